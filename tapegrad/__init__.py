@@ -1,0 +1,52 @@
+"""tapegrad: a tape autodiff engine on arrays, inside a memory you choose.
+
+A node is a recipe; a buffer is a cache of what the recipe yields.  See ``README.md`` for a tour.
+"""
+
+from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
+from tapegrad import errors, memory, nn, optim, random, testing
+from tapegrad.device import device, set_default_device
+from tapegrad.device.dtypes import (
+    bool_ as bool,
+)
+from tapegrad.device.dtypes import (
+    complex64,
+    complex128,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from tapegrad.device.threads import get_num_threads, set_num_threads
+from tapegrad.memory import measure, recompute_grad
+from tapegrad.ops import *  # noqa: F403
+from tapegrad.primitive import Primitive
+from tapegrad.tape import GradientTape
+from tapegrad.tensor import Tensor
+from tapegrad.transforms.custom_gradient import custom_gradient, stop_gradient
+from tapegrad.transforms.functional import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
+from tapegrad.variable import Variable
+
+__version__ = "0.1.0"
+
+e = 2.718281828459045
+pi = 3.141592653589793
+inf = float("inf")
+nan = float("nan")
+newaxis = None
+
+__all__ = [
+    "GradientTape", "Primitive", "Tensor", "Variable", "bool", "complex64", "complex128", "custom_gradient", "device", "e",
+    "errors", "float16", "float32", "float64", "get_num_threads", "grad", "hessian", "hvp", "inf", "int8", "int16",
+    "int32", "int64", "jacobian", "jvp", "measure", "memory", "nan", "newaxis", "nn", "optim", "pi", "random",
+    "recompute_grad", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint8", "uint16", "uint32",
+    "uint64", "value_and_grad", "vjp",
+]  # fmt: skip
+__all__ += _ops.__all__

@@ -1,0 +1,97 @@
+"""Dtypes: NumPy 2's promotion, TensorFlow's defaults for Python numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tapegrad.errors import DTypeError
+
+bool_ = np.dtype("bool")
+int8, int16, int32, int64 = map(np.dtype, ("int8", "int16", "int32", "int64"))
+uint8, uint16, uint32, uint64 = map(np.dtype, ("uint8", "uint16", "uint32", "uint64"))
+float16, float32, float64 = map(np.dtype, ("float16", "float32", "float64"))
+complex64, complex128 = map(np.dtype, ("complex64", "complex128"))
+
+_of_python = {"b": bool_, "i": int64, "u": uint64, "f": float32, "c": complex64}
+_weak = {bool: bool, int: int, float: float, complex: complex}
+
+
+def asdtype(spec: Any) -> Any:
+    """The dtype object of a name, type or dtype.  Raises DTypeError."""
+    try:
+        return np.dtype(getattr(spec, "dtype", spec) if not isinstance(spec, type) else spec)
+    except TypeError:
+        raise DTypeError(f"{spec!r} is not a dtype") from None
+
+
+def of_python(kind: str, otherwise: Any) -> Any:
+    """The dtype that Python numbers of ``kind`` become."""
+    return _of_python.get(kind, otherwise)
+
+
+def is_extended(dtype: Any) -> bool:
+    """Whether it is a float dtype from outside NumPy, such as ml_dtypes' bfloat16."""
+    return dtype.kind == "V" and dtype.name.startswith(("bfloat16", "float8"))
+
+
+def is_inexact(dtype: Any) -> bool:
+    """Whether values of ``dtype`` can have derivatives."""
+    return dtype.kind in "fc" or is_extended(dtype)
+
+
+def is_integer(dtype: Any) -> bool:
+    """Whether ``dtype`` is a signed or unsigned integer (bool is not)."""
+    return dtype.kind in "iu"
+
+
+def result_type(*items: Any) -> Any:
+    """NumPy 2's promotion of dtypes and Python scalars (scalars are weak).  Raises DTypeError."""
+    try:
+        return np.result_type(*items)
+    except (TypeError, OverflowError) as e:
+        raise DTypeError(f"dtypes {', '.join(map(str, items))} do not promote: {e}") from None
+
+
+def scalar_fits(value: Any, dtype: Any) -> None:
+    """Check that a Python integer fits ``dtype``.  Raises OverflowError as NumPy does."""
+    if dtype.kind in "iu":
+        dtype.type(value)
+
+
+def in_float(dtype: Any) -> Any:
+    """The float dtype in which integers and bools are computed by functions such as exp (NumPy's: float64 for wide)."""
+    return dtype if is_inexact(dtype) else np.result_type(dtype, np.float16 if dtype.itemsize == 1 else np.float32)
+
+
+def accumulator(dtype: Any) -> Any:
+    """The dtype in which values of ``dtype`` are summed: at least float32."""
+    return float32 if dtype == float16 or is_extended(dtype) else dtype
+
+
+def sum_dtype(dtype: Any) -> Any:
+    """The dtype of a sum or product: small integers widen to 64 bits as the array API standard says."""
+    if dtype.kind in "bi":
+        return int64
+    return uint64 if dtype.kind == "u" else dtype
+
+
+def finfo(dtype: Any) -> Any:
+    """Machine limits of a float dtype."""
+    return np.finfo(dtype)
+
+
+def iinfo(dtype: Any) -> Any:
+    """Machine limits of an integer dtype."""
+    return np.iinfo(dtype)
+
+
+def real_of(dtype: Any) -> Any:
+    """The dtype of the real part."""
+    return {complex64: float32, complex128: float64}.get(dtype, dtype)
+
+
+def can_cast(a: Any, b: Any, casting: Any = "same_kind") -> bool:
+    """Whether dtype ``a`` casts to ``b`` under NumPy's rule."""
+    return bool(np.can_cast(a, b, casting))

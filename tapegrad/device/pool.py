@@ -1,0 +1,82 @@
+"""Host memory: freed blocks are kept and lent again, because page faults on fresh memory cost as much as the work.
+
+A block is lent to one array.  Its owner object is the ``base`` of that array and of every view NumPy derives from
+it, so a block comes back exactly when no array refers to it, whoever held the last one.
+"""
+
+from __future__ import annotations
+
+import threading
+from math import prod
+from typing import Any
+
+import numpy as np
+
+_LEAST = 128 * 1024  # smaller requests: malloc keeps its own free lists and does not map pages each time
+_ALIGN = 64  # a cache line, and the widest vector register
+_IDLE = 256 * 2**20  # idle bytes always allowed
+_PAGE = 4096
+
+
+class _Lease:
+    """Owner of one lent block; gives it back when the last array on it goes."""
+
+    __slots__ = ("__array_interface__", "block", "pool")
+
+    def __init__(self, pool: HostPool, block: np.ndarray, address: int, shape: tuple, dtype: np.dtype) -> None:
+        self.pool = pool
+        self.block = block
+        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (address, False)}
+
+    def __del__(self) -> None:
+        self.pool.take_back(self.block)
+
+
+class HostPool:
+    """Blocks of host memory by size (rounded to pages), lent and idle.
+
+    Idle bytes stay below the larger of 256 MiB and half of what was ever lent at once.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = {}
+        self._lock = threading.RLock()
+        self.lent_bytes = 0
+        self.idle_bytes = 0
+        self.peak_lent_bytes = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An uninitialised C-contiguous array of ``shape``."""
+        nbytes = prod(shape) * dtype.itemsize
+        if nbytes < _LEAST or dtype.kind == "V":
+            return np.empty(shape, dtype)
+        size = -(-nbytes // _PAGE) * _PAGE
+        with self._lock:
+            blocks = self._free.get(size)
+            if blocks:
+                block = blocks.pop()
+                self.idle_bytes -= size
+            else:
+                block = np.empty(size + _ALIGN, np.uint8)
+            self.lent_bytes += size
+            self.peak_lent_bytes = max(self.peak_lent_bytes, self.lent_bytes)
+        address = block.ctypes.data
+        return np.asarray(_Lease(self, block, address + -address % _ALIGN, shape, dtype))
+
+    def take_back(self, block: np.ndarray) -> None:
+        """Called by a lease: keep the block if few enough bytes lie idle, else let it go."""
+        size = block.nbytes - _ALIGN
+        with self._lock:
+            self.lent_bytes -= size
+            if self.idle_bytes + size <= max(_IDLE, self.peak_lent_bytes // 2):
+                self._free.setdefault(size, []).append(block)
+                self.idle_bytes += size
+
+    def free_all_blocks(self) -> None:
+        """Give every idle block back to the system."""
+        with self._lock:
+            self._free.clear()
+            self.idle_bytes = 0
+
+
+POOL = HostPool()

@@ -1,0 +1,69 @@
+"""The exceptions of tapegrad: each is also the standard exception a NumPy or TensorFlow user would catch."""
+
+
+class TapegradError(Exception):
+    """Base of every exception tapegrad raises on its own account."""
+
+
+class ShapeError(TapegradError, ValueError):
+    """Shapes do not fit together; the message names the operation and the shapes."""
+
+
+class AxisError(ShapeError, IndexError):
+    """An axis lies outside the array's dimensions."""
+
+
+class IndexingError(TapegradError, IndexError):
+    """An index is out of range or of a kind that cannot index an array."""
+
+
+class DTypeError(TapegradError, TypeError, ValueError):
+    """A dtype that the operation does not take, or that differs from the one demanded."""
+
+
+class DeviceError(TapegradError, ValueError):
+    """Operands live on different devices, or a device is not available."""
+
+
+class NotATensorError(TapegradError, TypeError, ValueError):
+    """Something that is neither a tensor, a variable, an array nor a number was passed where one is needed."""
+
+
+class TapeError(TapegradError, RuntimeError):
+    """A tape is asked for something it can no longer, or not yet, do."""
+
+
+class TapeStateError(TapeError, ValueError):
+    """A tape is entered, left, paused or reset in the wrong state."""
+
+
+class GradientError(TapegradError, ValueError):
+    """Gradients of a wrong number, shape or structure."""
+
+
+class GradientTypeError(GradientError, TypeError):
+    """Gradients, or a gradient function, of a wrong kind."""
+
+
+class NoGradientError(TapegradError, LookupError):
+    """A derivative was asked of an operation that declares none."""
+
+
+class RecomputeError(TapegradError, ValueError):
+    """The rerun of a checkpointed function did not repeat what the first run did."""
+
+
+class ImmutableError(TapegradError, TypeError, RuntimeError):
+    """An attempt to change a tensor in place."""
+
+
+class CapturedTensorWarning(UserWarning):
+    """A function with a custom gradient uses a watched tensor that is not among its arguments: it gets no gradient."""
+
+
+class LateTargetWarning(UserWarning):
+    """One of several targets was computed after the tape stopped recording: it contributes nothing."""
+
+
+class IntegerWatchWarning(UserWarning):
+    """An integer tensor was watched: its gradient is None."""

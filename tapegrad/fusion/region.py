@@ -1,0 +1,132 @@
+"""Regions, and THE cost rule: which values get a buffer, and when.
+
+A region is the run of pending elementwise nodes of one shape that one kernel evaluates.  The rule, with its reasons:
+
+1. *Small arrays run at once* (``SMALL`` elements): below, planning a kernel costs more than the memory traffic it saves.
+   Measured with ``bench/overhead.py --threshold``: the break-even lies between 8 Ki and 32 Ki elements on 2 cores.
+2. *A value read by broadcasting is stored*: it is smaller than what reads it, and recomputing it would repeat the work
+   for every row.
+3. *A region stays below* ``MAX_NODES`` *nodes and* ``MAX_LEAVES`` *arrays*; a longer chain is cut and keeps one array a cut.
+   On a GPU that bounds registers and compile time; in backward it bounds how often an interior is recomputed.
+4. *Pending inputs that nobody else holds may not hold more than* ``MAX_EXCLUSIVE`` *times the bytes of the value they
+   stand for*: a running sum of big arrays is cut every few terms instead of keeping them all.
+5. *Everything else is not stored*: an interior is recomputed, in registers, by each kernel that needs it; for the sake
+   of a derivative rule nothing inside a region is ever stored.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tapegrad.aval import ShapedArray
+from tapegrad.buffer import Buffer
+
+SMALL = 16384
+MAX_NODES = 96
+MAX_LEAVES = 16
+MAX_EXCLUSIVE = 3
+
+
+@dataclass
+class Region:
+    """Pending buffers in the order of their nodes, the filled buffers they read, and how often they read them."""
+
+    order: list[Buffer]
+    leaves: list[Buffer]
+    reads: dict[int, int]
+
+    def exclusive_bytes(self) -> int:
+        """Bytes of the leaves that only this region's pending buffers refer to."""
+        # Each leaf is referred to by its readers, by our list, by the loop variable and by getrefcount's argument.
+        return sum(
+            leaf.node.aval.nbytes for leaf in self.leaves if sys.getrefcount(leaf) - 3 <= self.reads[id(leaf)]
+        )
+
+
+def collect(targets: Iterable[Buffer]) -> Region:
+    """The pending buffers needed for ``targets``, the targets included."""
+    order: list[Buffer] = []
+    leaves: list[Buffer] = []
+    reads: dict[int, int] = {}
+    seen: set[int] = set()
+    stack = [b for b in targets if b.array is None]
+    while stack:
+        buffer = stack.pop()
+        if id(buffer) in seen:
+            continue
+        seen.add(id(buffer))
+        order.append(buffer)
+        for b in buffer.keeps:
+            if b.array is None:
+                stack.append(b)
+            elif id(b) in reads:
+                reads[id(b)] += 1
+            else:
+                reads[id(b)] = 1
+                leaves.append(b)
+    order.sort(key=lambda b: b.node.index)
+    return Region(order, leaves, reads)
+
+
+def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], tuple[int, int]]:
+    """The cost rule for deferring a node of ``aval``: the inputs to evaluate first, and the span of its buffer."""
+    nodes, leaves, pending, grew = 1, 0, [], 0
+    must = []
+    for b in inputs:
+        if b.array is not None:
+            if b.node.aval.ndim:
+                leaves += 1
+                grew += 1
+        elif b.node.aval.shape != aval.shape or b.node.prim.reduce is not None:  # type: ignore[union-attr]
+            must.append(b)
+        else:
+            pending.append(b)
+            nodes += b.span[0]  # type: ignore[index]
+            leaves += b.span[1]  # type: ignore[index]
+    if pending and (nodes > MAX_NODES or (leaves > MAX_EXCLUSIVE and (grew or len(pending) > 1))):
+        region = collect(pending)
+        filled = sum(leaf.node.aval.ndim > 0 for leaf in region.leaves)
+        nodes, leaves = 1 + len(region.order), filled + grew
+        if (
+            nodes > MAX_NODES
+            or leaves > MAX_LEAVES
+            or region.exclusive_bytes() > MAX_EXCLUSIVE * max(aval.nbytes, 1)
+        ):
+            must += pending
+            nodes, leaves = 1, grew + len(pending)
+    return must, (nodes, leaves)
+
+
+def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
+    """Which targets share a kernel: those of one loop shape that share a pending node or a leaf.
+
+    A kernel's reductions all run over the same axes, so that its loop order is one.
+    """
+    groups: list[tuple[tuple, set[int], list[Buffer]]] = []
+    for target in sorted(targets, key=lambda b: b.node.index):
+        shape, axes = loop_of(target)
+        region = collect([target])
+        touched = {id(b) for b in region.order} | {id(b) for b in region.leaves if b.node.aval.ndim}
+        joined: list[Buffer] = []
+        rest = []
+        for group in groups:
+            key, ids, members = group
+            fits = key[0] == shape and (axes is None or key[1] is None or key[1] == axes)
+            if fits and not ids.isdisjoint(touched) and len(ids | touched) <= 2 * MAX_NODES:
+                touched |= ids
+                axes = axes if axes is not None else key[1]
+                joined += members
+            else:
+                rest.append(group)
+        groups = [*rest, ((shape, axes), touched, [*joined, target])]
+    return [members for _, _, members in groups]
+
+
+def loop_of(target: Buffer) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """The shape that evaluating ``target`` loops over, and the axes it reduces (None: it is no reduction)."""
+    node = target.node
+    if node.prim is not None and node.prim.reduce is not None:
+        return target.keeps[0].node.aval.shape, node.params["axis"]
+    return node.aval.shape, None

@@ -1,0 +1,284 @@
+"""recompute_grad: keep only a call and its inputs; rerun the function when its gradient is asked for.
+
+The first run happens behind a barrier: tapes outside do not record (tapes opened inside do), while a look-out notes
+which watched values and which cells (variables, random generators) the function uses.  The call then enters the tapes
+as one record.  The rerun sees the same argument objects, the cells' contents of the first run (what it writes is
+dropped), and the same random numbers; it is recorded by a fresh tape that follows the call's inputs, and by the tapes
+that are recording at that moment: so derivatives of any order are right without a rule for them.
+
+The behaviour is that of TensorFlow's ``tf.recompute_grad`` and of the older ``tf.contrib.layers.recompute_grad``, less
+their silent errors.  Where forward mode runs *inside* an outer tape (reverse over forward), the call is not
+checkpointed: its results are right, its memory is that of the plain function.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tapegrad import buffer as _buffer
+from tapegrad import nest
+from tapegrad.buffer import Buffer
+from tapegrad.device import bits, current_device
+from tapegrad.errors import RecomputeError
+from tapegrad.evaluate import fill
+from tapegrad.node import Call, Node, next_index, thread
+from tapegrad.tensor import Tensor, alias, convert
+from tapegrad.transforms.jvp import Pusher
+from tapegrad.transforms.recording import Trace
+from tapegrad.transforms.wrapping import Wrapper
+from tapegrad.transforms.zeros import zeros_of
+from tapegrad.variable import Seen, Variable, last_number, lookout, overlay, trainables
+
+
+class Recompute(Wrapper):
+    """What :func:`recompute_grad` makes of a function, method or layer: called like it, with its attributes."""
+
+    def __init__(self, f: Callable, check: str | None) -> None:
+        super().__init__(f)
+        self._says = _names(f, "is_recomputing")
+        self._check = check
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = [r for r in thread.recorders if not isinstance(r, Pusher)]
+        pushers = [r for r in thread.recorders if isinstance(r, Pusher)]
+        inside = hidden and pushers and thread.recorders.index(pushers[-1]) > thread.recorders.index(hidden[0])
+        if not hidden or inside:
+            return self._run(args, kwargs, False)
+        call = _Call(self, args, kwargs, hidden)
+        y = call.first_run(args, kwargs, tuple(pushers))
+        if not call.inputs:
+            return y
+        results = [leaf if not isinstance(leaf, (Tensor, Variable)) else convert(leaf) for leaf in nest.flatten(y)]
+        fill([r._buffer for r in results if isinstance(r, Tensor)])
+        outputs = [Tensor(alias(r._buffer)) if isinstance(r, Tensor) else r for r in results]
+        for old, new in zip(results, outputs, strict=True):
+            if isinstance(new, Tensor):
+                for p in pushers:
+                    p.carry(old._buffer, new._buffer)
+        buffers = tuple(o._buffer for o in outputs if isinstance(o, Tensor))
+        call.expect(y, results)
+        for recorder in hidden:
+            recorder.record_call(call, call.inputs, buffers)
+        call.forget_buffers()
+        return nest.rebuild(y, iter(outputs))
+
+    def _run(self, args: tuple, kwargs: dict, again: bool) -> Any:
+        if self._says:
+            kwargs = {**kwargs, "is_recomputing": again}
+        return self.__wrapped__(*args, **kwargs)
+
+
+def recompute_grad(
+    f: Callable | None = None,
+    *,
+    use_data_dep: bool | None = None,
+    tupleize_grads: bool = False,
+    check: str | None = None,
+) -> Any:
+    """Wrap ``f`` so that a tape keeps only the call and its inputs, and reruns ``f`` to differentiate it.
+
+    ``f``: a function, method, partial, or callable object such as a layer, of any arguments, returning any structure.
+    Tensors among positional and keyword arguments, captured tensors and variables all get their gradients; random
+    numbers repeat; state changes happen once.  If ``f`` has a parameter ``is_recomputing``, it is told.
+    ``check="values"`` compares a checksum of each rerun's outputs with the first run's.
+
+    ``use_data_dep`` and ``tupleize_grads`` (of the old form) concern order only, and here hold always: a rerun starts
+    when the upstream gradient exists, and all of a call's gradients exist before one is used.
+
+    Raises, when differentiated, RecomputeError (ValueError) if the rerun has another structure, other shapes or
+    dtypes, other variables or captured tensors, or (checked) other values.
+    """
+    if check not in (None, "values"):
+        raise RecomputeError(f"recompute_grad: check is None or 'values', not {check!r}")
+    for name, value in (("use_data_dep", use_data_dep), ("tupleize_grads", tupleize_grads)):
+        if value not in (None, True, False):
+            raise RecomputeError(f"recompute_grad: {name} is a bool, not {value!r}")
+    if f is None:
+        return functools.partial(recompute_grad, use_data_dep=use_data_dep, tupleize_grads=tupleize_grads, check=check)
+    if not callable(f):
+        raise RecomputeError(f"recompute_grad: {f!r:.60} is not callable")
+    return Recompute(f, check)
+
+
+def _names(f: Callable, parameter: str) -> bool:
+    try:
+        found = inspect.signature(f).parameters.get(parameter)
+    except (TypeError, ValueError):
+        return False
+    return found is not None and found.kind in (found.KEYWORD_ONLY, found.POSITIONAL_OR_KEYWORD)
+
+
+class _Lookout:
+    """The recorder of a first run: which values from outside, watched outside, does the function use?"""
+
+    def __init__(self, outer: Sequence[Any]) -> None:
+        self._outer = outer
+        self._start = next_index()
+        self.captured: dict[int, Buffer] = {}
+
+    def follows(self, buffer: Buffer) -> bool:
+        """Whether a recorder outside follows the value."""
+        return buffer.node.index < self._start and any(r.follows(buffer) for r in self._outer)
+
+    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """Note inputs from outside."""
+        for b in inputs:
+            if b.node.index not in self.captured and self.follows(b):
+                self.captured[b.node.index] = b
+
+    def read(self, variable: Variable, value: Buffer) -> None:
+        """Tapes outside watch variables read inside."""
+        for r in self._outer:
+            r.read(variable, value)
+
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+        """As for one node."""
+        for b in inputs:
+            if b.node.index not in self.captured and self.follows(b):
+                self.captured[b.node.index] = b
+
+
+class _Call:
+    """One checkpointed call: what its rerun needs, and what the rerun must repeat."""
+
+    def __init__(self, owner: Recompute, args: tuple, kwargs: dict, hidden: list[Any]) -> None:
+        self.name = f"recompute_grad({getattr(owner, '__name__', type(owner.__wrapped__).__name__)})"
+        self._owner = owner
+        self._args, self._kwargs = nest.map_leaves(_snapshot, args), nest.map_leaves(_snapshot, kwargs)
+        self._tapes = [weakref.ref(r) for r in hidden]
+        self.inputs: tuple[Buffer, ...] = ()
+        self._nodes: tuple[Node, ...] = ()
+        self._cells: dict[Any, Any] = {}
+        self._random: tuple | None = None
+
+    def first_run(self, args: tuple, kwargs: dict, pushers: tuple) -> Any:
+        """Run behind the barrier; sets ``inputs`` to the watched values that the results may depend on."""
+        before, state = thread.recorders, bits.host_state()
+        outer = [r for ref in self._tapes if (r := ref()) is not None]
+        watch = _Lookout(outer)
+        self._first = last_number()
+        thread.recorders = (*pushers, watch)
+        try:
+            with lookout() as seen:
+                y = self._owner._run(args, kwargs, False)
+        finally:
+            thread.recorders = before
+        self._last = last_number()
+        self._random = None if bits.same_host_state(state, bits.host_state()) else state
+        self._cells = {cell: content for cell, (content, _) in seen.items()}
+        self._variables = self._numbers(seen, self._first)
+        self._captured = self._tensors(watch)
+        given = [leaf for leaf in nest.flatten((self._args, self._kwargs)) if isinstance(leaf, (Tensor, Variable))]
+        found = {}
+        for leaf in given:
+            buffer = leaf._buffer if isinstance(leaf, Tensor) else self._cells.get(leaf._cell) or leaf._cell.get()
+            if watch.follows(buffer):
+                found[buffer.node.index] = buffer
+        found.update(watch.captured)
+        for variable in trainables(seen):  # one made in the run has a value that is new, yet from outside the rerun
+            buffer = self._cells[variable._cell]
+            if any(r.follows(buffer) for r in outer):
+                found[buffer.node.index] = buffer
+        self.inputs = tuple(found.values())
+        return y
+
+    def _numbers(self, seen: Seen, before: int) -> dict[int, str]:
+        """The trainable variables used that are older than ``before`` or were made in the first run."""
+        known = (v.construction_number for v in trainables(seen))
+        names = {v.construction_number: v.name for v in trainables(seen)}
+        return {n: names[n] for n in known if n < self._first or (self._first < n < getattr(self, "_last", 0))}
+
+    def _tensors(self, watch: _Lookout) -> set[int]:
+        """The captured values that are not variables' contents."""
+        contents = {c.node.index for c in self._cells.values() if isinstance(c, Buffer)}
+        return watch.captured.keys() - contents
+
+    def expect(self, y: Any, results: list[Any]) -> None:
+        """Note the form of the first run's results, and their checksum if asked."""
+        self._structure = nest.structure(y)
+        self._avals = [r._buffer.node.aval if isinstance(r, Tensor) else None for r in results]
+        self._sum = self._checksum(results)
+
+    def forget_buffers(self) -> None:
+        """Keep nodes instead of buffers: bytes of inputs are kept by the arguments, captures and cells alone."""
+        self._nodes = tuple(b.node for b in self.inputs)
+        self.inputs = ()
+
+    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None) -> list[Any]:
+        """Rerun, and pull the cotangents through the rerun's record."""
+        trace, results = self._rerun()
+        seeds: dict[int, Tensor] = {}
+        for leaf, ct in zip((r for r in results if isinstance(r, Tensor)), cts, strict=True):
+            if ct is not None:
+                index = leaf._buffer.node.index
+                seeds[index] = seeds[index] + ct if index in seeds else ct
+        del results, leaf
+        found = trace.pull(seeds, lead, needed)
+        return [
+            zeros_of(n.aval, lead) if g is None and i in needed else g
+            for i, (g, n) in enumerate(zip(found, self._nodes, strict=True))
+        ]
+
+    def _rerun(self) -> tuple[Trace, list[Any]]:
+        now = bits.host_state() if self._random is not None else None
+        accountant = _buffer.accountant
+        watch = _Lookout([r for ref in self._tapes if (r := ref()) is not None])
+        trace = Trace(self._nodes)
+        if accountant is not None:
+            accountant.rerun_began()
+        try:
+            if self._random is not None:
+                bits.set_host_state(self._random)
+            with overlay(self._cells), lookout() as seen, trace:
+                thread.recorders = (*thread.recorders, watch)
+                y = self._owner._run(self._args, self._kwargs, True)
+        finally:
+            if now is not None:
+                bits.set_host_state(now)
+            if accountant is not None:
+                accountant.rerun_ended()
+        results = [convert(leaf) if isinstance(leaf, (Tensor, Variable)) else leaf for leaf in nest.flatten(y)]
+        self._compare(y, results, seen, self._tensors(watch))
+        return trace, results
+
+    def _compare(self, y: Any, results: list[Any], seen: Seen, captured: set[int]) -> None:
+        """Raise RecomputeError unless the rerun repeated the first run."""
+        if nest.structure(y) != self._structure:
+            raise RecomputeError(
+                f"{self.name}: the rerun returned the structure {nest.structure(y)}, the first run {self._structure}"
+            )
+        avals = [r._buffer.node.aval if isinstance(r, Tensor) else None for r in results]
+        if avals != self._avals:
+            raise RecomputeError(f"{self.name}: the rerun returned {avals}, the first run {self._avals}")
+        variables = self._numbers(seen, self._first)
+        if set(variables) != set(self._variables):
+            raise RecomputeError(
+                f"{self.name}: the rerun used the variables {sorted(variables.values())}, the first run "
+                f"{sorted(self._variables.values())}; a checkpointed function must use the same ones each time"
+            )
+        if captured != self._captured:
+            raise RecomputeError(
+                f"{self.name}: the rerun used other watched tensors from outside than the first run; a captured name "
+                "was bound to something else in between: pass it as an argument"
+            )
+        if self._sum is not None and self._checksum(results) != self._sum:
+            raise RecomputeError(
+                f"{self.name}: the rerun computed other values than the first run (check='values'): it depends on "
+                "something outside that changed, such as an array changed in place or a generator of its own"
+            )
+
+    def _checksum(self, results: list[Any]) -> tuple | None:
+        if self._owner._check is None:
+            return None
+        return tuple(bits.checksum(r._array) for r in results if isinstance(r, Tensor))
+
+
+def _snapshot(leaf: Any) -> Any:
+    """A copy of a foreign array, which may change before the rerun; anything else is itself."""
+    return leaf.copy() if current_device().owns(leaf) else leaf
+
+

@@ -1,0 +1,25 @@
+"""Layers under Keras' names, functions under torch.nn.functional's names, weights saved with safetensors.
+
+A layer is a callable with variables: it makes them when it first sees an input, and ``model.variables`` lists them in
+the order in which they were made.
+"""
+
+from __future__ import annotations
+
+from tapegrad.nn import functional, initializers
+from tapegrad.nn.attention import MultiHeadAttention
+from tapegrad.nn.core import Dense, Dropout, Embedding, Lambda, LayerNormalization, Sequential
+from tapegrad.nn.layer import Layer
+
+__all__ = [
+    "Dense",
+    "Dropout",
+    "Embedding",
+    "Lambda",
+    "Layer",
+    "LayerNormalization",
+    "MultiHeadAttention",
+    "Sequential",
+    "functional",
+    "initializers",
+]

@@ -1,0 +1,89 @@
+"""How weights start: each initializer is ``f(shape, dtype, generator) -> Tensor``, found by Keras' name.
+
+The ``generator`` belongs to the layer.  So a layer may be built inside a checkpointed function: the rerun, which finds
+the weights made, draws the same dropout masks as the first run, because making weights never touched their stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tapegrad import ops, random
+from tapegrad.errors import TapegradError
+from tapegrad.tensor import Tensor
+
+__all__ = ["get", "glorot_uniform", "he_uniform", "lecun_uniform", "normal", "ones", "uniform", "zeros"]
+
+Initializer = Callable[[tuple[int, ...], Any, random.Generator], Tensor]
+
+
+def zeros(shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+    """All zeros."""
+    return ops.zeros(shape, dtype=dtype)
+
+
+def ones(shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+    """All ones."""
+    return ops.ones(shape, dtype=dtype)
+
+
+def uniform(limit: float = 0.05) -> Initializer:
+    """An initializer uniform in ``[-limit, limit)``."""
+    return lambda shape, dtype, generator: random.uniform(shape, -limit, limit, dtype=dtype, generator=generator)
+
+
+def normal(stddev: float = 0.05) -> Initializer:
+    """An initializer with mean 0 and standard deviation ``stddev``."""
+    return lambda shape, dtype, generator: random.normal(shape, 0.0, stddev, dtype=dtype, generator=generator)
+
+
+def glorot_uniform(shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+    """Uniform with variance ``2 / (fan_in + fan_out)`` (Glorot and Bengio, AISTATS 2010)."""
+    fan_in, fan_out = fans(shape)
+    return uniform(math.sqrt(6.0 / max(1, fan_in + fan_out)))(shape, dtype, generator)
+
+
+def he_uniform(shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+    """Uniform with variance ``2 / fan_in``, for ReLU (He et al., ICCV 2015)."""
+    return uniform(math.sqrt(6.0 / max(1, fans(shape)[0])))(shape, dtype, generator)
+
+
+def lecun_uniform(shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+    """Uniform with variance ``1 / fan_in`` (LeCun et al., Efficient BackProp, 1998)."""
+    return uniform(math.sqrt(3.0 / max(1, fans(shape)[0])))(shape, dtype, generator)
+
+
+def fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(inputs, outputs) of one unit; axes before the last two count as the receptive field."""
+    if len(shape) < 2:
+        return (shape[0], shape[0]) if shape else (1, 1)
+    field = math.prod(shape[:-2])
+    return shape[-2] * field, shape[-1] * field
+
+
+_BY_NAME: dict[str, Initializer] = {
+    "zeros": zeros,
+    "ones": ones,
+    "glorot_uniform": glorot_uniform,
+    "he_uniform": he_uniform,
+    "lecun_uniform": lecun_uniform,
+    "uniform": uniform(),
+    "random_uniform": uniform(),
+    "normal": normal(),
+    "random_normal": normal(),
+}
+
+
+def get(initializer: str | Initializer) -> Initializer:
+    """The initializer of that name, or the function itself.
+
+    Raises TapegradError for an unknown name.
+    """
+    if callable(initializer):
+        return initializer
+    found = _BY_NAME.get(initializer)
+    if found is None:
+        raise TapegradError(f"initializer: wanted a function or one of {', '.join(_BY_NAME)}; got {initializer!r}")
+    return found

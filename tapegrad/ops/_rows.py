@@ -1,0 +1,50 @@
+"""Row by row on the CPU: a 2-d array is cut into blocks of whole rows that fit a core's cache, spread over threads.
+
+The cut depends on the shape alone, so no result depends on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from tapegrad.device import threads
+
+BLOCK = 65536
+"""Elements per block: see ``fusion.launch``."""
+
+
+def rows_per_block(width: int) -> int:
+    """How many rows of ``width`` elements make a block."""
+    return max(1, BLOCK // max(1, width))
+
+
+def matrix(xp: Any, x: Any) -> Any:
+    """``x`` as rows of its last axis: a view if it is contiguous, else a copy."""
+    return xp.reshape(xp.ascontiguousarray(x), (prod(x.shape[:-1]), x.shape[-1]))
+
+
+def matrices(xp: Any, x: Any, ndim: int) -> Any:
+    """``x`` as a stack of such matrices of its last ``ndim`` axes: one for each cotangent of a Jacobian's rows."""
+    lead = x.ndim - ndim
+    return xp.reshape(xp.ascontiguousarray(x), (prod(x.shape[:lead]), prod(x.shape[lead:-1]), x.shape[-1]))
+
+
+def by_blocks(xp: Any, rows: int, width: int, scratch: tuple[Any, ...], body: Callable[..., None]) -> None:
+    """Call ``body(block number, slice of rows, *scratch arrays)`` for each block; ``scratch``: a dtype for each."""
+    step = rows_per_block(width)
+    tasks = -(-rows // step)
+
+    def worker() -> Callable[[int], None]:
+        arrays = [xp.empty((min(step, rows), width), dtype) for dtype in scratch]
+
+        def run(number: int) -> None:
+            block = slice(number * step, min((number + 1) * step, rows))
+            count = block.stop - block.start
+            body(number, block, *(a if len(a) == count else a[:count] for a in arrays))
+
+        return run
+
+    if tasks:
+        threads.run([worker() for _ in range(min(threads.get_num_threads(), tasks))], tasks)

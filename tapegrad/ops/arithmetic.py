@@ -1,0 +1,184 @@
+"""Arithmetic of elements.  Partials: see ``primitive.elementwise``.
+
+At ties ``maximum`` and ``minimum`` give the whole gradient to the first operand; ``abs`` and ``sign`` have gradient 0
+at 0; ``x ** y`` differentiates in ``y`` only where ``x > 0`` (all as TensorFlow does).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad.device import dtypes
+from tapegrad.errors import DTypeError
+from tapegrad.ops.dispatch import SCALARS, binary, infer_same, promote, unary
+from tapegrad.ops.selection import where
+from tapegrad.primitive import elementwise
+from tapegrad.tensor import Tensor
+
+
+def _no_bool(name: str) -> Any:
+    def check(dtype: Any) -> Any:
+        if dtype.kind == "b":
+            raise DTypeError(f"{name}: not defined for bool; use logical_xor or astype")
+        return dtype
+
+    return check
+
+
+def _to_divide(dtype: Any) -> Any:
+    return dtype if dtypes.is_inexact(dtype) else dtypes.float64
+
+
+add_p = elementwise("add", infer=infer_same, partials=[1, 1], cxx="{x} + {y}", doc="``x + y``.")
+add = binary(add_p)
+
+subtract_p = elementwise("subtract", infer=infer_same, partials=[1, -1], cxx="{x} - {y}", doc="``x - y``.")
+subtract = binary(subtract_p, _no_bool("subtract"))
+
+multiply_p = elementwise(
+    "multiply", infer=infer_same, partials=[lambda y: y, lambda x: x], cxx="{x} * {y}", doc="``x * y``."
+)
+multiply = binary(multiply_p)
+
+divide_p = elementwise(
+    "divide",
+    infer=infer_same,
+    partials=[lambda ct, y: ct / y, lambda ct, out, y: -ct * (out / y)],
+    operands=("x", "y"),
+    cxx="{x} / {y}",
+    domain=(0.5, 2.0),
+    doc="``x / y``; integers are divided in float64.",
+)
+divide = binary(divide_p, _to_divide)
+
+negative_p = elementwise("negative", infer=infer_same, partials=[-1], cxx="-{x}", doc="``-x``.")
+negative = unary(negative_p, _no_bool("negative"))
+
+positive_p = elementwise("positive", infer=infer_same, partials=[1], cxx="{x}", doc="``+x``.")
+positive = unary(positive_p, _no_bool("positive"))
+
+sign_p = elementwise("sign", infer=infer_same, partials=[0], cxx="tg_sign({x})", doc="-1, 0 or 1; gradient 0.")
+sign = unary(sign_p)
+
+
+def _infer_abs(x: Any) -> Any:
+    return x.with_dtype(dtypes.real_of(x.dtype))
+
+
+abs_p = elementwise(
+    "abs",
+    infer=_infer_abs,
+    ufunc="absolute",
+    partials=[lambda x: sign(x)],
+    cxx="tg_abs({x})",
+    doc="Magnitude; the gradient at 0 is 0.",
+)
+abs = unary(abs_p)
+
+square_p = elementwise("square", infer=infer_same, partials=[lambda x: 2 * x], cxx="{x} * {x}", doc="``x * x``.")
+square = unary(square_p)
+
+reciprocal_p = elementwise(
+    "reciprocal",
+    infer=infer_same,
+    partials=[lambda out: -(out * out)],
+    cxx="1 / {x}",
+    domain=(0.5, 2.0),
+    doc="``1 / x``.",
+)
+reciprocal = unary(reciprocal_p, _to_divide)
+
+
+def _where_nonzero(ct: Tensor, product: Tensor) -> Tensor:
+    return where(ct == 0, ct, product)
+
+
+sqrt_p = elementwise(
+    "sqrt",
+    infer=infer_same,
+    partials=[lambda ct, out: _where_nonzero(ct, ct * (0.5 / out))],
+    operands=("x",),
+    cxx="sqrt({x})",
+    domain=(0.2, 3.0),
+    doc="Square root; the gradient at 0 is inf, but 0 where the cotangent is 0 (so ``where(x > 0, sqrt(x), 0)`` is safe).",
+)
+sqrt = unary(sqrt_p, dtypes.in_float)
+
+power_p = elementwise(
+    "power",
+    infer=infer_same,
+    exact=False,
+    partials=[lambda x, y: y * x ** (y - 1), lambda out, x: out * _safe_log(x)],
+    operands=("x", "y"),
+    cxx="pow({x}, {y})",
+    domain=(0.3, 2.0),
+    doc="``x ** y``.",
+)
+power = binary(power_p)
+
+
+def _safe_log(x: Tensor) -> Tensor:
+    from tapegrad.ops.exponential import log  # the two files read each other
+
+    return where(x > 0, log(where(x > 0, x, 1)), 0)
+
+
+def pow_operator(x: Tensor, y: Any) -> Tensor:
+    """``x ** y``: a Python exponent of 1, 2, 0.5 or -1 becomes the simpler function, as in NumPy."""
+    if isinstance(y, SCALARS) and dtypes.is_inexact(x.dtype):
+        if y == 2:
+            return square(x)
+        if y == 1:
+            return positive(x)
+        if y == 0.5:
+            return sqrt(x)
+        if y == -1:
+            return reciprocal(x)
+    return power(x, y)
+
+
+maximum_p = elementwise(
+    "maximum",
+    infer=infer_same,
+    partials=[lambda ct, x, y: where(x >= y, ct, 0), lambda ct, x, y: where(x >= y, 0, ct)],
+    operands=("x", "y"),
+    cxx="tg_max({x}, {y})",
+    doc="The larger element (NaN if either is); a tie gives the whole gradient to ``x``.",
+)
+maximum = binary(maximum_p)
+
+minimum_p = elementwise(
+    "minimum",
+    infer=infer_same,
+    partials=[lambda ct, x, y: where(x <= y, ct, 0), lambda ct, x, y: where(x <= y, 0, ct)],
+    operands=("x", "y"),
+    cxx="tg_min({x}, {y})",
+    doc="The smaller element (NaN if either is); a tie gives the whole gradient to ``x``.",
+)
+minimum = binary(minimum_p)
+
+floor_divide_p = elementwise(
+    "floor_divide", infer=infer_same, partials=[0, 0], cxx="tg_floordiv({x}, {y})", domain=(0.5, 2.0), exact=False,
+    doc="``floor(x / y)``; gradient 0.",
+)  # fmt: skip
+floor_divide = binary(floor_divide_p)
+
+remainder_p = elementwise(
+    "remainder",
+    infer=infer_same,
+    partials=[1, lambda ct, x, y: -ct * floor_divide(x, y)],
+    operands=("x", "y"),
+    exact=False,
+    cxx="tg_remainder({x}, {y})",
+    domain=(0.5, 2.0),
+    doc="``x - floor(x / y) * y``, with the sign of ``y``.",
+)
+remainder = binary(remainder_p)
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
+    """``x`` held within ``[min, max]`` (None: no bound), in the dtype of ``x``; the gradient passes at both bounds."""
+    (out,) = promote("clip", (x,))
+    if min is not None:
+        out = maximum(out, min)
+    return out if max is None else minimum(out, max)

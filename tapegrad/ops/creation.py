@@ -1,0 +1,123 @@
+"""Making tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tapegrad.device import Device, asdevice, current_device, dtypes
+from tapegrad.errors import NotATensorError
+from tapegrad.ops.dispatch import cast, tensor
+from tapegrad.tensor import Tensor, convert, from_array
+from tapegrad.variable import Variable
+
+
+def asarray(x: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
+    """``x`` (tensor, variable, array, number, nested sequence) as a tensor.
+
+    Arrays are copied unless ``copy=False``, and keep their dtype; Python floats become float32, integers int64.  A
+    sequence that holds tensors is stacked, with gradients.  Raises NotATensorError, DTypeError, DeviceError.
+    """
+    wanted = None if dtype is None else dtypes.asdtype(dtype)
+    where = current_device() if device is None else asdevice(device)
+    if isinstance(x, (Tensor, Variable)):
+        found = convert(x).to_device(where)
+        return found if wanted is None else cast(found, wanted)
+    if isinstance(x, (list, tuple)) and _holds_tensor(x):
+        from tapegrad.ops.joining import stack
+
+        found = stack([asarray(item, dtype=dtype, device=device) for item in x])
+        return found if wanted is None else cast(found, wanted)
+    return from_array(where.array(x, wanted, copy=copy is not False), where)
+
+
+def constant(x: Any, dtype: Any = None) -> Tensor:
+    """A tensor of ``x``'s value (TensorFlow's ``constant``); see :func:`asarray`."""
+    return asarray(x, dtype=dtype)
+
+
+def _holds_tensor(x: Sequence[Any]) -> bool:
+    return any(
+        isinstance(item, (Tensor, Variable)) or (isinstance(item, (list, tuple)) and _holds_tensor(item)) for item in x
+    )
+
+
+def _made(array: Any, device: Device) -> Tensor:
+    return from_array(array, device)
+
+
+def full(shape: int | Sequence[int], fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """A tensor filled with one number."""
+    where = current_device() if device is None else asdevice(device)
+    wanted = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
+    lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    out = where.empty(lengths, wanted)  # type: ignore[arg-type]
+    out[...] = fill_value
+    return _made(out, where)
+
+
+def zeros(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Zeros; float32 unless said otherwise."""
+    return full(shape, 0, dtype=dtypes.float32 if dtype is None else dtype, device=device)
+
+
+def ones(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Ones; float32 unless said otherwise."""
+    return full(shape, 1, dtype=dtypes.float32 if dtype is None else dtype, device=device)
+
+
+def empty(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> Tensor:
+    """A tensor to be ignored: zeros, since a tensor's value never changes and must not be garbage."""
+    return zeros(shape, dtype=dtype, device=device)
+
+
+def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """A tensor of the shape and dtype of ``x`` filled with one number."""
+    x = tensor("full_like", x)
+    return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device or x.device)
+
+
+def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Zeros of the shape and dtype of ``x``."""
+    return full_like(x, 0, dtype=dtype, device=device)
+
+
+def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Ones of the shape and dtype of ``x``."""
+    return full_like(x, 1, dtype=dtype, device=device)
+
+
+def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Evenly spaced numbers from ``start`` (or 0) up to, not including, ``stop``."""
+    where = current_device() if device is None else asdevice(device)
+    if stop is None:
+        start, stop = 0, start
+    array = where.xp.arange(start, stop, step, dtype=None if dtype is None else dtypes.asdtype(dtype))
+    return _made(array if dtype is not None else array.astype(dtypes.of_python(array.dtype.kind, array.dtype)), where)
+
+
+def linspace(
+    start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
+) -> Tensor:
+    """``num`` evenly spaced numbers from ``start`` to ``stop``; float32 unless said otherwise."""
+    where = current_device() if device is None else asdevice(device)
+    wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
+    return _made(where.xp.linspace(start, stop, num, endpoint=endpoint, dtype=wanted), where)
+
+
+def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Tensor:
+    """Ones on diagonal ``k`` (positive: above the main one), zeros elsewhere."""
+    where = current_device() if device is None else asdevice(device)
+    wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
+    return _made(where.xp.eye(n_rows, n_cols, k=k, dtype=wanted), where)
+
+
+def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
+    """``x`` in another dtype; the gradient is cast back to that of ``x``."""
+    return cast(tensor("astype", x), dtypes.asdtype(dtype))
+
+
+__all__ = [
+    "NotATensorError", "arange", "asarray", "astype", "constant", "empty", "eye", "full", "full_like", "linspace",
+    "ones", "ones_like", "zeros", "zeros_like",
+]  # fmt: skip

@@ -1,0 +1,200 @@
+"""From what a user passes to primitives: conversion, promotion, and the short path of elementwise operations.
+
+Operands of an elementwise primitive have one dtype: promotion (NumPy 2's; Python scalars are weak) becomes cast nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tapegrad.aval import ShapedArray, broadcast_shapes, shaped
+from tapegrad.buffer import Buffer
+from tapegrad.device import Device, current_device, dtypes
+from tapegrad.errors import DeviceError, DTypeError, NotATensorError
+from tapegrad.evaluate import apply, apply_elementwise
+from tapegrad.node import leaf
+from tapegrad.primitive import REGISTRY, Primitive, Rule, elementwise
+from tapegrad.tensor import Tensor, convert
+from tapegrad.variable import Variable
+
+SCALARS = (bool, int, float, complex)
+_constants: dict[Any, Buffer] = {}
+_MOST = 4096
+
+
+def constant(value: Any, dtype: Any, device: Device) -> Buffer:
+    """The shared 0-d buffer of a Python number."""
+    key = (value if value else repr(value), type(value), dtype, device)  # 0.0 and -0.0 are equal but not the same
+    found = _constants.get(key)
+    if found is None:
+        if len(_constants) >= _MOST:
+            _constants.clear()
+        dtypes.scalar_fits(value, dtype)
+        found = Buffer(device.xp.asarray(value, dtype=dtype), leaf(shaped((), dtype, device)))
+        _constants[key] = found
+    return found
+
+
+def tensor(op: str, x: Any) -> Tensor:
+    """``x`` as a tensor.  Raises NotATensorError naming ``op``."""
+    if type(x) is Tensor:
+        return x
+    try:
+        return convert(x)
+    except NotATensorError as e:
+        raise NotATensorError(f"{op}: {e}") from None
+
+
+def infer_same(*avals: ShapedArray, name: str = "elementwise") -> ShapedArray:
+    """Broadcast shapes; the dtype of the operands."""
+    return shaped(broadcast_shapes(name, *(a.shape for a in avals)), avals[-1].dtype, avals[-1].device)
+
+
+def infer_bool(*avals: ShapedArray, name: str = "comparison") -> ShapedArray:
+    """Broadcast shapes; bool."""
+    return infer_same(*avals, name=name).with_dtype(dtypes.bool_)
+
+
+def infer_cast(x: ShapedArray) -> ShapedArray:
+    """Never asked: the front end of a cast knows its result."""
+    raise NotImplementedError
+
+
+def _cast_rule(ct: Tensor, x_aval: ShapedArray) -> Tensor:
+    return cast(ct, x_aval.dtype)
+
+
+def _cast_push(t: Tensor, out_aval: ShapedArray) -> Tensor:
+    return cast(t, out_aval.dtype)
+
+
+cast_p = elementwise(
+    "cast",
+    infer=infer_cast,
+    impl=lambda xp, out, x: xp.copyto(out, x, casting="unsafe"),
+    partials=[_cast_rule],
+    jvp=[_cast_push],
+    cxx="({out_type})({x})",
+    doc="The value in another dtype.",
+)
+
+
+def cast(x: Tensor, dtype: Any) -> Tensor:
+    """``x`` in ``dtype`` (the tensor itself if it has it); the cotangent is cast back."""
+    aval = x._buffer.node.aval
+    if aval.dtype == dtype:
+        return x
+    if aval.dtype.kind == "c" and dtype.kind != "c":
+        raise DTypeError(f"astype: a cast from {aval.dtype} to {dtype} would drop the imaginary part; use tg.real first")
+    return Tensor(apply_elementwise(cast_p, (x._buffer,), aval.with_dtype(dtype)))
+
+
+def promote(op: str, xs: tuple[Any, ...], to: Callable[[Any], Any] | None = None) -> tuple[Tensor, ...]:
+    """``xs`` as tensors of one dtype, which ``to`` may raise further (integers to floats, say).
+
+    Raises NotATensorError, DTypeError and DeviceError, naming ``op``.
+    """
+    strong = [x if isinstance(x, SCALARS) and not hasattr(x, "dtype") else tensor(op, x) for x in xs]
+    tensors = [x for x in strong if isinstance(x, Tensor)]
+    if not tensors:
+        strong = [tensor(op, x) for x in xs]
+        tensors = strong  # type: ignore[assignment]
+    device = tensors[0].device
+    for t in tensors:
+        if t.device is not device:
+            raise DeviceError(f"{op}: operands on {device} and {t.device}; move one with to_device")
+    dtype = tensors[0].dtype
+    if len(xs) > 1:
+        kinds = [x.dtype if isinstance(x, Tensor) else x for x in strong]
+        if any(k is not dtype for k in kinds):
+            try:
+                dtype = dtypes.result_type(*kinds)
+            except DTypeError as e:
+                raise DTypeError(f"{op}: {e}") from None
+    if to is not None:
+        dtype = to(dtype)
+    return tuple(
+        cast(x, dtype) if isinstance(x, Tensor) else Tensor(constant(x, dtype, device)) for x in strong
+    )
+
+
+def _check(prim: Primitive, avals: tuple[ShapedArray, ...]) -> ShapedArray:
+    if prim.infer in (infer_same, infer_bool):
+        return prim.infer(*avals, name=prim.name)
+    return prim.infer(*avals)
+
+
+def bind(prim: Primitive, *xs: Tensor) -> Tensor:
+    """Apply an elementwise primitive to tensors of one dtype (by its own rule of shapes)."""
+    buffers = tuple(x._buffer for x in xs)
+    avals = tuple(b.node.aval for b in buffers)
+    aval = prim.memo.get(avals)
+    if aval is None:
+        if len(prim.memo) >= _MOST:
+            prim.memo.clear()
+        aval = prim.memo[avals] = _check(prim, avals)
+    return Tensor(apply_elementwise(prim, buffers, aval))
+
+
+def barrier(prim: Primitive, *xs: Tensor, **params: Any) -> Tensor:
+    """Apply any other primitive to tensors."""
+    buffers = tuple(x._buffer for x in xs)
+    aval = prim.infer(*(b.node.aval for b in buffers), **params)
+    return Tensor(apply(prim, buffers, params, aval))
+
+
+def unary(prim: Primitive, to: Callable[[Any], Any] | None = None) -> Callable[[Any], Tensor]:
+    """The public function of a one-operand elementwise primitive; ``to`` maps the dtype to compute in."""
+    memo, name = prim.memo, prim.name
+
+    def op(x: Any, /) -> Tensor:
+        if type(x) is Tensor:
+            buffer = x._buffer
+            aval = memo.get(buffer.node.aval)
+            if aval is not None:
+                return Tensor(apply_elementwise(prim, (buffer,), aval))
+        (t,) = promote(name, (x,), to)
+        buffer = t._buffer
+        aval = buffer.node.aval
+        memo[aval] = found = _check(prim, (aval,))
+        return Tensor(apply_elementwise(prim, (buffer,), found))
+
+    return named(op, prim, "x")
+
+
+def binary(prim: Primitive, to: Callable[[Any], Any] | None = None) -> Callable[[Any, Any], Tensor]:
+    """The public function of a two-operand elementwise primitive; ``to`` maps the promoted dtype to compute in."""
+    memo, name = prim.memo, prim.name
+
+    def op(x: Any, y: Any, /) -> Tensor:
+        if type(x) is Tensor and type(y) is Tensor:
+            bx, by = x._buffer, y._buffer
+            aval = memo.get((bx.node.aval, by.node.aval))
+            if aval is not None:
+                return Tensor(apply_elementwise(prim, (bx, by), aval))
+        tx, ty = promote(name, (x, y), to)
+        bx, by = tx._buffer, ty._buffer
+        avals = (bx.node.aval, by.node.aval)
+        aval = memo.get(avals)
+        if aval is None:
+            if len(memo) >= _MOST:
+                memo.clear()
+            aval = memo[avals] = _check(prim, avals)
+        return Tensor(apply_elementwise(prim, (bx, by), aval))
+
+    return named(op, prim, "x, y")
+
+
+def named(op: Callable, prim: Primitive, arguments: str) -> Callable:
+    """Give a made function its name and documentation."""
+    op.__name__ = op.__qualname__ = prim.name
+    op.__doc__ = f"{prim.doc}\n\n{arguments}: tensors, arrays or numbers, broadcast against each other."
+    op.primitive = prim  # type: ignore[attr-defined]
+    return op
+
+
+__all__ = [
+    "REGISTRY", "Rule", "SCALARS", "Variable", "barrier", "binary", "bind", "cast", "constant", "infer_bool",
+    "infer_same", "named", "promote", "tensor", "unary", "current_device",
+]  # fmt: skip

@@ -1,0 +1,290 @@
+"""Primitives: kinds of operation, each with all its rules in one declaration.
+
+Families, and what is derived from the declaration:
+
+* ``elementwise``: the partial derivatives (or diagonal rules) give VJP, JVP and the fused kernel;
+* ``linear``: its transpose is the VJP, the operation itself is the JVP;
+* ``bilinear``: its transposes in each operand give the VJP, the operation itself (twice) the JVP;
+* ``general``: explicit VJP and JVP rules.
+
+Rules are written in tensors, so higher order is free.  **A rule's parameter names declare what it reads**: ``ct`` or
+``t`` (cotangent, tangent), ``out`` (the result), an operand's name (its value), ``NAME_aval`` or ``out_aval`` (an aval,
+which retains nothing), ``xs_aval``/``i`` (avals of all operands and the operand's position, for variadic operations),
+``*rest`` (the values of all operands after the first),
+or a parameter of the operation.  What no rule names cannot be retained.  Inside a ``linear`` transpose an operand's own name
+is its aval: a linear rule *cannot* retain its input.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tapegrad.aval import ShapedArray
+
+REGISTRY: dict[str, Primitive] = {}
+OUT = -1
+"""The slot number of the result among a rule's residuals; operands have their positions."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A good test input: shapes (or arrays, or nested lists) of the operands, and parameters."""
+
+    operands: tuple[Any, ...]
+    params: dict[str, Any]
+    domain: tuple[float, float] | None = None
+
+    def __init__(self, *operands: Any, domain: tuple[float, float] | None = None, **params: Any) -> None:
+        object.__setattr__(self, "operands", operands)
+        object.__setattr__(self, "params", params)
+        object.__setattr__(self, "domain", domain)
+
+
+class Bad(Sample):
+    """A test input that must raise ``error``."""
+
+    def __init__(self, *operands: Any, error: type[Exception], **params: Any) -> None:
+        super().__init__(*operands, **params)
+        object.__setattr__(self, "error", error)
+
+
+class Rule:
+    """A derivative rule: a function in tensors, and what its parameter names say it reads."""
+
+    __slots__ = ("arguments", "constant", "fn", "seeded", "slots")
+
+    def __init__(self, fn: Callable | float, operands: Sequence[str], retaining: bool = True) -> None:
+        self.fn: Any = fn
+        self.constant = None if callable(fn) else fn
+        self.arguments: list[tuple[str, Any]] = []
+        parameters = inspect.signature(fn).parameters if callable(fn) else {}
+        for name, parameter in parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                self.arguments.append(("rest", None))
+            elif name in ("ct", "t", "i", "xs_aval"):
+                self.arguments.append((name, None))
+            elif name == "out" or (name in operands and retaining):
+                self.arguments.append(("value", OUT if name == "out" else operands.index(name)))
+            elif name == "out_aval":
+                self.arguments.append(("aval", OUT))
+            elif name.removesuffix("_aval") in operands:
+                self.arguments.append(("aval", operands.index(name.removesuffix("_aval"))))
+            else:
+                self.arguments.append(("param", name))
+        self.slots = tuple(where for kind, where in self.arguments if kind == "value")
+        self.seeded = any(kind in ("ct", "t") for kind, _ in self.arguments)
+
+    def slots_of(self, count: int) -> tuple[int, ...]:
+        """The slots it reads of an application to ``count`` operands."""
+        return (*self.slots, *range(1, count)) if ("rest", None) in self.arguments else self.slots
+
+    def __call__(
+        self,
+        seed: Any,
+        values: Any,
+        avals: Sequence[ShapedArray],
+        params: dict[str, Any],
+        position: int,
+    ) -> Any:
+        """Apply the rule: ``seed`` is the (co)tangent, ``values[slot]`` the residuals as tensors.
+
+        ``avals``: those of the operands, then that of the result.
+        """
+        given: list[Any] = []
+        named: dict[str, Any] = {}
+        for kind, where in self.arguments:
+            if kind == "value":
+                given.append(values[where])
+            elif kind == "rest":
+                given += [values[k] for k in range(1, len(avals) - 1)]
+            elif kind == "param":
+                named[where] = params[where]
+            elif kind == "aval":
+                given.append(avals[where])
+            else:
+                given.append(seed if kind in ("ct", "t") else position if kind == "i" else avals[:-1])
+        return self.fn(*given, **named)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one mask of tracked operands is differentiated: which slots to keep, and a rule for each tracked operand."""
+
+    slots: tuple[int, ...]
+    pulls: tuple[tuple[int, Rule], ...]
+    lacking: tuple[int, ...]
+    """Tracked operands for which the primitive declares no rule."""
+
+
+@dataclass(eq=False)
+class Primitive:
+    """A kind of operation.  Made by :func:`elementwise`, :func:`linear`, :func:`bilinear` and :func:`general`."""
+
+    name: str
+    family: str
+    operands: tuple[str, ...]
+    impl: Callable
+    """``impl(xp, *arrays, **params) -> array``; elementwise: ``impl(xp, out, *arrays)``."""
+    infer: Callable[..., ShapedArray]
+    """``infer(*avals, **params) -> aval``; raises errors that name the operation, the shapes and the fix."""
+    vjp: tuple[Rule | None, ...] | Rule = ()
+    jvp: tuple[Rule | None, ...] | None = None
+    variadic: bool = False
+    view: bool = False
+    exact: bool = True
+    """Whether the result's bits are independent of how operands lie in memory (false for transcendental functions)."""
+    ufunc: str | None = None
+    """Elementwise: the ufunc of the namespace that does it all (so it may write over an operand)."""
+    reduce: str | None = None
+    """The ufunc whose ``reduce`` this is: it may take a region as its prologue."""
+    into: bool = False
+    """Whether ``impl`` takes ``out=``, an array from the device's pool."""
+    lift: Callable[[dict, int], dict] | None = None
+    """Parameters of the same operation on operands with one more leading axis of length ``n``; None: run row by row."""
+    cxx: str | None = None
+    samples: tuple[Sample, ...] = ()
+    doc: str = ""
+    domain: tuple[float, float] = (-2.0, 2.0)
+    plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict)
+    """The evaluator's and the dispatcher's caches: a ufunc by device, inferred avals by operand avals."""
+
+    def __repr__(self) -> str:
+        return f"<{self.family} primitive {self.name}>"
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether some operand has a rule."""
+        return bool(self.vjp)
+
+    def rule(self, position: int) -> Rule | None:
+        """The VJP rule of an operand (for elementwise: its partial or diagonal rule)."""
+        if isinstance(self.vjp, Rule):
+            return self.vjp
+        return self.vjp[position] if position < len(self.vjp) else None
+
+    def plan(self, mask: int, count: int) -> Plan:
+        """The plan for tracked operands ``mask`` (bits) of ``count``; made once."""
+        found = self.plans.get((mask, count))
+        if found is None:
+            tracked = [i for i in range(count) if mask >> i & 1]
+            pulls = [(i, rule) for i in tracked if (rule := self.rule(i)) is not None]
+            slots: list[int] = []
+            for i, rule in pulls:
+                for slot in rule.slots_of(count):
+                    if slot not in slots:
+                        slots.append(slot)
+            lacking = tuple(i for i in tracked if self.rule(i) is None)
+            found = self.plans[mask, count] = Plan(tuple(slots), tuple(pulls), lacking)
+        return found
+
+
+
+def _register(prim: Primitive) -> Primitive:
+    if prim.name in REGISTRY:
+        raise ValueError(f"primitive {prim.name!r} is declared twice")
+    REGISTRY[prim.name] = prim
+    return prim
+
+
+def _operands_of(impl: Callable, skip: int) -> tuple[str, ...]:
+    """Names of the array arguments of ``impl``: its positional parameters after the first ``skip``."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    return tuple(p.name for p in inspect.signature(impl).parameters.values() if p.kind in kinds)[skip:]
+
+
+def _rules(fns: Sequence[Any], operands: Sequence[str], retaining: bool = True) -> tuple[Rule | None, ...]:
+    return tuple(None if fn is None else Rule(fn, operands, retaining) for fn in fns)
+
+
+def elementwise(
+    name: str,
+    *,
+    infer: Callable[..., ShapedArray],
+    partials: Sequence[Any] = (),
+    jvp: Sequence[Callable | None] | None = None,
+    operands: Sequence[str] = (),
+    impl: Callable | None = None,
+    ufunc: str | None = None,
+    exact: bool = True,
+    cxx: str | None = None,
+    domain: tuple[float, float] = (-2.0, 2.0),
+    samples: Sequence[Sample] = (),
+    doc: str = "",
+) -> Primitive:
+    """Declare a function of each element.
+
+    ``partials``: for each operand a function of what its names say, giving the partial derivative, or with a parameter
+    ``ct`` the cotangent itself (its Jacobian is diagonal, so the same rule pushes tangents forward); a number is a
+    constant partial; None: no derivative.  ``jvp``: rules with ``t``, only where pushing forward differs (a cast).  ``impl(xp, out, *arrays)`` writes into ``out``; default: the ufunc
+    called ``ufunc`` or else ``name``.
+    """
+    operands = tuple(operands) or ("x", "y", "z")[: max(1, len(partials))]
+    rules = _rules(partials, operands)
+    run = impl or (lambda xp, out, *arrays: getattr(xp, ufunc or name)(*arrays, out))
+    return _register(
+        Primitive(
+            name, "elementwise", operands, run, infer, rules, None if jvp is None else _rules(jvp, operands),
+            exact=exact, ufunc=None if impl else ufunc or name,
+            cxx=cxx, domain=domain, samples=tuple(samples), doc=doc,
+        )  # fmt: skip
+    )
+
+
+def linear(
+    name: str,
+    *,
+    impl: Callable,
+    infer: Callable[..., ShapedArray],
+    transpose: Callable,
+    variadic: bool = False,
+    **fields: Any,
+) -> Primitive:
+    """Declare a function linear in its first operand (or, variadic, in all of them together).
+
+    ``transpose(ct, x, ...)``: the cotangent of the operand; ``x`` is its aval, not its value; operands after the first
+    (indices, say) have no derivative and may be read.
+    """
+    operands = ("xs",) if variadic else _operands_of(impl, 1)
+    rule = Rule(transpose, operands, retaining=False)
+    rule.arguments = [
+        ("value", where) if kind == "aval" and where > 0 and not variadic else (kind, where)
+        for kind, where in rule.arguments
+    ]
+    rule.slots = tuple(where for kind, where in rule.arguments if kind == "value")
+    vjp: Any = rule if variadic else (rule, *[None] * (len(operands) - 1))
+    fields["samples"] = tuple(fields.get("samples", ()))
+    return _register(Primitive(name, "linear", operands, impl, infer, vjp, variadic=variadic, **fields))
+
+
+def bilinear(
+    name: str,
+    *,
+    impl: Callable,
+    infer: Callable[..., ShapedArray],
+    transposes: Sequence[Callable],
+    **fields: Any,
+) -> Primitive:
+    """Declare a function linear in each of two operands; ``transposes``: the cotangent of each, reading the other."""
+    operands = _operands_of(impl, 1)
+    fields["samples"] = tuple(fields.get("samples", ()))
+    return _register(Primitive(name, "bilinear", operands, impl, infer, _rules(transposes, operands), **fields))
+
+
+def general(
+    name: str,
+    *,
+    impl: Callable,
+    infer: Callable[..., ShapedArray],
+    vjp: Sequence[Callable | None] = (),
+    jvp: Sequence[Callable | None] | None = None,
+    **fields: Any,
+) -> Primitive:
+    """Declare any other function: a VJP rule with ``ct`` and a JVP rule with ``t`` for each operand (or None)."""
+    operands = _operands_of(impl, 1)
+    fields["samples"] = tuple(fields.get("samples", ()))
+    push = None if jvp is None else _rules(jvp, operands)
+    return _register(Primitive(name, "general", operands, impl, infer, _rules(vjp, operands), push, **fields))

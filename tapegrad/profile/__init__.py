@@ -1,0 +1,1 @@
+"""The command line: ``tapegrad demo`` and what looks at memory from outside."""

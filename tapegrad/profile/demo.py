@@ -1,0 +1,172 @@
+"""``tapegrad demo``: a small transformer trained three ways, and what each way costs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tapegrad.errors import TapegradError
+
+if TYPE_CHECKING:
+    from tapegrad.profile.demo_train import Demo, Run
+
+TITLES = {
+    "plain": "plain",
+    "blocks": "recompute_grad on every block",
+    "attention": "recompute_grad on attention",
+}
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--quick", is_flag=True, help="Fewer and smaller steps: under a minute on two cores.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw memory over one step to this file.")
+@click.option("--steps", type=click.IntRange(min=1), help="Steps of plain training.")
+@click.option("--batch", type=click.IntRange(min=1), help="Sequences in a batch.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the weights, the batches and the sample.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of the fused kernels; the default is all cores.")
+def demo(quick: bool, png: Path | None, steps: int | None, batch: int | None, seed: int, threads: int | None) -> None:
+    """Train a small transformer on Python's own source, with and without recompute_grad.
+
+    A character-level transformer learns from the standard library's source.  The same steps are done three ways:
+    plainly, with every block under recompute_grad, and with attention alone under it.  The exit code is 1 unless all
+    three give the same gradients, bit for bit.
+    """
+    try:
+        same = _run(quick, png, steps, batch, seed, threads)
+    except (TapegradError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    if not same:
+        raise click.exceptions.Exit(1)
+
+
+def _run(quick: bool, png: Path | None, steps: int | None, batch: int | None, seed: int, threads: int | None) -> bool:
+    # Imported here, so that `tapegrad demo --help` is quick.
+    from tapegrad.device.threads import set_num_threads
+    from tapegrad.profile import demo_plot, demo_text, demo_train
+    from tapegrad.profile.demo_model import CHECKPOINTS
+
+    begin = time.perf_counter()
+    if png is not None:
+        demo_plot.require_writable(png)  # not after minutes of training
+    if threads is not None:
+        set_num_threads(threads)
+    settings = demo_train.QUICK if quick else demo_train.FULL
+    settings = replace(settings, seed=seed, steps=steps or settings.steps, batch=batch or settings.batch)
+    settings = replace(settings, compared=min(settings.compared, settings.steps))
+    out = Console(highlight=False)
+    text = demo_text.load()
+    work = demo_train.Demo(text, settings)
+    _print_heading(out, work)
+    runs = []
+    for checkpoint in CHECKPOINTS:
+        with _reporter(
+            out, TITLES[checkpoint], settings.steps if checkpoint == "plain" else settings.compared
+        ) as report:
+            runs.append(work.train(checkpoint, report.total, report))
+        if checkpoint == "plain":
+            _print_outcome(out, work, runs[0], length=60 if quick else 240)
+    same = demo_train.identical(runs, settings.compared)
+    _print_costs(out, runs, same, settings.compared)
+    if png is not None:
+        demo_plot.plot(runs, [TITLES[r.checkpoint] for r in runs], png)
+        out.print(f"memory over one step: {png}", markup=False, soft_wrap=True)
+    out.print(f"done in {time.perf_counter() - begin:.0f} s")
+    return same
+
+
+def _print_heading(out: Console, work: Demo) -> None:
+    s = work.settings
+    out.print(
+        f"{work.model.count_params():,} parameters: {s.blocks} blocks, width {s.width}, {s.heads} heads, "
+        f"context {s.context}; batches of {s.batch}",
+        soft_wrap=True,
+    )
+    characters = f"{work.text.train.size:,} characters, {len(work.text.vocabulary)} different ones"
+    out.print(f"{characters}, of {work.text.source}", markup=False, soft_wrap=True)
+
+
+def _print_outcome(out: Console, work: Demo, run: Run, length: int) -> None:
+    """What the plain run has learned."""
+    out.print(
+        f"loss {run.losses[0]:.3f} -> {run.losses[-1]:.3f} nats per character, "
+        f"{work.held_out_loss():.3f} on text held out",
+        soft_wrap=True,
+    )
+    out.print("what it writes now:")
+    out.print(work.generate("def ", length), markup=False, style="cyan")
+    out.print()
+
+
+def _print_costs(out: Console, runs: list[Run], same: bool, compared: int) -> None:
+    table = Table(title="one training step", title_justify="left")
+    table.add_column("training")
+    for heading in ("peak MiB", "of which activations", "step", "reruns"):
+        table.add_column(heading, justify="right")
+    base = runs[0]
+    for run in runs:
+        table.add_row(
+            TITLES[run.checkpoint],
+            f"{run.peak_bytes / 2**20:.1f}",
+            f"{run.activation_bytes / 2**20:.1f}",
+            f"{run.step_seconds * 1e3:.0f} ms ({run.step_seconds / base.step_seconds:.2f}x)",
+            str(run.reruns),
+        )
+    out.print(table)
+    out.print(f"gradients bit-identical: {'yes' if same else 'NO'}", style="bold green" if same else "bold red")
+    out.print(
+        f"(every parameter's at steps 1 and {compared}, and the losses of {compared} steps)",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+class _Lines:
+    """Progress as about ten lines, for a file or a pipe."""
+
+    def __init__(self, out: Console, title: str, total: int) -> None:
+        self.out, self.title, self.total = out, title, total
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def __call__(self, done: int, loss: float, seconds: float) -> None:
+        if done == 1 or done == self.total or done % max(1, self.total // 10) == 0:
+            line = f"{self.title}: step {done}/{self.total}, loss {loss:.3f}, {seconds * 1e3:.0f} ms"
+            self.out.print(line, soft_wrap=True)
+
+
+class _Bar(_Lines):
+    """Progress as a bar on a terminal."""
+
+    def __enter__(self) -> Self:
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=self.out,
+        )
+        self.bar.start()
+        self.task = self.bar.add_task(self.title, total=self.total, loss="")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, done: int, loss: float, seconds: float) -> None:
+        self.bar.update(self.task, completed=done, loss=f"loss {loss:.3f}")
+
+
+def _reporter(out: Console, title: str, total: int) -> _Lines:
+    return (_Bar if out.is_terminal else _Lines)(out, title, total)

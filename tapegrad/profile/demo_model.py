@@ -1,0 +1,75 @@
+"""The demo's model: a character-level transformer decoder, written as a user would write it.
+
+Pre-LN blocks (Xiong et al., arXiv 2002.04745), causal attention, a GELU MLP four times as wide, learned positions
+(Radford et al., GPT-2, 2019).  What is under ``recompute_grad`` is an attribute, so one set of weights serves all runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tapegrad as tg
+from tapegrad import nn
+
+CHECKPOINTS = ("plain", "blocks", "attention")
+
+
+class Block(nn.Layer):
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; (b, t, width) to the same."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNormalization(epsilon=1e-5)
+        self.attention = nn.MultiHeadAttention(heads, width // heads)
+        self.norm_2 = nn.LayerNormalization(epsilon=1e-5)
+        self.expand = nn.Dense(4 * width, activation="gelu")
+        self.contract = nn.Dense(width)
+        self.checkpoint_attention = False
+
+    def attend(self, x: tg.Tensor) -> tg.Tensor:
+        return self.attention(self.norm_1(x), use_causal_mask=True)
+
+    def call(self, x: tg.Tensor) -> tg.Tensor:
+        attend = tg.recompute_grad(self.attend) if self.checkpoint_attention else self.attend
+        x = x + attend(x)
+        return x + self.contract(self.expand(self.norm_2(x)))
+
+
+class CharTransformer(nn.Layer):
+    """Logits of the next character; integers (b, t) with t up to ``context`` -> (b, t, vocabulary).
+
+    ``checkpoint`` says what is rerun in the gradient instead of remembered: "plain" (nothing), "blocks", "attention".
+    """
+
+    def __init__(self, vocabulary: int, context: int, width: int = 128, heads: int = 4, blocks: int = 6) -> None:
+        super().__init__()
+        start = nn.initializers.normal(0.02)
+        self.context = context
+        self.characters = nn.Embedding(vocabulary, width, embeddings_initializer=start)
+        self.positions = nn.Embedding(context, width, embeddings_initializer=start)
+        self.blocks = [Block(width, heads) for _ in range(blocks)]
+        self.norm = nn.LayerNormalization(epsilon=1e-5)
+        self.head = nn.Dense(vocabulary, use_bias=False)
+        self.checkpoint = "plain"
+
+    def call(self, tokens: tg.Tensor) -> tg.Tensor:
+        x = self.characters(tokens) + self.positions(tg.arange(tokens.shape[-1]))
+        for block in self.blocks:
+            block.checkpoint_attention = self.checkpoint == "attention"
+            x = tg.recompute_grad(block)(x) if self.checkpoint == "blocks" else block(x)
+        return self.head(self.norm(x))
+
+
+def loss_of(model: CharTransformer, tokens: tg.Tensor, labels: tg.Tensor) -> tg.Tensor:
+    """Mean cross entropy in nats per character; tokens and labels: integers (b, t)."""
+    return tg.mean(tg.cross_entropy(model(tokens), labels))
+
+
+def loss_and_gradients(
+    model: CharTransformer, tokens: tg.Tensor, labels: tg.Tensor
+) -> tuple[tg.Tensor, list[tg.Tensor], list[Any]]:
+    """The loss, its gradients, and the variables they belong to."""
+    with tg.GradientTape() as tape:
+        loss = loss_of(model, tokens, labels)
+    variables = model.trainable_variables
+    return loss, tape.gradient(loss, variables), variables

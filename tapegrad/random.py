@@ -1,0 +1,125 @@
+"""Random numbers from counters: Philox4x64-10, so that a recipe that draws yields the same bits again.
+
+A generator is a key and a position.  The position is a cell: a rerun of a checkpointed function draws what its first
+run drew, and leaves the stream where it is.  A drawn value's recipe holds its key and position, not the generator.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from tapegrad.aval import Shape, shaped
+from tapegrad.device import bits, current_device, dtypes
+from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.ops.comparison import less
+from tapegrad.ops.dispatch import barrier, cast
+from tapegrad.ops.exponential import log1p
+from tapegrad.ops.indexing import take
+from tapegrad.ops.sorting import argsort
+from tapegrad.ops.trigonometric import cos
+from tapegrad.ops.arithmetic import sqrt
+from tapegrad.primitive import Sample, general
+from tapegrad.tensor import Tensor
+from tapegrad.variable import Cell
+
+_uniform_p = general(
+    "random_uniform",
+    impl=lambda xp, *, key, counter, shape, dtype: bits.uniform(key, counter, shape, dtype),
+    infer=lambda *, key, counter, shape, dtype: shaped(shape, dtype, current_device()),
+    samples=[Sample(key=1, counter=0, shape=(2, 3), dtype=dtypes.float32)],
+)
+
+
+class Generator:
+    """A stream of random numbers with a ``seed`` (an integer; None: from the system)."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._state = Cell((int.from_bytes(os.urandom(8), "little") if seed is None else _seed(seed), 0))
+
+    def seed(self, n: int) -> None:
+        """Start the stream of seed ``n`` from its beginning."""
+        self._state.set((_seed(n), 0))
+
+    def take(self, blocks: int) -> tuple[int, int]:
+        """The key and the position of ``blocks`` fresh blocks of four 64-bit words."""
+        key, position = self._state.get()
+        self._state.set((key, position + blocks))
+        return key, position
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """The key and the position, to be kept or compared."""
+        return self._state.get()
+
+    @state.setter
+    def state(self, value: tuple[int, int]) -> None:
+        self._state.set((_seed(value[0]), int(value[1])))
+
+
+def _seed(n: int) -> int:
+    return int(n) % 2**128
+
+
+default_generator = Generator(0x7A9E)
+
+
+def seed(n: int) -> None:
+    """Start the default generator's stream of seed ``n`` from its beginning."""
+    default_generator.seed(n)
+
+
+def _shape(shape: int | Sequence[int]) -> Shape:
+    found = tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),)  # type: ignore[call-overload]
+    if any(n < 0 for n in found):
+        raise ShapeError(f"random: shape {shape} has a negative length")
+    return found
+
+
+def _unit(shape: Shape, dtype: Any, generator: Generator | None) -> Tensor:
+    """Uniform in [0, 1) on the grid of the dtype: multiples of 2**-53 (float64) or 2**-24."""
+    dtype = dtypes.asdtype(dtype)
+    if not dtypes.is_inexact(dtype) or dtype.kind == "c":
+        raise DTypeError(f"random: dtype must be a float, got {dtype}")
+    drawn = dtypes.float64 if dtype == dtypes.float64 else dtypes.float32
+    size = 1
+    for n in shape:
+        size *= n
+    words = size if drawn == dtypes.float64 else -(-size // 2)
+    key, counter = (generator or default_generator).take(-(-words // 4))
+    return cast(barrier(_uniform_p, key=key, counter=counter, shape=shape, dtype=drawn), dtype)
+
+
+def uniform(
+    shape: int | Sequence[int] = (), low: Any = 0.0, high: Any = 1.0, dtype: Any = "float32",
+    generator: Generator | None = None,
+) -> Tensor:  # fmt: skip
+    """Uniform numbers in ``[low, high)``; differentiable in the bounds.  Raises DTypeError, ShapeError."""
+    unit = _unit(_shape(shape), dtype, generator)
+    return unit if low == 0.0 and high == 1.0 else low + (high - low) * unit
+
+
+def normal(
+    shape: int | Sequence[int] = (), mean: Any = 0.0, std: Any = 1.0, dtype: Any = "float32",
+    generator: Generator | None = None,
+) -> Tensor:  # fmt: skip
+    """Normal numbers (Box and Muller 1958), differentiable in ``mean`` and ``std``.  Raises DTypeError, ShapeError."""
+    lengths = _shape(shape)
+    u, v = _unit(lengths, dtype, generator), _unit(lengths, dtype, generator)
+    z = sqrt(-2.0 * log1p(-u)) * cos(6.283185307179586 * v)
+    return z if mean == 0.0 and std == 1.0 else mean + std * z
+
+
+def bernoulli(
+    shape: int | Sequence[int] = (), p: Any = 0.5, dtype: Any = "float32", generator: Generator | None = None
+) -> Tensor:
+    """1 with probability ``p``, else 0, decided by a float32 draw (``p`` rounded up to a multiple of 2**-24)."""
+    return cast(less(_unit(_shape(shape), "float32", generator), p), dtypes.asdtype(dtype))
+
+
+def permutation(x: Any, generator: Generator | None = None) -> Tensor:
+    """A random order of ``range(x)``, or of the rows of a tensor ``x``."""
+    n = x if isinstance(x, int) else x.shape[0]
+    order = argsort(_unit((n,), "float64", generator))
+    return order if isinstance(x, int) else take(x, order, axis=0)

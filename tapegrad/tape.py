@@ -1,0 +1,341 @@
+"""GradientTape: records what is computed from watched values, and differentiates it.
+
+Names and behaviour are TensorFlow's, except where that is silently wrong: missing, misshapen or mistyped output
+gradients are errors, and work that no requested source needs is not done.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tapegrad import buffer as _buffer
+from tapegrad import nest
+from tapegrad.aval import ShapedArray
+from tapegrad.buffer import Buffer
+from tapegrad.device import dtypes
+from tapegrad.errors import (
+    DTypeError,
+    GradientError,
+    IntegerWatchWarning,
+    LateTargetWarning,
+    NotATensorError,
+    ShapeError,
+    TapeError,
+    TapeStateError,
+)
+from tapegrad.node import Node, next_index, thread
+from tapegrad.ops.creation import asarray, ones, zeros
+from tapegrad.ops.dispatch import cast
+from tapegrad.ops.shape import broadcast_to
+from tapegrad.tensor import Tensor
+from tapegrad.transforms import rows
+from tapegrad.transforms.recording import Recording
+from tapegrad.transforms.vjp import Record, backward, reachable
+from tapegrad.variable import Variable
+
+
+class GradientTape(Recording):
+    """Records operations on watched tensors, to differentiate them (TensorFlow's ``tf.GradientTape``).
+
+    ``persistent``: :meth:`gradient` may be called more than once.  ``watch_accessed_variables``: trainable variables
+    are watched when they are read.  Recording belongs to the thread that entered the tape.
+    """
+
+    def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
+        super().__init__()
+        self._persistent = persistent
+        self._watch_accessed = watch_accessed_variables
+        self._watched: set[int] = set()
+        self._variables: dict[int, Variable] = {}
+        self._values: dict[int, set[int]] = {}
+        self._recording = False
+        self._entered = False
+        self._used = False
+        self._left_at = 0
+
+    # Life cycle ------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> GradientTape:
+        if self._recording:
+            raise TapeStateError("this tape is recording already; use a second tape for a nested derivative")
+        if self._used:
+            self._forget()
+            self._variables, self._used = {}, False
+        self._start()
+        self._entered = True
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._recording:
+            self._stop()
+
+    def _start(self) -> None:
+        thread.recorders = (*thread.recorders, self)
+        self._recording = True
+
+    def _stop(self) -> None:
+        thread.recorders = tuple(r for r in thread.recorders if r is not self)
+        self._recording = False
+        self._left_at = next_index()
+
+    def _forget(self) -> None:
+        self._records, self._tracked, self._watched, self._values = [], set(), set(), {}
+
+    def _need_recording(self, what: str) -> None:
+        if not self._recording:
+            raise TapeStateError(f"{what}: the tape is not recording; call it inside the tape's with block")
+
+    @contextmanager
+    def stop_recording(self) -> Iterator[None]:
+        """Pause this tape (other tapes go on recording) inside the block.
+
+        Raises TapeStateError (a RuntimeError and ValueError) if the tape is not recording.
+        """
+        self._need_recording("stop_recording")
+        place = thread.recorders.index(self)
+        self._stop()
+        try:
+            yield
+        finally:
+            if self._used:  # answered in the block: a new recording begins, as in TensorFlow
+                self._forget()
+                self._variables, self._used = {}, False
+            others = thread.recorders
+            thread.recorders = (*others[:place], self, *others[place:])
+            self._recording = True
+
+    def reset(self) -> None:
+        """Forget all operations and watches; go on recording.  Raises TapeStateError outside the block."""
+        self._need_recording("reset")
+        self._forget()
+        self._variables = {}
+
+    def watched_variables(self) -> tuple[Variable, ...]:
+        """The variables this tape watches, in the order of their construction."""
+        return tuple(self._variables[n] for n in sorted(self._variables))
+
+    # Recording -------------------------------------------------------------------------------------------------
+
+    def watch(self, tensor: Any) -> None:
+        """Follow a tensor, a variable, or every leaf of a nested structure of them, from now on.
+
+        Integers have no gradient and raise an IntegerWatchWarning.  Raises NotATensorError for other things, and
+        TapeStateError if the tape was never entered.
+        """
+        found = nest.flatten(tensor)
+        for x in found:
+            if not isinstance(x, (Tensor, Variable)):
+                raise NotATensorError(f"watch: {type(x).__name__} {x!r:.60} is neither a tensor nor a variable")
+        if not self._entered:
+            raise TapeStateError("watch: the tape was never entered; call it inside the tape's with block")
+        for x in found:
+            if not dtypes.is_inexact(x.dtype):
+                warnings.warn(
+                    f"watch: values of dtype {x.dtype} have no gradient (it will be None); cast to a float first",
+                    IntegerWatchWarning,
+                    stacklevel=2,
+                )
+            elif isinstance(x, Variable):
+                self._watch_variable(x, x._cell.get())
+            else:
+                self._watched.add(x._buffer.node.index)
+                self._tracked.add(x._buffer.node.index)
+
+    def _watch_variable(self, variable: Variable, value: Buffer) -> None:
+        number = variable.construction_number
+        self._variables[number] = variable
+        if dtypes.is_inexact(variable.dtype):
+            self._values.setdefault(number, set()).add(value.node.index)
+            self._tracked.add(value.node.index)
+
+    def read(self, variable: Variable, value: Buffer) -> None:
+        """A variable was read (told by the variable)."""
+        if (self._watch_accessed and variable.trainable) or variable.construction_number in self._variables:
+            self._watch_variable(variable, value)
+
+    # Differentiation -------------------------------------------------------------------------------------------
+
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = "none"
+    ) -> Any:
+        """The gradient of ``target`` (an array's elements, and several targets, are summed) in each source.
+
+        ``target``, ``sources``: tensors and variables, nested at will; the result has the structure of ``sources``.
+        ``output_gradients``: weights of the targets, one for each, of its shape and dtype (None or a missing argument:
+        ones; a number or 0-d tensor weighs all elements).  A source that no target depends on gets None, or zeros with
+        ``unconnected_gradients="zero"``.  Raises TapeError (RuntimeError) on a used-up tape, GradientError
+        (ValueError), ShapeError, DTypeError and NotATensorError for arguments that do not fit.
+        """
+        zero = _wants_zeros(unconnected_gradients)
+        targets = self._leaves("target", target)
+        sought = self._leaves("source", sources)
+        weights = _weights(targets, output_gradients)
+        self._warn_of_late(targets)
+        records, consume = self._take()
+        cts: dict[int, Tensor] = {}
+        for node, weight in zip((self._node(t) for t in targets), weights, strict=True):
+            if dtypes.is_inexact(node.aval.dtype):
+                have = cts.get(node.index)
+                cts[node.index] = weight if have is None else have + weight
+        found = self._walk(records, cts, sought, consume)
+        return nest.rebuild(sources, (self._result(found, s, zero) for s in sought))
+
+    def jacobian(
+        self, target: Any, sources: Any, unconnected_gradients: Any = "none", parallel_iterations: Any = None,
+        experimental_use_pfor: bool = True,
+    ) -> Any:  # fmt: skip
+        """The derivative of each element of ``target`` in each element of each source: shape ``target + source``.
+
+        One backward walk serves many rows at once; operations that cannot take rows together run row by row (the two
+        last arguments, TensorFlow's, change nothing).  Raises as :meth:`gradient` does.
+        """
+        zero = _wants_zeros(unconnected_gradients)
+        (node,) = self._nodes_of("target", target)
+        sought = self._leaves("source", sources)
+        records, consume = self._take()
+        size, shape = node.aval.size, node.aval.shape
+        parts: list[dict[int, Tensor]] = []
+        for start, stop in rows.chunks(size, [s.size for s in sought] + [size]):
+            seed = rows.basis(node.aval, start, stop)
+            last = consume and stop == size
+            parts.append(self._walk(records, {node.index: seed}, sought, last, lead=stop - start))
+        found = rows.joined(parts, shape)
+        return nest.rebuild(sources, (self._result(found, s, zero, shape) for s in sought))
+
+    def batch_jacobian(
+        self, target: Any, source: Any, unconnected_gradients: Any = "none", parallel_iterations: Any = None,
+        experimental_use_pfor: bool = True,
+    ) -> Tensor:  # fmt: skip
+        """For each example ``b`` (first axis of both) the derivative of ``target[b]`` in ``source[b]``.
+
+        Shape ``(batch, *target.shape[1:], *source.shape[1:])``; zeros if not connected, as in TensorFlow.  Raises
+        ShapeError for ranks below 2 and for unequal batch sizes.
+        """
+        _wants_zeros(unconnected_gradients)
+        (node,), (inner,) = self._nodes_of("target", target), self._nodes_of("source", source)
+        if min(node.aval.ndim, inner.aval.ndim) < 2 or node.aval.shape[0] != inner.aval.shape[0]:
+            raise ShapeError(
+                f"batch_jacobian: target {node.aval.shape} and source {inner.aval.shape} must have rank 2 or more and "
+                "the same first dimension"
+            )
+        records, consume = self._take()
+        seed, columns = rows.batch_basis(node.aval)
+        found = self._walk(records, {node.index: seed}, [source], consume, lead=columns)
+        return rows.batch_result(self._sum(found, source), node.aval, inner.aval, columns)
+
+    def _take(self) -> tuple[list[Record], bool]:
+        """The records to walk, and whether they are used up by it."""
+        if not self._entered:
+            raise TapeError("the tape was never entered, so it has recorded nothing")
+        if self._used:
+            raise TapeError(
+                "a tape answers one gradient or jacobian call; make it with persistent=True to ask it again"
+            )
+        if self._persistent:
+            return list(self._records), False
+        if self._recording:
+            self._stop()
+        self._used = True
+        records, self._records = self._records, []
+        return records, True
+
+    def _walk(
+        self, records: list[Record], cts: dict[int, Tensor], sought: list[Any], consume: bool, lead: int | None = None
+    ) -> dict[int, Tensor]:
+        keep = set().union(*(self._indices(s) for s in sought)) if sought else set()
+        everything = set(self._watched).union(*self._values.values())
+        path = None if everything <= keep else reachable(records, keep)
+        if not keep:
+            if consume:
+                records.clear()
+            return {}
+        found = backward(records, cts, keep, consume=consume, path=path, lead=lead)
+        if consume:
+            self._tracked, self._watched = set(), set()
+        return found
+
+    def _indices(self, source: Any) -> set[int]:
+        """The values that stand for a source: a tensor's own; of a variable, all that the tape has read, and the present."""
+        if isinstance(source, Variable):
+            return self._values.get(source.construction_number, set()) | {source._cell.get().node.index}
+        return {source._buffer.node.index}
+
+    def _sum(self, found: dict[int, Tensor], source: Any) -> Tensor | None:
+        total = None
+        for index in sorted(self._indices(source)):
+            if index in found:
+                total = found[index] if total is None else total + found[index]
+        return total
+
+    def _result(self, found: dict[int, Tensor], source: Any, zero: bool, lead: tuple[int, ...] = ()) -> Any:
+        total = self._sum(found, source) if dtypes.is_inexact(source.dtype) else None
+        if total is None and zero:
+            return zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
+        if total is not None and _buffer.accountant is not None:
+            _buffer.accountant.labelled(total._buffer.root(), "gradient")
+        return total
+
+    def _node(self, x: Any) -> Node:
+        return (x._cell.get() if isinstance(x, Variable) else x._buffer).node
+
+    def _nodes_of(self, role: str, x: Any) -> list[Node]:
+        if not isinstance(x, (Tensor, Variable)):
+            raise NotATensorError(f"{role}: one tensor is needed, got {type(x).__name__}; stack several, or call again")
+        return [self._node(x)]
+
+    def _leaves(self, role: str, tree: Any) -> list[Any]:
+        found = nest.flatten(tree)
+        for x in found:
+            if not isinstance(x, (Tensor, Variable)):
+                raise NotATensorError(f"{role}: {type(x).__name__} {x!r:.60} is neither a tensor nor a variable")
+        return found
+
+    def _warn_of_late(self, targets: list[Any]) -> None:
+        if len(targets) < 2 or self._recording:
+            return
+        for i, t in enumerate(targets):
+            node = self._node(t)
+            if node.index > self._left_at and node.index not in self._tracked and node.prim is not None:
+                warnings.warn(
+                    f"target {i} was computed after the tape stopped recording and contributes nothing; compute it "
+                    "inside the tape's with block",
+                    LateTargetWarning,
+                    stacklevel=3,
+                )
+
+
+def _wants_zeros(mode: Any) -> bool:
+    name = getattr(mode, "value", mode)
+    if name not in ("none", "zero"):
+        raise GradientError(f"unconnected_gradients is 'none' or 'zero', not {mode!r}")
+    return name == "zero"
+
+
+def _weights(targets: list[Any], given: Any) -> list[Tensor]:
+    """A cotangent for each target."""
+    if given is None:
+        return [ones(t.shape, dtype=t.dtype, device=t.device) for t in targets]
+    weights = nest.flatten(given)
+    if len(weights) != len(targets):
+        raise GradientError(f"output_gradients: {len(weights)} given for {len(targets)} targets")
+    return [_weight(i, t, w) for i, (t, w) in enumerate(zip(targets, weights, strict=True))]
+
+
+def _weight(i: int, target: Any, weight: Any) -> Tensor:
+    aval: ShapedArray = (target._cell.get() if isinstance(target, Variable) else target._buffer).node.aval
+    if weight is None:
+        return ones(aval.shape, dtype=aval.dtype, device=aval.device)
+    strict = isinstance(weight, (Tensor, Variable))
+    found = asarray(weight)
+    if found.dtype != aval.dtype:
+        if strict or not dtypes.can_cast(found.dtype, aval.dtype):
+            raise DTypeError(f"output_gradients: number {i} is {found.dtype}, its target {aval.dtype}; use tg.astype")
+        found = cast(found, aval.dtype)
+    if found.shape == aval.shape:
+        return found
+    if found.ndim == 0:
+        return broadcast_to(found, aval.shape)
+    raise ShapeError(f"output_gradients: number {i} has shape {found.shape}, its target {aval.shape}")

@@ -1,0 +1,257 @@
+"""Tensors: the user's handles on values.  A tensor never changes; a handle on a lazy value holds a recipe, not bytes.
+
+Operators and methods that compute are bound by ``tapegrad.ops`` (a lower layer) through :func:`bind_method`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tapegrad.aval import Shape, shaped
+from tapegrad.buffer import Buffer
+from tapegrad.device import Device, asdevice, current_device
+from tapegrad.errors import DeviceError, ImmutableError, ShapeError
+from tapegrad.evaluate import array_of
+from tapegrad.node import leaf
+
+
+class Tensor:
+    """An n-dimensional array whose derivatives a tape can take.  Make one with :func:`tapegrad.asarray`."""
+
+    __slots__ = ("__weakref__", "_buffer")
+    __array_priority__ = 1000
+    __hash__ = None  # type: ignore[assignment]  # == compares values, as in TensorFlow; use ref() as a key
+
+    _buffer: Buffer
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+
+    @property
+    def shape(self) -> Shape:
+        """Length of each dimension."""
+        return self._buffer.node.aval.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the elements, as NumPy's object."""
+        return self._buffer.node.aval.dtype
+
+    @property
+    def device(self) -> Device:
+        """Where the bytes live."""
+        return self._buffer.node.aval.device
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self._buffer.node.aval.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._buffer.node.aval.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, whether or not they exist now."""
+        return self._buffer.node.aval.nbytes
+
+    @property
+    def _array(self) -> Any:
+        """The device's array itself (evaluated if need be): never to be written to."""
+        return array_of(self._buffer)
+
+    def numpy(self) -> Any:
+        """A fresh NumPy array of the value, the caller's own."""
+        return self._array.copy()
+
+    def item(self) -> Any:
+        """The value of a tensor of one element as a Python number.  Raises ShapeError for other sizes."""
+        if self.size != 1:
+            raise ShapeError(f"item: a tensor of shape {self.shape} has {self.size} elements, not one")
+        return self._array.item()
+
+    def tolist(self) -> Any:
+        """The value as nested lists of Python numbers."""
+        return self._array.tolist()
+
+    def to_device(self, device: Device | str, /, *, stream: Any = None) -> Tensor:
+        """This tensor on ``device``.  Raises DeviceError if the device is not available."""
+        target = asdevice(device)
+        if target is not self.device:
+            raise DeviceError(f"to_device: no way from {self.device} to {target}")
+        return self
+
+    def ref(self) -> Ref:
+        """A hashable stand-in, equal for the same value only."""
+        return Ref(self, self._buffer.node.index)
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise ShapeError("len: a tensor of no dimensions has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.ndim:
+            raise ShapeError("iteration over a tensor of no dimensions")
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ShapeError(f"the truth of a tensor of shape {self.shape} is ambiguous; use tg.any or tg.all")
+        return bool(self._array)
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        return self.item().__index__()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item() if self.size == 1 and spec else str(self), spec)
+
+    def __repr__(self) -> str:
+        return f"tapegrad.Tensor({self._array!r})"
+
+    def __str__(self) -> str:
+        return str(self._array)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if copy or (dtype is not None and dtype != self.dtype):
+            return self._array.astype(dtype or self.dtype)
+        view = self._array.view()
+        view.flags.writeable = False
+        return view
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise ImmutableError("a tensor does not change in place; use x = x.at[index].set(value)")
+
+    def __getstate__(self) -> Any:
+        raise ImmutableError("a tensor is not pickled; save t.numpy()")
+
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        return self
+
+    if TYPE_CHECKING:  # bound by tapegrad.ops
+        T: Tensor
+        mT: Tensor  # noqa: N815 (the array API's name)
+        at: Any
+
+        def __getitem__(self, index: Any) -> Tensor: ...
+        def __add__(self, other: Any) -> Tensor: ...
+        def __radd__(self, other: Any) -> Tensor: ...
+        def __sub__(self, other: Any) -> Tensor: ...
+        def __rsub__(self, other: Any) -> Tensor: ...
+        def __mul__(self, other: Any) -> Tensor: ...
+        def __rmul__(self, other: Any) -> Tensor: ...
+        def __truediv__(self, other: Any) -> Tensor: ...
+        def __rtruediv__(self, other: Any) -> Tensor: ...
+        def __floordiv__(self, other: Any) -> Tensor: ...
+        def __rfloordiv__(self, other: Any) -> Tensor: ...
+        def __mod__(self, other: Any) -> Tensor: ...
+        def __pow__(self, other: Any) -> Tensor: ...
+        def __rpow__(self, other: Any) -> Tensor: ...
+        def __matmul__(self, other: Any) -> Tensor: ...
+        def __rmatmul__(self, other: Any) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __pos__(self) -> Tensor: ...
+        def __abs__(self) -> Tensor: ...
+        def __invert__(self) -> Tensor: ...
+        def __and__(self, other: Any) -> Tensor: ...
+        def __or__(self, other: Any) -> Tensor: ...
+        def __xor__(self, other: Any) -> Tensor: ...
+        def __lt__(self, other: Any) -> Tensor: ...
+        def __le__(self, other: Any) -> Tensor: ...
+        def __gt__(self, other: Any) -> Tensor: ...
+        def __ge__(self, other: Any) -> Tensor: ...
+        def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Tensor: ...
+        def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
+        def reshape(self, *shape: Any) -> Tensor: ...
+        def astype(self, dtype: Any) -> Tensor: ...
+
+
+class Ref:
+    """A hashable reference to a tensor or variable (TensorFlow's ``ref()``)."""
+
+    __slots__ = ("_key", "_thing")
+
+    def __init__(self, thing: Any, key: int) -> None:
+        self._thing = thing
+        self._key = (type(thing), key)
+
+    def deref(self) -> Any:
+        """The tensor or variable."""
+        return self._thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ref) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def bind_method(name: str, function: Callable | property) -> None:
+    """Give both kinds of handle, tensors and (through reading) variables, an operator or method."""
+    setattr(Tensor, name, function)
+    for cls in _readers:
+        setattr(cls, name, _reading(function))
+
+
+_readers: list[type] = []
+
+
+def add_reader(cls: type) -> None:
+    """Register a class whose objects ``read()`` as tensors; the operators bound later are given to it, too."""
+    _readers.append(cls)
+
+
+def _reading(function: Callable | property) -> Callable | property:
+    if isinstance(function, property):
+        getter: Any = function.fget
+        return property(lambda self: getter(self.read()), doc=function.__doc__)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self.read(), *args, **kwargs)
+
+    method.__doc__ = function.__doc__
+    method.__name__ = getattr(function, "__name__", "method")
+    return method
+
+
+def from_array(array: Any, device: Device | None = None) -> Tensor:
+    """A tensor on ``array`` itself (not copied), which must not change from now on."""
+    device = device or current_device()
+    return Tensor(Buffer(array, leaf(shaped(array.shape, array.dtype, device))))
+
+
+def alias(buffer: Buffer) -> Buffer:
+    """The same bytes as another value: a view of ``buffer`` (evaluated if need be) with a node of its own."""
+    array = array_of(buffer)
+    return Buffer(array, leaf(buffer.node.aval), (buffer.root(),))
+
+
+def convert(x: Any, dtype: Any = None) -> Tensor:
+    """``x`` as a tensor: a tensor itself, a variable's present value, or a copy of an array, number or sequence.
+
+    Raises NotATensorError.
+    """
+    if isinstance(x, Tensor):
+        return x
+    if isinstance(x, tuple(_readers)):
+        return x.read()
+    device = current_device()
+    return from_array(device.array(x, dtype), device)

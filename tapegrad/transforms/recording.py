@@ -1,0 +1,89 @@
+"""Recording: which values depend on the watched ones, and what must be kept to differentiate them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tapegrad import buffer as _buffer
+from tapegrad.buffer import Buffer
+from tapegrad.device.dtypes import is_inexact
+from tapegrad.node import Call, Node, thread
+from tapegrad.tensor import Tensor
+from tapegrad.transforms.vjp import Record, backward, reachable
+
+
+class Recording:
+    """A recorder that keeps records of all that depends on ``_tracked`` values (by node index)."""
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self._tracked: set[int] = set()
+
+    def follows(self, buffer: Buffer) -> bool:
+        """Whether the value depends on something watched."""
+        return buffer.node.index in self._tracked
+
+    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """An operation was applied (told by the evaluator): keep what its rules read of it."""
+        tracked = self._tracked
+        mask = 0
+        bit = 1
+        for b in inputs:
+            if b.node.index in tracked:
+                mask |= bit
+            bit <<= 1
+        if not mask or node.aval.dtype.kind not in "fcV":
+            return
+        tracked.add(node.index)
+        prim: Any = node.prim
+        plan = prim.plans.get((mask, len(inputs))) or prim.plan(mask, len(inputs))
+        residuals = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots])
+        self._records.append((node, tuple([b.node for b in inputs]), plan, residuals))
+        if _buffer.accountant is not None:
+            for b in residuals:
+                _buffer.accountant.wanted(b)
+
+    def read(self, variable: Any, value: Buffer) -> None:
+        """A variable was read: of no concern to a bare recording."""
+
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+        """A function with a derivative of its own was called."""
+        nodes = tuple(b.node if b.node.index in self._tracked else None for b in inputs)
+        if any(n is not None for n in nodes):
+            results = tuple(b.node for b in outputs)
+            self._tracked.update(n.index for n in results if is_inexact(n.aval.dtype))
+            self._records.append((call, nodes, None, results))
+
+
+class Trace(Recording):
+    """A recording for the engine's own use: follow ``sources``, run the block, pull cotangents back to them."""
+
+    def __init__(self, sources: Iterable[Node]) -> None:
+        super().__init__()
+        self._indices = [n.index for n in sources]
+        self._tracked.update(self._indices)
+
+    def __enter__(self) -> Trace:
+        self._before = thread.recorders
+        thread.recorders = (*self._before, self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        thread.recorders = self._before
+
+    def pull(
+        self,
+        cts: dict[int, Tensor],
+        lead: int | None = None,
+        needed: Iterable[int] | None = None,
+        consume: bool = True,
+    ) -> list[Tensor | None]:
+        """The cotangent of each source (of those at ``needed`` positions); ``consume``: the recording is used up."""
+        wanted = set(self._indices if needed is None else (self._indices[i] for i in needed))
+        records = self._records
+        if consume:
+            self._records = []
+        path = None if len(wanted) == len(set(self._indices)) else reachable(records, wanted)
+        found = backward(records, cts, wanted, consume=consume, path=path, lead=lead)
+        return [found.get(i) for i in self._indices]

@@ -1,0 +1,174 @@
+"""The backward walk: from cotangents of some values to cotangents of others, over a tape's records.
+
+A record is ``(node, inputs, plan, residuals)``: the input nodes, the plan for those the tape follows, and the buffers
+its rules have declared.  A call's record is ``(call, inputs, None, outputs)``, with None for inputs not followed.
+
+With ``lead`` (a length), every cotangent has one more leading axis: rows of a Jacobian.  A primitive whose parameters
+can be lifted runs on all rows at once; another one runs row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tapegrad.aval import ShapedArray, shaped
+from tapegrad.errors import GradientError, NoGradientError
+from tapegrad.evaluate import fill
+from tapegrad.node import Node, thread
+from tapegrad.ops.arithmetic import add
+from tapegrad.ops.dispatch import cast
+from tapegrad.ops.joining import stack
+from tapegrad.ops.shape import sum_to
+from tapegrad.primitive import Plan, Rule
+from tapegrad.tensor import Tensor
+from tapegrad.transforms.zeros import zeros_of
+
+Record = tuple[Any, tuple[Any, ...], Plan | None, tuple[Any, ...]]
+Cotangents = dict[int, Tensor]
+
+
+def reachable(records: Sequence[Record], sources: Iterable[int]) -> set[int]:
+    """Indices of the sources and of all values that depend on them."""
+    found = set(sources)
+    for node, inputs, plan, residuals in records:
+        if any(n is not None and n.index in found for n in inputs):
+            if plan is None:
+                found.update(n.index for n in residuals)
+            else:
+                found.add(node.index)
+    return found
+
+
+def backward(
+    records: list[Record],
+    cts: Cotangents,
+    keep: set[int],
+    *,
+    consume: bool,
+    path: set[int] | None = None,
+    lead: int | None = None,
+) -> Cotangents:
+    """Walk ``records`` backwards from ``cts``; the cotangents of the values in ``keep``.
+
+    ``consume``: records are dropped as they are used, so each residual is freed at its last use.  ``path``: the values
+    that depend on the sources; only these are followed (None: all).
+    """
+    before = thread.deferring
+    thread.deferring = []
+    try:
+        for position in range(len(records) - 1, -1, -1):
+            record = records.pop() if consume else records[position]
+            if record[2] is None:
+                _pull_call(record, cts, keep, path, lead)
+                continue
+            index = record[0].index
+            ct = cts.get(index) if index in keep else cts.pop(index, None)
+            if ct is not None:
+                _pull(record, ct, cts, path, lead)
+            del record, ct
+        found = {i: cts[i] for i in keep if i in cts}
+        fill([t._buffer for t in found.values()])
+        return found
+    finally:
+        thread.deferring = before
+
+
+def _pull(record: Record, ct: Tensor, cts: Cotangents, path: set[int] | None, lead: int | None) -> None:
+    """One node: cotangents of its inputs."""
+    node, inputs, plan, residuals = record
+    assert plan is not None
+    values = {slot: Tensor(b) for slot, b in zip(plan.slots, residuals, strict=True)}
+    for i in plan.lacking:
+        if path is None or inputs[i].index in path:
+            raise NoGradientError(f"{node.prim.name}: has no gradient in operand {i} ({inputs[i].aval!r})")
+    for i, rule in plan.pulls:
+        target = inputs[i]
+        if path is not None and target.index not in path:
+            continue
+        if lead is None:
+            g = apply_rule(node, rule, i, ct, values, [*[n.aval for n in inputs], node.aval], node.params)
+            g = fit(g, target.aval)
+        elif node.prim.lift is not None or node.prim.family == "elementwise":
+            avals = [lifted(n.aval, lead) for n in (*inputs, node)]
+            params = node.params if node.prim.lift is None else node.prim.lift(node.params, lead)
+            g = fit(apply_rule(node, rule, i, ct, values, avals, params), avals[i], 1)
+        else:
+            avals = [*[n.aval for n in inputs], node.aval]
+            rows = [apply_rule(node, rule, i, ct[row], values, avals, node.params) for row in range(lead)]
+            g = _stacked([fit(row, target.aval) for row in rows], target.aval, lead)
+        accumulate(cts, target.index, g)
+
+
+def apply_rule(
+    node: Node, rule: Rule, i: int, ct: Tensor, values: dict[int, Tensor], avals: list[ShapedArray], params: dict
+) -> Tensor:
+    """What one rule yields: a partial derivative times ``ct``, or the cotangent itself."""
+    if rule.constant is not None:
+        if rule.constant == 1:
+            return ct
+        if rule.constant == -1:
+            return -ct
+        return zeros_of(ct._buffer.node.aval)
+    found = rule(ct, values, avals, params, i)
+    if node.prim.family == "elementwise" and not rule.seeded:  # type: ignore[union-attr]
+        if found.dtype.kind == "c":
+            found = found.conj()
+        return ct * found
+    return found
+
+
+def fit(g: Tensor, aval: ShapedArray, lead: int = 0) -> Tensor:
+    """``g`` summed over what was broadcast, in the dtype of ``aval``."""
+    if g._buffer.node.aval is aval:
+        return g
+    if g.shape != aval.shape:
+        g = sum_to(g, aval.shape, lead)
+    if g.dtype != aval.dtype:
+        if g.dtype.kind == "c" and aval.dtype.kind != "c":
+            g = g.real
+        g = cast(g, aval.dtype)
+    return g
+
+
+def lifted(aval: ShapedArray, lead: int) -> ShapedArray:
+    """``aval`` with one more leading axis."""
+    return shaped((lead, *aval.shape), aval.dtype, aval.device)
+
+
+def accumulate(cts: Cotangents, index: int, g: Tensor) -> None:
+    """Add to the cotangent of a value."""
+    have = cts.get(index)
+    cts[index] = g if have is None else add(have, g)
+
+
+def _stacked(rows: list[Tensor], aval: ShapedArray, lead: int) -> Tensor:
+    if not rows:
+        return zeros_of(aval, lead)
+    return stack(rows)
+
+
+def _pull_call(record: Record, cts: Cotangents, keep: set[int], path: set[int] | None, lead: int | None) -> None:
+    """One call: its own rule, asked only for the inputs on the path, and only if a cotangent has come."""
+    call, inputs, _, outputs = record
+    upstream = [cts.get(n.index) if n.index in keep else cts.pop(n.index, None) for n in outputs]
+    needed = frozenset(i for i, n in enumerate(inputs) if n is not None and (path is None or n.index in path))
+    if not needed or all(ct is None for ct in upstream):
+        return
+    fill([ct._buffer for ct in upstream if ct is not None])  # and with them what pends, before the call takes memory
+    before, thread.deferring = thread.deferring, None
+    try:
+        found = call.pullback(upstream, needed, lead)
+    finally:
+        thread.deferring = before
+    for i, g in enumerate(found):
+        if g is None or i not in needed:
+            continue
+        aval = inputs[i].aval if lead is None else lifted(inputs[i].aval, lead)
+        if g.shape != aval.shape:
+            raise GradientError(
+                f"{call.name}: the gradient of input {i} has shape {g.shape}, the input {aval.shape}; "
+                "sum or reshape it in the gradient function"
+            )
+        accumulate(cts, inputs[i].index, g if g.dtype == aval.dtype else cast(g, aval.dtype))
+

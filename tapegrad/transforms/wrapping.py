@@ -1,0 +1,30 @@
+"""Wrapped functions that also work as methods and keep name, documentation and the original."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+class Wrapper:
+    """A callable around ``__wrapped__`` that shows its attributes as they are now."""
+
+    __wrapped__: Any
+
+    def __init__(self, f: Callable) -> None:
+        functools.update_wrapper(self, f, updated=())
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Binds as a function does, if a function is wrapped."""
+        if instance is None or not hasattr(type(self.__wrapped__), "__get__"):
+            return self
+        return functools.partial(self, instance)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.__wrapped__!r})"

@@ -1,0 +1,289 @@
+"""Cells and variables: the only things that change.
+
+A :class:`Cell` has a content that may be exchanged.  Reruns of a checkpointed function see an *overlay*: the contents
+of the time of its first run; what the rerun writes goes to the overlay and is dropped with it.  So a rerun neither sees
+a later value nor repeats a state change.  A :class:`Variable` is a cell whose content is a tensor's buffer; a random
+generator's position is a cell, too (``tapegrad.random``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tapegrad import buffer as _buffer
+from tapegrad.aval import Shape, ShapedArray
+from tapegrad.buffer import Buffer
+from tapegrad.device import current_device, dtypes
+from tapegrad.errors import DTypeError, ImmutableError, ShapeError
+from tapegrad.node import thread
+from tapegrad.tensor import Ref, Tensor, add_reader, alias, from_array
+
+_number = itertools.count().__next__
+
+
+Seen = dict["Cell", tuple[Any, Any]]
+"""Cells that were used, each with its content before its first use, and its owner (a variable, or None)."""
+
+
+class _Cells(threading.local):
+    """How this thread sees cells: overlays, innermost last, and look-outs that note what is used."""
+
+    overlays: tuple[dict[Cell, Any], ...] = ()
+    lookouts: tuple[Seen, ...] = ()
+
+
+_cells = _Cells()
+
+
+class Cell:
+    """Something whose content may be exchanged."""
+
+    __slots__ = ("__weakref__", "_content")
+
+    def __init__(self, content: Any) -> None:
+        self._content = content
+
+    def get(self, owner: Any = None) -> Any:
+        """The content as this thread sees it; look-outs note the ``owner`` with it."""
+        content = self._content
+        for overlay in _cells.overlays:
+            content = overlay.get(self, content)
+        for seen in _cells.lookouts:
+            seen.setdefault(self, (content, owner))
+        return content
+
+    def set(self, content: Any, owner: Any = None) -> None:
+        """Exchange the content: in the innermost overlay if there is one, else for everybody."""
+        if _cells.lookouts:
+            self.get(owner)
+        if _cells.overlays:
+            _cells.overlays[-1][self] = content
+        else:
+            self._content = content
+
+
+def trainables(seen: Seen) -> list[Variable]:
+    """The trainable variables among what was seen, in the order of their construction."""
+    found = [owner for _, owner in seen.values() if owner is not None and owner.trainable]
+    return sorted(found, key=lambda v: v.construction_number)
+
+
+def last_number() -> int:
+    """The construction number of a variable made now; every variable made before has a smaller one."""
+    return _number()
+
+
+@contextmanager
+def lookout() -> Iterator[Seen]:
+    """Note each cell used in the block, in this thread, with its content before its first use."""
+    seen: Seen = {}
+    before = _cells.lookouts
+    _cells.lookouts = (*before, seen)
+    try:
+        yield seen
+    finally:
+        _cells.lookouts = before
+
+
+@contextmanager
+def overlay(contents: dict[Cell, Any]) -> Iterator[None]:
+    """Let this thread see ``contents`` in the block; what is written there is dropped afterwards."""
+    before = _cells.overlays
+    _cells.overlays = (*before, dict(contents))
+    try:
+        yield
+    finally:
+        _cells.overlays = before
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Let no tape record what happens in the block, in this thread."""
+    before = thread.recorders
+    thread.recorders = ()
+    try:
+        yield
+    finally:
+        thread.recorders = before
+
+
+class Variable:
+    """A trainable tensor that changes only by assignment (TensorFlow's ``Variable``).
+
+    ``x``: array, number, tensor or variable, copied in value; Python floats become float32.  A tape watches a trainable
+    variable when it reads it.  Arithmetic reads the variable and gives tensors.
+
+    Raises NotATensorError for other ``x``.
+    """
+
+    __slots__ = ("__weakref__", "_aval", "_cell", "_name", "_number", "_trainable", "category")
+    __array_priority__ = 1000
+    __hash__ = None  # type: ignore[assignment]  # == compares values; use ref() as a key
+
+    def __init__(
+        self, x: Any, trainable: bool = True, name: str | None = None, dtype: Any = None, category: str | None = None
+    ) -> None:
+        dtype = None if dtype is None else dtypes.asdtype(dtype)
+        content = self._content_of(x, dtype)
+        self._cell = Cell(content)
+        self._aval: ShapedArray = content.node.aval
+        self._trainable = bool(trainable)
+        self._number = _number()
+        self._name = name if name is not None else f"variable_{self._number}"
+        self.category = category or "parameter"
+        everyone[self._number] = self
+        if _buffer.accountant is not None:
+            _buffer.accountant.labelled(content.root(), self.category)
+
+    @staticmethod
+    def _content_of(x: Any, dtype: Any) -> Buffer:
+        if isinstance(x, Variable):
+            x = Tensor(x._cell.get())
+        if isinstance(x, Tensor):
+            if dtype is not None and x.dtype != dtype:
+                with unrecorded():
+                    x = x.astype(dtype)
+            return alias(x._buffer)
+        device = current_device()
+        return from_array(device.array(x, dtype), device)._buffer
+
+    @property
+    def shape(self) -> Shape:
+        """Length of each dimension; assignment cannot change it."""
+        return self._aval.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the elements; assignment cannot change it."""
+        return self._aval.dtype
+
+    @property
+    def device(self) -> Any:
+        """Where the value lives."""
+        return self._aval.device
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self._aval.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._aval.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value."""
+        return self._aval.nbytes
+
+    @property
+    def trainable(self) -> bool:
+        """Whether tapes watch it by themselves."""
+        return self._trainable
+
+    @property
+    def name(self) -> str:
+        """The given name, or ``variable_N``."""
+        return self._name
+
+    @property
+    def construction_number(self) -> int:
+        """Grows with every variable made."""
+        return self._number
+
+    def read(self) -> Tensor:
+        """The present value, as a tensor; active tapes note the reading."""
+        content = self._cell.get(self)
+        for recorder in thread.recorders:
+            recorder.read(self, content)
+        return Tensor(content)
+
+    value = read_value = read
+
+    def numpy(self) -> Any:
+        """A fresh NumPy array of the present value."""
+        return Tensor(self._cell.get()).numpy()
+
+    def assign(self, x: Any) -> Variable:
+        """Exchange the value; a gradient does not pass through.  Returns the variable.
+
+        Raises ShapeError for another shape (nothing broadcasts), DTypeError for a tensor of another dtype.
+        """
+        if isinstance(x, (Tensor, Variable)) and x.dtype != self.dtype:
+            raise DTypeError(f"assign: variable {self.name!r} is {self.dtype}, the tensor is {x.dtype}; use tg.astype")
+        content = self._content_of(x, self.dtype)
+        if content.node.aval.shape != self.shape:
+            raise ShapeError(
+                f"assign: variable {self.name!r} has shape {self.shape}, the value {content.node.aval.shape}; "
+                "assignment does not broadcast"
+            )
+        self._cell.set(content, self)
+        if _buffer.accountant is not None:
+            _buffer.accountant.labelled(content.root(), self.category)
+        return self
+
+    def assign_add(self, delta: Any) -> Variable:
+        """Add ``delta`` of the same shape to the value.  Raises as :meth:`assign` does."""
+        return self._update("assign_add", delta, 1)
+
+    def assign_sub(self, delta: Any) -> Variable:
+        """Subtract ``delta`` of the same shape from the value.  Raises as :meth:`assign` does."""
+        return self._update("assign_sub", delta, -1)
+
+    def _update(self, how: str, delta: Any, sign: int) -> Variable:
+        if isinstance(delta, (Tensor, Variable)) and delta.dtype != self.dtype:
+            raise DTypeError(f"{how}: variable {self.name!r} is {self.dtype}, the tensor is {delta.dtype}; use tg.astype")
+        with unrecorded():
+            change = Tensor(self._content_of(delta, self.dtype))
+            if change.shape != self.shape:
+                raise ShapeError(f"{how}: variable {self.name!r} has shape {self.shape}, the value {change.shape}")
+            now = Tensor(self._cell.get(self))
+            return self.assign(now + change if sign > 0 else now - change)
+
+    def ref(self) -> Ref:
+        """A hashable stand-in for the variable."""
+        return Ref(self, self._number)
+
+    def __repr__(self) -> str:
+        return f"<tapegrad.Variable {self.name!r} shape={self.shape} dtype={self.dtype} value={self.numpy()!r}>"
+
+    def __len__(self) -> int:
+        return len(Tensor(self._cell.get()))
+
+    def __bool__(self) -> bool:
+        return bool(Tensor(self._cell.get()))
+
+    def __float__(self) -> float:
+        return float(Tensor(self._cell.get()))
+
+    def __int__(self) -> int:
+        return int(Tensor(self._cell.get()))
+
+    def item(self) -> Any:
+        """The value of a variable of one element as a Python number."""
+        return Tensor(self._cell.get()).item()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return Tensor(self._cell.get()).__array__(dtype, copy)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise ImmutableError("a variable's elements are not assigned; use v.assign(v.at[index].set(value))")
+
+    def __deepcopy__(self, memo: dict) -> Variable:
+        return Variable(self, self.trainable, self.name, category=self.category)
+
+    def _refuse(self, other: Any) -> Any:
+        raise ImmutableError(f"variable {self.name!r} is not updated by an operator; use assign_add, assign_sub or assign")
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = _refuse
+    __iand__ = __ior__ = __ixor__ = _refuse
+
+
+everyone: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
+add_reader(Variable)

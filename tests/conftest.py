@@ -1,0 +1,56 @@
+"""What every test can ask for (a device, a seeded generator), and why a test that needs a GPU is skipped."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import hypothesis
+import numpy as np
+import pytest
+
+# A timing limit fails on a busy machine, and a failure that another run does not show helps nobody.
+hypothesis.settings.register_profile("tapegrad", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("tapegrad")
+
+
+@functools.cache
+def why_no_cuda() -> str | None:
+    """The reason why no CUDA kernel runs here, or None where one does."""
+    try:
+        import cupy
+    except Exception as error:  # a broken installation raises more than ImportError
+        return f"CuPy cannot be imported: {error}"
+    try:
+        cupy.zeros(1).sum().item()
+    except Exception as error:
+        return f"no CUDA kernel can be launched: {error}"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_items and (why := why_no_cuda()):
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames:
+        present = ["cpu"] if why_no_cuda() else ["cpu", "cuda"]
+        metafunc.parametrize("device", present, indirect=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs the test once per device that is present, with that device as the default; yields its name."""
+    import tapegrad as tg
+
+    with tg.device(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator with a fixed seed, fresh for every test."""
+    return np.random.default_rng(20260101)

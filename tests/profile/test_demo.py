@@ -1,0 +1,219 @@
+"""`tapegrad demo` from end to end, on a model small enough for a test; and its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+import tapegrad as tg
+from tapegrad.device.threads import get_num_threads, set_num_threads
+from tapegrad.profile import demo as demo_command
+from tapegrad.profile import demo_model, demo_plot, demo_text, demo_train
+from tapegrad.profile.cli import main
+from tapegrad.profile.demo_train import Demo, Run, Settings, identical
+
+SMALL = Settings(steps=6, compared=4, batch=2, context=16, width=16, heads=2, blocks=2)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_train, "QUICK", SMALL)
+
+
+@pytest.fixture
+def same_threads_afterwards() -> Iterator[None]:
+    before = get_num_threads()
+    yield
+    set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def text() -> demo_text.Text:
+    return demo_text.load()
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["demo", "--quick", *arguments])
+
+
+@pytest.mark.usefixtures("small")
+def test_the_demo_shows_all_it_promises(tmp_path: Path) -> None:
+    png = tmp_path / "memory.png"
+    result = invoke("--png", str(png))
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    for wanted in (
+        "parameters: 2 blocks, width 16, 2 heads, context 16; batches of 2",
+        "plain: step 6/6, loss ",
+        "recompute_grad on every block: step 4/4, loss ",
+        "recompute_grad on attention: step 4/4, loss ",
+        "nats per character",
+        "peak MiB",
+        "gradients bit-identical: yes",
+        f"memory over one step: {png}",
+    ):
+        assert wanted in result.stdout
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.usefixtures("small")
+def test_different_gradients_are_said_and_exit_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = demo_train.loss_and_gradients
+
+    def slightly_wrong(model: Any, *batch: Any) -> Any:
+        loss, gradients, variables = honest(model, *batch)
+        if model.checkpoint == "attention":
+            gradients[-1] = gradients[-1] * (1 + 2.0**-23)
+        return loss, gradients, variables
+
+    monkeypatch.setattr(demo_train, "loss_and_gradients", slightly_wrong)
+    result = invoke()
+    assert result.exit_code == 1
+    assert "gradients bit-identical: NO" in result.stdout
+
+
+@pytest.mark.usefixtures("small", "same_threads_afterwards")
+def test_the_same_seed_gives_the_same_losses_and_sample() -> None:
+    def lines(*arguments: str) -> list[str]:
+        found = invoke("--steps", "3", *arguments).stdout.splitlines()
+        return [line.partition(" nats")[0] for line in found if line.startswith(("loss", "def "))]
+
+    assert lines() == lines() == lines("--threads", "1")
+    assert lines() != lines("--seed", "1")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("steps", ["1", "2"])
+def test_very_few_steps(steps: str) -> None:
+    result = invoke("--steps", steps, "--batch", "1")
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "0"], ["--batch", "-1"], ["--threads", "0"], ["--seed", "x"]])
+def test_bad_options_are_refused_on_stderr(arguments: list[str]) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert "Invalid value" in result.stderr and result.stdout == ""
+
+
+def test_png_fails_before_training_if_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = invoke("--png", str(tmp_path / "nowhere" / "x.png"))
+    assert result.exit_code == 1
+    assert "does not exist" in result.stderr and result.stdout == ""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = invoke("--png", str(tmp_path / "x.png"))
+    assert result.exit_code == 1
+    assert "pip install 'tapegrad[plot]'" in result.stderr
+
+
+def test_a_python_without_its_source_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_text.sysconfig, "get_path", lambda name: str(tmp_path))
+    result = invoke()
+    assert result.exit_code == 1
+    assert f"found 0 characters of standard library source in {tmp_path}" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_the_text_is_ascii_and_numbers_are_its_places(text: demo_text.Text) -> None:
+    assert text.vocabulary.isascii() and list(text.vocabulary) == sorted(set(text.vocabulary))
+    assert set("def self\n()") <= set(text.vocabulary)
+    numbers = text.train[:3000].tolist()
+    assert text.encode(text.decode(numbers)) == numbers
+    assert text.decode(numbers).isascii() and "import" in text.decode(numbers)
+    assert text.train.size + text.held_out.size == demo_text.LIMIT
+    assert 0.9 < text.train.size / demo_text.LIMIT < 1
+
+
+def test_other_characters_and_missing_modules_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "ast.py").write_text("x = 'ä→b'\n" * 20_000, encoding="utf-8")
+    text = demo_text.load(tmp_path)
+    assert text.vocabulary == "\n '=bx"
+    assert text.decode(text.train[:10].tolist()) == "x = 'b'\nx "
+
+
+def test_labels_are_the_next_characters(text: demo_text.Text) -> None:
+    demo = Demo(text, SMALL)
+    tokens, labels = demo.batch(3)
+    assert tokens.shape == labels.shape == (2, 16)
+    assert tokens.numpy()[:, 1:].tolist() == labels.numpy()[:, :-1].tolist()
+    again, _ = Demo(text, SMALL).batch(3)
+    assert again.tolist() == tokens.tolist() != demo.batch(4)[0].tolist()
+
+
+def test_the_ways_to_train_differ_in_memory_and_reruns_only(text: demo_text.Text) -> None:
+    settings = dataclasses.replace(SMALL, steps=2, compared=2, batch=8, context=64, width=32, blocks=4)
+    demo = Demo(text, settings)
+    plain, blocks, attention = (demo.train(way, 2, lambda *_: None) for way in demo_model.CHECKPOINTS)
+    assert identical([plain, blocks, attention], 2)
+    assert len(plain.gradients) == 2 * len(demo.model.trainable_variables)
+    assert (plain.reruns, blocks.reruns, attention.reruns) == (0, 4, 4)
+    assert blocks.peak_bytes < attention.peak_bytes < plain.peak_bytes
+    assert blocks.activation_bytes < attention.activation_bytes < plain.activation_bytes
+    for run in (plain, blocks, attention):
+        assert max(live for _, live, _ in run.samples) == run.peak_bytes
+        assert all(0 <= activations <= live for _, live, activations in run.samples)
+        assert [s for s, _, _ in run.samples] == sorted(s for s, _, _ in run.samples)
+
+
+def test_identical_looks_at_every_bit() -> None:
+    def run(gradients: list[bytes], losses: list[float]) -> Run:
+        return Run("plain", losses=losses, gradients=gradients)
+
+    one = run([b"a", b"b"], [1.0, 2.0, 3.0])
+    assert identical([one, run([b"a", b"b"], [1.0, 2.0])], 2)
+    assert not identical([one, run([b"a", b"c"], [1.0, 2.0])], 2)
+    assert not identical([one, run([b"a"], [1.0, 2.0])], 2)
+    assert not identical([one, run([b"a", b"b"], [1.0, 2.5])], 2)
+    assert not identical([run([], []), run([], [])], 0)
+
+
+def test_the_model_is_causal(text: demo_text.Text) -> None:
+    tg.random.seed(0)
+    model = demo_model.CharTransformer(len(text.vocabulary), 8, 16, 2, 2)
+    tokens = tg.asarray([[1, 2, 3, 4, 5, 6]])
+    changed = tg.asarray([[1, 2, 3, 9, 9, 9]])
+    assert model(tokens)[:, :3].tolist() == model(changed)[:, :3].tolist()
+    assert model(tokens)[:, 3:].tolist() != model(changed)[:, 3:].tolist()
+
+
+def test_the_loss_falls(text: demo_text.Text) -> None:
+    settings = dataclasses.replace(SMALL, steps=40, batch=8)
+    losses = Demo(text, settings).train("plain", 40, lambda *_: None).losses
+    assert losses[0] == pytest.approx(math.log(len(text.vocabulary)), abs=0.8)
+    assert sum(losses[-5:]) / 5 < losses[0] - 0.7
+
+
+def test_a_bar_on_a_terminal() -> None:
+    out = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with demo_command._reporter(out, "plain", 3) as report:
+        for step in range(3):
+            report(step + 1, 3.0 - step, 0.1)
+    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "plain" in shown and "3/3" in shown and "loss 1.000" in shown
+
+
+def test_about_ten_lines_elsewhere() -> None:
+    out = Console(file=io.StringIO(), width=100)
+    with demo_command._reporter(out, "plain", 95) as report:
+        for step in range(95):
+            report(step + 1, 1.0, 0.1)
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert 10 <= len(lines) <= 12
+    assert lines[0] == "plain: step 1/95, loss 1.000, 100 ms" and lines[-1].startswith("plain: step 95/95")
+
+
+def test_the_plot_draws_steps_for_every_run(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [Run(way, samples=[(0.0, 10 << 20, 0), (0.1, 30 << 20, 5 << 20), (0.2, 0, 0)]) for way in "abc"]
+    demo_plot.plot(runs, ["one", "two", "three"], tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000

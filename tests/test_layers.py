@@ -1,0 +1,216 @@
+"""Who may import whom: the layers, the libraries, what `import tapegrad` loads, how long a file may be.
+
+Every check has a twin that plants an offence and sees the check find it.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "tapegrad"
+
+# Which part of tapegrad may import which library; anything else that is not in the standard library is an offence.
+LIBRARIES = {
+    "numpy": {"device"},
+    "scipy": {"device"},
+    "cupy": {"device"},
+    "cupyx": {"device"},
+    "pynvml": {"device", "profile"},
+    "safetensors": {"nn"},
+    "click": {"profile"},
+    "rich": {"profile"},
+    "matplotlib": {"profile"},
+}
+# Heavy or optional, so imported inside the function that needs them.
+LAZY = {"cupy", "cupyx", "pynvml", "safetensors", "matplotlib"}
+# What `import tapegrad` must not load.
+NOT_AT_IMPORT = sorted(LIBRARIES.keys() - {"numpy"})
+
+MAX_LINES = 300
+
+
+def python_files(package: Path) -> list[Path]:
+    return sorted(package.rglob("*.py"))
+
+
+def imported_libraries(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
+    """(top-level name, line, whether it runs when the module is imported) of every import that is not relative."""
+    in_function = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "__import__",
+            "import_module",
+            "importlib.import_module",
+        ):
+            # A name that is only known at run time could be any library.
+            names = [arg.value if isinstance(arg, ast.Constant) else "?" for arg in node.args[:1]]
+        for name in names:
+            yield name.partition(".")[0], node.lineno, id(node) not in in_function
+
+
+def library_offences(package: Path) -> list[str]:
+    offences = []
+    for path in python_files(package):
+        part = path.relative_to(package).parts[0].removesuffix(".py")
+        for name, line, at_import in imported_libraries(ast.parse(path.read_text(encoding="utf-8"))):
+            if name == "tapegrad" or name in sys.stdlib_module_names:
+                continue
+            where = f"{path.relative_to(package.parent)}:{line}"
+            if part not in LIBRARIES.get(name, set()):
+                offences.append(f"{where}: {part} may not import {name}")
+            elif name in LAZY and at_import:
+                offences.append(f"{where}: import {name} inside the function that needs it")
+    return offences
+
+
+def length_offences(package: Path) -> list[str]:
+    offences = []
+    for path in python_files(package):
+        text = path.read_text(encoding="utf-8")
+        lines = text.count("\n")
+        if lines > MAX_LINES and "long because:" not in (ast.get_docstring(ast.parse(text)) or ""):
+            offences.append(
+                f"{path.relative_to(package.parent)}: {lines} lines; split it, or give the reason in its docstring"
+            )
+    return offences
+
+
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the contracts of pyproject.toml on the package below `root`."""
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "--no-cache"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def loaded_by(code: str, *path: Path) -> set[str]:
+    """Which of NOT_AT_IMPORT a fresh interpreter has loaded after `code`."""
+    probe = f"import sys\n{code}\nprint(*[name for name in {NOT_AT_IMPORT} if name in sys.modules])"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", probe], env=env, cwd=path[0], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package and its contracts, to plant offences in; returns the folder that holds it."""
+    shutil.copytree(PACKAGE, tmp_path / "tapegrad", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def fake_libraries(tmp_path: Path) -> Path:
+    """A folder where every library that must not be loaded can be: an `except ImportError` cannot hide an import."""
+    folder = tmp_path / "libraries"
+    folder.mkdir()
+    for name in NOT_AT_IMPORT:
+        (folder / f"{name}.py").write_text("")
+    return folder
+
+
+def plant(copy: Path, module: str, code: str) -> None:
+    with (copy / "tapegrad" / module).open("a", encoding="utf-8") as file:
+        file.write(f"\n{code}\n")
+
+
+def test_layers_are_kept() -> None:
+    result = lint_imports(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "contract"),
+    [
+        ("errors.py", "from tapegrad import tensor", "Layers of tapegrad"),
+        ("aval.py", "from . import node", "Layers of tapegrad"),
+        ("evaluate.py", "def late():\n    from tapegrad.tape import GradientTape", "Layers of tapegrad"),
+        ("tensor.py", "import tapegrad", "Layers of tapegrad"),
+        ("ops/__init__.py", "from tapegrad import memory", "Layers of tapegrad"),
+        ("memory/__init__.py", "from tapegrad import ops", "Memory and ops never import each other"),
+        ("fusion/region.py", "from tapegrad.fusion import launch", "Fusion: region, then emit, then launch"),
+        ("nn/__init__.py", "from tapegrad.buffer import Buffer", "Layers and optimizers use public names only"),
+        ("a_module_in_no_layer.py", "", "Layers of tapegrad"),
+    ],
+)
+def test_a_broken_layer_is_found(copy: Path, module: str, code: str, contract: str) -> None:
+    plant(copy, module, code)
+    result = lint_imports(copy)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert f"{contract} BROKEN" in result.stdout
+
+
+def test_only_the_device_layer_imports_array_libraries() -> None:
+    assert library_offences(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "offence"),
+    [
+        ("node.py", "import numpy as np", "node may not import numpy"),
+        ("node.py", "def f():\n    from numpy.linalg import norm", "node may not import numpy"),
+        ("ops/planted.py", "import importlib\nimportlib.import_module('scipy.special')", "ops may not import scipy"),
+        ("ops/planted.py", "name = 'numpy'\n__import__(name)", "ops may not import ?"),
+        ("tensor.py", "import torch", "tensor may not import torch"),
+        ("profile/planted.py", "import numpy", "profile may not import numpy"),
+        ("profile/planted.py", "import matplotlib.pyplot", "import matplotlib inside the function"),
+        (
+            "nn/planted.py",
+            "try:\n    import safetensors\nexcept ImportError:\n    pass",
+            "import safetensors inside the function",
+        ),
+    ],
+)
+def test_a_library_in_the_wrong_place_is_found(copy: Path, module: str, code: str, offence: str) -> None:
+    plant(copy, module, code)
+    [found] = library_offences(copy / "tapegrad")
+    assert offence in found
+
+
+def test_import_loads_only_numpy(fake_libraries: Path) -> None:
+    assert loaded_by("import tapegrad", fake_libraries, ROOT) == set()
+
+
+@pytest.mark.parametrize("name", NOT_AT_IMPORT)
+def test_a_library_loaded_at_import_is_found(copy: Path, fake_libraries: Path, name: str) -> None:
+    plant(copy, "__init__.py", f"try:\n    import {name}\nexcept ImportError:\n    pass")
+    assert loaded_by("import tapegrad", fake_libraries, copy) == {name}
+
+
+def test_no_file_is_long_without_a_reason() -> None:
+    assert length_offences(PACKAGE) == []
+
+
+def test_a_long_file_is_found_and_a_reason_is_accepted(copy: Path) -> None:
+    (copy / "tapegrad" / "long.py").write_text('"""Planted."""\n' + "x = 1\n" * MAX_LINES)
+    [offence] = length_offences(copy / "tapegrad")
+    assert "long.py: 301 lines" in offence
+    (copy / "tapegrad" / "long.py").write_text('"""Planted; long because: it is a test."""\n' + "x = 1\n" * MAX_LINES)
+    assert length_offences(copy / "tapegrad") == []

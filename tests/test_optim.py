@@ -1,0 +1,266 @@
+"""Optimizers against their papers' formulas in a few lines of NumPy, to the bit, and against torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad import optim
+from tapegrad.errors import DTypeError, GradientError, NotATensorError, ShapeError, TapegradError
+
+STEPS = 5
+
+
+def gradients(shape: tuple[int, ...], dtype: Any, steps: int = STEPS) -> list[Any]:
+    rng = np.random.default_rng(7)
+    return [rng.normal(size=shape).astype(dtype) for _ in range(steps)]
+
+
+def start(shape: tuple[int, ...], dtype: Any) -> Any:
+    return np.random.default_rng(8).normal(size=shape).astype(dtype)
+
+
+def numpy_sgd(x: Any, grads: list[Any], rate: float, decay: float, momentum: float, nesterov: bool) -> Any:
+    velocity = np.zeros_like(x)
+    for g in grads:
+        x = x * (1 - rate * decay) if decay else x
+        if not momentum:
+            x = x - rate * g
+            continue
+        velocity = momentum * velocity - rate * g
+        x = x + momentum * velocity - rate * g if nesterov else x + velocity
+    return x
+
+
+def numpy_adam(x: Any, grads: list[Any], rate: float, decay: float, b1: float, b2: float, epsilon: float) -> Any:
+    """The order of computation at the end of section 2 of arXiv 1412.6980, with decoupled decay (arXiv 1711.05101)."""
+    m, v = np.zeros_like(x), np.zeros_like(x)
+    for t, g in enumerate(grads, 1):
+        x = x * (1 - rate * decay) if decay else x
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * (g * g)
+        x = x - rate * math.sqrt(1 - b2**t) / (1 - b1**t) * m / (np.sqrt(v) + epsilon)
+    return x
+
+
+CASES: dict[str, tuple[Callable[[], optim.Optimizer], Callable[[Any, list[Any]], Any]]] = {
+    "sgd": (optim.SGD, lambda x, gs: numpy_sgd(x, gs, 0.01, 0, 0, False)),
+    "momentum": (lambda: optim.SGD(0.1, 0.9), lambda x, gs: numpy_sgd(x, gs, 0.1, 0, 0.9, False)),
+    "nesterov": (lambda: optim.SGD(0.1, 0.9, True), lambda x, gs: numpy_sgd(x, gs, 0.1, 0, 0.9, True)),
+    "decay": (
+        lambda: optim.SGD(0.1, 0.9, weight_decay=0.2),
+        lambda x, gs: numpy_sgd(x, gs, 0.1, 0.2, 0.9, False),
+    ),
+    "adam": (optim.Adam, lambda x, gs: numpy_adam(x, gs, 1e-3, 0, 0.9, 0.999, 1e-7)),
+    "adam options": (
+        lambda: optim.Adam(0.1, 0.8, 0.9, 1e-3, weight_decay=0.1),
+        lambda x, gs: numpy_adam(x, gs, 0.1, 0.1, 0.8, 0.9, 1e-3),
+    ),
+    "adamw": (optim.AdamW, lambda x, gs: numpy_adam(x, gs, 1e-3, 0.004, 0.9, 0.999, 1e-7)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(), (3,), (300, 400)])  # at once, and as a fused kernel in tiles
+def test_every_bit_is_the_formula_s(name: str, dtype: Any, shape: tuple[int, ...]) -> None:
+    make, reference = CASES[name]
+    x, grads = start(shape, dtype), gradients(shape, dtype)
+    v, optimizer = tg.Variable(x), make()
+    for g in grads:
+        optimizer.apply_gradients(zip([g], [v], strict=True))
+    assert v.dtype == dtype
+    assert np.array_equal(v.numpy(), reference(x, grads))
+    assert int(optimizer.iterations) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (lambda: optim.SGD(0.1), ("SGD", {"lr": 0.1})),
+        (lambda: optim.SGD(0.1, 0.9), ("SGD", {"lr": 0.1, "momentum": 0.9})),
+        (lambda: optim.SGD(0.1, 0.9, True), ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True})),
+        (lambda: optim.Adam(0.1, epsilon=1e-14), ("Adam", {"lr": 0.1, "eps": 1e-14})),
+        (
+            lambda: optim.AdamW(0.1, 0.3, 0.8, 0.99, epsilon=1e-14),
+            ("AdamW", {"lr": 0.1, "betas": (0.8, 0.99), "eps": 1e-14, "weight_decay": 0.3}),
+        ),
+    ],
+)
+def test_like_torch(ours: Callable[[], optim.Optimizer], theirs: tuple[str, dict[str, Any]]) -> None:
+    """With an epsilon that does not matter, since ours is the paper's epsilon hat."""
+    torch = pytest.importorskip("torch")
+    x, grads = start((4, 5), np.float64), gradients((4, 5), np.float64, steps=20)
+    v, p = tg.Variable(x), torch.tensor(x, requires_grad=True)
+    optimizer, reference = ours(), getattr(torch.optim, theirs[0])([p], **theirs[1])
+    for g in grads:
+        optimizer.apply([g], [v])
+        p.grad = torch.tensor(g)
+        reference.step()
+    np.testing.assert_allclose(v.numpy(), p.detach().numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_state_lives_in_variables_of_its_own() -> None:
+    v, w = tg.Variable([1.0, 2.0], name="v"), tg.Variable(3.0, name="w")
+    optimizer = optim.Adam(name="adam")
+    assert [s.name for s in optimizer.variables] == ["adam/iterations"]
+    optimizer.apply([tg.ones((2,)), 1.0], [v, w])
+    assert [s.name for s in optimizer.variables] == [
+        "adam/iterations", "adam/m/v", "adam/v/v", "adam/m/w", "adam/v/w",
+    ]  # fmt: skip
+    assert not any(s.trainable for s in optimizer.variables)
+    assert all(s.category == "optimizer" for s in optimizer.variables)
+    assert [s.shape for s in optimizer.variables] == [(), (2,), (2,), (), ()]
+    assert set(optimizer.slots_of(v)) == {"m", "v"} and optimizer.slots_of(tg.Variable(1.0)) == {}
+    assert [s.name for s in optim.SGD().variables] == ["SGD/iterations"]
+
+
+def test_the_rate_may_be_set_and_may_be_a_schedule() -> None:
+    v = tg.Variable([0.0], dtype="float64")
+    optimizer = optim.SGD(1.0)
+    optimizer.apply([[1.0]], [v])
+    optimizer.learning_rate = 0.25
+    optimizer.apply([[1.0]], [v])
+    assert v.numpy().tolist() == [-1.25]
+    seen = []
+    scheduled = optim.SGD(lambda step: seen.append(step) or 1.0 / (step + 1))
+    for _ in range(3):
+        scheduled.apply([[1.0]], [v])
+    assert seen == [0, 1, 2]
+    assert v.numpy()[0] == pytest.approx(-1.25 - 1 - 1 / 2 - 1 / 3, rel=1e-15)
+
+
+def test_a_bad_schedule_is_refused_before_anything_changes() -> None:
+    v = tg.Variable([1.0])
+    for bad in (-1.0, float("nan")):
+        optimizer = optim.SGD(lambda step, bad=bad: bad)
+        with pytest.raises(TapegradError, match="wanted learning_rate of at least"):
+            optimizer.apply([[1.0]], [v])
+    assert v.numpy().tolist() == [1.0]
+
+
+def test_none_is_an_error_that_names_the_variables_unless_told_otherwise() -> None:
+    v, w = tg.Variable([1.0], name="v"), tg.Variable([2.0, 3.0], name="w")
+    optimizer = optim.SGD(1.0)
+    with pytest.raises(GradientError, match=r'no gradient \(None\) for variable "w" \(2,\): the target does not'):
+        optimizer.apply([tg.ones((1,)), None], [v, w])
+    assert v.numpy().tolist() == [1.0] and int(optimizer.iterations) == 0
+    optimizer.apply([tg.ones((1,)), None], [v, w], skip_none=True)
+    assert v.numpy().tolist() == [0.0] and w.numpy().tolist() == [2.0, 3.0]
+    optimizer.apply_gradients([(None, w), ([1.0], v)], skip_none=True)
+    assert v.numpy().tolist() == [-1.0]
+    with pytest.raises(GradientError, match="there is no gradient to apply"):
+        optimizer.apply([None], [v], skip_none=True)
+
+
+def test_what_does_not_fit_changes_nothing() -> None:
+    v, w = tg.Variable([1.0, 2.0], name="v"), tg.Variable([3.0], name="w")
+    optimizer = optim.Adam()
+    good = tg.ones((2,))
+    with pytest.raises(GradientError, match="wanted one gradient per variable, got 1 for 2"):
+        optimizer.apply([good], [v, w])
+    with pytest.raises(GradientError, match=r'wanted a gradient \(1,\) for variable "w" \(1,\), got \(2,\)'):
+        optimizer.apply([good, good], [v, w])
+    with pytest.raises(GradientError, match='variable "v" .* appears more than once'):
+        optimizer.apply([good, good], [v, v])
+    with pytest.raises(GradientError, match="there is no gradient to apply"):
+        optimizer.apply([], [])
+    with pytest.raises(GradientError, match=r"wanted pairs \(gradient, variable\), got Variable"):
+        optimizer.apply_gradients([v, w])  # type: ignore[list-item]
+    with pytest.raises(NotATensorError, match="wanted Variables, got Tensor"):
+        optimizer.apply([good], [good])  # type: ignore[list-item]
+    with pytest.raises(DTypeError, match=r'cannot train variable "i" \(\) of dtype int64'):
+        optimizer.apply([1], [tg.Variable(1, name="i")])
+    with pytest.raises(DTypeError, match='wanted a real gradient for variable "v" .*, got complex64'):
+        optimizer.apply([np.ones(2, np.complex64)], [v])
+    with pytest.raises(NotATensorError):
+        optimizer.apply(["one"], [w])
+    assert v.numpy().tolist() == [1.0, 2.0] and w.numpy().tolist() == [3.0]
+    assert int(optimizer.iterations) == 0
+    optimizer.apply([good], [v])
+    assert int(optimizer.iterations) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optim.SGD(-1.0),
+        lambda: optim.SGD(float("nan")),
+        lambda: optim.SGD(momentum=1.0),
+        lambda: optim.Adam(beta_1=-0.1),
+        lambda: optim.Adam(beta_2=1.0),
+        lambda: optim.Adam(epsilon=-1e-7),
+        lambda: optim.AdamW(weight_decay=-1.0),
+        lambda: optim.AdamW(global_clipnorm=0.0),
+    ],
+)
+def test_bad_hyperparameters_are_refused(make: Callable[[], optim.Optimizer]) -> None:
+    with pytest.raises(TapegradError, match="wanted"):
+        make()
+
+
+def test_gradients_of_another_dtype_are_converted() -> None:
+    v = tg.Variable(np.ones(2, np.float32))
+    optim.SGD(1.0).apply([np.array([0.5, 0.25])], [v])
+    assert v.dtype == np.float32 and v.numpy().tolist() == [0.5, 0.75]
+
+
+def test_clipping_by_the_global_norm() -> None:
+    grads = [tg.constant([3.0, 0.0]), None, tg.constant([[4.0]])]
+    clipped, norm = optim.clip_by_global_norm(grads, 1.0)
+    assert norm.item() == 5.0 and clipped[1] is None
+    np.testing.assert_allclose(clipped[0].numpy(), [0.6, 0.0], rtol=1e-7)
+    np.testing.assert_allclose(clipped[2].numpy(), [[0.8]], rtol=1e-7)
+    same, _ = optim.clip_by_global_norm(grads, 6.0)
+    assert same[0].tolist() == [3.0, 0.0]
+    overflowed, _ = optim.clip_by_global_norm([tg.constant([np.inf, 1.0])], 1.0)
+    assert np.isnan(overflowed[0].numpy()).all()
+    with pytest.raises(ShapeError, match="there is no gradient"):
+        optim.clip_by_global_norm([None], 1.0)
+    with pytest.raises(TapegradError, match="wanted a positive clip_norm"):
+        optim.clip_by_global_norm(grads, 0.0)
+
+
+def test_an_optimizer_that_clips() -> None:
+    v, w = tg.Variable([0.0, 0.0]), tg.Variable([[0.0]])
+    optim.SGD(1.0, global_clipnorm=1.0).apply([[3.0, 0.0], [[4.0]]], [v, w])
+    np.testing.assert_allclose(v.numpy(), [-0.6, 0.0], rtol=1e-7)
+    np.testing.assert_allclose(w.numpy(), [[-0.8]], rtol=1e-7)
+
+
+def test_a_step_inside_a_tape_is_not_recorded() -> None:
+    v = tg.Variable([1.0])
+    with tg.GradientTape(persistent=True) as tape:
+        y = v * v
+        optim.SGD(0.5).apply([[1.0]], [v])
+        z = v * v
+    assert tape.gradient(y, v).tolist() == [2.0]
+    assert tape.gradient(z, v).tolist() == [1.0]
+
+
+def test_training_reaches_the_least_squares_solution() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 3)), rng.normal(size=(50, 1))
+    w, optimizer = tg.Variable(np.zeros((3, 1))), optim.Adam(lambda step: 0.1 * 0.98**step)
+    for _ in range(500):
+        with tg.GradientTape() as tape:
+            loss = tg.mean((tg.asarray(x) @ w - y) ** 2)
+        optimizer.apply([tape.gradient(loss, w)], [w])
+    np.testing.assert_allclose(w.numpy(), np.linalg.lstsq(x, y, rcond=None)[0], atol=1e-3)
+
+
+def test_state_does_not_grow_from_step_to_step() -> None:
+    v, optimizer = tg.Variable(np.ones((400, 400), np.float32)), optim.Adam()
+    g = tg.ones((400, 400))
+    optimizer.apply([g], [v])
+    with tg.measure() as m:
+        optimizer.apply([g], [v])
+        first = m.live_bytes
+        for _ in range(5):
+            optimizer.apply([g], [v])
+        assert m.live_bytes == first

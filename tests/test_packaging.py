@@ -1,0 +1,152 @@
+"""What is shipped: the wheel's listing, its metadata and version, and the README's promises about installation."""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import readme_blocks
+
+ROOT = Path(__file__).parent.parent
+SHIPPED = re.compile(
+    r"tapegrad/[\w/]+\.py|tapegrad/py\.typed|tapegrad/_kernels/\w+\.cuh|tapegrad-[\w.]+\.dist-info/[\w/]+(\.txt)?"
+)
+
+
+def build_wheel(source: Path, out: Path) -> zipfile.ZipFile:
+    """Builds without the network: the build backend is part of the test extra."""
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
+        cwd=source,
+        check=True,
+        capture_output=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+    [wheel] = out.glob("*.whl")
+    return zipfile.ZipFile(wheel)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy of the checkout without its hidden folders, to plant files in."""
+    return Path(
+        shutil.copytree(ROOT, tmp_path / "source", ignore=shutil.ignore_patterns(".*", "__pycache__", "dist", "build"))
+    )
+
+
+def metadata(wheel: zipfile.ZipFile) -> email.message.Message:
+    [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    return email.message_from_bytes(wheel.read(name))
+
+
+def test_wheel_holds_the_package_and_the_kernels_and_nothing_else(source: Path, tmp_path: Path) -> None:
+    # Whatever lies about on the builder's disk stays there.
+    kernels = source / "kernels"
+    kernels.mkdir(exist_ok=True)
+    (kernels / "planted.cuh").write_text("// a kernel\n")
+    for stray in (
+        "kernels/planted.cubin",
+        "kernels/notes.txt",
+        "tapegrad/stray.dat",
+        "stray.py",
+        "tests/stray.py",
+        "bench/stray.py",
+    ):
+        (source / stray).parent.mkdir(exist_ok=True)
+        (source / stray).write_text("")
+    with build_wheel(source, tmp_path / "out") as wheel:
+        names = set(wheel.namelist())
+    assert [name for name in sorted(names) if not SHIPPED.fullmatch(name)] == []
+    modules = {path.relative_to(source).as_posix() for path in (source / "tapegrad").rglob("*.py")}
+    headers = {f"tapegrad/_kernels/{path.name}" for path in kernels.glob("*.cuh")}
+    assert {name for name in names if ".dist-info/" not in name} == modules | headers | {"tapegrad/py.typed"}
+    assert "tapegrad/_kernels/planted.cuh" in headers
+
+
+def test_wheel_builds_while_there_is_no_kernel(source: Path, tmp_path: Path) -> None:
+    shutil.rmtree(source / "kernels", ignore_errors=True)
+    with build_wheel(source, tmp_path / "out") as wheel:
+        assert "tapegrad/__init__.py" in wheel.namelist()
+        assert not any(name.startswith("tapegrad/_kernels") for name in wheel.namelist())
+
+
+def test_wheel_metadata(source: Path, tmp_path: Path) -> None:
+    import tapegrad as tg
+
+    with build_wheel(source, tmp_path / "out") as wheel:
+        about = metadata(wheel)
+        entry_points = [wheel.read(name).decode() for name in wheel.namelist() if name.endswith("entry_points.txt")]
+    assert about["Version"] == tg.__version__
+    assert about["Requires-Python"] == ">=3.11"
+    core = {re.match(r"[\w-]+", line)[0] for line in about.get_all("Requires-Dist") if "extra ==" not in line}
+    assert core == {"numpy", "click", "rich"}
+    assert set(about.get_all("Provides-Extra")) == {"cuda12", "cuda13", "plot", "io", "test", "dev"}
+    assert ["tapegrad = tapegrad.profile.cli:main" in text for text in entry_points] == [True]
+
+
+def test_the_package_works_from_the_wheel_alone(source: Path, tmp_path: Path) -> None:
+    with build_wheel(source, tmp_path / "out") as wheel:
+        wheel.extractall(tmp_path / "site")
+    code = "import tapegrad; print(tapegrad.__file__); from tapegrad.profile.cli import main; main(['--help'])"
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(str(tmp_path / "site"))
+    assert "demo" in result.stdout
+
+
+def test_readme_states_both_ways_to_install() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/tapegrad demo\n" in text
+    assert "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest\n" in text
+
+
+def test_readme_blocks_run_in_one_session_and_point_at_their_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    blocks = ["python\nx = 2", "bash\nexit 1", "python\n>>> x + 1\n3\n>>> y = 5", "python\nassert y == 5"]
+    page.write_text("# Page\n" + "".join(f"\n```{block}\n```\n" for block in blocks))
+    assert readme_blocks.run(page) == 0
+    assert [line.split(" (")[0] for line in capsys.readouterr().out.splitlines()] == [
+        f"{page}:{n}: ok" for n in (4, 12, 18)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("x = 1\nraise ValueError(x)", 'page.md", line 5'),
+        (">>> 1 + 1\n3", "Expected:\n    3\nGot:\n    2"),
+        ("import warnings\nwarnings.warn('old')", "UserWarning: old"),
+    ],
+)
+def test_a_failing_readme_block_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], block: str, message: str
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n```python\n{block}\n```\n")
+    assert readme_blocks.run(page) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert f"{page}:4: FAILED" in captured.out
+
+
+def test_a_readme_without_code_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\n```bash\nls\n```\n")
+    assert readme_blocks.run(page) == 1
