@@ -78,7 +78,9 @@ _ERFC = {
 
 
 def erf(xp: Any, out: Any, x: Any) -> None:
-    """Write the error function of ``x`` into ``out``, within 2.5 ulp.
+    """Write the error function of ``x`` into ``out``, within 2.5 ulp (float64) or 3.5 ulp (float32).
+
+    The largest float32 error, of all values, is 2.40 ulp with AVX-512; without fused multiply-add, 3.1 has been seen.
 
     x, out: C-contiguous, of one shape and one dtype: float32, float64, or float16, which is computed in float32.
     ``out`` may be ``x``. ``xp`` is the NumPy namespace. Exact at 0 (with its sign) and infinity; NaN stays NaN.
@@ -90,7 +92,7 @@ def erf(xp: Any, out: Any, x: Any) -> None:
 
 
 def erfc(xp: Any, out: Any, x: Any) -> None:
-    """Write ``1 - erf(x)`` into ``out``, in the tail too within 10 ulp of the result while that is a normal number.
+    """Write ``1 - erf(x)`` into ``out``, within 12 ulp (float64) or 9 ulp (float32) of the result, also in the tail.
 
     x, out: C-contiguous, of one shape and one dtype: float32, float64, or float16, which is computed in float32.
     ``out`` may be ``x``. ``xp`` is the NumPy namespace. Exact at 0 and infinity; NaN stays NaN.

@@ -9,12 +9,12 @@ import pytest
 from tapegrad.ops._erf import erf, erfc
 
 ORACLE = {erf: np.vectorize(math.erf, otypes=[np.float64]), erfc: np.vectorize(math.erfc, otypes=[np.float64])}
-# The docstrings' bounds; the oracle is rounded itself, which costs another ulp in float64.
+# The docstrings' bounds; the oracle is rounded too, which can cost another ulp in float64.
 BOUND = {
-    (erf, np.float32): 2.5,
-    (erf, np.float64): 3.5,
-    (erfc, np.float32): 10.0,
-    (erfc, np.float64): 11.0,
+    (erf, np.float32): 3.5,
+    (erf, np.float64): 2.5 + 1,
+    (erfc, np.float32): 9.0,
+    (erfc, np.float64): 12.0 + 1,
 }
 
 both = pytest.mark.parametrize("function", [erf, erfc])
