@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 class ShapedArray:
     """Shape, dtype and device of an array.  Make one with :func:`shaped`."""
 
-    __slots__ = ("__weakref__", "device", "dtype", "nbytes", "ndim", "shape", "size")
+    __slots__ = ("__weakref__", "device", "dtype", "nbytes", "ndim", "shape", "size", "smooth")
 
     def __init__(self, shape: Shape, dtype: Any, device: Any) -> None:
         self.shape = shape
@@ -29,6 +29,7 @@ class ShapedArray:
         self.ndim = len(shape)
         self.size = prod(shape)
         self.nbytes = self.size * dtype.itemsize
+        self.smooth = dtype.kind in "fcV"  # can have derivatives (V: floats from outside NumPy, such as bfloat16)
 
     def __repr__(self) -> str:
         return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"

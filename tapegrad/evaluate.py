@@ -16,7 +16,7 @@ from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
 from tapegrad.fusion import emit, launch, region
 from tapegrad.node import NO_PARAMS, Node, thread
-from tapegrad.primitive import Primitive
+from tapegrad.primitive import Primitive, Site
 
 _lock = threading.RLock()
 
@@ -44,17 +44,24 @@ def apply(prim: Primitive, inputs: tuple[Buffer, ...], params: dict[str, Any], a
     return out
 
 
-def apply_elementwise(prim: Primitive, inputs: tuple[Buffer, ...], aval: ShapedArray) -> Buffer:
+def apply_elementwise(prim: Primitive, inputs: tuple[Buffer, ...], site: Site) -> Buffer:
     """One application of an elementwise primitive, recorded: run at once if small, else deferred."""
-    node = Node(prim, NO_PARAMS, aval)
-    if aval.size < region.SMALL:
-        xp = aval.device.xp
-        if prim.ufunc is not None:
-            found = getattr(xp, prim.ufunc)(*[b.array if b.array is not None else array_of(b) for b in inputs])
-            array = found if type(found) is xp.ndarray else xp.asarray(found)
+    aval, ufunc = site.aval, site.ufunc
+    node = Node(prim, NO_PARAMS, aval, site)
+    if site.small:
+        if ufunc is None:
+            array = compute_elementwise(prim, [array_of(b) for b in inputs], aval)
         else:
-            array = aval.device.empty(aval.shape, aval.dtype)
-            prim.impl(xp, array, *[b.array if b.array is not None else array_of(b) for b in inputs])
+            a = inputs[0].array
+            if a is None:
+                a = array_of(inputs[0])
+            if len(inputs) == 1:
+                array = ufunc(a)
+            else:
+                b = inputs[1].array
+                array = ufunc(a, b if b is not None else array_of(inputs[1]))
+            if not aval.ndim:
+                array = aval.device.xp.asarray(array)  # ufuncs turn 0-d arrays into scalars
         out = Buffer(array, node)
         if _buffer.accountant is not None:
             _count((prim.name,), [b.array for b in inputs], [array])
@@ -65,6 +72,13 @@ def apply_elementwise(prim: Primitive, inputs: tuple[Buffer, ...], aval: ShapedA
         out = Buffer(None, node, inputs, span)
     for recorder in thread.recorders:
         recorder.record(node, inputs, out)
+    return out
+
+
+def compute_elementwise(prim: Primitive, arrays: Sequence[Any], aval: ShapedArray) -> Any:
+    """The value of an elementwise primitive, from arrays, at once."""
+    out = aval.device.empty(aval.shape, aval.dtype)
+    prim.impl(aval.device.xp, out, *arrays)
     return out
 
 

@@ -25,20 +25,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from tapegrad.aval import ShapedArray
     from tapegrad.buffer import Buffer
-    from tapegrad.primitive import Primitive
+    from tapegrad.primitive import Primitive, Site
 
 next_index = itertools.count(1).__next__
 
 
 class Node:
-    """One application of a primitive: ``prim`` with ``params`` yielded a value of ``aval``."""
+    """One application of a primitive: ``prim`` with ``params`` yielded a value of ``aval``.
 
-    __slots__ = ("aval", "index", "params", "prim")
+    ``site``: of an elementwise primitive, what is known of it for operands of these avals.
+    """
 
-    def __init__(self, prim: Primitive | None, params: dict[str, Any], aval: ShapedArray) -> None:
+    __slots__ = ("aval", "index", "params", "prim", "site")
+
+    def __init__(
+        self, prim: Primitive | None, params: dict[str, Any], aval: ShapedArray, site: Site | None = None
+    ) -> None:
         self.prim = prim
         self.params = params
         self.aval = aval
+        self.site = site
         self.index = next_index()
 
     def __repr__(self) -> str:

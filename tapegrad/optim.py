@@ -115,7 +115,7 @@ class Optimizer:
             for g, v in pairs:
                 x, slots = v.read(), self._slots[id(v)][1]
                 if self.weight_decay:
-                    x = x * (1.0 - rate * self.weight_decay)
+                    x = x * _scalar(1.0 - rate * self.weight_decay, x)
                 new = self.update(x, g, tuple(s.read() for s in slots), rate, step)
                 for target, value in zip((*slots, v), (*new[1:], new[0])):
                     target.assign(value)
@@ -188,10 +188,11 @@ class SGD(Optimizer):
             self.slot_names = ("momentum",)
 
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
+        down = _scalar(rate, x) * g
         if not slots:
-            return (x - rate * g,)
-        velocity = self.momentum * slots[0] - rate * g
-        return (x + self.momentum * velocity - rate * g if self.nesterov else x + velocity), velocity
+            return (x - down,)
+        velocity = self.momentum * slots[0] - down
+        return (x + self.momentum * velocity - down if self.nesterov else x + velocity), velocity
 
 
 class Adam(Optimizer):
@@ -221,7 +222,7 @@ class Adam(Optimizer):
         self.epsilon = _at_least(self, "epsilon", epsilon, 0.0)
 
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
-        factor = rate * math.sqrt(1.0 - self.beta_2**step) / (1.0 - self.beta_1**step)
+        factor = _scalar(rate * math.sqrt(1.0 - self.beta_2**step) / (1.0 - self.beta_1**step), x)
         m = self.beta_1 * slots[0] + (1.0 - self.beta_1) * g
         v = self.beta_2 * slots[1] + (1.0 - self.beta_2) * (g * g)
         return x - factor * m / (ops.sqrt(v) + self.epsilon), m, v
@@ -261,9 +262,14 @@ def clip_by_global_norm(grads: Sequence[Any], clip_norm: float) -> tuple[list[An
     if not squares:
         raise ShapeError("clip_by_global_norm: there is no gradient")
     norm = ops.sqrt(ops.sum(ops.stack(squares)))
-    # inf - inf is not a number: a step of zeros would hide that the gradients overflowed.
-    scale = clip_norm / ops.maximum(norm, clip_norm) + (norm - norm)
+    # Not clip_norm / inf: a step of zeros would hide that the gradients overflowed.
+    scale = ops.where(ops.isfinite(norm), clip_norm / ops.maximum(norm, clip_norm), math.nan)
     return [None if t is None else t * ops.astype(scale, t.dtype) for t in tensors], norm
+
+
+def _scalar(value: float, like: Tensor) -> Tensor:
+    """A number that changes from step to step; as a Python number each one would stay among the shared constants."""
+    return ops.asarray(value, dtype=like.dtype)
 
 
 def _name(variable: Variable) -> str:

@@ -109,14 +109,44 @@ class Rule:
         return self.fn(*given, **named)
 
 
-@dataclass(frozen=True)
 class Plan:
-    """How one mask of tracked operands is differentiated: which slots to keep, and a rule for each tracked operand."""
+    """How one set of tracked operands is differentiated: which slots to keep, and a rule for each tracked operand."""
 
-    slots: tuple[int, ...]
-    pulls: tuple[tuple[int, Rule], ...]
-    lacking: tuple[int, ...]
-    """Tracked operands for which the primitive declares no rule."""
+    __slots__ = ("compiled", "lacking", "positions", "pulls", "quick", "slots")
+
+    def __init__(self, slots: tuple[int, ...], pulls: tuple[tuple[int, Rule], ...], lacking: tuple[int, ...]) -> None:
+        self.slots = slots
+        self.pulls = pulls
+        self.lacking = lacking  # tracked operands for which the primitive declares no rule
+        self.positions = tuple(i for i, _ in pulls)
+        self.quick = False  # whether the rules may be compiled into a function of arrays, kept in `compiled`
+        self.compiled: Callable | None = None
+
+
+class Site:
+    """An elementwise primitive with operands of certain avals.
+
+    ``aval``: the result's; ``ufunc``: what to call at once (None: the primitive has no ufunc of its own, or the result
+    is big enough to be deferred); ``plans``: by mask of tracked operands (None: nothing to differentiate).
+    """
+
+    __slots__ = ("aval", "avals", "plans", "prim", "small", "ufunc")
+
+    def __init__(self, prim: Primitive, avals: tuple[ShapedArray, ...], aval: ShapedArray, small: bool) -> None:
+        self.prim = prim
+        self.avals = avals
+        self.aval = aval
+        self.small = small
+        self.ufunc = getattr(aval.device.xp, prim.ufunc) if small and prim.ufunc is not None else None
+        self.plans: list[Plan] | None = None
+        if aval.smooth and prim.differentiable:
+            self.plans = [self._plan(mask) for mask in range(1 << len(avals))]
+
+    def _plan(self, mask: int) -> Plan:
+        shared = self.prim.plan(mask, len(self.avals))
+        plan = Plan(shared.slots, shared.pulls, shared.lacking)
+        plan.quick = self.small and not plan.lacking
+        return plan
 
 
 @dataclass(eq=False)
@@ -149,8 +179,8 @@ class Primitive:
     doc: str = ""
     domain: tuple[float, float] = (-2.0, 2.0)
     plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
-    memo: dict[Any, Any] = field(default_factory=dict)
-    """The evaluator's and the dispatcher's caches: a ufunc by device, inferred avals by operand avals."""
+    memo: dict[Any, Site] = field(default_factory=dict)
+    """Sites of an elementwise primitive, by the operands' avals."""
 
     def __repr__(self) -> str:
         return f"<{self.family} primitive {self.name}>"
@@ -224,7 +254,7 @@ def elementwise(
     """
     operands = tuple(operands) or ("x", "y", "z")[: max(1, len(partials))]
     rules = _rules(partials, operands)
-    run = impl or (lambda xp, out, *arrays: getattr(xp, ufunc or name)(*arrays, out))
+    run = impl or (lambda xp, out, *arrays: getattr(xp, ufunc or name)(*arrays, out=out))
     return _register(
         Primitive(
             name, "elementwise", operands, run, infer, rules, None if jvp is None else _rules(jvp, operands),

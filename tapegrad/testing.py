@@ -78,7 +78,7 @@ def _inner(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> float:
 
 def _compare(what: str, got: Any, wanted: Any, rtol: float, atol: float) -> None:
     error = abs(got - wanted)
-    bad = ~(error <= atol + rtol * abs(wanted))
-    if bad if isinstance(bad, bool) else bad.any():
+    good = error <= atol + rtol * abs(wanted)
+    if not (good if isinstance(good, bool) else good.all()):
         worst = error if isinstance(error, float) else error.max()
         raise DerivativeError(f"{what}: off by {worst:.3g} where {wanted!r} is expected, got {got!r}")

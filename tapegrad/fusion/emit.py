@@ -146,8 +146,8 @@ class _Emitter:
         return self.packed[value]
 
     def _function(self, prim: Primitive) -> Callable:
-        """``f(*operands, out)``."""
+        """``f(*operands, out=)``."""
         xp = self.xp
         if prim.ufunc is not None:
             return getattr(xp, prim.ufunc)
-        return lambda *arrays: prim.impl(xp, arrays[-1], *arrays[:-1])
+        return lambda *arrays, out: prim.impl(xp, out, *arrays)

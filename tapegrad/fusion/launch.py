@@ -167,7 +167,7 @@ def _worker(
             values += [None if i in whole else out[(*before, rows)] for i, out in enumerate(outputs)]
             values += temporaries
             for fn, operands, result in steps:
-                fn(*[values[i] for i in operands], values[result])
+                fn(*[values[i] for i in operands], out=values[result])
             for r, ufunc, partial in zip(program.reductions, ufuncs, partials, strict=True):
                 row = slice(chunk, chunk + 1) if axis in axes else rows
                 place = partial[(*(0 if a in axes else before[a] for a in range(axis)), row)]
@@ -175,7 +175,7 @@ def _worker(
                 if turn == 0:
                     ufunc.reduce(value, axis=tile_axes, out=place, keepdims=True, dtype=r.dtype)
                 else:
-                    ufunc(place, ufunc.reduce(value, axis=tile_axes, keepdims=True, dtype=r.dtype), place)
+                    ufunc(place, ufunc.reduce(value, axis=tile_axes, keepdims=True, dtype=r.dtype), out=place)
 
     return task
 

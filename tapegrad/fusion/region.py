@@ -22,11 +22,25 @@ from dataclasses import dataclass
 
 from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
+from tapegrad.primitive import REGISTRY
 
 SMALL = 16384
 MAX_NODES = 96
 MAX_LEAVES = 16
 MAX_EXCLUSIVE = 3
+
+
+def set_small(elements: int) -> None:
+    """Run arrays of fewer ``elements`` at once (``SMALL``); for measurements and tests."""
+    global SMALL
+    SMALL = elements
+    for prim in REGISTRY.values():
+        prim.memo.clear()
+
+
+def runs_at_once(aval: ShapedArray) -> bool:
+    """Rule 1."""
+    return aval.size < SMALL
 
 
 @dataclass

@@ -6,8 +6,8 @@ from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError
-from tapegrad.nn import functional, initializers
-from tapegrad.nn.core import Dense, _positive
+from tapegrad.nn import checks, functional, initializers
+from tapegrad.nn.core import Dense
 from tapegrad.nn.layer import Layer
 from tapegrad.tensor import Tensor
 
@@ -37,11 +37,11 @@ class MultiHeadAttention(Layer):
         dtype: Any = "float32",
     ) -> None:
         super().__init__(name=name, dtype=dtype)
-        self.num_heads = _positive(self, "num_heads", num_heads)
-        self.key_dim = _positive(self, "key_dim", key_dim)
-        self.value_dim = self.key_dim if value_dim is None else _positive(self, "value_dim", value_dim)
+        self.num_heads = checks.positive(self, "num_heads", num_heads)
+        self.key_dim = checks.positive(self, "key_dim", key_dim)
+        self.value_dim = self.key_dim if value_dim is None else checks.positive(self, "value_dim", value_dim)
         self.output_shape = output_shape
-        self.dropout = functional.check_rate(repr(self), dropout)
+        self.dropout = checks.rate(self, dropout)
 
         self.use_bias = use_bias
         self.kernel_initializer = initializers.get(kernel_initializer)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad import ops, random
-from tapegrad.errors import DTypeError, ShapeError, TapegradError
+from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.nn import checks
 from tapegrad.nn.losses import (
     binary_cross_entropy_with_logits,
     cross_entropy,
@@ -153,15 +154,15 @@ def embedding(input: Any, weight: Any) -> Tensor:
 def one_hot(tensor: Any, num_classes: int = -1) -> Tensor:
     """1 at the position of the label, else 0, as int64; (...) -> (..., num_classes), by default the largest plus one.
 
-    Raises DTypeError for labels that are not integers.
+    Raises DTypeError for labels that are not integers, IndexingError for one outside the classes.
     """
     labels = ops.asarray(tensor)
-    if "int" not in str(labels.dtype):
-        raise DTypeError(f"one_hot: wanted integer labels, got {labels.dtype}; use astype(labels, 'int64')")
+    checks.integers("one_hot", "labels", labels)
     if num_classes == -1:
         if not labels.size:
             raise ShapeError(f"one_hot: labels {labels.shape} are empty; give num_classes")
         num_classes = int(ops.max(labels).item()) + 1
+    checks.within("one_hot", "labels", labels, num_classes)
     return ops.astype(ops.one_hot(labels, num_classes), "int64")
 
 
@@ -194,7 +195,7 @@ def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
 
     Raises TapegradError for ``p`` outside [0, 1].
     """
-    check_rate("dropout", p)
+    checks.rate("dropout", p)
     x = ops.asarray(input)
     if not training or p == 0:
         return x
@@ -202,13 +203,6 @@ def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
         return ops.where(False, x, 0)
     # The mask is one byte per entry, and `where` keeps it off infinities, of which multiplying would make NaN.
     return ops.where(random.bernoulli(x.shape, 1.0 - p, dtype="bool"), x * (1.0 / (1.0 - p)), 0)
-
-
-def check_rate(who: str, rate: float) -> float:
-    """``rate`` if it is a probability.  Raises TapegradError."""
-    if not 0 <= rate <= 1:
-        raise TapegradError(f"{who}: wanted a dropout rate from 0 to 1, got {rate!r}")
-    return rate
 
 
 def attention_weights(

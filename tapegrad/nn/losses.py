@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tapegrad import ops
-from tapegrad.errors import DTypeError, ShapeError, TapegradError
+from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.nn import checks
 from tapegrad.tensor import Tensor
 
 
@@ -22,7 +23,7 @@ def cross_entropy(
     input: (n, c, ...) or (c,); target: integers (n, ...) or (), in [0, c) or ``ignore_index``; or probabilities shaped
     as input.  ``weight``: (c,).  The mean is over the weights of the targets that are not ignored, as in PyTorch.
 
-    Raises ShapeError, and DTypeError for targets that are neither integers nor floats.
+    Raises ShapeError, DTypeError for targets that are neither integers nor floats, IndexingError for other labels.
     """
     logits, target = ops.asarray(input), ops.asarray(target)
     axis = 0 if logits.ndim == 1 else 1
@@ -41,9 +42,7 @@ def cross_entropy(
         if weight is not None:
             shares = shares * weight
         return _reduced("cross_entropy", -ops.sum(shares * ops.log_softmax(logits, axis=-1), axis=-1), reduction)
-    _check_labels("cross_entropy", target, rest)
-    kept = target != ignore_index
-    labels = ops.where(kept, target, 0)
+    kept, labels = _checked_labels("cross_entropy", target, rest, classes, ignore_index)
     if not label_smoothing and weight is None:
         losses = ops.where(kept, ops.cross_entropy(logits, labels), 0.0)
         return _weighted("cross_entropy", losses, ops.astype(kept, logits.dtype), reduction)
@@ -52,6 +51,8 @@ def cross_entropy(
         weight = ops.ones((classes,), dtype=logits.dtype)
     of_label = ops.where(kept, ops.take(weight, labels, axis=0), 0.0)
     hard = -_at_label(logp, labels) * of_label
+    if not label_smoothing:
+        return _weighted("cross_entropy", hard, of_label, reduction)
     soft = ops.where(kept, -ops.sum(weight * logp, axis=-1), 0.0)
     losses = (1.0 - label_smoothing) * hard + (label_smoothing / classes) * soft
     return _weighted("cross_entropy", losses, of_label, reduction)
@@ -60,16 +61,14 @@ def cross_entropy(
 def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
     """``-input`` at the target: ``cross_entropy`` for input that is ``log_softmax`` already; same shapes.
 
-    Raises ShapeError and DTypeError.
+    Raises ShapeError, DTypeError, IndexingError.
     """
     logp, target = ops.asarray(input), ops.asarray(target)
     axis = 0 if logp.ndim == 1 else 1
     if not logp.ndim:
         raise ShapeError("nll_loss: wanted input (n, c, ...) or (c,), got a scalar")
     classes, rest = logp.shape[axis], logp.shape[:axis] + logp.shape[axis + 1 :]
-    _check_labels("nll_loss", target, rest)
-    kept = target != ignore_index
-    labels = ops.where(kept, target, 0)
+    kept, labels = _checked_labels("nll_loss", target, rest, classes, ignore_index)
     weight = ops.ones((classes,), dtype=logp.dtype) if weight is None else ops.asarray(weight)
     if weight.shape != (classes,):
         raise ShapeError(f"nll_loss: wanted weight ({classes},), got {weight.shape}")
@@ -126,11 +125,17 @@ def _at_label(logp: Tensor, labels: Tensor) -> Tensor:
     return ops.sum(ops.where(of_class, logp, 0.0), axis=-1)
 
 
-def _check_labels(who: str, target: Tensor, shape: tuple[int, ...]) -> None:
-    if "int" not in str(target.dtype):
-        raise DTypeError(f"{who}: wanted integer labels, got {target.dtype}; use astype(target, 'int64')")
+def _checked_labels(
+    who: str, target: Tensor, shape: tuple[int, ...], classes: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    """Which labels count, and the labels with 0 in the place of those that do not."""
+    checks.integers(who, "labels", target)
     if target.shape != shape:
         raise ShapeError(f"{who}: wanted labels of shape {shape}, got {target.shape}")
+    kept = target != ignore_index
+    labels = ops.where(kept, target, 0)
+    checks.within(who, "labels", labels, classes)
+    return kept, labels
 
 
 def _same_shape(who: str, input: Any, target: Any) -> tuple[Tensor, Tensor]:

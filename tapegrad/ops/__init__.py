@@ -36,6 +36,26 @@ from tapegrad.ops.arithmetic import (
     square,
     subtract,
 )
+from tapegrad.ops.arranging import (
+    atleast_1d,
+    atleast_2d,
+    atleast_3d,
+    broadcast_arrays,
+    column_stack,
+    dsplit,
+    dstack,
+    fliplr,
+    flipud,
+    hsplit,
+    hstack,
+    meshgrid,
+    ravel,
+    rot90,
+    tril,
+    triu,
+    vsplit,
+    vstack,
+)
 from tapegrad.ops.comparison import (
     bitwise_and,
     bitwise_invert,
@@ -78,6 +98,7 @@ from tapegrad.ops.creation import (
     zeros_like,
 )
 from tapegrad.ops.cumulative import cumprod, cumsum, cumulative_prod, cumulative_sum, diff
+from tapegrad.ops.einsum import einsum
 from tapegrad.ops.exponential import exp, exp2, expm1, log, log1p, log2, log10, logaddexp
 from tapegrad.ops.indexing import nonzero, one_hot, take, take_along_axis
 from tapegrad.ops.joining import (
@@ -93,9 +114,8 @@ from tapegrad.ops.joining import (
     unstack,
 )
 from tapegrad.ops.normalization import layer_norm
-from tapegrad.ops.softmax import cross_entropy, log_softmax, softmax
 from tapegrad.ops.operators import bind_operators
-from tapegrad.ops.products import matmul
+from tapegrad.ops.products import dot, inner, matmul, outer, tensordot, vdot, vecdot
 from tapegrad.ops.reductions import (
     all,
     any,
@@ -165,20 +185,23 @@ true_divide = divide
 __all__ = [
     "abs", "absolute", "acos", "acosh", "add", "all", "amax", "amin", "any", "arange", "arccos", "arccosh", "arcsin",
     "arcsinh", "arctan", "arctan2", "arctanh", "argmax", "argmin", "argsort", "array_split", "asarray", "asin",
-    "asinh", "astype", "atan", "atan2", "atanh", "bitwise_and", "bitwise_invert", "bitwise_left_shift", "bitwise_not",
-    "bitwise_or", "bitwise_right_shift", "bitwise_xor", "broadcast_shapes", "broadcast_to", "ceil", "clip", "concat",
-    "concatenate", "constant", "cos", "cosh", "count_nonzero", "cross_entropy", "cumprod", "cumsum", "cumulative_prod",
-    "cumulative_sum", "diff", "divide", "elu", "empty", "equal", "erf", "erfc", "exp", "exp2", "expand_dims", "expm1",
-    "eye", "flip", "floor", "floor_divide", "full", "full_like", "gelu", "greater", "greater_equal", "hypot", "invert",
-    "isfinite", "isinf", "isnan", "layer_norm", "leaky_relu", "left_shift", "less", "less_equal", "linspace", "log",
-    "log10", "log1p", "log2", "log_sigmoid", "log_softmax", "logaddexp", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum", "mean", "min", "minimum", "mod",
-    "moveaxis", "multiply", "negative", "nonzero", "not_equal", "one_hot", "ones", "ones_like", "pad", "permute_dims",
-    "positive", "pow", "power", "prod", "reciprocal", "relu", "remainder", "repeat", "reshape", "right_shift", "rint",
-    "roll", "round", "searchsorted", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "softmax", "softplus",
-    "softsign", "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "subtract", "sum", "swapaxes", "take",
-    "take_along_axis", "tan", "tanh", "tile", "top_k", "transpose", "true_divide", "trunc", "unique_all",
-    "unique_counts", "unique_inverse", "unique_values", "unstack", "var", "where", "zeros", "zeros_like",
+    "asinh", "astype", "atan", "atan2", "atanh", "atleast_1d", "atleast_2d", "atleast_3d", "bitwise_and",
+    "bitwise_invert", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
+    "broadcast_arrays", "broadcast_shapes", "broadcast_to", "ceil", "clip", "column_stack", "concat", "concatenate",
+    "constant", "cos", "cosh", "count_nonzero", "cross_entropy", "cumprod", "cumsum", "cumulative_prod",
+    "cumulative_sum", "diff", "divide", "dot", "dsplit", "dstack", "einsum", "elu", "empty", "equal", "erf", "erfc",
+    "exp", "exp2", "expand_dims", "expm1", "eye", "flip", "fliplr", "flipud", "floor", "floor_divide", "full",
+    "full_like", "gelu", "greater", "greater_equal", "hsplit", "hstack", "hypot", "inner", "invert", "isfinite",
+    "isinf", "isnan", "layer_norm", "leaky_relu", "left_shift", "less", "less_equal", "linspace", "log", "log10",
+    "log1p", "log2", "log_sigmoid", "log_softmax", "logaddexp", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum", "mean", "meshgrid", "min", "minimum",
+    "mod", "moveaxis", "multiply", "negative", "nonzero", "not_equal", "one_hot", "ones", "ones_like", "outer", "pad",
+    "permute_dims", "positive", "pow", "power", "prod", "ravel", "reciprocal", "relu", "remainder", "repeat",
+    "reshape", "right_shift", "rint", "roll", "rot90", "round", "searchsorted", "sigmoid", "sign", "signbit", "silu",
+    "sin", "sinh", "softmax", "softplus", "softsign", "sort", "split", "sqrt", "square", "squeeze", "stack", "std",
+    "subtract", "sum", "swapaxes", "take", "take_along_axis", "tan", "tanh", "tensordot", "tile", "top_k", "transpose",
+    "tril", "triu", "true_divide", "trunc", "unique_all", "unique_counts", "unique_inverse", "unique_values",
+    "unstack", "var", "vdot", "vecdot", "vsplit", "vstack", "where", "zeros", "zeros_like",
 ]  # fmt: skip
 
 bind_operators()

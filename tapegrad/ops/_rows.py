@@ -31,8 +31,9 @@ def matrices(xp: Any, x: Any, ndim: int) -> Any:
     return xp.reshape(xp.ascontiguousarray(x), (prod(x.shape[:lead]), prod(x.shape[lead:-1]), x.shape[-1]))
 
 
-def by_blocks(xp: Any, rows: int, width: int, scratch: tuple[Any, ...], body: Callable[..., None]) -> None:
-    """Call ``body(block number, slice of rows, *scratch arrays)`` for each block; ``scratch``: a dtype for each."""
+def by_blocks(xp: Any, x: Any, scratch: tuple[Any, ...], body: Callable[..., None]) -> None:
+    """Call ``body(block number, slice of rows, *scratch)`` for each block of ``x``; ``scratch``: dtypes of arrays."""
+    rows, width = x.shape
     step = rows_per_block(width)
     tasks = -(-rows // step)
 

@@ -111,7 +111,7 @@ def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
     """
     x = _floating("gelu", x)
     if approximate == "none":
-        return x * (0.5 * erfc(x * -_SQRT_HALF))
+        return x * (0.5 + 0.5 * erf(x * _SQRT_HALF))
     if approximate != "tanh":
         raise TapegradError(f'gelu: approximate must be "none" or "tanh", got {approximate!r}')
     return x * sigmoid(x * (_GELU_A + _GELU_B * square(x)))  # (1 + tanh(u)) / 2 = sigmoid(2 u)

@@ -10,13 +10,13 @@ from typing import Any
 
 from tapegrad.aval import ShapedArray, broadcast_shapes, shaped
 from tapegrad.buffer import Buffer
-from tapegrad.device import Device, current_device, dtypes
+from tapegrad.device import Device, dtypes
 from tapegrad.errors import DeviceError, DTypeError, NotATensorError
 from tapegrad.evaluate import apply, apply_elementwise
+from tapegrad.fusion.region import runs_at_once
 from tapegrad.node import leaf
-from tapegrad.primitive import REGISTRY, Primitive, Rule, elementwise
+from tapegrad.primitive import Primitive, Site, elementwise
 from tapegrad.tensor import Tensor, convert
-from tapegrad.variable import Variable
 
 SCALARS = (bool, int, float, complex)
 _constants: dict[Any, Buffer] = {}
@@ -87,7 +87,11 @@ def cast(x: Tensor, dtype: Any) -> Tensor:
         return x
     if aval.dtype.kind == "c" and dtype.kind != "c":
         raise DTypeError(f"astype: a cast from {aval.dtype} to {dtype} would drop the imaginary part; use tg.real first")
-    return Tensor(apply_elementwise(cast_p, (x._buffer,), aval.with_dtype(dtype)))
+    site = cast_p.memo.get((aval, dtype))
+    if site is None:
+        found = aval.with_dtype(dtype)
+        site = cast_p.memo[aval, dtype] = Site(cast_p, (aval,), found, runs_at_once(found))
+    return Tensor(apply_elementwise(cast_p, (x._buffer,), site))
 
 
 def promote(op: str, xs: tuple[Any, ...], to: Callable[[Any], Any] | None = None) -> tuple[Tensor, ...]:
@@ -119,22 +123,23 @@ def promote(op: str, xs: tuple[Any, ...], to: Callable[[Any], Any] | None = None
     )
 
 
-def _check(prim: Primitive, avals: tuple[ShapedArray, ...]) -> ShapedArray:
-    if prim.infer in (infer_same, infer_bool):
-        return prim.infer(*avals, name=prim.name)
-    return prim.infer(*avals)
+def resolve(prim: Primitive, avals: Any) -> Site:
+    """The site of ``prim`` for operands of ``avals`` (one aval, or a tuple of several): inferred once, then known."""
+    found = prim.memo.get(avals)
+    if found is None:
+        if len(prim.memo) >= _MOST:
+            prim.memo.clear()
+        operands = avals if isinstance(avals, tuple) else (avals,)
+        named = {"name": prim.name} if prim.infer in (infer_same, infer_bool) else {}
+        aval = prim.infer(*operands, **named)
+        found = prim.memo[avals] = Site(prim, operands, aval, runs_at_once(aval))
+    return found
 
 
 def bind(prim: Primitive, *xs: Tensor) -> Tensor:
     """Apply an elementwise primitive to tensors of one dtype (by its own rule of shapes)."""
     buffers = tuple(x._buffer for x in xs)
-    avals = tuple(b.node.aval for b in buffers)
-    aval = prim.memo.get(avals)
-    if aval is None:
-        if len(prim.memo) >= _MOST:
-            prim.memo.clear()
-        aval = prim.memo[avals] = _check(prim, avals)
-    return Tensor(apply_elementwise(prim, buffers, aval))
+    return Tensor(apply_elementwise(prim, buffers, resolve(prim, tuple(b.node.aval for b in buffers))))
 
 
 def barrier(prim: Primitive, *xs: Tensor, **params: Any) -> Tensor:
@@ -151,39 +156,57 @@ def unary(prim: Primitive, to: Callable[[Any], Any] | None = None) -> Callable[[
     def op(x: Any, /) -> Tensor:
         if type(x) is Tensor:
             buffer = x._buffer
-            aval = memo.get(buffer.node.aval)
-            if aval is not None:
-                return Tensor(apply_elementwise(prim, (buffer,), aval))
+            found = memo.get(buffer.node.aval)
+            if found is not None:
+                return Tensor(apply_elementwise(prim, (buffer,), found))
         (t,) = promote(name, (x,), to)
-        buffer = t._buffer
-        aval = buffer.node.aval
-        memo[aval] = found = _check(prim, (aval,))
-        return Tensor(apply_elementwise(prim, (buffer,), found))
+        return Tensor(apply_elementwise(prim, (t._buffer,), resolve(prim, t._buffer.node.aval)))
 
     return named(op, prim, "x")
 
 
 def binary(prim: Primitive, to: Callable[[Any], Any] | None = None) -> Callable[[Any, Any], Tensor]:
-    """The public function of a two-operand elementwise primitive; ``to`` maps the promoted dtype to compute in."""
+    """The public function of a two-operand elementwise primitive; ``to`` maps the promoted dtype to compute in.
+
+    Its attribute ``operator`` does the same as an operator's method: it answers a foreign operand NotImplemented.
+    """
+    op: Any = named(_binary(prim, to, False), prim, "x, y")
+    op.operator = named(_binary(prim, to, True), prim, "x, y")
+    return op
+
+
+def _binary(prim: Primitive, to: Callable[[Any], Any] | None, polite: bool) -> Callable[[Any, Any], Any]:
     memo, name = prim.memo, prim.name
 
-    def op(x: Any, y: Any, /) -> Tensor:
-        if type(x) is Tensor and type(y) is Tensor:
-            bx, by = x._buffer, y._buffer
-            aval = memo.get((bx.node.aval, by.node.aval))
-            if aval is not None:
-                return Tensor(apply_elementwise(prim, (bx, by), aval))
-        tx, ty = promote(name, (x, y), to)
+    def op(x: Any, y: Any, /) -> Any:
+        if type(x) is Tensor:
+            bx = x._buffer
+            if type(y) is Tensor:
+                by = y._buffer
+                found = memo.get((bx.node.aval, by.node.aval))
+                if found is not None:
+                    return Tensor(apply_elementwise(prim, (bx, by), found))
+            elif (type(y) is float or type(y) is int) and bx.node.aval.smooth:
+                by = constant(y, bx.node.aval.dtype, bx.node.aval.device)
+                found = memo.get((bx.node.aval, by.node.aval))
+                if found is not None:
+                    return Tensor(apply_elementwise(prim, (bx, by), found))
+        elif type(y) is Tensor and (type(x) is float or type(x) is int) and y._buffer.node.aval.smooth:
+            by = y._buffer
+            bx = constant(x, by.node.aval.dtype, by.node.aval.device)
+            found = memo.get((bx.node.aval, by.node.aval))
+            if found is not None:
+                return Tensor(apply_elementwise(prim, (bx, by), found))
+        try:
+            tx, ty = promote(name, (x, y), to)
+        except NotATensorError:
+            if polite:
+                return NotImplemented
+            raise
         bx, by = tx._buffer, ty._buffer
-        avals = (bx.node.aval, by.node.aval)
-        aval = memo.get(avals)
-        if aval is None:
-            if len(memo) >= _MOST:
-                memo.clear()
-            aval = memo[avals] = _check(prim, avals)
-        return Tensor(apply_elementwise(prim, (bx, by), aval))
+        return Tensor(apply_elementwise(prim, (bx, by), resolve(prim, (bx.node.aval, by.node.aval))))
 
-    return named(op, prim, "x, y")
+    return op
 
 
 def named(op: Callable, prim: Primitive, arguments: str) -> Callable:
@@ -193,8 +216,3 @@ def named(op: Callable, prim: Primitive, arguments: str) -> Callable:
     op.primitive = prim  # type: ignore[attr-defined]
     return op
 
-
-__all__ = [
-    "REGISTRY", "Rule", "SCALARS", "Variable", "barrier", "binary", "bind", "cast", "constant", "infer_bool",
-    "infer_same", "named", "promote", "tensor", "unary", "current_device",
-]  # fmt: skip

@@ -96,7 +96,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     return tuple(barrier(slice_p, x, index=(*whole[:a], i, *whole[a + 1 :])) for i in range(x.shape[a]))
 
 
-def split(x: Any, indices_or_sections: int | Sequence[int], /, axis: int = 0) -> tuple[Tensor, ...]:
+def split(x: Any, indices_or_sections: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
     """``x`` cut along ``axis`` into equal sections, or before each of the given positions (NumPy's ``split``).
 
     Raises AxisError, and ShapeError if equal sections do not come out even.
@@ -110,16 +110,17 @@ def split(x: Any, indices_or_sections: int | Sequence[int], /, axis: int = 0) ->
     return array_split(x, indices_or_sections, axis=a)
 
 
-def array_split(x: Any, indices_or_sections: int | Sequence[int], /, axis: int = 0) -> tuple[Tensor, ...]:
+def array_split(x: Any, indices_or_sections: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
     """As :func:`split`, but sections may be unequal: the first ones are longer by 1.  Raises AxisError, ShapeError."""
     x = tensor("array_split", x)
     a = normalize_axis("array_split", axis, x.ndim)
     n = x.shape[a]
     if isinstance(indices_or_sections, Integral):
-        if indices_or_sections < 1:
-            raise ShapeError(f"array_split: {indices_or_sections} sections; needs at least 1")
-        each, more = divmod(n, indices_or_sections)
-        bounds = [i * each + min(i, more) for i in range(indices_or_sections + 1)]
+        count = int(indices_or_sections)
+        if count < 1:
+            raise ShapeError(f"array_split: {count} sections; needs at least 1")
+        each, more = divmod(n, count)
+        bounds = [i * each + min(i, more) for i in range(count + 1)]
     else:
         bounds = [0, *(slice(int(i)).indices(n)[1] for i in indices_or_sections), n]
     return tuple(_part(x, a, p, max(0, q - p)) for p, q in zip(bounds, bounds[1:], strict=False))
@@ -144,7 +145,7 @@ def roll(x: Any, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | N
             raise ShapeError(f"roll: {shift!r} shifts the flattened array more than once; name the axes")
         return reshape(roll(reshape(x, (x.size,)), shift, axis=0), x.shape)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
-    shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(axes)  # type: ignore[operator]
+    shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
     if len(shifts) != len(axes):
         raise ShapeError(f"roll: {len(shifts)} shifts for {len(axes)} axes")
     for s, a in zip(shifts, axes, strict=True):
@@ -156,10 +157,10 @@ def roll(x: Any, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | N
     return x
 
 
-def tile(x: Any, repetitions: int | Sequence[int], /) -> Tensor:
+def tile(x: Any, repetitions: Any, /) -> Tensor:
     """``x`` laid side by side ``repetitions`` times along each dimension (missing ones in front are 1)."""
     x = tensor("tile", x)
-    times = tuple(repetitions) if isinstance(repetitions, (tuple, list)) else (int(repetitions),)  # type: ignore[call-overload]
+    times = tuple(repetitions) if isinstance(repetitions, (tuple, list)) else (int(repetitions),)
     ndim = max(x.ndim, len(times))
     times = (1,) * (ndim - len(times)) + times
     shape = (1,) * (ndim - x.ndim) + x.shape
@@ -181,18 +182,19 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     a = normalize_axis("repeat", axis, x.ndim)
     n = x.shape[a]
     if isinstance(repeats, Integral):
-        if repeats < 0:
-            raise ShapeError(f"repeat: negative number of repeats {repeats}")
+        times = int(repeats)
+        if times < 0:
+            raise ShapeError(f"repeat: negative number of repeats {times}")
         apart = expand_dims(x, a + 1)
-        wide = broadcast_to(apart, (*apart.shape[: a + 1], repeats, *apart.shape[a + 2 :]))
-        return reshape(wide, (*x.shape[:a], n * repeats, *x.shape[a + 1 :]))
-    times = tensor("repeat", repeats)
-    if not dtypes.is_integer(times.dtype):
-        raise IndexingError(f"repeat: repeats must be integers, got {times.dtype}")
-    if times.size not in (1, n) or times.ndim > 1 or (times.size and int(times._array.min()) < 0):
-        raise ShapeError(f"repeat: repeats of shape {times.shape} must be {n} numbers, none negative, for {x.shape}")
+        wide = broadcast_to(apart, (*apart.shape[: a + 1], times, *apart.shape[a + 2 :]))
+        return reshape(wide, (*x.shape[:a], n * times, *x.shape[a + 1 :]))
+    counts = tensor("repeat", repeats)
+    if not dtypes.is_integer(counts.dtype):
+        raise IndexingError(f"repeat: repeats must be integers, got {counts.dtype}")
+    if counts.size not in (1, n) or counts.ndim > 1 or (counts.size and int(counts._array.min()) < 0):
+        raise ShapeError(f"repeat: repeats of shape {counts.shape} must be {n} numbers, none negative, for {x.shape}")
     xp = x.device.xp
-    places = xp.repeat(xp.arange(n), xp.broadcast_to(times._array, (n,)))
+    places = xp.repeat(xp.arange(n), xp.broadcast_to(counts._array, (n,)))
     return take(x, from_array(places, x.device), axis=a)
 
 

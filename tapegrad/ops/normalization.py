@@ -17,7 +17,7 @@ from tapegrad.ops.creation import full, zeros_like
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.reductions import mean
 from tapegrad.ops.shape import broadcast_to, reshape, sum_to
-from tapegrad.primitive import Bad, Sample, general
+from tapegrad.primitive import Bad, Primitive, Sample, general
 from tapegrad.tensor import Tensor
 
 
@@ -68,7 +68,7 @@ def _run_layer_norm(xp: Any, x: Any, gamma: Any, beta: Any, *, out: Any, eps: fl
         xp.multiply(centred, gamma, out=centred)
         xp.add(centred, beta, out=result[rows], casting="same_kind")
 
-    by_blocks(xp, *x.shape, (wide, wide), body)
+    by_blocks(xp, x, (wide, wide), body)
 
 
 layer_norm_p = general(
@@ -130,7 +130,7 @@ def _run_in_x(xp: Any, x: Any, gamma: Any, g: Any, *, out: Any, eps: float) -> N
             xp.subtract(d, spare, out=d)
             xp.multiply(d, rstd, out=result[rows], casting="same_kind")
 
-    by_blocks(xp, *x.shape, (wide, wide, wide), body)
+    by_blocks(xp, x, (wide, wide, wide), body)
 
 
 def _second(x: Tensor, d: Tensor, other: Tensor, eps: float) -> Tensor:
@@ -149,7 +149,7 @@ def _second(x: Tensor, d: Tensor, other: Tensor, eps: float) -> Tensor:
     return square(r) * (h * (3 * hd * ho - do) - o * hd - d * ho)
 
 
-layer_norm_vjp_x_p = general(
+layer_norm_vjp_x_p: Primitive = general(
     "layer_norm_vjp_x",
     impl=_run_in_x,
     infer=_infer_in_x,
@@ -194,7 +194,7 @@ def _run_in_gamma(xp: Any, x: Any, g: Any, *, out: Any, eps: float) -> None:
             xp.multiply(h, g[rows], out=spare)
             xp.add.reduce(spare, axis=0, out=part)
 
-    by_blocks(xp, rows, width, (wide, wide), body)
+    by_blocks(xp, x, (wide, wide), body)
     xp.copyto(out, xp.reshape(xp.add.reduce(parts, axis=0), out.shape), casting="unsafe")
 
 
@@ -213,7 +213,7 @@ def _in_gamma_pull_g(ct: Tensor, x: Tensor, *, eps: float) -> Tensor:
     return _scaled(x, ct, eps) if ct.ndim == 1 else _as_rows(ct, x) * _scaled(x, _ones(x), eps)
 
 
-layer_norm_vjp_gamma_p = general(
+layer_norm_vjp_gamma_p: Primitive = general(
     "layer_norm_vjp_gamma",
     impl=_run_in_gamma,
     infer=_infer_in_gamma,

@@ -27,6 +27,8 @@ from tapegrad.tensor import Tensor, bind_method
 
 def _operator(f: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Any]:
     """``f`` as an operator: foreign objects get their turn."""
+    if hasattr(f, "operator"):
+        return f.operator
 
     def operator(self: Any, other: Any) -> Any:
         if type(other) is Tensor or isinstance(other, SCALARS):

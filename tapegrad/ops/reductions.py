@@ -132,7 +132,7 @@ def _others(x: Tensor) -> Tensor:
     Pairs are multiplied, so it takes 2 log n steps over ever fewer elements.
     """
     n = x.shape[-1]
-    if n == 1:
+    if n < 2:
         return ones_like(x)
     lead = x.shape[:-1]
     if n % 2:

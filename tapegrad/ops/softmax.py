@@ -18,7 +18,7 @@ from tapegrad.ops.exponential import exp
 from tapegrad.ops.reductions import sum
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import expand_dims, moveaxis
-from tapegrad.primitive import Bad, Sample, general
+from tapegrad.primitive import Bad, Primitive, Sample, general
 from tapegrad.tensor import Tensor
 
 
@@ -60,7 +60,7 @@ def _run_softmax(xp: Any, x: Any, *, out: Any) -> None:
         xp.divide(work, xp.add.reduce(work, axis=-1, keepdims=True), out=work)
         _deliver(xp, work, result[rows])
 
-    by_blocks(xp, *x.shape, _wide(out), body)
+    by_blocks(xp, x, _wide(out), body)
 
 
 def _wide(out: Any) -> tuple[Any]:
@@ -93,14 +93,14 @@ def _run_softmax_vjp(xp: Any, y: Any, g: Any, *, out: Any) -> None:
             xp.multiply(work, y[rows], out=work)
             _deliver(xp, work, result[rows])
 
-    by_blocks(xp, *y.shape, _wide(out), body)
+    by_blocks(xp, y, _wide(out), body)
 
 
 def _softmax_vjp_in_y(y: Tensor, g: Tensor, other: Tensor) -> Tensor:
     return other * (g - sum(y * g, axis=-1, keepdims=True))
 
 
-softmax_vjp_p = general(
+softmax_vjp_p: Primitive = general(
     "softmax_vjp",
     impl=_run_softmax_vjp,
     infer=_infer_last,
@@ -135,7 +135,7 @@ def _run_log_softmax(xp: Any, x: Any, *, out: Any) -> None:
             xp.subtract(x[rows], most, out=work, dtype=work.dtype)
         xp.subtract(work, scale, out=result[rows], casting="same_kind")
 
-    by_blocks(xp, *x.shape, _wide(out), body)
+    by_blocks(xp, x, _wide(out), body)
 
 
 log_softmax_p = general(
@@ -162,10 +162,10 @@ def _run_log_softmax_vjp(xp: Any, y: Any, g: Any, *, out: Any) -> None:
             xp.multiply(work, xp.add.reduce(g[rows], axis=-1, keepdims=True, dtype=work.dtype), out=work)
             xp.subtract(g[rows], work, out=result[rows], casting="same_kind")
 
-    by_blocks(xp, *y.shape, _wide(out), body)
+    by_blocks(xp, y, _wide(out), body)
 
 
-log_softmax_vjp_p = general(
+log_softmax_vjp_p: Primitive = general(
     "log_softmax_vjp",
     impl=_run_log_softmax_vjp,
     infer=_infer_last,
@@ -240,7 +240,7 @@ def _run_cross_entropy(xp: Any, x: Any, labels: Any, *, out: Any) -> None:
         with xp.errstate(invalid="ignore"):
             xp.add(loss, xp.subtract(most[:, 0], at_label, dtype=work.dtype), out=result[rows], casting="same_kind")
 
-    by_blocks(xp, *x.shape, _wide(out), body)
+    by_blocks(xp, x, _wide(out), body)
 
 
 def _at(x: Tensor, labels: Tensor) -> Tensor:
@@ -294,7 +294,7 @@ def _run_cross_entropy_vjp(xp: Any, x: Any, labels: Any, g: Any, *, out: Any) ->
             work[xp.arange(len(work)), labels[rows]] -= g[rows, 0]
             _deliver(xp, work, result[rows])
 
-    by_blocks(xp, *x.shape, _wide(out), body)
+    by_blocks(xp, x, _wide(out), body)
 
 
 def _infer_cross_entropy_vjp(x: ShapedArray, labels: ShapedArray, g: ShapedArray) -> ShapedArray:
@@ -302,7 +302,7 @@ def _infer_cross_entropy_vjp(x: ShapedArray, labels: ShapedArray, g: ShapedArray
     return x.with_shape((*g.shape, x.shape[-1]))
 
 
-cross_entropy_vjp_p = general(
+cross_entropy_vjp_p: Primitive = general(
     "cross_entropy_vjp",
     impl=_run_cross_entropy_vjp,
     infer=_infer_cross_entropy_vjp,

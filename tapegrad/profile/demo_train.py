@@ -31,12 +31,16 @@ class Settings:
 
 
 FULL = Settings(steps=300, compared=12, batch=16)
-QUICK = Settings(steps=60, compared=5, batch=8)
+QUICK = Settings(steps=80, compared=6, batch=8)
 
 
 @dataclass
 class Run:
-    """What was seen of one way to train.  ``samples``: (seconds, live bytes, bytes of activations) over one step."""
+    """What was seen of one way to train.
+
+    Of the ``peak_bytes`` of one step, ``activation_bytes`` were kept for the gradient and ``remade_bytes`` were made
+    again by a rerun.  ``samples``: (seconds, live bytes, bytes of both kinds) over that step.
+    """
 
     checkpoint: str
     losses: list[float] = field(default_factory=list)
@@ -44,6 +48,7 @@ class Run:
     gradients: list[bytes] = field(default_factory=list)
     peak_bytes: int = 0
     activation_bytes: int = 0
+    remade_bytes: int = 0
     reruns: int = 0
     samples: list[tuple[float, int, int]] = field(default_factory=list)
 
@@ -56,6 +61,7 @@ class Run:
         """Keep what ``tg.measure()`` saw of one step."""
         self.peak_bytes, self.reruns = m.peak_bytes, m.reruns
         self.activation_bytes = m.peak_by_category.get("activation", 0)
+        self.remade_bytes = m.peak_by_category.get("rematerialized", 0)
         self.samples = list(m.samples)
 
 
@@ -99,7 +105,7 @@ class Demo:
             tokens, labels = self.batch(step)
             begin = time.perf_counter()
             if step == counted:
-                with tg.measure() as m:
+                with tg.measure(timeline=True) as m:
                     loss = self._step(optimizer, tokens, labels, run.gradients)
                 run.count(m)
             else:

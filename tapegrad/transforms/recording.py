@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tapegrad import buffer as _buffer
-from tapegrad.buffer import Buffer
+from tapegrad.buffer import NOTHING, Buffer
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.node import Call, Node, thread
 from tapegrad.tensor import Tensor
@@ -27,19 +27,31 @@ class Recording:
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """An operation was applied (told by the evaluator): keep what its rules read of it."""
         tracked = self._tracked
-        mask = 0
-        bit = 1
-        for b in inputs:
-            if b.node.index in tracked:
-                mask |= bit
-            bit <<= 1
-        if not mask or node.aval.dtype.kind not in "fcV":
+        if node.site is not None:
+            plans = node.site.plans
+            if plans is None:
+                return
+            nodes: tuple[Node, ...]
+            if len(inputs) == 1:
+                nodes = (inputs[0].node,)
+                plan = plans[nodes[0].index in tracked]
+            elif len(inputs) == 2:
+                nodes = (inputs[0].node, inputs[1].node)
+                plan = plans[(nodes[0].index in tracked) + 2 * (nodes[1].index in tracked)]
+            else:
+                nodes = tuple([b.node for b in inputs])
+                plan = plans[_mask(nodes, tracked)]
+        elif node.aval.smooth:
+            nodes = tuple([b.node for b in inputs])
+            mask = _mask(nodes, tracked)
+            plan = node.prim.plans.get((mask, len(nodes))) or node.prim.plan(mask, len(nodes))  # type: ignore[union-attr]
+        else:
+            return
+        if not plan.pulls and not plan.lacking:
             return
         tracked.add(node.index)
-        prim: Any = node.prim
-        plan = prim.plans.get((mask, len(inputs))) or prim.plan(mask, len(inputs))
-        residuals = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots])
-        self._records.append((node, tuple([b.node for b in inputs]), plan, residuals))
+        residuals = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots]) if plan.slots else NOTHING
+        self._records.append((node, nodes, plan, residuals))
         if _buffer.accountant is not None:
             for b in residuals:
                 _buffer.accountant.wanted(b)
@@ -54,6 +66,16 @@ class Recording:
             results = tuple(b.node for b in outputs)
             self._tracked.update(n.index for n in results if is_inexact(n.aval.dtype))
             self._records.append((call, nodes, None, results))
+
+
+def _mask(nodes: tuple[Node, ...], tracked: set[int]) -> int:
+    """A bit for each node that is tracked."""
+    mask, bit = 0, 1
+    for n in nodes:
+        if n.index in tracked:
+            mask += bit
+        bit += bit
+    return mask
 
 
 class Trace(Recording):

@@ -14,6 +14,7 @@ from typing import Any
 
 from tapegrad.aval import ShapedArray, shaped
 from tapegrad.errors import GradientError, NoGradientError
+from tapegrad import buffer as _buffer
 from tapegrad.evaluate import fill
 from tapegrad.node import Node, thread
 from tapegrad.ops.arithmetic import add
@@ -21,11 +22,13 @@ from tapegrad.ops.dispatch import cast
 from tapegrad.ops.joining import stack
 from tapegrad.ops.shape import sum_to
 from tapegrad.primitive import Plan, Rule
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, from_array
+from tapegrad.transforms.compiled import compile_rules
 from tapegrad.transforms.zeros import zeros_of
 
 Record = tuple[Any, tuple[Any, ...], Plan | None, tuple[Any, ...]]
-Cotangents = dict[int, Tensor]
+Cotangents = dict[int, Any]
+"""By node index: tensors, or (of small values, where nobody looks) bare arrays."""
 
 
 def reachable(records: Sequence[Record], sources: Iterable[int]) -> set[int]:
@@ -48,7 +51,7 @@ def backward(
     consume: bool,
     path: set[int] | None = None,
     lead: int | None = None,
-) -> Cotangents:
+) -> dict[int, Tensor]:
     """Walk ``records`` backwards from ``cts``; the cotangents of the values in ``keep``.
 
     ``consume``: records are dropped as they are used, so each residual is freed at its last use.  ``path``: the values
@@ -56,22 +59,67 @@ def backward(
     """
     before = thread.deferring
     thread.deferring = []
+    unseen = lead is None and not thread.recorders and _buffer.accountant is None
     try:
         for position in range(len(records) - 1, -1, -1):
             record = records.pop() if consume else records[position]
-            if record[2] is None:
+            node, inputs, plan, residuals = record
+            if plan is None:
                 _pull_call(record, cts, keep, path, lead)
                 continue
-            index = record[0].index
-            ct = cts.get(index) if index in keep else cts.pop(index, None)
-            if ct is not None:
-                _pull(record, ct, cts, path, lead)
-            del record, ct
-        found = {i: cts[i] for i in keep if i in cts}
+            index = node.index
+            ct = cts.pop(index, None)
+            if ct is None:
+                continue
+            if index in keep:
+                cts[index] = ct
+            if unseen and plan.quick and _pull_arrays(record, ct, cts, path):
+                continue
+            _pull(record, _tensor(ct, node.aval), cts, path, lead)
+            del record, residuals, ct
+        found = {i: _tensor(cts[i], None) for i in keep if i in cts}
         fill([t._buffer for t in found.values()])
         return found
     finally:
         thread.deferring = before
+
+
+def _tensor(ct: Any, aval: ShapedArray | None) -> Tensor:
+    """A cotangent as a tensor."""
+    return ct if type(ct) is Tensor else from_array(ct, None if aval is None else aval.device)
+
+
+def _pull_arrays(record: Record, ct: Any, cts: Cotangents, path: set[int] | None) -> bool:
+    """One small elementwise node, on arrays, by its compiled rules; False: it has to go the general way."""
+    node, inputs, plan, residuals = record
+    if path is not None and any(inputs[i].index not in path for i in plan.positions):  # type: ignore[union-attr]
+        return False
+    pull = plan.compiled or _compile(node, plan)  # type: ignore[union-attr, arg-type]
+    found = pull(ct if type(ct) is not Tensor else ct._buffer.array, residuals)
+    if found is None:
+        return False
+    for i, g in zip(plan.positions, found):  # type: ignore[union-attr]  # noqa: B905 (of one length, and hot)
+        index = inputs[i].index
+        have = cts.get(index)
+        if have is None:
+            cts[index] = g
+        elif type(have) is Tensor:
+            cts[index] = add(have, from_array(g, node.aval.device))
+        else:
+            total = have + g
+            cts[index] = total if g.ndim else node.aval.device.xp.asarray(total)
+    return True
+
+
+def _compile(node: Node, plan: Plan) -> Any:
+    site: Any = node.site
+    avals = [*site.avals, site.aval]
+
+    def rules(seed: Tensor, values: dict[int, Tensor]) -> list[Tensor]:
+        return [fit(apply_rule(node, r, i, seed, values, avals, node.params), avals[i]) for i, r in plan.pulls]
+
+    plan.compiled = compile_rules(rules, node.aval, plan.slots, [avals[slot] for slot in plan.slots])
+    return plan.compiled
 
 
 def _pull(record: Record, ct: Tensor, cts: Cotangents, path: set[int] | None, lead: int | None) -> None:
@@ -139,7 +187,7 @@ def lifted(aval: ShapedArray, lead: int) -> ShapedArray:
 def accumulate(cts: Cotangents, index: int, g: Tensor) -> None:
     """Add to the cotangent of a value."""
     have = cts.get(index)
-    cts[index] = g if have is None else add(have, g)
+    cts[index] = g if have is None else add(_tensor(have, g._buffer.node.aval), g)
 
 
 def _stacked(rows: list[Tensor], aval: ShapedArray, lead: int) -> Tensor:
@@ -152,6 +200,7 @@ def _pull_call(record: Record, cts: Cotangents, keep: set[int], path: set[int] |
     """One call: its own rule, asked only for the inputs on the path, and only if a cotangent has come."""
     call, inputs, _, outputs = record
     upstream = [cts.get(n.index) if n.index in keep else cts.pop(n.index, None) for n in outputs]
+    upstream = [ct if ct is None else _tensor(ct, n.aval) for ct, n in zip(upstream, outputs, strict=True)]
     needed = frozenset(i for i, n in enumerate(inputs) if n is not None and (path is None or n.index in path))
     if not needed or all(ct is None for ct in upstream):
         return

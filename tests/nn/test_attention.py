@@ -114,5 +114,5 @@ def test_what_does_not_fit_is_refused() -> None:
         layer(good, attention_mask=tg.ones((4, 5)))
     with pytest.raises(TapegradError, match="positive integer for num_heads"):
         nn.MultiHeadAttention(0, 3)
-    with pytest.raises(TapegradError, match="dropout rate from 0 to 1, got 2"):
+    with pytest.raises(TapegradError, match="wanted a rate from 0 to 1, got 2"):
         nn.MultiHeadAttention(1, 3, dropout=2)

@@ -162,8 +162,8 @@ def test_dropout_refuses_what_is_no_probability(rate: float) -> None:
 
 
 def test_dropout_in_a_checkpoint_is_replayed() -> None:
-    tg.random.seed(5)
     layer = nn.Dropout(0.5)
+    tg.random.seed(5)
     x = tg.ones((1000,))
     with tg.GradientTape() as tape:
         tape.watch(x)

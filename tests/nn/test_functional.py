@@ -61,7 +61,8 @@ def test_pointwise_like_torch(name: str) -> None:
         tape.watch(ours)
         z = getattr(F, name)(ours)
     np.testing.assert_allclose(z.numpy(), y.detach().numpy(), rtol=1e-8, atol=1e-12)
-    np.testing.assert_allclose(tape.gradient(z, ours).numpy(), x.grad.numpy(), rtol=1e-8, atol=1e-12)
+    # torch has 1/6 in float32 for hardsigmoid
+    np.testing.assert_allclose(tape.gradient(z, ours).numpy(), x.grad.numpy(), rtol=1e-7, atol=1e-12)
 
 
 def test_gelu_s_approximation() -> None:
@@ -118,7 +119,7 @@ def test_dropout_keeps_infinities_from_becoming_nan() -> None:
     y = F.dropout(np.full(100, np.inf)).numpy()
     assert set(y) == {0.0, np.inf}
     assert np.array_equal(F.dropout(X, training=False).numpy(), X)
-    with pytest.raises(TapegradError, match="dropout: wanted a dropout rate from 0 to 1, got 3"):
+    with pytest.raises(TapegradError, match="dropout: wanted a rate from 0 to 1, got 3"):
         F.dropout(X, 3)
 
 

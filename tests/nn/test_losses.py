@@ -79,7 +79,8 @@ def test_cross_entropy_by_hand() -> None:
     logits = np.log(np.array([[0.2, 0.8], [0.5, 0.5]]))
     np.testing.assert_allclose(F.cross_entropy(logits, [1, 0]).item(), -(np.log(0.8) + np.log(0.5)) / 2, rtol=1e-12)
     np.testing.assert_allclose(F.cross_entropy(logits, [-100, 0]).item(), -np.log(0.5), rtol=1e-12)
-    assert np.isnan(F.cross_entropy(logits, [-100, -100]).item())
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(F.cross_entropy(logits, [-100, -100]).item())
 
 
 def test_an_impossible_other_class_does_not_spoil_the_loss() -> None:
@@ -111,7 +112,7 @@ def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("label", [3, -1])
 def test_labels_outside_the_classes_are_refused(weighted: bool, smoothing: float, label: int) -> None:
-    with pytest.raises(tg.errors.IndexingError, match=r"cross_entropy.*\[0, 3\)|cross_entropy"):
+    with pytest.raises(tg.errors.IndexingError, match=r"cross_entropy: wanted labels in \[0, 3\), got"):
         F.cross_entropy(
             np.ones((2, 3)), [0, label], weight=np.ones(3) if weighted else None, label_smoothing=smoothing
         ).item()
