@@ -114,20 +114,20 @@ def quartiles(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, fl
     return found[len(found) // 4], found[-1 - len(found) // 4]
 
 
-def worst_difference(got: Any, want: Any) -> float:
-    """The largest difference over the largest value of ``want``; infinite where a NaN or a shape differs."""
+def worst_difference(got: Any, want: Any, floor: float = 0.0) -> float:
+    """The largest difference over the largest value of ``want`` (or ``floor``); infinite for a NaN or another shape."""
     import numpy as np
 
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     if got.shape != want.shape:
         return float("inf")
-    difference = np.abs(got - want).max() / max(np.abs(want).max(), np.finfo(np.float64).tiny)
+    difference = np.abs(got - want).max() / max(np.abs(want).max(), floor, np.finfo(np.float64).tiny)
     return float(difference) if np.isfinite(difference) else float("inf")
 
 
-def must_agree(who: str, what: str, got: Any, want: Any, tolerance: float) -> float:
+def must_agree(who: str, what: str, got: Any, want: Any, tolerance: float, floor: float = 0.0) -> float:
     """``worst_difference``; ends the script where it is above ``tolerance``."""
-    found = worst_difference(got, want)
+    found = worst_difference(got, want, floor)
     if found > tolerance:
         raise SystemExit(f"{who}: {what} differs by {found:.2e} of its largest value; tolerance {tolerance:.0e}")
     return found

@@ -5,8 +5,9 @@
 A step is loss, gradients and Adam's update of ``tapegrad.profile.demo_model.CharTransformer`` (float32, context 128).
 PyTorch gets the same weights and tokens, twice: eager with its fused attention (``scaled_dot_product_attention``), and
 eager with attention written out as in the demo.  Before anything is timed loss and gradients are compared: the script
-fails where the loss differs by more than 1e-5, or a gradient by more than 1e-4 of its largest value.  Ratios above 1
-mean that tapegrad is faster; they are medians of ratios within a round.
+fails where the loss differs by more than 1e-5, or a gradient by more than 1e-4 of its largest value (or of a thousandth
+of the largest value of any gradient).  Ratios above 1 mean that tapegrad is faster; they are medians of ratios within a
+round.
 
 ``--profile`` prints where our time goes: seconds and calls of every primitive and of every kernel of a region (timed
 around each, so that what they do not explain is the cost of recording and walking in Python).
@@ -118,12 +119,16 @@ class Theirs:
 
 
 def agree(ours: Ours, theirs: Theirs, who: str) -> float:
-    """Compare loss and gradients at the same weights; the worst difference of a gradient."""
+    """Compare loss and gradients at the same weights; the worst difference of a gradient.
+
+    A key's bias changes no softmax, so its gradient is rounding errors alone: hence the floor.
+    """
     want_loss, want = theirs.gradients()
+    floor = 1e-3 * max(float(v.abs().max()) for v in want)
     loss, gradients, _ = ours.gradients()
     common.must_agree(who, "the loss", loss, want_loss, LOSS_TOLERANCE)
     return max(
-        common.must_agree(who, f"the gradient of {name}", g, v, GRADIENT_TOLERANCE)
+        common.must_agree(who, f"the gradient of {name}", g, v, GRADIENT_TOLERANCE, floor)
         for name, g, v in zip(theirs.weights, gradients, want, strict=True)
     )
 

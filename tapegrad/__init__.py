@@ -3,8 +3,8 @@
 A node is a recipe; a buffer is a cache of what the recipe yields.  See ``README.md`` for a tour.
 """
 
-from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
 from tapegrad import errors, memory, nn, optim, random, testing
+from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
 from tapegrad.device import device, set_default_device
 from tapegrad.device.dtypes import (
     bool_ as bool,
@@ -43,8 +43,8 @@ nan = float("nan")
 newaxis = None
 
 __all__ = [
-    "GradientTape", "Primitive", "Tensor", "Variable", "bool", "complex64", "complex128", "custom_gradient", "device", "e",
-    "errors", "float16", "float32", "float64", "get_num_threads", "grad", "hessian", "hvp", "inf", "int8", "int16",
+    "GradientTape", "Primitive", "Tensor", "Variable", "bool", "complex64", "complex128", "custom_gradient", "device",
+    "e", "errors", "float16", "float32", "float64", "get_num_threads", "grad", "hessian", "hvp", "inf", "int8", "int16",
     "int32", "int64", "jacobian", "jvp", "measure", "memory", "nan", "newaxis", "nn", "optim", "pi", "random",
     "recompute_grad", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint8", "uint16", "uint32",
     "uint64", "value_and_grad", "vjp",

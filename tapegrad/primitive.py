@@ -10,9 +10,8 @@ Families, and what is derived from the declaration:
 Rules are written in tensors, so higher order is free.  **A rule's parameter names declare what it reads**: ``ct`` or
 ``t`` (cotangent, tangent), ``out`` (the result), an operand's name (its value), ``NAME_aval`` or ``out_aval`` (an aval,
 which retains nothing), ``xs_aval``/``i`` (avals of all operands and the operand's position, for variadic operations),
-``*rest`` (the values of all operands after the first),
-or a parameter of the operation.  What no rule names cannot be retained.  Inside a ``linear`` transpose an operand's own name
-is its aval: a linear rule *cannot* retain its input.
+``*rest`` (the values of all operands after the first), or a parameter of the operation.  What no rule names cannot be
+retained.  Inside a ``linear`` transpose an operand's own name is its aval: a linear rule *cannot* retain its input.
 """
 
 from __future__ import annotations
@@ -203,14 +202,13 @@ class Primitive:
             tracked = [i for i in range(count) if mask >> i & 1]
             pulls = [(i, rule) for i in tracked if (rule := self.rule(i)) is not None]
             slots: list[int] = []
-            for i, rule in pulls:
+            for _, rule in pulls:
                 for slot in rule.slots_of(count):
                     if slot not in slots:
                         slots.append(slot)
             lacking = tuple(i for i in tracked if self.rule(i) is None)
             found = self.plans[mask, count] = Plan(tuple(slots), tuple(pulls), lacking)
         return found
-
 
 
 def _register(prim: Primitive) -> Primitive:
@@ -249,17 +247,27 @@ def elementwise(
 
     ``partials``: for each operand a function of what its names say, giving the partial derivative, or with a parameter
     ``ct`` the cotangent itself (its Jacobian is diagonal, so the same rule pushes tangents forward); a number is a
-    constant partial; None: no derivative.  ``jvp``: rules with ``t``, only where pushing forward differs (a cast).  ``impl(xp, out, *arrays)`` writes into ``out``; default: the ufunc
-    called ``ufunc`` or else ``name``.
+    constant partial; None: no derivative.  ``jvp``: rules with ``t``, only where pushing forward differs (a cast).
+    ``impl(xp, out, *arrays)`` writes into ``out``; default: the ufunc called ``ufunc`` or else ``name``.
     """
     operands = tuple(operands) or ("x", "y", "z")[: max(1, len(partials))]
     rules = _rules(partials, operands)
     run = impl or (lambda xp, out, *arrays: getattr(xp, ufunc or name)(*arrays, out=out))
     return _register(
         Primitive(
-            name, "elementwise", operands, run, infer, rules, None if jvp is None else _rules(jvp, operands),
-            exact=exact, ufunc=None if impl else ufunc or name,
-            cxx=cxx, domain=domain, samples=tuple(samples), doc=doc,
+            name,
+            "elementwise",
+            operands,
+            run,
+            infer,
+            rules,
+            None if jvp is None else _rules(jvp, operands),
+            exact=exact,
+            ufunc=None if impl else ufunc or name,
+            cxx=cxx,
+            domain=domain,
+            samples=tuple(samples),
+            doc=doc,
         )  # fmt: skip
     )
 

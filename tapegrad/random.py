@@ -13,13 +13,13 @@ from typing import Any
 from tapegrad.aval import Shape, shaped
 from tapegrad.device import bits, current_device, dtypes
 from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.ops.arithmetic import sqrt
 from tapegrad.ops.comparison import less
 from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.ops.exponential import log1p
 from tapegrad.ops.indexing import take
 from tapegrad.ops.sorting import argsort
 from tapegrad.ops.trigonometric import cos
-from tapegrad.ops.arithmetic import sqrt
 from tapegrad.primitive import Sample, general
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Cell
@@ -71,7 +71,7 @@ def seed(n: int) -> None:
 
 
 def _shape(shape: int | Sequence[int]) -> Shape:
-    found = tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),)  # type: ignore[call-overload]
+    found = (shape,) if isinstance(shape, int) else tuple(map(int, shape))
     if any(n < 0 for n in found):
         raise ShapeError(f"random: shape {shape} has a negative length")
     return found

@@ -258,7 +258,7 @@ class GradientTape(Recording):
         return found
 
     def _indices(self, source: Any) -> set[int]:
-        """The values that stand for a source: a tensor's own; of a variable, all that the tape has read, and the present."""
+        """The values that stand for a source: a tensor's own; of a variable, all that was read, and the present one."""
         if isinstance(source, Variable):
             return self._values.get(source.construction_number, set()) | {source._cell.get().node.index}
         return {source._buffer.node.index}

@@ -148,7 +148,7 @@ class Tensor:
 
     if TYPE_CHECKING:  # bound by tapegrad.ops
         T: Tensor
-        mT: Tensor  # noqa: N815 (the array API's name)
+        mT: Tensor
         at: Any
 
         def __getitem__(self, index: Any) -> Tensor: ...
@@ -252,6 +252,6 @@ def convert(x: Any, dtype: Any = None) -> Tensor:
     if isinstance(x, Tensor):
         return x
     if isinstance(x, tuple(_readers)):
-        return x.read()
+        return x.read()  # type: ignore[attr-defined]
     device = current_device()
     return from_array(device.array(x, dtype), device)

@@ -238,7 +238,7 @@ class Variable:
 
     def _update(self, how: str, delta: Any, sign: int) -> Variable:
         if isinstance(delta, (Tensor, Variable)) and delta.dtype != self.dtype:
-            raise DTypeError(f"{how}: variable {self.name!r} is {self.dtype}, the tensor is {delta.dtype}; use tg.astype")
+            raise DTypeError(f"{how}: variable {self.name!r} is {self.dtype}, not {delta.dtype}; use tg.astype")
         with unrecorded():
             change = Tensor(self._content_of(delta, self.dtype))
             if change.shape != self.shape:
@@ -279,7 +279,9 @@ class Variable:
         return Variable(self, self.trainable, self.name, category=self.category)
 
     def _refuse(self, other: Any) -> Any:
-        raise ImmutableError(f"variable {self.name!r} is not updated by an operator; use assign_add, assign_sub or assign")
+        raise ImmutableError(
+            f"variable {self.name!r} is not updated by operators; use assign_add, assign_sub or assign"
+        )
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = _refuse
     __iand__ = __ior__ = __ixor__ = _refuse

@@ -53,4 +53,4 @@ def set_host_state(state: tuple) -> None:
 
 def checksum(x: Any) -> bytes:
     """A checksum of an array's bits."""
-    return hashlib.blake2b(np.ascontiguousarray(x).reshape(-1).view(np.uint8), digest_size=16).digest()
+    return hashlib.blake2b(memoryview(np.ascontiguousarray(x).reshape(-1).view(np.uint8)), digest_size=16).digest()

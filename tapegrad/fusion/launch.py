@@ -88,7 +88,7 @@ def run(
     axes: tuple[int, ...],
     device: Any,
 ) -> int:
-    """Evaluate ``program`` over ``shape``; reductions write into their ``outputs`` (keepdims form).  Bytes of scratch."""
+    """Evaluate ``program`` over ``shape``; reductions write ``outputs`` in keepdims form.  Returns bytes of scratch."""
     reducing = {r.output for r in program.reductions}
     if not reducing and STRIDED not in layouts:
         shape = (prod(shape),)

@@ -2,11 +2,12 @@
 
 A region is the run of pending elementwise nodes of one shape that one kernel evaluates.  The rule, with its reasons:
 
-1. *Small arrays run at once* (``SMALL`` elements): below, planning a kernel costs more than the memory traffic it saves.
+1. *Small arrays run at once* (``SMALL`` elements): below, planning a kernel costs more than the traffic it saves.
    Measured with ``bench/overhead.py --threshold``: the break-even lies between 8 Ki and 32 Ki elements on 2 cores.
 2. *A value read by broadcasting is stored*: it is smaller than what reads it, and recomputing it would repeat the work
    for every row.
-3. *A region stays below* ``MAX_NODES`` *nodes and* ``MAX_LEAVES`` *arrays*; a longer chain is cut and keeps one array a cut.
+3. *A region stays below* ``MAX_NODES`` *nodes and* ``MAX_LEAVES`` *arrays*; a longer chain is cut and keeps one
+   array a cut.
    On a GPU that bounds registers and compile time; in backward it bounds how often an interior is recomputed.
 4. *Pending inputs that nobody else holds may not hold more than* ``MAX_EXCLUSIVE`` *times the bytes of the value they
    stand for*: a running sum of big arrays is cut every few terms instead of keeping them all.
@@ -54,9 +55,7 @@ class Region:
     def exclusive_bytes(self) -> int:
         """Bytes of the leaves that only this region's pending buffers refer to."""
         # Each leaf is referred to by its readers, by our list, by the loop variable and by getrefcount's argument.
-        return sum(
-            leaf.node.aval.nbytes for leaf in self.leaves if sys.getrefcount(leaf) - 3 <= self.reads[id(leaf)]
-        )
+        return sum(leaf.node.aval.nbytes for leaf in self.leaves if sys.getrefcount(leaf) - 3 <= self.reads[id(leaf)])
 
 
 def collect(targets: Iterable[Buffer]) -> Region:
@@ -103,11 +102,7 @@ def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], 
         region = collect(pending)
         filled = sum(leaf.node.aval.ndim > 0 for leaf in region.leaves)
         nodes, leaves = 1 + len(region.order), filled + grew
-        if (
-            nodes > MAX_NODES
-            or leaves > MAX_LEAVES
-            or region.exclusive_bytes() > MAX_EXCLUSIVE * max(aval.nbytes, 1)
-        ):
+        if nodes > MAX_NODES or leaves > MAX_LEAVES or region.exclusive_bytes() > MAX_EXCLUSIVE * max(aval.nbytes, 1):
             must += pending
             nodes, leaves = 1, grew + len(pending)
     return must, (nodes, leaves)

@@ -1,8 +1,8 @@
 """The ledger: every byte the engine's buffers hold, by category, primitive and source line; and the work done.
 
 It counts only while a :func:`measure` block is open; opening the first takes a census of the buffers alive (their
-number, not their contents, costs time then), so that live bytes are right from the start, and otherwise it costs nothing.
-Sizes are rounded up to 512 bytes, as CuPy's pool rounds them.
+number, not their contents, costs time then), so that live bytes are right from the start, and otherwise it is
+free.  Sizes are rounded up to 512 bytes, as CuPy's pool rounds them.
 
 Categories are facts, because the tape knows: *parameter* and *optimizer* (values of variables), *gradient* (results of
 ``tape.gradient``), *activation* (kept by a tape for a rule), *rematerialized* (made by the rerun of a checkpointed
@@ -239,7 +239,7 @@ class Ledger:
 LEDGER = Ledger()
 
 
-class measure:  # noqa: N801 (used as a function: ``with tg.measure() as m``)
+class measure:
     """``with tg.measure() as m:`` counts bytes and work of the block; ``m`` is a :class:`Measure`.
 
     ``timeline``: also keep a sample after every change.  Blocks may be nested; other threads' bytes count, too.

@@ -280,5 +280,3 @@ class _Call:
 def _snapshot(leaf: Any) -> Any:
     """A copy of a foreign array, which may change before the rerun; anything else is itself."""
     return leaf.copy() if current_device().owns(leaf) else leaf
-
-

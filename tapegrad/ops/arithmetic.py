@@ -10,6 +10,7 @@ from typing import Any
 
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError
+from tapegrad.ops.comparison import equal
 from tapegrad.ops.dispatch import SCALARS, binary, infer_same, promote, unary
 from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
@@ -70,10 +71,18 @@ abs_p = elementwise(
     infer=_infer_abs,
     ufunc="absolute",
     partials=[lambda x: sign(x)],
+    jvp=[lambda t, x: _push_abs(t, x)],
     cxx="tg_abs({x})",
     doc="Magnitude; the gradient at 0 is 0.",
 )
 abs = unary(abs_p)
+
+
+def _push_abs(t: Tensor, x: Tensor) -> Tensor:
+    from tapegrad.ops.complex import conj, real  # built on this file
+
+    return real(conj(sign(x)) * t)
+
 
 square_p = elementwise("square", infer=infer_same, partials=[lambda x: 2 * x], cxx="{x} * {x}", doc="``x * x``.")
 square = unary(square_p)
@@ -90,7 +99,7 @@ reciprocal = unary(reciprocal_p, _to_divide)
 
 
 def _where_nonzero(ct: Tensor, product: Tensor) -> Tensor:
-    return where(ct == 0, ct, product)
+    return where(equal(ct, 0), ct, product)
 
 
 sqrt_p = elementwise(
@@ -100,7 +109,7 @@ sqrt_p = elementwise(
     operands=("x",),
     cxx="sqrt({x})",
     domain=(0.2, 3.0),
-    doc="Square root; the gradient at 0 is inf, but 0 where the cotangent is 0 (so ``where(x > 0, sqrt(x), 0)`` is safe).",
+    doc="Square root; the gradient at 0 is inf, but 0 where the cotangent is: ``where(x > 0, sqrt(x), 0)`` is safe.",
 )
 sqrt = unary(sqrt_p, dtypes.in_float)
 

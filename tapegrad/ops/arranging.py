@@ -88,7 +88,7 @@ def flipud(x: Any, /) -> Tensor:
 
 
 def rot90(x: Any, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
-    """``x`` turned ``k`` times by 90 degrees in the plane of ``axes``, from the first to the second.  Raises AxisError."""
+    """``x`` turned ``k`` times by 90 degrees, from the first of ``axes`` towards the second.  Raises AxisError."""
     x = tensor("rot90", x)
     a, b = (normalize_axis("rot90", i, x.ndim) for i in axes)
     if a == b:

@@ -34,7 +34,7 @@ logical_and = binary(
     elementwise("logical_and", infer=infer_bool, operands=("x", "y"), cxx="{x} && {y}", doc="Both hold."), _to_bool
 )
 logical_or = binary(
-    elementwise("logical_or", infer=infer_bool, operands=("x", "y"), cxx="{x} || {y}", doc="One or both hold."), _to_bool
+    elementwise("logical_or", infer=infer_bool, operands=("x", "y"), cxx="{x} || {y}", doc="One holds."), _to_bool
 )
 logical_xor = binary(
     elementwise("logical_xor", infer=infer_bool, operands=("x", "y"), cxx="{x} != {y}", doc="One of the two holds."),
@@ -55,9 +55,7 @@ def _bits(name: str) -> Any:
 
 
 def _bitwise(name: str, symbol: str, doc: str, ufunc: str | None = None) -> Any:
-    prim = elementwise(
-        name, infer=infer_same, operands=("x", "y"), ufunc=ufunc, cxx=f"{{x}} {symbol} {{y}}", doc=doc
-    )
+    prim = elementwise(name, infer=infer_same, operands=("x", "y"), ufunc=ufunc, cxx=f"{{x}} {symbol} {{y}}", doc=doc)
     return binary(prim, _bits(name))
 
 

@@ -62,6 +62,10 @@ def infer_cast(x: ShapedArray) -> ShapedArray:
 
 
 def _cast_rule(ct: Tensor, x_aval: ShapedArray) -> Tensor:
+    if ct.dtype.kind == "c" and x_aval.dtype.kind != "c":
+        from tapegrad.ops.complex import real  # built on this file
+
+        ct = real(ct)
     return cast(ct, x_aval.dtype)
 
 
@@ -86,7 +90,7 @@ def cast(x: Tensor, dtype: Any) -> Tensor:
     if aval.dtype == dtype:
         return x
     if aval.dtype.kind == "c" and dtype.kind != "c":
-        raise DTypeError(f"astype: a cast from {aval.dtype} to {dtype} would drop the imaginary part; use tg.real first")
+        raise DTypeError(f"astype: a cast from {aval.dtype} to {dtype} drops the imaginary part; use tg.real first")
     site = cast_p.memo.get((aval, dtype))
     if site is None:
         found = aval.with_dtype(dtype)
@@ -118,9 +122,7 @@ def promote(op: str, xs: tuple[Any, ...], to: Callable[[Any], Any] | None = None
                 raise DTypeError(f"{op}: {e}") from None
     if to is not None:
         dtype = to(dtype)
-    return tuple(
-        cast(x, dtype) if isinstance(x, Tensor) else Tensor(constant(x, dtype, device)) for x in strong
-    )
+    return tuple(cast(x, dtype) if isinstance(x, Tensor) else Tensor(constant(x, dtype, device)) for x in strong)
 
 
 def resolve(prim: Primitive, avals: Any) -> Site:
@@ -215,4 +217,3 @@ def named(op: Callable, prim: Primitive, arguments: str) -> Callable:
     op.__doc__ = f"{prim.doc}\n\n{arguments}: tensors, arrays or numbers, broadcast against each other."
     op.primitive = prim  # type: ignore[attr-defined]
     return op
-

@@ -7,9 +7,7 @@ from tapegrad.ops.arithmetic import reciprocal
 from tapegrad.ops.dispatch import binary, infer_same, unary
 from tapegrad.primitive import elementwise
 
-exp_p = elementwise(
-    "exp", infer=infer_same, exact=False, partials=[lambda out: out], cxx="exp({x})", doc="``e ** x``."
-)
+exp_p = elementwise("exp", infer=infer_same, exact=False, partials=[lambda out: out], cxx="exp({x})", doc="``e ** x``.")
 exp = unary(exp_p, in_float)
 
 expm1_p = elementwise(

@@ -201,6 +201,8 @@ def getitem(x: Any, index: Any, /) -> Tensor:
     if type(index) is int and x.ndim and -x.shape[0] <= index < x.shape[0]:  # the usual loop over a first axis
         index = index % x.shape[0]
         return barrier(slice_p, x, index=(index, *[(0, n, 1) for n in x.shape[1:]]))
+    if type(index) is Tensor and index.ndim and x.ndim and index.dtype.kind in "iu":
+        return barrier(take_p, x, checked("x[...]", index, x.shape[0]), axis=0)
     found = _read("x[...]", index, x.shape)
     x = reshape(x, found.shape)
     if not found.is_whole:
@@ -295,6 +297,3 @@ def _change_places(op: str, x: Tensor, v: Tensor, index: _Index, adding: bool) -
     if adding:
         return add(x, barrier(unslice_p, change, shape=x.shape, index=index.basic))
     return barrier(put_slice_p, x, change, index=index.basic)
-
-
-__all__ = ["At", "getitem"]

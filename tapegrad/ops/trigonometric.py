@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tapegrad.device.dtypes import in_float
 from tapegrad.ops.arithmetic import reciprocal, sqrt, square
 from tapegrad.ops.dispatch import binary, infer_same, unary
 from tapegrad.primitive import elementwise
+from tapegrad.tensor import Tensor
+
+Unary = Callable[[Any], Tensor]
 
 sin_p = elementwise("sin", infer=infer_same, exact=False, partials=[lambda x: cos(x)], cxx="sin({x})", doc="Sine.")
-sin = unary(sin_p, in_float)
+sin: Unary = unary(sin_p, in_float)
 
 cos_p = elementwise("cos", infer=infer_same, exact=False, partials=[lambda x: -sin(x)], cxx="cos({x})", doc="Cosine.")
-cos = unary(cos_p, in_float)
+cos: Unary = unary(cos_p, in_float)
 
 tan_p = elementwise(
     "tan", infer=infer_same, exact=False, partials=[lambda out: 1 + out * out], cxx="tan({x})", domain=(-1.0, 1.0),
@@ -53,12 +59,12 @@ atan2 = binary(atan2_p, in_float)
 sinh_p = elementwise(
     "sinh", infer=infer_same, exact=False, partials=[lambda x: cosh(x)], cxx="sinh({x})", doc="Hyperbolic sine."
 )
-sinh = unary(sinh_p, in_float)
+sinh: Unary = unary(sinh_p, in_float)
 
 cosh_p = elementwise(
     "cosh", infer=infer_same, exact=False, partials=[lambda x: sinh(x)], cxx="cosh({x})", doc="Hyperbolic cosine."
 )
-cosh = unary(cosh_p, in_float)
+cosh: Unary = unary(cosh_p, in_float)
 
 tanh_p = elementwise(
     "tanh", infer=infer_same, exact=False, partials=[lambda out: 1 - out * out], cxx="tanh({x})", domain=(-3.0, 3.0),
@@ -70,13 +76,13 @@ asinh_p = elementwise(
     "asinh", infer=infer_same, ufunc="arcsinh", exact=False, partials=[lambda x: reciprocal(sqrt(1 + square(x)))],
     cxx="asinh({x})", doc="Inverse hyperbolic sine.",
 )  # fmt: skip
-asinh = unary(asinh_p, in_float)
+asinh: Unary = unary(asinh_p, in_float)
 
 acosh_p = elementwise(
     "acosh", infer=infer_same, ufunc="arccosh", exact=False, partials=[lambda x: reciprocal(sqrt(square(x) - 1))],
     cxx="acosh({x})", domain=(1.2, 3.0), doc="Inverse hyperbolic cosine.",
 )  # fmt: skip
-acosh = unary(acosh_p, in_float)
+acosh: Unary = unary(acosh_p, in_float)
 
 atanh_p = elementwise(
     "atanh", infer=infer_same, ufunc="arctanh", exact=False, partials=[lambda x: reciprocal(1 - square(x))],

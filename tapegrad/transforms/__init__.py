@@ -1,1 +1,1 @@
-"""Derivatives from records: the backward walk (vjp), forward mode (jvp), custom gradients, and functions of functions."""
+"""Derivatives: the backward walk (vjp), forward mode (jvp), custom gradients, and functions of functions."""

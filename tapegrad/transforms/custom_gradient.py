@@ -127,7 +127,9 @@ def _takes_variables(grad_fn: Callable) -> bool:
         parameters = inspect.signature(grad_fn).parameters.values()
     except (TypeError, ValueError):
         return True
-    return any(p.kind is p.VAR_KEYWORD or (p.name == "variables" and p.kind is not p.POSITIONAL_ONLY) for p in parameters)
+    return any(
+        p.kind is p.VAR_KEYWORD or (p.name == "variables" and p.kind is not p.POSITIONAL_ONLY) for p in parameters
+    )
 
 
 def _result(name: str, leaf: Any) -> Tensor:
@@ -213,10 +215,7 @@ class _Call:
         return [_column([row[i] for row in rows], aval) for i, aval in enumerate(self._avals)]
 
     def _ask(self, cts: list[Any]) -> list[Any]:
-        dys = [
-            zeros_of(aval) if ct is None else ct
-            for ct, aval in zip(cts, self._outputs, strict=True)
-        ]
+        dys = [zeros_of(aval) if ct is None else ct for ct, aval in zip(cts, self._outputs, strict=True)]
         if self._variables:
             found = self._grad_fn(*dys, variables=list(self._variables))
             if not isinstance(found, (tuple, list)) or len(found) != 2:
@@ -225,7 +224,9 @@ class _Call:
                 )
             grads, of_variables = found
             if isinstance(of_variables, Tensor) or not isinstance(of_variables, (list, tuple)):
-                raise GradientTypeError(f"{self.name}: variable gradients must be a list, got {type(of_variables).__name__}")
+                raise GradientTypeError(
+                    f"{self.name}: variable gradients must be a list, got {type(of_variables).__name__}"
+                )
         else:
             grads, of_variables = self._grad_fn(*dys), []
         if len(of_variables) != len(self._variables):
@@ -241,7 +242,9 @@ class _Call:
             what = f"{self._positional} positional argument(s)"
             if self._count > self._positional:
                 what += f" and {self._count - self._positional} keyword tensor(s)"
-            raise GradientError(f"{self.name}: {len(flat)} gradients returned for {what}; return one (or None) for each")
+            raise GradientError(
+                f"{self.name}: {len(flat)} gradients returned for {what}; return one (or None) for each"
+            )
         taken = [flat[i] for i in self._places] + list(of_variables)
         return [self._fitted(i, g) for i, g in enumerate(taken)]
 
@@ -274,7 +277,7 @@ class _Call:
         try:
             pushed = transposed(pull, [self._outputs[i] for i in outs], [tangents[i] for i in given])
         except NoGradientError as e:
-            raise NoGradientError(f"{self.name}: no forward-mode derivative follows from its gradient function: {e}") from e
+            raise NoGradientError(f"{self.name}: no forward mode follows from its gradient function: {e}") from e
         found: list[Any] = [None] * len(self._outputs)
         for i, t in zip(outs, pushed, strict=True):
             found[i] = t

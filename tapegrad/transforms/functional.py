@@ -165,7 +165,7 @@ def jvp(f: Callable, xs: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def jacobian(f: Callable, argnums: Argnums = 0) -> Callable:
-    """The Jacobian of ``f``: for each output leaf, arrays of shape ``output + argument`` (reverse mode, row-vectorised).
+    """The Jacobian of ``f``: for each output leaf, arrays of shape ``output + argument`` (reverse mode, rows together).
 
     Raises GradientError, DTypeError.
     """

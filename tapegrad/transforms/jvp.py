@@ -127,10 +127,7 @@ def _push_linear(node: Node, inputs: tuple[Buffer, ...], tangents: list[Tensor |
     prim = node.prim
     assert prim is not None
     if prim.variadic:
-        filled = [
-            t if t is not None else zeros_of(b.node.aval)
-            for t, b in zip(tangents, inputs, strict=True)
-        ]
+        filled = [t if t is not None else zeros_of(b.node.aval) for t, b in zip(tangents, inputs, strict=True)]
         return barrier(prim, *filled, **node.params)
     if tangents[0] is None:
         return None

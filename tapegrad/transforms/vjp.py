@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tapegrad import buffer as _buffer
 from tapegrad.aval import ShapedArray, shaped
 from tapegrad.errors import GradientError, NoGradientError
-from tapegrad import buffer as _buffer
 from tapegrad.evaluate import fill
 from tapegrad.node import Node, thread
 from tapegrad.ops.arithmetic import add
+from tapegrad.ops.complex import conj, real
 from tapegrad.ops.dispatch import cast
 from tapegrad.ops.joining import stack
 from tapegrad.ops.shape import sum_to
@@ -98,7 +99,7 @@ def _pull_arrays(record: Record, ct: Any, cts: Cotangents, path: set[int] | None
     found = pull(ct if type(ct) is not Tensor else ct._buffer.array, residuals)
     if found is None:
         return False
-    for i, g in zip(plan.positions, found):  # type: ignore[union-attr]  # noqa: B905 (of one length, and hot)
+    for i, g in zip(plan.positions, found):  # type: ignore[union-attr]
         index = inputs[i].index
         have = cts.get(index)
         if have is None:
@@ -158,12 +159,13 @@ def apply_rule(
         if rule.constant == -1:
             return -ct
         return zeros_of(ct._buffer.node.aval)
-    found = rule(ct, values, avals, params, i)
+    holomorphic = node.aval.dtype.kind == "c" and node.prim.family != "linear"  # type: ignore[union-attr]
     if node.prim.family == "elementwise" and not rule.seeded:  # type: ignore[union-attr]
-        if found.dtype.kind == "c":
-            found = found.conj()
-        return ct * found
-    return found
+        partial = rule(ct, values, avals, params, i)
+        return ct * (conj(partial) if holomorphic else partial)
+    if holomorphic:  # rules are written for the plain transpose; the cotangent of a real loss wants its conjugate
+        return conj(rule(conj(ct), values, avals, params, i))
+    return rule(ct, values, avals, params, i)
 
 
 def fit(g: Tensor, aval: ShapedArray, lead: int = 0) -> Tensor:
@@ -174,7 +176,7 @@ def fit(g: Tensor, aval: ShapedArray, lead: int = 0) -> Tensor:
         g = sum_to(g, aval.shape, lead)
     if g.dtype != aval.dtype:
         if g.dtype.kind == "c" and aval.dtype.kind != "c":
-            g = g.real
+            g = real(g)
         g = cast(g, aval.dtype)
     return g
 
@@ -220,4 +222,3 @@ def _pull_call(record: Record, cts: Cotangents, keep: set[int], path: set[int] |
                 "sum or reshape it in the gradient function"
             )
         accumulate(cts, inputs[i].index, g if g.dtype == aval.dtype else cast(g, aval.dtype))
-

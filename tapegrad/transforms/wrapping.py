@@ -13,13 +13,13 @@ class Wrapper:
     __wrapped__: Any
 
     def __init__(self, f: Callable) -> None:
-        functools.update_wrapper(self, f, updated=())
+        functools.update_wrapper(self, f, updated=())  # type: ignore[arg-type]
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds as a function does, if a function is wrapped."""
         if instance is None or not hasattr(type(self.__wrapped__), "__get__"):
             return self
-        return functools.partial(self, instance)  # type: ignore[arg-type]
+        return functools.partial(self, instance)  # type: ignore[operator]
 
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":

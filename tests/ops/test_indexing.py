@@ -11,13 +11,17 @@ from tapegrad.testing import check_grads
 
 BASIC = [
     0, -1, slice(None), slice(1, None, 2), slice(None, None, -1), slice(5, 0, -2), slice(3, 3), slice(-100, 100), ...,
-    None, (), (1, 2), (..., 1), (slice(None), -1), (None, 0, ..., None), (1, 2, 3), (1, 2, 3, ...), (slice(-1, 0, -1), 1),
+    None, (), (1, 2), (..., 1), (slice(None), -1), (None, 0, ..., None), (1, 2, 3), (1, 2, 3, ...), (slice(-1, 0, -1),
+    1),
     (slice(9, 2),), np.int64(1), (slice(2, None, -1), ..., slice(None, None, -3)),
 ]  # fmt: skip
 ADVANCED = [
-    [0, 2, 0], np.array([[0, 1], [2, -1]]), (slice(None), [1, 1]), (..., [3, 0]), ([0, 1], [1, 2]), ([0, 1], slice(None), [1, 2]),
-    ([[0], [1]], [1, 2]), (0, slice(None), [1, 2]), (0, [1, 2]), (slice(None), 0, [1, 2]), ([1, 2], None, 0), (None, [1, 0]),
-    (slice(None, None, -1), [0, 2], slice(1, 3)), ([0, 1], [1, 2], [3, 3]), ([], ), (slice(None), []), np.zeros((0, 2), int),
+    [0, 2, 0], np.array([[0, 1], [2, -1]]), (slice(None), [1, 1]), (..., [3, 0]), ([0, 1], [1, 2]),
+    ([0, 1], slice(None), [1, 2]),
+    ([[0], [1]], [1, 2]), (0, slice(None), [1, 2]), (0, [1, 2]), (slice(None), 0, [1, 2]), ([1, 2], None, 0),
+    (None, [1, 0]),
+    (slice(None, None, -1), [0, 2], slice(1, 3)), ([0, 1], [1, 2], [3, 3]), ([], ), (slice(None), []),
+    np.zeros((0, 2), int),
     True, False, (True, [0, 1]), (slice(1), False), np.array(1), (np.array(1), [0, 1]), (None, 0, [1, 2], None),
     np.array([2, 0], np.uint8), ([0, 1], ..., 0), ([0], ..., slice(None, None, 2)), ([0, 1], [[0], [1]], slice(None)),
 ]  # fmt: skip
@@ -180,7 +184,8 @@ def test_one_hot_and_nonzero(x):
     ("index", "words"),
     [
         (3, "index 3 is out of range for axis 0"), (-4, "index -4"), ((0, 0, 0, 0), "4 indices for a tensor of shape"),
-        (1.5, "1.5 is no index"), ("a", "'a' is no index"), ((..., ...), "Ellipsis"), ([0, 3], "index 3 is out of range"),
+        (1.5, "1.5 is no index"), ("a", "'a' is no index"), ((..., ...), "Ellipsis"),
+        ([0, 3], "index 3 is out of range"),
         ([-4], "index -4"), ([0.5], "float32 is no index"), (np.ones((2, 4), bool), "mask of shape"),
         (slice("a"), "is no index"), (slice(None, None, 0), "is no index"), (([0, 1], [0, 1, 2]), "do not broadcast"),
         (object(), "is no index"), (np.ones(4, bool), "mask of shape"),

@@ -76,9 +76,12 @@ def test_foreign_objects_get_their_turn():
     ("name", "args", "kwargs"),
     [
         ("sum", (1,), {}), ("mean", (), {"axis": 0}), ("max", (0,), {}), ("min", (), {"axis": 1, "keepdims": True}),
-        ("prod", (0,), {}), ("var", (1,), {}), ("std", (), {}), ("any", (), {}), ("all", (1,), {}), ("argmax", (1,), {}),
-        ("argmin", (), {}), ("transpose", (), {}), ("transpose", (1, 0), {}), ("transpose", ((1, 0),), {}), ("squeeze", (), {}),
-        ("flatten", (), {}), ("ravel", (), {}), ("clip", (0, 0.5), {}), ("take", ([1, 0], 1), {}), ("take", ([1],), {"axis": 0}),
+        ("prod", (0,), {}), ("var", (1,), {}), ("std", (), {}), ("any", (), {}), ("all", (1,), {}), ("argmax", (1,),
+        {}),
+        ("argmin", (), {}), ("transpose", (), {}), ("transpose", (1, 0), {}), ("transpose", ((1, 0),), {}),
+        ("squeeze", (), {}),
+        ("flatten", (), {}), ("ravel", (), {}), ("clip", (0, 0.5), {}), ("take", ([1, 0], 1), {}), ("take", ([1],),
+        {"axis": 0}),
         ("reshape", (-1,), {}), ("reshape", (4, 3), {}), ("reshape", ((2, 6),), {}), ("astype", ("float32",), {}),
         ("repeat", (2,), {}), ("cumsum", (1,), {}), ("swapaxes", (0, 1), {}), ("round", (), {}),
     ],
@@ -102,8 +105,10 @@ def test_numpy_functions_dispatch(rng):
     x = rng.uniform(0.2, 0.8, (3, 4))
     for t in (tg.asarray(x), tg.Variable(x)):
         for f in (
-            np.sin, np.arcsin, np.negative, np.isfinite, np.sum, lambda t: np.sum(t, 1), lambda t: np.max(t, axis=0), np.transpose,
-            lambda t: np.add(x, t), lambda t: np.power(t, 2), lambda t: np.concatenate([t, x]), lambda t: np.stack([t, t], axis=1),
+            np.sin, np.arcsin, np.negative, np.isfinite, np.sum, lambda t: np.sum(t, 1), lambda t: np.max(t, axis=0),
+            np.transpose,
+            lambda t: np.add(x, t), lambda t: np.power(t, 2), lambda t: np.concatenate([t, x]),
+            lambda t: np.stack([t, t], axis=1),
             lambda t: np.where(x > 0.5, t, 0), lambda t: np.cumsum(t, 1), lambda t: np.reshape(t, (4, 3)), np.ravel,
             lambda t: np.clip(t, 0.3, 0.4), lambda t: np.take(t, [1, 0], 1), lambda t: np.expand_dims(t, 0), np.argsort,
         ):  # fmt: skip
@@ -132,7 +137,8 @@ def test_array_namespace():
 
 
 INNER = {
-    "ops.arithmetic": {"pow_operator"}, "ops.shape": {"identity_of", "sum_to"}, "ops.indexing": {"sliced_shape", "checked"},
+    "ops.arithmetic": {"pow_operator"}, "ops.shape": {"identity_of", "sum_to"}, "ops.indexing": {"sliced_shape",
+    "checked"},
     "ops.reductions": {"infer_reduction", "lift_axes", "kept_shape"}, "ops.getitem": {"getitem"},
 }  # fmt: skip
 

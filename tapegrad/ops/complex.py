@@ -1,0 +1,62 @@
+"""Parts of complex numbers.
+
+Convention (TensorFlow's): the gradient of a real function is the conjugate of its holomorphic derivative, so that a
+step against it descends; cotangents of ``f(z)`` pull back as ``conj(f'(z)) * ct``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad.aval import ShapedArray
+from tapegrad.device import dtypes
+from tapegrad.ops.dispatch import bind, cast, infer_same, tensor
+from tapegrad.primitive import elementwise
+from tapegrad.tensor import Tensor
+
+
+def _infer_part(x: ShapedArray) -> ShapedArray:
+    return x.with_dtype(dtypes.real_of(x.dtype))
+
+
+conj_p = elementwise(
+    "conj", infer=infer_same, partials=[lambda ct: conj(ct)], operands=("x",), cxx="conj({x})", doc="Complex conjugate."
+)
+real_p = elementwise(
+    "real",
+    infer=_infer_part,
+    impl=lambda xp, out, x: xp.copyto(out, x.real),
+    partials=[lambda ct, x_aval: cast(ct, x_aval.dtype)],
+    jvp=[lambda t: real(t)],
+    operands=("x",),
+    cxx="real({x})",
+    doc="Real part.",
+)
+imag_p = elementwise(
+    "imag",
+    infer=_infer_part,
+    impl=lambda xp, out, x: xp.copyto(out, x.imag),
+    partials=[lambda ct, x_aval: 1j * cast(ct, x_aval.dtype)],
+    jvp=[lambda t: imag(t)],
+    operands=("x",),
+    cxx="imag({x})",
+    doc="Imaginary part.",
+)
+
+
+def conj(x: Any, /) -> Tensor:
+    """The complex conjugate (a real tensor itself)."""
+    x = tensor("conj", x)
+    return bind(conj_p, x) if x.dtype.kind == "c" else x
+
+
+def real(x: Any, /) -> Tensor:
+    """The real part (a real tensor itself)."""
+    x = tensor("real", x)
+    return bind(real_p, x) if x.dtype.kind == "c" else x
+
+
+def imag(x: Any, /) -> Tensor:
+    """The imaginary part (zeros for a real tensor)."""
+    x = tensor("imag", x)
+    return bind(imag_p, x) if x.dtype.kind == "c" else x * 0
