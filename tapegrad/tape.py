@@ -13,12 +13,9 @@ from typing import Any
 
 from tapegrad import buffer as _buffer
 from tapegrad import nest
-from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
 from tapegrad.device import dtypes
 from tapegrad.errors import (
-    DTypeError,
-    GradientError,
     IntegerWatchWarning,
     LateTargetWarning,
     NotATensorError,
@@ -27,12 +24,11 @@ from tapegrad.errors import (
     TapeStateError,
 )
 from tapegrad.node import Node, next_index, thread
-from tapegrad.ops.creation import asarray, ones, zeros
-from tapegrad.ops.dispatch import cast
-from tapegrad.ops.shape import broadcast_to
+from tapegrad.ops.creation import zeros
 from tapegrad.tensor import Tensor
 from tapegrad.transforms import rows
 from tapegrad.transforms.recording import Recording
+from tapegrad.transforms.seeds import wants_zeros, weights_of
 from tapegrad.transforms.vjp import Record, backward, reachable
 from tapegrad.variable import Variable
 
@@ -169,10 +165,10 @@ class GradientTape(Recording):
         ``unconnected_gradients="zero"``.  Raises TapeError (RuntimeError) on a used-up tape, GradientError
         (ValueError), ShapeError, DTypeError and NotATensorError for arguments that do not fit.
         """
-        zero = _wants_zeros(unconnected_gradients)
+        zero = wants_zeros(unconnected_gradients)
         targets = self._leaves("target", target)
         sought = self._leaves("source", sources)
-        weights = _weights(targets, output_gradients)
+        weights = weights_of(targets, output_gradients)
         self._warn_of_late(targets)
         records, consume = self._take()
         cts: dict[int, Tensor] = {}
@@ -192,7 +188,7 @@ class GradientTape(Recording):
         One backward walk serves many rows at once; operations that cannot take rows together run row by row (the two
         last arguments, TensorFlow's, change nothing).  Raises as :meth:`gradient` does.
         """
-        zero = _wants_zeros(unconnected_gradients)
+        zero = wants_zeros(unconnected_gradients)
         (node,) = self._nodes_of("target", target)
         sought = self._leaves("source", sources)
         records, consume = self._take()
@@ -214,7 +210,7 @@ class GradientTape(Recording):
         Shape ``(batch, *target.shape[1:], *source.shape[1:])``; zeros if not connected, as in TensorFlow.  Raises
         ShapeError for ranks below 2 and for unequal batch sizes.
         """
-        _wants_zeros(unconnected_gradients)
+        wants_zeros(unconnected_gradients)
         (node,), (inner,) = self._nodes_of("target", target), self._nodes_of("source", source)
         if min(node.aval.ndim, inner.aval.ndim) < 2 or node.aval.shape[0] != inner.aval.shape[0]:
             raise ShapeError(
@@ -305,37 +301,3 @@ class GradientTape(Recording):
                     LateTargetWarning,
                     stacklevel=3,
                 )
-
-
-def _wants_zeros(mode: Any) -> bool:
-    name = getattr(mode, "value", mode)
-    if name not in ("none", "zero"):
-        raise GradientError(f"unconnected_gradients is 'none' or 'zero', not {mode!r}")
-    return name == "zero"
-
-
-def _weights(targets: list[Any], given: Any) -> list[Tensor]:
-    """A cotangent for each target."""
-    if given is None:
-        return [ones(t.shape, dtype=t.dtype, device=t.device) for t in targets]
-    weights = nest.flatten(given)
-    if len(weights) != len(targets):
-        raise GradientError(f"output_gradients: {len(weights)} given for {len(targets)} targets")
-    return [_weight(i, t, w) for i, (t, w) in enumerate(zip(targets, weights, strict=True))]
-
-
-def _weight(i: int, target: Any, weight: Any) -> Tensor:
-    aval: ShapedArray = (target._cell.get() if isinstance(target, Variable) else target._buffer).node.aval
-    if weight is None:
-        return ones(aval.shape, dtype=aval.dtype, device=aval.device)
-    strict = isinstance(weight, (Tensor, Variable))
-    found = asarray(weight)
-    if found.dtype != aval.dtype:
-        if strict or not dtypes.can_cast(found.dtype, aval.dtype):
-            raise DTypeError(f"output_gradients: number {i} is {found.dtype}, its target {aval.dtype}; use tg.astype")
-        found = cast(found, aval.dtype)
-    if found.shape == aval.shape:
-        return found
-    if found.ndim == 0:
-        return broadcast_to(found, aval.shape)
-    raise ShapeError(f"output_gradients: number {i} has shape {found.shape}, its target {aval.shape}")

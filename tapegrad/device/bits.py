@@ -53,4 +53,5 @@ def set_host_state(state: tuple) -> None:
 
 def checksum(x: Any) -> bytes:
     """A checksum of an array's bits."""
-    return hashlib.blake2b(memoryview(np.ascontiguousarray(x).reshape(-1).view(np.uint8)), digest_size=16).digest()
+    octets: Any = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+    return hashlib.blake2b(octets, digest_size=16).digest()

@@ -51,7 +51,7 @@ def full(shape: int | Sequence[int], fill_value: Any, *, dtype: Any = None, devi
     where = current_device() if device is None else asdevice(device)
     wanted = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    out = where.empty(lengths, wanted)  # type: ignore[arg-type]
+    out = where.empty(lengths, wanted)
     out[...] = fill_value
     return _made(out, where)
 

@@ -132,7 +132,7 @@ def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Tensor:
     """A dimension of length 1 inserted before each ``axis`` (counted in the result).  Raises AxisError."""
     x = tensor("expand_dims", x)
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
-    axes = normalize_axes("expand_dims", axis, x.ndim + count)  # type: ignore[arg-type]
+    axes = normalize_axes("expand_dims", axis, x.ndim + count)
     rest = iter(x.shape)
     return reshape(x, tuple(1 if i in axes else next(rest) for i in range(x.ndim + count)))
 

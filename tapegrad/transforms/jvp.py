@@ -14,7 +14,7 @@ from tapegrad.errors import NoGradientError
 from tapegrad.node import Node, thread
 from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.ops.shape import broadcast_to
-from tapegrad.primitive import OUT, Rule
+from tapegrad.rule import OUT, Rule
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.zeros import zeros_of
 

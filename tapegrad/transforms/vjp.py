@@ -22,7 +22,7 @@ from tapegrad.ops.complex import conj, real
 from tapegrad.ops.dispatch import cast
 from tapegrad.ops.joining import stack
 from tapegrad.ops.shape import sum_to
-from tapegrad.primitive import Plan, Rule
+from tapegrad.rule import Plan, Rule
 from tapegrad.tensor import Tensor, from_array
 from tapegrad.transforms.compiled import compile_rules
 from tapegrad.transforms.zeros import zeros_of

@@ -19,7 +19,8 @@ class Wrapper:
         """Binds as a function does, if a function is wrapped."""
         if instance is None or not hasattr(type(self.__wrapped__), "__get__"):
             return self
-        return functools.partial(self, instance)  # type: ignore[operator]
+        call: Any = self
+        return functools.partial(call, instance)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":
