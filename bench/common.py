@@ -178,22 +178,17 @@ def _commit() -> str | None:
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], facts: dict[str, Any]) -> None:
     """Print a table with the machine under it; the first column is text, the others are aligned right."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
-    console = Console(soft_wrap=True)
-    console.print(table)
+    lines = [list(columns), *[["" if c is None else str(c) for c in row] + [""] * (len(columns) - len(row)) for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    print(f"\n{title}\n")
+    for number, line in enumerate(lines):
+        print("  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths))).rstrip())
+        if number == 0:
+            print("  ".join("-" * w for w in widths))
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-    console.print(
-        f"{facts['machine']}, {facts['cores']} cores, {facts['threads']} used, load {facts['load']}; "
-        f"tapegrad {facts['tapegrad']} ({facts['commit']}), Python {facts['python']}, {versions}",
-        highlight=False,
+    print(
+        f"\n{facts['machine']}, {facts['cores']} cores, {facts['threads']} used, load {facts['load']}; "
+        f"tapegrad {facts['tapegrad']} ({facts['commit']}), Python {facts['python']}, {versions}"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 from tapegrad import buffer as _buffer
@@ -91,7 +92,8 @@ def compute(prim: Primitive, arrays: Sequence[Any], params: dict[str, Any], aval
         return out
     if prim.reduce is not None:
         ufunc = getattr(device.xp, prim.reduce)
-        found = ufunc.reduce(arrays[0], axis=params["axis"], dtype=emit.accumulator(aval.dtype))
+        kept = params.get("keepdims", False)
+        found = ufunc.reduce(arrays[0], axis=params["axis"], dtype=emit.accumulator(aval.dtype), keepdims=kept)
     else:
         found = prim.impl(device.xp, *arrays, **params)
     if type(found) is not device.xp.ndarray or found.dtype != aval.dtype:
@@ -147,5 +149,10 @@ def _launch(targets: list[Buffer]) -> None:
 
 def _count(names: tuple[str, ...], read: Sequence[Any], written: Sequence[Any]) -> None:
     """Tell the accountant of one kernel; what a kernel reads twice moves once."""
-    distinct = {id(x): x.nbytes for x in read}
+    distinct = {id(x): _extent(x) for x in read}
     _buffer.accountant.ran(names, sum(distinct.values()), sum(x.nbytes for x in written))  # type: ignore[union-attr]
+
+
+def _extent(x: Any) -> int:
+    """Bytes of an array, what broadcasting repeats counted once."""
+    return prod(n for n, stride in zip(x.shape, x.strides, strict=True) if stride) * x.itemsize if x.size else 0

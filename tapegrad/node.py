@@ -80,10 +80,12 @@ class Call(Protocol):
 
     name: str
 
-    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None) -> list[Any]:
+    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
         """Cotangents of the inputs at the ``needed`` positions (None: not connected) from those of the outputs.
 
         None among ``cts`` stands for zeros; ``lead``: the length of one more leading axis of every cotangent.
+        ``come``: what has come so far for other values, by node index; a call may take out what has come for its
+        inputs and return sums with it.
         """
 
 

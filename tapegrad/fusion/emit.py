@@ -17,7 +17,7 @@ from tapegrad.fusion.region import Region
 from tapegrad.primitive import Primitive
 
 FULL, SCALAR, STRIDED = "full", "scalar", "strided"
-"""How a leaf lies in memory: C-contiguous with the loop's shape; one element; anything else."""
+"""How a leaf lies in memory: C-contiguous with the loop's shape; one element (repeated at will); anything else."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,10 @@ class _Emitter:
         for position, b in enumerate(self.region.order):
             prim: Primitive = b.node.prim  # type: ignore[assignment]
             names.append(prim.name)
-            operands = [self._read(k, packed=not prim.exact or prim.reduce is not None) for k in b.keeps]
+            loose = () if prim.exact else (STRIDED,)
+            if prim.reduce is not None:
+                loose = (STRIDED, SCALAR)
+            operands = [self._read(k, loose) for k in b.keeps]
             if prim.reduce is not None:
                 dtype = accumulator(b.node.params.get("dtype") or b.node.aval.dtype)
                 reductions.append(Reduction(prim.reduce, operands[0], self.output[id(b)] - self.first_output, dtype))
@@ -131,13 +134,13 @@ class _Emitter:
         self.scratch.append(dtype)
         return self.first_scratch + len(self.scratch) - 1
 
-    def _read(self, b: Buffer, packed: bool) -> int:
-        """The number of operand ``b``; ``packed``: copied to contiguous scratch if it is a strided leaf.
+    def _read(self, b: Buffer, loose: tuple[str, ...]) -> int:
+        """The number of operand ``b``, copied to contiguous scratch if it is a leaf of a ``loose`` layout.
 
         SIMD loops of inexact functions may round differently for other strides, and so would a value that was stored.
         """
         value = self.where[id(b)]
-        if not packed or value >= self.first_output or self.layouts[value] != STRIDED:
+        if value >= self.first_output or self.layouts[value] not in loose:
             return value
         if value not in self.packed:
             self.scratch.append(b.node.aval.dtype)

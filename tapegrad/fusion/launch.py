@@ -74,9 +74,14 @@ def _indices(number: int, sizes: list[int]) -> list[int]:
 
 def layout(x: Any, shape: Shape) -> str:
     """How leaf ``x`` lies in memory under a loop of ``shape``."""
-    if x.size == 1:
+    if not any(x.strides) or x.size == 1:
         return SCALAR
     return FULL if x.shape == shape and x.flags.c_contiguous else STRIDED
+
+
+def _scalar(x: Any) -> Any:
+    """The one element of an array whose elements are all the same place in memory, as a 0-d array."""
+    return x[(slice(0, 1),) * x.ndim].reshape(())
 
 
 def run(
@@ -92,12 +97,12 @@ def run(
     reducing = {r.output for r in program.reductions}
     if not reducing and STRIDED not in layouts:
         shape = (prod(shape),)
-        leaves = [x.reshape(shape) if kind == FULL else x.reshape(()) for x, kind in zip(leaves, layouts, strict=True)]
+        leaves = [x.reshape(shape) if kind == FULL else x for x, kind in zip(leaves, layouts, strict=True)]
         outputs = [x.reshape(shape) for x in outputs]
     cut = grid(shape, REDUCTION_TILE if reducing else _tile[0], axes)
     ndim = len(shape)
     views = [
-        x.reshape(()) if kind == SCALAR else x.reshape((1,) * (ndim - x.ndim) + x.shape)
+        _scalar(x) if kind == SCALAR else x.reshape((1,) * (ndim - x.ndim) + x.shape)
         for x, kind in zip(leaves, layouts, strict=True)
     ]
     partials = [_partial(cut, r.dtype, outputs[r.output], axes, device) for r in program.reductions]

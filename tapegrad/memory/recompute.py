@@ -16,19 +16,19 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tapegrad import buffer as _buffer
 from tapegrad import nest
 from tapegrad.buffer import Buffer
-from tapegrad.device import bits, current_device
+from tapegrad.device import bits
 from tapegrad.errors import RecomputeError
 from tapegrad.evaluate import fill
-from tapegrad.node import Call, Node, next_index, thread
-from tapegrad.tensor import Tensor, alias, convert
+from tapegrad.memory.rerun import Lookout, RerunTrace, alone, results_of, snapshots
+from tapegrad.node import Node, thread
+from tapegrad.tensor import Tensor, alias, from_array
 from tapegrad.transforms.jvp import Pusher
-from tapegrad.transforms.recording import Trace
 from tapegrad.transforms.wrapping import Wrapper
 from tapegrad.transforms.zeros import zeros_of
 from tapegrad.variable import Seen, Variable, last_number, lookout, overlay, trainables
@@ -49,11 +49,9 @@ class Recompute(Wrapper):
         if not hidden or inside:
             return self._run(args, kwargs, False)
         call = _Call(self, args, kwargs, hidden)
-        y = call.first_run(args, kwargs, tuple(pushers))
+        y, results = call.first_run(args, kwargs, tuple(pushers))
         if not call.inputs:
             return y
-        results = [leaf if not isinstance(leaf, (Tensor, Variable)) else convert(leaf) for leaf in nest.flatten(y)]
-        fill([r._buffer for r in results if isinstance(r, Tensor)])
         outputs = [Tensor(alias(r._buffer)) if isinstance(r, Tensor) else r for r in results]
         for old, new in zip(results, outputs, strict=True):
             if isinstance(new, Tensor):
@@ -63,6 +61,9 @@ class Recompute(Wrapper):
         call.expect(y, results)
         for recorder in hidden:
             recorder.record_call(call, call.inputs, buffers)
+        if _buffer.accountant is not None:
+            for b in call.inputs:
+                _buffer.accountant.wanted(b)
         call.forget_buffers()
         return nest.rebuild(y, iter(outputs))
 
@@ -112,66 +113,39 @@ def _names(f: Callable, parameter: str) -> bool:
     return found is not None and found.kind in (found.KEYWORD_ONLY, found.POSITIONAL_OR_KEYWORD)
 
 
-class _Lookout:
-    """The recorder of a first run: which values from outside, watched outside, does the function use?"""
-
-    def __init__(self, outer: Sequence[Any]) -> None:
-        self._outer = outer
-        self._start = next_index()
-        self.captured: dict[int, Buffer] = {}
-
-    def follows(self, buffer: Buffer) -> bool:
-        """Whether a recorder outside follows the value."""
-        return buffer.node.index < self._start and any(r.follows(buffer) for r in self._outer)
-
-    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-        """Note inputs from outside."""
-        for b in inputs:
-            if b.node.index not in self.captured and self.follows(b):
-                self.captured[b.node.index] = b
-
-    def read(self, variable: Variable, value: Buffer) -> None:
-        """Tapes outside watch variables read inside."""
-        for r in self._outer:
-            r.read(variable, value)
-
-    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
-        """As for one node."""
-        for b in inputs:
-            if b.node.index not in self.captured and self.follows(b):
-                self.captured[b.node.index] = b
-
-
 class _Call:
     """One checkpointed call: what its rerun needs, and what the rerun must repeat."""
 
     def __init__(self, owner: Recompute, args: tuple, kwargs: dict, hidden: list[Any]) -> None:
         self.name = f"recompute_grad({getattr(owner, '__name__', type(owner.__wrapped__).__name__)})"
         self._owner = owner
-        self._args, self._kwargs = nest.map_leaves(_snapshot, args), nest.map_leaves(_snapshot, kwargs)
+        self._args, self._kwargs = snapshots(args, kwargs)
         self._tapes = [weakref.ref(r) for r in hidden]
         self.inputs: tuple[Buffer, ...] = ()
         self._nodes: tuple[Node, ...] = ()
+        self._places: dict[tuple[int, int], int] = {}
         self._cells: dict[Any, Any] = {}
         self._random: tuple | None = None
 
-    def first_run(self, args: tuple, kwargs: dict, pushers: tuple) -> Any:
+    def first_run(self, args: tuple, kwargs: dict, pushers: tuple) -> tuple[Any, list[Any]]:
         """Run behind the barrier; sets ``inputs`` to the watched values that the results may depend on."""
         before, state = thread.recorders, bits.host_state()
-        outer = [r for ref in self._tapes if (r := ref()) is not None]
-        watch = _Lookout(outer)
-        self._first = last_number()
+        watch = Lookout([r for ref in self._tapes if (r := ref()) is not None])
+        self._start = watch.start
         thread.recorders = (*pushers, watch)
         try:
             with lookout() as seen:
                 y = self._owner._run(args, kwargs, False)
+                results = results_of(y, watch)
+                fill([r._buffer for r in results if isinstance(r, Tensor)])
         finally:
             thread.recorders = before
         self._last = last_number()
         self._random = None if bits.same_host_state(state, bits.host_state()) else state
         self._cells = {cell: content for cell, (content, _) in seen.items()}
-        self._variables = self._numbers(seen, self._first)
-        self._captured = self._tensors(watch)
+        self._variables = self._numbers(seen)
+        own = {c.node.index for c in self._cells.values() if isinstance(c, Buffer)}
+        self._used, self._captured = watch.used.keys() | own, watch.captured.keys() - own
         given = [leaf for leaf in nest.flatten((self._args, self._kwargs)) if isinstance(leaf, (Tensor, Variable))]
         found = {}
         for leaf in given:
@@ -179,23 +153,17 @@ class _Call:
             if watch.follows(buffer):
                 found[buffer.node.index] = buffer
         found.update(watch.captured)
-        for variable in trainables(seen):  # one made in the run has a value that is new, yet from outside the rerun
-            buffer = self._cells[variable._cell]
-            if any(r.follows(buffer) for r in outer):
-                found[buffer.node.index] = buffer
+        for number, contents in watch.contents.items():
+            for i, buffer in enumerate(contents):
+                if watch.watched(buffer):
+                    self._places[number, i] = len(found)
+                    found[buffer.node.index] = buffer
         self.inputs = tuple(found.values())
-        return y
+        return y, [alone(r, self._start) for r in results]
 
-    def _numbers(self, seen: Seen, before: int) -> dict[int, str]:
-        """The trainable variables used that are older than ``before`` or were made in the first run."""
-        known = (v.construction_number for v in trainables(seen))
-        names = {v.construction_number: v.name for v in trainables(seen)}
-        return {n: names[n] for n in known if n < self._first or (self._first < n < getattr(self, "_last", 0))}
-
-    def _tensors(self, watch: _Lookout) -> set[int]:
-        """The captured values that are not variables' contents."""
-        contents = {c.node.index for c in self._cells.values() if isinstance(c, Buffer)}
-        return watch.captured.keys() - contents
+    def _numbers(self, seen: Seen) -> dict[int, str]:
+        """Names of the trainable variables used, but for those made in a rerun."""
+        return {v.construction_number: v.name for v in trainables(seen) if v.construction_number < self._last}
 
     def expect(self, y: Any, results: list[Any]) -> None:
         """Note the form of the first run's results, and their checksum if asked."""
@@ -208,10 +176,17 @@ class _Call:
         self._nodes = tuple(b.node for b in self.inputs)
         self.inputs = ()
 
-    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None) -> list[Any]:
-        """Rerun, and pull the cotangents through the rerun's record."""
+    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
+        """Rerun, and pull the cotangents through the rerun's record.
+
+        The walk adds to what has come for the inputs: so sums have the order, and the bits, of the plain function's.
+        """
         trace, results = self._rerun()
-        seeds: dict[int, Tensor] = {}
+        seeds: dict[int, Any] = {}
+        for i in needed:
+            g = come.pop(self._nodes[i].index, None)
+            if g is not None:
+                seeds[trace.source(i)] = g if isinstance(g, Tensor) else from_array(g, self._nodes[i].aval.device)
         for leaf, ct in zip((r for r in results if isinstance(r, Tensor)), cts, strict=True):
             if ct is not None:
                 index = leaf._buffer.node.index
@@ -223,11 +198,12 @@ class _Call:
             for i, (g, n) in enumerate(zip(found, self._nodes, strict=True))
         ]
 
-    def _rerun(self) -> tuple[Trace, list[Any]]:
+    def _rerun(self) -> tuple[RerunTrace, list[Any]]:
         now = bits.host_state() if self._random is not None else None
         accountant = _buffer.accountant
-        watch = _Lookout([r for ref in self._tapes if (r := ref()) is not None])
-        trace = Trace(self._nodes)
+        watch = Lookout(())
+        trace = RerunTrace(self._nodes, self._places, self._start)
+        args, kwargs = snapshots(self._args, self._kwargs)
         if accountant is not None:
             accountant.rerun_began()
         try:
@@ -235,17 +211,17 @@ class _Call:
                 bits.set_host_state(self._random)
             with overlay(self._cells), lookout() as seen, trace:
                 thread.recorders = (*thread.recorders, watch)
-                y = self._owner._run(self._args, self._kwargs, True)
+                y = self._owner._run(args, kwargs, True)
+                results = results_of(y, watch)
         finally:
             if now is not None:
                 bits.set_host_state(now)
             if accountant is not None:
                 accountant.rerun_ended()
-        results = [convert(leaf) if isinstance(leaf, (Tensor, Variable)) else leaf for leaf in nest.flatten(y)]
-        self._compare(y, results, seen, self._tensors(watch))
+        self._compare(y, results, seen, watch.used)
         return trace, results
 
-    def _compare(self, y: Any, results: list[Any], seen: Seen, captured: set[int]) -> None:
+    def _compare(self, y: Any, results: list[Any], seen: Seen, used: dict[int, Buffer]) -> None:
         """Raise RecomputeError unless the rerun repeated the first run."""
         if nest.structure(y) != self._structure:
             raise RecomputeError(
@@ -254,13 +230,15 @@ class _Call:
         avals = [r._buffer.node.aval if isinstance(r, Tensor) else None for r in results]
         if avals != self._avals:
             raise RecomputeError(f"{self.name}: the rerun returned {avals}, the first run {self._avals}")
-        variables = self._numbers(seen, self._first)
+        variables = self._numbers(seen)
         if set(variables) != set(self._variables):
             raise RecomputeError(
                 f"{self.name}: the rerun used the variables {sorted(variables.values())}, the first run "
                 f"{sorted(self._variables.values())}; a checkpointed function must use the same ones each time"
             )
-        if captured != self._captured:
+        tapes = [r for ref in self._tapes if (r := ref()) is not None]
+        others = [b for i, b in used.items() if i not in self._used]
+        if not self._captured <= used.keys() or any(r.follows(b) for b in others for r in tapes):
             raise RecomputeError(
                 f"{self.name}: the rerun used other watched tensors from outside than the first run; a captured name "
                 "was bound to something else in between: pass it as an argument"
@@ -275,8 +253,3 @@ class _Call:
         if self._owner._check is None:
             return None
         return tuple(bits.checksum(r._array) for r in results if isinstance(r, Tensor))
-
-
-def _snapshot(leaf: Any) -> Any:
-    """A copy of a foreign array, which may change before the rerun; anything else is itself."""
-    return leaf.copy() if current_device().owns(leaf) else leaf

@@ -82,6 +82,7 @@ from tapegrad.ops.comparison import (
     signbit,
     trunc,
 )
+from tapegrad.ops.complex import conj, imag, real
 from tapegrad.ops.creation import (
     arange,
     asarray,
@@ -176,6 +177,7 @@ amax, amin = max, min
 arccos, arccosh, arcsin, arcsinh, arctan, arctan2, arctanh = acos, acosh, asin, asinh, atan, atan2, atanh
 bitwise_not = invert = bitwise_invert
 concatenate = concat
+conjugate = conj
 left_shift, right_shift = bitwise_left_shift, bitwise_right_shift
 mod = remainder
 pow = power
@@ -188,20 +190,21 @@ __all__ = [
     "asinh", "astype", "atan", "atan2", "atanh", "atleast_1d", "atleast_2d", "atleast_3d", "bitwise_and",
     "bitwise_invert", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
     "broadcast_arrays", "broadcast_shapes", "broadcast_to", "ceil", "clip", "column_stack", "concat", "concatenate",
-    "constant", "cos", "cosh", "count_nonzero", "cross_entropy", "cumprod", "cumsum", "cumulative_prod",
-    "cumulative_sum", "diff", "divide", "dot", "dsplit", "dstack", "einsum", "elu", "empty", "equal", "erf", "erfc",
-    "exp", "exp2", "expand_dims", "expm1", "eye", "flip", "fliplr", "flipud", "floor", "floor_divide", "full",
-    "full_like", "gelu", "greater", "greater_equal", "hsplit", "hstack", "hypot", "inner", "invert", "isfinite",
-    "isinf", "isnan", "layer_norm", "leaky_relu", "left_shift", "less", "less_equal", "linspace", "log", "log10",
-    "log1p", "log2", "log_sigmoid", "log_softmax", "logaddexp", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum", "mean", "meshgrid", "min", "minimum",
-    "mod", "moveaxis", "multiply", "negative", "nonzero", "not_equal", "one_hot", "ones", "ones_like", "outer", "pad",
-    "permute_dims", "positive", "pow", "power", "prod", "ravel", "reciprocal", "relu", "remainder", "repeat",
-    "reshape", "right_shift", "rint", "roll", "rot90", "round", "searchsorted", "sigmoid", "sign", "signbit", "silu",
-    "sin", "sinh", "softmax", "softplus", "softsign", "sort", "split", "sqrt", "square", "squeeze", "stack", "std",
-    "subtract", "sum", "swapaxes", "take", "take_along_axis", "tan", "tanh", "tensordot", "tile", "top_k", "transpose",
-    "tril", "triu", "true_divide", "trunc", "unique_all", "unique_counts", "unique_inverse", "unique_values",
-    "unstack", "var", "vdot", "vecdot", "vsplit", "vstack", "where", "zeros", "zeros_like",
+    "conj", "conjugate", "constant", "cos", "cosh", "count_nonzero", "cross_entropy", "cumprod", "cumsum",
+    "cumulative_prod", "cumulative_sum", "diff", "divide", "dot", "dsplit", "dstack", "einsum", "elu", "empty",
+    "equal", "erf", "erfc", "exp", "exp2", "expand_dims", "expm1", "eye", "flip", "fliplr", "flipud", "floor",
+    "floor_divide", "full", "full_like", "gelu", "greater", "greater_equal", "hsplit", "hstack", "hypot", "imag",
+    "inner", "invert", "isfinite", "isinf", "isnan", "layer_norm", "leaky_relu", "left_shift", "less", "less_equal",
+    "linspace", "log", "log10", "log1p", "log2", "log_sigmoid", "log_softmax", "logaddexp", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum", "mean",
+    "meshgrid", "min", "minimum", "mod", "moveaxis", "multiply", "negative", "nonzero", "not_equal", "one_hot", "ones",
+    "ones_like", "outer", "pad", "permute_dims", "positive", "pow", "power", "prod", "ravel", "real", "reciprocal",
+    "relu", "remainder", "repeat", "reshape", "right_shift", "rint", "roll", "rot90", "round", "searchsorted",
+    "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "softmax", "softplus", "softsign", "sort", "split", "sqrt",
+    "square", "squeeze", "stack", "std", "subtract", "sum", "swapaxes", "take", "take_along_axis", "tan", "tanh",
+    "tensordot", "tile", "top_k", "transpose", "tril", "triu", "true_divide", "trunc", "unique_all", "unique_counts",
+    "unique_inverse", "unique_values", "unstack", "var", "vdot", "vecdot", "vsplit", "vstack", "where", "zeros",
+    "zeros_like",
 ]  # fmt: skip
 
 bind_operators()

@@ -47,5 +47,5 @@ def by_blocks(xp: Any, x: Any, scratch: tuple[Any, ...], body: Callable[..., Non
 
         return run
 
-    if tasks:
+    if x.size:
         threads.run([worker() for _ in range(min(threads.get_num_threads(), tasks))], tasks)

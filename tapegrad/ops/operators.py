@@ -11,6 +11,7 @@ from tapegrad.errors import NotATensorError
 from tapegrad.ops import (
     arithmetic,
     comparison,
+    complex,
     creation,
     cumulative,
     getitem,
@@ -66,7 +67,7 @@ _COMPARE = {
 _PLAIN: dict[str, Callable[..., Any]] = {
     "__neg__": arithmetic.negative, "__pos__": arithmetic.positive, "__abs__": arithmetic.abs,
     "__invert__": comparison.bitwise_invert, "__getitem__": getitem.getitem, "astype": creation.astype,
-    "clip": arithmetic.clip, "cumsum": cumulative.cumsum, "nonzero": indexing.nonzero, "repeat": joining.repeat,
+    "clip": arithmetic.clip, "conj": complex.conj, "cumsum": cumulative.cumsum, "nonzero": indexing.nonzero, "repeat": joining.repeat,
     "round": comparison.round, "squeeze": shape.squeeze, "swapaxes": shape.swapaxes,
 }  # fmt: skip
 """Methods that are the functions themselves (made ordinary functions, so that they bind)."""
@@ -95,6 +96,8 @@ def bind_operators() -> None:
         bind_method(f.__name__[1:], f)
     bind_method("T", property(lambda self: shape.transpose(self), doc="The dimensions in reverse order."))
     bind_method("mT", property(lambda self: shape.matrix_transpose(self), doc="The last two dimensions exchanged."))
+    bind_method("real", property(lambda self: complex.real(self), doc=complex.real.__doc__))
+    bind_method("imag", property(lambda self: complex.imag(self), doc=complex.imag.__doc__))
     bind_method("at", property(lambda self: getitem.At(self), doc=getitem.At.__doc__))
     bind_method("__array_ufunc__", _array_ufunc)
     bind_method("__array_function__", _array_function)

@@ -14,6 +14,7 @@ from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.arithmetic import abs, multiply, sqrt, square, subtract
 from tapegrad.ops.comparison import equal, isfinite, not_equal
+from tapegrad.ops.complex import conj
 from tapegrad.ops.creation import ones, ones_like, zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
 from tapegrad.ops.exponential import exp, log
@@ -27,8 +28,10 @@ from tapegrad.variable import unrecorded
 Axis = int | Sequence[int] | None
 
 
-def infer_reduction(x: ShapedArray, *, axis: tuple[int, ...], **params: Any) -> ShapedArray:
-    """The axes removed."""
+def infer_reduction(x: ShapedArray, *, axis: tuple[int, ...], keepdims: bool = False) -> ShapedArray:
+    """The axes removed, or kept with length 1."""
+    if keepdims:
+        return x.with_shape(kept_shape(x.shape, axis))
     return x.with_shape(tuple(n for i, n in enumerate(x.shape) if i not in axis))
 
 
@@ -55,7 +58,7 @@ def kept_shape(shape: tuple[int, ...], axis: tuple[int, ...]) -> tuple[int, ...]
 
 sum_p = linear(
     "sum",
-    impl=lambda xp, x, *, axis: xp.add.reduce(x, axis=axis),
+    impl=lambda xp, x, *, axis, keepdims=False: xp.add.reduce(x, axis=axis, keepdims=keepdims),
     infer=infer_reduction,
     transpose=lambda ct, x, *, axis: broadcast_to(reshape(ct, kept_shape(x.shape, axis)), x.shape),
     reduce="add",
@@ -72,8 +75,7 @@ def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fal
     x = tensor("sum", x)
     axes = normalize_axes("sum", axis, x.ndim)
     x = cast(x, dtypes.sum_dtype(x.dtype) if dtype is None else dtypes.asdtype(dtype))
-    out = barrier(sum_p, x, axis=axes) if axes else x
-    return reshape(out, kept_shape(x.shape, axes)) if keepdims else out
+    return barrier(sum_p, x, axis=axes, keepdims=bool(keepdims)) if axes else x
 
 
 def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -154,7 +156,7 @@ def _prod_partial(x: Tensor, axis: tuple[int, ...]) -> Tensor:
 
 def _pull_prod(ct: Tensor, x: Tensor, x_aval: ShapedArray, *, axis: tuple[int, ...]) -> Tensor:
     own = tuple(a - x_aval.ndim + x.ndim for a in axis)
-    return reshape(ct, kept_shape(x_aval.shape, axis)) * _prod_partial(x, own)
+    return reshape(ct, kept_shape(x_aval.shape, axis)) * conj(_prod_partial(x, own))
 
 
 prod_p = general(

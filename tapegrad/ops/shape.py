@@ -125,7 +125,7 @@ def sum_to(x: Tensor, shape: Shape, lead: int = 0) -> Tensor:
     extra = x.ndim - len(shape)
     padded = shape[:lead] + (1,) * extra + shape[lead:]
     axes = tuple(i for i in range(lead, x.ndim) if padded[i] != x.shape[i] or lead <= i < lead + extra)
-    return reshape(sum(x, axis=axes, dtype=x.dtype), shape)
+    return reshape(sum(x, axis=axes, dtype=x.dtype, keepdims=not extra), shape)
 
 
 def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Tensor:

@@ -45,7 +45,8 @@ def compile_rules(rules: Rules, ct: ShapedArray, slots: tuple[int, ...], values:
     before = thread.recorders
     thread.recorders = (listing,)  # type: ignore[assignment]
     try:
-        results = rules(seed, dict(zip(slots, residuals, strict=True)))
+        with ct.device.xp.errstate(all="ignore"):  # the stand-in may lie outside the domain
+            results = rules(seed, dict(zip(slots, residuals, strict=True)))
     finally:
         thread.recorders = before
     return _Writer(listing, [seed, *residuals]).function(results)

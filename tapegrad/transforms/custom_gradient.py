@@ -207,7 +207,7 @@ class _Call:
         """The buffers of the record's inputs: tensor arguments, then variables read."""
         return (*(b for b in values if b is not None), *(seen[v._cell][0] for v in self._variables))
 
-    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None) -> list[Any]:
+    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
         """Ask ``grad_fn``: once, or for every row."""
         if lead is None:
             return self._ask(cts)

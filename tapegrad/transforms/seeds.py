@@ -26,7 +26,7 @@ def wants_zeros(mode: Any) -> bool:
 def weights_of(targets: list[Any], given: Any) -> list[Tensor]:
     """A cotangent for each target."""
     if given is None:
-        return [ones(t.shape, dtype=t.dtype, device=t.device) for t in targets]
+        return [_ones(t) for t in targets]
     weights = nest.flatten(given)
     if len(weights) != len(targets):
         raise GradientError(f"output_gradients: {len(weights)} given for {len(targets)} targets")
@@ -36,7 +36,7 @@ def weights_of(targets: list[Any], given: Any) -> list[Tensor]:
 def _weight(i: int, target: Any, weight: Any) -> Tensor:
     aval: ShapedArray = (target._cell.get() if isinstance(target, Variable) else target._buffer).node.aval
     if weight is None:
-        return ones(aval.shape, dtype=aval.dtype, device=aval.device)
+        return _ones(target)
     strict = isinstance(weight, (Tensor, Variable))
     found = asarray(weight)
     if found.dtype != aval.dtype:
@@ -48,3 +48,8 @@ def _weight(i: int, target: Any, weight: Any) -> Tensor:
     if found.ndim == 0:
         return broadcast_to(found, aval.shape)
     raise ShapeError(f"output_gradients: number {i} has shape {found.shape}, its target {aval.shape}")
+
+
+def _ones(x: Any) -> Tensor:
+    """Ones of the shape of ``x``, of which only one exists."""
+    return broadcast_to(ones((), dtype=x.dtype, device=x.device), x.shape)

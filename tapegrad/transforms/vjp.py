@@ -209,7 +209,7 @@ def _pull_call(record: Record, cts: Cotangents, keep: set[int], path: set[int] |
     fill([ct._buffer for ct in upstream if ct is not None])  # and with them what pends, before the call takes memory
     before, thread.deferring = thread.deferring, None
     try:
-        found = call.pullback(upstream, needed, lead)
+        found = call.pullback(upstream, needed, lead, cts)
     finally:
         thread.deferring = before
     for i, g in enumerate(found):

@@ -83,7 +83,7 @@ def test_foreign_objects_get_their_turn():
         ("flatten", (), {}), ("ravel", (), {}), ("clip", (0, 0.5), {}), ("take", ([1, 0], 1), {}), ("take", ([1],),
         {"axis": 0}),
         ("reshape", (-1,), {}), ("reshape", (4, 3), {}), ("reshape", ((2, 6),), {}), ("astype", ("float32",), {}),
-        ("repeat", (2,), {}), ("cumsum", (1,), {}), ("swapaxes", (0, 1), {}), ("round", (), {}),
+        ("repeat", (2,), {}), ("cumsum", (1,), {}), ("swapaxes", (0, 1), {}), ("round", (), {}), ("conj", (), {}),
     ],
 )  # fmt: skip
 def test_methods_like_numpy(name, args, kwargs, rng):
