@@ -6,7 +6,9 @@ run drew, and leaves the stream where it is.  A drawn value's recipe holds its k
 
 from __future__ import annotations
 
+import operator
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +16,9 @@ from tapegrad.aval import Shape, shaped
 from tapegrad.device import bits, current_device, dtypes
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.arithmetic import sqrt
-from tapegrad.ops.comparison import less
-from tapegrad.ops.dispatch import barrier, cast
+from tapegrad.ops.comparison import floor, less
+from tapegrad.ops.creation import asarray
+from tapegrad.ops.dispatch import SCALARS, barrier, cast
 from tapegrad.ops.exponential import log1p
 from tapegrad.ops.indexing import take
 from tapegrad.ops.sorting import argsort
@@ -36,6 +39,7 @@ class Generator:
     """A stream of random numbers with a ``seed`` (an integer; None: from the system)."""
 
     def __init__(self, seed: int | None = None) -> None:
+        self._lock = threading.Lock()
         self._state = Cell((int.from_bytes(os.urandom(8), "little") if seed is None else _seed(seed), 0))
 
     def seed(self, n: int) -> None:
@@ -44,8 +48,9 @@ class Generator:
 
     def take(self, blocks: int) -> tuple[int, int]:
         """The key and the position of ``blocks`` fresh blocks of four 64-bit words."""
-        key, position = self._state.get()
-        self._state.set((key, position + blocks))
+        with self._lock:  # two threads must not draw the same numbers
+            key, position = self._state.get()
+            self._state.set((key, position + blocks))
         return key, position
 
     @property
@@ -71,33 +76,54 @@ def seed(n: int) -> None:
 
 
 def _shape(shape: int | Sequence[int]) -> Shape:
-    found = (shape,) if isinstance(shape, int) else tuple(map(int, shape))
+    lengths: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
+    try:
+        found = tuple(map(operator.index, lengths))
+    except TypeError:
+        raise DTypeError(f"random: a shape is made of integers, got {shape!r:.60}") from None
     if any(n < 0 for n in found):
         raise ShapeError(f"random: shape {shape} has a negative length")
     return found
 
 
 def _unit(shape: Shape, dtype: Any, generator: Generator | None) -> Tensor:
-    """Uniform in [0, 1) on the grid of the dtype: multiples of 2**-53 (float64) or 2**-24."""
+    """Uniform in [0, 1) on a grid: multiples of 2**-53 (float64), 2**-24 (float32), or the coarser of a short float."""
+    drawn = _drawn(dtype)
     dtype = dtypes.asdtype(dtype)
-    if not dtypes.is_inexact(dtype) or dtype.kind == "c":
-        raise DTypeError(f"random: dtype must be a float, got {dtype}")
-    drawn = dtypes.float64 if dtype == dtypes.float64 else dtypes.float32
     size = 1
     for n in shape:
         size *= n
     words = size if drawn == dtypes.float64 else -(-size // 2)
     key, counter = (generator or default_generator).take(-(-words // 4))
-    return cast(barrier(_uniform_p, key=key, counter=counter, shape=shape, dtype=drawn), dtype)
+    unit = barrier(_uniform_p, key=key, counter=counter, shape=shape, dtype=drawn)
+    if dtype == drawn:
+        return unit
+    steps = 2.0 ** (11 if dtype == dtypes.float16 else 8 if dtype.itemsize == 2 else 3)  # no rounding up to 1
+    return cast(floor(unit * steps) / steps, dtype)
+
+
+def _drawn(dtype: Any) -> Any:
+    """The dtype in which numbers for ``dtype`` are made."""
+    dtype = dtypes.asdtype(dtype)
+    if not dtypes.is_inexact(dtype) or dtype.kind == "c":
+        raise DTypeError(f"random: dtype must be a float, got {dtype}")
+    return dtypes.float64 if dtype == dtypes.float64 else dtypes.float32
+
+
+def _is_number(x: Any, value: float) -> bool:
+    return isinstance(x, SCALARS) and x == value
 
 
 def uniform(
     shape: int | Sequence[int] = (), low: Any = 0.0, high: Any = 1.0, dtype: Any = "float32",
     generator: Generator | None = None,
 ) -> Tensor:  # fmt: skip
-    """Uniform numbers in ``[low, high)``; differentiable in the bounds.  Raises DTypeError, ShapeError."""
+    """Uniform numbers in ``[low, high)`` (rounding may reach ``high``, as in NumPy); differentiable in the bounds.
+
+    Raises DTypeError, ShapeError.
+    """
     unit = _unit(_shape(shape), dtype, generator)
-    return unit if low == 0.0 and high == 1.0 else low + (high - low) * unit
+    return unit if _is_number(low, 0.0) and _is_number(high, 1.0) else low + (high - low) * unit
 
 
 def normal(
@@ -106,9 +132,9 @@ def normal(
 ) -> Tensor:  # fmt: skip
     """Normal numbers (Box and Muller 1958), differentiable in ``mean`` and ``std``.  Raises DTypeError, ShapeError."""
     lengths = _shape(shape)
-    u, v = _unit(lengths, dtype, generator), _unit(lengths, dtype, generator)
-    z = sqrt(-2.0 * log1p(-u)) * cos(6.283185307179586 * v)
-    return z if mean == 0.0 and std == 1.0 else mean + std * z
+    u, v = _unit(lengths, _drawn(dtype), generator), _unit(lengths, _drawn(dtype), generator)
+    z = cast(sqrt(-2.0 * log1p(-u)) * cos(6.283185307179586 * v), dtypes.asdtype(dtype))
+    return z if _is_number(mean, 0.0) and _is_number(std, 1.0) else mean + std * z
 
 
 def bernoulli(
@@ -119,7 +145,7 @@ def bernoulli(
 
 
 def permutation(x: Any, generator: Generator | None = None) -> Tensor:
-    """A random order of ``range(x)``, or of the rows of a tensor ``x``."""
-    n = x if isinstance(x, int) else x.shape[0]
-    order = argsort(_unit((n,), "float64", generator))
-    return order if isinstance(x, int) else take(x, order, axis=0)
+    """A random order of ``range(x)``, or of the rows of an array or sequence ``x``.  Raises ShapeError, DTypeError."""
+    rows = asarray(x) if isinstance(x, (list, tuple)) or getattr(x, "shape", ()) else None
+    order = argsort(_unit(_shape(x if rows is None else rows.shape[0]), "float64", generator))
+    return order if rows is None else take(rows, order, axis=0)

@@ -82,8 +82,8 @@ class GradientTape(Recording):
         self._records, self._tracked, self._watched, self._values = [], set(), set(), {}
 
     def _need_recording(self, what: str) -> None:
-        if not self._recording:
-            raise TapeStateError(f"{what}: the tape is not recording; call it inside the tape's with block")
+        if not self._recording or self not in thread.recorders:  # it may record elsewhere, or be hidden by a checkpoint
+            raise TapeStateError(f"{what}: the tape is not recording here; call it inside the tape's with block")
 
     @contextmanager
     def stop_recording(self) -> Iterator[None]:

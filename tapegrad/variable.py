@@ -54,7 +54,9 @@ class Cell:
         for overlay in _cells.overlays:
             content = overlay.get(self, content)
         for seen in _cells.lookouts:
-            seen.setdefault(self, (content, owner))
+            first = seen.setdefault(self, (content, owner))
+            if first[1] is None and owner is not None:
+                seen[self] = (first[0], owner)
         return content
 
     def set(self, content: Any, owner: Any = None) -> None:
@@ -148,7 +150,10 @@ class Variable:
             if dtype is not None and x.dtype != dtype:
                 with unrecorded():
                     x = x.astype(dtype)
-            return alias(x._buffer)
+            found = alias(x._buffer)
+            if found.root().node.aval.nbytes <= found.node.aval.nbytes:
+                return found
+            return from_array(found.array.copy(), x.device)._buffer  # a slice must not keep the rest alive
         device = current_device()
         return from_array(device.array(x, dtype), device)._buffer
 
@@ -210,14 +215,13 @@ class Variable:
         """A fresh NumPy array of the present value."""
         return Tensor(self._cell.get()).numpy()
 
-    def assign(self, x: Any) -> Variable:
-        """Exchange the value; a gradient does not pass through.  Returns the variable.
+    def assign(self, x: Any, *, read_value: bool = True) -> Any:
+        """Exchange the value; a gradient does not pass through.  Returns the variable (None without ``read_value``).
 
-        Raises ShapeError for another shape (nothing broadcasts), DTypeError for a tensor of another dtype.
+        Raises ShapeError for another shape (nothing broadcasts), DTypeError for a tensor of another dtype and for
+        numbers that the variable's dtype cannot hold, such as 2.5 for an integer.
         """
-        if isinstance(x, (Tensor, Variable)) and x.dtype != self.dtype:
-            raise DTypeError(f"assign: variable {self.name!r} is {self.dtype}, the tensor is {x.dtype}; use tg.astype")
-        content = self._content_of(x, self.dtype)
+        content = self._fitting("assign", x)
         if content.node.aval.shape != self.shape:
             raise ShapeError(
                 f"assign: variable {self.name!r} has shape {self.shape}, the value {content.node.aval.shape}; "
@@ -226,25 +230,34 @@ class Variable:
         self._cell.set(content, self)
         if _buffer.accountant is not None:
             _buffer.accountant.labelled(content.root(), self.category)
-        return self
+        return self if read_value else None
 
-    def assign_add(self, delta: Any) -> Variable:
-        """Add ``delta`` of the same shape to the value.  Raises as :meth:`assign` does."""
-        return self._update("assign_add", delta, 1)
+    def assign_add(self, delta: Any, *, read_value: bool = True) -> Any:
+        """Add ``delta`` of the same shape to the value.  Returns and raises as :meth:`assign` does."""
+        return self._update("assign_add", delta, 1, read_value)
 
-    def assign_sub(self, delta: Any) -> Variable:
-        """Subtract ``delta`` of the same shape from the value.  Raises as :meth:`assign` does."""
-        return self._update("assign_sub", delta, -1)
+    def assign_sub(self, delta: Any, *, read_value: bool = True) -> Any:
+        """Subtract ``delta`` of the same shape from the value.  Returns and raises as :meth:`assign` does."""
+        return self._update("assign_sub", delta, -1, read_value)
 
-    def _update(self, how: str, delta: Any, sign: int) -> Variable:
-        if isinstance(delta, (Tensor, Variable)) and delta.dtype != self.dtype:
-            raise DTypeError(f"{how}: variable {self.name!r} is {self.dtype}, not {delta.dtype}; use tg.astype")
+    def _fitting(self, how: str, x: Any) -> Buffer:
+        """``x`` as a buffer of the variable's dtype."""
+        if isinstance(x, (Tensor, Variable)):
+            if x.dtype != self.dtype:
+                raise DTypeError(f"{how}: variable {self.name!r} is {self.dtype}, not {x.dtype}; use tg.astype")
+        else:
+            kind, mine = (dtypes.rank(d) for d in (self.device.array(x, copy=False).dtype, self.dtype))
+            if kind > mine:
+                raise DTypeError(f"{how}: variable {self.name!r} is {self.dtype} and cannot hold {x!r:.60}; convert it")
+        return self._content_of(x, self.dtype)
+
+    def _update(self, how: str, delta: Any, sign: int, read_value: bool) -> Any:
         with unrecorded():
-            change = Tensor(self._content_of(delta, self.dtype))
+            change = Tensor(self._fitting(how, delta))
             if change.shape != self.shape:
                 raise ShapeError(f"{how}: variable {self.name!r} has shape {self.shape}, the value {change.shape}")
             now = Tensor(self._cell.get(self))
-            return self.assign(now + change if sign > 0 else now - change)
+            return self.assign(now + change if sign > 0 else now - change, read_value=read_value)
 
     def ref(self) -> Ref:
         """A hashable stand-in for the variable."""

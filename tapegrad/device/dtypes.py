@@ -92,6 +92,11 @@ def real_of(dtype: Any) -> Any:
     return {complex64: float32, complex128: float64}.get(dtype, dtype)
 
 
+def rank(dtype: Any) -> int:
+    """0 to 3 for bool, integers, floats, complex numbers: a kind holds those of lower rank."""
+    return {"b": 0, "i": 1, "u": 1, "c": 3}.get(dtype.kind, 2)
+
+
 def can_cast(a: Any, b: Any, casting: Any = "same_kind") -> bool:
     """Whether dtype ``a`` casts to ``b`` under NumPy's rule."""
     return bool(np.can_cast(a, b, casting))

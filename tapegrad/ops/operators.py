@@ -67,8 +67,8 @@ _COMPARE = {
 _PLAIN: dict[str, Callable[..., Any]] = {
     "__neg__": arithmetic.negative, "__pos__": arithmetic.positive, "__abs__": arithmetic.abs,
     "__invert__": comparison.bitwise_invert, "__getitem__": getitem.getitem, "astype": creation.astype,
-    "clip": arithmetic.clip, "conj": complex.conj, "cumsum": cumulative.cumsum, "nonzero": indexing.nonzero, "repeat": joining.repeat,
-    "round": comparison.round, "squeeze": shape.squeeze, "swapaxes": shape.swapaxes,
+    "clip": arithmetic.clip, "conj": complex.conj, "cumsum": cumulative.cumsum, "nonzero": indexing.nonzero,
+    "repeat": joining.repeat, "round": comparison.round, "squeeze": shape.squeeze, "swapaxes": shape.swapaxes,
 }  # fmt: skip
 """Methods that are the functions themselves (made ordinary functions, so that they bind)."""
 

@@ -14,7 +14,6 @@ from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.arithmetic import abs, multiply, sqrt, square, subtract
 from tapegrad.ops.comparison import equal, isfinite, not_equal
-from tapegrad.ops.complex import conj
 from tapegrad.ops.creation import ones, ones_like, zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
 from tapegrad.ops.exponential import exp, log
@@ -156,7 +155,7 @@ def _prod_partial(x: Tensor, axis: tuple[int, ...]) -> Tensor:
 
 def _pull_prod(ct: Tensor, x: Tensor, x_aval: ShapedArray, *, axis: tuple[int, ...]) -> Tensor:
     own = tuple(a - x_aval.ndim + x.ndim for a in axis)
-    return reshape(ct, kept_shape(x_aval.shape, axis)) * conj(_prod_partial(x, own))
+    return reshape(ct, kept_shape(x_aval.shape, axis)) * _prod_partial(x, own)
 
 
 prod_p = general(

@@ -40,7 +40,9 @@ class CustomGradient(Wrapper):
         args, kwargs = _in_order(f, args, kwargs)
         positional = nest.flatten(args)
         named = [x for x in nest.flatten(kwargs) if isinstance(x, (Tensor, Variable))]
-        watcher = _Captures([*positional, *named])
+        inputs = [*positional, *named]
+        values = [convert(x)._buffer if isinstance(x, (Tensor, Variable)) else None for x in inputs]
+        watcher = _Captures(inputs)
         before = thread.recorders
         if before:
             thread.recorders = (*before, watcher)
@@ -50,7 +52,6 @@ class CustomGradient(Wrapper):
         finally:
             thread.recorders = before
         y, grad_fn = self._checked(found)
-        inputs = [*positional, *named]
         variables = [v for v in trainables(seen) if not any(v is x for x in inputs)]
         if variables and not _takes_variables(grad_fn):
             names = ", ".join(v.name for v in variables)
@@ -60,7 +61,6 @@ class CustomGradient(Wrapper):
             )
         watcher.warn(self._name)
         outputs = [Tensor(alias(_result(self._name, leaf)._buffer)) for leaf in nest.flatten(y)]
-        values = [x._buffer if isinstance(x, Tensor) else _value(x, seen) for x in inputs]
         call = _Call(self._name, grad_fn, inputs, len(positional), values, variables, seen, outputs)
         for recorder in before:
             recorder.record_call(call, call.taken(values, seen), tuple(o._buffer for o in outputs))
@@ -113,13 +113,6 @@ def _in_order(f: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         found.append(rest.pop(p.name))
     names = [p.name for p in parameters if p.name in rest]
     return tuple(found), {k: rest[k] for k in [*names, *sorted(set(rest) - set(names))]}
-
-
-def _value(x: Any, seen: Seen) -> Buffer | None:
-    """The value a variable argument had in the function; None for what is no tensor."""
-    if not isinstance(x, Variable):
-        return None
-    return seen[x._cell][0] if x._cell in seen else x._cell.get()
 
 
 def _takes_variables(grad_fn: Callable) -> bool:

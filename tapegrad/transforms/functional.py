@@ -14,13 +14,14 @@ from tapegrad import nest
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, ShapeError
 from tapegrad.ops.creation import asarray, ones
-from tapegrad.ops.dispatch import cast
+from tapegrad.ops.dispatch import SCALARS, cast
 from tapegrad.ops.shape import broadcast_to, identity_of
 from tapegrad.tensor import Tensor
 from tapegrad.transforms import rows
 from tapegrad.transforms.jvp import Pusher
 from tapegrad.transforms.recording import Trace
 from tapegrad.transforms.zeros import zeros_of
+from tapegrad.variable import Variable
 
 Argnums = int | Sequence[int]
 
@@ -140,6 +141,8 @@ def _like(what: str, x: Any, of: Tensor) -> Tensor:
 def jvp(f: Callable, xs: Any, tangents: Any) -> tuple[Any, Any]:
     """``f(*xs)`` and its directional derivative along ``tangents``, by forward mode: no tape, nothing retained.
 
+    A result that does not depend on ``xs`` has a tangent of zeros, one that is no number (an object, say) None.
+
     ``xs``, ``tangents``: tuples of arguments and of their tangents, alike in structure.  Raises GradientError,
     ShapeError, and NoGradientError where no forward-mode derivative is known.
     """
@@ -156,8 +159,10 @@ def jvp(f: Callable, xs: Any, tangents: Any) -> tuple[Any, Any]:
         y = f(*sources.args)
 
     def tangent(leaf: Any) -> Any:
+        if isinstance(leaf, (Variable, *SCALARS)):
+            leaf = asarray(leaf)
         if not isinstance(leaf, Tensor):
-            return leaf
+            return None
         found = pusher.tangent(leaf)
         return zeros_of(leaf._buffer.node.aval) if found is None else found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,12 @@ class Wrapper:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds as a function does, if a function is wrapped."""
-        if instance is None or not hasattr(type(self.__wrapped__), "__get__"):
+        f = self.__wrapped__
+        bind = getattr(type(f), "__get__", None)
+        if instance is None or bind is None:
             return self
-        call: Any = self
-        return functools.partial(call, instance)
+        binds = getattr(bind(f, instance, owner), "__self__", None) is instance and not isinstance(f, types.MethodType)
+        return types.MethodType(self, instance) if binds else self
 
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":

@@ -110,6 +110,12 @@ def test_repeated_indices_accumulate_in_order(shape, axis, count, rng):
     np.testing.assert_array_equal(got, wanted)
 
 
+def test_complex_rows_and_one_index_among_many():
+    z = tg.asarray(np.array([1 + 2j, 3 - 1j, 0.5j]))
+    assert tg.grad(lambda z: tg.imag(tg.sum(z[[1, 1, 2]])))(z).tolist() == [0, 2j, 1j]
+    assert tg.grad(lambda z: tg.real(z[1:] * z[0]).sum())(z).tolist() == [3 + 0.5j, 1 - 2j, 1 - 2j]
+
+
 def test_take(x):
     for axis in (0, 1, -1, None):
         np.testing.assert_array_equal(

@@ -137,3 +137,11 @@ def test_errors_name_op_and_axis():
         tg.sum(tg.ones((2, 2)), axis=(0, -2))
     with pytest.raises(DTypeError, match="min: complex"):
         tg.min(tg.asarray([1j]))
+
+
+def test_complex_gradients_are_conjugates_of_the_holomorphic_derivative(rng):
+    z = rng.standard_normal(3) + 1j * rng.standard_normal(3)
+    others = np.array([z[1] * z[2], z[0] * z[2], z[0] * z[1]])
+    np.testing.assert_allclose(tg.grad(lambda z: tg.real(tg.prod(z)))(tg.asarray(z)).numpy(), np.conj(others))
+    np.testing.assert_allclose(tg.grad(lambda z: 3 * tg.var(z))(tg.asarray(z)).numpy(), 2 * (z - z.mean()))
+    assert tg.var(z).dtype == np.float64 and tg.any(z).item() is True and tg.count_nonzero([1j, 0j]).item() == 1
