@@ -146,6 +146,6 @@ def bernoulli(
 
 def permutation(x: Any, generator: Generator | None = None) -> Tensor:
     """A random order of ``range(x)``, or of the rows of an array or sequence ``x``.  Raises ShapeError, DTypeError."""
-    rows = asarray(x) if isinstance(x, (list, tuple)) or getattr(x, "shape", ()) else None
+    rows = asarray(x) if isinstance(x, (list, tuple)) or getattr(x, "shape", None) else None
     order = argsort(_unit(_shape(x if rows is None else rows.shape[0]), "float64", generator))
     return order if rows is None else take(rows, order, axis=0)

@@ -18,7 +18,7 @@ import tapegrad as tg
 from tapegrad.device import dtypes, threads
 from tapegrad.fusion import launch, region
 from tapegrad.ops import dispatch
-from tapegrad.primitive import OUT, REGISTRY, Bad, Primitive, Sample, general
+from tapegrad.primitive import REGISTRY, Bad, Primitive, Sample, general
 from tapegrad.rule import OUT
 from tapegrad.tensor import Tensor, from_array
 from tapegrad.testing import check_grads

@@ -23,7 +23,8 @@ class Wrapper:
         if instance is None or bind is None:
             return self
         binds = getattr(bind(f, instance, owner), "__self__", None) is instance and not isinstance(f, types.MethodType)
-        return types.MethodType(self, instance) if binds else self
+        call: Any = self
+        return types.MethodType(call, instance) if binds else self
 
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":
