@@ -108,6 +108,11 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(t / o for o, t in zip(ours, theirs, strict=True))
 
 
+def best_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The ratio of the fastest rounds: what is left when nothing else disturbs the machine."""
+    return min(theirs) / min(ours)
+
+
 def quartiles(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
     """The middle half of those ratios."""
     found = sorted(t / o for o, t in zip(ours, theirs, strict=True))

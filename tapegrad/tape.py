@@ -60,18 +60,16 @@ class GradientTape(Recording):
         if self._used:
             self._forget()
             self._variables, self._used = {}, False
-        self._start()
-        self._entered = True
+        thread.recorders = (*thread.recorders, self)
+        self._recording = self._entered = True
         return self
 
     def __exit__(self, *exc: object) -> None:
-        thread.recorders = tuple(r for r in thread.recorders if r is not self)  # another thread may have asked meanwhile
+        thread.recorders = tuple(
+            r for r in thread.recorders if r is not self
+        )  # another thread may have asked meanwhile
         if self._recording:
             self._stop()
-
-    def _start(self) -> None:
-        thread.recorders = (*thread.recorders, self)
-        self._recording = True
 
     def _stop(self) -> None:
         thread.recorders = tuple(r for r in thread.recorders if r is not self)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tapegrad import nest
 from tapegrad.errors import NotATensorError
 from tapegrad.ops import (
     arithmetic,
@@ -167,8 +168,21 @@ def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
         return NotImplemented
 
 
+_ANSWERS = {
+    "allclose", "array2string", "array_equal", "array_equiv", "array_repr", "array_str", "iscomplexobj", "isrealobj",
+    "may_share_memory", "ndim", "save", "savetxt", "savez", "savez_compressed", "shape", "shares_memory", "size",
+}  # fmt: skip
+"""NumPy's functions that answer about values, or write them, and return no array: they read a tensor's value."""
+
+
+def _value(x: Any) -> Any:
+    return x.__array__() if hasattr(x, "ref") else x
+
+
 def _array_function(self: Any, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
     """NumPy's functions on tensors: the function of the same name.  Raises TypeError if there is none."""
+    if func.__name__ in _ANSWERS:
+        return func(*nest.map_leaves(_value, args), **nest.map_leaves(_value, kwargs))
     f = _public(self, func.__name__, func.__module__ or "numpy")
     if f is None:
         raise TypeError(

@@ -1,0 +1,171 @@
+"""matmul and what is made of it: NumPy's values, gradients, batches on threads, messages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad.device import threads
+from tapegrad.errors import AxisError, DTypeError, ShapeError
+from tapegrad.tensor import from_array
+from tapegrad.testing import check_grads
+
+MATMUL = [
+    ((3, 4), (4, 2)), ((4,), (4, 2)), ((3, 4), (4,)), ((4,), (4,)), ((5, 3, 4), (4, 2)), ((5, 3, 4), (5, 4, 2)),
+    ((3, 4), (5, 4, 2)), ((2, 1, 3, 4), (5, 4, 2)), ((5, 3, 4), (4,)), ((4,), (5, 4, 2)), ((0, 4), (4, 2)),
+    ((3, 0), (0, 2)), ((2, 0, 4), (4, 3)), ((0, 3, 4), (4, 2)), ((1, 1), (1, 1)),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    count = threads.get_num_threads()
+    yield
+    threads.set_num_threads(count)
+
+
+@pytest.mark.parametrize(("a", "b"), MATMUL)
+def test_matmul(a, b, rng):
+    x, y = rng.uniform(-1, 1, a), rng.uniform(-1, 1, b)
+    got = tg.matmul(x, y)
+    wanted = np.matmul(x, y)
+    assert got.shape == wanted.shape
+    np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-12, atol=1e-12)
+    if x.size and y.size:
+        check_grads(tg.matmul, [x, y], order=2)
+
+
+def test_matmul_promotes(rng):
+    x, y = rng.integers(0, 5, (3, 4)), rng.uniform(size=(4, 2)).astype("float32")
+    assert tg.matmul(x, y).dtype == np.float64
+    np.testing.assert_array_equal(tg.matmul(x, x.T).numpy(), x @ x.T)
+    assert tg.matmul(x, x.T).dtype == np.int64
+
+
+def test_matmul_of_complex(rng):
+    x, y = (rng.normal(size=s) + 1j * rng.normal(size=s) for s in ((3, 4), (4, 2)))
+    np.testing.assert_allclose(tg.matmul(x, y).numpy(), x @ y)
+    g = tg.grad(lambda x: tg.sum(tg.real(tg.matmul(x, y))))(x)
+    np.testing.assert_allclose(g.numpy(), np.ones((3, 2)) @ y.conj().T)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((3, 4), (3, 2)), ((2, 3, 4), (3, 4, 2)), ((3,), (4,)), ((), (3,)), ((3,), ()), ((3, 4), (5,)), ((5,), (3, 4))],
+)
+def test_matmul_names_the_shapes(a, b):
+    with pytest.raises(ShapeError, match="matmul") as caught:
+        tg.matmul(np.ones(a), np.ones(b))
+    assert str(a) in str(caught.value) or str(a[:-2]) in str(caught.value)
+
+
+def views(x):
+    """The same values in several layouts."""
+    yield x
+    yield np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+    yield np.repeat(x, 2, axis=-1)[..., ::2]
+    yield np.ascontiguousarray(np.moveaxis(x, 0, -2)).swapaxes(0, -2) if x.ndim == 3 and False else x[::-1][::-1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((8, 4, 128, 32), (8, 4, 32, 128)), ((32, 128, 128), (32, 128, 32)), ((3, 1, 200, 90), (70, 90, 20))],
+)
+def test_batches_on_threads_give_the_same_bits(a, b, dtype, rng):
+    x, y = rng.uniform(-1, 1, a).astype(dtype), rng.uniform(-1, 1, b).astype(dtype)
+    wanted = np.matmul(x, y)
+    for left in views(x):
+        found = set()
+        for count in (1, 2, 3, 7):
+            threads.set_num_threads(count)
+            z = tg.matmul(from_array(left), from_array(y)).numpy()
+            found.add(z.tobytes())
+        assert len(found) == 1
+        np.testing.assert_allclose(z, wanted, rtol=1e-4 if dtype == "float32" else 1e-11, atol=1e-4)
+
+
+def test_a_transposed_operand_is_not_copied(rng):
+    """A view reaches the library as it is: the only new array is the result."""
+    x = from_array(rng.uniform(size=(300, 200)))
+    y = x.mT
+    assert np.may_share_memory(y._array, x._array)
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        z = tg.matmul(x.mT, x)
+    g = tape.gradient(z, x)
+    np.testing.assert_allclose(g.numpy(), 2 * x.numpy().sum(1, keepdims=True) * np.ones((1, 200)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "axes"),
+    [
+        ((3, 4), (4, 5), 1), ((2, 3, 4), (3, 4, 5), 2), ((2, 3), (4, 5), 0), ((2, 3), (2, 3), 2),
+        ((2, 3, 4), (4, 3, 5), ([1, 2], [1, 0])), ((2, 3, 4), (5, 3), ([-2], [1])), ((2, 3, 4), (5, 3), (1, -1)),
+        ((), (), 0), ((0, 3), (3, 2), 1), ((3, 0), (0, 2), 1),
+    ],
+)  # fmt: skip
+def test_tensordot(a, b, axes, rng):
+    x, y = rng.uniform(-1, 1, a), rng.uniform(-1, 1, b)
+    got, wanted = tg.tensordot(x, y, axes=axes), np.tensordot(x, y, axes=axes)
+    assert got.shape == wanted.shape
+    np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-12, atol=1e-12)
+    check_grads(lambda x, y: tg.tensordot(x, y, axes=axes), [x, y], order=2)
+
+
+@pytest.mark.parametrize(
+    ("axes", "error"),
+    [(1, ShapeError), (3, ShapeError), (-1, ShapeError), (([0], [0, 1]), ShapeError), (([0, 0], [0, 1]), AxisError),
+     (([2], [0]), AxisError)],
+)  # fmt: skip
+def test_tensordot_errors(axes, error):
+    with pytest.raises(error, match="tensordot"):
+        tg.tensordot(np.ones((2, 3)), np.ones((2, 3)), axes=axes)
+
+
+@pytest.mark.parametrize(("a", "b"), [((3,), (3,)), ((2, 3), (3,)), ((2, 3), (4, 3)), ((2, 5, 3), (4, 3)), ((), (3,))])
+def test_inner(a, b, rng):
+    x, y = rng.uniform(-1, 1, a), rng.uniform(-1, 1, b)
+    np.testing.assert_allclose(tg.inner(x, y).numpy(), np.inner(x, y), rtol=1e-12)
+    check_grads(tg.inner, [x, y], order=2)
+
+
+@pytest.mark.parametrize(("a", "b"), [((3,), (3,)), ((2, 3), (3,)), ((2, 3), (3, 4)), ((2, 3), (5, 3, 4)), ((2,), ())])
+def test_dot(a, b, rng):
+    x, y = rng.uniform(-1, 1, a), rng.uniform(-1, 1, b)
+    np.testing.assert_allclose(tg.dot(x, y).numpy(), np.dot(x, y), rtol=1e-12)
+    check_grads(tg.dot, [x, y], order=2)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "axis"), [((3,), (3,), -1), ((2, 3), (3,), -1), ((2, 3), (4, 1, 3), -1), ((3, 2), (3, 2), -2)]
+)
+def test_vecdot(a, b, axis, rng):
+    x, y = rng.uniform(-1, 1, a), rng.uniform(-1, 1, b)
+    np.testing.assert_allclose(tg.vecdot(x, y, axis=axis).numpy(), np.vecdot(x, y, axis=axis), rtol=1e-12)
+    check_grads(lambda x, y: tg.vecdot(x, y, axis=axis), [x, y], order=2)
+
+
+def test_outer_and_vdot(rng):
+    x, y = rng.uniform(-1, 1, (2, 3)), rng.uniform(-1, 1, (4,))
+    np.testing.assert_array_equal(tg.outer(x, y).numpy(), np.outer(x, y))
+    check_grads(tg.outer, [x, y], order=2)
+    np.testing.assert_allclose(tg.vdot(x, x + 1).numpy(), np.vdot(x, x + 1))
+
+
+@pytest.mark.parametrize(
+    ("f", "a", "b", "error"),
+    [
+        (tg.inner, (3,), (4,), ShapeError), (tg.dot, (2, 3), (2, 3), ShapeError), (tg.vecdot, (3,), (4,), ShapeError),
+        (tg.vdot, (3,), (4,), ShapeError), (tg.vecdot, (), (), AxisError), (tg.vecdot, (2, 3), (4, 3), ShapeError),
+    ],
+)  # fmt: skip
+def test_errors(f, a, b, error):
+    with pytest.raises(error):
+        f(np.ones(a), np.ones(b))
+
+
+def test_vecdot_of_complex_is_refused():
+    with pytest.raises(DTypeError, match="vecdot"):
+        tg.vecdot(np.ones(3, complex), np.ones(3))
