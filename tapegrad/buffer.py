@@ -56,6 +56,9 @@ class Accountant(Protocol):
     def allocated(self, buffer: Buffer) -> None:
         """``buffer`` has got bytes of its own; it is asked for a weak reference to learn when they go."""
 
+    def deferred(self, buffer: Buffer) -> None:
+        """``buffer`` was made pending: its bytes, if it ever gets any, are due to this place."""
+
     def wanted(self, buffer: Buffer) -> None:
         """A tape keeps ``buffer`` for a rule."""
 

@@ -27,6 +27,8 @@ def apply(prim: Primitive, inputs: tuple[Buffer, ...], params: dict[str, Any], a
     node = Node(prim, params, aval)
     if prim.reduce is not None and inputs[0].node.aval.size >= region.SMALL:
         out = Buffer(None, node, inputs, (1, 1))
+        if _buffer.accountant is not None:
+            _buffer.accountant.deferred(out)
         if thread.deferring is None:
             fill((out,))
         else:
@@ -71,6 +73,8 @@ def apply_elementwise(prim: Primitive, inputs: tuple[Buffer, ...], site: Site) -
         if must:
             fill(must)
         out = Buffer(None, node, inputs, span)
+        if _buffer.accountant is not None:
+            _buffer.accountant.deferred(out)
     for recorder in thread.recorders:
         recorder.record(node, inputs, out)
     return out

@@ -94,6 +94,7 @@ class Ledger:
         self._open: list[Measure] = []
         self._totals: dict[str, Counter[str]] = {}
         self._wanted: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self._lines: weakref.WeakKeyDictionary[Buffer, str] = weakref.WeakKeyDictionary()
         self._live = 0
         self._reruns = threading.local()
 
@@ -117,6 +118,7 @@ class Ledger:
                 _buffer.set_accountant(None)
                 self._entries, self._totals, self._live = {}, {}, 0
                 self._wanted.clear()
+                self._lines.clear()
 
     def by(self, what: str) -> dict[str, int]:
         """Live bytes by ``"category"``, ``"primitive"`` or ``"line"``, the largest first."""
@@ -136,10 +138,16 @@ class Ledger:
     def allocated(self, buffer: Buffer) -> None:
         """A buffer got bytes."""
         with self._lock:
-            entry = self._enter(buffer, self._category_of(buffer), _user_line())
+            line = self._lines.pop(buffer, None) or _user_line()
+            entry = self._enter(buffer, self._category_of(buffer), line)
             for m in self._open:
                 m.allocated_bytes += entry.nbytes
             self._changed()
+
+    def deferred(self, buffer: Buffer) -> None:
+        """A buffer was made pending here."""
+        with self._lock:
+            self._lines[buffer] = _user_line()
 
     def wanted(self, buffer: Buffer) -> None:
         """A tape keeps a buffer, filled or pending."""

@@ -19,7 +19,7 @@ from tapegrad.tensor import Tensor
 
 _SQRT_HALF = 0.7071067811865476
 _TWO_OVER_SQRT_PI = 1.1283791670955126
-_GELU_A, _GELU_B = 1.5957691216057308, 0.07135481282650577  # sqrt(8 / pi), and 0.044715 times that
+_GELU_A, _GELU_B = 1.5957691216057308, 0.07135481627260025  # sqrt(8 / pi), and 0.044715 times that
 
 
 def _run_sigmoid(xp: Any, out: Any, x: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError
-from tapegrad.ops.comparison import equal
+from tapegrad.ops.comparison import equal, logical_and
 from tapegrad.ops.dispatch import SCALARS, binary, infer_same, promote, unary
 from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
@@ -98,14 +98,19 @@ reciprocal_p = elementwise(
 reciprocal = unary(reciprocal_p, _to_divide)
 
 
-def _where_nonzero(ct: Tensor, product: Tensor) -> Tensor:
-    return where(equal(ct, 0), ct, product)
+def _both_zero(x: Tensor, y: Tensor) -> Tensor:
+    return logical_and(equal(x, 0), equal(y, 0))
+
+
+def _half_over(ct: Tensor, out: Tensor) -> Tensor:
+    """``ct / (2 out)``, but 0 / 0 is 0 (and makes no warning)."""
+    return 0.5 * ct / where(_both_zero(ct, out), 1, out)
 
 
 sqrt_p = elementwise(
     "sqrt",
     infer=infer_same,
-    partials=[lambda ct, out: _where_nonzero(ct, ct * (0.5 / out))],
+    partials=[lambda ct, out: _half_over(ct, out)],
     operands=("x",),
     cxx="sqrt({x})",
     domain=(0.2, 3.0),
@@ -117,11 +122,11 @@ power_p = elementwise(
     "power",
     infer=infer_same,
     exact=False,
-    partials=[lambda x, y: y * x ** (y - 1), lambda out, x: out * _safe_log(x)],
+    partials=[lambda x, y: y * x ** where(_both_zero(x, y), 1, y - 1), lambda out, x: out * _safe_log(x)],
     operands=("x", "y"),
     cxx="pow({x}, {y})",
     domain=(0.3, 2.0),
-    doc="``x ** y``.",
+    doc="``x ** y``; the gradient of ``x ** 0`` in ``x`` is 0 at 0, too.",
 )
 power = binary(power_p)
 

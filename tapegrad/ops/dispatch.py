@@ -105,9 +105,10 @@ def promote(op: str, xs: tuple[Any, ...], to: Callable[[Any], Any] | None = None
     """
     strong = [x if isinstance(x, SCALARS) and not hasattr(x, "dtype") else tensor(op, x) for x in xs]
     tensors = [x for x in strong if isinstance(x, Tensor)]
-    if not tensors:
-        strong = [tensor(op, x) for x in xs]
-        tensors = strong  # type: ignore[assignment]
+    if not tensors:  # Python numbers only: the dtype that the widest kind of them becomes
+        widest = max(range(len(xs)), key=lambda k: SCALARS.index(type(xs[k])))
+        strong[widest] = tensor(op, xs[widest])
+        tensors = [strong[widest]]  # type: ignore[list-item]
     device = tensors[0].device
     for t in tensors:
         if t.device is not device:

@@ -7,8 +7,9 @@ from math import prod
 from typing import Any
 
 from tapegrad.aval import ShapedArray, broadcast_shapes, normalize_axes, normalize_axis, shaped
-from tapegrad.device import threads
-from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.device import blas, threads
+from tapegrad.errors import ShapeError
+from tapegrad.ops.complex import conj
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.reductions import sum
 from tapegrad.ops.shape import expand_dims, moveaxis, permute_dims, reshape, squeeze
@@ -32,7 +33,7 @@ def _infer_matmul(x: ShapedArray, y: ShapedArray) -> ShapedArray:
 def _run_matmul(xp: Any, x: Any, y: Any, *, out: Any) -> None:
     each = prod(out.shape[-2:]) * x.shape[-1]
     batch = out.shape[:-2]
-    if xp.__name__ != "numpy" or each * prod(batch) < _LEAST_BATCH or each > _MOST_EACH or max(batch) < 2:
+    if xp.__name__ != "numpy" or each * prod(batch) < _LEAST_BATCH or each > _MOST_EACH or max(batch, default=1) < 2:
         xp.matmul(x, y, out=out)
         return
     # Each product is one call of the library, whichever thread makes it; so no bit depends on the threads.
@@ -47,11 +48,8 @@ def _run_matmul(xp: Any, x: Any, y: Any, *, out: Any) -> None:
         xp.matmul(x[part], y[part], out=out[part])
 
     tasks = -(-count // step)
-    threads.run([run] * min(threads.get_num_threads(), tasks), tasks)
-
-
-def _adjoint(x: Tensor) -> Tensor:
-    return x.mT.conj() if x.dtype.kind == "c" else x.mT  # type: ignore[attr-defined]
+    with blas.one_thread():
+        threads.run([run] * min(threads.get_num_threads(), tasks), tasks)
 
 
 matmul_p = bilinear(
@@ -59,8 +57,8 @@ matmul_p = bilinear(
     impl=_run_matmul,
     infer=_infer_matmul,
     transposes=[
-        lambda ct, y: matmul(ct, _adjoint(y)),  # (m,n) (k,n)' -> (m,k)
-        lambda ct, x: matmul(_adjoint(x), ct),  # (m,k)' (m,n) -> (k,n)
+        lambda ct, y: matmul(ct, y.mT),  # (m,n) (k,n)' -> (m,k)
+        lambda ct, x: matmul(x.mT, ct),  # (m,k)' (m,n) -> (k,n)
     ],
     into=True,
     lift=lambda params, n: params,
@@ -125,17 +123,15 @@ def _paired_axes(x: Tensor, y: Tensor, axes: Any) -> tuple[list[int], list[int]]
 
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Tensor:
-    """The sum of products along ``axis`` (negative, counted in both); the other dimensions broadcast.
+    """The sum of ``conj(x1) * x2`` along ``axis`` (negative, counted in both); the other dimensions broadcast.
 
-    Raises ShapeError, AxisError, and DTypeError for complex operands.
+    Raises ShapeError and AxisError.
     """
     x, y = promote("vecdot", (x1, x2))
-    if x.dtype.kind == "c":
-        raise DTypeError("vecdot: complex operands; use sum(conj(x1) * x2)")
     a, b = normalize_axis("vecdot", axis, x.ndim), normalize_axis("vecdot", axis, y.ndim)
     if x.shape[a] != y.shape[b]:
         raise ShapeError(f"vecdot: axis {axis} has length {x.shape[a]} in {x.shape} and {y.shape[b]} in {y.shape}")
-    return sum(moveaxis(x, a, -1) * moveaxis(y, b, -1), axis=-1, dtype=x.dtype)
+    return sum(conj(moveaxis(x, a, -1)) * moveaxis(y, b, -1), axis=-1, dtype=x.dtype)
 
 
 def outer(x1: Any, x2: Any, /) -> Tensor:
@@ -169,7 +165,7 @@ def dot(x1: Any, x2: Any, /) -> Tensor:
 
 
 def vdot(x1: Any, x2: Any, /) -> Tensor:
-    """The sum of products of all elements of two arrays of one size.  Raises ShapeError."""
+    """The sum of ``conj(x1) * x2`` over all elements of two arrays of one size.  Raises ShapeError."""
     x, y = promote("vdot", (x1, x2))
     if x.size != y.size:
         raise ShapeError(f"vdot: sizes differ: {x.shape} and {y.shape}")
