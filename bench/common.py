@@ -14,6 +14,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ def begin(threads: int) -> None:
 
     JAX has no setting of its own: it starts as many threads as the process has cores, so the process is bound to cores.
     """
+    sys.path.insert(0, str(HERE.parent))  # what is measured is this checkout, whose commit is reported
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

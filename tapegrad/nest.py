@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,7 +35,9 @@ def rebuild(tree: Any, values: Iterator[Any]) -> Any:
     """The structure of ``tree`` with its leaves replaced by ``values``, in order."""
     if isinstance(tree, dict):
         found = {key: rebuild(tree[key], values) for key in _keys(tree)}
-        return _like(tree, {key: found[key] for key in tree})
+        like = {} if type(tree) is dict else copy.copy(tree)  # a subclass may hold more than its items
+        like.update((key, found[key]) for key in tree)
+        return like
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(rebuild(item, values) for item in tree))
     if isinstance(tree, (list, tuple)):
@@ -44,7 +47,7 @@ def rebuild(tree: Any, values: Iterator[Any]) -> Any:
 
 def _like(tree: Any, items: Any) -> Any:
     kind = type(tree)
-    return items if kind in (dict, list) else kind(items) if kind is tuple else _subclass(kind, items)
+    return items if kind is list else kind(items) if kind is tuple else _subclass(kind, items)
 
 
 def _subclass(kind: type, items: Any) -> Any:

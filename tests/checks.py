@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import tapegrad as tg
+from tapegrad import nest
 
 
 def c64(value: Any) -> tg.Tensor:
@@ -25,7 +26,7 @@ def var64(value: Any, **options: Any) -> tg.Variable:
 
 def values(tree: Any) -> Any:
     """Tensors and variables of a list, tuple or dict as NumPy arrays; anything else as it is."""
-    return tg.nest.map_leaves(lambda x: x.numpy() if hasattr(x, "numpy") else x, tree)
+    return nest.map_leaves(lambda x: x.numpy() if hasattr(x, "numpy") else x, tree)
 
 
 def gradients(f: Callable, sources: Any, *args: Any, **options: Any) -> Any:
@@ -37,19 +38,25 @@ def gradients(f: Callable, sources: Any, *args: Any, **options: Any) -> Any:
 
 
 def same(got: Any, wanted: Any, rtol: float = 1e-12, atol: float = 1e-14) -> None:
-    """Both have the same structure, None in the same places, and the same numbers, shapes and dtypes."""
-    got, wanted = values(got), values(wanted)
-    assert tg.nest.structure(got) == tg.nest.structure(wanted), (got, wanted)
-    for g, w in zip(tg.nest.leaves(got), tg.nest.leaves(wanted), strict=True):
-        assert (g is None) == (w is None), (got, wanted)
-        if g is not None:
-            assert np.shape(g) == np.shape(w), (got, wanted)
-            np.testing.assert_allclose(g, w, rtol=rtol, atol=atol)
+    """``got`` has the structure of ``wanted``, None in the same places, and its numbers (an array may be a list)."""
+    if isinstance(got, dict):
+        assert isinstance(wanted, dict) and list(got) == list(wanted), (got, wanted)
+        got, wanted = list(got.values()), list(wanted.values())
+    if isinstance(got, (list, tuple)):
+        assert type(got) is type(wanted) and len(got) == len(wanted), (got, wanted)
+        for g, w in zip(got, wanted, strict=True):
+            same(g, w, rtol, atol)
+        return
+    assert (got is None) == (wanted is None), (got, wanted)
+    if got is not None:
+        g, w = np.asarray(values(got)), np.asarray(values(wanted))
+        assert g.shape == w.shape, (g, w)
+        np.testing.assert_allclose(g, w, rtol=rtol, atol=atol)
 
 
 def bits_equal(got: Any, wanted: Any) -> bool:
     """Whether all leaves are equal to the last bit, NaN included, and of one dtype."""
-    pairs = zip(tg.nest.leaves(values(got)), tg.nest.leaves(values(wanted)), strict=True)
+    pairs = zip(nest.leaves(values(got)), nest.leaves(values(wanted)), strict=True)
     return all((g is None) == (w is None) and (g is None or _same_bits(g, w)) for g, w in pairs)
 
 

@@ -7,8 +7,8 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from tapegrad import ops, random
 from tapegrad.errors import DTypeError, TapegradError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tapegrad.optim import Optimizer
 
+_takes_training: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 _serial: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
 
 
@@ -200,13 +201,15 @@ def unwrapped(value: Any) -> Any:
     return found if isinstance(found, Layer) else value
 
 
-@cache
 def takes_training(cls: type[Layer]) -> bool:
     """Whether ``cls.call`` has an argument ``training``, or takes any keyword."""
-    parameters = inspect.signature(cls.call).parameters
-    return "training" in parameters or (
-        cls.call is not Layer.call and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    )
+    found = _takes_training.get(cls)
+    if found is None:
+        parameters = inspect.signature(cls.call).parameters
+        found = _takes_training[cls] = "training" in parameters or (
+            cls.call is not Layer.call and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        )
+    return found
 
 
 def _unique_name(cls: type) -> str:

@@ -98,6 +98,7 @@ from tapegrad.ops.creation import (
     zeros,
     zeros_like,
 )
+from tapegrad.ops.cross_entropy import cross_entropy
 from tapegrad.ops.cumulative import cumprod, cumsum, cumulative_prod, cumulative_sum, diff
 from tapegrad.ops.einsum import einsum
 from tapegrad.ops.exponential import exp, exp2, expm1, log, log1p, log2, log10, logaddexp
@@ -142,7 +143,7 @@ from tapegrad.ops.shape import (
     swapaxes,
     transpose,
 )
-from tapegrad.ops.softmax import cross_entropy, log_softmax, softmax
+from tapegrad.ops.softmax import log_softmax, softmax
 from tapegrad.ops.sorting import (
     argmax,
     argmin,

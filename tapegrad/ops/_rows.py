@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from tapegrad.device import threads
+from tapegrad.device.dtypes import accumulator
 
 BLOCK = 65536
 """Elements per block: see ``fusion.launch``."""
@@ -49,3 +50,33 @@ def by_blocks(xp: Any, x: Any, scratch: tuple[Any, ...], body: Callable[..., Non
 
     if x.size:
         threads.run([worker() for _ in range(min(threads.get_num_threads(), tasks))], tasks)
+
+
+def same_params(params: dict, n: int) -> dict:
+    """For ``lift``: everything is counted from the last axis, and values are broadcast against more cotangents."""
+    return params
+
+
+def wide(out: Any) -> tuple[Any]:
+    """The dtype in which rows of the result are computed, as the ``scratch`` of :func:`by_blocks`."""
+    return (accumulator(out.dtype),)
+
+
+def target(out: Any, spare: Any) -> Any:
+    """Where a block is computed: its place in the result, or scratch of a wider dtype."""
+    return out if out.dtype == spare.dtype else spare
+
+
+def deliver(xp: Any, work: Any, out: Any) -> None:
+    """Put a block computed in :func:`target` into its place in the result."""
+    if work is not out:
+        xp.copyto(out, work, casting="unsafe")
+
+
+def shifted_exp(xp: Any, x: Any, work: Any) -> Any:
+    """``exp(x - max)`` of each row into ``work``; returns the maxima.  A row of infinities gives NaN."""
+    most = xp.maximum.reduce(x, axis=-1, keepdims=True)
+    with xp.errstate(invalid="ignore"):
+        xp.subtract(x, most, out=work, dtype=work.dtype)
+    xp.exp(work, out=work)
+    return most

@@ -11,7 +11,7 @@ from typing import Any
 from tapegrad.aval import ShapedArray
 from tapegrad.device.dtypes import accumulator, in_float
 from tapegrad.errors import ShapeError
-from tapegrad.ops._rows import by_blocks, matrices, matrix, rows_per_block
+from tapegrad.ops._rows import by_blocks, matrices, matrix, rows_per_block, same_params
 from tapegrad.ops.arithmetic import reciprocal, sqrt, square
 from tapegrad.ops.creation import full, zeros_like
 from tapegrad.ops.dispatch import barrier, promote
@@ -40,11 +40,6 @@ def _infer_in_x(x: ShapedArray, gamma: ShapedArray, g: ShapedArray, *, eps: floa
 
 def _infer_in_gamma(x: ShapedArray, g: ShapedArray, *, eps: float) -> ShapedArray:
     return x.with_shape((*g.shape[: g.ndim - x.ndim], x.shape[-1]))
-
-
-def _same_params(params: dict, n: int) -> dict:
-    """For ``lift``: everything is counted from the last axis, and values are broadcast against more cotangents."""
-    return params
 
 
 def _normalize(xp: Any, x: Any, eps: float, centred: Any, spare: Any) -> Any:
@@ -87,7 +82,7 @@ layer_norm_p = general(
     ],
     into=True,
     exact=False,
-    lift=_same_params,
+    lift=same_params,
     samples=[
         Sample((3, 4), (4,), (4,), eps=1e-5), Sample((2, 3, 5), (5,), (5,), eps=0.1), Sample((4,), (4,), (4,), eps=0.1),
         Sample((0, 3), (3,), (3,), eps=0.1), Bad((3, 4), (3,), (4,), error=ShapeError, eps=1e-5),
@@ -165,7 +160,7 @@ layer_norm_vjp_x_p: Primitive = general(
     ],
     into=True,
     exact=False,
-    lift=_same_params,
+    lift=same_params,
     samples=[
         Sample((3, 4), (4,), (3, 4), eps=1e-5), Sample((2, 3, 5), (5,), (2, 3, 5), eps=0.1),
         Sample((0, 3), (3,), (0, 3), eps=0.1), Sample((3, 4), (4,), (2, 3, 4), eps=0.1),
@@ -224,7 +219,7 @@ layer_norm_vjp_gamma_p: Primitive = general(
     ],
     into=True,
     exact=False,
-    lift=_same_params,
+    lift=same_params,
     samples=[
         Sample((3, 4), (3, 4), eps=1e-5), Sample((2, 3, 5), (2, 3, 5), eps=0.1), Sample((0, 3), (0, 3), eps=0.1),
         Sample((3, 4), (2, 3, 4), eps=0.1),

@@ -16,9 +16,9 @@ from tapegrad.ops.shape import expand_dims, moveaxis, permute_dims, reshape, squ
 from tapegrad.primitive import Bad, Sample, bilinear
 from tapegrad.tensor import Tensor
 
-# In multiply-adds; measured on 2 cores with OpenBLAS: from 8 Mi on (0.15 ms) threads over a batch pay for their start;
+# In multiply-adds; measured on 2 cores with OpenBLAS: from 16 Mi on (0.3 ms) threads over a batch pay for their start;
 # a single product of more than 16 Mi the library spreads over threads itself.
-_LEAST_BATCH = 2**23
+_LEAST_BATCH = 2**24
 _MOST_EACH = 2**24
 _PER_TASK = 2**21
 

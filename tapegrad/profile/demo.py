@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,9 @@ from tapegrad.errors import TapegradError
 if TYPE_CHECKING:
     from tapegrad.profile.demo_train import Demo, Run
 
-# What is under recompute_grad in each way to train.
-TITLES = {
-    "plain": "nothing",
-    "blocks": "every block",
-    "attention": "attention",
-}
+# Each way to train: its name, and what is under recompute_grad.
+TITLES = {"plain": "plain", "blocks": "blocks under recompute_grad", "attention": "attention under recompute_grad"}
+UNDER = {"plain": "nothing", "blocks": "every block", "attention": "attention"}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,12 +66,13 @@ def _run(quick: bool, png: Path | None, steps: int | None, batch: int | None, se
     _print_heading(out, work)
     runs = []
     for checkpoint in CHECKPOINTS:
-        with _reporter(
-            out, TITLES[checkpoint], settings.steps if checkpoint == "plain" else settings.compared
-        ) as report:
-            runs.append(work.train(checkpoint, report.total, report))
+        count = settings.steps if checkpoint == "plain" else settings.compared
+        with _reporter(out, TITLES[checkpoint], count) as report:
+            runs.append(work.train(checkpoint, count, report))
         if checkpoint == "plain":
-            _print_outcome(out, work, runs[0], length=60 if quick else 240)
+            _print_outcome(out, work, runs[0], length=80 if quick else 240)
+    with _reporter(out, "timing all three in turns", settings.rounds) as report:
+        work.race(runs, report)
     same = demo_train.identical(runs, settings.compared)
     _print_costs(out, runs, same, settings.compared)
     if png is not None:
@@ -111,14 +110,14 @@ def _print_costs(out: Console, runs: list[Run], same: bool, compared: int) -> No
     table.add_column("under\nrecompute_grad")
     for heading in ("peak\nMiB", "of which\nactivations", "of which\nremade", "median\nstep", "\nreruns"):
         table.add_column(heading, justify="right")
-    base = runs[0]
     for run in runs:
+        milliseconds = statistics.median(run.seconds) * 1e3
         table.add_row(
-            TITLES[run.checkpoint],
+            UNDER[run.checkpoint],
             f"{run.peak_bytes / 2**20:.1f}",
             f"{run.activation_bytes / 2**20:.1f}",
             f"{run.remade_bytes / 2**20:.1f}",
-            f"{run.step_seconds * 1e3:.0f} ms ({run.step_seconds / base.step_seconds:.2f}x)",
+            f"{milliseconds:.0f} ms ({run.times(runs[0]):.2f}x)",
             str(run.reruns),
         )
     out.print(table)
@@ -142,10 +141,9 @@ class _Lines:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def __call__(self, done: int, loss: float, seconds: float) -> None:
+    def __call__(self, done: int, loss: float) -> None:
         if done == 1 or done == self.total or done % max(1, self.total // 10) == 0:
-            line = f"{self.title}: step {done}/{self.total}, loss {loss:.3f}, {seconds * 1e3:.0f} ms"
-            self.out.print(line, soft_wrap=True)
+            self.out.print(f"{self.title}: step {done}/{self.total}, loss {loss:.3f}", soft_wrap=True)
 
 
 class _Bar(_Lines):
@@ -167,7 +165,7 @@ class _Bar(_Lines):
     def __exit__(self, *exception: object) -> None:
         self.bar.stop()
 
-    def __call__(self, done: int, loss: float, seconds: float) -> None:
+    def __call__(self, done: int, loss: float) -> None:
         self.bar.update(self.task, completed=done, loss=f"loss {loss:.3f}")
 
 

@@ -6,12 +6,21 @@ Pre-LN blocks (Xiong et al., arXiv 2002.04745), causal attention, a GELU MLP fou
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tapegrad as tg
 from tapegrad import nn
 
 CHECKPOINTS = ("plain", "blocks", "attention")
+
+
+def waves(shape: tuple[int, ...], dtype: Any, generator: tg.random.Generator) -> tg.Tensor:
+    """Where positions start to learn from: sines and cosines (Vaswani et al., 2017), of which neighbours are alike."""
+    positions, width = shape
+    frequencies = tg.exp(tg.arange(width // 2, dtype=dtype) * (-2 * math.log(1e4) / width))
+    angles = tg.arange(positions, dtype=dtype)[:, None] * frequencies
+    return tg.concat([tg.sin(angles), tg.cos(angles)], axis=1)
 
 
 class Block(nn.Layer):
@@ -43,13 +52,12 @@ class CharTransformer(nn.Layer):
 
     def __init__(self, vocabulary: int, context: int, width: int = 128, heads: int = 4, blocks: int = 6) -> None:
         super().__init__()
-        start = nn.initializers.normal(0.02)
         self.context = context
-        self.characters = nn.Embedding(vocabulary, width, embeddings_initializer=start)
-        self.positions = nn.Embedding(context, width, embeddings_initializer=start)
+        self.characters = nn.Embedding(vocabulary, width, embeddings_initializer=nn.initializers.normal(1.0))
+        self.positions = nn.Embedding(context, width, embeddings_initializer=waves)
         self.blocks = [Block(width, heads) for _ in range(blocks)]
         self.norm = nn.LayerNormalization(epsilon=1e-5)
-        self.head = nn.Dense(vocabulary, use_bias=False)
+        self.head = nn.Dense(vocabulary, use_bias=False, kernel_initializer=nn.initializers.normal(0.02))
         self.checkpoint = "plain"
 
     def call(self, tokens: tg.Tensor) -> tg.Tensor:

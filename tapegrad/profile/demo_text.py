@@ -64,6 +64,6 @@ def load(folder: Path | None = None) -> Text:
         )
     vocabulary = bytes(sorted(set(text)))
     table = bytes(max(0, vocabulary.find(c)) for c in range(256))
-    numbers = tg.asarray(memoryview(text.translate(table)), dtype="int32")
+    numbers = tg.asarray(memoryview(text.translate(table)), dtype="uint8")
     cut = int(len(text) * (1 - HELD_OUT))
     return Text(vocabulary.decode("ascii"), numbers[:cut], numbers[cut:], f"{len(parts)} modules in {folder}")

@@ -17,10 +17,14 @@ from tapegrad.profile.demo_text import Text
 
 @dataclass(frozen=True)
 class Settings:
-    """What one demo does: ``steps`` of plain training, of which the first ``compared`` are done in all three ways."""
+    """What one demo does: ``steps`` of plain training, of which the first ``compared`` are done in all three ways.
+
+    Afterwards each way is timed for one step in each of ``rounds``.
+    """
 
     steps: int
     compared: int
+    rounds: int
     batch: int
     context: int = 128
     width: int = 128
@@ -30,8 +34,8 @@ class Settings:
     seed: int = 0
 
 
-FULL = Settings(steps=300, compared=12, batch=16)
-QUICK = Settings(steps=80, compared=6, batch=8)
+FULL = Settings(steps=250, compared=5, rounds=15, batch=16)
+QUICK = Settings(steps=60, compared=3, rounds=5, batch=8)
 
 
 @dataclass
@@ -52,10 +56,9 @@ class Run:
     reruns: int = 0
     samples: list[tuple[float, int, int]] = field(default_factory=list)
 
-    @property
-    def step_seconds(self) -> float:
-        """Median time of a step."""
-        return statistics.median(self.seconds)
+    def times(self, other: Run) -> float:
+        """How many times as long as a step of ``other`` this one takes: the median over the rounds."""
+        return statistics.median(mine / others for mine, others in zip(self.seconds, other.seconds, strict=True))
 
     def count(self, m: Any) -> None:
         """Keep what ``tg.measure()`` saw of one step."""
@@ -85,42 +88,52 @@ class Demo:
         length = self.settings.context
         starts = [[chance.randrange(numbers.size - length)] for _ in range(count)]
         places = tg.asarray(starts) + tg.arange(length + 1)
-        windows = tg.take(numbers, places, axis=0)
+        windows = tg.astype(tg.take(numbers, places, axis=0), "int32")
         return windows[:, :-1], windows[:, 1:]
 
-    def train(self, checkpoint: str, steps: int, on_step: Callable[[int, float, float], None]) -> Run:
-        """Train from the start in one of the ways.
+    def train(self, checkpoint: str, steps: int, on_step: Callable[[int, float], None]) -> Run:
+        """Train from the start in one of the ways; ``on_step`` gets the number of steps done and the loss.
 
-        Of the first and of the last compared step the gradients are kept, and of the latter the bytes are counted, so
-        these two are not timed.  ``on_step`` gets the number of steps done, the loss and the seconds.
+        Of the first and of the last compared step the gradients are kept, and of the latter the bytes are counted.
         """
         for variable, value in zip(self.model.variables, self._start, strict=True):
             variable.assign(value)
-        self.model.checkpoint = checkpoint
         tg.random.seed(self.settings.seed)
-        optimizer = tg.optim.AdamW(self._rate, weight_decay=0.01, global_clipnorm=1.0)
+        self.model.checkpoint = checkpoint
+        optimizer = self._optimizer()
         run = Run(checkpoint)
         counted = min(self.settings.compared, steps) - 1
         for step in range(steps):
-            tokens, labels = self.batch(step)
-            begin = time.perf_counter()
+            batch = self.batch(step)
             if step == counted:
                 with tg.measure(timeline=True) as m:
-                    loss = self._step(optimizer, tokens, labels, run.gradients)
+                    loss = self._step(optimizer, batch, run.gradients)
                 run.count(m)
             else:
-                loss = self._step(optimizer, tokens, labels, run.gradients if step == 0 else None)
-            seconds = time.perf_counter() - begin
+                loss = self._step(optimizer, batch, run.gradients if step == 0 else None)
             run.losses.append(loss)
-            if step not in (0, counted) or steps <= 2:
-                run.seconds.append(seconds)
-            on_step(step + 1, loss, seconds)
+            on_step(step + 1, loss)
         return run
 
+    def race(self, runs: list[Run], on_round: Callable[[int, float], None]) -> None:
+        """Time one step of each run in each round, so that what else the machine does slows all of them alike."""
+        optimizer = self._optimizer()
+        for number in range(self.settings.rounds):
+            batch = self.batch(number)
+            for run in runs:
+                self.model.checkpoint = run.checkpoint
+                begin = time.perf_counter()
+                loss = self._step(optimizer, batch, None)
+                run.seconds.append(time.perf_counter() - begin)
+            on_round(number + 1, loss)
+
+    def _optimizer(self) -> tg.optim.Optimizer:
+        return tg.optim.AdamW(self._rate, weight_decay=0.01, beta_2=0.95, global_clipnorm=1.0)
+
     def _step(
-        self, optimizer: tg.optim.Optimizer, tokens: tg.Tensor, labels: tg.Tensor, kept: list[bytes] | None
+        self, optimizer: tg.optim.Optimizer, batch: tuple[tg.Tensor, tg.Tensor], kept: list[bytes] | None
     ) -> float:
-        loss, gradients, variables = loss_and_gradients(self.model, tokens, labels)
+        loss, gradients, variables = loss_and_gradients(self.model, *batch)
         if kept is not None:
             kept.extend(g.numpy().tobytes() for g in gradients)
         optimizer.apply(gradients, variables)
@@ -131,7 +144,7 @@ class Demo:
         windows = (self._windows(self.text.held_out, f"held out {i}", self.settings.batch) for i in range(batches))
         return statistics.fmean(float(loss_of(self.model, *window)) for window in windows)
 
-    def generate(self, prompt: str, length: int, temperature: float = 0.7) -> str:
+    def generate(self, prompt: str, length: int, temperature: float = 0.6) -> str:
         """``length`` characters that the model puts after ``prompt``, drawn one by one."""
         chance = random.Random(self.settings.seed)
         numbers = self.text.encode(prompt)

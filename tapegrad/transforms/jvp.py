@@ -10,6 +10,7 @@ import weakref
 from typing import Any
 
 from tapegrad.buffer import Buffer
+from tapegrad.device.dtypes import is_inexact
 from tapegrad.errors import NoGradientError
 from tapegrad.node import Node, thread
 from tapegrad.ops.dispatch import barrier, cast
@@ -56,7 +57,11 @@ class Pusher:
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """Push the tangents of ``inputs`` through ``node``."""
         tangents = [self._tangents.get(b) for b in inputs]
-        if all(t is None for t in tangents) or not node.prim.differentiable:  # type: ignore[union-attr]
+        if all(t is None for t in tangents):
+            return
+        if not node.prim.differentiable:  # type: ignore[union-attr]
+            if is_inexact(node.aval.dtype):
+                raise NoGradientError(f"{node.prim.name}: has no forward-mode derivative")  # type: ignore[union-attr]
             return
         before = thread.recorders
         thread.recorders = before[: before.index(self)]

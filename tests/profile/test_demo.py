@@ -21,7 +21,7 @@ from tapegrad.profile import demo_model, demo_plot, demo_text, demo_train
 from tapegrad.profile.cli import main
 from tapegrad.profile.demo_train import Demo, Run, Settings, identical
 
-SMALL = Settings(steps=6, compared=4, batch=2, context=16, width=16, heads=2, blocks=2)
+SMALL = Settings(steps=6, compared=4, rounds=2, batch=2, context=16, width=16, heads=2, blocks=2)
 
 
 @pytest.fixture
@@ -54,10 +54,12 @@ def test_the_demo_shows_all_it_promises(tmp_path: Path) -> None:
     for wanted in (
         "parameters: 2 blocks, width 16, 2 heads, context 16; batches of 2",
         "plain: step 6/6, loss ",
-        "recompute_grad on every block: step 4/4, loss ",
-        "recompute_grad on attention: step 4/4, loss ",
+        "blocks under recompute_grad: step 4/4, loss ",
+        "attention under recompute_grad: step 4/4, loss ",
         "nats per character",
-        "peak MiB",
+        "timing all three in turns: step 2/2",
+        "of which   of which",
+        "activations     remade",
         "gradients bit-identical: yes",
         f"memory over one step: {png}",
     ):
@@ -129,7 +131,7 @@ def test_the_text_is_ascii_and_numbers_are_its_places(text: demo_text.Text) -> N
     assert set("def self\n()") <= set(text.vocabulary)
     numbers = text.train[:3000].tolist()
     assert text.encode(text.decode(numbers)) == numbers
-    assert text.decode(numbers).isascii() and "import" in text.decode(numbers)
+    assert text.decode(numbers).isascii() and "def " in text.decode(text.train.tolist())
     assert text.train.size + text.held_out.size == demo_text.LIMIT
     assert 0.9 < text.train.size / demo_text.LIMIT < 1
 
@@ -165,6 +167,17 @@ def test_the_ways_to_train_differ_in_memory_and_reruns_only(text: demo_text.Text
         assert [s for s, _, _ in run.samples] == sorted(s for s, _, _ in run.samples)
 
 
+def test_the_race_takes_turns(text: demo_text.Text) -> None:
+    demo = Demo(text, SMALL)
+    runs = [Run(way) for way in demo_model.CHECKPOINTS]
+    rounds: list[int] = []
+    demo.race(runs, lambda number, loss: rounds.append(number))
+    assert rounds == [1, 2]
+    assert all(len(run.seconds) == 2 for run in runs)
+    assert runs[0].times(runs[0]) == 1.0
+    assert Run("blocks", seconds=[3.0, 8.0, 9.0]).times(Run("plain", seconds=[2.0, 4.0, 6.0])) == 1.5
+
+
 def test_identical_looks_at_every_bit() -> None:
     def run(gradients: list[bytes], losses: list[float]) -> Run:
         return Run("plain", losses=losses, gradients=gradients)
@@ -197,7 +210,7 @@ def test_a_bar_on_a_terminal() -> None:
     out = Console(file=io.StringIO(), force_terminal=True, width=100)
     with demo_command._reporter(out, "plain", 3) as report:
         for step in range(3):
-            report(step + 1, 3.0 - step, 0.1)
+            report(step + 1, 3.0 - step)
     shown = out.file.getvalue()  # type: ignore[attr-defined]
     assert "plain" in shown and "3/3" in shown and "loss 1.000" in shown
 
@@ -206,10 +219,10 @@ def test_about_ten_lines_elsewhere() -> None:
     out = Console(file=io.StringIO(), width=100)
     with demo_command._reporter(out, "plain", 95) as report:
         for step in range(95):
-            report(step + 1, 1.0, 0.1)
+            report(step + 1, 1.0)
     lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert 10 <= len(lines) <= 12
-    assert lines[0] == "plain: step 1/95, loss 1.000, 100 ms" and lines[-1].startswith("plain: step 95/95")
+    assert lines[0] == "plain: step 1/95, loss 1.000" and lines[-1].startswith("plain: step 95/95")
 
 
 def test_the_plot_draws_steps_for_every_run(tmp_path: Path) -> None:

@@ -1,0 +1,115 @@
+"""layer_norm: values, gradients to third order, precision, memory, messages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad.device import threads
+from tapegrad.errors import ShapeError
+from tapegrad.tensor import from_array
+from tapegrad.testing import check_grads
+
+
+def reference(x, gamma, beta, eps=1e-5):
+    x = x.astype("float64")
+    c = x - x.mean(-1, keepdims=True)
+    return c / np.sqrt((c * c).mean(-1, keepdims=True) + eps) * gamma + beta
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    count = threads.get_num_threads()
+    yield
+    threads.set_num_threads(count)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (5,), (2, 3, 4), (4, 1), (300, 257), (2, 70001)])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_values(shape, dtype, rng):
+    x, gamma, beta = (rng.normal(size=s).astype(dtype) for s in (shape, shape[-1:], shape[-1:]))
+    got = tg.layer_norm(x, gamma, beta)
+    assert got.dtype == dtype and got.shape == shape
+    tolerance = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-11}[dtype]
+    np.testing.assert_allclose(got.numpy(), reference(x, gamma, beta), rtol=tolerance, atol=tolerance)
+
+
+def test_a_big_mean_does_not_cancel(rng):
+    """E[x*x] - E[x]**2 would be rounding noise here."""
+    x = (rng.normal(size=(8, 512)) + 1e4).astype("float32")
+    got = tg.layer_norm(x, np.ones(512, "f"), np.zeros(512, "f")).numpy()
+    np.testing.assert_allclose(got, reference(x, 1, 0), atol=5e-3)
+
+
+def test_a_constant_row_and_empty_arrays():
+    assert tg.layer_norm(np.full((2, 3), 7.0), np.ones(3), np.full(3, 2.0)).tolist() == [[2.0] * 3] * 2
+    assert tg.layer_norm(np.ones((0, 3)), np.ones(3), np.ones(3)).shape == (0, 3)
+    assert tg.layer_norm(np.ones((3, 0)), np.ones(0), np.ones(0)).shape == (3, 0)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (5,), (2, 3, 4)])
+def test_gradients(shape, rng):
+    xs = [rng.normal(size=s) for s in (shape, shape[-1:], shape[-1:])]
+    check_grads(lambda x, g, b: tg.layer_norm(x, g, b, eps=0.1), xs, order=3)
+
+
+@pytest.mark.parametrize("argnum", [0, 1, 2])
+def test_jacobians_and_hessians(argnum, rng):
+    args = [rng.normal(size=s) for s in ((2, 3, 4), (4,), (4,))]
+    f = lambda *a: tg.layer_norm(*a, eps=0.1)
+    h = lambda *a: tg.sum(tg.sin(f(*a)))
+    for derivative, of, rtol in ((tg.jacobian(f, argnum), f, 1e-6), (tg.hessian(h, argnum), tg.grad(h, argnum), 1e-5)):
+        got = derivative(*args).numpy()
+        columns = []
+        for unit in np.eye(args[argnum].size):
+            step = 1e-6 * unit.reshape(args[argnum].shape)
+            up, down = (of(*[a + s * step if i == argnum else a for i, a in enumerate(args)]).numpy() for s in (1, -1))
+            columns.append((up - down) / 2e-6)
+        np.testing.assert_allclose(got, np.stack(columns, -1).reshape(got.shape), rtol=rtol, atol=1e-7)
+
+
+def test_differentiating_a_jacobian(rng):
+    """The derivative primitives with rows of a Jacobian in front have derivatives, too."""
+    x, gamma = rng.normal(size=(2, 3)), rng.normal(size=3)
+    for argnum in (0, 1):
+        norm = lambda *a, n=argnum: tg.sum(tg.jacobian(lambda *b: tg.layer_norm(*b, np.zeros(3), eps=0.1), n)(*a) ** 2)
+        check_grads(norm, [x, gamma], order=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_same_bits_for_any_number_of_threads(dtype, rng):
+    x, w, gamma, beta = (rng.normal(size=s).astype(dtype) for s in ((700, 300), (700, 300), (300,), (300,)))
+    found = set()
+    for count in (1, 2, 3):
+        threads.set_num_threads(count)
+        y, gs = tg.value_and_grad(lambda *a: tg.sum(tg.layer_norm(*a) * w), argnums=(0, 1, 2))(x, gamma, beta)
+        found.add((y.numpy().tobytes(), *(g.numpy().tobytes() for g in gs)))
+    assert len(found) == 1
+    for view in (x.T, x[::-1], x[:, ::2]):
+        ones = np.ones(view.shape[-1], dtype)
+        got = tg.layer_norm(from_array(view), ones, ones).numpy()
+        np.testing.assert_array_equal(got, tg.layer_norm(np.ascontiguousarray(view), ones, ones).numpy())
+
+
+def test_backward_makes_nothing_of_full_size_but_the_gradient(rng):
+    x = tg.asarray(rng.normal(size=(1000, 1000)).astype("float32"))
+    gamma, beta = tg.ones(1000), tg.zeros(1000)
+    with tg.measure() as m:
+        with tg.GradientTape() as tape:
+            tape.watch([x, gamma, beta])
+            y = tg.layer_norm(x, gamma, beta)
+        assert m.peak_bytes < 2.1 * x.nbytes
+        ct = tg.ones((1000, 1000))
+        gs = tape.gradient(y, [x, gamma, beta], output_gradients=ct)
+        assert gs[0].shape == x.shape
+    assert m.peak_bytes < 4.1 * x.nbytes  # the operand, the result, the cotangent, the gradient
+
+
+@pytest.mark.parametrize(
+    ("x", "gamma", "beta"), [((3, 4), (3,), (4,)), ((3, 4), (4,), (3, 4)), ((), (1,), (1,)), ((3, 4), (1,), (4,))]
+)
+def test_errors(x, gamma, beta):
+    with pytest.raises(ShapeError, match="layer_norm") as caught:
+        tg.layer_norm(np.ones(x), np.ones(gamma), np.ones(beta))
+    assert str(x) in str(caught.value)

@@ -1,0 +1,411 @@
+"""custom_gradient: arguments, results, variables, captures, errors, methods, higher order, forward mode, memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from checks import c64, gradients, no_garbage, same, values, var64
+
+import tapegrad as tg
+from tapegrad import errors
+
+
+def given(*grads: Any) -> Callable:
+    """A gradient function that gives multiples of the first cotangent (None: none)."""
+    return lambda ct, *_: tuple(None if g is None else ct * g for g in grads)
+
+
+# Arguments
+
+
+def test_tensors_by_keyword_take_part() -> None:
+    @tg.custom_gradient
+    def f(x: Any, k: Any = None, *, w: Any = None, note: Any = None) -> Any:
+        return x * k * w, given(10.0, 20.0, 30.0)
+
+    x, k, w = c64(2.0), c64(3.0), c64(4.0)
+    for call in (
+        lambda *s: f(x, k, w=w, note="n"),
+        lambda *s: f(x, k=k, w=w),
+        lambda *s: f(w=w, k=k, x=x, note=object()),
+    ):
+        same(gradients(call, [x, k, w], x), [10.0, 20.0, 30.0])
+
+    @tg.custom_gradient
+    def short(x: Any, *, k: Any) -> Any:
+        return x * k, given(10.0)
+
+    with pytest.raises(ValueError, match=r"1 gradients returned for 1 positional argument\(s\) and 1 keyword tensor"):
+        gradients(lambda *s: short(x, k=k), [x, k], x)
+
+    @tg.custom_gradient
+    def options(x: Any, **kw: Any) -> Any:
+        return x * kw["b"] * kw["a"], given(1.0, 2.0, 3.0)
+
+    same(gradients(lambda *s: options(x, b=w, a=k), [x, k, w], x), [1.0, 2.0, 3.0])
+
+
+def test_objects_numbers_and_structures_among_the_arguments() -> None:
+    marker = object()
+
+    @tg.custom_gradient
+    def f(none: Any, x: Any, k: Any, thing: Any, text: Any, tree: dict) -> Any:
+        assert none is None and k == 5.0 and type(k) is float and thing is marker and text == "s"
+        return x * k * tree["b"] * tree["a"][0], grads[0]
+
+    x, a, b = c64(2.0), c64(3.0), c64(4.0)
+    flat = given(None, 10.0, None, None, None, 20.0, 30.0)  # a number and a string count, as in TensorFlow
+    short = given(10.0, None, None, 20.0, 30.0)  # None and objects need not
+    shaped = lambda ct: (None, ct * 10.0, None, None, None, {"b": ct * 30.0, "a": [ct * 20.0]})  # noqa: E731
+    for grad in (flat, short, shaped):
+        grads = [grad]
+        found = gradients(lambda *s: f(None, x, 5.0, marker, "s", {"b": b, "a": [a]}), [x, a, b], x)
+        same(found, [10.0, 20.0, 30.0])
+    for count in (4, 6, 8):
+        grads = [lambda ct, n=count: (ct,) * n]
+        with pytest.raises(ValueError, match=f"f: {count} gradients returned for 7 positional"):
+            gradients(lambda *s: f(None, x, 5.0, marker, "s", {"b": b, "a": [a]}), [x, a, b], x)
+
+
+def test_none_and_integers() -> None:
+    @tg.custom_gradient
+    def f(x: Any, y: Any, k: Any) -> Any:
+        return x * y * k, given(10.0, None, 7.0)
+
+    x, y, k = c64(2.0), c64(3.0), tg.asarray(3)
+    same(gradients(lambda *s: f(x, y, k), [x, y], x), [10.0, None])
+    same(gradients(lambda *s: f(x, y, k), [x, y], x, unconnected_gradients="zero"), [10.0, 0.0])
+    alone = tg.custom_gradient(lambda x: (x * x, lambda ct: None))
+    assert gradients(alone, [x]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "says"),
+    [
+        (lambda ct: tg.sum(ct), ValueError, r"gradient 0 has shape \(\), its argument \(2,\)"),
+        (lambda ct: tg.stack([ct, ct]), errors.ShapeError, r"gradient 0 has shape \(2, 2\)"),
+        (lambda ct: 7.0, ValueError, r"gradient 0 has shape \(\)"),
+        (lambda ct: ct * 1j, TypeError, "gradient 0 is complex128, its argument float64"),
+        (lambda ct: "s", TypeError, "str"),
+        (lambda ct: object(), TypeError, "object"),
+    ],
+)
+def test_gradients_that_do_not_fit(wrong: Callable, error: type, says: str) -> None:
+    f = tg.custom_gradient(lambda x: (x * 1.0, wrong))
+    with pytest.raises(error, match=says) as e:
+        gradients(f, [c64([1.0, 2.0])])
+    assert isinstance(e.value, errors.TapegradError)
+
+
+def test_gradients_become_tensors_of_the_arguments_dtype() -> None:
+    for grad in (lambda ct: np.float64(3.0), lambda ct: 3, lambda ct: tg.asarray(np.float16(3.0)), lambda ct: [3.0]):
+        x = tg.constant(2.0)
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.custom_gradient(lambda x, g=grad: (x * 1.0, g))(x)
+        g = tape.gradient(y, x)
+        assert isinstance(g, tg.Tensor) and g.dtype == np.float32 and float(g) == 3.0
+
+
+# Results
+
+
+def test_results_keep_their_structure_and_leaves_arrive_one_by_one() -> None:
+    seen: list[Any] = []
+
+    @tg.custom_gradient
+    def f(x: tg.Tensor) -> Any:
+        def grad(*cts: tg.Tensor) -> tg.Tensor:
+            seen.append(values(list(cts)))
+            return cts[0] + 10.0 * cts[1] + 100.0 * tg.sum(cts[2])
+
+        return (x * x, [x * 3.0, {"k": tg.stack([x, x]), "i": tg.asarray([1, 2])}]), grad
+
+    with tg.GradientTape(persistent=True) as tape:
+        x = c64(2.0)
+        tape.watch(x)
+        y = f(x)
+    assert type(y) is tuple and type(y[1]) is list and list(y[1][1]) == ["k", "i"]
+    tape.gradient(y[0], x)
+    cts = seen[-1]
+    assert [c.dtype for c in cts] == [np.float64, np.float64, np.int64, np.float64]  # sorted keys: i, then k
+    same(cts, [1.0, 0.0, [0, 0], [0.0, 0.0]])
+
+
+def test_a_result_that_is_the_argument_is_another_value() -> None:
+    f = tg.custom_gradient(lambda x: (x, lambda ct: ct * 5.0))
+    x = c64(2.0)
+    with tg.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = f(x)
+        z = x * x
+    assert y is not x
+    same([tape.gradient(y, x), tape.gradient(z, x), tape.gradient([y, z], x)], [5.0, 4.0, 9.0])
+
+
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        (c64(1.0), TypeError), ((c64(1.0),), TypeError), ((c64(1.0), None), TypeError), ((c64(1.0), 3), TypeError),
+        ((c64(1.0), len, len), TypeError), (None, TypeError), ((None, lambda ct: ct), ValueError),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_function_must_return_a_value_and_a_gradient_function(result: Any, error: type) -> None:
+    def forgetful(x: Any) -> Any:
+        return result
+
+    with pytest.raises(error, match="forgetful") as e:
+        tg.custom_gradient(forgetful)(c64(1.0))
+    assert isinstance(e.value, errors.TapegradError)
+
+
+# Variables
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda v: v * 1.0,
+        lambda v: (v.numpy(), v * 1.0)[1],
+        lambda v: tg.stop_gradient(v),
+        lambda v: v.assign(1.0).numpy() * c64(1.0),
+        lambda v: v.assign_add(1.0).numpy() * c64(1.0),
+    ],
+)
+@pytest.mark.parametrize("watched", [True, False])
+def test_variables_used_inside_must_be_accounted_for_at_the_call(use: Callable, watched: bool) -> None:
+    v, x = var64(2.0, name="weight"), c64(3.0)
+
+    def f(x: Any) -> Any:
+        return x * use(v), lambda ct: ct
+
+    with pytest.raises(TypeError, match="f reads the variables .weight.*'variables'"):
+        if watched:
+            gradients(tg.custom_gradient(f), [x])
+        tg.custom_gradient(f)(x)
+
+
+def test_variables_come_in_order_of_construction_and_get_their_gradients() -> None:
+    a, b, frozen, unread = var64(2.0), var64(3.0), var64(4.0, trainable=False), var64(5.0)
+
+    @tg.custom_gradient
+    def f(x: Any) -> Any:
+        def grad(ct: Any, variables: Any = None) -> Any:
+            assert [v is w for v, w in zip(variables, [a, b], strict=True)] == [True, True]
+            return ct * 10.0, kind([ct * 20.0, None])
+
+        return x * b * a * frozen, grad
+
+    x = c64(1.0)
+    for kind in (list, tuple):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = f(x)
+        assert [v is w for v, w in zip(tape.watched_variables(), [a, b], strict=True)] == [True, True]
+        same(tape.gradient(y, [x, a, b, frozen, unread]), [10.0, 20.0, None, None, None])
+
+
+def test_a_variable_as_argument_is_no_extra() -> None:
+    v, w = var64(2.0), var64(3.0)
+
+    @tg.custom_gradient
+    def f(x: Any, v: Any, unread: Any) -> Any:
+        return x * v, given(10.0, 20.0, 30.0)
+
+    x = c64(3.0)
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = f(x, v, w)
+    same(tape.gradient(y, [x, v, w]), [10.0, 20.0, 30.0])
+
+    @tg.custom_gradient
+    def assigns(x: Any, v: Any) -> Any:
+        v.assign(7.0)
+        return x * v, given(10.0, 20.0)
+
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = assigns(x, v)
+    same([y, tape.gradient(y, v)], [21.0, 20.0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "says"),
+    [
+        (lambda ct: ct, TypeError, "must return"),
+        (lambda ct: (ct, ct), TypeError, "must be a list, got Tensor"),
+        (lambda ct: (ct, [ct, ct]), ValueError, "2 variable gradients for 1 variables"),
+        (lambda ct: (ct, []), ValueError, "0 variable gradients for 1 variables"),
+        (lambda ct: (ct, [tg.stack([ct, ct])]), ValueError, "gradient 1 has shape"),
+    ],
+)
+def test_wrong_variable_gradients(answer: Callable, error: type, says: str) -> None:
+    v = var64(2.0)
+    f = tg.custom_gradient(lambda x: (x * v, lambda ct, variables: answer(ct)))
+    with pytest.raises(error, match=says):
+        gradients(f, [c64(3.0)])
+
+
+def test_the_keyword_is_left_out_when_there_is_nothing_to_say() -> None:
+    def grad(ct: Any, variables: Any = "unset") -> Any:
+        assert variables == "unset"
+        return ct * 10.0
+
+    same(gradients(tg.custom_gradient(lambda x: (x * x, grad)), [c64(3.0)]), [10.0])
+
+
+# Captures
+
+
+def test_a_captured_watched_tensor_is_a_constant_with_a_warning() -> None:
+    x, c = c64(2.0), c64(3.0)
+    f = tg.custom_gradient(lambda q: (q * c, lambda ct: ct * 10.0))
+    for watched in ([x, c], [c]):
+        with tg.GradientTape() as tape:
+            tape.watch(watched)
+            with pytest.warns(errors.CapturedTensorWarning, match="1 watched tensor"):
+                y = f(x)
+        same(tape.gradient(y, [x, c]), [10.0 if len(watched) == 2 else None, None])
+    quiet = tg.custom_gradient(lambda q: (q * tg.stop_gradient(c), lambda ct: ct * 10.0))
+    with tg.GradientTape() as tape:
+        tape.watch([x])
+        y = quiet(x)
+    same(tape.gradient(y, x), 10.0)
+
+
+# Robustness
+
+
+def test_exceptions_leave_the_tape_usable() -> None:
+    fail = [True]
+
+    @tg.custom_gradient
+    def f(x: Any) -> Any:
+        if fail[0]:
+            raise ZeroDivisionError
+
+        def grad(ct: Any) -> Any:
+            raise LookupError("mine")
+
+        return x * 1.0, grad
+
+    x = c64(3.0)
+    with tg.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        with pytest.raises(ZeroDivisionError):
+            f(x)
+        fail[0] = False
+        y, z = f(x), x * x
+    with pytest.raises(LookupError, match="mine"):
+        tape.gradient(y, x)
+    same(tape.gradient(z, x), 6.0)
+
+
+def test_decorating() -> None:
+    class Scale:
+        k = 3.0
+
+        @tg.custom_gradient
+        def __call__(self, x: Any) -> Any:
+            """Scales."""
+            return x * 1.0, lambda ct: ct * self.k
+
+        @tg.custom_gradient()
+        def again(self, x: Any, *, w: Any = None) -> Any:
+            return x * 1.0, lambda ct, *_: (ct * self.k * 2.0, *([] if w is None else [ct]))
+
+    s, x = Scale(), c64(2.0)
+    same([gradients(f, [x]) for f in (s, s.again, lambda q: s.again(q, w=q))], [[3.0], [6.0], [7.0]])
+    assert s.__call__.__doc__ == "Scales." and Scale.again.__name__ == "again" and callable(Scale.again.__wrapped__)
+
+
+# Higher order and forward mode
+
+
+def test_second_order_goes_through_the_rule_and_what_it_captured() -> None:
+    @tg.custom_gradient
+    def log1pexp(x: Any) -> Any:
+        e = tg.exp(x)
+        return tg.log(1 + e), lambda ct: ct * (1 - 1 / (1 + e))
+
+    a = 0.3
+    s = 1 / (1 + np.exp(-a))
+    x = c64(a)
+    with tg.GradientTape() as t3:
+        t3.watch(x)
+        with tg.GradientTape() as t2:
+            t2.watch(x)
+            with tg.GradientTape() as t1:
+                t1.watch(x)
+                y = log1pexp(x)
+            first = t1.gradient(y, x)
+        second = t2.gradient(first, x)
+    third = s * (1 - s) * (1 - 2 * s)
+    same([first, second, t3.gradient(second, x)], [s, s * (1 - s), third])
+    with np.errstate(over="ignore"):
+        same(gradients(log1pexp, [tg.constant(100.0)]), [1.0])
+
+
+def test_outer_rules_win_and_nested_rules_serve_second_order() -> None:
+    inner = tg.custom_gradient(lambda x: (x * 1.0, lambda ct: ct * np.nan))
+    outer = tg.custom_gradient(lambda x: (inner(x), lambda ct: ct * 11.0))
+    same(gradients(outer, [c64(1.0)]), [11.0])
+
+    @tg.custom_gradient
+    def op(x: Any) -> Any:
+        def first(ct: Any) -> Any:
+            slope = tg.custom_gradient(lambda q: (3.0 * q * q, lambda ct2: ct2 * 1000.0))
+            return ct * slope(x)
+
+        return x * x * x, first
+
+    x = c64(2.0)
+    with tg.GradientTape() as t2:
+        t2.watch(x)
+        with tg.GradientTape() as t1:
+            t1.watch(x)
+            y = op(x)
+        d = t1.gradient(y, x)
+    same([d, t2.gradient(d, x)], [12.0, 1000.0])
+
+
+def test_forward_mode_uses_the_rule_where_it_is_linear() -> None:
+    @tg.custom_gradient
+    def f(x: Any, y: Any) -> Any:
+        return (x * y, tg.sum(x)), lambda a, b: (a * 9.0 * y + b, a * x)
+
+    x, y, t = c64([1.0, 2.0]), c64([3.0, 4.0]), c64([1.0, 10.0])
+    out, pushed = tg.jvp(f, (x, y), (t, None))
+    same([out, pushed], [([3.0, 8.0], 3.0), ([27.0, 360.0], 11.0)])
+    same(tg.jvp(f, (x, y), (None, t))[1], ([1.0, 20.0], 0.0))
+    clip = tg.custom_gradient(lambda x: (x * 1.0, lambda ct: tg.clip(ct, -1.0, 1.0)))
+    with pytest.raises(errors.NoGradientError, match="not linear"):
+        tg.jvp(clip, (x,), (t * 100.0,))
+
+
+# Memory
+
+
+def test_a_call_keeps_what_its_rule_captures_until_its_gradient() -> None:
+    refs: dict[str, weakref.ref] = {}
+
+    @tg.custom_gradient
+    def f(x: Any) -> Any:
+        used, unused = tg.exp(x), x + 1.0
+        refs.update(used=weakref.ref(used._buffer), unused=weakref.ref(unused._buffer))
+        return used + tg.sum(unused), lambda ct: ct * used
+
+    x = c64(np.ones(5))
+    with no_garbage():
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = f(x)
+        assert refs["unused"]() is None and refs["used"]() is not None
+        tape.gradient(y, x)
+        assert refs["used"]() is None
+        del y, tape

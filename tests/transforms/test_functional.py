@@ -1,0 +1,155 @@
+"""grad, value_and_grad, vjp, jacobian, hessian, hvp: results, structures, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from checks import bits_equal, c64, no_garbage, same, values, var64
+
+import tapegrad as tg
+from tapegrad import errors
+
+
+def f(x: Any, tree: Any, k: Any = 1.0) -> Any:
+    """A function."""
+    return tg.sum(x * x * tree["w"]) * k
+
+
+X, TREE = np.array([1.0, 2.0]), {"w": np.array([3.0, 4.0])}
+
+
+def test_grad_of_chosen_arguments() -> None:
+    same(tg.grad(f)(X, TREE), [6.0, 16.0])
+    same(tg.grad(f, 1)(X, TREE, k=2.0), {"w": [2.0, 8.0]})
+    same(tg.grad(f, -1)(X, TREE), {"w": [1.0, 4.0]})
+    same(tg.grad(f, (1, 0))(X, TREE), ({"w": [1.0, 4.0]}, [6.0, 16.0]))
+    same(tg.grad(f, [0])(X, TREE), ([6.0, 16.0],))
+    same(tg.grad(f, 2)(X, TREE, 1.0), 19.0)
+    same(tg.value_and_grad(f)(X, TREE), (19.0, [6.0, 16.0]))
+    assert tg.grad(f).__doc__ == "A function." and tg.grad(f).__name__ == "f"
+    same(tg.grad(lambda a, b: a * 2.0, 1)(c64(1.0), c64([1.0, 2.0])), [0.0, 0.0])  # it does not matter: zeros
+
+
+def test_auxiliary_results() -> None:
+    def with_aux(x: Any) -> Any:
+        return tg.sum(x * x), {"n": 3, "x": x}
+
+    (value, aux), g = tg.value_and_grad(with_aux, has_aux=True)(X)
+    same([value, g], [5.0, [2.0, 4.0]])
+    assert aux["n"] == 3
+    g, aux = tg.grad(with_aux, has_aux=True)(X)
+    same([g, aux["x"]], [[2.0, 4.0], [1.0, 2.0]])
+
+
+def test_an_argument_passed_twice_is_two_and_variables_are_arguments() -> None:
+    x, v = c64(3.0), var64(5.0)
+    same(tg.grad(lambda a, b: a * a * b, (0, 1))(x, x), (18.0, 9.0))
+    same(tg.grad(lambda a: a * a * v)(v), 50.0)  # the captured one is a constant
+    same(tg.grad(lambda a: a * tg.stop_gradient(a))(x), 3.0)
+
+
+def test_nested_gradients() -> None:
+    cube = tg.grad(lambda q: q * q * q * q)
+    same([cube(2.0), tg.grad(cube)(2.0), tg.grad(tg.grad(cube))(2.0)], [32.0, 48.0, 48.0])
+    same(tg.grad(lambda x: x * tg.grad(lambda y: x * y)(2.0))(c64(3.0)), 6.0)
+    with tg.GradientTape() as tape:
+        x = c64(2.0)
+        tape.watch(x)
+        d = tg.grad(lambda q: q * q * x)(x)
+    same([d, tape.gradient(d, x)], [8.0, 8.0])
+
+
+def test_vjp_again_and_again() -> None:
+    x, y = c64([1.0, 2.0]), c64([3.0, 4.0])
+    with no_garbage():
+        (out, total), pull = tg.vjp(lambda a, b: (a * b, tg.sum(a)), x, y)
+        for _ in range(2):
+            same(pull((np.array([1.0, 10.0]), 100.0)), ([103.0, 140.0], [1.0, 20.0]))
+        same(pull([c64([0.0, 0.0]), 1]), ([1.0, 1.0], [0.0, 0.0]))
+        for wrong, says in (((1.0,), "1 cotangents for 2 results"), ((c64([1.0]), 1.0), r"shape \(1,\)")):
+            with pytest.raises(ValueError, match=says):
+                pull(wrong)
+        with pytest.raises(TypeError, match="complex128"):
+            pull((np.array([1j, 1j]), 1.0))
+        del pull, out, total
+    y, pull = tg.vjp(lambda a: [a, a, tg.argmax(a)], x)
+    same(pull([c64([1.0, 2.0]), c64([10.0, 20.0]), 0]), ([11.0, 22.0],))
+
+
+def test_jacobian_and_hessian_of_structures() -> None:
+    def g(x: Any, tree: Any) -> Any:
+        return {"a": x * tree["w"], "b": (tg.sum(x),)}
+
+    found = tg.jacobian(g, (0, 1))(X, TREE)
+    same(found["a"], (np.diag([3.0, 4.0]), {"w": np.diag([1.0, 2.0])}))
+    same(found["b"], (([1.0, 1.0], {"w": [0.0, 0.0]}),))
+    same(tg.hessian(f)(X, TREE), np.diag([6.0, 8.0]))
+    same(tg.hessian(f, 1)(X, TREE), {"w": {"w": np.zeros((2, 2))}})
+    blocks = tg.hessian(lambda a, b: tg.sum(a * a * b), (0, 1))(X, TREE["w"])
+    cross = np.diag(2 * X)
+    same(blocks, ((np.diag([6.0, 8.0]), cross), (cross, np.zeros((2, 2)))))
+
+
+def test_jacobian_vectorised_equals_looped(rng: np.random.Generator) -> None:
+    def g(x: Any) -> Any:
+        return tg.matmul(tg.tanh(x), tg.permute_dims(x, (1, 0))) / (1.0 + tg.sum(x * x))
+
+    x = c64(rng.normal(size=(3, 2)))
+    y, pull = tg.vjp(g, x)
+    rows = [values(pull(np.eye(9)[i].reshape(3, 3))[0]) for i in range(9)]
+    same(tg.jacobian(g)(x), np.stack(rows).reshape(3, 3, 3, 2))
+    columns = [values(tg.jvp(g, (x,), (np.eye(6)[i].reshape(3, 2),))[1]) for i in range(6)]
+    same(tg.jacobian(g)(x), np.stack(columns, axis=-1).reshape(3, 3, 3, 2))
+
+
+def test_hvp_equals_hessian_times_vector(rng: np.random.Generator) -> None:
+    def g(a: Any, b: Any = 2.0) -> Any:
+        return tg.sum(tg.exp(a * b) * tg.sin(a)) + tg.prod(a)
+
+    a, v = c64(rng.normal(size=3)), c64(rng.normal(size=3))
+    same(tg.hvp(g, a, v), values(tg.hessian(g)(a)) @ v.numpy(), rtol=1e-10)
+    b, w = c64(1.5), c64(0.5)
+    (ha, hb) = tg.hvp(g, (a, b), (v, w))
+    blocks = values(tg.hessian(g, (0, 1))(a, b))
+    same(ha, blocks[0][0] @ v.numpy() + blocks[0][1] * w.numpy(), rtol=1e-10)
+    same(hb, blocks[1][0] @ v.numpy() + blocks[1][1] * w.numpy(), rtol=1e-10)
+
+
+def test_bits_do_not_depend_on_the_door(rng: np.random.Generator) -> None:
+    x = c64(rng.normal(size=(4, 4)))
+
+    def g(q: Any) -> Any:
+        return tg.sum(tg.tanh(tg.matmul(q, q)) * q)
+
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = g(x)
+    wanted = tape.gradient(y, x)
+    y, pull = tg.vjp(g, x)
+    assert bits_equal([tg.grad(g)(x), pull(1.0)[0]], [wanted, wanted])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: tg.grad(f, 2)(X, TREE), ValueError, "argnums 2 names argument 2, but 2 were given"),
+        (lambda: tg.grad(f, (0, -3))(X, TREE), ValueError, "argument -3"),
+        (lambda: tg.grad(lambda x: x * 2.0)(X), ValueError, r"must return one float, got float64\[2\]; sum it"),
+        (lambda: tg.grad(lambda x: 3.0)(X), TypeError, "must return a tensor, got float"),
+        (lambda: tg.grad(lambda x: (tg.sum(x), x))(X), TypeError, "must return a tensor, got tuple"),
+        (lambda: tg.grad(lambda x: tg.argmax(x))(X), ValueError, "must return one float, got int64"),
+        (lambda: tg.grad(lambda x: x)(3), TypeError, "argument of dtype int64; make it a float"),
+        (lambda: tg.grad(lambda x: x)("s"), TypeError, "str"),
+        (lambda: tg.hessian(lambda x: x * 2.0)(X), ValueError, "must return one float"),
+        (lambda: tg.jacobian(lambda x: x)(np.array([1, 2])), TypeError, "int64"),
+        (lambda: tg.jacobian(lambda x: "s")(X), TypeError, "str"),
+        (lambda: tg.hvp(lambda x: tg.sum(x * x), X, np.ones(3)), ValueError, r"a tangent has shape \(3,\)"),
+    ],
+)
+def test_misuse(call: Any, error: type, says: str) -> None:
+    with pytest.raises(error, match=says) as e:
+        call()
+    assert isinstance(e.value, errors.TapegradError)
+    same(tg.grad(f)(X, TREE), [6.0, 16.0])
