@@ -65,11 +65,7 @@ class GradientTape(Recording):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        thread.recorders = tuple(
-            r for r in thread.recorders if r is not self
-        )  # another thread may have asked meanwhile
-        if self._recording:
-            self._stop()
+        self._stop()  # even if a gradient, perhaps asked in another thread, has ended the recording before
 
     def _stop(self) -> None:
         thread.recorders = tuple(r for r in thread.recorders if r is not self)

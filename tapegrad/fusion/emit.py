@@ -88,7 +88,7 @@ class _Emitter:
         for position, b in enumerate(self.region.order):
             prim: Primitive = b.node.prim  # type: ignore[assignment]
             names.append(prim.name)
-            loose = () if prim.exact else (STRIDED,)
+            loose: tuple[str, ...] = () if prim.exact else (STRIDED,)
             if prim.reduce is not None:
                 loose = (STRIDED, SCALAR)
             operands = [self._read(k, loose) for k in b.keeps]
