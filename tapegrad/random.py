@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tapegrad.aval import Shape, shaped
+from tapegrad.cell import Cell
 from tapegrad.device import bits, current_device, dtypes
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.arithmetic import sqrt
@@ -25,7 +26,6 @@ from tapegrad.ops.sorting import argsort
 from tapegrad.ops.trigonometric import cos
 from tapegrad.primitive import Sample, general
 from tapegrad.tensor import Tensor
-from tapegrad.variable import Cell
 
 _uniform_p = general(
     "random_uniform",

@@ -22,6 +22,7 @@ from typing import Any
 from tapegrad import buffer as _buffer
 from tapegrad import nest
 from tapegrad.buffer import Buffer
+from tapegrad.cell import Seen, lookout, overlay
 from tapegrad.device import bits
 from tapegrad.errors import RecomputeError
 from tapegrad.evaluate import fill
@@ -31,7 +32,7 @@ from tapegrad.tensor import Tensor, alias, from_array
 from tapegrad.transforms.jvp import Pusher
 from tapegrad.transforms.wrapping import Wrapper
 from tapegrad.transforms.zeros import zeros_of
-from tapegrad.variable import Seen, Variable, last_number, lookout, overlay, trainables
+from tapegrad.variable import Variable, last_number, trainables
 
 
 class Recompute(Wrapper):

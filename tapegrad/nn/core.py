@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tapegrad import ops
@@ -215,6 +215,8 @@ class Sequential(Transparent, Layer):
     def __init__(self, layers: Sequence[Callable[..., Any]] = (), *, name: str | None = None) -> None:
         super().__init__(name=name)
         self._stack: list[Callable[..., Any]] = []
+        if not isinstance(layers, Iterable):
+            raise NotATensorError(f"{self}: wanted a list of layers, got {type(layers).__name__}")
         for layer in layers:
             self.add(layer)
 

@@ -1,7 +1,7 @@
 """How weights start: each initializer is ``f(shape, dtype, generator) -> Tensor``, found by Keras' name.
 
-The ``generator`` belongs to the layer.  So a layer may be built inside a checkpointed function: the rerun, which finds
-the weights made, draws the same dropout masks as the first run, because making weights never touched their stream.
+The ``generator`` is of this weight alone.  So a layer may be built inside a checkpointed function: the rerun, which
+finds the weights made, draws the same dropout masks as the first run, since making weights never touched their stream.
 """
 
 from __future__ import annotations

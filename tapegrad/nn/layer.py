@@ -42,7 +42,7 @@ class Layer:
         self.trainable = trainable
         self.built = False
         # Drawn here and not in build: the global stream must not depend on whether the weights are there already.
-        self._generator = random.Generator(_fresh_seed())
+        self._seed = _fresh_seed()
 
     def build(self, input_shape: Any) -> None:
         """Make the variables for inputs of that shape (a tuple, or a structure of them).  Does nothing by default."""
@@ -87,7 +87,9 @@ class Layer:
         Raises TapegradError for an unknown initializer.
         """
         dtype = self.dtype if dtype is None else dtype
-        value = initializers.get(initializer)(tuple(shape), dtype, self._generator)
+        generator = random.Generator(self._seed)
+        self._seed += 1 << 96  # another stream for the next one
+        value = initializers.get(initializer)(tuple(shape), dtype, generator)
         full_name = self.name if name is None else f"{self.name}/{name}"
         return Variable(value, trainable=trainable, name=full_name, dtype=dtype)
 
@@ -222,7 +224,7 @@ def _unique_name(cls: type) -> str:
 def _fresh_seed() -> int:
     """A seed from a fresh place of the global stream, so that ``random.seed`` decides all weights."""
     key, position = random.default_generator.take(1)
-    return key + ((position + 1) << 64)  # no seed below 2**64 has this key
+    return key + ((position + 1) << 64)  # not the key of any seed below 2**64
 
 
 def _is_structure(inputs: Any) -> bool:

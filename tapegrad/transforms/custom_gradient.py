@@ -15,6 +15,7 @@ from typing import Any
 from tapegrad import nest
 from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
+from tapegrad.cell import Seen, lookout
 from tapegrad.device import dtypes
 from tapegrad.errors import CapturedTensorWarning, GradientError, GradientTypeError, NoGradientError, ShapeError
 from tapegrad.node import Node, thread
@@ -25,7 +26,7 @@ from tapegrad.tensor import Tensor, alias, convert
 from tapegrad.transforms.adjoint import transposed
 from tapegrad.transforms.wrapping import Wrapper
 from tapegrad.transforms.zeros import zeros_of
-from tapegrad.variable import Seen, Variable, lookout, trainables
+from tapegrad.variable import Variable, trainables
 
 
 class CustomGradient(Wrapper):
