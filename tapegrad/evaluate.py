@@ -59,10 +59,12 @@ def apply_elementwise(prim: Primitive, inputs: tuple[Buffer, ...], site: Site) -
             if a is None:
                 a = array_of(inputs[0])
             if len(inputs) == 1:
-                array = ufunc(a)
+                array = ufunc(a, out=aval.device.empty(aval.shape, aval.dtype)) if site.pooled else ufunc(a)
             else:
                 b = inputs[1].array
-                array = ufunc(a, b if b is not None else array_of(inputs[1]))
+                if b is None:
+                    b = array_of(inputs[1])
+                array = ufunc(a, b, out=aval.device.empty(aval.shape, aval.dtype)) if site.pooled else ufunc(a, b)
             if not aval.ndim:
                 array = aval.device.xp.asarray(array)  # ufuncs turn 0-d arrays into scalars
         out = Buffer(array, node)

@@ -53,16 +53,18 @@ class Site:
     """An elementwise primitive with operands of certain avals.
 
     ``aval``: the result's; ``ufunc``: what to call at once (None: the primitive has no ufunc of its own, or the result
-    is big enough to be deferred); ``plans``: by mask of tracked operands (None: nothing to differentiate).
+    is big enough to be deferred); ``pooled``: whether it is worth a block of the device's pool; ``plans``: by mask of
+    tracked operands (None: nothing to differentiate).
     """
 
-    __slots__ = ("aval", "avals", "plans", "prim", "small", "ufunc")
+    __slots__ = ("aval", "avals", "plans", "pooled", "prim", "small", "ufunc")
 
     def __init__(self, prim: Primitive, avals: tuple[ShapedArray, ...], aval: ShapedArray, small: bool) -> None:
         self.prim = prim
         self.avals = avals
         self.aval = aval
         self.small = small
+        self.pooled = aval.nbytes >= aval.device.least_pooled
         self.ufunc = getattr(aval.device.xp, prim.ufunc) if small and prim.ufunc is not None else None
         self.plans: list[Plan] | None = None
         if aval.smooth and prim.differentiable:

@@ -167,7 +167,9 @@ def test_nothing_is_left_behind(program: list[Block], shape: Any, small: int, wr
 @settings(max_examples=30)
 @given(blocks, st.sampled_from([(3, 4), (2, 1)]))
 def test_lazy_and_eager_agree_with_differences(program: list[Block], shape: Any) -> None:
-    graph = Graph([[step for step in b if step[0] not in ("maximum", "where", "noise")] for b in program], shape, "float64")
+    graph = Graph(
+        [[step for step in b if step[0] not in ("maximum", "where", "noise")] for b in program], shape, "float64"
+    )
     found = []
     for small in (LAZY, EAGER):
         region.set_small(small)
@@ -200,7 +202,11 @@ def test_forward_and_second_order_through_checkpoints(program: list[Block], shap
         return f
 
     with np.errstate(all="ignore"):
-        for of in (lambda f: tg.jvp(f, (graph.x,), (t,)), lambda f: tg.hvp(f, graph.x, t), lambda f: tg.grad(f)(graph.x)):
+        for of in (
+            lambda f: tg.jvp(f, (graph.x,), (t,)),
+            lambda f: tg.hvp(f, graph.x, t),
+            lambda f: tg.grad(f)(graph.x),
+        ):
             wanted = values(of(loss(plain)))
             if all(np.isfinite(leaf).all() for leaf in nest.flatten(wanted)):
                 same(of(loss(checkpoint)), wanted, rtol=1e-8, atol=1e-8)

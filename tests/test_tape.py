@@ -441,6 +441,21 @@ def test_jacobian_in_chunks(monkeypatch: pytest.MonkeyPatch, rng: np.random.Gene
     same(found(), whole)
 
 
+@pytest.mark.parametrize("most", [1, 4, 6, 2**22])
+def test_rows_that_a_gradient_function_leaves_out_are_zeros(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    @tg.custom_gradient
+    def f(x: tg.Tensor) -> Any:
+        return x * 1.0, lambda ct: None if ct.numpy()[:2].any() else ct * 3.0
+
+    x = c64([1.0, 2.0, 3.0, 4.0, 5.0])
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = f(x)
+    monkeypatch.setattr("tapegrad.transforms.rows.MOST", most)
+    same(tape.jacobian(y, x), np.diag([0.0, 0.0, 3.0, 3.0, 3.0]))
+    same(tg.jacobian(lambda q: tg.tanh(q) * tg.sum(q))(x[:3]), tg.jacobian(lambda q: tg.sum(q) * tg.tanh(q))(x[:3]))
+
+
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
 def test_nothing_has_gradients_and_jacobians_of_its_shape(shape: tuple[int, ...]) -> None:
     x = c64(np.zeros(shape))

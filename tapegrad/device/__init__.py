@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tapegrad.device import dtypes
-from tapegrad.device.pool import POOL
+from tapegrad.device.pool import LEAST, POOL
 from tapegrad.errors import DeviceError, NotATensorError
 
 __all__ = ["CPU", "Device", "asdevice", "current_device", "device", "set_default_device"]
@@ -24,11 +24,12 @@ __all__ = ["CPU", "Device", "asdevice", "current_device", "device", "set_default
 class Device:
     """One place where arrays live: its name (``"cpu"``), its namespace ``xp`` and its memory."""
 
-    __slots__ = ("name", "xp")
+    __slots__ = ("least_pooled", "name", "xp")
 
     def __init__(self, name: str, xp: Any) -> None:
         self.name = name
         self.xp = xp
+        self.least_pooled = LEAST
 
     def __repr__(self) -> str:
         return self.name

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-_LEAST = 128 * 1024  # smaller requests: malloc keeps its own free lists and does not map pages each time
+LEAST = 128 * 1024  # smaller requests: malloc keeps its own free lists and does not map pages each time
 _ALIGN = 64  # a cache line, and the widest vector register
 _IDLE = 256 * 2**20  # idle bytes always allowed
 _PAGE = 4096
@@ -48,7 +48,7 @@ class HostPool:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """An uninitialised C-contiguous array of ``shape``."""
         nbytes = prod(shape) * dtype.itemsize
-        if nbytes < _LEAST or dtype.kind == "V":
+        if nbytes < LEAST or dtype.kind == "V":
             return np.empty(shape, dtype)
         size = -(-nbytes // _PAGE) * _PAGE
         with self._lock:

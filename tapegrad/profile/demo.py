@@ -70,7 +70,7 @@ def _run(quick: bool, png: Path | None, steps: int | None, batch: int | None, se
         with _reporter(out, TITLES[checkpoint], count) as report:
             runs.append(work.train(checkpoint, count, report))
         if checkpoint == "plain":
-            _print_outcome(out, work, runs[0], length=80 if quick else 240)
+            _print_outcome(out, work, runs[0], length=100 if quick else 400)
     with _reporter(out, "timing all three in turns", settings.rounds) as report:
         work.race(runs, report)
     same = demo_train.identical(runs, settings.compared)
@@ -96,12 +96,13 @@ def _print_heading(out: Console, work: Demo) -> None:
 def _print_outcome(out: Console, work: Demo, run: Run, length: int) -> None:
     """What the plain run has learned."""
     out.print(
-        f"loss {run.losses[0]:.3f} -> {run.losses[-1]:.3f} nats per character, "
+        f"loss {run.losses[0]:.3f} -> {statistics.fmean(run.losses[-10:]):.3f} nats per character, "
         f"{work.held_out_loss():.3f} on text held out",
         soft_wrap=True,
     )
     out.print("what it writes now:")
-    out.print(work.generate("def ", length), markup=False, style="cyan")
+    for line in work.generate("def ", length).rstrip().splitlines():
+        out.print(line.rstrip(), markup=False, style="cyan", soft_wrap=True)
     out.print()
 
 
@@ -134,6 +135,7 @@ class _Lines:
 
     def __init__(self, out: Console, title: str, total: int) -> None:
         self.out, self.title, self.total = out, title, total
+        self.recent: list[float] = []
 
     def __enter__(self) -> Self:
         return self
@@ -141,9 +143,16 @@ class _Lines:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def __call__(self, done: int, loss: float) -> None:
+    def __call__(self, done: int, loss: float | None = None) -> None:
+        if loss is not None:
+            self.recent.append(loss)
         if done == 1 or done == self.total or done % max(1, self.total // 10) == 0:
-            self.out.print(f"{self.title}: step {done}/{self.total}, loss {loss:.3f}", soft_wrap=True)
+            self.out.print(f"{self.title}: {done}/{self.total}{self.loss()}", soft_wrap=True)
+            self.recent.clear()
+
+    def loss(self) -> str:
+        """The mean of the losses since the last line, since batches differ more than steps."""
+        return f", loss {statistics.fmean(self.recent):.3f}" if self.recent else ""
 
 
 class _Bar(_Lines):
@@ -165,8 +174,10 @@ class _Bar(_Lines):
     def __exit__(self, *exception: object) -> None:
         self.bar.stop()
 
-    def __call__(self, done: int, loss: float) -> None:
-        self.bar.update(self.task, completed=done, loss=f"loss {loss:.3f}")
+    def __call__(self, done: int, loss: float | None = None) -> None:
+        if loss is not None:
+            self.recent = [*self.recent[-9:], loss]
+        self.bar.update(self.task, completed=done, loss=self.loss().removeprefix(", "))
 
 
 def _reporter(out: Console, title: str, total: int) -> _Lines:

@@ -37,28 +37,20 @@ def plot(runs: list[Run], labels: list[str], path: Path) -> None:
     figure = Figure(figsize=(9, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    longest = max(run.samples[-1][0] for run in runs)
     for run, label, colour in zip(runs, labels, _COLOURS, strict=True):
         seconds = [s for s, _, _ in run.samples]
+        live = [b / _MIB for _, b, _ in run.samples]
         # Bytes stay what they are until the next event: steps, not ramps.
-        axes.step(seconds, [b / _MIB for _, b, _ in run.samples], where="post", color=colour, linewidth=1.4)
+        axes.step(
+            seconds, live, where="post", color=colour, linewidth=1.4, label=f"{label}: at most {max(live):.0f} MiB"
+        )
         axes.fill_between(
             seconds, [b / _MIB for _, _, b in run.samples], step="post", color=colour, alpha=0.18, linewidth=0
         )
-        top = max(range(len(run.samples)), key=lambda i: run.samples[i][1])
-        right = seconds[top] < longest / 2
-        axes.annotate(
-            f"{label}: {run.samples[top][1] / _MIB:.0f} MiB",
-            (seconds[top], run.samples[top][1] / _MIB),
-            xytext=(4 if right else -4, 4),
-            textcoords="offset points",
-            ha="left" if right else "right",
-            color=colour,
-            fontweight="bold",
-        )
     axes.set_xlabel("seconds since the step began")
-    axes.set_ylabel("live memory, MiB")
-    axes.set_title("One training step: all live bytes (line), of which activations and remade ones (area)", loc="left")
+    axes.set_ylabel("MiB")
+    axes.set_title("One training step. Line: all live bytes. Area: of which activations, kept or remade.", loc="left")
+    axes.legend(loc="upper right", frameon=False, labelcolor="linecolor")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.margins(y=0.1)

@@ -115,7 +115,7 @@ class Demo:
             on_step(step + 1, loss)
         return run
 
-    def race(self, runs: list[Run], on_round: Callable[[int, float], None]) -> None:
+    def race(self, runs: list[Run], on_round: Callable[[int], None]) -> None:
         """Time one step of each run in each round, so that what else the machine does slows all of them alike."""
         optimizer = self._optimizer()
         for number in range(self.settings.rounds):
@@ -123,9 +123,9 @@ class Demo:
             for run in runs:
                 self.model.checkpoint = run.checkpoint
                 begin = time.perf_counter()
-                loss = self._step(optimizer, batch, None)
+                self._step(optimizer, batch, None)
                 run.seconds.append(time.perf_counter() - begin)
-            on_round(number + 1, loss)
+            on_round(number + 1)
 
     def _optimizer(self) -> tg.optim.Optimizer:
         return tg.optim.AdamW(self._rate, weight_decay=0.01, beta_2=0.95, global_clipnorm=1.0)

@@ -16,10 +16,16 @@ MOST = 2**22
 
 
 def chunks(count: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Cut ``count`` rows so that a chunk of cotangents of ``sizes`` stays small; at least one chunk."""
+    """Cut ``count`` rows evenly so that a chunk of cotangents of ``sizes`` stays small; at least one chunk."""
     step = max(1, min(max(count, 1), MOST // max(1, *sizes)))
+    step = _step(count, -(-count // step))
     for start in range(0, max(count, 1), step):
         yield start, min(count, start + step)
+
+
+def _step(count: int, chunks: int) -> int:
+    """Rows in all of so many chunks but the last."""
+    return max(1, -(-count // max(1, chunks)))
 
 
 def basis(aval: ShapedArray, start: int, stop: int) -> Tensor:
@@ -29,10 +35,19 @@ def basis(aval: ShapedArray, start: int, stop: int) -> Tensor:
 
 
 def joined(parts: list[dict[int, Tensor]], shape: Shape) -> dict[int, Tensor]:
-    """The chunks' cotangents as Jacobians of a target of ``shape``."""
+    """The chunks' cotangents as Jacobians of a target of ``shape``; a value missing in some chunks has zeros there."""
     found = {}
-    for index in parts[0]:
-        whole = concat([p[index] for p in parts]) if len(parts) > 1 else parts[0][index]
+    count = prod(shape)
+    step = _step(count, len(parts))
+    for index in dict.fromkeys(index for part in parts for index in part):
+        some = next(part[index] for part in parts if index in part)
+        pieces = [
+            part[index]
+            if index in part
+            else zeros((min(step, count - k * step), *some.shape[1:]), dtype=some.dtype, device=some.device)
+            for k, part in enumerate(parts)
+        ]
+        whole = concat(pieces) if len(pieces) > 1 else some
         found[index] = reshape(whole, (*shape, *whole.shape[1:]))
     return found
 

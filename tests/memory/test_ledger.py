@@ -1,4 +1,4 @@
-"""The ledger: bytes by hand, by category, primitive and line; work done; its agreement with tracemalloc; its silence."""
+"""The ledger: bytes by hand, by category, primitive and line; work done; its agreement with tracemalloc."""
 
 from __future__ import annotations
 

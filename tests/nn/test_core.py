@@ -208,6 +208,8 @@ def test_sequential_grows_and_shrinks() -> None:
     assert len(model.variables) == 2
     with pytest.raises(NotATensorError, match="wanted layers or functions, got int"):
         model.add(3)  # type: ignore[arg-type]
+    with pytest.raises(NotATensorError, match="wanted a list of layers, got Dense"):
+        nn.Sequential(nn.Dense(2))  # type: ignore[arg-type]
 
 
 def test_sequential_of_integers() -> None:

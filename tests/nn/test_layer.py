@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,15 @@ def test_the_first_call_builds_and_the_second_does_not() -> None:
     w = layer.w
     layer(tg.ones((5, 3)))
     assert layer.built and layer.w is w
+
+
+def test_a_copy_has_weights_of_its_own() -> None:
+    layer = nn.Sequential([nn.Dense(2)])
+    y = layer(tg.ones((1, 3)))
+    twin = copy.deepcopy(layer)
+    assert np.array_equal(twin(tg.ones((1, 3))).numpy(), y.numpy())
+    twin[0].kernel.assign(tg.zeros((3, 2)))
+    assert np.array_equal(layer(tg.ones((1, 3))).numpy(), y.numpy())
 
 
 def test_a_failed_build_can_be_repeated() -> None:

@@ -53,11 +53,11 @@ def test_the_demo_shows_all_it_promises(tmp_path: Path) -> None:
     assert result.stderr == ""
     for wanted in (
         "parameters: 2 blocks, width 16, 2 heads, context 16; batches of 2",
-        "plain: step 6/6, loss ",
-        "blocks under recompute_grad: step 4/4, loss ",
-        "attention under recompute_grad: step 4/4, loss ",
+        "plain: 6/6, loss ",
+        "blocks under recompute_grad: 4/4, loss ",
+        "attention under recompute_grad: 4/4, loss ",
         "nats per character",
-        "timing all three in turns: step 2/2",
+        "timing all three in turns: 2/2",
         "of which   of which",
         "activations     remade",
         "gradients bit-identical: yes",
@@ -171,7 +171,7 @@ def test_the_race_takes_turns(text: demo_text.Text) -> None:
     demo = Demo(text, SMALL)
     runs = [Run(way) for way in demo_model.CHECKPOINTS]
     rounds: list[int] = []
-    demo.race(runs, lambda number, loss: rounds.append(number))
+    demo.race(runs, rounds.append)
     assert rounds == [1, 2]
     assert all(len(run.seconds) == 2 for run in runs)
     assert runs[0].times(runs[0]) == 1.0
@@ -212,7 +212,7 @@ def test_a_bar_on_a_terminal() -> None:
         for step in range(3):
             report(step + 1, 3.0 - step)
     shown = out.file.getvalue()  # type: ignore[attr-defined]
-    assert "plain" in shown and "3/3" in shown and "loss 1.000" in shown
+    assert "plain" in shown and "3/3" in shown and "loss 2.000" in shown
 
 
 def test_about_ten_lines_elsewhere() -> None:
@@ -222,7 +222,7 @@ def test_about_ten_lines_elsewhere() -> None:
             report(step + 1, 1.0)
     lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert 10 <= len(lines) <= 12
-    assert lines[0] == "plain: step 1/95, loss 1.000" and lines[-1].startswith("plain: step 95/95")
+    assert lines[0] == "plain: 1/95, loss 1.000" and lines[-1] == "plain: 95/95, loss 1.000"
 
 
 def test_the_plot_draws_steps_for_every_run(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_objects_numbers_and_structures_among_the_arguments() -> None:
     x, a, b = c64(2.0), c64(3.0), c64(4.0)
     flat = given(None, 10.0, None, None, None, 20.0, 30.0)  # a number and a string count, as in TensorFlow
     short = given(10.0, None, None, 20.0, 30.0)  # None and objects need not
-    shaped = lambda ct: (None, ct * 10.0, None, None, None, {"b": ct * 30.0, "a": [ct * 20.0]})  # noqa: E731
+    shaped = lambda ct: (None, ct * 10.0, None, None, None, {"b": ct * 30.0, "a": [ct * 20.0]})
     for grad in (flat, short, shaped):
         grads = [grad]
         found = gradients(lambda *s: f(None, x, 5.0, marker, "s", {"b": b, "a": [a]}), [x, a, b], x)
@@ -190,7 +190,8 @@ def test_variables_used_inside_must_be_accounted_for_at_the_call(use: Callable, 
         tg.custom_gradient(f)(x)
 
 
-def test_variables_come_in_order_of_construction_and_get_their_gradients() -> None:
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_variables_come_in_order_of_construction_and_get_their_gradients(kind: type) -> None:
     a, b, frozen, unread = var64(2.0), var64(3.0), var64(4.0, trainable=False), var64(5.0)
 
     @tg.custom_gradient
@@ -202,12 +203,11 @@ def test_variables_come_in_order_of_construction_and_get_their_gradients() -> No
         return x * b * a * frozen, grad
 
     x = c64(1.0)
-    for kind in (list, tuple):
-        with tg.GradientTape() as tape:
-            tape.watch(x)
-            y = f(x)
-        assert [v is w for v, w in zip(tape.watched_variables(), [a, b], strict=True)] == [True, True]
-        same(tape.gradient(y, [x, a, b, frozen, unread]), [10.0, 20.0, None, None, None])
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = f(x)
+    assert [v is w for v, w in zip(tape.watched_variables(), [a, b], strict=True)] == [True, True]
+    same(tape.gradient(y, [x, a, b, frozen, unread]), [10.0, 20.0, None, None, None])
 
 
 def test_a_variable_as_argument_is_no_extra() -> None:

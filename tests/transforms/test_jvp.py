@@ -38,7 +38,11 @@ def test_forward_and_reverse_mode_are_adjoint(f: Callable, rng: np.random.Genera
     cts = [c64(rng.normal(size=t.shape)) for t in nest.flatten(pushed)]
     gx, gy = values(pull(nest.rebuild(same_out, iter(cts))))
     left = sum((values(c) * values(p)).sum() for c, p in zip(cts, nest.flatten(pushed), strict=True))
-    same(left, (gx * tx.numpy()).sum() + (gy * ty.numpy()).sum(), rtol=1e-6 if "float32" in f.__code__.co_consts else 1e-10)
+    same(
+        left,
+        (gx * tx.numpy()).sum() + (gy * ty.numpy()).sum(),
+        rtol=1e-6 if "float32" in f.__code__.co_consts else 1e-10,
+    )
 
 
 def test_results_that_are_no_tensors_and_tangents_of_nothing() -> None:
@@ -55,9 +59,9 @@ def test_nested_forward_modes_do_not_confuse_each_other() -> None:
         return tg.jvp(lambda y: x * y, (c64(3.0),), (c64(1.0),))[1]  # x
 
     same(tg.jvp(lambda x: x * inner(x), (c64(2.0),), (c64(1.0),)), (4.0, 4.0))
-    cube = lambda q: q * q * q  # noqa: E731
-    first = lambda q: tg.jvp(cube, (q,), (c64(1.0),))[1]  # noqa: E731
-    second = lambda q: tg.jvp(first, (q,), (c64(1.0),))[1]  # noqa: E731
+    cube = lambda q: q * q * q
+    first = lambda q: tg.jvp(cube, (q,), (c64(1.0),))[1]
+    second = lambda q: tg.jvp(first, (q,), (c64(1.0),))[1]
     same([first(c64(2.0)), second(c64(2.0)), tg.jvp(second, (c64(2.0),), (c64(1.0),))[1]], [12.0, 12.0, 6.0])
 
 
