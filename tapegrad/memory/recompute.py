@@ -132,7 +132,7 @@ class _Call:
         """Run behind the barrier; sets ``inputs`` to the watched values that the results may depend on."""
         before, state = thread.recorders, bits.host_state()
         watch = Lookout([r for ref in self._tapes if (r := ref()) is not None])
-        self._start = watch.start
+        self._start, self._first = watch.start, last_number()
         thread.recorders = (*pushers, watch)
         try:
             with lookout() as seen:
@@ -141,7 +141,6 @@ class _Call:
                 fill([r._buffer for r in results if isinstance(r, Tensor)])
         finally:
             thread.recorders = before
-        self._last = last_number()
         self._random = None if bits.same_host_state(state, bits.host_state()) else state
         self._cells = {cell: content for cell, (content, _) in seen.items()}
         self._variables = self._numbers(seen)
@@ -163,8 +162,8 @@ class _Call:
         return y, [alone(r, self._start) for r in results]
 
     def _numbers(self, seen: Seen) -> dict[int, str]:
-        """Names of the trainable variables used, but for those made in a rerun."""
-        return {v.construction_number: v.name for v in trainables(seen) if v.construction_number < self._last}
+        """Names of the trainable variables used that are older than the first run; a run may make others of its own."""
+        return {v.construction_number: v.name for v in trainables(seen) if v.construction_number < self._first}
 
     def expect(self, y: Any, results: list[Any]) -> None:
         """Note the form of the first run's results, and their checksum if asked."""

@@ -40,6 +40,8 @@ def demo(quick: bool, png: Path | None, steps: int | None, batch: int | None, se
     """
     try:
         same = _run(quick, png, steps, batch, seed, threads)
+    except BrokenPipeError:
+        raise  # whoever reads has had enough; click knows what to do
     except (TapegradError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if not same:

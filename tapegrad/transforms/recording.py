@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from sys import getrefcount
 from typing import Any
 
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import NOTHING, Buffer
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.node import Call, Node, thread
+from tapegrad.rule import OUT
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.vjp import Record, backward, reachable
 
@@ -19,6 +21,7 @@ class Recording:
     def __init__(self) -> None:
         self._records: list[Record] = []
         self._tracked: set[int] = set()
+        self._sweep_at = _FIRST_SWEEP
 
     def follows(self, buffer: Buffer) -> bool:
         """Whether the value depends on something watched."""
@@ -50,6 +53,8 @@ class Recording:
         if not plan.pulls and not plan.lacking:
             return
         tracked.add(node.index)
+        if len(self._records) >= self._sweep_at:
+            self._sweep()
         residuals = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots]) if plan.slots else NOTHING
         self._records.append((node, nodes, plan, residuals))
         if _buffer.accountant is not None:
@@ -63,9 +68,44 @@ class Recording:
         """A function with a derivative of its own was called."""
         nodes = tuple(b.node if b.node.index in self._tracked else None for b in inputs)
         if any(n is not None for n in nodes):
+            if len(self._records) >= self._sweep_at:
+                self._sweep()
             results = tuple(b.node for b in outputs)
             self._tracked.update(n.index for n in results if is_inexact(n.aval.dtype))
             self._records.append((call, nodes, None, results))
+
+    def _sweep(self) -> None:
+        """Drop the records of values that nobody can ask about any more: dead branches cost nothing for long.
+
+        Done when the number of records has doubled, so a record costs a constant time on the whole.  Backwards, since a
+        dropped record may have been the last to name an earlier value.
+        """
+        kept: list[Record] = []
+        while self._records:
+            record = self._records.pop()
+            if not _is_dead(record):
+                kept.append(record)
+        kept.reverse()
+        self._records = kept
+        self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
+
+
+_FIRST_SWEEP = 64
+
+
+def _is_dead(record: Record) -> bool:
+    """Whether only the record itself refers to what it made: no tensor, no other record, no pending buffer.
+
+    A node is referred to by its record, by its buffer while that lives, and here by a local name and by the argument of
+    getrefcount; its buffer likewise, if the record keeps it.
+    """
+    node, _, plan, residuals = record
+    if plan is None:
+        return all(getrefcount(n) == 3 for n in residuals)
+    if OUT not in plan.slots:
+        return getrefcount(node) == 3
+    out = residuals[plan.slots.index(OUT)]
+    return getrefcount(node) == 4 and getrefcount(out) == 3
 
 
 def _mask(nodes: tuple[Node, ...], tracked: set[int]) -> int:
