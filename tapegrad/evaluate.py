@@ -25,7 +25,7 @@ _lock = threading.RLock()
 def apply(prim: Primitive, inputs: tuple[Buffer, ...], params: dict[str, Any], aval: ShapedArray) -> Buffer:
     """One application of a barrier or view primitive, recorded; its value exists on return (but see ``deferring``)."""
     node = Node(prim, params, aval)
-    if prim.reduce is not None and inputs[0].node.aval.size >= region.SMALL:
+    if prim.reduce is not None and not region.runs_at_once(inputs[0].node.aval):
         out = Buffer(None, node, inputs, (1, 1))
         if _buffer.accountant is not None:
             _buffer.accountant.deferred(out)

@@ -13,7 +13,7 @@ from checks import c64, no_garbage, same
 import tapegrad as tg
 from tapegrad.evaluate import array_of, fill
 
-BIG = 20_000
+BIG = 40_000
 
 
 @pytest.fixture

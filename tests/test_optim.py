@@ -79,30 +79,31 @@ def test_every_bit_is_the_formula_s(name: str, dtype: Any, shape: tuple[int, ...
     assert int(optimizer.iterations) == STEPS
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (lambda: optim.SGD(0.1), ("SGD", {"lr": 0.1})),
-        (lambda: optim.SGD(0.1, 0.9), ("SGD", {"lr": 0.1, "momentum": 0.9})),
-        (lambda: optim.SGD(0.1, 0.9, True), ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True})),
-        (lambda: optim.Adam(0.1, epsilon=1e-14), ("Adam", {"lr": 0.1, "eps": 1e-14})),
-        (
-            lambda: optim.AdamW(0.1, 0.3, 0.8, 0.99, epsilon=1e-14),
-            ("AdamW", {"lr": 0.1, "betas": (0.8, 0.99), "eps": 1e-14, "weight_decay": 0.3}),
-        ),
-    ],
-)
-def test_like_torch(ours: Callable[[], optim.Optimizer], theirs: tuple[str, dict[str, Any]]) -> None:
+LIKE_TORCH: list[tuple[optim.Optimizer, str, dict[str, Any]]] = [
+    (optim.SGD(0.1), "SGD", {"lr": 0.1}),
+    (optim.SGD(0.1, 0.9), "SGD", {"lr": 0.1, "momentum": 0.9}),
+    (optim.SGD(0.1, 0.9, True), "SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (optim.Adam(0.1, epsilon=1e-14), "Adam", {"lr": 0.1, "eps": 1e-14}),
+    (
+        optim.AdamW(0.1, 0.3, 0.8, 0.99, epsilon=1e-14),
+        "AdamW",
+        {"lr": 0.1, "betas": (0.8, 0.99), "eps": 1e-14, "weight_decay": 0.3},
+    ),
+]
+
+
+def test_like_torch() -> None:
     """With an epsilon that does not matter, since ours is the paper's epsilon hat."""
     torch = pytest.importorskip("torch")
     x, grads = start((4, 5), np.float64), gradients((4, 5), np.float64, steps=20)
-    v, p = tg.Variable(x), torch.tensor(x, requires_grad=True)
-    optimizer, reference = ours(), getattr(torch.optim, theirs[0])([p], **theirs[1])
-    for g in grads:
-        optimizer.apply([g], [v])
-        p.grad = torch.tensor(g)
-        reference.step()
-    np.testing.assert_allclose(v.numpy(), p.detach().numpy(), rtol=1e-9, atol=1e-12)
+    for ours, name, options in LIKE_TORCH:
+        v, p = tg.Variable(x), torch.tensor(x, requires_grad=True)
+        theirs = getattr(torch.optim, name)([p], **options)
+        for g in grads:
+            ours.apply([g], [v])
+            p.grad = torch.tensor(g)
+            theirs.step()
+        np.testing.assert_allclose(v.numpy(), p.detach().numpy(), rtol=1e-9, atol=1e-12, err_msg=f"{name} {options}")
 
 
 def test_state_lives_in_variables_of_its_own() -> None:

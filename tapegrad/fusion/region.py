@@ -2,13 +2,13 @@
 
 A region is the run of pending elementwise nodes of one shape that one kernel evaluates.  The rule, with its reasons:
 
-1. *Small arrays run at once* (``SMALL`` elements): below, planning a kernel costs more than the traffic it saves.
-   Measured with ``bench/overhead.py --threshold``: the break-even lies between 8 Ki and 32 Ki elements on 2 cores.
+1. *Small arrays run at once*: below ``SMALL`` float64 elements (twice as many of 4 bytes or fewer), planning a kernel
+   costs more than the traffic it saves.  That is 128 KiB, from where on fresh memory costs page faults, too.  Measured
+   with ``bench/overhead.py --threshold``.
 2. *A value read by broadcasting is stored*: it is smaller than what reads it, and recomputing it would repeat the work
    for every row.
-3. *A region stays below* ``MAX_NODES`` *nodes and* ``MAX_LEAVES`` *arrays*; a longer chain is cut and keeps one
-   array a cut.
-   On a GPU that bounds registers and compile time; in backward it bounds how often an interior is recomputed.
+3. *A region stays below* ``MAX_NODES`` *nodes and* ``MAX_LEAVES`` *arrays*; a longer chain is cut and keeps one array a
+   cut.  On a GPU that bounds registers and compile time; in backward, how often an interior is recomputed.
 4. *Pending inputs that nobody else holds may not hold more than* ``MAX_EXCLUSIVE`` *times the bytes of the value they
    stand for*: a running sum of big arrays is cut every few terms instead of keeping them all.
 5. *Everything else is not stored*: an interior is recomputed, in registers, by each kernel that needs it; for the sake
@@ -32,7 +32,7 @@ MAX_EXCLUSIVE = 3
 
 
 def set_small(elements: int) -> None:
-    """Run arrays of fewer ``elements`` at once (``SMALL``); for measurements and tests."""
+    """Run arrays of fewer float64 ``elements`` at once (``SMALL``); for measurements and tests."""
     global SMALL
     SMALL = elements
     for prim in REGISTRY.values():
@@ -40,8 +40,8 @@ def set_small(elements: int) -> None:
 
 
 def runs_at_once(aval: ShapedArray) -> bool:
-    """Rule 1."""
-    return aval.size < SMALL
+    """Rule 1.  Narrow dtypes count as 4 bytes, so that a mask is as lazy as what it is made of."""
+    return aval.size * max(4, aval.dtype.itemsize) < 8 * SMALL
 
 
 @dataclass
