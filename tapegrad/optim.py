@@ -12,7 +12,7 @@ from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, ShapeError, TapegradError
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, materialize
 from tapegrad.variable import Variable, unrecorded
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "clip_by_global_norm"]
@@ -117,6 +117,7 @@ class Optimizer:
                 if self.weight_decay:
                     x = x * _scalar(1.0 - rate * self.weight_decay, x)
                 new = self.update(x, g, tuple(s.read() for s in slots), rate, step)
+                materialize(*new)  # in one kernel
                 for target, value in zip((*slots, v), (*new[1:], new[0])):
                     target.assign(value)
             self.iterations.assign_add(1)

@@ -12,7 +12,7 @@ from tapegrad.aval import Shape, shaped
 from tapegrad.buffer import Buffer
 from tapegrad.device import Device, asdevice, current_device
 from tapegrad.errors import DeviceError, ImmutableError, ShapeError
-from tapegrad.evaluate import array_of
+from tapegrad.evaluate import array_of, fill
 from tapegrad.node import leaf
 
 
@@ -243,6 +243,11 @@ def from_array(array: Any, device: Device | None = None) -> Tensor:
     """A tensor on ``array`` itself (not copied), which must not change from now on."""
     device = device or current_device()
     return Tensor(Buffer(array, leaf(shaped(array.shape, array.dtype, device))))
+
+
+def materialize(*tensors: Tensor) -> None:
+    """Evaluate several tensors now, those that share work in one kernel."""
+    fill(t._buffer for t in tensors)
 
 
 def alias(buffer: Buffer) -> Buffer:

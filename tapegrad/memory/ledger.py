@@ -151,10 +151,14 @@ class Ledger:
 
     def wanted(self, buffer: Buffer) -> None:
         """A tape keeps a buffer, filled or pending."""
-        if buffer.array is None:
-            self._wanted.add(buffer)
-        else:
-            self.labelled(buffer.root(), "activation")
+        waiting = [buffer]
+        while waiting:
+            b = waiting.pop()
+            if b.array is not None:
+                self.labelled(b.root(), "activation")
+            elif b not in self._wanted:  # what a pending buffer is to be made from is kept for the rule's sake, too
+                self._wanted.add(b)
+                waiting += b.keeps
 
     def labelled(self, buffer: Buffer, category: str) -> None:
         """A buffer's bytes serve as ``category``; a more telling category stays."""

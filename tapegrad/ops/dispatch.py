@@ -21,6 +21,7 @@ from tapegrad.tensor import Tensor, convert
 SCALARS = (bool, int, float, complex)
 _constants: dict[Any, Buffer] = {}
 _MOST = 4096
+_MOST_CONSTANTS = 256
 
 
 def constant(value: Any, dtype: Any, device: Device) -> Buffer:
@@ -28,7 +29,7 @@ def constant(value: Any, dtype: Any, device: Device) -> Buffer:
     key = (value if value else repr(value), type(value), dtype, device)  # 0.0 and -0.0 are equal but not the same
     found = _constants.get(key)
     if found is None:
-        if len(_constants) >= _MOST:
+        if len(_constants) >= _MOST_CONSTANTS:
             _constants.clear()
         dtypes.scalar_fits(value, dtype)
         found = Buffer(device.xp.asarray(value, dtype=dtype), leaf(shaped((), dtype, device)))

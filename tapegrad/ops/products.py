@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from tapegrad.aval import ShapedArray, broadcast_shapes, normalize_axes, normalize_axis, shaped
-from tapegrad.device import blas, threads
+from tapegrad.device import blas
 from tapegrad.errors import ShapeError
 from tapegrad.ops.complex import conj
 from tapegrad.ops.dispatch import barrier, promote
@@ -15,12 +15,6 @@ from tapegrad.ops.reductions import sum
 from tapegrad.ops.shape import expand_dims, moveaxis, permute_dims, reshape, squeeze
 from tapegrad.primitive import Bad, Sample, bilinear
 from tapegrad.tensor import Tensor
-
-# In multiply-adds; measured on 2 cores with OpenBLAS: from 16 Mi on (0.3 ms) threads over a batch pay for their start;
-# a single product of more than 16 Mi the library spreads over threads itself.
-_LEAST_BATCH = 2**24
-_MOST_EACH = 2**24
-_PER_TASK = 2**21
 
 
 def _infer_matmul(x: ShapedArray, y: ShapedArray) -> ShapedArray:
@@ -30,31 +24,9 @@ def _infer_matmul(x: ShapedArray, y: ShapedArray) -> ShapedArray:
     return shaped((*batch, x.shape[-2], y.shape[-1]), x.dtype, x.device)
 
 
-def _run_matmul(xp: Any, x: Any, y: Any, *, out: Any) -> None:
-    each = prod(out.shape[-2:]) * x.shape[-1]
-    batch = out.shape[:-2]
-    if xp.__name__ != "numpy" or each * prod(batch) < _LEAST_BATCH or each > _MOST_EACH or max(batch, default=1) < 2:
-        xp.matmul(x, y, out=out)
-        return
-    # Each product is one call of the library, whichever thread makes it; so no bit depends on the threads.
-    x = xp.broadcast_to(x, (*batch, *x.shape[-2:]))
-    y = xp.broadcast_to(y, (*batch, *y.shape[-2:]))
-    count = max(batch)
-    before = (slice(None),) * batch.index(count)
-    step = max(1, _PER_TASK * count // (each * prod(batch)))
-
-    def run(number: int) -> None:
-        part = (*before, slice(number * step, (number + 1) * step))
-        xp.matmul(x[part], y[part], out=out[part])
-
-    tasks = -(-count // step)
-    with blas.one_thread():
-        threads.run([run] * min(threads.get_num_threads(), tasks), tasks)
-
-
 matmul_p = bilinear(
     "matmul",
-    impl=_run_matmul,
+    impl=lambda xp, x, y, *, out: blas.matmul(xp, x, y, out),
     infer=_infer_matmul,
     transposes=[
         lambda ct, y: matmul(ct, y.mT),  # (m,n) (k,n)' -> (m,k)
