@@ -25,7 +25,7 @@ EAGER = 10**9
 def defaults() -> Iterator[None]:
     small, count = region.SMALL, threads.get_num_threads()
     yield
-    region.set_small(small), threads.set_num_threads(count), launch.set_tile_size(65536)
+    region.set_small(small), threads.set_num_threads(count), launch.set_tile_size(launch.TILE)
 
 
 OPS: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -129,7 +129,7 @@ def test_threads_and_tiles_change_no_bit(
 ) -> None:
     region.set_small(LAZY)
     graph = Graph(program, shape, dtype)
-    threads.set_num_threads(1), launch.set_tile_size(65536)
+    threads.set_num_threads(1), launch.set_tile_size(launch.TILE)
     wanted = graph.run()
     threads.set_num_threads(count), launch.set_tile_size(tile)
     assert bits_equal(graph.run(checkpoint if wrapped else plain), wanted)

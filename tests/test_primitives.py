@@ -108,7 +108,7 @@ def settings() -> Iterator[None]:
     count = threads.get_num_threads()
     yield
     threads.set_num_threads(count)
-    launch.set_tile_size(65536)
+    launch.set_tile_size(launch.TILE)
 
 
 @pytest.mark.parametrize("prim", REGISTRY.values(), ids=lambda p: p.name)
@@ -297,7 +297,7 @@ def test_fused_equals_op_by_op(prim, dtype):
             made = [dispatch.bind(REGISTRY["where"], from_array(np.ones((), bool)), t, t) for t in tensors]
             z = call(prim, made, {})
             assert same_bits(z._array, wanted), ("operands made in the same kernel", tile, count)
-        launch.set_tile_size(65536)
+        launch.set_tile_size(launch.TILE)
 
 
 BIG = {

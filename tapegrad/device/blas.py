@@ -64,8 +64,8 @@ def one_thread() -> Iterator[None]:
 
 
 # In multiply-adds.  Measured with OpenBLAS, which does some 48 G of float32 a second on one core here: a piece takes
-# 0.17 ms, many times what handing it to a thread costs; a batch pays from 16 Mi on, cut into tasks of 2 Mi or more.
-_PIECE, _PIECES = 2**23, 8
+# 0.7 ms, waking a thread some 0.1; a batch pays from 16 Mi on, cut into tasks of 2 Mi or more.
+_CUT, _PIECE, _PIECES = 2**24, 2**25, 16
 _LEAST_BATCH, _TASK = 2**24, 2**21
 _LIBRARY = 2**19  # below, OpenBLAS stays on one thread by itself
 
@@ -78,10 +78,10 @@ def matmul(xp: Any, x: Any, y: Any, out: Any) -> None:
         xp.matmul(x, y, out=out)
     elif many == 1:
         _one(x.reshape(x.shape[-2:]), y.reshape(y.shape[-2:]), out.reshape(out.shape[-2:]), each)
-    elif each * many < _LEAST_BATCH or each > 2 * _PIECE:
+    elif each * many < _LEAST_BATCH or each > _CUT:
         x = np.broadcast_to(x, (*batch, *x.shape[-2:]))
         y = np.broadcast_to(y, (*batch, *y.shape[-2:]))
-        if each > 2 * _PIECE:
+        if each > _CUT:
             for index in np.ndindex(*batch):
                 _one(x[index], y[index], out[index], each)
         else:
@@ -92,9 +92,9 @@ def matmul(xp: Any, x: Any, y: Any, out: Any) -> None:
 
 def _one(x: Any, y: Any, out: Any, work: int) -> None:
     """One product: its longer side is cut."""
-    pieces = min(_PIECES, work // _PIECE)
+    pieces = min(_PIECES, max(2, work // _PIECE)) if work >= _CUT else 1
     rows = out.shape[0] >= out.shape[1]
-    step = -(-max(out.shape) // max(1, pieces))
+    step = -(-max(out.shape) // pieces)
     if work < _LIBRARY:
         np.matmul(x, y, out=out)
         return

@@ -23,7 +23,7 @@ def settings():
     count = threads.get_num_threads()
     yield
     threads.set_num_threads(count)
-    launch.set_tile_size(65536)
+    launch.set_tile_size(launch.TILE)
     region.set_small(16384)
 
 
