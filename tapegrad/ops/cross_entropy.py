@@ -11,7 +11,7 @@ from typing import Any
 from tapegrad.aval import ShapedArray
 from tapegrad.device.dtypes import in_float
 from tapegrad.errors import DTypeError, IndexingError, ShapeError
-from tapegrad.ops._rows import by_blocks, deliver, matrices, matrix, same_params, shifted_exp, target, wide
+from tapegrad.ops._rows import by_blocks, deliver, matrices, matrix, row_sums, same_params, shifted_exp, target, wide
 from tapegrad.ops.creation import arange
 from tapegrad.ops.dispatch import barrier, promote, tensor
 from tapegrad.ops.reductions import sum
@@ -48,7 +48,7 @@ def _run_cross_entropy(xp: Any, x: Any, labels: Any, *, out: Any) -> None:
 
     def body(number: int, rows: slice, work: Any) -> None:
         most = shifted_exp(xp, x[rows], work)
-        loss = xp.log(xp.add.reduce(work, axis=-1))
+        loss = xp.log(row_sums(xp, work, work.dtype)[:, 0])
         at_label = x[rows][xp.arange(len(work)), labels[rows]]
         with xp.errstate(invalid="ignore"):
             xp.add(loss, xp.subtract(most[:, 0], at_label, dtype=work.dtype), out=result[rows], casting="same_kind")
@@ -104,7 +104,7 @@ def _run_cross_entropy_vjp(xp: Any, x: Any, labels: Any, g: Any, *, out: Any) ->
             place = result[rows]
             work = target(place, spare)
             shifted_exp(xp, x[rows], work)
-            xp.multiply(work, g[rows] / xp.add.reduce(work, axis=-1, keepdims=True), out=work)
+            xp.multiply(work, g[rows] / row_sums(xp, work, work.dtype), out=work)
             work[xp.arange(len(work)), labels[rows]] -= g[rows, 0]
             deliver(xp, work, place)
 

@@ -11,7 +11,7 @@ from typing import Any
 from tapegrad.aval import ShapedArray
 from tapegrad.device.dtypes import accumulator, in_float
 from tapegrad.errors import ShapeError
-from tapegrad.ops._rows import by_blocks, matrices, matrix, rows_per_block, same_params
+from tapegrad.ops._rows import by_blocks, matrices, matrix, row_dots, row_sums, rows_per_block, same_params
 from tapegrad.ops.arithmetic import reciprocal, sqrt, square
 from tapegrad.ops.creation import full, zeros_like
 from tapegrad.ops.dispatch import barrier, promote
@@ -48,9 +48,8 @@ def _normalize(xp: Any, x: Any, eps: float, centred: Any, spare: Any) -> Any:
     The variance is that of the centred values: one more pass, but no cancellation.
     """
     width = x.shape[-1]
-    xp.subtract(x, xp.add.reduce(x, axis=-1, keepdims=True, dtype=centred.dtype) / width, out=centred)
-    xp.multiply(centred, centred, out=spare)
-    rstd = 1 / xp.sqrt(xp.add.reduce(spare, axis=-1, keepdims=True) / width + centred.dtype.type(eps))
+    xp.subtract(x, row_sums(xp, x, centred.dtype) / width, out=centred)
+    rstd = 1 / xp.sqrt(row_dots(xp, centred, centred, spare) / width + centred.dtype.type(eps))
     xp.multiply(centred, rstd, out=centred)
     return rstd
 
@@ -118,9 +117,8 @@ def _run_in_x(xp: Any, x: Any, gamma: Any, g: Any, *, out: Any, eps: float) -> N
         rstd = _normalize(xp, x[rows], eps, h, spare)
         for g, result in zip(gs, results):
             xp.multiply(g[rows], gamma, out=d, dtype=wide)
-            xp.multiply(d, h, out=spare)
-            along = xp.add.reduce(spare, axis=-1, keepdims=True) / width
-            xp.subtract(d, xp.add.reduce(d, axis=-1, keepdims=True) / width, out=d)
+            along = row_dots(xp, d, h, spare) / width
+            xp.subtract(d, row_sums(xp, d, wide) / width, out=d)
             xp.multiply(h, along, out=spare)
             xp.subtract(d, spare, out=d)
             xp.multiply(d, rstd, out=result[rows], casting="same_kind")

@@ -10,7 +10,7 @@ from typing import Any
 
 from tapegrad.aval import ShapedArray, normalize_axis
 from tapegrad.device.dtypes import in_float
-from tapegrad.ops._rows import by_blocks, deliver, matrices, matrix, same_params, shifted_exp, target, wide
+from tapegrad.ops._rows import by_blocks, deliver, matrices, matrix, row_sums, same_params, shifted_exp, target, wide
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.exponential import exp
 from tapegrad.ops.reductions import sum
@@ -31,7 +31,7 @@ def _run_softmax(xp: Any, x: Any, *, out: Any) -> None:
         place = result[rows]
         work = target(place, spare)
         shifted_exp(xp, x[rows], work)
-        xp.divide(work, xp.add.reduce(work, axis=-1, keepdims=True), out=work)
+        xp.divide(work, row_sums(xp, work, work.dtype), out=work)
         deliver(xp, work, place)
 
     by_blocks(xp, x, wide(out), body)
@@ -59,7 +59,7 @@ def _run_softmax_vjp(xp: Any, y: Any, g: Any, *, out: Any) -> None:
             place = result[rows]
             work = target(place, spare)
             xp.multiply(y[rows], g[rows], out=work, dtype=work.dtype)
-            total = xp.add.reduce(work, axis=-1, keepdims=True)
+            total = row_sums(xp, work, work.dtype)
             xp.subtract(g[rows], total, out=work)
             xp.multiply(work, y[rows], out=work)
             deliver(xp, work, place)
@@ -101,7 +101,7 @@ def _run_log_softmax(xp: Any, x: Any, *, out: Any) -> None:
 
     def body(number: int, rows: slice, work: Any) -> None:
         most = shifted_exp(xp, x[rows], work)
-        scale = xp.log(xp.add.reduce(work, axis=-1, keepdims=True))
+        scale = xp.log(row_sums(xp, work, work.dtype))
         with xp.errstate(invalid="ignore"):
             xp.subtract(x[rows], most, out=work, dtype=work.dtype)
         xp.subtract(work, scale, out=result[rows], casting="same_kind")
@@ -131,7 +131,7 @@ def _run_log_softmax_vjp(xp: Any, y: Any, g: Any, *, out: Any) -> None:
             place = result[rows]
             work = target(place, spare)
             xp.exp(y[rows], out=work, dtype=work.dtype)
-            xp.multiply(work, xp.add.reduce(g[rows], axis=-1, keepdims=True, dtype=work.dtype), out=work)
+            xp.multiply(work, row_sums(xp, g[rows], work.dtype), out=work)
             xp.subtract(g[rows], work, out=result[rows], casting="same_kind")
 
     by_blocks(xp, y, wide(out), body)
