@@ -1,9 +1,9 @@
-"""How fast is a chain of elementwise operations on big arrays, forward and backward, against op by op and compiled code?
+"""How fast is a chain of elementwise operations on big arrays, against op by op and against compiled code?
 
     python bench/chain.py [--log2-size 24] [--broadcast row|scalar] [--threads 2] [--rounds 15] [--json]
 
-``y = tanh(x * w + b) * sigmoid(x)`` in float32 and the gradients of its sum in x, w and b, which have x's shape, one row
-of it, or one element.  Each library makes all four arrays.  Memory, not arithmetic, is what such code waits for:
+``y = tanh(x * w + b) * sigmoid(x)`` in float32 and the gradients of its sum in x, w and b; w and b have x's shape, that
+of one row, or one element.  Each library makes all four arrays.  Memory, not arithmetic, is what such code waits for:
 
 * numpy        op by op, each intermediate an array of full size, in fresh memory each time;
 * numpy tiles  the same by hand in tiles that fit a core's cache, spread over threads (what fusing should reach);
@@ -150,7 +150,9 @@ def with_jax(jax: Any, arrays: tuple[Any, ...]) -> Callable[[], list[Any]]:
 
 def main() -> None:
     parser = common.parser(__doc__, threads=2, rounds=15)
-    parser.add_argument("--log2-size", type=int, default=24, help="elements of x: 2 to this power (default: %(default)s)")
+    parser.add_argument(
+        "--log2-size", type=int, default=24, help="elements of x: 2 to this power (default: %(default)s)"
+    )
     parser.add_argument("--broadcast", choices=("row", "scalar"), help="shape of w and b (default: x's)")
     options = parser.parse_args()
     common.begin(options.threads)
@@ -193,7 +195,9 @@ def main() -> None:
     cells += [(who, "not installed") for who, module in (("torch", torch), ("jax", jax)) if module is None]
     shape = {None: "of full size", "row": "of one row", "scalar": "of one element"}[options.broadcast]
     title = f"tanh(x*w+b)*sigmoid(x), 2**{options.log2_size} float32, w and b {shape}: forward and gradients"
-    common.show(title, ["", "ms", "tapegrad is x faster", "middle half", "by best rounds", "worst difference"], cells, facts)
+    common.show(
+        title, ["", "ms", "tapegrad is x faster", "middle half", "by best rounds", "worst difference"], cells, facts
+    )
     if options.json:
         common.write("chain", facts, rows, log2_size=options.log2_size, broadcast=options.broadcast)
 

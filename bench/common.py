@@ -33,7 +33,9 @@ def parser(doc: str | None, *, threads: int, rounds: int) -> argparse.ArgumentPa
     """A command line with what every script takes; ``doc`` is the module's docstring, shown by --help."""
     found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--threads", type=int, default=threads, help="of every library (default: %(default)s)")
-    found.add_argument("--rounds", type=int, default=rounds, help="each library runs once a round (default: %(default)s)")
+    found.add_argument(
+        "--rounds", type=int, default=rounds, help="each library runs once a round (default: %(default)s)"
+    )
     found.add_argument("--json", action="store_true", help="also write the rows to bench/results/")
     return found
 
@@ -71,13 +73,14 @@ def load(name: str, threads: int) -> Any:
 
 
 def by_turns(
-    calls: dict[str, Callable[[], Any]], rounds: int, *, warm_up: int = 3, number: int = 1, pause: float = 0.0
-) -> dict[str, list[float]]:
+    calls: dict[str, Callable[[], Any]], rounds: int, *, warm_up: int = 3, number: int = 1, pause: float = 0.0,
+    prepare: Callable[[str], Any] | None = None,
+) -> dict[str, list[float]]:  # fmt: skip
     """Seconds of one call, for each name a list with one entry a round (the mean of ``number`` calls).
 
     All take their turn within a round, each round beginning with another, so that a busy machine slows all alike.
     The results of a call are dropped inside the measured time.  ``pause``: seconds of sleep before each turn, in which
-    worker threads of the library that had the last one stop spinning.
+    worker threads of the library that had the last one stop spinning.  ``prepare(name)`` is called, untimed, before it.
     """
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -85,6 +88,8 @@ def by_turns(
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             call = calls[name]
+            if prepare is not None:
+                prepare(name)
             gc.collect()
             gc.disable()
             try:
@@ -176,7 +181,9 @@ def _processor() -> str:
 def _commit() -> str | None:
     """The commit measured, with "+" where the working tree differs from it."""
     try:
-        run = lambda *words: subprocess.run(["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True)
+        run = lambda *words: subprocess.run(
+            ["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True
+        )
         changed = run("status", "--porcelain", "--untracked-files=no").stdout.strip()
         return run("rev-parse", "--short", "HEAD").stdout.strip() + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
@@ -185,7 +192,10 @@ def _commit() -> str | None:
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], facts: dict[str, Any]) -> None:
     """Print a table with the machine under it; the first column is text, the others are aligned right."""
-    lines = [list(columns), *[["" if c is None else str(c) for c in row] + [""] * (len(columns) - len(row)) for row in rows]]
+    lines = [
+        list(columns),
+        *[["" if c is None else str(c) for c in row] + [""] * (len(columns) - len(row)) for row in rows],
+    ]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     print(f"\n{title}\n")
     for number, line in enumerate(lines):

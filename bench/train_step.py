@@ -227,7 +227,8 @@ def main() -> None:
     ]
     cells = [
         (r["library"], f"{r['seconds'] * 1e3:.0f}", f"{r['speedup_of_tapegrad']:.2f}",
-         "{:.2f}-{:.2f}".format(*r["middle_half"]), f"{r['speedup_of_best']:.2f}", f"{r['worst_gradient_difference']:.0e}")
+         "{:.2f}-{:.2f}".format(*r["middle_half"]), f"{r['speedup_of_best']:.2f}",
+         f"{r['worst_gradient_difference']:.0e}")
         for r in rows
     ]  # fmt: skip
     if not torch:
@@ -246,7 +247,9 @@ def main() -> None:
         lines = [(n, f"{s * 1e3:.1f}", f"{s / profile.total:.0%}", c or "") for n, s, c in profile.rows()[:40]]
         common.show("Where a step of ours goes", ["", "ms", "share", "calls"], lines, facts)
     if options.json:
-        sizes = {name: getattr(options, name) for name in ("batch", "context", "width", "heads", "blocks", "vocabulary")}
+        sizes = {
+            name: getattr(options, name) for name in ("batch", "context", "width", "heads", "blocks", "vocabulary")
+        }
         common.write("train_step", facts, rows, **sizes, profile=profile.rows() if options.profile else None)
 
 
