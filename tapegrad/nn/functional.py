@@ -213,7 +213,8 @@ def attention_weights(
     ``mask``: true where a query may look; a number instead of a boolean is added.  A query that may look nowhere
     gets equal weights, not NaN.
     """
-    scores = ops.matmul(query, key.mT) * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    # Scaling the query instead of the scores: t * k elements, not t * s.
+    scores = ops.matmul(query * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale), key.mT)
     nothing = -3e4 if str(scores.dtype) == "float16" else -1e9
     if is_causal:
         t, s = scores.shape[-2:]
