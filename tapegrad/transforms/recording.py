@@ -9,8 +9,8 @@ from typing import Any
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import NOTHING, Buffer
 from tapegrad.device.dtypes import is_inexact
-from tapegrad.node import Call, Node, thread
-from tapegrad.rule import OUT
+from tapegrad.node import Call, Node, leaf, thread
+from tapegrad.rule import OUT, Plan
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.vjp import Record, backward, reachable
 
@@ -93,19 +93,38 @@ class Recording:
 _FIRST_SWEEP = 64
 
 
-def _is_dead(record: Record) -> bool:
-    """Whether only the record itself refers to what it made: no tensor, no other record, no pending buffer.
-
-    A node is referred to by its record, by its buffer while that lives, and here by a local name and by the argument of
-    getrefcount; its buffer likewise, if the record keeps it.
-    """
+def _references(record: Record) -> tuple[int, ...]:
+    """How often what a record has made is referred to: its node, or nodes, and its buffer if the record keeps it."""
     node, _, plan, residuals = record
     if plan is None:
-        return all(getrefcount(n) == 3 for n in residuals)
+        return tuple([getrefcount(n) for n in residuals])
     if OUT not in plan.slots:
-        return getrefcount(node) == 3
+        return (getrefcount(node),)
     out = residuals[plan.slots.index(OUT)]
-    return getrefcount(node) == 4 and getrefcount(out) == 3
+    return getrefcount(node), getrefcount(out)
+
+
+def _examples() -> list[Record]:
+    """Records of things that nothing else refers to: a value gone, a value kept by its record, a call."""
+    aval: Any = None
+    kept = Buffer(None, leaf(aval))
+    return [
+        (leaf(aval), (), Plan((), (), ()), ()),
+        (kept.node, (), Plan((OUT,), (), ()), (kept,)),
+        (None, (), None, (leaf(aval),)),
+    ]
+
+
+# Counted, not known: interpreters differ in what they count for a local name or an argument.
+_GONE, _KEPT, _CALLED = map(_references, _examples())
+
+
+def _is_dead(record: Record) -> bool:
+    """Whether only the record itself refers to what it made: no tensor, no other record, no pending buffer."""
+    found = _references(record)
+    if record[2] is None:
+        return all(n == _CALLED[0] for n in found)
+    return found == (_KEPT if OUT in record[2].slots else _GONE)
 
 
 def _mask(nodes: tuple[Node, ...], tracked: set[int]) -> int:
