@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from tapegrad.aval import Shape, ShapedArray, normalize_axis, shaped
-from tapegrad.device import dtypes
+from tapegrad.device import dtypes, gather
 from tapegrad.errors import IndexingError, ShapeError
 from tapegrad.ops.comparison import equal
 from tapegrad.ops.creation import arange, zeros
@@ -106,13 +106,10 @@ put_slice_p = linear(
     ],
 )  # fmt: skip
 
-_UNCHECKED: dict[str, dict[str, str]] = {"numpy": {"mode": "clip"}}
-"""NumPy's default mode would copy once more to be able to fail; indices are in range when they come here."""
-
 
 def _run_take(xp: Any, x: Any, indices: Any, *, axis: int, out: Any) -> None:
     if x.size:
-        xp.take(x, indices, axis=axis, out=out, **_UNCHECKED.get(xp.__name__, {}))
+        gather.take(xp, x, indices, axis, out)
     elif out.size:
         raise IndexingError(f"take: axis {axis} of {x.shape} has no elements to take")
 

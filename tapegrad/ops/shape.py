@@ -13,7 +13,7 @@ from typing import Any
 from tapegrad.aval import Shape, ShapedArray, broadcast_shapes, normalize_axes, normalize_axis
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.dispatch import barrier, tensor
-from tapegrad.primitive import Bad, Sample, linear
+from tapegrad.primitive import Sample, linear
 from tapegrad.tensor import Tensor
 
 
@@ -186,6 +186,3 @@ def swapaxes(x: Any, axis1: int, axis2: int, /) -> Tensor:
     a, b = (normalize_axis("swapaxes", i, x.ndim) for i in (axis1, axis2))
     order[a], order[b] = b, a
     return permute_dims(x, order)
-
-
-BAD = [Bad((2, 3), shape=(4,), error=ShapeError)]
