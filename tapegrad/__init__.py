@@ -25,6 +25,7 @@ from tapegrad.device.dtypes import (
     uint64,
 )
 from tapegrad.device.threads import get_num_threads, set_num_threads
+from tapegrad.explain import explain
 from tapegrad.memory import measure, recompute_grad
 from tapegrad.ops import *  # noqa: F403
 from tapegrad.primitive import Primitive
@@ -44,7 +45,7 @@ newaxis = None
 
 __all__ = [
     "GradientTape", "Primitive", "Tensor", "Variable", "bool", "complex64", "complex128", "custom_gradient", "device",
-    "e", "errors", "float16", "float32", "float64", "get_num_threads", "grad", "hessian", "hvp", "inf", "int8", "int16",
+    "e", "errors", "explain", "float16", "float32", "float64", "get_num_threads", "grad", "hessian", "hvp", "inf", "int8", "int16",
     "int32", "int64", "jacobian", "jvp", "measure", "memory", "nan", "newaxis", "nn", "optim", "pi", "random",
     "recompute_grad", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint8", "uint16", "uint32",
     "uint64", "value_and_grad", "vjp",

@@ -25,6 +25,10 @@ class DeviceError(TapegradError, ValueError):
     """Operands live on different devices, or a device is not available."""
 
 
+class KernelError(TapegradError, RuntimeError):
+    """A CUDA kernel cannot be compiled or launched; the message shows the source, or how to mend the installation."""
+
+
 class NotATensorError(TapegradError, TypeError, ValueError):
     """Something that is neither a tensor, a variable, an array nor a number was passed where one is needed."""
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from math import prod
 from typing import Any
 
 from tapegrad import buffer as _buffer
 from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
-from tapegrad.fusion import emit, launch, region
+from tapegrad.device.cuda import HostScalar
+from tapegrad.device.cxx import extent
+from tapegrad.fusion import cuda_launch, emit, launch, region
 from tapegrad.node import NO_PARAMS, Node, thread
 from tapegrad.primitive import Primitive, Site
 
@@ -25,7 +26,11 @@ _lock = threading.RLock()
 def apply(prim: Primitive, inputs: tuple[Buffer, ...], params: dict[str, Any], aval: ShapedArray) -> Buffer:
     """One application of a barrier or view primitive, recorded; its value exists on return (but see ``deferring``)."""
     node = Node(prim, params, aval)
-    if prim.reduce is not None and not region.runs_at_once(inputs[0].node.aval):
+    if prim.cxx_drawn is not None and aval.device.lazy:
+        out = Buffer(None, node, (), (1, 0))  # redrawn by every kernel that needs it, never stored for its own sake
+        if _buffer.accountant is not None:
+            _buffer.accountant.deferred(out)
+    elif prim.reduce is not None and not region.runs_at_once(inputs[0].node.aval):
         out = Buffer(None, node, inputs, (1, 1))
         if _buffer.accountant is not None:
             _buffer.accountant.deferred(out)
@@ -34,7 +39,7 @@ def apply(prim: Primitive, inputs: tuple[Buffer, ...], params: dict[str, Any], a
         else:
             thread.deferring.append(out)
     else:
-        arrays = [b.array if b.array is not None else array_of(b) for b in inputs]
+        arrays = [array_of(b) for b in inputs]
         array = compute(prim, arrays, params, aval)
         if prim.view and aval.device.is_view(array, arrays[0]):
             out = Buffer(array, node, (inputs[0].root(),))
@@ -92,6 +97,8 @@ def compute_elementwise(prim: Primitive, arrays: Sequence[Any], aval: ShapedArra
 def compute(prim: Primitive, arrays: Sequence[Any], params: dict[str, Any], aval: ShapedArray) -> Any:
     """The value of one application, from arrays."""
     device = aval.device
+    if device.lazy:
+        return _compute_on_gpu(prim, arrays, params, aval)
     if prim.into:
         out = device.empty(aval.shape, aval.dtype)
         prim.impl(device.xp, *arrays, out=out, **params)
@@ -107,11 +114,28 @@ def compute(prim: Primitive, arrays: Sequence[Any], params: dict[str, Any], aval
     return found
 
 
+def _compute_on_gpu(prim: Primitive, arrays: Sequence[Any], params: dict[str, Any], aval: ShapedArray) -> Any:
+    """A barrier or view there: its own kernels if it declares any, else what the library offers."""
+    device = aval.device
+    with device.active():
+        if prim.cuda is not None:
+            out = device.empty(aval.shape, aval.dtype)
+            prim.cuda(device, *arrays, out=out, **params)
+            return out
+        if prim.into:
+            out = device.empty(aval.shape, aval.dtype)
+            prim.impl(device.xp, *arrays, out=out, **params)
+            return out
+        found = prim.impl(device.xp, *arrays, **params)
+        return found if found.dtype == aval.dtype else found.astype(aval.dtype)
+
+
 def array_of(buffer: Buffer) -> Any:
-    """The array of ``buffer``, evaluated if need be."""
+    """The device's array of ``buffer``, evaluated if need be."""
     if buffer.array is None:
         fill((buffer,))
-    return buffer.array
+    array = buffer.array
+    return array.on_device() if type(array) is HostScalar else array
 
 
 def fill(targets: Iterable[Buffer]) -> None:
@@ -138,27 +162,40 @@ def _launch(targets: list[Buffer]) -> None:
     axes = next((a for _, a in loops if a is not None), ())
     device = targets[0].node.aval.device
     leaves = [b.array for b in work.leaves]
+    if device.lazy:
+        done = cuda_launch.run(work, targets, shape, axes, device)
+        outputs, moved, names, scratch = done.outputs, done.moved, done.names, done.scratch
+    else:
+        outputs, names, scratch = _run_on_cpu(work, targets, loops, leaves, axes, device)
+        moved = [moved_by(leaves, outputs)]
+    for b, out in zip(targets, outputs, strict=True):
+        b.fill(out.reshape(b.node.aval.shape))
+    if _buffer.accountant is not None:
+        for number, (read, written) in enumerate(moved):
+            _buffer.accountant.ran(names if number == 0 else (), read, written)
+        _buffer.accountant.scratch(scratch)
+
+
+def _run_on_cpu(
+    work: region.Region, targets: list[Buffer], loops: list, leaves: list[Any], axes: tuple[int, ...], device: Any
+) -> tuple[list[Any], tuple[str, ...], int]:
+    """The outputs, the names of the primitives run, and bytes of scratch."""
+    shape = loops[0][0]
     layouts = [launch.layout(x, shape) for x in leaves]
     program = emit.program(work, layouts, targets, device.xp)
     outputs = []
     for b, (_, reduced) in zip(targets, loops, strict=True):
-        aval = b.node.aval
         kept = shape if reduced is None else tuple(1 if i in reduced else n for i, n in enumerate(shape))
-        outputs.append(device.empty(kept, aval.dtype))
-    scratch = launch.run(program, shape, leaves, layouts, outputs, axes, device)
-    for b, out in zip(targets, outputs, strict=True):
-        b.fill(out.reshape(b.node.aval.shape))
-    if _buffer.accountant is not None:
-        _count(program.names, leaves, outputs)
-        _buffer.accountant.scratch(scratch)
+        outputs.append(device.empty(kept, b.node.aval.dtype))
+    return outputs, program.names, launch.run(program, shape, leaves, layouts, outputs, axes, device)
 
 
 def _count(names: tuple[str, ...], read: Sequence[Any], written: Sequence[Any]) -> None:
     """Tell the accountant of one kernel; what a kernel reads twice moves once."""
-    distinct = {id(x): _extent(x) for x in read}
-    _buffer.accountant.ran(names, sum(distinct.values()), sum(x.nbytes for x in written))  # type: ignore[union-attr]
+    _buffer.accountant.ran(names, *moved_by(read, written))  # type: ignore[union-attr]
 
 
-def _extent(x: Any) -> int:
-    """Bytes of an array, what broadcasting repeats counted once."""
-    return prod(n for n, stride in zip(x.shape, x.strides, strict=True) if stride) * x.itemsize if x.size else 0
+def moved_by(read: Sequence[Any], written: Sequence[Any]) -> tuple[int, int]:
+    """Bytes of distinct arrays read and written, what broadcasting repeats counted once."""
+    distinct = {id(x): extent(x) for x in read}
+    return sum(distinct.values()), sum(x.nbytes for x in written)

@@ -103,6 +103,12 @@ class Primitive:
     lift: Callable[[dict, int], dict] | None = None
     """Parameters of the same operation on operands with one more leading axis of length ``n``; None: run row by row."""
     cxx: str | None = None
+    """Elementwise: the expression in CUDA C++ of ``{x}``, ... (operands' names), ``{type}`` (the first operand's
+    compute type) and ``{out_type}``; see ``kernels/scalar.cuh``."""
+    cxx_drawn: str | None = None
+    """Elementwise without operands, drawing random numbers: the template of ``kernels/philox.cuh`` that draws packs."""
+    cuda: Callable | None = None
+    """Any other: ``cuda(device, *arrays, out=, **params)`` runs whole kernels; None: ``impl`` serves with CuPy, too."""
     samples: tuple[Sample, ...] = ()
     doc: str = ""
     domain: tuple[float, float] = (-2.0, 2.0)

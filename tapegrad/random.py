@@ -15,6 +15,7 @@ from typing import Any
 from tapegrad.aval import Shape, shaped
 from tapegrad.cell import Cell
 from tapegrad.device import bits, current_device, dtypes
+from tapegrad.device.bits import blocks16
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.arithmetic import sqrt
 from tapegrad.ops.comparison import floor, less
@@ -31,7 +32,15 @@ _uniform_p = general(
     "random_uniform",
     impl=lambda xp, *, key, counter, shape, dtype: bits.uniform(key, counter, shape, dtype),
     infer=lambda *, key, counter, shape, dtype: shaped(shape, dtype, current_device()),
+    cxx_drawn="tg_uniform",
     samples=[Sample(key=1, counter=0, shape=(2, 3), dtype=dtypes.float32)],
+)
+_bits16_p = general(
+    "random_bits16",
+    impl=lambda xp, *, key, counter, shape: bits.bits16(key, counter, shape),
+    infer=lambda *, key, counter, shape: shaped(shape, dtypes.uint16, current_device()),
+    cxx_drawn="tg_bits16",
+    samples=[Sample(key=1, counter=0, shape=(2, 3))],
 )
 
 
@@ -138,9 +147,19 @@ def normal(
 
 
 def bernoulli(
-    shape: int | Sequence[int] = (), p: Any = 0.5, dtype: Any = "float32", generator: Generator | None = None
-) -> Tensor:
-    """1 with probability ``p``, else 0, decided by a float32 draw (``p`` rounded up to a multiple of 2**-24)."""
+    shape: int | Sequence[int] = (), p: Any = 0.5, dtype: Any = "float32", generator: Generator | None = None,
+    *, bits: int = 24,
+) -> Tensor:  # fmt: skip
+    """1 with probability ``p``, else 0, decided by a float32 draw (``p`` rounded up to a multiple of 2**-24).
+
+    ``bits=16`` takes a quarter of a word for each element, with a number ``p`` rounded to a multiple of 2**-16 (so it
+    is off by at most 7.7e-6): quicker, and what dropout uses.
+    """
+    if bits == 16 and isinstance(p, SCALARS):
+        lengths, threshold = _shape(shape), round(float(p) * 65536)
+        key, counter = (generator or default_generator).take(blocks16(lengths))
+        drawn = barrier(_bits16_p, key=key, counter=counter, shape=lengths)
+        return cast(less(drawn, threshold) if threshold < 65536 else drawn >= 0, dtypes.asdtype(dtype))
     return cast(less(_unit(_shape(shape), "float32", generator), p), dtypes.asdtype(dtype))
 
 

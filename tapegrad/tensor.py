@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tapegrad.aval import Shape, shaped
 from tapegrad.buffer import Buffer
 from tapegrad.device import Device, asdevice, current_device
-from tapegrad.errors import DeviceError, ImmutableError, ShapeError
+from tapegrad.errors import ImmutableError, ShapeError
 from tapegrad.evaluate import array_of, fill
 from tapegrad.node import leaf
 
@@ -65,24 +65,20 @@ class Tensor:
 
     def numpy(self) -> Any:
         """A fresh NumPy array of the value, the caller's own."""
-        return self._array.copy()
+        buffer = self._buffer
+        if buffer.array is None:
+            fill((buffer,))
+        return buffer.node.aval.device.numpy(buffer.array)
 
     def item(self) -> Any:
         """The value of a tensor of one element as a Python number.  Raises ShapeError for other sizes."""
         if self.size != 1:
             raise ShapeError(f"item: a tensor of shape {self.shape} has {self.size} elements, not one")
-        return self._array.item()
+        return self.numpy().item()
 
     def tolist(self) -> Any:
         """The value as nested lists of Python numbers."""
-        return self._array.tolist()
-
-    def to_device(self, device: Device | str, /, *, stream: Any = None) -> Tensor:
-        """This tensor on ``device``.  Raises DeviceError if the device is not available."""
-        target = asdevice(device)
-        if target is not self.device:
-            raise DeviceError(f"to_device: no way from {self.device} to {target}")
-        return self
+        return self.numpy().tolist()
 
     def ref(self) -> Ref:
         """A hashable stand-in, equal for the same value only."""
@@ -101,7 +97,7 @@ class Tensor:
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ShapeError(f"the truth of a tensor of shape {self.shape} is ambiguous; use tg.any or tg.all")
-        return bool(self._array)
+        return bool(self.numpy())
 
     def __int__(self) -> int:
         return int(self.item())
@@ -119,12 +115,16 @@ class Tensor:
         return format(self.item() if self.size == 1 and spec else str(self), spec)
 
     def __repr__(self) -> str:
-        return f"tapegrad.Tensor({self._array!r})"
+        return f"tapegrad.Tensor({self.numpy()!r})"
 
     def __str__(self) -> str:
-        return str(self._array)
+        return str(self.numpy())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if self.device.kind != "cpu":
+            if copy is False:
+                raise ValueError(f"a tensor on {self.device} has no NumPy array without a copy; leave out copy=False")
+            return self.numpy().astype(dtype or self.dtype, copy=False)
         if copy or (dtype is not None and dtype != self.dtype):
             return self._array.astype(dtype or self.dtype)
         view = self._array.view()
@@ -132,10 +132,27 @@ class Tensor:
         return view
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self._array.__dlpack__(**options)
+        with self.device.active():
+            return self._array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._array.__dlpack_device__()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        with self._on_gpu("__cuda_array_interface__").active():
+            return self._array.__cuda_array_interface__
+
+    @property
+    def __cupy_get_ndarray__(self) -> Callable[[], Any]:
+        self._on_gpu("__cupy_get_ndarray__")
+        return lambda: self._array
+
+    def _on_gpu(self, attribute: str) -> Device:
+        """The device; on the CPU the tensor has no such attribute (so that ``hasattr`` says so)."""
+        if self.device.kind != "cuda":
+            raise AttributeError(f"a tensor on {self.device} has no {attribute}")
+        return self.device
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise ImmutableError("a tensor does not change in place; use x = x.at[index].set(value)")
@@ -153,6 +170,7 @@ class Tensor:
         imag: Tensor
         at: Any
 
+        def to_device(self, device: Device | str, /, *, stream: Any = None) -> Tensor: ...
         def __getitem__(self, index: Any) -> Tensor: ...
         def __add__(self, other: Any) -> Tensor: ...
         def __radd__(self, other: Any) -> Tensor: ...
@@ -256,6 +274,16 @@ def alias(buffer: Buffer) -> Buffer:
     return Buffer(array, leaf(buffer.node.aval), (buffer.root(),))
 
 
+def device_of(x: Any) -> Device:
+    """Where a tensor of ``x`` is made if nobody says: where an array in CUDA memory lies, else the current device."""
+    if hasattr(x, "__cuda_array_interface__"):
+        index = getattr(getattr(x, "device", None), "id", None)
+        if index is None:  # another library's array
+            index = x.__dlpack_device__()[1] if hasattr(x, "__dlpack_device__") else 0
+        return asdevice(f"cuda:{index}")
+    return current_device()
+
+
 def convert(x: Any, dtype: Any = None) -> Tensor:
     """``x`` as a tensor: a tensor itself, a variable's present value, or a copy of an array, number or sequence.
 
@@ -265,5 +293,5 @@ def convert(x: Any, dtype: Any = None) -> Tensor:
         return x
     if isinstance(x, tuple(_readers)):
         return x.read()  # type: ignore[attr-defined]
-    device = current_device()
+    device = device_of(x)
     return from_array(device.array(x, dtype), device)

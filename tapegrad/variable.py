@@ -12,10 +12,10 @@ from tapegrad import buffer as _buffer
 from tapegrad.aval import Shape, ShapedArray
 from tapegrad.buffer import Buffer
 from tapegrad.cell import Cell, Seen
-from tapegrad.device import current_device, dtypes
-from tapegrad.errors import DTypeError, ImmutableError, ShapeError
+from tapegrad.device import dtypes
+from tapegrad.errors import DeviceError, DTypeError, ImmutableError, ShapeError
 from tapegrad.node import thread
-from tapegrad.tensor import Ref, Tensor, add_reader, alias, from_array
+from tapegrad.tensor import Ref, Tensor, add_reader, alias, device_of, from_array
 
 _number = itertools.count().__next__
 
@@ -71,7 +71,7 @@ class Variable:
             _buffer.accountant.labelled(content.root(), self.category)
 
     @staticmethod
-    def _content_of(x: Any, dtype: Any) -> Buffer:
+    def _content_of(x: Any, dtype: Any, device: Any = None) -> Buffer:
         if isinstance(x, Variable):
             x = Tensor(x._cell.get())
         if isinstance(x, Tensor):
@@ -81,8 +81,8 @@ class Variable:
             found = alias(x._buffer)
             if found.root().node.aval.nbytes <= found.node.aval.nbytes:
                 return found
-            return from_array(found.array.copy(), x.device)._buffer  # a slice must not keep the rest alive
-        device = current_device()
+            return from_array(x.device.array(found.array), x.device)._buffer  # a slice must not keep the rest alive
+        device = device or device_of(x)
         return from_array(device.array(x, dtype), device)._buffer
 
     @property
@@ -173,11 +173,15 @@ class Variable:
         if isinstance(x, (Tensor, Variable)):
             if x.dtype != self.dtype:
                 raise DTypeError(f"{how}: variable {self.name!r} is {self.dtype}, not {x.dtype}; use tg.astype")
+            if x.device is not self.device:
+                raise DeviceError(
+                    f"{how}: variable {self.name!r} is on {self.device}, not {x.device}; move the value with to_device"
+                )
         else:
             kind, mine = (dtypes.rank(d) for d in (self.device.array(x, copy=False).dtype, self.dtype))
             if kind > mine:
                 raise DTypeError(f"{how}: variable {self.name!r} is {self.dtype} and cannot hold {x!r:.60}; convert it")
-        return self._content_of(x, self.dtype)
+        return self._content_of(x, self.dtype, self.device)
 
     def _update(self, how: str, delta: Any, sign: int, read_value: bool) -> Any:
         with unrecorded():

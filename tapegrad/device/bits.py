@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,25 @@ def uniform(key: int, counter: int, shape: tuple[int, ...], dtype: Any) -> Any:
         words >>= np.uint32(8)
         np.multiply(words.reshape(shape), np.float32(2.0**-24), out=out, casting="unsafe", dtype=np.float32)
     return out
+
+
+LANES, WORDS, FIELDS = 256, 4, 4
+"""Sixteen-bit numbers come in tiles: 256 lanes (threads) beside each other, each with the 4 words of one Philox block,
+each word with 4 fields.  Element ``i`` is field ``i % 4`` of word ``i / 1024 % 4`` of lane ``i / 4 % 256`` of tile
+``i / 4096``, so a thread that walks a tile word by word reads and writes beside its neighbours."""
+
+
+def blocks16(shape: tuple[int, ...]) -> int:
+    """How many Philox blocks :func:`bits16` uses up."""
+    return -(-prod(shape) // (LANES * WORDS * FIELDS)) * LANES
+
+
+def bits16(key: int, counter: int, shape: tuple[int, ...]) -> Any:
+    """Uniform numbers of 16 bits, four to a word, in the order of ``LANES``."""
+    size = prod(shape)
+    words = philox(key, counter, blocks16(shape) * WORDS).reshape(-1, LANES, WORDS)
+    fields = np.ascontiguousarray(words.transpose(0, 2, 1)).view("<u2").reshape(-1)
+    return fields[:size].reshape(shape)
 
 
 def host_state() -> tuple:

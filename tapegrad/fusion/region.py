@@ -4,7 +4,7 @@ A region is the run of pending elementwise nodes of one shape that one kernel ev
 
 1. *Small arrays run at once*: below ``SMALL`` float64 elements (twice as many of 4 bytes or fewer), planning a kernel
    costs more than the traffic it saves.  That is 128 KiB, from where on fresh memory costs page faults, too.  Measured
-   with ``bench/overhead.py --threshold``.
+   with ``bench/overhead.py --threshold``.  On a GPU nothing runs at once: a launch costs as much as planning.
 2. *A value read by broadcasting is stored*: it is smaller than what reads it, and recomputing it would repeat the work
    for every row.
 3. *A region stays below* ``MAX_NODES`` *nodes and* ``MAX_LEAVES`` *arrays*; a longer chain is cut and keeps one array a
@@ -41,6 +41,8 @@ def set_small(elements: int) -> None:
 
 def runs_at_once(aval: ShapedArray) -> bool:
     """Rule 1.  Narrow dtypes count as 4 bytes, so that a mask is as lazy as what it is made of."""
+    if aval.device.lazy:
+        return False
     return aval.size * max(4, aval.dtype.itemsize) < 8 * SMALL
 
 

@@ -193,6 +193,9 @@ def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> T
 def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
     """A share ``p`` of the entries becomes 0, the rest is divided by ``1 - p``; without ``training`` nothing changes.
 
+    ``p`` is rounded to a multiple of 2**-16 (16 random bits decide on an entry).  On a GPU the mask is never stored:
+    the backward kernel draws it again.
+
     Raises TapegradError for ``p`` outside [0, 1].
     """
     checks.rate("dropout", p)
@@ -201,8 +204,8 @@ def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
         return x
     if p == 1:
         return ops.where(False, x, 0)
-    # The mask is one byte per entry, and `where` keeps it off infinities, of which multiplying would make NaN.
-    return ops.where(random.bernoulli(x.shape, 1.0 - p, dtype="bool"), x * (1.0 / (1.0 - p)), 0)
+    # On the CPU the mask is one byte per entry; `where` keeps it off infinities, of which multiplying would make NaN.
+    return ops.where(random.bernoulli(x.shape, 1.0 - p, dtype="bool", bits=16), x * (1.0 / (1.0 - p)), 0)
 
 
 def attention_weights(

@@ -8,7 +8,7 @@ from typing import Any
 from tapegrad.device import Device, asdevice, current_device, dtypes
 from tapegrad.errors import NotATensorError
 from tapegrad.ops.dispatch import cast, tensor
-from tapegrad.tensor import Tensor, convert, from_array
+from tapegrad.tensor import Tensor, convert, device_of, from_array
 from tapegrad.variable import Variable
 
 
@@ -19,15 +19,15 @@ def asarray(x: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | No
     sequence that holds tensors is stacked, with gradients.  Raises NotATensorError, DTypeError, DeviceError.
     """
     wanted = None if dtype is None else dtypes.asdtype(dtype)
-    where = current_device() if device is None else asdevice(device)
     if isinstance(x, (Tensor, Variable)):
-        found = convert(x).to_device(where)
+        found = convert(x) if device is None else convert(x).to_device(device)
         return found if wanted is None else cast(found, wanted)
     if isinstance(x, (list, tuple)) and _holds_tensor(x):
         from tapegrad.ops.joining import stack
 
         found = stack([asarray(item, dtype=dtype, device=device) for item in x])
         return found if wanted is None else cast(found, wanted)
+    where = device_of(x) if device is None else asdevice(device)
     return from_array(where.array(x, wanted, copy=copy is not False), where)
 
 
@@ -52,7 +52,8 @@ def full(shape: int | Sequence[int], fill_value: Any, *, dtype: Any = None, devi
     wanted = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     out = where.empty(lengths, wanted)
-    out[...] = fill_value
+    with where.active():
+        out[...] = fill_value
     return _made(out, where)
 
 
@@ -92,8 +93,11 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     where = current_device() if device is None else asdevice(device)
     if stop is None:
         start, stop = 0, start
-    array = where.xp.arange(start, stop, step, dtype=None if dtype is None else dtypes.asdtype(dtype))
-    return _made(array if dtype is not None else array.astype(dtypes.of_python(array.dtype.kind, array.dtype)), where)
+    with where.active():
+        array = where.xp.arange(start, stop, step, dtype=None if dtype is None else dtypes.asdtype(dtype))
+        if dtype is None:
+            array = array.astype(dtypes.of_python(array.dtype.kind, array.dtype))
+    return _made(array, where)
 
 
 def linspace(
@@ -102,14 +106,16 @@ def linspace(
     """``num`` evenly spaced numbers from ``start`` to ``stop``; float32 unless said otherwise."""
     where = current_device() if device is None else asdevice(device)
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
-    return _made(where.xp.linspace(start, stop, num, endpoint=endpoint, dtype=wanted), where)
+    with where.active():
+        return _made(where.xp.linspace(start, stop, num, endpoint=endpoint, dtype=wanted), where)
 
 
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Tensor:
     """Ones on diagonal ``k`` (positive: above the main one), zeros elsewhere."""
     where = current_device() if device is None else asdevice(device)
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
-    return _made(where.xp.eye(n_rows, n_cols, k=k, dtype=wanted), where)
+    with where.active():
+        return _made(where.xp.eye(n_rows, n_cols, k=k, dtype=wanted), where)
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:

@@ -32,7 +32,7 @@ def constant(value: Any, dtype: Any, device: Device) -> Buffer:
         if len(_constants) >= _MOST_CONSTANTS:
             _constants.clear()
         dtypes.scalar_fits(value, dtype)
-        found = Buffer(device.xp.asarray(value, dtype=dtype), leaf(shaped((), dtype, device)))
+        found = Buffer(device.constant(value, dtype), leaf(shaped((), dtype, device)))
         _constants[key] = found
     return found
 
@@ -75,7 +75,7 @@ cast_p = elementwise(
     impl=lambda xp, out, x: xp.copyto(out, x, casting="unsafe"),
     partials=[_cast_rule],
     jvp=[_cast_push],
-    cxx="({out_type})({x})",
+    cxx="tg_cast<{out_type}>({x})",
     doc="The value in another dtype.",
 )
 

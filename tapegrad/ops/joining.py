@@ -7,15 +7,15 @@ from numbers import Integral
 from typing import Any
 
 from tapegrad.aval import ShapedArray, normalize_axes, normalize_axis
-from tapegrad.device import dtypes
+from tapegrad.device import CPU, dtypes
 from tapegrad.errors import IndexingError, ShapeError, TapegradError
 from tapegrad.ops.arithmetic import clip, minimum
-from tapegrad.ops.creation import arange
+from tapegrad.ops.creation import arange, asarray
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
 from tapegrad.ops.indexing import put_slice_p, slice_p, take, unslice_p
 from tapegrad.ops.shape import broadcast_to, expand_dims, reshape
 from tapegrad.primitive import Bad, Sample, linear
-from tapegrad.tensor import Tensor, from_array
+from tapegrad.tensor import Tensor
 
 
 def _infer_concat(*xs: ShapedArray, axis: int) -> ShapedArray:
@@ -191,11 +191,11 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     counts = tensor("repeat", repeats)
     if not dtypes.is_integer(counts.dtype):
         raise IndexingError(f"repeat: repeats must be integers, got {counts.dtype}")
-    if counts.size not in (1, n) or counts.ndim > 1 or (counts.size and int(counts._array.min()) < 0):
+    times = counts.numpy()  # their sum is the result's length, so they are needed on the host
+    if counts.size not in (1, n) or counts.ndim > 1 or (counts.size and int(times.min()) < 0):
         raise ShapeError(f"repeat: repeats of shape {counts.shape} must be {n} numbers, none negative, for {x.shape}")
-    xp = x.device.xp
-    places = xp.repeat(xp.arange(n), xp.broadcast_to(counts._array, (n,)))
-    return take(x, from_array(places, x.device), axis=a)
+    places = CPU.xp.repeat(CPU.xp.arange(n), CPU.xp.broadcast_to(times, (n,)))
+    return take(x, asarray(places, device=x.device, copy=False), axis=a)
 
 
 def pad(x: Any, pad_width: Any, /, mode: str = "constant", *, constant_values: Any = 0) -> Tensor:

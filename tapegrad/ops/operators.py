@@ -22,6 +22,7 @@ from tapegrad.ops import (
     reductions,
     shape,
     sorting,
+    transfer,
 )
 from tapegrad.ops.dispatch import SCALARS
 from tapegrad.tensor import Tensor, bind_method
@@ -70,6 +71,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "__invert__": comparison.bitwise_invert, "__getitem__": getitem.getitem, "astype": creation.astype,
     "clip": arithmetic.clip, "conj": complex.conj, "cumsum": cumulative.cumsum, "nonzero": indexing.nonzero,
     "repeat": joining.repeat, "round": comparison.round, "squeeze": shape.squeeze, "swapaxes": shape.swapaxes,
+    "to_device": transfer.to_device,
 }  # fmt: skip
 """Methods that are the functions themselves (made ordinary functions, so that they bind)."""
 

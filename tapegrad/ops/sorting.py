@@ -165,9 +165,10 @@ def unique_all(x: Any, /) -> UniqueAll:
     Every NaN is distinct.  There is no derivative.
     """
     x = tensor("unique", x)
-    values, first, inverse, counts = x.device.xp.unique(
-        x._array, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
-    )
+    with x.device.active():
+        values, first, inverse, counts = x.device.xp.unique(
+            x._array, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
+        )
     arrays = (values, first, inverse.reshape(x.shape), counts)
     return UniqueAll(*(from_array(a, x.device) for a in arrays))
 

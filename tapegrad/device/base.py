@@ -1,0 +1,68 @@
+"""What a device is: a namespace, memory, and conversion from foreign arrays."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from tapegrad.errors import DeviceError
+
+
+class Device:
+    """One place where arrays live: its name (``"cpu"``, ``"cuda:0"``), its namespace ``xp`` and its memory."""
+
+    __slots__ = ("kind", "lazy", "least_pooled", "name", "xp")
+
+    def __init__(self, name: str, kind: str, xp: Any, least_pooled: int, lazy: bool) -> None:
+        self.name = name
+        self.kind = kind
+        """``"cpu"`` or ``"cuda"``."""
+        self.xp = xp
+        self.least_pooled = least_pooled
+        self.lazy = lazy
+        """Whether even small arrays are worth deferring: launching a kernel costs as much as recording many nodes."""
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __str__(self) -> str:
+        return self.name
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An uninitialised C-contiguous array from the device's pool."""
+        raise NotImplementedError
+
+    def array(self, x: Any, dtype: Any = None, copy: bool = True) -> Any:
+        """``x`` (array, number, nested sequence) as an array (a copy is C-contiguous); Python floats become float32.
+
+        Raises NotATensorError for objects that are no numbers.
+        """
+        raise NotImplementedError
+
+    def constant(self, value: Any, dtype: Any) -> Any:
+        """A number as what a buffer holds: a 0-d array, or a stand-in that kernels take as an argument."""
+        return self.xp.asarray(value, dtype=dtype)
+
+    def numpy(self, x: Any) -> Any:
+        """A fresh NumPy array of a device array's value."""
+        raise NotImplementedError
+
+    def owns(self, x: object) -> bool:
+        """Whether ``x`` is an array (not a scalar) of this device's library that lies here."""
+        raise NotImplementedError
+
+    def is_view(self, x: Any, of: Any) -> bool:
+        """Whether array ``x`` shares memory bounds with array ``of``."""
+        raise NotImplementedError
+
+    def active(self) -> AbstractContextManager[Any]:
+        """A block in which the namespace's functions work on this device, after what it has been asked before."""
+        return nullcontext()
+
+    def compile(self, text: str, name: str, options: tuple[str, ...]) -> Any:
+        """The function ``name`` of CUDA C++ ``text``.  Raises KernelError."""
+        raise DeviceError(f"device {self.name} runs no CUDA kernels")
+
+    def launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int = 0) -> None:
+        """Run a compiled function on the current stream.  Raises KernelError."""
+        raise DeviceError(f"device {self.name} runs no CUDA kernels")

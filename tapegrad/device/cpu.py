@@ -1,0 +1,108 @@
+"""The CPU, through NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tapegrad.device import dtypes
+from tapegrad.device.base import Device
+from tapegrad.device.pool import LEAST, POOL
+from tapegrad.errors import NotATensorError
+
+
+class CPUDevice(Device):
+    """Host memory, NumPy's functions."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__("cpu", "cpu", np, LEAST, lazy=False)
+
+    def __reduce__(self) -> str:
+        return "CPU"
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An uninitialised C-contiguous array from the host pool."""
+        return POOL.empty(shape, dtype)
+
+    def owns(self, x: object) -> bool:
+        """Whether ``x`` is a NumPy array."""
+        return isinstance(x, np.ndarray)
+
+    def array(self, x: Any, dtype: Any = None, copy: bool = True) -> Any:
+        """``x`` as a NumPy array; an array on another device is fetched.  Raises NotATensorError."""
+        if isinstance(x, np.ndarray):
+            found = x
+        elif is_on_gpu(x):
+            found, copy = fetch(x), False
+        elif hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
+            found = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
+        else:
+            found, copy = from_python(x, dtype), False
+        found, fresh = checked(found, type(x).__name__, dtype)
+        return np.array(found, order="C") if copy and not fresh else found
+
+    def numpy(self, x: Any) -> Any:
+        """A copy."""
+        return x.copy()
+
+    def is_view(self, x: Any, of: Any) -> bool:
+        """Whether the two arrays share memory bounds."""
+        return np.may_share_memory(x, of)
+
+
+def is_on_gpu(x: Any) -> bool:
+    """Whether ``x`` is an array in a CUDA device's memory."""
+    return hasattr(x, "__cuda_array_interface__")
+
+
+def fetch(x: Any) -> np.ndarray:
+    """A NumPy copy of an array that lies in a CUDA device's memory."""
+    if not hasattr(x, "get"):
+        import cupy
+
+        x = cupy.asarray(x)
+    return x.get()
+
+
+def checked(found: Any, kind: str, dtype: Any) -> tuple[Any, bool]:
+    """A NumPy array of numbers in native byte order, cast to ``dtype``; and whether that made a copy.
+
+    Raises NotATensorError.
+    """
+    fresh = False
+    if found.dtype.kind not in "biufc" and not dtypes.is_extended(found.dtype):
+        raise NotATensorError(f"asarray: cannot make a tensor of {kind} with dtype {found.dtype}")
+    if dtype is not None and found.dtype != dtype:
+        found, fresh = found.astype(dtype), True
+    if not found.dtype.isnative:
+        found, fresh = found.astype(found.dtype.newbyteorder("=")), True
+    return found, fresh
+
+
+def from_python(x: Any, dtype: Any) -> np.ndarray:
+    """Numbers and nested sequences of them, by the rule of TensorFlow: float -> float32, int -> int64.
+
+    Raises NotATensorError.
+    """
+    try:
+        if dtype is not None:
+            return np.array(x, dtype=dtype)
+        found = np.array(x)
+    except (TypeError, ValueError) as e:
+        raise NotATensorError(f"asarray: cannot make a tensor of {type(x).__name__} {x!r:.80}: {e}") from None
+    if not isinstance(x, np.generic) and not _has_dtype(x):
+        found = found.astype(dtypes.of_python(found.dtype.kind, found.dtype), copy=False)
+    return found
+
+
+def _has_dtype(x: Any) -> bool:
+    """Whether some leaf of the nested sequence carries a dtype of its own."""
+    if isinstance(x, (list, tuple)):
+        return any(map(_has_dtype, x))
+    return hasattr(x, "dtype")
+
+
+CPU = CPUDevice()

@@ -1,0 +1,252 @@
+"""CUDA devices, through CuPy: imported when a device is first asked for, never by ``import tapegrad``.
+
+A device counts as available only when a kernel of ours has been compiled and launched on it: a driver without NVRTC,
+or NVRTC without a driver, is found here and not in the middle of a training step.
+
+Streams: everything runs on CuPy's current stream.  When that differs from the stream of the device's previous
+operation, the new stream first waits for an event on the old one.  So a tensor made on one stream may be used on
+another.  An array of the user's belongs to the stream that is current when it is handed in (``asarray``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tapegrad.device import cpu
+from tapegrad.device.base import Device
+from tapegrad.errors import DeviceError, KernelError
+
+_PROBE = 'extern "C" __global__ void tg_probe(int* x) { *x = 42; }'
+
+
+class HostScalar:
+    """A number on the host that stands for a 0-d array on a device: kernels take it as an argument.
+
+    So a learning rate, a Python number or a loss scale costs neither a transfer nor a kernel of its own.
+    """
+
+    __slots__ = ("_array", "device", "dtype", "itemsize", "nbytes", "value")
+
+    ndim = 0
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    size = 1
+
+    def __init__(self, value: Any, device: CudaDevice) -> None:
+        self.value = value  # a 0-d NumPy array
+        self.dtype = value.dtype
+        self.itemsize = self.nbytes = value.dtype.itemsize
+        self.device = device
+        self._array: Any = None
+
+    def on_device(self) -> Any:
+        """The number as a 0-d array on the device, made when first asked for."""
+        if self._array is None:
+            with self.device.active():
+                self._array = self.device.xp.asarray(self.value)
+        return self._array
+
+
+class CudaDevice(Device):
+    """One GPU: CuPy's functions, memory from CuPy's pool."""
+
+    __slots__ = ("_last", "_lock", "_raw", "_runtime", "_stream_of", "index")
+
+    def __init__(self, index: int, cupy: Any) -> None:
+        super().__init__(f"cuda:{index}", "cuda", cupy, 0, lazy=True)
+        self.index = index
+        self._runtime = cupy.cuda.runtime
+        self._stream_of = cupy.cuda.get_current_stream
+        self._last: Any = None
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple:
+        return _again, (self.index,)
+
+    def order(self) -> None:
+        """Make the current stream wait for what this device was last asked on another one."""
+        stream = self._stream_of()
+        last = self._last
+        if last is None or stream.ptr == last.ptr:
+            self._last = stream
+            return
+        with self._lock:
+            last, self._last = self._last, stream
+            event = self.xp.cuda.Event(disable_timing=True)
+            event.record(last)
+            stream.wait_event(event)
+
+    @contextmanager
+    def active(self) -> Any:
+        """This device is CuPy's current one inside the block, its stream ordered after earlier work."""
+        if self._runtime.getDevice() == self.index:
+            self.order()
+            yield
+        else:
+            with self.xp.cuda.Device(self.index):
+                self.order()
+                yield
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An uninitialised C-contiguous array from CuPy's pool."""
+        with self.active():
+            return self.xp.empty(shape, dtype)
+
+    def owns(self, x: object) -> bool:
+        """Whether ``x`` is a CuPy array on this device."""
+        return isinstance(x, self.xp.ndarray) and x.device.id == self.index
+
+    def constant(self, value: Any, dtype: Any) -> Any:
+        """A number that kernels take as an argument."""
+        return HostScalar(np.asarray(value, dtype=dtype), self)
+
+    def array(self, x: Any, dtype: Any = None, copy: bool = True) -> Any:
+        """``x`` as a CuPy array here, or a 0-d host value as an argument of kernels.
+
+        Arrays of other libraries in CUDA memory come through ``__cuda_array_interface__`` or DLPack, without a copy
+        where asked; both order their streams.  Raises NotATensorError.
+        """
+        xp = self.xp
+        with self.active():
+            if isinstance(x, xp.ndarray):
+                found = x
+            elif cpu.is_on_gpu(x):
+                found = xp.asarray(x)
+            elif hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] == 2:
+                found = xp.from_dlpack(x)
+            else:
+                return self._upload(x, dtype)
+            if found.device.id != self.index:
+                found, copy = xp.array(found, order="C"), False
+            if found.dtype.kind not in "biufcV":
+                cpu.checked(found, type(x).__name__, None)
+            if dtype is not None and found.dtype != dtype:
+                found, copy = found.astype(dtype), False
+            return xp.array(found, order="C") if copy else found
+
+    def _upload(self, x: Any, dtype: Any) -> Any:
+        found = cpu.CPU.array(x, dtype, copy=False)
+        if not found.ndim:
+            return HostScalar(np.array(found), self)
+        return self.xp.asarray(np.ascontiguousarray(found))
+
+    def numpy(self, x: Any) -> Any:
+        """A NumPy copy, fetched after everything that was asked of the device."""
+        if type(x) is HostScalar:
+            return x.value.copy()
+        with self.active():
+            return x.get()
+
+    def is_view(self, x: Any, of: Any) -> bool:
+        """Whether ``x`` lies within the memory that ``of`` was cut from."""
+        return x.size > 0 and x.data.mem is of.data.mem
+
+    def compile(self, text: str, name: str, options: tuple[str, ...]) -> Any:
+        """The function ``name`` of CUDA C++ ``text``.  Raises KernelError showing the numbered source."""
+        with self.active():
+            try:
+                return self.xp.RawModule(code=text, options=options).get_function(name)
+            except Exception as e:
+                lines = "\n".join(f"{i:4} {line}" for i, line in enumerate(text.splitlines(), 1))
+                raise KernelError(f"{name} does not compile for {self}: {e}\n{lines}") from e
+
+    def launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int = 0) -> None:
+        """Run a compiled function on the current stream."""
+        if self._runtime.getDevice() == self.index:
+            self.order()
+            function(grid, block, args, shared_mem=shared)
+        else:
+            with self.active():
+                function(grid, block, args, shared_mem=shared)
+
+
+class Probe:
+    """Whether CUDA is available, and if not, why and what mends it."""
+
+    def __init__(self, cupy: Any, count: int, why: str = "", fix: str = "") -> None:
+        self.cupy = cupy
+        self.count = count
+        self.why = why
+        self.fix = fix
+
+
+_found: list[Probe] = []
+_devices: dict[int, CudaDevice] = {}
+_lock = threading.RLock()
+
+
+def probe() -> Probe:
+    """Look for a usable CUDA device, once: import CuPy, ask the driver, compile a kernel and launch it."""
+    with _lock:
+        if not _found:
+            _found.append(_probe())
+        return _found[0]
+
+
+def forget() -> None:
+    """Probe again next time (for tests, and after something was installed)."""
+    with _lock:
+        _found.clear()
+        _devices.clear()
+
+
+def _probe() -> Probe:
+    if "cupy" not in sys.modules and importlib.util.find_spec("cupy") is None:
+        return Probe(None, 0, "CuPy is not installed", "pip install 'tapegrad[cuda12]' (or [cuda13])")
+    try:
+        cupy = importlib.import_module("cupy")
+    except Exception as e:  # ImportError, OSError, a missing library: each means the same here
+        return Probe(None, 0, f"CuPy does not import: {e}", "reinstall it: pip install 'tapegrad[cuda12]'")
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as e:
+        version = cupy.cuda.runtime.driverGetVersion()
+        fix = "install an NVIDIA driver" if not version else f"update the driver (it offers CUDA {version // 1000})"
+        return Probe(cupy, 0, f"no CUDA device: {e}", fix)
+    if not count:
+        return Probe(cupy, 0, "the driver sees no CUDA device", "check CUDA_VISIBLE_DEVICES and nvidia-smi")
+    try:
+        x = cupy.zeros(1, dtype="int32")
+        cupy.RawModule(code=_PROBE).get_function("tg_probe")((1,), (1,), (x,))
+        if int(x[0]) != 42:
+            raise KernelError("the kernel ran and did nothing")
+    except Exception as e:
+        fix = "install the CUDA libraries beside CuPy: pip install 'cupy-cuda12x[ctk]' (or cupy-cuda13x[ctk])"
+        return Probe(cupy, 0, f"a kernel cannot be run: {type(e).__name__}: {e}", fix)
+    return Probe(cupy, count)
+
+
+def _loaded() -> Any:
+    import sys
+
+    return sys.modules
+
+
+def available() -> bool:
+    """Whether a kernel can be launched."""
+    return probe().count > 0
+
+
+def get(index: int) -> CudaDevice:
+    """The device number ``index``.  Raises DeviceError saying why there is none."""
+    found = probe()
+    if not found.count:
+        raise DeviceError(f"device 'cuda:{index}' is not available: {found.why}; to mend it: {found.fix}")
+    if not 0 <= index < found.count:
+        raise DeviceError(f"device 'cuda:{index}' is not available; there are {found.count} CUDA devices, from cuda:0")
+    with _lock:
+        device = _devices.get(index)
+        if device is None:
+            device = _devices[index] = CudaDevice(index, found.cupy)
+        return device
+
+
+def _again(index: int) -> CudaDevice:
+    return get(index)

@@ -1,0 +1,178 @@
+"""Running a region as CUDA kernels: its form is chosen, its text compiled once, its arguments collected.
+
+The grid of a reduction, and so the order of its additions, depends on the loop's shape alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import tapegrad.fusion.cuda_layout as layouts
+from tapegrad.aval import Shape
+from tapegrad.buffer import Buffer
+from tapegrad.device import cxx
+from tapegrad.device.kernel import options
+from tapegrad.fusion import cuda_emit
+from tapegrad.fusion.cuda_emit import COLUMN, ROW_BLOCK, ROW_WARP, Form
+from tapegrad.fusion.cuda_layout import BY_DIMS, VALUE, Loop
+from tapegrad.fusion.region import Region
+
+_lock = threading.Lock()
+_kernels: dict[Any, Kernel] = {}
+_MOST = 8192
+_THREADS = 256
+_MOST_BLOCKS = 16384  # of a kernel without reductions; beyond, threads take several packs
+
+# A row up to this length is a warp's.  Few rows, or columns, are cut into parts so that every processor has work; a
+# part is never shorter than it takes to pay for the second kernel.
+_WARP_ROW = 1024
+_FEW_ROWS, _ROW_PART, _MOST_ROW_PARTS = 256, 8192, 256
+_ENOUGH_COLUMN_BLOCKS, _COLUMN_PART, _MOST_COLUMN_PARTS = 512, 32, 64
+
+
+@dataclass
+class Kernel:
+    """A compiled region: its text, its function and (of a split reduction) the one that joins the parts."""
+
+    text: str
+    function: Any
+    finish: Any
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a reduction is cut: elements of a part, number of parts."""
+
+    part: int
+    parts: int
+
+
+def split_of(loop: Loop) -> Split:
+    """The parts of a reduction, by its shape alone."""
+    n, kept = loop.reads, loop.writes
+    if loop.by_columns:
+        blocks = -(-kept // 128)
+        parts = min(_MOST_COLUMN_PARTS, -(-_ENOUGH_COLUMN_BLOCKS // blocks), n // _COLUMN_PART)
+    else:
+        parts = min(_MOST_ROW_PARTS, n // _ROW_PART) if kept < _FEW_ROWS else 1
+    if parts <= 1:
+        return Split(n, 1)
+    part = -(-n // parts)
+    part += -part % 4
+    return Split(part, -(-n // part))
+
+
+def form_of(loop: Loop, reduces: bool) -> Form:
+    """How the kernel walks."""
+    if not reduces:
+        return Form()
+    split = split_of(loop).parts > 1
+    if loop.by_columns:
+        return Form(COLUMN, split)
+    return Form(ROW_WARP if loop.reads <= _WARP_ROW else ROW_BLOCK, split)
+
+
+@dataclass
+class Run:
+    """What running a region did: names of its primitives, its outputs, and per kernel the bytes read and written."""
+
+    names: tuple[str, ...]
+    outputs: list[Any]
+    moved: list[tuple[int, int]]
+    scratch: int
+
+
+def run(region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...], device: Any) -> Run:
+    """Evaluate ``targets`` over ``shape``, reducing ``axes``; outputs have the targets' own shapes."""
+    leaves = [b.array for b in region.leaves]
+    outputs = [device.empty(b.node.aval.shape, b.node.aval.dtype) for b in targets]
+    names = tuple(b.node.prim.name for b in region.order)  # type: ignore[union-attr]
+    full = [x for b, x in zip(targets, outputs) if b.node.prim.reduce is None]  # type: ignore[union-attr]
+    totals = [x for b, x in zip(targets, outputs) if b.node.prim.reduce is not None]  # type: ignore[union-attr]
+    loop, kinds = layouts.loop_of(shape, axes, leaves, full)
+    if not outputs or not (loop.size or any(x.size for x in totals)):
+        return Run(names, outputs, [], 0)
+    form = form_of(loop, bool(totals))
+    kernel = _kernel(region, targets, kinds, loop, form, device)
+    args = _arguments(region, leaves, kinds, loop, full)
+    if not totals:
+        args.append(cxx.index(loop.size, loop.wide))
+        blocks = -(-max(1, loop.size // loop.vec) // _THREADS)
+        device.launch(kernel.function, (min(blocks, _MOST_BLOCKS),), (_THREADS,), tuple(args))
+        return Run(names, outputs, [_moved(leaves, outputs)], 0)
+    moved, scratch = _reduce(kernel, form, loop, args, targets, leaves, full, totals, device)
+    return Run(names, outputs, moved, scratch)
+
+
+def _reduce(
+    kernel: Kernel, form: Form, loop: Loop, args: list[Any], targets: list[Buffer],
+    leaves: list[Any], full: list[Any], totals: list[Any], device: Any,
+) -> tuple[list[tuple[int, int]], int]:  # fmt: skip
+    split = split_of(loop)
+    reductions = cuda_emit.reductions_of(targets)
+    results = totals
+    if form.split:
+        results = [device.empty((split.parts * loop.writes,), r.wide) for r in reductions]
+    numbers = [loop.writes, loop.reads, split.part]
+    numbers += [n for n, _ in loop.kept[1:]] + [s for _, s in loop.kept]
+    numbers += [n for n, _ in loop.reduced[1:]] + [s for _, s in loop.reduced]
+    args = [*args, *results, *(cxx.index(n, loop.wide) for n in numbers)]
+    per_block = {ROW_WARP: 8, ROW_BLOCK: 1, COLUMN: 32 * loop.vec}[form.walk or ""]
+    blocks = -(-loop.writes // per_block)
+    device.launch(kernel.function, (blocks, split.parts), (_THREADS,), tuple(args))
+    moved = [_moved(leaves, [*full, *results])]
+    if not form.split:
+        return moved, 0
+    pairs = [x for part, out in zip(results, totals) for x in (part, out)]
+    numbers = [cxx.index(loop.writes, loop.wide), cxx.index(split.parts, loop.wide)]
+    blocks = -(-loop.writes // (_THREADS if form.walk == COLUMN else 8))
+    device.launch(kernel.finish, (blocks,), (_THREADS,), (*pairs, *numbers))
+    return [*moved, _moved(results, totals)], sum(x.nbytes for x in results)
+
+
+def _arguments(region: Region, leaves: list[Any], kinds: list[str], loop: Loop, full: list[Any]) -> list[Any]:
+    """In the order of ``cuda_emit._Writer._shared_params``."""
+    args = [cxx.argument(x.value) if kind == VALUE else x for x, kind in zip(leaves, kinds)]
+    for b in cuda_emit.drawn_of(region):
+        args += cxx.key(b.node.params["key"], b.node.params["counter"])
+    args += full
+    by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]
+    if by_dims:
+        args += [cxx.index(n, loop.wide) for n in loop.dims[1:]]
+        args += [cxx.index(s, loop.wide) for i in by_dims for s in loop.strides[i]]
+    return args
+
+
+def _kernel(region: Region, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form, device: Any) -> Kernel:
+    key = (device, structure(region, targets), tuple(kinds), len(loop.dims), len(loop.kept), len(loop.reduced),
+           loop.vec, loop.wide, form)  # fmt: skip
+    found = _kernels.get(key)
+    if found is None:
+        text = cuda_emit.text_of(region, targets, kinds, loop, form)
+        with _lock:
+            if len(_kernels) >= _MOST:
+                _kernels.clear()
+            function = device.compile(text, "tg_fused", options())
+            finish = device.compile(text, "tg_finish", options()) if form.split else None
+            found = _kernels[key] = Kernel(text, function, finish)
+    return found
+
+
+def structure(region: Region, targets: list[Buffer]) -> tuple:
+    """What of a region decides its text, apart from how its arrays lie."""
+    number = {id(b): i for i, b in enumerate(region.leaves)}
+    code = []
+    for b in region.order:
+        node = b.node
+        code.append((node.prim, node.aval.dtype, node.params.get("dtype"), tuple(number[id(k)] for k in b.keeps)))
+        number[id(b)] = len(number)
+    leaves = tuple(b.node.aval.dtype for b in region.leaves)
+    return tuple(code), leaves, tuple(number[id(b)] for b in targets)
+
+
+def _moved(read: list[Any], written: list[Any]) -> tuple[int, int]:
+    """Bytes of distinct arrays read and written, what broadcasting repeats counted once."""
+    distinct = {id(x): cxx.extent(x) for x in read}
+    return sum(distinct.values()), sum(x.nbytes for x in written)

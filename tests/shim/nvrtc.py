@@ -1,0 +1,86 @@
+"""NVRTC and the disassembler without a GPU: what ptxas says of a kernel, and its SASS."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A cubin and, by kernel name, registers, bytes of spill stores and loads, and bytes of stack."""
+
+    cubin: bytes
+    usage: dict[str, tuple[int, int, int]]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """libnvrtc of NVIDIA's wheels.  Skips the test if it is not installed (fails if TAPEGRAD_REQUIRE_NVRTC is set)."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("nvidia")
+    places = [Path(p) for p in spec.submodule_search_locations or ()] if spec else []
+    found = sorted(lib for place in places for lib in place.glob("*/lib/libnvrtc.so.*"))
+    if not found:
+        why = "NVRTC is not installed: pip install 'tapegrad[kernels]'"
+        pytest.fail(why) if os.environ.get("TAPEGRAD_REQUIRE_NVRTC") else pytest.skip(why)
+    return ctypes.CDLL(str(found[-1]))
+
+
+def compile(text: str, options: tuple[str, ...], arch: int) -> Compiled:
+    """Compile CUDA C++ for ``sm_arch``.  Raises AssertionError with the compiler's log."""
+    nvrtc = library()
+    program = ctypes.c_void_p()
+    assert not nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+    flags = [*options, f"-arch=sm_{arch}", "--ptxas-options=-v", "--device-as-default-execution-space", "-ftz=true"]
+    array = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
+    failed = nvrtc.nvrtcCompileProgram(program, len(flags), array)
+    log = _text(nvrtc, program, "ProgramLog")
+    numbered = "\n".join(f"{i:4} {line}" for i, line in enumerate(text.splitlines(), 1))
+    assert not failed, f"{log}\n{numbered}"
+    size = ctypes.c_size_t()
+    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    cubin = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetCUBIN(program, cubin)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return Compiled(cubin.raw, _usage(log))
+
+
+def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> str:
+    size = ctypes.c_size_t()
+    getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+    return buffer.value.decode()
+
+
+def _usage(log: str) -> dict[str, tuple[int, int, int]]:
+    found = {}
+    for entry in log.split("Compiling entry function")[1:]:
+        name = re.search(r"'(\w+)'", entry)
+        spill = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", entry)
+        registers = re.search(r"Used (\d+) registers", entry)
+        assert name and spill and registers, log
+        found[name[1]] = (int(registers[1]), int(spill[2]) + int(spill[3]), int(spill[1]))
+    return found
+
+
+def sass(compiled: Compiled) -> str:
+    """The disassembled machine code.  Skips the test if nvdisasm is not installed."""
+    tool = next(iter(sorted(Path(library()._name).parents[2].glob("*/bin/nvdisasm"))), None)
+    if tool is None:
+        why = "nvdisasm is not installed: pip install 'tapegrad[kernels]'"
+        pytest.fail(why) if os.environ.get("TAPEGRAD_REQUIRE_NVRTC") else pytest.skip(why)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(compiled.cubin)
+        return subprocess.run([tool, str(file)], check=True, capture_output=True, text=True).stdout
