@@ -3,6 +3,9 @@
 // A dtype has a storage type (what lies in memory) and a compute type (what arithmetic is done in): they differ for
 // tg_float16 and tg_bfloat16 only, which are computed in float and rounded to nearest even after every operation, so
 // that a value has the same bits whether it was stored in between or not.  No header of the CUDA toolkit is needed.
+//
+// Whole kernels name their dtypes by macros such as T, which templates here call their parameters, too: such a macro must
+// be a plain identifier (tg_float32, never float), which then is the parameter's name and harms nobody.
 #pragma once
 
 #ifndef TG_HOST

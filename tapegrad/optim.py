@@ -1,7 +1,8 @@
 """Optimizers under Keras' names, arguments and defaults: SGD, Adam, AdamW.
 
-An update is written in tensors, so it becomes one kernel per variable, and nothing is assigned before all of it is
-checked.  The state lives in variables of the ledger's category "optimizer", saved by ``model.save(path, optimizer)``.
+An update is written in tensors, so it becomes one kernel per variable; those here become one for many on CUDA.
+Nothing is assigned before all of it is checked.  The state lives in variables of the ledger's category "optimizer",
+saved by ``model.save(path, optimizer)``.  No step waits for a device.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tapegrad import ops
-from tapegrad.errors import DTypeError, GradientError, NotATensorError, ShapeError, TapegradError
+from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
+from tapegrad.ops import updates
+from tapegrad.ops.updates import clip_by_global_norm
 from tapegrad.tensor import Tensor, materialize
 from tapegrad.variable import Variable, unrecorded
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "clip_by_global_norm"]
 
 Schedule = Callable[[int], float]
+Row = Sequence[Tensor]
+Rows = Sequence[tuple[Tensor, ...]]
 
 
 class Optimizer:
@@ -53,6 +58,13 @@ class Optimizer:
         )
         # By identity (a Variable has no hash); the variable is kept, so its id is not used again.
         self._slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
+        # What `iterations` held when last asked, and its number: to fetch it anew would be to wait for the device.
+        self._counted: tuple[Any, int] = (None, 0)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "update" in cls.__dict__ and "update_many" not in cls.__dict__:
+            cls.update_many = Optimizer.update_many  # type: ignore[method-assign]  # an inherited one has other formulas
 
     def __repr__(self) -> str:
         return f'optimizer "{self.name}"'
@@ -60,6 +72,14 @@ class Optimizer:
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
         """The new value of a variable and of its slots, all shaped as the variable; ``step`` counts from 1."""
         raise TapegradError(f"{self}: the class {type(self).__name__} defines no update")
+
+    def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
+        """``update`` for several variables, each first multiplied by ``shrink`` unless that is None."""
+        new = []
+        for x, g, own in zip(xs, gs, slots):
+            new.append(self.update(updates.decayed(x, shrink), g, own, rate, step))
+            materialize(*new[-1])  # in one kernel
+        return new
 
     def build(self, variables: Iterable[Variable]) -> None:
         """Make the state of these variables, zeros.  The first ``apply`` does it for its variables.
@@ -72,16 +92,13 @@ class Optimizer:
             if "float" not in str(v.dtype):
                 raise DTypeError(f"{self}: cannot train {_name(v)} of dtype {v.dtype}; wanted a real float")
             if id(v) not in self._slots:
-                zeros = (
-                    Variable(
-                        ops.zeros(v.shape, dtype=v.dtype),
-                        trainable=False,
-                        name=f"{self.name}/{slot}/{v.name}",
-                        category="optimizer",
-                    )
-                    for slot in self.slot_names
+                like = {"dtype": v.dtype, "device": v.device}
+                names = (f"{self.name}/{slot}/{v.name}" for slot in self.slot_names)
+                slots = (
+                    Variable(ops.zeros(v.shape, **like), trainable=False, name=name, category="optimizer")
+                    for name in names
                 )
-                self._slots[id(v)] = v, tuple(zeros)
+                self._slots[id(v)] = v, tuple(slots)
 
     @property
     def variables(self) -> list[Variable]:
@@ -112,15 +129,21 @@ class Optimizer:
         with unrecorded():
             pairs = self._checked_pairs(list(grads), list(variables), skip_none)
             rate, step = self.current_learning_rate(), self._steps_done() + 1
-            for g, v in pairs:
-                x, slots = v.read(), self._slots[id(v)][1]
-                if self.weight_decay:
-                    x = x * _scalar(1.0 - rate * self.weight_decay, x)
-                new = self.update(x, g, tuple(s.read() for s in slots), rate, step)
-                materialize(*new)  # in one kernel
-                for target, value in zip((*slots, v), (*new[1:], new[0])):
-                    target.assign(value)
-            self.iterations.assign_add(1)
+            for group in updates.groups([v for _, v in pairs]):
+                self._change([pairs[i] for i in group], rate, step)
+            self.iterations.assign(step)
+            self._counted = self._iterations_now(), step
+
+    def _change(self, pairs: list[tuple[Tensor, Variable]], rate: float, step: int) -> None:
+        """Assign new values to some variables and to their slots; the old ones are freed on return."""
+        variables = [v for _, v in pairs]
+        slots = [self._slots[id(v)][1] for v in variables]
+        xs, now = [v.read() for v in variables], [tuple(s.read() for s in own) for own in slots]
+        shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
+        new = self.update_many(xs, [g for g, _ in pairs], now, rate, step, shrink)
+        for v, own, (value, *others) in zip(variables, slots, new):
+            for target, changed in zip((*own, v), (*others, value)):
+                target.assign(changed)
 
     def current_learning_rate(self) -> float:
         """The rate of the next step.  Raises TapegradError if a schedule gives none."""
@@ -130,7 +153,15 @@ class Optimizer:
         return _at_least(self, "learning_rate", float(rate), 0.0)
 
     def _steps_done(self) -> int:
-        return int(self.iterations.numpy())
+        held = self._iterations_now()
+        if held is not self._counted[0]:
+            self._counted = held, int(self.iterations.numpy())
+        return self._counted[1]
+
+    def _iterations_now(self) -> Any:
+        """What ``iterations`` holds: another object after every assignment."""
+        with unrecorded():
+            return self.iterations.read()._buffer
 
     def _checked_pairs(
         self, grads: list[Any], variables: list[Variable], skip_none: bool
@@ -189,11 +220,13 @@ class SGD(Optimizer):
             self.slot_names = ("momentum",)
 
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
-        down = _scalar(rate, x) * g
-        if not slots:
-            return (x - down,)
-        velocity = self.momentum * slots[0] - down
-        return (x + self.momentum * velocity - down if self.nesterov else x + velocity), velocity
+        return SGD.update_many(self, [x], [g], [slots], rate, step, None)[0]
+
+    def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
+        if not self.slot_names:
+            return updates.sgd(xs, gs, rate=rate, shrink=shrink)
+        vs = [v for (v,) in slots]
+        return updates.momentum(xs, gs, vs, rate=rate, momentum=self.momentum, nesterov=self.nesterov, shrink=shrink)
 
 
 class Adam(Optimizer):
@@ -223,10 +256,13 @@ class Adam(Optimizer):
         self.epsilon = _at_least(self, "epsilon", epsilon, 0.0)
 
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
-        factor = _scalar(rate * math.sqrt(1.0 - self.beta_2**step) / (1.0 - self.beta_1**step), x)
-        m = self.beta_1 * slots[0] + (1.0 - self.beta_1) * g
-        v = self.beta_2 * slots[1] + (1.0 - self.beta_2) * (g * g)
-        return x - factor * m / (ops.sqrt(v) + self.epsilon), m, v
+        return Adam.update_many(self, [x], [g], [slots], rate, step, None)[0]
+
+    def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
+        factor = rate * math.sqrt(1.0 - self.beta_2**step) / (1.0 - self.beta_1**step)
+        betas = {"beta_1": self.beta_1, "beta_2": self.beta_2}
+        ms, vs = ([own[i] for own in slots] for i in (0, 1))
+        return updates.adam(xs, gs, ms, vs, factor=factor, **betas, epsilon=self.epsilon, shrink=shrink)
 
 
 class AdamW(Adam):
@@ -246,31 +282,6 @@ class AdamW(Adam):
         super().__init__(
             learning_rate, beta_1, beta_2, epsilon, weight_decay, global_clipnorm=global_clipnorm, name=name
         )
-
-
-def clip_by_global_norm(grads: Sequence[Any], clip_norm: float) -> tuple[list[Any], Tensor]:
-    """All gradients times ``clip_norm / max(norm, clip_norm)``, and ``norm``, the root of the sum of all squares.
-
-    None among the gradients stays None (Pascanu et al., "On the difficulty of training recurrent neural networks",
-    ICML 2013).  A norm that is infinite or not a number makes every gradient not a number.
-
-    Raises ShapeError if there is no gradient, TapegradError unless ``clip_norm`` is positive.
-    """
-    if not clip_norm > 0:
-        raise TapegradError(f"clip_by_global_norm: wanted a positive clip_norm, got {clip_norm!r}")
-    tensors = [None if g is None else ops.asarray(g) for g in grads]
-    squares = [ops.sum(t * t) for t in tensors if t is not None]
-    if not squares:
-        raise ShapeError("clip_by_global_norm: there is no gradient")
-    norm = ops.sqrt(ops.sum(ops.stack(squares)))
-    # Not clip_norm / inf: a step of zeros would hide that the gradients overflowed.
-    scale = ops.where(ops.isfinite(norm), clip_norm / ops.maximum(norm, clip_norm), math.nan)
-    return [None if t is None else t * ops.astype(scale, t.dtype) for t in tensors], norm
-
-
-def _scalar(value: float, like: Tensor) -> Tensor:
-    """A number that changes from step to step; as a Python number each one would stay among the shared constants."""
-    return ops.asarray(value, dtype=like.dtype)
 
 
 def _name(variable: Variable) -> str:

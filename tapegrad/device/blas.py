@@ -1,4 +1,4 @@
-"""Matrix products on the CPU: cut into pieces by shape alone, each made by NumPy's BLAS library on one thread.
+"""Matrix products; on the CPU cut into pieces by shape alone, each made by NumPy's BLAS library on one thread.
 
 The pieces are spread over tapegrad's own threads, so that no bit depends on their number.  The library's own threads
 are not used where this can be told to it: OpenBLAS lets only one product at a time use them, and they spin while they
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tapegrad.device import threads
+from tapegrad.device import gemm, threads
 
 _NAMES = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}")
 
@@ -72,10 +72,13 @@ _LIBRARY = 2**19  # below, OpenBLAS stays on one thread by itself
 
 def matmul(xp: Any, x: Any, y: Any, out: Any) -> None:
     """``x @ y`` into ``out``: stacks of matrices, of which leading dimensions broadcast."""
+    if xp is not np:
+        gemm.matmul(xp, x, y, out)
+        return
     batch, each = out.shape[:-2], out.shape[-2] * out.shape[-1] * x.shape[-1]
     many = prod(batch)
-    if xp is not np or _controls is None:
-        xp.matmul(x, y, out=out)
+    if _controls is None:
+        np.matmul(x, y, out=out)
     elif many == 1:
         _one(x.reshape(x.shape[-2:]), y.reshape(y.shape[-2:]), out.reshape(out.shape[-2:]), each)
     elif each * many < _LEAST_BATCH or each > _CUT:

@@ -71,7 +71,7 @@ relu_p = elementwise(
     impl=lambda xp, out, x: xp.maximum(x, 0, out=out),
     partials=[lambda ct, out: where(out > 0, ct, 0)],
     operands=("x",),
-    cxx="tg_max({x}, 0)",
+    cxx="tg_max({x}, {type}(0))",
     doc="``max(x, 0)``; the gradient at 0 is 0.  Its rule reads the result, which the next layer keeps anyway.",
 )
 relu = unary(relu_p)

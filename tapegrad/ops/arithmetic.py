@@ -30,14 +30,14 @@ def _to_divide(dtype: Any) -> Any:
     return dtype if dtypes.is_inexact(dtype) else dtypes.float64
 
 
-add_p = elementwise("add", infer=infer_same, partials=[1, 1], cxx="{x} + {y}", doc="``x + y``.")
+add_p = elementwise("add", infer=infer_same, partials=[1, 1], cxx="tg_plus({x}, {y})", doc="``x + y``.")
 add = binary(add_p)
 
-subtract_p = elementwise("subtract", infer=infer_same, partials=[1, -1], cxx="{x} - {y}", doc="``x - y``.")
+subtract_p = elementwise("subtract", infer=infer_same, partials=[1, -1], cxx="tg_minus({x}, {y})", doc="``x - y``.")
 subtract = binary(subtract_p, _no_bool("subtract"))
 
 multiply_p = elementwise(
-    "multiply", infer=infer_same, partials=[lambda y: y, lambda x: x], cxx="{x} * {y}", doc="``x * y``."
+    "multiply", infer=infer_same, partials=[lambda y: y, lambda x: x], cxx="tg_times({x}, {y})", doc="``x * y``."
 )
 multiply = binary(multiply_p)
 
@@ -52,7 +52,7 @@ divide_p = elementwise(
 )
 divide = binary(divide_p, _to_divide)
 
-negative_p = elementwise("negative", infer=infer_same, partials=[-1], cxx="-{x}", doc="``-x``.")
+negative_p = elementwise("negative", infer=infer_same, partials=[-1], cxx="tg_negate({x})", doc="``-x``.")
 negative = unary(negative_p, _no_bool("negative"))
 
 positive_p = elementwise("positive", infer=infer_same, partials=[1], cxx="{x}", doc="``+x``.")
@@ -84,14 +84,16 @@ def _push_abs(t: Tensor, x: Tensor) -> Tensor:
     return real(conj(sign(x)) * t)
 
 
-square_p = elementwise("square", infer=infer_same, partials=[lambda x: 2 * x], cxx="{x} * {x}", doc="``x * x``.")
+square_p = elementwise(
+    "square", infer=infer_same, partials=[lambda x: 2 * x], cxx="tg_times({x}, {x})", doc="``x * x``."
+)
 square = unary(square_p)
 
 reciprocal_p = elementwise(
     "reciprocal",
     infer=infer_same,
     partials=[lambda out: -(out * out)],
-    cxx="1 / {x}",
+    cxx="{out_type}(1) / {x}",
     domain=(0.5, 2.0),
     doc="``1 / x``.",
 )
@@ -124,7 +126,7 @@ power_p = elementwise(
     exact=False,
     partials=[lambda x, y: y * x ** where(_both_zero(x, y), 1, y - 1), lambda out, x: out * _safe_log(x)],
     operands=("x", "y"),
-    cxx="pow({x}, {y})",
+    cxx="tg_pow({x}, {y})",
     domain=(0.3, 2.0),
     doc="``x ** y``; the gradient of ``x ** 0`` in ``x`` is 0 at 0, too.",
 )

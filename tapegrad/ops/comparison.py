@@ -54,18 +54,20 @@ def _bits(name: str) -> Any:
     return check
 
 
-def _bitwise(name: str, symbol: str, doc: str, ufunc: str | None = None) -> Any:
-    prim = elementwise(name, infer=infer_same, operands=("x", "y"), ufunc=ufunc, cxx=f"{{x}} {symbol} {{y}}", doc=doc)
+def _bitwise(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Any:
+    prim = elementwise(name, infer=infer_same, operands=("x", "y"), ufunc=ufunc, cxx=cxx, doc=doc)
     return binary(prim, _bits(name))
 
 
-bitwise_and = _bitwise("bitwise_and", "&", "Bits set in both.")
-bitwise_or = _bitwise("bitwise_or", "|", "Bits set in either.")
-bitwise_xor = _bitwise("bitwise_xor", "^", "Bits set in one of the two.")
-bitwise_left_shift = _bitwise("bitwise_left_shift", "<<", "Bits moved left.", "left_shift")
-bitwise_right_shift = _bitwise("bitwise_right_shift", ">>", "Bits moved right.", "right_shift")
+bitwise_and = _bitwise("bitwise_and", "{x} & {y}", "Bits set in both.")
+bitwise_or = _bitwise("bitwise_or", "{x} | {y}", "Bits set in either.")
+bitwise_xor = _bitwise("bitwise_xor", "{x} ^ {y}", "Bits set in one of the two.")
+bitwise_left_shift = _bitwise("bitwise_left_shift", "tg_shl({x}, {y})", "Bits moved left.", "left_shift")
+bitwise_right_shift = _bitwise("bitwise_right_shift", "tg_shr({x}, {y})", "Bits moved right.", "right_shift")
 bitwise_invert = unary(
-    elementwise("bitwise_invert", infer=infer_same, operands=("x",), ufunc="invert", cxx="~{x}", doc="Bits flipped."),
+    elementwise(
+        "bitwise_invert", infer=infer_same, operands=("x",), ufunc="invert", cxx="tg_invert({x})", doc="Bits flipped."
+    ),
     _bits("bitwise_invert"),
 )
 
@@ -74,10 +76,10 @@ def _test(name: str, cxx: str, doc: str) -> Any:
     return unary(elementwise(name, infer=infer_bool, operands=("x",), cxx=cxx, doc=doc))
 
 
-isnan = _test("isnan", "isnan({x})", "Whether elements are NaN.")
-isinf = _test("isinf", "isinf({x})", "Whether elements are infinite.")
-isfinite = _test("isfinite", "isfinite({x})", "Whether elements are neither NaN nor infinite.")
-signbit = _test("signbit", "signbit({x})", "Whether the sign bit is set (-0.0 has it).")
+isnan = _test("isnan", "tg_isnan({x})", "Whether elements are NaN.")
+isinf = _test("isinf", "tg_isinf({x})", "Whether elements are infinite.")
+isfinite = _test("isfinite", "tg_isfinite({x})", "Whether elements are neither NaN nor infinite.")
+signbit = _test("signbit", "tg_signbit({x})", "Whether the sign bit is set (-0.0 has it).")
 
 
 def _infer_rounded(x: ShapedArray) -> ShapedArray:
@@ -88,7 +90,7 @@ def _rounding(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Any:
     return unary(elementwise(name, infer=_infer_rounded, partials=[0], ufunc=ufunc, cxx=cxx, doc=doc))
 
 
-floor = _rounding("floor", "floor({x})", "The next integer below; gradient 0.")
-ceil = _rounding("ceil", "ceil({x})", "The next integer above; gradient 0.")
-trunc = _rounding("trunc", "trunc({x})", "The next integer towards 0; gradient 0.")
-round = _rounding("round", "rint({x})", "The nearest integer, halves to even; gradient 0.", "rint")
+floor = _rounding("floor", "tg_floor({x})", "The next integer below; gradient 0.")
+ceil = _rounding("ceil", "tg_ceil({x})", "The next integer above; gradient 0.")
+trunc = _rounding("trunc", "tg_trunc({x})", "The next integer towards 0; gradient 0.")
+round = _rounding("round", "tg_round({x})", "The nearest integer, halves to even; gradient 0.", "rint")

@@ -20,7 +20,12 @@ def _infer_part(x: ShapedArray) -> ShapedArray:
 
 
 conj_p = elementwise(
-    "conj", infer=infer_same, partials=[lambda ct: conj(ct)], operands=("x",), cxx="conj({x})", doc="Complex conjugate."
+    "conj",
+    infer=infer_same,
+    partials=[lambda ct: conj(ct)],
+    operands=("x",),
+    cxx="tg_conj({x})",
+    doc="Complex conjugate.",
 )
 real_p = elementwise(
     "real",
@@ -29,7 +34,7 @@ real_p = elementwise(
     partials=[lambda ct, x_aval: cast(ct, x_aval.dtype)],
     jvp=[lambda t: real(t)],
     operands=("x",),
-    cxx="real({x})",
+    cxx="tg_real({x})",
     doc="Real part.",
 )
 imag_p = elementwise(
@@ -39,7 +44,7 @@ imag_p = elementwise(
     partials=[lambda ct, x_aval: 1j * cast(ct, x_aval.dtype)],
     jvp=[lambda t: imag(t)],
     operands=("x",),
-    cxx="imag({x})",
+    cxx="tg_imag({x})",
     doc="Imaginary part.",
 )
 

@@ -11,6 +11,7 @@ from typing import Any
 from tapegrad.aval import ShapedArray
 from tapegrad.device.dtypes import in_float
 from tapegrad.errors import DTypeError, IndexingError, ShapeError
+from tapegrad.ops import _cuda_rows
 from tapegrad.ops._rows import by_blocks, deliver, matrices, matrix, row_sums, same_params, shifted_exp, target, wide
 from tapegrad.ops.creation import arange
 from tapegrad.ops.dispatch import barrier, promote, tensor
@@ -69,6 +70,7 @@ def _without(p: Tensor, labels: Tensor) -> Tensor:
 cross_entropy_p = general(
     "cross_entropy",
     impl=_run_cross_entropy,
+    cuda=_cuda_rows.cross_entropy,
     infer=_infer_cross_entropy,
     vjp=[lambda ct, x, labels: barrier(cross_entropy_vjp_p, x, labels, ct), None],
     jvp=[lambda t, x, labels: sum(softmax(x) * t, axis=-1) - _at(t, labels), None],
@@ -119,6 +121,7 @@ def _infer_cross_entropy_vjp(x: ShapedArray, labels: ShapedArray, g: ShapedArray
 cross_entropy_vjp_p: Primitive = general(
     "cross_entropy_vjp",
     impl=_run_cross_entropy_vjp,
+    cuda=_cuda_rows.cross_entropy_vjp,
     infer=_infer_cross_entropy_vjp,
     vjp=[
         lambda ct, x, labels, g: expand_dims(g, -1) * barrier(softmax_vjp_p, softmax(x), ct),

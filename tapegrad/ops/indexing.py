@@ -13,6 +13,7 @@ from typing import Any
 from tapegrad.aval import Shape, ShapedArray, normalize_axis, shaped
 from tapegrad.device import dtypes, gather
 from tapegrad.errors import IndexingError, ShapeError
+from tapegrad.ops import _cuda_index
 from tapegrad.ops.comparison import equal
 from tapegrad.ops.creation import arange, zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
@@ -123,6 +124,7 @@ def _infer_take(x: ShapedArray, indices: ShapedArray, *, axis: int) -> ShapedArr
 take_p: Primitive = linear(
     "take",
     impl=_run_take,
+    cuda=_cuda_index.take,
     infer=_infer_take,
     transpose=lambda ct, x, indices, *, axis: barrier(scatter_add_p, ct, indices, axis=axis, n=x.shape[axis]),
     into=True,
@@ -161,6 +163,7 @@ def _run_scatter_add(xp: Any, x: Any, indices: Any, *, axis: int, n: int, out: A
 scatter_add_p: Primitive = linear(
     "scatter_add",
     impl=_run_scatter_add,
+    cuda=_cuda_index.scatter_add,
     infer=lambda x, indices, *, axis, n: x.with_shape((*x.shape[:axis], n, *x.shape[axis + indices.ndim :])),
     transpose=lambda ct, indices, *, axis, n: barrier(take_p, ct, indices, axis=axis),
     into=True,
@@ -182,6 +185,7 @@ def _run_last_place(xp: Any, indices: Any, *, n: int) -> Any:
 last_place_p = general(
     "last_place",
     impl=_run_last_place,
+    cuda=_cuda_index.last_place,
     infer=lambda indices, *, n: shaped((n,), dtypes.int64, indices.device),
     samples=[Sample([2, 0, 2], n=4)],
     doc="For each of ``n`` positions the number of the last index that names it, or -1.",

@@ -11,6 +11,7 @@ from typing import Any
 from tapegrad.aval import ShapedArray
 from tapegrad.device.dtypes import accumulator, in_float
 from tapegrad.errors import ShapeError
+from tapegrad.ops import _cuda_rows
 from tapegrad.ops._rows import by_blocks, matrices, matrix, row_dots, row_sums, rows_per_block, same_params
 from tapegrad.ops.arithmetic import reciprocal, sqrt, square
 from tapegrad.ops.creation import full, zeros_like
@@ -68,6 +69,7 @@ def _run_layer_norm(xp: Any, x: Any, gamma: Any, beta: Any, *, out: Any, eps: fl
 layer_norm_p = general(
     "layer_norm",
     impl=_run_layer_norm,
+    cuda=_cuda_rows.layer_norm,
     infer=_infer_layer_norm,
     vjp=[
         lambda ct, x, gamma, *, eps: barrier(layer_norm_vjp_x_p, x, gamma, ct, eps=eps),
@@ -145,6 +147,7 @@ def _second(x: Tensor, d: Tensor, other: Tensor, eps: float) -> Tensor:
 layer_norm_vjp_x_p: Primitive = general(
     "layer_norm_vjp_x",
     impl=_run_in_x,
+    cuda=_cuda_rows.layer_norm_vjp_x,
     infer=_infer_in_x,
     vjp=[
         lambda ct, x, gamma, g, *, eps: _second(x, gamma * g, ct, eps),
@@ -209,6 +212,7 @@ def _in_gamma_pull_g(ct: Tensor, x: Tensor, *, eps: float) -> Tensor:
 layer_norm_vjp_gamma_p: Primitive = general(
     "layer_norm_vjp_gamma",
     impl=_run_in_gamma,
+    cuda=_cuda_rows.layer_norm_vjp_gamma,
     infer=_infer_in_gamma,
     vjp=[_in_gamma_pull_x, _in_gamma_pull_g],
     jvp=[

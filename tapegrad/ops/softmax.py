@@ -10,6 +10,7 @@ from typing import Any
 
 from tapegrad.aval import ShapedArray, normalize_axis
 from tapegrad.device.dtypes import in_float
+from tapegrad.ops import _cuda_rows
 from tapegrad.ops._rows import by_blocks, deliver, matrices, matrix, row_sums, same_params, shifted_exp, target, wide
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.exponential import exp
@@ -40,6 +41,7 @@ def _run_softmax(xp: Any, x: Any, *, out: Any) -> None:
 softmax_p = general(
     "softmax",
     impl=_run_softmax,
+    cuda=_cuda_rows.softmax,
     infer=_infer_last,
     vjp=[lambda ct, out: barrier(softmax_vjp_p, out, ct)],
     jvp=[lambda t, out: barrier(softmax_vjp_p, out, t)],
@@ -74,6 +76,7 @@ def _softmax_vjp_in_y(y: Tensor, g: Tensor, other: Tensor) -> Tensor:
 softmax_vjp_p: Primitive = general(
     "softmax_vjp",
     impl=_run_softmax_vjp,
+    cuda=_cuda_rows.softmax_vjp,
     infer=_infer_last,
     vjp=[
         lambda ct, y, g: _softmax_vjp_in_y(y, g, ct) - g * sum(ct * y, axis=-1, keepdims=True),
@@ -112,6 +115,7 @@ def _run_log_softmax(xp: Any, x: Any, *, out: Any) -> None:
 log_softmax_p = general(
     "log_softmax",
     impl=_run_log_softmax,
+    cuda=_cuda_rows.log_softmax,
     infer=_infer_last,
     vjp=[lambda ct, out: barrier(log_softmax_vjp_p, out, ct)],
     jvp=[lambda t, out: t - sum(exp(out) * t, axis=-1, keepdims=True)],
@@ -140,6 +144,7 @@ def _run_log_softmax_vjp(xp: Any, y: Any, g: Any, *, out: Any) -> None:
 log_softmax_vjp_p: Primitive = general(
     "log_softmax_vjp",
     impl=_run_log_softmax_vjp,
+    cuda=_cuda_rows.log_softmax_vjp,
     infer=_infer_last,
     vjp=[
         lambda ct, y, g: -ct * exp(y) * sum(g, axis=-1, keepdims=True),

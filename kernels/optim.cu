@@ -1,0 +1,151 @@
+// The updates of optimizers, for many tensors in one launch.
+//
+// A launch takes a table by value: for each tensor its arrays' addresses and where its chunks begin among the blocks,
+// so nothing is uploaded.  One block makes one chunk of TG_CHUNK elements of one tensor; chunks begin at multiples of
+// 16 bytes within an array, so aligned arrays are moved by 16 bytes at a time, and others element by element.
+//
+// Every operation is rounded to T as soon as it is made, in the order in which the formulas are written: the results
+// have the bits that the same formulas have when each operation is an array operation of its own.
+//
+// T: the dtype of all arrays; W, its compute type, is that of the numbers, which must already be rounded to T.
+#include "scalar.cuh"
+
+#ifndef T
+#define T tg_float32
+#endif
+#ifndef TG_MANY
+#define TG_MANY 48
+#endif
+#ifndef TG_CHUNK
+#define TG_CHUNK 8192
+#endif
+
+typedef tg_wide<T>::type tg_w;
+
+// A number as an array of T would hold it.
+TG_INLINE tg_w tg_r(tg_w x) { return tg_round_to<T>(x); }
+
+template <int ARRAYS>
+struct tg_table {
+    T* at[TG_MANY][ARRAYS];
+    long long size[TG_MANY];
+    int first[TG_MANY];  // block; none is without elements
+    int count;
+};
+// Kernels may be given 4096 bytes on every device.
+static_assert(sizeof(tg_table<7>) <= 4096 - 64, "the table is too large for a kernel's parameters");
+
+// Give `step` every element of this block's chunk: READS arrays' values in, the others' out.
+template <int READS, int ARRAYS, class Step>
+TG_INLINE void tg_update(const tg_table<ARRAYS>& table, const Step& step) {
+    constexpr int WRITES = ARRAYS - READS, PACK = 16 / sizeof(T);
+    static_assert(TG_CHUNK % PACK == 0, "a chunk must begin at a multiple of 16 bytes");
+    const int block = static_cast<int>(blockIdx.x);
+    int which = 0, beyond = table.count;
+    while (beyond - which > 1) {  // the last tensor that begins at this block or before
+        const int middle = (which + beyond) / 2;
+        if (table.first[middle] <= block)
+            which = middle;
+        else
+            beyond = middle;
+    }
+    const long long begin = static_cast<long long>(block - table.first[which]) * TG_CHUNK;
+    const long long left = table.size[which] - begin;
+    const int n = left < TG_CHUNK ? static_cast<int>(left) : TG_CHUNK;
+    T* at[ARRAYS];
+    unsigned long long bits = 0;
+#pragma unroll
+    for (int i = 0; i < ARRAYS; ++i) {
+        at[i] = table.at[which][i] + begin;
+        bits |= reinterpret_cast<unsigned long long>(at[i]);
+    }
+    int done = 0;
+    if (bits % 16 == 0) {
+        done = n / PACK * PACK;
+        for (int j = static_cast<int>(threadIdx.x) * PACK; j < done; j += static_cast<int>(blockDim.x) * PACK) {
+            tg_pack<T, PACK> in[READS], out[WRITES];
+#pragma unroll
+            for (int i = 0; i < READS; ++i) in[i] = tg_load_pack<PACK>(at[i] + j);
+#pragma unroll
+            for (int p = 0; p < PACK; ++p) {
+                tg_w from[READS], to[WRITES];
+#pragma unroll
+                for (int i = 0; i < READS; ++i) from[i] = tg_load(in[i].at[p]);
+                step(from, to);
+#pragma unroll
+                for (int i = 0; i < WRITES; ++i) out[i].at[p] = tg_store<T>(to[i]);
+            }
+#pragma unroll
+            for (int i = 0; i < WRITES; ++i) tg_store_pack<PACK>(at[READS + i] + j, out[i]);
+        }
+    }
+#pragma unroll 1
+    for (int j = done + static_cast<int>(threadIdx.x); j < n; j += static_cast<int>(blockDim.x)) {
+        tg_w from[READS], to[WRITES];
+#pragma unroll
+        for (int i = 0; i < READS; ++i) from[i] = tg_load(at[i][j]);
+        step(from, to);
+#pragma unroll
+        for (int i = 0; i < WRITES; ++i) at[READS + i][j] = tg_store<T>(to[i]);
+    }
+}
+
+// Decoupled weight decay; no product at all without it, so that what is not finite stays as it is.
+struct tg_decay {
+    tg_w shrink;
+    int decays;
+    TG_INLINE tg_w operator()(tg_w x) const { return decays ? tg_r(x * shrink) : x; }
+};
+
+struct tg_adam_step {
+    tg_decay decay;
+    tg_w factor, keep_m, add_m, keep_v, add_v, epsilon;
+    TG_INLINE void operator()(const tg_w (&in)[4], tg_w (&out)[3]) const {
+        const tg_w x = decay(in[0]), g = in[1];
+        const tg_w m = tg_r(tg_r(keep_m * in[2]) + tg_r(add_m * g));
+        const tg_w v = tg_r(tg_r(keep_v * in[3]) + tg_r(add_v * tg_r(g * g)));
+        const tg_w down = tg_r(tg_r(factor * m) / tg_r(tg_r(sqrt(v)) + epsilon));
+        out[0] = x - down;
+        out[1] = m;
+        out[2] = v;
+    }
+};
+
+struct tg_sgd_step {
+    tg_decay decay;
+    tg_w rate;
+    TG_INLINE void operator()(const tg_w (&in)[2], tg_w (&out)[1]) const {
+        out[0] = decay(in[0]) - tg_r(rate * in[1]);
+    }
+};
+
+struct tg_momentum_step {
+    tg_decay decay;
+    tg_w rate, momentum;
+    int nesterov;
+    TG_INLINE void operator()(const tg_w (&in)[3], tg_w (&out)[2]) const {
+        const tg_w x = decay(in[0]), down = tg_r(rate * in[1]);
+        const tg_w velocity = tg_r(tg_r(momentum * in[2]) - down);
+        out[0] = nesterov ? tg_r(x + tg_r(momentum * velocity)) - down : x + velocity;
+        out[1] = velocity;
+    }
+};
+
+// Arrays: x, g, m, v, then the new x, m, v.
+extern "C" __global__ void __launch_bounds__(256)
+    tg_adam(const tg_table<7> table, tg_w shrink, int decays, tg_w factor, tg_w keep_m, tg_w add_m, tg_w keep_v,
+            tg_w add_v, tg_w epsilon) {
+    tg_update<4>(table, tg_adam_step{{shrink, decays}, factor, keep_m, add_m, keep_v, add_v, epsilon});
+}
+
+// Arrays: x, g, then the new x.
+extern "C" __global__ void __launch_bounds__(256)
+    tg_sgd(const tg_table<3> table, tg_w shrink, int decays, tg_w rate) {
+    tg_update<2>(table, tg_sgd_step{{shrink, decays}, rate});
+}
+
+// Arrays: x, g, velocity, then the new x and velocity.
+extern "C" __global__ void __launch_bounds__(256)
+    tg_momentum(const tg_table<5> table, tg_w shrink, int decays, tg_w rate, tg_w momentum, int nesterov) {
+    tg_update<3>(table, tg_momentum_step{{shrink, decays}, rate, momentum, nesterov});
+}

@@ -1,0 +1,157 @@
+"""Launching the CUDA kernels that walk along rows (``kernels/rows.cuh`` says how a row is cut among threads)."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tapegrad.device import cxx
+from tapegrad.device.dtypes import accumulator, uint64
+from tapegrad.device.kernel import Kernel
+from tapegrad.errors import IndexingError
+
+_softmax = Kernel("softmax.cu", "tg_softmax")
+_softmax_vjp = Kernel("softmax.cu", "tg_softmax_vjp")
+_log_softmax = Kernel("softmax.cu", "tg_log_softmax")
+_log_softmax_vjp = Kernel("softmax.cu", "tg_log_softmax_vjp")
+_layer_norm = Kernel("layer_norm.cu", "tg_layer_norm")
+_layer_norm_vjp_x = Kernel("layer_norm.cu", "tg_layer_norm_vjp_x")
+_layer_norm_moments = Kernel("layer_norm.cu", "tg_layer_norm_moments")
+_layer_norm_vjp_gamma = Kernel("layer_norm.cu", "tg_layer_norm_vjp_gamma")
+_layer_norm_vjp_gamma_sum = Kernel("layer_norm.cu", "tg_layer_norm_vjp_gamma_sum")
+_cross_entropy = Kernel("cross_entropy.cu", "tg_cross_entropy")
+_cross_entropy_vjp = Kernel("cross_entropy.cu", "tg_cross_entropy_vjp")
+
+_MOST_BLOCKS = 2**31 - 1
+_WARP, _BLOCK, _LONG = 32, 256, 512
+"""Threads of a row that is short, that still fits registers, and that does not."""
+_NO_ROW = 2**64 - 1
+
+
+class _Rows:
+    """How rows of ``width`` elements of ``dtype`` are cut among threads, which the width and dtype alone decide.
+
+    ``arrays``: how many rows a thread holds at a time, of 32 registers that are left for elements.
+    """
+
+    def __init__(self, rows: int, width: int, dtype: Any, arrays: int = 1) -> None:
+        whole = 16 // dtype.itemsize
+        pack = whole if width % whole == 0 else 1
+        most = 32 // (accumulator(dtype).itemsize // 4) // arrays
+        if pack == 1:
+            most //= 2  # elements loaded one by one need an address and a condition each
+        threads = next((n for n in (_WARP, _BLOCK) if width <= n * most), _LONG)
+        held = 0
+        if threads != _LONG:
+            packs = max(1, -(-width // (threads * pack)))
+            held = 1 << (packs - 1).bit_length()  # powers of two: few variants to compile
+        each = _BLOCK // _WARP if threads == _WARP else 1
+        self.block = threads * each
+        self.grid = min(_MOST_BLOCKS, -(-rows // each))
+        self.macros = {"T": dtype, "PACK": pack, "HELD": held, "ROW_THREADS": threads}
+        self.sizes = (cxx.long(rows), cxx.long(width))
+
+    def run(self, device: Any, kernel: Kernel, *args: Any, **macros: Any) -> None:
+        """Run a kernel whose last parameters are the number of rows and their width."""
+        kernel(device, self.grid, self.block, (*args, *self.sizes), **self.macros, **macros)
+
+
+def _contiguous(device: Any, *arrays: Any) -> list[Any]:
+    return [device.xp.ascontiguousarray(x) for x in arrays]
+
+
+def _leads(x: Any, out: Any) -> Any:
+    """How many cotangents share the rows of ``x``, as an argument."""
+    return cxx.long(prod(out.shape[: out.ndim - x.ndim]))
+
+
+def _walk(kernel: Kernel) -> Any:
+    def run(device: Any, x: Any, *, out: Any) -> None:
+        if out.size:
+            (x,) = _contiguous(device, x)
+            _Rows(prod(x.shape[:-1]), x.shape[-1], x.dtype).run(device, kernel, x, out)
+
+    return run
+
+
+def _walk_back(kernel: Kernel, arrays: int) -> Any:
+    def run(device: Any, y: Any, g: Any, *, out: Any) -> None:
+        if out.size:
+            y, g = _contiguous(device, y, g)
+            rows = _Rows(prod(y.shape[:-1]), y.shape[-1], y.dtype, arrays)
+            rows.run(device, kernel, y, g, out, _leads(y, out))
+
+    return run
+
+
+softmax = _walk(_softmax)
+log_softmax = _walk(_log_softmax)
+softmax_vjp = _walk_back(_softmax_vjp, 2)
+log_softmax_vjp = _walk_back(_log_softmax_vjp, 1)
+
+
+def layer_norm(device: Any, x: Any, gamma: Any, beta: Any, *, out: Any, eps: float) -> None:
+    """``(x - mean) / sqrt(variance + eps) * gamma + beta`` of each row."""
+    if out.size:
+        x, gamma, beta = _contiguous(device, x, gamma, beta)
+        rows = _Rows(prod(x.shape[:-1]), x.shape[-1], x.dtype)
+        rows.run(device, _layer_norm, x, gamma, beta, out, cxx.real(eps, x.dtype))
+
+
+def layer_norm_vjp_x(device: Any, x: Any, gamma: Any, g: Any, *, out: Any, eps: float) -> None:
+    """The cotangent of the rows."""
+    if out.size:
+        x, gamma, g = _contiguous(device, x, gamma, g)
+        rows = _Rows(prod(x.shape[:-1]), x.shape[-1], x.dtype, 2)
+        rows.run(device, _layer_norm_vjp_x, x, gamma, g, out, cxx.real(eps, x.dtype), _leads(x, out))
+
+
+_CHUNK, _MOST_CHUNKS = 64, 256
+_MOST_LEADS = 65535
+
+
+def layer_norm_vjp_gamma(device: Any, x: Any, g: Any, *, out: Any, eps: float) -> None:
+    """The cotangent of ``gamma``: chunks of rows are summed first, then the chunks in order."""
+    if not out.size:
+        return
+    if not x.size:
+        out.fill(0)
+        return
+    x, g = _contiguous(device, x, g)
+    count, width, wide = prod(x.shape[:-1]), x.shape[-1], accumulator(x.dtype)
+    rows = _Rows(count, width, x.dtype)
+    mean, rstd = device.empty((count,), wide), device.empty((count,), wide)
+    rows.run(device, _layer_norm_moments, x, mean, rstd, cxx.real(eps, x.dtype))
+    chunk = max(_CHUNK, -(-count // _MOST_CHUNKS))
+    chunks, leads = -(-count // chunk), out.size // width
+    partials = device.empty((chunks, leads, width), wide)
+    grid = (-(-width // (_WARP * rows.macros["PACK"])), chunks, min(leads, _MOST_LEADS))
+    args = (x, g, mean, rstd, partials, cxx.long(leads), *rows.sizes, cxx.long(chunk))
+    _layer_norm_vjp_gamma(device, grid, _BLOCK, args, T=x.dtype, PACK=rows.macros["PACK"])
+    last = (partials, out, cxx.long(chunks), cxx.long(out.size))
+    _layer_norm_vjp_gamma_sum(device, -(-out.size // _BLOCK), _BLOCK, last, T=x.dtype)
+
+
+def cross_entropy(device: Any, x: Any, labels: Any, *, out: Any) -> None:
+    """``logsumexp(row) - row[label]`` of each row.  Raises IndexingError for a label out of range."""
+    if not out.size:
+        return
+    x, labels = _contiguous(device, x, labels)
+    classes = x.shape[-1]
+    wrong = device.empty((1,), uint64)
+    wrong.fill(_NO_ROW)
+    _Rows(labels.size, classes, x.dtype).run(device, _cross_entropy, x, labels, out, wrong, L=labels.dtype)
+    row = int(wrong[0])
+    if row != _NO_ROW:
+        label = int(labels.reshape(-1)[row])
+        raise IndexingError(
+            f"cross_entropy: label {label} is out of range for {classes} classes; mask ignored rows with where"
+        )
+
+
+def cross_entropy_vjp(device: Any, x: Any, labels: Any, g: Any, *, out: Any) -> None:
+    """``(softmax(x) - onehot(label)) * g`` of each row; the labels were checked on the way forward."""
+    if out.size:
+        x, labels, g = _contiguous(device, x, labels, g)
+        rows = _Rows(labels.size, x.shape[-1], x.dtype)
+        rows.run(device, _cross_entropy_vjp, x, labels, g, out, _leads(x, out), L=labels.dtype)

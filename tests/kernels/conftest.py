@@ -1,0 +1,49 @@
+"""A device whose arrays are NumPy's and whose kernels run on the CPU, through the host shim."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from shim import host
+
+
+@cache
+def _module(text, options, check):
+    return host.HostModule(text, options, check=check)
+
+
+class HostDevice:
+    """What launch code needs of a device; fresh memory is full of rubbish."""
+
+    def __init__(self, check=False):
+        self.xp = np
+        self.check = check
+
+    def empty(self, shape, dtype):
+        found = np.empty(shape, dtype)
+        found.view(np.uint8).fill(0xA5) if found.ndim else found.fill(1)
+        return found
+
+    def compile(self, text, name, options):
+        return _module(text, tuple(options), self.check).get_function(name)
+
+    def launch(self, function, grid, block, args, shared=0):
+        function(grid, block, args, shared_mem=shared)
+
+
+@pytest.fixture(scope="session")
+def emulated():
+    """The device."""
+    if (why := host.why_no_compiler()) is not None:
+        pytest.skip(why)
+    return HostDevice()
+
+
+@pytest.fixture(scope="session")
+def watched():
+    """The same with every access to memory checked, for small sizes."""
+    if (why := host.why_no_compiler()) is not None:
+        pytest.skip(why)
+    return HostDevice(check=True)

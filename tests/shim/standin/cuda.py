@@ -1,0 +1,288 @@
+"""Devices, streams and events: everything runs at once on the host, and is written down."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from typing import Any
+
+import numpy as np
+
+from . import blas, memory, pool, state
+
+_numbers = itertools.count(1)
+
+
+def synchronizes() -> None:
+    """Raise where the caller forbade that the host waits for the device."""
+    if not state.thread.may_synchronize:
+        raise DeviceSynchronized("Device synchronization is detected")
+
+
+class DeviceSynchronized(RuntimeError):
+    """The host waited for the device inside ``allow_synchronize(False)``."""
+
+
+class allow_synchronize:
+    """Allow or forbid, inside the block, that the host waits for the device."""
+
+    def __init__(self, allow: bool):
+        self.allow = allow
+
+    def __enter__(self):
+        self.before, state.thread.may_synchronize = state.thread.may_synchronize, self.allow
+
+    def __exit__(self, *error):
+        state.thread.may_synchronize = self.before
+
+
+class Device:
+    """One of the pretended devices."""
+
+    def __init__(self, device: int | Device | None = None):
+        self.id = state.thread.device if device is None else int(device)
+        self._entered: list[int] = []
+
+    def __int__(self) -> int:
+        return self.id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return self.id
+
+    def __repr__(self) -> str:
+        return f"<CUDA Device {self.id}>"
+
+    def use(self) -> None:
+        state.require_device(self.id)
+        state.thread.device = self.id
+
+    def __enter__(self):
+        before = state.thread.device
+        self.use()
+        self._entered.append(before)
+        return self
+
+    def __exit__(self, *error):
+        state.thread.device = self._entered.pop()
+
+    def synchronize(self) -> None:
+        state.require_device(self.id)
+        synchronizes()
+        _done.update(_pending)
+        state.log("device synchronize")
+
+    @property
+    def compute_capability(self) -> str:
+        state.require_device(self.id)
+        return "90"
+
+    @property
+    def mem_info(self) -> tuple[int, int]:
+        state.require_device(self.id)
+        held = pool.default._pools.get(self.id)
+        return state.config.memory - (held.total() if held else 0), state.config.memory
+
+    @property
+    def pci_bus_id(self) -> str:
+        return f"0000:{self.id + 1:02X}:00.0"
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        state.require_device(self.id)
+        return {
+            "MultiProcessorCount": 132, "WarpSize": 32, "MaxThreadsPerBlock": 1024, "MaxBlockDimX": 1024,
+            "MaxGridDimX": 2**31 - 1, "MaxGridDimY": 65535, "MaxGridDimZ": 65535, "MaxSharedMemoryPerBlock": 49152,
+            "MaxSharedMemoryPerBlockOptin": 232448, "MaxThreadsPerMultiProcessor": 2048, "L2CacheSize": 52428800,
+            "MaxRegistersPerBlock": 65536, "ComputeCapabilityMajor": 9, "ComputeCapabilityMinor": 0,
+        }  # fmt: skip
+
+    @property
+    def cublas_handle(self) -> int:
+        state.require_device(self.id)
+        handles = state.thread.handles
+        if self.id not in handles:
+            handles[self.id] = blas.create()
+        return handles[self.id]
+
+
+#: The recorded points that nothing has waited for yet, with their streams.
+_pending: dict[int, int] = {}
+_done: set[int] = set()
+
+
+class Event:
+    """A point on a stream."""
+
+    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False):
+        state.require_device()
+        self.ptr, self._mark, self._timing = 0xE000_0000 + next(_numbers), 0, not disable_timing
+
+    def record(self, stream: Any = None) -> None:
+        stream = stream or get_current_stream()
+        self._mark = next(_numbers)
+        _pending[self._mark] = stream.ptr
+        state.log("record", stream.ptr, event=self.ptr)
+
+    @property
+    def done(self) -> bool:
+        return not self._mark or state.config.stream_done or self._mark in _done
+
+    def synchronize(self) -> None:
+        synchronizes()
+        if self._mark:
+            _done.add(self._mark)
+        state.log("event synchronize", event=self.ptr)
+
+
+def get_elapsed_time(start_event: Event, end_event: Event) -> float:
+    """Milliseconds between two events, both recorded, both with timing."""
+    if not (start_event._mark and end_event._mark and start_event._timing and end_event._timing):
+        raise state.CUDARuntimeError(400, "cudaErrorInvalidResourceHandle: invalid resource handle")
+    return float(end_event._mark - start_event._mark)
+
+
+class _Stream:
+    """What a stream can do, whoever made it."""
+
+    ptr: int
+    device_id: int
+
+    def __int__(self) -> int:
+        return self.ptr
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream) and other.ptr == self.ptr
+
+    def __hash__(self) -> int:
+        return hash(self.ptr)
+
+    def __enter__(self):
+        state.require_device()
+        if self.device_id not in (-1, state.thread.device):
+            raise RuntimeError(f"This stream is only usable on device {self.device_id}")
+        stack = state.thread.streams.setdefault(state.thread.device, [])
+        stack.append(self)
+        return self
+
+    def __exit__(self, *error):
+        state.thread.streams[state.thread.device].pop()
+
+    def use(self):
+        state.thread.streams[state.thread.device] = [self]
+        return self
+
+    @property
+    def done(self) -> bool:
+        return state.config.stream_done
+
+    def synchronize(self) -> None:
+        synchronizes()
+        _done.update(mark for mark, stream in _pending.items() if stream == self.ptr)
+        state.log("stream synchronize", self.ptr)
+
+    def record(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        state.log("wait", self.ptr, event=event.ptr)
+
+    def launch_host_func(self, callback: Any, arg: Any) -> None:
+        state.log("host function", self.ptr)
+        callback(arg)
+
+    def add_callback(self, callback: Any, arg: Any) -> None:
+        state.log("host function", self.ptr)
+        callback(self, 0, arg)
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def begin_capture(self, mode: int | None = None) -> None:
+        raise NotImplementedError("the stand-in captures no graphs")
+
+
+class Stream(_Stream):
+    """A stream made here."""
+
+    null: Stream
+    ptds: Stream
+
+    def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: int | None = None):
+        state.require_device()
+        self.is_non_blocking, self.priority = non_blocking, priority or 0
+        self.ptr = 0 if null else 2 if ptds else 0x5000_0000 + next(_numbers)
+        self.device_id = -1 if null or ptds else state.thread.device
+
+    @classmethod
+    def from_external(cls, obj: Any) -> ExternalStream:
+        version, pointer = obj.__cuda_stream__()
+        return ExternalStream(pointer)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.ptr
+
+
+class ExternalStream(_Stream):
+    """A stream that another library made, known by its pointer."""
+
+    def __init__(self, ptr: int, device_id: int = -1):
+        # The runtime's names for the legacy default stream: 0, and 1 where 0 is taken.
+        self.ptr, self.device_id = 0 if ptr == 1 else ptr, device_id
+
+
+def _default_stream(pointer: int) -> Stream:
+    stream = object.__new__(Stream)
+    stream.ptr, stream.device_id, stream.is_non_blocking, stream.priority = pointer, -1, False, 0
+    return stream
+
+
+Stream.null, Stream.ptds = _default_stream(0), _default_stream(2)
+
+
+def get_current_stream(device_id: int | None = None) -> Any:
+    """This thread's current stream on its current device."""
+    stack = state.thread.streams.get(state.thread.device if device_id is None else device_id)
+    return stack[-1] if stack else Stream.null
+
+
+class PinnedMemory:
+    """Host memory that the device may read by itself."""
+
+    def __init__(self, size: int, flags: int = 0):
+        state.require_device()
+        self._storage = np.full(max(size, 1), 0xFF, np.uint8)
+        self.ptr, self.size = self._storage.ctypes.data, size
+
+
+def PinnedMemoryPointer(mem: PinnedMemory, offset: int) -> Any:
+    """A place inside pinned memory, with the buffer protocol, ``ptr``, ``mem`` and ``size()``."""
+    length = mem.size - offset
+    members = {"_type_": ctypes.c_ubyte, "_length_": length, "size": lambda self: length}
+    pointer = type("PinnedMemoryPointer", (ctypes.Array,), members).from_buffer(mem._storage, offset)
+    pointer.mem, pointer.ptr = mem, mem.ptr + offset
+    return pointer
+
+
+def alloc_pinned_memory(size: int) -> Any:
+    """Pinned memory, rounded up to a power of two as CuPy's pool does."""
+    return PinnedMemoryPointer(PinnedMemory(1 << max(0, size - 1).bit_length()), 0)
+
+
+def empty_pinned(shape: Any, dtype: Any = float, order: str = "C") -> np.ndarray:
+    """A NumPy array over pinned memory."""
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    held = PinnedMemory(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    return np.ndarray(shape, dtype, held._storage, order=order)  # type: ignore[call-overload]
+
+
+def memcpy(dst: int, src: int, size: int, kind: int, stream: int = 0) -> None:
+    """Copy bytes between addresses, of the kind given."""
+    memory.raw(dst, size)[...] = memory.raw(src, size)
+    reads, writes = ((src, size),), ((dst, size),)
+    name = {1: "h2d", 2: "d2h", 3: "d2d"}.get(kind, "copy")
+    state.log(name, stream, reads=reads if kind != 1 else (), writes=writes if kind != 2 else ())

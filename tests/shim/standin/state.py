@@ -1,0 +1,118 @@
+"""What the stand-in was told to be (devices, faults) and what it has done since (logs)."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+INSUFFICIENT_DRIVER = "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version"
+MISSING_NVRTC = 'Failure finding "libnvrtc.so": No such file: libnvrtc.so*'
+MISSING_HEADERS = "Failed to find CUDA headers. Please install the CUDA headers with `pip install cupy-cuda12x[ctk]`."
+
+#: ``stream_done=False`` makes ``Stream.done`` and ``Event.done`` False until something waits for them;
+#: ``check=True`` has the host shim watch every access that a kernel makes.
+DEFAULTS: dict[str, Any] = {
+    "devices": 2, "nvrtc": True, "headers": True, "allocation_fails_at": None, "memory": 8 << 30, "stream_done": True,
+    "check": False,
+}  # fmt: skip
+config = SimpleNamespace(**DEFAULTS)
+
+
+class CUDARuntimeError(RuntimeError):
+    """An error of the CUDA runtime; ``status`` is its number."""
+
+    def __init__(self, status: int, text: str):
+        super().__init__(text)
+        self.status = status
+
+
+class Entry(NamedTuple):
+    """One thing put on a stream: reads and writes are tuples of (address, bytes); event is an event's number.
+
+    Kinds: op, launch, h2d, d2h, d2d, copy, memset, malloc, free, record, wait, host function, and event, stream or
+    device synchronize.
+    """
+
+    kind: str
+    stream: int
+    name: str = ""
+    reads: tuple = ()
+    writes: tuple = ()
+    event: int = 0
+    device: int = 0
+
+
+class Launch(NamedTuple):
+    """One launch of a raw kernel."""
+
+    name: str
+    grid: tuple
+    block: tuple
+    stream: int
+
+
+events: list[Entry] = []
+launches: list[Launch] = []
+compiles: list[tuple] = []
+allocations = SimpleNamespace(count=0)
+
+
+class _Thread(threading.local):
+    def __init__(self):
+        self.device = 0
+        self.streams: dict[int, list] = {}
+        self.hooks: dict[str, Any] = {}
+        self.handles: dict[int, int] = {}
+        self.allocators: list = []
+        self.may_synchronize = True
+
+
+thread = _Thread()
+
+
+def configure(**options: Any) -> None:
+    """Change what the stand-in pretends to be; no arguments, back to two sound devices."""
+    unknown = options.keys() - DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"the stand-in has no option {', '.join(sorted(unknown))}; it has {', '.join(DEFAULTS)}")
+    vars(config).update(options or DEFAULTS)
+    if not options or "allocation_fails_at" in options:
+        allocations.count = 0
+
+
+def reset() -> None:
+    """Empty the logs and set every option back."""
+    configure()
+    events.clear()
+    launches.clear()
+    compiles.clear()
+    thread.__init__()  # type: ignore[misc]
+
+
+def require_device(number: int | None = None) -> None:
+    """Raise as the runtime does where there is no device, or no device of that number."""
+    if not config.devices:
+        raise CUDARuntimeError(35, INSUFFICIENT_DRIVER)
+    if number is not None and not 0 <= number < config.devices:
+        raise CUDARuntimeError(101, "cudaErrorInvalidDevice: invalid device ordinal")
+
+
+def require_compiler() -> None:
+    """Raise as CuPy does at its first kernel where NVRTC or the CUDA headers are missing."""
+    require_device()
+    if not config.nvrtc:
+        raise RuntimeError(MISSING_NVRTC)
+    if not config.headers:
+        raise RuntimeError(MISSING_HEADERS)
+
+
+def stream_pointer() -> int:
+    """The pointer of this thread's current stream on its current device."""
+    stack = thread.streams.get(thread.device)
+    return stack[-1].ptr if stack else 0
+
+
+def log(kind: str, stream: int | None = None, **fields: Any) -> None:
+    """Note one operation, on the current stream unless told otherwise."""
+    events.append(Entry(kind, stream_pointer() if stream is None else stream, device=thread.device, **fields))
