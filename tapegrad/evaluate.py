@@ -159,14 +159,14 @@ def _launch(targets: list[Buffer]) -> None:
     work = region.collect(targets)
     loops = [region.loop_of(b) for b in targets]
     shape = loops[0][0]
-    axes = next((a for _, a in loops if a is not None), ())
+    axes = next((a for _, a in loops if a is not None), None)
     device = targets[0].node.aval.device
     leaves = [b.array for b in work.leaves]
     if device.lazy:
         done = cuda_launch.run(work, targets, shape, axes, device)
         outputs, moved, names, scratch = done.outputs, done.moved, done.names, done.scratch
     else:
-        outputs, names, scratch = _run_on_cpu(work, targets, loops, leaves, axes, device)
+        outputs, names, scratch = _run_on_cpu(work, targets, loops, leaves, axes or (), device)
         moved = [moved_by(leaves, outputs)]
     for b, out in zip(targets, outputs, strict=True):
         b.fill(out.reshape(b.node.aval.shape))

@@ -32,7 +32,7 @@ def _explained(targets: list[Buffer], device: str | None) -> str:
     work = region.collect(targets)
     loops = [region.loop_of(b) for b in targets]
     shape = loops[0][0]
-    axes = next((a for _, a in loops if a is not None), ())
+    axes = next((a for _, a in loops if a is not None), None)
     kind = device.split(":")[0] if device else targets[0].node.aval.device.kind
     read = sum(cxx.extent(b.array) for b in work.leaves)
     written = sum(b.node.aval.nbytes for b in targets)
@@ -62,7 +62,7 @@ class _Planned:
         self.itemsize = itemsize
 
 
-def _cuda_text(work: region.Region, targets: list[Buffer], shape: Sequence[int], axes: tuple[int, ...]) -> str:
+def _cuda_text(work: region.Region, targets: list[Buffer], shape: Sequence[int], axes: Any) -> str:
     full: list[Any] = [_Planned(b.node.aval.dtype.itemsize) for b in targets if not b.node.prim.reduce]  # type: ignore[union-attr]
     loop, kinds = cuda_layout.loop_of(tuple(shape), axes, [b.array for b in work.leaves], full)
     form = cuda_launch.form_of(loop, len(full) < len(targets))

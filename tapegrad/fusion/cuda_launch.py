@@ -84,7 +84,7 @@ class Run:
     scratch: int
 
 
-def run(region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...], device: Any) -> Run:
+def run(region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, device: Any) -> Run:
     """Evaluate ``targets`` over ``shape``, reducing ``axes``; outputs have the targets' own shapes."""
     leaves = [b.array for b in region.leaves]
     outputs = [device.empty(b.node.aval.shape, b.node.aval.dtype) for b in targets]

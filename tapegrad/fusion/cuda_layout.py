@@ -57,14 +57,19 @@ class Loop:
         return bool(self.kept) and (not self.reduced or self.kept[-1][1] < self.reduced[-1][1])
 
 
-def loop_of(shape: Shape, axes: tuple[int, ...], leaves: list[Any], outputs: list[Any]) -> tuple[Loop, list[str]]:
-    """The loop over ``shape`` reducing ``axes``, and how each leaf is read; ``outputs``: those of full size."""
+def loop_of(
+    shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], outputs: list[Any]
+) -> tuple[Loop, list[str]]:
+    """The loop over ``shape`` reducing ``axes`` (None: nothing), and how each leaf is read.
+
+    ``outputs``: those of full size.
+    """
     size = prod(shape)
     kinds = [_kind(x, shape) for x in leaves]
     numbers = [i for i, kind in enumerate(kinds) if kind == STRIDED]
     dims, strides = _merge(shape, {i: _strides(leaves[i], shape) for i in numbers})
-    kept, reduced = _split(shape, axes)
-    vec = _vec(leaves, outputs, kinds, kept, reduced)
+    kept, reduced = _split(shape, axes or ())
+    vec = _vec(leaves, outputs, kinds, None if axes is None else (*kept, *reduced))
     inner = dims[-1] if dims else 1
     for i in numbers:
         kinds[i] = _by_dims(leaves[i], strides[i], inner, vec)
@@ -126,15 +131,15 @@ def _split(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple, tuple]:
     return tuple(kept), tuple(reduced)
 
 
-def _vec(leaves: list[Any], outputs: list[Any], kinds: list[str], kept: tuple, reduced: tuple) -> int:
+def _vec(leaves: list[Any], outputs: list[Any], kinds: list[str], reducing: tuple | None) -> int:
     """Elements of a pack: 16 bytes of the widest array.  In a reduction always 4, so that order depends on shape alone.
 
     A reduction whose runs of neighbours are no multiple of 4, or whose outputs are not aligned, goes one by one.
     """
     arrays = [x for x, kind in zip(leaves, kinds) if kind not in (VALUE, ONE)] + outputs
-    if not reduced:
+    if reducing is None:
         return max(1, 16 // max([x.itemsize for x in arrays], default=4))
-    run = min((n for n, stride in (*kept, *reduced) if stride == 1), default=1)
+    run = min((n for n, stride in reducing if stride == 1), default=1)
     return 4 if run % 4 == 0 and all(_aligned(x, 4) for x in outputs) else 1
 
 

@@ -166,7 +166,7 @@ def test_watched(watched, width):
 
 _REDUCE = """
 #include "reduce.cuh"
-extern "C" __global__ void __launch_bounds__(THREADS_OF_TEST) reduce(const ELEMENT* x, ELEMENT* warps, ELEMENT* blocks) {
+extern "C" __global__ void reduce(const ELEMENT* x, ELEMENT* warps, ELEMENT* blocks) {
     __shared__ ELEMENT shared[THREADS_OF_TEST / 32];
     warps[threadIdx.x] = tg_warp_reduce<OP<ELEMENT>>(x[threadIdx.x]);
     blocks[threadIdx.x] = tg_block_reduce<OP<ELEMENT>, THREADS_OF_TEST>(x[threadIdx.x], shared);
