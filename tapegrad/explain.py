@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from tapegrad.buffer import Buffer
 from tapegrad.device import cxx
-from tapegrad.fusion import cuda_emit, cuda_launch, cuda_layout, emit, launch, region
+from tapegrad.fusion import cuda_emit, cuda_launch, emit, launch, region
 from tapegrad.tensor import Tensor
 
 
@@ -64,8 +64,7 @@ class _Planned:
 
 def _cuda_text(work: region.Region, targets: list[Buffer], shape: Sequence[int], axes: Any) -> str:
     full: list[Any] = [_Planned(b.node.aval.dtype.itemsize) for b in targets if not b.node.prim.reduce]  # type: ignore[union-attr]
-    loop, kinds = cuda_layout.loop_of(tuple(shape), axes, [b.array for b in work.leaves], full)
-    form = cuda_launch.form_of(loop, len(full) < len(targets))
+    loop, kinds, form = cuda_launch.plan(work, tuple(shape), axes, [b.array for b in work.leaves], full)
     return cuda_emit.text_of(work, targets, kinds, loop, form)
 
 
@@ -74,4 +73,5 @@ def _tile_program(work: region.Region, targets: list[Buffer], shape: Sequence[in
     program = emit.program(work, layouts, targets, targets[0].node.aval.device.xp)
     tiles = -(-prod(shape) // launch.TILE)
     names = ", ".join(program.names)
-    return f"{tiles} tiles of at most {launch.TILE} elements; ufuncs in order: {names}; {len(program.scratch)} scratch rows"
+    rows = len(program.scratch)
+    return f"{tiles} tiles of at most {launch.TILE} elements, {rows} rows of scratch; ufuncs in order: {names}"

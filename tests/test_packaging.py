@@ -16,7 +16,7 @@ import readme_blocks
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = re.compile(
-    r"tapegrad/[\w/]+\.py|tapegrad/py\.typed|tapegrad/_kernels/\w+\.cuh|tapegrad-[\w.]+\.dist-info/[\w/]+(\.txt)?"
+    r"tapegrad/[\w/]+\.py|tapegrad/py\.typed|tapegrad/_kernels/\w+\.cuh?|tapegrad-[\w.]+\.dist-info/[\w/]+(\.txt)?"
 )
 
 
@@ -66,7 +66,7 @@ def test_wheel_holds_the_package_and_the_kernels_and_nothing_else(source: Path, 
         names = set(wheel.namelist())
     assert [name for name in sorted(names) if not SHIPPED.fullmatch(name)] == []
     modules = {path.relative_to(source).as_posix() for path in (source / "tapegrad").rglob("*.py")}
-    headers = {f"tapegrad/_kernels/{path.name}" for path in kernels.glob("*.cuh")}
+    headers = {f"tapegrad/_kernels/{path.name}" for path in kernels.glob("*.cu*")}
     assert {name for name in names if ".dist-info/" not in name} == modules | headers | {"tapegrad/py.typed"}
     assert "tapegrad/_kernels/planted.cuh" in headers
 
@@ -88,7 +88,7 @@ def test_wheel_metadata(source: Path, tmp_path: Path) -> None:
     assert about["Requires-Python"] == ">=3.11"
     core = {re.match(r"[\w-]+", line)[0] for line in about.get_all("Requires-Dist") if "extra ==" not in line}
     assert core == {"numpy", "click", "rich"}
-    assert set(about.get_all("Provides-Extra")) == {"cuda12", "cuda13", "plot", "io", "test", "dev"}
+    assert set(about.get_all("Provides-Extra")) == {"cuda12", "cuda13", "plot", "io", "kernels", "test", "dev"}
     assert ["tapegrad = tapegrad.profile.cli:main" in text for text in entry_points] == [True]
 
 

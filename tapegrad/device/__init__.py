@@ -16,7 +16,7 @@ from tapegrad.device.base import Device
 from tapegrad.device.cpu import CPU
 from tapegrad.errors import DeviceError
 
-__all__ = ["CPU", "Device", "asdevice", "current_device", "device", "set_default_device"]
+__all__ = ["CPU", "Device", "asdevice", "current_device", "device", "is_array", "set_default_device"]
 
 
 class _Choice(threading.local):
@@ -28,7 +28,10 @@ _default: list[Device] = []
 
 
 def asdevice(name: str | Device) -> Device:
-    """The device called ``name``: "cpu", "cuda" (the first) or "cuda:N".  Raises DeviceError saying why it is missing."""
+    """The device called ``name``: "cpu", "cuda" (the first) or "cuda:N".
+
+    Raises DeviceError saying why it is missing, and what mends that.
+    """
     if isinstance(name, Device):
         return name
     if name == "cpu":
@@ -37,6 +40,11 @@ def asdevice(name: str | Device) -> Device:
     if found is None:
         raise DeviceError(f"device {name!r} is not available; devices are 'cpu', 'cuda' and 'cuda:N'")
     return cuda.get(int(found[1] or 0))
+
+
+def is_array(x: object) -> bool:
+    """Whether ``x`` is an array of NumPy's or CuPy's (no tensor), which its owner may change."""
+    return CPU.owns(x) or cuda.is_array(x)
 
 
 def default_device() -> Device:

@@ -229,6 +229,12 @@ def _loaded() -> Any:
     return sys.modules
 
 
+def is_array(x: object) -> bool:
+    """Whether ``x`` is a CuPy array."""
+    cupy = sys.modules.get("cupy")  # nobody has such an array without having imported it
+    return cupy is not None and isinstance(x, cupy.ndarray)
+
+
 def available() -> bool:
     """Whether a kernel can be launched."""
     return probe().count > 0

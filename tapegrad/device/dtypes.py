@@ -47,7 +47,14 @@ def is_integer(dtype: Any) -> bool:
 
 
 def result_type(*items: Any) -> Any:
-    """NumPy 2's promotion of dtypes and Python scalars (scalars are weak).  Raises DTypeError."""
+    """NumPy 2's promotion of dtypes and Python scalars (scalars are weak).  Raises DTypeError.
+
+    NumPy does not know that a Python number is weak beside a dtype from outside it, such as bfloat16.
+    """
+    strong = [x for x in items if not isinstance(x, (bool, int, float, complex))]
+    if len(strong) < len(items) and any(is_extended(x) for x in strong):
+        if not any(isinstance(x, complex) for x in items):
+            items = tuple(strong)
     try:
         return np.result_type(*items)
     except (TypeError, OverflowError) as e:

@@ -1,8 +1,7 @@
 """A region's CUDA C++: a pure function of the region's structure and of how its arrays lie (``cuda_layout``).
 
-Numbers are arguments, so a new value compiles nothing.  Interiors are registers; each value is rounded to its dtype, so
-that a value which another kernel stores has the same bits.  One function, ``tg_element<N>``, evaluates N neighbours;
-the kernel around it walks an array, rows that are reduced, or columns that are reduced.
+The element function (``cuda_element``) evaluates N neighbours; the kernel around it walks an array, rows that are
+reduced, or columns that are reduced.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ from typing import Any
 
 from tapegrad.buffer import Buffer
 from tapegrad.device import cxx
-from tapegrad.device.dtypes import accumulator
-from tapegrad.errors import KernelError
-from tapegrad.fusion.cuda_layout import BY_DIMS, EACH, LINE, ONE, PACK, ROW, SAME, STRIDED, VALUE, Loop
+from tapegrad.fusion.cuda_element import Element, Reduced
+from tapegrad.fusion.cuda_layout import Loop
 from tapegrad.fusion.region import Region
 
 ROW_WARP, ROW_BLOCK, COLUMN = "row of a warp", "row of a block", "column"
@@ -28,189 +26,33 @@ class Form:
     split: bool = False
 
 
-@dataclass(frozen=True)
-class Reduced:
-    """A reduction of the kernel: the ufunc's name, the accumulator's dtype, the result's dtype."""
-
-    ufunc: str
-    wide: Any
-    dtype: Any
-
-
 def text_of(region: Region, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form) -> str:
     """The kernel ``tg_fused`` that evaluates ``targets``."""
-    return _Writer(region, targets, kinds, loop, form).text()
-
-
-def reductions_of(targets: list[Buffer]) -> list[Reduced]:
-    """The reductions among ``targets``."""
-    return [
-        Reduced(b.node.prim.reduce, accumulator(b.node.params.get("dtype") or b.node.aval.dtype), b.node.aval.dtype)
-        for b in targets
-        if b.node.prim is not None and b.node.prim.reduce is not None
-    ]
-
-
-def drawn_of(region: Region) -> list[Buffer]:
-    """The nodes that draw random numbers, whose keys are arguments."""
-    return [b for b in region.order if b.node.prim.cxx_drawn is not None]  # type: ignore[union-attr]
+    return _Writer(Element(region, targets, kinds, loop), loop, form).text()
 
 
 class _Writer:
-    """Writes one kernel; ``self.name`` gives each buffer its C++ variable."""
+    """Writes the kernel around an element function."""
 
-    def __init__(self, region: Region, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form) -> None:
-        self.region, self.targets, self.kinds, self.loop, self.form = region, targets, kinds, loop, form
-        self.full = [b for b in targets if b.node.prim.reduce is None]  # type: ignore[union-attr]
-        self.totals = [b for b in targets if b.node.prim.reduce is not None]  # type: ignore[union-attr]
-        self.reductions = reductions_of(targets)
-        self.drawn = drawn_of(region)
-        self.by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]
-        self.name: dict[int, str] = {}
+    def __init__(self, element: Element, loop: Loop, form: Form) -> None:
+        self.element, self.loop, self.form = element, loop, form
+        self.reductions = element.reductions
 
     def text(self) -> str:
+        """The whole source."""
         parts = ['#include "scalar.cuh"']
         if self.reductions:
             parts.append('#include "reduce.cuh"')
-        if self.drawn:
+        if self.element.drawn:
             parts.append('#include "drawn.cuh"')
         index = "long long" if self.loop.wide else "int"
-        parts += [f"typedef {index} tg_index;", "", self._element(), "", self._kernel(), ""]
+        parts += [f"typedef {index} tg_index;", "", self.element.text(), "", self._kernel(), ""]
         if self.form.split:
             parts += [finishing(self.reductions, self.form.walk == COLUMN), ""]
         return "\n".join(parts)
 
-    # ---- parameters: leaves, drawing keys, outputs, dimensions, strides
-
-    def _shared_params(self) -> list[tuple[str, str]]:
-        """(type, name) of what both the kernel and ``tg_element`` take."""
-        found = []
-        for i, (b, kind) in enumerate(zip(self.region.leaves, self.kinds)):
-            dtype = b.node.aval.dtype
-            if kind == VALUE:
-                found.append((f"const {cxx.compute(dtype)}", f"x{i}"))
-            else:
-                found.append((f"const {cxx.storage(dtype)}* __restrict__", f"x{i}"))
-        for i in range(len(self.drawn)):
-            found += [("const tg_uint64", f"{part}{i}") for part in ("lo", "hi", "at")]
-        for i, b in enumerate(self.full):
-            found.append((f"{cxx.storage(b.node.aval.dtype)}* __restrict__", f"y{i}"))
-        if self.by_dims:
-            found += [("const tg_index", f"n{d}") for d in range(1, len(self.loop.dims))]
-            for i in self.by_dims:
-                found += [("const tg_index", f"s{i}_{d}") for d in range(len(self.loop.dims))]
-        return found
-
-    # ---- the element function
-
-    def _element(self) -> str:
-        params = [f"{kind} {name}" for kind, name in self._shared_params()]
-        sums = [f"{cxx.compute(r.wide)} (&t{i})[M]" for i, r in enumerate(self.reductions)]
-        head = ", ".join(["const tg_index i", *params, *sums])
-        template = "template <int N, int M>" if sums else "template <int N>"
-        lines = [template, f"__device__ __forceinline__ void tg_element({head}) {{"]
-        lines += [f"    {line}" for line in self._before()]
-        lines += ["#pragma unroll", "    for (int j = 0; j < N; ++j) {"]
-        lines += [f"        {line}" for line in self._body()]
-        lines += ["    }"]
-        for i, b in enumerate(self.full):
-            lines.append(f"    tg_store_pack<N>(y{i} + i, b{i});")
-        return "\n".join([*lines, "}"])
-
-    def _before(self) -> list[str]:
-        """Loads of whole packs, places of leaves with strides, drawing, and packs for the results."""
-        lines = []
-        if self.by_dims:
-            lines += self._places()
-        for i, (b, kind) in enumerate(zip(self.region.leaves, self.kinds)):
-            pack = f"const tg_pack<{cxx.storage(b.node.aval.dtype)}, N> a{i}"
-            if kind == PACK:
-                lines.append(f"{pack} = tg_load_pack<N>(x{i} + i);")
-            elif kind == EACH:
-                lines.append(f"{pack} = tg_load_each<N>(x{i} + i);")
-            elif kind == ROW:
-                lines.append(f"{pack} = tg_load_pack<N>(x{i} + p{i});")
-            elif kind in (ONE, SAME):
-                place = "0" if kind == ONE else f"p{i}"
-                lines.append(f"const {cxx.compute(b.node.aval.dtype)} a{i} = tg_load(x{i}[{place}]);")
-        for i, b in enumerate(self.drawn):
-            kind = b.node.prim.cxx_drawn  # type: ignore[union-attr]
-            lines.append(f"const {kind}<{cxx.storage(b.node.aval.dtype)}, N> d{i}(lo{i}, hi{i}, at{i}, i);")
-        for i, b in enumerate(self.full):
-            lines.append(f"tg_pack<{cxx.storage(b.node.aval.dtype)}, N> b{i};")
-        return lines
-
-    def _places(self) -> list[str]:
-        """The offsets of the leaves read by strides, at the pack's first element."""
-        rank = len(self.loop.dims)
-        lines = ["tg_index q = i;"]
-        for d in range(rank - 1, 0, -1):
-            lines += [f"const tg_index c{d} = q % n{d};", f"q /= n{d};"]
-        for i in self.by_dims:
-            if self.kinds[i] == STRIDED:
-                continue
-            terms = [f"q * s{i}_0", *(f"c{d} * s{i}_{d}" for d in range(1, rank))]
-            lines.append(f"const tg_index p{i} = {' + '.join(terms)};")
-        return lines if any(self.kinds[i] != STRIDED for i in self.by_dims) else []
-
-    def _body(self) -> list[str]:
-        """The arithmetic of one element."""
-        lines = self._element_places()
-        for i, (b, kind) in enumerate(zip(self.region.leaves, self.kinds)):
-            wide = cxx.compute(b.node.aval.dtype)
-            source = {
-                PACK: f"tg_load(a{i}.at[j])", EACH: f"tg_load(a{i}.at[j])", ROW: f"tg_load(a{i}.at[j])",
-                LINE: f"tg_load(x{i}[p{i} + j * s{i}_{len(self.loop.dims) - 1}])", STRIDED: f"tg_load(x{i}[e{i}])",
-                ONE: f"a{i}", SAME: f"a{i}", VALUE: f"x{i}",
-            }[kind]  # fmt: skip
-            lines.append(f"const {wide} l{i} = {source};")
-            self.name[id(b)] = f"l{i}"
-        drawn = {id(b): i for i, b in enumerate(self.drawn)}
-        for number, b in enumerate(self.region.order):
-            prim: Any = b.node.prim
-            if prim.reduce is not None:
-                continue
-            dtype = b.node.aval.dtype
-            value = f"d{drawn[id(b)]}.at(j)" if id(b) in drawn else self._expression(b)
-            if cxx.is_half(dtype):
-                value = f"tg_round_to<{cxx.storage(dtype)}>({value})"
-            lines.append(f"const {cxx.compute(dtype)} v{number} = {value};  // {prim.name}")
-            self.name[id(b)] = f"v{number}"
-        for i, b in enumerate(self.full):
-            lines.append(f"b{i}.at[j] = tg_store<{cxx.storage(b.node.aval.dtype)}>({self.name[id(b)]});")
-        for i, (b, r) in enumerate(zip(self.totals, self.reductions)):
-            wide = cxx.compute(r.wide)
-            value = f"tg_cast<{wide}>({self.name[id(b.keeps[0])]})"
-            lines.append(f"t{i}[j % M] = tg_{r.ufunc}<{wide}>::join(t{i}[j % M], {value});")
-        return lines
-
-    def _element_places(self) -> list[str]:
-        strided = [i for i in self.by_dims if self.kinds[i] == STRIDED]
-        if not strided:
-            return []
-        rank = len(self.loop.dims)
-        lines = ["tg_index o = i + j;"]
-        for d in range(rank - 1, 0, -1):
-            lines += [f"const tg_index k{d} = o % n{d};", f"o /= n{d};"]
-        for i in strided:
-            terms = [f"o * s{i}_0", *(f"k{d} * s{i}_{d}" for d in range(1, rank))]
-            lines.append(f"const tg_index e{i} = {' + '.join(terms)};")
-        return lines
-
-    def _expression(self, b: Buffer) -> str:
-        prim: Any = b.node.prim
-        if prim.cxx is None:
-            raise KernelError(f"{prim.name}: this elementwise primitive declares no CUDA expression (cxx=)")
-        names = {name: self.name[id(k)] for name, k in zip(prim.operands, b.keeps)}
-        first = b.keeps[0].node.aval.dtype if b.keeps else b.node.aval.dtype
-        out = cxx.compute(b.node.aval.dtype)
-        found = prim.cxx.format(**names, type=cxx.compute(first), out_type=out)
-        return f"{out}({found})"
-
-    # ---- the kernel around it
-
     def _kernel(self) -> str:
-        params = [f"{kind} {name}" for kind, name in self._shared_params()]
+        params = [f"{kind} {name}" for kind, name in self.element.params()]
         for i, r in enumerate(self.reductions):
             kind = cxx.compute(r.wide) if self.form.split else cxx.storage(r.dtype)
             params.append(f"{kind}* __restrict__ r{i}")
@@ -227,12 +69,32 @@ class _Writer:
         return "\n".join([head, "    " + ",\n    ".join(params) + ") {", *(f"    {line}" for line in body), "}"])
 
     def _call(self, count: Any, lanes: Any, index: str) -> str:
-        names = [name for _, name in self._shared_params()]
+        names = [name for _, name in self.element.params()] + [f"word{i}" for i in self.element.tiled]
         sums = [f"t{i}" for i in range(len(self.reductions))]
         template = f"<{count}, {lanes}>" if sums else f"<{count}>"
         return f"tg_element{template}({', '.join([index, *names, *sums])});"
 
+    def _tiles(self) -> list[str]:
+        """A block walks tiles of 4096 elements word by word, so that a thread uses every bit of what it draws."""
+        draws = [f"const tg_bits16_tile d{i}(lo{i}, hi{i}, at{i}, first);" for i in self.element.tiled]
+        words = [f"const tg_uint64 word{i} = d{i}.block.at[w];" for i in self.element.tiled]
+        return [
+            "for (tg_index tile = blockIdx.x; tile * 4096 < size; tile += gridDim.x) {",
+            "    const tg_index first = tile * 4096 + threadIdx.x * 4;",
+            *(f"    {line}" for line in draws),
+            "#pragma unroll",
+            "    for (int w = 0; w < 4; ++w) {",
+            "        const tg_index i = first + w * 1024;",
+            *(f"        {line}" for line in words),
+            f"        if (i + 4 <= size) {self._call(4, 1, 'i')}",
+            f"        else for (tg_index e = i; e < size; ++e) {self._call(1, 1, 'e')}",
+            "    }",
+            "}",
+        ]
+
     def _flat(self) -> list[str]:
+        if self.element.tiled:
+            return self._tiles()
         vec = self.loop.vec
         lines = [
             "const tg_index first = tg_index(blockIdx.x) * 256 + threadIdx.x;",
@@ -299,7 +161,7 @@ class _Writer:
         return lines
 
     def _columns(self) -> list[str]:
-        """32 lanes beside each other, each with ``vec`` columns; 8 walkers take every eighth row, then join in order."""
+        """32 lanes beside each other, each of ``vec`` columns; 8 walkers take every eighth row, then join in order."""
         vec = self.loop.vec
         lines = [
             "const int lane = threadIdx.x % 32, walker = threadIdx.x / 32;",

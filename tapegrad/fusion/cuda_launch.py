@@ -14,7 +14,8 @@ from tapegrad.aval import Shape
 from tapegrad.buffer import Buffer
 from tapegrad.device import cxx
 from tapegrad.device.kernel import options
-from tapegrad.fusion import cuda_emit
+from tapegrad.fusion import cuda_element, cuda_emit
+from tapegrad.fusion.cuda_element import TILED
 from tapegrad.fusion.cuda_emit import COLUMN, ROW_BLOCK, ROW_WARP, Form
 from tapegrad.fusion.cuda_layout import BY_DIMS, VALUE, Loop
 from tapegrad.fusion.region import Region
@@ -74,6 +75,15 @@ def form_of(loop: Loop, reduces: bool) -> Form:
     return Form(ROW_WARP if loop.reads <= _WARP_ROW else ROW_BLOCK, split)
 
 
+def plan(
+    region: Region, shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], full: list[Any]
+) -> tuple[Loop, list[str], Form]:
+    """The loop over ``shape``, how each leaf is read, and how the kernel walks; ``full``: outputs of full size."""
+    tiled = any(b.node.prim.cxx_drawn == TILED for b in cuda_element.drawn_of(region))  # type: ignore[union-attr]
+    loop, kinds = layouts.loop_of(shape, axes, leaves, full, tiled)
+    return loop, kinds, form_of(loop, axes is not None)
+
+
 @dataclass
 class Run:
     """What running a region did: names of its primitives, its outputs, and per kernel the bytes read and written."""
@@ -91,10 +101,9 @@ def run(region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ..
     names = tuple(b.node.prim.name for b in region.order)  # type: ignore[union-attr]
     full = [x for b, x in zip(targets, outputs) if b.node.prim.reduce is None]  # type: ignore[union-attr]
     totals = [x for b, x in zip(targets, outputs) if b.node.prim.reduce is not None]  # type: ignore[union-attr]
-    loop, kinds = layouts.loop_of(shape, axes, leaves, full)
-    if not outputs or not (loop.size or any(x.size for x in totals)):
+    loop, kinds, form = plan(region, shape, axes, leaves, full)
+    if not (loop.size or any(x.size for x in totals)):
         return Run(names, outputs, [], 0)
-    form = form_of(loop, bool(totals))
     kernel = _kernel(region, targets, kinds, loop, form, device)
     args = _arguments(region, leaves, kinds, loop, full)
     if not totals:
@@ -111,7 +120,7 @@ def _reduce(
     leaves: list[Any], full: list[Any], totals: list[Any], device: Any,
 ) -> tuple[list[tuple[int, int]], int]:  # fmt: skip
     split = split_of(loop)
-    reductions = cuda_emit.reductions_of(targets)
+    reductions = cuda_element.reductions_of(targets)
     results = totals
     if form.split:
         results = [device.empty((split.parts * loop.writes,), r.wide) for r in reductions]
@@ -133,9 +142,9 @@ def _reduce(
 
 
 def _arguments(region: Region, leaves: list[Any], kinds: list[str], loop: Loop, full: list[Any]) -> list[Any]:
-    """In the order of ``cuda_emit._Writer._shared_params``."""
+    """In the order of ``cuda_element.Element.params``."""
     args = [cxx.argument(x.value) if kind == VALUE else x for x, kind in zip(leaves, kinds)]
-    for b in cuda_emit.drawn_of(region):
+    for b in cuda_element.drawn_of(region):
         args += cxx.key(b.node.params["key"], b.node.params["counter"])
     args += full
     by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]

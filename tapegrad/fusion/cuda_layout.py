@@ -58,18 +58,18 @@ class Loop:
 
 
 def loop_of(
-    shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], outputs: list[Any]
+    shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], outputs: list[Any], by_four: bool = False
 ) -> tuple[Loop, list[str]]:
     """The loop over ``shape`` reducing ``axes`` (None: nothing), and how each leaf is read.
 
-    ``outputs``: those of full size.
+    ``outputs``: those of full size; ``by_four``: packs have four elements whatever their size.
     """
     size = prod(shape)
     kinds = [_kind(x, shape) for x in leaves]
     numbers = [i for i, kind in enumerate(kinds) if kind == STRIDED]
     dims, strides = _merge(shape, {i: _strides(leaves[i], shape) for i in numbers})
     kept, reduced = _split(shape, axes or ())
-    vec = _vec(leaves, outputs, kinds, None if axes is None else (*kept, *reduced))
+    vec = 4 if by_four and axes is None else _vec(leaves, outputs, kinds, None if axes is None else (*kept, *reduced))
     inner = dims[-1] if dims else 1
     for i in numbers:
         kinds[i] = _by_dims(leaves[i], strides[i], inner, vec)

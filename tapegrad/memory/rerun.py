@@ -7,7 +7,7 @@ from typing import Any
 
 from tapegrad import nest
 from tapegrad.buffer import Buffer
-from tapegrad.device import current_device
+from tapegrad.device import is_array
 from tapegrad.node import Call, Node, next_index
 from tapegrad.tensor import Tensor, convert
 from tapegrad.transforms.recording import Trace
@@ -121,4 +121,4 @@ def snapshots(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 def _snapshot(leaf: Any) -> Any:
     """A copy of a foreign array, which may change before the rerun; anything else is itself."""
-    return leaf.copy() if current_device().owns(leaf) else leaf
+    return leaf.copy() if is_array(leaf) else leaf

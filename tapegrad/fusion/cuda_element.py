@@ -1,0 +1,192 @@
+"""The element function of a generated CUDA kernel: ``tg_element<N>`` loads, computes and stores N neighbours.
+
+Numbers are arguments, so a new value compiles nothing.  Interiors are registers; each value is rounded to its dtype, so
+that a value which another kernel stores has the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tapegrad.buffer import Buffer
+from tapegrad.device import cxx
+from tapegrad.device.dtypes import accumulator
+from tapegrad.errors import KernelError
+from tapegrad.fusion.cuda_layout import BY_DIMS, EACH, LINE, ONE, PACK, ROW, SAME, STRIDED, VALUE, Loop
+from tapegrad.fusion.region import Region
+
+TILED = "tg_bits16"
+"""The drawing of which a thread that walks a tile uses every bit (see LANES in ``device/bits.py``)."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A reduction of the kernel: the ufunc's name, the accumulator's dtype, the result's dtype."""
+
+    ufunc: str
+    wide: Any
+    dtype: Any
+
+
+def reductions_of(targets: list[Buffer]) -> list[Reduced]:
+    """The reductions among ``targets``."""
+    return [
+        Reduced(b.node.prim.reduce, accumulator(b.node.params.get("dtype") or b.node.aval.dtype), b.node.aval.dtype)
+        for b in targets
+        if b.node.prim is not None and b.node.prim.reduce is not None
+    ]
+
+
+def drawn_of(region: Region) -> list[Buffer]:
+    """The nodes that draw random numbers, whose keys are arguments."""
+    return [b for b in region.order if b.node.prim.cxx_drawn is not None]  # type: ignore[union-attr]
+
+
+class Element:
+    """Writes the element function; ``name`` gives each buffer its C++ variable."""
+
+    def __init__(self, region: Region, targets: list[Buffer], kinds: list[str], loop: Loop) -> None:
+        self.region, self.kinds, self.loop = region, kinds, loop
+        self.full = [b for b in targets if b.node.prim.reduce is None]  # type: ignore[union-attr]
+        self.totals = [b for b in targets if b.node.prim.reduce is not None]  # type: ignore[union-attr]
+        self.reductions = reductions_of(targets)
+        self.drawn = drawn_of(region)
+        self.by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]
+        self.tiled = [i for i, b in enumerate(self.drawn) if self._is_tiled(b)]
+        self.name: dict[int, str] = {}
+
+    def _is_tiled(self, b: Buffer) -> bool:
+        """Whether the kernel around draws a block for four packs: sixteen-bit numbers, packs of four, no reduction."""
+        return b.node.prim.cxx_drawn == TILED and self.loop.vec == 4 and not self.reductions  # type: ignore[union-attr]
+
+    def params(self) -> list[tuple[str, str]]:
+        """(type, name) of what the kernel and ``tg_element`` take: leaves, keys, outputs, dimensions, strides."""
+        found = []
+        for i, (b, kind) in enumerate(zip(self.region.leaves, self.kinds)):
+            dtype = b.node.aval.dtype
+            if kind == VALUE:
+                found.append((f"const {cxx.compute(dtype)}", f"x{i}"))
+            else:
+                found.append((f"const {cxx.storage(dtype)}* __restrict__", f"x{i}"))
+        for i in range(len(self.drawn)):
+            found += [("const tg_uint64", f"{part}{i}") for part in ("lo", "hi", "at")]
+        for i, b in enumerate(self.full):
+            found.append((f"{cxx.storage(b.node.aval.dtype)}* __restrict__", f"y{i}"))
+        if self.by_dims:
+            found += [("const tg_index", f"n{d}") for d in range(1, len(self.loop.dims))]
+            for i in self.by_dims:
+                found += [("const tg_index", f"s{i}_{d}") for d in range(len(self.loop.dims))]
+        return found
+
+    def text(self) -> str:
+        """The function.  ``M``: how many accumulators it adds to, N where neighbours belong to different results."""
+        params = [f"{kind} {name}" for kind, name in self.params()]
+        params += [f"const tg_uint64 word{i}" for i in self.tiled]
+        sums = [f"{cxx.compute(r.wide)} (&t{i})[M]" for i, r in enumerate(self.reductions)]
+        head = ", ".join(["const tg_index i", *params, *sums])
+        template = "template <int N, int M>" if sums else "template <int N>"
+        lines = [template, f"__device__ __forceinline__ void tg_element({head}) {{"]
+        lines += [f"    {line}" for line in self._before()]
+        lines += ["#pragma unroll", "    for (int j = 0; j < N; ++j) {"]
+        lines += [f"        {line}" for line in self._body()]
+        lines += ["    }"]
+        lines += [f"    tg_store_pack<N>(y{i} + i, b{i});" for i in range(len(self.full))]
+        return "\n".join([*lines, "}"])
+
+    def _before(self) -> list[str]:
+        """Loads of whole packs, places of leaves with strides, drawing, and packs for the results."""
+        lines = []
+        if self.by_dims:
+            lines += self._places()
+        for i, (b, kind) in enumerate(zip(self.region.leaves, self.kinds)):
+            pack = f"const tg_pack<{cxx.storage(b.node.aval.dtype)}, N> a{i}"
+            if kind == PACK:
+                lines.append(f"{pack} = tg_load_pack<N>(x{i} + i);")
+            elif kind == EACH:
+                lines.append(f"{pack} = tg_load_each<N>(x{i} + i);")
+            elif kind == ROW:
+                lines.append(f"{pack} = tg_load_pack<N>(x{i} + p{i});")
+            elif kind in (ONE, SAME):
+                place = "0" if kind == ONE else f"p{i}"
+                lines.append(f"const {cxx.compute(b.node.aval.dtype)} a{i} = tg_load(x{i}[{place}]);")
+        for i, b in enumerate(self.drawn):
+            kind = b.node.prim.cxx_drawn  # type: ignore[union-attr]
+            if i in self.tiled:
+                continue
+            lines.append(f"const {kind}<{cxx.storage(b.node.aval.dtype)}, N> d{i}(lo{i}, hi{i}, at{i}, i);")
+        for i, b in enumerate(self.full):
+            lines.append(f"tg_pack<{cxx.storage(b.node.aval.dtype)}, N> b{i};")
+        return lines
+
+    def _places(self) -> list[str]:
+        """The offsets of the leaves read by strides, at the pack's first element."""
+        rank = len(self.loop.dims)
+        lines = ["tg_index q = i;"]
+        for d in range(rank - 1, 0, -1):
+            lines += [f"const tg_index c{d} = q % n{d};", f"q /= n{d};"]
+        for i in self.by_dims:
+            if self.kinds[i] == STRIDED:
+                continue
+            terms = [f"q * s{i}_0", *(f"c{d} * s{i}_{d}" for d in range(1, rank))]
+            lines.append(f"const tg_index p{i} = {' + '.join(terms)};")
+        return lines if any(self.kinds[i] != STRIDED for i in self.by_dims) else []
+
+    def _body(self) -> list[str]:
+        """The arithmetic of one element."""
+        lines = self._element_places()
+        for i, (b, kind) in enumerate(zip(self.region.leaves, self.kinds)):
+            wide = cxx.compute(b.node.aval.dtype)
+            source = {
+                PACK: f"tg_load(a{i}.at[j])", EACH: f"tg_load(a{i}.at[j])", ROW: f"tg_load(a{i}.at[j])",
+                LINE: f"tg_load(x{i}[p{i} + j * s{i}_{len(self.loop.dims) - 1}])", STRIDED: f"tg_load(x{i}[e{i}])",
+                ONE: f"a{i}", SAME: f"a{i}", VALUE: f"x{i}",
+            }[kind]  # fmt: skip
+            lines.append(f"const {wide} l{i} = {source};")
+            self.name[id(b)] = f"l{i}"
+        drawn = {id(b): i for i, b in enumerate(self.drawn)}
+        for number, b in enumerate(self.region.order):
+            prim: Any = b.node.prim
+            if prim.reduce is not None:
+                continue
+            dtype = b.node.aval.dtype
+            value = self._draw(drawn[id(b)]) if id(b) in drawn else self._expression(b)
+            if cxx.is_half(dtype):
+                value = f"tg_round_to<{cxx.storage(dtype)}>({value})"
+            lines.append(f"const {cxx.compute(dtype)} v{number} = {value};  // {prim.name}")
+            self.name[id(b)] = f"v{number}"
+        for i, b in enumerate(self.full):
+            lines.append(f"b{i}.at[j] = tg_store<{cxx.storage(b.node.aval.dtype)}>({self.name[id(b)]});")
+        for i, (b, r) in enumerate(zip(self.totals, self.reductions)):
+            wide = cxx.compute(r.wide)
+            value = f"tg_cast<{wide}>({self.name[id(b.keeps[0])]})"
+            lines.append(f"t{i}[j % M] = tg_{r.ufunc}<{wide}>::join(t{i}[j % M], {value});")
+        return lines
+
+    def _draw(self, i: int) -> str:
+        if i in self.tiled:
+            return f"static_cast<tg_uint16>(word{i} >> (16 * ((i + j) & 3)))"
+        return f"d{i}.at(j)"
+
+    def _element_places(self) -> list[str]:
+        strided = [i for i in self.by_dims if self.kinds[i] == STRIDED]
+        if not strided:
+            return []
+        rank = len(self.loop.dims)
+        lines = ["tg_index o = i + j;"]
+        for d in range(rank - 1, 0, -1):
+            lines += [f"const tg_index k{d} = o % n{d};", f"o /= n{d};"]
+        for i in strided:
+            terms = [f"o * s{i}_0", *(f"k{d} * s{i}_{d}" for d in range(1, rank))]
+            lines.append(f"const tg_index e{i} = {' + '.join(terms)};")
+        return lines
+
+    def _expression(self, b: Buffer) -> str:
+        prim: Any = b.node.prim
+        if prim.cxx is None:
+            raise KernelError(f"{prim.name}: this elementwise primitive declares no CUDA expression (cxx=)")
+        names = {name: self.name[id(k)] for name, k in zip(prim.operands, b.keeps)}
+        first = b.keeps[0].node.aval.dtype if b.keeps else b.node.aval.dtype
+        out = cxx.compute(b.node.aval.dtype)
+        found = prim.cxx.format(**names, type=cxx.compute(first), out_type=out)
+        return f"{out}({found})"

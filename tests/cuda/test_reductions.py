@@ -1,0 +1,125 @@
+"""Reductions as generated kernels: every form, with and without parts; and an order that only shape decides."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from cuda_cases import DTYPES, numbers, same_bits
+from shim import standin
+
+import tapegrad as tg
+from tapegrad.evaluate import fill
+
+AXES = [(0, 1, 2), (0,), (2,), (1,), (0, 2), (1, 2), (0, 1)]
+SHAPES = [(5, 6, 8), (3, 4, 5), (1, 7, 1), (2, 3, 600), (1, 2, 5000)]
+SPLIT = [((3, 20001), (1,)), ((20004,), (0,)), ((1000, 40), (0,)), ((1003, 3), (0,)), ((3, 400, 24), (1,))]
+
+REDUCTIONS = {
+    "sum": (tg.sum, DTYPES), "max": (tg.max, ("float32", "int16", "float16")), "min": (tg.min, ("float64", "int16")),
+    "any": (tg.any, ("bool",)), "all": (tg.all, ("bool",)), "prod": (tg.prod, ("float64", "int16")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("axes", AXES, ids=str)
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(name, axes, cuda, on):
+    reduce, dtypes = REDUCTIONS[name]
+    for dtype, shape in itertools.product(dtypes, SHAPES):
+        base = numbers(shape, dtype)
+        base = np.where(np.abs(base) > 7, 2, 1).astype(dtype) if name == "prod" else base
+        base = base > 0 if dtype == "bool" else base
+        found = []
+        for d in (cuda, CPU):
+            x = on(d, base)
+            x = ~~x if dtype == "bool" else x + 1 - 1
+            found.append([reduce(x, axis=axes), reduce(x, axis=axes, keepdims=True)])
+        for got, wanted in zip(*found):
+            same_bits(got, wanted)
+
+
+def test_reductions_of_nothing_and_of_one(cuda, on):
+    for shape, axes in itertools.product([(0, 4), (4, 0), (1, 4), (1, 1), (4, 1)], [(0,), (1,), (0, 1)]):
+        found = [[f(on(d, numbers(shape, "float32")) * 2, axis=axes) for f in (tg.sum, tg.prod, tg.any, tg.all, tg.mean)]
+                 for d in (cuda, CPU)]  # fmt: skip
+        for got, wanted in zip(*found):
+            same_bits(got, wanted)
+    with pytest.raises(tg.errors.ShapeError, match="no max of nothing"):
+        tg.max(on(cuda, numbers((0, 4), "float32")), axis=0)
+
+
+@pytest.mark.parametrize(("shape", "axes"), SPLIT, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "complex64"])
+def test_long_rows_and_columns_are_split(shape, axes, dtype, cuda, on):
+    base = numbers(shape, dtype) // 8 if dtype == "float16" else numbers(shape, dtype)
+    got = tg.sum(on(cuda, base) * 1, axis=axes)
+    assert [one.name for one in standin.launches] == ["tg_fused", "tg_finish"]
+    assert standin.launches[0].grid[1] > 1
+    wide = {"float16": "float32"}.get(dtype, dtype)
+    same_bits(got, base.sum(axis=axes, dtype=wide).astype(dtype))
+    if dtype == "float32":
+        same_bits(tg.max(on(cuda, base) - 3, axis=axes), (base - 3).max(axis=axes))
+
+
+def test_nans_and_infinities_get_through_reductions(cuda, on):
+    for shape, place in (((3, 40), (1, 7)), ((40, 3), (7, 1)), ((2, 20000), (1, 19999)), ((5000, 3), (4999, 2))):
+        base = numbers(shape, "float32")
+        base[place] = np.nan
+        x = on(cuda, base) * 1
+        for axis in (0, 1):
+            for f, g in ((tg.max, np.max), (tg.min, np.min), (tg.sum, np.sum)):
+                same_bits(f(x, axis=axis), g(base, axis=axis))
+        same_bits(tg.any(on(cuda, base * 0), axis=1), np.any(base * 0, axis=1))
+        low = np.full(shape, -np.inf, "float32")
+        same_bits(tg.max(on(cuda, low) * 1, axis=0), low.max(axis=0))
+        same_bits(tg.min(-on(cuda, low), axis=1), -low.max(axis=1))
+    for dtype in ("int8", "int64", "uint8"):
+        edge = np.array([[np.iinfo(dtype).min] * 3, [np.iinfo(dtype).max] * 3], dtype)
+        same_bits(tg.max(on(cuda, edge), axis=1), edge.max(axis=1))
+        same_bits(tg.min(on(cuda, edge), axis=1), edge.min(axis=1))
+
+
+def test_half_precision_is_summed_in_single(cuda, on):
+    base = np.full((3, 5000), 0.1, "float16")
+    for axis in (0, 1):
+        wanted = base.astype("float64").sum(axis=axis)
+        np.testing.assert_allclose(tg.sum(on(cuda, base) * 1, axis=axis).numpy(), wanted, rtol=2**-10)
+    ones = np.ones((4100, 2), "float16")
+    same_bits(tg.sum(on(cuda, ones) * 1, axis=0), np.full(2, 4100, "float16"))
+    same_bits(tg.sum(on(cuda, np.full(70000, 30000, "int16"))), np.int64(2100000000))
+
+
+@pytest.mark.parametrize(("shape", "axes"), [*SPLIT, ((7, 9), (1,)), ((7, 9), (0,)), ((8, 2000), (1,)), ((64, 12), (0,)),
+                                             ((5, 8, 12), (0, 2)), ((4, 6, 8), (1,))], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_order_of_additions_is_fixed_by_shape(shape, axes, dtype, rng, cuda, on):
+    base = rng.uniform(-1, 1, shape).astype(dtype)
+    size = base.size
+    grown = np.concatenate([base.reshape(-1)[:1], base.reshape(-1)])
+    odd = on(cuda, grown, lambda x: x[1:].reshape(shape))
+    step = on(cuda, np.repeat(base, 2, axis=-1), lambda x: x[..., ::2])
+    turned = on(cuda, np.ascontiguousarray(base.T), lambda x: x.T)
+    plain = on(cuda, base)
+    f = lambda x: tg.sum(x * 1.5, axis=axes)
+    wanted = f(plain)
+    np.testing.assert_allclose(wanted.numpy(), (base.astype("f8") * 1.5).sum(axes), rtol=1e-2, atol=size * 2e-7)
+    stored = plain * 1.5
+    fill([stored._buffer])
+    for got in (f(odd), f(step), f(turned), tg.sum(stored, axis=axes), tg.sum(plain * 1.5, axis=axes, keepdims=True)):
+        same_bits(got.reshape(wanted.shape), wanted)
+    with tg.GradientTape() as tape:  # a bias beside its input: the cotangent of the one is an output of the kernel
+        b = on(cuda, np.zeros([1 if i in axes else n for i, n in enumerate(shape)], dtype))
+        tape.watch([plain, b])
+        y = plain * 1.5 + b
+    both = tape.gradient(y, [plain, b], output_gradients=plain)
+    alone = tg.sum(plain, axis=axes)
+    same_bits(both[1].reshape(alone.shape), alone)
+    same_bits(both[0], plain * 1.5)
+
+
+def test_reductions_in_bounds(cuda, on):
+    standin.configure(check=True)
+    for shape, axes in [*SPLIT[:3], ((1, 1030), (1,)), ((7, 9), (0,)), ((130, 4), (0,))]:
+        base = numbers(shape, "float32")
+        same_bits(tg.sum(on(cuda, base) * F.dropout(tg.ones(shape, device=cuda), 0.0), axis=axes), base.sum(axes))

@@ -1,0 +1,181 @@
+"""Generated kernels: every way an operand may lie, every form of a loop, and what is compiled, launched and moved."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from cuda_cases import DTYPES, VIEWS, arithmetic, numbers, same_bits
+from shim import standin
+from shim.host import KernelFault
+
+import tapegrad as tg
+from tapegrad.device import CPU
+from tapegrad.errors import KernelError
+from tapegrad.evaluate import fill
+from tapegrad.fusion import cuda_layout
+from tapegrad.ops import dispatch
+from tapegrad.primitive import REGISTRY, elementwise
+
+SPREAD = [
+    [(12, 16), (16,)], [(12, 16), (12, 1)], [(12, 1), (1, 16)], [(12, 16), ()], [(12, 16), (1, 1)], [(3, 5), (5,)],
+    [(5, 6, 8), (6, 1), (5, 1, 1)], [(4, 1, 6), (1, 8, 6), (8, 1)], [(2, 1, 3, 1, 4), (5, 1, 4, 1)], [(0, 3), (3,)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", VIEWS)
+def test_any_layout(name, dtype, cuda, on):
+    found = [arithmetic(on(d, numbers((12, 16), dtype), VIEWS[name])) for d in (cuda, CPU)]
+    assert found[0]._buffer.array is None and found[0].device is cuda
+    same_bits(*found)
+    assert len(standin.launches) == (name != "empty")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_tails_and_misaligned_bases_share_kernels(dtype, offset, cuda, on):
+    before = standin.compiles
+    for n in (*range(1, 10), 1023, 1024, 1025):
+        base = numbers(n + offset, dtype, n)
+        view = lambda x: x[offset:]
+        found = [arithmetic(on(d, base, view)) * on(d, base[::-1], view) for d in (cuda, CPU)]
+        same_bits(*found)
+    assert standin.compiles - before <= 4  # packs or not, one element (a place) or more, in either operand
+
+
+@pytest.mark.parametrize("shapes", SPREAD, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_broadcasting(shapes, dtype, cuda, on):
+    found = []
+    for d in (cuda, CPU):
+        xs = [on(d, numbers(s, dtype, i)) for i, s in enumerate(shapes)]
+        y = xs[0]
+        for x in xs[1:]:
+            y = y * 2 + x
+        found.append(y * xs[-1])
+    same_bits(*found)
+    assert len(standin.launches) == (0 not in found[0].shape) * sum(
+        len({np.broadcast_shapes(*shapes[: k + 1]) for k in range(1, len(shapes))}) > k for k in range(3)
+    )
+
+
+def test_several_outputs_are_one_launch(cuda, on):
+    base = numbers((9, 7), "float32")
+    for d in (cuda, CPU):
+        x = on(d, base)
+        shared = x * 3
+        ys = shared + 1, shared * x, shared > x, tg.sum(x, axis=0), shared
+        fill([y._buffer for y in ys])
+        if d is cuda:
+            assert len(standin.launches) == 2, [one.name for one in standin.launches]  # the sum ran when it was recorded
+            got = ys
+    for one, other in zip(got, ys):
+        same_bits(one, other)
+
+
+@pytest.mark.parametrize("shape", [(9, 7), (12, 16)])
+def test_index_of_64_bits(shape, cuda, on, monkeypatch):
+    base, narrow = numbers(shape, "float32"), standin.compiles
+    make = lambda d: [f(on(d, base, view)) for view in (lambda x: x, lambda x: x.T, lambda x: x[:, ::2], lambda x: x[::-1])
+                      for f in (arithmetic, lambda x: tg.sum(x * x, axis=0), lambda x: tg.sum(x * x, axis=1))]  # fmt: skip
+    wanted, first = make(CPU), make(cuda)
+    tg.tensor.materialize(*first)
+    narrow = standin.compiles
+    monkeypatch.setattr(cuda_layout, "_WIDE_INDEX", 1)
+    for got, one in zip(make(cuda), wanted):
+        same_bits(got, one)
+    assert standin.compiles > narrow
+    out = io.StringIO()
+    tg.explain(arithmetic(on(cuda, base)), file=out)
+    assert "typedef long long tg_index;" in out.getvalue()
+
+
+def test_the_wide_index_starts_where_an_int_ends():
+    assert cuda_layout._WIDE_INDEX + 16384 * 256 * 16 < 2**31
+    x = np.broadcast_to(np.float32(1), (2**15, 2**15))
+    assert cuda_layout.loop_of(x.shape, None, [x], [])[0].wide
+    far = np.lib.stride_tricks.as_strided(np.zeros(1, "f4"), (2, 2), (4 * 2**30, 4), writeable=False)
+    assert cuda_layout.loop_of((2, 2), None, [far], [])[0].wide
+    assert not cuda_layout.loop_of((2, 2), None, [np.zeros((2, 2), "f4")], [])[0].wide
+
+
+def test_a_kernel_is_compiled_once_for_all_numbers_and_shapes(cuda, on):
+    f = lambda x, a, b: tg.tanh(x * a + b)
+    f(on(cuda, numbers(37, "float32")), 2.0, 1.0).numpy()
+    before = standin.compiles
+    for shape, a, b in (((37,), 3.5, -1.0), ((5, 8), 2.0, 1e30), ((2, 3, 4), float("inf"), 0.0), ((1000,), -0.0, 7)):
+        got = f(on(cuda, numbers(shape, "float32")), a, b).numpy()
+        with np.errstate(invalid="ignore"):
+            wanted = np.tanh(numbers(shape, "float32") * np.float32(a) + np.float32(b))
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    assert standin.compiles == before
+    x = on(cuda, numbers(37, "float32"))
+    for g in (lambda: tg.tanh(x * 2.0) + 1.0, lambda: tg.sinh(x * 2.0 + 1.0), lambda: f(x.astype("float64"), 2.0, 1.0),
+              lambda: f(x, 2.0, 1.0)[:, None] * x, lambda: tg.tanh(x * x + x)):  # fmt: skip
+        before = standin.compiles
+        g().numpy()
+        assert standin.compiles > before
+
+
+def test_constants_are_arguments(cuda, on):
+    x = on(cuda, numbers(8, "float32"))
+    standin.events.clear()
+    y = (x * 0.1 + tg.asarray(3.0, device=cuda)) * tg.constant(2.0)
+    y.numpy()
+    kinds = [e.kind for e in standin.events]
+    assert kinds.count("malloc") == 1 and kinds.count("h2d") == 0 and kinds.count("launch") == 1
+    same_bits(y, (numbers(8, "float32") * np.float32(0.1) + np.float32(3)) * np.float32(2))
+
+
+def test_explanation(cuda, on):
+    texts = {}
+    for d in (cuda, CPU):
+        x, out = on(d, numbers((300, 200), "float32")), io.StringIO()
+        tg.explain(tg.tanh(x * 2.5 + 1), x, device="cuda", file=out)
+        texts[d] = out.getvalue()
+    assert texts[cuda] == texts[CPU].replace("cpu", "cuda:0")
+    for part in ("kernel 1: 3 nodes over (300, 200), 3 inputs, 1 outputs; reads 240008 bytes, writes 240000", "<- output",
+                 "has its value already (240000 bytes); no kernel", "void tg_element(", "__launch_bounds__(256) tg_fused(",
+                 "tg_load_pack<N>(x0 + i)", "const float x1", "typedef int tg_index;", "= tanh("):  # fmt: skip
+        assert part in texts[cuda], texts[cuda]
+    assert not standin.launches
+
+
+@pytest.fixture
+def planted():
+    """Makes elementwise primitives with a CUDA expression of one's own; they are gone afterwards."""
+    before = dict(REGISTRY)
+    yield lambda cxx: elementwise("planted", ufunc="negative", infer=REGISTRY["negative"].infer, partials=[-1.0], cxx=cxx)
+    REGISTRY.clear()
+    REGISTRY.update(before)
+
+
+def test_a_kernel_that_does_not_compile_is_shown(planted, cuda, on):
+    prim = planted("tg_missing({x})")
+    with pytest.raises(KernelError, match="tg_fused does not compile for cuda:0") as caught:
+        dispatch.bind(prim, on(cuda, numbers(5, "float32"))).numpy()
+    assert '   1 #include "scalar.cuh"\n' in str(caught.value) and "tg_missing(l0)" in str(caught.value)
+
+
+def test_a_primitive_without_an_expression_says_so(planted, cuda, on):
+    prim = planted(None)
+    same_bits(dispatch.bind(prim, on(CPU, numbers(5, "float32"))), -numbers(5, "float32"))
+    with pytest.raises(KernelError, match=r"planted: this elementwise primitive declares no CUDA expression \(cxx=\)"):
+        dispatch.bind(prim, on(cuda, numbers(5, "float32"))).numpy()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_nothing_is_touched_out_of_bounds(name, cuda, on):
+    standin.configure(check=True)
+    x = on(cuda, numbers((12, 16), "float32"), VIEWS[name])
+    same_bits(arithmetic(x), arithmetic(x.to_device("cpu")))
+    axes = tuple(range(max(0, x.ndim - 1), x.ndim))
+    same_bits(tg.sum(x * 1, axis=axes), tg.sum(x.to_device("cpu"), axis=axes))
+
+
+def test_an_access_out_of_bounds_is_found(planted, cuda, on):
+    standin.configure(check=True)
+    with pytest.raises(KernelFault):
+        dispatch.bind(planted("tg_load(x0[i + j + 100000])"), on(cuda, numbers(5, "float32"))).numpy()
