@@ -285,7 +285,7 @@ def print_all(sizes: Sizes, counts: dict[str, Count], saved: Any, notes: list[st
             print(*(f"{read:12,d} {written:12,d}  {what}" for what, read, written in c.detail), sep="\n")
     cells = [(who, c.kernels, f"{c.bytes:,d}", f"{c.bytes / bound.bytes:.3f}") for who, c in counts.items()]
     facts = common.about(1)
-    title = f"one block, forward and gradient: batch {sizes.batch}, context {sizes.context}, width {sizes.width}, {sizes.heads} heads"
+    title = "one block, forward and gradient: " + ", ".join(f"{name} {n}" for name, n in asdict(sizes).items())
     common.show(title, ["", "kernels", "bytes", "of the bound"], cells, facts)
     bare = lower_bound(sizes, layout=False).bytes
     print(f"\ngoal: at most {GOAL} times the bound; without its stretch of layout the bound is {bare:,d} bytes")

@@ -46,8 +46,8 @@ newaxis = None
 __all__ = [
     "GradientTape", "Primitive", "Tensor", "Variable", "bool", "complex64", "complex128", "custom_gradient", "device",
     "e", "errors", "explain", "float16", "float32", "float64", "get_num_threads", "grad", "hessian", "hvp", "inf",
-    "int8", "int16", "int32", "int64", "jacobian", "jvp", "measure", "memory", "nan", "newaxis", "nn", "optim", "pi", "random",
-    "recompute_grad", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint8", "uint16", "uint32",
-    "uint64", "value_and_grad", "vjp",
+    "int8", "int16", "int32", "int64", "jacobian", "jvp", "measure", "memory", "nan", "newaxis", "nn", "optim", "pi",
+    "random", "recompute_grad", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint8", "uint16",
+    "uint32", "uint64", "value_and_grad", "vjp",
 ]  # fmt: skip
 __all__ += _ops.__all__

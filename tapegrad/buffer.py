@@ -19,18 +19,25 @@ class Buffer:
     """The cache slot of ``node``'s value.
 
     ``keeps``: the inputs of a pending buffer, or the base of a view; ``span``: upper bounds on the pending nodes and
-    the filled arrays that its evaluation takes in (None when filled).
+    the filled arrays that its evaluation takes in (None when filled); ``loop``: of a pending reduction, and of what is
+    to be computed from its results in the same kernel, the shape it loops over and the axes it reduces.
     """
 
-    __slots__ = ("__weakref__", "array", "keeps", "node", "span")
+    __slots__ = ("__weakref__", "array", "keeps", "loop", "node", "span")
 
     def __init__(
-        self, array: Any, node: Node, keeps: tuple[Buffer, ...] = NOTHING, span: tuple[int, int] | None = None
+        self,
+        array: Any,
+        node: Node,
+        keeps: tuple[Buffer, ...] = NOTHING,
+        span: tuple[int, int] | None = None,
+        loop: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     ) -> None:
         self.array = array
         self.node = node
         self.keeps = keeps
         self.span = span
+        self.loop = loop
         if accountant is not None and array is not None and not keeps:
             accountant.allocated(self)
 
@@ -38,7 +45,7 @@ class Buffer:
         """Evaluation gives a pending buffer its bytes; it lets go of what it was to be made from."""
         self.array = array
         self.keeps = NOTHING
-        self.span = None
+        self.span = self.loop = None
         if accountant is not None:
             accountant.allocated(self)
 

@@ -8,14 +8,14 @@ tile), or a view.  ``fill`` asks for bytes; it evaluates each pending node once,
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tapegrad import buffer as _buffer
 from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
 from tapegrad.device.cuda import HostScalar
-from tapegrad.device.cxx import extent
 from tapegrad.fusion import cuda_launch, emit, launch, region
 from tapegrad.node import NO_PARAMS, Node, thread
 from tapegrad.primitive import Primitive, Site
@@ -31,7 +31,7 @@ def apply(prim: Primitive, inputs: tuple[Buffer, ...], params: dict[str, Any], a
         if _buffer.accountant is not None:
             _buffer.accountant.deferred(out)
     elif prim.reduce is not None and not region.runs_at_once(inputs[0].node.aval):
-        out = Buffer(None, node, inputs, (1, 1))
+        out = Buffer(None, node, inputs, (1, 1), (inputs[0].node.aval.shape, params["axis"]))
         if _buffer.accountant is not None:
             _buffer.accountant.deferred(out)
         if thread.deferring is None:
@@ -76,10 +76,10 @@ def apply_elementwise(prim: Primitive, inputs: tuple[Buffer, ...], site: Site) -
         if _buffer.accountant is not None:
             _count((prim.name,), [b.array for b in inputs], [array])
     else:
-        must, span = region.admit(inputs, aval)
+        must, span, loop = region.admit(inputs, aval)
         if must:
             fill(must)
-        out = Buffer(None, node, inputs, span)
+        out = Buffer(None, node, inputs, span, loop)
         if _buffer.accountant is not None:
             _buffer.accountant.deferred(out)
     for recorder in thread.recorders:
@@ -138,6 +138,27 @@ def array_of(buffer: Buffer) -> Any:
     return array.on_device() if type(array) is HostScalar else array
 
 
+@contextmanager
+def waiting(aval: ShapedArray) -> Iterator[Callable[[Any], Any]]:
+    """Reductions of arrays like ``aval`` made inside wait for what is computed from them; the block calls what it is
+    given with the tensor it returns, which is evaluated then.  On the CPU, and in a gradient walk, nothing changes.
+    """
+    if not aval.device.lazy or thread.deferring is not None:
+        yield lambda t: t
+        return
+    thread.deferring = []
+
+    def finish(t: Any) -> Any:
+        thread.deferring.clear()
+        fill((t._buffer,))
+        return t
+
+    try:
+        yield finish
+    finally:
+        thread.deferring = None
+
+
 def fill(targets: Iterable[Buffer]) -> None:
     """Give every target its bytes; targets that share work share kernels.
 
@@ -157,17 +178,20 @@ def fill(targets: Iterable[Buffer]) -> None:
 def _launch(targets: list[Buffer]) -> None:
     """Evaluate targets of one loop shape in one kernel."""
     work = region.collect(targets)
+    parts = region.stages(work)
+    if targets[0].node.aval.device.lazy:
+        targets = parts.wanted(work, targets)
     loops = [region.loop_of(b) for b in targets]
     shape = loops[0][0]
     axes = next((a for _, a in loops if a is not None), None)
     device = targets[0].node.aval.device
     leaves = [b.array for b in work.leaves]
     if device.lazy:
-        done = cuda_launch.run(work, targets, shape, axes, device)
+        done = cuda_launch.run(work, parts, targets, shape, axes, device)
         outputs, moved, names, scratch = done.outputs, done.moved, done.names, done.scratch
     else:
         outputs, names, scratch = _run_on_cpu(work, targets, loops, leaves, axes or (), device)
-        moved = [moved_by(leaves, outputs)]
+        moved = [cuda_launch.moved_by(leaves, outputs)]
     for b, out in zip(targets, outputs, strict=True):
         b.fill(out.reshape(b.node.aval.shape))
     if _buffer.accountant is not None:
@@ -192,10 +216,4 @@ def _run_on_cpu(
 
 def _count(names: tuple[str, ...], read: Sequence[Any], written: Sequence[Any]) -> None:
     """Tell the accountant of one kernel; what a kernel reads twice moves once."""
-    _buffer.accountant.ran(names, *moved_by(read, written))  # type: ignore[union-attr]
-
-
-def moved_by(read: Sequence[Any], written: Sequence[Any]) -> tuple[int, int]:
-    """Bytes of distinct arrays read and written, what broadcasting repeats counted once."""
-    distinct = {id(x): extent(x) for x in read}
-    return sum(distinct.values()), sum(x.nbytes for x in written)
+    _buffer.accountant.ran(names, *cuda_launch.moved_by(read, written))  # type: ignore[union-attr]

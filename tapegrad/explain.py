@@ -63,9 +63,10 @@ class _Planned:
 
 
 def _cuda_text(work: region.Region, targets: list[Buffer], shape: Sequence[int], axes: Any) -> str:
-    full: list[Any] = [_Planned(b.node.aval.dtype.itemsize) for b in targets if not b.node.prim.reduce]  # type: ignore[union-attr]
-    loop, kinds, form = cuda_launch.plan(work, tuple(shape), axes, [b.array for b in work.leaves], full)
-    return cuda_emit.text_of(work, targets, kinds, loop, form)
+    stages = region.stages(work)
+    full: list[Any] = [_Planned(b.node.aval.dtype.itemsize) for b in stages.divide(targets)[0]]
+    loop, kinds, form = cuda_launch.plan(work, stages, tuple(shape), axes, [b.array for b in work.leaves], full)
+    return cuda_emit.text_of(work, stages, targets, kinds, loop, form)
 
 
 def _tile_program(work: region.Region, targets: list[Buffer], shape: Sequence[int]) -> str:

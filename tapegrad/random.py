@@ -155,7 +155,7 @@ def bernoulli(
     ``bits=16`` takes a quarter of a word for each element, with a number ``p`` rounded to a multiple of 2**-16 (so it
     is off by at most 7.7e-6): quicker, and what dropout uses.
     """
-    if bits == 16 and isinstance(p, SCALARS):
+    if bits == 16 and isinstance(p, (int, float)):
         lengths, threshold = _shape(shape), round(float(p) * 65536)
         key, counter = (generator or default_generator).take(blocks16(lengths))
         drawn = barrier(_bits16_p, key=key, counter=counter, shape=lengths)

@@ -13,8 +13,8 @@ from tapegrad.buffer import Buffer
 from tapegrad.device import cxx
 from tapegrad.device.dtypes import accumulator
 from tapegrad.errors import KernelError
-from tapegrad.fusion.cuda_layout import BY_DIMS, EACH, LINE, ONE, PACK, ROW, SAME, STRIDED, VALUE, Loop
-from tapegrad.fusion.region import Region
+from tapegrad.fusion.cuda_layout import BY_DIMS, EACH, LINE, ONE, PACK, RESULT, ROW, SAME, STRIDED, VALUE, Loop
+from tapegrad.fusion.region import Region, Stages
 
 TILED = "tg_bits16"
 """The drawing of which a thread that walks a tile uses every bit (see LANES in ``device/bits.py``)."""
@@ -29,12 +29,11 @@ class Reduced:
     dtype: Any
 
 
-def reductions_of(targets: list[Buffer]) -> list[Reduced]:
-    """The reductions among ``targets``."""
+def reductions_of(totals: list[Buffer]) -> list[Reduced]:
+    """How each of the reductions ``totals`` adds up."""
     return [
-        Reduced(b.node.prim.reduce, accumulator(b.node.params.get("dtype") or b.node.aval.dtype), b.node.aval.dtype)
-        for b in targets
-        if b.node.prim is not None and b.node.prim.reduce is not None
+        Reduced(b.node.prim.reduce, accumulator(b.node.params.get("dtype") or b.node.aval.dtype), b.node.aval.dtype)  # type: ignore[union-attr, arg-type]
+        for b in totals
     ]
 
 
@@ -43,18 +42,23 @@ def drawn_of(region: Region) -> list[Buffer]:
     return [b for b in region.order if b.node.prim.cxx_drawn is not None]  # type: ignore[union-attr]
 
 
-class Element:
-    """Writes the element function; ``name`` gives each buffer its C++ variable."""
+def _reading(dtype: Any, kind: str) -> str:
+    """The type of the parameter for a leaf."""
+    return f"const {cxx.compute(dtype)}" if kind == VALUE else f"const {cxx.storage(dtype)}* __restrict__"
 
-    def __init__(self, region: Region, targets: list[Buffer], kinds: list[str], loop: Loop) -> None:
-        self.region, self.kinds, self.loop = region, kinds, loop
-        self.full = [b for b in targets if b.node.prim.reduce is None]  # type: ignore[union-attr]
-        self.totals = [b for b in targets if b.node.prim.reduce is not None]  # type: ignore[union-attr]
-        self.reductions = reductions_of(targets)
+
+class Element:
+    """Writes the element function, and what follows a reduction; ``name`` gives each buffer its C++ variable."""
+
+    def __init__(self, region: Region, stages: Stages, targets: list[Buffer], kinds: list[str], loop: Loop) -> None:
+        self.region, self.stages, self.kinds, self.loop = region, stages, kinds, loop
+        self.full, self.results = stages.divide(targets)
+        self.reductions = reductions_of(stages.totals)
         self.drawn = drawn_of(region)
         self.by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]
         self.tiled = [i for i, b in enumerate(self.drawn) if self._is_tiled(b)]
         self.name: dict[int, str] = {}
+        self.number = {id(b): i for i, b in enumerate(region.order)}
 
     def _is_tiled(self, b: Buffer) -> bool:
         """Whether the kernel around draws a block for four packs: sixteen-bit numbers, packs of four, no reduction."""
@@ -65,10 +69,7 @@ class Element:
         found = []
         for i, (b, kind) in enumerate(zip(self.region.leaves, self.kinds)):
             dtype = b.node.aval.dtype
-            if kind == VALUE:
-                found.append((f"const {cxx.compute(dtype)}", f"x{i}"))
-            else:
-                found.append((f"const {cxx.storage(dtype)}* __restrict__", f"x{i}"))
+            found.append((_reading(dtype, kind), f"x{i}"))
         for i in range(len(self.drawn)):
             found += [("const tg_uint64", f"{part}{i}") for part in ("lo", "hi", "at")]
         for i, b in enumerate(self.full):
@@ -136,6 +137,8 @@ class Element:
         """The arithmetic of one element."""
         lines = self._element_places()
         for i, (b, kind) in enumerate(zip(self.region.leaves, self.kinds)):
+            if kind == RESULT:
+                continue
             wide = cxx.compute(b.node.aval.dtype)
             source = {
                 PACK: f"tg_load(a{i}.at[j])", EACH: f"tg_load(a{i}.at[j])", ROW: f"tg_load(a{i}.at[j])",
@@ -145,23 +148,52 @@ class Element:
             lines.append(f"const {wide} l{i} = {source};")
             self.name[id(b)] = f"l{i}"
         drawn = {id(b): i for i, b in enumerate(self.drawn)}
-        for number, b in enumerate(self.region.order):
-            prim: Any = b.node.prim
-            if prim.reduce is not None:
-                continue
-            dtype = b.node.aval.dtype
-            value = self._draw(drawn[id(b)]) if id(b) in drawn else self._expression(b)
-            if cxx.is_half(dtype):
-                value = f"tg_round_to<{cxx.storage(dtype)}>({value})"
-            lines.append(f"const {cxx.compute(dtype)} v{number} = {value};  // {prim.name}")
-            self.name[id(b)] = f"v{number}"
+        for b in self.stages.loop:
+            lines.append(self._statement(b, self._draw(drawn[id(b)]) if id(b) in drawn else self._expression(b)))
         for i, b in enumerate(self.full):
             lines.append(f"b{i}.at[j] = tg_store<{cxx.storage(b.node.aval.dtype)}>({self.name[id(b)]});")
-        for i, (b, r) in enumerate(zip(self.totals, self.reductions)):
+        for i, (b, r) in enumerate(zip(self.stages.totals, self.reductions)):
             wide = cxx.compute(r.wide)
             value = f"tg_cast<{wide}>({self.name[id(b.keeps[0])]})"
             lines.append(f"t{i}[j % M] = tg_{r.ufunc}<{wide}>::join(t{i}[j % M], {value});")
         return lines
+
+    def _statement(self, b: Buffer, value: str) -> str:
+        """The definition of the variable of node ``b``, rounded to its dtype."""
+        dtype, number = b.node.aval.dtype, self.number[id(b)]
+        if cxx.is_half(dtype):
+            value = f"tg_round_to<{cxx.storage(dtype)}>({value})"
+        self.name[id(b)] = f"v{number}"
+        return f"const {cxx.compute(dtype)} v{number} = {value};  // {b.node.prim.name}"  # type: ignore[union-attr]
+
+    def delivered(self, index: str) -> list[str]:
+        """Statements that take the totals ``z0``, ... of result number ``index`` on to the outputs ``r0``, ..."""
+        lines = []
+        for i, (b, r) in enumerate(zip(self.stages.totals, self.reductions)):
+            lines.append(self._statement(b, f"tg_cast<{cxx.compute(r.dtype)}>(z{i})"))
+        for i in self.late:
+            leaf, kind = self.region.leaves[i], self.kinds[i]
+            place = {VALUE: f"x{i}", ONE: f"tg_load(x{i}[0])"}.get(kind, f"tg_load(x{i}[{index}])")
+            lines.append(f"const {cxx.compute(leaf.node.aval.dtype)} e{i} = {place};")
+            self.name[id(leaf)] = f"e{i}"
+        lines += [self._statement(b, self._expression(b)) for b in self.stages.epilogue]
+        for i, b in enumerate(self.results):
+            lines.append(f"r{i}[{index}] = tg_store<{cxx.storage(b.node.aval.dtype)}>({self.name[id(b)]});")
+        return lines
+
+    @property
+    def late(self) -> list[int]:
+        """Numbers of the leaves that what follows a reduction reads."""
+        read = {id(k) for b in self.stages.epilogue for k in b.keeps}
+        return [i for i, b in enumerate(self.region.leaves) if id(b) in read]
+
+    def result_params(self) -> list[tuple[str, str]]:
+        """(type, name) of the outputs of the reductions and of what follows them."""
+        return [(f"{cxx.storage(b.node.aval.dtype)}* __restrict__", f"r{i}") for i, b in enumerate(self.results)]
+
+    def late_params(self) -> list[tuple[str, str]]:
+        """(type, name) of the leaves in ``late``."""
+        return [(_reading(self.region.leaves[i].node.aval.dtype, self.kinds[i]), f"x{i}") for i in self.late]
 
     def _draw(self, i: int) -> str:
         if i in self.tiled:

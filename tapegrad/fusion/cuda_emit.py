@@ -11,9 +11,9 @@ from typing import Any
 
 from tapegrad.buffer import Buffer
 from tapegrad.device import cxx
-from tapegrad.fusion.cuda_element import Element, Reduced
+from tapegrad.fusion.cuda_element import Element
 from tapegrad.fusion.cuda_layout import Loop
-from tapegrad.fusion.region import Region
+from tapegrad.fusion.region import Region, Stages
 
 ROW_WARP, ROW_BLOCK, COLUMN = "row of a warp", "row of a block", "column"
 
@@ -26,9 +26,9 @@ class Form:
     split: bool = False
 
 
-def text_of(region: Region, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form) -> str:
-    """The kernel ``tg_fused`` that evaluates ``targets``."""
-    return _Writer(Element(region, targets, kinds, loop), loop, form).text()
+def text_of(region: Region, stages: Stages, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form) -> str:
+    """The kernel ``tg_fused`` that evaluates ``targets``, and of a split reduction ``tg_finish``."""
+    return _Writer(Element(region, stages, targets, kinds, loop), loop, form).text()
 
 
 class _Writer:
@@ -48,14 +48,15 @@ class _Writer:
         index = "long long" if self.loop.wide else "int"
         parts += [f"typedef {index} tg_index;", "", self.element.text(), "", self._kernel(), ""]
         if self.form.split:
-            parts += [finishing(self.reductions, self.form.walk == COLUMN), ""]
+            parts += [self._finishing(), ""]
         return "\n".join(parts)
 
     def _kernel(self) -> str:
         params = [f"{kind} {name}" for kind, name in self.element.params()]
-        for i, r in enumerate(self.reductions):
-            kind = cxx.compute(r.wide) if self.form.split else cxx.storage(r.dtype)
-            params.append(f"{kind}* __restrict__ r{i}")
+        if self.form.split:
+            params += [f"{cxx.compute(r.wide)}* __restrict__ part{i}" for i, r in enumerate(self.reductions)]
+        else:
+            params += [f"{kind} {name}" for kind, name in self.element.result_params()]
         if self.reductions:
             params += ["const tg_index kept", "const tg_index reduced", "const tg_index chunk"]
             params += [f"const tg_index g{d}" for d in range(1, len(self.loop.kept))]
@@ -147,7 +148,6 @@ class _Writer:
             lines += [f"        {line}" for line in self._offset("step", "e", "h", "w", rank)]
             lines += [f"        {self._call(1, 1, 'base + step')}", "    }"]
         lines.append("}")
-        place = "k * gridDim.y + blockIdx.y" if self.form.split else "k"
         for i, r in enumerate(self.reductions):
             wide = cxx.compute(r.wide)
             op = f"tg_{r.ufunc}<{wide}>"
@@ -156,9 +156,18 @@ class _Writer:
             else:
                 lines.append(f"__shared__ {wide} m{i}[8];")
                 lines.append(f"const {wide} z{i} = tg_block_reduce<{op}, 256>(t{i}[0], m{i});")
-            value = f"z{i}" if self.form.split else f"tg_store<{cxx.storage(r.dtype)}>(z{i})"
-            lines.append(f"if (lane == 0) r{i}[{place}] = {value};")
-        return lines
+        return [
+            *lines,
+            "if (lane == 0) {",
+            *(f"    {line}" for line in self._out("k * gridDim.y + blockIdx.y", "k")),
+            "}",
+        ]
+
+    def _out(self, part: str, index: str) -> list[str]:
+        """The totals ``z0``, ... to their place: as parts to be joined, or on to the results."""
+        if self.form.split:
+            return [f"part{i}[{part}] = z{i};" for i in range(len(self.reductions))]
+        return self.element.delivered(index)
 
     def _columns(self) -> list[str]:
         """32 lanes beside each other, each of ``vec`` columns; 8 walkers take every eighth row, then join in order."""
@@ -179,51 +188,50 @@ class _Writer:
         ]
         for i, r in enumerate(self.reductions):
             wide = cxx.compute(r.wide)
-            value = f"z{i}" if self.form.split else f"tg_store<{cxx.storage(r.dtype)}>(z{i})"
-            place = "blockIdx.y * kept + k + j" if self.form.split else "k + j"
             lines += [
                 f"__shared__ {wide} m{i}[8][32];",
+                f"{wide} s{i}[{vec}];",
                 "#pragma unroll",
                 f"for (int j = 0; j < {vec}; ++j) {{",
                 f"    m{i}[walker][lane] = t{i}[j];",
                 "    __syncthreads();",
-                "    if (walker == 0 && k < kept) {",
-                f"        {wide} z{i} = m{i}[0][lane];",
-                f"        for (int w = 1; w < 8; ++w) z{i} = tg_{r.ufunc}<{wide}>::join(z{i}, m{i}[w][lane]);",
-                f"        r{i}[{place}] = {value};",
+                "    if (walker == 0) {",
+                f"        s{i}[j] = m{i}[0][lane];",
+                f"        for (int w = 1; w < 8; ++w) s{i}[j] = tg_{r.ufunc}<{wide}>::join(s{i}[j], m{i}[w][lane]);",
                 "    }",
                 "    __syncthreads();",
                 "}",
             ]
-        return lines
+        lines += ["if (walker == 0 && k < kept) {", "#pragma unroll", f"    for (int j = 0; j < {vec}; ++j) {{"]
+        lines += [f"        const {cxx.compute(r.wide)} z{i} = s{i}[j];" for i, r in enumerate(self.reductions)]
+        lines += [f"        {line}" for line in self._out("blockIdx.y * kept + k + j", "k + j")]
+        return [*lines, "    }", "}"]
 
+    def _finishing(self) -> str:
+        """The kernel ``tg_finish`` that joins the parts of split reductions, in order.
 
-def finishing(reductions: list[Reduced], columns: bool) -> str:
-    """The kernel ``tg_finish`` that joins the parts of split reductions, in order.
-
-    Parts lie result by result where rows were reduced (a warp joins them), else part by part (a thread joins them).
-    """
-    params = []
-    for i, r in enumerate(reductions):
-        params += [f"const {cxx.compute(r.wide)}* __restrict__ p{i}", f"{cxx.storage(r.dtype)}* __restrict__ r{i}"]
-    params += ["const tg_index kept", "const tg_index parts"]
-    if columns:
-        body = ["const tg_index k = tg_index(blockIdx.x) * 256 + threadIdx.x;", "if (k >= kept) return;"]
-    else:
-        body = [
-            "const int lane = threadIdx.x % 32;",
-            "const tg_index k = tg_index(blockIdx.x) * 8 + threadIdx.x / 32;",
-            "if (k >= kept) return;",
-        ]
-    for i, r in enumerate(reductions):
-        wide, op = cxx.compute(r.wide), f"tg_{r.ufunc}<{cxx.compute(r.wide)}>"
-        body.append(f"{wide} t{i} = {op}::identity();")
+        Parts lie result by result where rows were reduced (a warp joins them), else part by part (a thread does).
+        """
+        columns = self.form.walk == COLUMN
+        params = [f"{kind} {name}" for kind, name in self.element.late_params()]
+        params += [f"const {cxx.compute(r.wide)}* __restrict__ part{i}" for i, r in enumerate(self.reductions)]
+        params += [f"{kind} {name}" for kind, name in self.element.result_params()]
+        params += ["const tg_index kept", "const tg_index parts"]
         if columns:
-            body.append(f"for (tg_index c = 0; c < parts; ++c) t{i} = {op}::join(t{i}, p{i}[c * kept + k]);")
-            body.append(f"r{i}[k] = tg_store<{cxx.storage(r.dtype)}>(t{i});")
+            body = ["const tg_index k = tg_index(blockIdx.x) * 256 + threadIdx.x;"]
         else:
-            body.append(f"for (tg_index c = lane; c < parts; c += 32) t{i} = {op}::join(t{i}, p{i}[k * parts + c]);")
-            body.append(f"t{i} = tg_warp_reduce<{op}>(t{i});")
-            body.append(f"if (lane == 0) r{i}[k] = tg_store<{cxx.storage(r.dtype)}>(t{i});")
-    head = 'extern "C" __global__ void __launch_bounds__(256) tg_finish('
-    return "\n".join([head, "    " + ",\n    ".join(params) + ") {", *(f"    {line}" for line in body), "}"])
+            body = ["const int lane = threadIdx.x % 32;"]
+            body.append("const tg_index k = tg_index(blockIdx.x) * 8 + threadIdx.x / 32;")
+        body.append("if (k >= kept) return;")
+        for i, r in enumerate(self.reductions):
+            wide, op = cxx.compute(r.wide), f"tg_{r.ufunc}<{cxx.compute(r.wide)}>"
+            from_, step, place = ("0", "1", "c * kept + k") if columns else ("lane", "32", "k * parts + c")
+            body.append(f"{wide} t{i} = {op}::identity();")
+            body.append(
+                f"for (tg_index c = {from_}; c < parts; c += {step}) t{i} = {op}::join(t{i}, part{i}[{place}]);"
+            )
+            body.append(f"const {wide} z{i} = {f't{i}' if columns else f'tg_warp_reduce<{op}>(t{i})'};")
+        deliver = self.element.delivered("k")
+        body += deliver if columns else ["if (lane == 0) {", *(f"    {line}" for line in deliver), "}"]
+        head = 'extern "C" __global__ void __launch_bounds__(256) tg_finish('
+        return "\n".join([head, "    " + ",\n    ".join(params) + ") {", *(f"    {line}" for line in body), "}"])

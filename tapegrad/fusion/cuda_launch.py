@@ -6,7 +6,8 @@ The grid of a reduction, and so the order of its additions, depends on the loop'
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tapegrad.fusion.cuda_layout as layouts
@@ -15,10 +16,10 @@ from tapegrad.buffer import Buffer
 from tapegrad.device import cxx
 from tapegrad.device.kernel import options
 from tapegrad.fusion import cuda_element, cuda_emit
-from tapegrad.fusion.cuda_element import TILED
+from tapegrad.fusion.cuda_element import TILED, Element
 from tapegrad.fusion.cuda_emit import COLUMN, ROW_BLOCK, ROW_WARP, Form
 from tapegrad.fusion.cuda_layout import BY_DIMS, VALUE, Loop
-from tapegrad.fusion.region import Region
+from tapegrad.fusion.region import Region, Stages
 
 _lock = threading.Lock()
 _kernels: dict[Any, Kernel] = {}
@@ -76,11 +77,17 @@ def form_of(loop: Loop, reduces: bool) -> Form:
 
 
 def plan(
-    region: Region, shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], full: list[Any]
+    region: Region, stages: Stages, shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], full: list[Any]
 ) -> tuple[Loop, list[str], Form]:
     """The loop over ``shape``, how each leaf is read, and how the kernel walks; ``full``: outputs of full size."""
     tiled = any(b.node.prim.cxx_drawn == TILED for b in cuda_element.drawn_of(region))  # type: ignore[union-attr]
-    loop, kinds = layouts.loop_of(shape, axes, leaves, full, tiled)
+    early = {id(k) for b in (*stages.loop, *stages.totals) for k in b.keeps}
+    in_loop = [i for i, b in enumerate(region.leaves) if id(b) in early]
+    loop, found = layouts.loop_of(shape, axes, [leaves[i] for i in in_loop], full, tiled)
+    loop = replace(loop, strides={in_loop[i]: strides for i, strides in loop.strides.items()})
+    kinds = [layouts.kind_of_late(x) for x in leaves]
+    for i, kind in zip(in_loop, found):
+        kinds[i] = kind
     return loop, kinds, form_of(loop, axes is not None)
 
 
@@ -94,56 +101,62 @@ class Run:
     scratch: int
 
 
-def run(region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, device: Any) -> Run:
+def run(
+    region: Region, stages: Stages, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, device: Any
+) -> Run:
     """Evaluate ``targets`` over ``shape``, reducing ``axes``; outputs have the targets' own shapes."""
     leaves = [b.array for b in region.leaves]
     outputs = [device.empty(b.node.aval.shape, b.node.aval.dtype) for b in targets]
     names = tuple(b.node.prim.name for b in region.order)  # type: ignore[union-attr]
-    full = [x for b, x in zip(targets, outputs) if b.node.prim.reduce is None]  # type: ignore[union-attr]
-    totals = [x for b, x in zip(targets, outputs) if b.node.prim.reduce is not None]  # type: ignore[union-attr]
-    loop, kinds, form = plan(region, shape, axes, leaves, full)
-    if not (loop.size or any(x.size for x in totals)):
+    out = {id(b): x for b, x in zip(targets, outputs)}
+    full, results = ([out[id(b)] for b in part] for part in stages.divide(targets))
+    loop, kinds, form = plan(region, stages, shape, axes, leaves, full)
+    if not (loop.size or any(x.size for x in results)):
         return Run(names, outputs, [], 0)
-    kernel = _kernel(region, targets, kinds, loop, form, device)
+    kernel = _kernel(region, stages, targets, kinds, loop, form, device)
     args = _arguments(region, leaves, kinds, loop, full)
-    if not totals:
+    if axes is None:
         args.append(cxx.index(loop.size, loop.wide))
         blocks = -(-max(1, loop.size // loop.vec) // _THREADS)
         device.launch(kernel.function, (min(blocks, _MOST_BLOCKS),), (_THREADS,), tuple(args))
-        return Run(names, outputs, [_moved(leaves, outputs)], 0)
-    moved, scratch = _reduce(kernel, form, loop, args, targets, leaves, full, totals, device)
+        return Run(names, outputs, [moved_by(leaves, outputs)], 0)
+    late = [_argument(leaves[i], kinds[i]) for i in Element(region, stages, targets, kinds, loop).late]
+    moved, scratch = _reduce(kernel, form, loop, args, late, stages, leaves, full, results, device)
     return Run(names, outputs, moved, scratch)
 
 
 def _reduce(
-    kernel: Kernel, form: Form, loop: Loop, args: list[Any], targets: list[Buffer],
-    leaves: list[Any], full: list[Any], totals: list[Any], device: Any,
+    kernel: Kernel, form: Form, loop: Loop, args: list[Any], late: list[Any], stages: Stages,
+    leaves: list[Any], full: list[Any], results: list[Any], device: Any,
 ) -> tuple[list[tuple[int, int]], int]:  # fmt: skip
     split = split_of(loop)
-    reductions = cuda_element.reductions_of(targets)
-    results = totals
+    first = results
     if form.split:
-        results = [device.empty((split.parts * loop.writes,), r.wide) for r in reductions]
+        reductions = cuda_element.reductions_of(stages.totals)
+        first = [device.empty((split.parts * loop.writes,), r.wide) for r in reductions]
     numbers = [loop.writes, loop.reads, split.part]
     numbers += [n for n, _ in loop.kept[1:]] + [s for _, s in loop.kept]
     numbers += [n for n, _ in loop.reduced[1:]] + [s for _, s in loop.reduced]
-    args = [*args, *results, *(cxx.index(n, loop.wide) for n in numbers)]
+    args = [*args, *first, *(cxx.index(n, loop.wide) for n in numbers)]
     per_block = {ROW_WARP: 8, ROW_BLOCK: 1, COLUMN: 32 * loop.vec}[form.walk or ""]
     blocks = -(-loop.writes // per_block)
     device.launch(kernel.function, (blocks, split.parts), (_THREADS,), tuple(args))
-    moved = [_moved(leaves, [*full, *results])]
+    moved = [moved_by(leaves, [*full, *first])]
     if not form.split:
         return moved, 0
-    pairs = [x for part, out in zip(results, totals) for x in (part, out)]
     numbers = [cxx.index(loop.writes, loop.wide), cxx.index(split.parts, loop.wide)]
     blocks = -(-loop.writes // (_THREADS if form.walk == COLUMN else 8))
-    device.launch(kernel.finish, (blocks,), (_THREADS,), (*pairs, *numbers))
-    return [*moved, _moved(results, totals)], sum(x.nbytes for x in results)
+    device.launch(kernel.finish, (blocks,), (_THREADS,), (*late, *first, *results, *numbers))
+    return [*moved, moved_by(first, results)], sum(x.nbytes for x in first)
+
+
+def _argument(x: Any, kind: str) -> Any:
+    return cxx.argument(x.value) if kind == VALUE else x
 
 
 def _arguments(region: Region, leaves: list[Any], kinds: list[str], loop: Loop, full: list[Any]) -> list[Any]:
     """In the order of ``cuda_element.Element.params``."""
-    args = [cxx.argument(x.value) if kind == VALUE else x for x, kind in zip(leaves, kinds)]
+    args = [_argument(x, kind) for x, kind in zip(leaves, kinds)]
     for b in cuda_element.drawn_of(region):
         args += cxx.key(b.node.params["key"], b.node.params["counter"])
     args += full
@@ -154,12 +167,14 @@ def _arguments(region: Region, leaves: list[Any], kinds: list[str], loop: Loop, 
     return args
 
 
-def _kernel(region: Region, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form, device: Any) -> Kernel:
+def _kernel(
+    region: Region, stages: Stages, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form, device: Any
+) -> Kernel:
     key = (device, structure(region, targets), tuple(kinds), len(loop.dims), len(loop.kept), len(loop.reduced),
            loop.vec, loop.wide, form)  # fmt: skip
     found = _kernels.get(key)
     if found is None:
-        text = cuda_emit.text_of(region, targets, kinds, loop, form)
+        text = cuda_emit.text_of(region, stages, targets, kinds, loop, form)
         with _lock:
             if len(_kernels) >= _MOST:
                 _kernels.clear()
@@ -181,7 +196,7 @@ def structure(region: Region, targets: list[Buffer]) -> tuple:
     return tuple(code), leaves, tuple(number[id(b)] for b in targets)
 
 
-def _moved(read: list[Any], written: list[Any]) -> tuple[int, int]:
+def moved_by(read: Sequence[Any], written: Sequence[Any]) -> tuple[int, int]:
     """Bytes of distinct arrays read and written, what broadcasting repeats counted once."""
     distinct = {id(x): cxx.extent(x) for x in read}
     return sum(distinct.values()), sum(x.nbytes for x in written)

@@ -14,10 +14,12 @@ from tapegrad.aval import Shape
 from tapegrad.device import cxx
 
 VALUE, ONE, PACK, EACH, ROW, LINE, SAME, STRIDED = "value", "one", "pack", "each", "row", "line", "same", "strided"
+RESULT = "result"
 """How a leaf is read.  VALUE: it is a kernel argument; ONE: all elements are one place in memory; PACK: contiguous and
 aligned, one 16-byte load; EACH: contiguous at an odd address; with the index taken apart into dimensions: ROW: a pack
 lies in one row whose elements are neighbours and aligned (one load), LINE: in one row of any stride, SAME: all of a
-pack is one element, STRIDED: none of these, each element finds its own place."""
+pack is one element, STRIDED: none of these, each element finds its own place.  RESULT: only what follows a reduction
+reads it, at the place of the result."""
 BY_DIMS = (ROW, LINE, SAME, STRIDED)
 """The kinds whose dimensions and strides are arguments."""
 
@@ -78,6 +80,13 @@ def loop_of(
         kinds[i] = PACK if _aligned(leaves[i], vec) else EACH
     reach = max([size, *(sum(abs(s) * (n - 1) for s, n in zip(strides[i], dims)) for i in numbers)])
     return Loop(size, kept, reduced, dims, strides, vec, reach >= _WIDE_INDEX), kinds
+
+
+def kind_of_late(x: Any) -> str:
+    """How a leaf is read that only what follows a reduction reads."""
+    if cxx.is_argument(x):
+        return VALUE
+    return ONE if x.size == 1 else RESULT
 
 
 def _kind(x: Any, shape: Shape) -> str:

@@ -11,7 +11,10 @@ A region is the run of pending elementwise nodes of one shape that one kernel ev
    cut.  On a GPU that bounds registers and compile time; in backward, how often an interior is recomputed.
 4. *Pending inputs that nobody else holds may not hold more than* ``MAX_EXCLUSIVE`` *times the bytes of the value they
    stand for*: a running sum of big arrays is cut every few terms instead of keeping them all.
-5. *Everything else is not stored*: an interior is recomputed, in registers, by each kernel that needs it; for the sake
+5. *A reduction runs when it is recorded*, with the region it reduces as its prologue.  Where something waits on
+   purpose (a gradient walk, the composites of ``ops.reductions``), reductions of one region share a kernel, and on a
+   GPU what is computed from their results alone is the kernel's epilogue.
+6. *Everything else is not stored*: an interior is recomputed, in registers, by each kernel that needs it; for the sake
    of a derivative rule nothing inside a region is ever stored.
 """
 
@@ -29,6 +32,8 @@ SMALL = 16384
 MAX_NODES = 96
 MAX_LEAVES = 16
 MAX_EXCLUSIVE = 3
+MAX_TOGETHER = 128
+"""Nodes and arrays of targets that share a kernel: their addresses and strides must fit in 4 KiB of arguments."""
 
 
 def set_small(elements: int) -> None:
@@ -85,16 +90,21 @@ def collect(targets: Iterable[Buffer]) -> Region:
     return Region(order, leaves, reads)
 
 
-def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], tuple[int, int]]:
-    """The cost rule for deferring a node of ``aval``: the inputs to evaluate first, and the span of its buffer."""
+Span = tuple[int, int]
+LoopOf = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], Span, LoopOf | None]:
+    """The cost rule for deferring a node of ``aval``: inputs to evaluate first, and its buffer's span and loop."""
     nodes, leaves, pending, grew = 1, 0, [], 0
     must = []
+    loop = _epilogue(inputs, aval) if aval.device.lazy else None
     for b in inputs:
         if b.array is not None:
             if b.node.aval.ndim:
                 leaves += 1
                 grew += 1
-        elif b.node.aval.shape != aval.shape or b.node.prim.reduce is not None:  # type: ignore[union-attr]
+        elif b.node.aval.shape != aval.shape or b.loop != loop:
             must.append(b)
         else:
             pending.append(b)
@@ -106,8 +116,64 @@ def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], 
         nodes, leaves = 1 + len(region.order), filled + grew
         if nodes > MAX_NODES or leaves > MAX_LEAVES or region.exclusive_bytes() > MAX_EXCLUSIVE * max(aval.nbytes, 1):
             must += pending
-            nodes, leaves = 1, grew + len(pending)
-    return must, (nodes, leaves)
+            nodes, leaves, loop = 1, grew + len(pending), None
+    return must, (nodes, leaves), loop
+
+
+def _epilogue(inputs: tuple[Buffer, ...], aval: ShapedArray) -> LoopOf | None:
+    """The loop of the pending reductions from whose results the same kernel may compute this node, too.
+
+    Only reductions that somebody has told to wait are pending.  All else that is read must be numbers, or lie as the
+    results do.
+    """
+    loop = None
+    for b in inputs:
+        if b.array is not None:
+            if b.node.aval.ndim and (b.node.aval.shape != aval.shape or not b.array.flags.c_contiguous):
+                return None
+        elif b.loop is None or b.node.aval.shape != aval.shape or (loop is not None and b.loop != loop):
+            return None
+        else:
+            loop = b.loop
+    return loop
+
+
+@dataclass
+class Stages:
+    """A region's nodes by when they run: for each element, reductions, and from their results."""
+
+    loop: list[Buffer]
+    totals: list[Buffer]
+    epilogue: list[Buffer]
+
+    def divide(self, targets: list[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
+        """The targets of full size, and those that come of reductions."""
+        late = {id(b) for b in (*self.totals, *self.epilogue)}
+        return [b for b in targets if id(b) not in late], [b for b in targets if id(b) in late]
+
+    def wanted(self, region: Region, targets: list[Buffer]) -> list[Buffer]:
+        """``targets``, and each result that somebody outside the region refers to: else it would be reduced again."""
+        readers: dict[int, int] = {}
+        for b in region.order:
+            for k in b.keeps:
+                readers[id(k)] = readers.get(id(k), 0) + 1
+        have = {id(b) for b in targets}
+        # Referred to by its readers, by two lists of ours, by the loop variable and by getrefcount's argument.
+        more = [b for b in (*self.totals, *self.epilogue) if id(b) not in have]
+        return [*targets, *(b for b in more if sys.getrefcount(b) - 5 > readers.get(id(b), 0))]
+
+
+def stages(region: Region) -> Stages:
+    """The nodes of ``region`` by stage, each in order."""
+    if not _reduces(region):
+        return Stages(region.order, [], [])
+    found = Stages([], [], [])
+    for b in region.order:
+        if b.node.prim.reduce is not None:  # type: ignore[union-attr]
+            found.totals.append(b)
+        else:
+            (found.loop if b.loop is None else found.epilogue).append(b)
+    return found
 
 
 def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
@@ -125,7 +191,7 @@ def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
         for group in groups:
             key, ids, members = group
             fits = key[0] == shape and (axes is None or key[1] is None or key[1] == axes)
-            if fits and not ids.isdisjoint(touched) and len(ids | touched) <= 2 * MAX_NODES:
+            if fits and not ids.isdisjoint(touched) and len(ids | touched) <= MAX_TOGETHER:
                 touched |= ids
                 axes = axes if axes is not None else key[1]
                 joined += members
@@ -135,9 +201,12 @@ def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
     return [members for _, _, members in groups]
 
 
+def _reduces(region: Region) -> bool:
+    return any(b.node.prim.reduce is not None for b in region.order)  # type: ignore[union-attr]
+
+
 def loop_of(target: Buffer) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """The shape that evaluating ``target`` loops over, and the axes it reduces (None: it is no reduction)."""
-    node = target.node
-    if node.prim is not None and node.prim.reduce is not None:
-        return target.keeps[0].node.aval.shape, node.params["axis"]
-    return node.aval.shape, None
+    """The shape that evaluating ``target`` loops over, and the axes it reduces (None: it needs no reduction)."""
+    if target.loop is None or not _reduces(collect([target])):  # its reductions may have been evaluated meanwhile
+        return target.node.aval.shape, None
+    return target.loop

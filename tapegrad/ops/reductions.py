@@ -12,6 +12,7 @@ from typing import Any
 from tapegrad.aval import ShapedArray, normalize_axes
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.evaluate import waiting
 from tapegrad.ops.arithmetic import abs, multiply, sqrt, square, subtract
 from tapegrad.ops.comparison import equal, isfinite, not_equal
 from tapegrad.ops.creation import ones, ones_like, zeros
@@ -84,8 +85,8 @@ def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     if not dtypes.is_inexact(x.dtype):
         x = cast(x, dtypes.float64)
     count = math.prod(x.shape[a] for a in axes)
-    total = sum(x, axis=axes, keepdims=keepdims)
-    return total / count if count else total * float("nan")
+    with waiting(x._buffer.node.aval) as done:
+        return done(sum(x, axis=axes, keepdims=keepdims) / (count or float("nan")))
 
 
 def _ties(x: Tensor, out: Tensor, axis: tuple[int, ...], ndim: int) -> tuple[Tensor, Tensor]:
@@ -253,9 +254,10 @@ def var(x: Any, /, *, axis: Axis = None, correction: float = 0, keepdims: bool =
     axes = normalize_axes("var", axis, x.ndim)
     x = x if dtypes.is_inexact(x.dtype) else cast(x, dtypes.float64)
     deviation = subtract(x, mean(x, axis=axes, keepdims=True))
-    total = sum(square(abs(deviation) if x.dtype.kind == "c" else deviation), axis=axes, keepdims=keepdims)
+    squares = square(abs(deviation) if x.dtype.kind == "c" else deviation)
     count = math.prod(x.shape[a] for a in axes) - correction
-    return total / count if count > 0 else total * float("nan")
+    with waiting(x._buffer.node.aval) as done:
+        return done(sum(squares, axis=axes, keepdims=keepdims) / (count if count > 0 else float("nan")))
 
 
 def std(x: Any, /, *, axis: Axis = None, correction: float = 0, keepdims: bool = False) -> Tensor:
@@ -278,5 +280,6 @@ def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor
             most = where(isfinite(most), most, 0)
         else:
             most = zeros(kept, dtype=x.dtype, device=x.device)
-    out = log(sum(exp(x - most), axis=axes, keepdims=True)) + most
+    with waiting(x._buffer.node.aval) as done:
+        out = done(log(sum(exp(x - most), axis=axes, keepdims=True)) + most)
     return out if keepdims else reshape(out, tuple(n for i, n in enumerate(x.shape) if i not in axes))

@@ -10,10 +10,12 @@ from cuda_cases import DTYPES, numbers, same_bits
 from shim import standin
 
 import tapegrad as tg
+from tapegrad.device import CPU
 from tapegrad.evaluate import fill
 
 AXES = [(0, 1, 2), (0,), (2,), (1,), (0, 2), (1, 2), (0, 1)]
-SHAPES = [(5, 6, 8), (3, 4, 5), (1, 7, 1), (2, 3, 600), (1, 2, 5000)]
+SHAPES = [(5, 6, 8), (1, 7, 1), (2, 3, 600), (1, 2, 5000)]
+WHOLE = [((7, 9), (1,)), ((7, 9), (0,)), ((8, 2000), (1,)), ((64, 12), (0,)), ((5, 8, 12), (0, 2)), ((4, 6, 8), (1,))]
 SPLIT = [((3, 20001), (1,)), ((20004,), (0,)), ((1000, 40), (0,)), ((1003, 3), (0,)), ((3, 400, 24), (1,))]
 
 REDUCTIONS = {
@@ -28,7 +30,7 @@ def test_reductions(name, axes, cuda, on):
     reduce, dtypes = REDUCTIONS[name]
     for dtype, shape in itertools.product(dtypes, SHAPES):
         base = numbers(shape, dtype)
-        base = np.where(np.abs(base) > 7, 2, 1).astype(dtype) if name == "prod" else base
+        base = np.where(base > 7, -1, 1).astype(dtype) if name == "prod" else base
         base = base > 0 if dtype == "bool" else base
         found = []
         for d in (cuda, CPU):
@@ -41,8 +43,9 @@ def test_reductions(name, axes, cuda, on):
 
 def test_reductions_of_nothing_and_of_one(cuda, on):
     for shape, axes in itertools.product([(0, 4), (4, 0), (1, 4), (1, 1), (4, 1)], [(0,), (1,), (0, 1)]):
-        found = [[f(on(d, numbers(shape, "float32")) * 2, axis=axes) for f in (tg.sum, tg.prod, tg.any, tg.all, tg.mean)]
-                 for d in (cuda, CPU)]  # fmt: skip
+        functions = tg.sum, tg.prod, tg.any, tg.all, tg.mean
+        base = numbers(shape, "float32")
+        found = [[f(on(d, base) * 2, axis=axes) for f in functions] for d in (cuda, CPU)]
         for got, wanted in zip(*found):
             same_bits(got, wanted)
     with pytest.raises(tg.errors.ShapeError, match="no max of nothing"):
@@ -90,12 +93,10 @@ def test_half_precision_is_summed_in_single(cuda, on):
     same_bits(tg.sum(on(cuda, np.full(70000, 30000, "int16"))), np.int64(2100000000))
 
 
-@pytest.mark.parametrize(("shape", "axes"), [*SPLIT, ((7, 9), (1,)), ((7, 9), (0,)), ((8, 2000), (1,)), ((64, 12), (0,)),
-                                             ((5, 8, 12), (0, 2)), ((4, 6, 8), (1,))], ids=str)  # fmt: skip
+@pytest.mark.parametrize(("shape", "axes"), [*SPLIT, *WHOLE], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_order_of_additions_is_fixed_by_shape(shape, axes, dtype, rng, cuda, on):
     base = rng.uniform(-1, 1, shape).astype(dtype)
-    size = base.size
     grown = np.concatenate([base.reshape(-1)[:1], base.reshape(-1)])
     odd = on(cuda, grown, lambda x: x[1:].reshape(shape))
     step = on(cuda, np.repeat(base, 2, axis=-1), lambda x: x[..., ::2])
@@ -103,7 +104,8 @@ def test_the_order_of_additions_is_fixed_by_shape(shape, axes, dtype, rng, cuda,
     plain = on(cuda, base)
     f = lambda x: tg.sum(x * 1.5, axis=axes)
     wanted = f(plain)
-    np.testing.assert_allclose(wanted.numpy(), (base.astype("f8") * 1.5).sum(axes), rtol=1e-2, atol=size * 2e-7)
+    close = (base * base.dtype.type(1.5)).astype("float64").sum(axes)
+    np.testing.assert_allclose(wanted.numpy(), close, rtol=1e-3, atol=base.size * 2e-7)
     stored = plain * 1.5
     fill([stored._buffer])
     for got in (f(odd), f(step), f(turned), tg.sum(stored, axis=axes), tg.sum(plain * 1.5, axis=axes, keepdims=True)):
@@ -122,4 +124,4 @@ def test_reductions_in_bounds(cuda, on):
     standin.configure(check=True)
     for shape, axes in [*SPLIT[:3], ((1, 1030), (1,)), ((7, 9), (0,)), ((130, 4), (0,))]:
         base = numbers(shape, "float32")
-        same_bits(tg.sum(on(cuda, base) * F.dropout(tg.ones(shape, device=cuda), 0.0), axis=axes), base.sum(axes))
+        same_bits(tg.sum(on(cuda, base) * 1, axis=axes), base.sum(axes))
