@@ -15,6 +15,7 @@ from typing import Any
 from tapegrad import buffer as _buffer
 from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
+from tapegrad.device import tally
 from tapegrad.device.cuda import HostScalar
 from tapegrad.fusion import cuda_launch, emit, launch, region
 from tapegrad.node import NO_PARAMS, Node, thread
@@ -41,12 +42,15 @@ def apply(prim: Primitive, inputs: tuple[Buffer, ...], params: dict[str, Any], a
     else:
         arrays = [array_of(b) for b in inputs]
         array = compute(prim, arrays, params, aval)
+        passes = tally.taken()
         if prim.view and aval.device.is_view(array, arrays[0]):
             out = Buffer(array, node, (inputs[0].root(),))
         else:
             out = Buffer(array, node)
             if _buffer.accountant is not None:
                 _count((prim.name,), arrays, [array])
+                for read, written in passes:
+                    _buffer.accountant.ran((), read, written)
     for recorder in thread.recorders:
         recorder.record(node, inputs, out)
     return out

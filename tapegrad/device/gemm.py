@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tapegrad.device.tally import contiguous
 from tapegrad.errors import KernelError
 
 KINDS = {
@@ -148,7 +149,7 @@ def _stack(xp: Any, x: Any, batch: tuple[int, ...]) -> _Stack:
     found = _layout(x)
     if found is None:
         once = tuple(slice(0, 1) if not stride else slice(None) for stride in x.strides[:lead])
-        x = xp.ascontiguousarray(x[once])
+        x = contiguous(xp, x[once])
         found = False, x.shape[-1]
     steps = [0 if length == 1 else stride // x.itemsize for length, stride in zip(x.shape[:lead], x.strides)]
     return _Stack(x, *found, (*[0] * (len(batch) - lead), *steps))
@@ -183,7 +184,7 @@ def _joined(batch: tuple[int, ...], *steps: tuple[int, ...]) -> list[tuple[int, 
 def _spread(xp: Any, stack: _Stack, batch: tuple[int, ...]) -> _Stack:
     """The same with every matrix of the batch in memory."""
     x = stack.array
-    return _stack(xp, xp.ascontiguousarray(xp.broadcast_to(x, (*batch, *x.shape[-2:]))), batch)
+    return _stack(xp, contiguous(xp, xp.broadcast_to(x, (*batch, *x.shape[-2:]))), batch)
 
 
 def _may_use_tf32() -> bool:

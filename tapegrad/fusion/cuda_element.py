@@ -112,10 +112,10 @@ class Element:
                 place = "0" if kind == ONE else f"p{i}"
                 lines.append(f"const {cxx.compute(b.node.aval.dtype)} a{i} = tg_load(x{i}[{place}]);")
         for i, b in enumerate(self.drawn):
-            kind = b.node.prim.cxx_drawn  # type: ignore[union-attr]
+            drawing = b.node.prim.cxx_drawn  # type: ignore[union-attr]
             if i in self.tiled:
                 continue
-            lines.append(f"const {kind}<{cxx.storage(b.node.aval.dtype)}, N> d{i}(lo{i}, hi{i}, at{i}, i);")
+            lines.append(f"const {drawing}<{cxx.storage(b.node.aval.dtype)}, N> d{i}(lo{i}, hi{i}, at{i}, i);")
         for i, b in enumerate(self.full):
             lines.append(f"tg_pack<{cxx.storage(b.node.aval.dtype)}, N> b{i};")
         return lines

@@ -70,7 +70,8 @@ class MultiHeadAttention(Layer):
         value = query if value is None else ops.asarray(value)
         key = value if key is None else ops.asarray(key)
         self._check(query, value, key)
-        q, k, v = map(self._heads, (self.query_dense(query), self.key_dense(key), self.value_dense(value)))
+        q = self.query_dense(query, heads=self.num_heads)
+        k, v = self.key_dense(key, heads=self.num_heads), self.value_dense(value, heads=self.num_heads)
         mask = None if attention_mask is None else self._mask(attention_mask, query, key)
         weights = functional.attention_weights(q, k, mask, is_causal=use_causal_mask)
         dropped = functional.dropout(weights, self.dropout, training=training)
@@ -88,11 +89,6 @@ class MultiHeadAttention(Layer):
             name=f"{self.name}/{part}",
             dtype=self.dtype,
         )
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """(b, t, heads * dim) -> (b, heads, t, dim), a view."""
-        b, t, width = x.shape
-        return ops.permute_dims(ops.reshape(x, (b, t, self.num_heads, width // self.num_heads)), (0, 2, 1, 3))
 
     def _check(self, query: Tensor, value: Tensor, key: Tensor) -> None:
         for role, x in (("query", query), ("value", value), ("key", key)):

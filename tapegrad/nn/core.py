@@ -50,20 +50,24 @@ class Dense(Layer):
         self.kernel = self.add_weight((input_shape[-1], self.units), self.kernel_initializer, name="kernel")
         self.bias = self.add_weight((self.units,), self.bias_initializer, name="bias") if self.use_bias else None
 
-    def call(self, inputs: Any) -> Tensor:
+    def call(self, inputs: Any, heads: int | None = None) -> Tensor:
+        """``heads`` (of attention): (..., t, k) -> (..., heads, t, units / heads).
+
+        The product is only viewed in that order and the bias's addition writes it, so that no copy is needed later.
+        """
         x = self._as_own_dtype(inputs)
         k = self.kernel.shape[0]
         if not x.shape or x.shape[-1] != k:
             raise ShapeError(
                 f"{self}: wanted inputs (..., {k}), for which it was built, got {x.shape}; kernel {(k, self.units)}"
             )
-        # One matrix product whatever the leading axes: batched, the kernel's gradient would be one array per batch.
-        rows = x if x.ndim == 2 else ops.reshape(x, (math.prod(x.shape[:-1]), k))
-        y = ops.matmul(rows, self.kernel)
+        y = ops.matmul(x, self.kernel)
+        apart = None if heads is None else (heads, self.units // heads)
+        if apart is not None:
+            y = ops.moveaxis(ops.reshape(y, (*y.shape[:-1], *apart)), -2, -3)
         if self.bias is not None:
-            y = y + self.bias
-        y = self.activation(y)
-        return y if x.ndim == 2 else ops.reshape(y, (*x.shape[:-1], self.units))
+            y = y + (self.bias if apart is None else ops.reshape(self.bias, (apart[0], 1, apart[1])))
+        return self.activation(y)
 
 
 class Embedding(Layer):
@@ -144,8 +148,9 @@ class LayerNormalization(Layer):
         if sizes != self._shape:
             raise ShapeError(f"{self}: wanted sizes {self._shape} on axes {self.axis}, got {sizes} of inputs {x.shape}")
         size = (math.prod(sizes),)
-        gamma = ops.ones(size, dtype=self.dtype) if self.gamma is None else ops.reshape(self.gamma, size)
-        beta = ops.zeros(size, dtype=self.dtype) if self.beta is None else ops.reshape(self.beta, size)
+        alike = {"dtype": self.dtype, "device": x.device}
+        gamma = ops.ones(size, **alike) if self.gamma is None else ops.reshape(self.gamma, size)
+        beta = ops.zeros(size, **alike) if self.beta is None else ops.reshape(self.beta, size)
         if axes == (x.ndim - 1,):
             return ops.layer_norm(x, gamma, beta, eps=self.epsilon)
         # The op works on the last axis: bring the normalized ones there as one, and undo it.

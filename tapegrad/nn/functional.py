@@ -174,8 +174,8 @@ def layer_norm(
     if not shape or tuple(x.shape[-len(shape) :]) != shape:
         raise ShapeError(f"layer_norm: wanted input (..., {', '.join(map(str, shape))}), got {x.shape}")
     size = math.prod(shape)
-    gamma = ops.ones((size,), dtype=x.dtype) if weight is None else ops.reshape(weight, (size,))
-    beta = ops.zeros((size,), dtype=x.dtype) if bias is None else ops.reshape(bias, (size,))
+    gamma = ops.ones((size,), dtype=x.dtype, device=x.device) if weight is None else ops.reshape(weight, (size,))
+    beta = ops.zeros((size,), dtype=x.dtype, device=x.device) if bias is None else ops.reshape(bias, (size,))
     flat = ops.reshape(x, (*x.shape[: -len(shape)], size))
     return ops.reshape(ops.layer_norm(flat, gamma, beta, eps=eps), x.shape)
 
@@ -221,7 +221,8 @@ def attention_weights(
     nothing = -3e4 if str(scores.dtype) == "float16" else -1e9
     if is_causal:
         t, s = scores.shape[-2:]
-        scores = ops.where(ops.expand_dims(ops.arange(t), axis=1) >= ops.arange(s), scores, nothing)
+        places = ops.arange(max(t, s), device=scores.device)
+        scores = ops.where(ops.expand_dims(places[:t], axis=1) >= places[:s], scores, nothing)
     if mask is not None:
         scores = ops.where(mask, scores, nothing) if str(mask.dtype) == "bool" else scores + mask
     return ops.softmax(scores, axis=-1)

@@ -48,7 +48,7 @@ def cross_entropy(
         return _weighted("cross_entropy", losses, ops.astype(kept, logits.dtype), reduction)
     logp = ops.log_softmax(logits, axis=-1)
     if weight is None:
-        weight = ops.ones((classes,), dtype=logits.dtype)
+        weight = ops.ones((classes,), dtype=logits.dtype, device=logits.device)
     of_label = ops.where(kept, ops.take(weight, labels, axis=0), 0.0)
     hard = -_at_label(logp, labels) * of_label
     if not label_smoothing:
@@ -69,7 +69,7 @@ def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -1
         raise ShapeError("nll_loss: wanted input (n, c, ...) or (c,), got a scalar")
     classes, rest = logp.shape[axis], logp.shape[:axis] + logp.shape[axis + 1 :]
     kept, labels = _checked_labels("nll_loss", target, rest, classes, ignore_index)
-    weight = ops.ones((classes,), dtype=logp.dtype) if weight is None else ops.asarray(weight)
+    weight = ops.ones((classes,), dtype=logp.dtype, device=logp.device) if weight is None else ops.asarray(weight)
     if weight.shape != (classes,):
         raise ShapeError(f"nll_loss: wanted weight ({classes},), got {weight.shape}")
     of_label = ops.where(kept, ops.take(weight, labels, axis=0), 0.0)
@@ -121,7 +121,7 @@ def _class_axis_last(x: Tensor, axis: int) -> Tensor:
 
 def _at_label(logp: Tensor, labels: Tensor) -> Tensor:
     """The entry of each label; logp: (..., c), labels and result: (...).  Other entries may be infinite."""
-    of_class = ops.arange(logp.shape[-1]) == ops.expand_dims(labels, axis=-1)
+    of_class = ops.arange(logp.shape[-1], device=logp.device) == ops.expand_dims(labels, axis=-1)
     return ops.sum(ops.where(of_class, logp, 0.0), axis=-1)
 
 

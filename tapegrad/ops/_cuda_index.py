@@ -7,6 +7,7 @@ from typing import Any
 
 from tapegrad.device import cxx
 from tapegrad.device.kernel import Kernel
+from tapegrad.device.tally import contiguous
 from tapegrad.errors import IndexingError
 
 _take = Kernel("gather.cu", "tg_take")
@@ -32,7 +33,7 @@ def take(device: Any, x: Any, indices: Any, *, axis: int, out: Any) -> None:
         return
     if not x.size:
         raise IndexingError(f"take: axis {axis} of {x.shape} has no elements to take")
-    x, indices = device.xp.ascontiguousarray(x), device.xp.ascontiguousarray(indices)
+    x, indices = contiguous(device.xp, x), contiguous(device.xp, indices)
     before, n, width = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     sizes = cxx.long(before), cxx.long(n), cxx.long(indices.size)
     _run(device, _take, before * indices.size, width, x.dtype, x, indices, out, *sizes)
@@ -45,17 +46,17 @@ def scatter_add(device: Any, x: Any, indices: Any, *, axis: int, n: int, out: An
     if not x.size:
         out.fill(0)
         return
-    xp, places = device.xp, device.xp.ascontiguousarray(indices).reshape(-1)
+    xp, places = device.xp, contiguous(device.xp, indices).reshape(-1)
     before, width = prod(x.shape[:axis]), prod(x.shape[axis + indices.ndim :])
     order = xp.argsort(places, kind="stable")
     starts = xp.searchsorted(places[order], xp.arange(n + 1))
     sizes = cxx.long(before), cxx.long(n), cxx.long(places.size)
-    _run(device, _scatter_add, before * n, width, x.dtype, xp.ascontiguousarray(x), order, starts, out, *sizes)
+    _run(device, _scatter_add, before * n, width, x.dtype, contiguous(xp, x), order, starts, out, *sizes)
 
 
 def last_place(device: Any, indices: Any, *, n: int, out: Any) -> None:
     """For each of ``n`` positions the number of the last index that names it, or -1."""
     out.fill(-1)
     if indices.size:
-        args = (device.xp.ascontiguousarray(indices), out, cxx.long(indices.size))
+        args = (contiguous(device.xp, indices), out, cxx.long(indices.size))
         _last_place(device, -(-indices.size // _THREADS), _THREADS, args)

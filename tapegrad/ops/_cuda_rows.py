@@ -8,6 +8,7 @@ from typing import Any
 from tapegrad.device import cxx
 from tapegrad.device.dtypes import accumulator, uint64
 from tapegrad.device.kernel import Kernel
+from tapegrad.device.tally import contiguous, passed
 from tapegrad.errors import IndexingError
 
 _softmax = Kernel("softmax.cu", "tg_softmax")
@@ -57,7 +58,7 @@ class _Rows:
 
 
 def _contiguous(device: Any, *arrays: Any) -> list[Any]:
-    return [device.xp.ascontiguousarray(x) for x in arrays]
+    return [contiguous(device.xp, x) for x in arrays]
 
 
 def _leads(x: Any, out: Any) -> Any:
@@ -122,12 +123,14 @@ def layer_norm_vjp_gamma(device: Any, x: Any, g: Any, *, out: Any, eps: float) -
     rows = _Rows(count, width, x.dtype)
     mean, rstd = device.empty((count,), wide), device.empty((count,), wide)
     rows.run(device, _layer_norm_moments, x, mean, rstd, cxx.real(eps, x.dtype))
+    passed(x.nbytes, 2 * mean.nbytes)
     chunk = max(_CHUNK, -(-count // _MOST_CHUNKS))
     chunks, leads = -(-count // chunk), out.size // width
     partials = device.empty((chunks, leads, width), wide)
     grid = (-(-width // (_WARP * rows.macros["PACK"])), chunks, min(leads, _MOST_LEADS))
     args = (x, g, mean, rstd, partials, cxx.long(leads), *rows.sizes, cxx.long(chunk))
     _layer_norm_vjp_gamma(device, grid, _BLOCK, args, T=x.dtype, PACK=rows.macros["PACK"])
+    passed(2 * mean.nbytes + partials.nbytes, partials.nbytes)
     last = (partials, out, cxx.long(chunks), cxx.long(out.size))
     _layer_norm_vjp_gamma_sum(device, -(-out.size // _BLOCK), _BLOCK, last, T=x.dtype)
 

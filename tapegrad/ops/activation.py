@@ -11,7 +11,7 @@ from tapegrad.device.dtypes import in_float
 from tapegrad.errors import TapegradError
 from tapegrad.ops import _erf
 from tapegrad.ops.arithmetic import abs, minimum, square
-from tapegrad.ops.dispatch import infer_same, promote, unary
+from tapegrad.ops.dispatch import infer_same, promote, real_float, unary
 from tapegrad.ops.exponential import exp, expm1
 from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
@@ -85,7 +85,7 @@ erf_p = elementwise(
     cxx="erf({x})",
     doc="The error function, ``2 / sqrt(pi)`` times the integral of ``exp(-t * t)`` from 0 to ``x``.",
 )
-erf = unary(erf_p, in_float)
+erf = unary(erf_p, real_float("erf"))
 
 erfc_p = elementwise(
     "erfc",
@@ -96,7 +96,7 @@ erfc_p = elementwise(
     cxx="erfc({x})",
     doc="``1 - erf(x)``, precise for large ``x``.",
 )
-erfc = unary(erfc_p, in_float)
+erfc = unary(erfc_p, real_float("erfc"))
 
 
 def _floating(op: str, x: Any) -> Tensor:

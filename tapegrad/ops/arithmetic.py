@@ -9,21 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from tapegrad.device import dtypes
-from tapegrad.errors import DTypeError
 from tapegrad.ops.comparison import equal, logical_and
-from tapegrad.ops.dispatch import SCALARS, binary, infer_same, promote, unary
+from tapegrad.ops.dispatch import SCALARS, binary, infer_same, no_bool, promote, unary
 from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
 from tapegrad.tensor import Tensor
-
-
-def _no_bool(name: str) -> Any:
-    def check(dtype: Any) -> Any:
-        if dtype.kind == "b":
-            raise DTypeError(f"{name}: not defined for bool; use logical_xor or astype")
-        return dtype
-
-    return check
 
 
 def _to_divide(dtype: Any) -> Any:
@@ -34,7 +24,7 @@ add_p = elementwise("add", infer=infer_same, partials=[1, 1], cxx="tg_plus({x}, 
 add = binary(add_p)
 
 subtract_p = elementwise("subtract", infer=infer_same, partials=[1, -1], cxx="tg_minus({x}, {y})", doc="``x - y``.")
-subtract = binary(subtract_p, _no_bool("subtract"))
+subtract = binary(subtract_p, no_bool("subtract"))
 
 multiply_p = elementwise(
     "multiply", infer=infer_same, partials=[lambda y: y, lambda x: x], cxx="tg_times({x}, {y})", doc="``x * y``."
@@ -53,10 +43,10 @@ divide_p = elementwise(
 divide = binary(divide_p, _to_divide)
 
 negative_p = elementwise("negative", infer=infer_same, partials=[-1], cxx="tg_negate({x})", doc="``-x``.")
-negative = unary(negative_p, _no_bool("negative"))
+negative = unary(negative_p, no_bool("negative"))
 
 positive_p = elementwise("positive", infer=infer_same, partials=[1], cxx="{x}", doc="``+x``.")
-positive = unary(positive_p, _no_bool("positive"))
+positive = unary(positive_p, no_bool("positive"))
 
 sign_p = elementwise("sign", infer=infer_same, partials=[0], cxx="tg_sign({x})", doc="-1, 0 or 1; gradient 0.")
 sign = unary(sign_p)
@@ -87,7 +77,7 @@ def _push_abs(t: Tensor, x: Tensor) -> Tensor:
 square_p = elementwise(
     "square", infer=infer_same, partials=[lambda x: 2 * x], cxx="tg_times({x}, {x})", doc="``x * x``."
 )
-square = unary(square_p)
+square = unary(square_p, no_bool("square"))
 
 reciprocal_p = elementwise(
     "reciprocal",
@@ -130,7 +120,7 @@ power_p = elementwise(
     domain=(0.3, 2.0),
     doc="``x ** y``; the gradient of ``x ** 0`` in ``x`` is 0 at 0, too.",
 )
-power = binary(power_p)
+power = binary(power_p, no_bool("power"))
 
 
 def _safe_log(x: Tensor) -> Tensor:
@@ -177,7 +167,7 @@ floor_divide_p = elementwise(
     "floor_divide", infer=infer_same, partials=[0, 0], cxx="tg_floordiv({x}, {y})", domain=(0.5, 2.0), exact=False,
     doc="``floor(x / y)``; gradient 0.",
 )  # fmt: skip
-floor_divide = binary(floor_divide_p)
+floor_divide = binary(floor_divide_p, no_bool("floor_divide"))
 
 remainder_p = elementwise(
     "remainder",
@@ -189,7 +179,7 @@ remainder_p = elementwise(
     domain=(0.5, 2.0),
     doc="``x - floor(x / y) * y``, with the sign of ``y``.",
 )
-remainder = binary(remainder_p)
+remainder = binary(remainder_p, no_bool("remainder"))
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 from tapegrad.aval import ShapedArray
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError
-from tapegrad.ops.dispatch import binary, infer_bool, infer_same, unary
+from tapegrad.ops.dispatch import binary, infer_bool, infer_same, named, no_bool, tensor, unary
 from tapegrad.primitive import elementwise
+from tapegrad.tensor import Tensor
 
 
 def _comparison(name: str, symbol: str, doc: str) -> Any:
@@ -45,10 +46,10 @@ logical_not = unary(
 )
 
 
-def _bits(name: str) -> Any:
+def _bits(name: str, kinds: str = "biu") -> Any:
     def check(dtype: Any) -> Any:
-        if dtype.kind not in "biu":
-            raise DTypeError(f"{name}: needs integers or bools, got {dtype}")
+        if dtype.kind not in kinds:
+            raise DTypeError(f"{name}: needs integers{' or bools' if 'b' in kinds else ''}, got {dtype}")
         return dtype
 
     return check
@@ -56,7 +57,7 @@ def _bits(name: str) -> Any:
 
 def _bitwise(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Any:
     prim = elementwise(name, infer=infer_same, operands=("x", "y"), ufunc=ufunc, cxx=cxx, doc=doc)
-    return binary(prim, _bits(name))
+    return binary(prim, _bits(name, "biu" if ufunc is None else "iu"))
 
 
 bitwise_and = _bitwise("bitwise_and", "{x} & {y}", "Bits set in both.")
@@ -87,7 +88,14 @@ def _infer_rounded(x: ShapedArray) -> ShapedArray:
 
 
 def _rounding(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Any:
-    return unary(elementwise(name, infer=_infer_rounded, partials=[0], ufunc=ufunc, cxx=cxx, doc=doc))
+    prim = elementwise(name, infer=_infer_rounded, partials=[0], ufunc=ufunc, cxx=cxx, doc=doc)
+    rounded = unary(prim, no_bool(name))
+
+    def op(x: Any, /) -> Tensor:
+        t = tensor(name, x)
+        return t if t.dtype.kind in "iu" else rounded(t)  # whole already, where NumPy's ufunc would make floats
+
+    return named(op, prim, "x")
 
 
 floor = _rounding("floor", "tg_floor({x})", "The next integer below; gradient 0.")

@@ -59,12 +59,12 @@ def _run_cross_entropy(xp: Any, x: Any, labels: Any, *, out: Any) -> None:
 
 def _at(x: Tensor, labels: Tensor) -> Tensor:
     """The entry of each row at its label."""
-    return sum(where(arange(x.shape[-1]) == expand_dims(labels, -1), x, 0), axis=-1)
+    return sum(where(arange(x.shape[-1], device=x.device) == expand_dims(labels, -1), x, 0), axis=-1)
 
 
 def _without(p: Tensor, labels: Tensor) -> Tensor:
     """``p`` less 1 at the label of each row."""
-    return where(arange(p.shape[-1]) == expand_dims(labels, -1), p - 1, p)
+    return where(arange(p.shape[-1], device=p.device) == expand_dims(labels, -1), p - 1, p)
 
 
 cross_entropy_p = general(

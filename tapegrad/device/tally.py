@@ -1,0 +1,40 @@
+"""Passes over memory that a barrier makes besides reading its operands and writing its result: the ledger counts them.
+
+Whoever makes one says so here, in the thread that does; evaluation collects what was said.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from tapegrad.device.cxx import extent
+
+
+class _Said(threading.local):
+    def __init__(self) -> None:
+        self.passes: list[tuple[int, int]] = []
+
+
+_said = _Said()
+
+
+def passed(read: int, written: int) -> None:
+    """One more kernel has read and written so many bytes."""
+    _said.passes.append((read, written))
+
+
+def taken() -> list[tuple[int, int]]:
+    """What was said since the last call."""
+    found = _said.passes
+    if found:
+        _said.passes = []
+    return found
+
+
+def contiguous(xp: Any, x: Any) -> Any:
+    """``x`` in C order: itself, or a copy."""
+    if x.flags.c_contiguous:
+        return x
+    passed(extent(x), x.nbytes)
+    return xp.ascontiguousarray(x)

@@ -1,0 +1,285 @@
+"""``tapegrad doctor``: what is installed, which devices work, and how to mend what does not.
+
+Every section is gathered apart: one that fails says so in its place, and the others still appear.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+
+OPTIONAL = {
+    "matplotlib": "pip install 'tapegrad[plot]'", "safetensors": "pip install 'tapegrad[io]'",
+    "ml_dtypes": "pip install ml_dtypes", "pynvml": "pip install nvidia-ml-py",
+}  # fmt: skip
+"""Optional packages by the name they import under, and how to get them."""
+
+SERVES = {
+    "matplotlib": "plots", "safetensors": "saving weights", "ml_dtypes": "bfloat16", "pynvml": "what the driver knows",
+}  # fmt: skip
+VARIABLES = (
+    "TAPEGRAD_DEVICE", "TAPEGRAD_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_PATH", "CUPY_CACHE_DIR",
+    "CUPY_GPU_MEMORY_LIMIT", "CUPY_TF32",
+)  # fmt: skip
+_TRIAL = '#include "scalar.cuh"\nextern "C" __global__ void tg_doctor(int* x) { *x = 7; }'
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for bug reports and scripts.")
+def doctor(as_json: bool) -> None:
+    """Say what is installed, which devices work, and how to mend what does not.
+
+    The exit code is 0 where tapegrad can compute, be it on the CPU alone; it is 1 if TAPEGRAD_DEVICE asks for a device
+    that is missing.
+
+    \b
+    Example:
+      tapegrad doctor
+      TAPEGRAD_DEVICE=cuda tapegrad doctor --json
+    """
+    found = report()
+    click.echo(json.dumps(found, indent=2) if as_json else text(found), nl=True)
+    if not found["ok"]:
+        raise click.exceptions.Exit(1)
+
+
+def report() -> dict[str, Any]:
+    """All that is known, in the order in which it is printed; never raises."""
+    sections: dict[str, Callable[[], Any]] = {
+        "default device": _default_device, "versions": _versions, "CUDA": _cuda, "devices": _devices,
+        "kernels": _kernels, "memory": _memory, "CPU": _cpu, "optional packages": _optional, "environment": _environment,
+    }  # fmt: skip
+    found: dict[str, Any] = {name: _tried(gather) for name, gather in sections.items()}
+    found["to mend"] = _tried(lambda: _to_mend(found))
+    found["ok"] = not (os.environ.get("TAPEGRAD_DEVICE") and "error" in found["default device"])
+    return found
+
+
+def _tried(gather: Callable[[], Any]) -> Any:
+    """What ``gather`` returns, or its error as a value."""
+    try:
+        return gather()
+    except Exception as e:
+        return {"error": f"{type(e).__name__}: {e}"}
+
+
+def _default_device() -> dict[str, str]:
+    from tapegrad.device import cuda, default_device
+    from tapegrad.errors import DeviceError
+
+    asked = os.environ.get("TAPEGRAD_DEVICE")
+    try:
+        name = str(default_device())
+    except DeviceError as e:
+        return {"error": f"TAPEGRAD_DEVICE={asked}: {e}"}
+    if asked:
+        return {"name": name, "why": f"TAPEGRAD_DEVICE={asked}"}
+    if name == "cpu":
+        return {"name": name, "why": cuda.probe().why}
+    return {"name": name, "why": "a kernel was compiled and launched on it"}
+
+
+def _versions() -> dict[str, str]:
+    import numpy
+
+    import tapegrad
+    from tapegrad.device import cuda
+
+    cupy = cuda.probe().cupy
+    ask = lambda get: "not installed" if cupy is None else _line(get)
+    return {
+        "tapegrad": tapegrad.__version__,
+        "Python": f"{platform.python_version()} ({platform.system()} {platform.machine()})",
+        "NumPy": numpy.__version__,
+        "CuPy": ", ".join(_cupy_packages()) or ask(lambda: cupy.__version__),
+        "CUDA runtime": ask(lambda: _version(cupy.cuda.runtime.runtimeGetVersion())),
+        "CUDA driver": ask(lambda: _version(cupy.cuda.runtime.driverGetVersion())),
+        "NVRTC": ask(lambda: ".".join(map(str, cupy.cuda.nvrtc.getVersion()))),
+        "NVML": _line(_nvml),
+    }
+
+
+def _line(get: Callable[[], Any]) -> str:
+    """A value as text; an error as its first line."""
+    try:
+        return str(get())
+    except Exception as e:
+        return f"missing ({(str(e).splitlines() or [type(e).__name__])[0]})"
+
+
+def _version(number: int) -> str:
+    """12090 is 12.9; 0 is what a missing driver says."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number else "missing"
+
+
+def _cupy_packages() -> list[str]:
+    """The installed distributions that are CuPy; more than one of them break each other."""
+    names = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy-rocm-5-0")
+    return [f"{name} {version}" for name in names if (version := _installed(name))]
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _nvml() -> str:
+    try:
+        pynvml = importlib.import_module("pynvml")
+    except ImportError:
+        return "not installed"
+    pynvml.nvmlInit()
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        driver = driver.decode() if isinstance(driver, bytes) else driver
+        return f"driver {driver}, {pynvml.nvmlDeviceGetCount()} GPUs"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _cuda() -> dict[str, Any]:
+    from tapegrad.device import cuda
+
+    found = cuda.probe()
+    said = {"usable": bool(found.count), "a kernel was launched": bool(found.count), "headers": _headers()}
+    return said if found.count else {**said, "why": found.why, "fix": found.fix}
+
+
+def _headers() -> str:
+    """Where CUDA's headers lie: NVIDIA's wheels, or the toolkit."""
+    spec = importlib.util.find_spec("nvidia")
+    places = [Path(p) for p in spec.submodule_search_locations or ()] if spec else []
+    found = [file for place in places for file in sorted(place.glob("*/include/cuda_runtime.h"))]
+    toolkits = [os.environ[name] for name in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(name)]
+    found += [Path(p) / "include" / "cuda_runtime.h" for p in (*toolkits, "/usr/local/cuda")]
+    return next((str(file.parent) for file in found if file.is_file()), "not found")
+
+
+def _devices() -> dict[str, Any]:
+    from tapegrad.device import cuda
+
+    return {f"cuda:{i}": _tried(lambda i=i: _one_device(i)) for i in range(cuda.probe().count)}  # type: ignore[misc]
+
+
+def _one_device(index: int) -> dict[str, Any]:
+    from tapegrad.device import cuda
+    from tapegrad.device.kernel import options
+
+    device = cuda.get(index)
+    with device.active():
+        free, total = device.xp.cuda.runtime.memGetInfo()
+        properties = device.xp.cuda.runtime.getDeviceProperties(index)
+    name = properties["name"]
+    said = {
+        "name": name.decode() if isinstance(name, bytes) else name,
+        "compute capability": f"{properties['major']}.{properties['minor']}",
+        "free": f"{_size(free)} of {_size(total)}",
+    }
+    x = device.empty((1,), _int32())
+    device.launch(device.compile(_TRIAL, "tg_doctor", options()), (1,), (1,), (x,))
+    return {**said, "tapegrad's kernels run": int(device.numpy(x)[0]) == 7}
+
+
+def _int32() -> Any:
+    from tapegrad.device.dtypes import int32
+
+    return int32
+
+
+def _kernels() -> dict[str, Any]:
+    from tapegrad.device.kernel import folder
+
+    return {"folder": str(folder()), "files": len([*folder().glob("*.cu"), *folder().glob("*.cuh")])}
+
+
+def _memory() -> dict[str, str]:
+    from tapegrad.device import cuda
+    from tapegrad.device.pool import POOL
+
+    said = {"host pool": f"{_size(POOL.lent_bytes)} in use, {_size(POOL.idle_bytes)} kept for reuse"}
+    for i in range(cuda.probe().count):
+        device = cuda.get(i)
+        with device.active():
+            pool = device.xp.get_default_memory_pool()
+            said[f"pool of {device}"] = f"{_size(pool.used_bytes())} in use, {_size(pool.free_bytes())} kept for reuse"
+    return said
+
+
+def _cpu() -> dict[str, Any]:
+    import numpy
+
+    from tapegrad.device.threads import get_num_threads
+
+    blas = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index,call-overload]
+    return {"cores": os.cpu_count(), "threads": get_num_threads(), "BLAS": f"{blas['name']} {blas['version']}"}
+
+
+def _optional() -> dict[str, str]:
+    return {name: _line(lambda name=name: _package(name)) for name in OPTIONAL}  # type: ignore[misc]
+
+
+def _package(name: str) -> str:
+    if importlib.util.find_spec(name) is None:
+        return "not installed"
+    return _installed({"pynvml": "nvidia-ml-py"}.get(name, name)) or "installed"
+
+
+def _environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def _to_mend(found: dict[str, Any]) -> list[str]:
+    """One line for each thing that is missing: what, and what to do."""
+    lines = []
+    if "error" in found["default device"]:
+        lines.append(f"{found['default device']['error']} (or unset TAPEGRAD_DEVICE)")
+    elif "fix" in found["CUDA"]:
+        lines.append(f"CUDA ({found['CUDA']['why']}): {found['CUDA']['fix']}; the CPU serves meanwhile")
+    packages = _cupy_packages()
+    if len(packages) > 1:
+        lines.append(f"{' and '.join(packages)} overwrite each other's files: uninstall them all, install one again")
+    lines += [f"{name} ({SERVES[name]}): {fix}" for name, fix in OPTIONAL.items()
+              if found["optional packages"].get(name) == "not installed"]  # fmt: skip
+    lines += [f"{name}: {part['error']}" for name, part in found.items()
+              if name != "default device" and isinstance(part, dict) and "error" in part]  # fmt: skip
+    lines += [f"{name}: {one['error']}" for name, one in found["devices"].items() if isinstance(one, dict) and "error" in one]
+    return lines
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
+
+
+def text(found: dict[str, Any]) -> str:
+    """The report for people: a heading and indented lines for each section."""
+    lines = []
+    for heading, part in found.items():
+        if heading == "ok":
+            continue
+        lines.append(click.style(heading, bold=True))
+        if isinstance(part, dict):
+            width = max(map(len, part), default=0)
+            lines += [f"  {name:{width}}  {_plain(value)}" for name, value in part.items()]
+        else:
+            lines += [f"  {line}" for line in part]
+        if not part:
+            lines.append("  none" if heading != "to mend" else "  nothing")
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
+    return str(value)
