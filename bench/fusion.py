@@ -6,12 +6,12 @@ These are counts, not times, so they are the same on every machine.  The block i
 then ``x + dropout(mlp(norm(x)))``, float32, with dropout of the attention's weights and a GELU MLP four times as wide;
 the gradient is that of ``x`` and of all 16 weights, for a given cotangent of the result.  Counted are
 
-- tapegrad on CUDA: by the ledger (``tg.measure``), and by every launch, product and copy that reaches the device.  The
-  second also sees what a barrier does inside (copies for cuBLAS, partial sums).  Without a GPU the engine runs on
-  a stand-in for CuPy that keeps a log of both; with one the log is not kept, and the column is left out;
+- tapegrad on CUDA: by the ledger (``tg.measure``), and by every launch, product and copy that reaches the device, which
+  must be the same.  Without a GPU the engine runs on a stand-in for CuPy that keeps the log of the second; with one
+  there is no log, and the line is left out;
 - tapegrad on the CPU, by the ledger.  Its dropout masks are arrays there (random bits are dear on a CPU);
 - PyTorch eager: every aten operation that is no view is a kernel, its bytes are tensors read plus tensors written;
-- torch.compile: kernels and products of Inductor's final schedule, its own count of their bytes (``num_bytes_accessed``).
+- torch.compile: kernels and products of Inductor's final schedule, and its own ``num_bytes_accessed``.
 
 PyTorch runs the CPU's decompositions; ``native_dropout`` is called by its name, because that is what a GPU gets.
 Attention is written out in all.  Without dropout, results and gradients must agree; tapegrad's CPU and CUDA must agree
@@ -154,7 +154,7 @@ def count(sizes: Sizes, device: str, rate: float = 0.1) -> Count:
             counted = LEDGER.ran
 
             def ran(names: tuple[str, ...], read: int, written: int) -> None:
-                detail.append((" ".join(names) or "(joins the parts of a sum)", read, written))
+                detail.append((" ".join(names) or "(a further pass of the same)", read, written))
                 counted(names, read, written)
 
             LEDGER.ran = ran  # type: ignore[method-assign]

@@ -171,7 +171,10 @@ class GradientTape(Recording):
             if dtypes.is_inexact(node.aval.dtype):
                 have = cts.get(node.index)
                 cts[node.index] = weight if have is None else have + weight
-        found = self._walk(records, cts, sought, consume)
+        # Who asks for a gradient mostly reads the target, too.  Pending, it would go on holding what it is made from;
+        # on the CPU only big targets are pending, and they cost a pass.
+        also = [t._buffer for t in targets if isinstance(t, Tensor) and t.device.lazy]
+        found = self._walk(records, cts, sought, consume, also=also)
         return nest.rebuild(sources, (self._result(found, s, zero) for s in sought))
 
     def jacobian(
@@ -234,7 +237,13 @@ class GradientTape(Recording):
         return records, True
 
     def _walk(
-        self, records: list[Record], cts: dict[int, Tensor], sought: list[Any], consume: bool, lead: int | None = None
+        self,
+        records: list[Record],
+        cts: dict[int, Tensor],
+        sought: list[Any],
+        consume: bool,
+        lead: int | None = None,
+        also: list[Buffer] | None = None,
     ) -> dict[int, Tensor]:
         keep = set().union(*(self._indices(s) for s in sought)) if sought else set()
         everything = set(self._watched).union(*self._values.values())
@@ -243,7 +252,7 @@ class GradientTape(Recording):
             if consume:
                 records.clear()
             return {}
-        found = backward(records, cts, keep, consume=consume, path=path, lead=lead)
+        found = backward(records, cts, keep, consume=consume, path=path, lead=lead, also=also or ())
         if consume:
             self._tracked, self._watched = set(), set()
         return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapegrad.aval import Shape, shaped
 from tapegrad.buffer import Buffer
-from tapegrad.device import Device, asdevice, current_device
+from tapegrad.device import Device, asdevice, cuda_index, current_device
 from tapegrad.errors import ImmutableError, ShapeError
 from tapegrad.evaluate import array_of, fill
 from tapegrad.node import leaf
@@ -276,12 +276,8 @@ def alias(buffer: Buffer) -> Buffer:
 
 def device_of(x: Any) -> Device:
     """Where a tensor of ``x`` is made if nobody says: where an array in CUDA memory lies, else the current device."""
-    if hasattr(x, "__cuda_array_interface__"):
-        index = getattr(getattr(x, "device", None), "id", None)
-        if index is None:  # another library's array
-            index = x.__dlpack_device__()[1] if hasattr(x, "__dlpack_device__") else 0
-        return asdevice(f"cuda:{index}")
-    return current_device()
+    index = cuda_index(x)
+    return current_device() if index is None else asdevice(f"cuda:{index}")
 
 
 def convert(x: Any, dtype: Any = None) -> Tensor:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+from shim import standin
+from shim.host import why_no_compiler
+
+from tapegrad.device import CPU, _default
+from tapegrad.device import cuda as cuda_module
 
 
 def _repeated(x: Any, shape: tuple[int, ...]) -> Any:
@@ -51,3 +63,65 @@ def same_bits(got: Any, wanted: Any) -> None:
     got, wanted = (np.asarray(t.numpy() if hasattr(t, "numpy") else t) for t in (got, wanted))
     assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
     np.testing.assert_array_equal(got, wanted)
+
+
+@contextmanager
+def installed() -> Iterator[ModuleType]:
+    """The stand-in is CuPy and the CPU the default device; skips the test where kernels cannot be compiled."""
+    if why := why_no_compiler():
+        pytest.fail(why) if os.environ.get("TAPEGRAD_REQUIRE_SHIM") == "1" else pytest.skip(why)
+    default = list(_default)
+    _default[:] = [CPU]
+    module = standin.install()
+    cuda_module.forget()
+    try:
+        yield module
+    finally:
+        standin.uninstall()
+        cuda_module.forget()
+        _default[:] = default
+
+
+LIBRARIES = "install the CUDA libraries beside CuPy: pip install 'cupy-cuda12x[ctk]'"
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Make one thing of an installation go wrong."""
+    find, load = importlib.util.find_spec, importlib.import_module
+    if fault == "no cupy":
+        monkeypatch.delitem(sys.modules, "cupy")
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cupy" else find(name))
+    elif fault == "import error":
+        monkeypatch.delitem(sys.modules, "cupy")
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "cupy" else find(name))
+
+        def fail(name: str) -> ModuleType:
+            if name != "cupy":
+                return load(name)
+            raise OSError("libcublas.so.12: cannot open shared object file")
+
+        monkeypatch.setattr(importlib, "import_module", fail)
+    elif fault == "no driver":
+        standin.configure(devices=0)
+    elif fault == "old driver":
+        standin.configure(devices=0)
+        monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "driverGetVersion", lambda: 11040)
+    elif fault == "no device":
+        monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "getDeviceCount", lambda: 0)
+    elif fault == "idle kernel":
+        monkeypatch.setattr(sys.modules["cupy"], "RawModule", lambda **options: SimpleNamespace(
+            get_function=lambda name: lambda *args: None))  # fmt: skip
+    else:
+        standin.configure(**{fault: False})
+
+
+FAULTS = {
+    "no cupy": ("CuPy is not installed", "pip install 'tapegrad[cuda12]'"),
+    "import error": ("CuPy does not import: libcublas.so.12", "reinstall it"),
+    "no driver": ("no CUDA device: cudaErrorInsufficientDriver", "install an NVIDIA driver"),
+    "old driver": ("no CUDA device: cudaErrorInsufficientDriver", "update the driver (it offers CUDA 11)"),
+    "no device": ("the driver sees no CUDA device", "check CUDA_VISIBLE_DEVICES and nvidia-smi"),
+    "nvrtc": ('a kernel cannot be run: RuntimeError: Failure finding "libnvrtc.so"', LIBRARIES),
+    "headers": ("a kernel cannot be run: RuntimeError: Failed to find CUDA headers", LIBRARIES),
+    "idle kernel": ("a kernel cannot be run: KernelError: the kernel ran and did nothing", LIBRARIES),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -58,6 +59,10 @@ class Device:
     def active(self) -> AbstractContextManager[Any]:
         """A block in which the namespace's functions work on this device, after what it has been asked before."""
         return nullcontext()
+
+    def later(self, check: Callable[[], None]) -> None:
+        """Call ``check``, which may raise, when the device is next waited for; at once where nothing is waited for."""
+        check()
 
     def compile(self, text: str, name: str, options: tuple[str, ...]) -> Any:
         """The function ``name`` of CUDA C++ ``text``.  Raises KernelError."""

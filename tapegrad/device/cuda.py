@@ -3,6 +3,9 @@
 A device counts as available only when a kernel of ours has been compiled and launched on it: a driver without NVRTC,
 or NVRTC without a driver, is found here and not in the middle of a training step.
 
+What only a look at values can tell, such as an index out of range, is asked of the device when it is next waited for
+(:meth:`CudaDevice.later`): a training step does not wait for a GPU.  ``TAPEGRAD_CHECK_AT_ONCE=1`` asks at once.
+
 Streams: everything runs on CuPy's current stream.  When that differs from the stream of the device's previous
 operation, the new stream first waits for an event on the old one.  So a tensor made on one stream may be used on
 another.  An array of the user's belongs to the stream that is current when it is handed in (``asarray``).
@@ -12,8 +15,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +28,7 @@ from tapegrad.device import cpu
 from tapegrad.device.base import Device
 from tapegrad.errors import DeviceError, KernelError
 
+_MOST_CHECKS = 256
 _PROBE = 'extern "C" __global__ void tg_probe(int* x) { *x = 42; }'
 
 
@@ -57,7 +63,7 @@ class HostScalar:
 class CudaDevice(Device):
     """One GPU: CuPy's functions, memory from CuPy's pool."""
 
-    __slots__ = ("_last", "_lock", "_raw", "_runtime", "_stream_of", "index")
+    __slots__ = ("_checks", "_last", "_lock", "_runtime", "_stream_of", "index")
 
     def __init__(self, index: int, cupy: Any) -> None:
         super().__init__(f"cuda:{index}", "cuda", cupy, 0, lazy=True)
@@ -66,6 +72,7 @@ class CudaDevice(Device):
         self._stream_of = cupy.cuda.get_current_stream
         self._last: Any = None
         self._lock = threading.Lock()
+        self._checks: list[Callable[[], None]] = []
 
     def __reduce__(self) -> tuple:
         return _again, (self.index,)
@@ -142,7 +149,21 @@ class CudaDevice(Device):
         if type(x) is HostScalar:
             return x.value.copy()
         with self.active():
-            return x.get()
+            found = x.get()
+        if self._checks:
+            self._check()
+        return found
+
+    def later(self, check: Callable[[], None]) -> None:
+        """Call ``check`` after the next value has been read; with many waiting, at once."""
+        self._checks.append(check)
+        if len(self._checks) >= _MOST_CHECKS or os.environ.get("TAPEGRAD_CHECK_AT_ONCE") == "1":
+            self._check()
+
+    def _check(self) -> None:
+        waiting, self._checks = self._checks, []  # a check reads values, too
+        for check in waiting:
+            check()
 
     def is_view(self, x: Any, of: Any) -> bool:
         """Whether ``x`` lies within the memory that ``of`` was cut from."""

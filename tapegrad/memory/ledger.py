@@ -24,6 +24,7 @@ from typing import Any
 
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import Buffer
+from tapegrad.device.cuda import HostScalar
 from tapegrad.node import thread
 from tapegrad.variable import everyone
 
@@ -137,6 +138,8 @@ class Ledger:
 
     def allocated(self, buffer: Buffer) -> None:
         """A buffer got bytes."""
+        if type(buffer.array) is HostScalar:  # a kernel's argument: nothing lies on the device
+            return
         with self._lock:
             line = self._lines.pop(buffer, None) or _user_line()
             entry = self._enter(buffer, self._category_of(buffer), line)

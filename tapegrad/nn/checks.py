@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad import ops
 from tapegrad.errors import DTypeError, IndexingError, TapegradError
+from tapegrad.ops.bounds import require
 from tapegrad.tensor import Tensor
 
 
@@ -32,9 +32,6 @@ def integers(who: Any, name: str, x: Tensor) -> None:
 def within(who: Any, name: str, indices: Tensor, n: int) -> None:
     """Raises IndexingError unless all are in [0, n): unlike NumPy, -1 is not the last one but a mistake.
 
-    It reads values back, so a GPU is waited for: that costs less than a wrong row that nobody notices.
+    On a GPU it is raised when the device is next waited for.
     """
-    if indices.size:
-        low, high = ops.min(indices).item(), ops.max(indices).item()
-        if low < 0 or high >= n:
-            raise IndexingError(f"{who}: wanted {name} in [0, {n}), got some from {low} to {high}")
+    require(indices, 0, n - 1, lambda wrong: IndexingError(f"{who}: wanted {name} in [0, {n}), got {wrong} among them"))

@@ -136,7 +136,7 @@ def layer_norm_vjp_gamma(device: Any, x: Any, g: Any, *, out: Any, eps: float) -
 
 
 def cross_entropy(device: Any, x: Any, labels: Any, *, out: Any) -> None:
-    """``logsumexp(row) - row[label]`` of each row.  Raises IndexingError for a label out of range."""
+    """``logsumexp(row) - row[label]`` of each row.  A label out of range raises IndexingError later."""
     if not out.size:
         return
     x, labels = _contiguous(device, x, labels)
@@ -144,11 +144,13 @@ def cross_entropy(device: Any, x: Any, labels: Any, *, out: Any) -> None:
     wrong = device.empty((1,), uint64)
     wrong.fill(_NO_ROW)
     _Rows(labels.size, classes, x.dtype).run(device, _cross_entropy, x, labels, out, wrong, L=labels.dtype)
-    row = int(wrong[0])
+    device.later(lambda: _refuse(int(wrong[0]), classes))
+
+
+def _refuse(row: int, classes: int) -> None:
     if row != _NO_ROW:
-        label = int(labels.reshape(-1)[row])
         raise IndexingError(
-            f"cross_entropy: label {label} is out of range for {classes} classes; mask ignored rows with where"
+            f"cross_entropy: the label of row {row} is out of range for {classes} classes; mask ignored rows with where"
         )
 
 

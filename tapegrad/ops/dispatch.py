@@ -16,7 +16,7 @@ from tapegrad.evaluate import apply, apply_elementwise
 from tapegrad.fusion.region import runs_at_once
 from tapegrad.node import leaf
 from tapegrad.primitive import Primitive, Site, elementwise
-from tapegrad.tensor import Tensor, convert
+from tapegrad.tensor import Tensor, convert, from_array
 
 SCALARS = (bool, int, float, complex)
 _constants: dict[Any, Buffer] = {}
@@ -101,6 +101,8 @@ def promote(op: str, xs: tuple[Any, ...], to: Callable[[Any], Any] | None = None
     """
     strong = [x if isinstance(x, SCALARS) and not hasattr(x, "dtype") else tensor(op, x) for x in xs]
     tensors = [x for x in strong if isinstance(x, Tensor)]
+    if len(tensors) > 1 and any(t.device is not tensors[0].device for t in tensors):
+        tensors = _beside(xs, strong)
     if not tensors:  # Python numbers only: the dtype that the widest kind of them becomes
         widest = max(range(len(xs)), key=lambda k: SCALARS.index(type(xs[k])))
         strong[widest] = tensor(op, xs[widest])
@@ -120,6 +122,21 @@ def promote(op: str, xs: tuple[Any, ...], to: Callable[[Any], Any] | None = None
     if to is not None:
         dtype = to(dtype)
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else Tensor(constant(x, dtype, device)) for x in strong)
+
+
+def _beside(xs: tuple[Any, ...], strong: list[Any]) -> list[Tensor]:
+    """The tensors of ``strong``, in which numbers of NumPy's move to the device of the others."""
+    home = next((t.device for x, t in zip(xs, strong) if isinstance(t, Tensor) and _is_lasting(x)), None)
+    if home is not None:
+        for i, x in enumerate(xs):
+            if isinstance(strong[i], Tensor) and not _is_lasting(x) and not strong[i].ndim:
+                strong[i] = from_array(home.array(x), home)
+    return [t for t in strong if isinstance(t, Tensor)]
+
+
+def _is_lasting(x: Any) -> bool:
+    """Whether ``x`` lies on a device of its own: a tensor or a variable."""
+    return isinstance(x, Tensor) or hasattr(x, "ref")
 
 
 def resolve(prim: Primitive, avals: Any) -> Site:

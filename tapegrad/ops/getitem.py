@@ -14,11 +14,11 @@ from tapegrad.aval import Shape, broadcast_shapes
 from tapegrad.device import dtypes
 from tapegrad.errors import IndexingError, NotATensorError, ShapeError
 from tapegrad.ops.arithmetic import add, maximum
+from tapegrad.ops.bounds import checked
 from tapegrad.ops.creation import zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
 from tapegrad.ops.indexing import (
     Part,
-    checked,
     last_place_p,
     put_slice_p,
     scatter_add_p,

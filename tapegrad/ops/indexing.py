@@ -14,10 +14,10 @@ from tapegrad.aval import Shape, ShapedArray, normalize_axis, shaped
 from tapegrad.device import dtypes, gather
 from tapegrad.errors import IndexingError, ShapeError
 from tapegrad.ops import _cuda_index
+from tapegrad.ops.bounds import checked
 from tapegrad.ops.comparison import equal
 from tapegrad.ops.creation import arange, zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to, moveaxis, reshape
 from tapegrad.primitive import Bad, Primitive, Sample, general, linear
 from tapegrad.tensor import Tensor, from_array
@@ -190,26 +190,6 @@ last_place_p = general(
     samples=[Sample([2, 0, 2], n=4)],
     doc="For each of ``n`` positions the number of the last index that names it, or -1.",
 )
-
-
-def checked(op: str, indices: Any, n: int) -> Tensor:
-    """``indices`` as int64 in ``[0, n)``, negative ones counted from the end.
-
-    Raises IndexingError for another dtype and out of range (it looks at the values).
-    """
-    found = tensor(op, indices)
-    if not dtypes.is_integer(found.dtype):
-        if found.size or found.dtype.kind == "b":
-            raise IndexingError(f"{op}: indices must be integers, got {found.dtype}; use astype, or a mask of bools")
-    found = cast(found, dtypes.int64)
-    if not found.size:
-        return found
-    array = found._array
-    least, most = int(array.min()), int(array.max())
-    if least < -n or most >= n:
-        wrong = least if least < -n else most
-        raise IndexingError(f"{op}: index {wrong} is out of range for an axis of length {n}")
-    return where(found < 0, found + n, found) if least < 0 else found
 
 
 def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Tensor:

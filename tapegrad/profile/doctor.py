@@ -5,7 +5,7 @@ Every section is gathered apart: one that fails says so in its place, and the ot
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -55,7 +55,8 @@ def report() -> dict[str, Any]:
     """All that is known, in the order in which it is printed; never raises."""
     sections: dict[str, Callable[[], Any]] = {
         "default device": _default_device, "versions": _versions, "CUDA": _cuda, "devices": _devices,
-        "kernels": _kernels, "memory": _memory, "CPU": _cpu, "optional packages": _optional, "environment": _environment,
+        "kernels": _kernels, "memory": _memory, "CPU": _cpu, "optional packages": _optional,
+        "environment": _environment,
     }  # fmt: skip
     found: dict[str, Any] = {name: _tried(gather) for name, gather in sections.items()}
     found["to mend"] = _tried(lambda: _to_mend(found))
@@ -183,7 +184,8 @@ def _one_device(index: int) -> dict[str, Any]:
     said = {
         "name": name.decode() if isinstance(name, bytes) else name,
         "compute capability": f"{properties['major']}.{properties['minor']}",
-        "free": f"{_size(free)} of {_size(total)}",
+        "free bytes": free,
+        "total bytes": total,
     }
     x = device.empty((1,), _int32())
     device.launch(device.compile(_TRIAL, "tg_doctor", options()), (1,), (1,), (x,))
@@ -202,16 +204,16 @@ def _kernels() -> dict[str, Any]:
     return {"folder": str(folder()), "files": len([*folder().glob("*.cu"), *folder().glob("*.cuh")])}
 
 
-def _memory() -> dict[str, str]:
+def _memory() -> dict[str, dict[str, int]]:
     from tapegrad.device import cuda
     from tapegrad.device.pool import POOL
 
-    said = {"host pool": f"{_size(POOL.lent_bytes)} in use, {_size(POOL.idle_bytes)} kept for reuse"}
+    said = {"host pool": {"used bytes": POOL.lent_bytes, "kept bytes": POOL.idle_bytes}}
     for i in range(cuda.probe().count):
         device = cuda.get(i)
         with device.active():
             pool = device.xp.get_default_memory_pool()
-            said[f"pool of {device}"] = f"{_size(pool.used_bytes())} in use, {_size(pool.free_bytes())} kept for reuse"
+            said[f"pool of {device}"] = {"used bytes": pool.used_bytes(), "kept bytes": pool.free_bytes()}
     return said
 
 
@@ -248,12 +250,20 @@ def _to_mend(found: dict[str, Any]) -> list[str]:
     packages = _cupy_packages()
     if len(packages) > 1:
         lines.append(f"{' and '.join(packages)} overwrite each other's files: uninstall them all, install one again")
+    if packages:
+        beside = f"pip install '{packages[0].split()[0]}[ctk]'"
+        if found["versions"].get("NVRTC", "").startswith("missing"):
+            lines.append(f"NVRTC, the compiler of kernels: {beside}")
+        if found["CUDA"].get("headers") == "not found":
+            lines.append(f"CUDA's headers: {beside}")
+    if found["versions"].get("NVML", "").startswith("missing"):
+        lines.append("NVML: it comes with the NVIDIA driver; nothing but this report needs it")
     lines += [f"{name} ({SERVES[name]}): {fix}" for name, fix in OPTIONAL.items()
               if found["optional packages"].get(name) == "not installed"]  # fmt: skip
     lines += [f"{name}: {part['error']}" for name, part in found.items()
               if name != "default device" and isinstance(part, dict) and "error" in part]  # fmt: skip
-    lines += [f"{name}: {one['error']}" for name, one in found["devices"].items() if isinstance(one, dict) and "error" in one]
-    return lines
+    failed = {name: one["error"] for name, one in found["devices"].items() if isinstance(one, dict) and "error" in one}
+    return lines + [f"{name}: {error}" for name, error in failed.items()]
 
 
 def _size(nbytes: int) -> str:
@@ -277,9 +287,13 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _sized(name: str, value: Any) -> Any:
+    return _size(value) if name.endswith(" bytes") else value
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
+        return ", ".join(f"{name.removesuffix(' bytes')} {_plain(_sized(name, one))}" for name, one in value.items())
     return str(value)

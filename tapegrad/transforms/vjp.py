@@ -14,6 +14,7 @@ from typing import Any
 
 from tapegrad import buffer as _buffer
 from tapegrad.aval import ShapedArray, shaped
+from tapegrad.buffer import Buffer
 from tapegrad.errors import GradientError, NoGradientError
 from tapegrad.evaluate import fill
 from tapegrad.node import Node, thread
@@ -52,11 +53,12 @@ def backward(
     consume: bool,
     path: set[int] | None = None,
     lead: int | None = None,
+    also: Iterable[Buffer] = (),
 ) -> dict[int, Tensor]:
     """Walk ``records`` backwards from ``cts``; the cotangents of the values in ``keep``.
 
     ``consume``: records are dropped as they are used, so each residual is freed at its last use.  ``path``: the values
-    that depend on the sources; only these are followed (None: all).
+    that depend on the sources; only these are followed (None: all).  ``also``: what to evaluate along with the result.
     """
     before = thread.deferring
     thread.deferring = []
@@ -79,7 +81,7 @@ def backward(
             _pull(record, _tensor(ct, node.aval), cts, path, lead)
             del record, residuals, ct
         found = {i: _tensor(cts[i], None) for i in keep if i in cts}
-        fill([t._buffer for t in found.values()])
+        fill([*(t._buffer for t in found.values()), *also])
         return found
     finally:
         thread.deferring = before

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda_cases import installed
 from shim import standin
-from shim.host import why_no_compiler
 
-from tapegrad.device import CPU, Device, _default, asdevice
-from tapegrad.device import cuda as cuda_module
+from tapegrad.device import Device, asdevice
 from tapegrad.tensor import Tensor, from_array
 
 
 @pytest.fixture
 def cupy() -> Iterator[ModuleType]:
     """The stand-in, installed and not yet looked at; skips the test where kernels cannot be compiled."""
-    if why := why_no_compiler():
-        pytest.fail(why) if os.environ.get("TAPEGRAD_REQUIRE_SHIM") == "1" else pytest.skip(why)
-    default = list(_default)
-    _default[:] = [CPU]
-    module = standin.install()
-    cuda_module.forget()
-    try:
+    with installed() as module:
         yield module
-    finally:
-        standin.uninstall()
-        cuda_module.forget()
-        _default[:] = default
 
 
 @pytest.fixture

@@ -10,56 +10,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_cases import same_bits
+from cuda_cases import FAULTS, broken, same_bits
 from shim import standin
 
 import tapegrad as tg
 from tapegrad.device import CPU, _default, asdevice, current_device, default_device
-from tapegrad.device import cuda as cuda_module
 from tapegrad.errors import DeviceError
 from tapegrad.tensor import from_array, materialize
 
 X = np.arange(1.0, 7.0, dtype="float32").reshape(2, 3)
-LIBRARIES = "install the CUDA libraries beside CuPy: pip install 'cupy-cuda12x[ctk]'"
-
-
-def broken(monkeypatch, fault):
-    """Make one thing go wrong."""
-    if fault == "no cupy":
-        monkeypatch.delitem(sys.modules, "cupy")
-        monkeypatch.setattr(cuda_module.importlib.util, "find_spec", lambda name: None)
-    elif fault == "import error":
-        monkeypatch.delitem(sys.modules, "cupy")
-        monkeypatch.setattr(cuda_module.importlib.util, "find_spec", lambda name: object())
-
-        def fail(name):
-            raise OSError("libcublas.so.12: cannot open shared object file")
-
-        monkeypatch.setattr(cuda_module.importlib, "import_module", fail)
-    elif fault == "no driver":
-        standin.configure(devices=0)
-    elif fault == "old driver":
-        standin.configure(devices=0)
-        monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "driverGetVersion", lambda: 11040)
-    elif fault == "no device":
-        monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "getDeviceCount", lambda: 0)
-    elif fault == "idle kernel":
-        monkeypatch.setattr(sys.modules["cupy"], "RawModule", lambda **options: SimpleNamespace(
-            get_function=lambda name: lambda *args: None))  # fmt: skip
-    else:
-        standin.configure(**{fault: False})
-
-
-FAULTS = {
-    "no cupy": ("CuPy is not installed", "pip install 'tapegrad[cuda12]'"),
-    "import error": ("CuPy does not import: libcublas.so.12", "reinstall it"),
-    "no driver": ("no CUDA device: cudaErrorInsufficientDriver", "install an NVIDIA driver"),
-    "old driver": ("no CUDA device: cudaErrorInsufficientDriver", "update the driver (it offers CUDA 11)"),
-    "no device": ("the driver sees no CUDA device", "check CUDA_VISIBLE_DEVICES and nvidia-smi"),
-    "nvrtc": ('a kernel cannot be run: RuntimeError: Failure finding "libnvrtc.so"', LIBRARIES),
-    "headers": ("a kernel cannot be run: RuntimeError: Failed to find CUDA headers", LIBRARIES),
-    "idle kernel": ("a kernel cannot be run: KernelError: the kernel ran and did nothing", LIBRARIES),
-}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

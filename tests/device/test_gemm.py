@@ -36,6 +36,8 @@ class Array:
     ndim = property(lambda self: self.host.ndim)
     size = property(lambda self: self.host.size)
     itemsize = property(lambda self: self.host.itemsize)
+    nbytes = property(lambda self: self.host.nbytes)
+    flags = property(lambda self: self.host.flags)
 
     def __getitem__(self, index: Any) -> Array:
         return Array(self.xp, self.host[index], self.owner)

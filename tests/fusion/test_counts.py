@@ -1,4 +1,4 @@
-"""Kernels run and bytes moved by a transformer block, against the lower bound of ``bench/fusion.py``; a chain's arrays."""
+"""Kernels run and bytes moved by a transformer block, against the bound that ``bench/fusion.py`` derives; a chain's arrays."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shim.host import why_no_compiler
 
 import tapegrad as tg
 from tapegrad.fusion import region
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 LINKS = (1, 10, 30)
+FIGURES = {"cpu": (58, 1.11), "cuda": (69, 1.11), "device": (69, 1.11)}
+"""Kernels, and bytes as a multiple of the bound, of the block at the sizes of ``fusion.QUICK``."""
+
+
+pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +49,7 @@ def test_the_bound_by_hand(fusion):
     """Sums of the table: arrays of x's size, of the hidden layer's, of the scores', of the weights', and vectors."""
     sizes = fusion.Sizes(2, 3, 8, 4)
     n = sizes.elements()
-    wanted = {"x": 74, "wide": 12, "scores": 16, "W": 12, "4W": 6, "w": 20, "4w": 3}
+    wanted = {"x": 85, "wide": 11, "scores": 15, "W": 12, "4W": 6, "w": 20, "4w": 3}
     counted = dict.fromkeys(wanted, 0)
     for _, _, reads, writes in fusion.STRETCHES:
         for name in (reads + " " + writes).split():
@@ -59,12 +65,22 @@ def test_bytes_are_near_the_bound(where, counts, fusion):
     assert counts["bound"].bytes < counts[where].bytes <= fusion.GOAL * counts["bound"].bytes
 
 
-def test_kernels_of_the_block(counts):
-    """The figures of today: a change that runs more kernels or moves more bytes has to say so here."""
-    assert counts["cpu"].kernels <= 63
-    assert counts["cuda"].kernels <= 68
-    if "device" in counts:
-        assert counts["device"].kernels <= 78
+@pytest.mark.parametrize("where", FIGURES)
+def test_the_figures_of_today(where, counts):
+    """Better than the goal: a change that runs more kernels or moves more bytes has to say so here."""
+    if where not in counts:
+        pytest.skip("what reaches a real device is not logged")
+    kernels, times = FIGURES[where]
+    assert counts[where].kernels <= kernels
+    assert counts[where].bytes <= times * counts["bound"].bytes
+
+
+def test_the_ledger_sees_what_the_device_sees(counts):
+    """Copies and further passes inside a barrier included; numbers that are arguments are too few bytes to matter."""
+    if "device" not in counts:
+        pytest.skip("what reaches a real device is not logged")
+    assert counts["cuda"].kernels == counts["device"].kernels
+    assert abs(counts["cuda"].bytes - counts["device"].bytes) < 1000
 
 
 def test_the_ledger_adds_up(counts):
@@ -85,8 +101,8 @@ def test_a_chain_longer_than_a_region_saves_one_array_a_cut(fusion):
     assert 1 < fusion.arrays_saved(links) <= cuts
 
 
-def test_the_measured_block_is_the_same_at_any_device(fusion):
-    """What is counted is right: CPU and CUDA agree with the same dropout masks."""
+def test_what_is_counted_is_right(fusion):
+    """CPU and CUDA agree, with the same dropout masks."""
     block = sys.modules["fusion_block"]
     with fusion.cuda_or_standin():
         on_cuda = block.results(tg, fusion.QUICK, "cuda", 0.1)

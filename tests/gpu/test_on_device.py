@@ -30,7 +30,7 @@ LAYOUTS = {
     "column-major": lambda xp, a: xp.ascontiguousarray(a.swapaxes(-1, -2)).swapaxes(-1, -2),
     "repeated matrix": lambda xp, a: xp.broadcast_to(a[:1], a.shape),
     "repeated row": lambda xp, a: xp.broadcast_to(a[:, :1], a.shape),
-    "every other column": lambda xp, a: xp.ascontiguousarray(xp.stack([a, a], axis=-1)).reshape(*a.shape[:-1], -1)[..., ::2],
+    "every other column": lambda xp, a: xp.concatenate([a, a], axis=-1).reshape(*a.shape, 2)[..., 0],
     "reversed": lambda xp, a: a[:, ::-1],
     "heads": lambda xp, a: xp.ascontiguousarray(a.swapaxes(0, 1)).swapaxes(0, 1),
 }  # fmt: skip
@@ -86,7 +86,7 @@ def test_every_gradient(dtype, cuda):
 
 
 def test_a_tensor_made_on_one_stream_is_used_on_another(cuda, cupy, rng):
-    """Long work on the one, its result read at once on the other, in both directions; a race would show as old bytes."""
+    """Long work on the one, its result read at once on the other, both ways; a race would show as old bytes."""
     values = rng.uniform(0.5, 1.5, N).astype("float32")
     streams = [cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)]
     wanted = x = on(CPU, values)
@@ -279,18 +279,17 @@ def test_recomputing_changes_no_bit(cuda):
 
 
 def test_a_training_step_never_waits_for_the_device(cuda, cupy):
-    """Cross entropy is left out: its kernel reports a label out of range, and the error is raised at once."""
     cupyx = pytest.importorskip("cupyx")
     with tg.device(cuda):
         tg.random.seed(0)
         model = nn.Sequential([nn.Dense(32, activation="gelu"), nn.LayerNormalization(), nn.Dropout(0.1), nn.Dense(8)])
         x = tg.random.normal((16, 24))
-        wanted = tg.random.normal((16, 8))
+        labels = tg.asarray(np.arange(16) % 8)
         optimizer = tg.optim.Adam(1e-2)
 
         def step() -> tg.Tensor:
             with tg.GradientTape() as tape:
-                loss = nn.functional.mse_loss(model(x, training=True), wanted)
+                loss = nn.functional.cross_entropy(model(x, training=True), labels)
             variables = model.trainable_variables
             optimizer.apply(tape.gradient(loss, variables), variables)
             return loss

@@ -138,7 +138,8 @@ def test_array_namespace():
 
 INNER = {
     "ops.arithmetic": {"pow_operator"}, "ops.transfer": {"to_device"}, "ops.shape": {"identity_of", "sum_to"},
-    "ops.indexing": {"sliced_shape", "checked"}, "ops.updates": {"adam", "clip_by_global_norm", "decayed", "groups", "momentum", "sgd"},
+    "ops.indexing": {"sliced_shape"}, "ops.bounds": {"checked", "require"},
+    "ops.updates": {"adam", "clip_by_global_norm", "decayed", "groups", "momentum", "sgd"},
     "ops.reductions": {"infer_reduction", "lift_axes", "kept_shape"}, "ops.getitem": {"getitem"},
 }  # fmt: skip
 

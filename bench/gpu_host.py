@@ -1,0 +1,145 @@
+"""What does the host pay for a kernel, and what does recomputing cost on the device?
+
+    python bench/gpu_host.py [--rounds 11] [--dry-run]
+
+*Overhead*: microseconds of host time per operation on 1,024 float32, which the device finishes faster than they are
+asked for: rounds of 500 calls, without a wait in between.  ``launch`` is ``cupy.RawKernel`` alone, with its arguments
+at hand: the least that a library on CuPy can do.  The recorded chain is forward and gradient of 50 operations, cut into
+kernels as ever, per kernel run.
+
+*recompute_grad*: forward and gradient of four elementwise segments with matrix products between them, once plain and
+once with each segment under ``recompute_grad``; gradients must be equal to the bit, and times take turns.  At most 1.0
+times the plain time is the goal, because the plain tape recomputes inside its kernels, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import common
+import gpu_common
+
+SMALL = 1024
+_ADD = """extern "C" __global__ void add_one(const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i] + 1.0f;
+}"""
+
+
+def per_call(run: gpu_common.Run, calls: dict[str, Callable[[], Any]], number: int) -> dict[str, list[float]]:
+    """Host seconds of one call, by round; the device is waited for between turns and not within."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(run.options.rounds + 2):
+        for name, call in calls.items():
+            run.wait()
+            start = time.perf_counter()
+            for _ in range(number):
+                call()
+            seconds = (time.perf_counter() - start) / number
+            run.wait()
+            if turn >= 2:
+                times[name].append(seconds)
+    return times
+
+
+def overheads(run: gpu_common.Run) -> list[dict[str, Any]]:
+    """Host time of one kernel, by what asks for it."""
+    import numpy as np
+
+    tg, cupy = run.tg, run.cupy
+    kernel = cupy.RawModule(code=_ADD).get_function("add_one")
+    x, y, n = cupy.ones((SMALL,), "float32"), cupy.empty((SMALL,), "float32"), np.int32(SMALL)
+    t = tg.asarray(np.ones(SMALL, "float32"))
+
+    def chain() -> None:
+        with tg.GradientTape() as tape:
+            tape.watch(t)
+            z = t
+            for _ in range(25):
+                z = tg.sin(z) + 0.5
+        tape.gradient(z, t)._array  # noqa: B018
+
+    calls = {
+        "launch": lambda: kernel((4,), (256,), (x, y, n)),
+        "tapegrad, x + 1": lambda: (t + 1)._array,
+        "cupy, x + 1": lambda: x + 1,
+    }
+    if run.torch is not None:
+        leaf = run.torch.ones(SMALL, device=run.where)
+        calls["torch, x + 1"] = lambda: leaf + 1
+    calls["tapegrad, 50 operations and gradient"] = chain
+    with tg.measure() as measured:
+        chain()
+    kernels = {"tapegrad, 50 operations and gradient": measured.kernel_runs}
+    times = per_call(run, calls, 3 if run.dry else 500)
+    return [
+        {"what": who, "kernels": kernels.get(who, 1), "host_us": common.median(t) * 1e6,
+         "host_us_per_kernel": common.median(t) * 1e6 / kernels.get(who, 1)}
+        for who, t in times.items()
+    ]  # fmt: skip
+
+
+def recomputing(run: gpu_common.Run) -> dict[str, Any]:
+    """Seconds of forward and gradient, plain and under ``recompute_grad``, and what was alive at most."""
+    import numpy as np
+
+    tg = run.tg
+    rows, width = (64, 32) if run.dry else (16384, 2048)
+    rng = np.random.default_rng(0)
+    x = tg.asarray(rng.standard_normal((rows, width), dtype=np.float32))
+    ws = [tg.asarray(rng.standard_normal((width, width), dtype=np.float32) / width**0.5) for _ in range(4)]
+
+    def segment(h: Any) -> Any:
+        for _ in range(4):
+            h = tg.sin(h) * tg.exp(-0.1 * h * h) + h
+        return h
+
+    def step(f: Callable) -> list[Any]:
+        with tg.GradientTape() as tape:
+            tape.watch([x, *ws])
+            h = x
+            for w in ws:
+                h = f(tg.matmul(h, w))
+        found = tape.gradient(h, [x, *ws])
+        for g in found:
+            g._array  # noqa: B018
+        return found
+
+    again = tg.recompute_grad(segment)
+    calls = {"plain": lambda: step(segment), "recompute_grad": lambda: step(again)}
+    results, peaks = [], {}
+    for who, call in calls.items():
+        with tg.measure() as measured:
+            results.append([g.numpy() for g in call()])
+        peaks[who] = measured.peak_bytes
+    if not all(np.array_equal(a, b) for a, b in zip(*results)):
+        raise SystemExit("recompute_grad: gradients differ from the plain ones")
+    del results
+    times = gpu_common.timed(run, calls)
+    return {
+        "what": f"four elementwise segments on {rows} x {width}",
+        "seconds": {who: common.median(t) for who, t in times.items()},
+        "of_plain": 1 / common.ratio(times["recompute_grad"], times["plain"]),
+        "peak_bytes": peaks,
+    }
+
+
+def main() -> None:
+    options = gpu_common.parser(__doc__, seconds=60, rounds=11).parse_args()
+    run = gpu_common.begin(options)
+    rows = overheads(run)
+    again = recomputing(run)
+    cells = [(r["what"], r["kernels"], f"{r['host_us']:.1f}", f"{r['host_us_per_kernel']:.1f}") for r in rows]
+    title = "host time of kernels on 1,024 float32"
+    gpu_common.deliver(
+        run, "gpu-host", title, ["", "kernels", "us", "us per kernel"], cells, rows, recompute_grad=again
+    )
+    plain, recomputed = (again["seconds"][who] * 1e3 for who in ("plain", "recompute_grad"))
+    print(f"recompute_grad, {again['what']}: {recomputed:.2f} ms, plain {plain:.2f} ms: {again['of_plain']:.2f} times")
+    print("peak bytes: " + ", ".join(f"{who} {n:,d}" for who, n in again["peak_bytes"].items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Runs every whole kernel and kernels of every generated form once, small: for compute-sanitizer.
+
+    compute-sanitizer --tool memcheck --error-exitcode 1 python bench/gpu_kernels.py [--dry-run]
+
+Widths are such that rows are a warp's, a block's and too long for registers, with and without a tail.  Results are
+compared with the CPU engine.  The script fails where a declared kernel has not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import common
+import gpu_common
+
+WIDTHS = (5, 64, 1023, 5000)
+TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "float64": 1e-10}
+
+
+def computations(tg: Any) -> dict[str, Callable[[Any, Any], Any]]:
+    """What is run forward and backward on a matrix and a row of its width."""
+    f = tg.nn.functional
+    return {
+        "softmax": lambda x, w: tg.softmax(x) * w,
+        "log_softmax": lambda x, w: tg.log_softmax(x) * w,
+        "layer_norm": lambda x, w: tg.layer_norm(x, w, w, eps=1e-3),
+        "cross_entropy": lambda x, w: tg.cross_entropy(x * w, tg.arange(x.shape[0]) % x.shape[1]),
+        "take": lambda x, w: tg.take(x * w, tg.asarray([1, 0, 1]), axis=0),
+        "take of columns": lambda x, w: tg.take(x * w, tg.asarray([1, 0, 1]), axis=1),
+        "set and add": lambda x, w: x.at[tg.asarray([0, 0])].set(w).at[tg.asarray([1, 1])].add(w),
+        "elementwise": lambda x, w: tg.tanh(x * w + 0.5) * tg.sigmoid(x),
+        "by columns": lambda x, w: tg.exp(x.mT * 0.1) + x.mT,
+        "steps": lambda x, w: tg.sqrt(x[::2, ::-1] ** 2 + 1),
+        "gelu": lambda x, w: f.gelu(x + w),
+        "dropout": lambda x, w: f.dropout(x, 0.3) * w,
+        "sums": lambda x, w: tg.sum(x * x) + tg.sum(x * w, axis=0) + tg.max(x + w, axis=0),
+        "sum of rows": lambda x, w: tg.sum(x * w, axis=1),
+        "product": lambda x, w: tg.matmul(x, tg.reshape(w, (-1, 1))),
+        "cumulative": lambda x, w: tg.cumulative_sum(x * w, axis=1),
+    }
+
+
+def compared(tg: Any, np: Any, name: str, f: Callable, dtype: str, shape: tuple[int, int]) -> float:
+    """Value and gradients on the device against those of the CPU; the worst difference."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.uniform(0.5, 1.5, s).astype(dtype) for s in (shape, shape[1:]))
+    found = []
+    for device in ("cpu", "cuda"):
+        with tg.device(device):
+            tg.random.seed(0)
+            xs = [tg.asarray(x), tg.asarray(w)]
+            with tg.GradientTape() as tape:
+                tape.watch(xs)
+                y = f(*xs)
+            found.append([y.numpy(), *(g.numpy() for g in tape.gradient(y, xs, unconnected_gradients="zero"))])
+    return max(common.must_agree(name, f"{dtype} {shape}", g, v, TOLERANCE[dtype], 1.0) for g, v in zip(*found[::-1]))
+
+
+def optimizers(tg: Any, np: Any) -> None:
+    """Every optimizer's kernel, on parameters of several sizes at once."""
+    optim = tg.optim
+    found = {}
+    for device in ("cpu", "cuda"):
+        with tg.device(device):
+            for optimizer in (optim.SGD(0.1), optim.SGD(0.1, momentum=0.9), optim.Adam(0.1), optim.AdamW(0.1)):
+                variables = [tg.Variable(np.linspace(0, 1, n, dtype="float32")) for n in (1, 7, 5000)]
+                for _ in range(2):
+                    optimizer.apply([tg.sin(tg.asarray(v)) for v in variables], variables)
+                found.setdefault(device, []).extend(v.numpy() for v in variables)
+    for got, want in zip(found["cuda"], found["cpu"], strict=True):
+        common.must_agree("optimizers", "a parameter", got, want, 1e-5)
+
+
+def main() -> None:
+    options = gpu_common.parser(__doc__, seconds=120, rounds=1).parse_args()
+    options.peers = ""  # nothing but our own kernels is to be checked
+    run = gpu_common.begin(options)
+    import numpy as np
+
+    from tapegrad.device.kernel import DECLARED
+
+    widths = WIDTHS[:2] if options.dry_run else WIDTHS
+    dtypes = ("float32",) if options.dry_run else tuple(TOLERANCE)
+    left = 0
+    for name, f in computations(run.tg).items():
+        for dtype in dtypes:
+            for width in widths:
+                if run.late():
+                    left += 1
+                    continue
+                compared(run.tg, np, name, f, dtype, (6, width))
+        print(name, flush=True)
+    optimizers(run.tg, np)
+    print("optimizers")
+    run.wait()
+    unused = [kernel for kernel in DECLARED if not kernel._functions]
+    if unused:
+        raise SystemExit(f"never launched: {unused}")
+    print(f"all {len(DECLARED)} declared kernels have run; combinations for which no time was left: {left}")
+
+
+if __name__ == "__main__":
+    main()

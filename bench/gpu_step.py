@@ -1,0 +1,71 @@
+"""How long is one training step of the demo's transformer on a GPU, against PyTorch?
+
+    python bench/gpu_step.py [--batch 32] [--width 512] [--blocks 6] [--rounds 11] [--dry-run]
+
+The step, the model and the peers are those of ``train_step.py``: loss, gradients and Adam's update, float32, the same
+weights and tokens.  The loss must agree to 1e-4 and gradients to 1e-3 of their largest value.  Every step fetches its
+loss, so each ends with a wait for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import common
+import gpu_common
+import train_step
+
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-3
+
+
+def agree(ours: Any, theirs: Any, who: str) -> float:
+    """Compare loss and gradients at the same weights; the worst difference of a gradient."""
+    loss, gradients, _ = ours.gradients()
+    want_loss, want = theirs.gradients()
+    host = gpu_common.host
+    floor = 1e-2 * max(float(abs(host(v)).max()) for v in want)
+    common.must_agree(who, "the loss", host(loss), host(want_loss), LOSS_TOLERANCE)
+    return max(
+        common.must_agree(who, f"the gradient of {name}", host(g), host(v), GRADIENT_TOLERANCE, floor)
+        for name, g, v in zip(theirs.weights, gradients, want, strict=True)
+    )
+
+
+def main() -> None:
+    parser = gpu_common.parser(__doc__, seconds=60, rounds=11)
+    for name, default in {"batch": 32, "context": 128, "width": 512, "heads": 8, "blocks": 6, "vocabulary": 96}.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
+    options = parser.parse_args()
+    if options.dry_run:
+        options.batch, options.context, options.width, options.heads, options.blocks = 2, 16, 32, 2, 2
+    run = gpu_common.begin(options)
+    import numpy as np
+
+    text = np.random.default_rng(0).integers(0, options.vocabulary, (options.batch, options.context + 1))
+    tokens, labels = text[:, :-1].copy(), text[:, 1:].copy()
+    ours = train_step.Ours(run.tg, options, tokens, labels)
+    steps, worst = {"tapegrad": ours.step}, {}
+    if run.torch is not None:
+        run.torch.set_default_device(run.where)
+        weights = {name: v.numpy() for name, v in train_step.weights_of(ours.model).items()}
+        for who, fused in (("torch", True), ("torch, attention written out", False)):
+            theirs = train_step.Theirs(run.torch, options, weights, tokens, labels, fused=fused)
+            worst[who] = agree(ours, theirs, who)
+            steps[who] = theirs.step
+    times = gpu_common.timed(run, steps)
+    rows = [
+        {"library": who, "seconds": common.median(t), "times_faster": common.ratio(times["tapegrad"], t),
+         "worst_difference": worst.get(who)}
+        for who, t in times.items()
+    ]  # fmt: skip
+    with run.tg.measure() as measured:
+        ours.step()
+    cells = [(r["library"], f"{r['seconds'] * 1e3:.2f}", f"{r['times_faster']:.2f}") for r in rows]
+    title = f"one training step: {options.blocks} blocks, width {options.width}, batch {options.batch}"
+    settings = {k: getattr(options, k) for k in ("batch", "context", "width", "heads", "blocks", "vocabulary")}
+    gpu_common.deliver(run, "gpu-step", title, ["", "ms", "tapegrad is x faster"], cells, rows, **settings,
+                       kernel_runs=measured.kernel_runs, peak_bytes=measured.peak_bytes)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

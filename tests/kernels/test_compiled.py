@@ -1,0 +1,206 @@
+"""Every kernel as NVRTC compiles it for sm_80 and sm_90: no spills, few registers, wide loads, no contraction.
+
+No GPU is needed, nor a C++ compiler beyond the trial kernel of the stand-in.  The caps are what was measured, rounded
+up: emitted kernels of float32 take at most 64 registers, those of other dtypes and whole kernels at most 128.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import pytest
+from cuda_cases import installed, numbers
+from shim import nvrtc, standin
+from test_primitives import good_samples, operands
+
+import tapegrad as tg
+from tapegrad.aval import shaped
+from tapegrad.device import CPU, asdevice
+from tapegrad.device.kernel import DECLARED, folder, options
+from tapegrad.device.many import CHUNK, MANY
+from tapegrad.node import thread
+from tapegrad.primitive import REGISTRY
+from tapegrad.tensor import from_array
+
+ARCHES = (80, 90)
+BFLOAT = np.dtype(ml_dtypes.bfloat16)
+REAL = ("float32", "float16", "bfloat16", "float64")
+DTYPES = (*REAL, "complex64", "int32")
+
+
+@cache
+def compiled(text, flags, arch):
+    return nvrtc.compile(text, flags, arch)
+
+
+def check(text, flags, most, what):
+    """No kernel of a text spills or takes too many registers, on any architecture."""
+    for arch in ARCHES:
+        for name, (registers, spilled, _) in compiled(text, flags, arch).usage.items():
+            assert spilled == 0, f"{what}: {name} spills {spilled} bytes for sm_{arch}"
+            assert registers <= most, f"{what}: {name} takes {registers} registers for sm_{arch}"
+
+
+class Recorder:
+    """A device that compiles nothing and notes what it was asked to compile."""
+
+    xp = np
+
+    def __init__(self):
+        self.asked = set()
+
+    def empty(self, shape, dtype):
+        return np.zeros(shape, dtype)
+
+    def compile(self, text, name, flags):
+        self.asked.add((name, text, flags))
+        return name
+
+    def launch(self, function, grid, block, args, shared=0):
+        pass
+
+
+def asked_of(dtype):
+    """What the primitives with kernels of their own compile for their samples, and what the optimizers do."""
+    recorder = Recorder()
+    for prim in REGISTRY.values():
+        for sample in good_samples(prim) if prim.cuda is not None else ():
+            xs = [x.astype(dtype) if x.dtype.kind == "f" else x for x in operands(prim, sample, "float32")]
+            aval = prim.infer(*(shaped(x.shape, x.dtype, CPU) for x in xs), **sample.params)
+            prim.cuda(recorder, *xs, out=recorder.empty(aval.shape, aval.dtype), **sample.params)
+    for kernel in DECLARED:
+        if kernel.file == "optim.cu":
+            macros = {"T": np.dtype(dtype), "TG_MANY": MANY, "TG_CHUNK": CHUNK}
+            recorder.asked.add((kernel.name, kernel.text(), kernel.options(macros)))
+    return recorder.asked
+
+
+@pytest.mark.parametrize("dtype", [*REAL[:2], BFLOAT, REAL[3]], ids=str)
+def test_whole_kernels(dtype):
+    asked = asked_of(dtype)
+    assert {name for name, _, _ in asked} == {kernel.name for kernel in DECLARED}, "a kernel was not reached"
+    for text, flags in {(text, flags) for _, text, flags in asked}:
+        check(text, flags, 128, next(name for name, other, _ in asked if other == text))
+
+
+def test_every_file_is_reached():
+    assert {kernel.file for kernel in DECLARED} == {file.name for file in folder().glob("*.cu")}
+
+
+# Emitted regions: each form's name, the tensors it reads, and what it computes of them.
+
+
+def leaf(shape, dtype, view=lambda x: x):
+    device = asdevice("cuda")
+    base = numbers(shape, "float32").astype(BFLOAT) if dtype == "bfloat16" else numbers(shape, dtype)
+    return from_array(view(device.array(base)), device)
+
+
+def chain(x, y):
+    return (x * y + 3) * x - y
+
+
+FORMS = {
+    "contiguous": lambda d: chain(leaf((64, 48), d), leaf((64, 48), d)),
+    "misaligned": lambda d: chain(leaf((65,), d, lambda x: x[1:]), leaf((64,), d)),
+    "strided": lambda d: chain(leaf((64, 48), d, lambda x: x.T), leaf((48, 64), d)),
+    "stepping": lambda d: chain(leaf((60, 10, 9), d, lambda x: x[::2, :, ::-1]), leaf((30, 10, 9), d)),
+    "broadcast": lambda d: chain(leaf((64, 48), d), leaf((48,), d)) + leaf((64, 1), d),
+    "row of a warp": lambda d: tg.sum(chain(leaf((64, 48), d), leaf((64, 48), d)), axis=1),
+    "row of a block": lambda d: tg.sum(chain(leaf((300, 2000), d), leaf((300, 2000), d)), axis=1),
+    "row in parts": lambda d: tg.sum(chain(leaf((40000,), d), leaf((40000,), d))),
+    "columns": lambda d: tg.sum(chain(leaf((48, 64), d), leaf((64,), d)), axis=0),
+    "columns in parts": lambda d: tg.sum(chain(leaf((3000, 64), d), leaf((64,), d)), axis=0),
+    "middle axes": lambda d: tg.sum(chain(leaf((6, 7, 8, 9), d), leaf((9,), d)), axis=(1, 3)),
+    "drawn": lambda d: leaf((64, 48), d) * drawn((64, 48), d),
+    "drawn, 16 bits": lambda d: tg.nn.functional.dropout(leaf((64, 48), d) * 2, 0.5),
+}
+MATHS = {
+    "transcendental": lambda d: tg.sigmoid(tg.tanh(tg.exp(leaf((64, 48), d)) * leaf((48,), d)) - leaf((64, 1), d)),
+    "special": lambda d: tg.log1p(tg.sin(tg.erf(leaf((64, 48), d)) * leaf((48,), d)) ** leaf((64, 1), d)),
+}
+
+
+def drawn(shape, dtype):
+    with tg.device("cuda"):
+        unit = tg.random.uniform(shape, dtype="float64" if dtype == "float64" else "float32")
+        return unit.astype(BFLOAT if dtype == "bfloat16" else dtype)
+
+
+def texts_of(make, dtype):
+    """The sources of the kernels that a value takes."""
+    with installed():
+        asdevice("cuda")
+        out, thread.deferring = io.StringIO(), []
+        try:
+            y = make(dtype)
+            assert y._buffer.array is None
+            tg.explain(y, device="cuda", file=out)
+            assert len(standin.launches) == 1, "only the probe has run"
+        finally:
+            thread.deferring = None
+    found, kept = [], None
+    for line in out.getvalue().splitlines():
+        if line == '    #include "scalar.cuh"':
+            kept = []
+            found.append(kept)
+        if kept is not None:
+            kept.append(line[4:])
+    assert found
+    return ["\n".join(lines) + "\n" for lines in found]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_emitted_kernels(dtype):
+    for name, make in {**FORMS, **(MATHS if dtype in REAL else {})}.items():
+        for text in texts_of(make, dtype):
+            check(text, options(), 64 if dtype == "float32" else 128, f"{name} of {dtype}")
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "complex64", "complex128"])
+def test_packs_are_16_bytes_wide(dtype, arch):
+    (text,) = texts_of(FORMS["contiguous"], dtype)
+    code = nvrtc.sass(compiled(text, options(), arch))
+    assert code.count("LDG.E.128") >= 2 and "STG.E.128" in code
+
+
+@pytest.mark.parametrize("form", ["broadcast", "row of a warp", "row of a block", "columns", "drawn", "drawn, 16 bits"])
+def test_packs_are_used_where_they_fit(form):
+    (text,) = texts_of(FORMS[form], "float32")
+    assert "LDG.E.128" in nvrtc.sass(compiled(text, options(), 90))
+
+
+def test_what_does_not_fit_is_read_one_by_one():
+    for form in ("misaligned", "stepping"):
+        (text,) = texts_of(FORMS[form], "float32")
+        assert nvrtc.sass(compiled(text, options(), 90)).count("LDG.E.128") < 2
+
+
+@pytest.mark.parametrize(("dtype", "product", "total", "both"), [("float32", "FMUL", "FADD", "FFMA"),
+                                                                 ("float16", "FMUL", "FADD", "FFMA"),
+                                                                 ("float64", "DMUL", "DADD", "DFMA")])  # fmt: skip
+def test_products_and_sums_are_not_contracted(dtype, product, total, both):
+    make = lambda d: leaf((64,), d) * leaf((64,), d, lambda x: x[::-1]) + leaf((64,), d, lambda x: x[:])
+    (text,) = texts_of(make, dtype)
+    for arch in ARCHES:
+        code = nvrtc.sass(compiled(text, options(), arch))
+        assert product in code and total in code and both not in code
+    contracted = tuple(flag for flag in options() if flag != "--fmad=false")
+    freely = both in nvrtc.sass(compiled(text, contracted, 90))
+    assert freely == (dtype != "float16")  # of which every product is rounded to 16 bits anyway
+
+
+def test_a_kernel_that_spills_is_found():
+    head = 'extern "C" __global__ void __launch_bounds__(1024) k(const double* x, double* y, int n) {'
+    lines = [f"const double v{i} = x[{i} * n] * x[{i + 1} * n];" for i in range(160)]
+    total = " + ".join(f"v{i} * v{159 - i}" for i in range(160))
+    text = "\n".join([head, *lines, "__syncthreads();", f"y[0] = {total};", "}"])
+    with pytest.raises(AssertionError, match="k spills"):
+        check(text, ("--std=c++17",), 300, "planted")
+    empty = 'extern "C" __global__ void k() {}'
+    with pytest.raises(AssertionError, match="registers for sm_80"):
+        check(empty, (), compiled(empty, (), 80).usage["k"][0] - 1, "planted")

@@ -1,0 +1,55 @@
+"""The scripts of bench/ that run without a device and without peers: they do what they say, and keep no figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from shim.host import why_no_compiler
+
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+SCRIPTS = sorted(path.stem for path in BENCH.glob("gpu_*.py") if "__main__" in path.read_text())
+
+pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
+
+
+def run(*words: object) -> str:
+    """What a script prints.  An environment of its own: neither the caller's device nor a peer decides the outcome."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("TAPEGRAD_DEVICE", "PYTEST", "PYTHONPATH"))}
+    command = [sys.executable, *map(str, words)]
+    found = subprocess.run(command, cwd=BENCH.parent, env=clean, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def results() -> set[str]:
+    return {path.name for path in (BENCH / "results").glob("*")}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_gpu_script_runs_dry_and_keeps_nothing(name):
+    before = results()
+    said = run(BENCH / f"{name}.py", "--dry-run")
+    if name == "gpu_kernels":  # which prints no figures
+        assert "declared kernels have run" in said
+    else:
+        assert "measured: False" in said and "no figures of a GPU" in said
+    assert results() == before
+
+
+def test_fusion_counts(tmp_path):
+    said = run(BENCH / "fusion.py", "--quick", "--detail", "--json", tmp_path / "counts.json")
+    assert "lower bound" in said and "arrays saved" in said and "gelu', expand bias'" in said
+    found = json.loads((tmp_path / "counts.json").read_text())
+    for name, count in found["counts"].items():
+        assert count["kernels"] == len(count["detail"]), name
+        assert count["bytes"] == sum(read + written for _, read, written in count["detail"]), name
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a bash script")
+def test_the_runbook_is_sound_bash():
+    subprocess.run(["bash", "-n", str(BENCH / "gpu.sh")], check=True)
