@@ -182,13 +182,15 @@ def fill(targets: Iterable[Buffer]) -> None:
 def _launch(targets: list[Buffer]) -> None:
     """Evaluate targets of one loop shape in one kernel."""
     work = region.collect(targets)
-    parts = region.stages(work)
-    if targets[0].node.aval.device.lazy:
+    device = targets[0].node.aval.device
+    if device.lazy:
+        parts = region.stages(work)
         targets = parts.wanted(work, targets)
+    else:
+        targets = region.with_costly(work, targets)
     loops = [region.loop_of(b) for b in targets]
     shape = loops[0][0]
     axes = next((a for _, a in loops if a is not None), None)
-    device = targets[0].node.aval.device
     leaves = [b.array for b in work.leaves]
     if device.lazy:
         done = cuda_launch.run(work, parts, targets, shape, axes, device)

@@ -94,6 +94,9 @@ class Primitive:
     view: bool = False
     exact: bool = True
     """Whether the result's bits are independent of how operands lie in memory (false for transcendental functions)."""
+    costly: bool = False
+    """Elementwise: whether computing it on a CPU takes much longer than writing it and reading it back (see
+    ``fusion/region.py``)."""
     ufunc: str | None = None
     """Elementwise: the ufunc of the namespace that does it all (so it may write over an operand)."""
     reduce: str | None = None
@@ -173,6 +176,7 @@ def elementwise(
     impl: Callable | None = None,
     ufunc: str | None = None,
     exact: bool = True,
+    costly: bool = False,
     cxx: str | None = None,
     domain: tuple[float, float] = (-2.0, 2.0),
     samples: Sequence[Sample] = (),
@@ -198,6 +202,7 @@ def elementwise(
             rules,
             None if jvp is None else _rules(jvp, operands),
             exact=exact,
+            costly=costly,
             ufunc=None if impl else ufunc or name,
             cxx=cxx,
             domain=domain,

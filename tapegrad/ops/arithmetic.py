@@ -164,7 +164,7 @@ minimum_p = elementwise(
 minimum = binary(minimum_p)
 
 floor_divide_p = elementwise(
-    "floor_divide", infer=infer_same, partials=[0, 0], cxx="tg_floordiv({x}, {y})", domain=(0.5, 2.0), exact=False,
+    "floor_divide", infer=infer_same, partials=[0, 0], cxx="tg_floordiv({x}, {y})", domain=(0.5, 2.0), exact=False, costly=True,
     doc="``floor(x / y)``; gradient 0.",
 )  # fmt: skip
 floor_divide = binary(floor_divide_p, no_bool("floor_divide"))
@@ -175,6 +175,7 @@ remainder_p = elementwise(
     partials=[1, lambda ct, x, y: -ct * floor_divide(x, y)],
     operands=("x", "y"),
     exact=False,
+    costly=True,
     cxx="tg_remainder({x}, {y})",
     domain=(0.5, 2.0),
     doc="``x - floor(x / y) * y``, with the sign of ``y``.",

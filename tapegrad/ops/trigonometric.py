@@ -92,6 +92,7 @@ atanh = unary(atanh_p, in_float)
 
 hypot_p = elementwise(
     "hypot", infer=infer_same, exact=False, partials=[lambda out, x: x / out, lambda out, y: y / out],
-    operands=("x", "y"), cxx="hypot({x}, {y})", domain=(0.3, 2.0), doc="``sqrt(x*x + y*y)`` without overflow.",
+    operands=("x", "y"), costly=True,
+    cxx="hypot({x}, {y})", domain=(0.3, 2.0), doc="``sqrt(x*x + y*y)`` without overflow.",
 )  # fmt: skip
 hypot = binary(hypot_p, in_float)

@@ -29,6 +29,8 @@ REDUCTIONS = {
 def test_reductions(name, axes, cuda, on):
     reduce, dtypes = REDUCTIONS[name]
     for dtype, shape in itertools.product(dtypes, SHAPES):
+        if dtype != dtypes[0] and shape in SHAPES[1::2]:
+            continue
         base = numbers(shape, dtype)
         base = np.where(base > 7, -1, 1).astype(dtype) if name == "prod" else base
         base = base > 0 if dtype == "bool" else base

@@ -18,14 +18,15 @@ from tapegrad.fusion import cuda_layout
 from tapegrad.ops import dispatch
 from tapegrad.primitive import REGISTRY, elementwise
 
+TELLING = ("contiguous", "misaligned", "step", "transposed", "five dimensions", "repeated rows", "empty")
 SPREAD = [
     [(12, 16), (16,)], [(12, 16), (12, 1)], [(12, 1), (1, 16)], [(12, 16), ()], [(12, 16), (1, 1)], [(3, 5), (5,)],
     [(5, 6, 8), (6, 1), (5, 1, 1)], [(4, 1, 6), (1, 8, 6), (8, 1)], [(2, 1, 3, 1, 4), (5, 1, 4, 1)], [(0, 3), (3,)],
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for dtype in DTYPES for name in VIEWS
+                                             if dtype in DTYPES[:2] or name in TELLING])  # fmt: skip
 def test_any_layout(name, dtype, cuda, on):
     found = [arithmetic(on(d, numbers((12, 16), dtype), VIEWS[name])) for d in (cuda, CPU)]
     assert found[0]._buffer.array is None and found[0].device is cuda

@@ -1,4 +1,4 @@
-"""Kernels run and bytes moved by a transformer block, against the bound that ``bench/fusion.py`` derives; a chain's arrays."""
+"""Kernels run and bytes moved by a transformer block, against the bound of ``bench/fusion.py``; a chain's arrays."""
 
 from __future__ import annotations
 
