@@ -95,7 +95,7 @@ class Primitive:
     exact: bool = True
     """Whether the result's bits are independent of how operands lie in memory (false for transcendental functions)."""
     costly: bool = False
-    """Elementwise: whether computing it on a CPU takes much longer than writing it and reading it back (see
+    """Elementwise: whether computing it on a CPU takes ten times as long as writing it and reading it back (see
     ``fusion/region.py``)."""
     ufunc: str | None = None
     """Elementwise: the ufunc of the namespace that does it all (so it may write over an operand)."""

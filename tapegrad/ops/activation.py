@@ -81,7 +81,6 @@ erf_p = elementwise(
     infer=infer_same,
     impl=lambda xp, out, x: _erf.erf(xp, out, x),
     exact=False,
-    costly=True,
     partials=[lambda x: exp(-square(x)) * _TWO_OVER_SQRT_PI],
     cxx="erf({x})",
     doc="The error function, ``2 / sqrt(pi)`` times the integral of ``exp(-t * t)`` from 0 to ``x``.",

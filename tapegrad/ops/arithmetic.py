@@ -164,8 +164,8 @@ minimum_p = elementwise(
 minimum = binary(minimum_p)
 
 floor_divide_p = elementwise(
-    "floor_divide", infer=infer_same, partials=[0, 0], cxx="tg_floordiv({x}, {y})", domain=(0.5, 2.0), exact=False, costly=True,
-    doc="``floor(x / y)``; gradient 0.",
+    "floor_divide", infer=infer_same, partials=[0, 0], cxx="tg_floordiv({x}, {y})", domain=(0.5, 2.0),
+    exact=False, costly=True, doc="``floor(x / y)``; gradient 0.",
 )  # fmt: skip
 floor_divide = binary(floor_divide_p, no_bool("floor_divide"))
 

@@ -24,8 +24,9 @@ REDUCTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("axes", AXES, ids=str)
-@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize(
+    ("name", "axes"), [(name, axes) for name in REDUCTIONS for axes in AXES if name == "sum" or axes in AXES[:5:2]]
+)
 def test_reductions(name, axes, cuda, on):
     reduce, dtypes = REDUCTIONS[name]
     for dtype, shape in itertools.product(dtypes, SHAPES):
@@ -96,8 +97,8 @@ def test_half_precision_is_summed_in_single(cuda, on):
 
 
 @pytest.mark.parametrize(("shape", "axes"), [*SPLIT, *WHOLE], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_order_of_additions_is_fixed_by_shape(shape, axes, dtype, rng, cuda, on):
+def test_the_order_of_additions_is_fixed_by_shape(shape, axes, rng, cuda, on):
+    dtype = "float16" if axes == (0,) else "float32"
     base = rng.uniform(-1, 1, shape).astype(dtype)
     grown = np.concatenate([base.reshape(-1)[:1], base.reshape(-1)])
     odd = on(cuda, grown, lambda x: x[1:].reshape(shape))

@@ -140,7 +140,7 @@ def differs(got: np.ndarray, wanted: np.ndarray, inner: str) -> str:
 
 @pytest.mark.parametrize("dtype", ALL)
 def test_values(dtype, cuda):
-    first = lambda prim: prim.family == "elementwise" and dtype not in ("float32", "int64")
+    first = lambda prim: prim.family == "elementwise" and dtype != "float32"
     there, wanted, pending, failures = Uploaded(cuda), {}, {}, []
     for name, prim, sample in cases(lambda prim: takes(prim, dtype), first):
         xs = operands(prim, sample, dtype)
