@@ -160,14 +160,14 @@ def test_a_costly_value_is_stored_for_a_rule_and_only_then():
     x = tg.asarray(np.linspace(-2, 2, 40960).reshape(256, 160))
     with tg.measure() as alone:
         tg.tensor.materialize(tg.erfc(x) * 2.0)
-    assert alone.allocated_bytes == x.nbytes  # nobody wants erfc itself
+    assert alone.allocated_bytes < 2 * x.nbytes  # nobody wants erfc itself
     with tg.measure() as recorded, tg.GradientTape() as tape:
         tape.watch(x)
         y = tg.square(tg.erfc(x) * 2.0)  # its rule reads the operand, which is made from erfc
         total = tg.sum(y)
     with tg.measure() as back:
         g = tape.gradient(total, x)
-    assert recorded.nodes_run["erfc"] == 1 and back.nodes_run["erfc"] == 0
+    assert recorded.allocated_bytes > x.nbytes and recorded.nodes_run["erfc"] == 1 and back.nodes_run["erfc"] == 0
     with tg.GradientTape() as tape:
         tape.watch(x)
         cheap = tg.sum(tg.square(tg.tanh(x) * 2.0))
