@@ -29,6 +29,10 @@ class KernelError(TapegradError, RuntimeError):
     """A CUDA kernel cannot be compiled or launched; the message shows the source, or how to mend the installation."""
 
 
+class DeviceMemoryError(TapegradError, MemoryError):
+    """A device has no room for an array; the message says what was asked, what is in use and what there is."""
+
+
 class NotATensorError(TapegradError, TypeError, ValueError):
     """Something that is neither a tensor, a variable, an array nor a number was passed where one is needed."""
 

@@ -20,13 +20,14 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from tapegrad.device import cpu
 from tapegrad.device.base import Device
-from tapegrad.errors import DeviceError, KernelError
+from tapegrad.errors import DeviceError, DeviceMemoryError, KernelError
 
 _MOST_CHECKS = 256
 _PROBE = 'extern "C" __global__ void tg_probe(int* x) { *x = 42; }'
@@ -102,9 +103,17 @@ class CudaDevice(Device):
                 yield
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An uninitialised C-contiguous array from CuPy's pool."""
+        """An uninitialised C-contiguous array from CuPy's pool.  Raises DeviceMemoryError (MemoryError)."""
         with self.active():
-            return self.xp.empty(shape, dtype)
+            try:
+                return self.xp.empty(shape, dtype)
+            except MemoryError as e:  # CuPy has given back its unused blocks and tried again by then
+                pool, (free, total) = self.xp.get_default_memory_pool(), self._runtime.memGetInfo()
+                raise DeviceMemoryError(
+                    f"{self}: no room for {dtype.name}{list(shape)}, {prod(shape) * dtype.itemsize} bytes: "
+                    f"{pool.used_bytes()} bytes are in use, {pool.free_bytes()} idle in the pool, {free} of {total} free "
+                    "on the device; tg.recompute_grad keeps fewer intermediates"
+                ) from e
 
     def owns(self, x: object) -> bool:
         """Whether ``x`` is a CuPy array on this device."""

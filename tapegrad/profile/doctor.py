@@ -222,7 +222,7 @@ def _cpu() -> dict[str, Any]:
 
     from tapegrad.device.threads import get_num_threads
 
-    blas = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index,call-overload]
+    blas = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {"cores": os.cpu_count(), "threads": get_num_threads(), "BLAS": f"{blas['name']} {blas['version']}"}
 
 

@@ -1,4 +1,4 @@
-"""A pytest plugin (``-p shim.plugin``, with ``tests`` on the path): CuPy is the stand-in, and CUDA the default device."""
+"""A pytest plugin (``-p shim.plugin``, ``tests`` being on the path): CuPy is the stand-in, CUDA the default device."""
 
 from shim import standin
 
