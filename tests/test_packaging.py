@@ -66,7 +66,8 @@ def test_wheel_holds_the_package_and_the_kernels_and_nothing_else(source: Path, 
         names = set(wheel.namelist())
     assert [name for name in sorted(names) if not SHIPPED.fullmatch(name)] == []
     modules = {path.relative_to(source).as_posix() for path in (source / "tapegrad").rglob("*.py")}
-    headers = {f"tapegrad/_kernels/{path.name}" for path in kernels.glob("*.cu*")}
+    sources = [*kernels.glob("*.cu"), *kernels.glob("*.cuh")]
+    headers = {f"tapegrad/_kernels/{path.name}" for path in sources}
     assert {name for name in names if ".dist-info/" not in name} == modules | headers | {"tapegrad/py.typed"}
     assert "tapegrad/_kernels/planted.cuh" in headers
 

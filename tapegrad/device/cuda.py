@@ -111,8 +111,8 @@ class CudaDevice(Device):
                 pool, (free, total) = self.xp.get_default_memory_pool(), self._runtime.memGetInfo()
                 raise DeviceMemoryError(
                     f"{self}: no room for {dtype.name}{list(shape)}, {prod(shape) * dtype.itemsize} bytes: "
-                    f"{pool.used_bytes()} bytes are in use, {pool.free_bytes()} idle in the pool, {free} of {total} free "
-                    "on the device; tg.recompute_grad keeps fewer intermediates"
+                    f"{pool.used_bytes()} bytes are in use, {pool.free_bytes()} idle in the pool, {free} of {total} "
+                    "free on the device; tg.recompute_grad keeps fewer intermediates"
                 ) from e
 
     def owns(self, x: object) -> bool:
