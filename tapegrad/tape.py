@@ -7,7 +7,7 @@ gradients are errors, and work that no requested source needs is not done.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -171,10 +171,9 @@ class GradientTape(Recording):
             if dtypes.is_inexact(node.aval.dtype):
                 have = cts.get(node.index)
                 cts[node.index] = weight if have is None else have + weight
-        # Who asks for a gradient mostly reads the target, too.  Pending, it would go on holding what it is made from;
-        # on the CPU only big targets are pending, and they cost a pass.
+        # A pending target goes on holding what it is made from; on the CPU only big ones pend, and they cost a pass.
         also = [t._buffer for t in targets if isinstance(t, Tensor) and t.device.lazy]
-        found = self._walk(records, cts, sought, consume, also=also)
+        found = self._walk(records, cts, sought, consume, None, also)
         return nest.rebuild(sources, (self._result(found, s, zero) for s in sought))
 
     def jacobian(
@@ -225,9 +224,7 @@ class GradientTape(Recording):
         if not self._entered:
             raise TapeError("the tape was never entered, so it has recorded nothing")
         if self._used:
-            raise TapeError(
-                "a tape answers one gradient or jacobian call; make it with persistent=True to ask it again"
-            )
+            raise TapeError("a tape answers one gradient or jacobian call; persistent=True lets it answer more")
         if self._persistent:
             return list(self._records), False
         if self._recording:
@@ -237,14 +234,9 @@ class GradientTape(Recording):
         return records, True
 
     def _walk(
-        self,
-        records: list[Record],
-        cts: dict[int, Tensor],
-        sought: list[Any],
-        consume: bool,
-        lead: int | None = None,
-        also: list[Buffer] | None = None,
-    ) -> dict[int, Tensor]:
+        self, records: list[Record], cts: dict[int, Tensor], sought: list[Any], consume: bool, lead: int | None = None,
+        also: Sequence[Buffer] = (),
+    ) -> dict[int, Tensor]:  # fmt: skip
         keep = set().union(*(self._indices(s) for s in sought)) if sought else set()
         everything = set(self._watched).union(*self._values.values())
         path = None if everything <= keep else reachable(records, keep)
@@ -252,7 +244,7 @@ class GradientTape(Recording):
             if consume:
                 records.clear()
             return {}
-        found = backward(records, cts, keep, consume=consume, path=path, lead=lead, also=also or ())
+        found = backward(records, cts, keep, consume=consume, path=path, lead=lead, also=also)
         if consume:
             self._tracked, self._watched = set(), set()
         return found

@@ -89,17 +89,15 @@ def _default_device() -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    import numpy
-
     import tapegrad
-    from tapegrad.device import cuda
+    from tapegrad.device import CPU, cuda
 
     cupy = cuda.probe().cupy
     ask = lambda get: "not installed" if cupy is None else _line(get)
     return {
         "tapegrad": tapegrad.__version__,
         "Python": f"{platform.python_version()} ({platform.system()} {platform.machine()})",
-        "NumPy": numpy.__version__,
+        "NumPy": CPU.xp.__version__,
         "CuPy": ", ".join(_cupy_packages()) or ask(lambda: cupy.__version__),
         "CUDA runtime": ask(lambda: _version(cupy.cuda.runtime.runtimeGetVersion())),
         "CUDA driver": ask(lambda: _version(cupy.cuda.runtime.driverGetVersion())),
@@ -218,11 +216,10 @@ def _memory() -> dict[str, dict[str, int]]:
 
 
 def _cpu() -> dict[str, Any]:
-    import numpy
-
+    from tapegrad.device import CPU
     from tapegrad.device.threads import get_num_threads
 
-    blas = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    blas = CPU.xp.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {"cores": os.cpu_count(), "threads": get_num_threads(), "BLAS": f"{blas['name']} {blas['version']}"}
 
 

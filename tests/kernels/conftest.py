@@ -32,6 +32,9 @@ class HostDevice:
     def launch(self, function, grid, block, args, shared=0):
         function(grid, block, args, shared_mem=shared)
 
+    def later(self, check):
+        check()
+
 
 @pytest.fixture(scope="session")
 def emulated():
