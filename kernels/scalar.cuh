@@ -108,6 +108,16 @@ struct tg_storing<tg_float16> {
         h.bits = tg_float_to_half(static_cast<float>(x));
         return h;
     }
+    static __device__ __forceinline__ tg_float16 from(double x) {  // rounded once, not to float first
+        tg_float16 h;
+#ifdef TG_HOST
+        _Float16 half = static_cast<_Float16>(x);
+        __builtin_memcpy(&h.bits, &half, 2);
+#else
+        asm("cvt.rn.f16.f64 %0, %1;" : "=h"(h.bits) : "d"(x));
+#endif
+        return h;
+    }
 };
 template <>
 struct tg_storing<tg_bfloat16> {

@@ -16,7 +16,7 @@ from tapegrad import buffer as _buffer
 from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
 from tapegrad.device import tally
-from tapegrad.device.cuda import HostScalar
+from tapegrad.device.host_scalar import HostScalar
 from tapegrad.fusion import cuda_launch, emit, launch, region
 from tapegrad.node import NO_PARAMS, Node, thread
 from tapegrad.primitive import Primitive, Site
@@ -32,6 +32,8 @@ def apply(prim: Primitive, inputs: tuple[Buffer, ...], params: dict[str, Any], a
         if _buffer.accountant is not None:
             _buffer.accountant.deferred(out)
     elif prim.reduce is not None and not region.runs_at_once(inputs[0].node.aval):
+        if inputs[0].loop is not None:  # it is computed from results itself
+            fill(inputs)
         out = Buffer(None, node, inputs, (1, 1), (inputs[0].node.aval.shape, params["axis"]))
         if _buffer.accountant is not None:
             _buffer.accountant.deferred(out)
@@ -183,17 +185,13 @@ def _launch(targets: list[Buffer]) -> None:
     """Evaluate targets of one loop shape in one kernel."""
     work = region.collect(targets)
     device = targets[0].node.aval.device
-    if device.lazy:
-        parts = region.stages(work)
-        targets = parts.wanted(work, targets)
-    else:
-        targets = region.with_costly(work, targets)
+    targets = (region.with_results if device.lazy else region.with_costly)(work, targets)
     loops = [region.loop_of(b) for b in targets]
     shape = loops[0][0]
     axes = next((a for _, a in loops if a is not None), None)
     leaves = [b.array for b in work.leaves]
     if device.lazy:
-        done = cuda_launch.run(work, parts, targets, shape, axes, device)
+        done = cuda_launch.run(work, region.stages(work, targets), targets, shape, axes, device)
         outputs, moved, names, scratch = done.outputs, done.moved, done.names, done.scratch
     else:
         outputs, names, scratch = _run_on_cpu(work, targets, loops, leaves, axes or (), device)

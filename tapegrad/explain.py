@@ -63,7 +63,7 @@ class _Planned:
 
 
 def _cuda_text(work: region.Region, targets: list[Buffer], shape: Sequence[int], axes: Any) -> str:
-    stages = region.stages(work)
+    stages = region.stages(work, targets)
     full: list[Any] = [_Planned(b.node.aval.dtype.itemsize) for b in stages.divide(targets)[0]]
     loop, kinds, form = cuda_launch.plan(work, stages, tuple(shape), axes, [b.array for b in work.leaves], full)
     return cuda_emit.text_of(work, stages, targets, kinds, loop, form)

@@ -94,6 +94,8 @@ class Primitive:
     view: bool = False
     exact: bool = True
     """Whether the result's bits are independent of how operands lie in memory (false for transcendental functions)."""
+    converts: bool = False
+    """Elementwise: whether the result is the operand itself, rounded once to the result's dtype."""
     costly: bool = False
     """Elementwise: whether computing it on a CPU takes ten times as long as writing it and reading it back (see
     ``fusion/region.py``)."""
@@ -176,6 +178,7 @@ def elementwise(
     impl: Callable | None = None,
     ufunc: str | None = None,
     exact: bool = True,
+    converts: bool = False,
     costly: bool = False,
     cxx: str | None = None,
     domain: tuple[float, float] = (-2.0, 2.0),
@@ -202,6 +205,7 @@ def elementwise(
             rules,
             None if jvp is None else _rules(jvp, operands),
             exact=exact,
+            converts=converts,
             costly=costly,
             ufunc=None if impl else ufunc or name,
             cxx=cxx,

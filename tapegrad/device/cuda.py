@@ -6,9 +6,9 @@ or NVRTC without a driver, is found here and not in the middle of a training ste
 What only a look at values can tell, such as an index out of range, is asked of the device when it is next waited for
 (:meth:`CudaDevice.later`): a training step does not wait for a GPU.  ``TAPEGRAD_CHECK_AT_ONCE=1`` asks at once.
 
-Streams: everything runs on CuPy's current stream.  When that differs from the stream of the device's previous
-operation, the new stream first waits for an event on the old one.  So a tensor made on one stream may be used on
-another.  An array of the user's belongs to the stream that is current when it is handed in (``asarray``).
+Streams: everything runs on CuPy's current stream, after what was asked of the device on any other: the new stream first
+waits for an event on each.  So a tensor made on one stream may be used on another.  An array of the user's belongs to
+the stream that is current when it is handed in (``asarray``).
 """
 
 from __future__ import annotations
@@ -25,82 +25,67 @@ from typing import Any
 
 import numpy as np
 
-from tapegrad.device import cpu
+from tapegrad.device import cpu, cxx
 from tapegrad.device.base import Device
+from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import DeviceError, DeviceMemoryError, KernelError
 
 _MOST_CHECKS = 256
 _PROBE = 'extern "C" __global__ void tg_probe(int* x) { *x = 42; }'
 
 
-class HostScalar:
-    """A number on the host that stands for a 0-d array on a device: kernels take it as an argument.
-
-    So a learning rate, a Python number or a loss scale costs neither a transfer nor a kernel of its own.
-    """
-
-    __slots__ = ("_array", "device", "dtype", "itemsize", "nbytes", "value")
-
-    ndim = 0
-    shape: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    size = 1
-
-    def __init__(self, value: Any, device: CudaDevice) -> None:
-        self.value = value  # a 0-d NumPy array
-        self.dtype = value.dtype
-        self.itemsize = self.nbytes = value.dtype.itemsize
-        self.device = device
-        self._array: Any = None
-
-    def on_device(self) -> Any:
-        """The number as a 0-d array on the device, made when first asked for."""
-        if self._array is None:
-            with self.device.active():
-                self._array = self.device.xp.asarray(self.value)
-        return self._array
-
-
 class CudaDevice(Device):
     """One GPU: CuPy's functions, memory from CuPy's pool."""
 
-    __slots__ = ("_checks", "_last", "_lock", "_runtime", "_stream_of", "index")
+    __slots__ = ("_busy", "_checks", "_lock", "_runtime", "_stream_of", "index")
 
     def __init__(self, index: int, cupy: Any) -> None:
         super().__init__(f"cuda:{index}", "cuda", cupy, 0, lazy=True)
         self.index = index
         self._runtime = cupy.cuda.runtime
         self._stream_of = cupy.cuda.get_current_stream
-        self._last: Any = None
+        self._busy: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._checks: list[Callable[[], None]] = []
 
     def __reduce__(self) -> tuple:
         return _again, (self.index,)
 
-    def order(self) -> None:
-        """Make the current stream wait for what this device was last asked on another one."""
-        stream = self._stream_of()
-        last = self._last
-        if last is None or stream.ptr == last.ptr:
-            self._last = stream
-            return
+    def order(self) -> Any:
+        """Make the current stream wait for what this device was asked on others; returns it.
+
+        Whoever asks something afterwards marks the stream (:meth:`_asked`): only then is there something to wait for.
+        """
+        stream, busy = self._stream_of(), self._busy
+        if not busy or (len(busy) == 1 and stream.ptr in busy):
+            return stream
         with self._lock:
-            last, self._last = self._last, stream
-            event = self.xp.cuda.Event(disable_timing=True)
-            event.record(last)
-            stream.wait_event(event)
+            for pointer, other in list(busy.items()):
+                if pointer != stream.ptr:
+                    event = self.xp.cuda.Event(disable_timing=True)
+                    event.record(other)
+                    stream.wait_event(event)
+                    busy[stream.ptr] = stream  # before the other goes: who comes next must wait for one of them
+                    del busy[pointer]
+        return stream
+
+    def _asked(self, stream: Any) -> None:
+        if stream.ptr not in self._busy:
+            with self._lock:
+                self._busy[stream.ptr] = stream
 
     @contextmanager
     def active(self) -> Any:
         """This device is CuPy's current one inside the block, its stream ordered after earlier work."""
         if self._runtime.getDevice() == self.index:
-            self.order()
+            stream = self.order()
             yield
+            self._asked(stream)
         else:
             with self.xp.cuda.Device(self.index):
-                self.order()
+                stream = self.order()
                 yield
+                self._asked(stream)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An uninitialised C-contiguous array from CuPy's pool.  Raises DeviceMemoryError (MemoryError)."""
@@ -141,14 +126,16 @@ class CudaDevice(Device):
                 return self._upload(x, dtype)
             if found.device.id != self.index:
                 found, copy = xp.array(found, order="C"), False
-            if found.dtype.kind not in "biufcV":
-                cpu.checked(found, type(x).__name__, None)
+            cxx.known("asarray", found.dtype)
+            if any(n % found.itemsize for n in (*found.strides, found.data.ptr)):
+                found, copy = xp.array(found, order="C"), False  # a field of packed records; kernels count in elements
             if dtype is not None and found.dtype != dtype:
                 found, copy = found.astype(dtype), False
             return xp.array(found, order="C") if copy else found
 
     def _upload(self, x: Any, dtype: Any) -> Any:
         found = cpu.CPU.array(x, dtype, copy=False)
+        cxx.known("asarray", found.dtype)
         if not found.ndim:
             return HostScalar(np.array(found), self)
         return self.xp.asarray(np.ascontiguousarray(found))
@@ -171,8 +158,12 @@ class CudaDevice(Device):
 
     def _check(self) -> None:
         waiting, self._checks = self._checks, []  # a check reads values, too
-        for check in waiting:
-            check()
+        while waiting:
+            try:
+                waiting.pop(0)()
+            except BaseException:
+                self._checks[:0] = waiting  # the others wait for the next reading
+                raise
 
     def is_view(self, x: Any, of: Any) -> bool:
         """Whether ``x`` lies within the memory that ``of`` was cut from."""
@@ -190,8 +181,9 @@ class CudaDevice(Device):
     def launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int = 0) -> None:
         """Run a compiled function on the current stream."""
         if self._runtime.getDevice() == self.index:
-            self.order()
+            stream = self.order()
             function(grid, block, args, shared_mem=shared)
+            self._asked(stream)
         else:
             with self.active():
                 function(grid, block, args, shared_mem=shared)

@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from tapegrad.errors import KernelError
+from tapegrad.errors import DTypeError, KernelError
 
 _WIDE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
 _KNOWN = {
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
 }  # fmt: skip
+
+
+def known(op: str, dtype: Any) -> None:
+    """Raises DTypeError, naming ``op``, for a dtype that no kernel knows."""
+    if dtype.name not in _KNOWN:
+        raise DTypeError(f"{op}: no CUDA kernel knows dtype {dtype.name}; cast to one of {', '.join(sorted(_KNOWN))}")
 
 
 def storage(dtype: Any) -> str:

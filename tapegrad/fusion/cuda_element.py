@@ -219,6 +219,6 @@ class Element:
             raise KernelError(f"{prim.name}: this elementwise primitive declares no CUDA expression (cxx=)")
         names = {name: self.name[id(k)] for name, k in zip(prim.operands, b.keeps)}
         first = b.keeps[0].node.aval.dtype if b.keeps else b.node.aval.dtype
-        out = cxx.compute(b.node.aval.dtype)
+        out = cxx.compute(first if prim.converts and cxx.is_half(b.node.aval.dtype) else b.node.aval.dtype)
         found = prim.cxx.format(**names, type=cxx.compute(first), out_type=out)
         return f"{out}({found})"

@@ -149,24 +149,33 @@ def _epilogue(inputs: tuple[Buffer, ...], aval: ShapedArray) -> LoopOf | None:
 
 @dataclass
 class Stages:
-    """A region's nodes by when they run: for each element, reductions, and from their results."""
+    """A region's nodes by when they run: for each element; reductions; from their results.
+
+    ``late``: ids of the reductions and of what depends on them.  A node that does not, but that only they read (its own
+    reductions have been evaluated meanwhile), runs with them; one that both read runs twice.
+    """
 
     loop: list[Buffer]
     totals: list[Buffer]
     epilogue: list[Buffer]
+    late: set[int]
 
     def divide(self, targets: list[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
         """The targets of full size, and those that come of reductions."""
-        late = {id(b) for b in (*self.totals, *self.epilogue)}
-        return [b for b in targets if id(b) not in late], [b for b in targets if id(b) in late]
+        return [b for b in targets if id(b) not in self.late], [b for b in targets if id(b) in self.late]
 
-    def wanted(self, region: Region, targets: list[Buffer]) -> list[Buffer]:
-        """``targets``, and each result that somebody outside the region refers to: else it would be reduced again."""
-        readers = Counter(id(k) for b in region.order for k in b.keeps)
-        have = {id(b) for b in targets}
-        # Referred to by its readers, by two lists of ours, by the loop variable and by getrefcount's argument.
-        more = [b for b in (*self.totals, *self.epilogue) if id(b) not in have]
-        return [*targets, *(b for b in more if sys.getrefcount(b) - 5 > readers[id(b)])]
+
+def with_results(region: Region, targets: list[Buffer]) -> list[Buffer]:
+    """``targets``, and each result of a reduction that somebody outside refers to: else it would be reduced again."""
+    late = _late(region)
+    readers = Counter(id(k) for b in region.order for k in b.keeps)
+    have = {id(b) for b in targets}
+    more = []
+    for b in region.order:
+        # Referred to by its readers, by the region's list, by the loop variable and by getrefcount's argument.
+        if id(b) in late and id(b) not in have and sys.getrefcount(b) - 3 > readers[id(b)]:
+            more.append(b)
+    return [*targets, *more]
 
 
 def with_costly(region: Region, targets: list[Buffer]) -> list[Buffer]:
@@ -189,16 +198,37 @@ def with_costly(region: Region, targets: list[Buffer]) -> list[Buffer]:
     return [*targets, *more]
 
 
-def stages(region: Region) -> Stages:
+def stages(region: Region, targets: list[Buffer]) -> Stages:
     """The nodes of ``region`` by stage, each in order."""
-    if not _reduces(region):
-        return Stages(region.order, [], [])
-    found = Stages([], [], [])
+    late = _late(region)
+    totals = [b for b in region.order if b.node.prim.reduce is not None]  # type: ignore[union-attr]
+    after = [b for b in region.order if id(b) in late and b.node.prim.reduce is None]  # type: ignore[union-attr]
+    early = _read_by([k for b in totals for k in b.keeps] + [b for b in targets if id(b) not in late], late)
+    beside = _read_by([k for b in after for k in b.keeps], late)
+    beside.update(id(b) for b in after)
+    return Stages(
+        [b for b in region.order if id(b) in early], totals, [b for b in region.order if id(b) in beside], late
+    )
+
+
+def _late(region: Region) -> set[int]:
+    """Ids of the region's reductions and of what depends on them."""
+    found: set[int] = set()
     for b in region.order:
-        if b.node.prim.reduce is not None:  # type: ignore[union-attr]
-            found.totals.append(b)
-        else:
-            (found.loop if b.loop is None else found.epilogue).append(b)
+        if b.node.prim.reduce is not None or any(id(k) in found for k in b.keeps):  # type: ignore[union-attr]
+            found.add(id(b))
+    return found
+
+
+def _read_by(buffers: list[Buffer], late: set[int]) -> set[int]:
+    """Ids of the pending ones among ``buffers`` and of all that they are made from, but for what is ``late``."""
+    found: set[int] = set()
+    stack = list(buffers)
+    while stack:
+        b = stack.pop()
+        if b.array is None and id(b) not in found and id(b) not in late:
+            found.add(id(b))
+            stack += b.keeps
     return found
 
 

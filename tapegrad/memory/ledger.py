@@ -24,7 +24,7 @@ from typing import Any
 
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import Buffer
-from tapegrad.device.cuda import HostScalar
+from tapegrad.device.host_scalar import HostScalar
 from tapegrad.node import thread
 from tapegrad.variable import everyone
 

@@ -75,6 +75,7 @@ cast_p = elementwise(
     impl=lambda xp, out, x: xp.copyto(out, x, casting="unsafe"),
     partials=[_cast_rule],
     jvp=[_cast_push],
+    converts=True,
     cxx="tg_cast<{out_type}>({x})",
     doc="The value in another dtype.",
 )

@@ -11,7 +11,7 @@ from shim import standin
 
 import tapegrad as tg
 from tapegrad.device import CPU
-from tapegrad.evaluate import fill
+from tapegrad.evaluate import fill, waiting
 
 AXES = [(0, 1, 2), (0,), (2,), (1,), (0, 2), (1, 2), (0, 1)]
 SHAPES = [(5, 6, 8), (1, 7, 1), (2, 3, 600), (1, 2, 5000)]
@@ -128,3 +128,42 @@ def test_reductions_in_bounds(cuda, on):
     for shape, axes in [*SPLIT[:3], ((1, 1030), (1,)), ((7, 9), (0,)), ((130, 4), (0,))]:
         base = numbers(shape, "float32")
         same_bits(tg.sum(on(cuda, base) * 1, axis=axes), base.sum(axes))
+
+
+def _gradients_alike(f, cuda, on, *bases):
+    found = []
+    for d in (cuda, CPU):
+        xs = [on(d, base) for base in bases]
+        found.append(f(*xs))
+    for got, wanted in zip(*found, strict=True):
+        np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_results_evaluated_meanwhile_are_no_results_any_more(cuda, on, rng):
+    """Sums that a gradient walk defers, filled by a product on the way, with something waiting on them."""
+
+    def some(x, w2, v, d, q, k):
+        with tg.GradientTape() as tape:
+            tape.watch([w2, d, q])
+            u, m, w = v * d, q @ k, w2 * v
+            loss = tg.sum(x * w) + tg.sum(m * m) + tg.sum(u * u)
+        return tape.gradient(loss, [w2, d, q])
+
+    def one(x, w, c):
+        with tg.GradientTape() as tape:
+            tape.watch(c)
+            y = tg.sum(x * (w * c))
+        return [tape.gradient(y, c)]
+
+    draw = lambda *shape: rng.standard_normal(shape).astype("f4")
+    _gradients_alike(some, cuda, on, draw(6, 5), draw(6, 1), draw(6, 1), draw(1, 1), draw(3, 4), draw(4, 2))
+    _gradients_alike(one, cuda, on, draw(6, 5), draw(6, 1), draw(1, 1))
+
+
+def test_a_reduction_of_what_waits_for_a_reduction(cuda, on, rng):
+    def nested(x, w):
+        with waiting(x._buffer.node.aval) as done:
+            e = tg.sum(x, axis=1, keepdims=True) * w
+            return [done(tg.sum(e * 2.0) + 1.0), e]
+
+    _gradients_alike(nested, cuda, on, rng.standard_normal((6, 5)), rng.standard_normal((6, 1)))

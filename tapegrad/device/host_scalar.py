@@ -1,0 +1,36 @@
+"""Numbers that stay on the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tapegrad.device.base import Device
+
+
+class HostScalar:
+    """A number on the host that stands for a 0-d array on a device: kernels take it as an argument.
+
+    So a learning rate, a Python number or a loss scale costs neither a transfer nor a kernel of its own.
+    """
+
+    __slots__ = ("_array", "device", "dtype", "itemsize", "nbytes", "value")
+
+    ndim = 0
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    size = 1
+
+    def __init__(self, value: Any, device: Device) -> None:
+        self.value = value  # a 0-d NumPy array
+        self.dtype = value.dtype
+        self.itemsize = self.nbytes = value.dtype.itemsize
+        self.device = device
+        self._array: Any = None
+
+    def on_device(self) -> Any:
+        """The number as a 0-d array on the device, made when first asked for."""
+        if self._array is None:
+            with self.device.active():
+                self._array = self.device.xp.asarray(self.value)
+        return self._array
