@@ -68,11 +68,12 @@ TG_INLINE A tg_shuffle_xor(A x, int mask) {
 
 // ---- reductions
 
-// All 32 lanes of a warp; every lane of it must come here.  Adjacent lanes join first, so lanes keep their order.
-template <class Op, class A>
+// All lanes of a warp, or of each LANES (a power of 2) neighbours; every lane of the warp must come here.  Adjacent
+// lanes join first, so lanes keep their order.
+template <class Op, int LANES = TG_WARP, class A>
 __device__ __forceinline__ A tg_warp_reduce(A value) {
 #pragma unroll
-    for (int d = 1; d < TG_WARP; d *= 2) {
+    for (int d = 1; d < LANES; d *= 2) {
         const A other = tg_shuffle_xor(value, d);
         value = (threadIdx.x & d) ? Op::join(other, value) : Op::join(value, other);
     }

@@ -111,7 +111,7 @@ class Primitive:
     """Elementwise: the expression in CUDA C++ of ``{x}``, ... (operands' names), ``{type}`` (the first operand's
     compute type) and ``{out_type}``; see ``kernels/scalar.cuh``."""
     cxx_drawn: str | None = None
-    """Elementwise without operands, drawing random numbers: the template of ``kernels/philox.cuh`` that draws packs."""
+    """Elementwise without operands, drawing random numbers: the template of ``kernels/drawn.cuh`` that draws packs."""
     cuda: Callable | None = None
     """Any other: ``cuda(device, *arrays, out=, **params)`` runs whole kernels; None: ``impl`` serves with CuPy, too."""
     samples: tuple[Sample, ...] = ()

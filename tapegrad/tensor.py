@@ -145,8 +145,13 @@ class Tensor:
 
     @property
     def __cupy_get_ndarray__(self) -> Callable[[], Any]:
-        self._on_gpu("__cupy_get_ndarray__")
-        return lambda: self._array
+        device = self._on_gpu("__cupy_get_ndarray__")
+
+        def get() -> Any:
+            with device.active():
+                return self._array
+
+        return get
 
     def _on_gpu(self, attribute: str) -> Device:
         """The device; on the CPU the tensor has no such attribute (so that ``hasattr`` says so)."""

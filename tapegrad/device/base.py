@@ -69,5 +69,5 @@ class Device:
         raise DeviceError(f"device {self.name} runs no CUDA kernels")
 
     def launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int = 0) -> None:
-        """Run a compiled function on the current stream.  Raises KernelError."""
+        """Run a compiled function on the current stream."""
         raise DeviceError(f"device {self.name} runs no CUDA kernels")

@@ -151,7 +151,10 @@ class CudaDevice(Device):
         return found
 
     def later(self, check: Callable[[], None]) -> None:
-        """Call ``check`` after the next value has been read; with many waiting, at once."""
+        """Call ``check`` after the next value has been read; with many waiting, at once.
+
+        Each holds a number or two on the device until then.
+        """
         self._checks.append(check)
         if len(self._checks) >= _MOST_CHECKS or os.environ.get("TAPEGRAD_CHECK_AT_ONCE") == "1":
             self._check()
@@ -179,7 +182,7 @@ class CudaDevice(Device):
                 raise KernelError(f"{name} does not compile for {self}: {e}\n{lines}") from e
 
     def launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int = 0) -> None:
-        """Run a compiled function on the current stream."""
+        """Run a compiled function on the current stream.  Errors of the driver are CuPy's."""
         if self._runtime.getDevice() == self.index:
             stream = self.order()
             function(grid, block, args, shared_mem=shared)
@@ -243,12 +246,6 @@ def _probe() -> Probe:
         fix = "install the CUDA libraries beside CuPy: pip install 'cupy-cuda12x[ctk]' (or cupy-cuda13x[ctk])"
         return Probe(cupy, 0, f"a kernel cannot be run: {type(e).__name__}: {e}", fix)
     return Probe(cupy, count)
-
-
-def _loaded() -> Any:
-    import sys
-
-    return sys.modules
 
 
 def is_array(x: object) -> bool:

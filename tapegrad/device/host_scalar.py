@@ -14,7 +14,7 @@ class HostScalar:
     So a learning rate, a Python number or a loss scale costs neither a transfer nor a kernel of its own.
     """
 
-    __slots__ = ("_array", "device", "dtype", "itemsize", "nbytes", "value")
+    __slots__ = ("device", "dtype", "itemsize", "nbytes", "value")
 
     ndim = 0
     shape: tuple[int, ...] = ()
@@ -26,11 +26,8 @@ class HostScalar:
         self.dtype = value.dtype
         self.itemsize = self.nbytes = value.dtype.itemsize
         self.device = device
-        self._array: Any = None
 
     def on_device(self) -> Any:
-        """The number as a 0-d array on the device, made when first asked for."""
-        if self._array is None:
-            with self.device.active():
-                self._array = self.device.xp.asarray(self.value)
-        return self._array
+        """The number as a 0-d array on the device, for whoever needs one; it is not kept."""
+        with self.device.active():
+            return self.device.xp.asarray(self.value)

@@ -15,15 +15,21 @@ from tapegrad.fusion.cuda_element import Element
 from tapegrad.fusion.cuda_layout import Loop
 from tapegrad.fusion.region import Region, Stages
 
-ROW_WARP, ROW_BLOCK, COLUMN = "row of a warp", "row of a block", "column"
+ROW, COLUMN = "row", "column"
 
 
 @dataclass(frozen=True)
 class Form:
-    """What decides the loop around the elements: None for no reduction, else how it walks; ``split``: in parts."""
+    """What decides the loop around the elements: None for no reduction, else how it walks; ``split``: in parts.
+
+    ``lanes``: threads of a row (256: a block), or beside each other on a line of columns; ``tiled``: without a
+    reduction, whether a block walks whole tiles of random numbers.
+    """
 
     walk: str | None = None
     split: bool = False
+    lanes: int = 32
+    tiled: bool = False
 
 
 def text_of(region: Region, stages: Stages, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form) -> str:
@@ -65,7 +71,7 @@ class _Writer:
             params += [f"const tg_index w{d}" for d in range(len(self.loop.reduced))]
         else:
             params.append("const tg_index size")
-        body = {None: self._flat, ROW_WARP: self._rows, ROW_BLOCK: self._rows, COLUMN: self._columns}[self.form.walk]()
+        body = {None: self._flat, ROW: self._rows, COLUMN: self._columns}[self.form.walk]()
         head = 'extern "C" __global__ void __launch_bounds__(256) tg_fused('
         return "\n".join([head, "    " + ",\n    ".join(params) + ") {", *(f"    {line}" for line in body), "}"])
 
@@ -94,7 +100,7 @@ class _Writer:
         ]
 
     def _flat(self) -> list[str]:
-        if self.element.tiled:
+        if self.form.tiled:
             return self._tiles()
         vec = self.loop.vec
         lines = [
@@ -127,41 +133,38 @@ class _Writer:
         return lines
 
     def _rows(self) -> list[str]:
-        """A warp or a block adds up a row: thread t takes packs t, t + threads, ... of four, whatever is loaded."""
-        threads = 32 if self.form.walk == ROW_WARP else 256
+        """Some lanes or a block add up a row: thread t takes packs t, t + lanes, ... of four, whatever is loaded."""
+        lanes = self.form.lanes
         vec, rank = self.loop.vec, len(self.loop.reduced)
         lines = [
-            f"const int lane = threadIdx.x % {threads};",
-            f"const tg_index k = tg_index(blockIdx.x) * {256 // threads} + threadIdx.x / {threads};",
-            "if (k >= kept) return;",
+            f"const int lane = threadIdx.x % {lanes};",
+            f"const tg_index k = tg_index(blockIdx.x) * {256 // lanes} + threadIdx.x / {lanes};",
             "const tg_index from = tg_index(blockIdx.y) * chunk;",
-            "const tg_index to = from + chunk < reduced ? from + chunk : reduced;",
+            "const tg_index end = from + chunk < reduced ? from + chunk : reduced;",
+            "const tg_index to = k < kept ? end : from;  // nobody leaves early: lanes of a warp join",
             *self._offset("base", "k", "g", "u", len(self.loop.kept)),
             *self._totals(1),
-            f"for (tg_index r = from + lane * 4; r < to; r += {threads} * 4) {{",
         ]
+        head = f"for (tg_index r = from + lane * 4; r < to; r += {lanes} * 4) {{"
         if vec == 4:
+            lines += ["#pragma unroll 4", head]
             lines += [f"    {line}" for line in self._offset("step", "r", "h", "w", rank)]
             lines.append(f"    {self._call(4, 1, 'base + step')}")
         else:
-            lines += ["    for (tg_index e = r; e < r + 4 && e < to; ++e) {"]
+            lines += [head, "    for (tg_index e = r; e < r + 4 && e < to; ++e) {"]
             lines += [f"        {line}" for line in self._offset("step", "e", "h", "w", rank)]
             lines += [f"        {self._call(1, 1, 'base + step')}", "    }"]
         lines.append("}")
         for i, r in enumerate(self.reductions):
             wide = cxx.compute(r.wide)
             op = f"tg_{r.ufunc}<{wide}>"
-            if threads == 32:
-                lines.append(f"const {wide} z{i} = tg_warp_reduce<{op}>(t{i}[0]);")
+            if lanes <= 32:
+                lines.append(f"const {wide} z{i} = tg_warp_reduce<{op}, {lanes}>(t{i}[0]);")
             else:
                 lines.append(f"__shared__ {wide} m{i}[8];")
                 lines.append(f"const {wide} z{i} = tg_block_reduce<{op}, 256>(t{i}[0], m{i});")
-        return [
-            *lines,
-            "if (lane == 0) {",
-            *(f"    {line}" for line in self._out("k * gridDim.y + blockIdx.y", "k")),
-            "}",
-        ]
+        out = self._out("k * gridDim.y + blockIdx.y", "k")
+        return [*lines, "if (lane == 0 && k < kept) {", *(f"    {line}" for line in out), "}"]
 
     def _out(self, part: str, index: str) -> list[str]:
         """The totals ``z0``, ... to their place: as parts to be joined, or on to the results."""
@@ -170,17 +173,17 @@ class _Writer:
         return self.element.delivered(index)
 
     def _columns(self) -> list[str]:
-        """32 lanes beside each other, each of ``vec`` columns; 8 walkers take every eighth row, then join in order."""
-        vec = self.loop.vec
+        """Lanes beside each other, each of ``vec`` columns; walkers take every so manieth row, then join in order."""
+        vec, lanes, walkers = self.loop.vec, self.form.lanes, 256 // self.form.lanes
         lines = [
-            "const int lane = threadIdx.x % 32, walker = threadIdx.x / 32;",
-            f"const tg_index k = (tg_index(blockIdx.x) * 32 + lane) * {vec};",
+            f"const int lane = threadIdx.x % {lanes}, walker = threadIdx.x / {lanes};",
+            f"const tg_index k = (tg_index(blockIdx.x) * {lanes} + lane) * {vec};",
             "const tg_index from = tg_index(blockIdx.y) * chunk;",
             "const tg_index to = from + chunk < reduced ? from + chunk : reduced;",
             *self._totals(vec),
             "if (k < kept) {",
             *(f"    {line}" for line in self._offset("base", "k", "g", "u", len(self.loop.kept))),
-            "    for (tg_index r = from + walker; r < to; r += 8) {",
+            f"    for (tg_index r = from + walker; r < to; r += {walkers}) {{",
             *(f"        {line}" for line in self._offset("step", "r", "h", "w", len(self.loop.reduced))),
             f"        {self._call(vec, vec, 'base + step')}",
             "    }",
@@ -189,7 +192,7 @@ class _Writer:
         for i, r in enumerate(self.reductions):
             wide = cxx.compute(r.wide)
             lines += [
-                f"__shared__ {wide} m{i}[8][32];",
+                f"__shared__ {wide} m{i}[{walkers}][{lanes}];",
                 f"{wide} s{i}[{vec}];",
                 "#pragma unroll",
                 f"for (int j = 0; j < {vec}; ++j) {{",
@@ -197,7 +200,8 @@ class _Writer:
                 "    __syncthreads();",
                 "    if (walker == 0) {",
                 f"        s{i}[j] = m{i}[0][lane];",
-                f"        for (int w = 1; w < 8; ++w) s{i}[j] = tg_{r.ufunc}<{wide}>::join(s{i}[j], m{i}[w][lane]);",
+                f"        for (int w = 1; w < {walkers}; ++w)",
+                f"            s{i}[j] = tg_{r.ufunc}<{wide}>::join(s{i}[j], m{i}[w][lane]);",
                 "    }",
                 "    __syncthreads();",
                 "}",
@@ -210,14 +214,15 @@ class _Writer:
     def _finishing(self) -> str:
         """The kernel ``tg_finish`` that joins the parts of split reductions, in order.
 
-        Parts lie result by result where rows were reduced (a warp joins them), else part by part (a thread does).
+        Parts lie result by result where rows were reduced, else part by part.  A warp joins those of a result; where
+        many columns lie beside each other, a thread.
         """
-        columns = self.form.walk == COLUMN
+        columns, by_thread = self.form.walk == COLUMN, self.form.walk == COLUMN and self.form.lanes == 32
         params = [f"{kind} {name}" for kind, name in self.element.late_params()]
         params += [f"const {cxx.compute(r.wide)}* __restrict__ part{i}" for i, r in enumerate(self.reductions)]
         params += [f"{kind} {name}" for kind, name in self.element.result_params()]
         params += ["const tg_index kept", "const tg_index parts"]
-        if columns:
+        if by_thread:
             body = ["const tg_index k = tg_index(blockIdx.x) * 256 + threadIdx.x;"]
         else:
             body = ["const int lane = threadIdx.x % 32;"]
@@ -225,13 +230,14 @@ class _Writer:
         body.append("if (k >= kept) return;")
         for i, r in enumerate(self.reductions):
             wide, op = cxx.compute(r.wide), f"tg_{r.ufunc}<{cxx.compute(r.wide)}>"
-            from_, step, place = ("0", "1", "c * kept + k") if columns else ("lane", "32", "k * parts + c")
+            from_, step = ("0", "1") if by_thread else ("lane", "32")
+            place = "c * kept + k" if columns else "k * parts + c"
             body.append(f"{wide} t{i} = {op}::identity();")
             body.append(
                 f"for (tg_index c = {from_}; c < parts; c += {step}) t{i} = {op}::join(t{i}, part{i}[{place}]);"
             )
-            body.append(f"const {wide} z{i} = {f't{i}' if columns else f'tg_warp_reduce<{op}>(t{i})'};")
+            body.append(f"const {wide} z{i} = {f't{i}' if by_thread else f'tg_warp_reduce<{op}>(t{i})'};")
         deliver = self.element.delivered("k")
-        body += deliver if columns else ["if (lane == 0) {", *(f"    {line}" for line in deliver), "}"]
+        body += deliver if by_thread else ["if (lane == 0) {", *(f"    {line}" for line in deliver), "}"]
         head = 'extern "C" __global__ void __launch_bounds__(256) tg_finish('
         return "\n".join([head, "    " + ",\n    ".join(params) + ") {", *(f"    {line}" for line in body), "}"])

@@ -17,7 +17,7 @@ from tapegrad.device import cxx
 from tapegrad.device.kernel import options
 from tapegrad.fusion import cuda_element, cuda_emit
 from tapegrad.fusion.cuda_element import TILED, Element
-from tapegrad.fusion.cuda_emit import COLUMN, ROW_BLOCK, ROW_WARP, Form
+from tapegrad.fusion.cuda_emit import COLUMN, ROW, Form
 from tapegrad.fusion.cuda_layout import BY_DIMS, VALUE, Loop
 from tapegrad.fusion.region import Region, Stages
 
@@ -27,11 +27,12 @@ _MOST = 8192
 _THREADS = 256
 _MOST_BLOCKS = 16384  # of a kernel without reductions; beyond, threads take several packs
 
-# A row up to this length is a warp's.  Few rows, or columns, are cut into parts so that every processor has work; a
-# part is never shorter than it takes to pay for the second kernel.
+# A row up to this length is a warp's, a shorter one that of fewer lanes, each with a pack of four.  Few rows, or few
+# columns, are cut into parts so that every processor has work; a part is long enough to pay for the second kernel.
 _WARP_ROW = 1024
-_FEW_ROWS, _ROW_PART, _MOST_ROW_PARTS = 256, 8192, 256
-_ENOUGH_COLUMN_BLOCKS, _COLUMN_PART, _MOST_COLUMN_PARTS = 512, 32, 64
+_ENOUGH_BLOCKS = 1024
+_ROW_PART, _COLUMN_PART = 8192, 32
+_MOST_PARTS_BY_THREAD = 64  # where a thread joins the parts of a column, one after another
 
 
 @dataclass
@@ -53,12 +54,12 @@ class Split:
 
 def split_of(loop: Loop) -> Split:
     """The parts of a reduction, by its shape alone."""
-    n, kept = loop.reads, loop.writes
+    n, kept = loop.reads, max(1, loop.writes)
     if loop.by_columns:
-        blocks = -(-kept // 128)
-        parts = min(_MOST_COLUMN_PARTS, -(-_ENOUGH_COLUMN_BLOCKS // blocks), n // _COLUMN_PART)
+        most = -(-_ENOUGH_BLOCKS // -(-kept // 128))
+        parts = min(most if kept < 128 else min(most, _MOST_PARTS_BY_THREAD), n // _COLUMN_PART)
     else:
-        parts = min(_MOST_ROW_PARTS, n // _ROW_PART) if kept < _FEW_ROWS else 1
+        parts = min(-(-_ENOUGH_BLOCKS // kept), n // _ROW_PART)
     if parts <= 1:
         return Split(n, 1)
     part = -(-n // parts)
@@ -66,14 +67,18 @@ def split_of(loop: Loop) -> Split:
     return Split(part, -(-n // part))
 
 
-def form_of(loop: Loop, reduces: bool) -> Form:
-    """How the kernel walks."""
-    if not reduces:
-        return Form()
+def form_of(loop: Loop) -> Form:
+    """How the kernel of a reduction walks: by its shape alone, too, since lanes decide the order of additions."""
     split = split_of(loop).parts > 1
     if loop.by_columns:
-        return Form(COLUMN, split)
-    return Form(ROW_WARP if loop.reads <= _WARP_ROW else ROW_BLOCK, split)
+        beside = loop.writes // 4 if loop.writes % 4 == 0 else loop.writes
+        return Form(COLUMN, split, 32 if loop.writes >= 128 else _power_of_2(beside, 16))
+    return Form(ROW, split, _power_of_2(-(-loop.reads // 4), 32) if loop.reads <= _WARP_ROW else _THREADS)
+
+
+def _power_of_2(n: int, most: int) -> int:
+    """The least power of 2 that is ``n`` or more, at most ``most``."""
+    return min(most, 1 << max(0, n - 1).bit_length())
 
 
 def plan(
@@ -88,7 +93,7 @@ def plan(
     kinds = [layouts.kind_of_late(x) for x in leaves]
     for i, kind in zip(in_loop, found):
         kinds[i] = kind
-    return loop, kinds, form_of(loop, axes is not None)
+    return loop, kinds, Form(tiled=tiled) if axes is None else form_of(loop)
 
 
 @dataclass
@@ -117,7 +122,8 @@ def run(
     args = _arguments(region, leaves, kinds, loop, full)
     if axes is None:
         args.append(cxx.index(loop.size, loop.wide))
-        blocks = -(-max(1, loop.size // loop.vec) // _THREADS)
+        packs = max(1, loop.size // loop.vec)
+        blocks = -(-packs // (_THREADS * 4 if form.tiled else _THREADS))
         device.launch(kernel.function, (min(blocks, _MOST_BLOCKS),), (_THREADS,), tuple(args))
         return Run(names, outputs, [moved_by(leaves, outputs)], 0)
     late = [_argument(leaves[i], kinds[i]) for i in Element(region, stages, targets, kinds, loop).late]
@@ -138,14 +144,14 @@ def _reduce(
     numbers += [n for n, _ in loop.kept[1:]] + [s for _, s in loop.kept]
     numbers += [n for n, _ in loop.reduced[1:]] + [s for _, s in loop.reduced]
     args = [*args, *first, *(cxx.index(n, loop.wide) for n in numbers)]
-    per_block = {ROW_WARP: 8, ROW_BLOCK: 1, COLUMN: 32 * loop.vec}[form.walk or ""]
+    per_block = form.lanes * loop.vec if form.walk == COLUMN else _THREADS // form.lanes
     blocks = -(-loop.writes // per_block)
     device.launch(kernel.function, (blocks, split.parts), (_THREADS,), tuple(args))
     moved = [moved_by(leaves, [*full, *first])]
     if not form.split:
         return moved, 0
     numbers = [cxx.index(loop.writes, loop.wide), cxx.index(split.parts, loop.wide)]
-    blocks = -(-loop.writes // (_THREADS if form.walk == COLUMN else 8))
+    blocks = -(-loop.writes // (_THREADS if form.walk == COLUMN and form.lanes == 32 else 8))
     device.launch(kernel.finish, (blocks,), (_THREADS,), (*late, *first, *results, *numbers))
     return [*moved, moved_by(first, results)], sum(x.nbytes for x in first)
 

@@ -23,7 +23,7 @@ from tapegrad import buffer as _buffer
 from tapegrad import nest
 from tapegrad.buffer import Buffer
 from tapegrad.cell import Seen, lookout, overlay
-from tapegrad.device import bits
+from tapegrad.device import bits, current_device, device
 from tapegrad.errors import RecomputeError
 from tapegrad.evaluate import fill
 from tapegrad.memory.rerun import Lookout, RerunTrace, alone, results_of, snapshots
@@ -127,6 +127,7 @@ class _Call:
         self._places: dict[tuple[int, int], int] = {}
         self._cells: dict[Any, Any] = {}
         self._random: tuple | None = None
+        self._device = current_device()
 
     def first_run(self, args: tuple, kwargs: dict, pushers: tuple) -> tuple[Any, list[Any]]:
         """Run behind the barrier; sets ``inputs`` to the watched values that the results may depend on."""
@@ -209,7 +210,7 @@ class _Call:
         try:
             if self._random is not None:
                 bits.set_host_state(self._random)
-            with overlay(self._cells), lookout() as seen, trace:
+            with device(self._device), overlay(self._cells), lookout() as seen, trace:
                 thread.recorders = (*thread.recorders, watch)
                 y = self._owner._run(args, kwargs, True)
                 results = results_of(y, watch)

@@ -118,7 +118,8 @@ power_p = elementwise(
     operands=("x", "y"),
     cxx="tg_pow({x}, {y})",
     domain=(0.3, 2.0),
-    doc="``x ** y``; the gradient of ``x ** 0`` in ``x`` is 0 at 0, too.",
+    doc="``x ** y``; the gradient of ``x ** 0`` in ``x`` is 0 at 0, too.  An integer to a negative power is an error on"
+    " the CPU (NumPy's ValueError), and on a GPU the whole part of the result: 0, 1 or -1.",
 )
 power = binary(power_p, no_bool("power"))
 

@@ -19,12 +19,12 @@ from tapegrad.tensor import Tensor, materialize
 from tapegrad.variable import unrecorded
 
 
-def checked(op: str, indices: Any, n: int) -> Tensor:
-    """``indices`` as int64 in ``[0, n)``, negative ones counted from the end.
+def checked(op: str, indices: Any, n: int, beside: Tensor) -> Tensor:
+    """``indices`` of an axis of ``beside`` as int64 in ``[0, n)``, negative ones counted from the end.
 
     Raises IndexingError for another dtype and out of range (it looks at the values).
     """
-    found = tensor(op, indices)
+    found = tensor(op, indices, beside)
     if not dtypes.is_integer(found.dtype):
         if found.size or found.dtype.kind == "b":
             raise IndexingError(f"{op}: indices must be integers, got {found.dtype}; use astype, or a mask of bools")

@@ -93,7 +93,7 @@ def cross_entropy(logits: Any, labels: Any, /) -> Tensor:
     integers, IndexingError for one out of range.
     """
     (logits,) = promote("cross_entropy", (logits,), in_float)
-    return barrier(cross_entropy_p, logits, tensor("cross_entropy", labels))
+    return barrier(cross_entropy_p, logits, tensor("cross_entropy", labels, logits))
 
 
 def _run_cross_entropy_vjp(xp: Any, x: Any, labels: Any, g: Any, *, out: Any) -> None:

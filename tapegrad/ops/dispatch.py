@@ -10,7 +10,7 @@ from typing import Any
 
 from tapegrad.aval import ShapedArray, broadcast_shapes, shaped
 from tapegrad.buffer import Buffer
-from tapegrad.device import Device, dtypes
+from tapegrad.device import Device, cuda_index, dtypes
 from tapegrad.errors import DeviceError, DTypeError, NotATensorError
 from tapegrad.evaluate import apply, apply_elementwise
 from tapegrad.fusion.region import runs_at_once
@@ -37,11 +37,16 @@ def constant(value: Any, dtype: Any, device: Device) -> Buffer:
     return found
 
 
-def tensor(op: str, x: Any) -> Tensor:
-    """``x`` as a tensor.  Raises NotATensorError naming ``op``."""
+def tensor(op: str, x: Any, beside: Tensor | None = None) -> Tensor:
+    """``x`` as a tensor; what has no device of its own comes to that of ``beside``.
+
+    Raises NotATensorError naming ``op``.
+    """
     if type(x) is Tensor:
         return x
     try:
+        if beside is not None and not _is_lasting(x) and cuda_index(x) is None:
+            return from_array(beside.device.array(x), beside.device)
         return convert(x)
     except NotATensorError as e:
         raise NotATensorError(f"{op}: {e}") from None
@@ -95,8 +100,12 @@ def cast(x: Tensor, dtype: Any) -> Tensor:
     return Tensor(apply_elementwise(cast_p, (x._buffer,), site))
 
 
-def promote(op: str, xs: tuple[Any, ...], to: Callable[[Any], Any] | None = None) -> tuple[Tensor, ...]:
+def promote(
+    op: str, xs: tuple[Any, ...], to: Callable[[Any], Any] | None = None, beside: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """``xs`` as tensors of one dtype, which ``to`` may raise further (integers to floats, say).
+
+    Numbers alone come to the device of ``beside``.
 
     Raises NotATensorError, DTypeError and DeviceError, naming ``op``.
     """
@@ -106,12 +115,10 @@ def promote(op: str, xs: tuple[Any, ...], to: Callable[[Any], Any] | None = None
         tensors = _beside(xs, strong)
     if not tensors:  # Python numbers only: the dtype that the widest kind of them becomes
         widest = max(range(len(xs)), key=lambda k: SCALARS.index(type(xs[k])))
-        strong[widest] = tensor(op, xs[widest])
+        strong[widest] = tensor(op, xs[widest], beside)
         tensors = [strong[widest]]  # type: ignore[list-item]
     device = tensors[0].device
-    for t in tensors:
-        if t.device is not device:
-            raise DeviceError(f"{op}: operands on {device} and {t.device}; move one with to_device")
+    _on_one_device(op, tuple(t._buffer for t in tensors))
     dtype = tensors[0].dtype
     if len(xs) > 1:
         kinds = [x.dtype if isinstance(x, Tensor) else x for x in strong]
@@ -123,6 +130,14 @@ def promote(op: str, xs: tuple[Any, ...], to: Callable[[Any], Any] | None = None
     if to is not None:
         dtype = to(dtype)
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else Tensor(constant(x, dtype, device)) for x in strong)
+
+
+def _on_one_device(op: str, buffers: tuple[Buffer, ...]) -> None:
+    """Raises DeviceError naming ``op`` where operands lie on several devices."""
+    device = buffers[0].node.aval.device
+    for b in buffers:
+        if b.node.aval.device is not device:
+            raise DeviceError(f"{op}: operands on {device} and {b.node.aval.device}; move one with to_device")
 
 
 def _beside(xs: tuple[Any, ...], strong: list[Any]) -> list[Tensor]:
@@ -156,12 +171,15 @@ def resolve(prim: Primitive, avals: Any) -> Site:
 def bind(prim: Primitive, *xs: Tensor) -> Tensor:
     """Apply an elementwise primitive to tensors of one dtype (by its own rule of shapes)."""
     buffers = tuple(x._buffer for x in xs)
+    _on_one_device(prim.name, buffers)
     return Tensor(apply_elementwise(prim, buffers, resolve(prim, tuple(b.node.aval for b in buffers))))
 
 
 def barrier(prim: Primitive, *xs: Tensor, **params: Any) -> Tensor:
     """Apply any other primitive to tensors."""
     buffers = tuple(x._buffer for x in xs)
+    if len(buffers) > 1:
+        _on_one_device(prim.name, buffers)
     aval = prim.infer(*(b.node.aval for b in buffers), **params)
     return Tensor(apply(prim, buffers, params, aval))
 

@@ -51,9 +51,9 @@ class _Index:
         return all(part == (0, n, 1) for part, n in zip(self.basic, self.shape, strict=True))
 
 
-def _items(op: str, index: Any, shape: Shape) -> list[Any]:
+def _items(op: str, index: Any, shape: Shape, x: Tensor) -> list[Any]:
     """The items of an index, arrays as tensors, the Ellipsis and missing axes as full slices."""
-    items = [_item(op, i) for i in (index if isinstance(index, tuple) else (index,))]
+    items = [_item(op, i, x) for i in (index if isinstance(index, tuple) else (index,))]
     used = sum(_axes_of(i) for i in items)
     if used > len(shape):
         raise IndexingError(f"{op}: {used} indices for a tensor of shape {shape}")
@@ -64,8 +64,8 @@ def _items(op: str, index: Any, shape: Shape) -> list[Any]:
     return [*items[:at], *[slice(None)] * (len(shape) - used), *items[at + 1 :]]
 
 
-def _item(op: str, item: Any) -> Any:
-    """An item as an int, a slice, None, the Ellipsis or a tensor of integers or bools."""
+def _item(op: str, item: Any, x: Tensor) -> Any:
+    """An item of an index of ``x`` as an int, a slice, None, the Ellipsis or a tensor of integers or bools."""
     if item is None or item is ... or isinstance(item, slice):
         return item
     if isinstance(item, int) and not isinstance(item, bool):
@@ -73,7 +73,7 @@ def _item(op: str, item: Any) -> Any:
     if isinstance(item, (float, complex, str)):
         raise IndexingError(f"{op}: {item!r} is no index; use integers, slices, None, ..., arrays of integers or bools")
     try:
-        found = tensor(op, item)
+        found = tensor(op, item, x)
     except NotATensorError as e:
         raise IndexingError(f"{op}: {item!r:.60} is no index") from e
     if isinstance(item, list) and not found.size:
@@ -90,10 +90,10 @@ def _axes_of(item: Any) -> int:
     return item.ndim if isinstance(item, Tensor) and item.dtype.kind == "b" else 1
 
 
-def _read(op: str, index: Any, shape: Shape) -> _Index:
-    """Read an index.  Raises IndexingError naming ``op``."""
-    reader = _Reader(op, shape)
-    for item in _items(op, index, shape):
+def _read(op: str, index: Any, x: Tensor) -> _Index:
+    """Read an index of ``x``.  Raises IndexingError naming ``op``."""
+    reader = _Reader(op, x)
+    for item in _items(op, index, x.shape, x):
         reader.take(item)
     return reader.result()
 
@@ -101,8 +101,8 @@ def _read(op: str, index: Any, shape: Shape) -> _Index:
 class _Reader:
     """Takes the items of an index one by one."""
 
-    def __init__(self, op: str, shape: Shape) -> None:
-        self.op, self.given, self.axis = op, shape, 0
+    def __init__(self, op: str, x: Tensor) -> None:
+        self.op, self.x, self.given, self.axis = op, x, x.shape, 0
         self.lengths: list[int] = []
         self.parts: list[Part] = []
         self.arrays: dict[int, Tensor] = {}
@@ -126,7 +126,7 @@ class _Reader:
         elif item.dtype.kind == "b":
             self._mask(item)
         else:
-            self._array(checked(self.op, item, self.given[self.axis]), self._next())
+            self._array(checked(self.op, item, self.given[self.axis], self.x), self._next())
 
     def _bounds(self, item: slice, n: int) -> tuple[int, int, int]:
         try:
@@ -202,8 +202,8 @@ def getitem(x: Any, index: Any, /) -> Tensor:
         index = index % x.shape[0]
         return barrier(slice_p, x, index=(index, *[(0, n, 1) for n in x.shape[1:]]))
     if type(index) is Tensor and index.ndim and x.ndim and index.dtype.kind in "iu":
-        return barrier(take_p, x, checked("x[...]", index, x.shape[0]), axis=0)
-    found = _read("x[...]", index, x.shape)
+        return barrier(take_p, x, checked("x[...]", index, x.shape[0], x), axis=0)
+    found = _read("x[...]", index, x)
     x = reshape(x, found.shape)
     if not found.is_whole:
         x = barrier(slice_p, x, index=found.basic)
@@ -249,8 +249,8 @@ class At:
 
     def _change(self, op: str, values: Any) -> Tensor:
         x, adding = self._x, op.endswith("add")
-        index = _read(op, self._index, x.shape)
-        v = cast(tensor(op, values), x.dtype)
+        index = _read(op, self._index, x)
+        v = cast(tensor(op, values, x), x.dtype)
         shape = sliced_shape(index.basic)
         if index.arrays:
             return reshape(_change_places(op, reshape(x, index.shape), v, index, adding), x.shape)

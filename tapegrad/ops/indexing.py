@@ -201,7 +201,7 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Tensor:
     if axis is None:
         x, axis = reshape(x, (-1,)) if x.size else reshape(x, (0,)), 0
     a = normalize_axis("take", axis, x.ndim)
-    return barrier(take_p, x, checked("take", indices, x.shape[a]), axis=a)
+    return barrier(take_p, x, checked("take", indices, x.shape[a], x), axis=a)
 
 
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
@@ -209,10 +209,11 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
 
     Raises AxisError, IndexingError, and ShapeError if the dimensions do not fit.
     """
-    x, places = tensor("take_along_axis", x), tensor("take_along_axis", indices)
+    x = tensor("take_along_axis", x)
+    places = tensor("take_along_axis", indices, x)
     a = normalize_axis("take_along_axis", axis, x.ndim)
     n = x.shape[a]
-    places = checked("take_along_axis", places, n)
+    places = checked("take_along_axis", places, n, x)
     others = x.shape[:a] + x.shape[a + 1 :]
     if places.ndim != x.ndim or any(
         m not in (1, s) and s != 1 for i, (m, s) in enumerate(zip(places.shape, x.shape, strict=True)) if i != a

@@ -56,9 +56,9 @@ def where(condition: Any, x: Any, y: Any, /) -> Tensor:
     The side not chosen gets gradient 0; but a NaN or infinite derivative inside it times that 0 is NaN: choose safe
     operands first (the "double where").  Raises DTypeError for a condition that is not bool.
     """
-    chosen = tensor("where", condition)
+    chosen = tensor("where", condition, next((t for t in (x, y) if isinstance(t, Tensor)), None))
     if chosen.dtype != dtypes.bool_:
         if chosen.dtype.kind not in "iu":
             raise DTypeError(f"where: the condition is {chosen.dtype}, not bool; compare it with something")
         chosen = cast(chosen, dtypes.bool_)
-    return bind(where_p, chosen, *promote("where", (x, y)))
+    return bind(where_p, chosen, *promote("where", (x, y), beside=chosen))
