@@ -14,7 +14,7 @@ from typing import Any
 
 from tapegrad.aval import Shape, shaped
 from tapegrad.cell import Cell
-from tapegrad.device import bits, current_device, dtypes
+from tapegrad.device import CPU, asdevice, bits, current_device, dtypes
 from tapegrad.device.bits import blocks16
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.arithmetic import sqrt
@@ -30,17 +30,17 @@ from tapegrad.tensor import Tensor
 
 _uniform_p = general(
     "random_uniform",
-    impl=lambda xp, *, key, counter, shape, dtype: bits.uniform(key, counter, shape, dtype),
-    infer=lambda *, key, counter, shape, dtype: shaped(shape, dtype, current_device()),
+    impl=lambda xp, *, key, counter, shape, dtype, device: bits.uniform(key, counter, shape, dtype),
+    infer=lambda *, key, counter, shape, dtype, device: shaped(shape, dtype, device),
     cxx_drawn="tg_uniform",
-    samples=[Sample(key=1, counter=0, shape=(2, 3), dtype=dtypes.float32)],
+    samples=[Sample(key=1, counter=0, shape=(2, 3), dtype=dtypes.float32, device=CPU)],
 )
 _bits16_p = general(
     "random_bits16",
-    impl=lambda xp, *, key, counter, shape: bits.bits16(key, counter, shape),
-    infer=lambda *, key, counter, shape: shaped(shape, dtypes.uint16, current_device()),
+    impl=lambda xp, *, key, counter, shape, device: bits.bits16(key, counter, shape),
+    infer=lambda *, key, counter, shape, device: shaped(shape, dtypes.uint16, device),
     cxx_drawn="tg_bits16",
-    samples=[Sample(key=1, counter=0, shape=(2, 3))],
+    samples=[Sample(key=1, counter=0, shape=(2, 3), device=CPU)],
 )
 
 
@@ -95,7 +95,7 @@ def _shape(shape: int | Sequence[int]) -> Shape:
     return found
 
 
-def _unit(shape: Shape, dtype: Any, generator: Generator | None) -> Tensor:
+def _unit(shape: Shape, dtype: Any, generator: Generator | None, device: Any = None) -> Tensor:
     """Uniform in [0, 1) on a grid: multiples of 2**-53 (float64), 2**-24 (float32), or the coarser of a short float."""
     drawn = _drawn(dtype)
     dtype = dtypes.asdtype(dtype)
@@ -104,11 +104,15 @@ def _unit(shape: Shape, dtype: Any, generator: Generator | None) -> Tensor:
         size *= n
     words = size if drawn == dtypes.float64 else -(-size // 2)
     key, counter = (generator or default_generator).take(-(-words // 4))
-    unit = barrier(_uniform_p, key=key, counter=counter, shape=shape, dtype=drawn)
+    unit = barrier(_uniform_p, key=key, counter=counter, shape=shape, dtype=drawn, device=_where(device))
     if dtype == drawn:
         return unit
     steps = 2.0 ** (11 if dtype == dtypes.float16 else 8 if dtype.itemsize == 2 else 3)  # no rounding up to 1
     return cast(floor(unit * steps) / steps, dtype)
+
+
+def _where(device: Any) -> Any:
+    return current_device() if device is None else asdevice(device)
 
 
 def _drawn(dtype: Any) -> Any:
@@ -125,30 +129,30 @@ def _is_number(x: Any, value: float) -> bool:
 
 def uniform(
     shape: int | Sequence[int] = (), low: Any = 0.0, high: Any = 1.0, dtype: Any = "float32",
-    generator: Generator | None = None,
+    generator: Generator | None = None, device: Any = None,
 ) -> Tensor:  # fmt: skip
     """Uniform numbers in ``[low, high)`` (rounding may reach ``high``, as in NumPy); differentiable in the bounds.
 
     Raises DTypeError, ShapeError.
     """
-    unit = _unit(_shape(shape), dtype, generator)
+    unit = _unit(_shape(shape), dtype, generator, device)
     return unit if _is_number(low, 0.0) and _is_number(high, 1.0) else low + (high - low) * unit
 
 
 def normal(
     shape: int | Sequence[int] = (), mean: Any = 0.0, std: Any = 1.0, dtype: Any = "float32",
-    generator: Generator | None = None,
+    generator: Generator | None = None, device: Any = None,
 ) -> Tensor:  # fmt: skip
     """Normal numbers (Box and Muller 1958), differentiable in ``mean`` and ``std``.  Raises DTypeError, ShapeError."""
     lengths = _shape(shape)
-    u, v = _unit(lengths, _drawn(dtype), generator), _unit(lengths, _drawn(dtype), generator)
+    u, v = (_unit(lengths, _drawn(dtype), generator, device) for _ in range(2))
     z = cast(sqrt(-2.0 * log1p(-u)) * cos(6.283185307179586 * v), dtypes.asdtype(dtype))
     return z if _is_number(mean, 0.0) and _is_number(std, 1.0) else mean + std * z
 
 
 def bernoulli(
     shape: int | Sequence[int] = (), p: Any = 0.5, dtype: Any = "float32", generator: Generator | None = None,
-    *, bits: int = 24,
+    *, bits: int = 24, device: Any = None,
 ) -> Tensor:  # fmt: skip
     """1 with probability ``p``, else 0, decided by a float32 draw (``p`` rounded up to a multiple of 2**-24).
 
@@ -158,9 +162,9 @@ def bernoulli(
     if bits == 16 and isinstance(p, (int, float)):
         lengths, threshold = _shape(shape), round(float(p) * 65536)
         key, counter = (generator or default_generator).take(blocks16(lengths))
-        drawn = barrier(_bits16_p, key=key, counter=counter, shape=lengths)
+        drawn = barrier(_bits16_p, key=key, counter=counter, shape=lengths, device=_where(device))
         return cast(less(drawn, threshold) if threshold < 65536 else drawn >= 0, dtypes.asdtype(dtype))
-    return cast(less(_unit(_shape(shape), "float32", generator), p), dtypes.asdtype(dtype))
+    return cast(less(_unit(_shape(shape), "float32", generator, device), p), dtypes.asdtype(dtype))
 
 
 def permutation(x: Any, generator: Generator | None = None) -> Tensor:

@@ -205,7 +205,8 @@ def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
     if p == 1:
         return ops.where(False, x, 0)
     # On the CPU the mask is one byte per entry; `where` keeps it off infinities, of which multiplying would make NaN.
-    return ops.where(random.bernoulli(x.shape, 1.0 - p, dtype="bool", bits=16), x * (1.0 / (1.0 - p)), 0)
+    kept = random.bernoulli(x.shape, 1.0 - p, dtype="bool", bits=16, device=x.device)
+    return ops.where(kept, x * (1.0 / (1.0 - p)), 0)
 
 
 def attention_weights(
