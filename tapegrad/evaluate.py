@@ -191,7 +191,7 @@ def _launch(targets: list[Buffer]) -> None:
     axes = next((a for _, a in loops if a is not None), None)
     leaves = [b.array for b in work.leaves]
     if device.lazy:
-        done = cuda_launch.run(work, region.stages(work, targets), targets, shape, axes, device)
+        done = cuda_launch.run(work, targets, shape, axes, device)
         outputs, moved, names, scratch = done.outputs, done.moved, done.names, done.scratch
     else:
         outputs, names, scratch = _run_on_cpu(work, targets, loops, leaves, axes or (), device)

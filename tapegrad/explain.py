@@ -52,19 +52,9 @@ def _explained(targets: list[Buffer], device: str | None) -> str:
     return "\n".join([*lines, *(f"    {line}" for line in text.splitlines())])
 
 
-class _Planned:
-    """An output that does not exist yet; a device's allocations are aligned to 256 bytes and more."""
-
-    class data:
-        ptr = 0
-
-    def __init__(self, itemsize: int) -> None:
-        self.itemsize = itemsize
-
-
 def _cuda_text(work: region.Region, targets: list[Buffer], shape: Sequence[int], axes: Any) -> str:
     stages = region.stages(work, targets)
-    full: list[Any] = [_Planned(b.node.aval.dtype.itemsize) for b in stages.divide(targets)[0]]
+    full = cuda_launch.planned(stages.divide(targets)[0])
     loop, kinds, form = cuda_launch.plan(work, stages, tuple(shape), axes, [b.array for b in work.leaves], full)
     return cuda_emit.text_of(work, stages, targets, kinds, loop, form)
 

@@ -89,16 +89,21 @@ class CudaDevice(Device):
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An uninitialised C-contiguous array from CuPy's pool.  Raises DeviceMemoryError (MemoryError)."""
-        with self.active():
-            try:
+        try:
+            if self._runtime.getDevice() == self.index:
+                stream = self.order()
+                found = self.xp.empty(shape, dtype)
+                self._asked(stream)
+                return found
+            with self.active():
                 return self.xp.empty(shape, dtype)
-            except MemoryError as e:  # CuPy has given back its unused blocks and tried again by then
-                pool, (free, total) = self.xp.get_default_memory_pool(), self._runtime.memGetInfo()
-                raise DeviceMemoryError(
-                    f"{self}: no room for {dtype.name}{list(shape)}, {prod(shape) * dtype.itemsize} bytes: "
-                    f"{pool.used_bytes()} bytes are in use, {pool.free_bytes()} idle in the pool, {free} of {total} "
-                    "free on the device; tg.recompute_grad keeps fewer intermediates"
-                ) from e
+        except MemoryError as e:  # CuPy has given back its unused blocks and tried again by then
+            pool, (free, total) = self.xp.get_default_memory_pool(), self._runtime.memGetInfo()
+            raise DeviceMemoryError(
+                f"{self}: no room for {dtype.name}{list(shape)}, {prod(shape) * dtype.itemsize} bytes: "
+                f"{pool.used_bytes()} bytes are in use, {pool.free_bytes()} idle in the pool, {free} of {total} "
+                "free on the device; tg.recompute_grad keeps fewer intermediates"
+            ) from e
 
     def owns(self, x: object) -> bool:
         """Whether ``x`` is a CuPy array on this device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -22,6 +23,7 @@ def known(op: str, dtype: Any) -> None:
         raise DTypeError(f"{op}: no CUDA kernel knows dtype {dtype.name}; cast to one of {', '.join(sorted(_KNOWN))}")
 
 
+@cache
 def storage(dtype: Any) -> str:
     """The type of an element in memory.  Raises KernelError for a dtype that kernels do not know."""
     if dtype.name not in _KNOWN:
@@ -29,11 +31,13 @@ def storage(dtype: Any) -> str:
     return f"tg_{dtype.name}"
 
 
+@cache
 def is_half(dtype: Any) -> bool:
     """Whether elements are computed wider than they lie in memory, and so rounded after each operation."""
     return dtype.name in ("float16", "bfloat16")
 
 
+@cache
 def compute(dtype: Any) -> str:
     """The type in which an element is computed."""
     name = storage(dtype)

@@ -47,6 +47,12 @@ def _reading(dtype: Any, kind: str) -> str:
     return f"const {cxx.compute(dtype)}" if kind == VALUE else f"const {cxx.storage(dtype)}* __restrict__"
 
 
+def late_of(region: Region, stages: Stages) -> list[int]:
+    """Numbers of the leaves that what follows a reduction reads."""
+    read = {id(k) for b in stages.epilogue for k in b.keeps}
+    return [i for i, b in enumerate(region.leaves) if id(b) in read]
+
+
 class Element:
     """Writes the element function, and what follows a reduction; ``name`` gives each buffer its C++ variable."""
 
@@ -55,6 +61,7 @@ class Element:
         self.full, self.results = stages.divide(targets)
         self.reductions = reductions_of(stages.totals)
         self.drawn = drawn_of(region)
+        self.late = late_of(region, stages)
         self.by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]
         self.tiled = [i for i, b in enumerate(self.drawn) if self._is_tiled(b)]
         self.name: dict[int, str] = {}
@@ -180,12 +187,6 @@ class Element:
         for i, b in enumerate(self.results):
             lines.append(f"r{i}[{index}] = tg_store<{cxx.storage(b.node.aval.dtype)}>({self.name[id(b)]});")
         return lines
-
-    @property
-    def late(self) -> list[int]:
-        """Numbers of the leaves that what follows a reduction reads."""
-        read = {id(k) for b in self.stages.epilogue for k in b.keeps}
-        return [i for i, b in enumerate(self.region.leaves) if id(b) in read]
 
     def result_params(self) -> list[tuple[str, str]]:
         """(type, name) of the outputs of the reductions and of what follows them."""

@@ -16,10 +16,11 @@ from tapegrad.buffer import Buffer
 from tapegrad.device import cxx
 from tapegrad.device.kernel import options
 from tapegrad.fusion import cuda_element, cuda_emit
-from tapegrad.fusion.cuda_element import TILED, Element
+from tapegrad.fusion.cuda_element import TILED
 from tapegrad.fusion.cuda_emit import COLUMN, ROW, Form
 from tapegrad.fusion.cuda_layout import BY_DIMS, VALUE, Loop
 from tapegrad.fusion.region import Region, Stages
+from tapegrad.fusion.region import stages as stages_of
 
 _lock = threading.Lock()
 _kernels: dict[Any, Kernel] = {}
@@ -106,71 +107,121 @@ class Run:
     scratch: int
 
 
-def run(
-    region: Region, stages: Stages, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, device: Any
-) -> Run:
+@dataclass
+class Ready:
+    """A region's kernel with all that does not change from one run to the next; made once for each shape and layout.
+
+    ``by_value``: which leaves are numbers; ``full``, ``results``: which targets are of full size, and which come of
+    reductions; ``places``: lengths and strides of leaves; ``sizes``: the arguments after the outputs; ``parts``: of a
+    split reduction, sizes and dtypes of the arrays in between; ``late``: leaves that joining them reads.
+    """
+
+    names: tuple[str, ...]
+    kernel: Kernel | None
+    by_value: list[bool]
+    full: list[int]
+    results: list[int]
+    places: tuple[Any, ...]
+    sizes: tuple[Any, ...]
+    grid: tuple[int, ...]
+    parts: list[tuple[int, Any]]
+    late: list[int]
+    last_sizes: tuple[Any, ...]
+    last_grid: tuple[int, ...]
+
+
+_ready: dict[Any, Ready] = {}
+
+
+def run(region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, device: Any) -> Run:
     """Evaluate ``targets`` over ``shape``, reducing ``axes``; outputs have the targets' own shapes."""
     leaves = [b.array for b in region.leaves]
+    key = (device, structure(region, targets), shape, axes, tuple(map(_lies, leaves)))
+    ready = _ready.get(key)
+    if ready is None:
+        ready = _prepare(region, targets, shape, axes, leaves, device)
+        with _lock:
+            if len(_ready) >= _MOST:
+                _ready.clear()
+            _ready[key] = ready
     outputs = [device.empty(b.node.aval.shape, b.node.aval.dtype) for b in targets]
+    if ready.kernel is None:
+        return Run(ready.names, outputs, [], 0)
+    full, results = [outputs[i] for i in ready.full], [outputs[i] for i in ready.results]
+    args = [cxx.argument(x.value) if by_value else x for x, by_value in zip(leaves, ready.by_value)]
+    late = [args[i] for i in ready.late]
+    for b in cuda_element.drawn_of(region):
+        args += cxx.key(b.node.params["key"], b.node.params["counter"])
+    parts = [device.empty((size,), dtype) for size, dtype in ready.parts]
+    first = parts or results
+    device.launch(ready.kernel.function, ready.grid, (_THREADS,), (*args, *full, *ready.places, *first, *ready.sizes))
+    moved = [moved_by(leaves, [*full, *first])]
+    if parts:
+        last = (*late, *parts, *results, *ready.last_sizes)
+        device.launch(ready.kernel.finish, ready.last_grid, (_THREADS,), last)
+        moved.append(moved_by(parts, results))
+    return Run(ready.names, outputs, moved, sum(x.nbytes for x in parts))
+
+
+def _lies(x: Any) -> Any:
+    """What of a leaf decides how it is read."""
+    return None if cxx.is_argument(x) else (x.shape, x.strides, cxx.address(x) % 16)
+
+
+class _Fresh:
+    """An output yet to be made: a device's allocations are aligned to 256 bytes and more."""
+
+    class data:
+        ptr = 0
+
+    def __init__(self, itemsize: int) -> None:
+        self.itemsize = itemsize
+
+
+def planned(targets: list[Buffer]) -> list[Any]:
+    """Stand-ins for the outputs of ``targets``, for :func:`plan`."""
+    return [_Fresh(b.node.aval.dtype.itemsize) for b in targets]
+
+
+def _prepare(
+    region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], device: Any
+) -> Ready:
+    stages = stages_of(region, targets)
     names = tuple(b.node.prim.name for b in region.order)  # type: ignore[union-attr]
-    out = {id(b): x for b, x in zip(targets, outputs)}
-    full, results = ([out[id(b)] for b in part] for part in stages.divide(targets))
-    loop, kinds, form = plan(region, stages, shape, axes, leaves, full)
-    if not (loop.size or any(x.size for x in results)):
-        return Run(names, outputs, [], 0)
-    kernel = _kernel(region, stages, targets, kinds, loop, form, device)
-    args = _arguments(region, leaves, kinds, loop, full)
+    number = {id(b): i for i, b in enumerate(targets)}
+    full, results = stages.divide(targets)
+    loop, kinds, form = plan(region, stages, shape, axes, leaves, planned(full))
+    by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]
+    places = [*loop.dims[1:], *(s for i in by_dims for s in loop.strides[i])] if by_dims else []
+    ready = Ready(
+        names, None, [kind == VALUE for kind in kinds], [number[id(b)] for b in full],
+        [number[id(b)] for b in results], tuple(cxx.index(n, loop.wide) for n in places), (), (), [],
+        cuda_element.late_of(region, stages), (), (),
+    )  # fmt: skip
+    if not (loop.size or any(b.node.aval.size for b in results)):
+        return ready
+    ready.kernel = _kernel(region, stages, targets, kinds, loop, form, device)
     if axes is None:
-        args.append(cxx.index(loop.size, loop.wide))
+        ready.sizes = (cxx.index(loop.size, loop.wide),)
         packs = max(1, loop.size // loop.vec)
-        blocks = -(-packs // (_THREADS * 4 if form.tiled else _THREADS))
-        device.launch(kernel.function, (min(blocks, _MOST_BLOCKS),), (_THREADS,), tuple(args))
-        return Run(names, outputs, [moved_by(leaves, outputs)], 0)
-    late = [_argument(leaves[i], kinds[i]) for i in Element(region, stages, targets, kinds, loop).late]
-    moved, scratch = _reduce(kernel, form, loop, args, late, stages, leaves, full, results, device)
-    return Run(names, outputs, moved, scratch)
+        ready.grid = (min(-(-packs // (_THREADS * 4 if form.tiled else _THREADS)), _MOST_BLOCKS),)
+    else:
+        _prepare_reduction(ready, stages, loop, form)
+    return ready
 
 
-def _reduce(
-    kernel: Kernel, form: Form, loop: Loop, args: list[Any], late: list[Any], stages: Stages,
-    leaves: list[Any], full: list[Any], results: list[Any], device: Any,
-) -> tuple[list[tuple[int, int]], int]:  # fmt: skip
+def _prepare_reduction(ready: Ready, stages: Stages, loop: Loop, form: Form) -> None:
     split = split_of(loop)
-    first = results
     if form.split:
-        reductions = cuda_element.reductions_of(stages.totals)
-        first = [device.empty((split.parts * loop.writes,), r.wide) for r in reductions]
+        ready.parts = [(split.parts * loop.writes, r.wide) for r in cuda_element.reductions_of(stages.totals)]
     numbers = [loop.writes, loop.reads, split.part]
     numbers += [n for n, _ in loop.kept[1:]] + [s for _, s in loop.kept]
     numbers += [n for n, _ in loop.reduced[1:]] + [s for _, s in loop.reduced]
-    args = [*args, *first, *(cxx.index(n, loop.wide) for n in numbers)]
+    ready.sizes = tuple(cxx.index(n, loop.wide) for n in numbers)
     per_block = form.lanes * loop.vec if form.walk == COLUMN else _THREADS // form.lanes
-    blocks = -(-loop.writes // per_block)
-    device.launch(kernel.function, (blocks, split.parts), (_THREADS,), tuple(args))
-    moved = [moved_by(leaves, [*full, *first])]
-    if not form.split:
-        return moved, 0
-    numbers = [cxx.index(loop.writes, loop.wide), cxx.index(split.parts, loop.wide)]
-    blocks = -(-loop.writes // (_THREADS if form.walk == COLUMN and form.lanes == 32 else 8))
-    device.launch(kernel.finish, (blocks,), (_THREADS,), (*late, *first, *results, *numbers))
-    return [*moved, moved_by(first, results)], sum(x.nbytes for x in first)
-
-
-def _argument(x: Any, kind: str) -> Any:
-    return cxx.argument(x.value) if kind == VALUE else x
-
-
-def _arguments(region: Region, leaves: list[Any], kinds: list[str], loop: Loop, full: list[Any]) -> list[Any]:
-    """In the order of ``cuda_element.Element.params``."""
-    args = [_argument(x, kind) for x, kind in zip(leaves, kinds)]
-    for b in cuda_element.drawn_of(region):
-        args += cxx.key(b.node.params["key"], b.node.params["counter"])
-    args += full
-    by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]
-    if by_dims:
-        args += [cxx.index(n, loop.wide) for n in loop.dims[1:]]
-        args += [cxx.index(s, loop.wide) for i in by_dims for s in loop.strides[i]]
-    return args
+    ready.grid = (-(-loop.writes // per_block), split.parts)
+    ready.last_sizes = (cxx.index(loop.writes, loop.wide), cxx.index(split.parts, loop.wide))
+    ready.last_grid = (-(-loop.writes // (_THREADS if form.walk == COLUMN and form.lanes == 32 else 8)),)
 
 
 def _kernel(

@@ -237,6 +237,8 @@ def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
 
     A kernel's reductions all run over the same axes, so that its loop order is one.
     """
+    if len(targets) == 1:
+        return [targets]
     groups: list[tuple[tuple, set[int], list[Buffer]]] = []
     for target in sorted(targets, key=lambda b: b.node.index):
         shape, axes = loop_of(target)
