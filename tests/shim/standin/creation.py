@@ -198,10 +198,11 @@ def dlpack(
     self: ndarray, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
 ) -> Any:
     """A capsule of the array on its device; or, where the host is asked for, of a copy there."""
+    options = {"max_version": max_version} if np.lib.NumpyVersion(np.__version__) >= "2.1.0" else {}
     if dl_device is not None and int(dl_device[0]) == 1:
         if copy is False:
             raise ValueError("GPU memory cannot be exported to CPU without copy.")
-        return self.get().__dlpack__(max_version=max_version)
+        return self.get().__dlpack__(**options)
     if copy:
         raise BufferError("copy=True only supported for copy to CPU.")
     if stream is not None and (not isinstance(stream, int) or stream < -1 or stream == 0):
@@ -215,7 +216,7 @@ def dlpack(
     codes = {UNSIGNED: BFLOAT} if self.dtype.name == "bfloat16" else {}
     face = {"shape": self.shape, "strides": self.strides, "typestr": "<u2" if codes else self.dtype.str, "version": 3,
             "data": (self._host.ctypes.data, False)}  # fmt: skip
-    capsule = np.asarray(types.SimpleNamespace(__array_interface__=face, held=self)).__dlpack__(max_version=max_version)
+    capsule = np.asarray(types.SimpleNamespace(__array_interface__=face, held=self)).__dlpack__(**options)
     relabel(capsule, 2, self.data.device_id, codes)
     return capsule
 

@@ -189,6 +189,8 @@ def build() -> None:
         setattr(module, name, getattr(np, name))
     for line in TABLE.read_text().splitlines():
         name, bracket, rest = line.partition("(")
+        if not hasattr(np, name):  # NumPy's versions differ: 2.0 lacks some, later ones have dropped others
+            continue
         setattr(module, name, _function(name, bracket + rest) if bracket else ufunc(name))
     ndarray.__module__ = "cupy"
     module.ndarray, module.ufunc = ndarray, ufunc  # type: ignore[attr-defined]
