@@ -92,7 +92,7 @@ def from_dlpack(array: Any, *, device: Any = None, copy: Any = None) -> ndarray:
     with _device(number):
         capsule = array.__dlpack__(stream=state.stream_pointer() or 1, max_version=(1, 0), copy=copy)
         narrow = relabel(capsule, 1, 0, {BFLOAT: UNSIGNED}) == BFLOAT
-        held = types.SimpleNamespace(__dlpack__=lambda **kwargs: capsule, __dlpack_device__=lambda: (1, 0))
+        held = _Held(capsule)
         host = np.from_dlpack(held)  # type: ignore[arg-type]
         mem = memory.UnownedMemory(host.ctypes.data, _extent(host), (array, host), number)
         dtype = _bfloat16() if narrow else host.dtype
@@ -194,11 +194,24 @@ def copy(a: ndarray, order: str = "K") -> ndarray:
     return a.copy(order)
 
 
+class _Held:
+    """A capsule as an object that NumPy imports: 2.0 looks the methods up in the class."""
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
 def dlpack(
     self: ndarray, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
 ) -> Any:
     """A capsule of the array on its device; or, where the host is asked for, of a copy there."""
-    options = {"max_version": max_version} if np.lib.NumpyVersion(np.__version__) >= "2.1.0" else {}
+    options = {"max_version": max_version} if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1) else {}
     if dl_device is not None and int(dl_device[0]) == 1:
         if copy is False:
             raise ValueError("GPU memory cannot be exported to CPU without copy.")
