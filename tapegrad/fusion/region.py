@@ -45,6 +45,21 @@ MAX_TOGETHER = 128
 """Nodes and arrays of targets that share a kernel: their addresses and strides must fit in 4 KiB of arguments."""
 
 
+def _own_references() -> int:
+    """What ``sys.getrefcount`` says of a thing that only a list holds, in a loop over that list.
+
+    It counts the list and, in some versions of Python, the loop's variable and its own argument.
+    """
+    things = [object()]
+    for thing in things:
+        found = sys.getrefcount(thing)
+    return found
+
+
+OWN = _own_references()
+"""References to a buffer that are a region's own, besides its readers'."""
+
+
 def set_small(elements: int) -> None:
     """Run arrays of fewer float64 ``elements`` at once (``SMALL``); for measurements and tests."""
     global SMALL
@@ -70,8 +85,11 @@ class Region:
 
     def exclusive_bytes(self) -> int:
         """Bytes of the leaves that only this region's pending buffers refer to."""
-        # Each leaf is referred to by its readers, by our list, by the loop variable and by getrefcount's argument.
-        return sum(leaf.node.aval.nbytes for leaf in self.leaves if sys.getrefcount(leaf) - 3 <= self.reads[id(leaf)])
+        found = 0
+        for leaf in self.leaves:
+            if sys.getrefcount(leaf) - OWN <= self.reads[id(leaf)]:
+                found += leaf.node.aval.nbytes
+        return found
 
 
 def collect(targets: Iterable[Buffer]) -> Region:
@@ -172,8 +190,7 @@ def with_results(region: Region, targets: list[Buffer]) -> list[Buffer]:
     have = {id(b) for b in targets}
     more = []
     for b in region.order:
-        # Referred to by its readers, by the region's list, by the loop variable and by getrefcount's argument.
-        if id(b) in late and id(b) not in have and sys.getrefcount(b) - 3 > readers[id(b)]:
+        if id(b) in late and id(b) not in have and sys.getrefcount(b) - OWN > readers[id(b)]:
             more.append(b)
     return [*targets, *more]
 
@@ -187,8 +204,7 @@ def with_costly(region: Region, targets: list[Buffer]) -> list[Buffer]:
     wanted: set[int] = set()
     more = []
     for b in reversed(region.order):
-        # Referred to by its readers, by the region's list, by the loop variable and by getrefcount's argument.
-        held = id(b) in wanted or sys.getrefcount(b) - 3 > readers[id(b)]
+        held = id(b) in wanted or sys.getrefcount(b) - OWN > readers[id(b)]
         if id(b) in done or not held:
             continue
         if b.node.prim.costly:  # type: ignore[union-attr]
