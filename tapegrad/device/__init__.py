@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tapegrad.device import cuda
+from tapegrad.device import cpu, cuda
 from tapegrad.device.base import Device
 from tapegrad.device.cpu import CPU
 from tapegrad.errors import DeviceError
@@ -45,7 +45,7 @@ def asdevice(name: str | Device) -> Device:
 
 def is_array(x: object) -> bool:
     """Whether ``x`` is an array of NumPy's or CuPy's (no tensor), which its owner may change."""
-    return CPU.owns(x) or cuda.is_array(x)
+    return cpu.is_array(x) or cuda.is_array(x)
 
 
 def cuda_index(x: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from tapegrad.errors import DeviceError
 
 
-class Device:
+class Device(ABC):
     """One place where arrays live: its name (``"cpu"``, ``"cuda:0"``), its namespace ``xp`` and its memory."""
 
     __slots__ = ("kind", "lazy", "least_pooled", "name", "xp")
@@ -26,35 +27,28 @@ class Device:
     def __repr__(self) -> str:
         return self.name
 
-    def __str__(self) -> str:
-        return self.name
-
+    @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An uninitialised C-contiguous array from the device's pool."""
-        raise NotImplementedError
 
+    @abstractmethod
     def array(self, x: Any, dtype: Any = None, copy: bool = True) -> Any:
         """``x`` (array, number, nested sequence) as an array (a copy is C-contiguous); Python floats become float32.
 
         Raises NotATensorError for objects that are no numbers.
         """
-        raise NotImplementedError
 
     def constant(self, value: Any, dtype: Any) -> Any:
         """A number as what a buffer holds: a 0-d array, or a stand-in that kernels take as an argument."""
         return self.xp.asarray(value, dtype=dtype)
 
+    @abstractmethod
     def numpy(self, x: Any) -> Any:
         """A fresh NumPy array of a device array's value."""
-        raise NotImplementedError
 
-    def owns(self, x: object) -> bool:
-        """Whether ``x`` is an array (not a scalar) of this device's library that lies here."""
-        raise NotImplementedError
-
+    @abstractmethod
     def is_view(self, x: Any, of: Any) -> bool:
         """Whether array ``x`` shares memory bounds with array ``of``."""
-        raise NotImplementedError
 
     def active(self) -> AbstractContextManager[Any]:
         """A block in which the namespace's functions work on this device, after what it has been asked before."""

@@ -27,10 +27,6 @@ class CPUDevice(Device):
         """An uninitialised C-contiguous array from the host pool."""
         return POOL.empty(shape, dtype)
 
-    def owns(self, x: object) -> bool:
-        """Whether ``x`` is a NumPy array."""
-        return isinstance(x, np.ndarray)
-
     def array(self, x: Any, dtype: Any = None, copy: bool = True) -> Any:
         """``x`` as a NumPy array; an array on another device is fetched.  Raises NotATensorError."""
         if isinstance(x, np.ndarray):
@@ -51,6 +47,11 @@ class CPUDevice(Device):
     def is_view(self, x: Any, of: Any) -> bool:
         """Whether the two arrays share memory bounds."""
         return np.may_share_memory(x, of)
+
+
+def is_array(x: object) -> bool:
+    """Whether ``x`` is a NumPy array."""
+    return isinstance(x, np.ndarray)
 
 
 def is_on_gpu(x: Any) -> bool:

@@ -18,7 +18,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
 from typing import Any
@@ -78,14 +78,17 @@ class CudaDevice(Device):
     def active(self) -> Any:
         """This device is CuPy's current one inside the block, its stream ordered after earlier work."""
         if self._runtime.getDevice() == self.index:
-            stream = self.order()
-            yield
-            self._asked(stream)
+            yield from self._ordered()
         else:
             with self.xp.cuda.Device(self.index):
-                stream = self.order()
-                yield
-                self._asked(stream)
+                yield from self._ordered()
+
+    def _ordered(self) -> Iterator[None]:
+        stream = self.order()
+        try:
+            yield
+        finally:  # what raised may have asked something before it did
+            self._asked(stream)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An uninitialised C-contiguous array from CuPy's pool.  Raises DeviceMemoryError (MemoryError)."""
@@ -104,10 +107,6 @@ class CudaDevice(Device):
                 f"{pool.used_bytes()} bytes are in use, {pool.free_bytes()} idle in the pool, {free} of {total} "
                 "free on the device; tg.recompute_grad keeps fewer intermediates"
             ) from e
-
-    def owns(self, x: object) -> bool:
-        """Whether ``x`` is a CuPy array on this device."""
-        return isinstance(x, self.xp.ndarray) and x.device.id == self.index
 
     def constant(self, value: Any, dtype: Any) -> Any:
         """A number that kernels take as an argument."""

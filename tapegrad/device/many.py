@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tapegrad.device import cxx
 from tapegrad.device.kernel import Kernel
 
 MANY = 48
@@ -28,14 +29,9 @@ def launch(kernel: Kernel, device: Any, rows: list[tuple[Any, ...]], numbers: tu
     follows the table; an int or bool is a flag, a float is rounded as an array of that dtype would hold it.
     """
     dtype = rows[0][0].dtype
-    args, blocks = arguments([([address(a) for a in row], row[0].size) for row in rows], dtype, numbers)
+    args, blocks = arguments([([cxx.address(a) for a in row], row[0].size) for row in rows], dtype, numbers)
     if blocks:
         kernel(device, blocks, _THREADS, args, T=dtype, TG_MANY=MANY, TG_CHUNK=CHUNK)
-
-
-def address(array: Any) -> int:
-    """Where an array's elements begin, on its device."""
-    return array.data.ptr
 
 
 def arguments(rows: list[tuple[list[int], int]], dtype: Any, numbers: tuple[float, ...]) -> tuple[tuple[Any, ...], int]:

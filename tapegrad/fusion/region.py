@@ -15,11 +15,11 @@ A region is the run of pending elementwise nodes of one shape that one kernel ev
    purpose (a gradient walk, the composites of ``ops.reductions``), reductions of one region share a kernel, and on a
    GPU what is computed from their results alone is the kernel's epilogue.
 6. *On a CPU a costly function is worth its bytes*: if its kernel runs and something held elsewhere (a rule's residual)
-   is made from its value, that value is stored, too.  Costly is what a declaration calls so: about ten times as slow as
-   writing the value and reading it back, or slower.  Measured in tiles, ns an element of float32 / float64: write and
-   read 0.36 / 0.72; exp 0.5 / 0.8, tanh 0.4 / 1.7, erf 1.7 / 4.4, but erfc 3.5 / 9.7, hypot 3.8 / 5.8, remainder 7 / 7.
-   (Calling erf costly made a transformer's step 2 to 4% shorter and its peak 18% higher: not worth it.)  On a GPU all
-   of these hide behind the traffic, and nothing is stored.
+   is made from its value, that value is stored, too.  Costly is what a declaration calls so: about ten times as slow, in
+   float32 and in float64, as writing the value and reading it back.  Measured by ``bench/cost.py``, ns an element of
+   float32 / float64: write and read 0.4 / 0.8; exp 0.5 / 0.9, erf 1.6 / 4.1, but erfc 4.0 / 9.8, hypot 3.8 / 18,
+   remainder 8.8 / 8.9, logaddexp 20 / 21.  (Erf called costly made a step of four transformer blocks 2 to 4% shorter
+   and its peak 18% higher: not worth it.)  On a GPU all of these hide behind the traffic, and nothing is stored.
 7. *Everything else is not stored*: an interior is recomputed, in registers or in a tile's scratch, by each kernel that
    needs it; for the sake of a derivative rule nothing else inside a region is ever stored.  Counted by
    ``bench/fusion.py`` for a transformer block, forward and gradient: 1.11 times the bytes of the lower bound, where

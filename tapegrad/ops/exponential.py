@@ -50,6 +50,7 @@ logaddexp_p = elementwise(
     "logaddexp",
     infer=infer_same,
     exact=False,
+    costly=True,
     partials=[lambda out, x: exp(x - out), lambda out, y: exp(y - out)],
     operands=("x", "y"),
     cxx="tg_logaddexp({x}, {y})",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad import buffer as _buffer
-from tapegrad.device import many
+from tapegrad.device import many, tally
 from tapegrad.device.kernel import Kernel
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.arithmetic import maximum, sqrt
@@ -174,15 +174,12 @@ def _by_kernel(
     device = rows[0][0].device
     materialize(*(t for row in rows for t in row))  # gradients that are still pending share kernels
     with device.active():
-        read = [tuple(_contiguous(t._array, device.xp) for t in row) for row in rows]
+        read = [tuple(tally.contiguous(device.xp, t._array) for t in row) for row in rows]
     written = [tuple(device.empty(row[i].shape, row[i].dtype) for i in renewed) for row in rows]
     many.launch(kernel, device, [r + w for r, w in zip(read, written, strict=True)], numbers)
+    passes = tally.taken()
     if _buffer.accountant is not None:
-        moved = (sum(a.nbytes for row in arrays for a in row) for arrays in (read, written))
-        _buffer.accountant.ran((name,), *moved)
+        moved = tuple(sum(a.nbytes for row in arrays for a in row) for arrays in (read, written))
+        for more in (moved, *passes):
+            _buffer.accountant.ran((name,) if more is moved else (), *more)
     return [tuple(from_array(a, device) for a in row) for row in written]
-
-
-def _contiguous(array: Any, xp: Any) -> Any:
-    """An array whose elements lie in order: the array itself, unless it is a view of another kind."""
-    return array if array.flags.c_contiguous else xp.ascontiguousarray(array)

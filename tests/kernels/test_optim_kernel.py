@@ -42,9 +42,6 @@ class Emulated(Device):
     def numpy(self, x: Any) -> Any:
         return x.copy()
 
-    def owns(self, x: object) -> bool:
-        return False
-
     def is_view(self, x: Any, of: Any) -> bool:
         return np.may_share_memory(x, of)
 
@@ -54,12 +51,6 @@ class Emulated(Device):
     def launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int = 0) -> None:
         self.launches.append((function.name, grid))
         self.host.launch(function, grid, block, args, shared)
-
-
-@pytest.fixture(autouse=True)
-def addresses(monkeypatch) -> None:
-    there = many.address
-    monkeypatch.setattr(many, "address", lambda a: a.ctypes.data if isinstance(a, np.ndarray) else there(a))
 
 
 @pytest.fixture
