@@ -15,7 +15,7 @@ A region is the run of pending elementwise nodes of one shape that one kernel ev
    purpose (a gradient walk, the composites of ``ops.reductions``), reductions of one region share a kernel, and on a
    GPU what is computed from their results alone is the kernel's epilogue.
 6. *On a CPU a costly function is worth its bytes*: if its kernel runs and something held elsewhere (a rule's residual)
-   is made from its value, that value is stored, too.  Costly is what a declaration calls so: about ten times as slow, in
+   is made from its value, that value is stored, too.  Costly is what a declaration calls so: ten times as slow, in
    float32 and in float64, as writing the value and reading it back.  Measured by ``bench/cost.py``, ns an element of
    float32 / float64: write and read 0.4 / 0.8; exp 0.5 / 0.9, erf 1.6 / 4.1, but erfc 4.0 / 9.8, hypot 3.8 / 18,
    remainder 8.8 / 8.9, logaddexp 20 / 21.  (Erf called costly made a step of four transformer blocks 2 to 4% shorter
