@@ -180,9 +180,9 @@ def on_device(sizes: Sizes, standin: Any, rate: float = 0.1) -> Count:
         seen = [e for e in standin.events if e.kind in ("op", "launch", "d2d", "memset")]
     rows = []
     for e in seen:
-        whole = e.kind == "launch"
+        whole = e.kind == "launch"  # everything a kernel was given counts as read, what it may write besides
         read = 0 if whole else sum(n for _, n in set(e.reads))
-        written = sum(n for _, n in set(e.writes))
+        written = sum(n for _, n in set(e.reads if whole else e.writes))
         rows.append((f"{e.kind} {e.name} (read and written)" if whole else f"{e.kind} {e.name}", read, written))
     return Count(len(rows), sum(read + written for _, read, written in rows), rows)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import blas, creation, cuda, kernels, memory, namespace, pool, state
+from . import blas, creation, cuda, kernels, memory, namespace, pinned, pool, state
 from .state import configure, events, launches, reset
 
 __all__ = ["compiles", "configure", "events", "install", "launches", "reset", "uninstall"]
@@ -102,17 +102,17 @@ def _build() -> dict[str, Any]:
                      get_current_stream=cuda.get_current_stream, get_elapsed_time=cuda.get_elapsed_time)  # fmt: skip
     device = _module("cupy.cuda.device", Device=cuda.Device, get_device_id=lambda: state.thread.device,
                      get_cublas_handle=lambda: cuda.Device().cublas_handle)  # fmt: skip
-    pinned = _module("cupy.cuda.pinned_memory", PinnedMemory=cuda.PinnedMemory,
-                     PinnedMemoryPointer=cuda.PinnedMemoryPointer,
-                     alloc_pinned_memory=cuda.alloc_pinned_memory)  # fmt: skip
+    pinned_memory = _module("cupy.cuda.pinned_memory", PinnedMemory=pinned.PinnedMemory,
+                     PinnedMemoryPointer=pinned.PinnedMemoryPointer,
+                     alloc_pinned_memory=pinned.alloc_pinned_memory)  # fmt: skip
     hook = _module("cupy.cuda.memory_hook", MemoryHook=pool.MemoryHook)
     top = _module(
         "cupy.cuda", runtime=runtime, driver=driver, memory=memory_module, compiler=compiler, nvrtc=nvrtc,
-        stream=stream, device=device, pinned_memory=pinned, memory_hook=hook, cublas=blas_module,
+        stream=stream, device=device, pinned_memory=pinned_memory, memory_hook=hook, cublas=blas_module,
         using_allocator=pool.using_allocator,
         is_available=is_available, get_local_runtime_version=_constant(12090), MemoryHook=pool.MemoryHook,
     )  # fmt: skip
-    for part in (stream, device, pinned, memory_module):
+    for part in (stream, device, pinned_memory, memory_module):
         for name, value in vars(part).items():
             if not name.startswith("_") and name not in ("OutOfMemoryError", "PooledMemory"):
                 setattr(top, name, value)
@@ -123,8 +123,8 @@ def _build() -> dict[str, Any]:
     top.__path__ = []  # type: ignore[attr-defined]
     cupyx = _module(
         "cupyx", allow_synchronize=cuda.allow_synchronize, DeviceSynchronized=cuda.DeviceSynchronized,
-        empty_pinned=cuda.empty_pinned, __path__=[],
-        zeros_pinned=lambda shape, dtype=float, order="C": _zeroed(cuda.empty_pinned(shape, dtype, order)),
+        empty_pinned=pinned.empty_pinned, __path__=[],
+        zeros_pinned=lambda shape, dtype=float, order="C": _zeroed(pinned.empty_pinned(shape, dtype, order)),
         scatter_add=lambda a, slices, value: a.scatter_add(slices, value),
         scatter_max=lambda a, slices, value: a.scatter_max(slices, value),
         scatter_min=lambda a, slices, value: a.scatter_min(slices, value),
@@ -134,7 +134,7 @@ def _build() -> dict[str, Any]:
     backends.cuda.libs = _module("cupy_backends.cuda.libs", __path__=[], cublas=blas_module, nvrtc=nvrtc)
     backends.cuda.api = _module("cupy_backends.cuda.api", __path__=[], runtime=runtime, driver=driver)
     for one in (backends, backends.cuda, backends.cuda.libs, backends.cuda.api, runtime, driver, memory_module,
-                compiler, nvrtc, stream, device, pinned, hook, blas_module):  # fmt: skip
+                compiler, nvrtc, stream, device, pinned_memory, hook, blas_module):  # fmt: skip
         modules[one.__name__] = one
     for name, one in modules.items():
         one.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=hasattr(one, "__path__"))

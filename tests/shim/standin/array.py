@@ -115,8 +115,9 @@ class ndarray(Operators):
             order = ("F" if self._host.flags.fnc else "C") if order.upper() == "A" else order
             out = np.empty(self.shape, self.dtype, order=order)  # type: ignore[call-overload]
         out[...] = self._host
-        name = "get" if blocking else "get later"
-        state.log("d2h", getattr(stream, "ptr", stream), name=name, reads=(span(self),))
+        name = "waits" if blocking else "get later"
+        host = ((out.ctypes.data, out.nbytes),)
+        state.log("d2h", getattr(stream, "ptr", stream), name=name, reads=(span(self),), host=host)
         return out
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
@@ -130,7 +131,9 @@ class ndarray(Operators):
         if not (self._host.flags.c_contiguous or self._host.flags.f_contiguous):
             raise RuntimeError("Cannot set to non-contiguous array")
         self._host[...] = arr
-        state.log("h2d", getattr(stream, "ptr", stream), name="set", writes=(span(self),))
+        whole = arr.flags.c_contiguous or arr.flags.f_contiguous  # else CuPy copies it first
+        host = ((arr.ctypes.data, arr.nbytes),) if whole else ()
+        state.log("h2d", getattr(stream, "ptr", stream), name="set", writes=(span(self),), host=host)
 
     def item(self) -> Any:
         """The only element, as a Python number."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from typing import Any
-
-import numpy as np
 
 from . import blas, memory, pool, state
 
@@ -113,6 +110,12 @@ _pending: dict[int, int] = {}
 _done: set[int] = set()
 
 
+def says_done(mark: int) -> bool:
+    """Whether work is to look done that nothing has waited for."""
+    says = state.config.stream_done
+    return says(mark) if callable(says) else says
+
+
 class Event:
     """A point on a stream."""
 
@@ -128,7 +131,12 @@ class Event:
 
     @property
     def done(self) -> bool:
-        return not self._mark or state.config.stream_done or self._mark in _done
+        if not self._mark or self._mark in _done:
+            return True
+        if says_done(self._mark):
+            _done.add(self._mark)
+            state.log("event done", event=self.ptr)
+        return self._mark in _done
 
     def synchronize(self) -> None:
         synchronizes()
@@ -176,7 +184,10 @@ class _Stream:
 
     @property
     def done(self) -> bool:
-        return state.config.stream_done
+        found = says_done(0)
+        if found:
+            state.log("stream done", self.ptr)
+        return found
 
     def synchronize(self) -> None:
         synchronizes()
@@ -217,6 +228,8 @@ class Stream(_Stream):
         self.is_non_blocking, self.priority = non_blocking, priority or 0
         self.ptr = 0 if null else 2 if ptds else 0x5000_0000 + next(_numbers)
         self.device_id = -1 if null or ptds else state.thread.device
+        if non_blocking:
+            state.non_blocking.add(self.ptr)
 
     @classmethod
     def from_external(cls, obj: Any) -> ExternalStream:
@@ -248,36 +261,6 @@ def get_current_stream(device_id: int | None = None) -> Any:
     """This thread's current stream on its current device."""
     stack = state.thread.streams.get(state.thread.device if device_id is None else device_id)
     return stack[-1] if stack else Stream.null
-
-
-class PinnedMemory:
-    """Host memory that the device may read by itself."""
-
-    def __init__(self, size: int, flags: int = 0):
-        state.require_device()
-        self._storage = np.full(max(size, 1), 0xFF, np.uint8)
-        self.ptr, self.size = self._storage.ctypes.data, size
-
-
-def PinnedMemoryPointer(mem: PinnedMemory, offset: int) -> Any:
-    """A place inside pinned memory, with the buffer protocol, ``ptr``, ``mem`` and ``size()``."""
-    length = mem.size - offset
-    members = {"_type_": ctypes.c_ubyte, "_length_": length, "size": lambda self: length}
-    pointer = type("PinnedMemoryPointer", (ctypes.Array,), members).from_buffer(mem._storage, offset)
-    pointer.mem, pointer.ptr = mem, mem.ptr + offset
-    return pointer
-
-
-def alloc_pinned_memory(size: int) -> Any:
-    """Pinned memory, rounded up to a power of two as CuPy's pool does."""
-    return PinnedMemoryPointer(PinnedMemory(1 << max(0, size - 1).bit_length()), 0)
-
-
-def empty_pinned(shape: Any, dtype: Any = float, order: str = "C") -> np.ndarray:
-    """A NumPy array over pinned memory."""
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    held = PinnedMemory(int(np.prod(shape)) * np.dtype(dtype).itemsize)
-    return np.ndarray(shape, dtype, held._storage, order=order)  # type: ignore[call-overload]
 
 
 def memcpy(dst: int, src: int, size: int, kind: int, stream: int = 0) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import re
 from typing import Any
 
 import numpy as np
@@ -79,6 +81,16 @@ class RawModule:
         return kernel
 
 
+@functools.cache
+def _constants(code: str, name: str, count: int) -> frozenset[int]:
+    """The places of a kernel's parameters that point to constants; none where the text does not show it."""
+    found = re.search(rf"\b{name}\s*\(([^()]*)\)\s*\{{", code)
+    params = found[1].split(",") if found else []
+    if len(params) != count:
+        return frozenset()
+    return frozenset(i for i, one in enumerate(params) if re.match(r"\s*const\b[^*]*\*", one))
+
+
 class RawKernel:
     """One kernel, launched on the current stream of the current device."""
 
@@ -108,17 +120,18 @@ class RawKernel:
         function = self._function(state.thread.device)
         if shared_mem > self.max_dynamic_shared_size_bytes:
             raise CUDADriverError(1, "CUDA_ERROR_INVALID_VALUE: invalid argument")
-        given, arrays = [], []
-        for arg in args:
+        given, arrays, constant = [], [], _constants(self.code, self.name, len(args))
+        for place, arg in enumerate(args):
             if isinstance(arg, np.ndarray) and not (not arg.shape and arg.dtype.names):
                 raise TypeError(f"Unsupported type {type(arg)}")
             if isinstance(arg, ndarray):
                 if getattr(arg.data.mem, "_segment", True) is None:
                     raise state.CUDARuntimeError(700, "cudaErrorIllegalAddress: the array's memory was freed")
-                arrays.append(arg)
+                arrays.append((span(arg), place in constant))
             given.append(np.uint64(arg.ptr) if isinstance(arg, memory.MemoryPointer) else arg)
         number = state.stream_pointer() if stream is None else stream.ptr
-        touched = tuple(map(span, arrays))
+        touched = tuple(one for one, _ in arrays)
+        written = tuple(one for one, read_only in arrays if not read_only)
         state.launches.append(state.Launch(self.name, grid, block, number))
-        state.log("launch", number, name=self.name, reads=touched, writes=touched)
+        state.log("launch", number, name=self.name, reads=touched, writes=written)
         function(grid, block, tuple(given), shared_mem=shared_mem)

@@ -134,6 +134,7 @@ class Memory(BaseMemory):
         block = Block(size) if size else None
         self.ptr = block.ptr if block else 0
         self._hand_out(block)
+        state.log("malloc", name="new", writes=((self.ptr, size),))
 
     def __del__(self):
         self._take_back()
@@ -215,22 +216,32 @@ class MemoryPointer:
 
     def copy_from_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
         """Copy from host memory, given as an address."""
-        raw(self.ptr, size)[...] = raw(getattr(mem, "value", mem), size)
-        state.log("h2d", stream and stream.ptr, writes=((self.ptr, size),))
+        self._copy("h2d", mem, size, stream)
 
     def copy_to_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
         """Copy to host memory, given as an address."""
-        raw(getattr(mem, "value", mem), size)[...] = raw(self.ptr, size)
-        state.log("d2h", stream and stream.ptr, reads=((self.ptr, size),))
+        self._copy("d2h", mem, size, stream)
+
+    def _copy(self, kind: str, mem: Any, size: int, stream: Any, name: str = "") -> None:
+        if size:
+            mem = mem if isinstance(mem, int) else mem.value
+            here, there = ((self.ptr, size),), ((mem, size),)
+            pointer = None if stream is None else stream.ptr
+            if kind == "h2d":
+                raw(self.ptr, size)[...] = raw(mem, size)
+                state.log(kind, pointer, name=name, writes=here, host=there)
+            else:
+                raw(mem, size)[...] = raw(self.ptr, size)
+                state.log(kind, pointer, name=name, reads=here, host=there)
 
     def copy_from_device(self, src: MemoryPointer, size: int) -> None:
         self.copy_from_device_async(src, size, _null())
 
     def copy_from_host(self, mem: Any, size: int) -> None:
-        self.copy_from_host_async(mem, size, _null())
+        self._copy("h2d", mem, size, _null(), "waits")
 
     def copy_to_host(self, mem: Any, size: int) -> None:
-        self.copy_to_host_async(mem, size, _null())
+        self._copy("d2h", mem, size, _null(), "waits")
 
 
 def _null():

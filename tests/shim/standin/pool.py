@@ -46,24 +46,25 @@ class SingleDevicePool:
         pointer = identity = 0
         try:
             with lock:
-                segment = self._find(size)
+                segment, name = self._find(size)
                 segment.block.cut(segment, size)
                 memory = PooledMemory(segment, self)
-                state.log("malloc", writes=((memory.ptr, size),))
+                state.log("malloc", name=name, writes=((memory.ptr, size),))
             pointer, identity = memory.ptr, id(memory)
         finally:
             hooks("malloc_postprocess", device_id=self.device_id, size=asked, mem_size=size, mem_ptr=pointer,
                   pmem_id=identity)  # fmt: skip
         return MemoryPointer(memory, 0)
 
-    def _find(self, size: int) -> Segment:
+    def _find(self, size: int) -> tuple[Segment, str]:
+        """A free segment, and "new" if it is all that cudaMalloc gave for it."""
         state.allocations.count += 1
         if state.allocations.count == state.config.allocation_fails_at:
             raise OutOfMemoryError(size, self.total(), self.limit)
         stream = state.stream_pointer()
         fitting = [segment for segment in self.free_segments(stream) if segment.size >= size]
         if fitting:
-            return min(fitting, key=lambda segment: segment.size)
+            return min(fitting, key=lambda segment: segment.size), ""
         limit = self.limit or state.config.memory
         for remedy in (self.free_all, gc.collect, self.free_all):
             if self.total() + size > limit:
@@ -74,7 +75,7 @@ class SingleDevicePool:
         block = Block(size)
         self.arenas.setdefault(stream, []).append(block)
         hooks("alloc_postprocess", device_id=self.device_id, mem_size=size, mem_ptr=block.ptr)
-        return block.segments[0]
+        return block.segments[0], "new"
 
 
 class MemoryPool:

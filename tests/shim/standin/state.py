@@ -10,11 +10,12 @@ INSUFFICIENT_DRIVER = "cudaErrorInsufficientDriver: CUDA driver version is insuf
 MISSING_NVRTC = 'Failure finding "libnvrtc.so": No such file: libnvrtc.so*'
 MISSING_HEADERS = "Failed to find CUDA headers. Please install the CUDA headers with `pip install cupy-cuda12x[ctk]`."
 
-#: ``stream_done=False`` makes ``Stream.done`` and ``Event.done`` False until something waits for them;
-#: ``check=True`` has the host shim watch every access that a kernel makes.
+#: ``stream_done=False`` makes ``Stream.done`` and ``Event.done`` False until something waits for them, a function says
+#: it each time it is asked; ``check=True`` has the host shim watch every access that a kernel makes; ``pinned``: bytes
+#: of host memory that can be pinned.
 DEFAULTS: dict[str, Any] = {
     "devices": 2, "nvrtc": True, "headers": True, "allocation_fails_at": None, "memory": 8 << 30, "stream_done": True,
-    "check": False,
+    "check": False, "pinned": 1 << 40,
 }  # fmt: skip
 config = SimpleNamespace(**DEFAULTS)
 
@@ -30,8 +31,10 @@ class CUDARuntimeError(RuntimeError):
 class Entry(NamedTuple):
     """One thing put on a stream: reads and writes are tuples of (address, bytes); event is an event's number.
 
-    Kinds: op, launch, h2d, d2h, d2d, copy, memset, malloc, free, record, wait, host function, and event, stream or
-    device synchronize.
+    Kinds: op, launch, h2d, d2h, d2d, copy, memset, malloc, free, record, wait, host function; what the host learns:
+    event, stream or device synchronize, event or stream done (somebody asked, and it was); pin and unpin.
+    ``host``: the host's side of h2d, d2h, pin and unpin; ``name``: "waits" where the host waited for a copy, "new" of
+    a malloc that took memory from the device and not from the pool.
     """
 
     kind: str
@@ -41,6 +44,7 @@ class Entry(NamedTuple):
     writes: tuple = ()
     event: int = 0
     device: int = 0
+    host: tuple = ()
 
 
 class Launch(NamedTuple):
@@ -56,6 +60,9 @@ events: list[Entry] = []
 launches: list[Launch] = []
 compiles: list[tuple] = []
 allocations = SimpleNamespace(count=0)
+pinned = SimpleNamespace(bytes=0)
+#: Streams that do not wait for the legacy default stream, nor it for them.
+non_blocking: set[int] = set()
 
 
 class _Thread(threading.local):
