@@ -8,16 +8,28 @@ from __future__ import annotations
 
 from tapegrad.nn import functional, initializers
 from tapegrad.nn.attention import MultiHeadAttention
+from tapegrad.nn.convolution import (
+    AveragePooling2D,
+    BatchNormalization,
+    Conv2D,
+    GlobalAveragePooling2D,
+    MaxPool2D,
+)
 from tapegrad.nn.core import Dense, Dropout, Embedding, Lambda, LayerNormalization, Sequential
 from tapegrad.nn.layer import Layer
 
 __all__ = [
+    "AveragePooling2D",
+    "BatchNormalization",
+    "Conv2D",
     "Dense",
     "Dropout",
     "Embedding",
+    "GlobalAveragePooling2D",
     "Lambda",
     "Layer",
     "LayerNormalization",
+    "MaxPool2D",
     "MultiHeadAttention",
     "Sequential",
     "functional",

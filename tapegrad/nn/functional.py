@@ -12,6 +12,15 @@ from typing import Any
 from tapegrad import ops, random
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn import checks
+from tapegrad.nn.functional_conv import (
+    avg_pool2d,
+    batch_norm,
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose2d,
+    max_pool2d,
+)
 from tapegrad.nn.losses import (
     binary_cross_entropy_with_logits,
     cross_entropy,
@@ -24,7 +33,13 @@ from tapegrad.nn.losses import (
 from tapegrad.tensor import Tensor
 
 __all__ = [
+    "avg_pool2d",
+    "batch_norm",
     "binary_cross_entropy_with_logits",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose2d",
     "cross_entropy",
     "dropout",
     "elu",
@@ -39,6 +54,7 @@ __all__ = [
     "linear",
     "log_softmax",
     "logsigmoid",
+    "max_pool2d",
     "mish",
     "mse_loss",
     "nll_loss",

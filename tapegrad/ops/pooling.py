@@ -1,0 +1,224 @@
+"""Pooling over windows of the trailing axes.
+
+A maximum keeps which tap of its window it came from, one byte for each element of the result, and neither its operand
+nor its result: what it does is then linear, and so is its derivative.  Of equal elements the first in C order counts,
+as in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from tapegrad.aval import Shape, ShapedArray
+from tapegrad.device import CPU, dtypes, threads
+from tapegrad.device.windows import Window, taps
+from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.ops.convolution import fitted
+from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.primitive import Bad, Primitive, Sample, general, linear
+from tapegrad.tensor import Tensor
+
+_BLOCK = 65536  # elements of the larger operand in a task: see `fusion.launch`; a GPU takes all at once
+_BYTE = 256  # taps that one byte tells apart
+
+
+def _lead(op: str, x: ShapedArray, wanted: Shape) -> Shape:
+    """The axes before the spatial ones, which must be ``wanted``."""
+    cut = x.ndim - len(wanted)
+    if cut < 0 or x.shape[cut:] != wanted:
+        raise ShapeError(f"{op}: {x.shape} must end in {wanted}; reshape it, or say another window")
+    return x.shape[:cut]
+
+
+@lru_cache(maxsize=1024)
+def _positions(op: str, window: Window) -> Shape:
+    """As ``fitted``, if moreover every window meets the image."""
+    found = fitted(op, window)
+    for n, k, s, (low, _), d, count in zip(*window, found):
+        if not all(any(0 <= t * s - low + i * d < n for i in range(k)) for t in range(count)):
+            raise ShapeError(f"{op}: padding {window.padding} makes windows of size {window.kernel} that hold nothing; "
+                             "pad by at most half a window")  # fmt: skip
+    return found
+
+
+def _by_planes(xp: Any, window: Window, body: Callable[..., None], *arrays: Any) -> None:
+    """Call ``body`` with blocks of the arrays, whose leading axes are made one."""
+    cut = arrays[0].ndim - len(window.size)
+    count = prod(arrays[0].shape[:cut])
+    flat = [xp.reshape(a, (count, *a.shape[cut:])) for a in arrays]
+    step = max(1, _BLOCK // max(1, prod(window.size)) if xp is CPU.xp else count)
+
+    def run(number: int) -> None:
+        body(*(a[number * step : (number + 1) * step] for a in flat))
+
+    tasks = -(-count // step)
+    threads.run([run] * max(1, min(threads.get_num_threads(), tasks)), tasks)
+
+
+def _every_tap(window: Window) -> tuple[tuple[int, tuple, tuple], ...]:
+    """For each tap its number, where it is among results, and what it meets, leading axes included."""
+    return tuple((n, (..., *at), (..., *meets)) for n, at, meets in taps(window, 0, window.positions[0]))
+
+
+def _infer_which(x: ShapedArray, *, window: Window) -> ShapedArray:
+    if x.dtype.kind not in "fV":
+        raise DTypeError(f"pool_which: wanted real floats, got {x.dtype}; cast with astype")
+    dtype = dtypes.uint8 if prod(window.kernel) <= _BYTE else dtypes.int32
+    return x.with_shape((*_lead("pool_which", x, window.size), *_positions("pool_which", window))).with_dtype(dtype)
+
+
+def _run_which(xp: Any, x: Any, *, out: Any, window: Window) -> None:
+    def body(x: Any, out: Any) -> None:
+        best = xp.full(out.shape, -float("inf"), x.dtype)
+        for number, at, meets in reversed(_every_tap(window)):  # so that the first of equal ones is written last
+            found, before = x[meets], best[at]
+            wins = (found >= before) | (found != found)
+            best[at] = xp.where(wins, found, before)
+            out[at] = xp.where(wins, out.dtype.type(number), out[at])
+
+    _by_planes(xp, window, body, x, out)
+
+
+_PAIRS = Window((4, 5), (2, 2), (2, 1), ((0, 0), (0, 0)), (1, 1))
+_EDGED = Window((5, 4), (3, 2), (2, 2), ((1, 1), (0, 1)), (1, 2))
+_LINE = Window((7,), (2,), (3,), ((0, 0),), (1,))
+_NARROW = Window((1,), (2,), (1,), ((1, 1),), (2,))  # with a hole just where the image is
+_WIDE = Window((2, 2), (3, 2), (1, 1), ((0, 0), (0, 0)), (1, 1))
+
+pool_which_p = general(
+    "pool_which",
+    impl=_run_which,
+    infer=_infer_which,
+    into=True,
+    samples=[
+        Sample((2, 3, 4, 5), window=_PAIRS), Sample((2, 5, 4), window=_EDGED), Sample((7,), window=_LINE),
+        Sample((0, 4, 5), window=_PAIRS), Sample([[1.0, 3, 3, 2, 2, 2, 1]], window=_LINE),
+        Bad((2, 5, 5), window=_PAIRS, error=ShapeError), Bad((5,), window=_PAIRS, error=ShapeError),
+        Bad((1,), window=_NARROW, error=ShapeError), Bad((2, 2), window=_WIDE, error=ShapeError),
+    ],
+    doc="The number of the tap at which each window has its first largest element; a NaN counts as largest.",
+)  # fmt: skip
+
+
+def _run_take(xp: Any, x: Any, which: Any, *, out: Any, window: Window) -> None:
+    def body(x: Any, which: Any, out: Any) -> None:
+        out.fill(0)
+        for number, at, meets in _every_tap(window):
+            out[at] = xp.where(which[at] == number, x[meets], out[at])
+
+    _by_planes(xp, window, body, x, which, out)
+
+
+def _run_put(xp: Any, g: Any, which: Any, *, out: Any, window: Window) -> None:
+    def body(g: Any, which: Any, out: Any) -> None:
+        total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
+        for number, at, meets in _every_tap(window):
+            total[meets] += xp.where(which[at] == number, g[at], g.dtype.type(0))
+        out[...] = total
+
+    _by_planes(xp, window, body, g, which, out)
+
+
+def _infer_take(x: ShapedArray, which: ShapedArray, *, window: Window) -> ShapedArray:
+    return x.with_shape((*_lead("pool_take", x, window.size), *_positions("pool_take", window)))
+
+
+def _infer_put(g: ShapedArray, which: ShapedArray, *, window: Window) -> ShapedArray:
+    return g.with_shape((*_lead("pool_put", g, _positions("pool_put", window)), *window.size))
+
+
+_WHICH = [[[0, 1, 2, 3], [3, 2, 1, 0]]] * 2
+
+pool_take_p: Primitive = linear(
+    "pool_take",
+    impl=_run_take,
+    infer=_infer_take,
+    transpose=lambda ct, x, which, *, window: barrier(pool_put_p, ct, which, window=window),
+    into=True,
+    samples=[
+        Sample((2, 4, 5), _WHICH, window=_PAIRS),
+        Sample((1, 7), [[1, 0]], window=_LINE),
+        Bad((2, 4, 4), _WHICH, window=_PAIRS, error=ShapeError),
+    ],
+    doc="The element of each window at a given tap.",
+)
+
+pool_put_p: Primitive = linear(
+    "pool_put",
+    impl=_run_put,
+    infer=_infer_put,
+    transpose=lambda ct, g, which, *, window: barrier(pool_take_p, ct, which, window=window),
+    into=True,
+    samples=[
+        Sample((2, 2, 4), _WHICH, window=_PAIRS),
+        Sample((1, 2), [[1, 0]], window=_LINE),
+        Bad((2, 4, 4), _WHICH, window=_PAIRS, error=ShapeError),
+    ],
+    doc="Elements added to where ``pool_take`` takes them from.",
+)
+
+
+def _run_sum(xp: Any, x: Any, *, out: Any, window: Window) -> None:
+    def body(x: Any, out: Any) -> None:
+        total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
+        for _, at, meets in _every_tap(window):
+            total[at] += x[meets]
+        out[...] = total
+
+    _by_planes(xp, window, body, x, out)
+
+
+def _run_spread(xp: Any, g: Any, *, out: Any, window: Window) -> None:
+    def body(g: Any, out: Any) -> None:
+        total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
+        for _, at, meets in _every_tap(window):
+            total[meets] += g[at]
+        out[...] = total
+
+    _by_planes(xp, window, body, g, out)
+
+
+pool_sum_p: Primitive = linear(
+    "pool_sum",
+    impl=_run_sum,
+    infer=lambda x, *, window: x.with_shape((*_lead("pool_sum", x, window.size), *fitted("pool_sum", window))),
+    transpose=lambda ct, x, *, window: barrier(pool_spread_p, ct, window=window),
+    into=True,
+    lift=lambda params, n: params,  # leading axes are all alike
+    samples=[
+        Sample((2, 3, 4, 5), window=_PAIRS), Sample((2, 5, 4), window=_EDGED), Sample((7,), window=_LINE),
+        Sample((0, 4, 5), window=_PAIRS), Bad((4, 4), window=_PAIRS, error=ShapeError),
+    ],
+    doc="The sum of each window.",
+)  # fmt: skip
+
+pool_spread_p: Primitive = linear(
+    "pool_spread",
+    impl=_run_spread,
+    infer=lambda g, *, window: g.with_shape(
+        (*_lead("pool_spread", g, fitted("pool_spread", window)), *window.size)
+    ),
+    transpose=lambda ct, g, *, window: barrier(pool_sum_p, ct, window=window),
+    into=True,
+    lift=lambda params, n: params,
+    samples=[
+        Sample((2, 3, 2, 4), window=_PAIRS), Sample((2, 3, 2), window=_EDGED), Sample((2,), window=_LINE),
+        Sample((0, 2, 4), window=_PAIRS), Bad((4, 4), window=_PAIRS, error=ShapeError),
+    ],
+    doc="Each element added to all of its window.",
+)  # fmt: skip
+
+
+def max_pool(x: Any, /, *, window: Window) -> Tensor:
+    """The largest element of each window of the trailing axes.  Raises ShapeError, DTypeError for complex numbers."""
+    (x,) = promote("max_pool", (x,), dtypes.in_float)
+    return barrier(pool_take_p, x, barrier(pool_which_p, x, window=window), window=window)
+
+
+def sum_pool(x: Any, /, *, window: Window) -> Tensor:
+    """The sum of each window of the trailing axes, in which padding counts as zeros.  Raises ShapeError."""
+    (x,) = promote("sum_pool", (x,), dtypes.in_float)
+    return barrier(pool_sum_p, x, window=window)
