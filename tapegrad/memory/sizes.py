@@ -1,0 +1,39 @@
+"""Sizes in bytes, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from tapegrad.errors import TapegradError
+
+_UNITS = {"": 1, "b": 1, **{f"{p}b": 1000 ** (i + 1) for i, p in enumerate("kmgtp")},
+          **{f"{p}ib": 1024 ** (i + 1) for i, p in enumerate("kmgtp")}}  # fmt: skip
+
+
+class SizeError(TapegradError, ValueError):
+    """Something that is no size in bytes."""
+
+
+def parse_bytes(size: int | str) -> int:
+    """A size in bytes: an integer, or text such as ``"2GiB"`` (1024), ``"512 MB"`` (1000), ``"1.5 GiB"``.
+
+    Raises SizeError (ValueError).
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", size) if isinstance(size, str) else None
+    if found is not None and found[2].lower() in _UNITS:
+        nbytes = int(float(found[1]) * _UNITS[found[2].lower()])
+        if nbytes > 0:
+            return nbytes
+    raise SizeError(f"a size is a positive whole number of bytes or text such as '512MiB' or '2 GB', not {size!r}")
+
+
+def format_bytes(nbytes: int) -> str:
+    """``nbytes`` in IEC units with one decimal: 1536 is ``1.5 KiB``."""
+    value, unit = float(nbytes), "B"
+    for following in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, following
+    return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"

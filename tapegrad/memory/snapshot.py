@@ -1,0 +1,107 @@
+"""Snapshots: what a rerun that starts in the middle of a loop needs, kept in memory or on disk.
+
+That is the loop's state, the contents of the cells (variables, generators) that the loop has changed by then, and the
+state of the host's generators if the loop draws from them.  Values that come back from disk keep their nodes: they are
+the same values to every tape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.buffer import Buffer
+from tapegrad.cell import Cell
+from tapegrad.evaluate import array_of
+from tapegrad.memory.rerun import snapshots
+from tapegrad.memory.tiers import Disk
+from tapegrad.node import Node, leaf
+from tapegrad.tensor import Tensor
+
+_TOO_SMALL = 512  # bytes: not worth a file
+
+
+@dataclass
+class Position:
+    """A place in a loop, to run on from."""
+
+    state: Any = None
+    cells: dict[Cell, Any] = field(default_factory=dict)
+    """Contents of the cells that differ from those at the beginning of the loop."""
+    random: tuple | None = None
+    """State of the host's generators, if it matters."""
+
+    def copied(self) -> Position:
+        """The same place; containers and foreign arrays are new, because steps may change them."""
+        ((state,), _) = snapshots((self.state,), {})
+        return Position(state, dict(self.cells), self.random)
+
+
+class Snapshot:
+    """A position kept; on ``disk`` if there is one."""
+
+    def __init__(self, position: Position, disk: Disk | None) -> None:
+        position = position.copied()
+        self._slots: dict[int, _OnDisk] = {}
+        if disk is not None:
+            position.state = nest.map_leaves(lambda x: self._put(x, disk), position.state)
+            position.cells = {cell: self._put(content, disk) for cell, content in position.cells.items()}
+        self._position = position
+
+    def _put(self, x: Any, disk: Disk) -> Any:
+        """What stands for a value while its bytes are on disk."""
+        buffer = x._buffer if isinstance(x, Tensor) else x
+        if not isinstance(buffer, Buffer) or buffer.node.aval.nbytes < _TOO_SMALL:
+            return x
+        index = buffer.node.index
+        if index not in self._slots:
+            order = _dense_order(array_of(buffer))
+            if order is None:
+                return x
+            self._slots[index] = _OnDisk(buffer, order, disk)
+        return _Place(index, isinstance(x, Tensor))
+
+    def position(self) -> Position:
+        """The place, read from disk if it is there."""
+        found: dict[int, Buffer] = {}
+
+        def get(x: Any) -> Any:
+            if not isinstance(x, _Place):
+                return x
+            if x.index not in found:
+                found[x.index] = self._slots[x.index].get()
+            return Tensor(found[x.index]) if x.is_tensor else found[x.index]
+
+        kept = self._position.copied()
+        cells = {cell: get(content) for cell, content in kept.cells.items()}
+        return Position(nest.map_leaves(get, kept.state), cells, kept.random)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a value on disk."""
+
+    index: int
+    is_tensor: bool
+
+
+class _OnDisk:
+    """One value's bytes; its place on disk is free again when this is gone."""
+
+    def __init__(self, buffer: Buffer, order: tuple[int, ...], disk: Disk) -> None:
+        self._node: Node = buffer.node
+        self._back = tuple(order.index(i) for i in range(len(order)))
+        array: Any = array_of(buffer).transpose(order)
+        aval = self._node.aval.with_shape(array.shape)
+        self._slot = disk.put(Buffer(array, leaf(aval), (buffer.root(),)))
+
+    def get(self) -> Buffer:
+        """The value in memory, laid out as it was: what reads it must round as before."""
+        return Buffer(self._slot.get().transpose(self._back), self._node)
+
+
+def _dense_order(array: Any) -> tuple[int, ...] | None:
+    """The order of axes in which the array is contiguous; None if it has gaps."""
+    order = tuple(sorted(range(array.ndim), key=lambda i: -abs(array.strides[i])))
+    return order if array.transpose(order).flags.c_contiguous else None
