@@ -26,7 +26,15 @@ from tapegrad.device.dtypes import (
 )
 from tapegrad.device.threads import get_num_threads, set_num_threads
 from tapegrad.explain import explain
-from tapegrad.memory import measure, recompute_grad
+from tapegrad.memory import (
+    checkpoint_sequential,
+    checkpointed_loop,
+    measure,
+    memory_budget,
+    policies,
+    recompute_grad,
+    reversible,
+)
 from tapegrad.ops import *  # noqa: F403
 from tapegrad.primitive import Primitive
 from tapegrad.tape import GradientTape
@@ -44,10 +52,11 @@ nan = float("nan")
 newaxis = None
 
 __all__ = [
-    "GradientTape", "Primitive", "Tensor", "Variable", "bool", "complex64", "complex128", "custom_gradient", "device",
-    "e", "errors", "explain", "float16", "float32", "float64", "get_num_threads", "grad", "hessian", "hvp", "inf",
-    "int8", "int16", "int32", "int64", "jacobian", "jvp", "measure", "memory", "nan", "newaxis", "nn", "optim", "pi",
-    "random", "recompute_grad", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint8", "uint16",
-    "uint32", "uint64", "value_and_grad", "vjp",
+    "GradientTape", "Primitive", "Tensor", "Variable", "bool", "checkpoint_sequential", "checkpointed_loop",
+    "complex128", "complex64", "custom_gradient", "device", "e", "errors", "explain", "float16", "float32", "float64",
+    "get_num_threads", "grad", "hessian", "hvp", "inf", "int16", "int32", "int64", "int8", "jacobian", "jvp",
+    "measure", "memory", "memory_budget", "nan", "newaxis", "nn", "optim", "pi", "policies", "random",
+    "recompute_grad", "reversible", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint16",
+    "uint32", "uint64", "uint8", "value_and_grad", "vjp",
 ]  # fmt: skip
 __all__ += _ops.__all__

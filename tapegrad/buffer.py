@@ -10,6 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tapegrad.aval import ShapedArray
     from tapegrad.node import Node
 
 NOTHING: tuple[Buffer, ...] = ()
@@ -43,11 +46,13 @@ class Buffer:
 
     def fill(self, array: Any) -> None:
         """Evaluation gives a pending buffer its bytes; it lets go of what it was to be made from."""
+        keeps, self.keeps = self.keeps, NOTHING
         self.array = array
-        self.keeps = NOTHING
         self.span = self.loop = None
         if accountant is not None:
             accountant.allocated(self)
+        if keeper is not None:
+            keeper.filled(self, keeps)
 
     def root(self) -> Buffer:
         """The buffer that owns the bytes of a filled buffer: itself, or a view's base."""
@@ -60,11 +65,20 @@ class Buffer:
 class Accountant(Protocol):
     """Who counts bytes and work.  Without one (the default) counting costs one comparison."""
 
+    detailed: bool
+    """Whether it wants to hear of work (:meth:`ran`), or of bytes alone."""
+
     def allocated(self, buffer: Buffer) -> None:
         """``buffer`` has got bytes of its own; it is asked for a weak reference to learn when they go."""
 
+    def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
+        """``node`` is applied to ``inputs``, now or when its value is needed."""
+
     def deferred(self, buffer: Buffer) -> None:
         """``buffer`` was made pending: its bytes, if it ever gets any, are due to this place."""
+
+    def place(self) -> Any:
+        """Where the user's program is, if that is to be remembered."""
 
     def wanted(self, buffer: Buffer) -> None:
         """A tape keeps ``buffer`` for a rule."""
@@ -74,6 +88,15 @@ class Accountant(Protocol):
 
     def ran(self, names: tuple[str, ...], read: int, written: int) -> None:
         """One kernel or barrier evaluated nodes of these primitives, reading and writing so many bytes."""
+
+    def restoring(self, change: int) -> None:
+        """This thread begins (1) or ends (-1) to make values again whose buffers were dropped."""
+
+    def restored(self) -> None:
+        """One value was made again."""
+
+    def evicted(self) -> None:
+        """One value was dropped under pressure."""
 
     def rerun_began(self) -> None:
         """This thread reruns a checkpointed function; what is made until :meth:`rerun_ended` was there before."""
@@ -85,7 +108,62 @@ class Accountant(Protocol):
         """A kernel took so many bytes of workspace, the CPU's stand-in for registers, and gave them back."""
 
 
+class Residuals(Protocol):
+    """What a tape's record holds instead of a tuple of buffers where buffers may be dropped and made again."""
+
+    def restored(self) -> tuple[Buffer, ...]:
+        """The buffers, made again if need be."""
+
+
+class Recipes(Protocol):
+    """How the values of a recording can be made again."""
+
+    def held(self, node: Node) -> bool:
+        """Whether the node's value is in somebody's hands, apart from what tapes keep for their rules."""
+
+
+class Keeper(Protocol):
+    """Who keeps memory within a budget: it makes room before bytes are taken, by dropping what only tapes want.
+
+    Without one (the default) values are what they are until nobody refers to them.
+    """
+
+    def graph(self) -> Recipes:
+        """What a recording holds on to as long as it may want dropped values again."""
+
+    def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """``node`` was applied to ``inputs``; its value is, or will be, in ``out``."""
+
+    def renamed(self, out: Buffer, source: Buffer) -> None:
+        """``out`` has the bytes of ``source`` under another node."""
+
+    def named(self, buffer: Buffer, name: str) -> None:
+        """The user calls the value of ``buffer`` ``name``."""
+
+    def filled(self, buffer: Buffer, keeps: tuple[Buffer, ...]) -> None:
+        """A pending buffer, which was to be made from ``keeps``, has got its bytes."""
+
+    def admit(self, buffer: Buffer) -> None:
+        """Bytes are about to be counted: those that :meth:`reserve` made room for, or others (a user's array)."""
+
+    def keep(self, buffers: tuple[Buffer, ...]) -> Any:
+        """What a tape's record is to hold instead of ``buffers``: themselves, or :class:`Residuals`."""
+
+    def reserve(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> None:
+        """Room is needed for values like these, of primitives of these names.  Raises BudgetError if there is none."""
+
+    def relieve(self, nbytes: int) -> bool:
+        """The device has refused so many bytes: drop something; False if nothing is left to drop."""
+
+
 accountant: Accountant | None = None
+keeper: Keeper | None = None
+
+
+def set_keeper(who: Keeper | None) -> None:
+    """Let ``who`` keep memory within its budget from now on; None: nobody."""
+    global keeper
+    keeper = who
 
 
 def set_accountant(who: Accountant | None) -> None:

@@ -68,6 +68,17 @@ def lookout() -> Iterator[Seen]:
 
 
 @contextmanager
+def shadowed(writes: dict[Cell, Any]) -> Iterator[None]:
+    """What this thread writes to cells in the block goes to ``writes`` instead."""
+    before = _cells.overlays
+    _cells.overlays = (*before, writes)
+    try:
+        yield
+    finally:
+        _cells.overlays = before
+
+
+@contextmanager
 def overlay(contents: dict[Cell, Any]) -> Iterator[None]:
     """Let this thread see ``contents`` in the block; what is written there is dropped afterwards."""
     before = _cells.overlays

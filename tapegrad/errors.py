@@ -33,6 +33,25 @@ class DeviceMemoryError(TapegradError, MemoryError):
     """A device has no room for an array; the message says what was asked, what is in use and what there is."""
 
 
+class OffloadError(TapegradError, OSError):
+    """Bytes cannot be moved out of a device's memory, or back: the disk is full, a directory is not writable."""
+
+
+class BudgetError(DeviceMemoryError):
+    """A memory budget cannot be kept: what is needed at once exceeds it.
+
+    ``needed_bytes``: the least budget with which this operation could have run.
+    """
+
+    def __init__(self, message: str, needed_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+
+
+class DryRunError(TapegradError, RuntimeError):
+    """A value is read that a dry run (``tg.memory.predict_peak``) has not computed."""
+
+
 class NotATensorError(TapegradError, TypeError, ValueError):
     """Something that is neither a tensor, a variable, an array nor a number was passed where one is needed."""
 
@@ -61,12 +80,24 @@ class RecomputeError(TapegradError, ValueError):
     """The rerun of a checkpointed function did not repeat what the first run did."""
 
 
+class ReversibleError(TapegradError, ArithmeticError):
+    """Inverting a reversible block drifted past its bound: what came back is not what went in."""
+
+
+class PolicyError(TapegradError, TypeError, ValueError):
+    """Something that is no memory policy, or an answer of one that is no decision."""
+
+
 class ImmutableError(TapegradError, TypeError, RuntimeError):
     """An attempt to change a tensor in place."""
 
 
 class CapturedTensorWarning(UserWarning):
     """A function with a custom gradient uses a watched tensor that is not among its arguments: it gets no gradient."""
+
+
+class PageableWarning(UserWarning):
+    """Host memory to offload to cannot be pinned: what is copied there keeps the caller waiting."""
 
 
 class LateTargetWarning(UserWarning):

@@ -23,9 +23,13 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tapegrad.aval import ShapedArray
     from tapegrad.buffer import Buffer
     from tapegrad.primitive import Primitive, Site
+
+    Run = Callable[["Node", tuple[Buffer, ...]], Buffer]
 
 next_index = itertools.count(1).__next__
 
@@ -89,6 +93,16 @@ class Call(Protocol):
         """
 
 
+class Runner(Protocol):
+    """Who gives nodes their values in a checkpointed run: one that notes values, or one that has noted them."""
+
+    def run(self, node: Node, inputs: tuple[Buffer, ...], run: Run) -> Buffer:
+        """The value of ``node``: of ``run``, the engine's way, or one that was there before."""
+
+    def named(self, buffer: Buffer, name: str) -> None:
+        """The user calls a value ``name``."""
+
+
 class _Thread(threading.local):
     """What is going on in this thread."""
 
@@ -96,6 +110,8 @@ class _Thread(threading.local):
     """Told of every node, outermost first."""
     deferring: Any = None
     """While a gradient walk runs: its list of reductions that wait to share a kernel."""
+    runner: Runner | None = None
+    """Asked, where something records, to apply nodes in the engine's stead."""
 
 
 thread = _Thread()

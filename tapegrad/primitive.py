@@ -92,6 +92,8 @@ class Primitive:
     jvp: tuple[Rule | None, ...] | None = None
     variadic: bool = False
     view: bool = False
+    copies: bool = False
+    """Of a view: whether it has to copy where the operand's memory does not allow a view."""
     exact: bool = True
     """Whether the result's bits are independent of how operands lie in memory (false for transcendental functions)."""
     converts: bool = False
@@ -105,6 +107,8 @@ class Primitive:
     """The ufunc whose ``reduce`` this is: it may take a region as its prologue."""
     into: bool = False
     """Whether ``impl`` takes ``out=``, an array from the device's pool."""
+    flops: Callable[..., int] | None = None
+    """``flops(*avals, **params)``: arithmetic beyond moving operands and result (see ``memory/costs.py``)."""
     lift: Callable[[dict, int], dict] | None = None
     """Parameters of the same operation on operands with one more leading axis of length ``n``; None: run row by row."""
     cxx: str | None = None
@@ -114,6 +118,9 @@ class Primitive:
     """Elementwise without operands, drawing random numbers: the template of ``kernels/drawn.cuh`` that draws packs."""
     cuda: Callable | None = None
     """Any other: ``cuda(device, *arrays, out=, **params)`` runs whole kernels; None: ``impl`` serves with CuPy, too."""
+    dry: Callable | None = None
+    """``dry(*arrays, out=, **params) -> array``: what a dry run on a lazy device calls in place of ``impl``: it tells
+    of the passes of ``impl`` and gives the phantom ``out``, or what ``impl`` would give (``device/phantom.py``)."""
     samples: tuple[Sample, ...] = ()
     doc: str = ""
     domain: tuple[float, float] = (-2.0, 2.0)

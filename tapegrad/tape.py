@@ -47,9 +47,7 @@ class GradientTape(Recording):
         self._watched: set[int] = set()
         self._variables: dict[int, Variable] = {}
         self._values: dict[int, set[int]] = {}
-        self._recording = False
-        self._entered = False
-        self._used = False
+        self._recording = self._entered = self._used = False
         self._left_at = 0
 
     # Life cycle ------------------------------------------------------------------------------------------------
@@ -62,6 +60,7 @@ class GradientTape(Recording):
             self._variables, self._used = {}, False
         thread.recorders = (*thread.recorders, self)
         self._recording = self._entered = True
+        self._begin()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -69,11 +68,11 @@ class GradientTape(Recording):
 
     def _stop(self) -> None:
         thread.recorders = tuple(r for r in thread.recorders if r is not self)
-        self._recording = False
+        self._recording, self._graph = False, None
         self._left_at = next_index()
 
     def _forget(self) -> None:
-        self._records, self._tracked, self._watched, self._values = [], set(), set(), {}
+        self._records, self._tracked, self._watched, self._values, self._lines = [], set(), set(), {}, {}
 
     def _need_recording(self, what: str) -> None:
         if not self._recording or self not in thread.recorders:  # it may record elsewhere, or be hidden by a checkpoint
@@ -97,6 +96,7 @@ class GradientTape(Recording):
             others = thread.recorders
             thread.recorders = (*others[:place], self, *others[place:])
             self._recording = True
+            self._begin()
 
     def reset(self) -> None:
         """Forget all operations and watches; go on recording.  Raises TapeStateError outside the block."""
@@ -225,6 +225,7 @@ class GradientTape(Recording):
             raise TapeError("the tape was never entered, so it has recorded nothing")
         if self._used:
             raise TapeError("a tape answers one gradient or jacobian call; persistent=True lets it answer more")
+        self._refuse_dry_run()
         if self._persistent:
             return list(self._records), False
         if self._recording:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from tapegrad import buffer as _buffer
 from tapegrad.aval import Shape, shaped
 from tapegrad.buffer import Buffer
-from tapegrad.device import Device, asdevice, cuda_index, current_device
+from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
 from tapegrad.errors import ImmutableError, ShapeError
 from tapegrad.evaluate import array_of, fill
 from tapegrad.node import leaf
@@ -61,14 +62,14 @@ class Tensor:
     @property
     def _array(self) -> Any:
         """The device's array itself (evaluated if need be): never to be written to."""
-        return array_of(self._buffer)
+        return phantom.real(array_of(self._buffer), self._buffer.node)
 
     def numpy(self) -> Any:
         """A fresh NumPy array of the value, the caller's own."""
-        buffer = self._buffer
-        if buffer.array is None:
-            fill((buffer,))
-        return buffer.node.aval.device.numpy(buffer.array)
+        b = self._buffer
+        if b.array is None:
+            fill((b,))
+        return self.device.numpy(phantom.real(b.array, b.node))
 
     def item(self) -> Any:
         """The value of a tensor of one element as a Python number.  Raises ShapeError for other sizes."""
@@ -264,8 +265,7 @@ def _reading(function: Callable | property) -> Callable | property:
 
 def from_array(array: Any, device: Device | None = None) -> Tensor:
     """A tensor on ``array`` itself (not copied), which must not change from now on."""
-    device = device or current_device()
-    return Tensor(Buffer(array, leaf(shaped(array.shape, array.dtype, device))))
+    return Tensor(Buffer(array, leaf(shaped(array.shape, array.dtype, device or current_device()))))
 
 
 def materialize(*tensors: Tensor) -> None:
@@ -275,8 +275,10 @@ def materialize(*tensors: Tensor) -> None:
 
 def alias(buffer: Buffer) -> Buffer:
     """The same bytes as another value: a view of ``buffer`` (evaluated if need be) with a node of its own."""
-    array = array_of(buffer)
-    return Buffer(array, leaf(buffer.node.aval), (buffer.root(),))
+    out = Buffer(array_of(buffer), leaf(buffer.node.aval), (buffer.root(),))
+    if _buffer.keeper is not None:
+        _buffer.keeper.renamed(out, buffer)
+    return out
 
 
 def device_of(x: Any) -> Device:

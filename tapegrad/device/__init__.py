@@ -12,12 +12,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tapegrad.device import cpu, cuda
+from tapegrad.device import cpu, cuda, probe
 from tapegrad.device.base import Device
 from tapegrad.device.cpu import CPU
 from tapegrad.errors import DeviceError
 
-__all__ = ["CPU", "Device", "asdevice", "cuda_index", "current_device", "device", "is_array", "set_default_device"]
+__all__ = [
+    "CPU",
+    "Device",
+    "asdevice",
+    "cuda_index",
+    "current_device",
+    "device",
+    "in_use",
+    "is_array",
+    "set_default_device",
+]
 
 
 class _Choice(threading.local):
@@ -45,7 +55,7 @@ def asdevice(name: str | Device) -> Device:
 
 def is_array(x: object) -> bool:
     """Whether ``x`` is an array of NumPy's or CuPy's (no tensor), which its owner may change."""
-    return cpu.is_array(x) or cuda.is_array(x)
+    return cpu.is_array(x) or probe.is_array(x)
 
 
 def cuda_index(x: Any) -> int | None:
@@ -71,6 +81,12 @@ def current_device() -> Device:
     if not _default:
         _default.append(default_device())
     return _default[0]
+
+
+def in_use() -> list[Device]:
+    """The current device, and the others that have been asked for so far."""
+    found = current_device()
+    return [found, *(d for d in cuda.known() if d is not found)]
 
 
 def set_default_device(name: str | Device) -> None:

@@ -47,8 +47,28 @@ class Device(ABC):
         """A fresh NumPy array of a device array's value."""
 
     @abstractmethod
+    def save(self, x: Any, into: Any) -> None:
+        """Write the elements of array ``x``, in C order, over the first ``x.nbytes`` of the buffer ``into``."""
+
+    @abstractmethod
+    def load(self, x: Any, data: Any) -> None:
+        """Fill the C-contiguous array ``x`` from the first ``x.nbytes`` of the buffer ``data``."""
+
+    @abstractmethod
     def is_view(self, x: Any, of: Any) -> bool:
         """Whether array ``x`` shares memory bounds with array ``of``."""
+
+    @abstractmethod
+    def give_back(self) -> None:
+        """Return unused blocks of the pool to the system."""
+
+    def room(self, nbytes: int) -> str:
+        """What an error says of the memory there is, where ``nbytes`` could not be had."""
+        return "the system has no more"
+
+    @abstractmethod
+    def limit(self, nbytes: int | None) -> None:
+        """Let the pool hold at most so many bytes, used and unused; None: as it was."""
 
     def active(self) -> AbstractContextManager[Any]:
         """A block in which the namespace's functions work on this device, after what it has been asked before."""

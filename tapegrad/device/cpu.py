@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from tapegrad.device import dtypes
+from tapegrad.device import dtypes, phantom
 from tapegrad.device.base import Device
 from tapegrad.device.pool import LEAST, POOL
+from tapegrad.device.pressure import retried
 from tapegrad.errors import NotATensorError
 
 
@@ -25,7 +27,21 @@ class CPUDevice(Device):
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An uninitialised C-contiguous array from the host pool."""
-        return POOL.empty(shape, dtype)
+        if phantom.mode.dry:
+            return phantom.empty(shape, dtype)
+        try:
+            return POOL.empty(shape, dtype)
+        except MemoryError as e:
+            what = f"{dtype.name}{list(shape)}"
+            return retried(e, self, what, prod(shape) * dtype.itemsize, lambda: POOL.empty(shape, dtype))
+
+    def give_back(self) -> None:
+        """Idle blocks of the pool go back to the system."""
+        POOL.free_all_blocks()
+
+    def limit(self, nbytes: int | None) -> None:
+        """The host pool holds at most so many bytes, lent and idle, if it can: it does not refuse a request."""
+        POOL.limit = nbytes
 
     def array(self, x: Any, dtype: Any = None, copy: bool = True) -> Any:
         """``x`` as a NumPy array; an array on another device is fetched.  Raises NotATensorError."""
@@ -37,12 +53,24 @@ class CPUDevice(Device):
             found = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
         else:
             found, copy = from_python(x, dtype), False
+        if phantom.mode.dry:
+            return phantom.adopted(found, checked(np.empty(0, found.dtype), type(x).__name__, dtype)[0].dtype)
         found, fresh = checked(found, type(x).__name__, dtype)
         return np.array(found, order="C") if copy and not fresh else found
 
     def numpy(self, x: Any) -> Any:
         """A copy."""
         return x.copy()
+
+    def save(self, x: Any, into: Any) -> None:
+        """A copy into the buffer, whatever the strides of ``x``."""
+        if not phantom.mode.dry:
+            np.ndarray(x.shape, x.dtype, into)[...] = x
+
+    def load(self, x: Any, data: Any) -> None:
+        """A copy out of the buffer."""
+        if not phantom.mode.dry:
+            x[...] = np.ndarray(x.shape, x.dtype, data)
 
     def is_view(self, x: Any, of: Any) -> bool:
         """Whether the two arrays share memory bounds."""

@@ -13,10 +13,7 @@ the stream that is current when it is handed in (``asarray``).
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,19 +22,20 @@ from typing import Any
 
 import numpy as np
 
-from tapegrad.device import cpu, cxx
+from tapegrad.device import cpu, cxx, phantom
 from tapegrad.device.base import Device
 from tapegrad.device.host_scalar import HostScalar
-from tapegrad.errors import DeviceError, DeviceMemoryError, KernelError
+from tapegrad.device.pressure import pool_room, retried
+from tapegrad.device.probe import Probe, look
+from tapegrad.errors import DeviceError, KernelError
 
 _MOST_CHECKS = 256
-_PROBE = 'extern "C" __global__ void tg_probe(int* x) { *x = 42; }'
 
 
 class CudaDevice(Device):
     """One GPU: CuPy's functions, memory from CuPy's pool."""
 
-    __slots__ = ("_busy", "_checks", "_lock", "_runtime", "_stream_of", "index")
+    __slots__ = ("_before", "_busy", "_checks", "_lock", "_runtime", "_stream_of", "index")
 
     def __init__(self, index: int, cupy: Any) -> None:
         super().__init__(f"cuda:{index}", "cuda", cupy, 0, lazy=True)
@@ -47,6 +45,7 @@ class CudaDevice(Device):
         self._busy: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._checks: list[Callable[[], None]] = []
+        self._before: int | None = None
 
     def __reduce__(self) -> tuple:
         return _again, (self.index,)
@@ -92,21 +91,40 @@ class CudaDevice(Device):
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An uninitialised C-contiguous array from CuPy's pool.  Raises DeviceMemoryError (MemoryError)."""
+        if phantom.mode.dry:
+            return phantom.empty(shape, dtype)
         try:
             if self._runtime.getDevice() == self.index:
                 stream = self.order()
                 found = self.xp.empty(shape, dtype)
                 self._asked(stream)
                 return found
-            with self.active():
-                return self.xp.empty(shape, dtype)
+            return self._new(shape, dtype)
         except MemoryError as e:  # CuPy has given back its unused blocks and tried again by then
-            pool, (free, total) = self.xp.get_default_memory_pool(), self._runtime.memGetInfo()
-            raise DeviceMemoryError(
-                f"{self}: no room for {dtype.name}{list(shape)}, {prod(shape) * dtype.itemsize} bytes: "
-                f"{pool.used_bytes()} bytes are in use, {pool.free_bytes()} idle in the pool, {free} of {total} "
-                "free on the device; tg.recompute_grad keeps fewer intermediates"
-            ) from e
+            what = f"{dtype.name}{list(shape)}"
+            return retried(e, self, what, prod(shape) * dtype.itemsize, lambda: self._new(shape, dtype))
+
+    def _new(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        with self.active():
+            return self.xp.empty(shape, dtype)
+
+    def give_back(self) -> None:
+        """Unused blocks go from CuPy's pool to the driver: neighbours become one."""
+        with self.active():
+            self.xp.get_default_memory_pool().free_all_blocks()
+
+    def room(self, nbytes: int) -> str:
+        """Full or fragmented, and what would fit."""
+        with self.active():
+            return pool_room(self.xp, nbytes)
+
+    def limit(self, nbytes: int | None) -> None:
+        """CuPy's pool holds at most so many bytes here, but not more than somebody else has allowed it."""
+        with self.active():
+            pool = self.xp.get_default_memory_pool()
+            before = pool.get_limit() if self._before is None else self._before
+            pool.set_limit(size=min(nbytes or before, before or nbytes or 0))
+            self._before = None if nbytes is None else before
 
     def constant(self, value: Any, dtype: Any) -> Any:
         """A number that kernels take as an argument."""
@@ -120,6 +138,8 @@ class CudaDevice(Device):
         """
         xp = self.xp
         with self.active():
+            if phantom.mode.dry and isinstance(x, (xp.ndarray, phantom.Phantom)) and not isinstance(x, HostScalar):
+                return phantom.adopted(x, x.dtype if dtype is None else dtype)
             if isinstance(x, xp.ndarray):
                 found = x
             elif cpu.is_on_gpu(x):
@@ -141,8 +161,14 @@ class CudaDevice(Device):
         found = cpu.CPU.array(x, dtype, copy=False)
         cxx.known("asarray", found.dtype)
         if not found.ndim:
-            return HostScalar(np.array(found), self)
-        return self.xp.asarray(np.ascontiguousarray(found))
+            return HostScalar(found if type(found) is phantom.Phantom else np.array(found), self)
+        if phantom.mode.dry:
+            return phantom.empty(found.shape, found.dtype)
+        found = np.ascontiguousarray(found)
+        try:
+            return self.xp.asarray(found)
+        except MemoryError as e:
+            return retried(e, self, "an array of the user's", found.nbytes, lambda: self.xp.asarray(found))
 
     def numpy(self, x: Any) -> Any:
         """A NumPy copy, fetched after everything that was asked of the device."""
@@ -150,20 +176,41 @@ class CudaDevice(Device):
             return x.value.copy()
         with self.active():
             found = x.get()
-        if self._checks:
+        if self._checks or phantom.mode.waiting:
             self._check()
         return found
+
+    def save(self, x: Any, into: Any) -> None:
+        """A copy into host memory, waited for."""
+        if phantom.mode.dry:
+            return
+        found = np.ndarray(x.shape, x.dtype, into)
+        if type(x) is HostScalar:
+            found[...] = x.value
+        else:
+            with self.active():
+                x.get(out=found)
+
+    def load(self, x: Any, data: Any) -> None:
+        """A copy from host memory, waited for: the buffer may go afterwards."""
+        if phantom.mode.dry:
+            return
+        with self.active():
+            x.set(np.ndarray(x.shape, x.dtype, data))
+            self._stream_of().synchronize()
 
     def later(self, check: Callable[[], None]) -> None:
         """Call ``check`` after the next value has been read; with many waiting, at once.
 
         Each holds a number or two on the device until then.
         """
-        self._checks.append(check)
-        if len(self._checks) >= _MOST_CHECKS or os.environ.get("TAPEGRAD_CHECK_AT_ONCE") == "1":
+        (phantom.mode.waiting if phantom.mode.dry else self._checks).append(check)
+        count = len(self._checks) + len(phantom.mode.waiting)
+        if count >= _MOST_CHECKS or os.environ.get("TAPEGRAD_CHECK_AT_ONCE") == "1":
             self._check()
 
     def _check(self) -> None:
+        phantom.mode.waiting.clear()
         waiting, self._checks = self._checks, []  # a check reads values, too
         while waiting:
             try:
@@ -174,6 +221,8 @@ class CudaDevice(Device):
 
     def is_view(self, x: Any, of: Any) -> bool:
         """Whether ``x`` lies within the memory that ``of`` was cut from."""
+        if type(x) is phantom.Phantom:
+            return np.may_share_memory(x, of)
         return x.size > 0 and x.data.mem is of.data.mem
 
     def compile(self, text: str, name: str, options: tuple[str, ...]) -> Any:
@@ -196,16 +245,6 @@ class CudaDevice(Device):
                 function(grid, block, args, shared_mem=shared)
 
 
-class Probe:
-    """Whether CUDA is available, and if not, why and what mends it."""
-
-    def __init__(self, cupy: Any, count: int, why: str = "", fix: str = "") -> None:
-        self.cupy = cupy
-        self.count = count
-        self.why = why
-        self.fix = fix
-
-
 _found: list[Probe] = []
 _devices: dict[int, CudaDevice] = {}
 _lock = threading.RLock()
@@ -215,7 +254,7 @@ def probe() -> Probe:
     """Look for a usable CUDA device, once: import CuPy, ask the driver, compile a kernel and launch it."""
     with _lock:
         if not _found:
-            _found.append(_probe())
+            _found.append(look())
         return _found[0]
 
 
@@ -226,41 +265,15 @@ def forget() -> None:
         _devices.clear()
 
 
-def _probe() -> Probe:
-    if "cupy" not in sys.modules and importlib.util.find_spec("cupy") is None:
-        return Probe(None, 0, "CuPy is not installed", "pip install 'tapegrad[cuda12]' (or [cuda13])")
-    try:
-        cupy = importlib.import_module("cupy")
-    except Exception as e:  # ImportError, OSError, a missing library: each means the same here
-        return Probe(None, 0, f"CuPy does not import: {e}", "reinstall it: pip install 'tapegrad[cuda12]'")
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except Exception as e:
-        version = cupy.cuda.runtime.driverGetVersion()
-        fix = "install an NVIDIA driver" if not version else f"update the driver (it offers CUDA {version // 1000})"
-        return Probe(cupy, 0, f"no CUDA device: {e}", fix)
-    if not count:
-        return Probe(cupy, 0, "the driver sees no CUDA device", "check CUDA_VISIBLE_DEVICES and nvidia-smi")
-    try:
-        x = cupy.zeros(1, dtype="int32")
-        cupy.RawModule(code=_PROBE).get_function("tg_probe")((1,), (1,), (x,))
-        if int(x[0]) != 42:
-            raise KernelError("the kernel ran and did nothing")
-    except Exception as e:
-        fix = "install the CUDA libraries beside CuPy: pip install 'cupy-cuda12x[ctk]' (or cupy-cuda13x[ctk])"
-        return Probe(cupy, 0, f"a kernel cannot be run: {type(e).__name__}: {e}", fix)
-    return Probe(cupy, count)
-
-
-def is_array(x: object) -> bool:
-    """Whether ``x`` is a CuPy array."""
-    cupy = sys.modules.get("cupy")  # nobody has such an array without having imported it
-    return cupy is not None and isinstance(x, cupy.ndarray)
-
-
 def available() -> bool:
     """Whether a kernel can be launched."""
     return probe().count > 0
+
+
+def known() -> list[CudaDevice]:
+    """The devices that have been asked for."""
+    with _lock:
+        return list(_devices.values())
 
 
 def get(index: int) -> CudaDevice:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tapegrad.device import phantom
 from tapegrad.errors import DTypeError, KernelError
 
 _WIDE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
@@ -51,12 +52,16 @@ def index(n: int, wide: bool) -> Any:
 
 def is_argument(x: Any) -> bool:
     """Whether a leaf is a number on the host, which a kernel takes by value (so is a 0-d array of the CPU's)."""
-    return not x.ndim and (isinstance(x, np.ndarray) or hasattr(x, "on_device"))
+    return not x.ndim and type(x) is not phantom.Phantom and (isinstance(x, np.ndarray) or hasattr(x, "on_device"))
 
 
 def address(x: Any) -> int:
     """Where an array begins."""
-    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+    if not isinstance(x, np.ndarray):
+        return x.data.ptr
+    if type(x) is phantom.Phantom and not phantom.mode.dry:
+        raise phantom.unread("an array")
+    return x.ctypes.data
 
 
 def long(n: int) -> Any:

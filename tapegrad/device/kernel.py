@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tapegrad.device import cxx
+from tapegrad.device import cxx, phantom
 from tapegrad.errors import KernelError
 
 _lock = threading.Lock()
@@ -61,6 +61,8 @@ class Kernel:
 
         ``args``: arrays of the device and NumPy scalars of exactly the parameters' types.  Raises KernelError.
         """
+        if phantom.mode.dry:
+            return
         key = (device, *macros.items())
         function = self._functions.get(key)
         if function is None:

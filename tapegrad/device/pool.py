@@ -44,6 +44,8 @@ class HostPool:
         self.lent_bytes = 0
         self.idle_bytes = 0
         self.peak_lent_bytes = 0
+        self.limit: int | None = None
+        """Idle blocks are given up where lent and idle bytes together would exceed it."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """An uninitialised C-contiguous array of ``shape``."""
@@ -56,19 +58,34 @@ class HostPool:
             if blocks:
                 block = blocks.pop()
                 self.idle_bytes -= size
+                if not blocks:
+                    del self._free[size]
             else:
+                self._shrink(size)
                 block = np.empty(size + _ALIGN, np.uint8)
             self.lent_bytes += size
             self.peak_lent_bytes = max(self.peak_lent_bytes, self.lent_bytes)
         address = block.ctypes.data
         return np.asarray(_Lease(self, block, address + -address % _ALIGN, shape, dtype))
 
+    def _shrink(self, nbytes: int) -> None:
+        """Give up idle blocks until so many bytes more fit within the limit."""
+        while self.limit is not None and self._free and self.lent_bytes + self.idle_bytes + nbytes > self.limit:
+            size, blocks = next(iter(self._free.items()))
+            blocks.pop()
+            self.idle_bytes -= size
+            if not blocks:
+                del self._free[size]
+
     def take_back(self, block: np.ndarray) -> None:
         """Called by a lease: keep the block if few enough bytes lie idle, else let it go."""
         size = block.nbytes - _ALIGN
         with self._lock:
             self.lent_bytes -= size
-            if self.idle_bytes + size <= max(_IDLE, self.peak_lent_bytes // 2):
+            room = max(_IDLE, self.peak_lent_bytes // 2)
+            if self.limit is not None:
+                room = min(room, self.limit - self.lent_bytes)
+            if self.idle_bytes + size <= room:
                 self._free.setdefault(size, []).append(block)
                 self.idle_bytes += size
 

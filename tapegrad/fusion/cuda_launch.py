@@ -13,7 +13,7 @@ from typing import Any
 import tapegrad.fusion.cuda_layout as layouts
 from tapegrad.aval import Shape
 from tapegrad.buffer import Buffer
-from tapegrad.device import cxx
+from tapegrad.device import cxx, phantom
 from tapegrad.device.kernel import options
 from tapegrad.fusion import cuda_element, cuda_emit
 from tapegrad.fusion.cuda_element import TILED
@@ -140,27 +140,37 @@ def run(region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ..
     ready = _ready.get(key)
     if ready is None:
         ready = _prepare(region, targets, shape, axes, leaves, device)
-        with _lock:
-            if len(_ready) >= _MOST:
-                _ready.clear()
-            _ready[key] = ready
+        if not phantom.mode.dry:  # its kernel was not compiled
+            with _lock:
+                if len(_ready) >= _MOST:
+                    _ready.clear()
+                _ready[key] = ready
     outputs = [device.empty(b.node.aval.shape, b.node.aval.dtype) for b in targets]
     if ready.kernel is None:
         return Run(ready.names, outputs, [], 0)
     full, results = [outputs[i] for i in ready.full], [outputs[i] for i in ready.results]
+    parts = [device.empty((size,), dtype) for size, dtype in ready.parts]
+    moved = [moved_by(leaves, [*full, *(parts or results)])]
+    if parts:
+        moved.append(moved_by(parts, results))
+    if not phantom.mode.dry:
+        _launch(region, ready, leaves, full, results, parts, device)
+    return Run(ready.names, outputs, moved, sum(x.nbytes for x in parts))
+
+
+def _launch(
+    region: Region, ready: Ready, leaves: list[Any], full: list[Any], results: list[Any], parts: list[Any], device: Any
+) -> None:
+    kernel: Any = ready.kernel
     args = [cxx.argument(x.value) if by_value else x for x, by_value in zip(leaves, ready.by_value)]
     late = [args[i] for i in ready.late]
     for b in cuda_element.drawn_of(region):
         args += cxx.key(b.node.params["key"], b.node.params["counter"])
-    parts = [device.empty((size,), dtype) for size, dtype in ready.parts]
     first = parts or results
-    device.launch(ready.kernel.function, ready.grid, (_THREADS,), (*args, *full, *ready.places, *first, *ready.sizes))
-    moved = [moved_by(leaves, [*full, *first])]
+    device.launch(kernel.function, ready.grid, (_THREADS,), (*args, *full, *ready.places, *first, *ready.sizes))
     if parts:
         last = (*late, *parts, *results, *ready.last_sizes)
-        device.launch(ready.kernel.finish, ready.last_grid, (_THREADS,), last)
-        moved.append(moved_by(parts, results))
-    return Run(ready.names, outputs, moved, sum(x.nbytes for x in parts))
+        device.launch(kernel.finish, ready.last_grid, (_THREADS,), last)
 
 
 def _lies(x: Any) -> Any:
@@ -227,6 +237,8 @@ def _prepare_reduction(ready: Ready, stages: Stages, loop: Loop, form: Form) -> 
 def _kernel(
     region: Region, stages: Stages, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form, device: Any
 ) -> Kernel:
+    if phantom.mode.dry:
+        return Kernel("", None, None)
     key = (device, structure(region, targets), tuple(kinds), len(loop.dims), len(loop.kept), len(loop.reduced),
            loop.vec, loop.wide, form)  # fmt: skip
     found = _kernels.get(key)

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from tapegrad.aval import Shape
-from tapegrad.device import threads
+from tapegrad.device import phantom, threads
 from tapegrad.fusion.emit import FULL, SCALAR, STRIDED, Program
 
 TILE = 131072
@@ -114,7 +114,15 @@ def run(
         _worker(program, cut, views, outputs, partials, axes, device)
         for _ in range(min(threads.get_num_threads(), cut.tasks) if _is_long(program, shape) else 1)
     ]
-    threads.run(workers, cut.tasks)
+    if not phantom.mode.dry:
+        threads.run(workers, cut.tasks)
+        _finish(program, cut, partials, outputs, device)
+    inner = cut.chunk * prod(shape[cut.axis + 1 :])
+    return len(workers) * inner * sum(dtype.itemsize for dtype in program.scratch)
+
+
+def _finish(program: Program, cut: Grid, partials: list[Any], outputs: list[Any], device: Any) -> None:
+    """Combine the parts of reductions."""
     for r, partial in zip(program.reductions, partials, strict=True):
         out = outputs[r.output]
         if partial is not out:
@@ -123,8 +131,6 @@ def run(
                 device.xp.copyto(out, partial, casting="unsafe")
             else:
                 ufunc.reduce(partial, axis=cut.axis, out=out, keepdims=True, dtype=r.dtype)
-    inner = cut.chunk * prod(shape[cut.axis + 1 :])
-    return len(workers) * inner * sum(dtype.itemsize for dtype in program.scratch)
 
 
 def _is_long(program: Program, shape: Shape) -> bool:

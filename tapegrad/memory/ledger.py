@@ -13,77 +13,31 @@ and neither kept nor asked for), *user* (made by the user's own operations, with
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import time
 import weakref
-from collections import Counter
-from dataclasses import dataclass, field
-from os.path import dirname
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import Buffer
 from tapegrad.device.host_scalar import HostScalar
-from tapegrad.node import thread
+from tapegrad.device.phantom import Phantom
+from tapegrad.memory.costs import cost_of
+from tapegrad.memory.entries import RANK, Entries, Entry
+from tapegrad.memory.figures import Measure
+from tapegrad.memory.places import Place, user_place
+from tapegrad.node import Node, thread
 from tapegrad.variable import everyone
 
-CATEGORIES = (
-    "parameter", "optimizer", "gradient", "activation", "rematerialized", "temporary", "input", "user",
-)  # fmt: skip
-GRAIN = 512
-_HERE = dirname(dirname(__file__))
-_RANK = {"temporary": 0, "user": 0, "input": 0, "activation": 1, "rematerialized": 2, "gradient": 3, "optimizer": 4,
-         "parameter": 5}  # fmt: skip
+_BEFORE = "(before the measurement)"
 
 
-def rounded(nbytes: int) -> int:
-    """``nbytes`` rounded up to the grain of CuPy's pool."""
-    return -(-nbytes // GRAIN) * GRAIN
+class _Reruns(threading.local):
+    """Of this thread: reruns and restorations under way, one within another."""
 
-
-@dataclass
-class Entry:
-    """What the ledger knows of one live buffer."""
-
-    nbytes: int
-    category: str
-    primitive: str
-    line: str
-    reference: Any = None
-
-
-@dataclass
-class Measure:
-    """Figures of one ``measure`` block; read them in the block or after it."""
-
-    live_bytes: int = 0
-    """Bytes alive now (or at the end of the block), whenever they were allocated."""
-    peak_bytes: int = 0
-    """The most bytes alive at once in the block."""
-    allocated_bytes: int = 0
-    """Bytes allocated in the block, freed or not."""
-    scratch_bytes: int = 0
-    """The largest workspace of one kernel on the CPU (registers, on a GPU); not part of the bytes above."""
-    kernel_runs: int = 0
-    """Kernels and barriers run: a region counts as one."""
-    bytes_moved: int = 0
-    """Bytes read plus written by them; what one kernel reads twice counts once."""
-    nodes_run: Counter[str] = field(default_factory=Counter)
-    """How often nodes of each primitive were evaluated."""
-    reruns: int = 0
-    """Reruns of functions under ``recompute_grad``."""
-    evictions: int = 0
-    """Buffers dropped under pressure."""
-    live_by_category: dict[str, int] = field(default_factory=dict)
-    peak_by_category: dict[str, int] = field(default_factory=dict)
-    """What was alive, by category, when the peak was reached."""
-    peak_by_primitive: dict[str, int] = field(default_factory=dict)
-    peak_by_line: dict[str, int] = field(default_factory=dict)
-    samples: list[tuple[float, int, int]] = field(default_factory=list)
-    """With ``timeline=True``: (seconds since the start, live bytes, of which kept for rules) after every change."""
-    timeline: bool = False
-    started: float = field(default_factory=time.perf_counter)
+    depth = 0
+    restoring = 0
 
 
 class Ledger:
@@ -91,46 +45,55 @@ class Ledger:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._entries: dict[int, Entry] = {}
+        self._entries = Entries()
         self._open: list[Measure] = []
-        self._totals: dict[str, Counter[str]] = {}
         self._wanted: weakref.WeakSet[Buffer] = weakref.WeakSet()
-        self._lines: weakref.WeakKeyDictionary[Buffer, str] = weakref.WeakKeyDictionary()
-        self._live = 0
-        self._reruns = threading.local()
+        self._places: weakref.WeakKeyDictionary[Buffer, Place] = weakref.WeakKeyDictionary()
+        self._peaked: list[Measure] = []
+        self._reruns = _Reruns()
+        self.detailed = False
 
     def open(self, measure: Measure) -> None:
         """Start telling ``measure``; the first one takes the census."""
         with self._lock:
             if not self._open:
-                self._totals = {"category": Counter(), "primitive": Counter(), "line": Counter()}
                 self._census()
                 _buffer.set_accountant(self)
-            measure.live_bytes = self._live
+            measure.live_bytes = self.live_bytes
             self._open.append(measure)
+            if measure.detailed and not self.detailed:
+                self._entries.sum_up(True)
+                self.detailed = True
+            measure.settle = self.settle
             self._note_peak(measure)
 
     def close(self, measure: Measure) -> None:
         """Stop telling ``measure``; after the last one the ledger forgets everything."""
         with self._lock:
-            measure.live_by_category = self.by("category")
+            self.settle()
+            if measure.detailed:
+                measure.live_by_category = self.by("category")
+            measure.settle = None
             self._open = [m for m in self._open if m is not measure]
+            if self.detailed and not any(m.detailed for m in self._open):
+                self._entries.sum_up(False)
+                self.detailed = False
             if not self._open:
                 _buffer.set_accountant(None)
-                self._entries, self._totals, self._live = {}, {}, 0
+                self._entries = Entries()
                 self._wanted.clear()
-                self._lines.clear()
+                self._places.clear()
 
     def by(self, what: str) -> dict[str, int]:
         """Live bytes by ``"category"``, ``"primitive"`` or ``"line"``, the largest first."""
         with self._lock:
-            return {key: n for key, n in self._totals.get(what, Counter()).most_common() if n}
+            return self._entries.by(what)
 
     def _census(self) -> None:
         alive = [b for b in gc.get_objects() if type(b) is Buffer]
         for b in alive:
-            if b.array is not None and not b.keeps:
-                self._enter(b, "input" if b.node.prim is None else "user", "(before the measurement)")
+            if b.array is not None and not b.keeps and type(b.array) not in (HostScalar, Phantom):
+                self._enter(b, "input" if b.node.prim is None else "user", _BEFORE)
         for variable in list(everyone.values()):
             self._relabel(variable._cell._content.root(), variable.category)
 
@@ -140,21 +103,45 @@ class Ledger:
         """A buffer got bytes."""
         if type(buffer.array) is HostScalar:  # a kernel's argument: nothing lies on the device
             return
+        if _buffer.keeper is not None:
+            _buffer.keeper.admit(buffer)
         with self._lock:
-            line = self._lines.pop(buffer, None) or _user_line()
-            entry = self._enter(buffer, self._category_of(buffer), line)
+            place = self._places.pop(buffer, None) if self.detailed else None
+            entry = self._enter(buffer, self._category_of(buffer), place or user_place())
             for m in self._open:
                 m.allocated_bytes += entry.nbytes
             self._changed()
 
+    def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
+        """A node was applied."""
+        if self.detailed:
+            cost = cost_of(node, [b.node.aval for b in inputs])
+            again = self._reruns.restoring
+            with self._lock:
+                for m in self._open:
+                    m.cost += cost
+                    if again:
+                        m.restored_cost += cost
+
     def deferred(self, buffer: Buffer) -> None:
         """A buffer was made pending here."""
+        if self.detailed:
+            with self._lock:
+                self._places[buffer] = user_place()
+
+    def place(self) -> Place | None:
+        """Where the user's program is (None: without details)."""
+        return user_place() if self.detailed else None
+
+    def place_of(self, buffer: Buffer) -> Place | None:
+        """Where a buffer, filled or pending, was made (None: not known)."""
         with self._lock:
-            self._lines[buffer] = _user_line()
+            entry = self._entries.of(buffer)
+            return self._places.get(buffer) if entry is None else entry.place
 
     def wanted(self, buffer: Buffer) -> None:
         """A tape keeps a buffer, filled or pending."""
-        waiting = [buffer]
+        waiting = [buffer] if self.detailed else []
         while waiting:
             b = waiting.pop()
             if b.array is not None:
@@ -176,9 +163,58 @@ class Ledger:
                 m.bytes_moved += read + written
                 m.nodes_run.update(names)
 
+    def restoring(self, change: int) -> None:
+        """Values are made again in this thread."""
+        self._reruns.depth += change
+        self._reruns.restoring += change
+
+    def restored(self) -> None:
+        """One value was made again."""
+        with self._lock:
+            for m in self._open:
+                m.restored += 1
+
+    def evicted(self) -> None:
+        """One value was dropped."""
+        with self._lock:
+            for m in self._open:
+                m.evictions += 1
+
+    def moved(self, figure: str) -> None:
+        """One value went to a tier (``figure``: "offloads"), came back, or started to ("fetches", "prefetches")."""
+        with self._lock:
+            for m in self._open:
+                setattr(m, figure, getattr(m, figure) + 1)
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes alive now."""
+        return self._entries.live_bytes
+
+    @contextmanager
+    def apart(self, measure: Measure) -> Iterator[None]:
+        """Only ``measure``, an open one, is told of what happens in the block."""
+        self.settle()
+        before, self._open = self._open, [measure]
+        try:
+            yield
+        finally:
+            self._open = before
+
+    def forget(self, since: int) -> list[Buffer]:
+        """The live buffers of nodes from index ``since`` on have no bytes after all."""
+        with self._lock:
+            found = []
+            for entry in self._entries:
+                buffer = entry()
+                if buffer is not None and buffer.node.index >= since:
+                    self._entries.remove(entry)
+                    found.append(buffer)
+            return found
+
     def rerun_began(self) -> None:
         """A checkpointed function is rerun in this thread."""
-        self._reruns.depth = getattr(self._reruns, "depth", 0) + 1
+        self._reruns.depth += 1
         with self._lock:
             for m in self._open:
                 m.reruns += 1
@@ -198,83 +234,52 @@ class Ledger:
     def _category_of(self, buffer: Buffer) -> str:
         if buffer.node.prim is None:
             return "input"
-        if getattr(self._reruns, "depth", 0):
+        if self._reruns.depth:
             return "rematerialized"
-        if buffer in self._wanted:
+        if self.detailed and buffer in self._wanted:
             return "activation"
         return "temporary" if thread.recorders or thread.deferring is not None else "user"
 
-    def _enter(self, buffer: Buffer, category: str, line: str) -> Entry:
-        key = id(buffer)
-        prim = buffer.node.prim
-        nbytes = rounded(buffer.node.aval.nbytes)
-        entry = Entry(nbytes, category, prim.name if prim else "leaf", line)
-        entry.reference = weakref.ref(buffer, lambda ref: self._left(key, ref))
-        self._entries[key] = entry
-        self._add(entry, nbytes)
-        return entry
+    def _enter(self, buffer: Buffer, category: str, place: Place) -> Entry:
+        return self._entries.enter(buffer, category, place, self._left)
 
-    def _add(self, entry: Entry, nbytes: int) -> None:
-        self._live += nbytes
-        for what, total in self._totals.items():
-            total[getattr(entry, what)] += nbytes
-
-    def _left(self, key: int, reference: Any) -> None:
+    def _left(self, entry: Entry) -> None:
         """A buffer is gone."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None and entry.reference is reference:
-                del self._entries[key]
-                self._add(entry, -entry.nbytes)
+            if self._entries.has(entry):
+                self.settle()
+                self._entries.remove(entry)
                 self._changed()
 
     def _relabel(self, buffer: Buffer, category: str) -> None:
-        entry = self._entries.get(id(buffer))
-        if entry is not None and _RANK[category] > _RANK[entry.category]:
-            self._totals["category"][entry.category] -= entry.nbytes
-            self._totals["category"][category] += entry.nbytes
-            entry.category = category
+        entry = self._entries.of(buffer)
+        if entry is not None and RANK[category] > RANK[entry.category]:
+            self.settle()
+            self._entries.relabel(entry, category)
 
     def _changed(self) -> None:
+        live = self._entries.live_bytes
         for m in self._open:
-            m.live_bytes = self._live
+            m.live_bytes = live
             if m.timeline:
-                by = self._totals["category"]
-                m.samples.append((time.perf_counter() - m.started, self._live, by["activation"] + by["rematerialized"]))
-            if self._live > m.peak_bytes:
+                by = self._entries.totals["category"]
+                m.samples.append((time.perf_counter() - m.started, live, by["activation"] + by["rematerialized"]))
+            if live > m.peak_bytes:
                 self._note_peak(m)
 
     def _note_peak(self, m: Measure) -> None:
-        m.peak_bytes = self._live
-        m.peak_by_category = dict(self._totals["category"])
-        m.peak_by_primitive = dict(self._totals["primitive"])
-        m.peak_by_line = dict(self._totals["line"])
+        m.peak_bytes = self._entries.live_bytes
+        if m.detailed:
+            self._peaked.append(m)
+
+    def settle(self) -> None:
+        """Note what makes up a new peak, before it changes: while memory only grows, that need not be told."""
+        if self._peaked:
+            with self._lock:
+                parts = {what: dict(total) for what, total in self._entries.totals.items()}
+                for m in self._peaked:
+                    m.peak_parts = parts
+                self._peaked = []
 
 
 LEDGER = Ledger()
-
-
-class measure:
-    """``with tg.measure() as m:`` counts bytes and work of the block; ``m`` is a :class:`Measure`.
-
-    ``timeline``: also keep a sample after every change.  Blocks may be nested; other threads' bytes count, too.
-    """
-
-    def __init__(self, timeline: bool = False) -> None:
-        self._measure = Measure(timeline=timeline)
-
-    def __enter__(self) -> Measure:
-        self._measure.started = time.perf_counter()
-        LEDGER.open(self._measure)
-        return self._measure
-
-    def __exit__(self, *exc: object) -> None:
-        LEDGER.close(self._measure)
-
-
-def _user_line() -> str:
-    """``file:line`` of the innermost frame outside this package."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame = frame.f_back
-    return "(unknown)" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

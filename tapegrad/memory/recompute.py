@@ -17,16 +17,19 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from tapegrad import buffer as _buffer
 from tapegrad import nest
 from tapegrad.buffer import Buffer
 from tapegrad.cell import Seen, lookout, overlay
-from tapegrad.device import bits, current_device, device
+from tapegrad.device import bits, current_device, device, phantom
 from tapegrad.errors import RecomputeError
 from tapegrad.evaluate import fill
-from tapegrad.memory.rerun import Lookout, RerunTrace, alone, results_of, snapshots
+from tapegrad.memory.policies import Policy, checked
+from tapegrad.memory.rerun import Lookout, RerunTrace, alone, kept_by_tapes, results_of, snapshots
+from tapegrad.memory.saving import Noting, Taking
 from tapegrad.node import Node, thread
 from tapegrad.tensor import Tensor, alias, from_array
 from tapegrad.transforms.jvp import Pusher
@@ -38,8 +41,9 @@ from tapegrad.variable import Variable, last_number, trainables
 class Recompute(Wrapper):
     """What :func:`recompute_grad` makes of a function, method or layer: called like it, with its attributes."""
 
-    def __init__(self, f: Callable, check: str | None) -> None:
+    def __init__(self, f: Callable, check: str | None, policy: Policy | None = None) -> None:
         super().__init__(f)
+        self._policy = policy
         self._says = _names(f, "is_recomputing")
         self._check = check
 
@@ -49,7 +53,7 @@ class Recompute(Wrapper):
         inside = hidden and pushers and thread.recorders.index(pushers[-1]) > thread.recorders.index(hidden[0])
         if not hidden or inside:
             return self._run(args, kwargs, False)
-        call = _Call(self, args, kwargs, hidden)
+        call = self._new_call(args, kwargs, hidden)
         y, results = call.first_run(args, kwargs, tuple(pushers))
         if not call.inputs:
             return y
@@ -68,6 +72,10 @@ class Recompute(Wrapper):
         call.forget_buffers()
         return nest.rebuild(y, iter(outputs))
 
+    def _new_call(self, args: tuple, kwargs: dict, hidden: list[Any]) -> CheckpointedCall:
+        name = f"recompute_grad({getattr(self, '__name__', type(self.__wrapped__).__name__)})"
+        return CheckpointedCall(self, name, args, kwargs, hidden)
+
     def _run(self, args: tuple, kwargs: dict, again: bool) -> Any:
         if self._says:
             kwargs = {**kwargs, "is_recomputing": again}
@@ -80,6 +88,7 @@ def recompute_grad(
     use_data_dep: bool | None = None,
     tupleize_grads: bool = False,
     check: str | None = None,
+    policy: Policy | None = None,
 ) -> Any:
     """Wrap ``f`` so that a tape keeps only the call and its inputs, and reruns ``f`` to differentiate it.
 
@@ -88,22 +97,31 @@ def recompute_grad(
     numbers repeat; state changes happen once.  If ``f`` has a parameter ``is_recomputing``, it is told.
     ``check="values"`` compares a checksum of each rerun's outputs with the first run's.
 
+    ``policy`` (see ``tg.memory.policies``): values of the first run to be saved, or moved to another memory; the rerun
+    takes them instead of computing them.  It computes elementwise values only where a derivative rule, or an operation
+    that is not saved, reads them; other operations run again.  What is saved is held until the call is forgotten, also
+    under a budget.  Checkpoints inside ``f`` have policies of their own.
+
     ``use_data_dep`` and ``tupleize_grads`` (of the old form) concern order only, and here hold always: a rerun starts
     when the upstream gradient exists, and all of a call's gradients exist before one is used.
 
     Raises, when differentiated, RecomputeError (ValueError) if the rerun has another structure, other shapes or
-    dtypes, other variables or captured tensors, or (checked) other values.
+    dtypes, other variables or captured tensors, (with a policy) other operations, or (checked) other values.
     """
     if check not in (None, "values"):
         raise RecomputeError(f"recompute_grad: check is None or 'values', not {check!r}")
     for name, value in (("use_data_dep", use_data_dep), ("tupleize_grads", tupleize_grads)):
         if value not in (None, True, False):
             raise RecomputeError(f"recompute_grad: {name} is a bool, not {value!r}")
+    if policy is not None:
+        checked("recompute_grad", policy)
     if f is None:
-        return functools.partial(recompute_grad, use_data_dep=use_data_dep, tupleize_grads=tupleize_grads, check=check)
+        return functools.partial(
+            recompute_grad, use_data_dep=use_data_dep, tupleize_grads=tupleize_grads, check=check, policy=policy
+        )
     if not callable(f):
         raise RecomputeError(f"recompute_grad: {f!r:.60} is not callable")
-    return Recompute(f, check)
+    return Recompute(f, check, policy)
 
 
 def _names(f: Callable, parameter: str) -> bool:
@@ -114,11 +132,12 @@ def _names(f: Callable, parameter: str) -> bool:
     return found is not None and found.kind in (found.KEYWORD_ONLY, found.POSITIONAL_OR_KEYWORD)
 
 
-class _Call:
+class CheckpointedCall:
     """One checkpointed call: what its rerun needs, and what the rerun must repeat."""
 
-    def __init__(self, owner: Recompute, args: tuple, kwargs: dict, hidden: list[Any]) -> None:
-        self.name = f"recompute_grad({getattr(owner, '__name__', type(owner.__wrapped__).__name__)})"
+    def __init__(self, owner: Recompute, name: str, args: tuple, kwargs: dict, hidden: list[Any]) -> None:
+        self.name = name
+        self.times = 0
         self._owner = owner
         self._args, self._kwargs = snapshots(args, kwargs)
         self._tapes = [weakref.ref(r) for r in hidden]
@@ -127,6 +146,7 @@ class _Call:
         self._places: dict[tuple[int, int], int] = {}
         self._cells: dict[Any, Any] = {}
         self._random: tuple | None = None
+        self._noted: Noting | None = None
         self._device = current_device()
 
     def first_run(self, args: tuple, kwargs: dict, pushers: tuple) -> tuple[Any, list[Any]]:
@@ -137,7 +157,7 @@ class _Call:
         thread.recorders = (*pushers, watch)
         try:
             with lookout() as seen:
-                y = self._owner._run(args, kwargs, False)
+                y = self._run_first(args, kwargs, watch, seen)
                 results = results_of(y, watch)
                 fill([r._buffer for r in results if isinstance(r, Tensor)])
         finally:
@@ -162,6 +182,15 @@ class _Call:
         self.inputs = tuple(found.values())
         return y, [alone(r, self._start) for r in results]
 
+    def _run_first(self, args: tuple, kwargs: dict, watch: Lookout, seen: Seen) -> Any:
+        if self._owner._policy is None:
+            return self._owner._run(args, kwargs, False)
+        self._noted = Noting(self._owner._policy, watch)
+        with self._noted:
+            y = self._owner._run(args, kwargs, False)
+        self._noted.settle()
+        return y
+
     def _numbers(self, seen: Seen) -> dict[int, str]:
         """Names of the trainable variables used that are older than the first run; a run may make others of its own."""
         return {v.construction_number: v.name for v in trainables(seen) if v.construction_number < self._first}
@@ -173,9 +202,15 @@ class _Call:
         self._sum = self._checksum(results)
 
     def forget_buffers(self) -> None:
-        """Keep nodes instead of buffers: bytes of inputs are kept by the arguments, captures and cells alone."""
+        """Keep nodes instead of buffers: bytes of inputs are kept by the arguments, captures and cells alone.
+
+        Under a budget the arguments may be dropped, too, if nobody else has them.
+        """
         self._nodes = tuple(b.node for b in self.inputs)
         self.inputs = ()
+        if _buffer.keeper is not None:
+            self._args = nest.map_leaves(kept_by_tapes, self._args)
+            self._kwargs = nest.map_leaves(kept_by_tapes, self._kwargs)
 
     def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
         """Rerun, and pull the cotangents through the rerun's record.
@@ -202,6 +237,7 @@ class _Call:
     def _rerun(self) -> tuple[RerunTrace, list[Any]]:
         now = bits.host_state() if self._random is not None else None
         accountant = _buffer.accountant
+        self.times += 1
         watch = Lookout(())
         trace = RerunTrace(self._nodes, self._places, self._start)
         args, kwargs = snapshots(self._args, self._kwargs)
@@ -212,7 +248,8 @@ class _Call:
                 bits.set_host_state(self._random)
             with device(self._device), overlay(self._cells), lookout() as seen, trace:
                 thread.recorders = (*thread.recorders, watch)
-                y = self._owner._run(args, kwargs, True)
+                with nullcontext() if self._noted is None else Taking(self.name, self._noted, watch):
+                    y = self._owner._run(args, kwargs, True)
                 results = results_of(y, watch)
         finally:
             if now is not None:
@@ -231,7 +268,14 @@ class _Call:
         avals = [r._buffer.node.aval if isinstance(r, Tensor) else None for r in results]
         if avals != self._avals:
             raise RecomputeError(f"{self.name}: the rerun returned {avals}, the first run {self._avals}")
-        variables = self._numbers(seen)
+        self._compare_uses(self._numbers(seen), used)
+        if self._sum is not None and self._checksum(results) != self._sum:
+            raise RecomputeError(
+                f"{self.name}: the rerun computed other values than the first run (check='values'): it depends on "
+                "something outside that changed, such as an array changed in place or a generator of its own"
+            )
+
+    def _compare_uses(self, variables: dict[int, str], used: dict[int, Buffer]) -> None:
         if set(variables) != set(self._variables):
             raise RecomputeError(
                 f"{self.name}: the rerun used the variables {sorted(variables.values())}, the first run "
@@ -244,13 +288,11 @@ class _Call:
                 f"{self.name}: the rerun used other watched tensors from outside than the first run; a captured name "
                 "was bound to something else in between: pass it as an argument"
             )
-        if self._sum is not None and self._checksum(results) != self._sum:
-            raise RecomputeError(
-                f"{self.name}: the rerun computed other values than the first run (check='values'): it depends on "
-                "something outside that changed, such as an array changed in place or a generator of its own"
-            )
 
     def _checksum(self, results: list[Any]) -> tuple | None:
         if self._owner._check is None:
             return None
+        if phantom.mode.dry:
+            fill([r._buffer for r in results if isinstance(r, Tensor)])
+            return ()
         return tuple(bits.checksum(r.__array__()) for r in results if isinstance(r, Tensor))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from tapegrad import buffer as _buffer
 from tapegrad import nest
 from tapegrad.buffer import Buffer
-from tapegrad.device import is_array
-from tapegrad.node import Call, Node, next_index
+from tapegrad.device import is_array, phantom
+from tapegrad.errors import RecomputeError
+from tapegrad.node import Call, Node, next_index, thread
 from tapegrad.tensor import Tensor, convert
+from tapegrad.transforms.jvp import Pusher
 from tapegrad.transforms.recording import Trace
 from tapegrad.variable import Variable
 
@@ -63,6 +67,84 @@ class Lookout:
             self.use(b)
 
 
+class Tracker:
+    """A recorder of the steps of a loop: which values depend on watched ones?  It keeps none of them.
+
+    A value made in one step may reach another one only as part of the state.  Raises RecomputeError otherwise, where a
+    gradient would be lost.
+    """
+
+    def __init__(self, watch: Lookout) -> None:
+        self._watch = watch
+        self.tracked: set[int] = set()
+        self._made: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self._strays: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
+
+    def follows(self, buffer: Buffer) -> bool:
+        """Whether the value depends on something watched."""
+        return buffer.node.index in self.tracked or self._watch.watched(buffer)
+
+    def next_step(self, state: Sequence[Buffer]) -> None:
+        """A step is over; the values in ``state`` go on, all others should not be seen again."""
+        self.tracked = {b.node.index for b in state if self.follows(b)}
+        for b in self._made:
+            if b.node.index not in self.tracked:
+                self._strays[b.node.index] = b
+        self._made.clear()
+
+    def _mask(self, inputs: tuple[Buffer, ...]) -> int:
+        mask = 0
+        for i, b in enumerate(inputs):
+            if self.follows(b):
+                self.tracked.add(b.node.index)
+                mask += 1 << i
+            elif b.node.index in self._strays:
+                raise RecomputeError(
+                    f"checkpointed_loop: a step uses {b.node.aval!r}, which an earlier step made, but which is not "
+                    "part of the state: let the step return it, and take it, as part of its state"
+                )
+        return mask
+
+    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """An operation was applied."""
+        mask = self._mask(inputs)
+        if mask and node.aval.smooth:
+            site: Any = node.site
+            plan = node.prim.plan(mask, len(inputs)) if site is None else site.plans[mask]  # type: ignore[union-attr]
+            if plan.pulls or plan.lacking:
+                self._note(out)
+
+    def _note(self, out: Buffer) -> None:
+        self.tracked.add(out.node.index)
+        self._made.add(out)
+
+    def read(self, variable: Variable, value: Buffer) -> None:
+        """Contents of variables are watched, or not, by the tapes outside."""
+
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+        """As for one node."""
+        if self._mask(inputs):
+            for out in outputs:
+                if out.node.aval.smooth:
+                    self._note(out)
+
+
+class StepTrace(Trace):
+    """The tape of one step of a first run, which shares a tracker's ``tracked``; its sources are told later."""
+
+    def __init__(self, tracked: set[int]) -> None:
+        super().__init__(())
+        self._tracked = tracked
+
+    def become(self, indices: list[int]) -> None:
+        """These are the indices of the sources' nodes."""
+        self._indices = indices
+
+    def source(self, position: int) -> int:
+        """The index of a source's node."""
+        return self._indices[position]
+
+
 class RerunTrace(Trace):
     """The tape of a rerun.  What it reads of a variable assigned inside stands for what the first run read there.
 
@@ -78,16 +160,26 @@ class RerunTrace(Trace):
         """The index of a source's node in this run."""
         return self._indices[position]
 
+    def resume(self, number: int, count: int, index: int | None) -> None:
+        """``count`` contents of a variable were read before; the last of them, ``index``, is its content now."""
+        known = self._read[number] = [0] * count
+        if index is not None:
+            known[-1] = index
+            self._stands_for(index, number, count - 1)
+
+    def _stands_for(self, index: int, number: int, count: int) -> None:
+        position = self._places.get((number, count))
+        if position is not None:
+            self._indices[position] = index
+            self._tracked.add(index)
+
     def read(self, variable: Variable, value: Buffer) -> None:
         """A content made inside is a source, too."""
         index = value.node.index
         known = self._read.setdefault(variable.construction_number, [])
         if index > self._start and index not in known:
-            position = self._places.get((variable.construction_number, len(known)))
             known.append(index)
-            if position is not None:
-                self._indices[position] = index
-                self._tracked.add(index)
+            self._stands_for(index, variable.construction_number, len(known) - 1)
 
 
 def results_of(y: Any, watch: Lookout) -> list[Any]:
@@ -111,7 +203,11 @@ def alone(result: Any, start: int) -> Any:
     whole = root.node.aval.nbytes <= buffer.node.aval.nbytes or root.node.index < start
     if whole or not array.flags.c_contiguous:
         return result
-    return Tensor(Buffer(array.copy(), buffer.node))
+    copied = Buffer(phantom.copied(array), buffer.node)
+    for r in thread.recorders:
+        if isinstance(r, Pusher):
+            r.carry(buffer, copied)
+    return Tensor(copied)
 
 
 def snapshots(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -121,4 +217,28 @@ def snapshots(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 def _snapshot(leaf: Any) -> Any:
     """A copy of a foreign array, which may change before the rerun; anything else is itself."""
-    return leaf.copy() if is_array(leaf) else leaf
+    if type(leaf) is Argument:
+        return leaf.tensor()
+    return leaf.copy() if is_array(leaf) and not phantom.mode.dry else leaf
+
+
+class Argument:
+    """A tensor among a call's arguments, held as tapes hold residuals: it may be dropped, and made again."""
+
+    __slots__ = ("_residuals",)
+
+    def __init__(self, residuals: Any) -> None:
+        self._residuals = residuals
+
+    def tensor(self) -> Tensor:
+        """The tensor, made again if need be."""
+        (buffer,) = self._residuals.restored()
+        return Tensor(buffer)
+
+
+def kept_by_tapes(leaf: Any) -> Any:
+    """A tensor as an :class:`Argument` where somebody keeps memory within a budget; anything else is itself."""
+    if not isinstance(leaf, Tensor) or _buffer.keeper is None:
+        return leaf
+    residuals = _buffer.keeper.keep((leaf._buffer,))
+    return leaf if type(residuals) is tuple else Argument(residuals)

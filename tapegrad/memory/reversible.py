@@ -37,6 +37,11 @@ class Reversible:
         self._axis, self._tolerance, self._check = axis, tolerance, check
         self._halves = (Recompute(f, None), Recompute(g, None))
 
+    @property
+    def parts(self) -> tuple[Callable, ...]:
+        """The functions it is made of: a model finds their variables."""
+        return self.f, self.g
+
     def __repr__(self) -> str:
         f, g = (getattr(h, "__name__", type(h).__name__) for h in (self.f, self.g))
         return f"reversible({f}, {g})"

@@ -96,6 +96,11 @@ class CheckpointedSequence:
         self._plans: dict[Any, Plan] = {}
         self.plan: Plan | None = None
 
+    @property
+    def parts(self) -> tuple[Callable, ...]:
+        """The functions it is made of: a model finds their variables."""
+        return tuple(self.functions)
+
     def __call__(self, x: Any) -> Any:
         """The chain's output; under a tape by plan."""
         loop = Loop(lambda state, i: self.functions[i](state), "checkpoint_sequential", len(self.functions))

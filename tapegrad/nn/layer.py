@@ -182,7 +182,10 @@ def _held(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     value = unwrapped(value)
     if isinstance(value, Variable | Layer):
         yield path, value
-    elif isinstance(value, list | tuple | dict):
+        return
+    if isinstance(getattr(value, "parts", None), tuple):  # a reversible block, a checkpointed sequence
+        value = value.parts
+    if isinstance(value, list | tuple | dict):
         if id(value) in seen:
             return
         seen.add(id(value))

@@ -115,6 +115,7 @@ from tapegrad.ops.joining import (
     tile,
     unstack,
 )
+from tapegrad.ops.naming import name
 from tapegrad.ops.normalization import layer_norm
 from tapegrad.ops.operators import bind_operators
 from tapegrad.ops.products import dot, inner, matmul, outer, tensordot, vdot, vecdot
@@ -198,7 +199,8 @@ __all__ = [
     "inner", "invert", "isfinite", "isinf", "isnan", "layer_norm", "leaky_relu", "left_shift", "less", "less_equal",
     "linspace", "log", "log10", "log1p", "log2", "log_sigmoid", "log_softmax", "logaddexp", "logical_and",
     "logical_not", "logical_or", "logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum", "mean",
-    "meshgrid", "min", "minimum", "mod", "moveaxis", "multiply", "negative", "nonzero", "not_equal", "one_hot", "ones",
+    "meshgrid", "min", "minimum", "mod", "moveaxis", "multiply", "name", "negative", "nonzero", "not_equal", "one_hot",
+    "ones",
     "ones_like", "outer", "pad", "permute_dims", "positive", "pow", "power", "prod", "ravel", "real", "reciprocal",
     "relu", "remainder", "repeat", "reshape", "right_shift", "rint", "roll", "rot90", "round", "searchsorted",
     "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "softmax", "softplus", "softsign", "sort", "split", "sqrt",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tapegrad.device import cxx
+from tapegrad.device import cxx, phantom
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.tally import contiguous
 from tapegrad.errors import IndexingError
@@ -46,12 +46,15 @@ def scatter_add(device: Any, x: Any, indices: Any, *, axis: int, n: int, out: An
     if not x.size:
         out.fill(0)
         return
-    xp, places = device.xp, contiguous(device.xp, indices).reshape(-1)
+    xp = device.xp
+    places, x = contiguous(xp, indices).reshape(-1), contiguous(xp, x)
+    if phantom.mode.dry:
+        return
     before, width = prod(x.shape[:axis]), prod(x.shape[axis + indices.ndim :])
     order = xp.argsort(places, kind="stable")
     starts = xp.searchsorted(places[order], xp.arange(n + 1))
     sizes = cxx.long(before), cxx.long(n), cxx.long(places.size)
-    _run(device, _scatter_add, before * n, width, x.dtype, contiguous(xp, x), order, starts, out, *sizes)
+    _run(device, _scatter_add, before * n, width, x.dtype, x, order, starts, out, *sizes)
 
 
 def last_place(device: Any, indices: Any, *, n: int, out: Any) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tapegrad.device import dtypes
+from tapegrad.device import dtypes, phantom
 from tapegrad.errors import IndexingError
-from tapegrad.evaluate import waiting
+from tapegrad.evaluate import array_of, waiting
 from tapegrad.ops.arithmetic import clip
 from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.ops.selection import where
@@ -36,7 +36,9 @@ def checked(op: str, indices: Any, n: int, beside: Tensor) -> Tensor:
         with unrecorded():
             require(found, -n, n - 1, lambda wrong: _out_of_range(op, wrong, n))
             return clip(where(found < 0, found + n, found), 0, n - 1)
-    array = found._array
+    array = array_of(found._buffer)
+    if phantom.is_phantom(array):  # taken to be in range, and none negative
+        return found
     least, most = int(array.min()), int(array.max())
     if least < -n or most >= n:
         raise _out_of_range(op, least if least < -n else most, n)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad.device import Device, asdevice, current_device, dtypes
+from tapegrad.device import CPU, Device, asdevice, current_device, dtypes, phantom
 from tapegrad.errors import NotATensorError
 from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.tensor import Tensor, convert, device_of, from_array
@@ -52,6 +53,8 @@ def full(shape: int | Sequence[int], fill_value: Any, *, dtype: Any = None, devi
     wanted = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     out = where.empty(lengths, wanted)
+    if phantom.mode.dry:
+        return _made(out, where)
     with where.active():
         out[...] = fill_value
     return _made(out, where)
@@ -93,6 +96,10 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     where = current_device() if device is None else asdevice(device)
     if stop is None:
         start, stop = 0, start
+    if phantom.mode.dry:
+        kind = CPU.array([start, stop, step]).dtype.kind
+        wanted = dtypes.of_python(kind, None) if dtype is None else dtypes.asdtype(dtype)
+        return _made(where.empty((max(0, math.ceil((stop - start) / step)),), wanted), where)
     with where.active():
         array = where.xp.arange(start, stop, step, dtype=None if dtype is None else dtypes.asdtype(dtype))
         if dtype is None:
@@ -106,6 +113,8 @@ def linspace(
     """``num`` evenly spaced numbers from ``start`` to ``stop``; float32 unless said otherwise."""
     where = current_device() if device is None else asdevice(device)
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
+    if phantom.mode.dry:
+        return _made(where.empty((num,), wanted), where)
     with where.active():
         return _made(where.xp.linspace(start, stop, num, endpoint=endpoint, dtype=wanted), where)
 
@@ -114,6 +123,8 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
     """Ones on diagonal ``k`` (positive: above the main one), zeros elsewhere."""
     where = current_device() if device is None else asdevice(device)
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
+    if phantom.mode.dry:
+        return _made(where.empty((n_rows, n_rows if n_cols is None else n_cols), wanted), where)
     with where.active():
         return _made(where.xp.eye(n_rows, n_cols, k=k, dtype=wanted), where)
 

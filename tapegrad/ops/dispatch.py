@@ -10,7 +10,7 @@ from typing import Any
 
 from tapegrad.aval import ShapedArray, broadcast_shapes, shaped
 from tapegrad.buffer import Buffer
-from tapegrad.device import Device, cuda_index, dtypes
+from tapegrad.device import Device, cuda_index, dtypes, phantom
 from tapegrad.errors import DeviceError, DTypeError, NotATensorError
 from tapegrad.evaluate import apply, apply_elementwise
 from tapegrad.fusion.region import runs_at_once
@@ -29,11 +29,15 @@ def constant(value: Any, dtype: Any, device: Device) -> Buffer:
     key = (value if value else repr(value), type(value), dtype, device)  # 0.0 and -0.0 are equal but not the same
     found = _constants.get(key)
     if found is None:
-        if len(_constants) >= _MOST_CONSTANTS:
-            _constants.clear()
+        known = phantom.mode.constants if phantom.mode.dry else _constants
+        found = known.get(key)
+        if found is not None:
+            return found
+        if len(known) >= _MOST_CONSTANTS:
+            known.clear()
         dtypes.scalar_fits(value, dtype)
         found = Buffer(device.constant(value, dtype), leaf(shaped((), dtype, device)))
-        _constants[key] = found
+        known[key] = found
     return found
 
 

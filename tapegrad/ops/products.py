@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from tapegrad.aval import ShapedArray, broadcast_shapes, normalize_axes, normalize_axis, shaped
-from tapegrad.device import blas
+from tapegrad.device import blas, gemm
 from tapegrad.errors import ShapeError
 from tapegrad.ops.complex import conj
 from tapegrad.ops.dispatch import barrier, promote
@@ -24,6 +24,11 @@ def _infer_matmul(x: ShapedArray, y: ShapedArray) -> ShapedArray:
     return shaped((*batch, x.shape[-2], y.shape[-1]), x.dtype, x.device)
 
 
+def _dry_matmul(x: Any, y: Any, *, out: Any) -> Any:
+    gemm.matmul(None, x, y, out)
+    return out
+
+
 matmul_p = bilinear(
     "matmul",
     impl=lambda xp, x, y, *, out: blas.matmul(xp, x, y, out),
@@ -33,6 +38,8 @@ matmul_p = bilinear(
         lambda ct, x: matmul(x.mT, ct),  # (m,k)' (m,n) -> (k,n)
     ],
     into=True,
+    dry=_dry_matmul,
+    flops=lambda x, y: 2 * prod(broadcast_shapes("matmul", x.shape[:-1], (*y.shape[:-2], 1))) * prod(y.shape[-2:]),
     lift=lambda params, n: params,
     samples=[
         Sample((3, 4), (4, 2)), Sample((5, 3, 4), (4, 2)), Sample((2, 1, 3, 4), (5, 4, 2)), Sample((0, 4), (4, 2)),

@@ -27,6 +27,7 @@ reshape_p = linear(
     infer=_infer_reshape,
     transpose=lambda ct, x: reshape(ct, x.shape),
     view=True,
+    copies=True,
     lift=lambda params, n: {"shape": (n, *params["shape"])},
     samples=[Sample((2, 6), shape=(3, 4)), Sample((), shape=(1, 1)), Sample((0, 3), shape=(3, 0))],
 )

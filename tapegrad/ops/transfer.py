@@ -6,6 +6,7 @@ from typing import Any
 
 from tapegrad.aval import shaped
 from tapegrad.device import CPU, Device, asdevice
+from tapegrad.device.host_scalar import HostScalar
 from tapegrad.ops.dispatch import barrier, tensor
 from tapegrad.primitive import Primitive, Sample, linear
 from tapegrad.tensor import Tensor
@@ -17,11 +18,16 @@ def _run(xp: Any, x: Any, *, source: Device, device: Device) -> Any:
     return device.array(x if source.kind == device.kind else source.numpy(x))
 
 
+def _dry_run(x: Any, *, source: Device, device: Device, out: Any) -> Any:
+    return HostScalar(out, device) if source is CPU and not out.ndim else out  # as the device takes a host's number
+
+
 to_device_p: Primitive = linear(
     "to_device",
     impl=_run,
     infer=lambda x, *, source, device: shaped(x.shape, x.dtype, device),
     transpose=lambda ct, x, *, source, device: barrier(to_device_p, ct, source=device, device=source),
+    dry=_dry_run,
     lift=lambda params, n: params,
     samples=[Sample((2, 3), source=CPU, device=CPU)],
     doc="The same values on another device.",

@@ -15,6 +15,7 @@ from tapegrad import buffer as _buffer
 from tapegrad.device import many, tally
 from tapegrad.device.kernel import Kernel
 from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.evaluate import array_of
 from tapegrad.ops.arithmetic import maximum, sqrt
 from tapegrad.ops.comparison import isfinite
 from tapegrad.ops.creation import asarray, astype
@@ -174,7 +175,7 @@ def _by_kernel(
     device = rows[0][0].device
     materialize(*(t for row in rows for t in row))  # gradients that are still pending share kernels
     with device.active():
-        read = [tuple(tally.contiguous(device.xp, t._array) for t in row) for row in rows]
+        read = [tuple(tally.contiguous(device.xp, array_of(t._buffer)) for t in row) for row in rows]
     written = [tuple(device.empty(row[i].shape, row[i].dtype) for i in renewed) for row in rows]
     many.launch(kernel, device, [r + w for r, w in zip(read, written, strict=True)], numbers)
     passes = tally.taken()

@@ -8,7 +8,9 @@ from typing import Any
 
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import NOTHING, Buffer
+from tapegrad.device import phantom
 from tapegrad.device.dtypes import is_inexact
+from tapegrad.errors import DryRunError
 from tapegrad.node import Call, Node, leaf, thread
 from tapegrad.rule import OUT, Plan
 from tapegrad.tensor import Tensor
@@ -22,6 +24,13 @@ class Recording:
         self._records: list[Record] = []
         self._tracked: set[int] = set()
         self._sweep_at = _FIRST_SWEEP
+        self._graph: _buffer.Recipes | None = None
+        self._lines: dict[int, Any] = {}
+
+    def _begin(self) -> None:
+        """Recording begins: whoever keeps memory within a budget has to know how values are made, from now on."""
+        if _buffer.keeper is not None:
+            self._graph = _buffer.keeper.graph()
 
     def follows(self, buffer: Buffer) -> bool:
         """Whether the value depends on something watched."""
@@ -55,11 +64,16 @@ class Recording:
         tracked.add(node.index)
         if len(self._records) >= self._sweep_at:
             self._sweep()
-        residuals = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots]) if plan.slots else NOTHING
+        residuals: Any = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots]) if plan.slots else NOTHING
+        if residuals and _buffer.keeper is not None:
+            if self._graph is None:
+                self._begin()
+            residuals = _buffer.keeper.keep(residuals)
         self._records.append((node, nodes, plan, residuals))
         if _buffer.accountant is not None:
-            for b in residuals:
-                _buffer.accountant.wanted(b)
+            self._note_place(node)
+            for slot in plan.slots:
+                _buffer.accountant.wanted(out if slot < 0 else inputs[slot])
 
     def read(self, variable: Any, value: Buffer) -> None:
         """A variable was read: of no concern to a bare recording."""
@@ -73,6 +87,21 @@ class Recording:
             results = tuple(b.node for b in outputs)
             self._tracked.update(n.index for n in results if is_inexact(n.aval.dtype))
             self._records.append((call, nodes, None, results))
+            if _buffer.accountant is not None:
+                for n in results:
+                    self._note_place(n)
+
+    def _note_place(self, node: Node) -> None:
+        place = _buffer.accountant.place()  # type: ignore[union-attr]
+        if place is not None:
+            self._lines[node.index] = place
+
+    def _refuse_dry_run(self) -> None:
+        """Raise DryRunError if a dry run asks for derivatives of what was recorded before it."""
+        if phantom.mode.dry and self._records:
+            node, _, plan, residuals = self._records[-1]
+            if (node if plan is not None else residuals[0]).index < phantom.mode.since:
+                raise DryRunError("a dry run asks a tape that has recorded before; let the function open its own tape")
 
     def _sweep(self) -> None:
         """Drop the records of values that nobody can ask about any more: dead branches cost nothing for long.
@@ -81,13 +110,24 @@ class Recording:
         dropped record may have been the last to name an earlier value.
         """
         kept: list[Record] = []
+        needed: set[int] = set()
         while self._records:
             record = self._records.pop()
-            if not _is_dead(record):
+            if self._graph is None:
+                dead = _is_dead(record)
+            else:  # recipes refer to nodes, so references tell nothing; this is slower
+                made = (record[0],) if record[2] is not None else record[3]
+                dead = not any(n.index in needed or self._graph.held(n) for n in made)
+                if not dead:
+                    needed.update(n.index for n in record[1] if n is not None)
+            if not dead:
                 kept.append(record)
         kept.reverse()
         self._records = kept
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
+        if self._lines:
+            left = {n.index for r in kept for n in ((r[0],) if r[2] is not None else r[3])}
+            self._lines = {i: place for i, place in self._lines.items() if i in left}
 
 
 _FIRST_SWEEP = 64
@@ -121,6 +161,8 @@ _GONE, _KEPT, _CALLED = map(_references, _examples())
 
 def _is_dead(record: Record) -> bool:
     """Whether only the record itself refers to what it made: no tensor, no other record, no pending buffer."""
+    if type(record[3]) is not tuple:  # of a time when there was a budget
+        return False
     found = _references(record)
     if record[2] is None:
         return all(n == _CALLED[0] for n in found)
@@ -148,10 +190,12 @@ class Trace(Recording):
     def __enter__(self) -> Trace:
         self._before = thread.recorders
         thread.recorders = (*self._before, self)
+        self._begin()
         return self
 
     def __exit__(self, *exc: object) -> None:
         thread.recorders = self._before
+        self._graph = None
 
     def pull(
         self,

@@ -127,9 +127,13 @@ def _compile(node: Node, plan: Plan) -> Any:
 
 def _pull(record: Record, ct: Tensor, cts: Cotangents, path: set[int] | None, lead: int | None) -> None:
     """One node: cotangents of its inputs."""
-    node, inputs, plan, residuals = record
+    node, inputs, plan, kept = record
     assert plan is not None
+    residuals: Any = kept
+    if type(residuals) is not tuple:  # under a budget they may have to be made again
+        residuals = residuals.restored()
     values = {slot: Tensor(b) for slot, b in zip(plan.slots, residuals, strict=True)}
+    del residuals
     for i in plan.lacking:
         if path is None or inputs[i].index in path:
             raise NoGradientError(f"{node.prim.name}: has no gradient in operand {i} ({inputs[i].aval!r})")

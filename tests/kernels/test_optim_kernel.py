@@ -45,6 +45,18 @@ class Emulated(Device):
     def is_view(self, x: Any, of: Any) -> bool:
         return np.may_share_memory(x, of)
 
+    def give_back(self) -> None:
+        raise AssertionError("nothing here runs out of memory")
+
+    def limit(self, nbytes: int | None) -> None:
+        raise AssertionError("nothing here sets a budget")
+
+    def save(self, x: Any, into: Any) -> None:
+        raise AssertionError("nothing here is offloaded")
+
+    def load(self, x: Any, data: Any) -> None:
+        raise AssertionError("nothing here is offloaded")
+
     def compile(self, text: str, name: str, options: tuple[str, ...]) -> Any:
         return self.host.compile(text, name, options)
 

@@ -244,3 +244,20 @@ def test_fans_count_the_receptive_field() -> None:
     assert nn.initializers.fans((5, 5, 3, 4)) == (75, 100)
     assert nn.initializers.fans((7,)) == (7, 7)
     assert nn.initializers.fans(()) == (1, 1)
+
+
+def test_variables_inside_blocks_made_of_several_layers_are_found() -> None:
+    class Model(tg.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = [tg.reversible(tg.nn.Dense(2), tg.nn.Dense(2)) for _ in range(2)]
+            self.chain = tg.checkpoint_sequential([tg.nn.Dense(4), tg.nn.Dense(4)], segments=2)
+
+        def call(self, x: tg.Tensor) -> tg.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return self.chain(x)
+
+    model = Model()
+    model(tg.ones((3, 4)))
+    assert len(model.trainable_variables) == 2 * 6

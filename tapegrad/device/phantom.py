@@ -1,0 +1,212 @@
+"""Phantom arrays: shape, dtype and strides without memory, so that a program can be followed without computing it.
+
+In a *dry run* (``mode.dry``, of one thread) every array that the engine would compute is a phantom: a NumPy array in
+one region of address space that is mapped read-only and never backed by memory.  Whatever looks at how arrays lie
+(views, the cost rule, layouts of kernels) works on phantoms as it is; whatever would compute with one raises
+DryRunError.  Phantoms stand for the arrays of every device.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tapegrad.device.host_scalar import HostScalar
+from tapegrad.errors import DryRunError
+
+_MOST, _LEAST = 2**44, 2**30
+_GRAIN = 512  # what device memory is aligned to, at least
+
+
+class _Mode(threading.local):
+    """Whether this thread's run is dry."""
+
+    dry = False
+    """Values are not computed, only avals are followed."""
+    since = 0
+    """The node index at which the dry run began: what was made before has a value."""
+    constants: dict[Any, Any]
+    """Constants made in the dry run; they go with it."""
+    waiting: list[Any]
+    """Checks of values that a device would make when it is next waited for: they hold arrays until then."""
+    place = 0
+    """Where in the region the next phantom lies."""
+
+    def __init__(self) -> None:
+        self.constants, self.waiting = {}, []
+
+
+mode = _Mode()
+
+
+class Phantom(np.ndarray):
+    """An array without contents."""
+
+    __slots__ = ()
+
+    def __array_ufunc__(self, *args: Any, **kwargs: Any) -> Any:
+        raise unread("an array")
+
+    def __array_function__(self, func: Callable, types: Any, args: Any, kwargs: Any) -> Any:
+        if func in (np.may_share_memory, np.broadcast_to):
+            return super().__array_function__(func, types, args, kwargs)
+        raise unread("an array")
+
+    def __repr__(self) -> str:
+        return f"Phantom({self.dtype.name}{list(self.shape)})"
+
+    def fill(self, value: Any) -> None:
+        """Nothing is written."""
+
+
+def real(array: Any, node: Any) -> Any:
+    """``array``, the value of ``node``, which is to be looked at.  Raises DryRunError if it is a phantom."""
+    if is_phantom(array):
+        raise unread(repr(node))
+    return array
+
+
+def unread(what: str) -> DryRunError:
+    """The error for a look at a value that was never computed."""
+    return DryRunError(
+        f"the value of {what} is read, but it comes from a dry run (predict_peak), which computes none: a function can "
+        "be predicted if what it does does not depend on values (`if`, .item(), .numpy(), masks as indices), and "
+        "nothing that it makes can be used afterwards"
+    )
+
+
+def is_phantom(x: Any) -> bool:
+    """Whether ``x``, what a buffer holds, has no contents."""
+    return type(x) is Phantom or (type(x) is HostScalar and type(x.value) is Phantom)
+
+
+@cache
+def _region() -> Any:
+    """Read-only address space: as much as the system lends, up to 16 TiB; nothing of it is ever committed."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    size = _MOST
+    while True:
+        try:
+            return mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ)
+        except (OSError, ValueError, OverflowError):
+            if size <= _LEAST:
+                raise
+            size //= 4
+
+
+@cache
+def _start() -> int:
+    return np.frombuffer(_region(), np.uint8, 1).ctypes.data % _GRAIN
+
+
+def _lying(shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None, address: int = 0) -> Phantom:
+    """A phantom at a place of its own; ``address``: where it begins, modulo the alignment of device memory."""
+    below, above = 0, prod(shape) * dtype.itemsize
+    if strides is not None:
+        reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True) if n]
+        below, above = sum(s for s in reach if s < 0), sum(s for s in reach if s > 0) + dtype.itemsize
+    room = above - below + 3 * _GRAIN
+    if mode.place + room > len(_region()):
+        mode.place = 0
+    if room > len(_region()):
+        raise DryRunError(f"an array of {above - below} bytes is larger than the address space of {len(_region())}")
+    offset = mode.place - below
+    offset += (address - _start() - offset) % _GRAIN
+    mode.place += -(-room // _GRAIN) * _GRAIN
+    return np.ndarray.__new__(Phantom, shape, dtype, _region(), offset, strides)
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> Phantom:
+    """A C-contiguous phantom."""
+    return _lying(tuple(shape), dtype, None)
+
+
+def like(x: Any) -> Any:
+    """A phantom that lies as the array ``x`` does (a phantom is itself)."""
+    if type(x) is Phantom:
+        return x
+    address = x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+    return _lying(x.shape, x.dtype, x.strides, address)
+
+
+def adopted(x: Any, dtype: Any) -> Any:
+    """An array given by the user as one of ``dtype``: itself where that takes no memory, else a phantom."""
+    if type(x) is not Phantom and x.dtype == dtype and x.flags.c_contiguous:
+        return x
+    return empty(x.shape, dtype)
+
+
+def copied(x: Any) -> Any:
+    """A C-contiguous copy; in a dry run, a phantom."""
+    return empty(x.shape, x.dtype) if mode.dry else x.copy()
+
+
+def viewed(prim: Any, x: Any, params: dict[str, Any], aval: Any) -> Any:
+    """What a view primitive makes of ``x``: a view (of a real array a real one), or a phantom where it has to copy."""
+    near = like(x)
+    if prim.copies:
+        found = reshaped(near, aval.shape)
+        if found is None:
+            fresh = empty(aval.shape, aval.dtype)
+            while np.may_share_memory(fresh, near):
+                fresh = empty(aval.shape, aval.dtype)
+            return fresh
+    if near is not x:
+        return prim.impl(aval.device.xp, x, **params)
+    return prim.impl(np, x.view(np.ndarray), **params).view(Phantom)
+
+
+def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
+    """A view of ``x`` in another shape, in C order; None if only a copy has it."""
+    try:
+        if _COPY:
+            return x.reshape(shape, copy=False)
+        found = x.view()
+        found.shape = shape  # the only way that does not copy before NumPy 2.1
+        return found
+    except (ValueError, AttributeError):
+        return None
+
+
+_COPY = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+
+
+def of_ufunc(arrays: Sequence[Any], aval: Any) -> Phantom:
+    """What a ufunc makes of small arrays where it chooses the layout: NumPy keeps the order of the operands' axes."""
+    if all(x.flags.c_contiguous for x in arrays):
+        return empty(aval.shape, aval.dtype)
+    operands = [like(x).view(np.ndarray) for x in arrays]
+    flags = [*[["readonly"]] * len(operands), ["writeonly", "allocate"]]
+    walk = np.nditer(  # type: ignore[call-overload]
+        [*operands, None], ["zerosize_ok"], flags, [*[None] * len(operands), aval.dtype], order="K", casting="unsafe"
+    )
+    return _lying(aval.shape, aval.dtype, walk.operands[-1].strides)
+
+
+def computed(prim: Any, arrays: Sequence[Any], params: dict[str, Any], aval: Any, reduce: Callable) -> Any:
+    """What a barrier or view makes of ``arrays``.
+
+    ``reduce(x)`` reduces a small array on the CPU: it is done, on zeros, since NumPy chooses the layout.  Kernels of
+    the primitive's own are not launched, but tell of their passes over memory (see ``tally``).
+    """
+    device = aval.device
+    if prim.view:
+        return viewed(prim, arrays[0], params, aval)
+    arrays = [like(x) for x in arrays]
+    if not device.lazy:
+        if prim.reduce is None:
+            return empty(aval.shape, aval.dtype)
+        found = reduce(arrays[0].view(np.ndarray))
+        return _lying(aval.shape, aval.dtype, found.strides)
+    out = empty(aval.shape, aval.dtype)
+    if prim.dry is not None:
+        return prim.dry(*arrays, out=out, **params)
+    if prim.cuda is not None:
+        prim.cuda(device, *arrays, out=out, **params)
+    return out

@@ -1,0 +1,97 @@
+"""The ledger's entries: one for each buffer that owns bytes, and their sums by category, primitive and place."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tapegrad.buffer import Buffer
+from tapegrad.memory.figures import rounded
+from tapegrad.memory.places import Place, by_line
+
+RANK = {"temporary": 0, "user": 0, "input": 0, "activation": 1, "rematerialized": 2, "gradient": 3, "optimizer": 4,
+        "parameter": 5}  # fmt: skip
+"""Categories by how much they tell."""
+_PARTS = ("category", "primitive", "place")
+
+
+class Entry(weakref.ref):
+    """What the ledger knows of one live buffer: a weak reference that tells when it goes."""
+
+    __slots__ = ("category", "key", "nbytes", "place", "primitive")
+    key: int
+    nbytes: int
+    category: str
+    primitive: str
+    place: Place
+
+
+class Entries:
+    """The live entries; not safe for threads by itself.  ``totals``: bytes by part, kept only while asked for."""
+
+    def __init__(self) -> None:
+        self.live_bytes = 0
+        self.totals: dict[str, Counter[Any]] = {}
+        self._by_key: dict[int, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(list(self._by_key.values()))
+
+    def of(self, buffer: Buffer) -> Entry | None:
+        """The entry of a buffer."""
+        return self._by_key.get(id(buffer))
+
+    def has(self, entry: Entry) -> bool:
+        """Whether it is still one of these: another buffer may lie at the same address by now."""
+        return self._by_key.get(entry.key) is entry
+
+    def enter(self, buffer: Buffer, category: str, place: Place, left: Callable[[Any], None]) -> Entry:
+        """A new entry; ``left`` is called with it when the buffer goes."""
+        prim = buffer.node.prim
+        entry = Entry(buffer, left)
+        entry.key = id(buffer)
+        entry.nbytes = rounded(buffer.node.aval.nbytes)
+        entry.category, entry.place = category, place
+        entry.primitive = prim.name if prim else "leaf"
+        self._by_key[entry.key] = entry
+        self._add(entry, entry.nbytes)
+        return entry
+
+    def remove(self, entry: Entry) -> None:
+        """Its bytes are gone."""
+        del self._by_key[entry.key]
+        self._add(entry, -entry.nbytes)
+
+    def relabel(self, entry: Entry, category: str) -> None:
+        """Its bytes serve as ``category``."""
+        if self.totals:
+            self.totals["category"][entry.category] -= entry.nbytes
+            self.totals["category"][category] += entry.nbytes
+        entry.category = category
+
+    def sum_up(self, wanted: bool) -> None:
+        """Keep totals from now on, or no longer."""
+        self.totals = {what: self._total(what) for what in _PARTS} if wanted else {}
+
+    def by(self, what: str) -> dict[str, int]:
+        """Bytes by ``"category"``, ``"primitive"`` or ``"line"``, the largest first."""
+        if what == "line":
+            return by_line(self._total("place"))
+        return {key: n for key, n in self._total(what).most_common() if n}
+
+    def _total(self, what: str) -> Counter[Any]:
+        found: Counter[Any] = Counter()
+        for entry in self._by_key.values():
+            found[getattr(entry, what)] += entry.nbytes
+        return found
+
+    def _add(self, entry: Entry, nbytes: int) -> None:
+        self.live_bytes += nbytes
+        if self.totals:
+            for what, total in self.totals.items():
+                total[getattr(entry, what)] += nbytes

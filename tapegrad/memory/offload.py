@@ -1,0 +1,203 @@
+"""Values whose bytes are in a tier: how they go, how they come back, and which come back before they are asked for.
+
+What a policy offloads under a budget leaves when room is needed, in place of being dropped; without a limit (see
+``tg.memory.policy``) as soon as only tapes want it.  The backward walk reads values in the reverse order of their
+making, so when it asks for one at node ``q``, the next ones are those with the largest indices below ``q``: these
+start coming back while there is room.  Nothing is ever evicted for that, and what is on its way is the first to give
+way.
+
+The ledger counts a value that is on its way back by a buffer that stands for it until it is there.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from typing import Any
+
+from tapegrad import buffer as _buffer
+from tapegrad.buffer import Buffer
+from tapegrad.device import Device, phantom
+from tapegrad.device.host_scalar import HostScalar
+from tapegrad.errors import DeviceMemoryError
+from tapegrad.memory import tiers
+from tapegrad.memory.ledger import LEDGER
+from tapegrad.memory.policies import Offload
+from tapegrad.memory.tiers import Slot, Tier
+from tapegrad.node import Node
+
+AHEAD = 2
+"""Values on their way back at once: one may arrive while the one before it is used."""
+
+_ON_ITS_WAY = object()
+
+_lock = threading.Lock()
+_tiers: dict[Device, Tier] = {}
+_used: weakref.WeakSet[Tier] = weakref.WeakSet()
+
+
+def default_tier(device: Device) -> Tier:
+    """The tier of a device that serves unless a policy names one; made when first needed."""
+    with _lock:
+        found = _tiers.get(device)
+        if found is None:
+            found = _tiers[device] = tiers.default(device)
+        return found
+
+
+class _DrySlot:
+    """A slot of a dry run: nothing is copied, and copies are done at once."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._aval = buffer.node.aval
+        self.nbytes = self._aval.nbytes
+
+    def prefetch(self) -> None:
+        """Nothing starts."""
+
+    def get(self) -> Any:
+        """A phantom."""
+        return phantom.empty(self._aval.shape, self._aval.dtype)
+
+    def drop(self) -> None:
+        """There is nothing to give back."""
+
+
+class Moved:
+    """The bytes of one value in a tier."""
+
+    __slots__ = ("__weakref__", "_coming", "_slot", "node")
+
+    def __init__(self, node: Node, slot: Slot) -> None:
+        self.node = node
+        self._slot = slot
+        self._coming: Buffer | None = None
+
+    @property
+    def coming(self) -> bool:
+        """Whether the bytes are on their way back."""
+        return self._coming is not None
+
+    def prefetch(self) -> bool:
+        """Start bringing the bytes back (the caller has found room); False where the device has none after all."""
+        try:
+            self._slot.prefetch()
+        except DeviceMemoryError:
+            return False
+        self._coming = Buffer(_ON_ITS_WAY, self.node)
+        LEDGER.moved("prefetches")
+        return True
+
+    def cancel(self) -> None:
+        """The bytes are not wanted yet after all."""
+        if self._coming is not None:
+            self._slot.get()
+            self._coming = None
+
+    def fetch(self, node: Node) -> Buffer:
+        """The value, as that of ``node``, in a buffer of its own.  Raises BudgetError, DeviceMemoryError, OffloadError.
+
+        May be called again: the tier keeps the bytes.
+        """
+        came = self._coming is not None
+        if not came and _buffer.keeper is not None:
+            _buffer.keeper.reserve((node.aval,), ("bringing back " + (node.prim.name if node.prim else "a value"),))
+        array = self._slot.get()
+        self._coming = None
+        LEDGER.moved("fetches")
+        return Buffer(array, node)
+
+
+def move(buffer: Buffer, answer: Any) -> Moved | None:
+    """Copy the bytes of a filled buffer to the tier of ``answer``; None if they could not come back as they lie.
+
+    Those of an array that is not C-contiguous would come back contiguous, and what reads them might round otherwise.
+    Raises OffloadError, DeviceMemoryError.
+    """
+    array: Any = buffer.array
+    if type(array) is HostScalar or not array.nbytes or not array.flags.c_contiguous:
+        return None
+    if phantom.mode.dry:
+        slot: Slot = _DrySlot(buffer)
+    else:
+        tier = answer.tier if isinstance(answer, Offload) else default_tier(buffer.node.aval.device)
+        slot = tier.put(buffer)
+        _used.add(tier)
+    LEDGER.moved("offloads")
+    return Moved(buffer.node, slot)
+
+
+def kept_bytes() -> int:
+    """Bytes of device memory that nobody has any more, but copies still use."""
+    if not _used or phantom.mode.dry:
+        return 0
+    return sum([getattr(tier, "kept_bytes", 0) for tier in _used])
+
+
+def reclaim(nbytes: int | None) -> int:
+    """Let go of device memory that copies have used; see :meth:`tapegrad.memory.tiers.Tier.reclaim`."""
+    freed = 0
+    for tier in [] if phantom.mode.dry else list(_used):
+        freed += tier.reclaim(None if nbytes is None else max(0, nbytes - freed))
+    return freed
+
+
+class Offloads:
+    """What tapes want and tiers have, by node index; and all that is on its way back."""
+
+    def __init__(self) -> None:
+        self._away: dict[int, weakref.ref[Moved]] = {}
+        self._order: list[int] = []
+        self._coming: list[weakref.ref[Moved]] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self._order)
+
+    def went(self, moved: Moved) -> None:
+        """A value has no buffer any more, only bytes in a tier."""
+        index = moved.node.index
+        if index not in self._away:
+            insort(self._order, index)
+        self._away[index] = weakref.ref(moved)
+
+    def returned(self, index: int) -> None:
+        """A value has a buffer again, or nobody wants it."""
+        if self._away.pop(index, None) is not None:
+            del self._order[bisect_left(self._order, index)]
+
+    def prefetch(self, here: int, has_room: Callable[[int], bool]) -> None:
+        """The walk is at node ``here``: start bringing back what it will read next, while ``has_room(nbytes)``."""
+        place = bisect_left(self._order, here)
+        for index in reversed(self._order[max(0, place - AHEAD) : place]):
+            moved = self._away[index]()
+            if moved is not None and not moved.coming and not self.bring(moved, has_room):
+                return
+
+    def bring(self, moved: Moved, has_room: Callable[[int], bool]) -> bool:
+        """Start bringing a value back if there is room."""
+        if not has_room(moved.node.aval.nbytes) or not moved.prefetch():
+            return False
+        self._coming = [ref for ref in self._coming if (m := ref()) is not None and m.coming]
+        self._coming.append(weakref.ref(moved))
+        return True
+
+    def give_way(self, nbytes: int) -> bool:
+        """Make room for so many bytes without evicting anything; False if none was made.
+
+        What is on its way back turns round, the last needed first.  Then device memory is let go of whose copy is
+        done, or, if that of copies under way suffices, waited for (by kernels, not by the caller).
+        """
+        while self._coming:
+            moved = self._coming.pop()()
+            if moved is not None and moved.coming:
+                moved.cancel()
+                return True
+        kept = kept_bytes()
+        if not kept:
+            return False
+        reclaim(nbytes if kept >= nbytes else None)
+        return kept_bytes() < kept

@@ -1,0 +1,282 @@
+"""predict_peak: run the engine itself, without computing or allocating, and read the figures it would have had.
+
+A *dry run* is the program's own run in which arrays are phantoms (``device/phantom.py``): what is fused, kept, evicted,
+made again and counted is decided by the code that decides it in earnest, so predicted bytes are the measured bytes.
+What the function writes to variables and random generators is dropped, and so are all figures of it but its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.aval import ShapedArray, shaped
+from tapegrad.buffer import Buffer
+from tapegrad.cell import Cell, shadowed
+from tapegrad.device import asdevice, bits, current_device, dtypes, is_array, phantom
+from tapegrad.errors import BudgetError, DryRunError
+from tapegrad.memory.figures import GRAIN, Measure
+from tapegrad.memory.ledger import LEDGER
+from tapegrad.memory.manager import MANAGER
+from tapegrad.memory.sizes import format_bytes, parse_bytes
+from tapegrad.node import next_index, thread
+from tapegrad.tensor import Tensor, from_array
+from tapegrad.variable import Variable, everyone, last_number
+
+_SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+
+
+@dataclass(frozen=True)
+class ShapeDtype:
+    """Stands for an array that need not exist: shape, dtype and device (None: the current one)."""
+
+    shape: Sequence[int]
+    dtype: Any = "float32"
+    device: Any = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One budget, and what a run within it does."""
+
+    budget_bytes: int
+    feasible: bool
+    peak_bytes: int
+    """The most bytes alive at once; of a budget that cannot be kept, until then."""
+    evictions: int
+    restored: int
+    """Values made again."""
+    kernel_runs: int
+    extra_cost: float
+    """What making values again costs, in bytes moved (``memory/costs.py``)."""
+    extra_ratio: float
+    """``extra_cost`` as a part of what the run costs without a budget."""
+    needed_bytes: int = 0
+    """Of a budget that cannot be kept: the least with which the operation that failed could have run."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What :func:`predict_peak` has found; ``print`` it for a table."""
+
+    live_bytes: int
+    """Alive before: variables, data, stand-ins."""
+    peak_bytes: int
+    """The most bytes alive at once, without a budget."""
+    kernel_runs: int
+    bytes_moved: int
+    cost: float
+    """Work without a budget, in bytes moved (``memory/costs.py``)."""
+    curve: tuple[Point, ...]
+    least_bytes: int | None
+    """The least budget found that can be kept (None: not looked for)."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"without a budget: peak {format_bytes(self.peak_bytes)}, of which {format_bytes(self.live_bytes)} before; "
+            f"{self.kernel_runs} kernels"
+        ]
+        if self.least_bytes is not None:
+            lines.append(f"least budget: {format_bytes(self.least_bytes)} ({self.least_bytes} bytes)")
+        if self.curve:
+            lines.append(f"{'budget':>12} {'peak':>12} {'evictions':>10} {'made again':>11} {'extra work':>11}")
+        for p in self.curve:
+            start = f"{format_bytes(p.budget_bytes):>12} "
+            if p.feasible:
+                row = f"{format_bytes(p.peak_bytes):>12} {p.evictions:>10} {p.restored:>11} {p.extra_ratio:>10.1%}"
+            else:
+                row = f"too small: some operation needs {format_bytes(p.needed_bytes)}"
+            lines.append(start + row)
+        return "\n".join(lines)
+
+
+def predict_peak(f: Callable, *args: Any, budgets: Sequence[int | str] | None = None, least: bool = True) -> Prediction:
+    """What ``f(*args)``, say a training step with its tape, would take in memory and in work, without running it.
+
+    ``args``: what ``f`` takes; in place of any array a :class:`ShapeDtype`, or another object with a ``shape`` and a
+    ``dtype`` that is no array, stands for a tensor that need not fit.  ``budgets``: bytes or sizes such as
+    ``"2GiB"``; None: some between the bytes alive before and the peak.  ``least``: look for the least budget that can
+    be kept, by some tens of dry runs.
+
+    ``f`` runs once for each budget, on arrays that have no contents.  So it must not look at values, and it must not
+    keep what it makes: variables of layers and optimizers have to be there before (``build``).  What it writes to
+    variables and generators is dropped.  Its predicted bytes are those that ``tg.measure()`` and ``tg.memory_budget``
+    would show, to the byte, for what depends on shapes alone: indices given as stand-ins are taken to be in range and
+    not negative.  Other threads should rest meanwhile.
+
+    Raises DryRunError (RuntimeError) where ``f`` looks at a value or leaves variables behind, SizeError, and whatever
+    ``f`` raises.
+    """
+    limits = None if budgets is None else [parse_bytes(b) for b in budgets]
+    runs = Runs(f, args)
+    with runs:
+        plain, _ = runs.once(None)
+        live = runs.live_bytes
+        if limits is None:
+            room = plain.peak_bytes - live
+            limits = [live + int(share * room) // GRAIN * GRAIN for share in _SHARES]
+        curve = tuple(_point(limit, *runs.once(limit), plain) for limit in limits if limit)
+        found = _least(runs, live, plain.peak_bytes) if least else None
+    return Prediction(live, plain.peak_bytes, plain.kernel_runs, plain.bytes_moved, plain.cost, curve, found)
+
+
+def _point(limit: int, m: Measure, needed: int | None, plain: Measure) -> Point:
+    return Point(
+        limit, needed is None, m.peak_bytes, m.evictions, m.restored, m.kernel_runs, m.restored_cost,
+        m.restored_cost / max(1.0, plain.cost), needed or 0,
+    )  # fmt: skip
+
+
+def _least(runs: Runs, low: int, high: int) -> int:
+    """The least limit that can be kept: below ``low`` none can, ``high`` can; by bisection, and by what errors say."""
+    low = max(low, 1)
+    while low < high:
+        for limit in (low, (low + high) // 2 // GRAIN * GRAIN):
+            if low <= limit < high:
+                m, needed = runs.once(limit)
+                if needed is None:
+                    high = m.peak_bytes
+                else:
+                    low = max(limit + GRAIN - limit % GRAIN, needed)
+    return high
+
+
+class Runs:
+    """Dry runs of ``f(*args)``, between entering and leaving."""
+
+    def __init__(self, f: Callable, args: tuple) -> None:
+        self._f, self._args = f, args
+        self._outer = Measure()
+        self.live_bytes = 0
+
+    def __enter__(self) -> Runs:
+        LEDGER.open(self._outer)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        LEDGER.close(self._outer)
+
+    def once(self, limit: int | None) -> tuple[Measure, int | None]:
+        """The figures of a run within ``limit``, and what it would have needed (None: it was enough)."""
+        first, m, needed = last_number(), Measure(), None
+        with LEDGER.apart(self._outer), MANAGER.apart(), _dry() as since:
+            inputs = nest.map_leaves(_stand_in, self._args)
+            self.live_bytes = LEDGER.live_bytes
+            LEDGER.open(m)
+            try:
+                needed = self._within(limit, inputs)
+            finally:
+                LEDGER.close(m)
+                del inputs
+                for b in LEDGER.forget(since):  # what is left of the run has no value
+                    b.array = phantom.empty(b.node.aval.shape, b.node.aval.dtype)
+        _refuse_variables(first)
+        return m, needed
+
+    def _within(self, limit: int | None, inputs: tuple) -> int | None:
+        if limit is None:
+            self._f(*inputs)
+            return None
+        try:
+            MANAGER.enter(limit)
+            try:
+                self._f(*inputs)
+            finally:
+                MANAGER.leave(limit)
+        except BudgetError as e:
+            return e.needed_bytes
+        return None
+
+
+@contextmanager
+def _dry() -> Iterator[int]:
+    """A dry run; gives the node index at which it begins."""
+    mode = phantom.mode
+    before = mode.dry, mode.since
+    recorders, deferring, state = thread.recorders, thread.deferring, bits.host_state()
+    writes = _Writes()
+    mode.dry, mode.since, mode.constants, mode.waiting, mode.place = True, next_index(), {}, [], 0
+    thread.recorders, thread.deferring = (), None
+    try:
+        with shadowed(writes):
+            yield mode.since
+    finally:
+        thread.recorders, thread.deferring = recorders, deferring
+        (mode.dry, mode.since), mode.constants, mode.waiting = before, {}, []
+        bits.set_host_state(state)
+        writes.undo()
+
+
+class _Writes(dict[Cell, Any]):
+    """What a dry run has written to cells.
+
+    In earnest the former content goes when nobody else holds it, and its bytes with it.  So the cell gets another
+    buffer on the same array, which nobody counts, and the former buffer goes as it would.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._aside: dict[Cell, tuple[Any, Any]] = {}
+
+    def __setitem__(self, cell: Cell, content: Any) -> None:
+        former = cell._content
+        if cell not in self._aside and isinstance(former, Buffer):
+            self._aside[cell] = weakref.ref(former), weakref.ref(former.root())
+            cell._content = _uncounted(former)
+        super().__setitem__(cell, content)
+
+    def undo(self) -> None:
+        """Give the cells what they had, as it was or as a buffer that is counted."""
+        for cell, (former, root) in self._aside.items():
+            content, found = cell._content, former()
+            if found is None and content.keeps:
+                under = root() or Buffer(content.keeps[0].array, content.keeps[0].node)
+                found = Buffer(content.array, content.node, (under,))
+            elif found is None:
+                found = Buffer(content.array, content.node)
+            cell._content = found
+        self.clear()
+        for v in list(everyone.values()):
+            if v._cell in self._aside:
+                LEDGER.labelled(v._cell._content.root(), v.category)
+
+
+def _uncounted(buffer: Buffer) -> Buffer:
+    keeps = (_uncounted(buffer.keeps[0]),) if buffer.keeps else ()
+    found = Buffer(None, buffer.node, keeps)
+    found.array = buffer.array  # only now: nobody is told
+    return found
+
+
+def _stand_in(x: Any) -> Any:
+    """A phantom tensor for what stands for one; anything else is itself."""
+    if isinstance(x, (Tensor, Variable)) or is_array(x) or hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
+        return x
+    if isinstance(x, ShapedArray):
+        aval = x
+    elif hasattr(x, "shape") and hasattr(x, "dtype"):
+        device = getattr(x, "device", None)
+        where = current_device() if device is None else asdevice(device)
+        aval = shaped(tuple(x.shape), dtypes.asdtype(x.dtype), where)
+    else:
+        return x
+    return from_array(phantom.empty(aval.shape, aval.dtype), aval.device)
+
+
+def _refuse_variables(first: int) -> None:
+    """Raise DryRunError if variables made since number ``first`` have outlived the run."""
+    if not any(number > first for number in list(everyone.keys())):
+        return
+    gc.collect()
+    found = [v.name for number, v in sorted(everyone.items()) if number > first]
+    if found:
+        raise DryRunError(
+            f"predict_peak: f has made variables that outlive it: {', '.join(found[:5])}{' ...' * (len(found) > 5)}; "
+            "they have no values now.  Make the layer or optimizer that owns them anew, and build it before predicting "
+            "(call the layer once on a small input, optimizer.build(variables))"
+        )

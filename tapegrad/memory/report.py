@@ -1,0 +1,220 @@
+"""report and saved: what a tape keeps, value by value, with bytes, and what it would have to make again.
+
+Lines of the user's program are known of what was made while a ``tg.measure()`` block was open (to find them costs time
+for each operation), and of what lives while a budget is in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from os.path import basename
+from typing import Any
+
+from tapegrad.aval import ShapedArray
+from tapegrad.buffer import Buffer
+from tapegrad.errors import NotATensorError
+from tapegrad.memory.figures import rounded
+from tapegrad.memory.ledger import LEDGER
+from tapegrad.memory.places import line_of
+from tapegrad.memory.recipes import Kept, Residuals, roots
+from tapegrad.memory.recompute import CheckpointedCall
+from tapegrad.memory.sizes import format_bytes
+from tapegrad.node import Node
+from tapegrad.transforms.recording import Recording
+from tapegrad.variable import everyone
+
+UNKNOWN = "?"
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Row:
+    """One value that a tape keeps, or would have to make again.
+
+    ``state``: *saved* (its bytes are kept), *view* (it lies in the bytes of another row), *pending* (not stored: the
+    backward kernel computes it from other rows), *held* (a variable's content, there anyway), *evicted* (dropped under
+    a budget, made again when read), *recomputed* (of a call that keeps its inputs and runs again), or *custom* (of a
+    call with a gradient function of its own, which keeps what it keeps).
+    """
+
+    index: int
+    """The value's number; it grows with every value made."""
+    op: str
+    """The primitive or call that made it, ``variable NAME``, or ``input``."""
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    """Bytes of the value."""
+    kept_bytes: int
+    """Bytes that the tape keeps for it, as the ledger counts them: in units of 512, each storage once."""
+    state: str
+    line: str = UNKNOWN
+    """``file:line`` of the user's program, or ``?``."""
+    times: int = 0
+    """How often it was made again."""
+    made_from: tuple[int, ...] = ()
+    """Of a view or pending value: the numbers of the rows whose bytes it needs."""
+
+    @property
+    def value(self) -> str:
+        """dtype and shape."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows in the order in which the values were made; ``print`` them for a table."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the tape keeps in all: the ledger's category "activation", if nothing else is recorded."""
+        return sum(r.kept_bytes for r in self.rows)
+
+    def _table(self, title: str, heads: tuple[str, ...], cells: Iterator[tuple[str, ...]]) -> str:
+        table = [heads, *cells]
+        widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
+        lines = [title, *("  ".join(c.rjust(w) if i == 0 else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths)))
+                          for r in table)]  # fmt: skip
+        if all(r.line == UNKNOWN for r in self.rows) and self.rows:
+            lines[0] += " (lines are known of what is recorded inside tg.measure())"
+        lines = [line.rstrip() for line in lines]
+        return "\n".join(line if len(line) <= _WIDTH else line[: _WIDTH - 3] + "..." for line in lines)
+
+
+class Report(Rows):
+    """All values that a tape knows how to get at in its backward walk."""
+
+    def __str__(self) -> str:
+        counts: dict[str, int] = {}
+        for r in self.rows:
+            counts[r.state] = counts.get(r.state, 0) + 1
+        parts = ", ".join(f"{n} {state}" for state, n in counts.items())
+        cells = (
+            (_size(r), f"%{r.index}", r.value, r.op, r.state, str(r.times or ""), _short(r.line), _from(r))
+            for r in self.rows
+        )
+        heads = ("kept", "", "value", "made by", "state", "again", "line", "")
+        return self._table(f"the tape keeps {format_bytes(self.kept_bytes)}: {parts or 'nothing'}", heads, cells)
+
+
+class Saved(Rows):
+    """What is saved for the backward walk."""
+
+    def __str__(self) -> str:
+        cells = ((_size(r), f"%{r.index}", r.value, r.op, _short(r.line), _from(r)) for r in self.rows)
+        heads = ("bytes", "", "value", "made by", "line", "")
+        return self._table(f"saved: {format_bytes(self.kept_bytes)}", heads, cells)
+
+
+def report(tape: Recording) -> Report:
+    """What becomes of each value that ``tape`` needs: bytes, primitive, line, state, times made again.
+
+    Ask before the tape is used up, or a persistent one at any time.  Raises NotATensorError for what is no tape.
+    """
+    return Report(_rows_of(tape))
+
+
+def saved(tape: Recording) -> Saved:
+    """What ``tape`` saves for its backward walk, with bytes (JAX's ``print_saved_residuals``).
+
+    Values that are not stored are listed with 0 bytes, variables with what they hold anyway.  Raises NotATensorError.
+    """
+    return Saved(tuple(r for r in _rows_of(tape) if r.state in ("saved", "pending", "view", "held")))
+
+
+def _rows_of(tape: Recording) -> tuple[Row, ...]:
+    if not isinstance(tape, Recording):
+        raise NotATensorError(f"a report is of a GradientTape, not of {type(tape).__name__}")
+    found = _Found(tape)
+    for record in list(tape._records):
+        found.add_record(record)
+    return tuple(found.rows[index] for index in sorted(found.rows))
+
+
+class _Found:
+    """Rows by node index, while they are collected."""
+
+    def __init__(self, tape: Recording) -> None:
+        self.rows: dict[int, Row] = {}
+        self._tape = tape
+        self._variables: dict[int, str] = {}
+        for v in list(everyone.values()):
+            content = v._cell._content
+            self._variables[content.root().node.index] = self._variables[content.node.index] = v.name
+        for number, indices in getattr(tape, "_values", {}).items():
+            if number in everyone:
+                self._variables.update(dict.fromkeys(indices, everyone[number].name))
+
+    def add_record(self, record: Any) -> None:
+        """What one record keeps."""
+        call, _, plan, things = record
+        if plan is None:
+            for node in things:
+                state = "recomputed" if isinstance(call, CheckpointedCall) else "custom"
+                row = self._row(node, state, call.name)
+                self._put(replace(row, times=getattr(call, "times", 0)))
+            return
+        for thing in things.things if isinstance(things, Residuals) else things:
+            if isinstance(thing, Kept):
+                self._add_kept(thing)
+            else:
+                self._add(thing)
+
+    def _add_kept(self, kept: Kept) -> None:
+        times, buffer = kept.recipe.times, kept.buffer
+        if buffer is None:
+            state = "evicted" if kept.recipe.slot is None else "offloaded"
+            self._put(replace(self._row(kept.recipe.node, state), times=times))
+        else:
+            self._add(buffer, times)
+
+    def _add(self, buffer: Buffer, times: int = 0) -> None:
+        """A value that is there, with the storages it needs."""
+        below = roots(buffer)
+        content = buffer.array is not None and buffer.node.index in self._variables
+        if content or below[0] is buffer:
+            self._put(replace(self._stored(buffer), times=times))
+            return
+        for root in below:
+            if root.node.index not in self.rows:
+                self._put(self._stored(root))
+        state = "pending" if buffer.array is None else "view"
+        made_from = tuple(sorted(root.node.index for root in below))
+        self._put(replace(self._row(buffer.node, state, buffer=buffer), times=times, made_from=made_from))
+
+    def _stored(self, buffer: Buffer) -> Row:
+        name = self._variables.get(buffer.node.index)
+        row = self._row(buffer.node, "saved" if name is None else "held", buffer=buffer)
+        return row if name is not None else replace(row, kept_bytes=rounded(row.nbytes))
+
+    def _row(self, node: Node, state: str, op: str | None = None, buffer: Buffer | None = None) -> Row:
+        aval: ShapedArray = node.aval
+        if op is None:
+            name = self._variables.get(node.index)
+            op = f"variable {name}" if name is not None else node.prim.name if node.prim else "input"
+        place = self._tape._lines.get(node.index)
+        if place is None and buffer is not None:
+            place = LEDGER.place_of(buffer)
+        line = UNKNOWN if place is None else line_of(place)
+        return Row(node.index, op, aval.shape, aval.dtype.name, aval.nbytes, 0, state, line)
+
+    def _put(self, row: Row) -> None:
+        have = self.rows.get(row.index)
+        if have is None or have.times < row.times:
+            self.rows[row.index] = row
+
+
+def _size(row: Row) -> str:
+    return format_bytes(row.kept_bytes)
+
+
+def _short(line: str) -> str:
+    """The line without its directory; nothing for a note in brackets."""
+    return UNKNOWN if line.startswith("(") else basename(line)
+
+
+def _from(row: Row) -> str:
+    return "in " * (row.state == "view") + "from " * (row.state == "pending") + " ".join(f"%{i}" for i in row.made_from)

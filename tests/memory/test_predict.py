@@ -1,0 +1,554 @@
+"""predict_peak: its figures are those of the run itself, to the byte; it computes, allocates and changes nothing."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_cases import installed
+from shim.host import why_no_compiler
+
+import tapegrad as tg
+from tapegrad import buffer
+from tapegrad.device import phantom
+from tapegrad.device.pool import POOL
+from tapegrad.errors import BudgetError, DryRunError
+from tapegrad.memory.figures import Measure
+from tapegrad.memory.predict import Runs, ShapeDtype, predict_peak
+from tapegrad.memory.reversible import reversible
+from tapegrad.memory.sizes import SizeError
+
+FIGURES = (
+    "peak_bytes", "allocated_bytes", "kernel_runs", "bytes_moved", "nodes_run", "reruns", "evictions", "restored",
+    "scratch_bytes", "cost", "restored_cost",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Nothing of another test may be freed while bytes are counted."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    assert buffer.accountant is None and buffer.keeper is None and not phantom.mode.dry
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def where(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The default device: the CPU, and CUDA on the stand-in for CuPy."""
+    with ExitStack() as stack:
+        if request.param == "cuda":
+            if why_no_compiler() is not None:
+                pytest.skip(str(why_no_compiler()))
+            stack.enter_context(installed())
+        stack.enter_context(tg.device(request.param))
+        yield request.param
+
+
+def figures(m: Measure) -> dict[str, Any]:
+    return {name: getattr(m, name) for name in FIGURES}
+
+
+def measured(f: Callable, args: tuple, limit: int | None) -> tuple[Measure, int | None]:
+    """What :meth:`Runs.once` predicts."""
+    try:
+        with tg.measure() as m:
+            if limit is None:
+                f(*args)
+            else:
+                with tg.memory_budget(limit):
+                    f(*args)
+    except BudgetError as e:
+        return m, e.needed_bytes
+    return m, None
+
+
+def exact(f: Callable, *args: Any, shares: tuple[float, ...] = (0.9, 0.7, 0.3), fits: int = 1) -> None:
+    """Every figure of dry runs is that of real ones: before the first run and after it, and within budgets.
+
+    ``fits``: how many of the budgets, at least, are kept.
+    """
+    stand_ins = tuple(ShapeDtype(a.shape, a.dtype, a.device) if isinstance(a, tg.Tensor) else a for a in args)
+    with Runs(f, args) as runs:
+        cold, _ = runs.once(None)
+    assert figures(cold) == figures(measured(f, args, None)[0])
+    with Runs(f, args) as runs:
+        plain, _ = runs.once(None)
+        live = runs.live_bytes
+    kept = 0
+    for share in shares:
+        limit = live + int(share * (plain.peak_bytes - live))
+        with Runs(f, args) as runs:
+            m, needed = runs.once(limit)
+        real, real_needed = measured(f, args, limit)
+        assert (figures(m), needed) == (figures(real), real_needed), share
+        kept += needed is None
+    assert kept >= fits
+    room = sum(-(-a.nbytes // 512) * 512 for a in args if isinstance(a, tg.Tensor))
+    with Runs(f, args) as runs:
+        plain, _ = runs.once(None)
+    with Runs(f, stand_ins) as runs:
+        m, _ = runs.once(None)
+    assert m.peak_bytes == plain.peak_bytes + room  # the arguments are there, too
+    assert {**figures(m), "peak_bytes": 0} == {**figures(plain), "peak_bytes": 0}
+
+
+def tensor(*shape: int, seed: int = 0, scale: float = 0.1) -> tg.Tensor:
+    return tg.asarray((np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32))
+
+
+def variables(count: int, *shape: int) -> list[tg.Variable]:
+    return [tg.Variable(tensor(*shape, seed=i)) for i in range(count)]
+
+
+def descends(loss: Callable, vs: list[tg.Variable], optimizer: Any = None) -> Callable:
+    """A training step."""
+
+    def step(*args: Any) -> None:
+        with tg.GradientTape() as tape:
+            y = loss(*args)
+        gradients = tape.gradient(y, vs)
+        if optimizer is None:
+            for v, g in zip(vs, gradients, strict=True):
+                v.assign_sub(0.1 * g)
+        else:
+            optimizer.apply(gradients, vs)
+
+    return step
+
+
+# What is exact
+
+
+@pytest.mark.parametrize("rows", [16, 512])
+def test_a_perceptron(where: str, rows: int) -> None:
+    ws, bs = variables(6, 64, 64), variables(6, 64)
+
+    def loss(x: Any) -> Any:
+        for w, b in zip(ws, bs, strict=True):
+            x = tg.tanh(x @ w + b) * 2.0 + x
+        return tg.mean(x * x)
+
+    exact(descends(loss, ws + bs), tensor(rows, 64), fits=int(rows > 16))
+
+
+def test_a_transformer_block_with_dropout(where: str) -> None:
+    heads, width = 2, 32
+    attention = tg.nn.MultiHeadAttention(heads, width // heads)
+    norm, inner, outer, drop = (
+        tg.nn.LayerNormalization(), tg.nn.Dense(4 * width, activation="gelu"), tg.nn.Dense(width), tg.nn.Dropout(0.3),
+    )  # fmt: skip
+
+    def block(x: Any) -> Any:
+        h = norm(x)
+        x = x + drop(attention(h, h), training=True)
+        return x + drop(outer(inner(norm(x))), training=True)
+
+    def loss(x: Any) -> Any:
+        return tg.mean(block(block(x)) ** 2)
+
+    x = tensor(4, 24, width)
+    loss(x)
+    vs = [v for layer in (attention, norm, inner, outer) for v in layer.trainable_variables]
+    optimizer = tg.optim.AdamW(1e-3, global_clipnorm=1.0)
+    optimizer.build(vs)
+    state = tg.random.default_generator.state
+    exact(descends(loss, vs, optimizer), x, shares=(0.8, 0.6, 0.3))
+    assert tg.random.default_generator.state != state
+
+
+def test_a_loop_with_state_slices_and_concatenation(where: str) -> None:
+    width, steps = 48, 6
+    w, u = variables(1, 8, 4 * width)[0], variables(1, width, 4 * width)[0]
+
+    def loss(xs: Any) -> Any:
+        h = c = tg.zeros((xs.shape[1], width))
+        out = []
+        for t in range(steps):
+            gates = xs[t] @ w + h @ u
+            i, f, o, g = (gates[:, k * width : (k + 1) * width] for k in range(4))
+            c = tg.sigmoid(f) * c + tg.sigmoid(i) * tg.tanh(g)
+            h = tg.sigmoid(o) * tg.tanh(c)
+            out.append(h)
+        return tg.sum(tg.concat(out, axis=1) ** 2)
+
+    exact(descends(loss, [w, u]), tensor(steps, 32, 8), fits=0)
+
+
+@pytest.mark.parametrize("n", [12, 96])
+def test_views_and_copies(where: str, n: int) -> None:
+    """Results of NumPy's own layout, reshapes that must copy, slices with steps, gathers, broadcasts, pads."""
+    v = variables(1, n, 2 * n)[0]
+
+    def loss(x: Any) -> Any:
+        y = tg.exp(v.T) * x.T  # in the order of the transposes, if at once
+        z = tg.reshape(y, (n, 2 * n)) + tg.reshape(tg.permute_dims(y, (1, 0)), (n, 2 * n))
+        z = z[::-1, ::2] @ z[:, 1::2].T + tg.broadcast_to(x[0, :n], (n, n))
+        z = tg.take(z, tg.asarray([0, 1, 1, n - 1]), axis=0) + z.at[1:5].set(1.0)[:4]
+        z = tg.stack([z, tg.flip(z, axis=1)], axis=1)
+        z = tg.sum(tg.permute_dims(z, (2, 1, 0)), axis=1)
+        return tg.sum(tg.reshape(z, (-1,)) ** 2) + tg.max(tg.sort(z, axis=0)[0]) + tg.prod(tg.std(z, axis=0))
+
+    exact(descends(loss, [v]), tensor(n, 2 * n), fits=0)
+
+
+@pytest.mark.parametrize("rows", [16, 512])
+def test_recompute_grad_in_recompute_grad(where: str, rows: int) -> None:
+    ws = variables(6, 64, 64)
+
+    def two(x: Any, k: int) -> Any:
+        inner = tg.recompute_grad(lambda h: tg.tanh(h @ ws[k]) + h)
+        return tg.sigmoid(inner(x) @ ws[k + 1]) * x
+
+    outer = tg.recompute_grad(two, check="values")
+
+    def loss(x: Any) -> Any:
+        for k in (0, 2, 4):
+            x = outer(x, k)
+        return tg.sum(x * x)
+
+    exact(descends(loss, ws), tensor(rows, 64), fits=0)
+
+
+def test_a_custom_gradient(where: str) -> None:
+    w = variables(1, 64, 64)[0]
+
+    @tg.custom_gradient
+    def clipped(x: Any) -> Any:
+        y = tg.exp(-tg.square(x))
+        return y * 2.0, lambda dy: tg.clip(dy * y, -1.0, 1.0)
+
+    exact(descends(lambda x: tg.sum(clipped(clipped(x @ w) @ w)), [w]), tensor(1024, 64), fits=0)
+
+
+def test_second_order_by_nested_tapes(where: str) -> None:
+    w = variables(1, 64, 64)[0]
+
+    def penalty(x: Any) -> Any:
+        with tg.GradientTape() as outer:
+            with tg.GradientTape() as inner:
+                inner.watch(x)
+                y = tg.sum(tg.tanh(x @ w) ** 2)
+            g = inner.gradient(y, x)
+            total = tg.sum(g * g)
+        return outer.gradient(total, w)
+
+    exact(penalty, tensor(1024, 64), fits=1)
+
+
+def test_jacobians_and_forward_mode(where: str) -> None:
+    w = variables(1, 16, 16)[0]
+    x = tensor(4, 16)
+    f = lambda x: tg.tanh(x @ w.read())
+    exact(lambda x: tg.jacobian(f)(x), x, fits=0)
+    exact(lambda x: tg.hvp(lambda x: tg.sum(f(x) ** 3), x, x * 2.0), x, fits=0)
+
+
+@pytest.mark.parametrize("make", [lambda: tg.optim.SGD(0.1, 0.9), lambda: tg.optim.Adam(lambda n: 1 / (1 + n))])
+def test_optimizers(where: str, make: Callable) -> None:
+    vs = variables(5, 128, 160)
+    optimizer = make()
+    optimizer.build(vs)
+    before = [v.numpy() for v in vs]
+    step = descends(lambda x: tg.sum(sum(tg.square(x @ v) for v in vs)), vs, optimizer)
+    predict_peak(step, ShapeDtype((64, 128)), least=False)
+    assert all((v.numpy() == b).all() for v, b in zip(vs, before, strict=True))
+    assert int(optimizer.iterations.numpy()) == 0
+    exact(step, tensor(64, 128), shares=(0.9,), fits=0)
+    assert int(optimizer.iterations.numpy()) >= 1
+
+
+def test_cross_entropy_and_embedding(where: str) -> None:
+    table = variables(1, 50, 64)[0]
+    labels = tg.asarray(np.arange(256) % 50)
+
+    def loss(x: Any) -> Any:
+        h = tg.take(table, labels, axis=0) * x
+        return tg.mean(tg.cross_entropy(h @ table.T, labels))
+
+    exact(descends(loss, [table]), tensor(256, 64), fits=0)
+
+
+def test_reversible_blocks(where: str) -> None:
+    ws = variables(8, 32, 32)
+    blocks = [
+        reversible(lambda h, k=k: tg.tanh(h @ ws[k]), lambda h, k=k: tg.sigmoid(h @ ws[k + 1])) for k in range(0, 8, 2)
+    ]
+
+    def loss(x: Any) -> Any:
+        for block in blocks:
+            x = block(x)
+        return tg.mean(x * x)
+
+    exact(descends(loss, ws), tensor(256, 64), fits=0)
+
+
+def test_what_the_user_gives(where: str) -> None:
+    """Arrays, numbers and sequences of the user's; moves between devices; big constants."""
+    w = variables(1, 96, 96)[0]
+    data = np.ones((512, 96), np.float32)
+
+    def f(batch: dict) -> None:
+        with tg.GradientTape() as tape:
+            x = tg.asarray(batch["x"], dtype="float32") - tg.asarray(data.T).T + batch["offset"]
+            x = x.to_device("cpu").to_device(where) * tg.asarray([0.5] * 96) + tg.asarray(2.0).to_device(where)
+            x = x + tg.arange(96, dtype="float32") + tg.linspace(0.0, 1.0, 96) + tg.eye(512, 96) + np.float32(3.0)
+            y = tg.sum((x @ w) * tg.ones((512, 96)))
+        w.assign_sub(tape.gradient(y, w) * np.full((96, 96), 0.1, np.float32))
+
+    exact(f, {"x": np.ones((512, 96)), "offset": 1.5}, fits=0)
+
+
+def test_variables_made_inside(where: str) -> None:
+    def f(x: Any) -> Any:
+        v = tg.Variable(tg.random.normal((96, 96)) * 0.1)
+        state = tg.Variable(x[:64])  # a slice is copied
+        optimizer = tg.optim.Adam()
+        for _ in range(2):
+            with tg.GradientTape() as tape:
+                y = tg.sum(tg.tanh(state @ v) ** 2)
+            optimizer.apply([tape.gradient(y, v)], [v])
+            state.assign(tg.tanh(state @ v))
+        return state.read()
+
+    exact(f, tensor(512, 96), fits=0)
+
+
+def test_blocks_inside() -> None:
+    """A function that measures itself, and one that keeps a budget of its own."""
+    ws = variables(8, 64, 64)
+
+    def loss(x: Any) -> Any:
+        for w in ws:
+            x = tg.tanh(x @ w) + x
+        return tg.sum(x * x)
+
+    step, x = descends(loss, ws), tensor(1024, 64)
+    step(x)
+    with tg.measure() as m:
+        step(x)
+    limit = m.peak_bytes * 9 // 10
+    seen = []
+
+    def f(x: Any) -> None:
+        with tg.memory_budget(limit) as inner:
+            step(x)
+        seen.append((inner.peak_bytes, inner.evictions))
+
+    with Runs(f, (x,)) as runs:
+        predicted, _ = runs.once(None)
+    real, _ = measured(f, (x,), None)
+    assert figures(predicted) == figures(real)
+    assert seen[0] == seen[1] and seen[0][1] > 0
+
+
+# What is found
+
+
+def test_the_curve_and_the_least_budget() -> None:
+    ws = variables(16, 64, 64)
+
+    def loss(x: Any) -> Any:
+        for w in ws:
+            x = tg.tanh(x @ w) + x
+        return tg.sum(x * x)
+
+    step, x = descends(loss, ws), tensor(1024, 64)
+    step(x)
+    gc.collect()
+    found = predict_peak(step, x)
+    plain, _ = measured(step, (x,), None)
+    assert (found.peak_bytes, found.kernel_runs, found.bytes_moved) == (
+        plain.peak_bytes, plain.kernel_runs, plain.bytes_moved,
+    )  # fmt: skip
+    assert len(found.curve) == 7 and not found.curve[-1].feasible and found.curve[-1].needed_bytes
+    kept = [p for p in found.curve if p.feasible]
+    assert kept and all(p.peak_bytes <= p.budget_bytes and p.evictions and p.restored for p in kept)
+    ratios = [p.extra_ratio for p in kept]
+    assert ratios == sorted(ratios) and 0 < ratios[0] < ratios[-1] < 3
+    least = found.least_bytes
+    assert least is not None and all(p.feasible == (p.budget_bytes >= least) for p in found.curve)
+    with tg.memory_budget(least) as m:
+        step(x)
+    assert m.peak_bytes == least
+    with pytest.raises(BudgetError), tg.memory_budget(least - 1):
+        step(x)
+    again = predict_peak(step, x, budgets=[f"{kept[0].budget_bytes}B", 1], least=False)
+    assert again.curve[0] == kept[0] and again.least_bytes is None
+    assert again.curve[1].needed_bytes >= found.live_bytes
+
+
+def test_it_prints_as_a_table() -> None:
+    text = str(predict_peak(lambda x: tg.sum(tg.exp(x)), ShapeDtype((1 << 20,)), budgets=["1GiB", "1 MB"]))
+    lines = text.splitlines()
+    assert lines[0].startswith("without a budget: peak 4.0 MiB") and lines[1].startswith("least budget: 4.0 MiB")
+    assert lines[2].split() == ["budget", "peak", "evictions", "made", "again", "extra", "work"]
+    assert lines[3].split() == ["1.0", "GiB", "4.0", "MiB", "0", "0", "0.0%"]
+    assert lines[4].strip().startswith("976.6 KiB too small: some operation needs 4.0 MiB")
+    assert max(map(len, lines)) <= 100
+
+
+def test_stand_ins() -> None:
+    f = lambda tree: tg.sum(tree["a"][0] * 2.0) + tree["b"]
+    real = {"a": [tensor(100, 1000)], "b": 1.0}
+    aval = real["a"][0]._buffer.node.aval
+
+    class Spec:
+        shape, dtype = [100, 1000], "float32"
+
+    one = predict_peak(f, real, budgets=[], least=False)
+    for x in (aval, ShapeDtype((100, 1000)), Spec()):
+        found = predict_peak(f, {"a": [x], "b": 1.0}, budgets=[], least=False)
+        assert found.peak_bytes - found.live_bytes == one.peak_bytes - one.live_bytes
+        assert found.live_bytes - one.live_bytes == 400_384
+    with pytest.raises(SizeError):
+        predict_peak(f, real, budgets=["much"])
+
+
+def test_nothing_is_allocated() -> None:
+    """A model whose step takes 11 GiB, on one page of address space."""
+    layers = [tg.Variable(np.zeros((1, 1), np.float32)) for _ in range(2)]
+
+    def step(x: Any) -> None:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            h = x
+            for v in layers * 5:
+                h = tg.softmax(tg.tanh(h * v) @ x, axis=-1)
+            y = tg.sum(h * h)
+        tape.gradient(y, [x, *layers])
+
+    step(tensor(16, 16))
+    x = ShapeDtype((16384, 16384))
+    lent = POOL.lent_bytes
+    tracemalloc.start()
+    try:
+        found = predict_peak(step, x, budgets=["12GiB"], least=False)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.peak_bytes > 11 * 2**30 and peak < 4 * 2**20 and POOL.lent_bytes == lent
+    assert found.curve[0].feasible and found.curve[0].evictions
+
+
+# What is refused, and what is left as it was
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda t: bool(t), lambda t: t.item(), lambda t: t.numpy(), lambda t: np.asarray(t), lambda t: float(t),
+        lambda t: t[t > 0], lambda t: str(t), lambda t: tg.nonzero(t), lambda t: np.from_dlpack(t),
+        lambda t: t.tolist(),
+    ],
+)  # fmt: skip
+def test_values_cannot_be_looked_at(where: str, look: Callable) -> None:
+    x = tensor(1, 1)
+    with pytest.raises(DryRunError, match="predict_peak"):
+        predict_peak(lambda x: look(x * 2.0), x)
+    look_at_given = predict_peak(lambda x: x.numpy() + x.item(), x, budgets=[], least=False)  # it has a value
+    assert look_at_given.peak_bytes == look_at_given.live_bytes
+
+
+def test_what_leaks_has_no_value_and_no_bytes(where: str) -> None:
+    leaked: list[Any] = []
+    x = tensor(200, 100)
+    f = lambda x: leaked.extend([(x @ x.T) * 2.0, x @ x.T, tg.asarray(1.5)])
+    f(x)
+    leaked.clear()
+    predict_peak(f, x, budgets=[], least=False)
+    before = live()
+    looks = (lambda t: t, tg.sum, lambda t: t @ t.T, lambda t: t * 2.0)
+    for t in leaked[:2]:
+        for look in looks:
+            with pytest.raises(DryRunError, match="nothing that it makes can be used afterwards"):
+                look(t).numpy()
+    gc.collect()
+    assert live() == before
+    leaked.clear()
+    gc.collect()
+    assert live() == before
+
+
+def live() -> int:
+    with tg.measure() as m:
+        return m.live_bytes
+
+
+def test_variables_that_outlive_it_are_refused() -> None:
+    layer = tg.nn.Dense(4)
+    with pytest.raises(DryRunError, match="build"):
+        predict_peak(lambda x: layer(x), ShapeDtype((2, 3)))
+
+
+def test_a_tape_of_before_is_refused(where: str) -> None:
+    x = tensor(4, 4)
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.sum(tg.recompute_grad(tg.tanh)(x))
+    with pytest.raises(DryRunError, match="its own tape"):
+        predict_peak(lambda: tape.gradient(y, x))
+    assert tape.gradient(y, x).shape == (4, 4)
+
+
+def test_the_world_is_as_before(where: str) -> None:
+    """Variables, generators, constants, lazy values of before, an open tape, an outer measurement and budget."""
+    v, w = variables(2, 64, 64)
+    x = tensor(1024, 64)
+    lazy = tg.exp(x) * 2.0
+    wanted = np.exp(x.numpy()) * 2.0
+    np.random.seed(3)
+    state, drawn = tg.random.default_generator.state, np.random.get_state()[1].tolist()
+    held = v.read()
+
+    def f(x: Any) -> None:
+        v.assign(v * 2.0 + tg.random.normal((64, 64)))
+        w.assign_add(v)
+        np.random.rand()
+        assert v.read()._buffer is not held._buffer
+        tg.sum(lazy * x @ v, axis=0) * 7.25
+
+    numbers = [v.numpy(), w.numpy()]
+    with tg.memory_budget("1GiB") as b, tg.measure() as m, tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.tanh(x @ v)
+        z = tg.sum(y * y)
+        live, allocated, peak, runs = b.live_bytes, m.allocated_bytes, m.peak_bytes, m.kernel_runs
+        predict_peak(f, x, budgets=["1MiB", "1GiB"])
+        assert (b.live_bytes, m.allocated_bytes, m.peak_bytes, m.kernel_runs) == (live, allocated, peak, runs)
+        assert tg.memory.LEDGER.live_bytes == live
+    assert tape.gradient(z, x).shape == x.shape
+    assert v.read()._buffer is held._buffer
+    assert all((a == b.numpy()).all() for a, b in zip(numbers, (v, w), strict=True))
+    assert tg.random.default_generator.state == state and np.random.get_state()[1].tolist() == drawn
+    np.testing.assert_allclose(lazy.numpy(), wanted, rtol=1e-6)
+
+
+def test_a_lazy_value_of_before_that_is_asked_for_is_really_computed(where: str) -> None:
+    x = tensor(1024, 64)
+    lazy = tg.exp(x) * 2.0
+    found = predict_peak(lambda: lazy @ tg.ones((64, 2)), budgets=[], least=False)
+    assert found.peak_bytes > found.live_bytes
+    assert not phantom.is_phantom(lazy._buffer.array)
+    np.testing.assert_allclose(lazy.numpy(), np.exp(x.numpy()) * 2.0, rtol=1e-6)
+
+
+def test_errors_of_the_function_pass(where: str) -> None:
+    v = variables(1, 4, 4)[0]
+
+    def f() -> None:
+        v.assign(v + 1.0)
+        raise KeyError("mine")
+
+    before = v.numpy()
+    with pytest.raises(KeyError, match="mine"):
+        predict_peak(f)
+    assert (v.numpy() == before).all()
+    with pytest.raises(tg.errors.ShapeError):
+        predict_peak(lambda x: x @ x, ShapeDtype((2, 3)))
