@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tapegrad.aval import ShapedArray
     from tapegrad.node import Node
@@ -118,8 +118,8 @@ class Residuals(Protocol):
 class Recipes(Protocol):
     """How the values of a recording can be made again."""
 
-    def held(self, node: Node) -> bool:
-        """Whether the node's value is in somebody's hands, apart from what tapes keep for their rules."""
+    def held(self, node: Node, mine: bool) -> bool:
+        """Whether somebody may still ask for the node's value; ``mine``: a rule of the asking recording wants it."""
 
 
 class Keeper(Protocol):
@@ -143,8 +143,11 @@ class Keeper(Protocol):
     def filled(self, buffer: Buffer, keeps: tuple[Buffer, ...]) -> None:
         """A pending buffer, which was to be made from ``keeps``, has got its bytes."""
 
-    def admit(self, buffer: Buffer) -> None:
-        """Bytes are about to be counted: those that :meth:`reserve` made room for, or others (a user's array)."""
+    def admit(self, buffer: Buffer, count: Callable[[Buffer], None]) -> None:
+        """Bytes are to be counted, by ``count``: those that :meth:`reserve` made room for, or others (a user's array).
+
+        Nobody else gets room between the two.
+        """
 
     def keep(self, buffers: tuple[Buffer, ...]) -> Any:
         """What a tape's record is to hold instead of ``buffers``: themselves, or :class:`Residuals`."""

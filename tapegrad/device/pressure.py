@@ -29,19 +29,22 @@ def retried(error: MemoryError, device: Device, what: str, nbytes: int, make: Ca
 
     Raises DeviceMemoryError (MemoryError) saying what was asked for, what holds the memory, and what would fit.
     """
-    while not isinstance(error, BudgetError) and _relieve(nbytes):
-        device.give_back()
-        try:
-            return make()
-        except MemoryError as e:
-            error = e
-    if isinstance(error, DeviceMemoryError):
-        raise error
-    explanation = _explain()
-    raise DeviceMemoryError(
-        f"{device}: no room for {what}, {nbytes} bytes: {device.room(nbytes)}; tg.memory_budget keeps within a limit, "
-        f"tg.recompute_grad keeps fewer intermediates\n{explanation}"
-    ) from error
+    try:
+        while not isinstance(error, BudgetError) and _relieve(nbytes):
+            device.give_back()
+            try:
+                return make()
+            except MemoryError as e:
+                error = e
+        if isinstance(error, DeviceMemoryError):
+            raise error
+        explanation = _explain()
+        raise DeviceMemoryError(
+            f"{device}: no room for {what}, {nbytes} bytes: {device.room(nbytes)}; tg.memory_budget keeps within a "
+            f"limit, tg.recompute_grad keeps fewer intermediates\n{explanation}"
+        ) from error
+    finally:
+        del error  # its traceback names this frame: a cycle, and what all the frames hold would wait for the collector
 
 
 def pool_room(cupy: Any, nbytes: int) -> str:

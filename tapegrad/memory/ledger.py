@@ -103,8 +103,12 @@ class Ledger:
         """A buffer got bytes."""
         if type(buffer.array) is HostScalar:  # a kernel's argument: nothing lies on the device
             return
-        if _buffer.keeper is not None:
-            _buffer.keeper.admit(buffer)
+        if _buffer.keeper is None:
+            self._count(buffer)
+        else:
+            _buffer.keeper.admit(buffer, self._count)
+
+    def _count(self, buffer: Buffer) -> None:
         with self._lock:
             place = self._places.pop(buffer, None) if self.detailed else None
             entry = self._enter(buffer, self._category_of(buffer), place or user_place())

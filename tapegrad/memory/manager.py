@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any
@@ -162,8 +162,8 @@ class Manager:
             self._make_room(nbytes, names)
             self._promised[me] = nbytes
 
-    def admit(self, buffer: Buffer) -> None:
-        """Bytes are about to be counted; those that were not announced (a user's array) need room, too."""
+    def admit(self, buffer: Buffer, count: Callable[[Buffer], None]) -> None:
+        """Bytes are to be counted, before others get room; those not announced (a user's array) need some, too."""
         nbytes = rounded(buffer.node.aval.nbytes)
         me = threading.get_ident()
         with self._lock:
@@ -172,6 +172,7 @@ class Manager:
                 self._promised[me] = promised - nbytes
             elif promised < nbytes:
                 self._make_room(nbytes, (buffer.node.prim.name if buffer.node.prim else "a new array",))
+            count(buffer)
 
     def relieve(self, nbytes: int) -> bool:
         """The device itself has no room: drop about so many bytes; False if nothing could be dropped."""

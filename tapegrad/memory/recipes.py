@@ -137,19 +137,21 @@ class Graph:
             if kept is not None:
                 yield kept
 
-    def held(self, node: Node) -> bool:
-        """Whether somebody besides tapes has the node's value; True of values without a recipe."""
+    def held(self, node: Node, mine: bool) -> bool:
+        """Whether somebody may still ask for the node's value; ``mine``: a rule of the asking recording wants it.
+
+        Who has it: a handle, a pending value, another recording's rule (which may hand it out again).  True of values
+        without a recipe.
+        """
         recipe = self.recipes.get(node.index)
         if recipe is None:
             return True
-        buffer = recipe.value()
-        if buffer is None:
-            return False
-        kept = recipe.keeping()
+        kept, buffer = recipe.keeping(), recipe.value()
         known = int(kept is not None and kept.buffer is buffer)
-        found = {0: buffer}
-        del buffer
-        return _references(found)[0] - _OWN > known
+        things = {0: kept, 1: buffer}
+        del kept, buffer
+        found = _references(things)
+        return (things[0] is not None and found[0] - _OWN > mine) or (things[1] is not None and found[1] - _OWN > known)
 
     def _sweep(self) -> None:
         """Forget recipes of values that nobody can ask for any more; done when their number has doubled."""
@@ -182,9 +184,9 @@ def roots(buffer: Buffer) -> list[Buffer]:
     return list(found.values())
 
 
-def _references(buffers: dict[int, Buffer]) -> dict[int, int]:
-    """How often each buffer is referred to; by what only ``buffers`` refers to, so often as ``_OWN`` says."""
-    return {key: sys.getrefcount(b) for key, b in buffers.items()}
+def _references(things: dict[int, Any]) -> dict[int, int]:
+    """How often each thing is referred to; what only ``things`` refers to, so often as ``_OWN`` says."""
+    return {key: sys.getrefcount(thing) for key, thing in things.items()}
 
 
 def _own() -> int:

@@ -116,8 +116,10 @@ class Recording:
             if self._graph is None:
                 dead = _is_dead(record)
             else:  # recipes refer to nodes, so references tell nothing; this is slower
-                made = (record[0],) if record[2] is not None else record[3]
-                dead = not any(n.index in needed or self._graph.held(n) for n in made)
+                plan = record[2]
+                made = record[3] if plan is None else (record[0],)
+                mine = plan is not None and OUT in plan.slots
+                dead = not any(n.index in needed or self._graph.held(n, mine) for n in made)
                 if not dead:
                     needed.update(n.index for n in record[1] if n is not None)
             if not dead:

@@ -76,7 +76,7 @@ def backward(
                 continue
             if index in keep:
                 cts[index] = ct
-            if unseen and plan.quick and _pull_arrays(record, ct, cts, path):
+            if unseen and plan.quick and type(residuals) is tuple and _pull_arrays(record, ct, cts, path):
                 continue
             _pull(record, _tensor(ct, node.aval), cts, path, lead)
             del record, residuals, ct
