@@ -155,6 +155,12 @@ class Keeper(Protocol):
     def reserve(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> None:
         """Room is needed for values like these, of primitives of these names.  Raises BudgetError if there is none."""
 
+    def settled(self) -> None:
+        """What room was reserved for is made, or will not be."""
+
+    def replaced(self, buffer: Buffer) -> None:
+        """The value of the buffer's node is here now: a copy of a view."""
+
     def relieve(self, nbytes: int) -> bool:
         """The device has refused so many bytes: drop something; False if nothing is left to drop."""
 

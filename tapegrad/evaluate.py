@@ -92,16 +92,21 @@ def run(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
     except MemoryError as e:
         tally.taken()
         array = retried(e, aval.device, prim.name, aval.nbytes, lambda: compute(prim, arrays, params, aval))
+    except BaseException:
+        if _buffer.keeper is not None:
+            _buffer.keeper.settled()
+        raise
     passes = tally.taken()
     if prim.view and aval.device.is_view(array, arrays[0]):
         root = inputs[0].root()
+        if _buffer.keeper is not None:
+            _buffer.keeper.settled()  # it might have been a copy
         if _buffer.keeper is None or not _is_sliver(array, aval, root):
             return Buffer(array, node, (root,))
         _buffer.keeper.reserve((aval,), (prim.name,))
         array = _copied(array, aval)
     out = Buffer(array, node)
-    accountant = _buffer.accountant
-    if accountant is not None and accountant.detailed:
+    if (accountant := _buffer.accountant) is not None and accountant.detailed:
         accountant.ran((prim.name,), *cuda_launch.moved_by(arrays, [array]))
         for read, written in passes:
             accountant.ran((), read, written)

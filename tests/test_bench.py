@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -48,6 +49,27 @@ def test_fusion_counts(tmp_path):
     for name, count in found["counts"].items():
         assert count["kernels"] == len(count["detail"]), name
         assert count["bytes"] == sum(read + written for _, read, written in count["detail"]), name
+
+
+def test_budgets_are_kept():
+    said = run(BENCH / "budget.py", "--scale", "quick", "--rounds", "1", "--workloads", "mlp,resnet", "--fractions",
+               "0.5,0.01", "--threads", "1")  # fmt: skip
+    assert "4 budgets: peaks within them and monotone, gradients equal to the bit" in said
+    assert said.count("0.01: infeasible, least 0.") == 4, said  # a line while it runs and one in the table
+
+
+def test_what_a_broken_budget_is_told(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    budget = importlib.import_module("budget")
+    row = lambda nbytes, peak, **what: budget.Row(**{
+        **dict.fromkeys(budget.Row.__dataclass_fields__, 0), "workload": "w", "budget": nbytes, "peak": peak,
+        "within": True, "equal": True, "least": None, **what,
+    })  # fmt: skip
+    assert budget.failures([row(3, 3), row(2, 2), row(1, 1, least=True)]) == []
+    assert "a peak of 9 bytes" in budget.failures([row(3, 9, within=False)])[0]
+    assert "other gradients" in budget.failures([row(3, 3, equal=False)])[0]
+    assert "smaller budget" in budget.failures([row(3, 3, least=False)])[0]
+    assert "2 bytes peak at 2, 3 at 1" in budget.failures([row(3, 1), row(2, 2)])[0]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a bash script")

@@ -25,34 +25,38 @@ class memory_budget:
     """``with tg.memory_budget("2GiB") as m:`` keeps the live bytes of the block within a limit; ``m``: a Measure.
 
     ``limit``: bytes, or a size such as ``"512MiB"``.  Values that only tapes want are dropped when room is needed and
-    made again, bit for bit, when a derivative rule reads them.  Blocks may be nested (the smallest limit counts) and
-    hold for all threads.  Everything that is alive counts: parameters, data, what the user holds.
+    made again, bit for bit, when a derivative rule reads them: values recorded inside the block, that is, which are in
+    nobody's hands.  (Gradients through ``reversible`` blocks are equal to rounding, with or without a budget.)  Blocks
+    may be nested (the smallest limit counts) and hold for all threads.  Everything that is alive counts: parameters,
+    data, what the user holds.
 
     ``policy`` (``tg.memory.policies``; the innermost one is in force) is asked about each value that tapes want when it
     is recorded: what it saves is never dropped; what it offloads moves to another memory when room is needed, comes
     back from there, and starts to before the backward walk needs it, while there is room.
 
-    Raises BudgetError (a MemoryError) where what is needed at once exceeds the limit, RecomputeError for no policy.
+    Raises BudgetError (a MemoryError) where what is needed at once exceeds the limit, PolicyError for no policy.
     """
 
     def __init__(self, limit: int | str, policy: Policy | None = None) -> None:
         self._limit: float = parse_bytes(limit)
         self._policy = None if policy is None else checked("memory_budget", policy)
-        self._measure = Measure(detailed=False)
+        self._measures: list[Measure] = []  # of the blocks it is used for now, one within another
 
     def __enter__(self) -> Measure:
-        LEDGER.open(self._measure)
+        found = Measure(detailed=False)
+        LEDGER.open(found)
         try:
             MANAGER.enter(self._limit, self._policy)
         except BaseException:
-            LEDGER.close(self._measure)
+            LEDGER.close(found)
             raise
-        self._measure.peak_bytes = LEDGER.live_bytes  # what was dropped on entering was alive before the block
-        return self._measure
+        found.peak_bytes = LEDGER.live_bytes  # what was dropped on entering was alive before the block
+        self._measures.append(found)
+        return found
 
     def __exit__(self, *exc: object) -> None:
         MANAGER.leave(self._limit, self._policy)
-        LEDGER.close(self._measure)
+        LEDGER.close(self._measures.pop())
 
 
 class policy(memory_budget):
@@ -63,10 +67,10 @@ class policy(memory_budget):
     ones is on its way while these are used.  So the activations of a plain tape leave the device, as under torch's
     ``save_on_cpu``, but while kernels run.  Nothing is dropped and made again.
 
-    Raises RecomputeError if ``p`` is no policy.
+    Raises PolicyError if ``p`` is no policy.
     """
 
     def __init__(self, p: Policy) -> None:
         self._limit = inf
         self._policy = checked("policy", p)
-        self._measure = Measure(detailed=False)
+        self._measures = []

@@ -28,9 +28,9 @@ from tapegrad.device import bits, current_device, device
 from tapegrad.errors import RecomputeError
 from tapegrad.evaluate import array_of, fill
 from tapegrad.memory.recompute import Recompute
-from tapegrad.memory.rerun import Lookout, RerunTrace, results_of
+from tapegrad.memory.rerun import Lookout, RerunTrace, come_for, results_of
 from tapegrad.node import Node, thread
-from tapegrad.tensor import Tensor, alias, from_array
+from tapegrad.tensor import Tensor, alias
 from tapegrad.transforms.jvp import Pusher
 from tapegrad.transforms.recording import Recording
 from tapegrad.transforms.zeros import zeros_of
@@ -250,12 +250,7 @@ class _Call:
         self._tapes = [weakref.ref(r) for r in watch.outer]
         self._used, self._captured = set(watch.used), watch.captured.keys() - {a._buffer.node.index}
         found = dict(watch.captured)
-        self._places: dict[tuple[int, int], int] = {}
-        for number, contents in watch.contents.items():
-            for i, buffer in enumerate(contents):
-                if watch.watched(buffer):
-                    self._places[number, i] = len(found)
-                    found[buffer.node.index] = buffer
+        self._places = watch.watched_contents(found)
         self.inputs = tuple(found.values())
         self._nodes: tuple[Node, ...] = tuple(buffer.node for buffer in self.inputs)
         self._a, self._b = a._buffer.node, b._buffer.node
@@ -266,11 +261,7 @@ class _Call:
         trace = RerunTrace(self._nodes, self._places, self._start)
         change = self._rerun(trace)
         self._coupling.out.settle()
-        seeds: dict[int, Any] = {}
-        for i in needed:  # the walk adds to what has come, so sums have the order of the plain function's
-            g = come.pop(self._nodes[i].index, None)
-            if g is not None:
-                seeds[trace.source(i)] = g if isinstance(g, Tensor) else from_array(g, self._nodes[i].aval.device)
+        seeds: dict[int, Any] = {trace.source(i): g for i, g in come_for(self._nodes, needed, come).items()}
         for index in (self._a.index, change._buffer.node.index):
             seeds[index] = seeds[index] + ct if index in seeds else ct
         del change

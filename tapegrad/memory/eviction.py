@@ -24,6 +24,8 @@ from tapegrad.memory.recipes import Graph, Recipe, Storage
 _FIRST = 256
 
 
+_MOST_NEAR = 64
+"""Neighbours looked at, the latest: a value may be read by thousands of others."""
 _MOST_DIVIDED = 256
 """Storages of a set that is divided exactly."""
 
@@ -133,7 +135,7 @@ class Candidates:
                 self._numerators[storage.place] = storage.transfer
         elif storage.place >= 0:
             parts = {}
-            for index in storage.near:
+            for index in storage.near[-_MOST_NEAR:]:
                 other = graph.recipes.get(index)
                 if other is not None and _of(other).part is not None:
                     part = _of(other).part.all()

@@ -32,12 +32,12 @@ from tapegrad.memory.loop_first import (
     settled,
 )  # fmt: skip
 from tapegrad.memory.recompute import CheckpointedCall
-from tapegrad.memory.rerun import Lookout, RerunTrace, StepTrace, Tracker, results_of
+from tapegrad.memory.rerun import Lookout, RerunTrace, StepTrace, Tracker, come_for, results_of
 from tapegrad.memory.schedules.actions import DISK, Action, Advance, Drop, Restore, Reverse, Store, Tape
 from tapegrad.memory.snapshot import Position, Snapshot
 from tapegrad.memory.tiers import Disk
 from tapegrad.node import next_index, thread
-from tapegrad.tensor import Tensor, from_array
+from tapegrad.tensor import Tensor
 from tapegrad.transforms.jvp import Pusher
 from tapegrad.transforms.recording import Recording
 from tapegrad.transforms.zeros import zeros_of
@@ -118,10 +118,7 @@ class LoopCall(CheckpointedCall):
             walk, actions = self._left.pop()  # of several threads, one finds what the first run has kept
         except IndexError:
             walk, actions = Walk(self._beginning()), self._actions()
-        for i in needed:
-            g = come.pop(self._nodes[i].index, None)
-            if g is not None:
-                walk.sums[i] = g if isinstance(g, Tensor) else from_array(g, self._nodes[i].aval.device)
+        walk.sums.update(come_for(self._nodes, needed, come))
         upstream = iter(cts)
         walk.state = [None if aval is None else next(upstream) for aval in self._forms[-1].avals]
         for action in actions:

@@ -18,11 +18,11 @@ from tapegrad.evaluate import fill
 from tapegrad.memory.figures import rounded
 from tapegrad.memory.ledger import LEDGER
 from tapegrad.memory.offload import Moved, kept_bytes, reclaim
-from tapegrad.memory.oom import live_set
+from tapegrad.memory.oom import budget_error, collected, live_set
 from tapegrad.memory.policies import RECOMPUTE, Policy
+from tapegrad.memory.promises import Promises
 from tapegrad.memory.recipes import Graph, Kept, Recipe, Residuals
 from tapegrad.memory.replay import replay
-from tapegrad.memory.sizes import format_bytes
 from tapegrad.memory.storages import Storages
 from tapegrad.node import Node
 
@@ -39,7 +39,7 @@ class Manager:
         self._storages = Storages()
         self._graph: Any = None
         self._here = 0
-        self._promised: dict[int, int] = {}
+        self._promised = Promises()
         self._passed: list[tuple[weakref.ref[Recipe], weakref.ref[Graph]]] = []
         self._rounds = 0
         self._lock = threading.RLock()
@@ -58,11 +58,21 @@ class Manager:
             self._decide(self._policies if policy is None else [*self._policies, policy])
             _buffer.set_keeper(self)
             self._limit_pools()
+            self._promised.settle()
+            self._register_again()
             try:
                 self._make_room(0, ("memory_budget",))
             except BaseException:
                 self.leave(limit, policy)
                 raise
+
+    def _register_again(self) -> None:
+        """What was made again while no budget was in force, perhaps by kernels that nobody told of, can be dropped."""
+        graph = self._present()
+        with self._storages.guard:
+            for kept in graph.kept() if graph is not None else ():
+                if kept.buffer is not None:
+                    self._storages.register(graph, kept.recipe, kept.buffer)  # type: ignore[arg-type]
 
     def leave(self, limit: float, policy: Policy | None = None) -> None:
         """One budget less."""
@@ -89,7 +99,7 @@ class Manager:
         """No budget is in force in the block; what is recorded there has a graph and candidates of its own."""
         before, keeper = dict(self.__dict__), _buffer.keeper
         self._limits, self._policies, self._storages, self._graph = [], [], Storages(), None
-        self._here, self._promised, self._passed = 0, {}, []
+        self._here, self._promised, self._passed = 0, Promises(), []
         _buffer.set_keeper(None)
         try:
             yield
@@ -153,26 +163,33 @@ class Manager:
     def reserve(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> None:
         """Make room for values like these.  Raises BudgetError."""
         nbytes = sum([rounded(a.nbytes) for a in avals])
-        me = threading.get_ident()
         with self._lock:
-            self._promised.pop(me, None)
+            self._promised.settle()
             if self.limit == inf:
                 with self._storages.guard:
                     self._storages.offload(self._here)
             self._make_room(nbytes, names)
-            self._promised[me] = nbytes
+            self._promised.give(nbytes)
 
     def admit(self, buffer: Buffer, count: Callable[[Buffer], None]) -> None:
         """Bytes are to be counted, before others get room; those not announced (a user's array) need some, too."""
         nbytes = rounded(buffer.node.aval.nbytes)
-        me = threading.get_ident()
         with self._lock:
-            promised = self._promised.pop(me, 0)
-            if promised > nbytes:
-                self._promised[me] = promised - nbytes
-            elif promised < nbytes:
+            if not self._promised.take(nbytes):
                 self._make_room(nbytes, (buffer.node.prim.name if buffer.node.prim else "a new array",))
             count(buffer)
+
+    def settled(self) -> None:
+        """What this thread reserved for is made, or will not be."""
+        with self._lock:
+            self._promised.settle()
+
+    def replaced(self, buffer: Buffer) -> None:
+        """The value of the buffer's node is here now: a copy of a view."""
+        graph = self._present()
+        recipe = None if graph is None else graph.recipes.get(buffer.node.index)
+        if recipe is not None:
+            recipe.buffer = weakref.ref(buffer)
 
     def relieve(self, nbytes: int) -> bool:
         """The device itself has no room: drop about so many bytes; False if nothing could be dropped."""
@@ -188,19 +205,26 @@ class Manager:
         offloads = self._storages.offloads
         while (over := self._taken() + nbytes - self.limit) > 0:
             if not (
-                offloads.give_way(int(over)) or self._drop_one() or reclaim(int(over)) or self._forget_ended_threads()
+                (self._storages.unused >= over and self._sweep())
+                or offloads.give_way(int(over))
+                or self._drop_one()
+                or reclaim(int(over))
+                or self._promised.forget_ended_threads()
+                or self._sweep()
+                or collected()
             ):
                 raise self._infeasible(nbytes, names)
 
-    def _forget_ended_threads(self) -> bool:
-        """What a thread had asked for when an operation failed, and it ended, is free again; False if there is none."""
-        ended = self._promised.keys() - {t.ident for t in threading.enumerate()}
-        for t in ended:
-            del self._promised[t]
-        return bool(ended)
+    def _sweep(self) -> bool:
+        """Forget recipes that nobody needs, and with them what they hold; False if that has freed nothing."""
+        graph, before = self._present(), LEDGER.live_bytes
+        self._storages.unused = 0
+        if graph is not None:
+            graph.sweep()
+        return LEDGER.live_bytes < before
 
     def _taken(self) -> int:
-        return LEDGER.live_bytes + sum(self._promised.values()) + kept_bytes()
+        return LEDGER.live_bytes + self._promised.total + kept_bytes()
 
     def _drop_one(self) -> bool:
         """Drop the best candidate that nobody holds; False if there is none.
@@ -236,24 +260,11 @@ class Manager:
         self._passed = []
 
     def _infeasible(self, nbytes: int, names: Sequence[str]) -> BudgetError:
-        live, others = LEDGER.live_bytes, sum(self._promised.values())
-        needed = live + others + nbytes
         graph = self._present()
         for kept in graph.kept() if graph is not None else ():
             if kept.buffer is not None and kept.buffer.array is not None:
                 LEDGER.labelled(kept.buffer.root(), "activation")
-        if not nbytes:
-            return BudgetError(
-                f"memory_budget: {format_bytes(live)} ({live} bytes) are alive and held where the block begins, "
-                f"more than its {format_bytes(int(self.limit))}.\n{live_set()}",
-                live,
-            )
-        return BudgetError(
-            f"memory_budget: {'+'.join(names)} needs {format_bytes(nbytes)} more, but {format_bytes(live + others)} of "
-            f"the budget of {format_bytes(int(self.limit))} are held and cannot be dropped; this operation can run "
-            f"with {needed} bytes ({format_bytes(needed)}).\n{live_set()}",
-            needed,
-        )
+        return budget_error(nbytes, names, LEDGER.live_bytes + self._promised.total, int(self.limit))
 
     # Making values again ---------------------------------------------------------------------------------------
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Sequence
+
+from tapegrad.errors import BudgetError
 from tapegrad.memory.figures import Measure
 from tapegrad.memory.ledger import LEDGER
 from tapegrad.memory.sizes import format_bytes
@@ -24,3 +28,26 @@ def live_set() -> str:
         LEDGER.close(census)
     hint = [] if what == "line" else ["  (inside `with tg.measure():` the lines of the program are named)"]
     return "\n".join([f"Live: {', '.join(parts) or 'nothing'}.", *most, *hint])
+
+
+def budget_error(nbytes: int, names: Sequence[str], held: int, limit: int) -> BudgetError:
+    """The error where ``nbytes`` are needed (0: a block is entered) and ``held`` bytes cannot be dropped."""
+    needed = held + nbytes
+    if nbytes:
+        text = (
+            f"{'+'.join(names)} needs {nbytes} bytes more, but {held} of the budget of {limit} ({format_bytes(limit)}) "
+            f"are held and cannot be dropped; this operation can run with {needed} bytes ({format_bytes(needed)})"
+        )
+    else:
+        text = (
+            f"{held} bytes ({format_bytes(held)}) are alive and held where the block begins, more than its {limit} "
+            f"({format_bytes(limit)})"
+        )
+    return BudgetError(f"memory_budget: {text}.\n{live_set()}", needed)
+
+
+def collected() -> bool:
+    """Let the garbage collector look for cycles that hold values; False if it has freed nothing."""
+    before = LEDGER.live_bytes
+    gc.collect()
+    return LEDGER.live_bytes < before

@@ -49,10 +49,13 @@ class Recipe:
 
     ``buffer``: a weak reference to its present buffer.  ``kept``: one to what tapes keep of it.  ``roots``: of a kept
     view or pending value, the storages it holds (by index).  ``times``: how often it was made again.  ``names``: what
-    the user calls it.  ``slot``: its bytes in a tier, once they have been moved there.
+    the user calls it.  ``slot``: its bytes in a tier, once they have been moved there.  ``pinned``: its buffer,
+    if it has been decided to keep that in place of what it was made from.
     """
 
-    __slots__ = ("__weakref__", "buffer", "inputs", "kept", "names", "node", "roots", "slot", "storage", "times")
+    __slots__ = (
+        "__weakref__", "buffer", "inputs", "kept", "names", "node", "pinned", "roots", "slot", "storage", "times",
+    )  # fmt: skip
 
     def __init__(self, node: Node, inputs: tuple[Any, ...], out: Buffer) -> None:
         self.node = node
@@ -64,10 +67,15 @@ class Recipe:
         self.times = 0
         self.names: tuple[str, ...] = ()
         self.slot: Any = None
+        self.pinned: Buffer | None = None
 
     def value(self) -> Buffer | None:
         """The buffer, if there is one."""
         return self.buffer()
+
+    def pin(self, buffer: Buffer) -> None:
+        """Keep the value, and forget what it was made from."""
+        self.pinned, self.inputs = buffer, ()
 
     def keeping(self) -> Kept | None:
         """What tapes keep of it, if any does."""
@@ -124,7 +132,7 @@ class Graph:
         """Note how ``out`` was made."""
         with self._lock:  # recordings of several threads share a graph
             if len(self.recipes) >= self._sweep_at:
-                self._sweep()
+                self.sweep()
             recipes = self.recipes
             found = Recipe(node, tuple([recipes.get(b.node.index) or b for b in inputs]), out)
             recipes[node.index] = found
@@ -153,17 +161,47 @@ class Graph:
         found = _references(things)
         return (things[0] is not None and found[0] - _OWN > mine) or (things[1] is not None and found[1] - _OWN > known)
 
-    def _sweep(self) -> None:
-        """Forget recipes of values that nobody can ask for any more; done when their number has doubled."""
-        needed: dict[int, Recipe] = {}
-        stack = [r for r in self.recipes.values() if r.value() is not None or r.keeping() is not None]
-        while stack:
-            recipe = stack.pop()
-            if recipe.node.index not in needed:
-                needed[recipe.node.index] = recipe
-                stack += [i for i in recipe.inputs if type(i) is Recipe]
-        self.recipes = needed
-        self._sweep_at = max(4096, 2 * len(needed))
+    def sweep(self) -> None:
+        """Forget recipes of values that nobody can ask for any more; done when their number has doubled, too."""
+        with self._lock:
+            needed: dict[int, Recipe] = {}
+            stack = [r for r in self.recipes.values() if r.keeping() is not None or _has_value(r)]
+            while stack:
+                recipe = stack.pop()
+                if recipe.node.index not in needed:
+                    needed[recipe.node.index] = recipe
+                    stack += [i for i in recipe.inputs if type(i) is Recipe]
+            self.recipes = needed
+            self._sweep_at = max(4096, 2 * len(needed))
+
+
+def _has_value(recipe: Recipe) -> bool:
+    """Whether somebody else holds its value."""
+    return recipe.pinned is None and recipe.value() is not None
+
+
+def bytes_held_for(recipe: Recipe) -> int:
+    """Bytes of the buffers (data, nothing that can be made again) that are alive only so that it can be made again."""
+    known: Counter[int] = Counter()
+    leaves: dict[int, Buffer] = {}
+    seen: set[int] = set()
+    stack = [recipe]
+    i: Any = None
+    while stack and len(seen) < _MOST_WALKED:
+        for i in stack.pop().inputs:
+            if type(i) is not Recipe:
+                known[id(i)] += 1
+                leaves[id(i)] = i
+            elif i.storage is None and i.node.index not in seen:
+                seen.add(i.node.index)
+                stack.append(i)
+    del i
+    found = _references(leaves)
+    ours = [leaves[key] for key, n in found.items() if n - _OWN <= known[key]]
+    return sum(b.node.aval.nbytes for b in ours if b.array is not None and not b.keeps)
+
+
+_MOST_WALKED = 64
 
 
 def roots(buffer: Buffer) -> list[Buffer]:

@@ -28,10 +28,10 @@ from tapegrad.device import bits, current_device, device, phantom
 from tapegrad.errors import RecomputeError
 from tapegrad.evaluate import fill
 from tapegrad.memory.policies import Policy, checked
-from tapegrad.memory.rerun import Lookout, RerunTrace, alone, kept_by_tapes, results_of, snapshots
+from tapegrad.memory.rerun import Lookout, RerunTrace, alone, come_for, kept_by_tapes, results_of, snapshots
 from tapegrad.memory.saving import Noting, Taking
 from tapegrad.node import Node, thread
-from tapegrad.tensor import Tensor, alias, from_array
+from tapegrad.tensor import Tensor, alias
 from tapegrad.transforms.jvp import Pusher
 from tapegrad.transforms.wrapping import Wrapper
 from tapegrad.transforms.zeros import zeros_of
@@ -174,11 +174,7 @@ class CheckpointedCall:
             if watch.follows(buffer):
                 found[buffer.node.index] = buffer
         found.update(watch.captured)
-        for number, contents in watch.contents.items():
-            for i, buffer in enumerate(contents):
-                if watch.watched(buffer):
-                    self._places[number, i] = len(found)
-                    found[buffer.node.index] = buffer
+        self._places = watch.watched_contents(found)
         self.inputs = tuple(found.values())
         return y, [alone(r, self._start) for r in results]
 
@@ -218,11 +214,7 @@ class CheckpointedCall:
         The walk adds to what has come for the inputs: so sums have the order, and the bits, of the plain function's.
         """
         trace, results = self._rerun()
-        seeds: dict[int, Any] = {}
-        for i in needed:
-            g = come.pop(self._nodes[i].index, None)
-            if g is not None:
-                seeds[trace.source(i)] = g if isinstance(g, Tensor) else from_array(g, self._nodes[i].aval.device)
+        seeds: dict[int, Any] = {trace.source(i): g for i, g in come_for(self._nodes, needed, come).items()}
         for leaf, ct in zip((r for r in results if isinstance(r, Tensor)), cts, strict=True):
             if ct is not None:
                 index = leaf._buffer.node.index

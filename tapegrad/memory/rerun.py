@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tapegrad import buffer as _buffer
@@ -12,7 +12,7 @@ from tapegrad.buffer import Buffer
 from tapegrad.device import is_array, phantom
 from tapegrad.errors import RecomputeError
 from tapegrad.node import Call, Node, next_index, thread
-from tapegrad.tensor import Tensor, convert
+from tapegrad.tensor import Tensor, convert, from_array
 from tapegrad.transforms.jvp import Pusher
 from tapegrad.transforms.recording import Trace
 from tapegrad.variable import Variable
@@ -46,6 +46,16 @@ class Lookout:
             self.used[index] = buffer
             if self.watched(buffer):
                 self.captured[index] = buffer
+
+    def watched_contents(self, found: dict[int, Buffer]) -> dict[tuple[int, int], int]:
+        """Add to ``found`` the contents made in the run that are watched; their places in it."""
+        places: dict[tuple[int, int], int] = {}
+        for number, contents in self.contents.items():
+            for i, buffer in enumerate(contents):
+                if self.watched(buffer):
+                    places[number, i] = len(found)
+                    found[buffer.node.index] = buffer
+        return places
 
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """Note what an operation reads."""
@@ -182,6 +192,19 @@ class RerunTrace(Trace):
             self._stands_for(index, variable.construction_number, len(known) - 1)
 
 
+def come_for(nodes: Sequence[Node], needed: Iterable[int], come: dict[int, Any]) -> dict[int, Tensor]:
+    """What a walk has summed for a call's inputs, taken out, by position.
+
+    The call adds to it, so that sums have the order, and the bits, of the plain function's.
+    """
+    found = {}
+    for i in needed:
+        g = come.pop(nodes[i].index, None)
+        if g is not None:
+            found[i] = g if isinstance(g, Tensor) else from_array(g, nodes[i].aval.device)
+    return found
+
+
 def results_of(y: Any, watch: Lookout) -> list[Any]:
     """The leaves of a run's results, variables read, tensors noted as used."""
     found = [convert(leaf) if isinstance(leaf, (Tensor, Variable)) else leaf for leaf in nest.flatten(y)]
@@ -203,7 +226,11 @@ def alone(result: Any, start: int) -> Any:
     whole = root.node.aval.nbytes <= buffer.node.aval.nbytes or root.node.index < start
     if whole or not array.flags.c_contiguous:
         return result
+    if _buffer.keeper is not None:
+        _buffer.keeper.reserve((buffer.node.aval,), ("a slice of a result",))
     copied = Buffer(phantom.copied(array), buffer.node)
+    if _buffer.keeper is not None:
+        _buffer.keeper.replaced(copied)
     for r in thread.recorders:
         if isinstance(r, Pusher):
             r.carry(buffer, copied)

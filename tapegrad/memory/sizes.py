@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from operator import index
+from typing import Any
 
 from tapegrad.errors import TapegradError
 
@@ -14,13 +16,13 @@ class SizeError(TapegradError, ValueError):
     """Something that is no size in bytes."""
 
 
-def parse_bytes(size: int | str) -> int:
+def parse_bytes(size: Any) -> int:
     """A size in bytes: an integer, or text such as ``"2GiB"`` (1024), ``"512 MB"`` (1000), ``"1.5 GiB"``.
 
     Raises SizeError (ValueError).
     """
-    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
-        return size
+    if hasattr(size, "__index__") and not isinstance(size, bool) and index(size) > 0:  # NumPy's integers, too
+        return index(size)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", size) if isinstance(size, str) else None
     if found is not None and found[2].lower() in _UNITS:
         nbytes = int(float(found[1]) * _UNITS[found[2].lower()])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from itertools import islice
 from typing import Any
 
 from tapegrad.buffer import Buffer
@@ -17,7 +18,7 @@ from tapegrad.memory.figures import rounded
 from tapegrad.memory.guard import Guard
 from tapegrad.memory.offload import Offloads, move
 from tapegrad.memory.policies import RECOMPUTE, SAVE, Answer, Policy, asked
-from tapegrad.memory.recipes import Graph, Kept, Recipe, Storage, releasable, roots
+from tapegrad.memory.recipes import Graph, Kept, Recipe, Storage, bytes_held_for, releasable, roots
 
 _MOST_WALKED = 256
 """Nodes looked at to find the storages next to one; further ones are not counted as neighbours."""
@@ -36,6 +37,8 @@ class Storages:
         self.policy: Policy | None = None
         """The one in force; of each value it is asked once, when tapes come to want its bytes, and at each name."""
         self._ready: dict[int, tuple[Recipe, Graph]] = {}  # what is to be offloaded, by index
+        self.unused = 0
+        """Bytes, at least, that go when the graph is swept."""
 
     def clear(self) -> None:
         """Forget everything."""
@@ -80,7 +83,9 @@ class Storages:
                     # what was made before cannot hold it; what was made later may, or may not: `releasable` sees
                     holders.update(i for i in below.storage.holders if i > index)
         for i in holders:
-            self._hold(graph, recipe, graph.recipes[i])
+            holder = graph.recipes.get(i)
+            if holder is not None:  # its kept value may be on its way out
+                self._hold(graph, recipe, holder)
 
     def _hold(self, graph: Graph, recipe: Recipe, holder: Recipe) -> None:
         """The kept value of ``holder`` holds the bytes of ``recipe``'s value."""
@@ -91,7 +96,7 @@ class Storages:
             storage.answer = answer
             self._settle(graph, recipe, storage)
         storage.holders.add(holder.node.index)
-        if recipe is not holder:
+        if recipe is not holder and recipe.node.index not in holder.roots:
             holder.roots = (*holder.roots, recipe.node.index)
         if storage.place < 0:
             self._offer(graph, recipe, storage)
@@ -106,7 +111,7 @@ class Storages:
         else:
             storage.transfer = transfer_of(nbytes, recipe.slot is not None)
             self._ready[index] = (recipe, graph)
-        if storage.answer is not SAVE:
+        if storage.answer is not SAVE and recipe.pinned is None:
             self.candidates.add(recipe, graph, rounded(nbytes))
 
     def named(self, graph: Graph, recipe: Recipe, name: str) -> Answer:
@@ -155,6 +160,8 @@ class Storages:
             if kept is not None:
                 holders.append(kept)
         drop = releasable(recipe, holders)
+        if drop and storage.transfer is None and self._is_cheaper(recipe):
+            return False
         if not drop or not self._moved(recipe, graph, storage):
             return False
         for kept in drop:
@@ -166,6 +173,18 @@ class Storages:
         else:
             self._withdraw(recipe)
             self.offloads.went(recipe.slot)
+        return True
+
+    def _is_cheaper(self, recipe: Recipe) -> bool:
+        """Keep a value for good if what is held only for making it again has no fewer bytes; then that can go."""
+        nbytes = bytes_held_for(recipe)
+        if nbytes < max(1, recipe.node.aval.nbytes):
+            return False
+        buffer = recipe.value()
+        if buffer is not None:
+            recipe.pin(buffer)
+            self._withdraw(recipe)
+            self.unused += nbytes
         return True
 
     def _moved(self, recipe: Recipe, graph: Graph, storage: Storage) -> bool:
@@ -185,7 +204,7 @@ class Storages:
 
         A tape at node ``here`` reads nothing any more that was made later.
         """
-        for index in list(self._ready)[:_MOST_TRIED]:
+        for index in list(islice(self._ready, _MOST_TRIED)):
             recipe, graph = self._ready.pop(index)
             moved = (recipe.slot is None or index > here) and self.drop(recipe, graph)
             storage = recipe.storage
@@ -214,3 +233,5 @@ class Storages:
                         self.offloads.returned(root)
                         below.slot = None
             recipe.roots = ()
+            if recipe.pinned is not None:
+                self.unused += recipe.node.aval.nbytes

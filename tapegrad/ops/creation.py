@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tapegrad import buffer as _buffer
+from tapegrad.aval import shaped
 from tapegrad.device import CPU, Device, asdevice, current_device, dtypes, phantom
 from tapegrad.errors import NotATensorError
 from tapegrad.ops.dispatch import cast, tensor
@@ -52,6 +54,8 @@ def full(shape: int | Sequence[int], fill_value: Any, *, dtype: Any = None, devi
     where = current_device() if device is None else asdevice(device)
     wanted = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    if _buffer.keeper is not None:
+        _buffer.keeper.reserve((shaped(lengths, wanted, where),), ("full",))
     out = where.empty(lengths, wanted)
     if phantom.mode.dry:
         return _made(out, where)

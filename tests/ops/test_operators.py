@@ -141,6 +141,7 @@ INNER = {
     "ops.indexing": {"sliced_shape"}, "ops.bounds": {"checked", "require"},
     "ops.updates": {"adam", "clip_by_global_norm", "decayed", "groups", "momentum", "sgd"},
     "ops.reductions": {"infer_reduction", "lift_axes", "kept_shape"}, "ops.getitem": {"getitem"},
+    "ops.convolution": {"conv", "conv_transpose", "fitted"}, "ops.pooling": {"max_pool", "sum_pool"},
 }  # fmt: skip
 
 
