@@ -18,13 +18,14 @@ nothing is sampled.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from tapegrad.device import asdevice
 from tapegrad.memory.recipes import Graph, Recipe, Storage
 
 _FIRST = 256
 
 
-_MOST_NEAR = 64
+_MOST_NEAR = 16
 """Neighbours looked at, the latest: a value may be read by thousands of others."""
 _MOST_DIVIDED = 256
 """Storages of a set that is divided exactly."""
@@ -91,6 +92,7 @@ class Candidates:
                 for column, fill in ((self._numerators, self._xp.inf), (self._sizes, 1.0), (self._places, 0.0))
             )
         row = _of(recipe).place = self._free.pop()
+        _of(recipe).spared = 0
         self._rows[row] = (recipe, graph)
         self._sizes[row] = max(nbytes, 1)
         self._places[row] = recipe.node.index
@@ -127,9 +129,36 @@ class Candidates:
             self._numerators[place] = self._xp.inf
         return place >= 0
 
+    def spare(self, recipes: Iterable[Recipe]) -> None:
+        """Do not offer these while there are others: a replay under way will read them."""
+        for recipe in recipes:
+            storage = recipe.storage
+            if storage is not None and storage.place >= 0:
+                storage.spared += 1
+                self._numerators[storage.place] = self._xp.inf
+
+    def unspare(self, recipe: Recipe, graph: Graph) -> None:
+        """The replay has read it for the last time."""
+        storage = recipe.storage
+        if storage is not None and storage.spared:
+            storage.spared -= 1
+            self.refresh(recipe, graph)
+
+    def offer_spared(self) -> bool:
+        """Offer these, too, from now on; False if there are none."""
+        found = False
+        for row in self._rows:
+            if row is not None and _of(row[0]).spared:
+                _of(row[0]).spared = 0
+                self.refresh(*row)
+                found = True
+        return found
+
     def refresh(self, recipe: Recipe, graph: Graph) -> None:
         """Its neighbourhood has changed."""
         storage = _of(recipe)
+        if storage.spared:
+            return
         if storage.transfer is not None:
             if storage.place >= 0:
                 self._numerators[storage.place] = storage.transfer
@@ -157,7 +186,7 @@ class Candidates:
         """Join the sets of those next to ``recipe`` with its own."""
         storage = _of(recipe)
         mine = storage.part.all()
-        for index in storage.near:
+        for index in storage.near[-_MOST_NEAR:]:
             other = graph.recipes.get(index)
             if other is None:
                 continue

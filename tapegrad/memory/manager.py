@@ -247,7 +247,7 @@ class Manager:
                     if storages.candidates.pass_over(found[0]):
                         self._passed.append((weakref.ref(found[0]), weakref.ref(found[1])))  # it may go any time
                         looked_at += 1
-                if looked_at == len(self._passed):  # all of them, just now
+                if looked_at == len(self._passed) and not storages.candidates.offer_spared():  # all of them, just now
                     self._offer_again()
                     return False
                 looked_at = 0
@@ -274,7 +274,7 @@ class Manager:
         missing = [k for k in kept if found[id(k)] is None]
         self._here = max([k.recipe.node.index for k in kept])
         if missing:
-            made = replay(missing[0].graph, [k.recipe for k in missing], self._register)
+            made = replay(missing[0].graph, [k.recipe for k in missing], self._storages)
             for k in missing:
                 found[id(k)] = made[k.recipe.node.index]
         if self._storages.offloads.any:
@@ -290,10 +290,6 @@ class Manager:
     def _has_room(self, nbytes: int) -> bool:
         """Whether a value may come back early: twice its bytes are left to what runs meanwhile."""
         return self._taken() + 3 * rounded(nbytes) <= self.limit
-
-    def _register(self, graph: Graph, recipe: Recipe, buffer: Buffer) -> None:
-        with self._storages.guard:
-            self._storages.register(graph, recipe, buffer)
 
 
 MANAGER = Manager()

@@ -28,11 +28,12 @@ class Storage:
 
     ``holders``: the nodes (by index) whose kept values hold these bytes.  ``near``: the storages next to it, with none
     in between.  ``cost``: of making it from those.  ``part``: while it is dropped, the set of dropped ones it belongs
-    to.  ``place``: while it is there, its row among the candidates for eviction.  ``answer``: what the policy in force
-    says of it.  ``transfer``: if that is to offload it, the cost of moving it away and back.
+    to.  ``place``: while it is there, its row among the candidates for eviction.  ``spared``: how many
+    replays under way will read it.  ``answer``: what the policy in force says of it.  ``transfer``: if that is to
+    offload it, the cost of moving it away and back.
     """
 
-    __slots__ = ("answer", "cost", "holders", "near", "part", "place", "transfer")
+    __slots__ = ("answer", "cost", "holders", "near", "part", "place", "spared", "transfer")
 
     def __init__(self) -> None:
         self.holders: set[int] = set()
@@ -40,6 +41,7 @@ class Storage:
         self.cost = 0.0
         self.part: Any = None
         self.place = -1
+        self.spared = 0
         self.answer: Any = None
         self.transfer: float | None = None
 

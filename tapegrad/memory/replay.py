@@ -6,8 +6,8 @@ What has moved to a tier is brought back from there.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from tapegrad.buffer import Buffer
 from tapegrad.evaluate import again, array_of
@@ -16,23 +16,36 @@ from tapegrad.memory.recipes import Graph, Recipe
 from tapegrad.node import thread
 from tapegrad.transforms.jvp import Pusher
 
-Register = Callable[[Graph, Recipe, Buffer], None]
+
+class Keeping(Protocol):
+    """Who drops values, as far as a replay has to do with it."""
+
+    def registered(self, graph: Graph, recipe: Recipe, buffer: Buffer) -> None:
+        """A kept value has a buffer again."""
+
+    def spare(self, recipes: Iterable[Recipe]) -> None:
+        """These will be read; others shall be dropped first."""
+
+    def unspare(self, graph: Graph, recipes: Iterable[Recipe]) -> None:
+        """These have been read for the last time."""
 
 
-def replay(graph: Graph, targets: list[Recipe], register: Register) -> dict[int, Buffer]:
-    """The buffers of ``targets`` by node index.  ``register`` is told of each kept value that has a buffer again.
+def replay(graph: Graph, targets: list[Recipe], keeping: Keeping) -> dict[int, Buffer]:
+    """The buffers of ``targets`` by node index.
 
-    Values that were there when the replay was planned may be dropped while it runs, to make room for it; they are made
-    again when it comes to them.
+    Values that were there when the replay was planned are dropped last while it runs, and then made again when it comes
+    to them.
     """
     whole = any(isinstance(r, Pusher) for r in thread.recorders)  # tangents come back with values, but not from tiers
     order, uses = _missing(targets, whole)
     values: dict[int, Buffer] = {}
+    there = _there(graph, order, whole)
+    keeping.spare([r for recipes in there.values() for r in recipes])
     LEDGER.restoring(1)
     try:
         for recipe in order:
             sources = _sources(recipe, whole)
-            inputs = tuple([_input(graph, i, values, register) for i in sources])
+            inputs = tuple([_input(graph, i, values, keeping) for i in sources])
             if whole or recipe.slot is None:
                 out = _made(recipe, inputs)
                 recipe.times += 1
@@ -43,7 +56,7 @@ def replay(graph: Graph, targets: list[Recipe], register: Register) -> dict[int,
             kept = recipe.keeping()
             if kept is not None:
                 kept.buffer = out
-                register(graph, recipe, out)
+                keeping.registered(graph, recipe, out)
             del inputs, out, kept
             for i in sources:
                 index = i.node.index
@@ -51,9 +64,26 @@ def replay(graph: Graph, targets: list[Recipe], register: Register) -> dict[int,
                     uses[index] -= 1
                     if not uses[index]:
                         values.pop(index, None)
+            keeping.unspare(graph, there.pop(recipe.node.index, ()))
     finally:
         LEDGER.restoring(-1)
+        keeping.unspare(graph, [r for recipes in there.values() for r in recipes])
     return values
+
+
+def _there(graph: Graph, order: list[Recipe], whole: bool) -> dict[int, list[Recipe]]:
+    """The storages that are there and that the replay reads, by the index of the node that reads them last."""
+    last: dict[int, tuple[int, Recipe]] = {}
+    for recipe in order:
+        for i in _sources(recipe, whole):
+            buffer = i.value() if type(i) is Recipe else None
+            storage = None if buffer is None else graph.recipes.get(buffer.root().node.index)
+            if storage is not None:
+                last[storage.node.index] = recipe.node.index, storage
+    found: dict[int, list[Recipe]] = {}
+    for at, storage in last.values():
+        found.setdefault(at, []).append(storage)
+    return found
 
 
 def _sources(recipe: Recipe, whole: bool) -> tuple[Any, ...]:
@@ -78,12 +108,12 @@ def _missing(targets: list[Recipe], whole: bool) -> tuple[list[Recipe], dict[int
     return [order[i] for i in sorted(order)], uses
 
 
-def _input(graph: Graph, source: Any, values: dict[int, Buffer], register: Register) -> Buffer:
+def _input(graph: Graph, source: Any, values: dict[int, Buffer], keeping: Keeping) -> Buffer:
     if type(source) is not Recipe:
         return source
     found = values.get(source.node.index) or source.value()
     if found is None:
-        found = replay(graph, [source], register)[source.node.index]
+        found = replay(graph, [source], keeping)[source.node.index]
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -71,6 +72,22 @@ class Storages:
             below = graph.recipes.get(root.node.index)
             if below is not None:
                 self._hold(graph, below, recipe)
+
+    def registered(self, graph: Graph, recipe: Recipe, buffer: Buffer) -> None:
+        """A replay has made a kept value again."""
+        with self.guard:
+            self.register(graph, recipe, buffer)
+
+    def spare(self, recipes: Iterable[Recipe]) -> None:
+        """A replay will read these; others shall be dropped first."""
+        with self.guard:
+            self.candidates.spare(recipes)
+
+    def unspare(self, graph: Graph, recipes: Iterable[Recipe]) -> None:
+        """The replay has read these for the last time."""
+        with self.guard:
+            for recipe in recipes:
+                self.candidates.unspare(recipe, graph)
 
     def filled(self, graph: Graph, recipe: Recipe, keeps: tuple[Buffer, ...]) -> None:
         """A pending value has got bytes of its own: who kept it, or what is to be made from it, holds these now."""

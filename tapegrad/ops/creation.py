@@ -14,6 +14,8 @@ from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.tensor import Tensor, convert, device_of, from_array
 from tapegrad.variable import Variable
 
+_MIB = 2**20
+
 
 def asarray(x: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
     """``x`` (tensor, variable, array, number, nested sequence) as a tensor.
@@ -54,8 +56,9 @@ def full(shape: int | Sequence[int], fill_value: Any, *, dtype: Any = None, devi
     where = current_device() if device is None else asdevice(device)
     wanted = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    if _buffer.keeper is not None:
-        _buffer.keeper.reserve((shaped(lengths, wanted, where),), ("full",))
+    aval = shaped(lengths, wanted, where)
+    if _buffer.keeper is not None and aval.nbytes >= _MIB:  # less is made room for when it is counted
+        _buffer.keeper.reserve((aval,), ("full",))
     out = where.empty(lengths, wanted)
     if phantom.mode.dry:
         return _made(out, where)
