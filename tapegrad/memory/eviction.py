@@ -19,6 +19,7 @@ nothing is sampled.
 from __future__ import annotations
 
 from collections.abc import Iterable
+
 from tapegrad.device import asdevice
 from tapegrad.memory.recipes import Graph, Recipe, Storage
 
