@@ -434,6 +434,7 @@ def test_bytes_choose_the_number_of_states() -> None:
         (3, {"schedule": "best"}, "revolve, mixed, sqrt"),
         (3, {"schedule": "mixed", "disk": 1}, "no use for disk"),
         (3, {"disk": -1}, "disk is a number"),
+        (3, {"disk": "/tmp"}, "directory= says where"),
         (None, {"while_": bool}, "needs snapshots"),
         (3, {"schedule": lambda n: [Tape(0)]}, "a schedule is wrong"),
     ],
