@@ -240,6 +240,8 @@ def test_prefetching_evicts_nothing(weights, x, disk) -> None:
             gradients(weights, x)
         return m
 
+    with tg.measure() as m:
+        others = m.live_bytes - sum(w.nbytes for w in weights) - x.nbytes  # of other tests
     limit = peak(weights, x)
     while limit > 0:
         try:
@@ -248,7 +250,7 @@ def test_prefetching_evicts_nothing(weights, x, disk) -> None:
             break
         assert m.fetches == m.offloads and m.peak_bytes <= limit
         limit -= BYTES // 4
-    assert limit < 6 * BYTES
+    assert limit - others < 6 * BYTES
 
 
 def test_a_full_disk_is_an_error(weights, x, disk, monkeypatch) -> None:
