@@ -50,8 +50,8 @@ def checkpointed_loop(
     ``state``: any nest of tensors.  ``step`` is called as ``step(state, i)`` if it has two positional parameters
     without defaults, else as ``step(state)``; if it names ``is_recomputing`` it is told.  Captured tensors and
     variables get gradients, random numbers repeat, state changes happen once, and gradients are bit-identical to those
-    of the plain loop, as under ``recompute_grad``.  What a step makes may reach a later one through the state only.  Where
-    a step assigns to a variable what depends on something watched, and reads it, one value a step is kept besides.
+    of the plain loop, as under ``recompute_grad``.  What a step makes may reach a later one through the state only.
+    Where it assigns to a variable what depends on something watched, and reads it, one value a step is kept besides.
 
     The tape keeps at most ``snapshots`` states (default: so many that no step is run more than twice besides being
     recorded), or as many as fit into ``bytes`` (such as ``"2GiB"``), and the tape of one step.  ``schedule``:
