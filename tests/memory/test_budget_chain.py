@@ -217,3 +217,26 @@ def test_parts_join_into_one() -> None:
     assert (c.cost, c.members, c.edge) == (7.0, {1, 2, 4}, {7, 8, 9})
     c.join(c)
     assert c.cost == 7.0
+
+
+def test_what_a_replay_will_read_goes_last() -> None:
+    line = Line([1.0, 1.0, 1.0])
+    first, second, third = line.recipes
+    candidates = line.candidates
+
+    def best() -> Recipe:
+        found = candidates.best(line.here)
+        return found[0] if found is not None else None
+
+    assert best() is first
+    candidates.spare([first, second]), candidates.spare([first])
+    assert best() is third
+    candidates.refresh(first, line.graph)  # a neighbour's coming and going does not offer it
+    candidates.unspare(first, line.graph)
+    assert best() is third  # another replay reads it
+    candidates.unspare(first, line.graph)
+    assert best() is first
+    candidates.remove(first), candidates.remove(third)
+    assert best() is None
+    assert candidates.offer_spared() and best() is second
+    assert not candidates.offer_spared()
