@@ -1,0 +1,34 @@
+"""Numbers of calls: the how-many-th call of a function it is in its step, so that a plan can name single calls.
+
+Profiles count with it, and plans that are applied: so both number the same calls alike.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any
+
+from tapegrad.memory.steps import STEPS
+from tapegrad.node import thread
+
+
+class Ordinals:
+    """Counts calls, by key, from 0; anew in every step, and under every new outermost tape; for one thread."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[Hashable] = Counter()
+        self._step = -1
+        self._tape: Any = lambda: None
+
+    def next(self, key: Hashable) -> int:
+        """The number of the call of ``key`` that begins now."""
+        tape = thread.recorders[0] if thread.recorders else None
+        if self._step != STEPS.count or self._tape() is not tape:
+            self._seen.clear()
+            self._step = STEPS.count
+            self._tape = weakref.ref(tape) if tape is not None else lambda: None
+        number = self._seen[key]
+        self._seen[key] += 1
+        return number

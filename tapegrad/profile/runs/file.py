@@ -1,0 +1,193 @@
+"""Run files on disk: JSON, compressed by gzip if the name ends in ``.gz``; read with distrust.
+
+A file may come from anywhere: whatever is wrong with it ends in one RunFileError with one line, never in another
+exception, and nothing in it is executed.  ``schema.json`` describes the format for others.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+from tapegrad.errors import TapegradError
+from tapegrad.profile.runs.model import CATEGORIES, COLUMNS, KINDS, MARKS, PHASES, Run
+
+FORMAT = "tapegrad.run"
+VERSION = 1
+MAX_BYTES = 2 << 30
+"""The most a file may unpack to; a small file that unpacks to more is an attack."""
+_CHOICES = {"categories": CATEGORIES, "phases": PHASES, "kinds": KINDS, "marks": MARKS}
+_LARGEST = 1 << 62
+
+
+class RunFileError(TapegradError, ValueError):
+    """A run file that cannot be read, or is none."""
+
+
+def save(run: Run, path: str | os.PathLike[str]) -> None:
+    """Write ``run`` to ``path``: all of it, or (on an error) nothing.  Raises OSError."""
+    path = Path(path)
+    text = json.dumps(to_json(run), ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode()
+    data = gzip.compress(text, compresslevel=5, mtime=0) if path.suffix == ".gz" else text
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def to_json(run: Run) -> dict[str, Any]:
+    """``run`` as the JSON object that a run file holds."""
+    return {
+        "format": FORMAT, "version": VERSION, "meta": run.meta, "categories": list(CATEGORIES),
+        "phases": list(PHASES), "kinds": list(KINDS), "mark_kinds": list(MARKS), "peak": run.peak,
+        "checks": run.checks, "strings": run.strings, "sources": run.sources, **run.tables,
+    }  # fmt: skip
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Read and check a run file.  Raises RunFileError, with one line that says what is wrong."""
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as e:
+        raise RunFileError(f"{name}: {e.strerror or e}") from e
+    except ValueError as e:  # a name with a zero byte
+        raise RunFileError(f"{name!r}: {e}") from e
+    return parse(data, name)
+
+
+def parse(data: bytes, name: str) -> Run:
+    """The run in the bytes of a file called ``name``.  Raises RunFileError."""
+    if data[:2] == b"\x1f\x8b":
+        data = _unpacked(data, name)
+    if len(data) > MAX_BYTES:
+        raise RunFileError(f"{name}: unpacks to more than {MAX_BYTES >> 30} GiB; that is no run file")
+    try:
+        found = json.loads(data.decode("utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as e:
+        raise RunFileError(f"{name}: not a run file of tapegrad, or cut off ({_short(e)})") from None
+    try:
+        return _checked(found)
+    except RunFileError as e:
+        raise RunFileError(f"{name}: {e}") from None
+
+
+def _unpacked(data: bytes, name: str) -> bytes:
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        found = unpacker.decompress(data, MAX_BYTES + 1)
+    except zlib.error as e:
+        raise RunFileError(f"{name}: damaged ({_short(e)})") from None
+    if not unpacker.eof and len(found) <= MAX_BYTES:
+        raise RunFileError(f"{name}: cut off: the end of the compressed data is missing")
+    return found
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number that a run file may hold")
+
+
+def _short(error: BaseException) -> str:
+    return str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+
+
+def _checked(found: Any) -> Run:
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise RunFileError("not a run file of tapegrad")
+    version = found.get("version")
+    if not _is_int(version) or version != VERSION:
+        raise RunFileError(
+            f"of version {version!r:.20}, and this tapegrad reads version {VERSION}; use the tapegrad that wrote it"
+        )
+    for key, choices in (("categories", CATEGORIES), ("phases", PHASES), ("kinds", KINDS), ("mark_kinds", MARKS)):
+        if found.get(key) != list(choices):
+            raise RunFileError(f"{key!r} are not those of version {VERSION}")
+    strings = found.get("strings")
+    if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
+        raise RunFileError("'strings' is not a list of strings")
+    run = Run(_meta(found.get("meta")), strings)
+    for name, columns in COLUMNS.items():
+        run.tables[name] = _table(name, columns, found.get(name))
+    for name, columns in COLUMNS.items():
+        for column, into in columns.items():
+            if into is not None:
+                _check_range(f"{name}.{column}", run.tables[name][column], _size(run, into))
+    _check_stacks(run)
+    run.peak = _numbers("peak", found.get("peak"), run.peak)
+    run.checks = _numbers("checks", found.get("checks"), run.checks)
+    run.sources = _sources(found.get("sources", {}))
+    return run
+
+
+def _table(name: str, columns: dict[str, str | None], found: Any) -> dict[str, list[int]]:
+    if not isinstance(found, dict) or set(found) != set(columns):
+        raise RunFileError(f"table {name!r} does not have the columns {', '.join(columns)}")
+    for column, values in found.items():
+        # bool is an int to isinstance, and a float equal to one is not
+        if not isinstance(values, list) or any(type(v) is not int for v in values):
+            raise RunFileError(f"{name}.{column} is not a list of integers")
+        if values and not -_LARGEST <= min(values) <= max(values) <= _LARGEST:
+            raise RunFileError(f"{name}.{column} holds a number too large")
+    if len({len(values) for values in found.values()}) != 1:
+        raise RunFileError(f"the columns of {name!r} differ in length")
+    return found
+
+
+def _size(run: Run, into: str) -> int:
+    if into == "strings":
+        return len(run.strings)
+    return len(_CHOICES[into]) if into in _CHOICES else run.count(into)
+
+
+def _check_range(what: str, values: list[int], size: int) -> None:
+    if values and not -1 <= min(values) <= max(values) < size:
+        raise RunFileError(f"{what} points outside its table of {size}")
+
+
+def _check_stacks(run: Run) -> None:
+    """Parents come first, so following them always ends."""
+    for name in ("stacks", "calls"):
+        if any(parent >= row for row, parent in enumerate(run.tables[name]["parent"])):
+            raise RunFileError(f"{name}.parent does not lead to the start")
+
+
+def _meta(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise RunFileError("'meta' is not an object")
+    argv, outcome, device = found.get("argv"), found.get("outcome"), found.get("device")
+    if not isinstance(argv, list) or not all(isinstance(a, str) for a in argv):
+        raise RunFileError("meta.argv is not a list of strings")
+    if not isinstance(outcome, dict) or not isinstance(outcome.get("kind"), str) or not _is_int(outcome.get("code")):
+        raise RunFileError("meta.outcome has no kind and code")
+    if not isinstance(device, dict) or not isinstance(device.get("name"), str):
+        raise RunFileError("meta.device has no name")
+    for key in ("tapegrad", "program"):
+        if not isinstance(found.get(key), str):
+            raise RunFileError(f"meta.{key} is not a string")
+    return found
+
+
+def _numbers(what: str, found: Any, example: dict[str, int]) -> dict[str, int]:
+    if not isinstance(found, dict) or set(found) != set(example) or not all(_is_int(v) for v in found.values()):
+        raise RunFileError(f"{what!r} does not have the integers {', '.join(example)}")
+    return found
+
+
+def _sources(found: Any) -> dict[str, dict[str, str]]:
+    if not isinstance(found, dict) or not all(
+        isinstance(lines, dict) and all(k.isdecimal() and isinstance(v, str) for k, v in lines.items())
+        for lines in found.values()
+    ):
+        raise RunFileError("'sources' is not text by file and line")
+    return found
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int and abs(value) <= _LARGEST

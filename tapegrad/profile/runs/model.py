@@ -1,0 +1,110 @@
+"""A recorded run: tables of integers, and the strings they point into.
+
+Every table is a dict of columns of equal length; a row has a number, its place in them.  Bytes and nanoseconds (since
+the recording began) are integers; -1 stands for "none".  ``seq`` numbers the events of the run: every allocation, free,
+change of category, operation and mark takes the next one, so each instant of the run has a number, and what is alive
+*at* ``seq`` is what was alive right after that event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Table = dict[str, list[int]]
+
+CATEGORIES = (
+    "parameter", "optimizer", "gradient", "activation", "rematerialized", "temporary", "input", "user", "unattributed",
+)  # fmt: skip
+"""What bytes serve as, in the order in which they are shown.  *unattributed*: taken from the pool by other code."""
+PHASES = ("forward", "backward", "recompute", "optimizer", "other")
+"""When something was made: while a tape records, in its walk back, in a rerun or restoration, in an optimizer, else."""
+KINDS = ("function", "layer", "checkpoint", "scope")
+"""Kinds of calls: a function of the program's, a layer, a checkpointed call, a ``tg.memory.scope`` block."""
+MARKS = ("step", "oom", "user", "recording stopped")
+
+# Columns that point somewhere: to strings ("strings"), to a table's rows, or into one of the tuples above.
+COLUMNS: dict[str, dict[str, str | None]] = {
+    # a place in the program
+    "frames": {"file": "strings", "line": None, "function": "strings"},
+    # where something was made: the innermost frame, and the stack that called it (-1: not recorded)
+    "stacks": {"frame": "frames", "parent": "stacks"},
+    # a call during which operations ran.  line: of its definition; step: -1 outside steps; ordinal: how many-th call of
+    # this kind, name, file and line it is in its step and phase; first: the call that a rerun repeats (-1: no rerun)
+    "calls": {
+        "kind": "kinds", "name": "strings", "file": "strings", "line": None, "parent": "calls", "step": "steps",
+        "ordinal": None, "phase": "phases", "begin_seq": None, "end_seq": None, "begin_ns": None, "end_ns": None,
+        "first": "calls",
+    },
+    # a training step: up to and with the event end_seq
+    "steps": {
+        "begin_seq": None, "end_seq": None, "begin_ns": None, "end_ns": None, "cpu_ns": None, "peak_bytes": None,
+        "peak_seq": None, "reruns": None, "restored": None, "evictions": None, "offloads": None,
+    },
+    # bytes of one value, from begin to end (-1: alive at the end of the run).  bytes: as the pool counts them, in units
+    # of 512; requested: of the array; category: at the beginning (see "changes"); holder: what kept it alive longest;
+    # remat_of: the allocation that held the same value before; last_forward_seq, next_backward_seq: the last operation
+    # of the forward pass that read it, and the first of the backward pass after that
+    "allocs": {
+        "begin_seq": None, "end_seq": None, "begin_ns": None, "end_ns": None, "bytes": None, "requested": None,
+        "category": "categories", "op": "strings", "phase": "phases", "stack": "stacks", "call": "calls",
+        "shape": "strings", "dtype": "strings", "step": "steps", "holder": "strings", "remat_of": "allocs",
+        "last_forward_seq": None, "next_backward_seq": None, "device": "strings",
+    },
+    # an allocation serves as something else from here on
+    "changes": {"seq": None, "alloc": "allocs", "category": "categories"},
+    # an operation was applied (a lazy one is computed later, with others)
+    "ops": {"seq": None, "ns": None, "name": "strings", "phase": "phases", "call": "calls", "stack": "stacks"},
+    # something worth a mark: the end of a step, the failure of an allocation, a note of the user's
+    "marks": {"seq": None, "ns": None, "kind": "marks", "text": "strings"},
+    # what the pool says: bytes in use and reserved, and of those in use what the ledger does not know of
+    "samples": {"seq": None, "used_bytes": None, "reserved_bytes": None, "outside_bytes": None},
+    # digests of gradients, if asked for
+    "gradients": {"step": "steps", "name": "strings", "digest": "strings"},
+}  # fmt: skip
+
+
+def _empty() -> dict[str, Table]:
+    return {name: {column: [] for column in columns} for name, columns in COLUMNS.items()}
+
+
+@dataclass
+class Run:
+    """One recorded run.
+
+    ``meta``: versions, program, arguments, device, outcome (see ``schema.json``).  ``peak``: ``bytes`` (the most alive
+    at once), ``seq`` (the first event at which they were), ``step``, ``reserved_bytes`` (-1: not known).  ``checks``:
+    ``events``, ``dropped`` (events of steps that were not kept), ``checked`` (comparisons with the pool),
+    ``drift_bytes`` (the largest difference).  ``sources``: by file and line number the text of lines that appear.
+    """
+
+    meta: dict[str, Any]
+    strings: list[str] = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=_empty)
+    peak: dict[str, int] = field(default_factory=lambda: {"bytes": 0, "seq": -1, "step": -1, "reserved_bytes": -1})
+    checks: dict[str, int] = field(default_factory=lambda: {"events": 0, "dropped": 0, "checked": 0, "drift_bytes": 0})
+    sources: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Table:
+        if name in COLUMNS:
+            return self.__dict__["tables"][name]
+        raise AttributeError(name)
+
+    def count(self, table: str) -> int:
+        """The number of rows of a table."""
+        return len(next(iter(self.tables[table].values())))
+
+    def text(self, index: int) -> str:
+        """A string by its number; nothing for -1."""
+        return "" if index < 0 else self.strings[index]
+
+    def place(self, stack: int) -> tuple[str, int, str]:
+        """File, line and function of a stack's innermost frame; ("", 0, "") for -1."""
+        if stack < 0:
+            return "", 0, ""
+        frame = self.stacks["frame"][stack]
+        return (
+            self.text(self.frames["file"][frame]),
+            self.frames["line"][frame],
+            self.text(self.frames["function"][frame]),
+        )

@@ -1,0 +1,113 @@
+"""What was alive when: the run's events in order, and sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tapegrad.profile.runs.model import CATEGORIES, Run
+
+ALLOC, FREE, CHANGE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event that changed what is alive: of allocation ``alloc``, from ``before`` to ``after`` (-1: not alive)."""
+
+    seq: int
+    ns: int
+    alloc: int
+    before: int
+    after: int
+
+
+def events(run: Run) -> list[Event]:
+    """All events that change bytes or categories, in order."""
+    a, c = run.allocs, run.changes
+    category = list(a["category"])
+    marks: list[tuple[int, int, int, int]] = [
+        (seq, ALLOC, i, cat) for i, (seq, cat) in enumerate(zip(a["begin_seq"], category))
+    ]
+    marks += [(seq, FREE, i, -1) for i, seq in enumerate(a["end_seq"]) if seq >= 0]
+    marks += [(seq, CHANGE, i, cat) for seq, i, cat in zip(c["seq"], c["alloc"], c["category"])]
+    marks.sort()
+    found, now = [], 0
+    for seq, kind, i, to in marks:
+        if kind == ALLOC:
+            now = a["begin_ns"][i]
+            found.append(Event(seq, now, i, -1, to))
+        elif kind == FREE:
+            now = a["end_ns"][i]
+            found.append(Event(seq, now, i, category[i], -1))
+        else:
+            found.append(Event(seq, now, i, category[i], to))
+            category[i] = to
+    return found
+
+
+def totals(run: Run) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+    """``(seq, ns, bytes, bytes by category)`` after every event."""
+    by, total, sizes = [0] * len(CATEGORIES), 0, run.allocs["bytes"]
+    for e in events(run):
+        n = sizes[e.alloc]
+        if e.before >= 0:
+            by[e.before] -= n
+            total -= n
+        if e.after >= 0:
+            by[e.after] += n
+            total += n
+        yield e.seq, e.ns, total, tuple(by)
+
+
+def alive(run: Run, seq: int) -> dict[int, int]:
+    """What is alive at ``seq``: the category of each allocation, by its number."""
+    found: dict[int, int] = {}
+    for e in events(run):
+        if e.seq > seq:
+            break
+        if e.after < 0:
+            found.pop(e.alloc, None)
+        else:
+            found[e.alloc] = e.after
+    return found
+
+
+def peak(run: Run, begin: int = 0, end: int | None = None) -> tuple[int, int]:
+    """``(bytes, seq)`` of the first moment within ``begin <= seq <= end`` at which most is alive; (0, -1): nothing is."""
+    best, at, last = 0, -1, 0
+    for seq, _, total, _ in totals(run):
+        if end is not None and seq > end:
+            break
+        if seq >= begin:
+            if last > best:  # what was alive when the range began
+                best, at = last, begin
+            if total > best:
+                best, at = total, seq
+        last = total
+    return (last, begin) if at < 0 and last else (best, at)
+
+
+def at(run: Run, moment: str) -> int:
+    """The seq of ``"peak"``, ``"end"``, ``"oom"``, ``"step:3"`` (its peak; steps count from 0) or ``"seq:123"``.
+
+    Raises ValueError with a line that says what there is instead.
+    """
+    kind, _, number = moment.partition(":")
+    last = max([*run.allocs["begin_seq"], *run.allocs["end_seq"], *run.marks["seq"], 0])
+    if kind == "peak" and not number:
+        return run.peak["seq"]
+    if kind == "end" and not number:
+        return last
+    if kind == "oom" and not number:
+        found = [seq for seq, mark in zip(run.marks["seq"], run.marks["kind"]) if mark == 1]
+        if found:
+            return found[-1]
+        raise ValueError("the run did not run out of memory; see --at peak")
+    steps = run.count("steps")
+    if kind == "step" and number.isdecimal():
+        if int(number) < steps:
+            return run.steps["peak_seq"][int(number)]
+        raise ValueError(f"there is no step {number}: the run has {steps}, counted from 0")
+    if kind == "seq" and number.isdecimal():
+        return min(int(number), last)
+    raise ValueError(f"{moment!r} is no moment; use peak, end, oom, step:N or seq:N")
