@@ -73,7 +73,7 @@ def alive(run: Run, seq: int) -> dict[int, int]:
 
 
 def peak(run: Run, begin: int = 0, end: int | None = None) -> tuple[int, int]:
-    """``(bytes, seq)`` of the first moment within ``begin <= seq <= end`` at which most is alive; (0, -1): nothing is."""
+    """``(bytes, seq)`` of the first moment in ``begin <= seq <= end`` at which most is alive, (0, -1) if nothing is."""
     best, at, last = 0, -1, 0
     for seq, _, total, _ in totals(run):
         if end is not None and seq > end:
