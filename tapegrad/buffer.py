@@ -80,11 +80,26 @@ class Accountant(Protocol):
     def place(self) -> Any:
         """Where the user's program is, if that is to be remembered."""
 
-    def wanted(self, buffer: Buffer) -> None:
-        """A tape keeps ``buffer`` for a rule."""
+    def wanted(self, buffer: Buffer, by: str) -> None:
+        """A tape keeps ``buffer`` for a rule, or a call, of the name ``by``."""
 
-    def labelled(self, buffer: Buffer, category: str) -> None:
-        """``buffer``'s bytes serve as ``category`` from now on."""
+    def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
+        """``buffer``'s bytes serve as ``category`` from now on; ``name``: what the user calls what holds them."""
+
+    def read(self, buffers: Sequence[Buffer]) -> None:
+        """A kernel reads ``buffers``; the nodes it computes may have been applied long before."""
+
+    def called(self, node: Node) -> None:
+        """``node`` is a result of a call that has a derivative of its own."""
+
+    def walk_began(self) -> Any:
+        """A gradient walk begins in this thread; :meth:`walk_ended` is to get what this returns."""
+
+    def differentiating(self, index: int) -> None:
+        """The walk has come to the node of that index."""
+
+    def walk_ended(self, token: Any) -> None:
+        """The walk is over."""
 
     def ran(self, names: tuple[str, ...], read: int, written: int) -> None:
         """One kernel or barrier evaluated nodes of these primitives, reading and writing so many bytes."""
@@ -98,10 +113,14 @@ class Accountant(Protocol):
     def evicted(self) -> None:
         """One value was dropped under pressure."""
 
-    def rerun_began(self) -> None:
-        """This thread reruns a checkpointed function; what is made until :meth:`rerun_ended` was there before."""
+    def rerun_began(self, shift: int) -> Any:
+        """This thread reruns a checkpointed function; what is made until :meth:`rerun_ended` was there before.
 
-    def rerun_ended(self) -> None:
+        ``shift``: to be added to a node's index for that of the node that it repeats (0: not known).  What this returns
+        is for :meth:`rerun_ended`.
+        """
+
+    def rerun_ended(self, token: Any) -> None:
         """The rerun is over."""
 
     def scratch(self, nbytes: int) -> None:

@@ -146,8 +146,11 @@ def run_elementwise(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         if _buffer.accountant is not None:
             _buffer.accountant.applied(node, inputs)
         return _deferred(Buffer(None, node, inputs, span, loop))
-    if _buffer.accountant is not None:
-        return _run_counted(node, inputs)
+    accountant = _buffer.accountant
+    if accountant is not None:
+        if accountant.detailed or _buffer.keeper is not None or phantom.mode.dry:
+            return _run_counted(node, inputs)
+        accountant.applied(node, inputs)
     if ufunc is None:
         array = compute_elementwise(site.prim, [array_of(b) for b in inputs], aval)
     else:
@@ -254,6 +257,8 @@ def _launch(targets: list[Buffer]) -> None:
     axes = next((a for _, a in loops if a is not None), None)
     leaves = [b.array for b in work.leaves]
     accountant = _buffer.accountant
+    if accountant is not None:
+        accountant.read(work.leaves)
     if _buffer.keeper is not None:
         _buffer.keeper.reserve([b.node.aval for b in targets], [b.node.prim.name for b in targets])  # type: ignore[union-attr]
     if device.lazy:

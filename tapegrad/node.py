@@ -108,6 +108,8 @@ class _Thread(threading.local):
 
     recorders: tuple[Recorder, ...] = ()
     """Told of every node, outermost first."""
+    hidden: tuple[Recorder, ...] = ()
+    """Those that are not told of what happens at the moment, though it belongs to what they record."""
     deferring: Any = None
     """While a gradient walk runs: its list of reductions that wait to share a kernel."""
     runner: Runner | None = None

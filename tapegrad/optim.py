@@ -13,6 +13,8 @@ from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
+from tapegrad.memory.here import optimizing
+from tapegrad.memory.steps import OPTIMIZER, STEPS
 from tapegrad.ops import updates
 from tapegrad.ops.updates import clip_by_global_norm
 from tapegrad.tensor import Tensor, materialize
@@ -126,13 +128,14 @@ class Optimizer:
 
         Raises GradientError (None, other number or shape, a variable twice, no gradients at all), DTypeError.
         """
-        with unrecorded():
+        with unrecorded(), optimizing():
             pairs = self._checked_pairs(list(grads), list(variables), skip_none)
             rate, step = self.current_learning_rate(), self._steps_done() + 1
             for group in updates.groups([v for _, v in pairs]):
                 self._change([pairs[i] for i in group], rate, step)
             self.iterations.assign(step)
             self._counted = self._iterations_now(), step
+        STEPS.mark(OPTIMIZER)
 
     def _change(self, pairs: list[tuple[Tensor, Variable]], rate: float, step: int) -> None:
         """Assign new values to some variables and to their slots; the old ones are freed on return."""

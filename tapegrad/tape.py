@@ -268,7 +268,8 @@ class GradientTape(Recording):
         if total is None and zero:
             return zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
         if total is not None and _buffer.accountant is not None:
-            _buffer.accountant.labelled(total._buffer.root(), "gradient")
+            of = source.name if isinstance(source, Variable) else ""
+            _buffer.accountant.labelled(total._buffer.root(), "gradient", f"gradient of {of or 'a tensor'}")
         return total
 
     def _node(self, x: Any) -> Node:

@@ -34,12 +34,12 @@ def last_number() -> int:
 @contextmanager
 def unrecorded() -> Iterator[None]:
     """Let no tape record what happens in the block, in this thread."""
-    before = thread.recorders
-    thread.recorders = ()
+    before = thread.recorders, thread.hidden
+    thread.recorders, thread.hidden = (), thread.recorders or thread.hidden
     try:
         yield
     finally:
-        thread.recorders = before
+        thread.recorders, thread.hidden = before
 
 
 class Variable:
@@ -68,7 +68,7 @@ class Variable:
         self.category = category or "parameter"
         everyone[self._number] = self
         if _buffer.accountant is not None:
-            _buffer.accountant.labelled(content.root(), self.category)
+            _buffer.accountant.labelled(content.root(), self.category, self._name)
 
     @staticmethod
     def _content_of(x: Any, dtype: Any, device: Any = None) -> Buffer:
@@ -157,7 +157,7 @@ class Variable:
             )
         self._cell.set(content, self)
         if _buffer.accountant is not None:
-            _buffer.accountant.labelled(content.root(), self.category)
+            _buffer.accountant.labelled(content.root(), self.category, self._name)
         return self if read_value else None
 
     def assign_add(self, delta: Any, *, read_value: bool = True) -> Any:

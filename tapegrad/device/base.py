@@ -62,6 +62,10 @@ class Device(ABC):
     def give_back(self) -> None:
         """Return unused blocks of the pool to the system."""
 
+    @abstractmethod
+    def usage(self) -> tuple[int, int]:
+        """Bytes of the pool that are in use (-1: the pool does not know of all), and bytes that lie idle in it."""
+
     def room(self, nbytes: int) -> str:
         """What an error says of the memory there is, where ``nbytes`` could not be had."""
         return "the system has no more"

@@ -39,6 +39,10 @@ class CPUDevice(Device):
         """Idle blocks of the pool go back to the system."""
         POOL.free_all_blocks()
 
+    def usage(self) -> tuple[int, int]:
+        """Unknown, since small arrays do not come from the pool; idle bytes."""
+        return -1, POOL.idle_bytes
+
     def limit(self, nbytes: int | None) -> None:
         """The host pool holds at most so many bytes, lent and idle, if it can: it does not refuse a request."""
         POOL.limit = nbytes

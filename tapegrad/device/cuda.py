@@ -113,6 +113,12 @@ class CudaDevice(Device):
         with self.active():
             self.xp.get_default_memory_pool().free_all_blocks()
 
+    def usage(self) -> tuple[int, int]:
+        """Bytes in use, by anybody in this process, and idle ones."""
+        with self.active():
+            pool = self.xp.get_default_memory_pool()
+            return pool.used_bytes(), pool.free_bytes()
+
     def room(self, nbytes: int) -> str:
         """Full or fragmented, and what would fit."""
         with self.active():

@@ -10,10 +10,13 @@ from tapegrad.memory.predict import Point, Prediction, ShapeDtype, predict_peak
 from tapegrad.memory.recompute import recompute_grad
 from tapegrad.memory.report import Report, Row, Saved, report, saved
 from tapegrad.memory.reversible import reversible
+from tapegrad.memory.scope import scope
 from tapegrad.memory.sequential import CheckpointedSequence, checkpoint_sequential
+from tapegrad.memory.steps import step
 
 __all__ = [
     "CATEGORIES", "LEDGER", "CheckpointedSequence", "Measure", "Point", "Prediction", "Report", "Row", "Saved",
     "ShapeDtype", "checkpoint_sequential", "checkpointed_loop", "measure", "memory_budget", "policies",
-    "policy", "predict_peak", "recompute_grad", "report", "reversible", "saved", "tiers",
+    "policy", "predict_peak", "recompute_grad", "report", "reversible", "saved", "scope", "step",
+    "tiers",
 ]  # fmt: skip

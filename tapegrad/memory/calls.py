@@ -24,7 +24,8 @@ class Ordinals:
 
     def next(self, key: Hashable) -> int:
         """The number of the call of ``key`` that begins now."""
-        tape = thread.recorders[0] if thread.recorders else None
+        recorders = thread.recorders or thread.hidden
+        tape = recorders[0] if recorders else None
         if self._step != STEPS.count or self._tape() is not tape:
             self._seen.clear()
             self._step = STEPS.count

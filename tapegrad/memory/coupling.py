@@ -28,7 +28,7 @@ from tapegrad.device import bits, current_device, device
 from tapegrad.errors import RecomputeError
 from tapegrad.evaluate import array_of, fill
 from tapegrad.memory.recompute import Recompute
-from tapegrad.memory.rerun import Lookout, RerunTrace, come_for, results_of
+from tapegrad.memory.rerun import Lookout, RerunTrace, come_for, counted_rerun, results_of
 from tapegrad.node import Node, thread
 from tapegrad.tensor import Tensor, alias
 from tapegrad.transforms.jvp import Pusher
@@ -152,21 +152,19 @@ class Coupling:
         source = slots.get(a._buffer.node.index)
         self._a: Callable[[], Slot | None] = _nobody if source is None else weakref.ref(source)
         if _buffer.accountant is not None:
-            _buffer.accountant.wanted(out._buffer)
-            _buffer.accountant.wanted(b._buffer)
+            _buffer.accountant.wanted(out._buffer, "reversible")
+            _buffer.accountant.wanted(b._buffer, "reversible")
         if kept and source not in (None, self.b) and not (source.handed_over or self.b.handed_over):
             source.leave_to(self)
 
     def again(self, b: Tensor, recording: AbstractContextManager) -> tuple[list[Any], Lookout]:
         """The results of ``f(b)`` once more, with state, random numbers and device of the first run; what it used."""
         now = bits.host_state() if self._random is not None else None
-        accountant, watch = _buffer.accountant, Lookout(())
-        if accountant is not None:
-            accountant.rerun_began()
+        watch = Lookout(())
         try:
             if self._random is not None:
                 bits.set_host_state(self._random)
-            with device(self._device), overlay(self._cells), recording:
+            with device(self._device), overlay(self._cells), recording, counted_rerun():
                 before = thread.recorders
                 thread.recorders = (*before, watch)
                 try:
@@ -176,8 +174,6 @@ class Coupling:
         finally:
             if now is not None:
                 bits.set_host_state(now)
-            if accountant is not None:
-                accountant.rerun_ended()
         return results, watch
 
     def read(self) -> tuple[Buffer, Buffer | None]:

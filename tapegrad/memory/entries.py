@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tapegrad.buffer import Buffer
-from tapegrad.memory.figures import rounded
+from tapegrad.memory.figures import GRAIN
 from tapegrad.memory.places import Place, by_line
 
 RANK = {"temporary": 0, "user": 0, "input": 0, "activation": 1, "rematerialized": 2, "gradient": 3, "optimizer": 4,
@@ -20,12 +20,20 @@ _PARTS = ("category", "primitive", "place")
 class Entry(weakref.ref):
     """What the ledger knows of one live buffer: a weak reference that tells when it goes."""
 
-    __slots__ = ("category", "key", "nbytes", "place", "primitive")
+    __slots__ = ("category", "holder", "key", "nbytes", "next", "number", "place", "primitive", "read")
     key: int
     nbytes: int
     category: str
     primitive: str
     place: Place
+    number: int
+    """In the journal; it and what follows are set where one is written."""
+    holder: str
+    """What keeps it."""
+    read: int
+    """The last event of the forward pass that read it (-1: none)."""
+    next: int
+    """The first one of the backward pass after that."""
 
 
 class Entries:
@@ -52,20 +60,26 @@ class Entries:
 
     def enter(self, buffer: Buffer, category: str, place: Place, left: Callable[[Any], None]) -> Entry:
         """A new entry; ``left`` is called with it when the buffer goes."""
-        prim = buffer.node.prim
+        node = buffer.node
+        prim = node.prim
         entry = Entry(buffer, left)
-        entry.key = id(buffer)
-        entry.nbytes = rounded(buffer.node.aval.nbytes)
-        entry.category, entry.place = category, place
-        entry.primitive = prim.name if prim else "leaf"
-        self._by_key[entry.key] = entry
-        self._add(entry, entry.nbytes)
+        entry.key = key = id(buffer)
+        entry.nbytes = nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
+        entry.category = category
+        entry.place = place
+        entry.primitive = prim.name if prim is not None else "leaf"
+        self._by_key[key] = entry
+        self.live_bytes += nbytes
+        if self.totals:
+            self._add(entry, nbytes)
         return entry
 
     def remove(self, entry: Entry) -> None:
         """Its bytes are gone."""
         del self._by_key[entry.key]
-        self._add(entry, -entry.nbytes)
+        self.live_bytes -= entry.nbytes
+        if self.totals:
+            self._add(entry, -entry.nbytes)
 
     def relabel(self, entry: Entry, category: str) -> None:
         """Its bytes serve as ``category``."""
@@ -91,7 +105,5 @@ class Entries:
         return found
 
     def _add(self, entry: Entry, nbytes: int) -> None:
-        self.live_bytes += nbytes
-        if self.totals:
-            for what, total in self.totals.items():
-                total[getattr(entry, what)] += nbytes
+        for what, total in self.totals.items():
+            total[getattr(entry, what)] += nbytes

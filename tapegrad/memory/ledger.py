@@ -13,10 +13,9 @@ and neither kept nor asked for), *user* (made by the user's own operations, with
 from __future__ import annotations
 
 import gc
-import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tapegrad import buffer as _buffer
@@ -26,31 +25,32 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.memory.costs import cost_of
 from tapegrad.memory.entries import RANK, Entries, Entry
 from tapegrad.memory.figures import Measure
+from tapegrad.memory.here import HERE
+from tapegrad.memory.journal import Journal
 from tapegrad.memory.places import Place, user_place
+from tapegrad.memory.steps import GRADIENT, STEPS
+from tapegrad.memory.telling import Telling
 from tapegrad.node import Node, thread
 from tapegrad.variable import everyone
 
 _BEFORE = "(before the measurement)"
+_FIRST_PRUNING = 1024
+_JOURNAL_KNOWS = "(in the journal)"
 
 
-class _Reruns(threading.local):
-    """Of this thread: reruns and restorations under way, one within another."""
-
-    depth = 0
-    restoring = 0
-
-
-class Ledger:
+class Ledger(Telling):
     """The accountant: live entries, and the open measures to tell."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        super().__init__()
         self._entries = Entries()
-        self._open: list[Measure] = []
-        self._wanted: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self._wanted: dict[int, weakref.ref[Buffer]] = {}
+        """By node: pending buffers that tapes want."""
+        self._prune_at = _FIRST_PRUNING
         self._places: weakref.WeakKeyDictionary[Buffer, Place] = weakref.WeakKeyDictionary()
         self._peaked: list[Measure] = []
-        self._reruns = _Reruns()
+        self.journal: Journal | None = None
+        """Written while a program is profiled."""
         self.detailed = False
 
     def open(self, measure: Measure) -> None:
@@ -65,7 +65,9 @@ class Ledger:
                 self._entries.sum_up(True)
                 self.detailed = True
             measure.settle = self.settle
-            self._note_peak(measure)
+            measure.peak_bytes = self.live_bytes
+            if measure.detailed:
+                self._peaked.append(measure)
 
     def close(self, measure: Measure) -> None:
         """Stop telling ``measure``; after the last one the ledger forgets everything."""
@@ -81,8 +83,28 @@ class Ledger:
             if not self._open:
                 _buffer.set_accountant(None)
                 self._entries = Entries()
+                self.journal = None
                 self._wanted.clear()
                 self._places.clear()
+
+    def write(self, journal: Journal | None) -> None:
+        """Keep ``journal`` from now on, beginning with what is alive; None: no longer.  A measure must be open."""
+        with self._lock:
+            if journal is not None:
+                journal.census(self._entries)
+            self.journal = journal
+            self._label_variables()
+
+    def note(self, kind: int, text: str, peak: int = 0) -> int:
+        """Put a mark into the journal, if there is one, and return its seq (-1: there is none)."""
+        with self._lock:
+            return -1 if self.journal is None else self.journal.mark(kind, text, peak)
+
+    @contextmanager
+    def held(self) -> Iterator[Entries]:
+        """In the block nothing is counted by other threads."""
+        with self._lock:
+            yield self._entries
 
     def by(self, what: str) -> dict[str, int]:
         """Live bytes by ``"category"``, ``"primitive"`` or ``"line"``, the largest first."""
@@ -94,8 +116,11 @@ class Ledger:
         for b in alive:
             if b.array is not None and not b.keeps and type(b.array) not in (HostScalar, Phantom):
                 self._enter(b, "input" if b.node.prim is None else "user", _BEFORE)
+        self._label_variables()
+
+    def _label_variables(self) -> None:
         for variable in list(everyone.values()):
-            self._relabel(variable._cell._content.root(), variable.category)
+            self._relabel(variable._cell._content.root(), variable.category, variable.name)
 
     # What the engine tells -------------------------------------------------------------------------------------
 
@@ -110,17 +135,33 @@ class Ledger:
 
     def _count(self, buffer: Buffer) -> None:
         with self._lock:
-            place = self._places.pop(buffer, None) if self.detailed else None
-            entry = self._enter(buffer, self._category_of(buffer), place or user_place())
+            place: Place | None
+            if self.detailed:
+                place = self._places.pop(buffer, None) or user_place()
+            else:
+                place = user_place() if self.journal is None else _JOURNAL_KNOWS
+            entry = self._enter(buffer, self._category_of(buffer), place)
+            nbytes, live = entry.nbytes, self._entries.live_bytes
             for m in self._open:
-                m.allocated_bytes += entry.nbytes
-            self._changed()
+                m.allocated_bytes += nbytes
+                m.live_bytes = live
+                if live > m.peak_bytes:
+                    m.peak_bytes = live
+                    if m.detailed:
+                        self._peaked.append(m)
+                if m.timeline:
+                    self._note_sample(m)
 
     def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
         """A node was applied."""
+        if self.journal is not None:
+            if HERE.differentiated and thread.recorders:
+                STEPS.mark(GRADIENT)
+            with self._lock:
+                self.journal.applied(node, inputs, self._entries.of)
         if self.detailed:
             cost = cost_of(node, [b.node.aval for b in inputs])
-            again = self._reruns.restoring
+            again = HERE.restoring
             with self._lock:
                 for m in self._open:
                     m.cost += cost
@@ -143,52 +184,48 @@ class Ledger:
             entry = self._entries.of(buffer)
             return self._places.get(buffer) if entry is None else entry.place
 
-    def wanted(self, buffer: Buffer) -> None:
+    def wanted(self, buffer: Buffer, by: str) -> None:
         """A tape keeps a buffer, filled or pending."""
-        waiting = [buffer] if self.detailed else []
+        if self.detailed or self.journal is not None:
+            with self._lock:
+                self._want(buffer, by)
+
+    def _want(self, buffer: Buffer, by: str) -> None:
+        waiting = [buffer]
         while waiting:
             b = waiting.pop()
             if b.array is not None:
-                self.labelled(b.root(), "activation")
-            elif b not in self._wanted:  # what a pending buffer is to be made from is kept for the rule's sake, too
-                self._wanted.add(b)
-                waiting += b.keeps
+                self._relabel(b.root(), "activation", f"vjp of {by}")
+            elif b.node.index not in self._wanted:
+                self._wanted[b.node.index] = weakref.ref(b)
+                waiting += b.keeps  # what a pending buffer is to be made from is kept for the rule's sake, too
+        if len(self._wanted) >= self._prune_at:
+            self._wanted = {i: b for i, b in self._wanted.items() if b() is not None}
+            self._prune_at = max(_FIRST_PRUNING, 2 * len(self._wanted))
 
-    def labelled(self, buffer: Buffer, category: str) -> None:
+    def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
         """A buffer's bytes serve as ``category``; a more telling category stays."""
         with self._lock:
-            self._relabel(buffer, category)
+            self._relabel(buffer, category, name)
+        if category == "gradient" and self.journal is not None:
+            self.journal.gradient(buffer, name)
 
-    def ran(self, names: tuple[str, ...], read: int, written: int) -> None:
-        """A kernel ran."""
-        with self._lock:
-            for m in self._open:
-                m.kernel_runs += 1
-                m.bytes_moved += read + written
-                m.nodes_run.update(names)
+    def read(self, buffers: Sequence[Buffer]) -> None:
+        """A kernel reads buffers."""
+        if self.journal is not None:
+            with self._lock:
+                self.journal.read([self._entries.of(b.root()) for b in buffers])
 
-    def restoring(self, change: int) -> None:
-        """Values are made again in this thread."""
-        self._reruns.depth += change
-        self._reruns.restoring += change
+    def called(self, node: Node) -> None:
+        """A call with a derivative of its own was made."""
+        if self.journal is not None:
+            with self._lock:
+                self.journal.called(node)
 
-    def restored(self) -> None:
-        """One value was made again."""
-        with self._lock:
-            for m in self._open:
-                m.restored += 1
-
-    def evicted(self) -> None:
-        """One value was dropped."""
-        with self._lock:
-            for m in self._open:
-                m.evictions += 1
-
-    def moved(self, figure: str) -> None:
-        """One value went to a tier (``figure``: "offloads"), came back, or started to ("fetches", "prefetches")."""
-        with self._lock:
-            for m in self._open:
-                setattr(m, figure, getattr(m, figure) + 1)
+    def differentiating(self, index: int) -> None:
+        """The walk has come to a node."""
+        if self.journal is not None:
+            self.journal.differentiating(index)
 
     @property
     def live_bytes(self) -> int:
@@ -216,65 +253,57 @@ class Ledger:
                     found.append(buffer)
             return found
 
-    def rerun_began(self) -> None:
-        """A checkpointed function is rerun in this thread."""
-        self._reruns.depth += 1
-        with self._lock:
-            for m in self._open:
-                m.reruns += 1
-
-    def rerun_ended(self) -> None:
-        """The rerun is over."""
-        self._reruns.depth -= 1
-
-    def scratch(self, nbytes: int) -> None:
-        """A kernel took workspace."""
-        with self._lock:
-            for m in self._open:
-                m.scratch_bytes = max(m.scratch_bytes, nbytes)
-
     # Entries ---------------------------------------------------------------------------------------------------
 
     def _category_of(self, buffer: Buffer) -> str:
         if buffer.node.prim is None:
             return "input"
-        if self._reruns.depth:
+        if HERE.reruns:
             return "rematerialized"
-        if self.detailed and buffer in self._wanted:
+        if self._wanted and self._wanted.pop(buffer.node.index, None) is not None:
             return "activation"
         return "temporary" if thread.recorders or thread.deferring is not None else "user"
 
     def _enter(self, buffer: Buffer, category: str, place: Place) -> Entry:
-        return self._entries.enter(buffer, category, place, self._left)
+        entry = self._entries.enter(buffer, category, place, self._left)
+        if self.journal is not None:
+            self.journal.allocated(entry, buffer.node)
+        return entry
 
     def _left(self, entry: Entry) -> None:
         """A buffer is gone."""
         with self._lock:
-            if self._entries.has(entry):
-                self.settle()
-                self._entries.remove(entry)
-                self._changed()
+            entries = self._entries
+            if entries.has(entry):
+                if self._peaked:
+                    self.settle()
+                entries.remove(entry)
+                if self.journal is not None:
+                    self.journal.left(entry)
+                live = entries.live_bytes
+                for m in self._open:
+                    m.live_bytes = live
+                    if m.timeline:
+                        self._note_sample(m)
 
-    def _relabel(self, buffer: Buffer, category: str) -> None:
+    def _relabel(self, buffer: Buffer, category: str, holder: str) -> None:
         entry = self._entries.of(buffer)
-        if entry is not None and RANK[category] > RANK[entry.category]:
+        if entry is None:
+            return
+        if RANK[category] > RANK[entry.category]:
             self.settle()
             self._entries.relabel(entry, category)
+            if self.journal is not None:
+                self.journal.changed(entry)
+        elif category != entry.category:
+            return
+        if self.journal is not None:
+            entry.holder = holder
 
-    def _changed(self) -> None:
-        live = self._entries.live_bytes
-        for m in self._open:
-            m.live_bytes = live
-            if m.timeline:
-                by = self._entries.totals["category"]
-                m.samples.append((time.perf_counter() - m.started, live, by["activation"] + by["rematerialized"]))
-            if live > m.peak_bytes:
-                self._note_peak(m)
-
-    def _note_peak(self, m: Measure) -> None:
-        m.peak_bytes = self._entries.live_bytes
-        if m.detailed:
-            self._peaked.append(m)
+    def _note_sample(self, m: Measure) -> None:
+        by = self._entries.totals["category"]
+        kept = by["activation"] + by["rematerialized"]
+        m.samples.append((time.perf_counter() - m.started, self._entries.live_bytes, kept))
 
     def settle(self) -> None:
         """Note what makes up a new peak, before it changes: while memory only grows, that need not be told."""

@@ -25,14 +25,13 @@ from tapegrad.memory.loop_first import (
     Marks,
     Taped,
     Walk,
-    counted_rerun,
     form_of,
     indices_of,
     listening,
     settled,
 )  # fmt: skip
 from tapegrad.memory.recompute import CheckpointedCall
-from tapegrad.memory.rerun import Lookout, RerunTrace, StepTrace, Tracker, come_for, results_of
+from tapegrad.memory.rerun import Lookout, RerunTrace, StepTrace, Tracker, come_for, counted_rerun, results_of
 from tapegrad.memory.schedules.actions import DISK, Action, Advance, Drop, Restore, Reverse, Store, Tape
 from tapegrad.memory.snapshot import Position, Snapshot
 from tapegrad.memory.tiers import Disk

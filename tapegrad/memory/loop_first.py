@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from tapegrad import buffer as _buffer
 from tapegrad import nest
 from tapegrad.buffer import Buffer
 from tapegrad.cell import Seen, lookout
@@ -151,19 +150,6 @@ class FirstRun:
         results_of(results, look)
         call.note_uses(walk, look, seen)
         walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))
-
-
-@contextmanager
-def counted_rerun() -> Iterator[None]:
-    """What is made in the block was there before; the ledger counts one rerun."""
-    accountant = _buffer.accountant
-    if accountant is not None:
-        accountant.rerun_began()
-    try:
-        yield
-    finally:
-        if accountant is not None:
-            accountant.rerun_ended()
 
 
 @contextmanager

@@ -263,7 +263,7 @@ class Manager:
         graph = self._present()
         for kept in graph.kept() if graph is not None else ():
             if kept.buffer is not None and kept.buffer.array is not None:
-                LEDGER.labelled(kept.buffer.root(), "activation")
+                LEDGER.labelled(kept.buffer.root(), "activation", "a tape")
         return budget_error(nbytes, names, LEDGER.live_bytes + self._promised.total, int(self.limit))
 
     # Making values again ---------------------------------------------------------------------------------------

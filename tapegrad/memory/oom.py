@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tapegrad.errors import BudgetError
 from tapegrad.memory.figures import Measure
+from tapegrad.memory.journal import OOM
 from tapegrad.memory.ledger import LEDGER
 from tapegrad.memory.sizes import format_bytes
 
@@ -18,6 +19,7 @@ def live_set() -> str:
 
     Where nobody measures, a census is taken: lines are not known then.
     """
+    LEDGER.note(OOM, "")
     census = Measure(detailed=False)
     LEDGER.open(census)
     try:

@@ -18,8 +18,13 @@ def line_of(place: Place) -> str:
     if isinstance(place, str):
         return place
     code, at = place
+    return f"{code.co_filename}:{instruction_line(code, at)}"
+
+
+def instruction_line(code: CodeType, at: int) -> int:
+    """The line of an instruction."""
     line = next((line for start, end, line in code.co_lines() if start <= at < end), None)
-    return f"{code.co_filename}:{line or code.co_firstlineno}"
+    return line or code.co_firstlineno
 
 
 def by_line(places: dict[Place, int]) -> dict[str, int]:

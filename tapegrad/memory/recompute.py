@@ -28,9 +28,18 @@ from tapegrad.device import bits, current_device, device, phantom
 from tapegrad.errors import RecomputeError
 from tapegrad.evaluate import fill
 from tapegrad.memory.policies import Policy, checked
-from tapegrad.memory.rerun import Lookout, RerunTrace, alone, come_for, kept_by_tapes, results_of, snapshots
+from tapegrad.memory.rerun import (
+    Lookout,
+    RerunTrace,
+    alone,
+    come_for,
+    counted_rerun,
+    kept_by_tapes,
+    results_of,
+    snapshots,
+)
 from tapegrad.memory.saving import Noting, Taking
-from tapegrad.node import Node, thread
+from tapegrad.node import Node, next_index, thread
 from tapegrad.tensor import Tensor, alias
 from tapegrad.transforms.jvp import Pusher
 from tapegrad.transforms.wrapping import Wrapper
@@ -68,7 +77,7 @@ class Recompute(Wrapper):
             recorder.record_call(call, call.inputs, buffers)
         if _buffer.accountant is not None:
             for b in call.inputs:
-                _buffer.accountant.wanted(b)
+                _buffer.accountant.wanted(b, call.name)
         call.forget_buffers()
         return nest.rebuild(y, iter(outputs))
 
@@ -157,6 +166,7 @@ class CheckpointedCall:
         thread.recorders = (*pushers, watch)
         try:
             with lookout() as seen:
+                self._began = next_index()
                 y = self._run_first(args, kwargs, watch, seen)
                 results = results_of(y, watch)
                 fill([r._buffer for r in results if isinstance(r, Tensor)])
@@ -228,17 +238,15 @@ class CheckpointedCall:
 
     def _rerun(self) -> tuple[RerunTrace, list[Any]]:
         now = bits.host_state() if self._random is not None else None
-        accountant = _buffer.accountant
         self.times += 1
         watch = Lookout(())
         trace = RerunTrace(self._nodes, self._places, self._start)
         args, kwargs = snapshots(self._args, self._kwargs)
-        if accountant is not None:
-            accountant.rerun_began()
         try:
             if self._random is not None:
                 bits.set_host_state(self._random)
-            with device(self._device), overlay(self._cells), lookout() as seen, trace:
+            shift = self._began - next_index()
+            with device(self._device), overlay(self._cells), lookout() as seen, trace, counted_rerun(shift):
                 thread.recorders = (*thread.recorders, watch)
                 with nullcontext() if self._noted is None else Taking(self.name, self._noted, watch):
                     y = self._owner._run(args, kwargs, True)
@@ -246,8 +254,6 @@ class CheckpointedCall:
         finally:
             if now is not None:
                 bits.set_host_state(now)
-            if accountant is not None:
-                accountant.rerun_ended()
         self._compare(y, results, seen, watch.used)
         return trace, results
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tapegrad import buffer as _buffer
@@ -75,6 +76,21 @@ class Lookout:
         """As for one node."""
         for b in inputs:
             self.use(b)
+
+
+@contextmanager
+def counted_rerun(shift: int = 0) -> Iterator[None]:
+    """What is made in the block was there before; the ledger counts one rerun.
+
+    ``shift``: from the indices of its nodes to those of the nodes they repeat, if that is known.
+    """
+    accountant = _buffer.accountant
+    token = None if accountant is None else accountant.rerun_began(shift)
+    try:
+        yield
+    finally:
+        if accountant is not None:
+            accountant.rerun_ended(token)
 
 
 class Tracker:

@@ -86,7 +86,7 @@ class Noting(_InForce):
         if _buffer.accountant is not None:
             for _, value in self.saved.values():
                 if isinstance(value, Buffer):
-                    _buffer.accountant.wanted(value)
+                    _buffer.accountant.wanted(value, "policy")
 
     def _ask(self, buffer: Buffer) -> None:
         """A value of the run has bytes of its own: keep them, or move them, if the policy says so."""

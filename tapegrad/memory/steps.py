@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tapegrad.memory.here import HERE
+
 GRADIENT, OPTIMIZER, PROGRAM = range(3)
 Listener = Callable[[int], None]
 """Called with the kind of a mark that counts."""
@@ -25,6 +27,7 @@ class Steps:
 
     def mark(self, kind: int) -> None:
         """A step has ended."""
+        HERE.differentiated = False
         if kind >= self._kind:
             self._kind = kind
             self.count += 1

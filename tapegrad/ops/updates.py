@@ -1,6 +1,6 @@
 """The updates of optimizers, for many tensors in one go.
 
-On the CPU each tensor's update is one region.  On CUDA, where launching costs more than most tensors take, all tensors
+On the CPU each tensor's update is one region, or, if it is small, done at once.  On CUDA, where launching costs more than most tensors take, all tensors
 of one dtype are updated by few launches (``kernels/optim.cu``), whose results have the bits of the formulas here.
 Nothing is recorded on CUDA: an update is no place to take derivatives.
 """
@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad import buffer as _buffer
-from tapegrad.device import many, tally
+from tapegrad.device import many, phantom, tally
 from tapegrad.device.kernel import Kernel
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.evaluate import array_of
+from tapegrad.fusion.region import runs_at_once
+from tapegrad.node import thread
 from tapegrad.ops.arithmetic import maximum, sqrt
 from tapegrad.ops.comparison import isfinite
 from tapegrad.ops.creation import asarray, astype
@@ -28,6 +30,8 @@ from tapegrad.tensor import Tensor, from_array, materialize
 AT_ONCE = 32 * 2**20
 """Bytes of variables in one group, unless one alone has more: their new values exist beside the old ones for a while,
 and for large tensors fewer launches gain nothing."""
+SMALL = 2**20
+"""The same on the CPU, where a large tensor gains nothing from company; small ones share the numbers of the formula."""
 
 _ADAM = Kernel("optim.cu", "tg_adam")
 _SGD = Kernel("optim.cu", "tg_sgd")
@@ -53,11 +57,11 @@ def adam(
     """
     numbers = (float(factor), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2, float(epsilon))
 
-    def formula(x: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        scale, keep_m, add_m, keep_v, add_v, more = (_scalar(number, x) for number in numbers)
+    def formula(root: Callable, numbers: Sequence[Any], x: Any, g: Any, m: Any, v: Any) -> tuple[Any, ...]:
+        scale, keep_m, add_m, keep_v, add_v, more = numbers
         m = keep_m * m + add_m * g
         v = keep_v * v + add_v * (g * g)
-        return x - scale * m / (sqrt(v) + more), m, v
+        return x - scale * m / (root(v) + more), m, v
 
     return _update("adam_update", _ADAM, (xs, gs, ms, vs), (0, 2, 3), formula, shrink, numbers)
 
@@ -66,7 +70,7 @@ def sgd(
     xs: Sequence[Tensor], gs: Sequence[Tensor], *, rate: float, shrink: float | None = None
 ) -> list[tuple[Tensor, ...]]:
     """For each ``x`` with gradient ``g``: the new one, ``x shrink - rate g``.  Raises DeviceError."""
-    formula = lambda x, g: (x - _scalar(rate, x) * g,)
+    formula = lambda root, numbers, x, g: (x - numbers[0] * g,)
     return _update("sgd_update", _SGD, (xs, gs), (0,), formula, shrink, (float(rate),))
 
 
@@ -86,8 +90,8 @@ def momentum(
     Raises DeviceError.
     """
 
-    def formula(x: Tensor, g: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        down, keep = _scalar(rate, x) * g, _scalar(momentum, x)
+    def formula(root: Callable, numbers: Sequence[Any], x: Any, g: Any, v: Any) -> tuple[Any, ...]:
+        down, keep = numbers[0] * g, numbers[1]
         v = keep * v - down
         return (x + keep * v - down if nesterov else x + v), v
 
@@ -120,11 +124,12 @@ def groups(xs: Sequence[Any]) -> list[list[int]]:
     found: list[list[int]] = []
     filling: dict[Any, tuple[list[int], int]] = {}
     for i, x in enumerate(xs):
-        if x.device.kind != "cuda":
+        on_gpu = x.device.kind == "cuda"
+        if not on_gpu and x.nbytes > SMALL:
             found.append([i])
             continue
         group, held = filling.get((x.device, x.dtype), ([], 0))
-        if not group or len(group) == many.MANY or held + x.nbytes > AT_ONCE:
+        if not group or len(group) == many.MANY or held + x.nbytes > (AT_ONCE if on_gpu else SMALL):
             group, held = [], 0
             found.append(group)
         group.append(i)
@@ -154,18 +159,39 @@ def _update(
     """New values of the operands at positions ``renewed``, for each tensor."""
     rows = [promote(name, row) for row in zip(*operands, strict=True)]
     new: list[tuple[Tensor, ...]] = [()] * len(rows)
+    shared: dict[Any, list[Tensor]] = {}
     for group in groups([row[0] for row in rows]):
-        if rows[group[0]][0].device.kind == "cuda":
+        first = rows[group[0]][0]
+        if first.device.kind == "cuda":
             decay = (1.0, 0) if shrink is None else (float(shrink), 1)
             made = _by_kernel(name, kernel, [rows[i] for i in group], renewed, (*decay, *numbers))
             for i, values in zip(group, made, strict=True):
                 new[i] = values
-        else:
-            (i,) = group
-            x, *others = rows[i]
-            new[i] = formula(decayed(x, shrink), *others)
-            materialize(*new[i])  # in one kernel
+            continue
+        scalars = shared.get((first.device, first.dtype))
+        if scalars is None:
+            wanted = numbers if shrink is None else (*numbers, shrink)
+            scalars = shared[first.device, first.dtype] = [_scalar(number, first) for number in wanted]
+        for i in group:
+            new[i] = _on_cpu(formula, scalars[: len(numbers)], scalars[len(numbers) :], rows[i])
     return new
+
+
+def _on_cpu(
+    formula: Callable[..., tuple[Any, ...]], numbers: list[Tensor], shrink: list[Tensor], row: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """One tensor's update: the formula in tensors, or, if small and nobody looks on, in their arrays: the same bits."""
+    device = row[0].device
+    accountant = _buffer.accountant
+    watched = thread.recorders or _buffer.keeper is not None or (accountant is not None and accountant.detailed)
+    if watched or phantom.mode.dry or row[0].dtype.kind != "f" or not runs_at_once(row[0]._buffer.node.aval):
+        x, *others = row
+        made = formula(sqrt, numbers, x * shrink[0] if shrink else x, *others)
+        materialize(*made)  # in one kernel
+        return made
+    plain, decay, (x, *others) = ([array_of(t._buffer) for t in part] for part in (numbers, shrink, row))
+    found = formula(device.xp.sqrt, plain, x * decay[0] if decay else x, *others)
+    return tuple(from_array(device.xp.asarray(a), device) for a in found)
 
 
 def _by_kernel(

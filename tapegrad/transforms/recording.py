@@ -72,8 +72,9 @@ class Recording:
         self._records.append((node, nodes, plan, residuals))
         if _buffer.accountant is not None:
             self._note_place(node)
+            name = node.prim.name  # type: ignore[union-attr]
             for slot in plan.slots:
-                _buffer.accountant.wanted(out if slot < 0 else inputs[slot])
+                _buffer.accountant.wanted(out if slot < 0 else inputs[slot], name)
 
     def read(self, variable: Any, value: Buffer) -> None:
         """A variable was read: of no concern to a bare recording."""
@@ -90,6 +91,7 @@ class Recording:
             if _buffer.accountant is not None:
                 for n in results:
                     self._note_place(n)
+                    _buffer.accountant.called(n)
 
     def _note_place(self, node: Node) -> None:
         place = _buffer.accountant.place()  # type: ignore[union-attr]

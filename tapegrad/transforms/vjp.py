@@ -60,14 +60,17 @@ def backward(
     ``consume``: records are dropped as they are used, so each residual is freed at its last use.  ``path``: the values
     that depend on the sources; only these are followed (None: all).  ``also``: what to evaluate along with the result.
     """
-    before = thread.deferring
+    before, accountant = thread.deferring, _buffer.accountant
     thread.deferring = []
-    unseen = lead is None and not thread.recorders and _buffer.accountant is None
+    unseen = lead is None and not thread.recorders and accountant is None
+    token = None if accountant is None else accountant.walk_began()
     try:
         for position in range(len(records) - 1, -1, -1):
             record = records.pop() if consume else records[position]
             node, inputs, plan, residuals = record
             if plan is None:
+                if accountant is not None and residuals:
+                    accountant.differentiating(residuals[0].index)
                 _pull_call(record, cts, keep, path, lead)
                 continue
             index = node.index
@@ -78,6 +81,8 @@ def backward(
                 cts[index] = ct
             if unseen and plan.quick and type(residuals) is tuple and _pull_arrays(record, ct, cts, path):
                 continue
+            if accountant is not None:
+                accountant.differentiating(index)
             _pull(record, _tensor(ct, node.aval), cts, path, lead)
             del record, residuals, ct
         found = {i: _tensor(cts[i], None) for i in keep if i in cts}
@@ -85,6 +90,8 @@ def backward(
         return found
     finally:
         thread.deferring = before
+        if accountant is not None:
+            accountant.walk_ended(token)
 
 
 def _tensor(ct: Any, aval: ShapedArray | None) -> Tensor:

@@ -17,6 +17,7 @@ import tapegrad as tg
 from tapegrad import buffer
 from tapegrad.device.pool import POOL
 from tapegrad.memory.figures import CATEGORIES, rounded
+from tapegrad.memory.here import HERE
 from tapegrad.memory.ledger import LEDGER
 
 BIG = 20_000
@@ -264,7 +265,7 @@ def test_exceptions_leave_the_ledger_right() -> None:
 
 
 def thread_is_not_rerunning() -> bool:
-    return getattr(LEDGER._reruns, "depth", 0) == 0
+    return HERE.reruns == HERE.restoring == HERE.walking == 0
 
 
 def test_bytes_of_other_threads_count() -> None:

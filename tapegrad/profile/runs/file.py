@@ -22,6 +22,13 @@ MAX_BYTES = 2 << 30
 """The most a file may unpack to; a small file that unpacks to more is an attack."""
 _CHOICES = {"categories": CATEGORIES, "phases": PHASES, "kinds": KINDS, "marks": MARKS}
 _LARGEST = 1 << 62
+_MOST_BYTES = 1 << 50
+_NEEDED = {("stacks", "frame"), ("changes", "alloc")}
+"""Columns that point at rows and never at none; nor do categories, phases and kinds."""
+_NOT_NEGATIVE = (
+    ("allocs", "begin_seq"), ("allocs", "begin_ns"), ("allocs", "bytes"), ("allocs", "requested"), ("ops", "seq"),
+    ("ops", "ns"), ("marks", "seq"), ("marks", "ns"), ("calls", "begin_ns"), ("steps", "begin_ns"),
+)  # fmt: skip
 
 
 class RunFileError(TapegradError, ValueError):
@@ -118,10 +125,14 @@ def _checked(found: Any) -> Run:
     for name, columns in COLUMNS.items():
         for column, into in columns.items():
             if into is not None:
-                _check_range(f"{name}.{column}", run.tables[name][column], _size(run, into))
+                needed = into in _CHOICES or (name, column) in _NEEDED
+                _check_range(f"{name}.{column}", run.tables[name][column], 0 if needed else -1, _size(run, into))
     _check_stacks(run)
+    _check_lives(run)
     run.peak = _numbers("peak", found.get("peak"), run.peak)
     run.checks = _numbers("checks", found.get("checks"), run.checks)
+    if run.peak["bytes"] < 0 or not -1 <= run.peak["step"] < run.count("steps"):
+        raise RunFileError("'peak' is negative, or in a step that is not there")
     run.sources = _sources(found.get("sources", {}))
     return run
 
@@ -146,8 +157,8 @@ def _size(run: Run, into: str) -> int:
     return len(_CHOICES[into]) if into in _CHOICES else run.count(into)
 
 
-def _check_range(what: str, values: list[int], size: int) -> None:
-    if values and not -1 <= min(values) <= max(values) < size:
+def _check_range(what: str, values: list[int], least: int, size: int) -> None:
+    if values and not least <= min(values) <= max(values) < size:
         raise RunFileError(f"{what} points outside its table of {size}")
 
 
@@ -156,6 +167,24 @@ def _check_stacks(run: Run) -> None:
     for name in ("stacks", "calls"):
         if any(parent >= row for row, parent in enumerate(run.tables[name]["parent"])):
             raise RunFileError(f"{name}.parent does not lead to the start")
+
+
+def _check_lives(run: Run) -> None:
+    """Bytes and times are not negative, nothing ends before it begins, and changes lie in between."""
+    for name, column in _NOT_NEGATIVE:
+        if min(run.tables[name][column], default=0) < 0:
+            raise RunFileError(f"{name}.{column} holds a negative number")
+    a = run.allocs
+    if max(a["bytes"], default=0) > _MOST_BYTES or max(a["requested"], default=0) > _MOST_BYTES:
+        raise RunFileError(f"allocs.bytes holds more than {_MOST_BYTES >> 50} PiB in one allocation")
+    for begin, end, begin_ns, end_ns in zip(a["begin_seq"], a["end_seq"], a["begin_ns"], a["end_ns"]):
+        if end != -1 and not (begin < end and begin_ns <= end_ns):
+            raise RunFileError("allocs: one ends before it begins")
+    for seq, alloc in zip(run.changes["seq"], run.changes["alloc"]):
+        if seq <= a["begin_seq"][alloc] or 0 <= a["end_seq"][alloc] <= seq:
+            raise RunFileError("changes: one lies outside the life of its allocation")
+    if any(old >= row for row, old in enumerate(a["remat_of"])):
+        raise RunFileError("allocs.remat_of does not lead back")
 
 
 def _meta(found: Any) -> dict[str, Any]:
@@ -171,6 +200,11 @@ def _meta(found: Any) -> dict[str, Any]:
     for key in ("tapegrad", "program"):
         if not isinstance(found.get(key), str):
             raise RunFileError(f"meta.{key} is not a string")
+    for key, value in (("limit_bytes", found.get("limit_bytes")), ("total_bytes", device.get("total_bytes"))):
+        if value is not None and not (_is_int(value) and value >= 0):
+            raise RunFileError(f"meta: {key} is not a number of bytes")
+    if not isinstance(outcome.get("message", ""), str):
+        raise RunFileError("meta.outcome.message is not a string")
     return found
 
 
@@ -182,7 +216,7 @@ def _numbers(what: str, found: Any, example: dict[str, int]) -> dict[str, int]:
 
 def _sources(found: Any) -> dict[str, dict[str, str]]:
     if not isinstance(found, dict) or not all(
-        isinstance(lines, dict) and all(k.isdecimal() and isinstance(v, str) for k, v in lines.items())
+        isinstance(lines, dict) and all(k.isdecimal() and len(k) < 10 and isinstance(v, str) for k, v in lines.items())
         for lines in found.values()
     ):
         raise RunFileError("'sources' is not text by file and line")

@@ -87,6 +87,32 @@ def peak(run: Run, begin: int = 0, end: int | None = None) -> tuple[int, int]:
     return (last, begin) if at < 0 and last else (best, at)
 
 
+def peaks(run: Run, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """:func:`peak` of several ranges of seq, which are in order and do not overlap, in one pass."""
+    found = [(0, -1)] * len(ranges)
+    at, last = 0, 0
+    for seq, _, total, _ in totals(run):
+        while at < len(ranges) and seq > ranges[at][1]:
+            found[at] = _at_least(found[at], last, ranges[at][0])
+            at += 1
+        if at == len(ranges):
+            return found
+        begin, _ = ranges[at]
+        if seq >= begin:
+            found[at] = _at_least(found[at], last, begin)
+            if total > found[at][0]:
+                found[at] = total, seq
+        last = total
+    for i in range(at, len(ranges)):
+        found[i] = _at_least(found[i], last, ranges[i][0])
+    return found
+
+
+def _at_least(found: tuple[int, int], nbytes: int, begin: int) -> tuple[int, int]:
+    """What was alive when a range began counts, too."""
+    return found if found[1] >= 0 or not nbytes else (nbytes, begin)
+
+
 def at(run: Run, moment: str) -> int:
     """The seq of ``"peak"``, ``"end"``, ``"oom"``, ``"step:3"`` (its peak; steps count from 0) or ``"seq:123"``.
 

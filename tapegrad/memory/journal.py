@@ -1,0 +1,244 @@
+"""The journal: every event of the ledger in order, for profiles.
+
+It is written while a program runs, so it does little: one tuple for an event, numbers instead of names, nothing that
+holds an array.  What was alive when, and what it was for, is worked out afterwards (``profile/``).
+
+Long programs: events of a step that is neither among the first ones, nor the latest ones, nor the one with the most
+bytes are dropped once there are too many; what outlives such a step stays, and how many were dropped is counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from itertools import count
+from time import perf_counter_ns
+
+from tapegrad.aval import ShapedArray
+from tapegrad.buffer import Buffer
+from tapegrad.evaluate import array_of
+from tapegrad.memory.entries import Entry
+from tapegrad.memory.frames import Frames, Special, caller
+from tapegrad.memory.here import BACKWARD, FORWARD, HERE, RECOMPUTE, phase
+from tapegrad.node import Node
+
+FIRST_STEPS = 3
+LAST_STEPS = 2
+STEP, OOM, USER, STOPPED = range(4)
+"""Kinds of marks."""
+
+# An allocation: seq, ns, bytes, category, op, phase, place, call, aval, number of the one that it repeats.
+Row = tuple[int, int, int, str, str, int, int, int, ShapedArray, int]
+# Its end: seq, ns, holder, last reading in the forward pass, first one in the backward pass.
+End = tuple[int, int, str, int, int]
+
+
+class Part:
+    """The events of one step, or of the time between two."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self.ends: dict[int, End] = {}
+        self.changes: list[tuple[int, int, str]] = []  # seq, allocation, category
+        self.ops: list[tuple[int, int, str, int, int, int]] = []  # seq, ns, name, phase, call, place
+        self.calls = range(0)
+        self.peak = 0
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.ends) + len(self.changes) + len(self.ops)
+
+
+class Journal:
+    """Events as they happen; ``parts`` holds them by step.  The ledger calls it, holding its lock."""
+
+    def __init__(
+        self, special: Special | None = None, full_stacks: bool = False, keep: int = 1_000_000, gradients: bool = False
+    ) -> None:
+        self.began_ns = perf_counter_ns()
+        self.parts: list[Part] = [Part()]
+        self.marks: list[tuple[int, int, int, str]] = []  # seq, ns, kind, text
+        self.events = self.dropped = 0
+        self.frames = Frames(special or {}, full_stacks, self._call_began)
+        self.gradients: list[tuple[int, str, str]] | None = [] if gradients else None
+        """Seq, name and digest of every gradient, if they are wanted."""
+        self.before_op: Callable[[], None] | None = None
+        """Called before every operation, when all that came before has been told."""
+        self._keep = keep
+        self._part = self.parts[0]
+        self._tick = count().__next__
+        self._number = count().__next__
+        self._made: dict[int, tuple[int, int]] = {}  # by node: where it was applied
+        self._now = (-1, -1)
+        """The last node that was applied, and the phase then."""
+        self._last: dict[int, int] = {}  # by node: the last allocation for its value
+        self._before: tuple[dict[int, tuple[int, int]], dict[int, int]] = ({}, {})
+
+    # What the ledger tells -------------------------------------------------------------------------------------
+
+    def census(self, entries: Iterable[Entry]) -> None:
+        """What is alive when the journal begins."""
+        for entry in entries:
+            buffer = entry()
+            if buffer is not None:
+                self._add(entry, buffer.node, entry.category, -1, -1, -1)
+
+    def applied(self, node: Node, inputs: tuple[Buffer, ...], of: Callable[[Buffer], Entry | None]) -> None:
+        """``node`` is applied to ``inputs``."""
+        if self.before_op is not None:
+            self.before_op()
+        if HERE.optimizing:  # many, and small: their results tell enough
+            return
+        index, now = node.index, phase()
+        place, call = self._made[index] = self._made.get(index) or self._where(index)
+        self._now = index, now
+        seq, ns = self._tick(), perf_counter_ns()
+        self._part.ops.append((seq, ns, node.prim.name, now, call, place))  # type: ignore[union-attr]
+        if call >= 0:
+            self._touch(call, seq, ns)
+        if now <= RECOMPUTE:
+            for b in inputs:
+                if b.array is not None and (entry := of(b.root() if b.keeps else b)) is not None:
+                    self._used(entry, seq, now)
+
+    def read(self, entries: Iterable[Entry | None]) -> None:
+        """A kernel reads values now that were noted for it before."""
+        seq, now = self._tick(), phase()
+        for entry in entries:
+            if entry is not None:
+                self._used(entry, seq, now)
+
+    def called(self, node: Node) -> None:
+        """``node`` is a result of a call with a derivative of its own, made here."""
+        self._made[node.index] = self._where(node.index)
+
+    def allocated(self, entry: Entry, node: Node) -> None:
+        """A buffer got bytes."""
+        index = node.index
+        place, call = self._made.get(index) or self._before[0].get(index) or self._where(index)
+        again = -1
+        if HERE.reruns:
+            same = index if HERE.restoring else index + HERE.shift
+            last = self._last.get(same)
+            again = self._before[1].get(same, -1) if last is None else last
+        self._add(entry, node, entry.category, place, call, again)
+        self._last[index] = entry.number
+
+    def left(self, entry: Entry) -> None:
+        """A buffer is gone."""
+        seq = self._tick()
+        self._part.ends[entry.number] = seq, perf_counter_ns(), entry.holder, entry.read, entry.next
+
+    def changed(self, entry: Entry) -> None:
+        """Bytes serve as something else."""
+        self._part.changes.append((self._tick(), entry.number, entry.category))
+
+    def differentiating(self, index: int) -> None:
+        """The walk of this thread has come to what was made as node ``index``."""
+        HERE.source = self._made.get(index) or self._before[0].get(index)
+
+    def gradient(self, buffer: Buffer, name: str) -> None:
+        """``buffer`` holds a gradient that the program has asked for."""
+        if self.gradients is not None:
+            value = buffer.node.aval.device.numpy(array_of(buffer))
+            digest = hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
+            self.gradients.append((self._tick(), name, digest))
+
+    def now(self) -> int:
+        """A seq of its own for this moment."""
+        return self._tick()
+
+    def mark(self, kind: int, text: str = "", peak: int = 0) -> int:
+        """Something worth a mark; the end of a step closes its part.  Returns its seq."""
+        seq = self._tick()
+        self.marks.append((seq, perf_counter_ns(), kind, text))
+        if kind == STEP:
+            self._close(peak)
+        return seq
+
+    # Parts -----------------------------------------------------------------------------------------------------
+
+    def _close(self, peak: int) -> None:
+        part, calls = self._part, len(self.frames.calls)
+        part.peak, part.calls = peak, range(part.calls.start, calls)
+        self.events += len(part)
+        self._part = Part()
+        self._part.calls = range(calls, calls)
+        self.parts.append(self._part)
+        self._before = self._made, self._last
+        self._made, self._last = {}, {}
+        while sum(map(len, self.parts)) > self._keep and self._drop_one():
+            pass
+
+    def _drop_one(self) -> bool:
+        """Forget the events of one step; False if all that are left are worth keeping."""
+        best = max(self.parts, key=lambda p: p.peak)
+        for at in range(FIRST_STEPS, len(self.parts) - LAST_STEPS):
+            part = self.parts[at]
+            if part is not best and part.ops:
+                self.dropped += len(part)
+                self._reduce(part)
+                return True
+        return False
+
+    def _reduce(self, part: Part) -> None:
+        """Leave of a part what later or earlier ones need: values that came into it or outlive it."""
+        inside = part.rows.keys() & part.ends.keys()
+        part.rows = {n: row for n, row in part.rows.items() if n not in inside}
+        part.ends = {n: end for n, end in part.ends.items() if n not in inside}
+        part.changes = [c for c in part.changes if c[1] not in inside]
+        part.ops = []
+        self.dropped -= len(part)
+
+    # Rows ------------------------------------------------------------------------------------------------------
+
+    def _add(self, entry: Entry, node: Node, category: str, place: int, call: int, again: int) -> None:
+        entry.number = number = self._number()
+        entry.holder = ""
+        entry.read = entry.next = -1
+        seq, ns = self._tick(), perf_counter_ns()
+        now = self._now[1] if self._now[0] == node.index else phase()
+        self._part.rows[number] = (
+            seq, ns, entry.nbytes, category, entry.primitive, now, place, call, node.aval, again,
+        )  # fmt: skip
+        if call >= 0:
+            self._touch(call, seq, ns)
+
+    def _used(self, entry: Entry, seq: int, now: int) -> None:
+        if now == FORWARD:
+            entry.read, entry.next = seq, -1
+        elif (now == BACKWARD or now == RECOMPUTE) and entry.next < 0:
+            entry.next = seq
+
+    def _where(self, index: int) -> tuple[int, int]:
+        """Place and call of what is made now: of what is being differentiated, or where the program is."""
+        if HERE.walking and not HERE.reruns and HERE.source is not None:
+            return HERE.source
+        if HERE.optimizing:
+            if HERE.update is None:
+                HERE.update = self.frames.look(caller(2))
+            return HERE.update
+        place, call = self.frames.look(caller(2))
+        if HERE.reruns and call >= 0 and self.frames.calls[call].first < 0:
+            self._note_first(call, index)
+        return place, call
+
+    def _note_first(self, call: int, index: int) -> None:
+        """Which call of the first run the calls of a rerun repeat, from what they make."""
+        index += HERE.shift
+        _, first = self._made.get(index) or self._before[0].get(index) or (-1, -1)
+        calls = self.frames.calls
+        while call >= 0 and first >= 0 and calls[call].first < 0 and calls[call].phase == RECOMPUTE:
+            while first >= 0 and calls[first].key != calls[call].key:
+                first = calls[first].parent
+            calls[call].first = first
+            call = calls[call].parent
+
+    def _call_began(self, number: int) -> None:
+        call = self.frames.calls[number]
+        call.begin_seq, call.begin_ns = self._tick(), perf_counter_ns()
+        call.end_seq, call.end_ns = call.begin_seq, call.begin_ns
+
+    def _touch(self, call: int, seq: int, ns: int) -> None:
+        if not HERE.walking or HERE.reruns:
+            c = self.frames.calls[call]
+            c.end_seq, c.end_ns = seq, ns

@@ -1,0 +1,208 @@
+"""From a journal to a run: names become numbers of strings, steps get their bounds, calls their ends."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any
+
+from tapegrad.memory.frames import Call
+from tapegrad.memory.here import FORWARD
+from tapegrad.memory.journal import STEP, End, Journal, Row
+from tapegrad.memory.places import instruction_line
+from tapegrad.profile.runs.model import CATEGORIES, Run
+from tapegrad.profile.runs.timeline import peak, peaks
+
+if TYPE_CHECKING:
+    from tapegrad.profile.recorder.session import Sample, StepMark
+
+_CATEGORY = {name: i for i, name in enumerate(CATEGORIES)}
+_ALIVE: End = (-1, -1, "", -1, -1)
+
+
+def assemble(
+    journal: Journal, marks: list[StepMark], samples: list[Sample], alive: dict[int, End], began_cpu_ns: int,
+    meta: dict[str, Any],
+) -> Run:  # fmt: skip
+    """The run that ``journal`` has recorded so far; ``alive``: what is known of allocations that have not ended."""
+    return _Assembly(journal, Run(meta), alive).run(marks, samples, began_cpu_ns)
+
+
+class _Assembly:
+    def __init__(self, journal: Journal, run: Run, alive: dict[int, End]) -> None:
+        self._journal, self._run, self._alive = journal, run, alive
+        self._strings: dict[str, int] = {}
+        self._steps: list[tuple[int, int]] = []
+        self._starts: list[int] = []
+        self._call_numbers: dict[int, int] = {}
+        self._texts: dict[int, tuple[int, int]] = {}
+
+    def run(self, marks: list[StepMark], samples: list[Sample], began_cpu_ns: int) -> Run:
+        """All of it."""
+        run, journal = self._run, self._journal
+        counting = _that_count(marks)
+        self._find_steps(counting)
+        self._places()
+        self._add_calls()
+        numbers = self._allocations()
+        self._changes_and_ops(numbers)
+        self._marks({m.seq for m in counting}, {m.seq for m in marks})
+        for s in samples:
+            self._row("samples", seq=s.seq, used_bytes=s.used, reserved_bytes=s.reserved, outside_bytes=s.outside)
+        for seq, name, digest in journal.gradients or ():
+            self._row("gradients", step=self._step_of(seq), name=self._text(name), digest=self._text(digest))
+        self._step_rows(counting, began_cpu_ns)
+        best, at = peak(run)
+        reserved = max((s.reserved for s in samples), default=-1)
+        run.peak = {"bytes": best, "seq": at, "step": self._step_of(at), "reserved_bytes": max(best, reserved)}
+        events = journal.events + len(journal.parts[-1])
+        run.checks = {"events": events, "dropped": journal.dropped, "checked": 0, "drift_bytes": 0}
+        return run
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    def _find_steps(self, marks: list[StepMark]) -> None:
+        """Each step begins with the first operation that a tape has recorded after the one before."""
+        recorded = [op[0] for part in self._journal.parts for op in part.ops if op[3] == FORWARD]
+        after = 0
+        for m in marks:
+            at = bisect_left(recorded, after)
+            begin = recorded[at] if not self._steps and at < len(recorded) else after
+            self._steps.append((min(begin, m.seq), m.seq))
+            after = m.seq + 1
+        if (at := bisect_left(recorded, after)) < len(recorded):
+            self._steps.append((recorded[at] if not self._steps else after, self._last_seq()))
+        self._starts = [begin for begin, _ in self._steps]
+
+    def _last_seq(self) -> int:
+        part = self._journal.parts[-1]
+        seqs = [row[0] for row in part.rows.values()] + [end[0] for end in part.ends.values()]
+        return max([*seqs, *(op[0] for op in part.ops[-1:]), *(c[0] for c in part.changes[-1:]), 0])
+
+    def _step_of(self, seq: int) -> int:
+        at = bisect_left(self._starts, seq + 1) - 1
+        return at if at >= 0 and seq <= self._steps[at][1] else -1
+
+    def _step_rows(self, marks: list[StepMark], began_cpu_ns: int) -> None:
+        run = self._run
+        found = peaks(run, self._steps)
+        cpu, counts = began_cpu_ns, (0, 0, 0, 0)
+        for i, (begin, end) in enumerate(self._steps):
+            m = marks[i] if i < len(marks) else None
+            reruns, restored, evictions, offloads = (
+                (0, 0, 0, 0) if m is None else tuple(b - a for a, b in zip(counts, m.counts))
+            )
+            begin_ns = self._ns_at(begin) if i == 0 or m is None else marks[i - 1].ns - self._journal.began_ns
+            end_ns = self._ns_at(end) if m is None else m.ns - self._journal.began_ns
+            self._row(
+                "steps", begin_seq=begin, end_seq=end, begin_ns=begin_ns, end_ns=max(begin_ns, end_ns),
+                cpu_ns=0 if m is None else m.cpu_ns - cpu, peak_bytes=found[i][0], peak_seq=found[i][1],
+                reruns=reruns, restored=restored, evictions=evictions, offloads=offloads,
+            )  # fmt: skip
+            if m is not None:
+                cpu, counts = m.cpu_ns, m.counts
+
+    def _ns_at(self, seq: int) -> int:
+        """About when the event ``seq`` was: the time of the last operation up to then."""
+        ops = self._run.ops
+        at = bisect_left(ops["seq"], seq + 1) - 1
+        return ops["ns"][at] if at >= 0 else 0
+
+    # Tables ----------------------------------------------------------------------------------------------------
+
+    def _places(self) -> None:
+        for code, instruction, parent in self._journal.frames.places:
+            line = instruction_line(code, instruction)
+            frame = self._row(
+                "frames", file=self._text(code.co_filename), line=line, function=self._text(code.co_qualname)
+            )
+            self._row("stacks", frame=frame, parent=parent)
+
+    def _add_calls(self) -> None:
+        calls: list[Call | None] = self._journal.frames.calls
+        ends: dict[int, tuple[int, int]] = {}
+        for i in range(len(calls) - 1, -1, -1):
+            call = calls[i]
+            if call is not None:
+                mine = max(ends.get(i, (0, 0)), (call.end_seq, call.end_ns))
+                ends[i] = mine
+                if call.parent >= 0:
+                    ends[call.parent] = max(ends.get(call.parent, (0, 0)), mine)
+        began = self._journal.began_ns
+        for i, call in enumerate(calls):
+            if call is None:
+                continue
+            end_seq, end_ns = ends[i]
+            self._call_numbers[i] = self._row(
+                "calls", kind=call.kind, name=self._text(call.name), file=self._text(call.file), line=call.line,
+                parent=self._call(call.parent), step=self._step_of(call.begin_seq), ordinal=call.ordinal,
+                phase=call.phase, begin_seq=call.begin_seq, end_seq=end_seq, begin_ns=call.begin_ns - began,
+                end_ns=end_ns - began, first=self._call(call.first),
+            )  # fmt: skip
+
+    def _call(self, number: int) -> int:
+        return self._call_numbers.get(number, -1)
+
+    def _allocations(self) -> dict[int, int]:
+        rows: dict[int, Row] = {}
+        ends: dict[int, End] = {}
+        for part in self._journal.parts:
+            rows.update(part.rows)
+            ends.update(part.ends)
+        numbers: dict[int, int] = {}
+        began, alive = self._journal.began_ns, self._alive
+        for number in sorted(rows):
+            seq, ns, nbytes, category, op, phase, place, call, aval, again = rows[number]
+            end = ends.get(number) or alive.get(number, _ALIVE)
+            shape, dtype = self._aval(aval)
+            numbers[number] = self._row(
+                "allocs", begin_seq=seq, end_seq=end[0], begin_ns=max(0, ns - began),
+                end_ns=end[1] - began if end[0] >= 0 else -1, bytes=nbytes, requested=aval.nbytes,
+                category=_CATEGORY[category], op=self._text(op), phase=phase, stack=place, call=self._call(call),
+                shape=shape, dtype=dtype, step=self._step_of(seq), holder=self._text(end[2]),
+                remat_of=numbers.get(again, -1), last_forward_seq=end[3], next_backward_seq=end[4],
+                device=self._text(aval.device.name),
+            )  # fmt: skip
+        return numbers
+
+    def _changes_and_ops(self, numbers: dict[int, int]) -> None:
+        began = self._journal.began_ns
+        for part in self._journal.parts:
+            for seq, number, category in part.changes:
+                if number in numbers:
+                    self._row("changes", seq=seq, alloc=numbers[number], category=_CATEGORY[category])
+            for seq, ns, name, phase, call, place in part.ops:
+                op = {"seq": seq, "ns": ns - began, "name": self._text(name), "phase": phase}
+                self._row("ops", **op, call=self._call(call), stack=place)
+
+    def _marks(self, counting: set[int], steps: set[int]) -> None:
+        for seq, ns, kind, text in self._journal.marks:
+            if kind != STEP or seq in counting or seq not in steps:
+                self._row("marks", seq=seq, ns=ns - self._journal.began_ns, kind=kind, text=self._text(text))
+
+    def _aval(self, aval: Any) -> tuple[int, int]:
+        found = self._texts.get(id(aval))
+        if found is None:
+            shape = str(tuple(map(int, aval.shape)))
+            found = self._texts[id(aval)] = self._text(shape), self._text(aval.dtype.name)
+        return found
+
+    def _text(self, text: str) -> int:
+        found = self._strings.get(text)
+        if found is None:
+            found = self._strings[text] = len(self._run.strings)
+            self._run.strings.append(text)
+        return found
+
+    def _row(self, table: str, **values: int) -> int:
+        columns = self._run.tables[table]
+        number = len(columns["seq" if "seq" in columns else next(iter(columns))])
+        for name, value in values.items():
+            columns[name].append(value)
+        return number
+
+
+def _that_count(marks: list[StepMark]) -> list[StepMark]:
+    """Marks of the highest kind: see ``memory/steps``."""
+    highest = max((m.kind for m in marks), default=0)
+    return [m for m in marks if m.kind == highest]
+

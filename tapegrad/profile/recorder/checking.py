@@ -1,0 +1,78 @@
+"""Whether the ledger is right: it against the allocator's own books, while a program runs."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from tapegrad.device import current_device
+from tapegrad.memory.journal import Journal
+from tapegrad.memory.ledger import LEDGER
+
+PER_ARRAY = 4096 + 512
+"""On the CPU, by how many bytes an array's block may exceed what the ledger counts: a page, and alignment."""
+
+
+class Checker:
+    """Compares, and keeps the largest difference.
+
+    On CUDA: bytes in use of CuPy's pool, before every operation, with tolerance 0; what the pool held for others when
+    recording began is left out.  On the CPU: the bytes of NumPy's domain in ``tracemalloc``, at the end of each step,
+    with a tolerance of a page and a half per array; arrays of the program's own count as a difference.
+    """
+
+    def __init__(self) -> None:
+        self._checked = self._drift = self._others = 0
+        self._pooled = False
+        self._journal: Journal | None = None
+        self._traced = False
+
+    def start(self, journal: Journal) -> None:
+        """From now on."""
+        self._journal = journal
+        used, _ = current_device().usage()
+        self._pooled = used >= 0
+        if self._pooled:
+            self._others = used - LEDGER.live_bytes
+            journal.before_op = self._compare_pool
+        else:
+            self._traced = not tracemalloc.is_tracing()
+            tracemalloc.start()
+            self._others = _traced() - LEDGER.live_bytes
+
+    def compare(self) -> None:
+        """Compare now."""
+        if self._pooled:
+            self._compare_pool()
+        elif self._journal is not None and tracemalloc.is_tracing():
+            _, idle = current_device().usage()
+            with LEDGER.held() as entries:
+                difference, slack = _traced() - idle - LEDGER.live_bytes - self._others, PER_ARRAY * (1 + len(entries))
+            self._note(max(0, abs(difference) - slack))
+
+    def _compare_pool(self) -> None:
+        self._note(abs(current_device().usage()[0] - LEDGER.live_bytes - self._others))
+
+    def _note(self, difference: int) -> None:
+        self._checked += 1
+        self._drift = max(self._drift, difference)
+
+    def stop(self) -> None:
+        """No more."""
+        if self._journal is not None:
+            self._journal.before_op = None
+        if self._traced:
+            tracemalloc.stop()
+
+    def figures(self) -> tuple[int, int]:
+        """Comparisons made, and the largest difference in bytes."""
+        return self._checked, self._drift
+
+
+def _traced() -> int:
+    domain = tracemalloc.DomainFilter(inclusive=True, domain=_NUMPY)
+    snapshot = tracemalloc.take_snapshot().filter_traces([domain])
+    return sum(trace.size for trace in snapshot.traces)
+
+
+_NUMPY = 389047
+"""``np.lib.tracemalloc_domain``; a test compares."""

@@ -1,0 +1,153 @@
+"""A session: from the start of recording to the finished run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tapegrad.device import current_device
+from tapegrad.memory.figures import Measure
+from tapegrad.memory.here import HERE
+from tapegrad.memory.journal import STEP, STOPPED, End, Journal
+from tapegrad.memory.ledger import LEDGER
+from tapegrad.memory.steps import GRADIENT, STEPS
+from tapegrad.profile.recorder.assemble import assemble
+from tapegrad.profile.recorder.checking import Checker
+from tapegrad.profile.recorder.origins import special
+from tapegrad.profile.recorder.sources import sources_of
+from tapegrad.profile.runs.model import Run
+
+_COUNTS = ("reruns", "restored", "evictions", "offloads")
+
+
+@dataclass(frozen=True)
+class StepMark:
+    """The end of a step, as it was seen."""
+
+    seq: int
+    ns: int
+    kind: int
+    cpu_ns: int
+    counts: tuple[int, ...]
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the pool says at some moment."""
+
+    seq: int
+    used: int
+    reserved: int
+    outside: int
+
+
+class Session:
+    """Records what this process does with memory, between :meth:`start` and :meth:`stop`.
+
+    ``stacks``: "line" (the innermost line of the program), "full" or "none".  ``warmup``: steps to leave out first.
+    ``steps``: stop recording after so many (None: never).  ``check``: compare the ledger with the allocator.
+    ``gradients``: keep a digest of every gradient.  ``on_step`` is called at the end of each step.
+    """
+
+    def __init__(
+        self, *, stacks: str = "line", steps: int | None = None, warmup: int = 0, check: bool = False,
+        gradients: bool = False, on_step: Callable[[Session], None] | None = None, keep: int = 1_000_000,
+    ) -> None:  # fmt: skip
+        self.stacks, self.steps, self.warmup = stacks, steps, warmup
+        self.measure = Measure(detailed=False)
+        self.journal = Journal(special(), stacks == "full", keep, gradients)
+        self.marks: list[StepMark] = []
+        self.samples: list[Sample] = []
+        self.step = 0
+        """Steps that have ended, warm-up included."""
+        self.began_cpu_ns = 0
+        self.recording = False
+        self._part = Measure(detailed=False)
+        self._alive: dict[int, End] = {}
+        self._on_step = on_step
+        self._checker = Checker() if check else None
+
+    def start(self) -> None:
+        """Begin."""
+        STEPS.restart()
+        STEPS.listen(self._step_ended)
+        LEDGER.open(self.measure)
+        LEDGER.open(self._part)
+        if not self.warmup:
+            self._record()
+
+    def _record(self) -> None:
+        self.recording = True
+        self.journal.began_ns = time.perf_counter_ns()
+        self.began_cpu_ns = time.process_time_ns()
+        self.measure.peak_bytes = LEDGER.live_bytes
+        if self._checker is not None:
+            self._checker.start(self.journal)
+        LEDGER.write(self.journal)
+        self.sample(0)
+
+    def _step_ended(self, kind: int) -> None:
+        self.step += 1
+        if self.recording:
+            peak, self._part.peak_bytes = self._part.peak_bytes, LEDGER.live_bytes
+            counts = tuple(getattr(self.measure, name) for name in _COUNTS)
+            seq = LEDGER.note(STEP, "", peak)
+            ns = time.perf_counter_ns()
+            self.marks.append(StepMark(seq, ns, kind, time.process_time_ns(), counts, peak))
+            self.sample(seq)
+            if self.steps is not None and self.step >= self.steps + self.warmup:
+                self._pause()
+        elif self.step == self.warmup and not self.marks:
+            self._record()
+        if self._on_step is not None:
+            self._on_step(self)
+
+    def _pause(self) -> None:
+        """No more events; the program goes on."""
+        self._alive = self._readings()
+        LEDGER.note(STOPPED, f"after {self.steps} steps")
+        LEDGER.write(None)
+        self.recording = False
+
+    def sample(self, seq: int) -> None:
+        """Ask the pool."""
+        live = LEDGER.live_bytes
+        used, idle = current_device().usage()
+        known = used >= 0
+        self.samples.append(Sample(seq, used if known else live, (used if known else live) + idle,
+                                   used - live if known else 0))  # fmt: skip
+        if self._checker is not None:
+            self._checker.compare()
+
+    def stop(self) -> None:
+        """End; nothing is recorded any more."""
+        if HERE.differentiated:
+            STEPS.mark(GRADIENT)
+        if self.recording:
+            self.sample(self.journal.now())
+            self._alive = self._readings()
+        STEPS.leave(self._step_ended)
+        self.recording = False
+        LEDGER.close(self._part)
+        LEDGER.close(self.measure)
+        if self._checker is not None:
+            self._checker.stop()
+
+    def run(self, meta: dict[str, Any], *, source: bool = True) -> Run:
+        """What was recorded so far, as a run; ``source``: with the text of the lines that appear."""
+        if self.recording:
+            self._alive = self._readings()
+        meta = meta | {"stacks": self.stacks}
+        found = assemble(self.journal, self.marks, self.samples, self._alive, self.began_cpu_ns, meta)
+        if self._checker is not None:
+            found.checks["checked"], found.checks["drift_bytes"] = self._checker.figures()
+        if source:
+            found.sources = sources_of(found)
+        return found
+
+    def _readings(self) -> dict[int, End]:
+        with LEDGER.held() as entries:
+            return {e.number: (-1, -1, e.holder, e.read, e.next) for e in entries}

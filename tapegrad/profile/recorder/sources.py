@@ -1,0 +1,26 @@
+"""The text of the program's lines that a run names."""
+
+from __future__ import annotations
+
+import linecache
+from collections import defaultdict
+
+from tapegrad.profile.runs.model import Run
+
+AROUND = 3
+"""Lines shown before and after a line that appears."""
+_WIDTH = 200
+
+
+def sources_of(run: Run) -> dict[str, dict[str, str]]:
+    """By file and line number: the lines in which something was made, and those around them."""
+    wanted: dict[str, set[int]] = defaultdict(set)
+    for file, line in zip(run.frames["file"], run.frames["line"]):
+        wanted[run.text(file)].update(range(max(1, line - AROUND), line + AROUND + 1))
+    found: dict[str, dict[str, str]] = {}
+    for name, lines in wanted.items():
+        texts = linecache.getlines(name)
+        mine = {str(n): texts[n - 1].rstrip("\n")[:_WIDTH] for n in sorted(lines) if n <= len(texts)}
+        if mine:
+            found[name] = mine
+    return found
