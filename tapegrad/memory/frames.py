@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from os.path import dirname, join
 from types import CodeType, FrameType
 from typing import Any
@@ -60,14 +60,18 @@ class Call:
 
 
 class Frames:
-    """The calls and places seen so far.  ``began`` is told the number of every call that begins."""
+    """The calls and places seen so far.
 
-    def __init__(self, special: Special, full: bool, began: Callable[[int], None]) -> None:
-        self.calls: list[Call] = []
+    ``stacks``: "line" (innermost places alone), "full" or "none".  ``began`` is told of every call that begins."""
+
+    def __init__(self, special: Special, stacks: str, began: Callable[[Call], None]) -> None:
+        self.calls: list[Call | None] = []
+        """By number; None: forgotten."""
         self.places: list[tuple[CodeType, int, int]] = []
         """Code, instruction, and number of the calling place (-1: not asked for)."""
         self._special = special
-        self._full = full
+        self._full = stacks == "full"
+        self._lines = stacks != "none"
         self._began = began
         self._call_of: dict[int, int] = {}
         self._place_of: dict[tuple[int, int, int], int] = {}
@@ -96,8 +100,9 @@ class Frames:
                     if not self._full and known or code.co_name == "<module>":
                         break
             frame = frame.f_back
-        for f in reversed(chain if self._full else chain[:1]):
-            place = self._place(f, place)
+        if self._lines:
+            for f in reversed(chain if self._full else chain[:1]):
+                place = self._place(f, place)
         for f in reversed(new):
             call = self._enter(f, call)
         return place, call
@@ -124,9 +129,22 @@ class Frames:
             return self.begin(Call(kind, name, file, line, parent, inner))
         if code.co_name == "<module>":
             return -1
-        if code.co_name in _TRANSPARENT or (parent >= 0 and self.calls[parent].code is code):
+        outer = self.calls[parent] if parent >= 0 else None
+        if code.co_name in _TRANSPARENT or (outer is not None and outer.code is code):
             return parent  # what a layer's ``call`` does is what the layer does
         return self.begin(Call(FUNCTION, code.co_qualname, code.co_filename, code.co_firstlineno, parent, None))
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Forget calls, but for those under way and those that they are in."""
+        needed = set(self._call_of.values())
+        for number in sorted(needed, reverse=True):
+            call = self.calls[number] if number >= 0 else None
+            while call is not None and call.parent not in needed:
+                needed.add(call.parent)
+                call = self.calls[call.parent] if call.parent >= 0 else None
+        for number in numbers:
+            if number not in needed:
+                self.calls[number] = None
 
     def scope(self, name: str, frame: FrameType) -> Callable[[], None]:
         """From now on what ``frame`` does is done in a call of its own; the result, when called, ends that."""
@@ -146,7 +164,7 @@ class Frames:
         call.phase = phase()
         call.ordinal = self._ordinals.next((call.key, call.phase))
         self.calls.append(call)
-        self._began(len(self.calls) - 1)
+        self._began(call)
         return len(self.calls) - 1
 
 

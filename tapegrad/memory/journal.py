@@ -18,7 +18,7 @@ from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
 from tapegrad.evaluate import array_of
 from tapegrad.memory.entries import Entry
-from tapegrad.memory.frames import Frames, Special, caller
+from tapegrad.memory.frames import Call, Frames, Special, caller
 from tapegrad.memory.here import BACKWARD, FORWARD, HERE, RECOMPUTE, phase
 from tapegrad.node import Node
 
@@ -52,13 +52,13 @@ class Journal:
     """Events as they happen; ``parts`` holds them by step.  The ledger calls it, holding its lock."""
 
     def __init__(
-        self, special: Special | None = None, full_stacks: bool = False, keep: int = 1_000_000, gradients: bool = False
+        self, special: Special | None = None, stacks: str = "line", keep: int = 1_000_000, gradients: bool = False
     ) -> None:
         self.began_ns = perf_counter_ns()
         self.parts: list[Part] = [Part()]
         self.marks: list[tuple[int, int, int, str]] = []  # seq, ns, kind, text
         self.events = self.dropped = 0
-        self.frames = Frames(special or {}, full_stacks, self._call_began)
+        self.frames = Frames(special or {}, stacks, self._call_began)
         self.gradients: list[tuple[int, str, str]] | None = [] if gradients else None
         """Seq, name and digest of every gradient, if they are wanted."""
         self.before_op: Callable[[], None] | None = None
@@ -187,6 +187,7 @@ class Journal:
         part.ends = {n: end for n, end in part.ends.items() if n not in inside}
         part.changes = [c for c in part.changes if c[1] not in inside]
         part.ops = []
+        self.frames.forget(part.calls)
         self.dropped -= len(part)
 
     # Rows ------------------------------------------------------------------------------------------------------
@@ -218,27 +219,34 @@ class Journal:
                 HERE.update = self.frames.look(caller(2))
             return HERE.update
         place, call = self.frames.look(caller(2))
-        if HERE.reruns and call >= 0 and self.frames.calls[call].first < 0:
+        if HERE.reruns and call >= 0:
             self._note_first(call, index)
         return place, call
 
     def _note_first(self, call: int, index: int) -> None:
         """Which call of the first run the calls of a rerun repeat, from what they make."""
         index += HERE.shift
-        _, first = self._made.get(index) or self._before[0].get(index) or (-1, -1)
         calls = self.frames.calls
-        while call >= 0 and first >= 0 and calls[call].first < 0 and calls[call].phase == RECOMPUTE:
-            while first >= 0 and calls[first].key != calls[call].key:
-                first = calls[first].parent
-            calls[call].first = first
-            call = calls[call].parent
+        here = calls[call]
+        if here is None or here.first >= 0 or here.phase != RECOMPUTE:
+            return
+        _, first = self._made.get(index) or self._before[0].get(index) or (-1, -1)
+        while here is not None and here.first < 0 and here.phase == RECOMPUTE:
+            there = calls[first] if first >= 0 else None
+            while there is not None and there.key != here.key:
+                first = there.parent
+                there = calls[first] if first >= 0 else None
+            if there is None:
+                return
+            here.first = first
+            here = calls[here.parent] if here.parent >= 0 else None
 
-    def _call_began(self, number: int) -> None:
-        call = self.frames.calls[number]
+    def _call_began(self, call: Call) -> None:
         call.begin_seq, call.begin_ns = self._tick(), perf_counter_ns()
         call.end_seq, call.end_ns = call.begin_seq, call.begin_ns
 
     def _touch(self, call: int, seq: int, ns: int) -> None:
         if not HERE.walking or HERE.reruns:
             c = self.frames.calls[call]
-            c.end_seq, c.end_ns = seq, ns
+            if c is not None:
+                c.end_seq, c.end_ns = seq, ns

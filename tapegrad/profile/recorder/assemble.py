@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
-from tapegrad.memory.frames import Call
 from tapegrad.memory.here import FORWARD
 from tapegrad.memory.journal import STEP, End, Journal, Row
 from tapegrad.memory.places import instruction_line
@@ -85,12 +84,11 @@ class _Assembly:
     def _step_rows(self, marks: list[StepMark], began_cpu_ns: int) -> None:
         run = self._run
         found = peaks(run, self._steps)
-        cpu, counts = began_cpu_ns, (0, 0, 0, 0)
+        cpu, counts = began_cpu_ns, (0,) * 4
         for i, (begin, end) in enumerate(self._steps):
             m = marks[i] if i < len(marks) else None
-            reruns, restored, evictions, offloads = (
-                (0, 0, 0, 0) if m is None else tuple(b - a for a, b in zip(counts, m.counts))
-            )
+            now = counts if m is None else m.counts
+            reruns, restored, evictions, offloads = [b - a for a, b in zip(counts, now)]
             begin_ns = self._ns_at(begin) if i == 0 or m is None else marks[i - 1].ns - self._journal.began_ns
             end_ns = self._ns_at(end) if m is None else m.ns - self._journal.began_ns
             self._row(
@@ -118,7 +116,7 @@ class _Assembly:
             self._row("stacks", frame=frame, parent=parent)
 
     def _add_calls(self) -> None:
-        calls: list[Call | None] = self._journal.frames.calls
+        calls = self._journal.frames.calls
         ends: dict[int, tuple[int, int]] = {}
         for i in range(len(calls) - 1, -1, -1):
             call = calls[i]
@@ -205,4 +203,3 @@ def _that_count(marks: list[StepMark]) -> list[StepMark]:
     """Marks of the highest kind: see ``memory/steps``."""
     highest = max((m.kind for m in marks), default=0)
     return [m for m in marks if m.kind == highest]
-

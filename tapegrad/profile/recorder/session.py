@@ -58,7 +58,7 @@ class Session:
     ) -> None:  # fmt: skip
         self.stacks, self.steps, self.warmup = stacks, steps, warmup
         self.measure = Measure(detailed=False)
-        self.journal = Journal(special(), stacks == "full", keep, gradients)
+        self.journal = Journal(special(), stacks, keep, gradients)
         self.marks: list[StepMark] = []
         self.samples: list[Sample] = []
         self.step = 0

@@ -1,0 +1,217 @@
+"""``tapegrad profile``: run a program, record where the bytes of its tensors go, and say so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import click
+
+
+@click.command(
+    context_settings={
+        "help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "allow_interspersed_args": False,
+        "max_content_width": 80,
+    },
+    epilog="""\b
+Examples:
+  tapegrad profile train.py --batch 64
+  tapegrad profile -o before.json.gz --steps 5 --warmup 2 -m package.train
+  tapegrad profile --plan plan.json train.py --batch 64
+  tapegrad profile --gradients -q -o a.json.gz train.py   (for compare)
+
+The exit code is that of the program.""",
+)  # fmt: skip
+@click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as for python -m.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The run file.  [default: tapegrad-PROGRAM.PID.json.gz]",
+)
+@click.option("-f", "--force", is_flag=True, help="Overwrite the run file.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but what the program prints.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Record N steps only; the program goes on.")
+@click.option("--warmup", type=click.IntRange(min=0), default=0, metavar="N", help="Leave out the first N steps.")
+@click.option(
+    "--stacks",
+    type=click.Choice(["line", "full", "none"]),
+    default="line",
+    show_default=True,
+    help="The line that made a value, the whole stack, or nothing.",
+)
+@click.option("--live", is_flag=True, help="Show what is alive while the program runs.")
+@click.option("--plan", "plan_path", type=click.Path(dir_okay=False), metavar="FILE", help="Run with a plan.")
+@click.option("--budget", metavar="SIZE", help="Run within this memory budget, such as 2GiB.")
+@click.option("--limit", metavar="SIZE", help="CUDA: let the pool hold no more, as on a smaller card.")
+@click.option("--device", metavar="NAME", help='Default device: "cpu", "cuda" or "cuda:1".')
+@click.option("--gradients", is_flag=True, help="Record a digest of every gradient, for compare.")
+@click.option("--check", is_flag=True, help="Compare the ledger with the allocator, all the time.")
+@click.option("--html", "html", is_flag=True, help="Write the HTML report, too.")
+@click.option("--no-source", is_flag=True, help="Keep the program's source lines out of the run file.")
+@click.argument("program")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def profile(ctx: click.Context, program: str, args: tuple[str, ...], **options: Any) -> None:
+    """Run a program and record where the bytes of its tensors go.
+
+    PROGRAM and its ARGS are run as by python.  The run file is written however the program ends: also on an
+    exception, out of memory, or Ctrl-C; on SIGUSR2 what there is so far is.  Then the peak is printed: what was alive,
+    by category and by line, and what would help.
+    """
+    from tapegrad.profile.recorder.program import find
+
+    found = find(program, args[1:] if args[:1] == ("--",) else args, options["module"])
+    code = _Profiling(found, options).run()
+    ctx.exit(code)
+
+
+class _Profiling:
+    """One run of one program."""
+
+    def __init__(self, program: Any, options: dict[str, Any]) -> None:
+        from rich.console import Console
+
+        from tapegrad.memory.sizes import parse_bytes
+
+        self.program, self.options = program, options
+        self.budget = None if options["budget"] is None else parse_bytes(options["budget"])
+        self.limit = None if options["limit"] is None else parse_bytes(options["limit"])
+        self.path = options["output"] or Path(f"tapegrad-{program.title}.{os.getpid()}.json.gz")
+        if self.path.exists() and not options["force"]:
+            raise click.UsageError(f"{self.path} exists; give another -o, or -f to overwrite it")
+        if not self.path.parent.is_dir():
+            raise click.UsageError(f"{self.path.parent} is no folder to write to")
+        self.errors = Console(stderr=True, highlight=False)
+
+    def run(self) -> int:
+        """Run, save, tell; the exit code."""
+        from tapegrad.profile.recorder import program as running
+        from tapegrad.profile.recorder.facts import facts
+
+        with ExitStack() as stack:
+            compiled = self._prepare(stack)
+            self.facts = facts(self.program)
+            self._say(f"{self.facts['device']['name']} {self.facts['device']['model']} -> {self.path}")
+            self.session = self._session()
+            shown = self._show(stack)
+            self._dump_on_signal(stack)
+            self.session.start()
+            try:
+                outcome = running.run(self.program, compiled)
+            finally:
+                self.session.stop()
+                for what in shown:
+                    what.stop()
+        found = self._saved(running.outcome_of(outcome))
+        if outcome.error is not None:
+            self._explain(found, outcome)
+            running.show_traceback(outcome.error)
+        self._tell(found)
+        return outcome.code
+
+    def _prepare(self, stack: ExitStack) -> Any:
+        """Device, limit, budget and plan, in force until ``stack`` closes; and what compiles the program."""
+        import tapegrad as tg
+        from tapegrad.device import current_device
+
+        if self.options["device"] is not None:
+            tg.set_default_device(self.options["device"])
+        if self.limit is not None:
+            device = current_device()
+            if device.kind != "cuda":
+                raise click.UsageError("--limit is of CuPy's pool; on the CPU --budget keeps within a size")
+            device.limit(self.limit)
+            stack.callback(device.limit, None)
+        if self.budget is not None:
+            stack.enter_context(tg.memory_budget(self.budget))
+        self.plan: dict[str, Any] | None = None
+        if self.options["plan_path"] is None:
+            return _compile
+        return self._apply_plan(stack)
+
+    def _apply_plan(self, stack: ExitStack) -> Any:
+        from tapegrad.memory.applying import apply_plan, read_actions
+        from tapegrad.profile.plan.rewrite import compile_with_plan, installed
+
+        actions, budget = read_actions(self.options["plan_path"])
+        self.plan = {"file": str(self.options["plan_path"]), "actions": len(actions)}
+        self.applied = stack.enter_context(apply_plan(actions, budget))
+        stack.enter_context(installed(actions, self._say))
+        return lambda source, name: compile_with_plan(source, name, actions, self._say)
+
+    def _session(self) -> Any:
+        from tapegrad.profile.recorder.progress import Lines
+        from tapegrad.profile.recorder.session import Session
+
+        o = self.options
+        lines = None if o["quiet"] or (o["live"] and sys.stderr.isatty()) else Lines(self._say)
+        return Session(
+            stacks=o["stacks"], steps=o["steps"], warmup=o["warmup"], check=o["check"], gradients=o["gradients"],
+            on_step=lines,
+        )  # fmt: skip
+
+    def _show(self, stack: ExitStack) -> list[Any]:
+        from tapegrad.profile.recorder.progress import Beat, Board
+
+        shown: list[Any] = [Beat(self.session, self.facts)]
+        if self.options["live"] and sys.stderr.isatty() and not self.options["quiet"]:
+            shown.append(Board(self.session, self.program.title))
+        for what in shown:
+            what.start()
+        return shown
+
+    def _dump_on_signal(self, stack: ExitStack) -> None:
+        number = getattr(signal, "SIGUSR2", None)
+        if number is not None:
+            running = {"kind": "running", "code": 0, "message": ""}
+            before = signal.signal(number, lambda *_: self._saved(running))
+            stack.callback(signal.signal, number, before)
+
+    def _saved(self, outcome: dict[str, Any]) -> Any:
+        from tapegrad.profile.runs import save
+
+        meta = {**self.facts, "limit_bytes": self.limit or self.budget, "plan": self.plan, "outcome": outcome}
+        found = self.session.run(meta, source=not self.options["no_source"])
+        save(found, self.path)
+        return found
+
+    def _explain(self, found: Any, outcome: Any) -> None:
+        from tapegrad.profile.report.text import OOM, print_oom
+
+        if outcome.kind == "oom" and OOM in found.marks["kind"] and not self.options["quiet"]:
+            print_oom(found, self.errors, path=str(self.path))
+
+    def _tell(self, found: Any) -> None:
+        from rich.console import Console
+
+        from tapegrad.profile.plan.advice import advice
+        from tapegrad.profile.report.text import print_summary
+
+        if self.plan is not None:
+            for (kind, name, file, line), number in self.applied.unmet()[:5]:
+                self._say(f"the plan's call {number} of {kind} {name} ({file}:{line}) was not met")
+        if self.options["html"]:
+            from tapegrad.profile.viewer.html import write
+
+            target = self.path.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ".html")
+            write(found, target, source=not self.options["no_source"])
+            self._say(f"wrote {target}")
+        if not self.options["quiet"]:
+            click.echo()
+            seq = found.peak["seq"]
+            out = Console(highlight=False)
+            print_summary(found, out, path=str(self.path), seq=seq if seq >= 0 else None, advice=advice(found))
+
+    def _say(self, text: str) -> None:
+        if not self.options["quiet"]:
+            self.errors.print(f"tapegrad: {text}", markup=False, soft_wrap=True, style="dim")
+
+
+def _compile(source: bytes, name: str) -> CodeType:
+    return compile(source, name, "exec", dont_inherit=True)

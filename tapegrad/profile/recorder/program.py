@@ -1,0 +1,169 @@
+"""Running a program as ``python`` runs it: as ``__main__``, with its own arguments, exit code and traceback."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import sys
+import threading
+import types
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType, TracebackType
+from typing import Any
+
+from tapegrad.errors import TapegradError
+
+INTERRUPTED = 130
+_HERE = os.path.dirname(__file__)
+Compile = Callable[[bytes, str], CodeType]
+
+
+class ProgramError(TapegradError, OSError):
+    """The program to be run is not there, or is none."""
+
+
+@dataclass
+class Outcome:
+    """How a program ended: ``kind`` ("finished", "exit", "exception", "oom", "interrupted"), and its exit code."""
+
+    kind: str = "finished"
+    code: int = 0
+    message: str = ""
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to run: a file (or a folder or zip file with a ``__main__``), or a module."""
+
+    name: str
+    args: tuple[str, ...]
+    is_module: bool
+    path: str
+    """The file that is run."""
+
+    @property
+    def title(self) -> str:
+        """A short name: of the file without its ending, or the module's last part."""
+        if self.is_module:
+            return self.name.rpartition(".")[2]
+        stem = os.path.splitext(os.path.basename(os.path.abspath(self.name)))[0]
+        return stem or "program"
+
+
+def find(name: str, args: tuple[str, ...], is_module: bool) -> Program:
+    """The program called ``name``.  Raises ProgramError if there is none."""
+    if is_module:
+        return Program(name, args, True, _module_file(name))
+    if not os.path.exists(name):
+        raise ProgramError(f"{name}: there is no such file; for a module, give -m")
+    return Program(name, args, False, os.path.abspath(name))
+
+
+def _module_file(name: str) -> str:
+    if sys.path[:1] != [""]:
+        sys.path.insert(0, "")  # as python -m does
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ImportError, ValueError, AttributeError) as e:
+        raise ProgramError(f"-m {name}: {e}") from e
+    if spec is None:
+        raise ProgramError(f"-m {name}: there is no such module, or a package without __main__")
+    return spec.origin or name
+
+
+def run(program: Program, compiled: Compile) -> Outcome:
+    """Run it to its end, whatever that is, and wait for the threads it has started; ``compiled`` makes code of source.
+
+    Nothing that it raises comes out of here.
+    """
+    with _as_main(program) as module:
+        try:
+            _execute(program, module, compiled)
+            _wait_for_threads()
+        except SystemExit as e:
+            return _exit(e)
+        except KeyboardInterrupt as e:
+            return Outcome("interrupted", INTERRUPTED, "interrupted", e)
+        except MemoryError as e:
+            return Outcome("oom", 1, _first_line(e), e)
+        except BaseException as e:
+            return Outcome("exception", 1, f"{type(e).__name__}: {_first_line(e)}", e)
+    return Outcome()
+
+
+def _execute(program: Program, module: types.ModuleType, compiled: Compile) -> None:
+    if not program.is_module and (os.path.isdir(program.path) or zipfile.is_zipfile(program.path)):
+        runpy.run_path(program.path, run_name="__main__")
+        return
+    if program.is_module:
+        spec = importlib.util.find_spec(program.name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{program.name}.__main__")
+        module.__spec__, module.__package__ = spec, spec.parent if spec is not None else None
+    with open(program.path, "rb") as file:
+        source = file.read()
+    exec(compiled(source, program.path), module.__dict__)
+
+
+@contextmanager
+def _as_main(program: Program) -> Iterator[types.ModuleType]:
+    module = types.ModuleType("__main__")
+    module.__file__ = program.path
+    module.__dict__["__builtins__"] = __builtins__
+    before = sys.argv, sys.path[:], sys.modules.get("__main__")
+    sys.argv = [program.path if program.is_module else program.name, *program.args]
+    if not program.is_module:
+        folder = os.path.dirname(os.path.realpath(program.path))
+        sys.path[:1] = [program.path if os.path.isdir(program.path) else folder]  # in the place of this command's own
+    sys.modules["__main__"] = module
+    try:
+        yield module
+    finally:
+        sys.argv, sys.path[:] = before[0], before[1]
+        if before[2] is not None:
+            sys.modules["__main__"] = before[2]
+
+
+def _wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
+def _exit(error: SystemExit) -> Outcome:
+    code = error.code
+    if code is None:
+        return Outcome()
+    if isinstance(code, int):
+        return Outcome("exit", code & 0xFF, "")
+    print(code, file=sys.stderr)
+    return Outcome("exit", 1, str(code))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:500]
+
+
+def show_traceback(error: BaseException) -> None:
+    """Print the traceback as the interpreter would have: without frames of this package's that ran the program."""
+    kind, trace = type(error), error.__traceback__
+    while trace is not None and _is_ours(trace):
+        trace = trace.tb_next
+    sys.excepthook(kind, error.with_traceback(trace), trace)
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    name = trace.tb_frame.f_code.co_filename
+    return name.startswith((_HERE, "<frozen runpy"))
+
+
+def outcome_of(found: Outcome) -> dict[str, Any]:
+    """What a run tells of the outcome."""
+    return {"kind": found.kind, "code": found.code, "message": found.message}
