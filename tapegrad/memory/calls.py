@@ -15,17 +15,20 @@ from tapegrad.node import thread
 
 
 class Ordinals:
-    """Counts calls, by key, from 0; anew in every step, and under every new outermost tape; for one thread."""
+    """Counts calls, by key, from 0; anew in every step, and under every new outermost tape; for one thread.
 
-    def __init__(self) -> None:
+    ``by_step``: anew in every step alone, as calls of reruns are, which have tapes of their own.
+    """
+
+    def __init__(self, by_step: bool = False) -> None:
+        self._by_step = by_step
         self._seen: Counter[Hashable] = Counter()
         self._step = -1
         self._tape: Any = lambda: None
 
     def next(self, key: Hashable) -> int:
         """The number of the call of ``key`` that begins now."""
-        recorders = thread.recorders or thread.hidden
-        tape = recorders[0] if recorders else None
+        tape = None if self._by_step else _outermost()
         if self._step != STEPS.count or self._tape() is not tape:
             self._seen.clear()
             self._step = STEPS.count
@@ -33,3 +36,14 @@ class Ordinals:
         number = self._seen[key]
         self._seen[key] += 1
         return number
+
+
+def _outermost() -> Any:
+    """The outermost recorder; in a checkpoint, whose look-out hides the tapes outside, the outermost of those."""
+    recorders = thread.recorders or thread.hidden
+    while recorders:
+        found = recorders[0]
+        recorders = getattr(found, "outer", ())
+        if not recorders:
+            return found
+    return None

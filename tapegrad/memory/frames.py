@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterable
 from os.path import dirname, join
 from types import CodeType, FrameType
 from typing import Any
 
 from tapegrad.memory.calls import Ordinals
-from tapegrad.memory.here import phase
+from tapegrad.memory.here import FORWARD, phase
 
 _HERE = dirname(dirname(__file__))
 _OURS_BUT_A_PROGRAM = join(_HERE, "profile", "demo")
@@ -75,7 +76,7 @@ class Frames:
         self._began = began
         self._call_of: dict[int, int] = {}
         self._place_of: dict[tuple[int, int, int], int] = {}
-        self._ordinals = Ordinals()
+        self._numbers: dict[tuple[int, int], Ordinals] = {}  # by thread and phase
 
     def look(self, frame: FrameType | None) -> tuple[int, int]:
         """The numbers of the place and of the call that ``frame`` is in (-1: none)."""
@@ -162,7 +163,10 @@ class Frames:
     def begin(self, call: Call) -> int:
         """The number of a call that begins now."""
         call.phase = phase()
-        call.ordinal = self._ordinals.next((call.key, call.phase))
+        where = threading.get_ident(), call.phase
+        if where not in self._numbers:
+            self._numbers[where] = Ordinals(by_step=call.phase != FORWARD)
+        call.ordinal = self._numbers[where].next(call.key)
         self.calls.append(call)
         self._began(call)
         return len(self.calls) - 1

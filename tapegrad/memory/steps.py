@@ -40,7 +40,7 @@ class Steps:
 
     def leave(self, listener: Listener) -> None:
         """Do not call ``listener`` any more."""
-        self._listeners = tuple(x for x in self._listeners if x is not listener)
+        self._listeners = tuple(x for x in self._listeners if x != listener)
 
     def restart(self) -> None:
         """Another program begins: any kind of mark counts."""

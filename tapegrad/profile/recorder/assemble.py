@@ -60,8 +60,10 @@ class _Assembly:
     # Steps -----------------------------------------------------------------------------------------------------
 
     def _find_steps(self, marks: list[StepMark]) -> None:
-        """Each step begins with the first operation that a tape has recorded after the one before."""
+        """Each step follows the one before; the first begins with what a tape records first, or the call it is in."""
         recorded = [op[0] for part in self._journal.parts for op in part.ops if op[3] == FORWARD]
+        recorded += [c.begin_seq for c in self._journal.frames.calls if c is not None and c.phase == FORWARD]
+        recorded.sort()
         after = 0
         for m in marks:
             at = bisect_left(recorded, after)
@@ -84,7 +86,8 @@ class _Assembly:
     def _step_rows(self, marks: list[StepMark], began_cpu_ns: int) -> None:
         run = self._run
         found = peaks(run, self._steps)
-        cpu, counts = began_cpu_ns, (0,) * 4
+        cpu = began_cpu_ns
+        counts: tuple[int, ...] = (0,) * 4
         for i, (begin, end) in enumerate(self._steps):
             m = marks[i] if i < len(marks) else None
             now = counts if m is None else m.counts

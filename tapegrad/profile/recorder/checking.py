@@ -29,7 +29,7 @@ class Checker:
     def start(self, journal: Journal) -> None:
         """From now on."""
         self._journal = journal
-        used, _ = current_device().usage()
+        used, idle = current_device().usage()
         self._pooled = used >= 0
         if self._pooled:
             self._others = used - LEDGER.live_bytes
@@ -37,7 +37,7 @@ class Checker:
         else:
             self._traced = not tracemalloc.is_tracing()
             tracemalloc.start()
-            self._others = _traced() - LEDGER.live_bytes
+            self._others = _traced() - idle - LEDGER.live_bytes
 
     def compare(self) -> None:
         """Compare now."""

@@ -1,0 +1,500 @@
+"""Recording: the run against other books (the ledger's, tracemalloc's), steps, calls, lineage, and what it costs."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad import buffer
+from tapegrad.memory.here import HERE
+from tapegrad.memory.ledger import LEDGER
+from tapegrad.memory.steps import STEPS
+from tapegrad.profile.recorder import Session
+from tapegrad.profile.recorder.checking import _NUMPY
+from tapegrad.profile.runs import CATEGORIES, PHASES, Run
+from tapegrad.profile.runs.file import parse, to_json
+from tapegrad.profile.runs.model import KINDS
+from tapegrad.profile.runs.timeline import alive, totals
+
+
+def f32(value: Any) -> tg.Tensor:
+    return tg.asarray(np.asarray(value, "f4"))
+
+
+META: dict[str, Any] = {
+    "tapegrad": "0", "program": "test", "argv": [], "device": {"name": "cpu"},
+    "outcome": {"kind": "finished", "code": 0},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Nothing of another test may be freed meanwhile."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    assert buffer.accountant is None
+    assert STEPS._listeners == ()
+    assert LEDGER.journal is None
+    assert HERE.reruns == HERE.restoring == HERE.walking == HERE.shift == 0 and not HERE.optimizing
+
+
+def weights(n: int = 4, size: int = 64) -> list[tg.Variable]:
+    chance = np.random.default_rng(0)
+    return [tg.Variable(chance.normal(size=(size, size)).astype("f4") / 8, name=f"w{i}") for i in range(n)]
+
+
+def block(x: tg.Tensor, w: tg.Variable) -> tg.Tensor:
+    h = tg.tanh(x @ w)
+    return x + h * tg.sigmoid(h)
+
+
+def step(ws: list[tg.Variable], x: tg.Tensor, wrap: Any = lambda f: f) -> list[tg.Tensor]:
+    with tg.GradientTape() as tape:
+        y = x
+        for w in ws:
+            y = wrap(block)(y, w)
+        loss = tg.mean(y * y)
+    return tape.gradient(loss, ws)
+
+
+def recorded(program: Any, **options: Any) -> tuple[Run, Session]:
+    session = Session(**options)
+    session.start()
+    try:
+        program()
+    finally:
+        session.stop()
+    run = session.run(META)
+    assert parse(json.dumps(to_json(run)).encode(), "x") == run  # what is written can be read
+    return run, session
+
+
+def short(run: Run, call: int) -> str:
+    return run.text(run.calls["name"][call]).rpartition(".")[2]
+
+
+def at_peak(run: Run) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for i, category in alive(run, run.peak["seq"]).items():
+        found[CATEGORIES[category]] += run.allocs["bytes"][i]
+    return found
+
+
+# Against other books
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tg.recompute_grad], ids=["plain", "checkpointed"])
+def test_the_peak_is_that_of_measure_in_bytes_and_parts(wrap: Any) -> None:
+    ws, x = weights(), f32(np.ones((32, 64)))
+    with tg.measure() as m:
+        run, session = recorded(lambda: [step(ws, x, wrap) for _ in range(3)])
+    assert run.peak["bytes"] == session.measure.peak_bytes == m.peak_bytes
+    assert +at_peak(run) == +Counter(m.peak_by_category)
+    assert run.peak["bytes"] == max(total for _, _, total, _ in totals(run))
+
+
+def test_after_every_event_the_run_holds_what_the_ledger_held() -> None:
+    ws, x, seen = weights(), f32(np.ones((32, 64))), {}
+    session = Session()
+    session.start()
+    session.journal.before_op = lambda: seen.update({session.journal.now(): (LEDGER.live_bytes, LEDGER.by("category"))})
+    step(ws, x, tg.recompute_grad)
+    session.stop()
+    run = session.run(META)
+    told = list(totals(run))
+    assert len(seen) > 50
+    for seq, (live, by) in seen.items():
+        _, _, total, parts = max((t for t in told if t[0] < seq), default=(0, 0, 0, (0,) * 9))
+        assert total == live == sum(parts)
+        assert {name: n for name, n in zip(CATEGORIES, parts) if n} == {name: n for name, n in by.items() if n}
+
+
+def test_the_ledger_is_tracemallocs_numpy_domain_before_every_operation() -> None:
+    """To the byte: of small arrays, which do not come from the pool, whose blocks are larger than what is asked for."""
+    assert np.lib.tracemalloc_domain == _NUMPY
+    domain = tracemalloc.DomainFilter(inclusive=True, domain=_NUMPY)
+    no_tensors = tracemalloc.Filter(inclusive=False, filename_pattern="*bits.py")  # the state of NumPy's own generator
+
+    def traced() -> int:
+        snapshot = tracemalloc.take_snapshot().filter_traces([domain, no_tensors])
+        return sum(trace.size for trace in snapshot.traces)
+
+    ws, x = weights(3, 16), f32(np.ones((8, 16)))
+    step(ws, x, tg.recompute_grad)  # makes constants
+    session, differences = Session(), []
+    session.start()
+    before = list(LEDGER._entries)  # held, so that no other entry gets its address
+    known = {id(e) for e in before}
+    tracemalloc.start()
+
+    def compare() -> None:
+        mine = sum(max(1, e().node.aval.nbytes) for e in LEDGER._entries if id(e) not in known)
+        differences.append(traced() - mine)
+
+    session.journal.before_op = compare
+    try:
+        for _ in range(2):
+            step(ws, x, tg.recompute_grad)
+        compare()
+    finally:
+        tracemalloc.stop()
+        session.stop()
+    # A reduction's result of one element is a scalar to NumPy until it is an array: 4 bytes, for the moment of a check.
+    assert len(differences) > 60 and max(map(abs, differences)) <= 8, differences
+
+
+def test_recording_takes_no_tensor_memory_and_changes_no_gradient() -> None:
+    ws, x = weights(4, 300), f32(np.ones((64, 300)))
+    step(ws, x)  # makes constants
+    with tg.measure() as plain:
+        bare = [g.numpy() for g in step(ws, x)]
+    with tg.measure() as watched:
+        session = Session(stacks="full", check=False)
+        session.start()
+        found = [g.numpy() for g in step(ws, x)]
+        session.stop()
+    assert watched.peak_bytes == plain.peak_bytes and watched.allocated_bytes == plain.allocated_bytes
+    assert watched.kernel_runs == plain.kernel_runs
+    for a, b in zip(bare, found):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_check_compares_and_finds_a_planted_difference() -> None:
+    ws, x, strays = weights(4, 300), f32(np.ones((64, 300))), []
+
+    def program() -> None:
+        for _ in range(3):
+            step(ws, x)
+            strays.append(np.ones(1 << 20))  # bytes that are not tapegrad's
+
+    run, _ = recorded(lambda: [step(ws, x) for _ in range(3)], check=True)
+    assert run.checks["checked"] >= 3 and run.checks["drift_bytes"] == 0
+    run, _ = recorded(program, check=True)
+    assert 3 << 23 <= run.checks["drift_bytes"] + (1 << 20)
+
+
+# What a run tells
+
+
+def test_categories_holders_and_names() -> None:
+    ws, x = weights(), f32(np.ones((32, 64)))
+    optimizer = tg.optim.Adam(1e-3)
+    optimizer.apply(step(ws, x), ws)
+
+    def program() -> None:
+        for _ in range(2):
+            optimizer.apply(step(ws, x), ws)
+
+    run, _ = recorded(program)
+    a = run.allocs
+    held = {(CATEGORIES[c], run.text(a["holder"][i])) for i, c in alive(run, run.peak["seq"]).items()}
+    assert {("parameter", "w0"), ("optimizer", "Adam/m/w0"), ("gradient", "gradient of w0")} <= held | {
+        (CATEGORIES[category], run.text(a["holder"][i]))
+        for i, category in zip(run.changes["alloc"], run.changes["category"])
+    }
+    assert any(c == "activation" and h.startswith("vjp of ") for c, h in held)
+    phases = {PHASES[p] for p in a["phase"]}
+    assert {"forward", "backward", "optimizer"} <= phases
+    in_forward = [i for i, p in enumerate(a["phase"]) if PHASES[p] == "forward"]
+    assert all(run.place(a["stack"][i])[0] == __file__ for i in in_forward)
+
+
+def test_backward_work_carries_the_line_and_call_of_what_it_differentiates() -> None:
+    ws, x = weights(), f32(np.ones((32, 64)))
+    run, _ = recorded(lambda: step(ws, x))
+    lines = {run.place(s)[2] for s, p in zip(run.ops["stack"], run.ops["phase"]) if PHASES[p] == "backward"}
+    assert "block" in lines
+    calls = {run.text(run.calls["name"][c]) for c, p in zip(run.ops["call"], run.ops["phase"])
+             if PHASES[p] == "backward" and c >= 0}  # fmt: skip
+    assert "block" in calls
+
+
+def test_readings_tell_when_a_value_is_idle() -> None:
+    ws, x = weights(), f32(np.ones((32, 64)))
+    run, _ = recorded(lambda: step(ws, x))
+    a = run.allocs
+    kept = [i for i, c in alive(run, run.peak["seq"]).items() if CATEGORIES[c] == "activation" and a["op"][i] >= 0]
+    idle = [(a["last_forward_seq"][i], a["next_backward_seq"][i]) for i in kept if a["begin_seq"][i] > 20]
+    assert idle and all(0 <= last < then for last, then in idle if then >= 0) and any(then >= 0 for _, then in idle)
+
+
+def test_calls_are_numbered_and_nested() -> None:
+    ws, x = weights(), f32(np.ones((32, 64)))
+    run, _ = recorded(lambda: [step(ws, x) for _ in range(2)])
+    c = run.calls
+    blocks = [i for i in range(run.count("calls")) if run.text(c["name"][i]) == "block"]
+    assert [c["ordinal"][i] for i in blocks] == [0, 1, 2, 3] * 2
+    assert [c["step"][i] for i in blocks] == [0] * 4 + [1] * 4
+    assert {run.text(c["name"][c["parent"][i]]) for i in blocks} == {"step"}
+    assert all(KINDS[c["kind"][i]] == "function" and PHASES[c["phase"][i]] == "forward" for i in blocks)
+    assert all(c["begin_seq"][i] < c["end_seq"][i] < c["begin_seq"][j] for i, j in zip(blocks, blocks[1:]))
+    assert all(c["line"][i] == block.__code__.co_firstlineno for i in blocks)
+
+
+def test_layers_are_calls_also_where_no_operation_is_recorded() -> None:
+    class Twice(tg.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = tg.nn.Dense(8)
+
+        def call(self, x: tg.Tensor) -> tg.Tensor:
+            return self.inner(x) + self.inner(x)
+
+    model = tg.nn.Sequential([tg.nn.Embedding(5, 8), Twice(), tg.nn.LayerNormalization()])
+    tokens = tg.asarray(np.arange(4))
+
+    def program() -> None:
+        with tg.GradientTape() as tape:
+            y = tg.mean(model(tokens) ** 2)
+        tape.gradient(y, model.trainable_variables)
+
+    program()
+    run, _ = recorded(program)
+    c = run.calls
+    found = [
+        (
+            run.text(c["name"][i]).rpartition(".")[2],
+            run.text(c["name"][c["parent"][i]]).rpartition(".")[2],
+            c["ordinal"][i],
+        )
+        for i in range(run.count("calls"))
+        if KINDS[c["kind"][i]] == "layer"
+    ]
+    # The embedding's first operations check its indices, hidden from tapes; it is of the forward pass all the same.
+    assert found == [
+        ("Sequential", "program", 0), ("Embedding", "Sequential", 0), ("Twice", "Sequential", 0),
+        ("Dense", "Twice", 0), ("Dense", "Twice", 1), ("LayerNormalization", "Sequential", 0),
+    ]  # fmt: skip
+    assert {PHASES[p] for p, k in zip(c["phase"], c["kind"]) if KINDS[k] == "layer"} == {"forward"}
+
+
+def test_reruns_name_what_they_repeat_value_by_value_and_call_by_call() -> None:
+    ws, x = weights(), f32(np.ones((32, 64)))
+    run, _ = recorded(lambda: [step(ws, x, tg.recompute_grad) for _ in range(2)])
+    a, c = run.allocs, run.calls
+    again = [i for i, p in enumerate(a["phase"]) if PHASES[p] == "recompute"]
+    assert len(again) > 10
+    for i in again:
+        old = a["remat_of"][i]
+        assert old >= 0 and (a["op"][old], a["shape"][old], a["stack"][old]) == (
+            a["op"][i],
+            a["shape"][i],
+            a["stack"][i],
+        )
+        assert PHASES[a["phase"][old]] == "forward" and a["step"][old] == a["step"][i]
+    reruns = [i for i, p in enumerate(c["phase"]) if PHASES[p] == "recompute"]
+    names = Counter(run.text(c["name"][i]) for i in reruns)
+    assert names == {"recompute_grad(block)": 8, "block": 8}
+    for i in reruns:
+        first = c["first"][i]
+        assert c["name"][first] == c["name"][i] and c["step"][first] == c["step"][i]
+    mine = [i for i in reruns if run.text(c["name"][i]) == "block" and c["step"][i] == 0]
+    assert [c["ordinal"][c["first"][i]] for i in mine] == [3, 2, 1, 0]
+    assert run.steps["reruns"] == [4, 4]
+
+
+def test_values_restored_under_a_budget_name_what_was_dropped() -> None:
+    ws, x = weights(6, 128), f32(np.ones((512, 128)))
+    with tg.measure() as m:
+        step(ws, x)
+    room = m.peak_bytes - (m.peak_bytes - sum(w.nbytes for w in ws)) // 4
+
+    def program() -> None:
+        with tg.memory_budget(room):
+            step(ws, x)
+
+    run, _ = recorded(program)
+    a = run.allocs
+    again = [i for i, p in enumerate(a["phase"]) if PHASES[p] == "recompute" and a["remat_of"][i] >= 0]
+    assert again and sum(run.steps["evictions"]) > 0
+    assert all(a["shape"][a["remat_of"][i]] == a["shape"][i] for i in again)
+    assert all(a["end_seq"][a["remat_of"][i]] < a["begin_seq"][i] for i in again)
+
+
+# Steps
+
+
+def test_steps_end_with_gradients_optimizers_or_the_programs_own_marks() -> None:
+    ws, x = weights(), f32(np.ones((32, 64)))
+    optimizer = tg.optim.SGD(0.1)
+
+    def with_optimizer() -> None:
+        for _ in range(3):
+            parts = [step(ws, x) for _ in range(2)]  # two gradients for one step
+            optimizer.apply([a + b for a, b in zip(*parts)], ws)
+
+    def with_marks() -> None:
+        for _ in range(2):
+            for _ in range(2):
+                optimizer.apply(step(ws, x), ws)
+            tg.memory.step()
+
+    by_gradients, _ = recorded(lambda: [step(ws, x) and None for _ in range(3)])
+    assert by_gradients.count("steps") == 3
+    run, session = recorded(with_optimizer)
+    assert run.count("steps") == 3 and len(session.marks) > 3
+    assert run.marks["kind"].count(0) == 3
+    assert recorded(with_marks)[0].count("steps") == 2
+    s = by_gradients.steps
+    assert all(b < e for b, e in zip(s["begin_seq"], s["end_seq"]))
+    assert s["begin_seq"][1:] == [e + 1 for e in s["end_seq"][:-1]]
+    assert s["peak_bytes"][2] == s["peak_bytes"][1] == by_gradients.peak["bytes"]
+
+
+def test_warmup_and_steps_bound_what_is_recorded() -> None:
+    ws, x = weights(), f32(np.ones((32, 64)))
+    optimizer = tg.optim.SGD(0.1)
+
+    def program() -> None:
+        for _ in range(6):
+            optimizer.apply(step(ws, x), ws)
+
+    whole, _ = recorded(program)
+    part, session = recorded(program, warmup=2, steps=3)
+    assert (whole.count("steps"), part.count("steps"), session.step) == (6, 3, 6)
+    assert part.peak["bytes"] == whole.peak["bytes"]
+    assert {CATEGORIES[c] for c in alive(part, 0).values()} <= set(CATEGORIES)
+
+
+def test_long_programs_keep_the_steps_that_matter_and_everything_that_lives() -> None:
+    ws, x, kept = weights(), f32(np.ones((32, 64))), []
+    optimizer = tg.optim.SGD(0.1)
+
+    def program() -> None:
+        for i in range(30):
+            grads = step(ws, x if i != 17 else tg.concat([x, x]))
+            if i == 9:
+                kept.append(x + 1.0)  # outlives its step
+            optimizer.apply(grads, ws)
+
+    whole, _ = recorded(program)
+    kept.clear()
+    part, session = recorded(program, keep=2000)
+    assert part.checks["dropped"] > 0 and part.checks["events"] >= whole.checks["events"] * 0.9
+    assert part.count("allocs") < whole.count("allocs") / 2
+    assert part.peak["bytes"] == whole.peak["bytes"] == session.measure.peak_bytes and part.peak["step"] == 17
+    last = max(part.allocs["begin_seq"])
+    assert sum(part.allocs["bytes"][i] for i in alive(part, last)) == sum(
+        whole.allocs["bytes"][i] for i in alive(whole, last)
+    )
+    assert sum(c is not None for c in session.journal.frames.calls) < 100
+
+
+# The rest
+
+
+def test_scopes_name_parts_of_a_program() -> None:
+    ws, x = weights(), f32(np.ones((32, 64)))
+
+    def program() -> None:
+        with tg.GradientTape() as tape:
+            with tg.memory.scope("encoder"):
+                y = block(x, ws[0])
+            z = tg.mean(block(y, ws[1]))
+        tape.gradient(z, ws[:2])
+
+    program()  # without a profile it does nothing
+    run, _ = recorded(program)
+    c = run.calls
+    paths = []
+    for i in range(run.count("calls")):
+        at, path = i, []
+        while at >= 0:
+            path.append(run.text(c["name"][at]).rpartition(".")[2])
+            at = c["parent"][at]
+        if path[0] == "block":
+            paths.append(path[:3])
+    assert paths[0][:2] == ["block", "encoder"] and "encoder" not in paths[1]
+
+
+def test_full_stacks_and_none() -> None:
+    ws, x = weights(1), f32(np.ones((32, 64)))
+    full, _ = recorded(lambda: step(ws, x), stacks="full")
+    depth = 0
+    for i in range(full.count("stacks")):
+        at, n = i, 0
+        while at >= 0:
+            at, n = full.stacks["parent"][at], n + 1
+        depth = max(depth, n)
+    assert depth >= 4  # block, step, the lambda, recorded, this test
+    none, _ = recorded(lambda: step(ws, x), stacks="none")
+    assert none.count("stacks") == 0 and set(none.allocs["stack"]) == {-1} and none.count("calls")
+
+
+def test_gradients_are_digested_if_asked() -> None:
+    ws, x = weights(2), f32(np.ones((32, 64)))
+    first, _ = recorded(lambda: [step(ws, x) for _ in range(2)], gradients=True)
+    again, _ = recorded(lambda: [step(ws, x, tg.recompute_grad) for _ in range(2)], gradients=True)
+    other, _ = recorded(lambda: [step(ws, x + 1) for _ in range(2)], gradients=True)
+    told = [[(r.gradients["step"][i], r.text(r.gradients["name"][i]), r.text(r.gradients["digest"][i]))
+             for i in range(r.count("gradients"))] for r in (first, again, other)]  # fmt: skip
+    assert [t[:2] for t in told[0]] == [
+        (0, "gradient of w0"),
+        (0, "gradient of w1"),
+        (1, "gradient of w0"),
+        (1, "gradient of w1"),
+    ]
+    assert told[0] == told[1] != told[2]
+
+
+def test_other_threads_are_recorded_too() -> None:
+    ws, x = weights(2), f32(np.ones((32, 64)))
+
+    def program() -> None:
+        workers = [threading.Thread(target=step, args=(ws, x)) for _ in range(3)]
+        for t in workers:
+            t.start()
+        for t in workers:
+            t.join()
+
+    run, session = recorded(program)
+    assert run.peak["bytes"] == session.measure.peak_bytes
+    assert all(sum(by) == total for _, _, total, by in totals(run))
+
+
+def test_running_out_of_memory_is_marked_with_what_was_alive() -> None:
+    ws, x = weights(), f32(np.ones((512, 64)))
+
+    def program() -> None:
+        with pytest.raises(MemoryError), tg.memory_budget(ws[0].nbytes * 4 + x.nbytes + 1024):
+            step(ws, x)
+
+    run, session = recorded(program)
+    assert 1 in run.marks["kind"]
+    seq = run.marks["seq"][run.marks["kind"].index(1)]
+    assert x.nbytes < sum(run.allocs["bytes"][i] for i in alive(run, seq)) <= session.measure.peak_bytes
+
+
+def test_nothing_holds_the_arrays_of_the_program() -> None:
+    ws, x = weights(), f32(np.ones((512, 64)))
+    step(ws, x)  # makes constants
+    with tg.measure() as m:
+        before = m.live_bytes
+        session = Session(stacks="full")
+        session.start()
+        step(ws, x)
+        assert m.live_bytes == before
+        session.stop()
+
+
+def test_a_run_can_be_asked_for_while_the_program_goes_on() -> None:
+    ws, x, runs = weights(), f32(np.ones((32, 64))), []
+    session = Session()
+    session.start()
+    for _ in range(2):
+        step(ws, x)
+        runs.append(session.run(META))
+    session.stop()
+    assert runs[0].count("allocs") < runs[1].count("allocs") <= session.run(META).count("allocs")
+    assert runs[1].peak["bytes"] == session.measure.peak_bytes
