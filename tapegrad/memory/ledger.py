@@ -154,9 +154,9 @@ class Ledger(Telling):
 
     def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
         """A node was applied."""
+        if HERE.differentiated and thread.recorders:
+            STEPS.mark(GRADIENT)
         if self.journal is not None:
-            if HERE.differentiated and thread.recorders:
-                STEPS.mark(GRADIENT)
             with self._lock:
                 self.journal.applied(node, inputs, self._entries.of)
         if self.detailed:

@@ -1,0 +1,170 @@
+"""`tapegrad profile` from outside: output, exit codes, and the run file however the program ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tapegrad.profile.runs import Run, load
+
+TRAIN = """
+import os, signal, sys, time
+import numpy as np
+import tapegrad as tg
+
+rng = np.random.default_rng(0)
+ws = [tg.Variable(rng.normal(size=(64, 64)).astype("f4") / 8, name=f"w{i}") for i in range(4)]
+x = tg.asarray(rng.normal(size=(128, 64)).astype("f4"))
+
+def block(x, w):
+    h = tg.tanh(x @ w)
+    return x + h * tg.sigmoid(h)
+
+def forward(x):
+    for w in ws:
+        x = block(x, w)
+    return tg.mean(x * x)
+
+what = sys.argv[1] if len(sys.argv) > 1 else ""
+for i in range(3):
+    with tg.GradientTape() as tape:
+        loss = forward(x)
+    for w, g in zip(ws, tape.gradient(loss, ws)):
+        w.assign_sub(0.1 * g)
+    print("loss", float(loss), flush=True)
+    if i == 1:
+        if what == "exception": raise ValueError("broken on purpose")
+        if what == "exit": sys.exit(7)
+        if what == "oom":
+            with tg.memory_budget("150KiB"), tg.GradientTape() as tape:
+                forward(x)
+        if what == "wait":
+            if len(sys.argv) > 2: os.kill(os.getpid(), signal.SIGUSR2)
+            print("ready", flush=True)
+            time.sleep(60)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"NO_COLOR": "1", "XDG_RUNTIME_DIR": ""}
+
+
+def profile(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-m", "tapegrad", "profile", *args]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60)
+
+
+def the_run(folder: Path) -> Run:
+    [path] = folder.glob("tapegrad-train.*.json.gz")
+    return load(path)
+
+
+def test_a_run_is_recorded_saved_and_told(folder: Path) -> None:
+    plain = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=60)
+    found = profile(folder, "train.py")
+    assert found.returncode == 0, found.stderr
+    run = the_run(folder)
+    assert found.stdout.startswith(plain.stdout)
+    assert str(run.peak["bytes"]) in found.stdout
+    for word in ("activation", "parameter", "total", "train.py:", "tapegrad report tapegrad-train.", "--html"):
+        assert word in found.stdout
+    assert "step 0" in found.stderr and "\x1b" not in found.stdout + found.stderr
+    assert max(map(len, found.stdout.splitlines())) <= 80
+    assert run.count("steps") == 3 and run.meta["argv"] == ["train.py"] and run.meta["outcome"]["kind"] == "finished"
+
+
+def test_quiet_is_quiet_and_the_file_is_where_it_is_wanted(folder: Path) -> None:
+    plain = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=60)
+    found = profile(folder, "-q", "-o", "mine.json", "--steps", "1", "--warmup", "1", "--", "train.py")
+    assert (found.returncode, found.stdout, found.stderr) == (0, plain.stdout, "")
+    assert load(folder / "mine.json").count("steps") == 1 and json.loads((folder / "mine.json").read_text())
+    again = profile(folder, "-o", "mine.json", "train.py")
+    assert again.returncode == 2 and "exists" in again.stderr and "-f" in again.stderr and again.stdout == ""
+    assert profile(folder, "-q", "-f", "-o", "mine.json", "--stacks", "full", "--gradients", "train.py").returncode == 0
+    run = load(folder / "mine.json")
+    assert run.meta["stacks"] == "full" and run.count("gradients") == 12 and max(run.stacks["parent"]) >= 0
+
+
+def test_exceptions_keep_their_traceback_without_ours(folder: Path) -> None:
+    plain = subprocess.run(
+        [sys.executable, "train.py", "exception"], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    found = profile(folder, "train.py", "exception")
+    assert (found.returncode, plain.returncode) == (1, 1)
+    trace = found.stderr[found.stderr.index("Traceback") :]
+    assert trace == plain.stderr
+    message = "ValueError: broken on purpose"
+    assert the_run(folder).meta["outcome"] == {"kind": "exception", "code": 1, "message": message}
+
+
+def test_the_exit_code_is_the_programs(folder: Path) -> None:
+    found = profile(folder, "train.py", "exit")
+    assert found.returncode == 7 and "Traceback" not in found.stderr
+    assert the_run(folder).meta["outcome"]["code"] == 7
+
+
+def test_out_of_memory_is_explained_before_the_traceback(folder: Path) -> None:
+    found = profile(folder, "train.py", "oom")
+    assert found.returncode == 1
+    assert 0 < found.stderr.index("Out of memory") < found.stderr.index("Traceback")
+    run = the_run(folder)
+    assert run.meta["outcome"]["kind"] == "oom" and 1 in run.marks["kind"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX systems")
+def test_interrupted_and_asked_for_on_the_way(folder: Path) -> None:
+    command = [sys.executable, "-m", "tapegrad", "profile", "-o", "run.json.gz", "train.py", "wait", "dump"]
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line == "ready\n":
+            break
+    until = time.monotonic() + 20
+    while not (folder / "run.json.gz").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert load(folder / "run.json.gz").meta["outcome"]["kind"] == "running"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and "KeyboardInterrupt" in err
+    run = load(folder / "run.json.gz")
+    assert run.meta["outcome"]["kind"] == "interrupted" and run.count("steps") == 2 and str(run.peak["bytes"]) in out
+
+
+def test_modules_budgets_checks_and_sources(folder: Path) -> None:
+    found = profile(folder, "--budget", "1MiB", "--check", "--no-source", "-m", "train")
+    assert found.returncode == 0, found.stderr
+    run = the_run(folder)
+    assert run.meta["module"] == "train" and run.peak["bytes"] <= 1 << 20 and run.sources == {}
+    assert run.checks["checked"] >= 3 and run.checks["drift_bytes"] == 0
+    text = json.dumps(run.tables)
+    assert "sigmoid(h)" not in text
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "Missing argument"), (("none.py",), "no such file"), (("-m", "no_such_module_x"), "no such module"),
+        (("--budget", "much", "train.py"), "much"), (("--steps", "0", "train.py"), "0"),
+        (("--plan", "none.json", "train.py"), "none.json"), (("-o", "no/where.json", "train.py"), "no folder"),
+        (("--limit", "1GiB", "train.py"), "--budget"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_is_one_message_on_stderr_and_runs_nothing(folder: Path, args: tuple[str, ...], said: str) -> None:
+    found = profile(folder, *args)
+    assert found.returncode in (1, 2) and found.stdout == "" and said in found.stderr
+    assert "Traceback" not in found.stderr and not list(folder.glob("*.gz"))
