@@ -27,8 +27,9 @@ LAST_STEPS = 2
 STEP, OOM, USER, STOPPED = range(4)
 """Kinds of marks."""
 
-# An allocation: seq, ns, bytes, category, op, phase, place, call, aval, number of the one that it repeats.
-Row = tuple[int, int, int, str, str, int, int, int, ShapedArray, int]
+# An allocation: seq, ns, bytes, category, op, phase, place, call, number of the aval, and of the row that it repeats.
+# Nothing in it is tracked by the garbage collector, which therefore does not slow down as rows become many.
+Row = tuple[int, int, int, str, str, int, int, int, int, int]
 # Its end: seq, ns, holder, last reading in the forward pass, first one in the backward pass.
 End = tuple[int, int, str, int, int]
 
@@ -63,6 +64,8 @@ class Journal:
         """Seq, name and digest of every gradient, if they are wanted."""
         self.before_op: Callable[[], None] | None = None
         """Called before every operation, when all that came before has been told."""
+        self.avals: list[ShapedArray] = []
+        self._aval_numbers: dict[int, int] = {}
         self._keep = keep
         self._part = self.parts[0]
         self._tick = count().__next__
@@ -199,10 +202,17 @@ class Journal:
         seq, ns = self._tick(), perf_counter_ns()
         now = self._now[1] if self._now[0] == node.index else phase()
         self._part.rows[number] = (
-            seq, ns, entry.nbytes, category, entry.primitive, now, place, call, node.aval, again,
+            seq, ns, entry.nbytes, category, entry.primitive, now, place, call, self._aval(node.aval), again,
         )  # fmt: skip
         if call >= 0:
             self._touch(call, seq, ns)
+
+    def _aval(self, aval: ShapedArray) -> int:
+        found = self._aval_numbers.get(id(aval))
+        if found is None:
+            found = self._aval_numbers[id(aval)] = len(self.avals)
+            self.avals.append(aval)
+        return found
 
     def _used(self, entry: Entry, seq: int, now: int) -> None:
         if now == FORWARD:

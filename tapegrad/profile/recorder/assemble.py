@@ -152,7 +152,8 @@ class _Assembly:
         numbers: dict[int, int] = {}
         began, alive = self._journal.began_ns, self._alive
         for number in sorted(rows):
-            seq, ns, nbytes, category, op, phase, place, call, aval, again = rows[number]
+            seq, ns, nbytes, category, op, phase, place, call, which, again = rows[number]
+            aval = self._journal.avals[which]
             end = ends.get(number) or alive.get(number, _ALIVE)
             shape, dtype = self._aval(aval)
             numbers[number] = self._row(

@@ -1,0 +1,85 @@
+"""What does it cost to be profiled?
+
+    python bench/profiling.py [--scale quick|full] [--stacks line|full] [--rounds 15] [--threads 1] [--json]
+
+The demo's training step (forward, backward, AdamW), plain and recorded in turns, as ``tapegrad profile`` records it: a
+session is started before each recorded step and stopped after it, outside the time taken.  The cost is the median of
+the ratios within rounds, by the clock and by the process's CPU time (which leaves out what other processes do).
+Counts, which do not depend on the machine, are given beside: events, and bytes of tensors that recording takes (none:
+the exit code is 1 otherwise, or where a gradient changes by a bit).
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import common
+
+COLUMNS = ("step", "wall", "cpu", "events", "tensor bytes", "bits equal")
+
+
+def timed(step: Any) -> tuple[float, float]:
+    """Seconds by the clock and of the process's CPU time."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    step()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def main() -> int:
+    """Measure and print; the exit code."""
+    parser = common.parser(__doc__, threads=2, rounds=15)
+    parser.add_argument("--scale", choices=("quick", "full"), default="full")
+    parser.add_argument("--stacks", choices=("line", "full", "none"), default="line")
+    args = parser.parse_args()
+    common.begin(args.threads)
+    import tapegrad as tg
+    from tapegrad.profile import demo_text, demo_train
+    from tapegrad.profile.demo_model import loss_and_gradients
+    from tapegrad.profile.recorder import Session
+
+    settings = demo_train.FULL if args.scale == "full" else demo_train.QUICK
+    work = demo_train.Demo(demo_text.load(), replace(settings, steps=3, compared=3))
+    optimizer, batch = work._optimizer(), work.batch(0)
+
+    def step() -> None:
+        work._step(optimizer, batch, None)
+
+    def recorded(what: Any) -> tuple[Any, Session]:
+        session = Session(stacks=args.stacks)
+        session.start()
+        try:
+            return what(), session
+        finally:
+            session.stop()
+
+    def gradients() -> list[bytes]:
+        return [g.numpy().tobytes() for g in loss_and_gradients(work.model, *batch)[1]]
+
+    for _ in range(3):
+        step()
+    off, on = [], []
+    for _ in range(args.rounds):
+        off.append(timed(step))
+        on.append(recorded(lambda: timed(step))[0])
+    with tg.measure() as bare:
+        before = gradients()
+    with tg.measure() as watched:
+        after, session = recorded(gradients)
+    extra, same = watched.peak_bytes - bare.peak_bytes, before == after
+    events = session.journal.events + len(session.journal.parts[-1])
+    wall, cpu = (statistics.median(b[i] / a[i] for a, b in zip(off, on)) for i in (0, 1))
+    milliseconds = statistics.median(a[0] for a in off) * 1e3
+    row = (f"{milliseconds:.0f} ms", f"{wall:.3f}x", f"{cpu:.3f}x", f"{events:,}", str(extra), "yes" if same else "NO")
+    facts = common.about(args.threads)
+    common.show(f"a recorded step of the demo ({args.scale}, stacks: {args.stacks})", COLUMNS, [row], facts)
+    if args.json:
+        common.write("profiling", facts, [dict(zip(COLUMNS, row))], scale=args.scale, stacks=args.stacks)
+    return 0 if same and not extra else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
