@@ -61,3 +61,12 @@ def _compute_on_gpu(prim: Primitive, arrays: Sequence[Any], params: dict[str, An
             return out
         found = prim.impl(device.xp, *arrays, **params)
         return found if found.dtype == aval.dtype else found.astype(aval.dtype)
+
+
+def copied(array: Any, aval: ShapedArray) -> Any:
+    """A copy of ``array``, whose aval is ``aval``, in memory of its own."""
+    out = aval.device.empty(aval.shape, aval.dtype)
+    if not phantom.mode.dry:
+        with aval.device.active():
+            aval.device.xp.copyto(out, array)
+    return out

@@ -15,7 +15,7 @@ from typing import Any
 from tapegrad import buffer as _buffer
 from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
-from tapegrad.compute import compute, compute_elementwise
+from tapegrad.compute import compute, compute_elementwise, copied
 from tapegrad.device import phantom, tally
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.pressure import retried
@@ -104,7 +104,7 @@ def run(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         if _buffer.keeper is None or not _is_sliver(array, aval, root):
             return Buffer(array, node, (root,))
         _buffer.keeper.reserve((aval,), (prim.name,))
-        array = _copied(array, aval)
+        array = copied(array, aval)
     out = Buffer(array, node)
     if (accountant := _buffer.accountant) is not None and accountant.detailed:
         accountant.ran((prim.name,), *cuda_launch.moved_by(arrays, [array]))
@@ -119,14 +119,6 @@ _SLIVER = 16
 def _is_sliver(array: Any, aval: ShapedArray, root: Buffer) -> bool:
     """Whether a view is so small a piece that it shall not keep the rest alive; it must lie as its copy would."""
     return array.flags.c_contiguous and _SLIVER * aval.nbytes <= root.node.aval.nbytes
-
-
-def _copied(array: Any, aval: ShapedArray) -> Any:
-    out = aval.device.empty(aval.shape, aval.dtype)
-    if not phantom.mode.dry:
-        with aval.device.active():
-            aval.device.xp.copyto(out, array)
-    return out
 
 
 def _deferred(out: Buffer) -> Buffer:

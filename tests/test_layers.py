@@ -21,7 +21,7 @@ PACKAGE = ROOT / "tapegrad"
 # Which part of tapegrad may import which library; anything else that is not in the standard library is an offence.
 LIBRARIES = {
     "numpy": {"device"},
-    "scipy": {"device"},
+    "scipy": {"device", "profile"},
     "cupy": {"device"},
     "cupyx": {"device"},
     "pynvml": {"device", "profile"},
@@ -31,7 +31,7 @@ LIBRARIES = {
     "matplotlib": {"profile"},
 }
 # Heavy or optional, so imported inside the function that needs them.
-LAZY = {"cupy", "cupyx", "pynvml", "safetensors", "matplotlib"}
+LAZY = {"cupy", "cupyx", "pynvml", "safetensors", "matplotlib", "scipy"}
 # What `import tapegrad` must not load.
 NOT_AT_IMPORT = sorted(LIBRARIES.keys() - {"numpy"})
 

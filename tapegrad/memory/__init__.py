@@ -1,6 +1,7 @@
 """Memory: the ledger, budgets that are kept, and checkpoints that trade time for bytes."""
 
 from tapegrad.memory import policies, tiers
+from tapegrad.memory.applying import use_plan
 from tapegrad.memory.budget import memory_budget, policy
 from tapegrad.memory.figures import CATEGORIES, Measure
 from tapegrad.memory.ledger import LEDGER
@@ -18,5 +19,5 @@ __all__ = [
     "CATEGORIES", "LEDGER", "CheckpointedSequence", "Measure", "Point", "Prediction", "Report", "Row", "Saved",
     "ShapeDtype", "checkpoint_sequential", "checkpointed_loop", "measure", "memory_budget", "policies",
     "policy", "predict_peak", "recompute_grad", "report", "reversible", "saved", "scope", "step",
-    "tiers",
+    "tiers", "use_plan",
 ]  # fmt: skip

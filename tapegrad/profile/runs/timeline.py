@@ -61,14 +61,12 @@ def totals(run: Run) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
 
 def alive(run: Run, seq: int) -> dict[int, int]:
     """What is alive at ``seq``: the category of each allocation, by its number."""
-    found: dict[int, int] = {}
-    for e in events(run):
-        if e.seq > seq:
-            break
-        if e.after < 0:
-            found.pop(e.alloc, None)
-        else:
-            found[e.alloc] = e.after
+    a, c = run.allocs, run.changes
+    lives = enumerate(zip(a["begin_seq"], a["end_seq"], a["category"]))
+    found = {i: category for i, (begin, end, category) in lives if begin <= seq and not 0 <= end <= seq}
+    for at, i, category in sorted(zip(c["seq"], c["alloc"], c["category"])):
+        if at <= seq and i in found:
+            found[i] = category
     return found
 
 

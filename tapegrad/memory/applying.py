@@ -1,0 +1,260 @@
+"""Plans at work: chosen calls of layers and functions run under recompute_grad, though the program does not say so.
+
+A call is known by what it is a call of (kind, name, file and line of its definition) and by its number in the step, as
+profiles count (``calls``).  Layers ask here in ``Layer.__call__``; functions do once ``profile/plan/rewrite`` has put
+:func:`planned` on their definitions.  Only calls under a recorder are counted, and none in a rerun; inside a call that
+is checkpointed, calls are counted, but nothing more is checkpointed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tapegrad.errors import TapegradError
+from tapegrad.memory import policies
+from tapegrad.memory.budget import memory_budget
+from tapegrad.memory.calls import Ordinals
+from tapegrad.memory.here import HERE
+from tapegrad.memory.recompute import recompute_grad
+from tapegrad.memory.rerun import Lookout, RerunTrace
+from tapegrad.memory.steps import GRADIENT, STEPS
+from tapegrad.node import thread
+
+FORMAT = "tapegrad.plan"
+VERSION = 1
+MAX_BYTES = 64 << 20
+KINDS = ("function", "layer")
+DEEDS = ("checkpoint", "offload")
+Key = tuple[str, str, str, int]
+"""What a call is a call of: kind, name, file, line of the definition."""
+
+
+class PlanError(TapegradError, ValueError):
+    """A plan that cannot be read, or is none."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """What to do with the calls ``ordinals`` of ``key``: "checkpoint", or "offload" (values to another memory)."""
+
+    do: str
+    kind: str
+    name: str
+    file: str
+    line: int
+    ordinals: tuple[int, ...]
+
+    @property
+    def key(self) -> Key:
+        """What they are calls of."""
+        return self.kind, self.name, full_name(self.file), self.line
+
+
+@functools.lru_cache(maxsize=4096)
+def full_name(file: str) -> str:
+    """A file's name as it is compared: absolute, unless it is none (``<string>``)."""
+    return file if file.startswith("<") else os.path.abspath(file)
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.ordinals = Ordinals()
+
+
+class Applied:
+    """A plan in force."""
+
+    def __init__(self, actions: Iterable[Action]) -> None:
+        self._chosen: dict[Key, dict[int, Action]] = {}
+        for action in actions:
+            self._chosen.setdefault(action.key, {}).update(dict.fromkeys(action.ordinals, action))
+        self._met: set[tuple[Key, int]] = set()
+        self._local = _Local()
+
+    def layer(self, layer: Any, inputs: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What ``layer.call`` returns."""
+        return self.call(layer_key(type(layer)), layer.call, (inputs, *args), kwargs)
+
+    def call(self, key: Key | None, f: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What ``f`` returns, checkpointed if the plan has chosen this call of ``key``."""
+        chosen = self._chosen.get(key) if key is not None else None
+        recorders = thread.recorders
+        if chosen is None or not recorders or any(map(_repeats, recorders)):
+            return f(*args, **kwargs)
+        number = self._number(key)
+        action = chosen.get(number)
+        if action is None or any(isinstance(r, Lookout) for r in recorders):
+            return f(*args, **kwargs)
+        # A policy wants both runs to do the same; what a first call builds, such as weights, the next ones do not.
+        policy = _offload if action.do == "offload" and (key, number) in self._met else None
+        self._met.add((key, number))  # type: ignore[arg-type]
+        return recompute_grad(f, policy=policy)(*args, **kwargs)
+
+    def unmet(self) -> list[tuple[Key, int]]:
+        """The chosen calls that the program has not made so far."""
+        return [(key, i) for key, chosen in self._chosen.items() for i in chosen if (key, i) not in self._met]
+
+    def _number(self, key: Any) -> int:
+        """The number of the call; a checkpoint's look-out stands for the tape outside it."""
+        before = thread.recorders
+        outermost: Any = before[0]
+        while isinstance(outermost, Lookout) and outermost.outer:
+            outermost = outermost.outer[0]
+        thread.recorders = (outermost,)
+        try:
+            if HERE.differentiated:  # as profiles see the end of a step that nothing else marks
+                STEPS.mark(GRADIENT)
+            return self._local.ordinals.next(key)
+        finally:
+            thread.recorders = before
+
+
+def _repeats(recorder: Any) -> bool:
+    """Whether a recorder is one of a rerun."""
+    return isinstance(recorder, RerunTrace) or (isinstance(recorder, Lookout) and not recorder.outer)
+
+
+def _offload(value: policies.Value) -> policies.Answer:
+    return policies.OFFLOAD
+
+
+plan: Applied | None = None
+"""The plan in force, for all threads."""
+
+_layer_keys: WeakKeyDictionary[type, tuple[Any, Key | None]] = WeakKeyDictionary()
+
+
+def layer_key(cls: type) -> Key | None:
+    """What calls of the layer class ``cls`` are calls of; None if its ``call`` is not written in Python."""
+    f: Any = cls.call  # type: ignore[attr-defined]
+    found = _layer_keys.get(cls)
+    if found is None or found[0] is not f:
+        code = getattr(inspect.unwrap(f), "__code__", None)
+        key = None if code is None else ("layer", cls.__qualname__, full_name(code.co_filename), code.co_firstlineno)
+        found = _layer_keys[cls] = f, key
+    return found[1]
+
+
+def planned(name: str, file: str, line: int) -> Callable[[Callable], Callable]:
+    """A decorator: calls of the function ask the plan in force, if there is one."""
+    key = "function", name, full_name(file), line
+
+    def decorate(f: Callable) -> Callable:
+        @functools.wraps(f)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return f(*args, **kwargs) if plan is None else plan.call(key, f, args, kwargs)
+
+        return call
+
+    return decorate
+
+
+@contextmanager
+def apply_plan(actions: Iterable[Action], budget_bytes: int | None = None) -> Iterator[Applied]:
+    """In the block, in all threads, the chosen calls are checkpointed; with ``budget_bytes``, memory is kept within it.
+
+    Raises PlanError if a plan is in force already.
+    """
+    global plan
+    if plan is not None:
+        raise PlanError("a plan is in force already; leave its block first")
+    with ExitStack() as stack:
+        if budget_bytes is not None:
+            stack.enter_context(memory_budget(budget_bytes))
+        plan = Applied(actions)
+        try:
+            yield plan
+        finally:
+            plan = None
+
+
+@contextmanager
+def use_plan(path: str | os.PathLike[str]) -> Iterator[Applied]:
+    """In the block, do what the plan in the file ``path`` (of ``tapegrad plan``) says with the calls of layers.
+
+    Calls of plain functions need their definitions changed, which ``tapegrad profile --plan`` does; a UserWarning says
+    so if the plan has any.  Raises PlanError for a file that is no plan.
+    """
+    actions, budget_bytes = read_actions(path)
+    functions = sum(len(a.ordinals) for a in actions if a.kind == "function")
+    if functions:
+        warnings.warn(
+            f"{os.fspath(path)}: the plan has {functions} calls of plain functions, which are left as they are here; "
+            "run the program with tapegrad profile --plan, or wrap them in tg.recompute_grad",
+            stacklevel=3,
+        )
+    with apply_plan(actions, budget_bytes) as applied:
+        yield applied
+
+
+def read_actions(path: str | os.PathLike[str]) -> tuple[list[Action], int | None]:
+    """The actions of the plan in a file, and its budget for the whole program.  Raises PlanError with one line."""
+    return actions_of(read_json(path), os.fspath(path))
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object in a plan's file.  Raises PlanError with one line."""
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise PlanError(f"{name}: larger than {MAX_BYTES >> 20} MiB; that is no plan")
+        found = json.loads(data.decode("utf-8"), parse_constant=_refuse)
+    except OSError as e:
+        raise PlanError(f"{name}: {e.strerror or e}") from e
+    except PlanError:
+        raise
+    except (ValueError, RecursionError) as e:
+        reason = (str(e).splitlines() or [type(e).__name__])[0][:100]
+        raise PlanError(f"{name}: not a plan of tapegrad, or cut off ({reason})") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise PlanError(f"{name}: not a plan of tapegrad")
+    if type(found.get("version")) is not int or found["version"] != VERSION:
+        raise PlanError(
+            f"{name}: of version {found.get('version')!r:.20}, and this tapegrad reads version {VERSION}; "
+            "make the plan again with tapegrad plan"
+        )
+    return found
+
+
+def actions_of(found: dict[str, Any], name: str) -> tuple[list[Action], int | None]:
+    """The actions in a plan's JSON object, and its budget for the whole program.  Raises PlanError."""
+    rows, budget = found.get("actions"), found.get("memory_budget")
+    if not isinstance(rows, list):
+        raise PlanError(f"{name}: 'actions' is not a list")
+    if budget is not None and not (is_count(budget) and budget > 0):
+        raise PlanError(f"{name}: 'memory_budget' is neither null nor a number of bytes")
+    return [_action(row, f"{name}: action {i}") for i, row in enumerate(rows)], budget
+
+
+def _action(row: Any, what: str) -> Action:
+    if not isinstance(row, dict) or not {"do", "kind", "name", "file", "line", "ordinals"} <= set(row):
+        raise PlanError(f"{what} does not have do, kind, name, file, line and ordinals")
+    if row["do"] not in DEEDS or row["kind"] not in KINDS:
+        raise PlanError(f"{what}: 'do' is one of {', '.join(DEEDS)} and 'kind' one of {', '.join(KINDS)}")
+    if not isinstance(row["name"], str) or not isinstance(row["file"], str) or "\0" in row["file"]:
+        raise PlanError(f"{what}: name and file are not strings that can be such")
+    ordinals = row["ordinals"]
+    if not is_count(row["line"]) or not isinstance(ordinals, list) or not all(map(is_count, ordinals)):
+        raise PlanError(f"{what}: line and ordinals are not whole numbers from 0 on")
+    return Action(row["do"], row["kind"], row["name"], row["file"], row["line"], tuple(ordinals))
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value from a file is an integer from 0 on, and not too large to be meant."""
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number that a plan may hold")

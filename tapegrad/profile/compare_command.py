@@ -1,0 +1,143 @@
+"""``tapegrad compare``: two runs side by side, and an exit code for automated checks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tapegrad.profile.compare import Change, Comparison, Threshold
+
+CHOICES = ("category", "line", "op")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("before", metavar="A", type=click.Path())
+@click.argument("after", metavar="B", type=click.Path())
+@click.option("--fail-above", metavar="5%|100MiB", help="Exit with 3 if the peak of B is higher by more than this.")
+@click.option("--time-above", metavar="10%|20ms", help="Exit with 3 if a step of B takes longer by more than this.")
+@click.option("--by", type=click.Choice(CHOICES), default="category", show_default=True, help="Groups at the peaks.")
+@click.option("-n", "--rows", type=click.IntRange(min=0), default=10, show_default=True, help="Groups; 0 is all.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; bytes and ns are integers.")
+def compare(
+    before: str, after: str, fail_above: str | None, time_above: str | None, by: str, rows: int, as_json: bool
+) -> None:
+    """Compare two recorded runs, with an exit code for CI.
+
+    Shown are peaks, step times (medians of the steps after the first), what was alive at the peaks, and whether
+    gradients are equal, bit for bit, if both runs recorded them (tapegrad profile --gradients).
+
+    \b
+    Examples:
+      tapegrad compare before.json.gz after.json.gz --fail-above 2%
+      tapegrad compare before.json.gz after.json.gz --by line --json
+
+    The exit code is 3 if B exceeds a threshold or its gradients differ, 2 if a run cannot be read, 1 on other errors.
+    """
+    if _compare(before, after, fail_above, time_above, by, rows, as_json):
+        raise click.exceptions.Exit(3)
+
+
+def _compare(
+    before: str, after: str, fail_above: str | None, time_above: str | None, by: str, rows: int, as_json: bool
+) -> bool:
+    from tapegrad.profile import compare as c
+    from tapegrad.profile.runs import load
+
+    bounds: dict[str, Threshold] = {}
+    try:
+        if fail_above is not None:
+            bounds["peak used"] = c.parse_threshold(fail_above, "bytes")
+        if time_above is not None:
+            bounds["step time"] = c.parse_threshold(time_above, "ns")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    found = c.compare(load(before), load(after), by)
+    if time_above is not None and not found.figure("step time").known:
+        raise click.ClickException("--time-above needs a step that came to its end in both runs; see tg.memory.step()")
+    exceeded = [name for name, bound in bounds.items() if bound.exceeded(found.figure(name))]
+    if found.gradients.state in ("different", "none in common"):
+        exceeded.append("gradients")
+    if as_json:
+        click.echo(json.dumps(_as_json(found, before, after, by, rows, exceeded), indent=2))
+    else:
+        _print(found, before, after, by, rows, exceeded)
+    return bool(exceeded)
+
+
+def _as_json(found: Comparison, before: str, after: str, by: str, rows: int, exceeded: list[str]) -> dict[str, Any]:
+    parts = found.parts[:rows] if rows and by != "category" else found.parts
+    return {
+        "before": before,
+        "after": after,
+        "figures": [asdict(change) for change in found.figures],
+        "by": by,
+        "at_peak": [asdict(change) for change in parts],
+        "gradients": asdict(found.gradients),
+        "exceeded": exceeded,
+    }
+
+
+def _print(found: Comparison, before: str, after: str, by: str, rows: int, exceeded: list[str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from tapegrad.profile.report.escape import shown
+
+    console = Console(highlight=False)
+    say = lambda text, style="": console.print(Text(shown(text, console.encoding), style), soft_wrap=True)
+    say(f"A: {before}")
+    say(f"B: {after}")
+    say("")
+    _table(console, "", [change for change in found.figures if change.before >= 0 or change.after >= 0])
+    say("")
+    parts = found.parts[:rows] if rows and by != "category" else found.parts
+    _table(console, f"At the peaks, by {by}", parts)
+    if len(found.parts) > len(parts):
+        say(f"{len(found.parts) - len(parts):,} more (--rows 0 shows all)")
+    say("")
+    say(f"gradients: {_gradients(found)}")
+    if exceeded:
+        say(f"worse than allowed: {', '.join(exceeded)}", "bold red")
+
+
+def _gradients(found: Comparison) -> str:
+    g = found.gradients
+    if g.state == "not recorded":
+        return "not recorded (tapegrad profile --gradients)"
+    alone = f", {g.alone:,} in one run only" if g.alone else ""
+    first = f"; the first: {g.first[1]} in step {g.first[0]}" if g.first else ""
+    return f"{g.state}, {g.compared:,} compared{alone}{first}"
+
+
+def _table(console: Console, title: str, changes: Sequence[Change]) -> None:
+    from tapegrad.profile.report.escape import plain
+    from tapegrad.profile.report.table import Column, table
+
+    columns = [
+        Column(title, flexible=True, keep_end=True), Column("A", right=True), Column("B", right=True),
+        Column("change", right=True), Column("", right=True),
+    ]  # fmt: skip
+    cells = [_cells(change, console.encoding) for change in changes]
+    for line in table(columns, cells, min(console.width, 120), plain(console.encoding)):
+        console.print(line, soft_wrap=True)
+
+
+def _cells(change: Change, encoding: str) -> list[str]:
+    from tapegrad.profile.report.escape import shown
+    from tapegrad.profile.report.units import iec, ms
+
+    form = {"bytes": iec, "ns": ms, "count": lambda n: f"{n:,}"}[change.unit]
+    values = [form(n) if n >= 0 else "-" for n in (change.before, change.after)]
+    name = shown(change.name, encoding)
+    if not change.known or change.difference == 0:
+        return [name, *values, "=" if change.known else "", ""]
+    sign = "+" if change.difference > 0 else "-"
+    share = f"{sign}{abs(change.difference) / change.before * 100:.1f} %" if change.before else ""
+    return [name, *values, f"{sign}{form(abs(change.difference))}", share]

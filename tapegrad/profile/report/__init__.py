@@ -1,0 +1,1 @@
+"""``tapegrad report``: a recorded run as text (:mod:`rows`, :mod:`text`) and as files (:mod:`outputs`)."""

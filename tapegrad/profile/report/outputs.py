@@ -1,0 +1,133 @@
+"""The files that ``tapegrad report`` writes: what they are called, what must not be overwritten, who writes them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tapegrad.profile.report import rows as r
+from tapegrad.profile.runs import Run
+
+ENDINGS = {
+    "html": ".html", "png": ".png", "svg": ".svg", "csv": ".csv", "json": ".view.json", "perfetto": ".perfetto.json",
+    "speedscope": ".speedscope.json", "memory_viz": ".memory_viz.json",
+}  # fmt: skip
+"""The formats, and how the names of their files end if none is given."""
+STDOUT = "-"
+DERIVED = "\0"  # no file can be called so
+
+
+@dataclass(frozen=True)
+class View:
+    """What was asked for: a moment, as it was written and as a seq, and how to group, sort and cut."""
+
+    at: str
+    seq: int
+    by: str
+    sort: str
+    rows: int
+    source: bool
+
+    def to_json(self, run: Run) -> dict[str, Any]:
+        """What was alive at the moment, in groups; bytes and nanoseconds are integers, -1 stands for none."""
+        found = r.rows(run, self.seq, self.by, self.sort)
+        origin = r.origin(run, self.seq)
+        return {
+            "program": run.meta["program"],
+            "at": self.at,
+            "seq": self.seq,
+            "step": r.step_of(run, self.seq),
+            "by": self.by,
+            "sort": self.sort,
+            "peak": run.peak,
+            "total_bytes": sum(row.bytes for row in found),
+            "total_count": sum(row.count for row in found),
+            "origin": asdict(origin) if origin is not None else None,
+            "rows": [asdict(row) for row in (found[: self.rows] if self.rows else found)],
+            "recomputed": [asdict(rerun) for rerun in r.reruns(run, self.seq, r.step_of(run, self.seq))],
+        }
+
+
+def targets(asked: dict[str, str], run_path: str, force: bool) -> dict[str, Path | None]:
+    """The file for each format that was asked for; None is stdout.
+
+    Raises UsageError if two formats want the same place, a picture wants stdout, or a file exists (unless ``force``).
+    """
+    found: dict[str, Path | None] = {}
+    for kind, name in asked.items():
+        found[kind] = None if name == STDOUT else derived(run_path, kind) if name == DERIVED else Path(name)
+    if asked.get("png") == STDOUT:
+        raise click.UsageError("--png writes no text: give it the name of a file")
+    places = [path.resolve() if path is not None else None for path in found.values()]
+    if len(set(places)) < len(places):
+        raise click.UsageError("two files were asked for under one name; give each its own")
+    for kind, path in found.items():
+        _check(kind, path, run_path, force)
+    return found
+
+
+def _check(kind: str, path: Path | None, run_path: str, force: bool) -> None:
+    if path is None:
+        return
+    option = "--" + kind.replace("_", "-")
+    if path.exists() and Path(run_path).exists() and path.samefile(run_path):
+        raise click.UsageError(f"{option} {path} is the run itself; choose another name")
+    if path.is_dir():
+        raise click.UsageError(f"{option} {path} is a folder; give the name of a file")
+    if path.exists() and not force:
+        raise click.UsageError(f"{option} {path} exists; use --force to replace it, or another name")
+    if not path.absolute().parent.is_dir():
+        raise click.UsageError(f"{option} {path}: the folder {path.absolute().parent} does not exist")
+
+
+def derived(run_path: str, kind: str) -> Path:
+    """The name of the run with another ending, beside it."""
+    path = Path(run_path)
+    name = path.name.removesuffix(".gz").removesuffix(".json") or path.name
+    return path.with_name(name + ENDINGS[kind])
+
+
+def write(kind: str, run: Run, view: View, path: Path | None) -> None:
+    """Write one format to a file or (None) to stdout.  Raises OSError, TapegradError."""
+    if path is not None:
+        _writer(kind)(run, path, view)
+        return
+    if kind == "json":
+        click.echo(json.dumps(view.to_json(run), indent=2))
+        return
+    with tempfile.TemporaryDirectory(prefix="tapegrad-") as folder:
+        file = Path(folder, "out")
+        _writer(kind)(run, file, view)
+        data = file.read_bytes()
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+
+
+def _writer(kind: str) -> Callable[[Run, Path, View], None]:
+    """Imported when it is needed: the text of a run must not wait for what draws pictures."""
+    if kind == "json":
+        from tapegrad.profile.export.files import write_text
+
+        return lambda run, path, view: write_text(path, [json.dumps(view.to_json(run), indent=2), "\n"])
+    if kind == "html":
+        from tapegrad.profile.viewer import html
+
+        return lambda run, path, view: html.write(run, path, source=view.source)
+    from tapegrad.profile.export import csv, memory_viz, perfetto, png, speedscope
+
+    writers: dict[str, Callable[[Run, Path, View], None]] = {
+        "png": lambda run, path, view: png.write(run, path, "png"),
+        "svg": lambda run, path, view: png.write(run, path, "svg"),
+        "csv": lambda run, path, view: csv.write(run, path),
+        "perfetto": lambda run, path, view: perfetto.write(run, path),
+        "speedscope": lambda run, path, view: speedscope.write(run, path, view.seq),
+        "memory_viz": lambda run, path, view: memory_viz.write(run, path),
+    }
+    return writers[kind]

@@ -1,0 +1,263 @@
+"""A run on a terminal: its summary, what was alive when memory ran out, and tables of groups."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from tapegrad.profile.report import rows as r
+from tapegrad.profile.report.chart import chart
+from tapegrad.profile.report.escape import clip, plain, shown
+from tapegrad.profile.report.table import Column, table
+from tapegrad.profile.report.units import counted, iec, ms, percent
+from tapegrad.profile.runs import CATEGORIES, Run
+from tapegrad.profile.runs.model import MARKS
+from tapegrad.profile.runs.timeline import at as seq_at
+
+STYLES = {
+    "parameter": "green", "optimizer": "yellow", "gradient": "blue", "activation": "red", "rematerialized": "cyan",
+    "temporary": "magenta", "input": "bright_black", "user": "bright_green", "unattributed": "bright_black",
+}  # fmt: skip
+OOM = MARKS.index("oom")
+_BAR = 14
+
+
+def print_summary(
+    run: Run,
+    console: Console,
+    *,
+    path: str | None,
+    seq: int | None = None,
+    rows: int = 5,
+    advice: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Print the peak (or the moment ``seq``), what was alive then, and what would help; first why memory ran out.
+
+    ``path``: of the run file, for the commands that lead on.  ``rows``: lines in the table of the largest (0: all).
+    ``advice``: pairs of what to do and what it would bring.
+    """
+    out = _Out(console, run)
+    if seq is None and OOM in run.marks["kind"]:
+        print_oom(run, console, path=path)
+        out.line()
+    moment = run.peak["seq"] if seq is None else seq
+    _headline(run, out, moment, seq is None or moment == run.peak["seq"])
+    live = r.rows(run, moment, "category")
+    if not live:
+        out.line("nothing was alive" if seq is not None else "nothing was allocated")
+        return
+    out.line()
+    for line in chart(run, r.step_of(run, moment), min(console.width, 100), out.plain, moment):
+        out.line(line)
+    out.line()
+    _categories(run, out, live)
+    _largest(run, out, moment, rows, path)
+    _recomputed(run, out, moment)
+    if advice:
+        out.line()
+        columns = [Column("What would help", flexible=True), Column("", flexible=True)]
+        out.table(columns, [list(pair) for pair in advice])
+    if path is not None:
+        out.line()
+        out.line(f"tapegrad report {out.file(path)} --html", style="bold")
+
+
+def print_table(run: Run, console: Console, found: list[r.Row], by: str, seq: int, limit: int) -> None:
+    """Print groups of what was alive at ``seq``, ``limit`` of them (0: all), below a line that says when that was."""
+    out = _Out(console, run)
+    _headline(run, out, seq, seq == run.peak["seq"])
+    out.line()
+    listed = found[:limit] if limit else found
+    _groups(out, by.capitalize(), listed, sum(row.bytes for row in found), by)
+    left = found[len(listed) :]
+    if left:
+        out.line(f"{out.dots} {len(left):,} more, {iec(sum(row.bytes for row in left))} (--rows 0 shows all)")
+    out.line(f"total {_exact(sum(row.bytes for row in found))}, {counted(sum(x.count for x in found), 'allocation')}")
+
+
+def print_oom(run: Run, console: Console, *, path: str | None = None) -> None:
+    """Print why there was no room: what was asked for, what was alive then, and what could go first."""
+    out = _Out(console, run)
+    moment = seq_at(run, "oom")
+    live = r.rows(run, moment, "category")
+    used, limit = sum(row.bytes for row in live), run.meta.get("limit_bytes")
+    asked = [run.text(text) for seq, text in zip(run.marks["seq"], run.marks["text"]) if seq == moment]
+    origin = r.origin(run, moment)
+    lines = [out.text(t) for t in asked if t]
+    message = run.meta["outcome"].get("message", "")
+    lines += [out.text(message)] if message and message not in asked else []
+    lines.append(f"used {_exact(used)}" + (f", limit {_exact(limit)}" if limit else "") + _reserved(run, moment))
+    lines.append("alive: " + ", ".join(f"{row.key} {iec(row.bytes)}" for row in live))
+    first = _first_to_go(run, moment)
+    if first is not None:
+        idle = f", idle for {ms(first.idle_ns)}" if first.idle_ns >= 0 else ""
+        lines.append(f"first to go: {out.place(first.key)} {out.text(first.op)}: {iec(first.bytes)}{idle}")
+    title = f"Out of memory on {out.text(run.meta['device']['name'])}{_when(origin.step if origin else -1, origin)}"
+    out.panel(title, lines)
+    if path is not None:
+        out.line(f"all that was alive: tapegrad report {out.file(path)} --at oom --by line -n 0")
+
+
+class _Out:
+    """A console, whether it can show more than ASCII, and how it calls files."""
+
+    def __init__(self, console: Console, run: Run) -> None:
+        self.console = console
+        self.files = r.short_names(run)
+        self.plain = plain(console.encoding)
+        self.dots = "..." if self.plain else "…"
+
+    def text(self, text: str) -> str:
+        """Text from a run, harmless."""
+        return shown(text, self.console.encoding)
+
+    def place(self, key: str) -> str:
+        """``folder/model.py:41 attention()`` with as little of the folder as tells files apart, harmless."""
+        found = re.match(r"(.*):(-?\d+(?: .*)?)$", key, re.DOTALL)
+        return self.text(f"{self.files.get(found[1], found[1])}:{found[2]}" if found else key)
+
+    def file(self, path: str) -> str:
+        """A path as it can be pasted into a shell."""
+        return self.text(shlex.quote(path))
+
+    def line(self, text: str = "", style: str = "") -> None:
+        self.console.print(Text(text, style), soft_wrap=True, highlight=False)
+
+    def table(self, columns: list[Column], cells: list[list[Any]], rule: bool = False) -> None:
+        for line in table(columns, cells, min(self.console.width, 120), self.plain, rule):
+            self.console.print(line, soft_wrap=True, highlight=False)
+
+    def panel(self, title: str, lines: list[str]) -> None:
+        width = min(self.console.width, 100)
+        heading = Text(clip(title, max(8, width - 6), self.dots), "bold red")
+        body = Text("\n".join(lines))
+        self.console.print(
+            Panel(body, title=heading, title_align="left", width=width, border_style="red"), highlight=False
+        )
+
+    def bar(self, part: int, whole: int, style: str) -> Text:
+        eighths = part * _BAR * 8 // whole if whole else 0
+        if self.plain:
+            return Text("#" * (eighths // 8), style)
+        return Text("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip(), style)
+
+
+def _exact(nbytes: int) -> str:
+    return f"{iec(nbytes)} ({nbytes} bytes)" if nbytes >= 1024 else iec(nbytes)
+
+
+def _headline(run: Run, out: _Out, seq: int, is_peak: bool) -> None:
+    total = run.peak["bytes"] if is_peak else sum(row.bytes for row in r.rows(run, seq, "category"))
+    device = run.meta["device"]
+    whole = device.get("total_bytes")
+    share = f", {percent(total, whole)} of the device" if whole else ""
+    what = "Peak" if is_peak else "Alive"
+    out.line(f"{what} {_exact(total)} on {out.text(device['name'])}{share}{_reserved(run, seq)}", style="bold")
+    origin = r.origin(run, seq)
+    if origin is not None:
+        where = out.text(r.place(origin.file, origin.line, origin.function))
+        op = f" ({out.text(origin.op)})" if origin.op else ""
+        out.line(f"at {where}{op}{_when(r.step_of(run, seq), origin)}")
+
+
+def _when(step: int, origin: r.Origin | None) -> str:
+    parts = [f"step {step}"] if step >= 0 else []
+    return "".join(f", {part}" for part in [*parts, *([origin.phase] if origin else [])])
+
+
+def _reserved(run: Run, seq: int) -> str:
+    """What the pool had reserved at the peak; samples of other moments are too rare to speak of any moment."""
+    reserved = run.peak["reserved_bytes"] if seq == run.peak["seq"] else -1
+    return f", reserved {iec(reserved)}" if reserved >= 0 else ""
+
+
+def _categories(run: Run, out: _Out, live: list[r.Row]) -> None:
+    total = sum(row.bytes for row in live)
+    found = {row.key: row for row in live}
+    cells: list[list[Any]] = []
+    for name in sorted(CATEGORIES, key=lambda c: (-(found[c].bytes if c in found else -1), CATEGORIES.index(c))):
+        if name in found:
+            row, style = found[name], STYLES[name]
+            bar = out.bar(row.bytes, max(x.bytes for x in live), style)
+            cells.append([Text(name, style), iec(row.bytes), percent(row.bytes, total), f"{row.count:,}", bar])
+    cells.append(["total", iec(total), "", f"{sum(row.count for row in live):,}", ""])
+    columns = [
+        Column("Alive then"), Column("bytes", right=True), Column("share", right=True), Column("allocs", right=True),
+        Column(""),
+    ]  # fmt: skip
+    out.table(columns, cells, rule=True)
+    out.line(_ledger(run), style="dim")
+
+
+def _ledger(run: Run) -> str:
+    checks = run.checks
+    events = counted(checks["events"], "event")
+    if checks["checked"] > 0:
+        equal = "=" if checks["drift_bytes"] == 0 else "differs from"
+        said = f"ledger {equal} pool: drift {checks['drift_bytes']} B in {counted(checks['checked'], 'comparison')}"
+    else:
+        said = "ledger not compared with a pool"
+    dropped = f"; {counted(checks['dropped'], 'event')} of steps that were not kept" if checks["dropped"] > 0 else ""
+    return f"{said}, {events}{dropped}"
+
+
+def _largest(run: Run, out: _Out, seq: int, limit: int, path: str | None) -> None:
+    found = r.rows(run, seq, "line")
+    out.line()
+    listed = found[:limit] if limit else found
+    _groups(out, "Largest, by line", listed, sum(row.bytes for row in found), "line")
+    if len(found) > len(listed):
+        more = f": tapegrad report {out.file(path)} --by line" if path is not None else ""
+        out.line(f"{out.dots} {len(found) - len(listed):,} more{more}")
+
+
+def _groups(out: _Out, title: str, found: list[r.Row], total: int, by: str) -> None:
+    by_line = by == "line"
+    times = "x" if out.plain else "×"
+    columns = [Column(title, flexible=True, keep_end=by_line)]
+    columns += [Column("op", flexible=True), Column("held by", flexible=True)] if by_line else []
+    columns += [Column(f"n {times} size", right=True), Column("bytes", right=True)]
+    columns += [Column("share", right=True)] if not by_line else []  # 80 columns hold either
+    columns += [Column("idle", right=True)]
+    cells: list[list[Any]] = []
+    for row in found:
+        size = f" {times} {iec(row.size)}" if row.size >= 0 else ""
+        names = [out.text(row.op), out.text(row.holder)] if by_line else []
+        share = [percent(row.bytes, total)] if not by_line else []
+        name = out.place(row.key) if by_line else out.text(row.key)
+        key = Text(name, STYLES[row.category] if by == "category" else "")
+        idle = ms(row.idle_ns) if row.idle_ns >= 0 else "-"
+        cells.append([key, *names, f"{row.count:,}{size}", iec(row.bytes), *share, idle])
+    out.table(columns, cells)
+
+
+def _recomputed(run: Run, out: _Out, seq: int) -> None:
+    step = r.step_of(run, seq)
+    found = r.reruns(run, seq, step)
+    if not found:
+        return
+    out.line()
+    times = "x" if out.plain else "×"
+    columns = [
+        Column(f"Recomputed in step {step}" if step >= 0 else "Recomputed", flexible=True, keep_end=True),
+        Column("times", right=True), Column("brought back", right=True), Column("took", right=True),
+        Column("not alive then", right=True),
+    ]  # fmt: skip
+    cells: list[list[Any]] = []
+    for rerun in found:
+        name = out.place(r.place(rerun.file, rerun.line, rerun.name)) if rerun.file else out.text(rerun.name)
+        took = ms(rerun.ns) if rerun.ns else "-"
+        cells.append([name, f"{rerun.count:,} {times}", iec(rerun.bytes), took, iec(rerun.spared_bytes)])
+    out.table(columns, cells)
+
+
+def _first_to_go(run: Run, seq: int) -> r.Row | None:
+    """The line whose activations are most bytes; of equal ones, that which is idle longest."""
+    found = [row for row in r.rows(run, seq, "line") if row.category == "activation"]
+    return max(found, key=lambda row: (row.bytes, row.idle_ns, row.key), default=None)

@@ -1,0 +1,33 @@
+"""Bytes, times and shares as people read them."""
+
+from __future__ import annotations
+
+
+def iec(nbytes: int) -> str:
+    """``nbytes`` in IEC units with two decimals: 6893338624 is ``6.42 GiB``."""
+    if abs(nbytes) < 1024:
+        return f"{nbytes} B"
+    value = float(nbytes)
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        value /= 1024
+        if abs(value) < 1023.995 or unit == "EiB":
+            break
+    return f"{value:.2f} {unit}"
+
+
+def ms(ns: int) -> str:
+    """``ns`` nanoseconds in ms, or in s from ten seconds on: ``0.31 ms``, ``189 ms``, ``12.3 s``."""
+    value = ns / 1e6
+    if abs(value) >= 1e4:
+        return f"{value / 1e3:.1f} s"
+    return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.1f} ms" if abs(value) >= 10 else f"{value:.2f} ms"
+
+
+def percent(part: int, whole: int) -> str:
+    """``part`` of ``whole``, with one decimal; nothing of nothing is nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def counted(n: int, one: str, many: str = "") -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"

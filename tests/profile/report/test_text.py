@@ -1,0 +1,154 @@
+"""The text of a report: right numbers, 80 columns, no colour off a terminal, nothing that a terminal obeys."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from tapegrad.profile.report import rows, text
+from tapegrad.profile.runs import Run
+from tests.profile.made_runs import MIB, Builder, empty, hostile, many, out_of_memory, training
+
+
+def printed(run: Run, show: str = "summary", width: int = 80, encoding: str = "utf-8", **options) -> str:
+    stream = io.BytesIO()
+    file = io.TextIOWrapper(stream, encoding=encoding, newline="")
+    console = Console(file=file, width=width, highlight=False, force_terminal=options.pop("terminal", None))
+    limit = options.pop("limit", 0)
+    if show == "summary":
+        text.print_summary(run, console, **({"path": "run.json.gz"} | options))
+    elif show == "oom":
+        text.print_oom(run, console, **options)
+    else:
+        found = rows.rows(run, run.peak["seq"], show)
+        text.print_table(run, console, found, show, run.peak["seq"], limit)
+    file.flush()
+    return stream.getvalue().decode(encoding)
+
+
+def test_the_peak_is_exact_and_the_categories_add_up() -> None:
+    run = training(checkpointed=2)
+    out = printed(run)
+    assert f"({run.peak['bytes']} bytes) on cpu" in out.splitlines()[0]
+    assert "at model.py:44 block() (matmul), step 0, backward" in out
+    assert re.search(r"^activation +8\.00 MiB +61\.5 % +8  █", out, re.M)
+    assert re.search(r"^total +13\.00 MiB +19$", out, re.M)
+    assert "model.py:44 block()" in out and "5 × 1.00 MiB  5.00 MiB" in out
+    assert re.search(r"^model\.py:40 block\(\) +2 × +4\.00 MiB +0\.01 ms +4\.00 MiB$", out, re.M)
+    assert "2 more: tapegrad report run.json.gz --by line" in out.replace("…", "")
+    assert out.endswith("tapegrad report run.json.gz --html\n")
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "cp1252"])
+def test_it_fits(width: int, encoding: str) -> None:
+    for run in (training(checkpointed=2, blocks=12), many(2000)):
+        lines = printed(run, width=width, encoding=encoding, path=None).splitlines()
+        assert max(map(len, lines[2:])) <= width
+        if encoding != "utf-8":
+            assert all(line.isascii() for line in lines)
+
+
+def test_no_colour_off_a_terminal_nor_against_the_users_will(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    run = out_of_memory()
+    assert "\x1b" not in printed(run)
+    assert "\x1b[31m" in printed(run, terminal=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*\b[39][0-7]m", printed(run, terminal=True))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("show", ["summary", *rows.BY])
+def test_names_are_harmless(encoding: str, show: str) -> None:
+    run = hostile()
+    run.meta["device"]["name"] = "\x1b[2Jcpu"
+    out = printed(run, show, encoding=encoding, width=200, limit=0, path="a b\x1b.json")
+    assert "\x1b" not in out and "\u202e" not in out
+    if show in ("summary", "line"):
+        assert r"f</script>\x1b[31m\u202e()" in out
+        assert ("zoë" in out) == (encoding == "utf-8") == (r"zo\xeb" not in out)
+
+
+def test_markup_in_names_is_text() -> None:
+    b = Builder()
+    b.alloc(MIB, "user", "[red]x[/red]", ("[bold]f.py", 1, "[/]"))
+    out = printed(b.finish())
+    assert "[red]x[/red]" in out and "[bold]f.py:1 [/]()" in out
+
+
+def test_the_ledger_says_what_it_was_compared_with() -> None:
+    run = training()
+    assert "ledger not compared with a pool, " in printed(run)
+    run.checks |= {"checked": 2, "dropped": 1000}
+    assert "ledger = pool: drift 0 B in 2 comparisons" in printed(run)
+    assert "; 1,000 events of steps that were not kept" in printed(run)
+    run.checks["drift_bytes"] = 512
+    assert "ledger differs from pool: drift 512 B" in printed(run)
+
+
+def test_what_is_known_of_the_device() -> None:
+    run = training()
+    assert "% of the device" in printed(run) and "reserved" not in printed(run)
+    run.meta["device"]["total_bytes"] = None
+    run.peak["reserved_bytes"] = 20 * MIB
+    first = printed(run).splitlines()[0]
+    assert "device" not in first and first.endswith("reserved 20.00 MiB")
+
+
+def test_advice_and_its_absence() -> None:
+    advice = [("checkpoint block() 6 of 12 calls", "peak 4.84 GiB, step +7.9 %")]
+    assert re.search(r"What would help\ncheckpoint block.* +peak 4", printed(training(), advice=advice))
+    assert "What would help" not in printed(training())
+
+
+def test_why_memory_ran_out() -> None:
+    run = out_of_memory()
+    out = printed(run, "oom", path="run.json.gz")
+    for part in (
+        "Out of memory on cpu, step 1, forward",
+        "asked for 1073741824 bytes",
+        "used 4.00 MiB (4194304 bytes), limit 6.00 MiB (6291456 bytes)",
+        "alive: activation 4.00 MiB",
+        "first to go: model.py:",
+        "\nall that was alive: tapegrad report run.json.gz --at oom --by line -n 0",
+    ):
+        assert part in out
+    assert max(map(len, out.splitlines()[:-1])) <= 80
+    assert printed(run).startswith(out)  # the summary begins with it
+    assert printed(run, "oom", encoding="ascii").isascii()
+    assert "Out of memory" not in printed(run, seq=run.peak["seq"])
+
+
+def test_another_moment() -> None:
+    run = training()
+    out = printed(run, seq=5)
+    live = sum(row.bytes for row in rows.rows(run, 5))
+    assert out.startswith(f"Alive {live / MIB:.2f} MiB ({live} bytes)" if live >= MIB else f"Alive {live >> 10}.00 KiB")
+
+
+def test_nothing() -> None:
+    assert "nothing was allocated" in printed(empty())
+
+
+def test_tables_say_what_they_leave_out() -> None:
+    run = many(500)
+    out = printed(run, "line", limit=3)
+    total = sum(row.count for row in rows.rows(run, run.peak["seq"]))
+    assert re.search(r"^… \d+ more, .* \(--rows 0 shows all\)$", out, re.M)
+    assert out.splitlines()[-1].endswith(f"({run.peak['bytes']} bytes), {total} allocations")
+    assert " more, " not in printed(run, "line", limit=0)
+
+
+def test_files_are_named_as_shortly_as_tells_them_apart() -> None:
+    b = Builder()
+    for file in ("/a/x.py", "/b/x.py", "/b/y.py"):
+        b.alloc(512, "user", "exp", (file, 3, "f"))
+    run = b.finish()
+    assert rows.short_names(run) == {"/a/x.py": "/a/x.py", "/b/x.py": "/b/x.py", "/b/y.py": "y.py"}
+    out = printed(run)
+    assert "/a/x.py:3 f()" in out and "\ny.py:3 f()" in out
