@@ -151,9 +151,8 @@ class Optimizer:
     def current_learning_rate(self) -> float:
         """The rate of the next step.  Raises TapegradError if a schedule gives none."""
         rate = self.learning_rate
-        if callable(rate):
-            rate = rate(self._steps_done())
-        return _at_least(self, "learning_rate", float(rate), 0.0)
+        now = rate(self._steps_done()) if callable(rate) else rate
+        return _at_least(self, "learning_rate", float(now), 0.0)
 
     def _steps_done(self) -> int:
         held = self._iterations_now()
@@ -166,9 +165,7 @@ class Optimizer:
         with unrecorded():
             return self.iterations.read()._buffer
 
-    def _checked_pairs(
-        self, grads: list[Any], variables: list[Variable], skip_none: bool
-    ) -> list[tuple[Tensor, Variable]]:
+    def _checked_pairs(self, grads: list[Any], variables: list[Variable], skip: bool) -> list[tuple[Tensor, Variable]]:
         """The gradients to apply, as tensors in their variables' dtypes, clipped."""
         if len(grads) != len(variables):
             raise GradientError(f"{self}: wanted one gradient per variable, got {len(grads)} for {len(variables)}")
@@ -177,7 +174,7 @@ class Optimizer:
             twice = next(v for i, v in enumerate(variables) if any(v is w for w in variables[:i]))
             raise GradientError(f"{self}: {_name(twice)} appears more than once among the variables")
         missing = [v for g, v in zip(grads, variables) if g is None]
-        if missing and not skip_none:
+        if missing and not skip:
             raise GradientError(
                 f"{self}: no gradient (None) for {', '.join(map(_name, missing))}: the target does not depend on "
                 "them, or the tape did not see how; leave them out, or pass skip_none=True"

@@ -42,8 +42,7 @@ class GradientTape(Recording):
 
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
         super().__init__()
-        self._persistent = persistent
-        self._watch_accessed = watch_accessed_variables
+        self._persistent, self._watch_accessed = persistent, watch_accessed_variables
         self._watched: set[int] = set()
         self._variables: dict[int, Variable] = {}
         self._values: dict[int, set[int]] = {}
@@ -268,8 +267,8 @@ class GradientTape(Recording):
         if total is None and zero:
             return zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
         if total is not None and _buffer.accountant is not None:
-            of = source.name if isinstance(source, Variable) else ""
-            _buffer.accountant.labelled(total._buffer.root(), "gradient", f"gradient of {of or 'a tensor'}")
+            name = f"gradient of {source.name if isinstance(source, Variable) else 'a tensor'}"
+            _buffer.accountant.labelled(total._buffer.root(), "gradient", name)
         return total
 
     def _node(self, x: Any) -> Node:

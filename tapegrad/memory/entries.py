@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tapegrad.buffer import Buffer
+from tapegrad.device.host_scalar import HostScalar
+from tapegrad.device.phantom import Phantom
 from tapegrad.memory.figures import GRAIN
 from tapegrad.memory.places import Place, by_line
 
@@ -81,6 +84,13 @@ class Entries:
         if self.totals:
             self._add(entry, -entry.nbytes)
 
+    def forget(self, since: int) -> list[Buffer]:
+        """Remove what nodes from index ``since`` on have made, and return it."""
+        found = [(entry, buffer) for entry in self if (buffer := entry()) is not None and buffer.node.index >= since]
+        for entry, _ in found:
+            self.remove(entry)
+        return [buffer for _, buffer in found]
+
     def relabel(self, entry: Entry, category: str) -> None:
         """Its bytes serve as ``category``."""
         if self.totals:
@@ -107,3 +117,9 @@ class Entries:
     def _add(self, entry: Entry, nbytes: int) -> None:
         for what, total in self.totals.items():
             total[getattr(entry, what)] += nbytes
+
+
+def with_bytes() -> list[Buffer]:
+    """All buffers of this process that own bytes on a device."""
+    found = [b for b in gc.get_objects() if type(b) is Buffer]
+    return [b for b in found if b.array is not None and not b.keeps and type(b.array) not in (HostScalar, Phantom)]

@@ -139,6 +139,14 @@ class Journal:
         """The walk of this thread has come to what was made as node ``index``."""
         HERE.source = self._made.get(index) or self._before[0].get(index)
 
+    def catch_up(self, entries: Iterable[Entry]) -> None:
+        """Nothing was told for a while: what is not among ``entries`` any more is gone."""
+        alive, seq, ns = {e.number for e in entries}, self._tick(), perf_counter_ns()
+        ended = {number for part in self.parts for number in part.ends}
+        for part in self.parts:
+            for number in part.rows.keys() - ended - alive:
+                self._part.ends[number] = seq, ns, "", -1, -1
+
     def gradient(self, buffer: Buffer, name: str) -> None:
         """``buffer`` holds a gradient that the program has asked for."""
         if self.gradients is not None:

@@ -12,7 +12,6 @@ and neither kept nor asked for), *user* (made by the user's own operations, with
 
 from __future__ import annotations
 
-import gc
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -21,21 +20,19 @@ from contextlib import contextmanager
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import Buffer
 from tapegrad.device.host_scalar import HostScalar
-from tapegrad.device.phantom import Phantom
 from tapegrad.memory.costs import cost_of
-from tapegrad.memory.entries import RANK, Entries, Entry
+from tapegrad.memory.entries import RANK, Entries, Entry, with_bytes
 from tapegrad.memory.figures import Measure
 from tapegrad.memory.here import HERE
 from tapegrad.memory.journal import Journal
 from tapegrad.memory.places import Place, user_place
 from tapegrad.memory.steps import GRADIENT, STEPS
 from tapegrad.memory.telling import Telling
+from tapegrad.memory.wanted import Wanted
 from tapegrad.node import Node, thread
 from tapegrad.variable import everyone
 
-_BEFORE = "(before the measurement)"
-_FIRST_PRUNING = 1024
-_JOURNAL_KNOWS = "(in the journal)"
+_BEFORE, _JOURNAL_KNOWS = "(before the measurement)", "(in the journal)"
 
 
 class Ledger(Telling):
@@ -44,9 +41,7 @@ class Ledger(Telling):
     def __init__(self) -> None:
         super().__init__()
         self._entries = Entries()
-        self._wanted: dict[int, weakref.ref[Buffer]] = {}
-        """By node: pending buffers that tapes want."""
-        self._prune_at = _FIRST_PRUNING
+        self._wanted = Wanted()
         self._places: weakref.WeakKeyDictionary[Buffer, Place] = weakref.WeakKeyDictionary()
         self._peaked: list[Measure] = []
         self.journal: Journal | None = None
@@ -88,7 +83,7 @@ class Ledger(Telling):
                 self._places.clear()
 
     def write(self, journal: Journal | None) -> None:
-        """Keep ``journal`` from now on, beginning with what is alive; None: no longer.  A measure must be open."""
+        """Keep ``journal`` from now on, from what is alive; None: no longer.  A measure must be open."""
         with self._lock:
             if journal is not None:
                 journal.census(self._entries)
@@ -112,10 +107,8 @@ class Ledger(Telling):
             return self._entries.by(what)
 
     def _census(self) -> None:
-        alive = [b for b in gc.get_objects() if type(b) is Buffer]
-        for b in alive:
-            if b.array is not None and not b.keeps and type(b.array) not in (HostScalar, Phantom):
-                self._enter(b, "input" if b.node.prim is None else "user", _BEFORE)
+        for b in with_bytes():
+            self._enter(b, "input" if b.node.prim is None else "user", _BEFORE)
         self._label_variables()
 
     def _label_variables(self) -> None:
@@ -186,22 +179,14 @@ class Ledger(Telling):
 
     def wanted(self, buffer: Buffer, by: str) -> None:
         """A tape keeps a buffer, filled or pending."""
-        if self.detailed or self.journal is not None:
-            with self._lock:
-                self._want(buffer, by)
-
-    def _want(self, buffer: Buffer, by: str) -> None:
-        waiting = [buffer]
-        while waiting:
-            b = waiting.pop()
-            if b.array is not None:
-                self._relabel(b.root(), "activation", f"vjp of {by}")
-            elif b.node.index not in self._wanted:
-                self._wanted[b.node.index] = weakref.ref(b)
-                waiting += b.keeps  # what a pending buffer is to be made from is kept for the rule's sake, too
-        if len(self._wanted) >= self._prune_at:
-            self._wanted = {i: b for i, b in self._wanted.items() if b() is not None}
-            self._prune_at = max(_FIRST_PRUNING, 2 * len(self._wanted))
+        waiting = [buffer] if self.detailed or self.journal is not None else []
+        with self._lock:
+            while waiting:
+                b = waiting.pop()
+                if b.array is not None:
+                    self._relabel(b.root(), "activation", f"vjp of {by}")
+                elif self._wanted.add(b):
+                    waiting += b.keeps  # what a pending buffer is to be made from is kept for the rule's sake, too
 
     def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
         """A buffer's bytes serve as ``category``; a more telling category stays."""
@@ -237,21 +222,18 @@ class Ledger(Telling):
         """Only ``measure``, an open one, is told of what happens in the block."""
         self.settle()
         before, self._open = self._open, [measure]
+        journal, self.journal = self.journal, None
         try:
             yield
         finally:
-            self._open = before
+            self._open, self.journal = before, journal
+            if journal is not None:
+                journal.catch_up(self._entries)
 
     def forget(self, since: int) -> list[Buffer]:
         """The live buffers of nodes from index ``since`` on have no bytes after all."""
         with self._lock:
-            found = []
-            for entry in self._entries:
-                buffer = entry()
-                if buffer is not None and buffer.node.index >= since:
-                    self._entries.remove(entry)
-                    found.append(buffer)
-            return found
+            return self._entries.forget(since)
 
     # Entries ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +242,7 @@ class Ledger(Telling):
             return "input"
         if HERE.reruns:
             return "rematerialized"
-        if self._wanted and self._wanted.pop(buffer.node.index, None) is not None:
+        if self._wanted.take(buffer):
             return "activation"
         return "temporary" if thread.recorders or thread.deferring is not None else "user"
 

@@ -1,7 +1,8 @@
 """The updates of optimizers, for many tensors in one go.
 
-On the CPU each tensor's update is one region, or, if it is small, done at once.  On CUDA, where launching costs more than most tensors take, all tensors
-of one dtype are updated by few launches (``kernels/optim.cu``), whose results have the bits of the formulas here.
+On the CPU each tensor's update is one region, or, if it is small, done at once.  On CUDA, where launching costs more
+than most tensors take, all tensors of one dtype are updated by few launches (``kernels/optim.cu``), whose results have
+the bits of the formulas here.
 Nothing is recorded on CUDA: an update is no place to take derivatives.
 """
 
