@@ -1,62 +1,70 @@
 """tapegrad: a tape autodiff engine on arrays, inside a memory you choose.
 
 A node is a recipe; a buffer is a cache of what the recipe yields.  See ``README.md`` for a tour.
+
+The public names are those of ``_api.py``.  All of them are loaded when the first is used, so that what needs none of
+them (``tapegrad --help``) does not wait for NumPy.
 """
 
-from tapegrad import errors, memory, nn, optim, random, testing
-from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
-from tapegrad.device import device, set_default_device
-from tapegrad.device.dtypes import (
-    bool_ as bool,
-)
-from tapegrad.device.dtypes import (
-    complex64,
-    complex128,
-    float16,
-    float32,
-    float64,
-    int8,
-    int16,
-    int32,
-    int64,
-    uint8,
-    uint16,
-    uint32,
-    uint64,
-)
-from tapegrad.device.threads import get_num_threads, set_num_threads
-from tapegrad.explain import explain
-from tapegrad.memory import (
-    checkpoint_sequential,
-    checkpointed_loop,
-    measure,
-    memory_budget,
-    policies,
-    recompute_grad,
-    reversible,
-)
-from tapegrad.ops import *  # noqa: F403
-from tapegrad.primitive import Primitive
-from tapegrad.tape import GradientTape
-from tapegrad.tensor import Tensor
-from tapegrad.transforms.custom_gradient import custom_gradient, stop_gradient
-from tapegrad.transforms.functional import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
-from tapegrad.variable import Variable
+import _thread
+import importlib as _importlib
+import importlib.util as _util
+import sys as _sys
+import types as _types
+import typing as _typing
 
 __version__ = "0.1.0"
 
-e = 2.718281828459045
-pi = 3.141592653589793
-inf = float("inf")
-nan = float("nan")
-newaxis = None
+# Submodules behind whose names the public name is a function, and those that are public themselves.
+_FUNCTIONS = {"device", "explain"}
+_MODULES = {"memory", "nn", "optim", "random", "testing"}
+# Threads in which the public names are being loaded.
+_loading: set[int] = set()
 
-__all__ = [
-    "GradientTape", "Primitive", "Tensor", "Variable", "bool", "checkpoint_sequential", "checkpointed_loop",
-    "complex128", "complex64", "custom_gradient", "device", "e", "errors", "explain", "float16", "float32", "float64",
-    "get_num_threads", "grad", "hessian", "hvp", "inf", "int16", "int32", "int64", "int8", "jacobian", "jvp",
-    "measure", "memory", "memory_budget", "nan", "newaxis", "nn", "optim", "pi", "policies", "random",
-    "recompute_grad", "reversible", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint16",
-    "uint32", "uint64", "uint8", "value_and_grad", "vjp",
-]  # fmt: skip
-__all__ += _ops.__all__
+
+class _Unloaded(_types.ModuleType):
+    """This package until its names are loaded."""
+
+    def __setattr__(self, name: str, value: _typing.Any) -> None:
+        if name in _FUNCTIONS and isinstance(value, _types.ModuleType):
+            return  # a submodule was imported; the function of its name will have that name
+        super().__setattr__(name, value)
+
+
+def _load() -> list[str]:
+    """Bind every public name here; their list.  Threads that come at once wait for each other at the import."""
+    me = _thread.get_ident()
+    _loading.add(me)
+    try:
+        api = _importlib.import_module("tapegrad._api")
+    finally:
+        _loading.discard(me)
+    here = globals()
+    for name in api.__all__:
+        here.setdefault(name, getattr(api, name))
+    here.setdefault("__all__", api.__all__)
+    _sys.modules[__name__].__class__ = _types.ModuleType  # from now on a name costs what it costs in any module
+    return api.__all__
+
+
+if _typing.TYPE_CHECKING:
+    from tapegrad._api import *  # noqa: F403
+    from tapegrad._api import __all__ as __all__
+    from tapegrad.ops import *  # noqa: F403  # mypy does not see into a sum of lists
+else:
+
+    def __getattr__(name):
+        if name.isidentifier() and (name == "__all__" or not name.startswith("__")):
+            # Imports inside the package ask for submodules, also while the public names are loading.
+            if name not in _FUNCTIONS and (name not in _MODULES or _thread.get_ident() in _loading):
+                if _util.find_spec(f"{__name__}.{name}"):
+                    return _importlib.import_module(f"{__name__}.{name}")
+            if name in {*_load(), "__all__"}:
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=_sys.modules[__name__])
+
+    def __dir__():
+        _load()
+        return sorted(globals())
+
+    _sys.modules[__name__].__class__ = _Unloaded

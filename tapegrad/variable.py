@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -130,6 +131,9 @@ class Variable:
         """Grows with every variable made."""
         return self._number
 
+    def __reduce__(self) -> tuple:
+        return _unpickled, (self.numpy(), self.trainable, self.name, self.category)
+
     def read(self) -> Tensor:
         """The present value, as a tensor; active tapes note the reading."""
         content = self._cell.get(self)
@@ -230,6 +234,11 @@ class Variable:
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = _refuse
     __iand__ = __ior__ = __ixor__ = _refuse
+
+
+def _unpickled(value: Any, trainable: bool, name: str, category: str) -> Variable:
+    # By its public name, the first use of which loads the operators: another process may have imported nothing else.
+    return sys.modules["tapegrad"].Variable(value, trainable, name, category=category)
 
 
 everyone: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()

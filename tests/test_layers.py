@@ -196,12 +196,14 @@ def test_a_library_in_the_wrong_place_is_found(copy: Path, module: str, code: st
 
 def test_import_loads_only_numpy(fake_libraries: Path) -> None:
     assert loaded_by("import tapegrad", fake_libraries, ROOT) == set()
+    assert loaded_by("import tapegrad\ntapegrad.sin", fake_libraries, ROOT) == set()
 
 
+@pytest.mark.parametrize("module", ["__init__.py", "_api.py"])
 @pytest.mark.parametrize("name", NOT_AT_IMPORT)
-def test_a_library_loaded_at_import_is_found(copy: Path, fake_libraries: Path, name: str) -> None:
-    plant(copy, "__init__.py", f"try:\n    import {name}\nexcept ImportError:\n    pass")
-    assert loaded_by("import tapegrad", fake_libraries, copy) == {name}
+def test_a_library_loaded_at_import_is_found(copy: Path, fake_libraries: Path, name: str, module: str) -> None:
+    plant(copy, module, f"try:\n    import {name}\nexcept ImportError:\n    pass")
+    assert loaded_by("import tapegrad\ntapegrad.sin", fake_libraries, copy) == {name}
 
 
 def test_no_file_is_long_without_a_reason() -> None:

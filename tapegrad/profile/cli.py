@@ -2,11 +2,51 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 import tapegrad
+from tapegrad.errors import TapegradError
+
+
+def _profile() -> click.Command:
+    from tapegrad.profile.profile_command import profile
+
+    return profile
+
+
+def _report() -> click.Command:
+    from tapegrad.profile.report.command import report
+
+    return report
+
+
+def _plan() -> click.Command:
+    from tapegrad.profile.plan.command import plan
+
+    return plan
+
+
+def _compare() -> click.Command:
+    from tapegrad.profile.compare_command import compare
+
+    return compare
+
+
+def _top() -> click.Command:
+    from tapegrad.profile.top.command import top
+
+    return top
+
+
+def _bench() -> click.Command:
+    from tapegrad.profile.bench_command import bench
+
+    return bench
 
 
 def _demo() -> click.Command:
@@ -21,15 +61,35 @@ def _doctor() -> click.Command:
     return doctor
 
 
+def _completion() -> click.Command:
+    from tapegrad.profile.completion import completion
+
+    return completion
+
+
 # What --help says of each command and how to get it, so that asking for help imports none of them.
-COMMANDS: dict[str, tuple[str, Callable[[], click.Command]]] = {
-    "demo": ("Train a small transformer on Python's own source, with and without recompute_grad.", _demo),
-    "doctor": ("Say what is installed, which devices work, and how to mend what does not.", _doctor),
+SECTIONS: dict[str, dict[str, tuple[str, Callable[[], click.Command]]]] = {
+    "Measure": {
+        "profile": ("Run a program and record where the bytes of its tensors go.", _profile),
+        "top": ("Show devices, their processes, and what tapegrad's hold.", _top),
+    },
+    "Understand and change": {
+        "report": ("Show a recorded run as text, or write it as files.", _report),
+        "plan": ("Choose what to recompute for a budget of memory or time.", _plan),
+        "compare": ("Compare two recorded runs, with an exit code for CI.", _compare),
+    },
+    "This installation": {
+        "doctor": ("Say what is installed, which devices work, and how to mend what does not.", _doctor),
+        "bench": ("Measure what saving memory costs here, on canned workloads.", _bench),
+        "demo": ("Train a small transformer on Python's own source, with and without recompute_grad.", _demo),
+        "completion": ("Print the script that completes tapegrad's commands in a shell.", _completion),
+    },
 }
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they run."""
+    """A group whose commands are imported when they run, and whose errors are one line each."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -37,12 +97,82 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return COMMANDS[cmd_name][1]() if cmd_name in COMMANDS else None
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            _refuse(args[0], ctx)
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [CompletionItem(name, help=COMMANDS[name][0]) for name in COMMANDS if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (summary, _) in COMMANDS.items()])
+        widest = max(map(len, COMMANDS))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{widest}}", summary) for name, (summary, _) in commands.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+            ctx.color = False
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # whoever reads has had enough; click ends quietly
+        except KeyboardInterrupt:
+            click.echo("\ninterrupted", err=True)
+            raise click.exceptions.Exit(130) from None
+        except (TapegradError, OSError) as error:
+            raise _one_line(error) from error
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+class _Unreadable(click.ClickException):
+    """A run file that cannot be read."""
+
+    exit_code = 2
+
+
+def _refuse(name: str, ctx: click.Context) -> NoReturn:
+    import difflib
+
+    close = difflib.get_close_matches(name, COMMANDS, n=2)
+    hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+    raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
+
+
+def _one_line(error: TapegradError | OSError) -> click.ClickException:
+    """An error as its first line, of which a terminal obeys nothing."""
+    from tapegrad.profile.report.escape import shown
+    from tapegrad.profile.runs.file import RunFileError
+
+    text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and not isinstance(error, TapegradError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    kind = _Unreadable if isinstance(error, RunFileError) else click.ClickException
+    return kind(shown(text.strip().splitlines()[0]))
+
+
+EXIT_CODES = """\b
+Exit codes:
+  0    fine
+  1    an error, or something that was checked is not so
+  2    wrong usage, or a run file that cannot be read
+  3    a threshold was exceeded, or it does not fit the budget
+  130  interrupted
+profile ends with the code of the program that it runs."""
+
+
+@click.group(
+    cls=LazyGroup, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80}
+)
 @click.version_option(tapegrad.__version__, "-V", "--version", prog_name="tapegrad")
 def main() -> None:
-    """Exact gradients for NumPy and CuPy code, inside a byte budget that is kept."""
+    """Exact gradients for NumPy and CuPy code, inside a byte budget that is kept.
+
+    \b
+    Examples:
+      tapegrad profile train.py --batch 64
+      tapegrad report tapegrad-train.4242.json.gz --html
+      tapegrad plan tapegrad-train.4242.json.gz --budget 4GiB
+      tapegrad compare before.json.gz after.json.gz --fail-above 5%
+    """

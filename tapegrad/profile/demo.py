@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 import time
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -25,27 +27,73 @@ UNDER = {"plain": "nothing", "blocks": "every block", "attention": "attention"}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--quick", is_flag=True, help="Fewer and smaller steps: under a minute on two cores.")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw memory over one step to this file.")
 @click.option("--steps", type=click.IntRange(min=1), help="Steps of plain training.")
 @click.option("--batch", type=click.IntRange(min=1), help="Sequences in a batch.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the weights, the batches and the sample.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the fused kernels; the default is all cores.")
-def demo(quick: bool, png: Path | None, steps: int | None, batch: int | None, seed: int, threads: int | None) -> None:
+def demo(
+    folder: Path | None,
+    quick: bool,
+    png: Path | None,
+    steps: int | None,
+    batch: int | None,
+    seed: int,
+    threads: int | None,
+) -> None:
     """Train a small transformer on Python's own source, with and without recompute_grad.
 
     A character-level transformer learns from the standard library's source.  The same steps are done three ways:
     plainly, with every block under recompute_grad, and with attention alone under it.  The exit code is 1 unless all
     three give the same gradients, bit for bit.
+
+    With DIR, a script that trains such a model is written to DIR/train.py, for you to profile and change.
+
+    \b
+    Examples:
+      tapegrad demo --quick
+      tapegrad demo --quick --png memory.png trial
     """
     try:
+        script = None if folder is None else write_script(folder)
         same = _run(quick, png, steps, batch, seed, threads)
     except BrokenPipeError:
         raise  # whoever reads has had enough; click knows what to do
     except (TapegradError, OSError) as error:
         raise click.ClickException(str(error)) from error
+    if script is not None:
+        _print_next(script)
     if not same:
         raise click.exceptions.Exit(1)
+
+
+def write_script(folder: Path) -> Path:
+    """Write ``train.py`` to ``folder``, which is made if need be; where it lies.
+
+    Raises OSError, also if there is another file of that name.
+    """
+    text = resources.files("tapegrad.profile").joinpath("demo_script.py").read_text(encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "train.py"
+    if script.exists() and script.read_text(encoding="utf-8", errors="replace") != text:
+        raise FileExistsError(f"{script} is another file; move it away or name another folder")
+    script.write_text(text, encoding="utf-8")
+    return script
+
+
+def _print_next(script: Path) -> None:
+    """What to type now."""
+    out = Console(highlight=False)
+    out.print(f"\nwrote {script}; where do its bytes go, and what would help?", markup=False, soft_wrap=True)
+    for command in (
+        f"cd {shlex.quote(str(script.parent))}",
+        "tapegrad profile train.py",
+        "tapegrad report tapegrad-train.*.json.gz --html",
+        "tapegrad plan tapegrad-train.*.json.gz --budget 64MiB",
+    ):
+        out.print(f"  {command}", markup=False, soft_wrap=True)
 
 
 def _run(quick: bool, png: Path | None, steps: int | None, batch: int | None, seed: int, threads: int | None) -> bool:

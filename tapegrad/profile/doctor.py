@@ -18,12 +18,13 @@ import click
 
 OPTIONAL = {
     "matplotlib": "pip install 'tapegrad[plot]'", "safetensors": "pip install 'tapegrad[io]'",
-    "ml_dtypes": "pip install ml_dtypes", "pynvml": "pip install nvidia-ml-py",
+    "ml_dtypes": "pip install ml_dtypes", "pynvml": "pip install nvidia-ml-py", "scipy": "pip install 'tapegrad[plan]'",
 }  # fmt: skip
 """Optional packages by the name they import under, and how to get them."""
 
 SERVES = {
-    "matplotlib": "plots", "safetensors": "saving weights", "ml_dtypes": "bfloat16", "pynvml": "what the driver knows",
+    "matplotlib": "plots", "safetensors": "saving weights", "ml_dtypes": "bfloat16", "pynvml": "GPUs in tapegrad top",
+    "scipy": "exact plans",
 }  # fmt: skip
 VARIABLES = (
     "TAPEGRAD_DEVICE", "TAPEGRAD_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_PATH", "CUPY_CACHE_DIR",
@@ -37,14 +38,18 @@ _TRIAL = '#include "scalar.cuh"\nextern "C" __global__ void tg_doctor(int* x) { 
 def doctor(as_json: bool) -> None:
     """Say what is installed, which devices work, and how to mend what does not.
 
+    A small training step runs on each device to see whether the ledger counts what the allocator gives.
+
     The exit code is 0 where tapegrad can compute, be it on the CPU alone; it is 1 if TAPEGRAD_DEVICE asks for a device
-    that is missing.
+    that is missing, or if the ledger is wrong.
 
     \b
     Example:
       tapegrad doctor
       TAPEGRAD_DEVICE=cuda tapegrad doctor --json
     """
+    from tapegrad.profile.doctor_text import text
+
     found = report()
     click.echo(json.dumps(found, indent=2) if as_json else text(found), nl=True)
     if not found["ok"]:
@@ -55,12 +60,13 @@ def report() -> dict[str, Any]:
     """All that is known, in the order in which it is printed; never raises."""
     sections: dict[str, Callable[[], Any]] = {
         "default device": _default_device, "versions": _versions, "CUDA": _cuda, "devices": _devices,
-        "kernels": _kernels, "memory": _memory, "CPU": _cpu, "optional packages": _optional,
-        "environment": _environment,
+        "kernels": _kernels, "memory": _memory, "ledger = allocator": _ledger, "CPU": _cpu,
+        "optional packages": _optional, "environment": _environment,
     }  # fmt: skip
     found: dict[str, Any] = {name: _tried(gather) for name, gather in sections.items()}
     found["to mend"] = _tried(lambda: _to_mend(found))
-    found["ok"] = not (os.environ.get("TAPEGRAD_DEVICE") and "error" in found["default device"])
+    wanted = os.environ.get("TAPEGRAD_DEVICE") and "error" in found["default device"]
+    found["ok"] = not wanted and all(one.get("ok", True) for one in _checks(found).values())
     return found
 
 
@@ -202,17 +208,41 @@ def _kernels() -> dict[str, Any]:
     return {"folder": str(folder()), "files": len([*folder().glob("*.cu"), *folder().glob("*.cuh")])}
 
 
-def _memory() -> dict[str, dict[str, int]]:
+def _memory() -> dict[str, Any]:
     from tapegrad.device import cuda
     from tapegrad.device.pool import POOL
 
-    said = {"host pool": {"used bytes": POOL.lent_bytes, "kept bytes": POOL.idle_bytes}}
+    host = {"type": type(POOL).__name__, "limit bytes": POOL.limit}
+    said: dict[str, Any] = {"host pool": {**host, "used bytes": POOL.lent_bytes, "kept bytes": POOL.idle_bytes}}
     for i in range(cuda.probe().count):
-        device = cuda.get(i)
-        with device.active():
-            pool = device.xp.get_default_memory_pool()
-            said[f"pool of {device}"] = {"used bytes": pool.used_bytes(), "kept bytes": pool.free_bytes()}
+        said[f"pool of cuda:{i}"] = _tried(lambda i=i: _pool(cuda.get(i)))  # type: ignore[misc]
     return said
+
+
+def _pool(device: Any) -> dict[str, Any]:
+    """What CuPy allocates from on a device; only of its own pool are the bytes known."""
+    with device.active():
+        allocator = device.xp.cuda.get_allocator()
+        pool = getattr(allocator, "__self__", None)
+        if pool is None or not hasattr(pool, "used_bytes"):
+            return {"type": getattr(allocator, "__qualname__", type(allocator).__name__)}
+        figures = {"limit bytes": pool.get_limit() or None, "used bytes": pool.used_bytes()}
+        return {"type": type(pool).__name__, **figures, "kept bytes": pool.free_bytes()}
+
+
+def _ledger() -> dict[str, Any]:
+    from tapegrad.device import cuda
+    from tapegrad.profile import doctor_check
+
+    found = {"cpu": _tried(doctor_check.cpu)}
+    for i in range(cuda.probe().count):
+        found[f"cuda:{i}"] = _tried(lambda i=i: doctor_check.cuda(i))  # type: ignore[misc]
+    return found
+
+
+def _checks(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The verdicts of the self-test by device."""
+    return {name: one for name, one in found["ledger = allocator"].items() if isinstance(one, dict)}
 
 
 def _cpu() -> dict[str, Any]:
@@ -254,43 +284,14 @@ def _to_mend(found: dict[str, Any]) -> list[str]:
         if found["CUDA"].get("headers") == "not found":
             lines.append(f"CUDA's headers: {beside}")
     if found["versions"].get("NVML", "").startswith("missing"):
-        lines.append("NVML: it comes with the NVIDIA driver; nothing but this report needs it")
+        lines.append("NVML: it comes with the NVIDIA driver; tapegrad top shows GPUs through it")
     lines += [f"{name} ({SERVES[name]}): {fix}" for name, fix in OPTIONAL.items()
               if found["optional packages"].get(name) == "not installed"]  # fmt: skip
     lines += [f"{name}: {part['error']}" for name, part in found.items()
               if name != "default device" and isinstance(part, dict) and "error" in part]  # fmt: skip
+    for name, one in _checks(found).items():
+        if not one.get("ok", False):
+            why = one.get("error") or f"they differ by {one['drift bytes']} bytes"
+            lines.append(f"the ledger does not agree with the allocator of {name} ({why}): please report it")
     failed = {name: one["error"] for name, one in found["devices"].items() if isinstance(one, dict) and "error" in one}
     return lines + [f"{name}: {error}" for name, error in failed.items()]
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
-
-
-def text(found: dict[str, Any]) -> str:
-    """The report for people: a heading and indented lines for each section."""
-    lines = []
-    for heading, part in found.items():
-        if heading == "ok":
-            continue
-        lines.append(click.style(heading, bold=True))
-        if isinstance(part, dict):
-            width = max(map(len, part), default=0)
-            lines += [f"  {name:{width}}  {_plain(value)}" for name, value in part.items()]
-        else:
-            lines += [f"  {line}" for line in part]
-        if not part:
-            lines.append("  none" if heading != "to mend" else "  nothing")
-    return "\n".join(lines)
-
-
-def _sized(name: str, value: Any) -> Any:
-    return _size(value) if name.endswith(" bytes") else value
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return ", ".join(f"{name.removesuffix(' bytes')} {_plain(_sized(name, one))}" for name, one in value.items())
-    return str(value)

@@ -1,14 +1,43 @@
-"""The command `tapegrad` itself."""
+"""The command `tapegrad` itself: help, completion, errors, exit codes."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import click
+import pytest
 from click.testing import CliRunner
 
 import tapegrad
-from tapegrad.profile.cli import COMMANDS, main
+from tapegrad.errors import TapegradError
+from tapegrad.profile import cli
+from tapegrad.profile.cli import COMMANDS, SECTIONS, main
+from tapegrad.profile.runs.file import RunFileError
+
+NAMES = ["profile", "report", "plan", "compare", "top", "bench", "demo", "doctor", "completion"]
+SCRIPT = "import sys; from tapegrad.profile.cli import main; main(prog_name='tapegrad')"
+
+
+def shell(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, with these environment variables."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT, *arguments],
+        env=os.environ | variables, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def replaced(monkeypatch: pytest.MonkeyPatch, name: str, does: BaseException) -> None:
+    """The command ``name`` raises ``does``."""
+
+    @click.command()
+    def command() -> None:
+        raise does
+
+    monkeypatch.setitem(COMMANDS, name, (COMMANDS[name][0], lambda: command))
 
 
 def test_version() -> None:
@@ -17,35 +46,171 @@ def test_version() -> None:
     assert result.output == f"tapegrad, version {tapegrad.__version__}\n"
 
 
-def test_help_lists_every_command_with_its_summary() -> None:
-    for option in ("--help", "-h"):
-        result = CliRunner().invoke(main, [option])
+def test_help_lists_every_command_in_its_section() -> None:
+    assert sorted(COMMANDS) == sorted(NAMES)
+    for arguments in (["--help"], ["-h"]):
+        result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 0
-        for name, (summary, _) in COMMANDS.items():
-            assert name in result.output
-            assert summary.split()[0] in result.output
+        place = 0
+        for title, commands in SECTIONS.items():
+            assert (place := result.output.index(f"\n{title}:\n", place))
+            for name, (summary, _) in commands.items():
+                place = result.output.index(f"\n  {name} ", place)
+                assert summary.split()[0] in result.output[place:].splitlines()[1]
 
 
-def test_every_command_has_help_that_agrees_with_the_summary() -> None:
-    for name, (summary, get) in COMMANDS.items():
-        assert get().get_short_help_str(limit=200) == summary
-        result = CliRunner().invoke(main, [name, "--help"])
-        assert result.exit_code == 0 and "Usage:" in result.output
+def test_help_has_examples_and_exit_codes_in_80_columns() -> None:
+    shown = CliRunner().invoke(main, ["--help"]).output
+    for example in ("profile train.py", "report tapegrad-", "plan tapegrad-", "compare before"):
+        assert f"\n    tapegrad {example}" in shown and " --html\n" in shown
+    for code in ("0    fine\n", "1    an error", "2    wrong usage", "3    a threshold", "130  interrupted\n"):
+        assert f"\n    {code}" in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_an_unknown_command_goes_to_stderr_with_exit_code_2() -> None:
-    result = CliRunner().invoke(main, ["dmeo"])
-    assert result.exit_code == 2
-    assert "No such command 'dmeo'" in result.stderr and result.stdout == ""
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_help_that_agrees_with_the_summary(name: str) -> None:
+    summary, get = COMMANDS[name]
+    assert get().get_short_help_str(limit=200) == summary
+    for option in ("--help", "-h"):
+        result = CliRunner().invoke(main, [name, option])
+        assert result.exit_code == 0 and f"Usage: main {name}" in result.output
+        assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_an_unknown_command_goes_to_stderr_with_a_suggestion_and_exit_code_2() -> None:
+    for wrong, right in (("dmeo", "'demo'"), ("raport", "'report'"), ("profil", "'profile'")):
+        result = CliRunner().invoke(main, [wrong])
+        assert result.exit_code == 2 and result.stdout == ""
+        assert f"No such command '{wrong}'. Did you mean {right}?" in result.stderr
+    result = CliRunner().invoke(main, ["zzzzzz"])
+    assert result.exit_code == 2 and result.stderr.endswith("No such command 'zzzzzz'.\n")
+    result = CliRunner().invoke(main, ["--halp"])
+    assert result.exit_code == 2 and "No such option" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (TapegradError("no room\nand much more"), 1, "Error: no room\n"),
+        (TapegradError(""), 1, "Error: TapegradError\n"),
+        (TapegradError("a \x1b[2J file\u202e"), 1, "Error: a \\x1b[2J file\\u202e\n"),
+        (RunFileError("x.json: not a run file"), 2, "Error: x.json: not a run file\n"),
+        (PermissionError(13, "Permission denied", "/root/x"), 1, "Error: /root/x: Permission denied\n"),
+        (OSError("odd"), 1, "Error: odd\n"),
+        (KeyboardInterrupt(), 130, "\ninterrupted\n"),
+        (BrokenPipeError(32, "Broken pipe"), 1, ""),
+        (click.exceptions.Exit(3), 3, ""),
+        (click.ClickException("no"), 1, "Error: no\n"),
+    ],
+)
+def test_errors_are_one_line_on_stderr(
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced(monkeypatch, "demo", error)
+    result = CliRunner().invoke(main, ["demo"])
+    assert (result.exit_code, result.stderr, result.stdout) == (code, said, "")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced(monkeypatch, "demo", ZeroDivisionError("a bug"))
+    assert isinstance(CliRunner().invoke(main, ["demo"]).exception, ZeroDivisionError)
+
+
+def test_who_reads_no_further_sees_no_error() -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "doctor"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None and running.stderr is not None
+    running.stdout.close()
+    assert running.stderr.read() == ""
+    running.stderr.close()
+    assert running.wait(timeout=60) == 1
+
+
+def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def command() -> None:
+        click.secho("red", fg="red")
+
+    monkeypatch.setitem(COMMANDS, "demo", ("", lambda: command))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert CliRunner().invoke(main, ["demo"], color=True).stdout == "\x1b[31mred\x1b[0m\n"
+    assert CliRunner().invoke(main, ["demo"]).stdout == "red\n"
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        monkeypatch.setenv(name, value)
+        assert CliRunner().invoke(main, ["demo"], color=True).stdout == "red\n"
+        monkeypatch.delenv(name)
 
 
 def test_help_imports_no_command() -> None:
-    code = (
-        "import sys; from click.testing import CliRunner; from tapegrad.profile.cli import main\n"
-        "assert CliRunner().invoke(main, ['--help']).exit_code == 0\n"
-        "print(*[name for name in sys.modules if name.split('.')[0] in ('rich', 'matplotlib')"
-        " or name.startswith('tapegrad.profile.demo')])"
+    code = SCRIPT.replace("main(", "import atexit\natexit.register(lambda: print('!', *sys.modules))\nmain(")
+    for option in ("--help", "--version"):
+        result = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code, option], capture_output=True, text=True, timeout=60
+        )
+        assert result.returncode == 0, result.stderr
+        modules = result.stdout.partition("!")[2].split()
+        assert "tapegrad.profile.cli" in modules
+        assert {m.split(".")[0] for m in modules} & {"numpy", "rich", "matplotlib", "cupy", "pynvml"} == set()
+        ours = {m for m in modules if m.startswith("tapegrad")}
+        assert ours == {"tapegrad", "tapegrad.errors", "tapegrad.profile", "tapegrad.profile.cli"}
+
+
+def completed(words: str, shell_name: str = "bash") -> list[str]:
+    """What a shell is told when the cursor stands behind ``words``."""
+    parts = words.split(" ")
+    result = shell(
+        _TAPEGRAD_COMPLETE=f"{shell_name}_complete",
+        COMP_WORDS=words if shell_name != "fish" else " ".join(parts[:-1]),
+        COMP_CWORD=str(len(parts) - 1) if shell_name != "fish" else parts[-1],
     )
-    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == ""
+    assert result.returncode == 0 and result.stderr == "", result.stderr
+    return result.stdout.split("\n")
+
+
+def test_completion_of_commands_and_options() -> None:
+    assert completed("tapegrad re") == ["plain,report", ""]
+    found = completed("tapegrad ")
+    assert [f"plain,{name}" for name in COMMANDS] == found[: len(COMMANDS)]
+    assert {"plain,--help", "plain,--version"} <= set(completed("tapegrad --"))
+    assert {"plain,--quick", "plain,--png", "plain,--help"} <= set(completed("tapegrad demo --"))
+    assert completed("tapegrad doctor --j") == ["plain,--json", ""]
+    assert completed("tapegrad completion z") == ["plain,zsh", ""]
+    assert completed("tapegrad docto", "fish")[0] == f"plain,doctor\t{COMMANDS['doctor'][0]}"
+    assert completed("tapegrad docto", "zsh")[:3] == ["plain", "doctor", COMMANDS["doctor"][0]]
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_the_completion_script(name: str) -> None:
+    result = shell("completion", name)
+    assert result.returncode == 0
+    assert f"_TAPEGRAD_COMPLETE={name}_complete" in result.stdout and "tapegrad" in result.stdout
+    assert f"completion {name}" in CliRunner().invoke(main, ["completion", "--help"]).output
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes(tmp_path: Path) -> None:
+    """The script in a shell, as if the user had pressed Tab."""
+    (tmp_path / "tapegrad").write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{SCRIPT}" "$@"\n')
+    (tmp_path / "tapegrad").chmod(0o755)
+    code = """eval "$(tapegrad completion bash)"
+COMP_WORDS=(tapegrad doctor --j) COMP_CWORD=2
+_tapegrad_completion tapegrad
+echo "got ${COMPREPLY[*]}"
+"""
+    result = subprocess.run(
+        ["bash", "--norc", "-c", code], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+        env=os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert result.stdout == "got --json\n", result.stderr
+
+
+def test_an_unknown_shell() -> None:
+    result = CliRunner().invoke(main, ["completion", "tcsh"])
+    assert result.exit_code == 2 and "'bash', 'zsh', 'fish'" in result.stderr
+
+
+def test_the_module_offers_what_the_entry_point_names() -> None:
+    assert cli.main is main and isinstance(main, click.Group)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import io
 import math
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from rich.console import Console
 import tapegrad as tg
 from tapegrad.device.threads import get_num_threads, set_num_threads
 from tapegrad.profile import demo as demo_command
-from tapegrad.profile import demo_model, demo_plot, demo_text, demo_train
+from tapegrad.profile import demo_model, demo_plot, demo_script, demo_text, demo_train
 from tapegrad.profile.cli import main
 from tapegrad.profile.demo_train import Demo, Run, Settings, identical
 
@@ -82,6 +84,56 @@ def test_different_gradients_are_said_and_exit_with_1(monkeypatch: pytest.Monkey
     result = invoke()
     assert result.exit_code == 1
     assert "gradients bit-identical: NO" in result.stdout
+
+
+@pytest.mark.usefixtures("small")
+def test_a_script_to_profile_and_what_to_type(tmp_path: Path) -> None:
+    folder = tmp_path / "a trial"
+    for _ in range(2):  # its own file may be there
+        result = invoke(str(folder))
+        assert result.exit_code == 0 and result.stderr == "", result.output
+    lines = result.stdout.splitlines()
+    assert lines[-5] == f"wrote {folder / 'train.py'}; where do its bytes go, and what would help?"
+    assert lines[-4] == f"  cd '{folder}'"
+    assert [line.split()[:2] for line in lines[-3:]] == [["tapegrad", c] for c in ("profile", "report", "plan")]
+    assert lines[-2].endswith("--html") and "--budget" in lines[-1]
+    assert (folder / "train.py").read_text() == Path(demo_script.__file__).read_text()
+    (folder / "train.py").write_text("mine")
+    result = invoke(str(folder))
+    assert result.exit_code == 1 and result.stdout == "" and "is another file; move it away" in result.stderr
+    assert (folder / "train.py").read_text() == "mine"
+    assert invoke(str(folder / "train.py")).exit_code == 2
+
+
+def test_the_script_runs_by_itself(tmp_path: Path) -> None:
+    script = demo_command.write_script(tmp_path)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", script.name, "--steps", "2", "--batch", "2"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert [line.rpartition(" ")[0] for line in lines] == ["step 1: loss", "step 2: loss"]
+    losses = [float(line.rpartition(" ")[2]) for line in lines]
+    assert 2 < losses[1] < losses[0] < 7
+
+
+def test_the_activations_of_the_script_dominate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else there would be little to plan."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "1"])
+    with tg.measure() as m:
+        demo_script.main()
+    assert m.peak_by_category["activation"] > 0.8 * m.peak_bytes
+
+
+def test_the_script_is_plain_python_with_public_names() -> None:
+    text = Path(demo_script.__file__).read_text()
+    tree = ast.parse(text)
+    assert len(text.splitlines()) < 80
+    found = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert {line for line in found if "tapegrad" in line} == {
+        "import tapegrad as tg", "from tapegrad import nn, optim",
+    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("small", "same_threads_afterwards")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from cuda_cases import FAULTS, broken, installed
 
 import tapegrad as tg
 from tapegrad.device import CPU, _default, cuda
-from tapegrad.profile import doctor
+from tapegrad.profile import doctor, doctor_check
 from tapegrad.profile.cli import main
 
 
@@ -28,6 +29,13 @@ def cupy():
 def unset(monkeypatch):
     """Whoever runs the tests has asked for no device."""
     monkeypatch.delenv("TAPEGRAD_DEVICE", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def quick(request, monkeypatch):
+    """The self-test runs in its own tests alone."""
+    if "ledger" not in request.node.name:
+        monkeypatch.setattr(doctor_check, "_compared", lambda *step: [(1 << 20, 1 << 20)] * 3)
 
 
 def run(*arguments, code=0, **options):
@@ -94,6 +102,59 @@ def test_it_changes_nothing(cupy):
     before = list(_default)
     run()
     assert _default == before == [CPU] and tg.zeros(3).device is CPU
+
+
+def test_the_ledger_agrees_with_the_allocators(cupy):
+    found = as_json()["ledger = allocator"]
+    assert list(found) == ["cpu", "cuda:0", "cuda:1"]
+    for name, one in found.items():
+        assert one["ok"] is True and one["comparisons"] == 3 and one["most bytes"] > 100_000
+        assert one["drift bytes"] <= one["tolerance bytes"] < one["most bytes"] / 100
+        assert one["tolerance bytes"] == 0 or name == "cpu"
+    assert not tracemalloc.is_tracing()
+
+
+@pytest.mark.parametrize("part", ["cpu", "cuda"])
+def test_a_ledger_that_forgets_is_found(part, cupy, monkeypatch):
+    seen = doctor_check._compared
+
+    def forgetful(name, held, rows, width):
+        lost = 512 if name.startswith(part) and part == "cuda" else (1 << 16) * name.startswith(part)
+        return [(ledger - lost, held) for ledger, held in seen(name, held, rows, width)]
+
+    monkeypatch.setattr(doctor_check, "_compared", forgetful)
+    found = as_json(code=1)
+    assert not found["ok"]
+    mended = [line for line in found["to mend"] if line.startswith("the ledger does not agree with the allocator of ")]
+    assert len(mended) == (1 if part == "cpu" else 2) and all("they differ by " in line for line in mended)
+    assert mended[0] in run(code=1)
+
+
+def test_a_check_that_cannot_run_is_said(monkeypatch):
+    def full():
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(doctor_check, "cpu", full)
+    found = as_json()
+    assert found["ok"] and found["ledger = allocator"]["cpu"] == {"error": "MemoryError: no room"}
+    assert any("(MemoryError: no room)" in line for line in found["to mend"])
+
+
+def test_pools(cupy):
+    memory = as_json()["memory"]
+    assert memory["host pool"]["type"] == "HostPool" and memory["host pool"]["limit bytes"] is None
+    assert memory["pool of cuda:0"]["type"] == "MemoryPool" and memory["pool of cuda:0"]["limit bytes"] is None
+    pool = cupy.get_default_memory_pool()
+    pool.set_limit(size=1 << 30)
+    allocator = cupy.cuda.get_allocator()
+    try:
+        assert as_json()["memory"]["pool of cuda:0"]["limit bytes"] == 1 << 30
+        assert "type MemoryPool, limit 1.0 GiB, used " in run() and "type HostPool, limit none, used " in run()
+        cupy.cuda.set_allocator(lambda size: allocator(size))
+        assert "<lambda>" in as_json()["memory"]["pool of cuda:0"]["type"]
+    finally:
+        cupy.cuda.set_allocator(allocator)
+        pool.set_limit(size=0)
 
 
 def nvml(monkeypatch, **members):

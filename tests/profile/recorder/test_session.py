@@ -498,3 +498,17 @@ def test_a_run_can_be_asked_for_while_the_program_goes_on() -> None:
     session.stop()
     assert runs[0].count("allocs") < runs[1].count("allocs") <= session.run(META).count("allocs")
     assert runs[1].peak["bytes"] == session.measure.peak_bytes
+
+
+def test_a_dry_run_leaves_no_trace() -> None:
+    ws, x, held = weights(), f32(np.ones((32, 64))), [f32(np.ones((40, 40)))]
+
+    def f(y: tg.Tensor) -> None:
+        held.clear()  # which frees real bytes while nothing is told
+        step(ws, y)
+
+    run, session = recorded(lambda: [step(ws, x), tg.memory.predict_peak(f, x, least=False), step(ws, x)][1] and None)
+    assert run.peak["bytes"] == session.measure.peak_bytes
+    last = max(run.allocs["begin_seq"] + run.allocs["end_seq"])
+    assert "(40, 40)" not in {run.text(run.allocs["shape"][i]) for i in alive(run, last)}
+    assert run.count("steps") == 2

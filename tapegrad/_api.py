@@ -1,0 +1,57 @@
+"""What the package offers: its public names, which ``tapegrad/__init__.py`` takes from here at their first use."""
+
+from tapegrad import errors, memory, nn, optim, random, testing
+from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
+from tapegrad.device import device, set_default_device
+from tapegrad.device.dtypes import (
+    bool_ as bool,
+)
+from tapegrad.device.dtypes import (
+    complex64,
+    complex128,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from tapegrad.device.threads import get_num_threads, set_num_threads
+from tapegrad.explain import explain
+from tapegrad.memory import (
+    checkpoint_sequential,
+    checkpointed_loop,
+    measure,
+    memory_budget,
+    policies,
+    recompute_grad,
+    reversible,
+)
+from tapegrad.ops import *  # noqa: F403
+from tapegrad.primitive import Primitive
+from tapegrad.tape import GradientTape
+from tapegrad.tensor import Tensor
+from tapegrad.transforms.custom_gradient import custom_gradient, stop_gradient
+from tapegrad.transforms.functional import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
+from tapegrad.variable import Variable
+
+e = 2.718281828459045
+pi = 3.141592653589793
+inf = float("inf")
+nan = float("nan")
+newaxis = None
+
+__all__ = [
+    "GradientTape", "Primitive", "Tensor", "Variable", "bool", "checkpoint_sequential", "checkpointed_loop",
+    "complex128", "complex64", "custom_gradient", "device", "e", "errors", "explain", "float16", "float32", "float64",
+    "get_num_threads", "grad", "hessian", "hvp", "inf", "int16", "int32", "int64", "int8", "jacobian", "jvp",
+    "measure", "memory", "memory_budget", "nan", "newaxis", "nn", "optim", "pi", "policies", "random",
+    "recompute_grad", "reversible", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint16",
+    "uint32", "uint64", "uint8", "value_and_grad", "vjp",
+]  # fmt: skip
+__all__ += _ops.__all__

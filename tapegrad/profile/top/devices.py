@@ -1,0 +1,104 @@
+"""NVIDIA devices and who uses them, through NVML; every question is asked apart, since any may be refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tapegrad.profile.top.processes import name_of
+
+
+class _Nvml:
+    """NVML's answers; None for what it does not answer, with the reason noted once."""
+
+    def __init__(self, pynvml: Any) -> None:
+        self.pynvml = pynvml
+        self.notes: list[str] = []
+
+    def ask(self, question: str, *arguments: Any) -> Any:
+        """What ``nvml<question>`` says.  An answer that this device does not have is no note: nothing can be done."""
+        call: Callable[..., Any] | None = getattr(self.pynvml, f"nvml{question}", None)
+        if call is None:
+            return None
+        try:
+            return call(*arguments)
+        except Exception as error:  # NVMLError, or what a binding of another version raises
+            missing = getattr(self.pynvml, "NVMLError_NotSupported", ())
+            if not isinstance(error, missing):
+                note = f"NVML refused {question}: {_line(error)}"
+                self.notes += [note] if note not in self.notes else []
+            return None
+
+
+def gather() -> tuple[list[dict[str, Any]], list[str]]:
+    """Every device that NVML knows, and one line for each thing that it would not say.  Never raises."""
+    try:
+        import pynvml
+    except ImportError:
+        return [], ["GPUs are not shown: NVML's Python package is missing (pip install nvidia-ml-py)"]
+    try:
+        pynvml.nvmlInit()
+    except Exception as error:
+        return [], [f"GPUs are not shown: NVML does not start: {_line(error)}"]
+    nvml = _Nvml(pynvml)
+    try:
+        handles = [(i, nvml.ask("DeviceGetHandleByIndex", i)) for i in range(nvml.ask("DeviceGetCount") or 0)]
+        found = [_device(nvml, i, handle) for i, handle in handles if handle is not None]
+    finally:
+        nvml.ask("Shutdown")
+    if not found and not nvml.notes:
+        nvml.notes.append("NVML knows no GPU")
+    return found, nvml.notes
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0] or type(error).__name__
+
+
+def _device(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
+    usage, mig = nvml.ask("DeviceGetUtilizationRates", handle), nvml.ask("DeviceGetMigMode", handle)
+    power, limit = nvml.ask("DeviceGetPowerUsage", handle), nvml.ask("DeviceGetEnforcedPowerLimit", handle)
+    split = bool(mig) and mig[0] == 1
+    return {
+        "index": index,
+        "temperature_c": nvml.ask("DeviceGetTemperature", handle, 0),
+        "utilization_percent": getattr(usage, "gpu", None),
+        "power_mw": power,
+        "power_limit_mw": limit,
+        "mig": split,
+        **_memory(nvml, handle),
+        "instances": _instances(nvml, handle) if split else [],
+    }
+
+
+def _memory(nvml: _Nvml, handle: Any) -> dict[str, Any]:
+    """What a device and an instance of one both have."""
+    name, memory = nvml.ask("DeviceGetName", handle), nvml.ask("DeviceGetMemoryInfo", handle)
+    return {
+        "name": (name.decode(errors="replace") if isinstance(name, bytes) else name) or "?",
+        "used_bytes": getattr(memory, "used", None),
+        "total_bytes": getattr(memory, "total", None),
+        "processes": _processes(nvml, handle),
+    }
+
+
+def _instances(nvml: _Nvml, handle: Any) -> list[dict[str, Any]]:
+    """The parts into which MIG divides a device; a place without one is skipped."""
+    found = []
+    for i in range(nvml.ask("DeviceGetMaxMigDeviceCount", handle) or 0):
+        try:
+            part = nvml.pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
+        except Exception:  # NVML has no other way to say that this place is empty
+            continue
+        found.append({"index": i, **_memory(nvml, part)})
+    return found
+
+
+def _processes(nvml: _Nvml, handle: Any) -> list[dict[str, Any]]:
+    """Who computes on a device, by bytes; NVML does not always say how many."""
+    seen: dict[int, int | None] = {}
+    for kind in ("Compute", "Graphics"):
+        for one in nvml.ask(f"DeviceGet{kind}RunningProcesses", handle) or ():
+            seen.setdefault(one.pid, one.usedGpuMemory)
+    by_bytes = sorted(seen.items(), key=lambda item: (-(item[1] or 0), item[0]))
+    return [{"pid": pid, "used_bytes": used, "name": name_of(pid)} for pid, used in by_bytes]

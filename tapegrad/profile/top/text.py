@@ -1,0 +1,144 @@
+"""Devices and processes as lines for a terminal of any width, with characters that it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.cells import cell_len
+
+from tapegrad.profile.report.escape import clip, shown
+from tapegrad.profile.report.units import iec
+
+SHORT = {
+    "activation": "act", "optimizer": "opt", "parameter": "par", "temporary": "tmp", "gradient": "grad",
+    "rematerialized": "remade", "input": "in", "user": "user", "unattributed": "other",
+}  # fmt: skip
+STALE = 10.0
+"""Seconds after which figures are called old."""
+_BAR = 15
+
+
+def lines(found: dict[str, Any], width: int, ascii_only: bool) -> list[str]:
+    """The report that ``found`` holds (see ``command.gather``), no line wider than ``width``."""
+    ours = {one["pid"]: one for one in found["processes"]}
+    draw = _Drawing(width, ascii_only)
+    told: set[int] = set()
+    for note in found["notes"]:
+        draw.put(*draw.clean(note, 500).split(), gap=" ")
+    for gpu in found["devices"]:
+        draw.put(*_heading(gpu, draw))
+        told |= draw.processes(gpu["processes"], ours)
+        for part in gpu["instances"]:
+            draw.put(f"  MIG {part['index']}  {draw.clean(part['name'])}", _room(part, draw))
+            told |= draw.processes(part["processes"], ours)
+    total, available = found["cpu"]["total_bytes"], found["cpu"]["available_bytes"]
+    if total is not None:
+        used = None if available is None else total - available
+        draw.put("CPU", _room({"used_bytes": used, "total_bytes": total}, draw))
+    for pid, one in ours.items():
+        if pid not in told:
+            draw.process(one, None)
+    if not ours:
+        draw.put("  no program runs under tapegrad profile")
+    return draw.lines
+
+
+def _heading(gpu: dict[str, Any], draw: _Drawing) -> list[str]:
+    """Name, temperature, use, power, memory of a device; what it does not say is left out."""
+    parts = [f"GPU {gpu['index']}  {draw.clean(gpu['name'])}"]
+    if gpu["temperature_c"] is not None:
+        parts.append(f"{gpu['temperature_c']} {'C' if draw.ascii_only else '°C'}")
+    if gpu["utilization_percent"] is not None:
+        parts.append(f"{gpu['utilization_percent']} %")
+    if gpu["power_mw"] is not None:
+        limit = "" if gpu["power_limit_mw"] is None else f"/{gpu['power_limit_mw'] / 1000:.0f}"
+        parts.append(f"{gpu['power_mw'] / 1000:.0f}{limit} W")
+    if gpu["mig"]:
+        parts.append("MIG")
+    return [*parts, _room(gpu, draw)]
+
+
+def _room(device: dict[str, Any], draw: _Drawing) -> str:
+    used, total = device["used_bytes"], device["total_bytes"]
+    if used is None or not total:
+        return "" if total is None else iec(total)
+    unit, scale = _unit(total)
+    return f"{used / scale:.1f}/{total / scale:.1f} {unit} {draw.bar(used / total)}"
+
+
+def _unit(nbytes: int) -> tuple[str, float]:
+    """The unit in which ``nbytes`` is a number from 1 to 1023, and its bytes."""
+    return next(((u, s) for u, s in (("GiB", 2.0**30), ("MiB", 2.0**20)) if nbytes >= s), ("KiB", 2.0**10))
+
+
+class _Drawing:
+    """Lines under way."""
+
+    def __init__(self, width: int, ascii_only: bool) -> None:
+        self.width, self.ascii_only = width, ascii_only
+        self.lines: list[str] = []
+
+    def clean(self, text: str, most: int = 40) -> str:
+        encoding = "ascii" if self.ascii_only else "utf-8"
+        return clip(shown(text, encoding), most, "..." if self.ascii_only else "…")
+
+    def bar(self, share: float) -> str:
+        eighths = round(min(max(share, 0.0), 1.0) * _BAR * 8)
+        if self.ascii_only:
+            return ("#" * round(eighths / 8)).ljust(_BAR, ".")
+        whole, rest = divmod(eighths, 8)
+        return ("█" * whole + " ▏▎▍▌▋▊▉"[rest].strip()).ljust(_BAR, "░")
+
+    def put(self, *parts: str, indent: int = 4, gap: str = "  ") -> None:
+        """Parts beside each other; those that do not fit go on in a further line."""
+        line = ""
+        for part in filter(None, parts):
+            if line and cell_len(line) + len(gap) + cell_len(part) > self.width:
+                self.lines.append(line)
+                line = " " * indent + part
+            else:
+                line = line + gap + part if line else part
+            line = clip(line, self.width, "..." if self.ascii_only else "…")
+        self.lines.append(line)
+
+    def processes(self, found: list[dict[str, Any]], ours: dict[int, dict[str, Any]]) -> set[int]:
+        """One entry for each process on a device; which of them are ours."""
+        for one in found:
+            if one["pid"] in ours:
+                self.process(ours[one["pid"]], one["used_bytes"])
+            else:
+                used = "?" if one["used_bytes"] is None else iec(one["used_bytes"])
+                self.put(f"  PID {one['pid']:<7} {self.clean(one['name'] or '?', 24)}", "(not tapegrad)", used)
+        return {one["pid"] for one in found} & ours.keys()
+
+    def process(self, one: dict[str, Any], on_device: int | None) -> None:
+        """What a process of ours says of itself, and (in bytes) what the driver or the system says of it."""
+        head = f"  PID {one['pid']:<7} {self.clean(one['program'], 24)}"
+        if one["step"] is not None:
+            head += f"  step {one['step']}"
+        for key, label in (("live_bytes", "live"), ("peak_bytes", "peak")):
+            if one[key] is not None:
+                head += f"  {iec(one[key])} {label}"
+        parts = [head, self._split(one["categories"]), self._around(one, on_device)]
+        if one["updated"] is not None and one["age"] > STALE:
+            parts.append(f"said {one['age']:.0f} s ago")
+        self.put(*parts, indent=6, gap=" | " if self.ascii_only else " │ ")
+
+    def _split(self, categories: dict[str, int]) -> str:
+        """Bytes by category, the largest first, in one unit."""
+        found = sorted(((n, name) for name, n in categories.items() if n), reverse=True)
+        if not found:
+            return ""
+        unit, scale = _unit(found[0][0])
+        return "  ".join(f"{SHORT.get(name) or self.clean(name, 12)} {n / scale:.2f}" for n, name in found) + f" {unit}"
+
+    def _around(self, one: dict[str, Any], on_device: int | None) -> str:
+        """What lies around the tensors: the pool, and what is outside of it."""
+        reserved, found = one["reserved_bytes"], []
+        if reserved is not None:
+            found.append(f"pool {iec(reserved)}")
+        if reserved is not None and on_device is not None:
+            found.append(f"outside pool {iec(max(on_device - reserved, 0))}")
+        if on_device is None and one["rss_bytes"] is not None:
+            found.append(f"RSS {iec(one['rss_bytes'])}")
+        return "  ".join(found)
