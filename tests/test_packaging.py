@@ -16,7 +16,8 @@ import readme_blocks
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = re.compile(
-    r"tapegrad/[\w/]+\.py|tapegrad/py\.typed|tapegrad/_kernels/\w+\.cuh?|tapegrad-[\w.]+\.dist-info/[\w/]+(\.txt)?"
+    r"tapegrad/[\w/]+\.py|tapegrad/py\.typed|tapegrad/_kernels/\w+\.cuh?|tapegrad/profile/\w+/schema\.json"
+    r"|tapegrad/profile/viewer/assets/[\w./-]+|tapegrad-[\w.]+\.dist-info/[\w/]+(\.txt)?"
 )
 
 
@@ -56,6 +57,7 @@ def test_wheel_holds_the_package_and_the_kernels_and_nothing_else(source: Path, 
         "kernels/planted.cubin",
         "kernels/notes.txt",
         "tapegrad/stray.dat",
+        "tapegrad/profile/stray.html",
         "stray.py",
         "tests/stray.py",
         "bench/stray.py",
@@ -68,7 +70,11 @@ def test_wheel_holds_the_package_and_the_kernels_and_nothing_else(source: Path, 
     modules = {path.relative_to(source).as_posix() for path in (source / "tapegrad").rglob("*.py")}
     sources = [*kernels.glob("*.cu"), *kernels.glob("*.cuh")]
     headers = {f"tapegrad/_kernels/{path.name}" for path in sources}
-    assert {name for name in names if ".dist-info/" not in name} == modules | headers | {"tapegrad/py.typed"}
+    profile = source / "tapegrad" / "profile"
+    data = [*profile.glob("*/schema.json"), *(p for p in (profile / "viewer" / "assets").rglob("*") if p.is_file())]
+    others = {path.relative_to(source).as_posix() for path in data} | {"tapegrad/py.typed"}
+    assert len(data) > 10
+    assert {name for name in names if ".dist-info/" not in name} == modules | headers | others
     assert "tapegrad/_kernels/planted.cuh" in headers
 
 
@@ -89,14 +95,19 @@ def test_wheel_metadata(source: Path, tmp_path: Path) -> None:
     assert about["Requires-Python"] == ">=3.11"
     core = {re.match(r"[\w-]+", line)[0] for line in about.get_all("Requires-Dist") if "extra ==" not in line}
     assert core == {"numpy", "click", "rich"}
-    assert set(about.get_all("Provides-Extra")) == {"cuda12", "cuda13", "plot", "io", "kernels", "test", "dev"}
+    assert set(about.get_all("Provides-Extra")) == {"cuda12", "cuda13", "plot", "plan", "io", "kernels", "test", "dev"}
     assert ["tapegrad = tapegrad.profile.cli:main" in text for text in entry_points] == [True]
 
 
 def test_the_package_works_from_the_wheel_alone(source: Path, tmp_path: Path) -> None:
     with build_wheel(source, tmp_path / "out") as wheel:
         wheel.extractall(tmp_path / "site")
-    code = "import tapegrad; print(tapegrad.__file__); from tapegrad.profile.cli import main; main(['--help'])"
+    code = (
+        "import tapegrad; print(tapegrad.__file__, tapegrad.sin(1.0)); from tapegrad.profile.viewer.html import page\n"
+        "from tapegrad.profile.runs.model import Run; from tapegrad.profile.cli import main\n"
+        "about = {'device': {'name': 'cpu'}, 'outcome': {'kind': 'finished', 'code': 0}}\n"
+        "assert '<html' in page(Run(about | {'tapegrad': '0', 'program': 'x', 'argv': []})); main(['--help'])"
+    )
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=tmp_path,
