@@ -127,7 +127,7 @@ class Frames:
         if id(code) in self._special:
             kind, name, inner = self._special[id(code)][1](frame)
             file, line = (inner.co_filename, inner.co_firstlineno) if inner is not None else ("", 0)
-            return self.begin(Call(kind, name, file, line, parent, inner))
+            return self.begin(Call(kind, name, file, line, parent, inner if kind == LAYER else None))
         if code.co_name == "<module>":
             return -1
         outer = self.calls[parent] if parent >= 0 else None

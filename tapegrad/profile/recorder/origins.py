@@ -17,7 +17,7 @@ def _layer(frame: FrameType) -> tuple[int, str, CodeType | None]:
 def _checkpoint(frame: FrameType) -> tuple[int, str, CodeType | None]:
     f = frame.f_locals["self"].__wrapped__
     name = getattr(f, "__qualname__", type(f).__qualname__)
-    return CHECKPOINT, f"recompute_grad({name})", None
+    return CHECKPOINT, f"recompute_grad({name})", code_of(f.call if isinstance(f, Layer) else f)
 
 
 def special() -> Special:

@@ -1,0 +1,1 @@
+"""The report as one interactive HTML file that needs no network."""

@@ -1,0 +1,88 @@
+"""Writes the report as one HTML file: template, style, scripts and the run's payload put together, nothing fetched.
+
+The scripts are ES2020 modules, so that tests can import each by itself; in the page they stand one after the other in
+one scope, without their import and export lines.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tapegrad.profile.report.units import iec
+from tapegrad.profile.runs.model import Run
+from tapegrad.profile.viewer.payload import encode
+
+# Each after those it imports from.
+MODULES = (
+    "format", "decode", "axis", "calls", "run", "layout", "raster", "dom", "store", "describe", "filter", "plot",
+    "timeline", "strips", "cursor", "charts", "details", "table", "source", "lineage", "header", "keys", "main",
+)  # fmt: skip
+_IMPORT = re.compile(r"^import\b[^;]*;\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|class)\b)", re.MULTILINE)
+_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+
+
+def write(
+    run: Run,
+    path: str | os.PathLike[str],
+    *,
+    source: bool = True,
+    what_if: list[dict[str, Any]] | None = None,
+    max_drawn: int = 200_000,
+) -> None:
+    """Write ``run`` as an HTML file to ``path``: all of it, or (on an error) nothing; for the arguments see ``page``.
+
+    Raises OSError, and RunFileError for a run with numbers that a browser cannot count exactly.
+    """
+    text = page(run, source=source, what_if=what_if, max_drawn=max_drawn)
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(text.encode())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def page(
+    run: Run, *, source: bool = True, what_if: list[dict[str, Any]] | None = None, max_drawn: int = 200_000
+) -> str:
+    """The HTML report of ``run``.
+
+    ``source``: whether the lines of source text in the run go into it.  ``what_if``: rows of the table of what would
+    help, each with ``change`` (text) and any of ``effect`` (text), ``peak_bytes``, ``step_ns`` (integers), ``slowdown``
+    (a fraction) and ``command`` (text).  ``max_drawn``: of more allocations than this the smallest are shown as sums
+    only.
+    Raises RunFileError for a run with numbers that a browser cannot count exactly.
+    """
+    payload = encode(run, source=source, what_if=what_if, max_drawn=max_drawn)
+    parts = {
+        "title": escape(f"{visible(str(run.meta['program']))} · memory · tapegrad"),
+        "peak": escape(iec(run.peak["bytes"])),
+        "style": asset("viewer.css"),
+        "payload": base64.b64encode(payload).decode(),
+        "script": script(),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset("viewer.html"))
+
+
+def script() -> str:
+    """The modules of the page as one script."""
+    texts = (_EXPORT.sub("", _IMPORT.sub("", asset(f"{name}.mjs"))) for name in MODULES)
+    return '"use strict";\n(() => {\n' + "\n".join(texts) + "})();\n"
+
+
+def asset(name: str) -> str:
+    """The text of a file that is shipped with the viewer."""
+    return resources.files("tapegrad.profile.viewer").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def visible(text: str) -> str:
+    """``text`` with its control characters, turns of the direction of writing and halves of characters spelt out."""
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
