@@ -244,7 +244,7 @@ class Ledger(Telling):
             return "rematerialized"
         if self._wanted.take(buffer):
             return "activation"
-        return "temporary" if thread.recorders or thread.deferring is not None else "user"
+        return "temporary" if thread.recorders or thread.deferring is not None or HERE.optimizing else "user"
 
     def _enter(self, buffer: Buffer, category: str, place: Place) -> Entry:
         entry = self._entries.enter(buffer, category, place, self._left)

@@ -188,25 +188,33 @@ class _Profiling:
             print_oom(found, self.errors, path=str(self.path))
 
     def _tell(self, found: Any) -> None:
-        from rich.console import Console
-
-        from tapegrad.profile.plan.advice import advice
-        from tapegrad.profile.report.text import print_summary
-
         if self.plan is not None:
             for (kind, name, file, line), number in self.applied.unmet()[:5]:
                 self._say(f"the plan's call {number} of {kind} {name} ({file}:{line}) was not met")
         if self.options["html"]:
-            from tapegrad.profile.viewer.html import write
+            from tapegrad.profile.report.outputs import write_html
 
             target = self.path.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ".html")
-            write(found, target, source=not self.options["no_source"])
+            write_html(found, target, not self.options["no_source"])
             self._say(f"wrote {target}")
         if not self.options["quiet"]:
-            click.echo()
-            seq = found.peak["seq"]
-            out = Console(highlight=False)
-            print_summary(found, out, path=str(self.path), seq=seq if seq >= 0 else None, advice=advice(found))
+            self._summarize(found)
+
+    def _summarize(self, found: Any) -> None:
+        from rich.console import Console
+
+        from tapegrad.profile.plan import file
+        from tapegrad.profile.plan.advice import advice
+        from tapegrad.profile.plan.verify import verified
+        from tapegrad.profile.report.text import print_summary
+
+        out = Console(highlight=False)
+        out.print()
+        seq = found.peak["seq"] if found.peak["seq"] >= 0 else None
+        print_summary(found, out, path=str(self.path), seq=seq, advice=advice(found) if self.plan is None else ())
+        if self.plan is not None:
+            for line in verified(found, file.load(self.options["plan_path"])):
+                out.print(line, markup=False, soft_wrap=True)
 
     def _say(self, text: str) -> None:
         if not self.options["quiet"]:

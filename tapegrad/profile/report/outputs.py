@@ -110,6 +110,15 @@ def write(kind: str, run: Run, view: View, path: Path | None) -> None:
     sys.stdout.buffer.write(data)
 
 
+def write_html(run: Run, path: Path, source: bool) -> None:
+    """The HTML report, with what would help."""
+    from tapegrad.profile.plan.advice import advice
+    from tapegrad.profile.viewer import html
+
+    what_if = [{"change": what, "effect": brings} for what, brings in advice(run)]
+    html.write(run, path, source=source, what_if=what_if)
+
+
 def _writer(kind: str) -> Callable[[Run, Path, View], None]:
     """Imported when it is needed: the text of a run must not wait for what draws pictures."""
     if kind == "json":
@@ -117,9 +126,7 @@ def _writer(kind: str) -> Callable[[Run, Path, View], None]:
 
         return lambda run, path, view: write_text(path, [json.dumps(view.to_json(run), indent=2), "\n"])
     if kind == "html":
-        from tapegrad.profile.viewer import html
-
-        return lambda run, path, view: html.write(run, path, source=view.source)
+        return lambda run, path, view: write_html(run, path, view.source)
     from tapegrad.profile.export import csv, memory_viz, perfetto, png, speedscope
 
     writers: dict[str, Callable[[Run, Path, View], None]] = {
