@@ -161,7 +161,7 @@ def _headline(run: Run, out: _Out, seq: int, is_peak: bool) -> None:
     out.line(f"{what} {_exact(total)} on {out.text(device['name'])}{share}{_reserved(run, seq)}", style="bold")
     origin = r.origin(run, seq)
     if origin is not None:
-        where = out.text(r.place(origin.file, origin.line, origin.function))
+        where = out.place(r.place(origin.file, origin.line, origin.function))
         op = f" ({out.text(origin.op)})" if origin.op else ""
         out.line(f"at {where}{op}{_when(r.step_of(run, seq), origin)}")
 
@@ -202,7 +202,7 @@ def _ledger(run: Run) -> str:
         equal = "=" if checks["drift_bytes"] == 0 else "differs from"
         said = f"ledger {equal} pool: drift {checks['drift_bytes']} B in {counted(checks['checked'], 'comparison')}"
     else:
-        said = "ledger not compared with a pool"
+        said = "ledger not compared with the allocator (profile --check)"
     dropped = f"; {counted(checks['dropped'], 'event')} of steps that were not kept" if checks["dropped"] > 0 else ""
     return f"{said}, {events}{dropped}"
 

@@ -83,7 +83,7 @@ def test_markup_in_names_is_text() -> None:
 
 def test_the_ledger_says_what_it_was_compared_with() -> None:
     run = training()
-    assert "ledger not compared with a pool, " in printed(run)
+    assert "ledger not compared with the allocator (profile --check), " in printed(run)
     run.checks |= {"checked": 2, "dropped": 1000}
     assert "ledger = pool: drift 0 B in 2 comparisons" in printed(run)
     assert "; 1,000 events of steps that were not kept" in printed(run)
