@@ -202,7 +202,7 @@ def _ledger(run: Run) -> str:
         equal = "=" if checks["drift_bytes"] == 0 else "differs from"
         said = f"ledger {equal} pool: drift {checks['drift_bytes']} B in {counted(checks['checked'], 'comparison')}"
     else:
-        said = "ledger not compared with the allocator (profile --check)"
+        said = "ledger not compared (profile --check)"
     dropped = f"; {counted(checks['dropped'], 'event')} of steps that were not kept" if checks["dropped"] > 0 else ""
     return f"{said}, {events}{dropped}"
 
