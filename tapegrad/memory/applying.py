@@ -89,11 +89,11 @@ class Applied:
         """What ``f`` returns, checkpointed if the plan has chosen this call of ``key``."""
         chosen = self._chosen.get(key) if key is not None else None
         recorders = thread.recorders
-        if chosen is None or not recorders or any(map(_repeats, recorders)):
+        if chosen is None or not (recorders or thread.hidden) or any(map(_repeats, recorders)):
             return f(*args, **kwargs)
         number = self._number(key)
         action = chosen.get(number)
-        if action is None or any(isinstance(r, Lookout) for r in recorders):
+        if action is None or not recorders or any(isinstance(r, Lookout) for r in recorders):
             return f(*args, **kwargs)
         # A policy wants both runs to do the same; what a first call builds, such as weights, the next ones do not.
         policy = _offload if action.do == "offload" and (key, number) in self._met else None
@@ -105,18 +105,9 @@ class Applied:
         return [(key, i) for key, chosen in self._chosen.items() for i in chosen if (key, i) not in self._met]
 
     def _number(self, key: Any) -> int:
-        """The number of the call; a checkpoint's look-out stands for the tape outside it."""
-        before = thread.recorders
-        outermost: Any = before[0]
-        while isinstance(outermost, Lookout) and outermost.outer:
-            outermost = outermost.outer[0]
-        thread.recorders = (outermost,)
-        try:
-            if HERE.differentiated:  # as profiles see the end of a step that nothing else marks
-                STEPS.mark(GRADIENT)
-            return self._local.ordinals.next(key)
-        finally:
-            thread.recorders = before
+        if HERE.differentiated:  # as profiles see the end of a step that nothing else marks
+            STEPS.mark(GRADIENT)
+        return self._local.ordinals.next(key)
 
 
 def _repeats(recorder: Any) -> bool:

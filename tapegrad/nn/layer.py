@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from tapegrad import ops, random
 from tapegrad.errors import DTypeError, TapegradError
+from tapegrad.memory import applying
 from tapegrad.nn import initializers
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
@@ -68,6 +69,8 @@ class Layer:
         if "training" in kwargs and not takes_training(type(self)):
             if kwargs.pop("training"):
                 self._refuse_lost_training()
+        if applying.plan is not None:
+            return applying.plan.layer(self, inputs, args, kwargs)
         return self.call(inputs, *args, **kwargs)
 
     def __repr__(self) -> str:

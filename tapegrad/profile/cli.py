@@ -127,7 +127,7 @@ class LazyGroup(click.Group):
 
 
 class _Unreadable(click.ClickException):
-    """A run file that cannot be read."""
+    """A run file, or a plan, that cannot be read."""
 
     exit_code = 2
 
@@ -142,13 +142,14 @@ def _refuse(name: str, ctx: click.Context) -> NoReturn:
 
 def _one_line(error: TapegradError | OSError) -> click.ClickException:
     """An error as its first line, of which a terminal obeys nothing."""
+    from tapegrad.memory.applying import PlanError
     from tapegrad.profile.report.escape import shown
     from tapegrad.profile.runs.file import RunFileError
 
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and not isinstance(error, TapegradError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
-    kind = _Unreadable if isinstance(error, RunFileError) else click.ClickException
+    kind = _Unreadable if isinstance(error, RunFileError | PlanError) else click.ClickException
     return kind(shown(text.strip().splitlines()[0]))
 
 

@@ -10,6 +10,7 @@ import threading
 import types
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import thread as pools
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, TracebackType
@@ -83,10 +84,11 @@ def run(program: Program, compiled: Compile) -> Outcome:
 
     Nothing that it raises comes out of here.
     """
+    others = set(threading.enumerate())
     with _as_main(program) as module:
         try:
             _execute(program, module, compiled)
-            _wait_for_threads()
+            _wait_for_threads(others)
         except SystemExit as e:
             return _exit(e)
         except KeyboardInterrupt as e:
@@ -131,9 +133,11 @@ def _as_main(program: Program) -> Iterator[types.ModuleType]:
             sys.modules["__main__"] = before[2]
 
 
-def _wait_for_threads() -> None:
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
+def _wait_for_threads(others: set[threading.Thread]) -> None:
+    """Wait for the threads that are not ``others``, but not for those of pools, which end with the interpreter."""
+    pooled = getattr(pools, "_threads_queues", {})
+    for thread in set(threading.enumerate()) - others:
+        if not thread.daemon and thread not in pooled:
             thread.join()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 import zipfile
 from pathlib import Path
 
@@ -123,3 +124,15 @@ def test_titles() -> None:
     here = str(Path(__file__))
     assert find(here, (), False).title == "test_program"
     assert find("json.tool", (), True).title == "tool"
+
+
+def test_threads_of_pools_and_of_others_are_not_waited_for(tmp_path: Path) -> None:
+    free = threading.Event()
+    other = threading.Thread(target=free.wait)
+    other.start()
+    try:
+        text = "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor()\npool.submit(int).result()"
+        assert ended(tmp_path, text) == Outcome()
+    finally:
+        free.set()
+        other.join()

@@ -1,0 +1,218 @@
+"""``tapegrad plan``: what to recompute so that a program fits a budget of memory or of time."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from tapegrad.profile.plan.file import Plan
+    from tapegrad.profile.plan.problem import Outcome, Problem
+    from tapegrad.profile.plan.search import Search
+    from tapegrad.profile.runs.model import Run
+
+DOES_NOT_FIT = 3
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    epilog="""\b
+Examples:
+  tapegrad plan train.json.gz --budget 4GiB
+  tapegrad plan train.json.gz --max-slowdown 10% -o fast.json
+  tapegrad plan train.json.gz --pareto
+  tapegrad plan small.json.gz --batch 512 --and large.json.gz --budget 80%
+  tapegrad profile --plan plan.json train.py
+
+The exit code is 3 if nothing fits, 2 if a run cannot be read.""",
+)
+@click.argument("run", type=click.Path())
+@click.option("--budget", metavar="SIZE", help="Peak bytes: a size such as 4GiB, or 80% of the device.")
+@click.option("--max-slowdown", metavar="P%", help="The lowest peak for at most so much more time a step.")
+@click.option("--pareto", is_flag=True, help="Only list plans, from the shortest step to the lowest peak.")
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="What if the batch were N?")
+@click.option("--batch-now", type=click.IntRange(min=1), metavar="B", help="The batch of RUN.  [default: found]")
+@click.option("--and", "other", type=click.Path(), metavar="RUN2", help="A run of another batch, for exactness.")
+@click.option(
+    "--solver", type=click.Choice(["auto", "milp", "greedy"]), default="auto", show_default=True,
+    help="milp needs SciPy, and finds the best plan.",
+)  # fmt: skip
+@click.option("--bandwidth", metavar="SIZE", help="Also offload calls' values, at so many bytes a second.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="[default: plan.json]")
+@click.option("-f", "--force", is_flag=True, help="Overwrite the plan.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON; write no file unless -o is given.")
+def plan(run: str, **options: Any) -> None:
+    """Choose what to recompute for a budget of memory or time.
+
+    RUN is a file of tapegrad profile.  The plan says which calls of functions and layers to run under recompute_grad;
+    peak and step time are predicted from the run.  Functions in a plan run twice, so what they print appears twice.
+    """
+    from tapegrad.profile.runs import load
+
+    _check(options)
+    found = load(run)
+    if options["batch"] is not None:
+        from tapegrad.profile.plan.batch_command import answer
+
+        raise click.exceptions.Exit(answer(found, run, options))
+    raise click.exceptions.Exit(_Planning(found, run, options).run())
+
+
+def _check(o: dict[str, Any]) -> None:
+    wanted = [o["budget"] is not None or o["batch"] is not None, o["max_slowdown"] is not None, o["pareto"]]
+    if sum(wanted) != 1:
+        raise click.UsageError("say what to plan for: one of --budget, --max-slowdown, --batch and --pareto")
+    if (o["other"] is not None or o["batch_now"] is not None) and o["batch"] is None:
+        raise click.UsageError("--and and --batch-now go with --batch")
+    if o["solver"] == "milp":
+        from importlib.util import find_spec
+
+        if find_spec("scipy") is None:
+            raise click.UsageError("--solver milp needs SciPy: pip install 'tapegrad[plan]'; greedy works without")
+
+
+def budget_of(run: Run, text: str) -> int:
+    """Bytes of a ``--budget``.  Raises click.UsageError."""
+    if text.strip().endswith("%"):
+        total = device_bytes(run)
+        if total is None:
+            raise click.UsageError(f"--budget {text}: the run does not say how large the device is; give a size")
+        return int(total * _percent("--budget", text) / 100)
+    return _size("--budget", text)
+
+
+def _size(option: str, text: str) -> int:
+    from tapegrad.memory.sizes import SizeError, parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except SizeError as e:
+        raise click.UsageError(f"{option}: {e}") from None
+
+
+def device_bytes(run: Run) -> int | None:
+    """The memory of the device of ``run``, or the limit it ran under."""
+    for found in (run.meta.get("limit_bytes"), run.meta["device"].get("total_bytes")):
+        if isinstance(found, int) and found > 0:
+            return found
+    return None
+
+
+def _percent(option: str, text: str) -> float:
+    found = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", text)
+    if found is None:
+        raise click.UsageError(f"{option} {text!r}: a share is a number and a percent sign, such as 10%")
+    return float(found[1])
+
+
+class _Planning:
+    """One answer."""
+
+    def __init__(self, run: Run, path: str, options: dict[str, Any]) -> None:
+        self.run_file, self.path, self.options = run, path, options
+        self.target = options["output"] or Path("plan.json")
+        writes = not options["pareto"] and (not options["as_json"] or options["output"] is not None)
+        if writes and self.target.exists() and not options["force"]:
+            raise click.UsageError(f"{self.target} exists; give another -o, or -f to overwrite it")
+        self.writes = writes
+        slowdown = options["max_slowdown"]
+        self.slowdown = None if slowdown is None else _percent("--max-slowdown", slowdown)
+        self.budget = None if options["budget"] is None else budget_of(run, options["budget"])
+        self.bandwidth = None if options["bandwidth"] is None else _size("--bandwidth", options["bandwidth"])
+
+    def run(self) -> int:
+        """Plan, write, print; the exit code."""
+        from tapegrad.profile.plan.problem import Problem
+        from tapegrad.profile.plan.search import Search
+
+        problem = Problem(self.run_file, self.bandwidth)
+        if not problem.candidates:
+            return self._without_calls(problem)
+        search = Search(problem, self.options["solver"])
+        chosen = self._choose(search)
+        if chosen is None:
+            self._refuse(search.least.peak_bytes, "everything that helps is checkpointed then")
+            return DOES_NOT_FIT
+        self._finish(self._plan(problem, search, chosen), problem, chosen)
+        return 0
+
+    def _choose(self, search: Search) -> Outcome | None:
+        if self.budget is not None:
+            return search.within(self.budget)
+        if self.slowdown is not None:
+            return search.shortest_peak(int(search.problem.step_ns * (1 + self.slowdown / 100)))
+        return search.plain
+
+    def _refuse(self, smallest: int, why: str) -> None:
+        from tapegrad.profile.report.units import iec
+
+        click.echo(f"tapegrad: {iec(self.budget or 0)} is not reachable; the smallest peak is {iec(smallest)} "
+                   f"({smallest} bytes): {why}", err=True)  # fmt: skip
+
+    def _without_calls(self, problem: Problem) -> int:
+        """Nothing to choose from: a budget for the whole program is what there is."""
+        from tapegrad.profile.plan.file import Plan, Point
+
+        plain = problem.outcome(())
+        if self.budget is None:
+            click.echo("tapegrad: no calls of functions or layers keep values for a gradient, so there is nothing to "
+                       "choose; --budget SIZE plans with tg.memory_budget for the whole program", err=True)  # fmt: skip
+            return DOES_NOT_FIT
+        least = _held_bytes(self.run_file)
+        if self.budget < least:
+            self._refuse(least, "so much is alive besides what is kept for the gradient")
+            return DOES_NOT_FIT
+        fits = plain.peak_bytes <= self.budget
+        predicted = Point(min(plain.peak_bytes, self.budget), problem.step_ns if fits else None, ())
+        self._finish(Plan(self._made_from(), [], predicted, self.run_file.peak["bytes"], problem.step_ns, least,
+                          None if fits else self.budget, self._asked(), "budget"), problem, plain)  # fmt: skip
+        return 0
+
+    def _plan(self, problem: Problem, search: Search, chosen: Outcome) -> Plan:
+        from tapegrad.profile.plan.file import Plan, Point
+
+        def point(o: Outcome) -> Point:
+            return Point(o.peak_bytes, o.step_ns, tuple(problem.actions(o.chosen)))
+
+        return Plan(
+            self._made_from(), problem.actions(chosen.chosen), point(chosen), self.run_file.peak["bytes"],
+            problem.step_ns, search.least.peak_bytes, None, self._asked(), search.solver,
+            [point(o) for o in search.pareto()],
+        )  # fmt: skip
+
+    def _made_from(self) -> dict[str, Any]:
+        meta = self.run_file.meta
+        return {
+            "file": self.path, "program": meta["program"], "argv": meta["argv"], "module": meta.get("module"),
+            "device": meta["device"]["name"], "tapegrad": meta["tapegrad"],
+        }  # fmt: skip
+
+    def _asked(self) -> dict[str, int | None]:
+        thousandths = None if self.slowdown is None else round(self.slowdown * 10)
+        return {"budget_bytes": self.budget, "max_slowdown_permille": thousandths}
+
+    def _finish(self, made: Plan, problem: Problem, chosen: Outcome) -> None:
+        from tapegrad.profile.plan import file
+        from tapegrad.profile.plan.text import print_plan
+
+        if self.writes:
+            file.save(made, self.target)
+        if self.options["as_json"]:
+            click.echo(json.dumps(file.to_json(made), indent=1))
+            return
+        from rich.console import Console
+
+        print_plan(made, problem, chosen, Console(highlight=False), str(self.target) if self.writes else None)
+
+
+def _held_bytes(run: Run) -> int:
+    """The most alive at once of what no budget can drop."""
+    from tapegrad.profile.runs.model import CATEGORIES
+    from tapegrad.profile.runs.timeline import totals
+
+    kept = CATEGORIES.index("activation")
+    return max((total - by[kept] for _, _, total, by in totals(run)), default=0)

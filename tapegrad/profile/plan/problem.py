@@ -1,0 +1,245 @@
+"""The question a plan answers: which calls to checkpoint, given what each saves at every moment and what it costs."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tapegrad.memory.applying import Action
+from tapegrad.profile.plan.simulate import Change, change_of, lives_with, peak, profile
+from tapegrad.profile.plan.step import BACKWARD, NEVER, Key, Life, Step
+from tapegrad.profile.runs import timeline
+from tapegrad.profile.runs.model import KINDS, Run
+
+CallKey = tuple[str, str, str, int]
+Numbered = tuple[CallKey, int]
+"""A call: what it is a call of (kind, name, file, line), and its number in the step."""
+
+
+@dataclass
+class Candidate:
+    """A numbered call that may be checkpointed, and what a rerun of it takes.
+
+    A number means several calls where a step has several tapes, under each of which calls are counted anew.
+    """
+
+    key: CallKey
+    ordinal: int
+    changes: list[Change]
+    ns: int
+    within: list[int]
+    """Candidates that it lies in, by index."""
+    do: str = "checkpoint"
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of its own values that checkpointing it does not keep."""
+        return sum(change.kept_bytes for change in self.changes)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that go to another memory if its values do: all of them, for a rerun takes each."""
+        return sum(lives[0].bytes for change in self.changes for lives in change.lives.values())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a set of candidates is predicted to give; ``at``: when the peak is (see ``step``)."""
+
+    chosen: tuple[int, ...]
+    peak_bytes: int
+    step_ns: int
+    at: Key
+
+
+class Problem:
+    """Candidates of a representative step of ``run``; ``step`` is None if there is none.
+
+    ``bandwidth``: bytes a second to another memory; calls whose values get there and back in less time than a rerun
+    takes are offloaded.  Without it none is.
+    """
+
+    def __init__(self, run: Run, bandwidth: int | None = None) -> None:
+        self.run = run
+        self.step_ns = _step_ns(run)
+        self.floor = _floor(run)
+        number = representative(run)
+        self.step = None if number is None else Step(run, number)
+        self.candidates = [] if self.step is None else _candidates(run, self.step)
+        _level(self.candidates, self.step_ns, _wall_ns(run, number))
+        for c in self.candidates if bandwidth is not None else ():
+            there_and_back = 2 * c.moved_bytes * 1_000_000_000 // bandwidth  # type: ignore[operator]
+            if there_and_back < c.ns:
+                c.do, c.ns = "offload", max(there_and_back, 1)
+        self._known: dict[tuple[int, ...], Outcome] = {}
+
+    def outcome(self, chosen: Iterable[int]) -> Outcome:
+        """What checkpointing candidates, none within another, gives."""
+        key = tuple(sorted(chosen))
+        found = self._known.get(key)
+        if found is None:
+            nbytes, at = self._peak(key)
+            found = self._known[key] = Outcome(key, nbytes, self.step_ns + sum(self.candidates[i].ns for i in key), at)
+        return found
+
+    def _peak(self, chosen: Sequence[int]) -> tuple[int, Key]:
+        if self.step is None:
+            return self.run.peak["bytes"], (self.run.peak["seq"], 0, 0)
+        nbytes, at = peak(lives_with(self.step, [change for i in chosen for change in self.candidates[i].changes]))
+        return (nbytes, at) if nbytes >= self.floor[0] else (self.floor[0], (self.floor[1], 0, 0))
+
+    def actions(self, chosen: Iterable[int]) -> list[Action]:
+        """The chosen calls, by what they are calls of, in the order of the program."""
+        groups: dict[tuple[str, CallKey], list[int]] = {}
+        for i in sorted(chosen):
+            c = self.candidates[i]
+            groups.setdefault((c.do, c.key), []).append(c.ordinal)
+        return [Action(do, *key, tuple(sorted(ordinals))) for (do, key), ordinals in groups.items()]
+
+    def calls_of(self, key: CallKey) -> int:
+        """How many numbered calls of ``key`` the step has."""
+        sites, ordinals = () if self.step is None else self.step.sites, self.run.calls["ordinal"]
+        return len({ordinals[i] for i in sites if key_of(self.run, i) == key})
+
+
+def key_of(run: Run, call: int) -> CallKey:
+    """What a call is a call of."""
+    c = run.calls
+    return KINDS[c["kind"][call]], run.text(c["name"][call]), run.text(c["file"][call]), c["line"][call]
+
+
+def representative(run: Run) -> int | None:
+    """The step to plan for, that of the highest peak (the first only if it is alone); -1: the run is one step."""
+    steps, o = run.steps, run.ops
+    found = []
+    for i, (begin, end) in enumerate(zip(steps["begin_seq"], steps["end_seq"])):
+        rows = range(bisect_left(o["seq"], begin), bisect_right(o["seq"], end))
+        if any(o["phase"][row] == BACKWARD for row in rows):  # others are no training, or their events were not kept
+            found.append(i)
+    if found:
+        return max(found[1:] or found, key=lambda i: (steps["peak_bytes"][i], i))
+    return -1 if BACKWARD in o["phase"] else None
+
+
+def _step_ns(run: Run) -> int:
+    begin, end = run.steps["begin_ns"], run.steps["end_ns"]
+    times = [e - b for b, e in zip(begin, end)]
+    if times:
+        return int(median(times[1:] or times))
+    o = run.ops
+    return o["ns"][-1] - o["ns"][0] if o["ns"] else 0
+
+
+def _floor(run: Run) -> tuple[int, int]:
+    """The most that is alive after the last step, where no plan acts, and when; (0, -1) if training goes on there."""
+    if not run.count("steps"):
+        return 0, -1
+    begin = run.steps["end_seq"][-1] + 1
+    o = run.ops
+    after = range(bisect_left(o["seq"], begin), run.count("ops"))
+    if not after or any(o["phase"][row] == BACKWARD for row in after):
+        return 0, -1
+    return timeline.peak(run, begin)
+
+
+def _candidates(run: Run, step: Step) -> list[Candidate]:
+    numbered: dict[Numbered, list[int]] = {}
+    for call in step.sites:
+        numbered.setdefault((key_of(run, call), run.calls["ordinal"][call]), []).append(call)
+    found: list[Candidate] = []
+    index: dict[int, int] = {}
+    for (key, ordinal), calls in numbered.items():
+        sites = [step.sites[call] for call in calls]
+        nameless = key[1].endswith(">") and not key[1].endswith("<lambda>")
+        if nameless or not all(site.pure for site in sites):
+            continue
+        changes = [change_of(step, site) for site in sites if site.back_begin >= 0]
+        if any(change.kept_bytes for change in changes):
+            within = sorted({index[j] for call in calls for j in step.above(call)[1:] if j in index}, reverse=True)
+            index.update(dict.fromkeys(calls, len(found)))
+            found.append(Candidate(key, ordinal, changes, sum(site.ns for site in sites), within))
+    return found
+
+
+def _wall_ns(run: Run, number: int | None) -> int:
+    """How long the representative step took."""
+    if number is None or number < 0:
+        return _step_ns(run)
+    return run.steps["end_ns"][number] - run.steps["begin_ns"][number]
+
+
+def _level(candidates: list[Candidate], step_ns: int, wall_ns: int) -> None:
+    """Times as those of a median step; calls of one thing that do as much take as long.
+
+    What differs is what else the machine did: in the step that was looked at, and during each call.
+    """
+    alike: dict[tuple[CallKey, int, int], list[Candidate]] = {}
+    for c in candidates:
+        alike.setdefault((c.key, c.kept_bytes, sum(len(change.site.rows) for change in c.changes)), []).append(c)
+    for those in alike.values():
+        ns = int(median(c.ns for c in those) * step_ns / max(wall_ns, 1))
+        for c in those:
+            c.ns = max(ns, 1)
+
+
+class Moments:
+    """The moments that count: stretches in which no candidate changes anything, by the most that is alive in each.
+
+    ``base``: bytes by stretch; ``effects``: by candidate, what it adds (or takes), as (stretch, bytes) where not 0.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        step = problem.step
+        assert step is not None
+        deltas = [_delta(step, c.changes) for c in problem.candidates]
+        self.starts: list[Key] = sorted({key for delta in deltas for key in delta} | {(step.begin - 1, 0, 0)})
+        self.base = self._most(step)
+        self.effects: list[list[tuple[int, int]]] = []
+        place = {key: i for i, key in enumerate(self.starts)}
+        for delta in deltas:
+            total, row, before = 0, [], 0
+            for key in sorted(delta):
+                if total:
+                    row += [(m, total) for m in range(before, place[key])]
+                total, before = total + delta[key], place[key]
+            self.effects.append(row + ([(m, total) for m in range(before, len(self.starts))] if total else []))
+
+    def _most(self, step: Step) -> list[int]:
+        found = [0] * len(self.starts)
+        now, at = 0, 0
+        for key, total in profile(step.lives.values()):
+            while at + 1 < len(self.starts) and self.starts[at + 1] <= key:
+                at += 1
+                found[at] = now
+            now = total
+            found[at] = max(found[at], total)
+        for i in range(at + 1, len(found)):
+            found[i] = now
+        return found
+
+
+def _delta(step: Step, changes: Sequence[Change]) -> dict[Key, int]:
+    """What changes add to the bytes alive, from each key on."""
+    touched = {i for c in changes for part in (c.lives, c.until, c.sooner, c.earlier) for i in part}
+    part = _Part({i: step.lives[i] for i in touched if i in step.lives})
+    delta: dict[Key, int] = {}
+    for life in part.lives.values():
+        _add(delta, life, -1)
+    for life in lives_with(part, changes):
+        _add(delta, life, 1)
+    return {key: n for key, n in delta.items() if n}
+
+
+def _add(delta: dict[Key, int], life: Life, sign: int) -> None:
+    delta[life.begin] = delta.get(life.begin, 0) + sign * life.bytes
+    if life.end < NEVER:
+        delta[life.end] = delta.get(life.end, 0) - sign * life.bytes
+
+
+@dataclass
+class _Part:
+    """Some of a step's lives."""
+
+    lives: dict[int, Life]

@@ -1,0 +1,132 @@
+"""A plan, printed."""
+
+from __future__ import annotations
+
+import shlex
+
+from rich.console import Console
+from rich.text import Text
+
+from tapegrad.memory.applying import Action
+from tapegrad.profile.plan.file import Plan, Point
+from tapegrad.profile.plan.problem import Outcome, Problem
+from tapegrad.profile.plan.words import (
+    calls_of,
+    change_in_bytes,
+    change_in_time,
+    moment,
+    name_of,
+    numbers,
+    place,
+    short,
+)
+from tapegrad.profile.report.escape import plain, shown
+from tapegrad.profile.report.table import Column, table
+from tapegrad.profile.report.units import counted, iec, ms
+
+
+class _Out:
+    """Lines on a console, of which it obeys nothing."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.encoding = console.encoding
+        self.star, self.circle = ("*", "-") if plain(console.encoding) else ("★", "○")
+
+    def line(self, text: str = "", style: str = "") -> None:
+        self.console.print(Text(shown(text, self.encoding), style), soft_wrap=True)
+
+    def table(self, columns: list[Column], rows: list[list[str]]) -> None:
+        cells = [[shown(cell, self.encoding) for cell in row] for row in rows]
+        for text in table(columns, cells, min(self.console.width, 120), plain(self.encoding)):
+            self.console.print(text, soft_wrap=True)
+
+
+def print_plan(plan: Plan, problem: Problem, chosen: Outcome, console: Console, path: str | None) -> None:
+    """Print what to do, what it gives, what else there is, and what to type next; ``path``: where the plan was put."""
+    out = _Out(console)
+    out.line(_headline(plan), "bold")
+    out.line()
+    if plan.memory_budget is not None:
+        _budget(plan, out)
+    elif plan.actions:
+        _actions(plan, problem, chosen, out)
+    elif not plan.pareto or "budget_bytes" in plan.asked and plan.asked["budget_bytes"] is not None:
+        out.line(f"{out.star} it fits as it is: nothing to do")
+    if plan.pareto:
+        out.line()
+        _pareto(plan, out)
+    if path is not None and (plan.actions or plan.memory_budget):
+        out.line()
+        _next(plan, out, path)
+
+
+def _headline(plan: Plan) -> str:
+    budget, slowdown = plan.asked.get("budget_bytes"), plan.asked.get("max_slowdown_permille")
+    parts = [f"Budget {iec(budget)}"] if budget is not None else []
+    if slowdown is not None:
+        parts.append(f"At most {slowdown / 10:g} % slower")
+    parts.append(f"measured now {iec(plan.measured_bytes)}, {ms(plan.measured_ns)} a step")
+    if plan.memory_budget is None:
+        parts.append(f"smallest reachable {iec(plan.smallest_bytes)}")
+    text = " · ".join(parts)
+    return text[0].upper() + text[1:]
+
+
+def _actions(plan: Plan, problem: Problem, chosen: Outcome, out: _Out) -> None:
+    for a in plan.actions:
+        key = a.kind, a.name, a.file, a.line
+        of = "" if len(a.ordinals) == problem.calls_of(key) else f" ({numbers(a.ordinals)})"
+        out.line(f"{out.star} {a.do} {calls_of(problem, key, len(a.ordinals))}{of}   {place(a.file, a.line)}")
+    p = plan.predicted
+    before = problem.outcome(())
+    out.line(f"  predicted peak  {iec(p.peak_bytes)}   {change_in_bytes(p.peak_bytes - before.peak_bytes)}")
+    if p.step_ns is not None:
+        more = ms(p.step_ns - problem.step_ns)
+        out.line(f"  predicted step  {ms(p.step_ns)}   {change_in_time(p.step_ns, problem.step_ns)} (+{more}: "
+                 f"{counted(len(chosen.chosen), 'call')} run again)")  # fmt: skip
+    where, was = moment(problem, chosen), moment(problem, before)
+    if where:
+        out.line(f"  the peak {'stays at' if where == was else 'moves to'}  {where}")
+
+
+def _budget(plan: Plan, out: _Out) -> None:
+    out.line(f"{out.star} run the whole program under tg.memory_budget({plan.memory_budget})")
+    out.line(f"  predicted peak  at most {iec(plan.predicted.peak_bytes)}")
+    out.line("  predicted step  not known: values are dropped and made again as memory asks for it")
+    out.line("  No calls of functions or layers keep values for a gradient, so there are none to choose from.")
+
+
+def _pareto(plan: Plan, out: _Out) -> None:
+    rows = []
+    for p in plan.pareto:
+        mark = out.star if _same(p, plan) else out.circle
+        time = "-" if p.step_ns is None else ms(p.step_ns)
+        more = "" if p.step_ns is None else change_in_time(p.step_ns, plan.measured_ns)
+        rows.append([mark, iec(p.peak_bytes), time, more, short(list(p.actions))])
+    columns = [
+        Column(""), Column("Peak", right=True), Column("Step", right=True), Column("", right=True),
+        Column("Checkpointed", flexible=True),
+    ]  # fmt: skip
+    out.table(columns, rows)
+
+
+def _same(point: Point, plan: Plan) -> bool:
+    return (point.peak_bytes, point.step_ns) == (plan.predicted.peak_bytes, plan.predicted.step_ns)
+
+
+def _next(plan: Plan, out: _Out, path: str) -> None:
+    module, argv = plan.run.get("module"), plan.run["argv"]
+    program = ["-m", module, *argv[1:]] if isinstance(module, str) else argv
+    out.line(f"Wrote {path}. Try it, and see what it gives:")
+    out.line(f"  tapegrad profile --plan {shlex.join([path, *program])}", "bold")
+    layers = [a for a in plan.actions if a.kind == "layer"]
+    if len(layers) == len(plan.actions):
+        out.line(f'or in the program: with tg.memory.use_plan("{path}"):')
+    else:
+        out.line(_by_hand(plan.actions))
+
+
+def _by_hand(actions: list[Action]) -> str:
+    first = next(a for a in actions if a.kind == "function")
+    return f"or in the program: tg.recompute_grad({first.name}) where {name_of(first.kind, first.name)} is called"

@@ -1,0 +1,192 @@
+"""``tapegrad plan``: what it prints and writes, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tapegrad.profile.cli import main
+from tapegrad.profile.plan.file import load
+from tapegrad.profile.plan.problem import Problem
+from tapegrad.profile.runs import Run, save
+from tests.profile.made_runs import MIB, empty
+from tests.profile.plan.made import training
+from tests.profile.plan.test_simulate import plain
+
+needs_scipy = pytest.mark.skipif(find_spec("scipy") is None, reason="needs SciPy")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def plan(*args: str, run: Run | None = None) -> Result:
+    save(training() if run is None else run, "run.json.gz")
+    return CliRunner().invoke(main, ["plan", "run.json.gz", *args])
+
+
+def test_a_budget_is_planned_for(here: Path) -> None:
+    result = plan("--budget", "12MiB", "--solver", "greedy")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    out = result.stdout
+    assert out.startswith("Budget 12.00 MiB · measured now 16.00 MiB")
+    assert "smallest reachable 10.00 MiB" in out
+    assert "★ checkpoint Block, 2 of 4 calls (0-1)   model.py:40" in out
+    assert "predicted peak  12.00 MiB   -4.00 MiB" in out
+    assert "2 calls run again" in out and "the peak stays at  step 2, backward, Block() model.py:42" in out
+    assert "Block x2" in out and "Wrote plan.json" in out
+    assert "tapegrad profile --plan plan.json train.py --batch 64" in out
+    assert 'tg.memory.use_plan("plan.json")' in out
+    assert all(len(line) <= 80 for line in out.splitlines()[1:])
+    found = load("plan.json")
+    assert found.predicted.peak_bytes == 12 * MIB and found.measured_bytes == 16 * MIB
+    assert [(a.name, a.ordinals) for a in found.actions] == [("Block", (0, 1))]
+    assert found.asked["budget_bytes"] == 12 * MIB and found.solver == "greedy"
+    assert [p.peak_bytes for p in found.pareto] == [(16 - 2 * i) * MIB for i in range(4)]
+
+
+def test_a_plan_is_not_overwritten_unasked(here: Path) -> None:
+    (here / "plan.json").write_text("mine")
+    result = plan("--budget", "12MiB")
+    assert result.exit_code == 2 and "plan.json exists" in result.stderr
+    assert (here / "plan.json").read_text() == "mine"
+    assert plan("--budget", "12MiB", "-f").exit_code == 0
+    assert plan("--budget", "12MiB", "-o", "other.json").exit_code == 0
+    assert load("plan.json").actions == load("other.json").actions
+
+
+def test_a_budget_that_cannot_be_kept_is_answered_with_the_smallest(here: Path) -> None:
+    result = plan("--budget", "5MiB")
+    assert result.exit_code == 3 and result.stdout == ""
+    assert f"the smallest peak is 10.00 MiB ({10 * MIB} bytes)" in result.stderr
+    assert not (here / "plan.json").exists()
+    assert plan("--budget", str(10 * MIB)).exit_code == 0
+    assert plan("--budget", str(10 * MIB - 1), "-f").exit_code == 3
+
+
+def test_what_fits_needs_no_plan(here: Path) -> None:
+    result = plan("--budget", "1GiB")
+    assert result.exit_code == 0 and "it fits as it is" in result.stdout
+    assert load("plan.json").actions == []
+
+
+def test_a_share_of_the_device(here: Path) -> None:
+    run = training()
+    run.meta["device"]["total_bytes"] = 16 * MIB
+    assert plan("--budget", "75%", run=run).exit_code == 0
+    assert load("plan.json").asked["budget_bytes"] == 12 * MIB
+    run.meta["device"]["total_bytes"] = None
+    result = plan("--budget", "75%", "-f", run=run)
+    assert result.exit_code == 2 and "does not say how large the device is" in result.stderr
+
+
+def test_a_slowdown_bounds_the_time(here: Path) -> None:
+    result = plan("--max-slowdown", "20%")
+    assert result.exit_code == 0 and result.stdout.startswith("At most 20 % slower")
+    found = load("plan.json")
+    assert found.predicted.step_ns is not None
+    assert found.predicted.step_ns <= 1.2 * found.measured_ns and found.predicted.peak_bytes < found.measured_bytes
+    assert plan("--max-slowdown", "0%", "-f").exit_code == 0
+    assert load("plan.json").actions == []
+
+
+def test_json_is_the_plan(here: Path) -> None:
+    result = plan("--budget", "12MiB", "--json")
+    assert result.exit_code == 0 and not (here / "plan.json").exists()
+    found = json.loads(result.stdout)
+    assert found["format"] == "tapegrad.plan" and found["predicted"]["peak_bytes"] == 12 * MIB
+    assert plan("--budget", "12MiB", "--json", "-o", "p.json").exit_code == 0
+    assert json.loads((here / "p.json").read_text()) == found
+
+
+def test_the_list_alone(here: Path) -> None:
+    result = plan("--pareto")
+    assert result.exit_code == 0 and not (here / "plan.json").exists()
+    assert "Block x3" in result.stdout and "it fits" not in result.stdout and "Wrote" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "say what to plan for"),
+        (["--budget", "1GiB", "--pareto"], "say what to plan for"),
+        (["--budget", "lots"], "a size is a positive whole number"),
+        (["--max-slowdown", "10"], "such as 10%"),
+        (["--max-slowdown", "-10%"], "such as 10%"),
+        (["--budget", "1GiB", "--bandwidth", "fast"], "--bandwidth: a size"),
+        (["--budget", "1GiB", "--batch-now", "3"], "go with --batch"),
+    ],
+)
+def test_wrong_usage(here: Path, args: list[str], message: str) -> None:
+    result = plan(*args)
+    assert result.exit_code == 2 and message in result.stderr
+
+
+def test_a_run_that_cannot_be_read(here: Path) -> None:
+    (here / "bad.json.gz").write_bytes(b"\x1f\x8bxx")
+    for name in ("bad.json.gz", "none.json.gz"):
+        result = CliRunner().invoke(main, ["plan", name, "--pareto"])
+        assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+
+
+def test_programs_without_calls_get_a_budget(here: Path) -> None:
+    run, _ = plain("elementwise")
+    peak = run.peak["bytes"]
+    if Problem(run).candidates:
+        pytest.skip("the program's function keeps values after all")
+    result = plan("--budget", str(peak - 1), run=run)
+    assert result.exit_code == 0, result.output
+    assert f"under tg.memory_budget({peak - 1})" in result.stdout and "not known" in result.stdout
+    found = load("plan.json")
+    assert found.memory_budget == peak - 1 and found.predicted.step_ns is None
+    result = plan("--budget", "1KiB", "-f", run=run)
+    assert result.exit_code == 3 and "is not reachable" in result.stderr
+    assert plan("--pareto", run=empty()).exit_code == 3
+
+
+def test_another_batch(here: Path) -> None:
+    result = plan("--batch", "32")
+    assert result.exit_code == 0, result.output
+    assert "Batch 16 now: peak 16.00 MiB" in result.stdout
+    assert "Batch 32: predicted peak 31.00 MiB (+15.00 MiB)" in result.stdout
+    assert "the largest batch is" in result.stdout and "Assumed: values with a first dimension of 16" in result.stdout
+    result = plan("--batch", "32", "--budget", "20MiB")
+    assert result.exit_code == 3 and "Does not fit 20.00 MiB; the largest batch is 20" in result.stdout
+    result = plan("--batch", "8", "--json")
+    assert json.loads(result.stdout)["peak_bytes"] == (16 * MIB + MIB) // 2
+    save(training(batch=32), "other.json.gz")
+    result = plan("--batch", "64", "--and", "other.json.gz", "--json")
+    assert result.exit_code == 0 and "a + b * batch" in json.loads(result.stdout)["assumed"]
+    result = plan("--batch", "64", "--batch-now", "5")
+    assert result.exit_code == 1 and "first dimension of 5" in result.stderr
+
+
+def test_hostile_names_do_nothing_to_a_terminal(here: Path) -> None:
+    run = training(name="B\x1b[31m[red]x[/red]\u202e", file="/a/[b]\x1b]0;title\x07.py")
+    run.meta["argv"] = ["train.py", "; rm -rf ~ \x1b[2J"]
+    result = plan("--budget", "12MiB", run=run)
+    assert result.exit_code == 0
+    assert not any(c in result.stdout for c in "\x1b\x07\u202e")
+    assert "[red]x[/red]" in result.stdout and "'; rm -rf ~ " in result.stdout
+    assert load("plan.json").actions[0].name == "B\x1b[31m[red]x[/red]\u202e"
+
+
+@needs_scipy
+def test_both_solvers_answer(here: Path) -> None:
+    for solver in ("milp", "greedy", "auto"):
+        assert plan("--budget", "12MiB", "--solver", solver, "-f").exit_code == 0
+        assert load("plan.json").predicted.peak_bytes == 12 * MIB
+
+
+def test_milp_without_scipy_says_what_to_install(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = plan("--budget", "12MiB", "--solver", "milp")
+    assert result.exit_code == 2 and "tapegrad[plan]" in result.stderr

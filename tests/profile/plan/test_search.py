@@ -1,0 +1,116 @@
+"""The search: against trying everything, over budgets, and without SciPy."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tapegrad.profile.plan import search as searching
+from tapegrad.profile.plan.problem import Moments, Outcome, Problem
+from tapegrad.profile.plan.search import Search
+from tests.profile.plan.made import MIB, nested, training
+from tests.profile.plan.test_simulate import plain
+
+
+def antichains(problem: Problem) -> list[tuple[int, ...]]:
+    n = len(problem.candidates)
+    found = []
+    for size in range(n + 1):
+        for some in itertools.combinations(range(n), size):
+            if not any(set(problem.candidates[i].within) & set(some) for i in some):
+                found.append(some)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_integer_program_finds_what_trying_everything_finds(seed: int) -> None:
+    pytest.importorskip("scipy")
+    problem = nested(seed)
+    outcomes = [problem.outcome(some) for some in antichains(problem)]
+    search = Search(problem, "milp")
+    assert search.least.peak_bytes == min(o.peak_bytes for o in outcomes)
+    low, high = search.least.peak_bytes, search.plain.peak_bytes
+    for budget in (low, (low + high) // 2, (low + 3 * high) // 4, high):
+        found = search.within(budget)
+        assert found is not None and found.peak_bytes <= budget
+        assert found.step_ns == min(o.step_ns for o in outcomes if o.peak_bytes <= budget)
+        chosen = search._milp.shortest(budget)  # type: ignore[union-attr]
+        assert chosen is None or not any(set(problem.candidates[i].within) & set(chosen) for i in chosen)
+    chosen = search._milp.lowest(None)  # type: ignore[union-attr]
+    assert not any(set(problem.candidates[i].within) & set(chosen or ()) for i in chosen or ())
+    assert search.within(low - 1) is None
+    for share in (0, 0.05, 0.2):
+        ns = int(problem.step_ns * (1 + share))
+        found = search.shortest_peak(ns)
+        assert found.step_ns <= ns
+        assert found.peak_bytes == min(o.peak_bytes for o in outcomes if o.step_ns <= ns)
+
+
+@pytest.mark.parametrize("solver", ["milp", "greedy"])
+def test_a_smaller_budget_is_never_answered_with_more_bytes_or_less_time(solver: str) -> None:
+    if solver == "milp":
+        pytest.importorskip("scipy")
+    for problem in (nested(7, 4), Problem(plain("transformer")[0])):
+        search = Search(problem, solver)
+        low, high = search.least.peak_bytes, search.plain.peak_bytes
+        before: Outcome | None = None
+        for i in range(25):
+            budget = high - (high - low) * i // 24
+            found = search.within(budget)
+            assert found is not None and found.peak_bytes <= budget
+            if before is not None:
+                assert found.peak_bytes <= before.peak_bytes and found.step_ns >= before.step_ns
+            before = found
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000))
+def test_the_greedy_search_is_valid_and_not_far_off(seed: int) -> None:
+    problem = nested(seed)
+    greedy = Search(problem, "greedy")
+    for some in (some for walk in greedy._walks() for some in walk):
+        assert not any(set(problem.candidates[i].within) & set(some) for i in some)
+    best = min(problem.outcome(some).peak_bytes for some in antichains(problem))
+    assert greedy.least.peak_bytes <= 1.2 * best
+
+
+def test_no_plan_is_better_than_another_in_the_list() -> None:
+    for solver in ("greedy", "auto"):
+        points = Search(nested(3), solver).pareto()
+        assert 2 <= len(points) <= 12
+        for a, b in itertools.pairwise(points):
+            assert a.peak_bytes > b.peak_bytes and a.step_ns < b.step_ns
+
+
+def test_what_fits_is_left_alone() -> None:
+    search = Search(nested(1))
+    assert search.within(search.plain.peak_bytes) == search.plain
+    assert search.within(1 << 50) == search.plain
+    assert search.shortest_peak(search.problem.step_ns) == search.plain
+
+
+def test_of_equal_calls_the_earliest_are_taken() -> None:
+    problem = Problem(training(steps=2))
+    for solver in ("greedy", "auto"):
+        found = Search(problem, solver).within(problem.outcome(()).peak_bytes - 2 * 2 * MIB)
+        assert found is not None
+        assert [problem.candidates[i].ordinal for i in found.chosen] == [0, 1]
+
+
+def test_moments_add_up() -> None:
+    problem = nested(5)
+    moments = Moments(problem)
+    for some in antichains(problem)[:40]:
+        live = list(moments.base)
+        for i in some:
+            for moment, nbytes in moments.effects[i]:
+                live[moment] += nbytes
+        assert max(live) == problem.outcome(some).peak_bytes
+
+
+def test_without_scipy_the_greedy_search_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "find_spec", lambda name: None)
+    assert Search(nested(1)).solver == "greedy"
