@@ -70,7 +70,7 @@ def main() -> int:
     with tg.measure() as watched:
         after, session = recorded(gradients)
     extra, same = watched.peak_bytes - bare.peak_bytes, before == after
-    events = session.journal.events + len(session.journal.parts[-1])
+    events = session.journal.parts.events + len(session.journal.parts.now)
     wall, cpu = (statistics.median(b[i] / a[i] for a, b in zip(off, on)) for i in (0, 1))
     milliseconds = statistics.median(a[0] for a in off) * 1e3
     row = (f"{milliseconds:.0f} ms", f"{wall:.3f}x", f"{cpu:.3f}x", f"{events:,}", str(extra), "yes" if same else "NO")

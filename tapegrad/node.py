@@ -110,6 +110,8 @@ class _Thread(threading.local):
     """Told of every node, outermost first."""
     hidden: tuple[Recorder, ...] = ()
     """Those that are not told of what happens at the moment, though it belongs to what they record."""
+    walks: int = 0
+    """Gradient walks under way."""
     deferring: Any = None
     """While a gradient walk runs: its list of reductions that wait to share a kernel."""
     runner: Runner | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Iterator
 
 import hypothesis
@@ -33,6 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu_items and (why := why_no_cuda()):
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+def pytest_collection_finish() -> None:
+    """The ledger looks through all objects that the collector knows: thousands of collected tests need not be there.
+
+    Arrays made while modules are imported are then no part of what is alive.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

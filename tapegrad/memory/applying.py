@@ -28,7 +28,7 @@ from tapegrad.memory.here import HERE
 from tapegrad.memory.recompute import recompute_grad
 from tapegrad.memory.rerun import Lookout, RerunTrace
 from tapegrad.memory.steps import GRADIENT, STEPS
-from tapegrad.node import thread
+from tapegrad.node import next_index, thread
 
 FORMAT = "tapegrad.plan"
 VERSION = 1
@@ -89,16 +89,22 @@ class Applied:
         """What ``f`` returns, checkpointed if the plan has chosen this call of ``key``."""
         chosen = self._chosen.get(key) if key is not None else None
         recorders = thread.recorders
-        if chosen is None or not (recorders or thread.hidden) or any(map(_repeats, recorders)):
+        if chosen is None or thread.walks or not (recorders or thread.hidden) or any(map(_repeats, recorders)):
             return f(*args, **kwargs)
-        number = self._number(key)
+        number, worked = self._number(key), _Worked(f)
         action = chosen.get(number)
-        if action is None or not recorders or any(isinstance(r, Lookout) for r in recorders):
-            return f(*args, **kwargs)
-        # A policy wants both runs to do the same; what a first call builds, such as weights, the next ones do not.
-        policy = _offload if action.do == "offload" and (key, number) in self._met else None
-        self._met.add((key, number))  # type: ignore[arg-type]
-        return recompute_grad(f, policy=policy)(*args, **kwargs)
+        try:
+            if action is None or not recorders or any(isinstance(r, Lookout) for r in recorders):
+                return worked(*args, **kwargs)
+            # A policy wants both runs to do the same; what a first call builds, such as weights, the next ones do not.
+            policy = _offload if action.do == "offload" and (key, number) in self._met else None
+            found = recompute_grad(functools.wraps(f)(worked), policy=policy)(*args, **kwargs)
+            if worked.any:
+                self._met.add((key, number))  # type: ignore[arg-type]
+            return found
+        finally:
+            if not worked.any:
+                self._local.ordinals.take_back(key)
 
     def unmet(self) -> list[tuple[Key, int]]:
         """The chosen calls that the program has not made so far."""
@@ -108,6 +114,21 @@ class Applied:
         if HERE.differentiated:  # as profiles see the end of a step that nothing else marks
             STEPS.mark(GRADIENT)
         return self._local.ordinals.next(key)
+
+
+class _Worked:
+    """A function, and whether a call of it has made any node: profiles see no other calls, and number none."""
+
+    def __init__(self, f: Callable) -> None:
+        self._f = f
+        self.any = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        began = next_index()
+        try:
+            return self._f(*args, **kwargs)
+        finally:
+            self.any = self.any or next_index() > began + 1
 
 
 def _repeats(recorder: Any) -> bool:

@@ -68,6 +68,7 @@ class Entries:
         entry = Entry(buffer, left)
         entry.key = key = id(buffer)
         entry.nbytes = nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
+        entry.number = -1
         entry.category = category
         entry.place = place
         entry.primitive = prim.name if prim is not None else "leaf"
@@ -120,6 +121,6 @@ class Entries:
 
 
 def with_bytes() -> list[Buffer]:
-    """All buffers of this process that own bytes on a device."""
+    """All buffers of this process that own bytes on a device (``gc.freeze`` hides those that it freezes)."""
     found = [b for b in gc.get_objects() if type(b) is Buffer]
     return [b for b in found if b.array is not None and not b.keeps and type(b.array) not in (HostScalar, Phantom)]

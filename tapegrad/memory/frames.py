@@ -18,9 +18,9 @@ from typing import Any
 from tapegrad.memory.calls import Ordinals
 from tapegrad.memory.here import FORWARD, phase
 
-_HERE = dirname(dirname(__file__))
+_HERE = join(dirname(dirname(__file__)), "")
 _OURS_BUT_A_PROGRAM = join(_HERE, "profile", "demo")
-_LIBRARY = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_LIBRARY = tuple({join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
 _TRANSPARENT = {"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"}
 FUNCTION, LAYER, CHECKPOINT, SCOPE = range(4)
 """Kinds of calls."""
@@ -76,6 +76,8 @@ class Frames:
         self._began = began
         self._call_of: dict[int, int] = {}
         self._place_of: dict[tuple[int, int, int], int] = {}
+        self._leaving: set[int] = set()
+        """Calls to be forgotten as soon as no frame has their number."""
         self._numbers: dict[tuple[int, int], Ordinals] = {}  # by thread and phase
 
     def look(self, frame: FrameType | None) -> tuple[int, int]:
@@ -143,9 +145,10 @@ class Frames:
             while call is not None and call.parent not in needed:
                 needed.add(call.parent)
                 call = self.calls[call.parent] if call.parent >= 0 else None
-        for number in numbers:
-            if number not in needed:
-                self.calls[number] = None
+        leaving = self._leaving.union(numbers)
+        for number in leaving - needed:
+            self.calls[number] = None
+        self._leaving = leaving & needed
 
     def scope(self, name: str, frame: FrameType) -> Callable[[], None]:
         """From now on what ``frame`` does is done in a call of its own; the result, when called, ends that."""
@@ -170,6 +173,14 @@ class Frames:
         self.calls.append(call)
         self._began(call)
         return len(self.calls) - 1
+
+
+def program_frame(frame: FrameType) -> FrameType:
+    """The innermost frame of the program's that ``frame`` is in; ``frame`` itself where there is none."""
+    found: FrameType | None = frame
+    while found is not None and not is_program(found.f_code.co_filename):
+        found = found.f_back
+    return found or frame
 
 
 def code_of(f: Any) -> CodeType | None:

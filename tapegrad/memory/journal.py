@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from itertools import count
 from time import perf_counter_ns
+from typing import Any
 
 from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
@@ -20,54 +21,30 @@ from tapegrad.evaluate import array_of
 from tapegrad.memory.entries import Entry
 from tapegrad.memory.frames import Call, Frames, Special, caller
 from tapegrad.memory.here import BACKWARD, FORWARD, HERE, RECOMPUTE, phase
+from tapegrad.memory.parts import Parts
 from tapegrad.node import Node
 
-FIRST_STEPS = 3
-LAST_STEPS = 2
+_NEAR = (0, *(sign * off for off in range(1, 33) for sign in (1, -1)))
 STEP, OOM, USER, STOPPED = range(4)
 """Kinds of marks."""
 
-# An allocation: seq, ns, bytes, category, op, phase, place, call, number of the aval, and of the row that it repeats.
-# Nothing in it is tracked by the garbage collector, which therefore does not slow down as rows become many.
-Row = tuple[int, int, int, str, str, int, int, int, int, int]
-# Its end: seq, ns, holder, last reading in the forward pass, first one in the backward pass.
-End = tuple[int, int, str, int, int]
-
-
-class Part:
-    """The events of one step, or of the time between two."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, Row] = {}
-        self.ends: dict[int, End] = {}
-        self.changes: list[tuple[int, int, str]] = []  # seq, allocation, category
-        self.ops: list[tuple[int, int, str, int, int, int]] = []  # seq, ns, name, phase, call, place
-        self.calls = range(0)
-        self.peak = 0
-
-    def __len__(self) -> int:
-        return len(self.rows) + len(self.ends) + len(self.changes) + len(self.ops)
-
 
 class Journal:
-    """Events as they happen; ``parts`` holds them by step.  The ledger calls it, holding its lock."""
+    """Events as they happen.  The ledger calls it, holding its lock."""
 
     def __init__(
         self, special: Special | None = None, stacks: str = "line", keep: int = 1_000_000, gradients: bool = False
     ) -> None:
         self.began_ns = perf_counter_ns()
-        self.parts: list[Part] = [Part()]
         self.marks: list[tuple[int, int, int, str]] = []  # seq, ns, kind, text
-        self.events = self.dropped = 0
         self.frames = Frames(special or {}, stacks, self._call_began)
+        self.parts = Parts(keep, self.frames.forget)
         self.gradients: list[tuple[int, str, str]] | None = [] if gradients else None
         """Seq, name and digest of every gradient, if they are wanted."""
         self.before_op: Callable[[], None] | None = None
         """Called before every operation, when all that came before has been told."""
         self.avals: list[ShapedArray] = []
         self._aval_numbers: dict[int, int] = {}
-        self._keep = keep
-        self._part = self.parts[0]
         self._tick = count().__next__
         self._number = count().__next__
         self._made: dict[int, tuple[int, int]] = {}  # by node: where it was applied
@@ -95,7 +72,7 @@ class Journal:
         place, call = self._made[index] = self._made.get(index) or self._where(index)
         self._now = index, now
         seq, ns = self._tick(), perf_counter_ns()
-        self._part.ops.append((seq, ns, node.prim.name, now, call, place))  # type: ignore[union-attr]
+        self.parts.now.ops.append((seq, ns, node.prim.name, now, call, place))  # type: ignore[union-attr]
         if call >= 0:
             self._touch(call, seq, ns)
         if now <= RECOMPUTE:
@@ -121,19 +98,18 @@ class Journal:
         again = -1
         if HERE.reruns:
             same = index if HERE.restoring else index + HERE.shift
-            last = self._last.get(same)
-            again = self._before[1].get(same, -1) if last is None else last
+            again = self._repeated(same, entry, node, place)
         self._add(entry, node, entry.category, place, call, again)
         self._last[index] = entry.number
 
     def left(self, entry: Entry) -> None:
         """A buffer is gone."""
         seq = self._tick()
-        self._part.ends[entry.number] = seq, perf_counter_ns(), entry.holder, entry.read, entry.next
+        self.parts.now.ends[entry.number] = seq, perf_counter_ns(), entry.holder, entry.read, entry.next
 
     def changed(self, entry: Entry) -> None:
         """Bytes serve as something else."""
-        self._part.changes.append((self._tick(), entry.number, entry.category))
+        self.parts.now.changes.append((self._tick(), entry.number, entry.category))
 
     def differentiating(self, index: int) -> None:
         """The walk of this thread has come to what was made as node ``index``."""
@@ -141,11 +117,13 @@ class Journal:
 
     def catch_up(self, entries: Iterable[Entry]) -> None:
         """Nothing was told for a while: what is not among ``entries`` any more is gone."""
+        entries = list(entries)
+        self.census(e for e in entries if e.number < 0)  # of other threads
         alive, seq, ns = {e.number for e in entries}, self._tick(), perf_counter_ns()
-        ended = {number for part in self.parts for number in part.ends}
-        for part in self.parts:
+        ended = {number for part in self.parts.all for number in part.ends}
+        for part in self.parts.all:
             for number in part.rows.keys() - ended - alive:
-                self._part.ends[number] = seq, ns, "", -1, -1
+                self.parts.now.ends[number] = seq, ns, "", -1, -1
 
     def gradient(self, buffer: Buffer, name: str) -> None:
         """``buffer`` holds a gradient that the program has asked for."""
@@ -169,37 +147,29 @@ class Journal:
     # Parts -----------------------------------------------------------------------------------------------------
 
     def _close(self, peak: int) -> None:
-        part, calls = self._part, len(self.frames.calls)
-        part.peak, part.calls = peak, range(part.calls.start, calls)
-        self.events += len(part)
-        self._part = Part()
-        self._part.calls = range(calls, calls)
-        self.parts.append(self._part)
+        self.parts.close(peak, len(self.frames.calls))
         self._before = self._made, self._last
         self._made, self._last = {}, {}
-        while sum(map(len, self.parts)) > self._keep and self._drop_one():
-            pass
 
-    def _drop_one(self) -> bool:
-        """Forget the events of one step; False if all that are left are worth keeping."""
-        best = max(self.parts, key=lambda p: p.peak)
-        for at in range(FIRST_STEPS, len(self.parts) - LAST_STEPS):
-            part = self.parts[at]
-            if part is not best and part.ops:
-                self.dropped += len(part)
-                self._reduce(part)
-                return True
-        return False
+    def _repeated(self, index: int, entry: Entry, node: Node, place: int) -> int:
+        """The allocation for the value that is made again, about that of node ``index``; -1: none is like it.
 
-    def _reduce(self, part: Part) -> None:
-        """Leave of a part what later or earlier ones need: values that came into it or outlive it."""
-        inside = part.rows.keys() & part.ends.keys()
-        part.rows = {n: row for n, row in part.rows.items() if n not in inside}
-        part.ends = {n: end for n, end in part.ends.items() if n not in inside}
-        part.changes = [c for c in part.changes if c[1] not in inside]
-        part.ops = []
-        self.frames.forget(part.calls)
-        self.dropped -= len(part)
+        Indices are off by a few where a run makes nodes that the other does not (constants, other threads).
+        """
+        mine = entry.primitive, self._aval(node.aval), self._instruction(place)
+        for off in (0,) if HERE.restoring else _NEAR:
+            number = self._last.get(index + off, -1)
+            if number < 0:
+                number = self._before[1].get(index + off, -1)
+            row = self.parts.row(number)
+            if row is not None and (row[4], row[8], self._instruction(row[6])) == mine:
+                if not HERE.restoring:
+                    HERE.shift += off
+                return number
+        return -1
+
+    def _instruction(self, place: int) -> Any:
+        return self.frames.places[place][:2] if place >= 0 else None
 
     # Rows ------------------------------------------------------------------------------------------------------
 
@@ -209,7 +179,7 @@ class Journal:
         entry.read = entry.next = -1
         seq, ns = self._tick(), perf_counter_ns()
         now = self._now[1] if self._now[0] == node.index else phase()
-        self._part.rows[number] = (
+        self.parts.now.rows[number] = (
             seq, ns, entry.nbytes, category, entry.primitive, now, place, call, self._aval(node.aval), again,
         )  # fmt: skip
         if call >= 0:

@@ -44,8 +44,6 @@ class Ledger(Telling):
         self._wanted = Wanted()
         self._places: weakref.WeakKeyDictionary[Buffer, Place] = weakref.WeakKeyDictionary()
         self._peaked: list[Measure] = []
-        self.journal: Journal | None = None
-        """Written while a program is profiled."""
         self.detailed = False
 
     def open(self, measure: Measure) -> None:
@@ -207,11 +205,6 @@ class Ledger(Telling):
             with self._lock:
                 self.journal.called(node)
 
-    def differentiating(self, index: int) -> None:
-        """The walk has come to a node."""
-        if self.journal is not None:
-            self.journal.differentiating(index)
-
     @property
     def live_bytes(self) -> int:
         """Bytes alive now."""
@@ -226,9 +219,10 @@ class Ledger(Telling):
         try:
             yield
         finally:
-            self._open, self.journal = before, journal
-            if journal is not None:
-                journal.catch_up(self._entries)
+            with self._lock:
+                self._open, self.journal = before, journal
+                if journal is not None:
+                    journal.catch_up(self._entries)
 
     def forget(self, since: int) -> list[Buffer]:
         """The live buffers of nodes from index ``since`` on have no bytes after all."""

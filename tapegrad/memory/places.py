@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from os.path import dirname
+from os.path import dirname, join
 from types import CodeType
 from typing import Any
 
-_HERE = dirname(dirname(__file__))
+_HERE = join(dirname(dirname(__file__)), "")
 Place = tuple[CodeType, int] | str
 """Where something was made: an instruction of the user's program, or a note in brackets."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tapegrad.memory.frames import caller
+from tapegrad.memory.frames import caller, program_frame
 from tapegrad.memory.ledger import LEDGER
 
 
@@ -19,7 +19,8 @@ def scope(name: str) -> Iterator[None]:
     if journal is None:
         yield
         return
-    end = journal.frames.scope(str(name), caller(2))  # above contextlib, which enters the block
+    with LEDGER.held():
+        end = journal.frames.scope(str(name), program_frame(caller(2)))  # above contextlib, which enters the block
     try:
         yield
     finally:

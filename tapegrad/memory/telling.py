@@ -8,6 +8,7 @@ from typing import Any
 from tapegrad.device import phantom
 from tapegrad.memory.figures import Measure
 from tapegrad.memory.here import HERE
+from tapegrad.memory.journal import Journal
 from tapegrad.node import thread
 
 
@@ -17,6 +18,8 @@ class Telling:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._open: list[Measure] = []
+        self.journal: Journal | None = None
+        """Written while a program is profiled."""
 
     def ran(self, names: tuple[str, ...], read: int, written: int) -> None:
         """A kernel ran."""
@@ -73,6 +76,11 @@ class Telling:
         """A gradient walk begins."""
         HERE.walking += 1
         return HERE.source
+
+    def differentiating(self, index: int) -> None:
+        """The walk has come to a node."""
+        if self.journal is not None:
+            self.journal.differentiating(index)
 
     def walk_ended(self, token: Any) -> None:
         """The walk is over."""

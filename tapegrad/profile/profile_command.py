@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -87,7 +87,9 @@ class _Profiling:
             raise click.UsageError(f"{self.path} exists; give another -o, or -f to overwrite it")
         if not self.path.parent.is_dir():
             raise click.UsageError(f"{self.path.parent} is no folder to write to")
-        self.errors = Console(stderr=True, highlight=False)
+        self.target = self.path.absolute()  # the program may change its folder
+        # those of this command: the program may put others in their place, or close them
+        self.errors, self.out = Console(file=sys.stderr, highlight=False), Console(file=sys.stdout, highlight=False)
 
     def run(self) -> int:
         """Run, save, tell; the exit code."""
@@ -106,14 +108,17 @@ class _Profiling:
                 outcome = running.run(self.program, compiled)
             finally:
                 self.session.stop()
-                for what in shown:
-                    what.stop()
-        found = self._saved(running.outcome_of(outcome))
+                if mine := os.getpid() == self.facts["pid"]:  # else the program has forked: the run is the parent's
+                    for what in shown:
+                        what.stop()
+        found = self._saved(running.outcome_of(outcome)) if mine else None
         if outcome.error is not None:
-            self._explain(found, outcome)
+            if found is not None:
+                self._explain(found, outcome)
             running.show_traceback(outcome.error)
-        self._tell(found)
-        return outcome.code
+        if found is not None:
+            self._tell(found)
+        return outcome.code or int(mine and found is None)
 
     def _prepare(self, stack: ExitStack) -> Any:
         """Device, limit, budget and plan, in force until ``stack`` closes; and what compiles the program."""
@@ -170,7 +175,7 @@ class _Profiling:
         number = getattr(signal, "SIGUSR2", None)
         if number is not None:
             running = {"kind": "running", "code": 0, "message": ""}
-            before = signal.signal(number, lambda *_: self._saved(running))
+            before = signal.signal(number, lambda *_: os.getpid() == self.facts["pid"] and self._saved(running))
             stack.callback(signal.signal, number, before)
 
     def _saved(self, outcome: dict[str, Any]) -> Any:
@@ -178,7 +183,11 @@ class _Profiling:
 
         meta = {**self.facts, "limit_bytes": self.limit or self.budget, "plan": self.plan, "outcome": outcome}
         found = self.session.run(meta, source=not self.options["no_source"])
-        save(found, self.path)
+        try:
+            save(found, self.target)
+        except OSError as e:
+            self._print(f"{self.path} cannot be written: {e.strerror or e}")
+            return None
         return found
 
     def _explain(self, found: Any, outcome: Any) -> None:
@@ -194,21 +203,21 @@ class _Profiling:
         if self.options["html"]:
             from tapegrad.profile.report.outputs import write_html
 
-            target = self.path.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ".html")
+            target = self.target.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ".html")
             write_html(found, target, not self.options["no_source"])
             self._say(f"wrote {target}")
         if not self.options["quiet"]:
             self._summarize(found)
 
     def _summarize(self, found: Any) -> None:
-        from rich.console import Console
-
         from tapegrad.profile.plan import file
         from tapegrad.profile.plan.advice import advice
         from tapegrad.profile.plan.verify import verified
         from tapegrad.profile.report.text import print_summary
 
-        out = Console(highlight=False)
+        out = self.out
+        if out.file.closed:  # by the program
+            return
         out.print()
         seq = found.peak["seq"] if found.peak["seq"] >= 0 else None
         print_summary(found, out, path=str(self.path), seq=seq, advice=advice(found) if self.plan is None else ())
@@ -218,6 +227,10 @@ class _Profiling:
 
     def _say(self, text: str) -> None:
         if not self.options["quiet"]:
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # the program may have closed stderr
             self.errors.print(f"tapegrad: {text}", markup=False, soft_wrap=True, style="dim")
 
 

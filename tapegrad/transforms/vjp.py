@@ -62,6 +62,7 @@ def backward(
     """
     before, accountant = thread.deferring, _buffer.accountant
     thread.deferring = []
+    thread.walks += 1
     unseen = lead is None and not thread.recorders and accountant is None
     token = None if accountant is None else accountant.walk_began()
     try:
@@ -90,6 +91,7 @@ def backward(
         return found
     finally:
         thread.deferring = before
+        thread.walks -= 1
         if accountant is not None:
             accountant.walk_ended(token)
 

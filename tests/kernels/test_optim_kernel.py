@@ -51,6 +51,9 @@ class Emulated(Device):
     def limit(self, nbytes: int | None) -> None:
         raise AssertionError("nothing here sets a budget")
 
+    def usage(self) -> tuple[int, int]:
+        return -1, 0
+
     def save(self, x: Any, into: Any) -> None:
         raise AssertionError("nothing here is offloaded")
 
@@ -191,7 +194,9 @@ def test_groups_are_of_one_dtype_and_not_too_large(gpu, monkeypatch) -> None:
     assert updates.groups(xs) == [[0, 2, 3, 4], [1, 5]]
     monkeypatch.setattr(updates, "AT_ONCE", 40)
     assert updates.groups(xs) == [[0, 2], [1, 5], [3], [4]]
-    assert updates.groups([from_array(np.zeros(1), CPU)] * 2) == [[0], [1]]
+    on_cpu = [from_array(np.zeros(n), CPU) for n in (1, 10, 1000, 2)]
+    monkeypatch.setattr(updates, "SMALL", 100)
+    assert updates.groups(on_cpu) == [[0, 1], [2], [3]]
 
 
 def test_operands_on_two_devices_are_refused(gpu) -> None:

@@ -6,7 +6,8 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.memory.here import FORWARD
-from tapegrad.memory.journal import STEP, End, Journal, Row
+from tapegrad.memory.journal import STEP, Journal
+from tapegrad.memory.parts import End, Row
 from tapegrad.memory.places import instruction_line
 from tapegrad.profile.runs.model import CATEGORIES, Run
 from tapegrad.profile.runs.timeline import peak, peaks
@@ -49,19 +50,20 @@ class _Assembly:
             self._row("samples", seq=s.seq, used_bytes=s.used, reserved_bytes=s.reserved, outside_bytes=s.outside)
         for seq, name, digest in journal.gradients or ():
             self._row("gradients", step=self._step_of(seq), name=self._text(name), digest=self._text(digest))
-        self._step_rows(counting, began_cpu_ns)
+        self._step_rows(counting, marks, began_cpu_ns)
         best, at = peak(run)
         reserved = max((s.reserved for s in samples), default=-1)
         run.peak = {"bytes": best, "seq": at, "step": self._step_of(at), "reserved_bytes": max(best, reserved)}
-        events = journal.events + len(journal.parts[-1])
-        run.checks = {"events": events, "dropped": journal.dropped, "checked": 0, "drift_bytes": 0}
+        parts = journal.parts
+        events = parts.events + len(parts.now)
+        run.checks = {"events": events, "dropped": parts.dropped, "checked": 0, "drift_bytes": 0}
         return run
 
     # Steps -----------------------------------------------------------------------------------------------------
 
     def _find_steps(self, marks: list[StepMark]) -> None:
         """Each step follows the one before; the first begins with what a tape records first, or the call it is in."""
-        recorded = [op[0] for part in self._journal.parts for op in part.ops if op[3] == FORWARD]
+        recorded = [op[0] for part in self._journal.parts.all for op in part.ops if op[3] == FORWARD]
         recorded += [c.begin_seq for c in self._journal.frames.calls if c is not None and c.phase == FORWARD]
         recorded.sort()
         after = 0
@@ -75,7 +77,7 @@ class _Assembly:
         self._starts = [begin for begin, _ in self._steps]
 
     def _last_seq(self) -> int:
-        part = self._journal.parts[-1]
+        part = self._journal.parts.now
         seqs = [row[0] for row in part.rows.values()] + [end[0] for end in part.ends.values()]
         return max([*seqs, *(op[0] for op in part.ops[-1:]), *(c[0] for c in part.changes[-1:]), 0])
 
@@ -83,7 +85,7 @@ class _Assembly:
         at = bisect_left(self._starts, seq + 1) - 1
         return at if at >= 0 and seq <= self._steps[at][1] else -1
 
-    def _step_rows(self, marks: list[StepMark], began_cpu_ns: int) -> None:
+    def _step_rows(self, marks: list[StepMark], all_marks: list[StepMark], began_cpu_ns: int) -> None:
         run = self._run
         found = peaks(run, self._steps)
         cpu = began_cpu_ns
@@ -94,9 +96,12 @@ class _Assembly:
             reruns, restored, evictions, offloads = [b - a for a, b in zip(counts, now)]
             begin_ns = self._ns_at(begin) if i == 0 or m is None else marks[i - 1].ns - self._journal.began_ns
             end_ns = self._ns_at(end) if m is None else m.ns - self._journal.began_ns
+            peak_bytes, peak_seq = found[i]
+            if m is not None and i:  # more than is left of the events, where some were dropped
+                peak_bytes = max([peak_bytes, *(o.peak_bytes for o in all_marks if begin <= o.seq <= end)])
             self._row(
                 "steps", begin_seq=begin, end_seq=end, begin_ns=begin_ns, end_ns=max(begin_ns, end_ns),
-                cpu_ns=0 if m is None else m.cpu_ns - cpu, peak_bytes=found[i][0], peak_seq=found[i][1],
+                cpu_ns=0 if m is None else m.cpu_ns - cpu, peak_bytes=peak_bytes, peak_seq=max(0, peak_seq),
                 reruns=reruns, restored=restored, evictions=evictions, offloads=offloads,
             )  # fmt: skip
             if m is not None:
@@ -146,7 +151,7 @@ class _Assembly:
     def _allocations(self) -> dict[int, int]:
         rows: dict[int, Row] = {}
         ends: dict[int, End] = {}
-        for part in self._journal.parts:
+        for part in self._journal.parts.all:
             rows.update(part.rows)
             ends.update(part.ends)
         numbers: dict[int, int] = {}
@@ -168,7 +173,7 @@ class _Assembly:
 
     def _changes_and_ops(self, numbers: dict[int, int]) -> None:
         began = self._journal.began_ns
-        for part in self._journal.parts:
+        for part in self._journal.parts.all:
             for seq, number, category in part.changes:
                 if number in numbers:
                     self._row("changes", seq=seq, alloc=numbers[number], category=_CATEGORY[category])

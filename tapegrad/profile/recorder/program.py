@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import os
 import runpy
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import thread as pools
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.abc import SourceLoader
+from importlib.machinery import SourceFileLoader
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -66,17 +69,15 @@ def find(name: str, args: tuple[str, ...], is_module: bool) -> Program:
 
 
 def _module_file(name: str) -> str:
-    if sys.path[:1] != [""]:
-        sys.path.insert(0, "")  # as python -m does
-    try:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{name}.__main__")
+    if sys.path[:1] != [os.getcwd()]:
+        sys.path.insert(0, os.getcwd())  # as python -m does
+    try:  # of its package alone: to find more, packages would be imported, which is part of the program
+        spec = importlib.util.find_spec(name.partition(".")[0])
     except (ImportError, ValueError, AttributeError) as e:
         raise ProgramError(f"-m {name}: {e}") from e
     if spec is None:
-        raise ProgramError(f"-m {name}: there is no such module, or a package without __main__")
-    return spec.origin or name
+        raise ProgramError(f"-m {name}: there is no such module")
+    return name
 
 
 def run(program: Program, compiled: Compile) -> Outcome:
@@ -105,22 +106,39 @@ def _execute(program: Program, module: types.ModuleType, compiled: Compile) -> N
         runpy.run_path(program.path, run_name="__main__")
         return
     if program.is_module:
-        spec = importlib.util.find_spec(program.name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{program.name}.__main__")
-        module.__spec__, module.__package__ = spec, spec.parent if spec is not None else None
+        _execute_module(program.name, module, compiled)
+        return
     with open(program.path, "rb") as file:
         source = file.read()
     exec(compiled(source, program.path), module.__dict__)
+
+
+def _execute_module(name: str, module: types.ModuleType, compiled: Compile) -> None:
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        spec = importlib.util.find_spec(name)
+    loader: Any = None if spec is None else spec.loader
+    if spec is None or not hasattr(loader, "get_code"):
+        raise ImportError(f"No module named {name}, or one that is not written in Python", name=name)
+    origin = spec.origin or name
+    module.__spec__, module.__package__, module.__loader__ = spec, spec.parent, loader
+    module.__file__, sys.argv[0] = origin, origin
+    if isinstance(loader, SourceLoader):
+        code = compiled(loader.get_data(origin), origin)
+    else:  # in a zip file, or without its source
+        code = loader.get_code(name)
+    exec(code, module.__dict__)
 
 
 @contextmanager
 def _as_main(program: Program) -> Iterator[types.ModuleType]:
     module = types.ModuleType("__main__")
     module.__file__ = program.path
-    module.__dict__["__builtins__"] = __builtins__
+    module.__dict__["__builtins__"] = builtins
+    module.__loader__ = SourceFileLoader("__main__", program.path)
     before = sys.argv, sys.path[:], sys.modules.get("__main__")
-    sys.argv = [program.path if program.is_module else program.name, *program.args]
+    sys.argv = ["-m" if program.is_module else program.name, *program.args]
     if not program.is_module:
         folder = os.path.dirname(os.path.realpath(program.path))
         sys.path[:1] = [program.path if os.path.isdir(program.path) else folder]  # in the place of this command's own
@@ -136,8 +154,8 @@ def _as_main(program: Program) -> Iterator[types.ModuleType]:
 def _wait_for_threads(others: set[threading.Thread]) -> None:
     """Wait for the threads that are not ``others``, but not for those of pools, which end with the interpreter."""
     pooled = getattr(pools, "_threads_queues", {})
-    for thread in set(threading.enumerate()) - others:
-        if not thread.daemon and thread not in pooled:
+    while mine := [t for t in threading.enumerate() if t not in others and not t.daemon and t not in pooled]:
+        for thread in mine:  # which may start others
             thread.join()
 
 
@@ -152,7 +170,10 @@ def _exit(error: SystemExit) -> Outcome:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:500]
+    try:
+        return str(error).strip().partition("\n")[0][:500]
+    except Exception:
+        return "(str() of the exception failed)"
 
 
 def show_traceback(error: BaseException) -> None:
@@ -165,7 +186,7 @@ def show_traceback(error: BaseException) -> None:
 
 def _is_ours(trace: TracebackType) -> bool:
     name = trace.tb_frame.f_code.co_filename
-    return name.startswith((_HERE, "<frozen runpy"))
+    return name.startswith((os.path.dirname(_HERE) + os.sep, "<frozen runpy"))
 
 
 def outcome_of(found: Outcome) -> dict[str, Any]:

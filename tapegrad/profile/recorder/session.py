@@ -10,8 +10,9 @@ from typing import Any
 from tapegrad.device import current_device
 from tapegrad.memory.figures import Measure
 from tapegrad.memory.here import HERE
-from tapegrad.memory.journal import STEP, STOPPED, End, Journal
+from tapegrad.memory.journal import STEP, STOPPED, Journal
 from tapegrad.memory.ledger import LEDGER
+from tapegrad.memory.parts import End
 from tapegrad.memory.steps import GRADIENT, STEPS
 from tapegrad.profile.recorder.assemble import assemble
 from tapegrad.profile.recorder.checking import Checker
@@ -131,6 +132,8 @@ class Session:
             self._alive = self._readings()
         STEPS.leave(self._step_ended)
         self.recording = False
+        if LEDGER.journal is self.journal:
+            LEDGER.write(None)
         LEDGER.close(self._part)
         LEDGER.close(self.measure)
         if self._checker is not None:
@@ -141,7 +144,8 @@ class Session:
         if self.recording:
             self._alive = self._readings()
         meta = meta | {"stacks": self.stacks}
-        found = assemble(self.journal, self.marks, self.samples, self._alive, self.began_cpu_ns, meta)
+        with LEDGER.held():  # other threads may be at work
+            found = assemble(self.journal, self.marks, self.samples, self._alive, self.began_cpu_ns, meta)
         if self._checker is not None:
             found.checks["checked"], found.checks["drift_bytes"] = self._checker.figures()
         if source:

@@ -111,6 +111,14 @@ def _at_least(found: tuple[int, int], nbytes: int, begin: int) -> tuple[int, int
     return found if found[1] >= 0 or not nbytes else (nbytes, begin)
 
 
+def _peak_of_step(run: Run, step: int) -> int:
+    seq = run.steps["peak_seq"][step]
+    kept = sum(run.allocs["bytes"][i] for i in alive(run, seq))
+    if run.checks["dropped"] and kept < run.steps["peak_bytes"][step]:
+        raise ValueError(f"the events of step {step} were not kept: there were too many; see --at peak")
+    return seq
+
+
 def at(run: Run, moment: str) -> int:
     """The seq of ``"peak"``, ``"end"``, ``"oom"``, ``"step:3"`` (its peak; steps count from 0) or ``"seq:123"``.
 
@@ -130,7 +138,7 @@ def at(run: Run, moment: str) -> int:
     steps = run.count("steps")
     if kind == "step" and number.isdecimal():
         if int(number) < steps:
-            return run.steps["peak_seq"][int(number)]
+            return _peak_of_step(run, int(number))
         raise ValueError(f"there is no step {number}: the run has {steps}, counted from 0")
     if kind == "seq" and number.isdecimal():
         return min(int(number), last)
