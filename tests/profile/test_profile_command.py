@@ -168,3 +168,35 @@ def test_wrong_usage_is_one_message_on_stderr_and_runs_nothing(folder: Path, arg
     found = profile(folder, *args)
     assert found.returncode in (1, 2) and found.stdout == "" and said in found.stderr
     assert "Traceback" not in found.stderr and not list(folder.glob("*.gz"))
+
+
+ODD = {
+    "forks": ("pid = os.fork()\nif pid == 0: sys.exit(3)\nos.waitpid(pid, 0)", 0, ""),
+    "moves": ("os.chdir('/')", 0, ""),
+    "cannot say why": ("class E(Exception):\n    def __str__(self): raise KeyError\nraise E", 1, "E"),
+    "closes stdout": ("sys.stdout.close()", 0, ""),
+    "catches stderr": ("import io; sys.stderr = io.StringIO()", 0, ""),
+    "loses the folder": (
+        "import shutil; os.chdir('/'); shutil.rmtree(sys.argv[1])\nraise ValueError('its own')",
+        1,
+        "its own",
+    ),
+}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="fork, and removing a folder in use")
+@pytest.mark.parametrize("what", ODD)
+def test_whatever_a_program_does_the_run_is_its_own(what: str, tmp_path: Path) -> None:
+    text, code, said = ODD[what]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    work = "import os, sys\nimport tapegrad as tg\nx = tg.ones((100, 100)) @ tg.ones((100, 100))\n"
+    (folder / "train.py").write_text(work + text + "\n")
+    found = profile(folder, "-o", "run.json.gz", "train.py", str(folder))
+    assert found.returncode == code and said in found.stderr, found.stderr
+    assert found.stdout.count("Peak ") == (0 if what in ("closes stdout", "loses the folder") else 1)
+    if what == "loses the folder":
+        assert "cannot be written" in found.stderr
+    else:
+        run = load(folder / "run.json.gz")
+        assert run.peak["bytes"] >= 3 * 40_000 and run.meta["outcome"]["code"] == code

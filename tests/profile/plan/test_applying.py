@@ -229,3 +229,43 @@ def test_state_and_random_numbers_are_those_of_one_run() -> None:
     for key in keys:
         with apply_plan([Action("checkpoint", *key, (0, 1, 2))]):  # type: ignore[misc]
             assert programs.convolutions(3) == plain
+
+
+def test_calls_that_compute_nothing_have_no_number_as_in_profiles() -> None:
+    ran: list[int] = []
+
+    @planned("f", "a.py", 3)
+    def f(x: tg.Tensor, number: int) -> tg.Tensor:
+        ran.append(number)
+        return x if number % 2 == 0 else tg.exp(x)
+
+    x = tg.Variable([1.0, 2.0])
+    with apply_plan([Action("checkpoint", "function", "f", "a.py", 3, (1,))]) as applied, tg.GradientTape() as tape:
+        y = x * 1.0
+        for number in range(5):
+            y = f(y, number)
+        loss = tg.sum(y)
+    tape.gradient(loss, [x])
+    assert ran == [0, 1, 2, 3, 4, 3] and applied.unmet() == []  # the second call with an operation is rerun
+
+
+def test_calls_in_a_walk_back_are_not_counted() -> None:
+    ran: list[str] = []
+
+    @planned("f", "a.py", 3)
+    def f(x: tg.Tensor, where: str) -> tg.Tensor:
+        ran.append(where)
+        return tg.exp(x)
+
+    @tg.custom_gradient
+    def g(x: tg.Tensor) -> Any:
+        return x * 2.0, lambda ct: f(ct, "walk")
+
+    x = tg.Variable([1.0, 2.0])
+    with apply_plan([Action("checkpoint", "function", "f", "a.py", 3, (1,))]), tg.GradientTape() as outer:
+        with tg.GradientTape() as inner:
+            y = tg.sum(f(g(x), "first"))
+        inner.gradient(y, [x])
+        loss = tg.sum(f(x * 1.0, "second"))
+    outer.gradient(loss, [x])
+    assert ran == ["first", "walk", "second", "second"]

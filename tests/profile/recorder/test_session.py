@@ -23,7 +23,7 @@ from tapegrad.profile.recorder.checking import _NUMPY
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run
 from tapegrad.profile.runs.file import parse, to_json
 from tapegrad.profile.runs.model import KINDS
-from tapegrad.profile.runs.timeline import alive, totals
+from tapegrad.profile.runs.timeline import alive, at, totals
 
 
 def f32(value: Any) -> tg.Tensor:
@@ -409,10 +409,10 @@ def test_scopes_name_parts_of_a_program() -> None:
     c = run.calls
     paths = []
     for i in range(run.count("calls")):
-        at, path = i, []
-        while at >= 0:
-            path.append(run.text(c["name"][at]).rpartition(".")[2])
-            at = c["parent"][at]
+        n, path = i, []
+        while n >= 0:
+            path.append(run.text(c["name"][n]).rpartition(".")[2])
+            n = c["parent"][n]
         if path[0] == "block":
             paths.append(path[:3])
     assert paths[0][:2] == ["block", "encoder"] and "encoder" not in paths[1]
@@ -423,9 +423,9 @@ def test_full_stacks_and_none() -> None:
     full, _ = recorded(lambda: step(ws, x), stacks="full")
     depth = 0
     for i in range(full.count("stacks")):
-        at, n = i, 0
-        while at >= 0:
-            at, n = full.stacks["parent"][at], n + 1
+        j, n = i, 0
+        while j >= 0:
+            j, n = full.stacks["parent"][j], n + 1
         depth = max(depth, n)
     assert depth >= 4  # block, step, the lambda, recorded, this test
     none, _ = recorded(lambda: step(ws, x), stacks="none")
@@ -512,3 +512,44 @@ def test_a_dry_run_leaves_no_trace() -> None:
     last = max(run.allocs["begin_seq"] + run.allocs["end_seq"])
     assert "(40, 40)" not in {run.text(run.allocs["shape"][i]) for i in alive(run, last)}
     assert run.count("steps") == 2
+
+
+def test_long_programs_cost_the_same_step_after_step() -> None:
+    ws, x = weights(2), f32(np.ones((8, 64)))
+    optimizer = tg.optim.SGD(0.1, 0.9)
+
+    def program() -> None:
+        for _ in range(150):
+            optimizer.apply(step(ws, x), ws)
+
+    whole, _ = recorded(program)
+    run, session = recorded(program, keep=600)
+    parts = session.journal.parts
+    assert len(parts.all) < 20 and sum(map(len, parts.all)) < 1200 and parts.dropped > 5000
+    assert len([c for c in session.journal.frames.calls if c is not None]) < 60
+    assert run.steps["peak_bytes"] == whole.steps["peak_bytes"]  # also of steps whose events are gone
+    assert at(whole, "step:70") == whole.steps["peak_seq"][70]
+    with pytest.raises(ValueError, match="step 70 were not kept"):
+        at(run, "step:70")
+
+
+def test_a_run_asked_for_while_other_threads_work_can_be_read() -> None:
+    ws, x, over = weights(), f32(np.ones((32, 64))), threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            step(ws, x)
+
+    session = Session()
+    session.start()
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    for t in workers:
+        t.start()
+    try:
+        for _ in range(8):
+            parse(json.dumps(to_json(session.run(META))).encode(), "x")
+    finally:
+        over.set()
+        for t in workers:
+            t.join()
+        session.stop()
