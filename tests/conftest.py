@@ -36,11 +36,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=why))
 
 
-def pytest_collection_finish() -> None:
-    """The ledger looks through all objects that the collector knows: thousands of collected tests need not be there.
-
-    Arrays made while modules are imported are then no part of what is alive.
+@pytest.fixture(autouse=True, scope="module")
+def old_objects() -> None:
+    """The ledger looks through all objects that the collector knows: thousands of tests, and what ran before, need not
+    be among them.  Arrays made while modules are imported are then no part of what is alive; constants are made anew.
     """
+    from tapegrad.ops import dispatch
+
+    dispatch._constants.clear()
     gc.collect()
     gc.freeze()
 

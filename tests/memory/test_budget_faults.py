@@ -28,15 +28,6 @@ SHAPE = (8, 64)
 X, W = (np.random.default_rng(i).normal(size=shape) for i, shape in enumerate([SHAPE, (64, 64)]))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def frozen() -> Iterator[None]:
-    """What is there before is taken out of the collector's sight, so that looking for garbage is fast."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 class Faults:
     """Requests of host memory, counted; ``count`` of them fail from number ``first`` on."""
 

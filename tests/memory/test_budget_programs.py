@@ -6,7 +6,6 @@ ones) are for long runs.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 from collections.abc import Iterator
@@ -30,12 +29,8 @@ SEED = os.environ.get("TAPEGRAD_BUDGET_SEED")
 
 @pytest.fixture(scope="module", autouse=True)
 def defaults() -> Iterator[None]:
-    """Everything that is there before is taken out of the collector's sight, so that looking for garbage is fast."""
     small = region.SMALL
-    gc.collect()
-    gc.freeze()
     yield
-    gc.unfreeze()
     region.set_small(small)
 
 
