@@ -76,6 +76,11 @@ part "whole kernels" 40 "$python" bench/gpu_kernels.py --seconds 25 "${dry[@]}"
 part "speed" 130 "$python" bench/gpu_speed.py --seconds 110 "${dry[@]}"
 part "host and recompute_grad" 40 "$python" bench/gpu_host.py "${dry[@]}"
 part "training step" 40 "$python" bench/gpu_step.py "${dry[@]}"
+if [ ${#dry[@]} = 0 ]; then
+    part "profile" 60 "$python" -m tapegrad profile --check -f -o "${TMPDIR:-/tmp}/tapegrad-gpu.json.gz" -m tapegrad demo --quick
+else
+    skipped profile "dry run"
+fi
 
 printf '\n=== summary, %d s\n' $SECONDS
 printf '%s\n' "${summary[@]}"
