@@ -19,7 +19,7 @@ from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
 from tapegrad.evaluate import array_of
 from tapegrad.memory.entries import Entry
-from tapegrad.memory.frames import Call, Frames, Special, caller
+from tapegrad.memory.frames import CHECKPOINT, Call, Frames, Special, caller
 from tapegrad.memory.here import BACKWARD, FORWARD, HERE, RECOMPUTE, phase
 from tapegrad.memory.parts import Parts
 from tapegrad.node import Node
@@ -209,7 +209,21 @@ class Journal:
         place, call = self.frames.look(caller(2))
         if HERE.reruns and call >= 0:
             self._note_first(call, index)
+            if HERE.source is not None and not self._inside(place, call):
+                place = HERE.source[0]  # of the first run: a rerun of a layer's has no line of the program
         return place, call
+
+    def _inside(self, place: int, call: int) -> bool:
+        """Whether a place lies within the rerun that ``call`` is in."""
+        code = self.frames.places[place][0] if place >= 0 else None
+        here = self.frames.calls[call]
+        while code is not None and here is not None:
+            if (here.file, here.line) == (code.co_filename, code.co_firstlineno):
+                return True
+            if here.kind == CHECKPOINT:
+                return False
+            here = self.frames.calls[here.parent] if here.parent >= 0 else None
+        return True
 
     def _note_first(self, call: int, index: int) -> None:
         """Which call of the first run the calls of a rerun repeat, from what they make."""

@@ -233,7 +233,7 @@ class Ledger(Telling):
 
     def _category_of(self, buffer: Buffer) -> str:
         if buffer.node.prim is None:
-            return "input"
+            return "temporary" if HERE.optimizing else "input"
         if HERE.reruns:
             return "rematerialized"
         if self._wanted.take(buffer):

@@ -66,6 +66,8 @@ def profile(ctx: click.Context, program: str, args: tuple[str, ...], **options: 
     """
     from tapegrad.profile.recorder.program import find
 
+    if program.startswith("-") and not os.path.exists(program):
+        raise click.NoSuchOption(program, ctx=ctx)
     found = find(program, args[1:] if args[:1] == ("--",) else args, options["module"])
     code = _Profiling(found, options).run()
     ctx.exit(code)
@@ -80,6 +82,8 @@ class _Profiling:
         from tapegrad.memory.sizes import parse_bytes
 
         self.program, self.options = program, options
+        self.failed = False
+        """Whether the run file could not be written."""
         self.budget = None if options["budget"] is None else parse_bytes(options["budget"])
         self.limit = None if options["limit"] is None else parse_bytes(options["limit"])
         self.path = options["output"] or Path(f"tapegrad-{program.title}.{os.getpid()}.json.gz")
@@ -118,7 +122,7 @@ class _Profiling:
             running.show_traceback(outcome.error)
         if found is not None:
             self._tell(found)
-        return outcome.code or int(mine and found is None)
+        return outcome.code or int(self.failed)
 
     def _prepare(self, stack: ExitStack) -> Any:
         """Device, limit, budget and plan, in force until ``stack`` closes; and what compiles the program."""
@@ -187,7 +191,7 @@ class _Profiling:
             save(found, self.target)
         except OSError as e:
             self._print(f"{self.path} cannot be written: {e.strerror or e}")
-            return None
+            self.failed = True
         return found
 
     def _explain(self, found: Any, outcome: Any) -> None:
@@ -207,7 +211,10 @@ class _Profiling:
             write_html(found, target, not self.options["no_source"])
             self._say(f"wrote {target}")
         if not self.options["quiet"]:
-            self._summarize(found)
+            try:
+                self._summarize(found)
+            except BrokenPipeError:  # whoever reads has had enough; that is no failure of the program
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     def _summarize(self, found: Any) -> None:
         from tapegrad.profile.plan import file
@@ -224,6 +231,7 @@ class _Profiling:
         if self.plan is not None:
             for line in verified(found, file.load(self.options["plan_path"])):
                 out.print(line, markup=False, soft_wrap=True)
+        out.file.flush()
 
     def _say(self, text: str) -> None:
         if not self.options["quiet"]:

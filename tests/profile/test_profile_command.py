@@ -161,7 +161,7 @@ def test_modules_budgets_checks_and_sources(folder: Path) -> None:
         ((), "Missing argument"), (("none.py",), "no such file"), (("-m", "no_such_module_x"), "no such module"),
         (("--budget", "much", "train.py"), "much"), (("--steps", "0", "train.py"), "0"),
         (("--plan", "none.json", "train.py"), "none.json"), (("-o", "no/where.json", "train.py"), "no folder"),
-        (("--limit", "1GiB", "train.py"), "--budget"),
+        (("--limit", "1GiB", "train.py"), "--budget"), (("--stepps", "3", "train.py"), "--stepps"),
     ],
 )  # fmt: skip
 def test_wrong_usage_is_one_message_on_stderr_and_runs_nothing(folder: Path, args: tuple[str, ...], said: str) -> None:
@@ -194,9 +194,26 @@ def test_whatever_a_program_does_the_run_is_its_own(what: str, tmp_path: Path) -
     (folder / "train.py").write_text(work + text + "\n")
     found = profile(folder, "-o", "run.json.gz", "train.py", str(folder))
     assert found.returncode == code and said in found.stderr, found.stderr
-    assert found.stdout.count("Peak ") == (0 if what in ("closes stdout", "loses the folder") else 1)
+    assert found.stdout.count("Peak ") == (0 if what == "closes stdout" else 1)
     if what == "loses the folder":
         assert "cannot be written" in found.stderr
     else:
         run = load(folder / "run.json.gz")
         assert run.peak["bytes"] >= 3 * 40_000 and run.meta["outcome"]["code"] == code
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a pipe that is closed early")
+def test_a_reader_who_has_had_enough_is_no_failure(folder: Path) -> None:
+    command = f"{sys.executable} -m tapegrad profile train.py | head -4; exit ${{PIPESTATUS[0]}}"
+    found = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert found.returncode == 0 and "Traceback" not in found.stderr and "BrokenPipe" not in found.stderr
+    assert the_run(folder).count("steps") == 3
+
+
+def test_steps_are_told_with_their_peaks_also_where_recording_begins(folder: Path) -> None:
+    found = profile(folder, "--warmup", "1", "train.py")
+    run = the_run(folder)
+    peaks = [line.split("peak ")[1] for line in found.stderr.splitlines() if "peak " in line]
+    assert len(peaks) == 2 and run.count("steps") == 2 and float(peaks[0].split()[0]) > 500

@@ -17,7 +17,8 @@ class Checker:
 
     On CUDA: bytes in use of CuPy's pool, before every operation, with tolerance 0; what the pool held for others when
     recording began is left out.  On the CPU: the bytes of NumPy's domain in ``tracemalloc``, at the end of each step,
-    with a tolerance of a page and a half per array; arrays of the program's own count as a difference.
+    with a tolerance of a page and a half per array: what the ledger has and NumPy has not (more is no difference, since
+    programs have arrays of their own).
     """
 
     def __init__(self) -> None:
@@ -46,8 +47,8 @@ class Checker:
         elif self._journal is not None and tracemalloc.is_tracing():
             _, idle = current_device().usage()
             with LEDGER.held() as entries:
-                difference, slack = _traced() - idle - LEDGER.live_bytes - self._others, PER_ARRAY * (1 + len(entries))
-            self._note(max(0, abs(difference) - slack))
+                missing, slack = LEDGER.live_bytes - (_traced() - idle - self._others), PER_ARRAY * (1 + len(entries))
+            self._note(max(0, missing - slack))
 
     def _compare_pool(self) -> None:
         self._note(abs(current_device().usage()[0] - LEDGER.live_bytes - self._others))

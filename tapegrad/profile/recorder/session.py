@@ -101,10 +101,10 @@ class Session:
             self.sample(seq)
             if self.steps is not None and self.step >= self.steps + self.warmup:
                 self._pause()
-        elif self.step == self.warmup and not self.marks:
-            self._record()
         if self._on_step is not None:
             self._on_step(self)
+        if not self.recording and self.step == self.warmup and not self.marks:
+            self._record()
 
     def _pause(self) -> None:
         """No more events; the program goes on."""

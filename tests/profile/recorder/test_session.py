@@ -171,17 +171,21 @@ def test_recording_takes_no_tensor_memory_and_changes_no_gradient() -> None:
 
 
 def test_check_compares_and_finds_a_planted_difference() -> None:
-    ws, x, strays = weights(4, 300), f32(np.ones((64, 300))), []
+    ws, x, own = weights(4, 300), f32(np.ones((64, 300))), []
 
-    def program() -> None:
+    def program(lost: int = 0) -> None:
         for _ in range(3):
             step(ws, x)
-            strays.append(np.ones(1 << 20))  # bytes that are not tapegrad's
+            own.append(np.ones(1 << 17))  # the program's own array
+            LEDGER._entries.live_bytes += lost
 
-    run, _ = recorded(lambda: [step(ws, x) for _ in range(3)], check=True)
-    assert run.checks["checked"] >= 3 and run.checks["drift_bytes"] == 0
     run, _ = recorded(program, check=True)
-    assert 3 << 23 <= run.checks["drift_bytes"] + (1 << 20)
+    assert run.checks["checked"] >= 3 and run.checks["drift_bytes"] == 0
+    session = Session(check=True)
+    session.start()
+    program(1 << 22)
+    session.stop()
+    assert 0 < 3 * (1 << 22) - session.run(META).checks["drift_bytes"] < 1 << 22
 
 
 # What a run tells
@@ -553,3 +557,43 @@ def test_a_run_asked_for_while_other_threads_work_can_be_read() -> None:
         for t in workers:
             t.join()
         session.stop()
+
+
+def test_what_an_optimizer_makes_is_no_input_of_the_programs() -> None:
+    ws, x = weights(), f32(np.ones((4, 64)))
+    optimizer = tg.optim.Adam(1e-3)
+
+    def program() -> None:
+        for _ in range(2):
+            optimizer.apply(step(ws, x), ws)
+
+    run, _ = recorded(program)
+    made = [CATEGORIES[c] for c, p in zip(run.allocs["category"], run.allocs["phase"]) if PHASES[p] == "optimizer"]
+    assert made and "input" not in made
+
+
+def test_reruns_of_layers_have_the_lines_and_lineage_of_the_first_run() -> None:
+    tg.random.seed(0)
+    layers, x = [tg.nn.Dense(64, activation="gelu") for _ in range(3)], f32(np.ones((32, 64)))
+
+    def program() -> None:
+        with tg.GradientTape() as tape:
+            y = x
+            for layer in layers:
+                y = tg.recompute_grad(layer)(y)
+            loss = tg.mean(y * y)
+        tape.gradient(loss, [v for layer in layers for v in layer.trainable_variables])
+
+    program()
+    run, _ = recorded(lambda: [program() for _ in range(2)] and None)
+    a = run.allocs
+    again = [i for i, p in enumerate(a["phase"]) if PHASES[p] == "recompute"]
+    assert len(again) >= 6
+    for i in again:
+        old = a["remat_of"][i]
+        assert old >= 0 and (a["op"][old], a["shape"][old], a["stack"][old]) == (
+            a["op"][i],
+            a["shape"][i],
+            a["stack"][i],
+        )
+        assert PHASES[a["phase"][old]] == "forward" and a["step"][old] == a["step"][i]
