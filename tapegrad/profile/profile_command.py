@@ -213,7 +213,7 @@ class _Profiling:
         if not self.options["quiet"]:
             try:
                 self._summarize(found)
-            except BrokenPipeError:  # whoever reads has had enough; that is no failure of the program
+            except (BrokenPipeError, SystemExit):  # rich exits; but it is no failure that a reader has had enough
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     def _summarize(self, found: Any) -> None:
