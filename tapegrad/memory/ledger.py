@@ -147,9 +147,10 @@ class Ledger(Telling):
         """A node was applied."""
         if HERE.differentiated and thread.recorders:
             STEPS.mark(GRADIENT)
-        if self.journal is not None:
+        journal = self.journal
+        if journal is not None and not (HERE.optimizing and journal.before_op is None):
             with self._lock:
-                self.journal.applied(node, inputs, self._entries.of)
+                journal.applied(node, inputs, self._entries.of)
         if self.detailed:
             cost = cost_of(node, [b.node.aval for b in inputs])
             again = HERE.restoring

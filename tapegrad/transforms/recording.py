@@ -70,11 +70,12 @@ class Recording:
                 self._begin()
             residuals = _buffer.keeper.keep(residuals)
         self._records.append((node, nodes, plan, residuals))
-        if _buffer.accountant is not None:
-            self._note_place(node)
-            name = node.prim.name  # type: ignore[union-attr]
+        accountant = _buffer.accountant
+        if accountant is not None:
+            if accountant.detailed:
+                self._note_place(node)
             for slot in plan.slots:
-                _buffer.accountant.wanted(out if slot < 0 else inputs[slot], name)
+                accountant.wanted(out if slot < 0 else inputs[slot], node.prim.name)  # type: ignore[union-attr]
 
     def read(self, variable: Any, value: Buffer) -> None:
         """A variable was read: of no concern to a bare recording."""
