@@ -25,6 +25,7 @@ from tapegrad.memory import policies
 from tapegrad.memory.budget import memory_budget
 from tapegrad.memory.calls import Ordinals
 from tapegrad.memory.here import HERE
+from tapegrad.memory.program_files import full_name, relative_name
 from tapegrad.memory.recompute import recompute_grad
 from tapegrad.memory.rerun import Lookout, RerunTrace
 from tapegrad.memory.steps import GRADIENT, STEPS
@@ -45,7 +46,10 @@ class PlanError(TapegradError, ValueError):
 
 @dataclass(frozen=True)
 class Action:
-    """What to do with the calls ``ordinals`` of ``key``: "checkpoint", or "offload" (values to another memory)."""
+    """What to do with the calls ``ordinals`` of ``key``: "checkpoint", or "offload" (values to another memory).
+
+    ``relative``: the file from the folder of the program on, by which a copy of it is known too; "" if it is not there.
+    """
 
     do: str
     kind: str
@@ -53,17 +57,16 @@ class Action:
     file: str
     line: int
     ordinals: tuple[int, ...]
+    relative: str = ""
 
     @property
     def key(self) -> Key:
         """What they are calls of."""
         return self.kind, self.name, full_name(self.file), self.line
 
-
-@functools.lru_cache(maxsize=4096)
-def full_name(file: str) -> str:
-    """A file's name as it is compared: absolute, unless it is none (``<string>``)."""
-    return file if file.startswith("<") else os.path.abspath(file)
+    def is_in(self, file: str) -> bool:
+        """Whether the definition is in ``file``, or in what that is a copy of."""
+        return full_name(self.file) == full_name(file) or bool(self.relative) and self.relative == relative_name(file)
 
 
 class _Local(threading.local):
@@ -76,8 +79,13 @@ class Applied:
 
     def __init__(self, actions: Iterable[Action]) -> None:
         self._chosen: dict[Key, dict[int, Action]] = {}
+        self._known: dict[Key, Key | None] = {}
+        self._relative: dict[Key, Key] = {}
         for action in actions:
             self._chosen.setdefault(action.key, {}).update(dict.fromkeys(action.ordinals, action))
+            self._known[action.key] = action.key
+            if action.relative:
+                self._relative[action.kind, action.name, action.relative, action.line] = action.key
         self._met: set[tuple[Key, int]] = set()
         self._local = _Local()
 
@@ -87,7 +95,8 @@ class Applied:
 
     def call(self, key: Key | None, f: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """What ``f`` returns, checkpointed if the plan has chosen this call of ``key``."""
-        chosen = self._chosen.get(key) if key is not None else None
+        named = self._named(key) if key is not None else None
+        chosen = self._chosen[named] if named is not None else None
         recorders = thread.recorders
         if chosen is None or thread.walks or not (recorders or thread.hidden) or any(map(_repeats, recorders)):
             return f(*args, **kwargs)
@@ -97,10 +106,10 @@ class Applied:
             if action is None or not recorders or any(isinstance(r, Lookout) for r in recorders):
                 return worked(*args, **kwargs)
             # A policy wants both runs to do the same; what a first call builds, such as weights, the next ones do not.
-            policy = _offload if action.do == "offload" and (key, number) in self._met else None
+            policy = _offload if action.do == "offload" and (named, number) in self._met else None
             found = recompute_grad(functools.wraps(f)(worked), policy=policy)(*args, **kwargs)
             if worked.any:
-                self._met.add((key, number))  # type: ignore[arg-type]
+                self._met.add((named, number))  # type: ignore[arg-type]
             return found
         finally:
             if not worked.any:
@@ -109,6 +118,13 @@ class Applied:
     def unmet(self) -> list[tuple[Key, int]]:
         """The chosen calls that the program has not made so far."""
         return [(key, i) for key, chosen in self._chosen.items() for i in chosen if (key, i) not in self._met]
+
+    def _named(self, key: Key) -> Key | None:
+        """What the plan calls ``key``: by the file's full name, or in a copy of the program by its relative one."""
+        if key not in self._known:
+            kind, name, file, line = key
+            self._known[key] = self._relative.get((kind, name, relative_name(file), line))
+        return self._known[key]
 
     def _number(self, key: Any) -> int:
         if HERE.differentiated:  # as profiles see the end of a step that nothing else marks
@@ -195,7 +211,7 @@ def use_plan(path: str | os.PathLike[str]) -> Iterator[Applied]:
     """In the block, do what the plan in the file ``path`` (of ``tapegrad plan``) says with the calls of layers.
 
     Calls of plain functions need their definitions changed, which ``tapegrad profile --plan`` does; a UserWarning says
-    so if the plan has any.  Raises PlanError for a file that is no plan.
+    so if the plan has any, and another at the end if chosen calls were not met.  Raises PlanError for no plan.
     """
     actions, budget_bytes = read_actions(path)
     functions = sum(len(a.ordinals) for a in actions if a.kind == "function")
@@ -207,6 +223,14 @@ def use_plan(path: str | os.PathLike[str]) -> Iterator[Applied]:
         )
     with apply_plan(actions, budget_bytes) as applied:
         yield applied
+    missed = [(key, number) for key, number in applied.unmet() if key[0] == "layer"]
+    if missed:
+        (_, name, file, line), number = missed[0]
+        warnings.warn(
+            f"{os.fspath(path)}: {len(missed)} of the plan's calls of layers were not met, such as call {number} of "
+            f"{name} ({file}:{line}); if the program has changed, make the plan from a new run",
+            stacklevel=3,
+        )
 
 
 def read_actions(path: str | os.PathLike[str]) -> tuple[list[Action], int | None]:
@@ -222,6 +246,8 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise PlanError(f"{name}: larger than {MAX_BYTES >> 20} MiB; that is no plan")
+        if data.startswith(b"\x1f\x8b"):  # gzip
+            raise PlanError(f"{name}: this is a run, not a plan; make one with tapegrad plan")
         found = json.loads(data.decode("utf-8"), parse_constant=_refuse)
     except OSError as e:
         raise PlanError(f"{name}: {e.strerror or e}") from e
@@ -257,10 +283,12 @@ def _action(row: Any, what: str) -> Action:
         raise PlanError(f"{what}: 'do' is one of {', '.join(DEEDS)} and 'kind' one of {', '.join(KINDS)}")
     if not isinstance(row["name"], str) or not isinstance(row["file"], str) or "\0" in row["file"]:
         raise PlanError(f"{what}: name and file are not strings that can be such")
-    ordinals = row["ordinals"]
+    ordinals, relative = row["ordinals"], row.get("relative", "")
+    if not isinstance(relative, str):
+        raise PlanError(f"{what}: relative is not a string")
     if not is_count(row["line"]) or not isinstance(ordinals, list) or not all(map(is_count, ordinals)):
         raise PlanError(f"{what}: line and ordinals are not whole numbers from 0 on")
-    return Action(row["do"], row["kind"], row["name"], row["file"], row["line"], tuple(ordinals))
+    return Action(row["do"], row["kind"], row["name"], row["file"], row["line"], tuple(ordinals), relative)
 
 
 def is_count(value: Any) -> bool:

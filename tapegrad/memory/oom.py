@@ -28,7 +28,11 @@ def live_set() -> str:
         most = [f"  {format_bytes(n):>12}  {made}" for made, n in list(LEDGER.by(what).items())[:_LINES]]
     finally:
         LEDGER.close(census)
-    hint = [] if what == "line" else ["  (inside `with tg.measure():` the lines of the program are named)"]
+    hint = (
+        []
+        if what == "line" or LEDGER.journal is not None
+        else ["  (inside `with tg.measure():` the lines of the program are named)"]
+    )
     return "\n".join([f"Live: {', '.join(parts) or 'nothing'}.", *most, *hint])
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
@@ -112,18 +114,50 @@ class LazyGroup(click.Group):
             with formatter.section(title):
                 formatter.write_dl([(f"{name:{widest}}", summary) for name, (summary, _) in commands.items()])
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        finally:
+            _flush()
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _quiet():  # help is printed here
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
             ctx.color = False
         try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # whoever reads has had enough; click ends quietly
+            with _quiet():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("\ninterrupted", err=True)
             raise click.exceptions.Exit(130) from None
         except (TapegradError, OSError) as error:
             raise _one_line(error) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Whoever reads what is printed may have had enough; that is no failure, though click and rich exit with 1."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise click.exceptions.Exit(0) from None
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            raise click.exceptions.Exit(0) from None
+        raise
+
+
+def _flush() -> None:
+    """Write what is still to be written; Python would complain of a closed pipe when it ends."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ValueError:  # closed by the program
+        pass
 
 
 class _Unreadable(click.ClickException):

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tapegrad.memory.sizes import SizeError, parse_bytes
-from tapegrad.profile.report.rows import ordered, rerun_roots, rows
+from tapegrad.profile.report.rows import ordered, rerun_roots, rows, short_names, short_place
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.model import MARKS
 
 BY = ("category", "line", "op")
+_IF_ANY = ("values restored per step", "offloads per step")
 _NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 
@@ -84,25 +85,40 @@ def parse_threshold(text: str, unit: str) -> Threshold:
         return Threshold(fraction=float(found[1]) / 100)
     if text.strip() == "0":
         return Threshold()
+    other = "a size such as 100MiB" if unit == "bytes" else "a time such as 20ms"
+    if found := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*", text):
+        hint = f"write {found[1]}% or {found[1]}{'MiB' if unit == 'bytes' else 'ms'}"
+        raise ValueError(f"{text!r} is neither a share such as 5% nor {other}: {hint}")
     if unit == "bytes":
         try:
             return Threshold(amount=parse_bytes(text))
         except SizeError:
-            raise ValueError(f"{text!r} is neither a share such as 5% nor a size such as 100MiB") from None
+            raise ValueError(f"{text!r} is neither a share such as 5% nor {other}") from None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|ms|s)\s*", text)
     if found:
         return Threshold(amount=int(float(found[1]) * _NS[found[2]]))
-    raise ValueError(f"{text!r} is neither a share such as 5% nor a time such as 20ms")
+    raise ValueError(f"{text!r} is neither a share such as 5% nor {other}")
 
 
 def compare(before: Run, after: Run, by: str = "category") -> Comparison:
     """Compare two runs; ``by``: one of BY, the groups of what was alive at the peaks."""
-    figures = zip(_figures(before), _figures(after))
+    pairs = zip(_figures(before), _figures(after))
+    figures = [Change(name, unit, value, other) for (name, unit, value), (_, _, other) in pairs]
     return Comparison(
-        tuple(Change(name, unit, value, other) for (name, unit, value), (_, _, other) in figures),
+        tuple(f for f in figures if f.name not in _IF_ANY or f.before > 0 or f.after > 0),
         tuple(_parts(before, after, by)),
         _gradients(before, after),
     )
+
+
+def outcome(run: Run) -> str:
+    """How a run ended, if it did not finish; nothing if it did."""
+    ended = run.meta["outcome"]
+    if ended["kind"] in ("finished", "exit") and ended["code"] == 0:
+        return ""
+    says = {"oom": "out of memory", "exception": "ended by an exception", "running": "still running"}
+    message = ended.get("message", "")
+    return f"{says.get(ended['kind'], ended['kind'])} (code {ended['code']})" + (f": {message}" if message else "")
 
 
 def steady_steps(run: Run) -> list[int]:
@@ -121,6 +137,8 @@ def _figures(run: Run) -> Iterator[tuple[str, str, int]]:
     yield "step CPU time", "ns", _median([table["cpu_ns"][i] for i in steps])
     yield "reruns per step", "count", _median([reruns[i] for i in steps])
     yield "rerun time per step", "ns", _median([rerun_ns[i] for i in steps])
+    yield "values restored per step", "count", _median([table["restored"][i] for i in steps])
+    yield "offloads per step", "count", _median([table["offloads"][i] for i in steps])
 
 
 def _median(values: list[int]) -> int:
@@ -140,10 +158,19 @@ def _reruns(run: Run) -> tuple[Counter[int], Counter[int]]:
 
 
 def _parts(before: Run, after: Run, by: str) -> list[Change]:
-    a, b = ({row.key: row.bytes for row in ordered(rows(run, run.peak["seq"], by), "name")} for run in (before, after))
+    files = short_names(before, after) if by == "line" else {}
+    a, b = (_sizes(run, by, files) for run in (before, after))
     names = [c for c in CATEGORIES if c in a or c in b] if by == "category" else sorted({*a, *b})
     changes = [Change(name, "bytes", a.get(name, 0), b.get(name, 0)) for name in names]
     return changes if by == "category" else sorted(changes, key=lambda c: (-abs(c.difference), c.name))
+
+
+def _sizes(run: Run, by: str, files: dict[str, str]) -> Counter[str]:
+    """Bytes of the groups at the peak."""
+    found: Counter[str] = Counter()
+    for row in ordered(rows(run, run.peak["seq"], by), "name"):
+        found[short_place(row.key, files) if by == "line" else row.key] += row.bytes
+    return found
 
 
 def _gradients(before: Run, after: Run) -> Gradients:

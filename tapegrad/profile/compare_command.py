@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from tapegrad.profile.compare import Change, Comparison, Threshold
 
 CHOICES = ("category", "line", "op")
+
+
+class Side(NamedTuple):
+    """One of the two runs: its file, and how it ended (nothing: it finished)."""
+
+    path: str
+    outcome: str
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,7 +45,8 @@ def compare(
       tapegrad compare before.json.gz after.json.gz --fail-above 2%
       tapegrad compare before.json.gz after.json.gz --by line --json
 
-    The exit code is 3 if B exceeds a threshold or its gradients differ, 2 if a run cannot be read, 1 on other errors.
+    The exit code is 3 if B exceeds a threshold, or did not finish though there is one, or if its gradients differ; 2 if
+    a run cannot be read, 1 on other errors.
     """
     if _compare(before, after, fail_above, time_above, by, rows, as_json):
         raise click.exceptions.Exit(3)
@@ -58,24 +66,32 @@ def _compare(
             bounds["step time"] = c.parse_threshold(time_above, "ns")
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    found = c.compare(load(before), load(after), by)
-    if time_above is not None and not found.figure("step time").known:
+    runs = load(before), load(after)
+    found = c.compare(*runs, by)
+    outcomes = c.outcome(runs[0]), c.outcome(runs[1])
+    failed = bool(bounds) and bool(outcomes[1])
+    if time_above is not None and not failed and not found.figure("step time").known:
         raise click.ClickException("--time-above needs a step that came to its end in both runs; see tg.memory.step()")
-    exceeded = [name for name, bound in bounds.items() if bound.exceeded(found.figure(name))]
+    figures = ((name, bound, found.figure(name)) for name, bound in bounds.items())
+    exceeded = [name for name, bound, figure in figures if figure.known and bound.exceeded(figure)]
     if found.gradients.state in ("different", "none in common"):
         exceeded.append("gradients")
+    if failed:
+        exceeded.append("B did not finish")
+    shown = [Side(before, outcomes[0]), Side(after, outcomes[1])]
     if as_json:
-        click.echo(json.dumps(_as_json(found, before, after, by, rows, exceeded), indent=2))
+        click.echo(json.dumps(_as_json(found, shown, by, rows, exceeded), indent=2))
     else:
-        _print(found, before, after, by, rows, exceeded)
+        _print(found, shown, by, rows, exceeded)
     return bool(exceeded)
 
 
-def _as_json(found: Comparison, before: str, after: str, by: str, rows: int, exceeded: list[str]) -> dict[str, Any]:
+def _as_json(found: Comparison, sides: list[Side], by: str, rows: int, exceeded: list[str]) -> dict[str, Any]:
     parts = found.parts[:rows] if rows and by != "category" else found.parts
     return {
-        "before": before,
-        "after": after,
+        "before": sides[0].path,
+        "after": sides[1].path,
+        "outcomes": [side.outcome or "finished" for side in sides],
         "figures": [asdict(change) for change in found.figures],
         "by": by,
         "at_peak": [asdict(change) for change in parts],
@@ -84,20 +100,25 @@ def _as_json(found: Comparison, before: str, after: str, by: str, rows: int, exc
     }
 
 
-def _print(found: Comparison, before: str, after: str, by: str, rows: int, exceeded: list[str]) -> None:
+def _print(found: Comparison, sides: list[Side], by: str, rows: int, exceeded: list[str]) -> None:
     from rich.console import Console
     from rich.text import Text
 
     from tapegrad.profile.report.escape import shown
+    from tapegrad.profile.report.rows import op_name
 
     console = Console(highlight=False)
     say = lambda text, style="": console.print(Text(shown(text, console.encoding), style), soft_wrap=True)
-    say(f"A: {before}")
-    say(f"B: {after}")
+    for name, side in zip("AB", sides):
+        say(f"{name}: {side.path}")
+        if side.outcome:
+            say(f"   did not finish: {side.outcome}", "bold red")
     say("")
     _table(console, "", [change for change in found.figures if change.before >= 0 or change.after >= 0])
     say("")
     parts = found.parts[:rows] if rows and by != "category" else found.parts
+    if by == "op":
+        parts = tuple(replace(part, name=op_name(part.name)) for part in parts)
     _table(console, f"At the peaks, by {by}", parts)
     if len(found.parts) > len(parts):
         say(f"{len(found.parts) - len(parts):,} more (--rows 0 shows all)")
@@ -120,24 +141,26 @@ def _table(console: Console, title: str, changes: Sequence[Change]) -> None:
     from tapegrad.profile.report.escape import plain
     from tapegrad.profile.report.table import Column, table
 
+    ascii_only = plain(console.encoding)
     columns = [
-        Column(title, flexible=True, keep_end=True), Column("A", right=True), Column("B", right=True),
+        Column(title, flexible=True, place=True), Column("A", right=True), Column("B", right=True),
         Column("change", right=True), Column("", right=True),
     ]  # fmt: skip
-    cells = [_cells(change, console.encoding) for change in changes]
-    for line in table(columns, cells, min(console.width, 120), plain(console.encoding)):
+    cells = [_cells(change, console.encoding, ascii_only) for change in changes]
+    for line in table(columns, cells, min(console.width, 120), ascii_only):
         console.print(line, soft_wrap=True)
 
 
-def _cells(change: Change, encoding: str) -> list[str]:
+def _cells(change: Change, encoding: str, plain: bool) -> list[str]:
     from tapegrad.profile.report.escape import shown
-    from tapegrad.profile.report.units import iec, ms
+    from tapegrad.profile.report.units import iec, ms, percent
 
-    form = {"bytes": iec, "ns": ms, "count": lambda n: f"{n:,}"}[change.unit]
+    form = {"bytes": iec, "ns": lambda n: ms(n, plain), "count": lambda n: f"{n:,}"}[change.unit]
     values = [form(n) if n >= 0 else "-" for n in (change.before, change.after)]
     name = shown(change.name, encoding)
     if not change.known or change.difference == 0:
         return [name, *values, "=" if change.known else "", ""]
     sign = "+" if change.difference > 0 else "-"
-    share = f"{sign}{abs(change.difference) / change.before * 100:.1f} %" if change.before else ""
+    share = percent(abs(change.difference), change.before) if change.before else ""
+    share = sign + share if share[:1].isdigit() else share
     return [name, *values, f"{sign}{form(abs(change.difference))}", share]

@@ -227,7 +227,8 @@ class _Profiling:
             return
         out.print()
         seq = found.peak["seq"] if found.peak["seq"] >= 0 else None
-        print_summary(found, out, path=str(self.path), seq=seq, advice=advice(found) if self.plan is None else ())
+        helps = advice(found, str(self.path)) if self.plan is None else ()
+        print_summary(found, out, path=str(self.path), seq=seq, advice=helps)
         if self.plan is not None:
             for line in verified(found, file.load(self.options["plan_path"])):
                 out.print(line, markup=False, soft_wrap=True)

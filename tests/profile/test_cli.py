@@ -16,7 +16,9 @@ import tapegrad
 from tapegrad.errors import TapegradError
 from tapegrad.profile import cli
 from tapegrad.profile.cli import COMMANDS, SECTIONS, main
+from tapegrad.profile.runs import save
 from tapegrad.profile.runs.file import RunFileError
+from tests.profile.plan.made import training
 
 NAMES = ["profile", "report", "plan", "compare", "top", "bench", "demo", "doctor", "completion"]
 SCRIPT = "import sys; from tapegrad.profile.cli import main; main(prog_name='tapegrad')"
@@ -99,7 +101,7 @@ def test_an_unknown_command_goes_to_stderr_with_a_suggestion_and_exit_code_2() -
         (PermissionError(13, "Permission denied", "/root/x"), 1, "Error: /root/x: Permission denied\n"),
         (OSError("odd"), 1, "Error: odd\n"),
         (KeyboardInterrupt(), 130, "\ninterrupted\n"),
-        (BrokenPipeError(32, "Broken pipe"), 1, ""),
+        (BrokenPipeError(32, "Broken pipe"), 0, ""),
         (click.exceptions.Exit(3), 3, ""),
         (click.ClickException("no"), 1, "Error: no\n"),
     ],
@@ -117,15 +119,25 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(CliRunner().invoke(main, ["demo"]).exception, ZeroDivisionError)
 
 
-def test_who_reads_no_further_sees_no_error() -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["report", "a.json.gz"], ["report", "a.json.gz", "--csv", "-"],
+     ["report", "small.json.gz", "--csv", "-"], ["plan", "a.json.gz", "--pareto"],
+     ["compare", "a.json.gz", "a.json.gz"], ["compare", "a.json.gz", "a.json.gz", "--json"]],
+)  # fmt: skip
+def test_who_reads_no_further_sees_no_error(arguments: list[str], tmp_path: Path) -> None:
+    save(training(), tmp_path / "a.json.gz")
+    save(training(steps=1, blocks=1), tmp_path / "small.json.gz")  # whose text waits in a buffer until the end
     running = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "doctor"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-W", "error", "-c", SCRIPT, *arguments], cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert running.stdout is not None and running.stderr is not None
     running.stdout.close()
-    assert running.stderr.read() == ""
+    said = running.stderr.read()
     running.stderr.close()
-    assert running.wait(timeout=60) == 1
+    assert (running.wait(timeout=60), said) == (0, "")
 
 
 def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,13 +108,47 @@ def test_exit_codes(files) -> None:
     assert "worse than allowed: peak used" in run("less.json.gz", "plain.json.gz", "--fail-above", "50%", code=3).stdout
     run("less.json.gz", "plain.json.gz", "--fail-above", "60%")
     run("less.json.gz", "plain.json.gz", "--fail-above", "6MiB")
-    run("less.json.gz", "plain.json.gz", "--fail-above", "6291455", code=3)
+    run("less.json.gz", "plain.json.gz", "--fail-above", "6291455B", code=3)
     assert "step time" in run("plain.json.gz", "less.json.gz", "--time-above", "1%", code=3).stdout
     run("plain.json.gz", "less.json.gz", "--time-above", "1s")
     assert "neither a share" in run("plain.json.gz", "less.json.gz", "--fail-above", "x", code=2).stderr
     assert "none: No such file" in run("plain.json.gz", "none", code=2).stderr
     save(empty(), "empty.json")
     assert "needs a step" in run("plain.json.gz", "empty.json", "--time-above", "1%", code=1).stderr
+
+
+def test_a_bare_number_is_no_threshold(files) -> None:
+    for option, hint in (("--fail-above", "write 5% or 5MiB"), ("--time-above", "write 5% or 5ms")):
+        assert hint in run("plain.json.gz", "less.json.gz", option, "5", code=2).stderr
+
+
+def test_a_run_that_did_not_finish_passes_no_threshold(files) -> None:
+    save(out_of_memory(), "oom.json")
+    said = "A: plain.json.gz\nB: oom.json\n   did not finish: out of memory (code 1): matmul: no room for 1.00 GiB\n"
+    assert run("plain.json.gz", "oom.json").stdout.startswith(said)
+    for option in ("--fail-above", "--time-above"):
+        out = run("plain.json.gz", "oom.json", option, "1000%", code=3).stdout
+        assert out.endswith("\nworse than allowed: B did not finish\n")
+    assert "did not finish: out of" in run("oom.json", "plain.json.gz", "--fail-above", "1000%").stdout
+    found = json.loads(run("plain.json.gz", "oom.json", "--fail-above", "1000%", "--json", code=3).stdout)
+    assert found["exceeded"] == ["B did not finish"] and found["outcomes"][0] == "finished"
+    asked_to_stop = training()
+    asked_to_stop.meta["outcome"] = {"kind": "exit", "code": 0, "message": ""}
+    save(asked_to_stop, "exit.json")
+    assert "finish" not in run("plain.json.gz", "exit.json", "--fail-above", "0").stdout
+
+
+def test_what_a_budget_did_is_shown_where_it_did_anything() -> None:
+    assert not [f for f in compare(training(), training()).figures if "restored" in f.name or "offloads" in f.name]
+    after = training()
+    after.steps["restored"][:], after.steps["offloads"][:] = [9, 2, 4], [0, 1, 1]
+    found = compare(training(), after)
+    assert found.figure("values restored per step").after == 3 and found.figure("offloads per step").after == 1
+
+
+def test_lines_have_short_paths() -> None:
+    found = compare(training(file="/a/model.py"), training(file="/b/model.py"), "line").parts
+    assert {c.difference for c in found} == {0} and all(c.name.startswith("model.py:") for c in found)
 
 
 def test_json(files) -> None:

@@ -1,31 +1,16 @@
-"""How exports get onto the disk: whole, or not at all."""
+"""What exports share: text files, and the error where there can be none."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable
 
 from tapegrad.errors import TapegradError
+from tapegrad.profile.runs.whole import whole
 
 
 class ExportError(TapegradError):
     """A file that cannot be made of this run, or on this machine."""
-
-
-@contextmanager
-def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file to write to, which becomes ``path`` if all goes well, and otherwise is removed.  Raises OSError."""
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        part.replace(path)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def write_text(path: str | os.PathLike[str], parts: Iterable[str]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tapegrad.profile.export.files import ExportError, whole
+from tapegrad.profile.export.files import ExportError
 from tapegrad.profile.report.escape import clip, shown
 from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.timeline import totals
+from tapegrad.profile.runs.whole import whole
 
 # Those of the HTML page in daylight.
 COLOURS = {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tapegrad.profile.plan.problem import CallKey, Problem
+import os
+import shlex
+
+from tapegrad.profile.plan.problem import CallKey, Problem, held_bytes
 from tapegrad.profile.plan.words import calls_of, change_in_time
 from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs.model import Run
@@ -11,10 +14,13 @@ _MOST_CANDIDATES = 4000
 _LINES = 2
 
 
-def advice(run: Run) -> list[tuple[str, str]]:
-    """Pairs of what to do, and what peak and step time it is predicted to give; the lowest peak first."""
+def advice(run: Run, path: str | os.PathLike[str] | None = None) -> list[tuple[str, str]]:
+    """Pairs of what to do, and what peak and step time it is predicted to give; the lowest peak first.
+
+    ``path``: the file of the run, if there is one.
+    """
     problem = Problem(run)
-    if not problem.candidates or len(problem.candidates) > _MOST_CANDIDATES:
+    if len(problem.candidates) > _MOST_CANDIDATES:
         return []
     plain, seen, found = problem.outcome(()), set(), []
     for key in _largest(problem):
@@ -30,8 +36,13 @@ def advice(run: Run) -> list[tuple[str, str]]:
         what = f"checkpoint {calls_of(problem, key, len(outcome.chosen))}"
         lines.append((what, f"peak {iec(nbytes)}, step {time}"))
     if lines:
-        lines.append(("other mixes", "tapegrad plan RUN --pareto"))
-    return lines
+        name = "RUN" if path is None else shlex.quote(os.fspath(path))
+        lines.append(("other mixes", f"tapegrad plan {name} --pareto"))
+        return lines
+    least = held_bytes(run)
+    if problem.step is None or least >= plain.peak_bytes:
+        return []
+    return [(f"no call helps; a budget down to {iec(least)}", "tapegrad profile --budget SIZE PROGRAM")]
 
 
 def _largest(problem: Problem) -> list[CallKey]:

@@ -16,7 +16,7 @@ from tapegrad.errors import TapegradError
 from tapegrad.memory.figures import rounded
 from tapegrad.profile.plan.problem import Problem, representative
 from tapegrad.profile.plan.simulate import peak
-from tapegrad.profile.plan.step import Life, Step
+from tapegrad.profile.plan.step import BACKWARD, Life, Step
 from tapegrad.profile.runs.model import CATEGORIES, PHASES, Run
 
 _FIXED = {CATEGORIES.index(c) for c in ("parameter", "optimizer", "gradient")}
@@ -33,12 +33,20 @@ class BatchError(TapegradError, ValueError):
 
 @dataclass(frozen=True)
 class Scaled:
-    """Predictions as functions of the batch; ``now``: that of the run; ``assumed``: on what they rest."""
+    """Predictions as functions of the batch; ``now``: that of the run; ``assumed``: on what they rest.
+
+    ``fitted``: whether times are; else they grow with the batch, of which a step's fixed costs are no part.
+    """
 
     now: int
     bytes_at: Callable[[int], int]
     ns_at: Callable[[int], int]
     assumed: str
+    fitted: bool = False
+
+    def bound(self, batch: int) -> str:
+        """What ``ns_at(batch)`` is: "most" or "least", "" if neither."""
+        return "" if self.fitted or batch == self.now else "most" if batch > self.now else "least"
 
     def largest(self, limit: int) -> int:
         """The largest batch whose peak is at most ``limit`` bytes; 0 if none is."""
@@ -52,9 +60,20 @@ class Scaled:
 
 
 def batch_of(run: Run, step: Step) -> int:
-    """The batch of a step: the first dimension of its inputs that most bytes share.  Raises BatchError."""
-    a = run.allocs
-    inputs = {dims[0] for i in step.lives if a["category"][i] == _INPUT and (dims := shape(run, i)) and dims[0] > 1}
+    """The batch of a step: the first dimension of its inputs that most bytes share.  Raises BatchError.
+
+    It must be that of two inputs (of values and targets, say) made for the step, and be no other dimension of inputs,
+    nor of parameters: what is made once, or is a width as well, need not be a batch.
+    """
+    a, since, fixed = run.allocs, _walked_before(run, step), _fixed(run, step)
+    widths = {n for i in step.lives if a["category"][i] == _INPUT for n in shape(run, i)[1:]}
+    widths.update(n for i in fixed for n in shape(run, i))
+    leading: Counter[int] = Counter()
+    for i in step.lives:
+        dims = shape(run, i) if a["category"][i] == _INPUT and a["begin_seq"][i] > since else ()
+        if dims and dims[0] > 1 and dims[0] not in widths:
+            leading[dims[0]] += 1
+    inputs = {n for n, count in leading.items() if count > 1}
     shared: Counter[int] = Counter()
     for _, i in step.allocated:
         dims = shape(run, i)
@@ -65,9 +84,17 @@ def batch_of(run: Run, step: Step) -> int:
         found = " or ".join(str(n) for n, _ in first)
         raise BatchError(
             f"the batch of the run could be {found}; say which with --batch-now" if found
-            else "no dimension of the step's inputs is one of its values; say the batch of the run with --batch-now"
+            else "no first dimension of two of the step's inputs is clearly the batch; say it with --batch-now"
         )  # fmt: skip
     return first[0][0]
+
+
+def _walked_before(run: Run, step: Step) -> int:
+    """The end of the backward pass before a step: steps may end later, when the next one's inputs are there already."""
+    o = run.ops
+    before = (row for row in range(step.op_rows.start - 1, -1, -1) if o["phase"][row] == BACKWARD)
+    row = next(before, -1)
+    return o["seq"][row] if row >= 0 else step.begin - 1
 
 
 def shape(run: Run, alloc: int) -> tuple[int, ...]:
@@ -103,10 +130,8 @@ def of_two(run: Run, other: Run, now: int | None = None) -> Scaled:
     """Predictions from two runs of different batches that did the same.  Raises BatchError."""
     step, second = _step(run), _step(other)
     b1 = batch_of(run, step) if now is None else now
-    b2 = batch_of(other, second)
-    if b1 == b2:
-        raise BatchError(f"both runs have a batch of {b1}; the second one must have another")
     pairs = _pairs(run, step, other, second)
+    b2 = _other_batch(run, other, pairs, b1)
     r1, r2 = run.allocs["requested"], other.allocs["requested"]
 
     def bytes_at(n: int) -> int:
@@ -118,7 +143,19 @@ def of_two(run: Run, other: Run, now: int | None = None) -> Scaled:
 
     t1, t2 = Problem(run).step_ns, Problem(other).step_ns
     assumed = f"bytes of each of {len(pairs)} values, and the step's time, as a + b * batch from batches {b1} and {b2}"
-    return Scaled(b1, bytes_at, lambda n: max(0, t1 + (t2 - t1) * (n - b1) // (b2 - b1)), assumed)
+    return Scaled(b1, bytes_at, lambda n: max(0, t1 + (t2 - t1) * (n - b1) // (b2 - b1)), assumed, fitted=True)
+
+
+def _other_batch(run: Run, other: Run, pairs: dict[int, int], batch: int) -> int:
+    """What the batch's dimension is in the other run, by most bytes.  Raises BatchError."""
+    found: Counter[int] = Counter()
+    for i, j in pairs.items():
+        one, two = shape(run, i), shape(other, j)
+        if one and two and one[0] == batch != two[0]:
+            found[two[0]] += other.allocs["bytes"][j]
+    if not found:
+        raise BatchError(f"both runs have a batch of {batch}, or neither has; the second one must have another")
+    return found.most_common(1)[0][0]
 
 
 def _step(run: Run) -> Step:
@@ -129,9 +166,7 @@ def _step(run: Run) -> Step:
 
 
 def _growing(run: Run, step: Step, batch: int) -> set[int]:
-    a = run.allocs
-    fixed = {i for i, c in zip(run.changes["alloc"], run.changes["category"]) if c in _FIXED}
-    fixed.update(i for i in step.lives if a["category"][i] in _FIXED)
+    a, fixed = run.allocs, _fixed(run, step)
     weights = {tuple(sorted(shape(run, i))) for i in fixed if len(shape(run, i)) > 1}
     found = set()
     for i in step.lives:
@@ -143,6 +178,12 @@ def _growing(run: Run, step: Step, batch: int) -> set[int]:
         if dims[0] == batch or flat:
             found.add(i)
     return found
+
+
+def _fixed(run: Run, step: Step) -> set[int]:
+    """What does not depend on the batch: parameters, the optimizer's values, gradients."""
+    fixed = {i for i, c in zip(run.changes["alloc"], run.changes["category"]) if c in _FIXED}
+    return fixed.union(i for i in step.lives if run.allocs["category"][i] in _FIXED)
 
 
 def _optimizer_ns(run: Run, step: Step) -> int:

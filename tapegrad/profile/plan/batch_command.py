@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,7 +28,8 @@ def answer(run: Run, path: str, options: dict[str, Any]) -> int:
     if options["as_json"]:
         click.echo(json.dumps({
             "batch_now": scaled.now, "batch": wanted, "measured_bytes": run.peak["bytes"], "peak_bytes": nbytes,
-            "step_ns": ns, "limit_bytes": limit, "largest_batch": largest, "fits": fits, "assumed": scaled.assumed,
+            "step_ns": ns, "step_bound": scaled.bound(wanted) or None, "limit_bytes": limit, "largest_batch": largest,
+            "fits": fits, "assumed": scaled.assumed,
         }, indent=1))  # fmt: skip
     else:
         _print(run, scaled, wanted, limit, largest)
@@ -42,10 +44,12 @@ def _print(run: Run, scaled: Scaled, wanted: int, limit: int | None, largest: in
     from tapegrad.profile.report.units import iec, ms
 
     console = Console(highlight=False)
+    bound = scaled.bound(wanted)
+    step = f"step at {bound} {ms(scaled.ns_at(wanted))}" if bound else f"step {ms(scaled.ns_at(wanted))}"
     now, then = scaled.bytes_at(scaled.now), scaled.bytes_at(wanted)
     lines = [
         f"Batch {scaled.now} now: peak {iec(run.peak['bytes'])}, step {ms(scaled.ns_at(scaled.now))}",
-        f"Batch {wanted}: predicted peak {iec(then)} ({change_in_bytes(then - now)}), step {ms(scaled.ns_at(wanted))}",
+        f"Batch {wanted}: predicted peak {iec(then)} ({change_in_bytes(then - now)}), {step}",
     ]
     if limit is not None and largest is not None:
         most = f"the largest batch is {largest:,}" if largest < MOST // 2 else "any batch fits"
@@ -54,4 +58,5 @@ def _print(run: Run, scaled: Scaled, wanted: int, limit: int | None, largest: in
         )
     for text in lines:
         console.print(Text(text), soft_wrap=True)
-    console.print(Text(f"Assumed: {scaled.assumed}.", "dim"))
+    for line in textwrap.wrap(f"Assumed: {scaled.assumed}.", min(console.width, 120)):
+        console.print(Text(line, "dim"), soft_wrap=True)

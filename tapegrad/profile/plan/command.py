@@ -55,6 +55,7 @@ def plan(run: str, **options: Any) -> None:
 
     _check(options)
     found = load(run)
+    _note_incomplete(found)
     if options["batch"] is not None:
         from tapegrad.profile.plan.batch_command import answer
 
@@ -73,6 +74,15 @@ def _check(o: dict[str, Any]) -> None:
 
         if find_spec("scipy") is None:
             raise click.UsageError("--solver milp needs SciPy: pip install 'tapegrad[plan]'; greedy works without")
+
+
+def _note_incomplete(run: Run) -> None:
+    from tapegrad.profile.plan.problem import is_complete
+    from tapegrad.profile.report.escape import shown
+
+    if not is_complete(run):
+        how = shown(run.meta["outcome"]["kind"])
+        click.echo(f"tapegrad: the run is incomplete ({how}): what is predicted holds only for what it did", err=True)
 
 
 def budget_of(run: Run, text: str) -> int:
@@ -105,7 +115,8 @@ def device_bytes(run: Run) -> int | None:
 def _percent(option: str, text: str) -> float:
     found = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", text)
     if found is None:
-        raise click.UsageError(f"{option} {text!r}: a share is a number and a percent sign, such as 10%")
+        number = text.strip() if re.fullmatch(r"\s*\d{1,6}(\.\d{1,6})?\s*", text) else "10"
+        raise click.UsageError(f"{option} {text!r}: a share is a number and a percent sign, such as {number}%")
     return float(found[1])
 
 
@@ -134,6 +145,8 @@ class _Planning:
             return self._without_calls(problem)
         search = Search(problem, self.options["solver"])
         chosen = self._choose(search)
+        if chosen is None and self.budget is not None:
+            return self._without_calls(problem, search.least.peak_bytes)
         if chosen is None:
             self._refuse(search.least.peak_bytes, "everything that helps is checkpointed then")
             return DOES_NOT_FIT
@@ -153,18 +166,21 @@ class _Planning:
         click.echo(f"tapegrad: {iec(self.budget or 0)} is not reachable; the smallest peak is {iec(smallest)} "
                    f"({smallest} bytes): {why}", err=True)  # fmt: skip
 
-    def _without_calls(self, problem: Problem) -> int:
-        """Nothing to choose from: a budget for the whole program is what there is."""
+    def _without_calls(self, problem: Problem, least_of_calls: int | None = None) -> int:
+        """No call to choose, or none that helps enough: a budget for the whole program is what there is."""
         from tapegrad.profile.plan.file import Plan, Point
+        from tapegrad.profile.plan.problem import held_bytes
 
         plain = problem.outcome(())
         if self.budget is None:
             click.echo("tapegrad: no calls of functions or layers keep values for a gradient, so there is nothing to "
                        "choose; --budget SIZE plans with tg.memory_budget for the whole program", err=True)  # fmt: skip
             return DOES_NOT_FIT
-        least = _held_bytes(self.run_file)
-        if self.budget < least:
-            self._refuse(least, "so much is alive besides what is kept for the gradient")
+        held = held_bytes(self.run_file)
+        least = held if least_of_calls is None else min(held, least_of_calls)
+        if self.budget < held:
+            self._refuse(least, "so much is alive besides what is kept for the gradient" if least == held
+                         else "everything that helps is checkpointed then")  # fmt: skip
             return DOES_NOT_FIT
         fits = plain.peak_bytes <= self.budget
         predicted = Point(min(plain.peak_bytes, self.budget), problem.step_ns if fits else None, ())
@@ -207,12 +223,3 @@ class _Planning:
         from rich.console import Console
 
         print_plan(made, problem, chosen, Console(highlight=False), str(self.target) if self.writes else None)
-
-
-def _held_bytes(run: Run) -> int:
-    """The most alive at once of what no budget can drop."""
-    from tapegrad.profile.runs.model import CATEGORIES
-    from tapegrad.profile.runs.timeline import totals
-
-    kept = CATEGORIES.index("activation")
-    return max((total - by[kept] for _, _, total, by in totals(run)), default=0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tapegrad.memory.applying import FORMAT, VERSION, Action, PlanError, actions_of, is_count, read_json
+from tapegrad.profile.runs.whole import whole
 
 _TEXTS = ("tapegrad", "file", "program", "device")
 
@@ -59,19 +59,15 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 def _row(a: Action) -> dict[str, Any]:
     return {
-        "do": a.do, "kind": a.kind, "name": a.name, "file": a.file, "line": a.line, "ordinals": list(a.ordinals),
+        "do": a.do, "kind": a.kind, "name": a.name, "file": a.file, "relative": a.relative, "line": a.line,
+        "ordinals": list(a.ordinals),
     }  # fmt: skip
 
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write ``plan`` to ``path``: all of it, or (on an error) nothing.  Raises OSError."""
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with whole(path) as part:
         part.write_text(json.dumps(to_json(plan), indent=1) + "\n", encoding="ascii")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def load(path: str | os.PathLike[str]) -> Plan:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from tapegrad.memory.applying import Action
+from tapegrad.profile.plan.places import relative_to_program
 from tapegrad.profile.plan.simulate import Change, change_of, lives_with, peak, profile
 from tapegrad.profile.plan.step import BACKWARD, NEVER, Key, Life, Step
 from tapegrad.profile.runs import timeline
-from tapegrad.profile.runs.model import KINDS, Run
+from tapegrad.profile.runs.model import CATEGORIES, KINDS, Run
 
 CallKey = tuple[str, str, str, int]
 Numbered = tuple[CallKey, int]
@@ -74,6 +75,7 @@ class Problem:
             if there_and_back < c.ns:
                 c.do, c.ns = "offload", max(there_and_back, 1)
         self._known: dict[tuple[int, ...], Outcome] = {}
+        self._names: dict[str, str] = {}
 
     def outcome(self, chosen: Iterable[int]) -> Outcome:
         """What checkpointing candidates, none within another, gives."""
@@ -96,7 +98,14 @@ class Problem:
         for i in sorted(chosen):
             c = self.candidates[i]
             groups.setdefault((c.do, c.key), []).append(c.ordinal)
-        return [Action(do, *key, tuple(sorted(ordinals))) for (do, key), ordinals in groups.items()]
+        return [
+            Action(do, *key, tuple(sorted(ordinals)), self._relative(key[2])) for (do, key), ordinals in groups.items()
+        ]
+
+    def _relative(self, file: str) -> str:
+        if file not in self._names:
+            self._names[file] = relative_to_program(self.run, file)
+        return self._names[file]
 
     def calls_of(self, key: CallKey) -> int:
         """How many numbered calls of ``key`` the step has."""
@@ -121,6 +130,18 @@ def representative(run: Run) -> int | None:
     if found:
         return max(found[1:] or found, key=lambda i: (steps["peak_bytes"][i], i))
     return -1 if BACKWARD in o["phase"] else None
+
+
+def is_complete(run: Run) -> bool:
+    """Whether the program of a run has come to its end, and well."""
+    outcome = run.meta["outcome"]
+    return outcome["kind"] == "finished" or (outcome["kind"] == "exit" and outcome["code"] == 0)
+
+
+def held_bytes(run: Run) -> int:
+    """The most alive at once of what no budget for the whole program can drop."""
+    kept = CATEGORIES.index("activation")
+    return max((total - by[kept] for _, _, total, by in timeline.totals(run)), default=0)
 
 
 def _step_ns(run: Run) -> int:

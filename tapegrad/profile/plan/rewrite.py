@@ -16,21 +16,15 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType
 from typing import Any
 
-from tapegrad.memory.applying import Action, full_name
+from tapegrad.memory.applying import Action
 
 Note = Callable[[str], None]
-Targets = dict[str, set[tuple[str, int]]]
-"""By file: name and line of the functions to be changed."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-def targets_of(actions: Iterable[Action]) -> Targets:
-    """The functions that a plan's actions name, by file."""
-    found: Targets = {}
-    for action in actions:
-        if action.kind == "function":
-            found.setdefault(full_name(action.file), set()).add((action.name, action.line))
-    return found
+def targets_in(file: str, actions: Iterable[Action]) -> set[tuple[str, int]]:
+    """Name and line of the functions in ``file`` that a plan's actions name."""
+    return {(action.name, action.line) for action in actions if action.kind == "function" and action.is_in(file)}
 
 
 def compile_with_plan(
@@ -40,7 +34,7 @@ def compile_with_plan(
 
     ``note`` is told of functions that cannot be, or are not there.  Raises SyntaxError, as ``compile`` does.
     """
-    wanted = targets_of(plan).get(full_name(filename), set())
+    wanted = targets_in(filename, plan)
     flags = ast.PyCF_ONLY_AST
     tree = compile(source, filename, "exec", flags, dont_inherit=True)
     if wanted:
@@ -55,11 +49,11 @@ def compile_with_plan(
 def installed(plan: Iterable[Action], note: Note = lambda text: None) -> Iterator[None]:
     """In the block, modules imported from files that ``plan`` names are compiled with it; no bytecode is kept."""
     actions = list(plan)
-    finder = _Finder(actions, note)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and full_name(file) in finder.files and module.__name__ != "__main__":
+        if isinstance(file, str) and module.__name__ != "__main__" and targets_in(file, actions):
             note(f"{file}: was imported before the plan; its functions are left as they are")
+    finder = _Finder(actions, note)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -71,14 +65,13 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Finds modules where Python would, and has some compiled with a plan."""
 
     def __init__(self, actions: list[Action], note: Note) -> None:
-        self.files = targets_of(actions).keys()
         self._actions, self._note = actions, note
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
             return None
-        if full_name(spec.origin) not in self.files:
+        if not targets_in(spec.origin, self._actions):
             return None
         spec.loader = _Loader(fullname, spec.origin, self._actions, self._note)
         return spec

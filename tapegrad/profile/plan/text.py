@@ -48,17 +48,24 @@ def print_plan(plan: Plan, problem: Problem, chosen: Outcome, console: Console, 
     out.line(_headline(plan), "bold")
     out.line()
     if plan.memory_budget is not None:
-        _budget(plan, out)
+        _budget(plan, problem, out)
     elif plan.actions:
         _actions(plan, problem, chosen, out)
-    elif not plan.pareto or "budget_bytes" in plan.asked and plan.asked["budget_bytes"] is not None:
-        out.line(f"{out.star} it fits as it is: nothing to do")
+    elif _chosen(plan):
+        fits = plan.asked.get("budget_bytes") is not None
+        out.line(f"{out.star} {'it fits as it is' if fits else 'nothing helps within that time'}: nothing to do")
     if plan.pareto:
-        out.line()
+        if _chosen(plan):
+            out.line()
         _pareto(plan, out)
     if path is not None and (plan.actions or plan.memory_budget):
         out.line()
         _next(plan, out, path)
+
+
+def _chosen(plan: Plan) -> bool:
+    """Whether one of the plans was asked for, not only their list."""
+    return any(value is not None for value in plan.asked.values())
 
 
 def _headline(plan: Plan) -> str:
@@ -84,29 +91,39 @@ def _actions(plan: Plan, problem: Problem, chosen: Outcome, out: _Out) -> None:
     if p.step_ns is not None:
         more = ms(p.step_ns - problem.step_ns)
         out.line(f"  predicted step  {ms(p.step_ns)}   {change_in_time(p.step_ns, problem.step_ns)} (+{more}: "
-                 f"{counted(len(chosen.chosen), 'call')} run again)")  # fmt: skip
+                 f"{_done(plan.actions)})")  # fmt: skip
     where, was = moment(problem, chosen), moment(problem, before)
     if where:
         out.line(f"  the peak {'stays at' if where == was else 'moves to'}  {where}")
 
 
-def _budget(plan: Plan, out: _Out) -> None:
+def _done(actions: list[Action]) -> str:
+    """``2 calls run again, 7 calls offloaded``."""
+    parts = []
+    for do, done in (("checkpoint", "run again"), ("offload", "offloaded")):
+        count = sum(len(a.ordinals) for a in actions if a.do == do)
+        parts += [f"{counted(count, 'call')} {done}"] if count else []
+    return ", ".join(parts)
+
+
+def _budget(plan: Plan, problem: Problem, out: _Out) -> None:
     out.line(f"{out.star} run the whole program under tg.memory_budget({plan.memory_budget})")
     out.line(f"  predicted peak  at most {iec(plan.predicted.peak_bytes)}")
     out.line("  predicted step  not known: values are dropped and made again as memory asks for it")
-    out.line("  No calls of functions or layers keep values for a gradient, so there are none to choose from.")
+    out.line("  Checkpointing calls does not reach it." if problem.candidates else
+             "  No calls of functions or layers keep values for a gradient: none to choose from.")  # fmt: skip
 
 
 def _pareto(plan: Plan, out: _Out) -> None:
     rows = []
     for p in plan.pareto:
-        mark = out.star if _same(p, plan) else out.circle
+        mark = out.star if _chosen(plan) and _same(p, plan) else out.circle
         time = "-" if p.step_ns is None else ms(p.step_ns)
         more = "" if p.step_ns is None else change_in_time(p.step_ns, plan.measured_ns)
         rows.append([mark, iec(p.peak_bytes), time, more, short(list(p.actions))])
     columns = [
         Column(""), Column("Peak", right=True), Column("Step", right=True), Column("", right=True),
-        Column("Checkpointed", flexible=True),
+        Column("Calls", flexible=True),
     ]  # fmt: skip
     out.table(columns, rows)
 

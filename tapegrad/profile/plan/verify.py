@@ -6,12 +6,18 @@ from statistics import median
 
 from tapegrad.profile.compare import steady_steps
 from tapegrad.profile.plan.file import Plan
+from tapegrad.profile.plan.problem import is_complete
 from tapegrad.profile.report.units import iec, ms
 from tapegrad.profile.runs.model import Run
 
 
 def verified(run: Run, plan: Plan) -> list[str]:
-    """Lines that compare peak, and step time where it was predicted; both of steps but the first."""
+    """Lines that compare peak, and step time where it was predicted; both of steps but the first.
+
+    None for a run that has not come to its end, of which the plan says nothing.
+    """
+    if not is_complete(run):
+        return []
     predicted = plan.predicted
     lines = [
         f"plan: peak predicted {iec(predicted.peak_bytes)}, measured {iec(run.peak['bytes'])}"

@@ -50,8 +50,9 @@ def change_in_time(now: int, before: int) -> str:
 
 
 def short(actions: list[Action]) -> str:
-    """``Block x3, attend() x2``; ``-`` for nothing."""
-    return ", ".join(f"{name_of(a.kind, a.name)} x{len(a.ordinals)}" for a in actions) or "-"
+    """``Block x3, attend() x2 offloaded``; ``-`` for nothing."""
+    marks = {"offload": " offloaded"}
+    return ", ".join(f"{name_of(a.kind, a.name)} x{len(a.ordinals)}{marks.get(a.do, '')}" for a in actions) or "-"
 
 
 def moment(problem: Problem, outcome: Outcome) -> str:

@@ -41,7 +41,7 @@ def chart(run: Run, step: int, width: int, plain: bool = False, at: int = -1) ->
     if marked >= 0:
         drawn.insert(0, f"{margin}  {' ' * marked}{arrow}")
     axis = _phases(run, begin, end, columns, column, dash)
-    duration = f" {ms(last - first)}"
+    duration = f" {ms(last - first, plain)}"
     axis = axis[: max(0, columns - len(duration))] + duration if len(duration) < columns else axis
     return [*(line.rstrip() for line in drawn), f"{margin} {corner}{axis}"]
 

@@ -101,6 +101,8 @@ def _report(
         seq = seq_at(run, at)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    if at.startswith("seq:") and seq < int(at.removeprefix("seq:")):
+        raise click.UsageError(f"there is no event {at.removeprefix('seq:')}: the last of the run is {seq}")
     if not found:
         _print(run, path, at, seq, by, sort, rows)
     view = View(at, seq, by or "category", sort, rows or 0, source)
@@ -120,7 +122,11 @@ def _print(run: Any, path: str, at: str, seq: int, by: str | None, sort: str, ro
 
     console = Console(highlight=False)
     if by is None and sort == "bytes":
-        text.print_summary(run, console, path=path, seq=None if at == "peak" else seq, rows=5 if rows is None else rows)
+        from tapegrad.profile.plan.advice import advice
+
+        helps = advice(run, path) if at == "peak" and run.meta.get("plan") is None else ()
+        moment = None if at == "peak" else seq
+        text.print_summary(run, console, path=path, seq=moment, rows=5 if rows is None else rows, advice=helps)
     else:
         by = by or "line"
         text.print_table(run, console, groups(run, seq, by, sort), by, seq, 20 if rows is None else rows)

@@ -79,15 +79,31 @@ class Clock:
 def place(file: str, line: int, function: str) -> str:
     """``model.py:41 attention()``, as far as it is known."""
     where = f"{file}:{line}" if file else ""
-    return f"{where} {function}()".strip() if function else where or "(unknown)"
+    call = function if not function or function.endswith((")", ">")) else f"{function}()"
+    return f"{where} {call}".strip() or "(unknown)"
 
 
-def short_names(run: Run) -> dict[str, str]:
-    """For each file its name without the folder, where no other file of the run has the same."""
-    files = {run.text(i) for i in (*run.frames["file"], *run.calls["file"])}
-    ends = {file: re.split(r"[/\\]", file)[-1] or file for file in files}
-    count = Counter(ends.values())
-    return {file: end if count[end] == 1 else file for file, end in ends.items()}
+def op_name(name: str) -> str:
+    """An op as people know it: a leaf is an array that no op made."""
+    return "input array" if name == "leaf" else name
+
+
+def short_names(*runs: Run) -> dict[str, str]:
+    """For each file its name without the folder, where no other file of the same run has it."""
+    ends: dict[str, str] = {}
+    ambiguous: set[str] = set()
+    for run in runs:
+        files = {run.text(i) for i in (*run.frames["file"], *run.calls["file"])}
+        found = {file: re.split(r"[/\\]", file)[-1] or file for file in files}
+        ambiguous |= {end for end, n in Counter(found.values()).items() if n > 1}
+        ends |= found
+    return {file: file if end in ambiguous else end for file, end in ends.items()}
+
+
+def short_place(key: str, names: dict[str, str]) -> str:
+    """A place with the name of its file as :func:`short_names` has it."""
+    found = re.match(r"(.*):(-?\d+(?: .*)?)$", key, re.DOTALL)
+    return f"{names.get(found[1], found[1])}:{found[2]}" if found else key
 
 
 def call_path(run: Run, call: int) -> str:

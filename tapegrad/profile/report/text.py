@@ -26,6 +26,7 @@ STYLES = {
 }  # fmt: skip
 OOM = MARKS.index("oom")
 _BAR = 14
+_SIZE = re.compile(r"\b((\d{1,18})(?: bytes)?) \(\d+(?:\.\d+)? [KMGTPE]?i?B\)")
 
 
 def print_summary(
@@ -60,9 +61,7 @@ def print_summary(
     _largest(run, out, moment, rows, path)
     _recomputed(run, out, moment)
     if advice:
-        out.line()
-        columns = [Column("What would help", flexible=True), Column("", flexible=True)]
-        out.table(columns, [list(pair) for pair in advice])
+        _advise(out, advice)
     if path is not None:
         out.line()
         out.line(f"tapegrad report {out.file(path)} --html", style="bold")
@@ -89,19 +88,25 @@ def print_oom(run: Run, console: Console, *, path: str | None = None) -> None:
     used, limit = sum(row.bytes for row in live), run.meta.get("limit_bytes")
     asked = [run.text(text) for seq, text in zip(run.marks["seq"], run.marks["text"]) if seq == moment]
     origin = r.origin(run, moment)
-    lines = [out.text(t) for t in asked if t]
     message = run.meta["outcome"].get("message", "")
-    lines += [out.text(message)] if message and message not in asked else []
+    told = [*asked, *([message] if message not in asked else [])]
+    lines = [out.text(_precise(text)) for text in told if text]
     lines.append(f"used {_exact(used)}" + (f", limit {_exact(limit)}" if limit else "") + _reserved(run, moment))
     lines.append("alive: " + ", ".join(f"{row.key} {iec(row.bytes)}" for row in live))
     first = _first_to_go(run, moment)
     if first is not None:
-        idle = f", idle for {ms(first.idle_ns)}" if first.idle_ns >= 0 else ""
-        lines.append(f"first to go: {out.place(first.key)} {out.text(first.op)}: {iec(first.bytes)}{idle}")
+        idle = f", idle for {out.ms(first.idle_ns)}" if first.idle_ns >= 0 else ""
+        what = "largest idle" if any("cannot be dropped" in text for text in told) else "first to go"
+        lines.append(f"{what}: {out.place(first.key)} {out.op(first.op)}: {iec(first.bytes)}{idle}")
     title = f"Out of memory on {out.text(run.meta['device']['name'])}{_when(origin.step if origin else -1, origin)}"
     out.panel(title, lines)
     if path is not None:
         out.line(f"all that was alive: tapegrad report {out.file(path)} --at oom --by line -n 0")
+
+
+def _precise(message: str) -> str:
+    """A message with its sizes to two decimals, where it also gives their bytes: sizes that differ must look so."""
+    return _SIZE.sub(lambda f: f"{f[1]} ({iec(int(f[2]))})", message)
 
 
 class _Out:
@@ -119,8 +124,14 @@ class _Out:
 
     def place(self, key: str) -> str:
         """``folder/model.py:41 attention()`` with as little of the folder as tells files apart, harmless."""
-        found = re.match(r"(.*):(-?\d+(?: .*)?)$", key, re.DOTALL)
-        return self.text(f"{self.files.get(found[1], found[1])}:{found[2]}" if found else key)
+        return self.text(r.short_place(key, self.files))
+
+    def op(self, name: str) -> str:
+        """The name of an operation, harmless."""
+        return self.text(r.op_name(name))
+
+    def ms(self, ns: int) -> str:
+        return ms(ns, self.plain)
 
     def file(self, path: str) -> str:
         """A path as it can be pasted into a shell."""
@@ -156,13 +167,14 @@ def _headline(run: Run, out: _Out, seq: int, is_peak: bool) -> None:
     total = run.peak["bytes"] if is_peak else sum(row.bytes for row in r.rows(run, seq, "category"))
     device = run.meta["device"]
     whole = device.get("total_bytes")
-    share = f", {percent(total, whole)} of the device" if whole else ""
+    # a share too small to be told is not worth its room
+    share = f", {percent(total, whole)} of the device" if whole and total * 2000 >= whole else ""
     what = "Peak" if is_peak else "Alive"
     out.line(f"{what} {_exact(total)} on {out.text(device['name'])}{share}{_reserved(run, seq)}", style="bold")
     origin = r.origin(run, seq)
     if origin is not None:
         where = out.place(r.place(origin.file, origin.line, origin.function))
-        op = f" ({out.text(origin.op)})" if origin.op else ""
+        op = f" ({out.op(origin.op)})" if origin.op else ""
         out.line(f"at {where}{op}{_when(r.step_of(run, seq), origin)}")
 
 
@@ -200,7 +212,8 @@ def _ledger(run: Run) -> str:
     events = counted(checks["events"], "event")
     if checks["checked"] > 0:
         equal = "=" if checks["drift_bytes"] == 0 else "differs from"
-        said = f"ledger {equal} pool: drift {checks['drift_bytes']} B in {counted(checks['checked'], 'comparison')}"
+        pool = "NumPy's allocations" if run.meta["device"]["name"].startswith("cpu") else "pool"
+        said = f"ledger {equal} {pool}: drift {checks['drift_bytes']} B in {counted(checks['checked'], 'comparison')}"
     else:
         said = "ledger not compared (profile --check)"
     dropped = f"; {counted(checks['dropped'], 'event')} of steps that were not kept" if checks["dropped"] > 0 else ""
@@ -220,7 +233,7 @@ def _largest(run: Run, out: _Out, seq: int, limit: int, path: str | None) -> Non
 def _groups(out: _Out, title: str, found: list[r.Row], total: int, by: str) -> None:
     by_line = by == "line"
     times = "x" if out.plain else "×"
-    columns = [Column(title, flexible=True, keep_end=by_line)]
+    columns = [Column(title, flexible=True, place=by_line)]
     columns += [Column("op", flexible=True), Column("held by", flexible=True)] if by_line else []
     columns += [Column(f"n {times} size", right=True), Column("bytes", right=True)]
     columns += [Column("share", right=True)] if not by_line else []  # 80 columns hold either
@@ -228,11 +241,11 @@ def _groups(out: _Out, title: str, found: list[r.Row], total: int, by: str) -> N
     cells: list[list[Any]] = []
     for row in found:
         size = f" {times} {iec(row.size)}" if row.size >= 0 else ""
-        names = [out.text(row.op), out.text(row.holder)] if by_line else []
+        names = [out.op(row.op), out.text(row.holder)] if by_line else []
         share = [percent(row.bytes, total)] if not by_line else []
-        name = out.place(row.key) if by_line else out.text(row.key)
+        name = out.place(row.key) if by_line else out.op(row.key) if by == "op" else out.text(row.key)
         key = Text(name, STYLES[row.category] if by == "category" else "")
-        idle = ms(row.idle_ns) if row.idle_ns >= 0 else "-"
+        idle = out.ms(row.idle_ns) if row.idle_ns >= 0 else "-"
         cells.append([key, *names, f"{row.count:,}{size}", iec(row.bytes), *share, idle])
     out.table(columns, cells)
 
@@ -245,16 +258,28 @@ def _recomputed(run: Run, out: _Out, seq: int) -> None:
     out.line()
     times = "x" if out.plain else "×"
     columns = [
-        Column(f"Recomputed in step {step}" if step >= 0 else "Recomputed", flexible=True, keep_end=True),
+        Column(f"Recomputed in step {step}" if step >= 0 else "Recomputed", flexible=True, place=True),
         Column("times", right=True), Column("brought back", right=True), Column("took", right=True),
         Column("not alive then", right=True),
     ]  # fmt: skip
     cells: list[list[Any]] = []
     for rerun in found:
         name = out.place(r.place(rerun.file, rerun.line, rerun.name)) if rerun.file else out.text(rerun.name)
-        took = ms(rerun.ns) if rerun.ns else "-"
+        took = out.ms(rerun.ns) if rerun.ns else "-"
         cells.append([name, f"{rerun.count:,} {times}", iec(rerun.bytes), took, iec(rerun.spared_bytes)])
     out.table(columns, cells)
+
+
+def _advise(out: _Out, advice: Sequence[tuple[str, str]]) -> None:
+    """A table, below which stand commands that it has no room for: half a command is of no use."""
+    pairs = [(out.text(what), out.text(brings)) for what, brings in advice]
+    room = min(out.console.width, 120) - 2 - max(len(what) for what, _ in pairs)
+    long = [pair for pair in pairs if len(pair[1]) > room and pair[1].startswith("tapegrad ")]
+    out.line()
+    columns = [Column("What would help", flexible=True), Column("", flexible=True)]
+    out.table(columns, [list(pair) for pair in pairs if pair not in long])
+    for what, command in long:
+        out.line(f"{what}: {command}")
 
 
 def _first_to_go(run: Run, seq: int) -> r.Row | None:

@@ -15,9 +15,13 @@ def iec(nbytes: int) -> str:
     return f"{value:.2f} {unit}"
 
 
-def ms(ns: int) -> str:
-    """``ns`` nanoseconds in ms, or in s from ten seconds on: ``0.31 ms``, ``189 ms``, ``12.3 s``."""
+def ms(ns: int, plain: bool = True) -> str:
+    """``ns`` nanoseconds in ms: ``0.31 ms``, ``189 ms``; from ten seconds on in s, below 5 us in us (or µs)."""
+    if not ns:
+        return "0 ms"
     value = ns / 1e6
+    if abs(ns) < 5000:
+        return f"{ns / 1e3:.1f} {'us' if plain else 'µs'}" if abs(ns) >= 50 else f"{ns} ns"
     if abs(value) >= 1e4:
         return f"{value / 1e3:.1f} s"
     return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.1f} ms" if abs(value) >= 10 else f"{value:.2f} ms"
@@ -25,7 +29,10 @@ def ms(ns: int) -> str:
 
 def percent(part: int, whole: int) -> str:
     """``part`` of ``whole``, with one decimal; nothing of nothing is nothing."""
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+    if not whole:
+        return "-"
+    share = 100 * part / whole
+    return "< 0.1 %" if 0 < share < 0.05 else f"{share:.1f} %"
 
 
 def counted(n: int, one: str, many: str = "") -> str:

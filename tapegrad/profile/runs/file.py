@@ -15,6 +15,7 @@ from typing import Any
 
 from tapegrad.errors import TapegradError
 from tapegrad.profile.runs.model import CATEGORIES, COLUMNS, KINDS, MARKS, PHASES, Run
+from tapegrad.profile.runs.whole import whole
 
 FORMAT = "tapegrad.run"
 VERSION = 1
@@ -40,12 +41,8 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     text = json.dumps(to_json(run), ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode()
     data = gzip.compress(text, compresslevel=5, mtime=0) if path.suffix == ".gz" else text
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with whole(path) as part:
         part.write_bytes(data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def to_json(run: Run) -> dict[str, Any]:

@@ -11,11 +11,11 @@ import os
 import re
 from html import escape
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs.model import Run
+from tapegrad.profile.runs.whole import whole
 from tapegrad.profile.viewer.payload import encode
 
 # Each after those it imports from.
@@ -41,13 +41,8 @@ def write(
     Raises OSError, and RunFileError for a run with numbers that a browser cannot count exactly.
     """
     text = page(run, source=source, what_if=what_if, max_drawn=max_drawn)
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with whole(path) as part:
         part.write_bytes(text.encode())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def page(

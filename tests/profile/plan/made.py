@@ -14,11 +14,11 @@ def training(steps: int = 3, blocks: int = 4, name: str = "Block", file: str = "
     b = Builder()
     weights = [b.alloc(MIB // 4, "parameter", "leaf", (file, 5, "__init__"), shape="(256, 256)") for _ in range(blocks)]
     assert weights
-    big = f"({batch}, {MIB // 4 // batch})"
+    big, half = (f"({batch}, {MIB // n // batch})" for n in (4, 8))
     for _ in range(steps):
         b.begin_step()
         b.phase, kept = "forward", []
-        x = b.alloc(MIB, "input", "leaf", (file, 90, "main"), shape=big)
+        x, y = (b.alloc(MIB // 2, "input", "leaf", (file, 90, "main"), shape=half) for _ in range(2))
         for _ in range(blocks):
             call, mine = b.enter("layer", name, file, 40), []
             for line in (42, 43, 44):
@@ -33,14 +33,14 @@ def training(steps: int = 3, blocks: int = 4, name: str = "Block", file: str = "
         ct, grads = b.alloc(MIB, "temporary", "ones", (file, 95, "main"), shape=big), []
         for call, mine in reversed(kept):
             b.call = call
-            for y in reversed(mine):
+            for made in reversed(mine):
                 new = b.alloc(MIB, "temporary", "matmul", (file, 42, name), shape=big)
-                b.free(ct, y)
+                b.free(ct, made)
                 ct = new
             b.free(b.alloc(MIB // 4, "temporary", "matmul", (file, 42, name), shape="(256, 256)"))
             grads.append(b.alloc(MIB // 4, "gradient", "matmul", (file, 96, "main"), shape="(256, 256)"))
         b.call = -1
-        b.free(ct, x)
+        b.free(ct, x, y)
         b.phase = "optimizer"
         b.free(*grads)
         b.phase = "other"

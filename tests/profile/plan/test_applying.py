@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ import tapegrad as tg
 from tapegrad import nn
 from tapegrad.memory import applying
 from tapegrad.memory.applying import Action, PlanError, apply_plan, layer_key, planned, use_plan
+from tapegrad.memory.program_files import own_name, relative_name
 from tests.profile.plan import programs
 
 
@@ -221,6 +223,28 @@ def test_use_plan_says_what_it_leaves_alone(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="No such file"):
         with use_plan(tmp_path / "none.json"):
             pass
+
+
+def test_use_plan_says_which_calls_were_not_met(tmp_path: Path) -> None:
+    path = plan_file(tmp_path / "plan.json", [dense(0, 2, 7, 9)])
+    with pytest.warns(
+        UserWarning, match="2 of the plan's calls of layers were not met, such as call 7 of Dense"
+    ) as caught:
+        with use_plan(path):
+            trained(model(), X)
+    assert caught[0].filename == __file__
+    with pytest.raises(ValueError, match="mine"):  # without a warning, which would be an error here
+        with use_plan(path):
+            raise ValueError("mine")
+
+
+def test_a_copy_of_tapegrad_is_met() -> None:
+    action = Action("checkpoint", "layer", "Dense", "/elsewhere/tapegrad/nn/core.py", layer_key(nn.Dense)[3], (0,))  # type: ignore[index]
+    assert own_name(action.file) == "tapegrad/nn/core.py" == relative_name(layer_key(nn.Dense)[2])  # type: ignore[index]
+    for relative, reruns in ((own_name(action.file), [1, 1]), ("", [0, 0]), ("nn/core.py", [0, 0])):
+        with apply_plan([dataclasses.replace(action, relative=relative)]) as applied:
+            assert trained(model(), X)[0] == reruns
+        assert (applied.unmet() == []) == (reruns == [1, 1])
 
 
 def test_state_and_random_numbers_are_those_of_one_run() -> None:

@@ -13,6 +13,7 @@ from tapegrad.profile.plan.batch import BatchError, _growing, batch_of, of_one, 
 from tapegrad.profile.plan.step import Step
 from tapegrad.profile.recorder import Session
 from tapegrad.profile.runs import Run
+from tapegrad.profile.runs.model import CATEGORIES
 from tests.profile.made_runs import MIB, empty, many
 from tests.profile.plan.made import training
 from tests.profile.plan.programs import META
@@ -79,14 +80,29 @@ def test_the_batch_is_found_in_the_inputs() -> None:
 
 def test_a_batch_that_is_not_clear_is_asked_for() -> None:
     run = training(steps=2)
-    other = run.strings.index("(16, 16384)")
-    run.strings[other] = "(7,)"  # now nothing shares a dimension with the inputs in a plain way
-    assert batch_of(run, Step(run, 1)) == 7
-    run.strings[other] = "()"
-    with pytest.raises(BatchError, match="say the batch of the run with --batch-now"):
-        batch_of(run, Step(run, 1))
+    other = run.strings.index("(16, 8192)")
+    for shape in ("()", "(8192, 8192)"):  # a grid, say
+        run.strings[other] = shape
+        with pytest.raises(BatchError, match="clearly the batch; say it with --batch-now"):
+            batch_of(run, Step(run, 1))
+    run = training(steps=2)
+    second = [i for i, c in enumerate(run.allocs["category"]) if c == CATEGORIES.index("input")][1]
+    run.allocs["shape"][second] = run.allocs["shape"][0]
+    step = Step(run, 0)
+    with pytest.raises(BatchError, match="clearly the batch; say it with --batch-now"):
+        batch_of(run, step)  # of one input alone
     with pytest.raises(BatchError, match="no value of the step has a first dimension of 5"):
         of_one(training(steps=2), 5)
+
+
+def test_a_width_is_no_batch() -> None:
+    with pytest.raises(BatchError, match="--batch-now"):  # weights of (256, 256)
+        of_one(training(steps=2, batch=256))
+    with pytest.raises(BatchError, match="--batch-now"):
+        run = training(steps=2)
+        run.strings[run.strings.index("(16, 16384)")] = run.strings[run.strings.index("(16, 8192)")] = "(16, 16)"
+        of_one(run)
+    assert of_one(training(steps=2, batch=256), 256).now == 256
 
 
 def test_two_dimensions_that_could_be_the_batch() -> None:
@@ -95,13 +111,19 @@ def test_two_dimensions_that_could_be_the_batch() -> None:
     session = Session()
     session.start()
     for _ in range(2):
-        x, z = tg.asarray([[1.0] * 40] * 30), tg.asarray([[1.0] * 40] * 32)
+        (x, xt), (z, zt) = ([tg.asarray([[1.0] * 40] * n) for _ in range(2)] for n in (30, 32))
         with tg.GradientTape() as tape:
-            loss = tg.sum(tg.tanh(x @ w)) + tg.sum(tg.tanh(z @ w))
+            loss = tg.sum(tg.tanh(x @ w) - xt) + tg.sum(tg.tanh(z @ w) - zt)
         tape.gradient(loss, w)
     session.stop()
     with pytest.raises(BatchError, match="could be 3[02] or 3[02]; say which with --batch-now"):
         of_one(session.run(META, source=False))
+
+
+def test_times_from_one_run_are_bounds() -> None:
+    one, two = of_one(training(steps=2)), of_two(training(steps=2), training(steps=2, batch=32))
+    assert [one.bound(n) for n in (8, 16, 32)] == ["least", "", "most"]
+    assert [two.bound(n) for n in (8, 16, 32)] == ["", "", ""]
 
 
 def test_runs_that_do_not_go_together_are_refused() -> None:

@@ -10,9 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tapegrad.profile.cli import main
+from tapegrad.profile.plan.advice import advice
 from tapegrad.profile.plan.file import load
-from tapegrad.profile.plan.problem import Problem
+from tapegrad.profile.plan.problem import Problem, held_bytes
+from tapegrad.profile.plan.verify import verified
+from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs import Run, save
+from tapegrad.profile.runs.model import KINDS
 from tests.profile.made_runs import MIB, empty
 from tests.profile.plan.made import training
 from tests.profile.plan.test_simulate import plain
@@ -64,12 +68,60 @@ def test_a_plan_is_not_overwritten_unasked(here: Path) -> None:
 
 
 def test_a_budget_that_cannot_be_kept_is_answered_with_the_smallest(here: Path) -> None:
-    result = plan("--budget", "5MiB")
+    held = held_bytes(training())
+    result = plan("--budget", str(held - 1))
     assert result.exit_code == 3 and result.stdout == ""
-    assert f"the smallest peak is 10.00 MiB ({10 * MIB} bytes)" in result.stderr
+    assert held < 10 * MIB
+    assert f"the smallest peak is {iec(held)} ({held} bytes): so much is alive" in result.stderr
     assert not (here / "plan.json").exists()
-    assert plan("--budget", str(10 * MIB)).exit_code == 0
-    assert plan("--budget", str(10 * MIB - 1), "-f").exit_code == 3
+
+
+def test_a_budget_below_what_calls_reach_is_one_for_the_whole_program(here: Path) -> None:
+    held = held_bytes(training())
+    assert plan("--budget", str(10 * MIB)).exit_code == 0 and load("plan.json").memory_budget is None
+    for nbytes in (10 * MIB - 1, held):
+        result = plan("--budget", str(nbytes), "-f")
+        assert result.exit_code == 0, result.stderr
+        assert f"under tg.memory_budget({nbytes})" in result.stdout
+        assert "Checkpointing calls does not reach it." in result.stdout
+        assert load("plan.json").memory_budget == nbytes and load("plan.json").smallest_bytes == held
+
+
+def test_the_smaller_of_both_minima_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tapegrad.profile.plan.problem.held_bytes", lambda run: 11 * MIB)
+    result = plan("--budget", "9MiB")
+    assert result.exit_code == 3 and "the smallest peak is 10.00 MiB" in result.stderr
+    assert "everything that helps is checkpointed then" in result.stderr
+
+
+@pytest.mark.parametrize(("kind", "code", "complete"), [
+    ("finished", 0, True), ("exit", 0, True), ("exit", 1, False), ("oom", 1, False), ("x\x1b[2J", 0, False),
+])  # fmt: skip
+def test_a_run_that_did_not_end_well_is_incomplete(here: Path, kind: str, code: int, complete: bool) -> None:
+    run = training()
+    run.meta["outcome"] = {"kind": kind, "code": code, "message": ""}
+    for args in (["--pareto"], ["--batch", "32"]):
+        result = plan(*args, run=run)
+        assert result.exit_code == 0 and "\x1b" not in result.stderr
+        assert ("the run is incomplete" in result.stderr) == (not complete)
+    assert plan("--budget", "12MiB", run=training()).exit_code == 0
+    assert bool(verified(run, load("plan.json"))) == complete
+
+
+def test_offloaded_calls_are_called_so(here: Path) -> None:
+    result = plan("--budget", "12MiB", "--bandwidth", "1TiB")
+    assert result.exit_code == 0 and "offload Block, 2 of 4 calls" in result.stdout
+    assert "2 calls offloaded)" in result.stdout and "run again" not in result.stdout
+    assert "Block x2 offloaded" in result.stdout and "Calls" in result.stdout and "Checkpointed" not in result.stdout
+
+
+def test_advice_names_the_run_and_the_last_resort(here: Path) -> None:
+    assert advice(training(), "my run.json.gz")[-1][1] == "tapegrad plan 'my run.json.gz' --pareto"
+    assert advice(training())[-1][1] == "tapegrad plan RUN --pareto"
+    run = training()
+    run.calls["kind"] = [KINDS.index("scope")] * run.count("calls")  # no calls to choose from
+    ((what, command),) = advice(run)
+    assert iec(held_bytes(run)) in what and command == "tapegrad profile --budget SIZE PROGRAM"
 
 
 def test_what_fits_needs_no_plan(here: Path) -> None:
@@ -96,6 +148,8 @@ def test_a_slowdown_bounds_the_time(here: Path) -> None:
     assert found.predicted.step_ns <= 1.2 * found.measured_ns and found.predicted.peak_bytes < found.measured_bytes
     assert plan("--max-slowdown", "0%", "-f").exit_code == 0
     assert load("plan.json").actions == []
+    result = plan("--max-slowdown", "0%", "-f")
+    assert "★ nothing helps within that time" in result.stdout and "\n\n\n" not in result.stdout
 
 
 def test_json_is_the_plan(here: Path) -> None:
@@ -111,6 +165,7 @@ def test_the_list_alone(here: Path) -> None:
     result = plan("--pareto")
     assert result.exit_code == 0 and not (here / "plan.json").exists()
     assert "Block x3" in result.stdout and "it fits" not in result.stdout and "Wrote" not in result.stdout
+    assert "\n\n\n" not in result.stdout and "★" not in result.stdout and "○" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -120,6 +175,7 @@ def test_the_list_alone(here: Path) -> None:
         (["--budget", "1GiB", "--pareto"], "say what to plan for"),
         (["--budget", "lots"], "a size is a positive whole number"),
         (["--max-slowdown", "10"], "such as 10%"),
+        (["--max-slowdown", "25"], "such as 25%"),
         (["--max-slowdown", "-10%"], "such as 10%"),
         (["--budget", "1GiB", "--bandwidth", "fast"], "--bandwidth: a size"),
         (["--budget", "1GiB", "--batch-now", "3"], "go with --batch"),
@@ -156,13 +212,15 @@ def test_another_batch(here: Path) -> None:
     result = plan("--batch", "32")
     assert result.exit_code == 0, result.output
     assert "Batch 16 now: peak 16.00 MiB" in result.stdout
-    assert "Batch 32: predicted peak 31.00 MiB (+15.00 MiB)" in result.stdout
+    assert "Batch 32: predicted peak 31.00 MiB (+15.00 MiB), step at most " in result.stdout
+    assert all(line == line.rstrip() and len(line) <= 80 for line in result.stdout.splitlines())
     assert "the largest batch is" in result.stdout and "Assumed: values with a first dimension of 16" in result.stdout
     result = plan("--batch", "32", "--budget", "20MiB")
     assert result.exit_code == 3 and "Does not fit 20.00 MiB; the largest batch is 20" in result.stdout
     result = plan("--batch", "8", "--json")
     assert json.loads(result.stdout)["peak_bytes"] == (16 * MIB + MIB) // 2
     save(training(batch=32), "other.json.gz")
+    assert "step at" not in plan("--batch", "64", "--and", "other.json.gz").stdout
     result = plan("--batch", "64", "--and", "other.json.gz", "--json")
     assert result.exit_code == 0 and "a + b * batch" in json.loads(result.stdout)["assumed"]
     result = plan("--batch", "64", "--batch-now", "5")

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapegrad.memory.applying import Action, PlanError, read_actions
+from tapegrad.profile import runs
 from tapegrad.profile.plan.file import Plan, Point, load, save, to_json
+from tests.profile.made_runs import empty
 
 ACTIONS = [
-    Action("checkpoint", "layer", "Block", "model.py", 40, (0, 2)),
+    Action("checkpoint", "layer", "Block", "model.py", 40, (0, 2), "lib/model.py"),
     Action("offload", "function", "é </script> \x1b[2J", "C:\\x.py", 3, (1,)),
 ]
 
@@ -71,6 +73,7 @@ ROW = {"do": "checkpoint", "kind": "layer", "name": "B", "file": "m.py", "line":
         ({"actions": [{**ROW, "kind": "scope"}]}, "'kind' one of"),
         ({"actions": [{**ROW, "name": 1}]}, "name and file"),
         ({"actions": [{**ROW, "file": "a\0b"}]}, "name and file"),
+        ({"actions": [{**ROW, "relative": None}]}, "relative is not a string"),
         ({"actions": [{**ROW, "line": -1}]}, "line and ordinals"),
         ({"actions": [{**ROW, "line": True}]}, "line and ordinals"),
         ({"actions": [{**ROW, "ordinals": [0.0]}]}, "line and ordinals"),
@@ -106,6 +109,18 @@ def test_what_is_no_json_is_refused_in_one_line(tmp_path: Path, data: bytes) -> 
     with pytest.raises(PlanError, match="not a plan") as caught:
         load(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_is_told_from_a_plan(tmp_path: Path) -> None:
+    runs.save(empty(), tmp_path / "run.json.gz")
+    with pytest.raises(PlanError, match="this is a run, not a plan; make one with tapegrad plan"):
+        read_actions(tmp_path / "run.json.gz")
+
+
+def test_plans_without_relative_names_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(to_json(a_plan()) | {"actions": [ROW]}))
+    assert load(path).actions == [Action("checkpoint", "layer", "B", "m.py", 1, (0,))]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

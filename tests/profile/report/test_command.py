@@ -101,6 +101,7 @@ def test_one_may_go_to_stdout(run) -> None:
         (["a.json.gz", "--csv", "none/a.csv"], "does not exist"),
         (["a.json.gz", "--at", "noon"], "is no moment"),
         (["a.json.gz", "--at", "step:9"], "the run has 3"),
+        (["a.json.gz", "--at", "seq:99999999"], "there is no event 99999999: the last of the run is"),
         (["a.json.gz", "--at", "oom"], "did not run out of memory"),
         (["a.json.gz", "--open", "--html", "-"], "--open shows a file"),
         (["none.json.gz"], "none.json.gz: No such file"),
@@ -115,6 +116,14 @@ def test_what_does_not_fit_is_said(run, arguments: list[str], says: str) -> None
 def test_a_file_that_is_no_run_is_one_line(run) -> None:
     Path("b\x1b.json").write_text("{}")
     assert run("b\x1b.json", code=2).stderr == "Error: b\\x1b.json: not a run file of tapegrad\n"
+
+
+def test_what_would_help_is_shown(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tapegrad.profile.plan import advice
+
+    monkeypatch.setattr(advice, "advice", lambda run, *rest: [("checkpoint block()", "peak 1 B")])
+    assert "What would help\ncheckpoint block()  peak 1 B\n" in run("a.json.gz").stdout
+    assert "What would help" not in run("a.json.gz", "--at", "end").stdout + run("a.json.gz", "--by", "op").stdout
 
 
 def test_open_shows_the_page(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ import pytest
 from rich.console import Console
 
 from tapegrad.profile.report import rows, text
+from tapegrad.profile.report.table import clip_place
+from tapegrad.profile.report.units import ms, percent
 from tapegrad.profile.runs import Run
 from tests.profile.made_runs import MIB, Builder, empty, hostile, many, out_of_memory, training
 
@@ -84,6 +86,8 @@ def test_the_ledger_says_what_it_was_compared_with() -> None:
     run = training()
     assert "ledger not compared (profile --check), " in printed(run)
     run.checks |= {"checked": 2, "dropped": 1000}
+    assert "ledger = NumPy's allocations: drift 0 B in 2 comparisons" in printed(run)
+    run.meta["device"]["name"] = "cuda:0"
     assert "ledger = pool: drift 0 B in 2 comparisons" in printed(run)
     assert "; 1,000 events of steps that were not kept" in printed(run)
     run.checks["drift_bytes"] = 512
@@ -93,6 +97,8 @@ def test_the_ledger_says_what_it_was_compared_with() -> None:
 def test_what_is_known_of_the_device() -> None:
     run = training()
     assert "% of the device" in printed(run) and "reserved" not in printed(run)
+    run.meta["device"]["total_bytes"] = 1 << 45
+    assert "of the device" not in printed(run)
     run.meta["device"]["total_bytes"] = None
     run.peak["reserved_bytes"] = 20 * MIB
     first = printed(run).splitlines()[0]
@@ -103,6 +109,10 @@ def test_advice_and_its_absence() -> None:
     advice = [("checkpoint block() 6 of 12 calls", "peak 4.84 GiB, step +7.9 %")]
     assert re.search(r"What would help\ncheckpoint block.* +peak 4", printed(training(), advice=advice))
     assert "What would help" not in printed(training())
+    command = "tapegrad plan " + "long" * 20 + ".json.gz --pareto"
+    out = printed(training(), advice=[*advice, ("other mixes", command), ("others", "tapegrad plan RUN")])
+    assert f"\nother mixes: {command}\n" in out and re.search("^others {5,}tapegrad plan RUN$", out, re.M)
+    assert r"checkpoint \x1b[2J" in printed(training(), advice=[("checkpoint \x1b[2J", "")])
 
 
 def test_why_memory_ran_out() -> None:
@@ -121,6 +131,60 @@ def test_why_memory_ran_out() -> None:
     assert printed(run).startswith(out)  # the summary begins with it
     assert printed(run, "oom", encoding="ascii").isascii()
     assert "Out of memory" not in printed(run, seq=run.peak["seq"])
+    message = "1048576 (1.0 MiB) are held and cannot be dropped; it needs 1055232 bytes (1.0 MiB)"
+    run.meta["outcome"]["message"] = message
+    out = printed(run, "oom", width=120)
+    assert "1048576 (1.00 MiB) are held and cannot be dropped; it needs 1055232 bytes (1.01 MiB)" in out
+    assert "largest idle: model.py:" in out and "first to go" not in out
+
+
+def test_the_line_is_told_in_80_columns() -> None:
+    b = Builder()
+    for line in range(40, 46):
+        place = ("model_of_a_paper.py", line, "Transformer.attention_with_mask")
+        b.alloc(MIB, "activation", "broadcast_in_dim", place, holder="vjp of softmax_cross_entropy")
+        b.alloc(MIB, "activation", "broadcast_in_dim", place, holder="vjp of softmax_cross_entropy")
+    for show in ("summary", "line"):
+        out = printed(b.finish(), show)
+        for line in range(40, 45):
+            assert re.search(rf"^model_of_a_paper\.py:{line} Transf…  broadca…  vjp of …  2", out, re.M), out
+    wide = printed(b.finish(), "line", width=120)
+    assert "\nmodel_of_a_paper.py:40 Transformer.attention_with_mask()  " in wide
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (22, "model.py:44 attention…"),
+        (18, "model.py:44 atten…"),
+        (14, "model.py:44 a…"),
+        (13, "model.py:44"),
+        (11, "model.py:44"),
+        (8, "…l.py:44"),
+    ],
+)
+def test_a_place_gives_up_its_function_first(width: int, shown: str) -> None:
+    assert clip_place("model.py:44 attention()", width) == shown
+
+
+def test_names_of_ops_and_calls() -> None:
+    b = Builder()
+    for line, function in enumerate(("<listcomp>", "recompute_grad(Dense)", "f", "")):
+        b.alloc(MIB, "user", "leaf", ("m.py", line, function))
+    out = printed(b.finish())
+    for name in ("m.py:0 <listcomp> ", "m.py:1 recompute_grad(Dense) ", "m.py:2 f() ", "m.py:3 "):
+        assert re.search(rf"^{re.escape(name)} *input array", out, re.M), out
+    assert "leaf" not in out and "\ninput array " in printed(b.finish(), "op")
+
+
+def test_small_shares_and_times_are_not_nothing() -> None:
+    b = Builder()
+    b.alloc(1 << 30, "parameter", "exp", ("m.py", 1, "f"))
+    b.alloc(512, "input", "exp", ("m.py", 1, "f"))
+    assert re.search(r"^input +512 B +< 0\.1 % ", printed(b.finish()), re.M)
+    assert percent(0, 5) == "0.0 %" and percent(1, 1999) == "0.1 %" and percent(1, 0) == "-"
+    told = [ms(ns, plain=False) for ns in (0, 7, 400, 4999, 5000, 310_000)]
+    assert told == ["0 ms", "7 ns", "0.4 µs", "5.0 µs", "0.01 ms", "0.31 ms"] and ms(400) == "0.4 us"
 
 
 def test_another_moment() -> None:

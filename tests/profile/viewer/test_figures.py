@@ -150,6 +150,8 @@ def test_the_ledger_tells_whether_it_agrees_with_the_pool(show: Any) -> None:
     run = made_runs.training(steps=1)
     assert "not compared" in show(run).inner_text("#ledger")
     run.checks["checked"] = 40
+    assert "ledger = NumPy's allocations, drift 0 B" in show(run).inner_text("#ledger")
+    run.meta["device"]["name"] = "cuda:0"
     assert "ledger = pool, drift 0 B" in show(run).inner_text("#ledger")
     run.checks["drift_bytes"] = 1536
     page = show(run)

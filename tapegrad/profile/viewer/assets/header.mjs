@@ -33,9 +33,10 @@ function outcome({ kind, code, message }) {
 // The report proves its own figures, or says that nobody has.
 function ledger(run) {
   const { checks } = run.header, outside = run.tables.samples.outside_bytes.reduce((m, b) => Math.max(m, b), 0);
+  const pool = run.header.meta.device.name.startsWith("cpu") ? "NumPy's allocations" : "the pool";
   const over = `${formatCount(checks.checked)} comparisons, ${formatCount(checks.events)} events`;
-  if (!checks.checked) return h("span.badge.plain", { id: "ledger", title: over }, "ledger not compared with the pool");
-  const text = checks.drift_bytes ? `ledger differs from the pool by up to ${formatBytes(checks.drift_bytes)}` : `ledger = pool, drift 0 B over ${formatCount(checks.events)} events`;
+  if (!checks.checked) return h("span.badge.plain", { id: "ledger", title: over }, `ledger not compared with ${pool}`);
+  const text = checks.drift_bytes ? `ledger differs from ${pool} by up to ${formatBytes(checks.drift_bytes)}` : `ledger = ${pool.replace(/^the /, "")}, drift 0 B over ${formatCount(checks.events)} events`;
   const also = outside > 0 ? `; up to ${formatBytes(outside)} taken from the pool by other code` : "";
   return h(`span.badge.${checks.drift_bytes ? "warn" : "good"}`, { id: "ledger", title: over, "data-bytes": checks.drift_bytes }, text + also);
 }

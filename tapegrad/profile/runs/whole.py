@@ -1,0 +1,49 @@
+"""How files get onto the disk: whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A file to write to, which becomes ``path`` if all goes well, and otherwise is removed.
+
+    Links are followed; what is there and is no regular file (a device, a pipe) stays, and gets the bytes.
+    Raises OSError, which names ``path``.
+    """
+    path = Path(path)
+    try:
+        with _sent(path) if path.exists() and not path.is_file() else _replaced(path) as part:
+            yield part
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    target = Path(os.path.realpath(path))
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(target)
+    finally:
+        with suppress(OSError):  # the first error tells more
+            part.unlink()
+
+
+@contextmanager
+def _sent(path: Path) -> Iterator[Path]:
+    # not written in place, since some writers seek
+    with tempfile.TemporaryDirectory(prefix="tapegrad-") as folder:
+        part = Path(folder, "part")
+        yield part
+        with part.open("rb") as source, path.open("wb") as target:
+            shutil.copyfileobj(source, target)
