@@ -207,6 +207,13 @@ def span(run: Run, step: int) -> tuple[int, int]:
     return 0, max([*run.allocs["begin_seq"], *run.allocs["end_seq"], *run.marks["seq"], *run.ops["seq"], 0])
 
 
+def unattributed(run: Run, seq: int) -> int:
+    """Bytes that other code had in the pool, by the last sample up to ``seq``, or else the first one; 0 without any."""
+    s = run.samples
+    before = [n for at, n in zip(s["seq"], s["outside_bytes"]) if at <= seq]
+    return (before or s["outside_bytes"][:1] or [0])[-1]
+
+
 def curve(run: Run, begin: int, end: int) -> list[tuple[int, int, int]]:
     """``(seq, ns, bytes)`` at ``begin`` and after every event up to ``end``."""
     found: list[tuple[int, int, int]] = []

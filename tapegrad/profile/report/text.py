@@ -57,7 +57,7 @@ def print_summary(
     for line in chart(run, r.step_of(run, moment), min(console.width, 100), out.plain, moment):
         out.line(line)
     out.line()
-    _categories(run, out, live)
+    _categories(run, out, live, moment)
     _largest(run, out, moment, rows, path)
     _recomputed(run, out, moment)
     if advice:
@@ -189,7 +189,7 @@ def _reserved(run: Run, seq: int) -> str:
     return f", reserved {iec(reserved)}" if reserved >= 0 else ""
 
 
-def _categories(run: Run, out: _Out, live: list[r.Row]) -> None:
+def _categories(run: Run, out: _Out, live: list[r.Row], seq: int) -> None:
     total = sum(row.bytes for row in live)
     found = {row.key: row for row in live}
     cells: list[list[Any]] = []
@@ -204,6 +204,8 @@ def _categories(run: Run, out: _Out, live: list[r.Row]) -> None:
         Column(""),
     ]  # fmt: skip
     out.table(columns, cells, rule=True)
+    if (outside := r.unattributed(run, seq)) > 0:
+        out.line(f"beside it, unattributed {iec(outside)}: taken from the pool by other code")
     out.line(_ledger(run), style="dim")
 
 

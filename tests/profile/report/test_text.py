@@ -215,3 +215,14 @@ def test_files_are_named_as_shortly_as_tells_them_apart() -> None:
     assert rows.short_names(run) == {"/a/x.py": "/a/x.py", "/b/x.py": "/b/x.py", "/b/y.py": "y.py"}
     out = printed(run)
     assert "/a/x.py:3 f()" in out and "\ny.py:3 f()" in out
+
+
+def test_bytes_of_other_code_in_the_pool_are_named_and_not_in_the_total() -> None:
+    run = training()
+    assert "unattributed" not in printed(run)
+    for seq, outside in ((0, 0), (50, 3 * MIB), (run.peak["seq"] + 1, 5 * MIB)):
+        for column, value in zip(run.samples, (seq, 0, 0, outside)):
+            run.samples[column].append(value)
+    out = printed(run)
+    assert "beside it, unattributed 3.00 MiB: taken from the pool by other code" in out
+    assert str(run.peak["bytes"]) in out
