@@ -12,6 +12,7 @@ and neither kept nor asked for), *user* (made by the user's own operations, with
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -293,3 +294,5 @@ class Ledger(Telling):
 
 
 LEDGER = Ledger()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=LEDGER.renew_lock)

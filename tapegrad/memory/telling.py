@@ -21,6 +21,10 @@ class Telling:
         self.journal: Journal | None = None
         """Written while a program is profiled."""
 
+    def renew_lock(self) -> None:
+        """In a forked process: the lock may be another thread's, which is not here."""
+        self._lock = threading.RLock()
+
     def ran(self, names: tuple[str, ...], read: int, written: int) -> None:
         """A kernel ran."""
         with self._lock:

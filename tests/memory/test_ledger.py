@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import tracemalloc
 from collections import Counter
@@ -409,3 +412,27 @@ def test_peak_of_a_residual_mlp_of_64_blocks_to_the_byte(batch: int, width: int,
     # The plain function keeps, of every block, its input (all but x) and tanh's result.
     assert m.peak_bytes - base >= (2 * blocks - 1) * a
     same(found[0], wanted[0], rtol=0, atol=0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_process_does_not_wait_for_a_lock_that_a_thread_of_its_parent_held() -> None:
+    code = """
+import os, threading
+import tapegrad as tg
+from tapegrad.memory.ledger import LEDGER
+held, over = threading.Event(), threading.Event()
+def hold():
+    with LEDGER.held():
+        held.set()
+        over.wait()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    with tg.measure() as m:
+        tg.ones(3) + 1.0
+    os._exit(0 if m.peak_bytes else 1)
+over.set()
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
