@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cupy
 import numpy as np
 import pytest
 
@@ -71,6 +70,8 @@ def test_the_ledger_is_the_pool_before_every_operation(wrap: Callable) -> None:
 
 
 def test_bytes_of_other_code_are_outside() -> None:
+    import cupy
+
     step, _ = network()
     step()
     with tg.device("cuda"):
