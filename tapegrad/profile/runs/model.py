@@ -53,7 +53,7 @@ COLUMNS: dict[str, dict[str, str | None]] = {
     },
     # an allocation serves as something else from here on
     "changes": {"seq": None, "alloc": "allocs", "category": "categories"},
-    # an operation was applied (a lazy one is computed later, with others)
+    # an operation was applied (a lazy one is computed later, with others); those of optimizers are left out
     "ops": {"seq": None, "ns": None, "name": "strings", "phase": "phases", "call": "calls", "stack": "stacks"},
     # something worth a mark: the end of a step, the failure of an allocation, a note of the user's
     "marks": {"seq": None, "ns": None, "kind": "marks", "text": "strings"},

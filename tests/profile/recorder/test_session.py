@@ -84,6 +84,18 @@ def short(run: Run, call: int) -> str:
     return run.text(run.calls["name"][call]).rpartition(".")[2]
 
 
+def recomputed(run: Run) -> int:
+    """How many values were made again; each must name one of the forward pass of its step that is like it."""
+    a = run.allocs
+    again = [i for i, p in enumerate(a["phase"]) if PHASES[p] == "recompute"]
+    for i in again:
+        old = a["remat_of"][i]
+        assert old >= 0
+        assert all(a[column][old] == a[column][i] for column in ("op", "shape", "stack", "step"))
+        assert PHASES[a["phase"][old]] == "forward"
+    return len(again)
+
+
 def at_peak(run: Run) -> Counter[str]:
     found: Counter[str] = Counter()
     for i, category in alive(run, run.peak["seq"]).items():
@@ -286,17 +298,8 @@ def test_layers_are_calls_also_where_no_operation_is_recorded() -> None:
 def test_reruns_name_what_they_repeat_value_by_value_and_call_by_call() -> None:
     ws, x = weights(), f32(np.ones((32, 64)))
     run, _ = recorded(lambda: [step(ws, x, tg.recompute_grad) for _ in range(2)])
-    a, c = run.allocs, run.calls
-    again = [i for i, p in enumerate(a["phase"]) if PHASES[p] == "recompute"]
-    assert len(again) > 10
-    for i in again:
-        old = a["remat_of"][i]
-        assert old >= 0 and (a["op"][old], a["shape"][old], a["stack"][old]) == (
-            a["op"][i],
-            a["shape"][i],
-            a["stack"][i],
-        )
-        assert PHASES[a["phase"][old]] == "forward" and a["step"][old] == a["step"][i]
+    c = run.calls
+    assert recomputed(run) > 10
     reruns = [i for i, p in enumerate(c["phase"]) if PHASES[p] == "recompute"]
     names = Counter(run.text(c["name"][i]) for i in reruns)
     assert names == {"recompute_grad(block)": 8, "block": 8}
@@ -586,14 +589,4 @@ def test_reruns_of_layers_have_the_lines_and_lineage_of_the_first_run() -> None:
 
     program()
     run, _ = recorded(lambda: [program() for _ in range(2)] and None)
-    a = run.allocs
-    again = [i for i, p in enumerate(a["phase"]) if PHASES[p] == "recompute"]
-    assert len(again) >= 6
-    for i in again:
-        old = a["remat_of"][i]
-        assert old >= 0 and (a["op"][old], a["shape"][old], a["stack"][old]) == (
-            a["op"][i],
-            a["shape"][i],
-            a["stack"][i],
-        )
-        assert PHASES[a["phase"][old]] == "forward" and a["step"][old] == a["step"][i]
+    assert recomputed(run) >= 6
