@@ -63,7 +63,8 @@ class Call:
 class Frames:
     """The calls and places seen so far.
 
-    ``stacks``: "line" (innermost places alone), "full" or "none".  ``began`` is told of every call that begins."""
+    ``stacks``: "line" (innermost places alone), "full" or "none".  ``began`` is told of every call that begins.
+    """
 
     def __init__(self, special: Special, stacks: str, began: Callable[[Call], None]) -> None:
         self.calls: list[Call | None] = []

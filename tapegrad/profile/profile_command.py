@@ -204,6 +204,8 @@ class _Profiling:
         if self.plan is not None:
             for (kind, name, file, line), number in self.applied.unmet()[:5]:
                 self._say(f"the plan's call {number} of {kind} {name} ({file}:{line}) was not met")
+        if (highest := self.session.measure.peak_bytes) > found.peak["bytes"]:
+            self._say(f"a higher peak of {highest} bytes came when nothing was recorded; see --steps and --warmup")
         if self.options["html"]:
             from tapegrad.profile.report.outputs import write_html
 

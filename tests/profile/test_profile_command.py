@@ -217,3 +217,9 @@ def test_steps_are_told_with_their_peaks_also_where_recording_begins(folder: Pat
     run = the_run(folder)
     peaks = [line.split("peak ")[1] for line in found.stderr.splitlines() if "peak " in line]
     assert len(peaks) == 2 and run.count("steps") == 2 and float(peaks[0].split()[0]) > 500
+
+
+def test_a_higher_peak_after_the_recording_is_told(folder: Path) -> None:
+    (folder / "train.py").write_text(TRAIN + "big = tg.ones((512, 512)) + tg.ones((512, 512)); big.numpy()\n")
+    assert "a higher peak of " in profile(folder, "--steps", "1", "train.py").stderr
+    assert "a higher peak of " not in profile(folder, "-f", "-o", "all.json.gz", "train.py").stderr

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 
 from tapegrad.profile.plan.problem import Moments, Outcome, Problem
 
-SOLVERS = ("auto", "milp", "greedy")
 _LEVELS = 7
 _TRIES = 4
 _SMALL = 40
