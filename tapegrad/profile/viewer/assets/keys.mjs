@@ -16,7 +16,7 @@ const KEYS = {
 
 export function listenToKeys(actions) {
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("dialog")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("dialog[open]")) return; // one that closes may have the focus still
     if (event.key === "Escape") return void actions.escape();
     if (event.target.closest("input[type=search], select")) return;
     const name = KEYS[event.key];
