@@ -1,6 +1,6 @@
 """What the package offers: its public names, which ``tapegrad/__init__.py`` takes from here at their first use."""
 
-from tapegrad import errors, memory, nn, optim, random, testing
+from tapegrad import errors, fft, integrate, linalg, memory, nn, optim, random, signal, sparse, special, stats, testing
 from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
 from tapegrad.device import device, set_default_device
 from tapegrad.device.dtypes import (
@@ -33,6 +33,8 @@ from tapegrad.memory import (
     reversible,
 )
 from tapegrad.ops import *  # noqa: F403
+from tapegrad.polynomial import *  # noqa: F403
+from tapegrad.polynomial import __all__ as _polynomial
 from tapegrad.primitive import Primitive
 from tapegrad.tape import GradientTape
 from tapegrad.tensor import Tensor
@@ -54,4 +56,5 @@ __all__ = [
     "recompute_grad", "reversible", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint16",
     "uint32", "uint64", "uint8", "value_and_grad", "vjp",
 ]  # fmt: skip
-__all__ += _ops.__all__
+__all__ += ["fft", "integrate", "linalg", "signal", "sparse", "special", "stats"]
+__all__ += _ops.__all__ + _polynomial

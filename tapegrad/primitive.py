@@ -107,6 +107,9 @@ class Primitive:
     """The ufunc whose ``reduce`` this is: it may take a region as its prologue."""
     into: bool = False
     """Whether ``impl`` takes ``out=``, an array from the device's pool."""
+    holomorphic: bool = True
+    """Of complex results: whether VJP rules are those of a holomorphic function, written for the plain transpose (the
+    walk conjugates around them); False: they take and give cotangents of a real loss, as TensorFlow defines them."""
     flops: Callable[..., int] | None = None
     """``flops(*avals, **params)``: arithmetic beyond moving operands and result (see ``memory/costs.py``)."""
     lift: Callable[[dict, int], dict] | None = None

@@ -174,8 +174,9 @@ def apply_rule(
         if rule.constant == -1:
             return -ct
         return zeros_of(ct._buffer.node.aval)
-    holomorphic = node.aval.dtype.kind == "c" and node.prim.family != "linear"  # type: ignore[union-attr]
-    if node.prim.family == "elementwise" and not rule.seeded:  # type: ignore[union-attr]
+    prim: Any = node.prim
+    holomorphic = node.aval.dtype.kind == "c" and prim.family != "linear" and prim.holomorphic
+    if prim.family == "elementwise" and not rule.seeded:
         partial = rule(ct, values, avals, params, i)
         return ct * (conj(partial) if holomorphic else partial)
     if holomorphic:  # rules are written for the plain transpose; the cotangent of a real loss wants its conjugate
