@@ -16,8 +16,10 @@ import typing as _typing
 __version__ = "0.1.0"
 
 # Submodules behind whose names the public name is a function, and those that are public themselves.
-_FUNCTIONS = {"device", "explain"}
-_MODULES = {"memory", "nn", "optim", "random", "testing"}
+_FUNCTIONS = {"device", "explain", "primitive"}
+_MODULES = {
+    "fft", "integrate", "linalg", "memory", "nn", "optim", "random", "signal", "sparse", "special", "stats", "testing",
+}  # fmt: skip
 # Threads in which the public names are being loaded.
 _loading: set[int] = set()
 

@@ -40,6 +40,8 @@ from tapegrad.tape import GradientTape
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.custom_gradient import custom_gradient, stop_gradient
 from tapegrad.transforms.functional import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
+from tapegrad.transforms.own import OwnPrimitive, primitive
+from tapegrad.transforms.vmap import vmap
 from tapegrad.variable import Variable
 
 e = 2.718281828459045
@@ -56,5 +58,5 @@ __all__ = [
     "recompute_grad", "reversible", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint16",
     "uint32", "uint64", "uint8", "value_and_grad", "vjp",
 ]  # fmt: skip
-__all__ += ["fft", "integrate", "linalg", "signal", "sparse", "special", "stats"]
+__all__ += ["OwnPrimitive", "fft", "integrate", "linalg", "primitive", "signal", "sparse", "special", "stats", "vmap"]
 __all__ += _ops.__all__ + _polynomial

@@ -83,6 +83,8 @@ class Call(Protocol):
     """
 
     name: str
+    again: Callable[[list[Any]], list[Any]] | None
+    """While the call is recorded: the same function called on other inputs, recorded; None: it cannot be."""
 
     def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
         """Cotangents of the inputs at the ``needed`` positions (None: not connected) from those of the outputs.
@@ -114,6 +116,8 @@ class _Thread(threading.local):
     """Gradient walks under way."""
     deferring: Any = None
     """While a gradient walk runs: its list of reductions that wait to share a kernel."""
+    guards: tuple[Any, ...] = ()
+    """Those for whom values are one example of many (see ``transforms/batching.py``): asked before one is looked at."""
     runner: Runner | None = None
     """Asked, where something records, to apply nodes in the engine's stead."""
 

@@ -114,6 +114,11 @@ class Primitive:
     """``flops(*avals, **params)``: arithmetic beyond moving operands and result (see ``memory/costs.py``)."""
     lift: Callable[[dict, int], dict] | None = None
     """Parameters of the same operation on operands with one more leading axis of length ``n``; None: run row by row."""
+    batch: Any = None
+    """How ``vmap`` applies it to operands some of which have one more leading axis: ``"all"``: by ``lift``, once all of
+    them have it; or ``batch(operands, companions, n, params) -> tensor``: a companion is the operand with that axis, or
+    None (the result None: example by example).  With one operand, or the first alone batched of a linear one, ``lift``
+    is enough."""
     cxx: str | None = None
     """Elementwise: the expression in CUDA C++ of ``{x}``, ... (operands' names), ``{type}`` (the first operand's
     compute type) and ``{out_type}``; see ``kernels/scalar.cuh``."""

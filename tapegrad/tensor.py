@@ -14,7 +14,7 @@ from tapegrad.buffer import Buffer
 from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
 from tapegrad.errors import ImmutableError, ShapeError
 from tapegrad.evaluate import array_of, fill
-from tapegrad.node import leaf
+from tapegrad.node import leaf, thread
 
 
 class Tensor:
@@ -62,14 +62,21 @@ class Tensor:
     @property
     def _array(self) -> Any:
         """The device's array itself (evaluated if need be): never to be written to."""
+        self._look()
         return phantom.real(array_of(self._buffer), self._buffer.node)
 
     def numpy(self) -> Any:
         """A fresh NumPy array of the value, the caller's own."""
+        self._look()
         b = self._buffer
         if b.array is None:
             fill((b,))
         return self.device.numpy(phantom.real(b.array, b.node))
+
+    def _look(self) -> None:
+        """Tell those who follow one example of many that its value is looked at."""
+        for guard in thread.guards:
+            guard.looked_at(self._buffer)
 
     def item(self) -> Any:
         """The value of a tensor of one element as a Python number.  Raises ShapeError for other sizes."""

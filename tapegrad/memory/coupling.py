@@ -31,7 +31,7 @@ from tapegrad.memory.recompute import Recompute
 from tapegrad.memory.rerun import Lookout, RerunTrace, come_for, counted_rerun, results_of
 from tapegrad.node import Node, thread
 from tapegrad.tensor import Tensor, alias
-from tapegrad.transforms.jvp import Pusher
+from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.recording import Recording
 from tapegrad.transforms.zeros import zeros_of
 
@@ -239,6 +239,8 @@ def _values() -> Iterator[None]:
 
 class _Call:
     """A coupling as a tape's record sees it: with its inputs' nodes."""
+
+    again = None
 
     def __init__(self, coupling: Coupling, watch: Lookout, a: Tensor, b: Tensor) -> None:
         self.name = coupling.name

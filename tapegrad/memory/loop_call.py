@@ -37,7 +37,7 @@ from tapegrad.memory.snapshot import Position, Snapshot
 from tapegrad.memory.tiers import Disk
 from tapegrad.node import next_index, thread
 from tapegrad.tensor import Tensor
-from tapegrad.transforms.jvp import Pusher
+from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.recording import Recording
 from tapegrad.transforms.zeros import zeros_of
 

@@ -41,7 +41,7 @@ from tapegrad.memory.rerun import (
 from tapegrad.memory.saving import Noting, Taking
 from tapegrad.node import Node, next_index, thread
 from tapegrad.tensor import Tensor, alias
-from tapegrad.transforms.jvp import Pusher
+from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.wrapping import Wrapper
 from tapegrad.transforms.zeros import zeros_of
 from tapegrad.variable import Variable, last_number, trainables
@@ -143,6 +143,8 @@ def _names(f: Callable, parameter: str) -> bool:
 
 class CheckpointedCall:
     """One checkpointed call: what its rerun needs, and what the rerun must repeat."""
+
+    again = None
 
     def __init__(self, owner: Recompute, name: str, args: tuple, kwargs: dict, hidden: list[Any]) -> None:
         self.name = name

@@ -14,7 +14,7 @@ from tapegrad.evaluate import again, array_of
 from tapegrad.memory.ledger import LEDGER
 from tapegrad.memory.recipes import Graph, Recipe
 from tapegrad.node import thread
-from tapegrad.transforms.jvp import Pusher
+from tapegrad.transforms.pushing import Pusher
 
 
 class Keeping(Protocol):

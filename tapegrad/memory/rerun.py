@@ -14,7 +14,7 @@ from tapegrad.device import is_array, phantom
 from tapegrad.errors import RecomputeError
 from tapegrad.node import Call, Node, next_index, thread
 from tapegrad.tensor import Tensor, convert, from_array
-from tapegrad.transforms.jvp import Pusher
+from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.recording import Trace
 from tapegrad.variable import Variable
 

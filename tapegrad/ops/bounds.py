@@ -7,11 +7,13 @@ waited for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from tapegrad.device import dtypes, phantom
 from tapegrad.errors import IndexingError
 from tapegrad.evaluate import array_of, waiting
+from tapegrad.node import thread
 from tapegrad.ops.arithmetic import clip
 from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.ops.selection import where
@@ -32,11 +34,15 @@ def checked(op: str, indices: Any, n: int, beside: Tensor) -> Tensor:
     if not found.size:
         return found
     device = found.device
+    every = found._buffer
+    for guard in reversed(thread.guards):
+        every = guard.whole(every)
     if device.lazy:
         with unrecorded():
-            require(found, -n, n - 1, lambda wrong: _out_of_range(op, wrong, n))
+            require(Tensor(every), -n, n - 1, lambda wrong: _out_of_range(op, wrong, n))
+        with nullcontext() if thread.guards else unrecorded():
             return clip(where(found < 0, found + n, found), 0, n - 1)
-    array = array_of(found._buffer)
+    array = array_of(every)
     if phantom.is_phantom(array):  # taken to be in range, and none negative
         return found
     least, most = int(array.min()), int(array.max())

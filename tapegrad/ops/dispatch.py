@@ -122,7 +122,7 @@ def promote(
         strong[widest] = tensor(op, xs[widest], beside)
         tensors = [strong[widest]]  # type: ignore[list-item]
     device = tensors[0].device
-    _on_one_device(op, tuple(t._buffer for t in tensors))
+    on_one_device(op, tuple(t._buffer for t in tensors))
     dtype = tensors[0].dtype
     if len(xs) > 1:
         kinds = [x.dtype if isinstance(x, Tensor) else x for x in strong]
@@ -136,7 +136,7 @@ def promote(
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else Tensor(constant(x, dtype, device)) for x in strong)
 
 
-def _on_one_device(op: str, buffers: tuple[Buffer, ...]) -> None:
+def on_one_device(op: str, buffers: tuple[Buffer, ...]) -> None:
     """Raises DeviceError naming ``op`` where operands lie on several devices."""
     device = buffers[0].node.aval.device
     for b in buffers:
@@ -175,7 +175,7 @@ def resolve(prim: Primitive, avals: Any) -> Site:
 def bind(prim: Primitive, *xs: Tensor) -> Tensor:
     """Apply an elementwise primitive to tensors of one dtype (by its own rule of shapes)."""
     buffers = tuple(x._buffer for x in xs)
-    _on_one_device(prim.name, buffers)
+    on_one_device(prim.name, buffers)
     return Tensor(apply_elementwise(prim, buffers, resolve(prim, tuple(b.node.aval for b in buffers))))
 
 
@@ -183,7 +183,7 @@ def barrier(prim: Primitive, *xs: Tensor, **params: Any) -> Tensor:
     """Apply any other primitive to tensors."""
     buffers = tuple(x._buffer for x in xs)
     if len(buffers) > 1:
-        _on_one_device(prim.name, buffers)
+        on_one_device(prim.name, buffers)
     aval = prim.infer(*(b.node.aval for b in buffers), **params)
     return Tensor(apply(prim, buffers, params, aval))
 

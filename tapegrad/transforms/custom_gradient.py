@@ -7,6 +7,7 @@ is used without being an argument draws a warning instead of a silent None.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from tapegrad.ops.dispatch import SCALARS, cast
 from tapegrad.ops.joining import stack
 from tapegrad.tensor import Tensor, alias, convert
 from tapegrad.transforms.adjoint import transposed
+from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.wrapping import Wrapper
 from tapegrad.transforms.zeros import zeros_of
 from tapegrad.variable import Variable, trainables
@@ -61,11 +63,24 @@ class CustomGradient(Wrapper):
                 "the keyword argument 'variables' and return (gradients, variable_gradients)"
             )
         watcher.warn(self._name)
-        outputs = [Tensor(alias(_result(self._name, leaf)._buffer)) for leaf in nest.flatten(y)]
+        results = [_result(self._name, leaf) for leaf in nest.flatten(y)]
+        outputs = [Tensor(alias(r._buffer)) for r in results]
         call = _Call(self._name, grad_fn, inputs, len(positional), values, variables, seen, outputs)
+        call.again = functools.partial(self._again, args, kwargs)
         for recorder in before:
+            if isinstance(recorder, Pusher):
+                for result, out in zip(results, outputs, strict=True):
+                    recorder.carry(result._buffer, out._buffer)
             recorder.record_call(call, call.taken(values, seen), tuple(o._buffer for o in outputs))
+        call.again = None
         return nest.rebuild(y, iter(outputs))
+
+    def _again(self, args: tuple, kwargs: dict, taken: list[Any]) -> list[Any]:
+        """The function called on other tensors (the arguments' in order, then contents of variables)."""
+        given = iter(taken)
+        args = nest.map_leaves(lambda x: next(given) if isinstance(x, (Tensor, Variable)) else x, args)
+        kwargs = nest.map_leaves(lambda x: next(given) if isinstance(x, (Tensor, Variable)) else x, kwargs)
+        return nest.flatten(self(*args, **kwargs))
 
     def _checked(self, found: Any) -> tuple[Any, Callable]:
         if not isinstance(found, (tuple, list)) or len(found) != 2:
@@ -176,6 +191,8 @@ class _Call:
 
     ``inputs``: leaves of the positional arguments, then keyword tensors; ``places``: which of them are tensors.
     """
+
+    again: Callable[[list[Any]], list[Any]] | None = None
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from tapegrad.ops.dispatch import SCALARS, cast
 from tapegrad.ops.shape import broadcast_to, identity_of
 from tapegrad.tensor import Tensor
 from tapegrad.transforms import rows
-from tapegrad.transforms.jvp import Pusher
+from tapegrad.transforms.jvp import Tangents
 from tapegrad.transforms.recording import Trace
 from tapegrad.transforms.zeros import zeros_of
 from tapegrad.variable import Variable
@@ -152,10 +152,10 @@ def jvp(f: Callable, xs: Any, tangents: Any) -> tuple[Any, Any]:
     given = nest.flatten(directions)
     if len(given) != len(sources.leaves):
         raise GradientError(f"jvp: {len(given)} tangents for {len(sources.leaves)} arguments")
-    with Pusher() as pusher:
+    with Tangents() as tangents_of:
         for x, t in zip(sources.leaves, given, strict=True):
             if t is not None:
-                pusher.seed(x, _like("jvp: a tangent", t, x))
+                tangents_of.seed(x, _like("jvp: a tangent", t, x))
         y = f(*sources.args)
 
     def tangent(leaf: Any) -> Any:
@@ -163,7 +163,7 @@ def jvp(f: Callable, xs: Any, tangents: Any) -> tuple[Any, Any]:
             leaf = asarray(leaf)
         if not isinstance(leaf, Tensor):
             return None
-        found = pusher.tangent(leaf)
+        found = tangents_of.pushed(leaf)
         return zeros_of(leaf._buffer.node.aval) if found is None else found
 
     return y, nest.map_leaves(tangent, y)

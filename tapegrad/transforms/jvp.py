@@ -1,91 +1,40 @@
-"""Forward mode: a recorder that pushes a tangent through each node as it is made, and keeps nothing else.
-
-A tangent lives as long as its value does.  Tangents are computed under the recorders outside this one only, so that
-nested differentiations do not confuse each other.
-"""
+"""Forward mode: a recorder that pushes a tangent through each node as it is made, and keeps nothing else."""
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from tapegrad.buffer import Buffer
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.errors import NoGradientError
-from tapegrad.node import Node, thread
+from tapegrad.node import Node
 from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.ops.shape import broadcast_to
 from tapegrad.rule import OUT, Rule
 from tapegrad.tensor import Tensor
+from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.zeros import zeros_of
 
 
-class Pusher:
-    """A forward-mode recorder; enter it, :meth:`seed` inputs, run, ask :meth:`tangent` of results."""
+class Tangents(Pusher):
+    """Forward mode: the companion of a value is its tangent (of its shape and dtype; None means zero)."""
 
-    def __init__(self) -> None:
-        self._tangents: weakref.WeakKeyDictionary[Buffer, Tensor] = weakref.WeakKeyDictionary()
-
-    def __enter__(self) -> Pusher:
-        self._before = thread.recorders
-        thread.recorders = (*self._before, self)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        thread.recorders = self._before
-
-    def seed(self, x: Tensor, tangent: Tensor) -> None:
-        """Let ``x`` have ``tangent`` (of its shape and dtype)."""
-        self._tangents[x._buffer] = tangent
-
-    def tangent(self, x: Tensor) -> Tensor | None:
-        """The tangent of ``x``; None means zero."""
-        return self._tangents.get(x._buffer)
-
-    def follows(self, buffer: Buffer) -> bool:
-        """Whether ``buffer``'s value has a tangent."""
-        return buffer in self._tangents
-
-    def carry(self, old: Buffer, new: Buffer) -> None:
-        """``new`` is the same value under another name."""
-        if old in self._tangents:
-            self._tangents[new] = self._tangents[old]
-
-    def read(self, variable: Any, value: Buffer) -> None:
-        """A variable's tangent is that of its value, if it was given one."""
-
-    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-        """Push the tangents of ``inputs`` through ``node``."""
-        tangents = [self._tangents.get(b) for b in inputs]
-        if all(t is None for t in tangents):
-            return
-        if not node.prim.differentiable:  # type: ignore[union-attr]
+    def _push(
+        self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]
+    ) -> Tensor | None:
+        prim: Any = node.prim
+        if not prim.differentiable:
             if is_inexact(node.aval.dtype):
-                raise NoGradientError(f"{node.prim.name}: has no forward-mode derivative")  # type: ignore[union-attr]
-            return
-        before = thread.recorders
-        thread.recorders = before[: before.index(self)]
-        try:
-            pushed = _push(node, inputs, out, tangents)
-        finally:
-            thread.recorders = before
-        if pushed is not None:
-            self._tangents[out] = pushed
+                raise NoGradientError(f"{prim.name}: has no forward-mode derivative")
+            return None
+        with self.outside():
+            return _push(node, inputs, out, companions)
 
-    def record_call(self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
-        """Push tangents through a call by its own rule."""
-        tangents = [self._tangents.get(b) for b in inputs]
-        if all(t is None for t in tangents):
-            return
-        before = thread.recorders
-        thread.recorders = before[: before.index(self)]
-        try:
-            pushed = call.pushforward(tangents)
-        finally:
-            thread.recorders = before
-        for out, t in zip(outputs, pushed, strict=True):
-            if t is not None:
-                self._tangents[out] = t
+    def _push_call(
+        self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        with self.outside():
+            return call.pushforward(companions)
 
 
 def _push(node: Node, inputs: tuple[Buffer, ...], out: Buffer, tangents: list[Tensor | None]) -> Tensor | None:

@@ -1,0 +1,142 @@
+"""Batched application: one primitive applied to a whole batch of operands at once, as its family declares.
+
+* elementwise: operands are aligned, and broadcasting does the rest;
+* linear: ``lift`` where only the first operand is batched, or all of a variadic one's;
+* any other: ``batch``, a field of the declaration: ``"all"`` (``lift``, with every operand batched) or a function;
+* what declares nothing runs example by example, and its results are stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tapegrad.buffer import Buffer
+from tapegrad.errors import DryRunError, GradientError
+from tapegrad.node import Node, thread
+from tapegrad.ops.creation import zeros
+from tapegrad.ops.dispatch import barrier, bind, cast, cast_p
+from tapegrad.ops.joining import stack
+from tapegrad.ops.shape import broadcast_to, expand_dims, reshape
+from tapegrad.tensor import Tensor
+from tapegrad.transforms.pushing import Pusher
+
+
+class Batches(Pusher):
+    """A recorder of a function's run on the first example; the companion of a value is that of all ``n`` examples.
+
+    While it is entered, the value of one example is not to be looked at: the others may differ.
+    """
+
+    def __init__(self, op: str, n: int) -> None:
+        super().__init__()
+        self._op = op
+        self.n = n
+
+    def __enter__(self) -> Batches:
+        super().__enter__()
+        self._guards = thread.guards
+        thread.guards = (*self._guards, self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        thread.guards = self._guards
+        super().__exit__(*exc)
+
+    def looked_at(self, buffer: Buffer) -> None:
+        """Raises DryRunError if ``buffer`` holds the value of one example."""
+        if buffer in self._pushed:
+            raise DryRunError(
+                f"{self._op}: the value of {buffer.node.aval!r} is read inside, but it differs from example to example: "
+                "use where instead of `if`, no .item() or .numpy(), no masks as indices; or loop over the examples"
+            )
+
+    def whole(self, buffer: Buffer) -> Buffer:
+        """The values of all examples."""
+        found = self._pushed.get(buffer)
+        return buffer if found is None else found._buffer
+
+    def _push(
+        self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]
+    ) -> Tensor | None:
+        with self._alone():
+            return batched(node, [Tensor(b) for b in inputs], companions, self.n)
+
+    def _push_call(
+        self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        with self.outside() as outer:
+            if not outer:  # nobody differentiates the batch, so what the function computed is all there is to know
+                return [self._pushed.get(b) for b in outputs]
+        if call.again is None:
+            raise GradientError(f"{self._op}: {call.name} cannot be batched under a tape; batch the function inside it")
+        with self._alone():
+            found = [call.again(_example(inputs, companions, i)) for i in range(self.n)]
+            if not found:
+                return [zeros((0, *b.node.aval.shape), dtype=b.node.aval.dtype) for b in outputs]
+            return [stack([row[k] for row in found]) for k in range(len(outputs))]
+
+    def _alone(self) -> Any:
+        return _Alone(self, self._guards)
+
+
+class _Alone:
+    """A block in which only what is outside of ``batches`` takes part."""
+
+    def __init__(self, batches: Batches, guards: tuple[Any, ...]) -> None:
+        self._outside, self._guards = batches.outside(), guards
+
+    def __enter__(self) -> None:
+        self._before, thread.guards = thread.guards, self._guards
+        self._outside.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        self._outside.__exit__(*exc)
+        thread.guards = self._before
+
+
+def _example(inputs: Sequence[Buffer], companions: Sequence[Tensor | None], i: int) -> list[Tensor]:
+    return [Tensor(b) if c is None else c[i] for b, c in zip(inputs, companions, strict=True)]
+
+
+def batched(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
+    """The values of ``node`` for ``n`` examples: ``companions`` where an operand has one, else the operand itself."""
+    prim: Any = node.prim
+    if prim.family == "elementwise":
+        return _elementwise(node, operands, companions, n)
+    if prim.batch is not None and prim.batch != "all":
+        found = prim.batch(operands, companions, n, node.params)
+        if found is not None:
+            return found
+    elif prim.lift is not None:
+        if prim.batch == "all" or prim.variadic or len(operands) == 1:
+            full = [_full(x, c, n) for x, c in zip(operands, companions, strict=True)]
+            return barrier(prim, *full, **prim.lift(node.params, n))
+        if prim.family == "linear" and all(c is None for c in companions[1:]):
+            return barrier(prim, companions[0], *operands[1:], **prim.lift(node.params, n))
+    return _one_by_one(node, operands, companions, n)
+
+
+def _full(x: Tensor, companion: Tensor | None, n: int) -> Tensor:
+    return broadcast_to(expand_dims(x, 0), (n, *x.shape)) if companion is None else companion
+
+
+def _elementwise(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
+    prim: Any = node.prim
+    ndim = node.aval.ndim
+    aligned = []
+    for x, c in zip(operands, companions, strict=True):
+        if c is not None and x.ndim < ndim:
+            c = reshape(c, (n, *(1,) * (ndim - x.ndim), *x.shape))
+        aligned.append(x if c is None else c)
+    if prim is cast_p:
+        return cast(aligned[0], node.aval.dtype)
+    return bind(prim, *aligned)
+
+
+def _one_by_one(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
+    prim: Any = node.prim
+    if not n:
+        return zeros((0, *node.aval.shape), dtype=node.aval.dtype, device=node.aval.device)
+    buffers = [x._buffer for x in operands]
+    return stack([barrier(prim, *_example(buffers, companions, i), **node.params) for i in range(n)])

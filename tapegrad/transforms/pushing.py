@@ -1,0 +1,89 @@
+"""Recorders that compute, for each value as it is made, a companion: its tangent, or its values for a whole batch.
+
+A companion lives as long as its value does.  Companions are computed under the recorders outside this one only, so
+nested transformations do not confuse each other.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tapegrad.buffer import Buffer
+from tapegrad.node import Node, thread
+from tapegrad.tensor import Tensor
+
+
+class Pusher:
+    """A recorder that keeps a companion of each value; enter it, :meth:`seed` inputs, run, ask :meth:`pushed`."""
+
+    def __init__(self) -> None:
+        self._pushed: weakref.WeakKeyDictionary[Buffer, Tensor] = weakref.WeakKeyDictionary()
+
+    def __enter__(self) -> Pusher:
+        self._before = thread.recorders
+        thread.recorders = (*self._before, self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        thread.recorders = self._before
+
+    @contextmanager
+    def outside(self) -> Iterator[tuple[Any, ...]]:
+        """A block that only the recorders outside this one are told of; gives them."""
+        before = thread.recorders
+        outer = thread.recorders = before[: before.index(self)] if self in before else self._before
+        try:
+            yield outer
+        finally:
+            thread.recorders = before
+
+    def seed(self, x: Tensor, companion: Tensor) -> None:
+        """Let ``x`` have ``companion``."""
+        self._pushed[x._buffer] = companion
+
+    def pushed(self, x: Tensor) -> Tensor | None:
+        """The companion of ``x``; None: it depends on nothing seeded."""
+        return self._pushed.get(x._buffer)
+
+    def follows(self, buffer: Buffer) -> bool:
+        """Whether ``buffer``'s value has a companion."""
+        return buffer in self._pushed
+
+    def carry(self, old: Buffer, new: Buffer) -> None:
+        """``new`` is the same value under another name."""
+        if old in self._pushed:
+            self._pushed[new] = self._pushed[old]
+
+    def read(self, variable: Any, value: Buffer) -> None:
+        """A variable's companion is that of its value, if it was given one."""
+
+    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """Push the companions of ``inputs`` through ``node``."""
+        companions = [self._pushed.get(b) for b in inputs]
+        if all(c is None for c in companions):
+            return
+        found = self._push(node, inputs, out, companions)
+        if found is not None:
+            self._pushed[out] = found
+
+    def record_call(self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+        """Push companions through a call by its own rule."""
+        companions = [self._pushed.get(b) for b in inputs]
+        if all(c is None for c in companions):
+            return
+        for out, found in zip(outputs, self._push_call(call, inputs, outputs, companions), strict=True):
+            if found is not None:
+                self._pushed[out] = found
+
+    def _push(
+        self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]
+    ) -> Tensor | None:
+        raise TypeError(f"{type(self).__name__} pushes nothing through a node")
+
+    def _push_call(
+        self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        raise TypeError(f"{type(self).__name__} pushes nothing through a call")
