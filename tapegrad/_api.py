@@ -33,6 +33,8 @@ from tapegrad.memory import (
     reversible,
 )
 from tapegrad.ops import *  # noqa: F403
+from tapegrad.ops.info import API_VERSION as __array_api_version__  # noqa: F401
+from tapegrad.ops.info import namespace_info as __array_namespace_info__  # noqa: F401
 from tapegrad.polynomial import *  # noqa: F403
 from tapegrad.polynomial import __all__ as _polynomial
 from tapegrad.primitive import Primitive
@@ -40,6 +42,7 @@ from tapegrad.tape import GradientTape
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.custom_gradient import custom_gradient, stop_gradient
 from tapegrad.transforms.functional import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
+from tapegrad.transforms.loops import fori_loop, scan, while_loop
 from tapegrad.transforms.own import OwnPrimitive, primitive
 from tapegrad.transforms.vmap import vmap
 from tapegrad.variable import Variable
@@ -58,5 +61,19 @@ __all__ = [
     "recompute_grad", "reversible", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint16",
     "uint32", "uint64", "uint8", "value_and_grad", "vjp",
 ]  # fmt: skip
-__all__ += ["OwnPrimitive", "fft", "integrate", "linalg", "primitive", "signal", "sparse", "special", "stats", "vmap"]
+__all__ += [
+    "OwnPrimitive",
+    "fft",
+    "fori_loop",
+    "integrate",
+    "linalg",
+    "primitive",
+    "scan",
+    "signal",
+    "sparse",
+    "special",
+    "stats",
+    "vmap",
+    "while_loop",
+]
 __all__ += _ops.__all__ + _polynomial

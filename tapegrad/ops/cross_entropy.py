@@ -77,6 +77,7 @@ cross_entropy_p = general(
     into=True,
     exact=False,
     lift=same_params,
+    batch="all",
     samples=[
         Sample((3, 4), [0, 3, 1]), Sample((2, 3, 4), [[0, 3, 1], [2, 2, 0]]),
         Bad((3, 4), [0, 1], error=ShapeError), Bad((3, 4), [0, 4, 1], error=IndexingError),
@@ -136,6 +137,7 @@ cross_entropy_vjp_p: Primitive = general(
     into=True,
     exact=False,
     lift=same_params,
+    batch="all",
     samples=[Sample((3, 4), [0, 3, 1], (3,)), Sample((2, 3, 4), [[0, 3, 1], [2, 2, 0]], (2, 3))],
     doc="``(softmax(x) - onehot(label)) * g`` of each row.",
 )

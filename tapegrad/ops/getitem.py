@@ -14,6 +14,7 @@ from tapegrad.aval import Shape, broadcast_shapes
 from tapegrad.device import dtypes
 from tapegrad.errors import IndexingError, NotATensorError, ShapeError
 from tapegrad.ops.arithmetic import add, maximum
+from tapegrad.node import thread
 from tapegrad.ops.bounds import checked
 from tapegrad.ops.creation import zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
@@ -80,7 +81,9 @@ def _item(op: str, item: Any, x: Tensor) -> Any:
         found = cast(found, dtypes.int64)
     if found.dtype.kind not in "biu":
         raise IndexingError(f"{op}: an array of {found.dtype} is no index; use integers (astype) or a mask of bools")
-    return found.item() if found.dtype.kind != "b" and not found.ndim else found
+    if found.dtype.kind == "b" or found.ndim or any(guard.follows(found._buffer) for guard in thread.guards):
+        return found
+    return found.item()
 
 
 def _axes_of(item: Any) -> int:

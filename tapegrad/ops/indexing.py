@@ -13,7 +13,7 @@ from typing import Any
 from tapegrad.aval import Shape, ShapedArray, normalize_axis, shaped
 from tapegrad.device import dtypes, gather
 from tapegrad.errors import IndexingError, ShapeError
-from tapegrad.ops import _cuda_index
+from tapegrad.ops import _batched, _cuda_index
 from tapegrad.ops.bounds import checked
 from tapegrad.ops.comparison import equal
 from tapegrad.ops.creation import arange, zeros
@@ -128,6 +128,7 @@ take_p: Primitive = linear(
     infer=_infer_take,
     transpose=lambda ct, x, indices, *, axis: barrier(scatter_add_p, ct, indices, axis=axis, n=x.shape[axis]),
     into=True,
+    batch=_batched.take,
     lift=lambda params, n: {"axis": params["axis"] + 1},
     samples=[
         Sample((5, 3), [[0, 2], [2, 2]], axis=0), Sample((2, 4, 3), [3, 0, 3], axis=1), Sample((4,), 2, axis=0),
@@ -167,6 +168,7 @@ scatter_add_p: Primitive = linear(
     infer=lambda x, indices, *, axis, n: x.with_shape((*x.shape[:axis], n, *x.shape[axis + indices.ndim :])),
     transpose=lambda ct, indices, *, axis, n: barrier(take_p, ct, indices, axis=axis),
     into=True,
+    batch=_batched.scatter_add,
     lift=lambda params, n: {**params, "axis": params["axis"] + 1},
     samples=[
         Sample((2, 2, 3), [[0, 2], [2, 2]], axis=0, n=4), Sample((2, 3, 300), [1, 0, 1], axis=1, n=2),

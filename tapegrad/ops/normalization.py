@@ -12,6 +12,7 @@ from tapegrad.aval import ShapedArray
 from tapegrad.device.dtypes import accumulator, in_float
 from tapegrad.errors import ShapeError
 from tapegrad.ops import _cuda_rows
+from tapegrad.ops._batched import all_but
 from tapegrad.ops._rows import by_blocks, matrices, matrix, row_dots, row_sums, rows_per_block, same_params
 from tapegrad.ops.arithmetic import reciprocal, sqrt, square
 from tapegrad.ops.creation import full, zeros_like
@@ -84,6 +85,7 @@ layer_norm_p = general(
     into=True,
     exact=False,
     lift=same_params,
+    batch=all_but("layer_norm", 1, 2),
     samples=[
         Sample((3, 4), (4,), (4,), eps=1e-5), Sample((2, 3, 5), (5,), (5,), eps=0.1), Sample((4,), (4,), (4,), eps=0.1),
         Sample((0, 3), (3,), (3,), eps=0.1), Bad((3, 4), (3,), (4,), error=ShapeError, eps=1e-5),
@@ -162,6 +164,7 @@ layer_norm_vjp_x_p: Primitive = general(
     into=True,
     exact=False,
     lift=same_params,
+    batch=all_but("layer_norm_vjp_x", 1),
     samples=[
         Sample((3, 4), (4,), (3, 4), eps=1e-5), Sample((2, 3, 5), (5,), (2, 3, 5), eps=0.1),
         Sample((0, 3), (3,), (0, 3), eps=0.1), Sample((3, 4), (4,), (2, 3, 4), eps=0.1),
@@ -222,6 +225,7 @@ layer_norm_vjp_gamma_p: Primitive = general(
     into=True,
     exact=False,
     lift=same_params,
+    batch=all_but("layer_norm_vjp_gamma", 0),
     samples=[
         Sample((3, 4), (3, 4), eps=1e-5), Sample((2, 3, 5), (2, 3, 5), eps=0.1), Sample((0, 3), (0, 3), eps=0.1),
         Sample((3, 4), (2, 3, 4), eps=0.1),

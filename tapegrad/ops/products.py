@@ -9,6 +9,7 @@ from typing import Any
 from tapegrad.aval import ShapedArray, broadcast_shapes, normalize_axes, normalize_axis, shaped
 from tapegrad.device import blas, gemm
 from tapegrad.errors import ShapeError
+from tapegrad.ops import _batched
 from tapegrad.ops.complex import conj
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.reductions import sum
@@ -41,6 +42,7 @@ matmul_p = bilinear(
     dry=_dry_matmul,
     flops=lambda x, y: 2 * prod(broadcast_shapes("matmul", x.shape[:-1], (*y.shape[:-2], 1))) * prod(y.shape[-2:]),
     lift=lambda params, n: params,
+    batch=_batched.matmul,
     samples=[
         Sample((3, 4), (4, 2)), Sample((5, 3, 4), (4, 2)), Sample((2, 1, 3, 4), (5, 4, 2)), Sample((0, 4), (4, 2)),
         Sample((3, 0), (0, 2)), Bad((3, 4), (3, 2), error=ShapeError), Bad((2, 3, 4), (3, 4, 2), error=ShapeError),

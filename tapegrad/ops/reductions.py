@@ -179,6 +179,7 @@ def _logical(name: str, ufunc: str) -> Primitive:
         impl=lambda xp, x, *, axis: getattr(xp, ufunc).reduce(x, axis=axis),
         infer=infer_reduction,
         reduce=ufunc,
+        lift=lift_axes,
         samples=[Sample([[True, False], [True, True]], axis=(1,)), Sample([[False]], axis=())],
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 from tapegrad.aval import ShapedArray, normalize_axis
 from tapegrad.device.dtypes import in_float
 from tapegrad.ops import _cuda_rows
+from tapegrad.ops._batched import all_but
 from tapegrad.ops._rows import by_blocks, deliver, matrices, matrix, row_sums, same_params, shifted_exp, target, wide
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.exponential import exp
@@ -88,6 +89,7 @@ softmax_vjp_p: Primitive = general(
     ],
     into=True,
     lift=same_params,
+    batch=all_but("softmax_vjp"),
     samples=[
         Sample((3, 4), (3, 4)),
         Sample((2, 3, 5), (2, 3, 5)),
@@ -157,6 +159,7 @@ log_softmax_vjp_p: Primitive = general(
     into=True,
     exact=False,
     lift=same_params,
+    batch=all_but("log_softmax_vjp"),
     samples=[
         Sample((3, 4), (3, 4)),
         Sample((2, 3, 5), (2, 3, 5)),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from tapegrad.aval import ShapedArray, normalize_axis, shaped
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.ops._batched import all_but
 from tapegrad.ops.dispatch import barrier, promote, tensor
 from tapegrad.ops.indexing import take_along_axis
 from tapegrad.ops.joining import flip
@@ -32,6 +33,7 @@ def _positions(name: str) -> Primitive:
         name,
         impl=lambda xp, x, *, axis: getattr(xp, name)(x, axis=axis),
         infer=infer,
+        lift=lambda params, n: {"axis": params["axis"] + 1},
         samples=[Sample((3, 4), axis=1), Sample((2,), axis=0), Bad((0, 3), axis=0, error=ShapeError)],
     )
 
@@ -70,6 +72,7 @@ argsort_p = general(
     "argsort",
     impl=lambda xp, x, *, axis: xp.argsort(x, axis=axis, kind="stable"),
     infer=lambda x, *, axis: x.with_dtype(dtypes.int64),
+    lift=lambda params, n: {"axis": params["axis"] + 1},
     samples=[Sample((3, 4), axis=0), Sample((0,), axis=0)],
     doc="The permutation that sorts; equal elements keep their order.",
 )
@@ -118,6 +121,7 @@ searchsorted_p = general(
     "searchsorted",
     impl=lambda xp, x, y, *, side: xp.searchsorted(x, y, side=side),
     infer=lambda x, y, *, side: y.with_dtype(dtypes.int64),
+    batch=all_but("searchsorted", 0),
     samples=[Sample([0.0, 1.0, 1.0, 2.0], [[1.0, 3.0]], side="left"), Sample([0.0, 1.0], 1.0, side="right")],
 )
 

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad.buffer import Buffer
@@ -17,7 +17,7 @@ from tapegrad.node import Node, thread
 from tapegrad.ops.creation import zeros
 from tapegrad.ops.dispatch import barrier, bind, cast, cast_p
 from tapegrad.ops.joining import stack
-from tapegrad.ops.shape import broadcast_to, expand_dims, reshape
+from tapegrad.ops.shape import broadcast_to, expand_dims, identity_of, reshape
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.pushing import Pusher
 
@@ -47,14 +47,18 @@ class Batches(Pusher):
         """Raises DryRunError if ``buffer`` holds the value of one example."""
         if buffer in self._pushed:
             raise DryRunError(
-                f"{self._op}: the value of {buffer.node.aval!r} is read inside, but it differs from example to example: "
-                "use where instead of `if`, no .item() or .numpy(), no masks as indices; or loop over the examples"
+                f"{self._op}: the value of {buffer.node.aval!r} is read inside, but it differs from example to "
+                "example: use where, not `if`, no .item() or .numpy(), no masks as indices; or loop over the examples"
             )
 
     def whole(self, buffer: Buffer) -> Buffer:
         """The values of all examples."""
         found = self._pushed.get(buffer)
         return buffer if found is None else found._buffer
+
+    def every(self, y: Tensor) -> Tensor:
+        """The value of ``y`` for every example, along a leading axis."""
+        return _full(y, self.pushed(y), self.n)
 
     def _push(
         self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]
@@ -78,6 +82,27 @@ class Batches(Pusher):
 
     def _alone(self) -> Any:
         return _Alone(self, self._guards)
+
+
+def example_of(x: Tensor, batches: Batches) -> Tensor:
+    """The first of the examples along the leading axis of ``x`` (ones, if there is none); ``batches`` knows it."""
+    before = thread.recorders, thread.guards
+    thread.recorders, thread.guards = (), ()
+    try:
+        example = identity_of(x[0] if len(x) else zeros(x.shape[1:], dtype=x.dtype, device=x.device) + 1)
+    finally:
+        thread.recorders, thread.guards = before
+    batches.seed(example, x)
+    return example
+
+
+def mapped(op: str, f: Callable[[Tensor], Tensor], xs: Tensor) -> Tensor:
+    """``f`` of every example along the leading axis of ``xs``, in one run."""
+    batches = Batches(op, len(xs))
+    example = example_of(xs, batches)
+    with batches:
+        y = f(example)
+    return batches.every(y)
 
 
 class _Alone:
@@ -112,8 +137,9 @@ def batched(node: Node, operands: list[Tensor], companions: list[Tensor | None],
         if prim.batch == "all" or prim.variadic or len(operands) == 1:
             full = [_full(x, c, n) for x, c in zip(operands, companions, strict=True)]
             return barrier(prim, *full, **prim.lift(node.params, n))
-        if prim.family == "linear" and all(c is None for c in companions[1:]):
-            return barrier(prim, companions[0], *operands[1:], **prim.lift(node.params, n))
+        first = companions[0]
+        if prim.family == "linear" and first is not None and all(c is None for c in companions[1:]):
+            return barrier(prim, first, *operands[1:], **prim.lift(node.params, n))
     return _one_by_one(node, operands, companions, n)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +17,14 @@ from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
 from tapegrad.cell import Seen, lookout
 from tapegrad.device import dtypes
-from tapegrad.errors import CapturedTensorWarning, GradientError, GradientTypeError, NoGradientError, ShapeError
-from tapegrad.node import Node, thread
+from tapegrad.errors import GradientError, GradientTypeError, NoGradientError, ShapeError
+from tapegrad.node import thread
 from tapegrad.ops.creation import asarray
 from tapegrad.ops.dispatch import SCALARS, cast
 from tapegrad.ops.joining import stack
 from tapegrad.tensor import Tensor, alias, convert
 from tapegrad.transforms.adjoint import transposed
+from tapegrad.transforms.captures import Captures
 from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.wrapping import Wrapper
 from tapegrad.transforms.zeros import zeros_of
@@ -45,7 +45,7 @@ class CustomGradient(Wrapper):
         named = [x for x in nest.flatten(kwargs) if isinstance(x, (Tensor, Variable))]
         inputs = [*positional, *named]
         values = [convert(x)._buffer if isinstance(x, (Tensor, Variable)) else None for x in inputs]
-        watcher = _Captures(inputs)
+        watcher = Captures(inputs)
         before = thread.recorders
         if before:
             thread.recorders = (*before, watcher)
@@ -145,45 +145,6 @@ def _result(name: str, leaf: Any) -> Tensor:
     if leaf is None:
         raise GradientError(f"custom_gradient: {name} returned None for an output")
     return asarray(leaf)
-
-
-class _Captures:
-    """A recorder that finds watched tensors which the function uses although they are no arguments."""
-
-    def __init__(self, arguments: list[Any]) -> None:
-        self._outer: Any = thread.recorders
-        self._known = {x._buffer.node.index for x in arguments if isinstance(x, Tensor)}
-        self._found: set[int] = set()
-
-    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-        """Note foreign inputs; whatever is made here is known from now on."""
-        for b in inputs:
-            if b.node.index not in self._known and any(r.follows(b) for r in self._outer):
-                self._found.add(b.node.index)
-        self._known.add(node.index)
-
-    def read(self, variable: Variable, value: Buffer) -> None:
-        """Variables are no captures."""
-        self._known.add(value.node.index)
-
-    def follows(self, buffer: Buffer) -> bool:
-        """It follows nothing of its own."""
-        return False
-
-    def record_call(self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
-        """As for one node."""
-        for b in outputs:
-            self.record(b.node, inputs, b)
-
-    def warn(self, name: str) -> None:
-        """Say what was found."""
-        if self._found:
-            warnings.warn(
-                f"custom_gradient: {name} uses {len(self._found)} watched tensor(s) that are not among its arguments; "
-                "they get no gradient; pass them as arguments, or through stop_gradient to silence this",
-                CapturedTensorWarning,
-                stacklevel=3,
-            )
 
 
 class _Call:

@@ -4,12 +4,12 @@ A record is ``(node, inputs, plan, residuals)``: the input nodes, the plan for t
 its rules have declared.  A call's record is ``(call, inputs, None, outputs)``, with None for inputs not followed.
 
 With ``lead`` (a length), every cotangent has one more leading axis: rows of a Jacobian.  A primitive whose parameters
-can be lifted runs on all rows at once; another one runs row by row.
+can be lifted runs on all rows at once; the rule of another one is batched, operation by operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tapegrad import buffer as _buffer
@@ -21,10 +21,10 @@ from tapegrad.node import Node, thread
 from tapegrad.ops.arithmetic import add
 from tapegrad.ops.complex import conj, real
 from tapegrad.ops.dispatch import cast
-from tapegrad.ops.joining import stack
 from tapegrad.ops.shape import sum_to
 from tapegrad.rule import Plan, Rule
 from tapegrad.tensor import Tensor, from_array
+from tapegrad.transforms.batching import mapped
 from tapegrad.transforms.compiled import compile_rules
 from tapegrad.transforms.zeros import zeros_of
 
@@ -159,8 +159,7 @@ def _pull(record: Record, ct: Tensor, cts: Cotangents, path: set[int] | None, le
             g = fit(apply_rule(node, rule, i, ct, values, avals, params), avals[i], 1)
         else:
             avals = [*[n.aval for n in inputs], node.aval]
-            rows = [apply_rule(node, rule, i, ct[row], values, avals, node.params) for row in range(lead)]
-            g = _stacked([fit(row, target.aval) for row in rows], target.aval, lead)
+            g = mapped("jacobian", _rule_of(node, rule, i, values, avals, target.aval), ct)
         accumulate(cts, target.index, g)
 
 
@@ -182,6 +181,12 @@ def apply_rule(
     if holomorphic:  # rules are written for the plain transpose; the cotangent of a real loss wants its conjugate
         return conj(rule(conj(ct), values, avals, params, i))
     return rule(ct, values, avals, params, i)
+
+
+def _rule_of(
+    node: Node, rule: Rule, i: int, values: dict[int, Tensor], avals: list[ShapedArray], aval: ShapedArray
+) -> Callable[[Tensor], Tensor]:
+    return lambda ct: fit(apply_rule(node, rule, i, ct, values, avals, node.params), aval)
 
 
 def fit(g: Tensor, aval: ShapedArray, lead: int = 0) -> Tensor:
@@ -206,12 +211,6 @@ def accumulate(cts: Cotangents, index: int, g: Tensor) -> None:
     """Add to the cotangent of a value."""
     have = cts.get(index)
     cts[index] = g if have is None else add(_tensor(have, g._buffer.node.aval), g)
-
-
-def _stacked(rows: list[Tensor], aval: ShapedArray, lead: int) -> Tensor:
-    if not rows:
-        return zeros_of(aval, lead)
-    return stack(rows)
 
 
 def _pull_call(record: Record, cts: Cotangents, keep: set[int], path: set[int] | None, lead: int | None) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 from tapegrad import nest
 from tapegrad.aval import normalize_axis
 from tapegrad.errors import ShapeError
-from tapegrad.node import thread
-from tapegrad.ops.creation import asarray, zeros
+from tapegrad.ops.creation import asarray
 from tapegrad.ops.dispatch import SCALARS
-from tapegrad.ops.shape import broadcast_to, expand_dims, identity_of, moveaxis
+from tapegrad.ops.shape import moveaxis
 from tapegrad.tensor import Tensor
-from tapegrad.transforms.batching import Batches
+from tapegrad.transforms.batching import Batches, example_of
 from tapegrad.variable import Variable
 
 Axes = int | None | Sequence[Any] | dict[Any, Any]
@@ -39,7 +38,7 @@ def vmap(f: Callable, in_axes: Axes = 0, out_axes: Axes = 0) -> Callable:
         leaves = [x if a is None else _moved(x, a) for x, a in zip(nest.flatten((args, kwargs)), axes[0] + axes[1])]
         n = _length(f, [x for x, a in zip(leaves, axes[0] + axes[1]) if a is not None])
         batches = Batches(f"vmap({getattr(f, '__name__', type(f).__name__)})", n)
-        given = iter(_first(x, batches) if a is not None else x for x, a in zip(leaves, axes[0] + axes[1]))
+        given = iter(example_of(x, batches) if a is not None else x for x, a in zip(leaves, axes[0] + axes[1]))
         inner_args, inner_kwargs = nest.rebuild((args, kwargs), given)
         with batches:
             y = f(*inner_args, **inner_kwargs)
@@ -63,7 +62,7 @@ def _axes(what: str, tree: Any, axes: Any) -> list[int | None]:
 
 def _items(tree: dict) -> list[tuple[Any, Any]]:
     """In the order of :func:`nest.leaves`."""
-    keys = nest.rebuild({k: None for k in tree}, iter(range(len(tree))))
+    keys = nest.rebuild(dict.fromkeys(tree), iter(range(len(tree))))
     return sorted(tree.items(), key=lambda item: keys[item[0]])
 
 
@@ -78,20 +77,10 @@ def _length(f: Callable, batched: list[Any]) -> int:
     lengths = {x.shape[0] for x in batched}
     if len(lengths) != 1:
         what = f"batches of lengths {sorted(lengths)}" if lengths else "no argument with a batch axis"
-        raise ShapeError(f"vmap: {getattr(f, '__name__', 'f')} got {what}; arguments must have one length along in_axes")
+        raise ShapeError(
+            f"vmap: {getattr(f, '__name__', 'f')} got {what}; arguments must have one length along in_axes"
+        )
     return lengths.pop()
-
-
-def _first(x: Tensor, batches: Batches) -> Tensor:
-    """The first example (ones, if there is none), known to ``batches`` only."""
-    before = thread.recorders, thread.guards
-    thread.recorders, thread.guards = (), ()
-    try:
-        example = identity_of(x[0] if len(x) else zeros(x.shape[1:], dtype=x.dtype, device=x.device) + 1)
-    finally:
-        thread.recorders, thread.guards = before
-    batches.seed(example, x)
-    return example
 
 
 def _result(leaf: Any, batches: Batches, axis: int | None) -> Any:
@@ -99,11 +88,9 @@ def _result(leaf: Any, batches: Batches, axis: int | None) -> Any:
         leaf = asarray(leaf)
     if not isinstance(leaf, Tensor):
         return leaf
-    found = batches.pushed(leaf)
     if axis is None:
-        if found is not None:
+        if batches.follows(leaf._buffer):
             raise ShapeError("vmap: out_axes is None for a result that differs from example to example")
         return leaf
-    if found is None:
-        found = broadcast_to(expand_dims(leaf, 0), (batches.n, *leaf.shape))
+    found = batches.every(leaf)
     return moveaxis(found, 0, axis) if axis else found

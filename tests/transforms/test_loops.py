@@ -1,0 +1,55 @@
+"""Loops under JAX's names: results and derivatives are those of the loop written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad.errors import ShapeError
+from tapegrad.testing import check_grads
+
+X = np.linspace(0.1, 1.2, 12).reshape(4, 3)
+
+
+def cell(state, x):
+    h = tg.tanh(state["h"] + x)
+    return {"h": h, "n": state["n"] + 1}, (h * 2, tg.sum(h))
+
+
+def test_scan_is_the_loop():
+    last, (hs, sums) = tg.scan(cell, {"h": np.zeros(3), "n": 0}, X)
+    h, rows = np.zeros(3), []
+    for x in X:
+        h = np.tanh(h + x)
+        rows.append(2 * h)
+    np.testing.assert_allclose(hs.numpy(), np.stack(rows))
+    np.testing.assert_allclose(last["h"].numpy(), h)
+    assert last["n"] == 4 and sums.shape == (4,)
+
+
+def test_scan_backwards_keeps_the_order():
+    step = lambda s, x: (s + x, s)
+    last, before = tg.scan(step, np.zeros(3), X, reverse=True)
+    np.testing.assert_allclose(before.numpy(), np.cumsum(X[::-1], axis=0)[::-1] - X, atol=1e-15)
+    np.testing.assert_allclose(last.numpy(), X.sum(axis=0))
+
+
+def test_derivatives():
+    check_grads(lambda x, h: tg.scan(cell, {"h": h, "n": 0}, x)[1], (X, np.ones(3)), order=2)
+    check_grads(lambda x: tg.fori_loop(1, 4, lambda i, s: tg.sin(s) * i, x), (X,), order=2)
+    check_grads(lambda x: tg.while_loop(lambda s: tg.max(s) < 20, lambda s: s * s + 1, x), (X,), order=2)
+
+
+def test_without_rows():
+    last, ys = tg.scan(lambda s, x: (s * 2, None), tg.asarray(1.0), length=5)
+    assert float(last) == 32.0 and ys is None
+    last, ys = tg.scan(cell, {"h": np.ones(3), "n": 0}, X[:0])
+    assert ys is None and last["n"] == 0
+
+
+def test_lengths_that_differ_are_refused():
+    with pytest.raises(ShapeError, match="scan: lengths"):
+        tg.scan(lambda s, x: (s, None), 0.0, (X, X[:2]))
+    with pytest.raises(ShapeError, match="scan"):
+        tg.scan(lambda s, x: (s, None), 0.0)

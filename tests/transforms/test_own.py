@@ -1,0 +1,185 @@
+"""One's own primitives: rules in either direction, several results, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad.errors import DryRunError, GradientError, GradientTypeError, NoGradientError, NotATensorError, ShapeError
+from tapegrad.testing import check_grads
+
+X, Y = np.linspace(0.2, 1.5, 12).reshape(3, 4), np.linspace(-1, 1, 12).reshape(3, 4)
+
+
+@tg.primitive
+def scaled(x, y, n=2, *, flag=None):
+    assert type(x) is np.ndarray and (flag is None or flag == "on")
+    return x * y * n
+
+
+scaled.defvjp(lambda ct, y, n: ct * y * n, lambda ct, n, x: ct * x * n)
+
+
+@tg.primitive
+def pair(x):
+    return np.sin(x), np.cos(x).sum(axis=0)
+
+
+pair.defvjp(lambda ct, out, x: ct[0] * tg.cos(x) - ct[1] * tg.sin(x) + 0 * out[0])
+
+
+@tg.primitive
+def cubed(x):
+    return x**3
+
+
+cubed.defjvp(lambda t, x: 3 * t * x * x)
+
+
+def test_derivatives_follow_from_one_direction():
+    check_grads(lambda x, y: scaled(x, y, n=3, flag="on"), (X, Y), order=2)
+    check_grads(pair, (X,), order=2)
+    check_grads(cubed, (X,), order=3)
+
+
+def test_complex_numbers_keep_tensorflows_convention():
+    z = X + 1j * Y
+
+    @tg.primitive
+    def times(z):
+        return z * (2 + 1j)
+
+    times.defvjp(lambda ct: ct * (2 - 1j))
+    loss = lambda f: tg.grad(lambda z: tg.sum(tg.abs(f(z)) ** 2))(z).numpy()
+    np.testing.assert_allclose(loss(times), loss(lambda z: z * (2 + 1j)), rtol=1e-6)
+
+
+def test_it_runs_once_and_its_arguments_are_safe():
+    runs = []
+
+    @tg.primitive
+    def f(x, how):
+        runs.append(how)
+        with pytest.raises(ValueError, match="read-only"):
+            x += 1
+        return x  # an alias would let a later change reach the argument
+
+    x = tg.asarray(X)
+    y = f(x, "a")
+    assert runs == ["a"] and not np.shares_memory(np.asarray(y), np.asarray(x))
+    np.testing.assert_array_equal(y.numpy(), X)
+
+
+def test_jacobians_and_vmap_row_by_row_or_at_once():
+    calls = []
+
+    @tg.primitive(batched=True)
+    def f(x):
+        calls.append(x.shape)
+        return np.tanh(x)
+
+    f.defvjp(lambda ct, out: ct * (1 - out * out))
+    np.testing.assert_allclose(tg.vmap(f)(X).numpy(), np.tanh(X))
+    assert calls == [(4,), (3, 4)]
+    g = lambda x: tg.sum(scaled(x, Y[0]) ** 2)
+    np.testing.assert_allclose(tg.vmap(tg.grad(g))(X).numpy(), 8 * X * Y[0] ** 2, rtol=1e-12)
+    np.testing.assert_allclose(tg.jacobian(cubed)(X[0]).numpy(), np.diag(3 * X[0] ** 2), rtol=1e-12)
+
+
+def test_inference_serves_dry_runs():
+    @tg.primitive(infer=lambda x, n: ((n, *x.shape), x.dtype))
+    def repeated(x, n):
+        return np.stack([x] * n)
+
+    repeated.defvjp(lambda ct: tg.sum(ct, axis=0))
+    check_grads(lambda x: repeated(x, 3), (X,))
+    grad = tg.grad(lambda x: tg.sum(repeated(x, 3) ** 2))
+    assert tg.memory.predict_peak(grad, X).peak_bytes > 3 * X.nbytes
+
+    @tg.primitive
+    def unknown(x):
+        return x + 1
+
+    with pytest.raises(DryRunError, match="infer"):
+        tg.memory.predict_peak(unknown, X)
+
+
+def test_a_result_that_was_not_told_is_refused():
+    @tg.primitive(infer=lambda x: (x.shape, x.dtype))
+    def f(x):
+        return x[:1]
+
+    with pytest.raises(ShapeError, match="expected"):
+        f(X)
+
+
+def test_under_a_budget_it_is_made_again():
+    runs = []
+
+    @tg.primitive(infer=lambda x: (x.shape, x.dtype))
+    def f(x):
+        runs.append(1)
+        return np.exp(x)
+
+    f.defvjp(lambda ct, out: ct * out)
+
+    def chain(x):
+        for _ in range(6):
+            x = f(x) * 0.1
+        return tg.sum(x)
+
+    big = np.full((256, 256), 0.1)
+    plain = tg.grad(chain)(big).numpy()
+    before = len(runs)
+    with tg.memory_budget(7 * big.nbytes):
+        np.testing.assert_array_equal(tg.grad(chain)(big).numpy(), plain)
+    assert before == 6 and len(runs) > 12
+
+
+def test_without_rules_asking_is_an_error():
+    @tg.primitive
+    def f(x):
+        return x * 2
+
+    with pytest.raises(NoGradientError, match="f: has no gradient"):
+        tg.grad(lambda x: tg.sum(f(x)))(X)
+    with pytest.raises(NoGradientError, match="f: has no forward"):
+        tg.jvp(f, (X,), (X,))
+    scaled2 = tg.primitive(lambda x, y: x * y).defvjp(None, lambda ct, x: ct * x)
+    assert tg.grad(lambda y: tg.sum(scaled2(X, y)))(Y).shape == X.shape
+    with pytest.raises(NoGradientError):
+        tg.grad(lambda x: tg.sum(scaled2(x, Y)))(X)
+
+
+def test_bad_rules_and_results():
+    @tg.primitive
+    def f(x, y):
+        return x + y
+
+    for rule in (lambda x: x, lambda ct, z: ct):
+        with pytest.raises(GradientTypeError, match="the rule of x"):
+            f.defvjp(rule)
+    with pytest.raises(GradientTypeError, match="only"):
+        f.defvjp(z=lambda ct: ct)
+    f.defvjp(lambda ct: tg.sum(ct))
+    with pytest.raises(GradientError, match="the rule of x returned shape"):
+        tg.grad(lambda x: tg.sum(f(x, Y)))(X)
+    with pytest.raises(NotATensorError, match="raw arrays"):
+        tg.primitive(lambda x: tg.asarray(x))(X)
+    with pytest.raises(NotATensorError, match="an argument of its own"):
+        tg.primitive(lambda xs: xs[0])([tg.asarray(X)])
+    for bad in (lambda *xs: xs[0], lambda t: t, lambda x, **more: x):
+        with pytest.raises(TypeError, match="primitive"):
+            tg.primitive(bad)
+
+
+def test_it_is_a_method_and_keeps_its_name():
+    class Model:
+        @tg.primitive
+        def step(self, x):
+            """Doc."""
+            return x * 2
+
+    assert Model().step(X).shape == X.shape
+    assert scaled.__name__ == "scaled" and Model.step.__doc__ == "Doc."

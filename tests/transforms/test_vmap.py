@@ -1,0 +1,132 @@
+"""vmap equals a loop over the examples, wherever it stands among the other transformations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad.errors import DryRunError, ShapeError
+from tapegrad.testing import check_grads
+
+RNG = np.random.default_rng(0)
+W, X = RNG.normal(size=(4, 5)), RNG.normal(size=(6, 4))
+PLACES = np.array([0, -1, 2, 1, 3, 0])
+
+
+def model(x: Any) -> tg.Tensor:
+    return tg.sum(tg.tanh(x @ W) ** 2) + tg.max(x)
+
+
+def loop(f: Callable, xs: Any = X) -> np.ndarray:
+    return np.stack([f(tg.asarray(x)).numpy() for x in xs])
+
+
+@tg.custom_gradient
+def odd(x: Any) -> Any:
+    return tg.sin(x), lambda ct: ct * 7 * x
+
+
+def custom(x: Any) -> tg.Tensor:
+    return tg.sum(odd(x) * x)
+
+
+def checkpointed(x: Any) -> tg.Tensor:
+    return tg.sum(tg.recompute_grad(lambda z: tg.sin(z) * tg.exp(z))(x) * x)
+
+
+def taped(x: Any) -> tg.Tensor:
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = model(x)
+    return tape.gradient(y, x)
+
+
+@pytest.mark.parametrize("f", [model, custom, checkpointed, taped], ids=lambda f: f.__name__)
+def test_values(f):
+    np.testing.assert_allclose(tg.vmap(f)(X).numpy(), loop(f), rtol=1e-12)
+
+
+@pytest.mark.parametrize("f", [model, custom, checkpointed], ids=lambda f: f.__name__)
+def test_derivatives_inside_and_outside(f):
+    np.testing.assert_allclose(tg.vmap(tg.grad(f))(X).numpy(), loop(tg.grad(f)), rtol=1e-12)
+    whole = tg.grad(lambda x: tg.sum(tg.vmap(f)(x)))(X)
+    np.testing.assert_allclose(whole.numpy(), loop(tg.grad(f)), rtol=1e-12)
+    np.testing.assert_allclose(tg.vmap(tg.jacobian(f))(X).numpy(), loop(tg.grad(f)), rtol=1e-12)
+
+
+def test_second_order_and_forward_mode():
+    np.testing.assert_allclose(tg.vmap(tg.hessian(model))(X).numpy(), loop(tg.hessian(model)), rtol=1e-11)
+    t = np.ones(4)
+    got = tg.jvp(tg.vmap(model), (X,), (np.ones_like(X),))[1]
+    np.testing.assert_allclose(got.numpy(), loop(lambda x: tg.jvp(model, (x,), (t,))[1]), rtol=1e-12)
+    check_grads(tg.vmap(model), (X,), order=2)
+    check_grads(tg.vmap(tg.grad(model)), (X,), order=1)
+
+
+def test_a_custom_rule_is_the_one_that_counts_outside_too():
+    found = tg.grad(lambda x: tg.sum(tg.vmap(odd)(x)))(X)
+    np.testing.assert_allclose(found.numpy(), 7 * X)
+
+
+def test_nested_and_axes():
+    outer = tg.vmap(tg.vmap(lambda a, b: a * tg.exp(b), in_axes=(None, 0)), in_axes=(0, None))(X[0], X[1])
+    np.testing.assert_allclose(outer.numpy(), X[0][:, None] * np.exp(X[1]), rtol=1e-14)
+    np.testing.assert_allclose(tg.vmap(lambda c: c * 2, in_axes=1, out_axes=1)(X).numpy(), X * 2)
+    np.testing.assert_allclose(tg.vmap(lambda c: c * 2, in_axes=-1)(X).numpy(), X.T * 2)
+    tree = tg.vmap(lambda d, s: {"y": d["a"] + d["b"] * s}, in_axes=({"a": 0, "b": None}, None))
+    np.testing.assert_allclose(tree({"a": X, "b": X[0]}, 2.0)["y"].numpy(), X + 2 * X[0], rtol=1e-6)
+
+
+def test_what_does_not_depend_on_the_batch_is_repeated():
+    y, z = tg.vmap(lambda x: (tg.asarray(W), 3.0))(X)
+    assert y.shape == (6, 4, 5) and z.shape == (6,)
+    assert tg.vmap(lambda x: tg.asarray(W), out_axes=None)(X).shape == (4, 5)
+
+
+def test_no_examples():
+    assert tg.vmap(model)(X[:0]).shape == (0,)
+    assert tg.vmap(tg.grad(model))(X[:0]).shape == (0, 4)
+
+
+def test_places_that_differ_from_example_to_example():
+    rows = np.arange(6)
+    np.testing.assert_array_equal(tg.vmap(lambda x, i: x[i])(X, PLACES).numpy(), X[rows, PLACES])
+    np.testing.assert_array_equal(tg.vmap(lambda i: tg.take(W, i, axis=1))(PLACES).numpy(), W[:, PLACES].T)
+    pairs = np.stack([PLACES, PLACES[::-1]], axis=1)
+    got = tg.vmap(lambda x, i: tg.take(x, i, axis=1))(np.stack([W.T, W.T * 2]), pairs[:2])
+    np.testing.assert_array_equal(got.numpy(), np.stack([W.T[:, pairs[0]], W.T[:, pairs[1]] * 2]))
+    pulled = tg.vmap(tg.grad(lambda x, i: tg.sum(x[i] ** 2)))(X, pairs)
+    wanted = np.zeros_like(X)
+    for row, two in zip(rows, pairs, strict=True):
+        for k in two:
+            wanted[row, k] += 2 * X[row, k]
+    np.testing.assert_allclose(pulled.numpy(), wanted)
+
+
+def test_a_place_out_of_range_in_any_example_is_an_error():
+    with pytest.raises(IndexError, match="9"):
+        tg.vmap(lambda x, i: tg.take_along_axis(x, tg.reshape(i, (1,)), axis=0))(X, np.array([0, 1, 2, 9, 0, 0]))
+
+
+def test_values_are_not_to_be_looked_at():
+    for f in (lambda x: x if x[0] > 0 else -x, lambda x: x * float(x[1]), lambda x: x[x > 0]):
+        with pytest.raises(DryRunError, match="differs from example to example"):
+            tg.vmap(f)(X)
+    assert tg.vmap(lambda x: x * float(tg.asarray(2.0)))(X).shape == X.shape  # the same for all: may be
+
+
+def test_bad_arguments():
+    with pytest.raises(ShapeError, match="lengths"):
+        tg.vmap(lambda a, b: a + b)(X, X[:3])
+    with pytest.raises(ShapeError, match="no batch axis"):
+        tg.vmap(lambda a: a)(1.0)
+    with pytest.raises(ShapeError, match="no argument with a batch axis"):
+        tg.vmap(lambda a: a, in_axes=None)(X)
+    with pytest.raises(ShapeError, match="in_axes"):
+        tg.vmap(lambda a: a, in_axes=(0, 0))(X)
+    with pytest.raises(ShapeError, match="out_axes"):
+        tg.vmap(lambda a: a, out_axes=None)(X)
