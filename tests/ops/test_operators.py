@@ -122,9 +122,8 @@ def test_numpy_functions_without_counterpart_say_so():
     for call, words in (
         (lambda: np.busday_count(t, t), "numpy.busday_count does not take tensors"),
         (lambda: np.spacing(t), "numpy.spacing does not take tensors"),
-        (lambda: np.add.reduce(t), "numpy.add.reduce does not take tensors"),
-        (lambda: np.add(t, t, out=np.empty(3)), "with out"),
-        (lambda: np.linalg.tensorinv(t), "numpy.linalg.tensorinv does not take tensors"),
+        (lambda: np.hypot.reduce(t), "numpy.hypot.reduce does not take tensors"),
+        (lambda: np.add(t, t, out=np.empty(3)), "not written into an array"),
     ):
         with pytest.raises(TypeError, match=words):
             call()
@@ -148,9 +147,12 @@ INNER = {
 def test_no_public_name_is_lost():
     public = {id(getattr(ops, name)) for name in ops.__all__}
     for info in pkgutil.iter_modules(ops.__path__):
-        if info.name.startswith("_") or info.name in ("operators", "dispatch"):
+        if info.name.startswith("_") or info.name in ("operators", "dispatch", "protocols"):
             continue
         module = importlib.import_module(f"tapegrad.ops.{info.name}")
+        if hasattr(module, "__all__"):
+            assert set(module.__all__) <= set(ops.__all__), info.name
+            continue
         for name, thing in vars(module).items():
             made_here = getattr(thing, "__module__", None) == module.__name__ or hasattr(thing, "primitive")
             if isinstance(thing, FunctionType) and made_here and not name.startswith("_"):
