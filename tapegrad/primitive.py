@@ -198,6 +198,7 @@ def elementwise(
     cxx: str | None = None,
     domain: tuple[float, float] = (-2.0, 2.0),
     samples: Sequence[Sample] = (),
+    holomorphic: bool = True,
     doc: str = "",
 ) -> Primitive:
     """Declare a function of each element.
@@ -226,6 +227,7 @@ def elementwise(
             cxx=cxx,
             domain=domain,
             samples=tuple(samples),
+            holomorphic=holomorphic,
             doc=doc,
         )  # fmt: skip
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from tapegrad import nest, random
 from tapegrad.errors import TapegradError
+from tapegrad.ops.complex import conj, real
 from tapegrad.ops.creation import asarray
 from tapegrad.ops.reductions import sum
 from tapegrad.tensor import Tensor
@@ -30,8 +31,9 @@ def check_grads(
     """Check ``f``'s derivatives at ``args`` up to ``order`` along random directions.
 
     Forward mode against central differences; reverse mode against forward mode by the adjoint identity
-    ``<ct, J t> = <J' ct, t>``; each order differentiates the one below.  ``args``: float64 arrays or tensors, in the
-    interior of the domain.  Raises DerivativeError naming the order and mode.
+    ``<ct, J t> = <J' ct, t>``; each order differentiates the one below.  ``args``: float64 or complex128 arrays or
+    tensors, in the interior of the domain (complex: both parts are moved, and ``<a, b> = Re sum(conj(a) b)``).  Raises
+    DerivativeError naming the order and mode.
     """
     generator = random.Generator(seed)
     _check(f, [asarray(a) for a in args], 1, order, tuple(modes), eps, rtol, atol, generator)
@@ -40,11 +42,11 @@ def check_grads(
 def _check(
     f: Callable, xs: list[Tensor], level: int, order: int, modes: tuple, eps: float, rtol: float, atol: float, g: Any
 ) -> None:
-    ts = [random.normal(x.shape, dtype=x.dtype, generator=g) for x in xs]
+    ts = [_direction(x, g) for x in xs]
     up = nest.flatten(f(*[x + eps * t for x, t in zip(xs, ts, strict=True)]))
     down = nest.flatten(f(*[x - eps * t for x, t in zip(xs, ts, strict=True)]))
     numeric = [(a - b) / (2 * eps) for a, b in zip(up, down, strict=True)]
-    cts = [random.normal(n.shape, dtype=n.dtype, generator=g) for n in numeric]
+    cts = [_direction(n, g) for n in numeric]
     expected = _inner(cts, numeric)
     if "fwd" in modes:
         pushed = nest.flatten(jvp(f, tuple(xs), tuple(ts))[1])
@@ -69,10 +71,20 @@ def _check(
             _check(directional, xs, level + 1, order, modes, eps, rtol, atol, g)
 
 
+def _direction(x: Tensor, g: Any) -> Tensor:
+    """A random direction; of complex numbers both parts are drawn."""
+    if x.dtype.kind != "c":
+        return random.normal(x.shape, dtype=x.dtype, generator=g, device=x.device)
+    part = real(x).dtype
+    re, im = (random.normal(x.shape, dtype=part, generator=g, device=x.device) for _ in range(2))
+    return re + 1j * im
+
+
 def _inner(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> float:
+    """The real inner product, in which a complex number counts as two real ones (TensorFlow's convention)."""
     total = 0.0
     for x, y in zip(xs, ys, strict=True):
-        total += float(sum(x * y).item())
+        total += float(sum(real(conj(x) * y)).item())
     return total
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tapegrad.device import dtypes
 from tapegrad.ops.comparison import equal, logical_and
-from tapegrad.ops.dispatch import SCALARS, binary, infer_same, no_bool, promote, unary
+from tapegrad.ops.dispatch import SCALARS, binary, bind, infer_same, no_bool, promote, tensor, unary
 from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
 from tapegrad.tensor import Tensor
@@ -49,7 +49,35 @@ positive_p = elementwise("positive", infer=infer_same, partials=[1], cxx="{x}", 
 positive = unary(positive_p, no_bool("positive"))
 
 sign_p = elementwise("sign", infer=infer_same, partials=[0], cxx="tg_sign({x})", doc="-1, 0 or 1; gradient 0.")
-sign = unary(sign_p)
+_real_sign = unary(sign_p)
+
+
+def _turned(g: Tensor, out: Tensor, x: Tensor) -> Tensor:
+    """What of a (co)tangent is across the direction ``out`` of ``x``, over the distance from 0: self-adjoint."""
+    from tapegrad.ops.complex import conj, real  # built on this file
+
+    r = abs(x)
+    return where(r == 0, 0, (g - out * real(conj(out) * g)) / where(r == 0, 1, r))
+
+
+complex_sign_p = elementwise(
+    "complex_sign",
+    infer=infer_same,
+    ufunc="sign",
+    partials=[lambda ct, out, x: _turned(ct, out, x)],
+    jvp=[lambda t, out, x: _turned(t, out, x)],
+    cxx="tg_sign({x})",
+    holomorphic=False,
+)
+
+
+def sign(x: Any, /) -> Tensor:
+    """-1, 0 or 1, with gradient 0; of complex numbers ``x / abs(x)`` (0 at 0, where its gradient is 0)."""
+    x = tensor("sign", x)
+    return bind(complex_sign_p, x) if x.dtype.kind == "c" else _real_sign(x)
+
+
+sign.primitive = sign_p  # type: ignore[attr-defined]
 
 
 def _infer_abs(x: Any) -> Any:

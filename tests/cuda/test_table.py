@@ -44,7 +44,7 @@ def operands(prim: Primitive, sample: Sample, dtype: str) -> list[np.ndarray]:
     return found
 
 
-PUBLIC = {f.primitive.name: f for f in vars(tg).values() if hasattr(f, "primitive")} | {
+PUBLIC = {f.primitive.name: f for f in vars(tg).values() if isinstance(getattr(f, "primitive", None), Primitive)} | {
     name: getattr(tg, name) for name in ("conj", "real", "imag", "where") if name in REGISTRY
 }
 """What users call: it casts operands to a dtype that the primitive computes in, or refuses them."""
