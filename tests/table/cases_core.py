@@ -13,10 +13,12 @@ BOTH = uniform(3, 4, low=-2.0, high=2.0, seed=3)
 PLACES = np.array([[0, 2], [1, 1]])
 
 _UNARY = (
-    "abs acos asin atan atanh cos cosh exp expm1 log log10 log1p log2 negative sin sinh sqrt square tan tanh asinh conj "
-    "imag real reciprocal positive ceil floor round sign trunc"
+    "abs acos asin atan atanh cos cosh exp expm1 log log10 log1p log2 negative sin sinh sqrt square tan tanh asinh "
+    "conj imag real reciprocal positive ceil floor round sign trunc"
 ).split()
-_BINARY = "add atan2 divide maximum minimum multiply pow subtract hypot logaddexp remainder copysign floor_divide".split()
+_BINARY = (
+    "add atan2 divide maximum minimum multiply pow subtract hypot logaddexp remainder copysign floor_divide".split()
+)
 
 CASES: dict[str, Case] = {
     **{op: case(op, A) for op in _UNARY},

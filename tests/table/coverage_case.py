@@ -47,7 +47,13 @@ class Case:
 
 
 def case(
-    name: str, *args: Any, order: int = 2, call: Callable | None = None, note: str = "", tol: float = 1e-4, **kwargs: Any
+    name: str,
+    *args: Any,
+    order: int = 2,
+    call: Callable | None = None,
+    note: str = "",
+    tol: float = 1e-4,
+    **kwargs: Any,
 ) -> Case:
     """A row; see :class:`Case`."""
     return Case(name, args, kwargs, order, call, note, tol)

@@ -1,6 +1,7 @@
 """Writes bench/OPS.md, the coverage table: what it says of an operation is found by running it.
 
-Use: ``PYTHONPATH=tests python -m table.coverage_table``; ``test_coverage.py`` checks every derivative and that the file is current.
+Use: ``PYTHONPATH=tests python -m table.coverage_table``.  ``test_coverage.py`` checks every derivative, and that the file
+is current.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ DTYPES = {
 
 HEAD = """# Operations and their derivatives
 
-Written by `PYTHONPATH=tests python -m table.coverage_table`; `tests/table/test_coverage.py` checks every row against central
-differences in float64, forward against reverse mode, and the second order, and that this file is what the code does.
+Written by `PYTHONPATH=tests python -m table.coverage_table`. `tests/table/test_coverage.py` checks every row against
+central differences in float64, forward against reverse mode, and the second order, and that this file is up to date.
 
-* **by**: who differentiates it: H(IPS autograd), P(yTorch), J(AX), C(hainer), as far as their documentation and rules say.
+* **by**: who differentiates it: H(IPS autograd), P(yTorch), J(AX), C(hainer), as far as their documentation says.
 * **VJP, JVP**: the order up to which reverse and forward mode are checked.
-* **CUDA**: `fused`: elementwise, part of generated kernels; else the barriers in it: `own` kernels, or CuPy's functions.
-* **dtypes** that it takes, with a gradient of the operand's dtype: f2 bf f4 f8 c8 c16 (float16, bfloat16, ... complex128).
+* **CUDA**: `fused`: elementwise, part of generated kernels; `view`: no work; else the barriers in it: `own` kernels, or
+  CuPy's functions.
+* **dtypes** that it takes, with a gradient of the operand's dtype: f2 bf f4 f8 c8 c16 (float16 to complex128).
 
 {count} of {all} operations; {out} are left out, with reasons, at the end.
 
@@ -78,10 +80,12 @@ def dtypes(found: Case) -> str:
 
 
 def _takes(found: Case, dtype: np.dtype) -> bool:
-    leaves = [tg.asarray(x.astype(dtype)) for x in found.leaves]
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
+            if any(x.dtype.kind == "c" and dtype.kind != "c" for x in found.leaves):
+                return False
+            leaves = [tg.asarray(x.astype(dtype)) for x in found.leaves]
             y, pull = tg.vjp(found.function, *leaves)
             cts = pull([tg.ones_like(t) for t in y])
     except Exception:
@@ -92,7 +96,17 @@ def _takes(found: Case, dtype: np.dtype) -> bool:
 def row(op: str, found: Case, peer: dict[str, str]) -> str:
     """One line of the table."""
     by = "".join(name[0] for name in peer["differentiated by"].split())
-    cells = (op, f"`{found.name}`", peer["tier"], by, found.order, found.order, kernels(found), dtypes(found), found.note)
+    cells = (
+        op,
+        f"`{found.name}`",
+        peer["tier"],
+        by,
+        found.order,
+        found.order,
+        kernels(found),
+        dtypes(found),
+        found.note,
+    )
     return f"| {' | '.join(map(str, cells))} |\n"
 
 

@@ -36,4 +36,6 @@ def test_derivatives(op):
 
 def test_the_table_is_what_is_measured():
     written = TABLE.read_text(encoding="utf-8") if TABLE.exists() else ""
-    assert written == text(CASES, LEFT_OUT, PEERS), "bench/OPS.md is old: PYTHONPATH=tests python -m table.coverage_table"
+    assert written == text(CASES, LEFT_OUT, PEERS), (
+        "bench/OPS.md is old: PYTHONPATH=tests python -m table.coverage_table"
+    )
