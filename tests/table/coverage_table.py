@@ -1,7 +1,7 @@
 """Writes bench/OPS.md, the coverage table: what it says of an operation is found by running it.
 
-Use: ``PYTHONPATH=tests python -m table.coverage_table``.  ``test_coverage.py`` checks every derivative, and that the file
-is current.
+Use: ``PYTHONPATH=tests python -m table.coverage_table``.  ``test_coverage.py`` checks every derivative, and that the
+file is current.
 """
 
 from __future__ import annotations
