@@ -9,6 +9,14 @@ class ShapeError(TapegradError, ValueError):
     """Shapes do not fit together; the message names the operation and the shapes."""
 
 
+class UnsizedError(ShapeError, TypeError):
+    """A tensor of no dimensions has no length and cannot be iterated over."""
+
+
+class LinAlgError(TapegradError, ValueError):
+    """A matrix has no inverse, is not positive definite, or an iteration on it does not converge."""
+
+
 class AxisError(ShapeError, IndexError):
     """An axis lies outside the array's dimensions."""
 
@@ -19,6 +27,10 @@ class IndexingError(TapegradError, IndexError):
 
 class DTypeError(TapegradError, TypeError, ValueError):
     """A dtype that the operation does not take, or that differs from the one demanded."""
+
+
+class DomainError(TapegradError, ValueError):
+    """A number lies outside what a function is defined for."""
 
 
 class DeviceError(TapegradError, ValueError):

@@ -5,6 +5,8 @@ They are imported at the first use: ``import tapegrad`` loads neither.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,12 +30,30 @@ def linalg(xp: Any) -> Any:
     return found
 
 
+def on_host(xp: Any, name: str, *first: Any) -> Callable[..., Any]:
+    """Function ``name`` of ``scipy.linalg``, its ``first`` arguments given, where CuPy has none: it is given copies."""
+    import scipy.linalg
+
+    run = partial(getattr(scipy.linalg, name), *first)
+    if xp is np:
+        return run
+    return lambda *arrays, **options: xp.asarray(run(*map(xp.asnumpy, arrays), **options))
+
+
 def sparse(xp: Any) -> Any:
     """``scipy.sparse``, with its ``linalg``, for arrays of namespace ``xp``."""
     if xp is np:
         import scipy.sparse as found
-        import scipy.sparse.linalg
     else:
         import cupyx.scipy.sparse as found
         import cupyx.scipy.sparse.linalg  # noqa: F401
+    return found
+
+
+def signal(xp: Any) -> Any:
+    """``scipy.signal`` for arrays of namespace ``xp``."""
+    if xp is np:
+        import scipy.signal as found
+    else:
+        import cupyx.scipy.signal as found
     return found

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import blas, creation, cuda, kernels, memory, namespace, pinned, pool, state
+from . import blas, creation, cuda, kernels, linalg, memory, namespace, pinned, pool, scipy, scipy_signal, sparse, state
 from .state import configure, events, launches, reset
 
 __all__ = ["compiles", "configure", "events", "install", "launches", "reset", "uninstall"]
@@ -130,6 +130,10 @@ def _build() -> dict[str, Any]:
         scatter_min=lambda a, slices, value: a.scatter_min(slices, value),
     )  # fmt: skip
     modules = {"cupy": cupy, "cupyx": cupyx, "cupy.cuda": top, "cupy.cuda.runtime": runtime}
+    sparse.build(_module, modules)
+    scipy_signal.build(_module, modules)
+    scipy.build(_module, modules)
+    linalg.build(_module, modules)
     backends = _module("cupy_backends", __path__=[], cuda=_module("cupy_backends.cuda", __path__=[]))
     backends.cuda.libs = _module("cupy_backends.cuda.libs", __path__=[], cublas=blas_module, nvrtc=nvrtc)
     backends.cuda.api = _module("cupy_backends.cuda.api", __path__=[], runtime=runtime, driver=driver)

@@ -1,0 +1,202 @@
+"""Transforms along one axis: linear primitives, whose transposes are transforms again.
+
+The transposes are those of the inner product ``Re(conj(a) * b)``, so a complex cotangent is conjugated on neither side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tapegrad.aval import ShapedArray, normalize_axis
+from tapegrad.device import dtypes
+from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.ops.comparison import equal, logical_or
+from tapegrad.ops.complex import conj
+from tapegrad.ops.creation import arange
+from tapegrad.ops.dispatch import barrier, cast, tensor
+from tapegrad.ops.joining import pad
+from tapegrad.ops.selection import where
+from tapegrad.ops.shape import reshape
+from tapegrad.primitive import Primitive, Sample, linear
+from tapegrad.tensor import Tensor
+
+__all__ = ["fft", "hfft", "ifft", "ihfft", "irfft", "rfft"]
+
+_SWAPPED = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
+
+
+def _complex_dtype(dtype: Any) -> Any:
+    """What a transform gives: single precision of single or half, else double."""
+    narrow = dtype.kind in "fc" and dtypes.real_of(dtype).itemsize <= 4
+    return dtypes.complex64 if narrow else dtypes.complex128
+
+
+def _real_dtype(dtype: Any) -> Any:
+    return dtypes.real_of(dtype) if dtype.kind in "fc" else dtypes.float64
+
+
+def _sized(x: ShapedArray, axis: int, n: int, dtype: Any) -> ShapedArray:
+    return x.with_shape((*x.shape[:axis], n, *x.shape[axis + 1 :])).with_dtype(dtype)
+
+
+def fitted(x: Tensor, n: int, axis: int) -> Tensor:
+    """``x`` cut, or filled up with zeros, to length ``n``: what a transform of that length does first."""
+    have = x.shape[axis]
+    if have >= n:
+        return x[(slice(None),) * axis + (slice(n),)]
+    return pad(x, [(0, n - have if a == axis else 0) for a in range(x.ndim)])
+
+
+def _weighted(x: Tensor, n: int, axis: int, inside: float) -> Tensor:
+    """Half a spectrum, all of it times ``inside`` but the ends that stand for themselves alone."""
+    at = arange(x.shape[axis], device=x.device)
+    ends = equal(at, 0) if n % 2 else logical_or(equal(at, 0), equal(at, n // 2))
+    return x * reshape(cast(where(ends, 1.0, inside), dtypes.real_of(x.dtype)), (-1,) + (1,) * (x.ndim - 1 - axis))
+
+
+def _lift(params: dict, n: int) -> dict:
+    return {**params, "axis": params["axis"] + 1}
+
+
+def _flops(x: ShapedArray, *, n: int, axis: int, **params: Any) -> int:
+    return 5 * (x.size // max(x.shape[axis], 1)) * n * max(n.bit_length(), 1)
+
+
+def _run(name: str) -> Callable[..., Any]:
+    def run(xp: Any, x: Any, *, n: int, axis: int, norm: str) -> Any:
+        return getattr(xp.fft, name)(x, n, axis, norm)
+
+    return run
+
+
+def _to_complex(name: str, back: str) -> Primitive:
+    return linear(
+        name,
+        impl=_run(name),
+        infer=lambda x, *, n, axis, norm: _sized(x, axis, n, _complex_dtype(x.dtype)),
+        transpose=lambda ct, x, *, n, axis, norm: fitted(
+            barrier(_PRIMS[back], ct, n=n, axis=axis, norm=_SWAPPED[norm]), x.shape[axis], axis
+        ),
+        lift=_lift,
+        flops=_flops,
+        samples=[
+            Sample((2, 3), n=3, axis=1, norm="backward"),
+            Sample((2, 3), n=4, axis=0, norm="forward"),
+            Sample((3,), n=2, axis=0, norm="ortho"),
+        ],
+    )
+
+
+_PRIMS: dict[str, Primitive] = {}
+_PRIMS["fft"] = _to_complex("fft", "ifft")
+_PRIMS["ifft"] = _to_complex("ifft", "fft")
+_PRIMS["rfft"] = linear(
+    "rfft",
+    impl=_run("rfft"),
+    infer=lambda x, *, n, axis, norm: _sized(x, axis, n // 2 + 1, _complex_dtype(x.dtype)),
+    transpose=lambda ct, x, *, n, axis, norm: fitted(
+        barrier(_PRIMS["irfft"], _weighted(ct, n, axis, 0.5), n=n, axis=axis, norm=_SWAPPED[norm]), x.shape[axis], axis
+    ),
+    lift=_lift,
+    flops=_flops,
+    samples=[
+        Sample((2, 3), n=3, axis=1, norm="backward"),
+        Sample((2, 3), n=4, axis=0, norm="forward"),
+        Sample((3,), n=2, axis=0, norm="ortho"),
+    ],
+)
+_PRIMS["irfft"] = linear(
+    "irfft",
+    impl=_run("irfft"),
+    infer=lambda x, *, n, axis, norm: _sized(x, axis, n, _real_dtype(x.dtype)),
+    transpose=lambda ct, x, *, n, axis, norm: fitted(
+        _weighted(barrier(_PRIMS["rfft"], ct, n=n, axis=axis, norm=_SWAPPED[norm]), n, axis, 2.0), x.shape[axis], axis
+    ),
+    lift=_lift,
+    flops=_flops,
+    samples=[
+        Sample((2, 3), n=4, axis=1, norm="backward"), Sample((2, 3), n=3, axis=0, norm="forward"),
+        Sample((4,), n=4, axis=0, norm="ortho"), Sample((3,), n=7, axis=0, norm="backward"),
+    ],
+)  # fmt: skip
+
+
+def check_norm(op: str, norm: str | None) -> str:
+    """The name of a way of scaling.  Raises ShapeError."""
+    if norm is not None and norm not in _SWAPPED:
+        raise ShapeError(f"{op}: norm={norm!r}; give 'backward', 'ortho' or 'forward'")
+    return norm or "backward"
+
+
+def swapped(op: str, norm: str | None) -> str:
+    """The scaling of the opposite direction."""
+    return _SWAPPED[check_norm(op, norm)]
+
+
+def operand(op: str, x: Any) -> Tensor:
+    """A tensor in a dtype that is transformed: floats from outside NumPy in single precision."""
+    x = tensor(op, x)
+    return cast(x, dtypes.float32) if dtypes.is_extended(x.dtype) else x
+
+
+def transform(name: str, op: str, x: Tensor, n: Any, axis: int, norm: str | None) -> Tensor:
+    """Primitive ``name`` for the function ``op``.  Raises ShapeError, AxisError."""
+    axis = normalize_axis(op, axis, x.ndim)
+    if n is None:
+        n = 2 * (x.shape[axis] - 1) if name == "irfft" else x.shape[axis]
+    if n < 1:
+        raise ShapeError(f"{op}: a transform of {n} points along axis {axis} of shape {x.shape}; give n=1 or more")
+    return barrier(_PRIMS[name], x, n=int(n), axis=axis, norm=check_norm(op, norm))
+
+
+def fft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """The discrete Fourier transform along ``axis``, complex (NumPy's ``fft.fft``).
+
+    n: ``x`` is cut or filled up with zeros to so many points; norm: which direction is scaled by ``1 / n``, "backward"
+    (the default) or "forward", or "ortho" for both by its root.  Raises ShapeError for ``n < 1``, AxisError.
+    """
+    return transform("fft", "fft", operand("fft", x), n, axis, norm)
+
+
+def ifft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """The inverse of :func:`fft`; parameters as there.  Raises ShapeError, AxisError."""
+    return transform("ifft", "ifft", operand("ifft", x), n, axis, norm)
+
+
+def rfft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """The first half, ``n // 2 + 1`` points, of the Fourier transform of real numbers; parameters as of :func:`fft`.
+
+    Raises ShapeError, also for complex numbers, and AxisError.
+    """
+    return transform("rfft", "rfft", check_real("rfft", operand("rfft", x)), n, axis, norm)
+
+
+def check_real(op: str, x: Tensor) -> Tensor:
+    """``x`` itself.  Raises DTypeError if it is complex."""
+    if x.dtype.kind == "c":
+        raise DTypeError(f"{op}: not defined for complex numbers; use {op.replace('r', '', 1)}, or take real first")
+    return x
+
+
+def irfft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """The inverse of :func:`rfft`: ``n`` real numbers (None: ``2 * (m - 1)`` for ``m`` points).
+
+    The imaginary parts of the first point, and for even ``n`` of the last one, are not read and get gradient 0.  Raises
+    ShapeError, AxisError.
+    """
+    return transform("irfft", "irfft", operand("irfft", x), n, axis, norm)
+
+
+def hfft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """The Fourier transform, real, of a sequence given by its first half, the rest being its conjugate mirror image.
+
+    n: how many points come out (None: ``2 * (m - 1)``); norm as of :func:`fft`.  Raises ShapeError, AxisError.
+    """
+    return transform("irfft", "hfft", conj(operand("hfft", x)), n, axis, swapped("hfft", norm))
+
+
+def ihfft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """The inverse of :func:`hfft`: ``n // 2 + 1`` points of real numbers.  Raises ShapeError, DTypeError, AxisError."""
+    x = check_real("ihfft", operand("ihfft", x))
+    return conj(transform("rfft", "ihfft", x, n, axis, swapped("ihfft", norm)))

@@ -1,0 +1,62 @@
+"""Frequencies, and the order in which a transform has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tapegrad.aval import normalize_axis
+from tapegrad.device import dtypes
+from tapegrad.errors import ShapeError
+from tapegrad.ops.creation import arange
+from tapegrad.ops.dispatch import cast, tensor
+from tapegrad.ops.joining import concat, roll
+from tapegrad.tensor import Tensor
+
+__all__ = ["fftfreq", "fftshift", "ifftshift", "rfftfreq"]
+
+
+def _scaled(op: str, numbers: Tensor, n: int, d: float, dtype: Any) -> Tensor:
+    wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
+    return cast(cast(numbers, dtypes.float64) * (1.0 / (n * d)), wanted)
+
+
+def _check(op: str, n: int) -> None:
+    if n < 1:
+        raise ShapeError(f"{op}: n={n}; a transform has one point at least")
+
+
+def fftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """The frequencies of the ``n`` points of a transform of samples ``d`` apart; float32 unless said otherwise.
+
+    Raises ShapeError for ``n < 1``.
+    """
+    _check("fftfreq", n)
+    ahead = arange(0, (n - 1) // 2 + 1, device=device)
+    return _scaled("fftfreq", concat([ahead, arange(-(n // 2), 0, device=device)]), n, d, dtype)
+
+
+def rfftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """The frequencies of the ``n // 2 + 1`` points of a transform of ``n`` real samples ``d`` apart.
+
+    float32 unless said otherwise.  Raises ShapeError for ``n < 1``.
+    """
+    _check("rfftfreq", n)
+    return _scaled("rfftfreq", arange(0, n // 2 + 1, device=device), n, d, dtype)
+
+
+def _rolled(op: str, x: Any, axes: int | Sequence[int] | None, sign: int) -> Tensor:
+    x = tensor(op, x)
+    given = range(x.ndim) if axes is None else axes if isinstance(axes, (tuple, list)) else (axes,)
+    places = [normalize_axis(op, a, x.ndim) for a in given]
+    return roll(x, [sign * (x.shape[a] // 2) for a in places], axis=places) if places else x
+
+
+def fftshift(x: Any, /, axes: int | Sequence[int] | None = None) -> Tensor:
+    """Frequency 0 moved to the middle along ``axes`` (None: all).  Raises AxisError."""
+    return _rolled("fftshift", x, axes, 1)
+
+
+def ifftshift(x: Any, /, axes: int | Sequence[int] | None = None) -> Tensor:
+    """The inverse of :func:`fftshift`.  Raises AxisError."""
+    return _rolled("ifftshift", x, axes, -1)

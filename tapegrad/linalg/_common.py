@@ -1,0 +1,184 @@
+"""What the files of linear algebra share: operands, conjugate transposes, triangles, and calls of LAPACK.
+
+Rules take and give cotangents of a real loss (``holomorphic=False``): the transpose of ``x -> a @ x`` is then
+``g -> a' @ g`` with the conjugate transpose ``a'``, as formulas in the literature have it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from tapegrad.aval import ShapedArray, broadcast_shapes
+from tapegrad.device import dtypes
+from tapegrad.errors import LinAlgError, ShapeError
+from tapegrad.ops.arranging import tril, triu
+from tapegrad.ops.comparison import equal, logical_or
+from tapegrad.ops.complex import conj
+from tapegrad.ops.creation import arange, eye
+from tapegrad.ops.dispatch import promote
+from tapegrad.ops.selection import where
+from tapegrad.ops.shape import broadcast_to, matrix_transpose, reshape
+from tapegrad.primitive import Primitive, general
+from tapegrad.tensor import Tensor
+
+
+def floating(dtype: Any) -> Any:
+    """The dtype of results: integers and bools are computed in float64, as NumPy does."""
+    return dtype if dtypes.is_inexact(dtype) else dtypes.float64
+
+
+def complex_of(dtype: Any) -> Any:
+    """The complex dtype that holds results of real matrices."""
+    return dtypes.complex128 if dtype in (dtypes.float64, dtypes.complex128) else dtypes.complex64
+
+
+def _inner(dtype: Any) -> Any:
+    """What LAPACK computes in: half precision in single."""
+    return dtypes.float32 if dtype.itemsize == 2 and dtypes.is_inexact(dtype) else floating(dtype)
+
+
+def matrices(op: str, *xs: Any) -> tuple[Tensor, ...]:
+    """Operands of one inexact dtype.  Raises ShapeError, naming ``op``, for fewer than two dimensions."""
+    found = promote(op, xs, to=floating)
+    for x in found:
+        if x.ndim < 2:
+            raise ShapeError(f"{op}: needs a matrix, or a stack of them, got shape {x.shape}")
+    return found
+
+
+def matrix(op: str, x: Any) -> Tensor:
+    """One operand; see :func:`matrices`."""
+    return matrices(op, x)[0]
+
+
+def square(op: str, x: Any) -> Tensor:
+    """A stack of square matrices.  Raises ShapeError naming ``op``."""
+    x = matrix(op, x)
+    return check_square(op, x)
+
+
+def check_square(op: str, x: Any) -> Any:
+    """``x`` (or an aval) itself.  Raises ShapeError unless the last two dimensions are equal."""
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+        raise ShapeError(f"{op}: needs square matrices, got shape {x.shape}")
+    return x
+
+
+def stacked(op: str, *xs: Tensor) -> tuple[Tensor, ...]:
+    """Matrices whose leading dimensions are broadcast against each other.  Raises ShapeError."""
+    batch = broadcast_shapes(op, *(x.shape[:-2] for x in xs))
+    return tuple(broadcast_to(x, (*batch, *x.shape[-2:])) for x in xs)
+
+
+def H(x: Tensor) -> Tensor:
+    """The conjugate transpose of each matrix."""
+    return conj(matrix_transpose(x))
+
+
+def column(x: Tensor) -> Tensor:
+    """Each vector as a matrix of one column."""
+    return reshape(x, (*x.shape, 1))
+
+
+def row(x: Tensor) -> Tensor:
+    """Each vector as a matrix of one row."""
+    return reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
+
+
+def half_lower(x: Tensor) -> Tensor:
+    """The lower triangle, with half of the diagonal."""
+    return (tril(x) + tril(x, k=-1)) * 0.5
+
+
+def half_upper(x: Tensor) -> Tensor:
+    """The upper triangle, with half of the diagonal."""
+    return (triu(x) + triu(x, k=1)) * 0.5
+
+
+def identity(x: Tensor) -> Tensor:
+    """The unit matrix like the square matrices ``x``."""
+    return eye(x.shape[-1], dtype=x.dtype, device=x.device)
+
+
+def over(x: Tensor, y: Tensor, but: Tensor | None = None) -> Tensor:
+    """``x / y``, but 0 where ``x`` is 0, whatever ``y``, and where ``but`` holds.
+
+    What no cotangent reaches has no gradient, even if the derivative there is infinite.
+    """
+    skip = equal(x, 0) if but is None else logical_or(equal(x, 0), but)
+    return where(skip, 0, x / where(skip, 1, y))
+
+
+def on_diagonal(n: int, device: Any) -> Tensor:
+    """The mask of the diagonal of an ``n`` by ``n`` matrix."""
+    at = arange(n, device=device)
+    return equal(reshape(at, (n, 1)), at)
+
+
+def declare(
+    name: str,
+    run: Callable[..., Any],
+    infer: Callable[..., ShapedArray],
+    *,
+    vjp: Sequence[Callable | None] = (),
+    jvp: Sequence[Callable | None] | None = None,
+    flops: float = 0.0,
+    stacks: bool = True,
+    **fields: Any,
+) -> Primitive:
+    """A primitive on matrices: ``run(xp, *arrays, **params)`` is given what LAPACK takes.
+
+    ``stacks``: whether it, and its rules, take stacks of them.  ``flops``: operations on the first operand over
+    ``m * n * min(m, n)``.  LAPACK's complaints become LinAlgError.
+    """
+    operands = tuple(_arrays_of(run))
+
+    def impl(xp: Any, *arrays: Any, **params: Any) -> Any:
+        try:
+            return run(xp, *[_computable(a) for a in arrays], **params)
+        except xp.linalg.LinAlgError as e:
+            shapes = " and ".join(str(a.shape) for a in arrays)
+            raise LinAlgError(f"{name}: {e} (of shape {shapes})") from None
+
+    impl.__signature__ = _signature(operands)  # type: ignore[attr-defined]
+    return general(
+        name,
+        impl=impl,
+        infer=infer,
+        vjp=vjp,
+        jvp=jvp,
+        holomorphic=False,
+        lift=(lambda params, n: params) if stacks else None,
+        batch="all" if stacks else None,
+        flops=lambda x, *others, **params: int(flops * x.size * min(x.shape[-2:], default=0)),
+        **fields,
+    )
+
+
+def _arrays_of(run: Callable[..., Any]) -> list[str]:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [p.name for p in inspect.signature(run).parameters.values() if p.kind is kind][1:]
+
+
+def _signature(operands: Sequence[str]) -> Any:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([inspect.Parameter(name, kind) for name in ("xp", *operands)])
+
+
+def _computable(a: Any) -> Any:
+    inner = _inner(a.dtype)
+    return a if a.dtype == inner else a.astype(inner)
+
+
+def one_by_one(xp: Any, run: Callable[..., Any], stacks: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
+    """``run`` on each matrix of equally long ``stacks`` in turn; results of ``shape``."""
+    batch = stacks[0].shape[:-2]
+    out = xp.empty((prod(batch), *shape), dtype=dtype)
+    if out.size:
+        flat = [x.reshape(-1, *x.shape[-2:]) for x in stacks]
+        for i, found in enumerate(zip(*flat, strict=True)):
+            out[i] = run(*found)
+    return out.reshape(*batch, *shape)

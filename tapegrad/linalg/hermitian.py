@@ -1,0 +1,240 @@
+"""Hermitian matrices: Cholesky factors, eigenvalues and eigenvectors.
+
+LAPACK reads one triangle.  A matrix that is Hermitian, up to a part in a thousand of its largest element, stands for
+all of itself: its gradient is Hermitian.  Of any other one the triangle that is read gets the whole gradient.
+
+Derivatives: I. Murray, *Differentiation of the Cholesky decomposition* (2016); M. B. Giles (2008) for eigenvectors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tapegrad.aval import ShapedArray
+from tapegrad.device import dtypes
+from tapegrad.errors import ShapeError
+from tapegrad.linalg._common import (
+    H,
+    check_square,
+    column,
+    declare,
+    floating,
+    half_lower,
+    half_upper,
+    on_diagonal,
+    over,
+    row,
+    square,
+)
+from tapegrad.linalg.solving import solve_triangular, triangular
+from tapegrad.ops.arithmetic import abs
+from tapegrad.ops.arranging import tril
+from tapegrad.ops.comparison import less_equal
+from tapegrad.ops.complex import real
+from tapegrad.ops.diagonals import diagonal
+from tapegrad.ops.dispatch import barrier, cast
+from tapegrad.ops.joining import concat
+from tapegrad.ops.reductions import max
+from tapegrad.ops.selection import where
+from tapegrad.primitive import Bad, Primitive, Sample
+from tapegrad.tensor import Tensor
+from tapegrad.variable import unrecorded
+
+__all__ = ["EighResult", "cho_factor", "cho_solve", "cholesky", "eigh", "eigvalsh"]
+
+_NEARLY = 1e-3
+_A = [[4.0, 1.0, 0.5], [1.0, 3.0, -1.0], [0.5, -1.0, 2.0]]
+_STACK = [_A, [[2.0, 0.5, 0.25], [0.5, 5.0, 1.0], [0.25, 1.0, 3.0]]]
+_SAMPLES = [(_A, False), (_STACK, True), ((0, 0), False), ((0, 2, 2), True)]
+
+
+def whole(x: Tensor) -> Tensor:
+    """``x``, both triangles of which have a share in what is computed from one, if it is Hermitian but for rounding."""
+    if not x.size:
+        return x
+    with unrecorded():
+        off = max(abs(x - H(x)), axis=(-2, -1), keepdims=True)
+        near = less_equal(off, _NEARLY * max(abs(x), axis=(-2, -1), keepdims=True))
+    return where(near, 0.5 * x + 0.5 * H(x), x)
+
+
+def mirrored(x: Tensor, upper: bool) -> Tensor:
+    """The Hermitian matrix of which one triangle is read."""
+    half = half_upper(x) if upper else half_lower(x)
+    return half + H(half)
+
+
+def folded(g: Tensor, upper: bool) -> Tensor:
+    """The transpose of :func:`mirrored`: the cotangent of one triangle."""
+    both = g + H(g)
+    return half_upper(both) if upper else half_lower(both)
+
+
+def _infer_same(x: ShapedArray, *, upper: bool) -> ShapedArray:
+    return x.with_dtype(floating(x.dtype))
+
+
+def _run_cholesky(xp: Any, x: Any, *, upper: bool) -> Any:
+    if not upper:
+        return xp.linalg.cholesky(x)
+    try:
+        return xp.linalg.cholesky(x, upper=True)
+    except TypeError:  # CuPy reads the lower triangle only
+        return xp.linalg.cholesky(x.swapaxes(-1, -2).conj()).swapaxes(-1, -2).conj()
+
+
+def _push_cholesky(t: Tensor, out: Tensor, *, upper: bool) -> Tensor:
+    factor = H(out) if upper else out
+    inner = triangular(factor, mirrored(t, upper), lower=True)
+    inner = H(triangular(factor, H(inner), lower=True))
+    pushed = factor @ half_lower(inner)
+    return H(pushed) if upper else pushed
+
+
+def _pull_cholesky(ct: Tensor, out: Tensor, *, upper: bool) -> Tensor:
+    factor, g = (H(out), H(ct)) if upper else (out, ct)
+    inner = half_lower(H(factor) @ tril(g))
+    back = H(factor)
+    inner = triangular(back, H(triangular(back, H(inner), lower=False)), lower=False)
+    return folded(0.5 * (inner + H(inner)), upper)
+
+
+cholesky_p: Primitive = declare(
+    "cholesky",
+    _run_cholesky,
+    _infer_same,
+    vjp=[_pull_cholesky],
+    jvp=[_push_cholesky],
+    flops=0.35,
+    samples=[
+        *(Sample(a, upper=upper) for a, upper in _SAMPLES),
+    ],
+)
+
+
+def cholesky(x: Any, /, *, upper: bool = False) -> Tensor:
+    """The lower triangular ``l`` with ``l @ l.mH = x``, or the upper one ``u`` with ``u.mH @ u = x``.
+
+    x: ``(..., n, n)``, positive definite; one triangle is read.  The gradient is Hermitian if ``x`` is.  Raises
+    ShapeError, and LinAlgError if ``x`` is not positive definite (on CUDA CuPy does not tell).
+    """
+    return barrier(cholesky_p, whole(square("cholesky", x)), upper=bool(upper))
+
+
+def cho_factor(a: Any, lower: bool = False) -> tuple[Tensor, bool]:
+    """A Cholesky factor for :func:`cho_solve`, and whether it is the lower one (SciPy's ``linalg.cho_factor``).
+
+    The other triangle holds zeros.  Raises as :func:`cholesky`.
+    """
+    return cholesky(a, upper=not lower), lower
+
+
+def cho_solve(c_and_lower: tuple[Any, bool], b: Any) -> Tensor:
+    """The ``x`` with ``a @ x = b``, given :func:`cho_factor` of ``a`` (SciPy's ``linalg.cho_solve``).
+
+    b: ``(n,)`` or ``(..., n, k)``.  Raises ShapeError, LinAlgError.
+    """
+    c, lower = c_and_lower
+    first = solve_triangular(c, b, trans=0 if lower else 2, lower=lower)
+    return solve_triangular(c, first, trans=2 if lower else 0, lower=lower)
+
+
+class EighResult(NamedTuple):
+    """Eigenvalues in ascending order, and eigenvectors in the columns."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+
+def _infer_eigh(x: ShapedArray, *, upper: bool) -> ShapedArray:
+    check_square("eigh", x)
+    return x.with_shape((*x.shape[:-2], x.shape[-1] + 1, x.shape[-1])).with_dtype(floating(x.dtype))
+
+
+def _run_eigh(xp: Any, x: Any, *, upper: bool) -> Any:
+    w, v = xp.linalg.eigh(x, UPLO="U" if upper else "L")
+    return xp.concatenate([w[..., None, :].astype(v.dtype), v], axis=-2)
+
+
+def _parts(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, a row on top, and eigenvectors below."""
+    return real(packed[..., 0, :]), packed[..., 1:, :]
+
+
+def _rotations(inner: Tensor, w: Tensor) -> Tensor:
+    """``inner`` over the differences of eigenvalues; 0 on the diagonal, and where it is 0."""
+    return over(inner, cast(row(w) - column(w), inner.dtype), on_diagonal(w.shape[-1], w.device))
+
+
+def _pull_eigh(ct: Tensor, out: Tensor, *, upper: bool) -> Tensor:
+    (w, v), (gw, gv) = _parts(out), _parts(ct)
+    inner = _rotations(H(v) @ gv, w)
+    return folded(v @ inner @ H(v) + (v * row(gw)) @ H(v), upper)
+
+
+def _push_eigh(t: Tensor, out: Tensor, *, upper: bool) -> Tensor:
+    w, v = _parts(out)
+    inner = H(v) @ mirrored(t, upper) @ v
+    pushed = row(cast(real(diagonal(inner, 0, -2, -1)), out.dtype))
+    return concat([pushed, v @ _rotations(inner, w)], axis=-2)
+
+
+eigh_p: Primitive = declare(
+    "eigh",
+    _run_eigh,
+    _infer_eigh,
+    vjp=[_pull_eigh],
+    jvp=[_push_eigh],
+    flops=9.0,
+    samples=[*(Sample(a, upper=upper) for a, upper in _SAMPLES), Bad((2, 3), upper=False, error=ShapeError)],
+    doc="Eigenvalues as a first row, eigenvectors below.",
+)
+
+
+def _pull_eigvalsh(ct: Tensor, x: Tensor, *, upper: bool) -> Tensor:
+    v = _parts(barrier(eigh_p, x, upper=upper))[1]
+    return folded((v * row(ct)) @ H(v), upper)
+
+
+def _push_eigvalsh(t: Tensor, x: Tensor, *, upper: bool) -> Tensor:
+    v = _parts(barrier(eigh_p, x, upper=upper))[1]
+    return real(diagonal(H(v) @ mirrored(t, upper) @ v, 0, -2, -1))
+
+
+eigvalsh_p: Primitive = declare(
+    "eigvalsh",
+    lambda xp, x, *, upper: xp.linalg.eigvalsh(x, UPLO="U" if upper else "L"),
+    lambda x, *, upper: x.with_shape(x.shape[:-1]).with_dtype(dtypes.real_of(floating(x.dtype))),
+    vjp=[_pull_eigvalsh],
+    jvp=[_push_eigvalsh],
+    flops=1.4,
+    samples=[Sample(a, upper=upper) for a, upper in _SAMPLES],
+)
+
+
+def _triangle(op: str, UPLO: str) -> bool:
+    if UPLO.upper() not in ("L", "U"):
+        raise ShapeError(f"{op}: UPLO={UPLO!r}; give 'L' for the lower triangle, 'U' for the upper one")
+    return UPLO.upper() == "U"
+
+
+def eigh(x: Any, /, UPLO: str = "L") -> EighResult:
+    """Eigenvalues, ascending, and orthonormal eigenvectors of Hermitian matrices (NumPy's ``linalg.eigh``).
+
+    x: ``(..., n, n)``, of which triangle ``UPLO`` is read.  The gradient through the eigenvectors divides by the
+    differences of eigenvalues: it is infinite or NaN for repeated ones (not if only eigenvalues are used), and of
+    complex ones it has a meaning only for functions that do not depend on their phases.  Raises ShapeError,
+    LinAlgError.
+    """
+    upper = _triangle("eigh", UPLO)
+    return EighResult(*_parts(barrier(eigh_p, whole(square("eigh", x)), upper=upper)))
+
+
+def eigvalsh(x: Any, /, UPLO: str = "L") -> Tensor:
+    """The eigenvalues, ascending, of Hermitian matrices (NumPy's ``linalg.eigvalsh``).
+
+    x: ``(..., n, n)``, of which triangle ``UPLO`` is read.  The gradient at repeated eigenvalues is that of the
+    eigenvectors that were found, and finite.  Raises ShapeError, LinAlgError.
+    """
+    upper = _triangle("eigvalsh", UPLO)
+    return barrier(eigvalsh_p, whole(square("eigvalsh", x)), upper=upper)

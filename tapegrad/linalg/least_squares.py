@@ -1,0 +1,209 @@
+"""Pseudo-inverses, least squares, ranks: what is computed from singular values.
+
+Derivatives: G. H. Golub and V. Pereyra, *The differentiation of pseudo-inverses and nonlinear least squares problems
+whose variables separate* (1973), for matrices of constant rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tapegrad.aval import ShapedArray
+from tapegrad.device import dtypes
+from tapegrad.errors import ShapeError
+from tapegrad.linalg._common import H, column, declare, floating, matrix, one_by_one, row
+from tapegrad.linalg.hermitian import whole
+from tapegrad.linalg.singular import svd, svdvals
+from tapegrad.ops.arithmetic import abs, square
+from tapegrad.ops.comparison import greater, not_equal
+from tapegrad.ops.creation import zeros
+from tapegrad.ops.dispatch import barrier, cast, promote, tensor
+from tapegrad.ops.joining import stack
+from tapegrad.ops.reductions import any as any_of
+from tapegrad.ops.reductions import max, sum
+from tapegrad.ops.shape import broadcast_to, reshape, squeeze
+from tapegrad.primitive import Primitive, Sample
+from tapegrad.tensor import Tensor
+from tapegrad.variable import unrecorded
+
+__all__ = ["LstsqResult", "lstsq", "matrix_rank", "pinv", "polar"]
+
+_TALL = [[2.0, 1.0], [-1.0, 3.0], [0.5, -0.5]]
+_WIDE = [[2.0, -1.0, 0.5], [1.0, 3.0, -0.5]]
+_STACK = [[[2.0, 1.0], [-1.0, 3.0]], [[1.5, 0.5], [0.25, -2.5]]]
+
+
+def _pull_pinv(g: Tensor, x: Tensor, p: Tensor) -> Tensor:
+    """The cotangent of ``x``, given the conjugate transpose of that of its pseudo-inverse ``p``."""
+    ph = H(p)
+    tall, wide = g @ (p @ ph), (ph @ p) @ g
+    return (tall - x @ (p @ tall)) + (wide - (wide @ p) @ x) - ph @ H(g) @ ph
+
+
+def _push_pinv(t: Tensor, x: Tensor, p: Tensor) -> Tensor:
+    ph, th = H(p), H(t)
+    tall, wide = (p @ ph) @ th, th @ (ph @ p)
+    return (tall - (tall @ x) @ p) + (wide - p @ (x @ wide)) - p @ t @ p
+
+
+def _infer_pinv(x: ShapedArray, *, rtol: float) -> ShapedArray:
+    *batch, m, n = x.shape
+    return x.with_shape((*batch, n, m)).with_dtype(floating(x.dtype))
+
+
+pinv_p: Primitive = declare(
+    "pinv",
+    lambda xp, x, *, rtol: xp.linalg.pinv(x, rtol),
+    _infer_pinv,
+    vjp=[lambda ct, x, out: _pull_pinv(H(ct), x, out)],
+    jvp=[lambda t, x, out: _push_pinv(t, x, out)],
+    flops=22.0,
+    samples=[Sample(a, rtol=1e-15) for a in (_TALL, _WIDE, _STACK, (0, 3), (2, 0), (0, 2, 2))],
+)
+
+
+def _cutoff(op: str, x: Tensor, rtol: Any) -> float:
+    """``rtol`` as a number; None: the rounding error of the larger dimension."""
+    if rtol is None:
+        return max_side(x) * float(dtypes.finfo(_narrow(x.dtype)).eps)
+    if isinstance(rtol, (int, float)):
+        return float(rtol)
+    given = tensor(op, rtol)
+    if given.size != 1:
+        raise ShapeError(f"{op}: rtol of shape {given.shape}; one number serves all matrices")
+    return float(given.item())
+
+
+def _narrow(dtype: Any) -> Any:
+    """The real dtype in which singular values are computed."""
+    found = dtypes.real_of(dtype)
+    return dtypes.float32 if found.itemsize < 4 else found
+
+
+def max_side(x: Tensor) -> int:
+    """The larger of the last two dimensions."""
+    return x.shape[-1] if x.shape[-1] > x.shape[-2] else x.shape[-2]
+
+
+def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
+    """The pseudo-inverse of each matrix, ``(..., n, m)`` for ``(..., m, n)`` (NumPy's ``linalg.pinv``).
+
+    rtol (NumPy's older name: rcond): singular values up to so much of the largest count as 0, one number, or one for
+    each matrix; None: the rounding error of the dtype times the larger dimension, as the array API standard says
+    (NumPy: 1e-15).  The gradient takes the rank for constant.  Raises ShapeError, LinAlgError.
+    """
+    x = matrix("pinv", x)
+    x = whole(x) if hermitian else x
+    rtol = rcond if rtol is None else rtol
+    if getattr(rtol, "size", 1) != 1 and x.ndim > 2:
+        return _pinv_of_each(x, rtol)
+    return barrier(pinv_p, x, rtol=_cutoff("pinv", x, rtol))
+
+
+def _pinv_of_each(x: Tensor, rtol: Any) -> Tensor:
+    """The pseudo-inverses, one by one: each with an ``rtol`` of its own."""
+    *batch, m, n = x.shape
+    shares = broadcast_to(tensor("pinv", rtol), batch).numpy().ravel()
+    if not shares.size:
+        return barrier(pinv_p, x, rtol=0.0)
+    found = [barrier(pinv_p, a, rtol=float(share)) for a, share in zip(reshape(x, (-1, m, n)), shares, strict=True)]
+    return reshape(stack(found), (*batch, n, m))
+
+
+def matrix_rank(x: Any, /, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
+    """How many singular values of each matrix exceed ``tol``, or ``rtol`` times the largest (no derivative).
+
+    rtol None: the rounding error of the dtype times the larger dimension.  A vector has rank 1 unless it is 0 (NumPy's
+    ``linalg.matrix_rank``).  Raises LinAlgError.
+    """
+    x = tensor("matrix_rank", x)
+    if x.ndim < 2:
+        return cast(any_of(not_equal(x, 0)), dtypes.int64)
+    x = matrix("matrix_rank", x)
+    with unrecorded():
+        s = svdvals(x)
+        if not s.shape[-1]:
+            return zeros(s.shape[:-1], dtype=dtypes.int64, device=x.device)
+        if tol is None:
+            share = _cutoff("matrix_rank", x, None) if rtol is None else tensor("matrix_rank", rtol, x)
+            bound = max(s, axis=-1, keepdims=True) * (share if isinstance(share, float) else share[..., None])
+        else:
+            bound = tensor("matrix_rank", tol, x)[..., None]
+        return sum(cast(greater(s, bound), dtypes.int64), axis=-1)
+
+
+class LstsqResult(NamedTuple):
+    """The solution, the sums of squared residuals, the rank and the singular values."""
+
+    x: Tensor
+    residuals: Tensor
+    rank: Tensor
+    s: Tensor
+
+
+def _infer_lstsq(a: ShapedArray, b: ShapedArray, *, rcond: float) -> ShapedArray:
+    return b.with_shape((*b.shape[:-2], a.shape[-1], b.shape[-1])).with_dtype(floating(b.dtype))
+
+
+def _run_lstsq(xp: Any, a: Any, b: Any, *, rcond: float) -> Any:
+    shape = (a.shape[-1], b.shape[-1])
+    return one_by_one(xp, lambda a, b: xp.linalg.lstsq(a, b, rcond=rcond)[0], (a, b), shape, b.dtype)
+
+
+def _pull_lstsq_a(ct: Tensor, a: Tensor, b: Tensor, *, rcond: float) -> Tensor:
+    return _pull_pinv(b @ H(ct), a, barrier(pinv_p, a, rtol=rcond))
+
+
+def _push_lstsq_a(t: Tensor, a: Tensor, b: Tensor, *, rcond: float) -> Tensor:
+    return _push_pinv(t, a, barrier(pinv_p, a, rtol=rcond)) @ b
+
+
+lstsq_p: Primitive = declare(
+    "lstsq",
+    _run_lstsq,
+    _infer_lstsq,
+    vjp=[_pull_lstsq_a, lambda ct, a, *, rcond: H(barrier(pinv_p, a, rtol=rcond)) @ ct],
+    jvp=[_push_lstsq_a, lambda t, a, *, rcond: barrier(pinv_p, a, rtol=rcond) @ t],
+    flops=12.0,
+    samples=[Sample(_TALL, (3, 2), rcond=1e-15), Sample(_WIDE, (2, 1), rcond=1e-15)],
+)
+
+
+def lstsq(a: Any, b: Any, rcond: Any = None) -> LstsqResult:
+    """The ``x`` of least norm that minimizes ``|a @ x - b|`` (NumPy's ``linalg.lstsq``).
+
+    a: ``(m, n)``; b: ``(m,)`` or ``(m, k)``; rcond: singular values up to so much of the largest count as 0 (None:
+    the rounding error of the dtype times the larger dimension, -1: that of the dtype).  The residuals are empty
+    unless ``m > n`` and the rank is ``n``, so where ``m > n`` the rank is evaluated.  Gradients, of the solution and
+    of the residuals, take the rank for constant.  Raises ShapeError, LinAlgError.
+    """
+    a, b = promote("lstsq", (a, b), to=floating)
+    if a.ndim != 2 or b.ndim not in (1, 2) or a.shape[0] != b.shape[0]:
+        raise ShapeError(f"lstsq: needs a matrix and as many right sides as it has rows, got {a.shape} and {b.shape}")
+    vector = b.ndim == 1
+    right = column(b) if vector else b
+    m, n = a.shape
+    eps = float(dtypes.finfo(_narrow(a.dtype)).eps)
+    share = eps if rcond == -1 else _cutoff("lstsq", a, rcond)
+    x = barrier(lstsq_p, a, right, rcond=share)
+    s = svdvals(a)
+    rank = matrix_rank(a, rtol=share)
+    if m > n and int(rank) == n:
+        residuals = sum(square(abs(right - a @ x)), axis=-2)
+    else:
+        residuals = zeros((0,), dtype=s.dtype, device=a.device)
+    return LstsqResult(squeeze(x, -1) if vector else x, residuals, rank, s)
+
+
+def polar(a: Any, side: str = "right") -> tuple[Tensor, Tensor]:
+    """``u, p`` with ``a = u @ p`` (side ``right``) or ``p @ u`` (``left``), ``p`` positive semidefinite.
+
+    a: ``(..., m, n)`` (SciPy's ``linalg.polar``).  Computed from, and differentiated through, the singular value
+    decomposition: infinite or NaN at repeated singular values.  Raises ShapeError, LinAlgError.
+    """
+    a = matrix("polar", a)
+    if side not in ("right", "left"):
+        raise ShapeError(f"polar: side={side!r}; give 'right' or 'left'")
+    w, s, vh = svd(a, full_matrices=False)
+    scale = row(cast(s, w.dtype))
+    return w @ vh, (H(vh) * scale) @ vh if side == "right" else (w * scale) @ H(w)
