@@ -9,19 +9,29 @@ from __future__ import annotations
 from tapegrad.nn import functional, initializers
 from tapegrad.nn.attention import MultiHeadAttention
 from tapegrad.nn.convolution import (
+    AveragePooling1D,
     AveragePooling2D,
+    AveragePooling3D,
     BatchNormalization,
+    Conv1D,
     Conv2D,
+    Conv3D,
     GlobalAveragePooling2D,
+    MaxPool1D,
     MaxPool2D,
+    MaxPool3D,
 )
 from tapegrad.nn.core import Dense, Dropout, Embedding, Lambda, LayerNormalization, Sequential
 from tapegrad.nn.layer import Layer
 
 __all__ = [
+    "AveragePooling1D",
     "AveragePooling2D",
+    "AveragePooling3D",
     "BatchNormalization",
+    "Conv1D",
     "Conv2D",
+    "Conv3D",
     "Dense",
     "Dropout",
     "Embedding",
@@ -29,7 +39,9 @@ __all__ = [
     "Lambda",
     "Layer",
     "LayerNormalization",
+    "MaxPool1D",
     "MaxPool2D",
+    "MaxPool3D",
     "MultiHeadAttention",
     "Sequential",
     "functional",

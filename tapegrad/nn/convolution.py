@@ -1,15 +1,15 @@
-"""Layers on images (n, channels, height, width): Conv2D, pooling, BatchNormalization.
+"""Layers on images (n, channels, sizes ...): convolutions, pooling, BatchNormalization.
 
 The names and arguments are Keras', the layout is PyTorch's: ``data_format="channels_first"`` always.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError
-from tapegrad.nn import checks, functional, functional_conv, initializers
+from tapegrad.nn import checks, functional, functional_conv, functional_norm, functional_pool, initializers
 from tapegrad.nn.core import Activation
 from tapegrad.nn.functional_conv import Lengths, Padding
 from tapegrad.nn.layer import Layer
@@ -17,16 +17,11 @@ from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
 
-class Conv2D(Layer):
-    """``activation(conv2d(inputs, kernel) + bias)``.
-
-    inputs: (n, c, h, w), kernel: (filters, c / groups, kh, kw), bias: (filters,), result: (n, filters, positions ...).
-    ``padding``: "valid", "same" (positions = size / strides, rounded up), numbers, or pairs ``(before, after)``.
-
-    Raises ShapeError for other inputs than it was built for.
-    """
+class _Conv(Layer):
+    """``activation(conv(inputs, kernel) + bias)`` with as many sizes as ``dims``."""
 
     bias: Variable | None
+    dims: int
 
     def __init__(
         self,
@@ -46,10 +41,10 @@ class Conv2D(Layer):
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.filters = checks.positive(self, "filters", filters)
-        self.kernel_size = functional_conv.lengths(self, "kernel_size", kernel_size, 2)
-        self.strides = functional_conv.lengths(self, "strides", strides, 2)
+        self.kernel_size = functional_conv.lengths(self, "kernel_size", kernel_size, self.dims)
+        self.strides = functional_conv.lengths(self, "strides", strides, self.dims)
         self.padding = padding
-        self.dilation_rate = functional_conv.lengths(self, "dilation_rate", dilation_rate, 2)
+        self.dilation_rate = functional_conv.lengths(self, "dilation_rate", dilation_rate, self.dims)
         self.groups = checks.positive(self, "groups", groups)
         self.activation = functional.activation(activation)
         self.use_bias = use_bias
@@ -59,29 +54,61 @@ class Conv2D(Layer):
             raise ShapeError(f"{self}: {filters} filters do not divide into {groups} groups")
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        if len(input_shape) != 4 or input_shape[1] % self.groups:
+        if len(input_shape) != self.dims + 2 or input_shape[1] % self.groups:
+            sizes = ("l", "h, w", "d, h, w")[self.dims - 1]
             raise ShapeError(
-                f"{self}: wanted inputs (n, channels, h, w), channels divisible by groups={self.groups}, "
+                f"{self}: wanted inputs (n, channels, {sizes}), channels divisible by groups={self.groups}, "
                 f"got {tuple(input_shape)}"
             )
         channels = input_shape[1] // self.groups
         # Initializers count a unit's inputs and outputs on the last two axes.
         drawn = lambda shape, dtype, generator: ops.permute_dims(
-            self.kernel_initializer((*shape[2:], *shape[1::-1]), dtype, generator), (3, 2, 0, 1)
+            self.kernel_initializer((*shape[2:], *shape[1::-1]), dtype, generator),
+            (self.dims + 1, self.dims, *range(self.dims)),
         )
         self.kernel = self.add_weight((self.filters, channels, *self.kernel_size), drawn, name="kernel")
         self.bias = self.add_weight((self.filters,), self.bias_initializer, name="bias") if self.use_bias else None
 
     def call(self, inputs: Any) -> Tensor:
         x = self._as_own_dtype(inputs)
+        if x.ndim != self.dims + 2:
+            raise ShapeError(f"{self}: wanted inputs of {self.dims + 2} axes, for which it was built, got {x.shape}")
         y = functional_conv.convolve(
-            self, 2, x, self.kernel, self.bias, self.strides, self.padding, self.dilation_rate, self.groups
+            self, self.dims, x, self.kernel, self.bias, self.strides, self.padding, self.dilation_rate, self.groups
         )
         return self.activation(y)
 
 
-class MaxPool2D(Layer):
-    """The largest element of each window; inputs: (n, c, h, w).  Raises ShapeError."""
+class Conv1D(_Conv):
+    """``activation(conv1d(inputs, kernel) + bias)``: as :class:`Conv2D` with inputs (n, c, l)."""
+
+    dims = 1
+
+
+class Conv2D(_Conv):
+    """``activation(conv2d(inputs, kernel) + bias)``.
+
+    inputs: (n, c, h, w), kernel: (filters, c / groups, kh, kw), bias: (filters,), result: (n, filters, positions ...).
+    ``padding``: "valid", "same" (positions = size / strides, rounded up), numbers, or pairs ``(before, after)``.
+
+    Raises ShapeError for other inputs than it was built for.
+    """
+
+    dims = 2
+
+
+class Conv3D(_Conv):
+    """``activation(conv3d(inputs, kernel) + bias)``: as :class:`Conv2D` with inputs (n, c, d, h, w)."""
+
+    dims = 3
+
+
+class _Pooling(Layer):
+    """One number for each window of images with as many sizes as ``dims``."""
+
+    dims: int
+    function: str
+    options: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
@@ -92,19 +119,52 @@ class MaxPool2D(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
-        self.pool_size = functional_conv.lengths(self, "pool_size", pool_size, 2)
+        self.pool_size = functional_conv.lengths(self, "pool_size", pool_size, self.dims)
         self.strides = strides
         self.padding = padding
 
     def call(self, inputs: Any) -> Tensor:
-        return functional_conv.max_pool2d(inputs, self.pool_size, self.strides, self.padding)
+        x = ops.asarray(inputs)
+        if x.ndim != self.dims + 2:
+            raise ShapeError(f"{self}: wanted inputs of {self.dims + 2} axes, (n, channels, ...), got {x.shape}")
+        pool = getattr(functional_pool, self.function)
+        return pool(x, self.pool_size, self.strides, self.padding, **self.options)
 
 
-class AveragePooling2D(MaxPool2D):
+class MaxPool1D(_Pooling):
+    """The largest element of each window; inputs: (n, c, l).  Raises ShapeError."""
+
+    dims, function = 1, "max_pool1d"
+
+
+class MaxPool2D(_Pooling):
+    """The largest element of each window; inputs: (n, c, h, w).  Raises ShapeError."""
+
+    dims, function = 2, "max_pool2d"
+
+
+class MaxPool3D(_Pooling):
+    """The largest element of each window; inputs: (n, c, d, h, w).  Raises ShapeError."""
+
+    dims, function = 3, "max_pool3d"
+
+
+class AveragePooling1D(_Pooling):
+    """The mean of each window, without what padding adds; inputs: (n, c, l).  Raises ShapeError."""
+
+    dims, function, options = 1, "avg_pool1d", {"count_include_pad": False}
+
+
+class AveragePooling2D(_Pooling):
     """The mean of each window, without what padding adds; inputs: (n, c, h, w).  Raises ShapeError."""
 
-    def call(self, inputs: Any) -> Tensor:
-        return functional_conv.avg_pool2d(inputs, self.pool_size, self.strides, self.padding, count_include_pad=False)
+    dims, function, options = 2, "avg_pool2d", {"count_include_pad": False}
+
+
+class AveragePooling3D(_Pooling):
+    """The mean of each window, without what padding adds; inputs: (n, c, d, h, w).  Raises ShapeError."""
+
+    dims, function, options = 3, "avg_pool3d", {"count_include_pad": False}
 
 
 class GlobalAveragePooling2D(Layer):
@@ -167,7 +227,7 @@ class BatchNormalization(Layer):
         mean: Any = self.moving_mean
         variance: Any = self.moving_variance
         if training:
-            mean, variance = functional_conv.batch_statistics(x)
-            functional_conv.follow(self.moving_mean, mean, 1.0 - self.momentum)
-            functional_conv.follow(self.moving_variance, variance, 1.0 - self.momentum)
-        return functional_conv.normalized(x, mean, variance, self.gamma, self.beta, self.epsilon)
+            mean, variance = functional_norm.batch_statistics(x)
+            functional_norm.follow(self.moving_mean, mean, 1.0 - self.momentum)
+            functional_norm.follow(self.moving_variance, variance, 1.0 - self.momentum)
+        return functional_norm.normalized(x, mean, variance, self.gamma, self.beta, self.epsilon)

@@ -1,17 +1,23 @@
-"""Convolution, pooling and batch normalization under torch.nn.functional's names, on (n, channels, sizes ...)."""
+"""Convolutions under torch.nn.functional's names, on (n, channels, sizes ...), and Chainer's other kinds of them.
+
+As in PyTorch, an input without the axis n is an image by itself, and so is its result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.convolution import Moves, Window, conv, conv_transpose
-from tapegrad.ops.pooling import max_pool, sum_pool
+from tapegrad.ops.patches import unfold_windows
 from tapegrad.tensor import Tensor
-from tapegrad.variable import Variable
+
+__all__ = [
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "depthwise_convolution_2d", "local_convolution_2d",
+]  # fmt: skip
 
 Lengths = int | Sequence[int]
 Padding = int | str | Sequence[Any]
@@ -52,11 +58,15 @@ def pads(
     return pairs
 
 
-def _image(op: str, input: Any, dims: int) -> Tensor:
+def by_image(op: Any, input: Any, dims: int, body: Callable[[Tensor], Tensor]) -> Tensor:
+    """``body`` of (n, channels, sizes ...), or of one image without the axis n.  Raises ShapeError."""
     x = ops.asarray(input)
+    if x.ndim == dims + 1:
+        return ops.squeeze(body(ops.expand_dims(x, axis=0)), axis=0)
     if x.ndim != dims + 2:
-        raise ShapeError(f"{op}: wanted input (n, channels, {dims} sizes), got {x.shape}; add the missing axes")
-    return x
+        sizes = f"{dims} sizes" if dims > 1 else "1 size"
+        raise ShapeError(f"{op}: wanted input (n, channels, {sizes}) or (channels, {sizes}), got {x.shape}")
+    return body(x)
 
 
 def _bias(op: str, y: Tensor, bias: Any) -> Tensor:
@@ -73,13 +83,17 @@ def convolve(
     groups: int,
 ) -> Tensor:  # fmt: skip
     """What conv1d, conv2d and conv3d do; ``op`` opens the messages."""
-    x, w = _image(op, input, dims), ops.asarray(weight)
+    w = ops.asarray(weight)
     if w.ndim != dims + 2:
         raise ShapeError(f"{op}: wanted weight (outputs, channels / groups, {dims} sizes), got {w.shape}")
     strides, spaced = lengths(op, "stride", stride, dims), lengths(op, "dilation", dilation, dims)
     (count,) = lengths(op, "groups", groups, 1)
-    around = pads(op, padding, x.shape[2:], w.shape[2:], strides, spaced)
-    return _bias(op, conv(x, w, moves=Moves(strides, around, spaced, count)), bias)
+
+    def body(x: Tensor) -> Tensor:
+        around = pads(op, padding, x.shape[2:], w.shape[2:], strides, spaced)
+        return _bias(op, conv(x, w, moves=Moves(strides, around, spaced, count)), bias)
+
+    return by_image(op, input, dims, body)
 
 
 def conv1d(
@@ -110,6 +124,45 @@ def conv3d(
     return convolve("conv3d", 3, input, weight, bias, stride, padding, dilation, groups)
 
 
+def _transposed(
+    op: str, dims: int, input: Any, weight: Any, bias: Any, stride: Lengths, padding: Lengths,
+    output_padding: Lengths, groups: int, dilation: Lengths,
+) -> Tensor:  # fmt: skip
+    strides, spaced = lengths(op, "stride", stride, dims), lengths(op, "dilation", dilation, dims)
+    around, more = lengths(op, "padding", padding, dims, 0), lengths(op, "output_padding", output_padding, dims, 0)
+    (count,) = lengths(op, "groups", groups, 1)
+    w = ops.asarray(weight)
+    if any(m >= max(s, d) for m, s, d in zip(more, strides, spaced)):
+        raise ShapeError(f"{op}: output_padding {more} must be smaller than the stride {strides} or dilation {spaced}")
+
+    def body(x: Tensor) -> Tensor:
+        if w.ndim != dims + 2 or w.shape[0] != x.shape[1]:
+            raise ShapeError(
+                f"{op}: wanted weight ({x.shape[1]}, outputs / groups, {dims} sizes) for {x.shape}, got {w.shape}"
+            )
+        # What output_padding adds at the end was cropped as padding, or lies beyond all that the kernel reaches.
+        pairs = tuple((p, max(0, p - m)) for p, m in zip(around, more))
+        beyond = tuple(max(0, m - p) for p, m in zip(around, more))
+        each = zip(x.shape[2:], strides, pairs, spaced, w.shape[2:])
+        size = tuple((n - 1) * s - low - high + d * (k - 1) + 1 for n, s, (low, high), d, k in each)
+        if any(n + b < 1 for n, b in zip(size, beyond)):
+            raise ShapeError(f"{op}: padding {around} leaves nothing of a result of {x.shape}; pad less")
+        y = conv_transpose(x, w, moves=Moves(strides, pairs, spaced, count), size=size)
+        return _bias(op, ops.pad(y, ((0, 0), (0, 0), *((0, b) for b in beyond))) if any(beyond) else y, bias)
+
+    return by_image(op, input, dims, body)
+
+
+def conv_transpose1d(
+    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Lengths = 0,
+    output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
+) -> Tensor:  # fmt: skip
+    """The transpose of :func:`conv1d` in its input: as :func:`conv_transpose2d` with (n, c, l) and (c, ..., k)."""
+    return _transposed(
+        "conv_transpose1d", 1, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )  # fmt: skip
+
+
 def conv_transpose2d(
     input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Lengths = 0,
     output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
@@ -119,104 +172,48 @@ def conv_transpose2d(
     input: (n, c, h, w), weight: (c, o / groups, kh, kw), bias: (o,), result: (n, o, H, W) with
     ``H = (h - 1) * stride - 2 * padding + dilation * (kh - 1) + 1 + output_padding``.  Raises ShapeError.
     """
-    op = "conv_transpose2d"
-    x, w = _image(op, input, 2), ops.asarray(weight)
-    strides, spaced = lengths(op, "stride", stride, 2), lengths(op, "dilation", dilation, 2)
-    around, more = lengths(op, "padding", padding, 2, 0), lengths(op, "output_padding", output_padding, 2, 0)
-    if w.ndim != 4 or w.shape[0] != x.shape[1]:
-        raise ShapeError(f"{op}: wanted weight ({x.shape[1]}, outputs / groups, kh, kw) for {x.shape}, got {w.shape}")
-    sizes = zip(x.shape[2:], strides, around, spaced, w.shape[2:], more)
-    size = tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 + m for n, s, p, d, k, m in sizes)
-    moves = Moves(strides, tuple((p, p) for p in around), spaced, groups)
-    return _bias(op, conv_transpose(x, w, moves=moves, size=size), bias)
+    return _transposed(
+        "conv_transpose2d", 2, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )  # fmt: skip
 
 
-def _window(
-    op: Any, x: Tensor, kernel_size: Lengths, stride: Lengths | None, padding: Padding, dilation: Lengths
-) -> Window:
-    kernel = lengths(op, "kernel_size", kernel_size, 2)
-    strides = kernel if stride is None else lengths(op, "stride", stride, 2)
-    spaced = lengths(op, "dilation", dilation, 2)
-    return Window(x.shape[2:], kernel, strides, pads(op, padding, x.shape[2:], kernel, strides, spaced), spaced)
-
-
-def max_pool2d(
-    input: Any, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, dilation: Lengths = 1
-) -> Tensor:
-    """The largest element of each window; the gradient goes to the first of equal ones.
-
-    input: (n, c, h, w), result: (n, c, positions ...); ``stride`` is by default ``kernel_size``.  Raises ShapeError.
-    """
-    x = _image("max_pool2d", input, 2)
-    return max_pool(x, window=_window("max_pool2d", x, kernel_size, stride, padding, dilation))
-
-
-def avg_pool2d(
-    input: Any, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0,
-    count_include_pad: bool = True,
+def conv_transpose3d(
+    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Lengths = 0,
+    output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
 ) -> Tensor:  # fmt: skip
-    """The mean of each window, in which padding counts as zeros unless ``count_include_pad`` is false.
+    """The transpose of :func:`conv3d` in its input: as :func:`conv_transpose2d` with one more size."""
+    return _transposed(
+        "conv_transpose3d", 3, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )  # fmt: skip
 
-    input: (n, c, h, w), result: (n, c, positions ...); ``stride`` is by default ``kernel_size``.  Raises ShapeError.
+
+def depthwise_convolution_2d(x: Any, W: Any, b: Any = None, stride: Lengths = 1, pad: Padding = 0) -> Tensor:
+    """Each channel convolved by kernels of its own (Chainer's function).
+
+    x: (n, c, h, w), W: (multiplier, c, kh, kw), b: (c * multiplier,), result: (n, c * multiplier, ...).
+    Raises ShapeError.
     """
-    x = _image("avg_pool2d", input, 2)
-    window = _window("avg_pool2d", x, kernel_size, stride, padding, 1)
-    total = sum_pool(x, window=window)
-    if count_include_pad or not any(map(any, window.padding)):
-        return total / prod(window.kernel)
-    return total / sum_pool(ops.ones(window.size, dtype=total.dtype, device=x.device), window=window)
+    w = ops.asarray(W)
+    if w.ndim != 4:
+        raise ShapeError(f"depthwise_convolution_2d: wanted W (multiplier, channels, kh, kw), got {w.shape}")
+    channels = w.shape[1]
+    apart = ops.reshape(ops.permute_dims(w, (1, 0, 2, 3)), (channels * w.shape[0], 1, *w.shape[2:]))
+    return convolve("depthwise_convolution_2d", 2, x, apart, b, stride, pad, 1, channels)
 
 
-def batch_norm(
-    input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, training: bool = False,
-    momentum: float = 0.1, eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
-    """``(x - mean) / sqrt(variance + eps) * weight + bias`` for each channel (Ioffe and Szegedy, arXiv 1502.03167).
+def local_convolution_2d(x: Any, W: Any, b: Any = None, stride: Lengths = 1) -> Tensor:
+    """A convolution whose kernel differs from position to position (Chainer's function).
 
-    input: (n, c, ...), all others (c,).  With ``training`` mean and variance are the batch's, and variables among the
-    running ones move by ``momentum`` towards them (the variance without bias); else they are the running ones.
-
-    Raises ShapeError for other shapes, TapegradError where the statistics are missing.
+    x: (n, c, h, w), W: (o, H, W, c, kh, kw), b: (o, H, W), result: (n, o, H, W).  Raises ShapeError.
     """
-    x = ops.asarray(input)
-    if x.ndim < 2:
-        raise ShapeError(f"batch_norm: wanted input (n, channels, ...), got {x.shape}; add the missing axes")
-    for name, value in (("running_mean", running_mean), ("running_var", running_var), ("weight", weight),
-                        ("bias", bias)):  # fmt: skip
-        if value is not None and tuple(value.shape) != (x.shape[1],):
-            raise ShapeError(f"batch_norm: wanted {name} ({x.shape[1]},) for {x.shape}, got {tuple(value.shape)}")
-    if training:
-        mean, variance = batch_statistics(x)
-        count = x.size // x.shape[1]
-        follow(running_mean, mean, momentum)
-        follow(running_var, variance * (count / max(1, count - 1)), momentum)
-    elif running_mean is None or running_var is None:
-        raise TapegradError("batch_norm: without training it wants running_mean and running_var; pass both")
-    else:
-        mean, variance = running_mean, running_var
-    return normalized(x, mean, variance, weight, bias, eps)
-
-
-def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and the variance of each channel of (n, c, ...), as (c,).  Raises ShapeError for no elements."""
-    axes = (0, *range(2, x.ndim))
-    if not x.size:
-        raise ShapeError(f"batch_norm: {x.shape} has no elements to take statistics of; skip empty batches")
-    mean = ops.mean(x, axis=axes, keepdims=True)
-    return ops.reshape(mean, (x.shape[1],)), ops.mean(ops.square(x - mean), axis=axes)
-
-
-def follow(running: Any, now: Tensor, momentum: float) -> None:
-    """Move a variable by ``momentum`` towards a batch's statistics; anything else stays as it is."""
-    if isinstance(running, Variable):
-        running.assign(ops.asarray(running) * (1.0 - momentum) + now * momentum)
-
-
-def normalized(x: Tensor, mean: Any, variance: Any, weight: Any, bias: Any, eps: float) -> Tensor:
-    """``(x - mean) / sqrt(variance + eps) * weight + bias``; x: (n, c, ...), all others (c,), the last two or None."""
-    column = (x.shape[1], *(1,) * (x.ndim - 2))
-    scale = 1.0 / ops.sqrt(ops.asarray(variance) + eps)
-    if weight is not None:
-        scale = scale * weight
-    y = (x - ops.reshape(mean, column)) * ops.reshape(scale, column)
-    return y if bias is None else y + ops.reshape(bias, column)
+    op = "local_convolution_2d"
+    image, w, strides = ops.asarray(x), ops.asarray(W), lengths(op, "stride", stride, 2)
+    if w.ndim != 6 or image.ndim != 4 or image.shape[1] != w.shape[3]:
+        raise ShapeError(f"{op}: wanted x (n, c, h, w), W (o, H, W, c, kh, kw), got {image.shape}, {w.shape}")
+    o, high, wide, c, kh, kw = w.shape
+    window = Window(image.shape[2:], (kh, kw), strides, ((0, 0), (0, 0)), (1, 1))
+    if window.positions != (high, wide):
+        raise ShapeError(f"{op}: x {image.shape} has {window.positions} positions, but W {w.shape} is for others")
+    columns = unfold_windows(image, window=window)  # (n, c, taps, H, W)
+    y = ops.einsum("nckhw,ohwck->nohw", columns, ops.reshape(w, (o, high, wide, c, kh * kw)))
+    return y if b is None else y + b

@@ -127,3 +127,21 @@ def test_batch_norm_like_torch(training: bool) -> None:
         np.testing.assert_allclose(g.numpy(), t.grad.numpy(), rtol=1e-9, atol=1e-12)
     for m, t in zip(moving, running, strict=True):
         np.testing.assert_allclose(m.numpy(), t.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_layers_of_one_to_three_sizes(dims: int) -> None:
+    x = rng.normal(size=(2, 4, *(6, 5, 4)[:dims]))
+    layer = getattr(nn, f"Conv{dims}D")(6, 2, padding="same", groups=2, dtype="float64")
+    y = layer(x)
+    want = getattr(F, f"conv{dims}d")(x, layer.kernel, layer.bias, padding="same", groups=2)
+    np.testing.assert_array_equal(y.numpy(), want.numpy())
+    limit = (6 / (2**dims * 2 + 2**dims * 6)) ** 0.5
+    assert np.abs(layer.kernel.numpy()).max() <= limit
+    largest, mean = getattr(nn, f"MaxPool{dims}D")(2, 1), getattr(nn, f"AveragePooling{dims}D")(2, padding=1)
+    np.testing.assert_array_equal(largest(x).numpy(), getattr(F, f"max_pool{dims}d")(x, 2, 1).numpy())
+    want = getattr(F, f"avg_pool{dims}d")(x, 2, None, 1, count_include_pad=False)
+    np.testing.assert_array_equal(mean(x).numpy(), want.numpy())
+    for make in (layer, largest, mean):
+        with pytest.raises(ShapeError, match="axes"):
+            make(x[0])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nn_cases import CASES, Case
 
 import tapegrad as tg
 from tapegrad.nn import functional as F
@@ -108,3 +109,54 @@ def test_nll_loss(reduction: str, weighted: bool) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_regression(name: str, options: dict[str, Any], reduction: str) -> None:
     compare(name, rng.normal(size=(3, 4)) * 2, rng.random((3, 4)), reduction=reduction, **options)
+
+
+def vector(results: Any) -> list[Any]:
+    """The results that are numbers with a derivative."""
+    return [y for y in results if y.dtype in (torch.float64, np.dtype("float64"))]
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cases(case: Case) -> None:
+    """Value, gradient, and the gradient of a directional derivative, which PyTorch lacks for some."""
+    theirs = [torch.tensor(x, requires_grad=True) for x in case.operands()]
+    ours = [tg.asarray(x) for x in case.operands()]
+    their_y, our_y = case.call(torch.nn.functional, theirs, torch.tensor), case.call(F, ours)
+    for a, b in zip(our_y, their_y, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=2e-7, atol=1e-11)  # hardswish has float32's 1/6
+    cts = [rng.normal(size=y.shape) for y in vector(their_y)]
+    turns = [rng.normal(size=x.shape) for x in theirs]
+    loss = sum((y * torch.tensor(ct)).sum() for y, ct in zip(vector(their_y), cts, strict=True))
+    their_g = torch.autograd.grad(loss, theirs, create_graph=True, allow_unused=True)
+
+    def gradient(*xs: Any) -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch(xs)
+            y = sum(tg.sum(y * ct) for y, ct in zip(vector(case.call(F, xs)), cts, strict=True))
+        return tape.gradient(y, list(xs))
+
+    for a, b in zip(gradient(*ours), their_g, strict=True):
+        near(a, b)
+    slope = sum((g * torch.tensor(d)).sum() for g, d in zip(their_g, turns, strict=True) if g is not None)
+    if not getattr(slope, "requires_grad", False):  # a derivative that is constant
+        return
+    try:
+        their_h = torch.autograd.grad(slope, theirs, allow_unused=True)
+    except (NotImplementedError, RuntimeError):
+        return
+    with tg.GradientTape() as tape:
+        tape.watch(ours)
+        inner = sum(tg.sum(g * d) for g, d in zip(gradient(*ours), turns, strict=True) if g is not None)
+    for a, b in zip(tape.gradient(inner, ours), their_h, strict=True):
+        near(a, b)
+
+
+def near(ours: Any, theirs: Any) -> None:
+    """Equal, where None is as good as zero."""
+    if theirs is None:
+        assert ours is None or not np.any(ours.numpy())
+    elif ours is None:
+        assert not np.any(theirs.detach().numpy(force=True))
+    else:
+        np.testing.assert_allclose(ours.numpy(), theirs.detach().numpy(force=True), rtol=1e-6, atol=1e-8)
