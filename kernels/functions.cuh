@@ -367,3 +367,5 @@ TG_INLINE T tg_shr(T x, T count) {
     if (static_cast<unsigned long long>(count) >= 8 * sizeof(T)) return tg_below_zero(x) ? T(-1) : T(0);
     return static_cast<T>(x >> static_cast<int>(count));
 }
+
+#include "special.cuh"

@@ -20,6 +20,8 @@ _FUNCTIONS = {"device", "explain", "primitive"}
 _MODULES = {
     "fft", "integrate", "linalg", "memory", "nn", "optim", "random", "signal", "sparse", "special", "stats", "testing",
 }  # fmt: skip
+# Names of the array API standard that say what a namespace is; in no ``__all__``.
+_PROTOCOL = {"__array_api_version__", "__array_namespace_info__"}
 # Threads in which the public names are being loaded.
 _loading: set[int] = set()
 
@@ -42,7 +44,7 @@ def _load() -> list[str]:
     finally:
         _loading.discard(me)
     here = globals()
-    for name in api.__all__:
+    for name in (*api.__all__, *_PROTOCOL):
         here.setdefault(name, getattr(api, name))
     here.setdefault("__all__", api.__all__)
     _sys.modules[__name__].__class__ = _types.ModuleType  # from now on a name costs what it costs in any module
@@ -56,12 +58,12 @@ if _typing.TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        if name.isidentifier() and (name == "__all__" or not name.startswith("__")):
+        if name.isidentifier() and (name in {"__all__", *_PROTOCOL} or not name.startswith("__")):
             # Imports inside the package ask for submodules, also while the public names are loading.
             if name not in _FUNCTIONS and (name not in _MODULES or _thread.get_ident() in _loading):
                 if _util.find_spec(f"{__name__}.{name}"):
                     return _importlib.import_module(f"{__name__}.{name}")
-            if name in {*_load(), "__all__"}:
+            if name in {*_load(), "__all__", *_PROTOCOL}:
                 return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=_sys.modules[__name__])
 

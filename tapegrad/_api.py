@@ -35,11 +35,14 @@ from tapegrad.memory import (
 from tapegrad.ops import *  # noqa: F403
 from tapegrad.ops.info import API_VERSION as __array_api_version__  # noqa: F401
 from tapegrad.ops.info import namespace_info as __array_namespace_info__  # noqa: F401
+from tapegrad.ops.parts import complex_of as complex  # a module of this name is in the way of ops.__all__
+from tapegrad.ops.predicates import ndim, shape, size  # here is one, too
 from tapegrad.polynomial import *  # noqa: F403
 from tapegrad.polynomial import __all__ as _polynomial
 from tapegrad.primitive import Primitive
 from tapegrad.tape import GradientTape
 from tapegrad.tensor import Tensor
+from tapegrad.transforms import cupy_protocol as _cupy_protocol
 from tapegrad.transforms.custom_gradient import custom_gradient, stop_gradient
 from tapegrad.transforms.functional import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from tapegrad.transforms.loops import fori_loop, scan, while_loop
@@ -52,6 +55,8 @@ pi = 3.141592653589793
 inf = float("inf")
 nan = float("nan")
 newaxis = None
+
+_cupy_protocol.bind()
 
 __all__ = [
     "GradientTape", "Primitive", "Tensor", "Variable", "bool", "checkpoint_sequential", "checkpointed_loop",
@@ -76,4 +81,5 @@ __all__ += [
     "vmap",
     "while_loop",
 ]
+__all__ += ["complex", "ndim", "shape", "size"]
 __all__ += _ops.__all__ + _polynomial

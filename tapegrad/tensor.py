@@ -12,7 +12,7 @@ from tapegrad import buffer as _buffer
 from tapegrad.aval import Shape, shaped
 from tapegrad.buffer import Buffer
 from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
-from tapegrad.errors import ImmutableError, ShapeError
+from tapegrad.errors import DTypeError, ImmutableError, ShapeError, UnsizedError
 from tapegrad.evaluate import array_of, fill
 from tapegrad.node import leaf, thread
 
@@ -94,12 +94,12 @@ class Tensor:
 
     def __len__(self) -> int:
         if not self.ndim:
-            raise ShapeError("len: a tensor of no dimensions has no length")
+            raise UnsizedError("len: a tensor of no dimensions has no length")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.ndim:
-            raise ShapeError("iteration over a tensor of no dimensions")
+            raise UnsizedError("iteration over a tensor of no dimensions")
         return (self[i] for i in range(len(self)))
 
     def __bool__(self) -> bool:
@@ -117,7 +117,9 @@ class Tensor:
         return complex(self.item())
 
     def __index__(self) -> int:
-        return self.item().__index__()
+        if self.ndim or self.dtype.kind not in "iu":
+            raise DTypeError(f"only an integer tensor of no dimensions is an index, not {self.dtype}{list(self.shape)}")
+        return self.item()
 
     def __format__(self, spec: str) -> str:
         return format(self.item() if self.size == 1 and spec else str(self), spec)
@@ -134,38 +136,12 @@ class Tensor:
                 raise ValueError(f"a tensor on {self.device} has no NumPy array without a copy; leave out copy=False")
             return self.numpy().astype(dtype or self.dtype, copy=False)
         if copy or (dtype is not None and dtype != self.dtype):
+            if copy is False:
+                raise ValueError(f"a tensor of {self.dtype} is no {dtype} array without a copy; leave out copy=False")
             return self._array.astype(dtype or self.dtype)
         view = self._array.view()
         view.flags.writeable = False
         return view
-
-    def __dlpack__(self, **options: Any) -> Any:
-        with self.device.active():
-            return self._array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._array.__dlpack_device__()
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        with self._on_gpu("__cuda_array_interface__").active():
-            return self._array.__cuda_array_interface__
-
-    @property
-    def __cupy_get_ndarray__(self) -> Callable[[], Any]:
-        device = self._on_gpu("__cupy_get_ndarray__")
-
-        def get() -> Any:
-            with device.active():
-                return self._array
-
-        return get
-
-    def _on_gpu(self, attribute: str) -> Device:
-        """The device; on the CPU the tensor has no such attribute (so that ``hasattr`` says so)."""
-        if self.device.kind != "cuda":
-            raise AttributeError(f"a tensor on {self.device} has no {attribute}")
-        return self.device
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise ImmutableError("a tensor does not change in place; use x = x.at[index].set(value)")
@@ -184,6 +160,9 @@ class Tensor:
         at: Any
 
         def to_device(self, device: Device | str, /, *, stream: Any = None) -> Tensor: ...
+        def __array_namespace__(self, /, *, api_version: str | None = None) -> Any: ...
+        def __dlpack__(self, **options: Any) -> Any: ...
+        def __dlpack_device__(self) -> tuple[int, int]: ...
         def __getitem__(self, index: Any) -> Tensor: ...
         def __add__(self, other: Any) -> Tensor: ...
         def __radd__(self, other: Any) -> Tensor: ...

@@ -214,6 +214,12 @@ class Variable:
     def __int__(self) -> int:
         return int(Tensor(self._cell.get()))
 
+    def __complex__(self) -> complex:
+        return complex(Tensor(self._cell.get()))
+
+    def __index__(self) -> int:
+        return Tensor(self._cell.get()).__index__()
+
     def item(self) -> Any:
         """The value of a variable of one element as a Python number."""
         return Tensor(self._cell.get()).item()

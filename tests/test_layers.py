@@ -21,7 +21,7 @@ PACKAGE = ROOT / "tapegrad"
 # Which part of tapegrad may import which library; anything else that is not in the standard library is an offence.
 LIBRARIES = {
     "numpy": {"device"},
-    "scipy": {"device", "profile"},
+    "scipy": {"device", "optim", "profile"},
     "cupy": {"device"},
     "cupyx": {"device"},
     "pynvml": {"device", "profile"},

@@ -3,7 +3,7 @@
 Names are the array API standard's; NumPy's other names for them follow at the end.
 """
 
-from tapegrad.aval import broadcast_shapes
+from tapegrad.ops import dtype_functions, floating, numpy_functions, sets, sharing
 from tapegrad.ops.activation import (
     elu,
     erf,
@@ -31,6 +31,8 @@ from tapegrad.ops.arithmetic import (
     power,
     reciprocal,
     remainder,
+    rint,
+    round,
     sign,
     sqrt,
     square,
@@ -41,6 +43,7 @@ from tapegrad.ops.arranging import (
     atleast_2d,
     atleast_3d,
     broadcast_arrays,
+    broadcast_shapes,
     column_stack,
     dsplit,
     dstack,
@@ -78,7 +81,6 @@ from tapegrad.ops.comparison import (
     logical_or,
     logical_xor,
     not_equal,
-    round,
     signbit,
     trunc,
 )
@@ -89,10 +91,10 @@ from tapegrad.ops.creation import (
     astype,
     constant,
     empty,
+    empty_like,
     eye,
     full,
     full_like,
-    linspace,
     ones,
     ones_like,
     zeros,
@@ -100,14 +102,15 @@ from tapegrad.ops.creation import (
 )
 from tapegrad.ops.cross_entropy import cross_entropy
 from tapegrad.ops.cumulative import cumprod, cumsum, cumulative_prod, cumulative_sum, diff
+from tapegrad.ops.dtype_functions import *  # noqa: F403
 from tapegrad.ops.einsum import einsum
 from tapegrad.ops.exponential import exp, exp2, expm1, log, log1p, log2, log10, logaddexp
+from tapegrad.ops.floating import *  # noqa: F403
 from tapegrad.ops.indexing import nonzero, one_hot, take, take_along_axis
 from tapegrad.ops.joining import (
     array_split,
     concat,
     flip,
-    pad,
     repeat,
     roll,
     split,
@@ -115,10 +118,12 @@ from tapegrad.ops.joining import (
     tile,
     unstack,
 )
+from tapegrad.ops.methods import bind_methods
 from tapegrad.ops.naming import name
 from tapegrad.ops.normalization import layer_norm
+from tapegrad.ops.numpy_functions import *  # noqa: F403
 from tapegrad.ops.operators import bind_operators
-from tapegrad.ops.products import dot, inner, matmul, outer, tensordot, vdot, vecdot
+from tapegrad.ops.products import dot, inner, matmul, matvec, outer, tensordot, vdot, vecdot, vecmat
 from tapegrad.ops.reductions import (
     all,
     any,
@@ -133,6 +138,7 @@ from tapegrad.ops.reductions import (
     var,
 )
 from tapegrad.ops.selection import where
+from tapegrad.ops.sets import *  # noqa: F403
 from tapegrad.ops.shape import (
     broadcast_to,
     expand_dims,
@@ -144,6 +150,7 @@ from tapegrad.ops.shape import (
     swapaxes,
     transpose,
 )
+from tapegrad.ops.sharing import *  # noqa: F403
 from tapegrad.ops.softmax import log_softmax, softmax
 from tapegrad.ops.sorting import (
     argmax,
@@ -183,7 +190,6 @@ conjugate = conj
 left_shift, right_shift = bitwise_left_shift, bitwise_right_shift
 mod = remainder
 pow = power
-rint = round
 true_divide = divide
 
 __all__ = [
@@ -194,20 +200,27 @@ __all__ = [
     "broadcast_arrays", "broadcast_shapes", "broadcast_to", "ceil", "clip", "column_stack", "concat", "concatenate",
     "conj", "conjugate", "constant", "cos", "cosh", "count_nonzero", "cross_entropy", "cumprod", "cumsum",
     "cumulative_prod", "cumulative_sum", "diff", "divide", "dot", "dsplit", "dstack", "einsum", "elu", "empty",
+    "empty_like",
     "equal", "erf", "erfc", "exp", "exp2", "expand_dims", "expm1", "eye", "flip", "fliplr", "flipud", "floor",
     "floor_divide", "full", "full_like", "gelu", "greater", "greater_equal", "hsplit", "hstack", "hypot", "imag",
     "inner", "invert", "isfinite", "isinf", "isnan", "layer_norm", "leaky_relu", "left_shift", "less", "less_equal",
-    "linspace", "log", "log10", "log1p", "log2", "log_sigmoid", "log_softmax", "logaddexp", "logical_and",
-    "logical_not", "logical_or", "logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum", "mean",
-    "meshgrid", "min", "minimum", "mod", "moveaxis", "multiply", "name", "negative", "nonzero", "not_equal", "one_hot",
+    "log", "log10", "log1p", "log2", "log_sigmoid", "log_softmax", "logaddexp", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "logsumexp", "matmul", "matrix_transpose", "matvec", "max", "maximum",
+    "mean", "meshgrid", "min", "minimum", "mod", "moveaxis", "multiply", "name", "negative", "nonzero", "not_equal", "one_hot",
     "ones",
-    "ones_like", "outer", "pad", "permute_dims", "positive", "pow", "power", "prod", "ravel", "real", "reciprocal",
+    "ones_like", "outer", "permute_dims", "positive", "pow", "power", "prod", "ravel", "real", "reciprocal",
     "relu", "remainder", "repeat", "reshape", "right_shift", "rint", "roll", "rot90", "round", "searchsorted",
     "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "softmax", "softplus", "softsign", "sort", "split", "sqrt",
     "square", "squeeze", "stack", "std", "subtract", "sum", "swapaxes", "take", "take_along_axis", "tan", "tanh",
     "tensordot", "tile", "top_k", "transpose", "tril", "triu", "true_divide", "trunc", "unique_all", "unique_counts",
-    "unique_inverse", "unique_values", "unstack", "var", "vdot", "vecdot", "vsplit", "vstack", "where", "zeros",
-    "zeros_like",
+    "unique_inverse", "unique_values", "unstack", "var", "vdot", "vecdot", "vecmat", "vsplit", "vstack", "where",
+    "zeros", "zeros_like",
 ]  # fmt: skip
+__all__ += dtype_functions.__all__
+__all__ += floating.__all__
+__all__ += sets.__all__
+__all__ += sharing.__all__
+__all__ += numpy_functions.__all__
 
 bind_operators()
+bind_methods()

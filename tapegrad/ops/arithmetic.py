@@ -10,7 +10,8 @@ from typing import Any
 
 from tapegrad.device import dtypes
 from tapegrad.ops.comparison import equal, logical_and
-from tapegrad.ops.dispatch import SCALARS, binary, bind, infer_same, no_bool, promote, tensor, unary
+from tapegrad.ops.comparison import round as rint
+from tapegrad.ops.dispatch import SCALARS, binary, bind, cast, infer_same, no_bool, promote, tensor, unary
 from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
 from tapegrad.tensor import Tensor
@@ -212,8 +213,31 @@ remainder_p = elementwise(
 remainder = binary(remainder_p, no_bool("remainder"))
 
 
-def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
-    """``x`` held within ``[min, max]`` (None: no bound), in the dtype of ``x``; the gradient passes at both bounds."""
+def round(x: Any, /, decimals: int = 0) -> Tensor:
+    """``x`` rounded to ``decimals`` digits after the point (negative: before it), halves to even; gradient 0.
+
+    As NumPy's ``round``: scaled by a power of ten, rounded, scaled back.
+    """
+    if not decimals:
+        return rint(x)
+    x = tensor("round", x)
+    if x.dtype.kind == "c":
+        from tapegrad.ops.complex import imag, real  # built on this file
+
+        return round(real(x), decimals) + 1j * round(imag(x), decimals)
+    if not dtypes.is_inexact(x.dtype):
+        return x if decimals > 0 else cast(rint(divide(x, 10.0**-decimals)) * 10.0**-decimals, x.dtype)
+    if decimals > 0:
+        return divide(rint(multiply(x, 10.0**decimals)), 10.0**decimals)
+    return multiply(rint(divide(x, 10.0**-decimals)), 10.0**-decimals)
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None, *, a_min: Any = None, a_max: Any = None) -> Tensor:
+    """``x`` held within ``[min, max]`` (None: no bound), in the dtype of ``x``; the gradient passes at both bounds.
+
+    a_min, a_max: NumPy's older names for the bounds.
+    """
+    min, max = a_min if min is None else min, a_max if max is None else max
     (out,) = promote("clip", (x,))
     if min is not None:
         out = maximum(out, min)

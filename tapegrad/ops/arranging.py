@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tapegrad.aval import broadcast_shapes, normalize_axis
+from tapegrad import aval
+from tapegrad.aval import normalize_axis
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.comparison import greater_equal, less_equal
 from tapegrad.ops.creation import arange
@@ -100,25 +101,30 @@ def rot90(x: Any, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
     return swapaxes(flip(x, axis=b), a, b) if k % 4 == 1 else flip(swapaxes(x, a, b), axis=b)
 
 
+def broadcast_shapes(*shapes: int | Sequence[int]) -> tuple[int, ...]:
+    """The shape that all ``shapes`` broadcast to (an integer: a shape of one dimension).  Raises ShapeError."""
+    return aval.broadcast_shapes("broadcast_shapes", *(tuple(s) if isinstance(s, Sequence) else (s,) for s in shapes))
+
+
 def broadcast_arrays(*xs: Any) -> tuple[Tensor, ...]:
     """Each of ``xs`` broadcast to the shape that all broadcast to: views.  Raises ShapeError."""
     tensors = [tensor("broadcast_arrays", x) for x in xs]
-    shape = broadcast_shapes("broadcast_arrays", *(t.shape for t in tensors))
+    shape = aval.broadcast_shapes("broadcast_arrays", *(t.shape for t in tensors))
     return tuple(broadcast_to(t, shape) for t in tensors)
 
 
-def meshgrid(*xs: Any, indexing: str = "xy") -> tuple[Tensor, ...]:
+def meshgrid(*xs: Any, indexing: str = "xy", sparse: bool = False, copy: bool = True) -> tuple[Tensor, ...]:
     """The coordinates of a grid from those along its axes: views, one for each of ``xs``.
 
-    indexing: ``xy`` (the second axis is that of the first of ``xs``) or ``ij``.  Raises ShapeError.
+    indexing: ``xy`` (the second axis is that of the first of ``xs``) or ``ij``.  sparse: not broadcast.  copy: for
+    NumPy's sake; tensors never change.  Raises ShapeError.
     """
     lines = promote("meshgrid", xs) if xs else ()
     if any(t.ndim > 1 for t in lines) or indexing not in ("xy", "ij"):
         raise ShapeError(f"meshgrid: {[t.shape for t in lines]}, indexing={indexing!r}; need vectors, and 'xy' or 'ij'")
     n = len(lines)
-    grid = broadcast_arrays(
-        *(reshape(t, tuple(t.size if i == k else 1 for i in range(n))) for k, t in enumerate(lines))
-    )
+    grid = tuple(reshape(t, tuple(t.size if i == k else 1 for i in range(n))) for k, t in enumerate(lines))
+    grid = grid if sparse else broadcast_arrays(*grid)
     if indexing == "xy" and n > 1:
         return tuple(permute_dims(g, (1, 0, *range(2, n))) for g in grid)
     return grid
@@ -133,11 +139,11 @@ def _triangle(name: str, x: Any, k: int, inside: Callable[[Any, Any], Tensor]) -
     return where(mask, x, 0)
 
 
-def tril(x: Any, /, *, k: int = 0) -> Tensor:
+def tril(x: Any, /, k: int = 0) -> Tensor:
     """The elements on and below diagonal ``k`` of the last two dimensions, zeros above.  Raises ShapeError."""
     return _triangle("tril", x, k, less_equal)
 
 
-def triu(x: Any, /, *, k: int = 0) -> Tensor:
+def triu(x: Any, /, k: int = 0) -> Tensor:
     """The elements on and above diagonal ``k`` of the last two dimensions, zeros below.  Raises ShapeError."""
     return _triangle("triu", x, k, greater_equal)

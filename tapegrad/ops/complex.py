@@ -10,7 +10,9 @@ from typing import Any
 
 from tapegrad.aval import ShapedArray
 from tapegrad.device import dtypes
+from tapegrad.ops.creation import zeros_like
 from tapegrad.ops.dispatch import bind, cast, infer_same, tensor
+from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
 from tapegrad.tensor import Tensor
 
@@ -64,4 +66,6 @@ def real(x: Any, /) -> Tensor:
 def imag(x: Any, /) -> Tensor:
     """The imaginary part (zeros for a real tensor)."""
     x = tensor("imag", x)
-    return bind(imag_p, x) if x.dtype.kind == "c" else x * 0
+    if x.dtype.kind == "c":
+        return bind(imag_p, x)
+    return where(zeros_like(x, dtype=dtypes.bool_), x, zeros_like(x))  # not 0 * x, which is NaN for inf

@@ -107,7 +107,7 @@ def cumprod(x: Any, /, axis: int | None = None, dtype: Any = None) -> Tensor:
     return cumulative_prod(reshape(x, (x.size,)) if axis is None else x, axis=axis, dtype=dtype)
 
 
-def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Tensor:
+def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
     """Differences of neighbours along ``axis``, taken ``n`` times.  Raises AxisError, ShapeError."""
     x = tensor("diff", x)
     a = normalize_axis("diff", axis, x.ndim)

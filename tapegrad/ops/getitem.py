@@ -13,8 +13,8 @@ from typing import Any
 from tapegrad.aval import Shape, broadcast_shapes
 from tapegrad.device import dtypes
 from tapegrad.errors import IndexingError, NotATensorError, ShapeError
-from tapegrad.ops.arithmetic import add, maximum
 from tapegrad.node import thread
+from tapegrad.ops.arithmetic import add, maximum
 from tapegrad.ops.bounds import checked
 from tapegrad.ops.creation import zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
@@ -124,8 +124,7 @@ class _Reader:
         elif isinstance(item, slice):
             n = self._next()
             first, stop, step = self._bounds(item, n)
-            count = len(range(first, stop, step))
-            self._part((first, count, step) if count else (0, 0, 1), n)
+            self._part((first, count, step) if (count := len(range(first, stop, step))) else (0, 0, 1), n)
         elif item.dtype.kind == "b":
             self._mask(item)
         else:
@@ -151,9 +150,9 @@ class _Reader:
         self._part((0, length, 1), length)
 
     def _mask(self, mask: Tensor) -> None:
-        """A mask becomes the places where it is True: for each of its axes an array."""
+        """A mask becomes places, an array for each of its axes; one of length 0 fits any, as in NumPy."""
         have = self.given[self.axis : self.axis + mask.ndim]
-        if mask.shape != have:
+        if any(m not in (0, n) for m, n in zip(mask.shape, have, strict=True)):
             raise IndexingError(f"{self.op}: a mask of shape {mask.shape} for axes of lengths {have} of {self.given}")
         array, device = mask._array, mask.device
         if not mask.ndim:
@@ -254,10 +253,9 @@ class At:
         x, adding = self._x, op.endswith("add")
         index = _read(op, self._index, x)
         v = cast(tensor(op, values, x), x.dtype)
-        shape = sliced_shape(index.basic)
         if index.arrays:
             return reshape(_change_places(op, reshape(x, index.shape), v, index, adding), x.shape)
-        v = _fitted(op, v, shape)
+        v = _fitted(op, v, sliced_shape(index.basic))
         if adding:
             return add(x, reshape(barrier(unslice_p, v, shape=index.shape, index=index.basic), x.shape))
         return reshape(barrier(put_slice_p, reshape(x, index.shape), v, index=index.basic), x.shape)

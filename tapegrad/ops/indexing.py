@@ -194,7 +194,7 @@ last_place_p = general(
 )
 
 
-def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Tensor:
+def take(x: Any, indices: Any, /, axis: int | None = None) -> Tensor:
     """Slices of ``x`` along ``axis`` (None: of the flattened ``x``) at integer ``indices`` of any shape.
 
     The gradient of repeated indices accumulates.  Raises AxisError, IndexingError.
@@ -206,7 +206,7 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Tensor:
     return barrier(take_p, x, checked("take", indices, x.shape[a], x), axis=a)
 
 
-def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
+def take_along_axis(x: Any, indices: Any, /, axis: int = -1) -> Tensor:
     """Elements of ``x`` at ``indices`` along ``axis``; all other dimensions match or broadcast.
 
     Raises AxisError, IndexingError, and ShapeError if the dimensions do not fit.

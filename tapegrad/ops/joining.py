@@ -10,12 +10,12 @@ from tapegrad.aval import ShapedArray, normalize_axes, normalize_axis
 from tapegrad.device import CPU, dtypes
 from tapegrad.errors import IndexingError, ShapeError, TapegradError
 from tapegrad.ops.arithmetic import clip, minimum
-from tapegrad.ops.creation import arange, asarray
+from tapegrad.ops.creation import arange
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
 from tapegrad.ops.indexing import put_slice_p, slice_p, take, unslice_p
 from tapegrad.ops.shape import broadcast_to, expand_dims, reshape
 from tapegrad.primitive import Bad, Sample, linear
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, from_array
 
 
 def _infer_concat(*xs: ShapedArray, axis: int) -> ShapedArray:
@@ -68,7 +68,7 @@ def _several(op: str, xs: Any) -> tuple[Tensor, ...]:
     return promote(op, found)
 
 
-def concat(xs: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
+def concat(xs: Sequence[Any], /, axis: int | None = 0) -> Tensor:
     """Tensors one after the other along ``axis`` (None: flattened first).  Raises ShapeError, AxisError."""
     parts = _several("concat", xs)
     if axis is None:
@@ -77,7 +77,7 @@ def concat(xs: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
     return barrier(concat_p, *parts, axis=a)
 
 
-def stack(xs: Sequence[Any], /, *, axis: int = 0) -> Tensor:
+def stack(xs: Sequence[Any], /, axis: int = 0) -> Tensor:
     """Tensors of one shape along a new ``axis``.  Raises ShapeError, AxisError."""
     parts = _several("stack", xs)
     shape = parts[0].shape
@@ -88,7 +88,7 @@ def stack(xs: Sequence[Any], /, *, axis: int = 0) -> Tensor:
     return barrier(concat_p, *(expand_dims(x, a) for x in parts), axis=a)
 
 
-def unstack(x: Any, /, *, axis: int = 0) -> tuple[Tensor, ...]:
+def unstack(x: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
     """The slices of ``x`` along ``axis``, without it.  Raises AxisError."""
     x = tensor("unstack", x)
     a = normalize_axis("unstack", axis, x.ndim)
@@ -126,7 +126,7 @@ def array_split(x: Any, indices_or_sections: Any, /, axis: int = 0) -> tuple[Ten
     return tuple(_part(x, a, p, max(0, q - p)) for p, q in zip(bounds, bounds[1:], strict=False))
 
 
-def flip(x: Any, /, *, axis: int | Sequence[int] | None = None) -> Tensor:
+def flip(x: Any, /, axis: int | Sequence[int] | None = None) -> Tensor:
     """The order along ``axis`` (None: all) reversed: a view.  Raises AxisError."""
     x = tensor("flip", x)
     axes = normalize_axes("flip", axis, x.ndim)
@@ -134,7 +134,7 @@ def flip(x: Any, /, *, axis: int | Sequence[int] | None = None) -> Tensor:
     return barrier(slice_p, x, index=index) if axes else x
 
 
-def roll(x: Any, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | None = None) -> Tensor:
+def roll(x: Any, /, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
     """Elements moved by ``shift`` places along ``axis``, around the end (None: in the flattened array).
 
     Raises AxisError, and ShapeError if the numbers of shifts and axes differ.
@@ -171,7 +171,7 @@ def tile(x: Any, repetitions: Any, /) -> Tensor:
     return reshape(wide, tuple(t * n for t, n in zip(times, shape, strict=True)))
 
 
-def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Tensor:
+def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Tensor:
     """Each element ``repeats`` times in a row along ``axis`` (None: of the flattened array).
 
     repeats: one integer, or one for each position.  Raises AxisError, IndexingError, ShapeError.
@@ -195,7 +195,7 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     if counts.size not in (1, n) or counts.ndim > 1 or (counts.size and int(times.min()) < 0):
         raise ShapeError(f"repeat: repeats of shape {counts.shape} must be {n} numbers, none negative, for {x.shape}")
     places = CPU.xp.repeat(CPU.xp.arange(n), CPU.xp.broadcast_to(times, (n,)))
-    return take(x, asarray(places, device=x.device, copy=False), axis=a)
+    return take(x, from_array(x.device.array(places, copy=False), x.device), axis=a)
 
 
 def pad(x: Any, pad_width: Any, /, mode: str = "constant", *, constant_values: Any = 0) -> Tensor:

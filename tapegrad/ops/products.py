@@ -70,7 +70,7 @@ def matmul(x1: Any, x2: Any, /) -> Tensor:
     return barrier(matmul_p, x, y)
 
 
-def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
+def tensordot(x1: Any, x2: Any, /, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
     """The sum of products over ``axes``: the last so many of ``x1`` with the first of ``x2``, or a list for each.
 
     The result has the other axes of ``x1``, then those of ``x2``.  Raises ShapeError and AxisError.
@@ -113,6 +113,28 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Tensor:
     if x.shape[a] != y.shape[b]:
         raise ShapeError(f"vecdot: axis {axis} has length {x.shape[a]} in {x.shape} and {y.shape[b]} in {y.shape}")
     return sum(conj(moveaxis(x, a, -1)) * moveaxis(y, b, -1), axis=-1, dtype=x.dtype)
+
+
+def matvec(x1: Any, x2: Any, /) -> Tensor:
+    """The product of matrices ``(..., m, n)`` with vectors ``(..., n)``; leading dimensions broadcast.
+
+    Raises ShapeError.
+    """
+    x, y = promote("matvec", (x1, x2))
+    if x.ndim < 2 or not y.ndim or x.shape[-1] != y.shape[-1]:
+        raise ShapeError(f"matvec: a matrix of shape {x.shape} does not fit a vector of shape {y.shape}")
+    return squeeze(matmul(x, expand_dims(y, -1)), -1)
+
+
+def vecmat(x1: Any, x2: Any, /) -> Tensor:
+    """The conjugates of vectors ``(..., n)`` times matrices ``(..., n, m)``; leading dimensions broadcast.
+
+    Raises ShapeError.
+    """
+    x, y = promote("vecmat", (x1, x2))
+    if y.ndim < 2 or not x.ndim or x.shape[-1] != y.shape[-2]:
+        raise ShapeError(f"vecmat: a vector of shape {x.shape} does not fit a matrix of shape {y.shape}")
+    return squeeze(matmul(expand_dims(conj(x), -2), y), -2)
 
 
 def outer(x1: Any, x2: Any, /) -> Tensor:

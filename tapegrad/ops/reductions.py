@@ -70,7 +70,7 @@ sum_p = linear(
 )  # fmt: skip
 
 
-def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+def sum(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """The sum over ``axis`` (None: all); small integers are summed in 64 bits.  Raises AxisError."""
     x = tensor("sum", x)
     axes = normalize_axes("sum", axis, x.ndim)
@@ -78,12 +78,21 @@ def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fal
     return barrier(sum_p, x, axis=axes, keepdims=bool(keepdims)) if axes else x
 
 
-def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The mean over ``axis`` (None: all); integers are averaged in float64.  NaN for an empty array, as in NumPy."""
-    x = tensor("mean", x)
+def _in(op: str, x: Any, dtype: Any) -> Tensor:
+    """``x`` in the dtype to average in."""
+    x = tensor(op, x)
+    if dtype is not None:
+        return cast(x, dtypes.asdtype(dtype))
+    return x if dtypes.is_inexact(x.dtype) else cast(x, dtypes.float64)
+
+
+def mean(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    """The mean over ``axis`` (None: all), in ``dtype`` if given; NaN for an empty array, as in NumPy.
+
+    Integers are averaged in float64.  Raises AxisError.
+    """
+    x = _in("mean", x, dtype)
     axes = normalize_axes("mean", axis, x.ndim)
-    if not dtypes.is_inexact(x.dtype):
-        x = cast(x, dtypes.float64)
     count = math.prod(x.shape[a] for a in axes)
     with waiting(x._buffer.node.aval) as done:
         return done(sum(x, axis=axes, keepdims=keepdims) / (count or float("nan")))
@@ -201,7 +210,7 @@ def _ordered(name: str, x: Any) -> Tensor:
     return x
 
 
-def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def max(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """The largest element over ``axis`` (None: all), NaN if there is one; ties share the gradient equally.
 
     Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
@@ -209,7 +218,7 @@ def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _reduced(max_p, "max", _ordered("max", x), axis, keepdims)
 
 
-def min(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def min(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """The smallest element over ``axis`` (None: all), NaN if there is one; ties share the gradient equally.
 
     Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
@@ -217,7 +226,7 @@ def min(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _reduced(min_p, "min", _ordered("min", x), axis, keepdims)
 
 
-def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+def prod(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     """The product over ``axis`` (None: all), 1 if empty; its gradient is right where elements are 0.
 
     Small integers are multiplied in 64 bits.  Raises AxisError.
@@ -227,12 +236,12 @@ def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fa
     return _reduced(prod_p, "prod", x, axis, keepdims)
 
 
-def any(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def any(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Whether some element over ``axis`` (None: all) is not 0; NaN is not 0.  Raises AxisError."""
     return _reduced(any_p, "any", _truth(tensor("any", x)), axis, keepdims)
 
 
-def all(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def all(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Whether no element over ``axis`` (None: all) is 0.  Raises AxisError."""
     return _reduced(all_p, "all", _truth(tensor("all", x)), axis, keepdims)
 
@@ -241,32 +250,37 @@ def _truth(x: Tensor) -> Tensor:
     return cast(x, dtypes.bool_) if x.dtype.kind != "c" else not_equal(x, 0)
 
 
-def count_nonzero(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def count_nonzero(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """How many elements over ``axis`` (None: all) are not 0.  Raises AxisError."""
     return sum(_truth(tensor("count_nonzero", x)), axis=axis, keepdims=keepdims)
 
 
-def var(x: Any, /, *, axis: Axis = None, correction: float = 0, keepdims: bool = False) -> Tensor:
+def var(
+    x: Any, /, axis: Axis = None, dtype: Any = None, *, correction: float = 0, ddof: float | None = None,
+    keepdims: bool = False,
+) -> Tensor:  # fmt: skip
     """The variance over ``axis`` (None: all): squared deviations summed, divided by ``count - correction``.
 
-    Integers are computed in float64.  Raises AxisError.
+    ddof: NumPy's name for ``correction``.  Integers are computed in float64.  Raises AxisError.
     """
-    x = tensor("var", x)
+    x = _in("var", x, dtype)
     axes = normalize_axes("var", axis, x.ndim)
-    x = x if dtypes.is_inexact(x.dtype) else cast(x, dtypes.float64)
     deviation = subtract(x, mean(x, axis=axes, keepdims=True))
     squares = square(abs(deviation) if x.dtype.kind == "c" else deviation)
-    count = math.prod(x.shape[a] for a in axes) - correction
+    count = math.prod(x.shape[a] for a in axes) - (correction if ddof is None else ddof)
     with waiting(x._buffer.node.aval) as done:
         return done(sum(squares, axis=axes, keepdims=keepdims) / (count if count > 0 else float("nan")))
 
 
-def std(x: Any, /, *, axis: Axis = None, correction: float = 0, keepdims: bool = False) -> Tensor:
+def std(
+    x: Any, /, axis: Axis = None, dtype: Any = None, *, correction: float = 0, ddof: float | None = None,
+    keepdims: bool = False,
+) -> Tensor:  # fmt: skip
     """The square root of :func:`var`; its gradient is NaN where all elements are equal.  Raises AxisError."""
-    return sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
+    return sqrt(var(x, axis, dtype, correction=correction, ddof=ddof, keepdims=keepdims))
 
 
-def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def logsumexp(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """``log(sum(exp(x)))`` over ``axis`` (None: all) without overflow; -inf if empty.  Raises AxisError.
 
     It is computed as ``m + log(sum(exp(x - m)))``; the derivative does not depend on ``m``, so tapes do not see it.

@@ -52,7 +52,7 @@ def _extreme(prim: Primitive, x: Any, axis: int | None, keepdims: bool) -> Tenso
     return expand_dims(out, a) if keepdims else out
 
 
-def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def argmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     """Position of the first largest element along ``axis`` (None: in the flattened array); a NaN counts as largest.
 
     Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
@@ -60,7 +60,7 @@ def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Ten
     return _extreme(argmax_p, x, axis, keepdims)
 
 
-def argmin(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     """Position of the first smallest element along ``axis`` (None: in the flattened array); a NaN counts as smallest.
 
     Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
@@ -78,24 +78,33 @@ argsort_p = general(
 )
 
 
-def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
-    """Positions of the elements in order along ``axis``; equal ones keep their order.  NaN sorts as the largest.
+def argsort(
+    x: Any, /, axis: int | None = -1, kind: str | None = None, *, descending: bool = False, stable: bool = True
+) -> Tensor:
+    """Positions of the elements in order along ``axis`` (None: of the flattened array).  NaN sorts as the largest.
 
-    stable: accepted for the standard's sake; the order always is.  Raises AxisError, DTypeError for complex.
+    Equal elements keep their order, whatever ``kind`` or ``stable`` say (they are NumPy's and the standard's).  Raises
+    AxisError, DTypeError for complex.
     """
     x = _ordered("argsort", x)
+    if axis is None:
+        x, axis = reshape(x, (x.size,)), 0
     a = normalize_axis("argsort", axis, x.ndim)
     if not descending:
         return barrier(argsort_p, x, axis=a)
     return x.shape[a] - 1 - flip(barrier(argsort_p, flip(x, axis=a), axis=a), axis=a)
 
 
-def sort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
-    """The elements in order along ``axis``, NaN as the largest; each takes its gradient along.
+def sort(
+    x: Any, /, axis: int | None = -1, kind: str | None = None, *, descending: bool = False, stable: bool = True
+) -> Tensor:
+    """The elements in order along ``axis`` (None: flattened), NaN as the largest; each takes its gradient along.
 
-    Raises AxisError, DTypeError for complex.
+    kind, stable: see :func:`argsort`.  Raises AxisError, DTypeError for complex.
     """
     x = _ordered("sort", x)
+    if axis is None:
+        x, axis = reshape(x, (x.size,)), 0
     return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
 
 
@@ -126,7 +135,7 @@ searchsorted_p = general(
 )
 
 
-def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Tensor:
+def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None) -> Tensor:
     """Where to insert each element of ``x2`` in the sorted ``x1`` so that it stays sorted.
 
     side: ``left`` of equal elements or ``right``; sorter: a permutation that sorts ``x1``.  Raises ShapeError unless

@@ -1,5 +1,14 @@
-"""Convolution, correlation and spectra under scipy.signal's names."""
+"""Convolution, correlation, filters and spectra under scipy.signal's names."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from tapegrad.signal.by_fft import fftconvolve, hilbert
+from tapegrad.signal.convolution import convolve, convolve2d, correlate, correlate2d
+from tapegrad.signal.filtering import lfilter, sosfilt
+from tapegrad.signal.spectral import csd, istft, periodogram, stft, welch
+from tapegrad.signal.trends import detrend
+
+__all__ = [
+    "convolve", "convolve2d", "correlate", "correlate2d", "csd", "detrend", "fftconvolve", "hilbert", "istft",
+    "lfilter", "periodogram", "sosfilt", "stft", "welch",
+]  # fmt: skip

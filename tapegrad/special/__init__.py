@@ -1,5 +1,30 @@
-"""Special functions under scipy.special's names."""
+"""Special functions under scipy.special's names.
+
+Values on the CPU are SciPy's, bit for bit, but for ``erf``, ``erfc``, ``expit``, ``log_expit`` and the reductions,
+which are the package's own.  On CUDA those with a line of their own are fused, the others are of
+``cupyx.scipy.special``, and what only SciPy has is computed on the host.
+"""
 
 from __future__ import annotations
 
+from tapegrad.special import bessel, entropies, faddeeva, gammas, incomplete, integrals, normal, reductions, transforms
+from tapegrad.special.bessel import *  # noqa: F403
+from tapegrad.special.entropies import *  # noqa: F403
+from tapegrad.special.faddeeva import *  # noqa: F403
+from tapegrad.special.gammas import *  # noqa: F403
+from tapegrad.special.incomplete import *  # noqa: F403
+from tapegrad.special.integrals import *  # noqa: F403
+from tapegrad.special.normal import *  # noqa: F403
+from tapegrad.special.reductions import *  # noqa: F403
+from tapegrad.special.transforms import *  # noqa: F403
+
 __all__: list[str] = []
+__all__ += bessel.__all__
+__all__ += entropies.__all__
+__all__ += faddeeva.__all__
+__all__ += gammas.__all__
+__all__ += incomplete.__all__
+__all__ += integrals.__all__
+__all__ += normal.__all__
+__all__ += reductions.__all__
+__all__ += transforms.__all__

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import tapegrad  # noqa: F401  (declares)
+import tapegrad._api  # noqa: F401  (declares)
 from tapegrad.aval import shaped
 from tapegrad.device import CPU, cxx
 from tapegrad.device.kernel import options
@@ -18,9 +18,12 @@ INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"
 HALVES = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 FLOATS = ["float32", "float64"]
 COMPLEX = {"complex64": 2e-6, "complex128": 4e-15}
+SPECIAL = [p.name for p in PRIMITIVES if p.impl.__module__.startswith("tapegrad.special")]
+"""SciPy's functions: it and the libraries of C++ err by a few units in the last place, each in its way."""
 ONLY = {
     **dict.fromkeys(["logical_and", "logical_or", "logical_xor", "logical_not"], ("bool",)),
     **dict.fromkeys(["erf", "erfc"], (*HALVES, *FLOATS)),
+    **dict.fromkeys(SPECIAL, (*HALVES, *FLOATS)),
     "reciprocal": (*HALVES, *FLOATS, *COMPLEX),
     **dict.fromkeys(["conj", "real", "imag"], tuple(COMPLEX)),
 }
@@ -141,7 +144,14 @@ def _check(prim, name, found, expected):
             np.testing.assert_array_equal(np.signbit(found[there]), np.signbit(expected[there]), err_msg=label)
         return
     tolerance = HALVES.get(name) or (5e-7 if name == "float32" else 1e-15)
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * 1e-3, err_msg=label)
+    special = prim.name in SPECIAL
+    if special:  # of infinity they say different things: SciPy's i0 and j0 know no limit
+        there = np.all([np.isfinite(x.astype(float)) for x in _operands(prim, name)], axis=0)
+        found, expected = found[there], expected[there]
+    tolerance *= 20 if special and name not in HALVES else 1
+    np.testing.assert_allclose(
+        found, expected, rtol=tolerance, atol=tolerance * (1 if special else 1e-3), err_msg=label
+    )
 
 
 @pytest.mark.parametrize("name", ["bool", *INTS, *HALVES, *FLOATS, *COMPLEX])

@@ -54,6 +54,10 @@ def test_grids(rng):
                 np.testing.assert_array_equal(g.numpy(), w)
     assert tg.meshgrid() == ()
     assert [t.shape for t in tg.broadcast_arrays(np.ones((2, 1)), np.ones(3))] == [(2, 3)] * 2
+    assert tg.broadcast_shapes((2, 1), 3, [1]) == (2, 3)
+    assert tg.broadcast_shapes() == ()
+    with pytest.raises(ShapeError, match="broadcast_shapes: shapes"):
+        tg.broadcast_shapes((2, 1), (3, 2))
     with pytest.raises(ShapeError):
         tg.meshgrid(np.ones((2, 2)))
 

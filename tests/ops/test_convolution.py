@@ -199,7 +199,7 @@ def test_the_odd_element_of_same_padding_is_after_the_image(rng):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: F.conv2d(np.ones((2, 3, 5)), np.ones((2, 3, 3, 3))), r"conv2d: wanted input .*got \(2, 3, 5\)"),
+        (lambda: F.conv2d(np.ones((3, 5)), np.ones((2, 3, 3, 3))), r"conv2d: wanted input .*got \(3, 5\)"),
         (lambda: F.conv2d(np.ones((2, 3, 5, 5)), np.ones((2, 3, 3))), r"conv2d: wanted weight .*got \(2, 3, 3\)"),
         (lambda: F.conv1d(np.ones((2, 3, 5)), np.ones((2, 4, 3))), r"3 channels, but weight \(2, 4, 3\).*wants 4"),
         (lambda: F.conv1d(np.ones((2, 4, 5)), np.ones((3, 2, 3)), groups=2), "3 outputs .* 2 groups"),
@@ -258,3 +258,88 @@ def test_conv_transpose_is_the_transpose(rng):
     v = rng.normal(size=y.shape)
     back = F.conv2d(v, w, stride=2, padding=1, dilation=(1, 2))
     np.testing.assert_allclose(np.sum(y.numpy() * v), np.sum(back.numpy() * x), rtol=1e-11)
+
+
+@pytest.mark.parametrize("lead", [((2, 3), ()), ((), (2, 3)), ((2, 3), (2, 3)), ((3,), (2, 3)), ((2, 1), (1, 3))])
+@pytest.mark.parametrize("case", ["all at once", "depthwise", "stride over kernel"])
+def test_axes_in_front_are_calls_of_their_own(case, lead, rng):
+    """Of each operand some of them, which broadcast; the three convolutions call by call say what is right."""
+    x, w, g, moves = operands(case, rng)
+    several = lambda a, shape: a + rng.normal(size=(*shape, *a.shape))
+    pairs = {
+        conv_p: ((x, w), {}),
+        conv_in_x_p: ((g, w), {"size": x.shape[2:]}),
+        conv_in_w_p: ((x, g), {"kernel": w.shape[2:]}),
+    }
+    for prim, (pair, options) in pairs.items():
+        a, b = (several(each, shape) for each, shape in zip(pair, lead))
+        y = barrier(prim, from_array(a), from_array(b), moves=moves, **options).numpy()
+        assert y.shape[: -x.ndim] == (2, 3)
+        a, b = (np.broadcast_to(v, (2, 3, *v.shape[-x.ndim :])) for v in (a, b))
+        for i in np.ndindex(2, 3):
+            one = barrier(prim, from_array(a[i].copy()), from_array(b[i].copy()), moves=moves, **options).numpy()
+            np.testing.assert_allclose(y[i], one, rtol=1e-11, atol=1e-12)
+
+
+def test_axes_in_front_that_do_not_broadcast_are_refused(rng):
+    x, w, _, moves = operands("plain", rng)
+    with pytest.raises(ShapeError, match="conv"):
+        barrier(conv_p, from_array(np.stack([x, x])), from_array(np.stack([w, w, w])), moves=moves)
+
+
+def test_a_jacobian_runs_all_rows_at_once(rng, monkeypatch):
+    x, w = rng.normal(size=(2, 2, 5, 4)), rng.normal(size=(3, 2, 3, 2))
+    f = lambda x, w: F.conv2d(x, w, stride=2, padding=1)
+    calls = []
+    for name in ("in_image", "in_kernel"):
+        run = getattr(device_conv, name)
+        monkeypatch.setattr(device_conv, name, lambda *args, name=name, run=run: (calls.append(name), run(*args)))
+    by_x = tg.jacobian(lambda x: f(x, w))(tg.asarray(x)).numpy()
+    by_w = tg.jacobian(lambda w: f(x, w))(tg.asarray(w)).numpy()
+    assert calls == ["in_image", "in_kernel"]
+    unit = np.zeros_like(x)
+    unit[1, 0, 2, 3] = 1
+    np.testing.assert_allclose(by_x[..., 1, 0, 2, 3], f(unit, w).numpy(), atol=1e-12)
+    unit = np.zeros_like(w)
+    unit[2, 1, 0, 1] = 1
+    np.testing.assert_allclose(by_w[..., 2, 1, 0, 1], f(x, unit).numpy(), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2, "output_padding": 1}, {"stride": 2, "padding": 1, "output_padding": 1},
+     {"dilation": 3, "output_padding": 2, "padding": 1}, {"stride": 2, "groups": 2}],
+    ids=str,
+)  # fmt: skip
+def test_transposed_convolutions_undo_nothing_but_are_transposes(dims, options, rng):
+    """``<conv_transpose(x), v> = <x, conv(v)>`` for every v of the result's size that the convolution covers."""
+    kernel, size, groups = (3, 2, 2)[:dims], (4, 3, 3)[:dims], options.get("groups", 1)
+    x, w = rng.normal(size=(2, 4, *size)), rng.normal(size=(4, 6 // groups, *kernel))
+    y = getattr(F, f"conv_transpose{dims}d")(x, w, **options)
+    more = options.get("output_padding", 0)
+    s, p, d = (options.get(k, v) for k, v in (("stride", 1), ("padding", 0), ("dilation", 1)))
+    assert y.shape[2:] == tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 + more for n, k in zip(size, kernel))
+    v = rng.normal(size=y.shape)
+    around = tuple((p, max(0, p - more)) for _ in size)
+    inner = tuple(slice(None, n - max(0, more - p)) for n in y.shape[2:])
+    back = getattr(F, f"conv{dims}d")(v[(..., *inner)], w, stride=s, padding=around, dilation=d, groups=groups).numpy()
+    np.testing.assert_allclose(np.sum(y.numpy() * v), np.sum(back * x), rtol=1e-10)
+
+
+def test_an_image_without_the_axis_n(rng):
+    x, w, b = rng.normal(size=(3, 6, 5)), rng.normal(size=(4, 3, 2, 2)), rng.normal(size=4)
+    np.testing.assert_array_equal(F.conv2d(x, w, b, 2).numpy(), F.conv2d(x[None], w, b, 2).numpy()[0])
+    w = rng.normal(size=(3, 4, 2, 2))
+    np.testing.assert_array_equal(F.conv_transpose2d(x, w, b).numpy(), F.conv_transpose2d(x[None], w, b).numpy()[0])
+
+
+def test_what_a_transposed_convolution_refuses():
+    x, w = np.ones((1, 2, 3)), np.ones((2, 1, 2))
+    for options, message in (
+        ({"output_padding": 1}, "smaller than the stride"),
+        ({"padding": 5}, "leaves nothing"),
+        ({"groups": 3}, "groups"),
+    ):
+        with pytest.raises(ShapeError, match=message):
+            F.conv_transpose1d(x, w, **options)

@@ -61,6 +61,9 @@ def test_like_numpy(index, x):
 def test_masks_like_numpy(x):
     for mask in masks(x.shape):
         np.testing.assert_array_equal(tg.asarray(x)[mask].numpy(), x[mask])
+    for shape, lengths in (((3,), (0,)), ((0, 1), (0, 0)), ((2, 3), (2, 0))):  # a length of 0 fits any axis
+        mask = np.zeros(lengths, bool)
+        np.testing.assert_array_equal(tg.ones(shape)[mask].numpy(), np.ones(shape, np.float32)[mask], strict=True)
     for mask in masks((3, 4, 5)):
         check_grads(lambda x, mask=mask: x[mask] ** 2, [x[:3, :4, :5]], order=1)
 

@@ -170,3 +170,21 @@ def test_vecdot_of_complex(rng):
     x, y = (rng.normal(size=(2, 3)) + 1j * rng.normal(size=(2, 3)) for _ in range(2))
     np.testing.assert_allclose(tg.vecdot(x, y).numpy(), np.vecdot(x, y))
     np.testing.assert_allclose(tg.vdot(x, y).numpy(), np.vdot(x, y))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((3, 4), (4,)), ((2, 3, 4), (4,)), ((3, 4), (2, 4)), ((5, 1, 3, 4), (2, 4)), ((0, 4), (4,))]
+)
+def test_matvec_and_vecmat(a, b, rng):
+    x, v = (rng.normal(size=s) + 1j * rng.normal(size=s) for s in (a, b))
+    np.testing.assert_allclose(tg.matvec(x, v), np.matmul(x, v[..., None])[..., 0], rtol=1e-12)
+    turned = x.swapaxes(-1, -2)
+    np.testing.assert_allclose(tg.vecmat(v, turned), np.matmul(v.conj()[..., None, :], turned)[..., 0, :], rtol=1e-12)
+    check_grads(lambda x, v: (tg.matvec(x, v), tg.vecmat(v, x.mT)), [x.real, v.real])
+    for call in (
+        lambda: tg.matvec(x[..., :3], v),
+        lambda: tg.vecmat(v, x[..., :3].swapaxes(-1, -2)),
+        lambda: tg.matvec(v[0], v),
+    ):
+        with pytest.raises(ShapeError):
+            call()

@@ -69,7 +69,7 @@ def kernels(found: Case) -> str:
         thread.recorders = before
     barriers = [p for p in listing.prims.values() if p.family != "elementwise" and not p.view and p.cxx_drawn is None]
     if not barriers:
-        return "fused" if listing.prims else "view"
+        return "view" if all(p.view for p in listing.prims.values()) else "fused"
     kinds = {"own" if p.cuda is not None or p.reduce is not None else "CuPy" for p in barriers}
     return " + ".join(sorted(kinds))
 

@@ -1,0 +1,87 @@
+"""DLPack: arrays shared with other libraries.
+
+A tensor never changes, but who is handed its memory may write to it: PyTorch does not heed DLPack's read-only mark,
+and JAX does not know it.  So on the CPU a consumer gets a copy, unless it asks for none (``copy=False``): then it gets
+the memory itself, marked read-only (as DLPack does since 1.0).  On CUDA memory is shared, as by
+``__cuda_array_interface__``, which CuPy and PyTorch take for granted there: a consumer must not write to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tapegrad.device import asdevice, cpu
+from tapegrad.device.base import Device
+from tapegrad.device.host_scalar import HostScalar
+from tapegrad.errors import DeviceError, DTypeError, NotATensorError
+
+_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
+_VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # whether NumPy makes capsules of DLPack 1.0
+
+
+def place(device: Device) -> tuple[int, int]:
+    """The device as DLPack names it: its type and number."""
+    return (_CPU, 0) if device.kind == "cpu" else (_CUDA, device.index)  # type: ignore[attr-defined]
+
+
+def capsule(
+    array: Any, device: Device, stream: Any, max_version: tuple[int, int] | None, to: Any, copy: bool | None
+) -> Any:
+    """A DLPack capsule of ``array``, or of a copy; ``to``: the place where the consumer wants it (None: where it is).
+
+    Raises BufferError where that cannot be had, or not without a copy.
+    """
+    wanted = place(device) if to is None else (int(to[0]), int(to[1]))
+    if wanted != place(device):
+        if wanted[0] != _CPU:
+            raise BufferError(f"__dlpack__: the tensor lies on {device}; move it with to_device before it is exported")
+        if copy is False:
+            raise BufferError(f"__dlpack__: a tensor on {device} goes to the CPU as a copy; leave out copy=False")
+        return _of_numpy(device.numpy(array), max_version)
+    if device.kind == "cpu":
+        return _of_numpy(_shared(array, max_version) if copy is False else array.copy(), max_version)
+    with device.active():
+        if type(array) is HostScalar:
+            array = array.on_device()
+        return (array.copy() if copy else array).__dlpack__(stream=stream, max_version=max_version)
+
+
+def _shared(array: Any, max_version: tuple[int, int] | None) -> Any:
+    """A view, read-only where the capsule can say so: who asks for no copy by an older DLPack is trusted."""
+    view = array.view()
+    if _VERSIONED and max_version is not None and max_version >= (1, 0):
+        view.flags.writeable = False
+    elif not view.flags.writeable:
+        raise BufferError("__dlpack__: this memory is read-only, which takes DLPack 1.0 to say; leave out copy=False")
+    return view
+
+
+def _of_numpy(array: Any, max_version: tuple[int, int] | None) -> Any:
+    if array.dtype.kind == "V":  # added to NumPy by another package, such as bfloat16
+        raise BufferError(f"__dlpack__: NumPy exports no {array.dtype.name}; use astype to make it float32 first")
+    return array.__dlpack__(max_version=max_version) if _VERSIONED else array.__dlpack__()
+
+
+def imported(x: Any) -> tuple[Any, Device]:
+    """The memory of ``x`` as an array, and the device on which it lies.
+
+    Raises NotATensorError, DTypeError, DeviceError, and what the producer raises (BufferError).
+    """
+    if isinstance(x, np.ndarray):  # no detour, which an array that is read-only cannot always take
+        return x, cpu.CPU
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        raise NotATensorError(f"from_dlpack: {type(x).__name__} offers no __dlpack__; tg.asarray takes other arrays")
+    kind, index = map(int, x.__dlpack_device__())
+    try:
+        if kind in (_CPU, _CUDA_HOST):
+            return np.from_dlpack(x), cpu.CPU
+        if kind in (_CUDA, _CUDA_MANAGED):
+            device = asdevice(f"cuda:{index}")
+            with device.active():
+                return device.xp.from_dlpack(x), device
+    except RuntimeError as e:  # NumPy's and CuPy's word for a type they have not
+        dtype = getattr(x, "dtype", "this dtype")
+        raise DTypeError(f"from_dlpack: {dtype} cannot be imported ({e}); convert it, to float32 for one") from None
+    raise DeviceError(f"from_dlpack: {type(x).__name__} lies on DLPack device type {kind}; move it to the CPU or CUDA")

@@ -1,0 +1,126 @@
+"""Dtypes: what they are, what becomes of them, and their limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tapegrad.device import dtypes
+from tapegrad.errors import DTypeError
+from tapegrad.ops.dispatch import SCALARS
+from tapegrad.tensor import Tensor, convert
+
+__all__ = ["can_cast", "finfo", "iinfo", "isdtype", "result_type"]
+
+_KINDS = {
+    "bool": "b", "signed integer": "i", "unsigned integer": "u", "integral": "iu", "real floating": "f",
+    "complex floating": "c", "numeric": "iufc",
+}  # fmt: skip
+
+
+def _dtype_of(x: Any) -> Any:
+    """The dtype of a tensor, variable or array, or the one that is meant."""
+    return x.dtype if isinstance(x, Tensor) or hasattr(x, "__array__") else dtypes.asdtype(x)
+
+
+def result_type(*arrays_and_dtypes: Any) -> Any:
+    """The dtype that operands promote to: tensors, arrays, dtypes, and Python numbers, which are weak.
+
+    Numbers alone become what the widest kind of them becomes: float32, say.  Raises DTypeError where dtypes do not
+    promote, and without operands.  NumPy 2's ``result_type``.
+    """
+    if not arrays_and_dtypes:
+        raise DTypeError("result_type: needs at least one array, dtype or number")
+    items = [x if type(x) in SCALARS else _dtype_of(x) for x in arrays_and_dtypes]
+    if all(type(x) in SCALARS for x in items):
+        return convert(max(items, key=lambda x: SCALARS.index(type(x)))).dtype
+    try:
+        return dtypes.result_type(*items)
+    except DTypeError as e:
+        raise DTypeError(f"result_type: {e}") from None
+
+
+def can_cast(from_: Any, to: Any, /, casting: str = "safe") -> bool:
+    """Whether the dtype ``from_`` (or that of an array) can be cast to ``to`` by the rule ``casting``.
+
+    casting: NumPy's ``no``, ``equiv``, ``safe`` (no value is lost), ``same_kind``, ``unsafe``.  Raises DTypeError.
+    """
+    if type(from_) in SCALARS:
+        raise DTypeError(f"can_cast: {from_!r} is a Python number, whose dtype depends on what it meets; give a dtype")
+    return dtypes.can_cast(_dtype_of(from_), dtypes.asdtype(to), casting)
+
+
+def isdtype(dtype: Any, kind: Any) -> bool:
+    """Whether ``dtype`` is of a kind: a dtype, a kind's name, or a tuple of them (any of which will do).
+
+    kind: ``bool``, ``signed integer``, ``unsigned integer``, ``integral``, ``real floating`` (bfloat16, too),
+    ``complex floating``, ``numeric``.  Raises DTypeError for what is no dtype or no kind.
+    """
+    dtype = dtypes.asdtype(dtype)
+    if isinstance(kind, tuple):
+        return any(isdtype(dtype, one) for one in kind)
+    if not isinstance(kind, str):
+        return bool(dtype == dtypes.asdtype(kind))
+    if kind not in _KINDS:
+        raise DTypeError(f"isdtype: {kind!r} is not a kind of dtype; kinds are {', '.join(map(repr, _KINDS))}")
+    return ("f" if dtypes.is_extended(dtype) else dtype.kind) in _KINDS[kind]
+
+
+@dataclass(frozen=True)
+class FloatInfo:
+    """Limits of a float dtype, as Python floats: see :func:`finfo`."""
+
+    bits: int
+    eps: float
+    max: float
+    min: float
+    smallest_normal: float
+    smallest_subnormal: float
+    dtype: Any
+
+    @property
+    def tiny(self) -> float:
+        """NumPy's other name of ``smallest_normal``."""
+        return self.smallest_normal
+
+
+@dataclass(frozen=True)
+class IntegerInfo:
+    """Limits of an integer dtype: see :func:`iinfo`."""
+
+    bits: int
+    max: int
+    min: int
+    dtype: Any
+
+
+def finfo(type: Any, /) -> FloatInfo:
+    """Limits of a float dtype, or of the parts of a complex one; an array stands for its dtype.
+
+    The numbers are Python floats, so that they promote no float32 to float64.  Raises DTypeError.
+    """
+    dtype = dtypes.real_of(_dtype_of(type))
+    if dtype.name == "bfloat16":  # unknown to NumPy: 8 bits of exponent, 7 of fraction
+        top = (2 - 2.0**-7) * 2.0**127
+        return FloatInfo(16, 2.0**-7, top, -top, 2.0**-126, 2.0**-133, dtype)
+    if dtype.kind != "f":
+        raise DTypeError(f"finfo: {dtype} is no float dtype; iinfo has the limits of integers")
+    found = dtypes.finfo(dtype)
+    return FloatInfo(
+        bits=int(found.bits),
+        eps=float(found.eps),
+        max=float(found.max),
+        min=float(found.min),
+        smallest_normal=float(found.smallest_normal),
+        smallest_subnormal=float(found.smallest_subnormal),
+        dtype=dtype,
+    )
+
+
+def iinfo(type: Any, /) -> IntegerInfo:
+    """Limits of an integer dtype; an array stands for its dtype.  Raises DTypeError."""
+    dtype = _dtype_of(type)
+    if dtype.kind not in "iu":
+        raise DTypeError(f"iinfo: {dtype} is no integer dtype; finfo has the limits of floats")
+    found = dtypes.iinfo(dtype)
+    return IntegerInfo(bits=int(found.bits), max=int(found.max), min=int(found.min), dtype=dtype)

@@ -1,0 +1,12 @@
+"""Optimizers: Keras' (SGD, Adam, AdamW) for variables, and SciPy's for any structure of numbers.
+
+``minimize`` is scipy.optimize.minimize with exact derivatives; ``scipy_objective`` is what other functions of SciPy's
+want of an objective.
+"""
+
+from __future__ import annotations
+
+from tapegrad.optim.optimizers import SGD, Adam, AdamW, Optimizer, clip_by_global_norm
+from tapegrad.optim.with_scipy import minimize, scipy_objective
+
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "clip_by_global_norm", "minimize", "scipy_objective"]

@@ -1,0 +1,92 @@
+"""What is made of normal numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tapegrad.device import dtypes
+from tapegrad.errors import ShapeError
+from tapegrad.linalg import cholesky
+from tapegrad.ops.arithmetic import clip
+from tapegrad.ops.dispatch import cast, promote, real_float
+from tapegrad.ops.exponential import exp
+from tapegrad.ops.reductions import sum
+from tapegrad.ops.selection import where
+from tapegrad.ops.shape import expand_dims
+from tapegrad.random.drawing import Draw, drawn_dtype, lengths_of
+from tapegrad.random.stream import Generator
+from tapegrad.random.uniforms import normal
+from tapegrad.special.normal import ndtr, ndtri
+from tapegrad.tensor import Tensor
+
+
+def standard_normal(
+    shape: int | Sequence[int] = (),
+    dtype: Any = "float32",
+    generator: Generator | None = None,
+    device: Any = None,
+) -> Tensor:
+    """Normal numbers of mean 0 and deviation 1: :func:`normal`, by NumPy's name."""
+    return normal(shape, dtype=dtype, generator=generator, device=device)
+
+
+def lognormal(
+    shape: int | Sequence[int] = (),
+    mean: Any = 0.0,
+    sigma: Any = 1.0,
+    dtype: Any = "float32",
+    generator: Generator | None = None,
+    device: Any = None,
+) -> Tensor:
+    """Numbers whose logarithm is normal, differentiable in both parameters.  Raises DTypeError, ShapeError."""
+    d = Draw("lognormal", shape, (mean, sigma), dtype, generator, device)
+    mean, sigma = d.parameters
+    return d.done(exp(mean + sigma * d.normal()))
+
+
+def truncated_normal(
+    shape: int | Sequence[int] = (),
+    lower: Any = -2.0,
+    upper: Any = 2.0,
+    mean: Any = 0.0,
+    std: Any = 1.0,
+    dtype: Any = "float32",
+    generator: Generator | None = None,
+    device: Any = None,
+) -> Tensor:
+    """Normal numbers within bounds, which are given in deviations from the mean; differentiable in all four.
+
+    By inversion, on the side of 0 where the cumulative function is precise.  Raises DTypeError, ShapeError.
+    """
+    d = Draw("truncated_normal", shape, (lower, upper, mean, std), dtype, generator, device)
+    lower, upper, mean, std = d.parameters
+    flipped = lower > 0
+    low, high = where(flipped, -upper, lower), where(flipped, -lower, upper)
+    first, last = ndtr(low), ndtr(high)
+    z = clip(ndtri(first + (last - first) * d.open()), low, high)
+    return d.done(mean + std * where(flipped, -z, z))
+
+
+def multivariate_normal(
+    mean: Any,
+    cov: Any,
+    shape: int | Sequence[int] = (),
+    dtype: Any = "float32",
+    generator: Generator | None = None,
+    device: Any = None,
+) -> Tensor:
+    """Normal vectors: ``shape`` of them, each ``(d,)``; differentiable in ``mean`` and, by Cholesky, in ``cov``.
+
+    mean: ``(d,)``; cov: ``(d, d)``, positive definite, of which the lower triangle is read.  Raises ShapeError,
+    LinAlgError.
+    """
+    mean, cov = promote("random.multivariate_normal", (mean, cov), real_float("random.multivariate_normal"))
+    if mean.ndim != 1 or cov.shape != (mean.size, mean.size):
+        raise ShapeError(
+            f"random.multivariate_normal: mean of shape {mean.shape} and cov of {cov.shape}; need (d,) and (d, d)"
+        )
+    wide = drawn_dtype(dtype)
+    z = normal((*lengths_of(shape), mean.size), dtype=wide, generator=generator, device=device or mean.device)
+    root = cholesky(cast(cov, wide))
+    return cast(cast(mean, wide) + sum(expand_dims(z, -2) * root, axis=-1), dtypes.asdtype(dtype))

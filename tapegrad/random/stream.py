@@ -1,0 +1,70 @@
+"""Streams of random numbers: a key and a position."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from tapegrad.cell import Cell
+
+
+class Generator:
+    """A stream of random numbers with a ``seed`` (an integer; None: from the system).
+
+    Its methods are the functions of ``tg.random``: ``generator.normal((3,))`` is ``normal((3,), generator=generator)``.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._lock = threading.Lock()
+        self._state = Cell((int.from_bytes(os.urandom(8), "little") if seed is None else _seed(seed), 0))
+
+    def seed(self, n: int) -> None:
+        """Start the stream of seed ``n`` from its beginning."""
+        self._state.set((_seed(n), 0))
+
+    def take(self, blocks: int) -> tuple[int, int]:
+        """The key and the position of ``blocks`` fresh blocks of four 64-bit words."""
+        with self._lock:  # two threads must not draw the same numbers
+            key, position = self._state.get()
+            self._state.set((key, position + blocks))
+        return key, position
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """The key and the position, to be kept or compared."""
+        return self._state.get()
+
+    @state.setter
+    def state(self, value: tuple[int, int]) -> None:
+        self._state.set((_seed(value[0]), int(value[1])))
+
+    def __getattr__(self, name: str) -> Any:
+        from tapegrad.random.methods import FUNCTIONS  # built on this file
+
+        if name not in FUNCTIONS:
+            raise AttributeError(f"a Generator has no {name!r}; it has {', '.join(sorted(FUNCTIONS))}")
+        function = FUNCTIONS[name]
+
+        def method(*args: Any, **named: Any) -> Any:
+            return function(*args, generator=self, **named)
+
+        method.__name__, method.__doc__ = name, function.__doc__
+        return method
+
+    def __dir__(self) -> list[str]:
+        from tapegrad.random.methods import FUNCTIONS
+
+        return sorted({*super().__dir__(), *FUNCTIONS})
+
+
+def _seed(n: int) -> int:
+    return int(n) % 2**128
+
+
+default_generator = Generator(0x7A9E)
+
+
+def seed(n: int) -> None:
+    """Start the default generator's stream of seed ``n`` from its beginning."""
+    default_generator.seed(n)

@@ -1,0 +1,67 @@
+"""Uniform, normal and Bernoulli numbers, and permutations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tapegrad.device import dtypes
+from tapegrad.device.bits import blocks16
+from tapegrad.ops.arithmetic import sqrt
+from tapegrad.ops.comparison import less
+from tapegrad.ops.creation import asarray
+from tapegrad.ops.dispatch import barrier, cast
+from tapegrad.ops.exponential import log1p
+from tapegrad.ops.indexing import take
+from tapegrad.ops.sorting import argsort
+from tapegrad.ops.trigonometric import cos
+from tapegrad.random.drawing import bits16_p, drawn_dtype, is_number, lengths_of, place, unit
+from tapegrad.random.stream import Generator, default_generator
+from tapegrad.tensor import Tensor
+
+
+def uniform(
+    shape: int | Sequence[int] = (), low: Any = 0.0, high: Any = 1.0, dtype: Any = "float32",
+    generator: Generator | None = None, device: Any = None,
+) -> Tensor:  # fmt: skip
+    """Uniform numbers in ``[low, high)`` (rounding may reach ``high``, as in NumPy); differentiable in the bounds.
+
+    Raises DTypeError, ShapeError.
+    """
+    found = unit(lengths_of(shape), dtype, generator, device)
+    return found if is_number(low, 0.0) and is_number(high, 1.0) else low + (high - low) * found
+
+
+def normal(
+    shape: int | Sequence[int] = (), mean: Any = 0.0, std: Any = 1.0, dtype: Any = "float32",
+    generator: Generator | None = None, device: Any = None,
+) -> Tensor:  # fmt: skip
+    """Normal numbers (Box and Muller 1958), differentiable in ``mean`` and ``std``.  Raises DTypeError, ShapeError."""
+    lengths = lengths_of(shape)
+    u, v = (unit(lengths, drawn_dtype(dtype), generator, device) for _ in range(2))
+    z = cast(sqrt(-2.0 * log1p(-u)) * cos(6.283185307179586 * v), dtypes.asdtype(dtype))
+    return z if is_number(mean, 0.0) and is_number(std, 1.0) else mean + std * z
+
+
+def bernoulli(
+    shape: int | Sequence[int] = (), p: Any = 0.5, dtype: Any = "float32", generator: Generator | None = None,
+    *, bits: int = 24, device: Any = None,
+) -> Tensor:  # fmt: skip
+    """1 with probability ``p``, else 0, decided by a float32 draw (``p`` rounded up to a multiple of 2**-24).
+
+    ``bits=16`` takes a quarter of a word for each element, with a number ``p`` rounded to a multiple of 2**-16 (so it
+    is off by at most 7.7e-6): quicker, and what dropout uses.
+    """
+    if bits == 16 and isinstance(p, (int, float)):
+        lengths, threshold = lengths_of(shape), round(float(p) * 65536)
+        key, counter = (generator or default_generator).take(blocks16(lengths))
+        drawn = barrier(bits16_p, key=key, counter=counter, shape=lengths, device=place(device))
+        return cast(less(drawn, threshold) if threshold < 65536 else drawn >= 0, dtypes.asdtype(dtype))
+    return cast(less(unit(lengths_of(shape), "float32", generator, device), p), dtypes.asdtype(dtype))
+
+
+def permutation(x: Any, generator: Generator | None = None) -> Tensor:
+    """A random order of ``range(x)``, or of the rows of an array or sequence ``x``.  Raises ShapeError, DTypeError."""
+    rows = asarray(x) if isinstance(x, (list, tuple)) or getattr(x, "shape", None) else None
+    order = argsort(unit(lengths_of(x if rows is None else rows.shape[0]), "float64", generator))
+    return order if rows is None else take(rows, order, axis=0)

@@ -1,0 +1,178 @@
+"""Convolution and correlation of arrays of any rank (scipy.signal's functions)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from tapegrad.aval import Shape, ShapedArray, normalize_axes
+from tapegrad.device import dtypes, scipy
+from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.ops.complex import conj
+from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.ops.joining import flip, pad
+from tapegrad.ops.shape import expand_dims
+from tapegrad.primitive import Bad, Primitive, Sample, bilinear
+from tapegrad.tensor import Tensor
+
+_MODES = ("full", "valid", "same")
+_METHODS = ("auto", "direct", "fft")
+_BOUNDARIES = {"fill": "constant", "wrap": "wrap", "symm": "symmetric"}
+
+
+def _run(xp: Any, x: Any, y: Any, *, full: bool) -> Any:
+    kind = xp.int64 if x.dtype.kind == "b" else dtypes.accumulator(x.dtype)
+    n = tuple(a + b - 1 for a, b in zip(x.shape, y.shape)) if full else x.shape
+    if not x.size or not y.size or not prod(n):
+        return xp.zeros(n if full else tuple(a - b + 1 for a, b in zip(x.shape, y.shape)), dtype=kind)
+    x, y = x.astype(kind, copy=False), y.astype(kind, copy=False)
+    return scipy.signal(xp).convolve(x, y, mode="full" if full else "valid", method="direct")
+
+
+def _infer(x: ShapedArray, y: ShapedArray, *, full: bool) -> ShapedArray:
+    if x.ndim != y.ndim or not x.ndim or not all(x.shape + y.shape):
+        raise ShapeError(f"convolve: operands {x.shape} and {y.shape}; need the same rank of at least 1, none empty")
+    if not full and any(a < b for a, b in zip(x.shape, y.shape)):
+        raise ShapeError(f"convolve: mode 'valid' of {x.shape} and {y.shape}: one must be as long in every dimension")
+    step = 1 if full else -1
+    return x.with_shape(tuple(a + step * (b - 1) for a, b in zip(x.shape, y.shape)))
+
+
+def _again(x: Tensor, y: Tensor, full: bool) -> Tensor:
+    return barrier(convolve_p, x, y, full=full)
+
+
+convolve_p: Primitive = bilinear(
+    "convolve",
+    impl=_run,
+    infer=_infer,
+    transposes=[
+        lambda ct, y, *, full: _again(ct, flip(y), not full),
+        lambda ct, x, *, full: _again(ct, flip(x), False) if full else flip(_again(x, flip(ct), False)),
+    ],
+    flops=lambda x, y, *, full: 2 * x.size * y.size,
+    samples=[
+        Sample((5,), (3,), full=True), Sample((5,), (3,), full=False), Sample((2,), (3,), full=True),
+        Sample((3, 4), (2, 3), full=True), Sample((3, 4, 2), (2, 3, 2), full=False), Sample((1,), (1,), full=False),
+        Bad((3,), (2, 2), full=True, error=ShapeError), Bad((2, 3), (2, 4), full=False, error=ShapeError),
+        Bad((0,), (2,), full=True, error=ShapeError),
+    ],
+    doc="The convolution at all places where the operands overlap (``full``), or where ``y`` lies within ``x``.",
+)  # fmt: skip
+
+
+def centred(x: Tensor, shape: Sequence[int], late: int = 0) -> Tensor:
+    """The middle of ``x``; ``late``: 1 for the later of two middles."""
+    first = [(n - m + late) // 2 for n, m in zip(x.shape, shape, strict=True)]
+    return x[tuple(slice(i, i + m) for i, m in zip(first, shape, strict=True))]
+
+
+def pair(op: str, in1: Any, in2: Any, mode: str) -> tuple[Tensor, Tensor]:
+    """Both operands as tensors of one dtype and rank.  Raises ShapeError, TapegradError for a mode."""
+    x, y = promote(op, (in1, in2))
+    if mode not in _MODES:
+        raise TapegradError(f"{op}: mode {mode!r}; take 'full', 'valid' or 'same'")
+    if x.ndim != y.ndim:
+        raise ShapeError(f"{op}: operands {x.shape} and {y.shape} differ in rank; add axes")
+    return x, y
+
+
+def swapped(op: str, x: Shape, y: Shape, mode: str) -> bool:
+    """Whether ``y`` is the longer one, within which ``x`` slides.  Raises ShapeError if neither is."""
+    if mode != "valid" or all(a >= b for a, b in zip(x, y)):
+        return False
+    if all(a <= b for a, b in zip(x, y)):
+        return True
+    raise ShapeError(f"{op}: mode 'valid' of {x} and {y}: one must be as long as the other in every dimension")
+
+
+def convolve(in1: Any, in2: Any, mode: str = "full", method: str = "auto") -> Tensor:
+    """The convolution of two arrays of one rank (scipy.signal.convolve).
+
+    mode: ``full``; ``valid``, where one lies within the other; ``same``, the middle of ``full``, as large as ``in1``.
+    method: ``direct``, ``fft``, or ``auto``: by size, and directly for integers.  Raises ShapeError, and TapegradError
+    for a mode or method.
+    """
+    x, y = pair("convolve", in1, in2, mode)
+    if method not in _METHODS:
+        raise TapegradError(f"convolve: method {method!r}; take 'auto', 'direct' or 'fft'")
+    if method == "fft" or (method == "auto" and _is_long(x, y)):
+        from tapegrad.signal.by_fft import fftconvolve
+
+        return fftconvolve(x, y, mode)
+    if not x.ndim:
+        return x * y
+    if swapped("convolve", x.shape, y.shape, mode):
+        x, y = y, x
+    found = barrier(convolve_p, x, y, full=mode != "valid")
+    return centred(found, x.shape) if mode == "same" else found
+
+
+def _is_long(x: Tensor, y: Tensor) -> bool:
+    """Whether transforming is quicker: the operations of either way, an FFT's with the factor measured for NumPy's."""
+    if not dtypes.is_inexact(x.dtype) or not x.ndim:
+        return False
+    n = prod(a + b - 1 for a, b in zip(x.shape, y.shape))
+    return x.size * y.size > 40 * n * max(n, 2).bit_length()
+
+
+def correlate(in1: Any, in2: Any, mode: str = "full", method: str = "auto") -> Tensor:
+    """The cross-correlation of two arrays of one rank (scipy.signal.correlate): ``in1`` convolved with ``in2``,
+    reversed and conjugated; see :func:`convolve`.
+    """
+    x, y = pair("correlate", in1, in2, mode)
+    return convolve(x, _reversed(y), mode, method)
+
+
+def _reversed(y: Tensor) -> Tensor:
+    return conj(flip(y)) if y.ndim else conj(y)
+
+
+def _bounded(op: str, in1: Any, in2: Any, mode: str, boundary: str, fillvalue: Any, turn: bool) -> Tensor:
+    x, y = pair(op, in1, in2, mode)
+    if x.ndim != 2:
+        raise ShapeError(f"{op}: operands {x.shape} and {y.shape}; need two dimensions")
+    if boundary not in _BOUNDARIES:
+        raise TapegradError(f"{op}: boundary {boundary!r}; take 'fill', 'wrap' or 'symm'")
+    if swapped(op, x.shape, y.shape, mode):
+        if turn:  # the correlation of exchanged operands runs backwards
+            return conj(flip(_bounded(op, y, x, mode, boundary, fillvalue, True)))
+        x, y = y, x
+    kernel = _reversed(y) if turn else y
+    if mode == "valid":
+        return barrier(convolve_p, x, kernel, full=False)
+    plain = boundary == "fill" and isinstance(fillvalue, (int, float, complex)) and fillvalue == 0
+    if plain:
+        found = barrier(convolve_p, x, kernel, full=True)
+    else:
+        fill = {"constant_values": fillvalue} if boundary == "fill" else {}
+        around = pad(x, [(n - 1, n - 1) for n in y.shape], mode=_BOUNDARIES[boundary], **fill)
+        found = barrier(convolve_p, around, kernel, full=False)
+    return centred(found, x.shape, int(turn)) if mode == "same" else found
+
+
+def convolve2d(in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", fillvalue: Any = 0) -> Tensor:
+    """The convolution of two matrices (scipy.signal.convolve2d).
+
+    boundary: what lies around ``in1``: ``fillvalue`` (``fill``), itself again (``wrap``) or its mirror image
+    (``symm``); modes as in :func:`convolve`.  Raises ShapeError, and TapegradError for a mode or boundary.
+    """
+    return _bounded("convolve2d", in1, in2, mode, boundary, fillvalue, False)
+
+
+def correlate2d(in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", fillvalue: Any = 0) -> Tensor:
+    """The cross-correlation of two matrices (scipy.signal.correlate2d); see :func:`convolve2d`."""
+    return _bounded("correlate2d", in1, in2, mode, boundary, fillvalue, True)
+
+
+def axes_of(op: str, axes: Any, ndim: int) -> tuple[int, ...]:
+    """The axes to transform, sorted; None: all.  Raises AxisError."""
+    return tuple(sorted(normalize_axes(op, axes if axes is None or isinstance(axes, int) else tuple(axes), ndim)))
+
+
+def widened(x: Tensor, ndim: int) -> Tensor:
+    """``x`` with axes of length 1 in front."""
+    while x.ndim < ndim:
+        x = expand_dims(x, 0)
+    return x

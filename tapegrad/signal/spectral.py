@@ -1,0 +1,302 @@
+"""Spectra of segments of a signal (scipy.signal's functions), made of differentiable pieces.
+
+Windows given by name are SciPy's; one given as an array may be a tensor with a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tapegrad import fft
+from tapegrad.aval import broadcast_shapes, normalize_axis
+from tapegrad.device import CPU, dtypes, scipy
+from tapegrad.errors import DTypeError, ShapeError, TapegradError
+from tapegrad.ops.arithmetic import sqrt
+from tapegrad.ops.complex import conj, real
+from tapegrad.ops.creation import arange
+from tapegrad.ops.dispatch import barrier, cast, promote, tensor
+from tapegrad.ops.indexing import scatter_add_p, take
+from tapegrad.ops.joining import concat, flip, pad
+from tapegrad.ops.reductions import mean, sum
+from tapegrad.ops.selection import where
+from tapegrad.ops.shape import broadcast_to, moveaxis, reshape
+from tapegrad.signal.trends import detrend as without_trend
+from tapegrad.tensor import Tensor
+
+
+def along_last(op: str, x: Any, axis: int) -> tuple[Tensor, int]:
+    """The signal with its axis last, in floats, and which axis that was.  Raises AxisError."""
+    (found,) = promote(op, (x,), dtypes.in_float)
+    at = normalize_axis(op, axis, found.ndim)
+    return moveaxis(found, at, -1), at
+
+
+def restored(x: Tensor, at: int) -> Tensor:
+    """The last axis where it was."""
+    return moveaxis(x, -1, at)
+
+
+def real_float(op: str, x: Tensor) -> Tensor:
+    """``x``, if it is real.  Raises DTypeError."""
+    if x.dtype.kind == "c":
+        raise DTypeError(f"{op}: a complex signal; take its real part")
+    return x
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a signal is cut into segments."""
+
+    op: str
+    window: Tensor
+    nperseg: int
+    step: int
+    nfft: int
+    onesided: bool
+
+    def segments(self, x: Tensor) -> Tensor:
+        """``(..., segments, nperseg)``.  Raises ShapeError."""
+        n = x.shape[-1]
+        if n < self.nperseg:
+            raise ShapeError(f"{self.op}: a signal of length {n} holds no segment of length {self.nperseg}")
+        return take(x, self.places((n - self.nperseg) // self.step + 1), axis=-1)
+
+    def places(self, count: int) -> Tensor:
+        """The positions of every segment's elements."""
+        starts = reshape(arange(count, device=self.window.device) * self.step, (count, 1))
+        return starts + arange(self.nperseg, device=self.window.device)
+
+    def spectra(self, x: Tensor, detrend: Any) -> Tensor:
+        """The windowed segments' transforms, ``(..., segments, frequencies)``."""
+        parts = self.segments(x)
+        if detrend:
+            parts = detrend(parts) if callable(detrend) else without_trend(parts, type=detrend)
+        parts = parts * self.window
+        return (fft.rfft if self.onesided else fft.fft)(parts, n=self.nfft, axis=-1)
+
+    def frequencies(self, fs: float) -> Tensor:
+        """Of each entry of a spectrum."""
+        found = (fft.rfftfreq if self.onesided else fft.fftfreq)(self.nfft, d=1 / fs, device=self.window.device)
+        return cast(found, dtypes.float64)
+
+
+def _cut(
+    op: str, x: Tensor, window: Any, nperseg: Any, noverlap: Any, nfft: Any, onesided: bool, n: int | None = None
+) -> _Cut:
+    """The parts of SciPy's arguments, with its defaults.  Raises ShapeError, TapegradError."""
+    n = x.shape[-1] if n is None else n
+    if isinstance(window, (str, tuple)):
+        nperseg = min(256 if nperseg is None else int(nperseg), n)
+        if nperseg < 1:
+            raise ShapeError(f"{op}: segments of length {nperseg} of a signal of length {n}; need at least 1")
+        try:
+            win = x.device.array(scipy.signal(CPU.xp).get_window(window, nperseg))
+        except ValueError as e:
+            raise TapegradError(f"{op}: {e}") from None
+    else:
+        win = tensor(op, window, x)
+        if win.ndim != 1 or win.shape[0] > n or (nperseg is not None and win.shape[0] != nperseg):
+            raise ShapeError(f"{op}: a window {win.shape} for segments of length {nperseg} and a signal of length {n}")
+        nperseg = win.shape[0]
+    nfft = nperseg if nfft is None else int(nfft)
+    noverlap = nperseg // 2 if noverlap is None else int(noverlap)
+    if nfft < nperseg or noverlap >= nperseg:
+        raise ShapeError(f"{op}: nfft={nfft}, noverlap={noverlap}, nperseg={nperseg}; need noverlap < nperseg <= nfft")
+    kind = dtypes.real_of(dtypes.accumulator(x.dtype))
+    return _Cut(op, cast(tensor(op, win, x), kind), nperseg, nperseg - noverlap, nfft, onesided)
+
+
+_EXTENSIONS = {"even": "reflect", "constant": "edge", "zeros": "constant"}
+
+
+def _extended(op: str, x: Tensor, boundary: str | None, n: int) -> Tensor:
+    """The signal with ``n`` elements more on either side."""
+    if not boundary:
+        return x
+    if boundary not in (*_EXTENSIONS, "odd"):
+        raise TapegradError(f"{op}: boundary {boundary!r}; take 'even', 'odd', 'constant', 'zeros' or None")
+    if boundary in ("even", "odd") and n >= x.shape[-1]:
+        raise ShapeError(f"{op}: boundary {boundary!r} of {n} elements for a signal of length {x.shape[-1]}")
+    widths = [(0, 0)] * (x.ndim - 1) + [(n, n)]
+    if boundary != "odd":
+        return pad(x, widths, mode=_EXTENSIONS[boundary])
+    if not n:
+        return x
+    left, right = (flip(part, axis=-1) for part in (x[..., 1 : n + 1], x[..., -n - 1 : -1]))
+    return concat([2 * x[..., :1] - left, x, 2 * x[..., -1:] - right], axis=-1)
+
+
+def _scale(op: str, cut: _Cut, fs: float, scaling: str) -> Tensor:
+    if scaling in ("density", "psd"):
+        return 1.0 / (fs * sum(cut.window * cut.window))
+    if scaling == "spectrum":
+        return 1.0 / sum(cut.window) ** 2
+    raise TapegradError(f"{op}: scaling {scaling!r}")
+
+
+def stft(
+    x: Any,
+    fs: float = 1.0,
+    window: Any = "hann",
+    nperseg: int | None = 256,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    detrend: Any = False,
+    return_onesided: bool = True,
+    boundary: str | None = "zeros",
+    padded: bool = True,
+    axis: int = -1,
+    scaling: str = "spectrum",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The short-time Fourier transform (scipy.signal.stft): frequencies, times, and the complex spectra.
+
+    The result has the axis of the frequencies in the place of ``axis``, and that of the times last.  Raises ShapeError,
+    AxisError, and TapegradError for a window, boundary or scaling.
+    """
+    signal, at = along_last("stft", x, axis)
+    onesided = return_onesided and signal.dtype.kind != "c"
+    cut = _cut("stft", signal, window, nperseg, noverlap, nfft, onesided)
+    signal = _extended("stft", signal, boundary, cut.nperseg // 2)
+    if padded:
+        gap = -(signal.shape[-1] - cut.nperseg) % cut.step % cut.nperseg
+        signal = pad(signal, [(0, 0)] * (signal.ndim - 1) + [(0, gap)])
+    found = cut.spectra(signal, detrend) * sqrt(_scale("stft", cut, fs, scaling))
+    times = (arange(found.shape[-2], dtype="float64", device=found.device) * cut.step + cut.nperseg / 2) / fs
+    if boundary:
+        times = times - cut.nperseg / 2 / fs
+    return cut.frequencies(fs), times, moveaxis(found, -1, at)
+
+
+def istft(
+    Zxx: Any,
+    fs: float = 1.0,
+    window: Any = "hann",
+    nperseg: int | None = None,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    input_onesided: bool = True,
+    boundary: bool = True,
+    time_axis: int = -1,
+    freq_axis: int = -2,
+    scaling: str = "spectrum",
+) -> tuple[Tensor, Tensor]:
+    """The signal that has these short-time spectra (scipy.signal.istft): times and values.
+
+    Where the windows do not overlap the result is not divided by their sum.  Raises ShapeError, AxisError.
+    """
+    z = tensor("istft", Zxx)
+    if z.ndim < 2:
+        raise ShapeError(f"istft: spectra {z.shape}; need an axis of frequencies and one of times")
+    t, f = (normalize_axis("istft", a, z.ndim) for a in (time_axis, freq_axis))
+    if t == f:
+        raise ShapeError(f"istft: time_axis and freq_axis are both {t}")
+    z = moveaxis(z, (f, t), (-1, -2))
+    default = 2 * (z.shape[-1] - 1) if input_onesided else z.shape[-1]
+    nperseg = default if nperseg is None else int(nperseg)
+    if nfft is None:
+        nfft = nperseg if input_onesided and nperseg == default + 1 else default
+    cut = _cut("istft", z, window, nperseg, noverlap, max(nfft, nperseg), input_onesided, nperseg)
+    parts = (fft.irfft if input_onesided else fft.ifft)(z, n=nfft, axis=-1)[..., : cut.nperseg] * cut.window
+    count, places = z.shape[-2], cut.places(z.shape[-2])
+    n = cut.nperseg + (count - 1) * cut.step
+    found = barrier(scatter_add_p, parts / sqrt(_scale("istft", cut, fs, scaling)), places, axis=parts.ndim - 2, n=n)
+    squares = broadcast_to(cut.window * cut.window, (count, cut.nperseg))
+    norm = barrier(scatter_add_p, squares, places, axis=0, n=n)
+    if boundary:
+        inner = slice(cut.nperseg // 2, n - cut.nperseg // 2)
+        found, norm = found[..., inner], norm[inner]
+    found = found / where(norm > 1e-10, norm, 1.0)
+    times = arange(found.shape[-1], dtype="float64", device=found.device) / fs
+    return times, moveaxis(found, -1, t - (f < t))
+
+
+def csd(
+    x: Any,
+    y: Any,
+    fs: float = 1.0,
+    window: Any = "hann",
+    nperseg: int | None = None,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    detrend: Any = "constant",
+    return_onesided: bool = True,
+    scaling: str = "density",
+    axis: int = -1,
+    average: str = "mean",
+) -> tuple[Tensor, Tensor]:
+    """The cross power spectral density by Welch's method (scipy.signal.csd): frequencies and (complex) densities.
+
+    average: ``mean`` over the segments, the only one.  Raises ShapeError, AxisError, and TapegradError for a window,
+    scaling or average.
+    """
+    return _density("csd", x, y, fs, window, nperseg, noverlap, nfft, detrend, return_onesided, scaling, axis, average)
+
+
+def welch(
+    x: Any,
+    fs: float = 1.0,
+    window: Any = "hann",
+    nperseg: int | None = None,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    detrend: Any = "constant",
+    return_onesided: bool = True,
+    scaling: str = "density",
+    axis: int = -1,
+    average: str = "mean",
+) -> tuple[Tensor, Tensor]:
+    """The power spectral density by Welch's method (scipy.signal.welch): frequencies and densities; see :func:`csd`."""
+    frequencies, found = _density(
+        "welch", x, None, fs, window, nperseg, noverlap, nfft, detrend, return_onesided, scaling, axis, average
+    )
+    return frequencies, real(found)
+
+
+def periodogram(
+    x: Any,
+    fs: float = 1.0,
+    window: Any = "boxcar",
+    nfft: int | None = None,
+    detrend: Any = "constant",
+    return_onesided: bool = True,
+    scaling: str = "density",
+    axis: int = -1,
+) -> tuple[Tensor, Tensor]:
+    """The power spectral density of the whole signal (scipy.signal.periodogram): frequencies and densities."""
+    signal, at = along_last("periodogram", x, axis)
+    n = signal.shape[-1]
+    if nfft is not None and nfft < n:
+        signal, n = signal[..., :nfft], nfft
+    return welch(restored(signal, at), fs, window, n, 0, nfft, detrend, return_onesided, scaling, axis)
+
+
+def _density(
+    op: str, x: Any, y: Any, fs: float, window: Any, nperseg: Any, noverlap: Any, nfft: Any, detrend: Any,
+    onesided: bool, scaling: str, axis: int, average: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    signal, at = along_last(op, x, axis)
+    other = None if y is None else along_last(op, y, axis)[0]
+    if other is not None:
+        signal, other = _alike(op, signal, other)
+    onesided = onesided and "c" not in (signal.dtype.kind, "" if other is None else other.dtype.kind)
+    cut = _cut(op, signal, window, nperseg, noverlap, nfft, onesided)
+    if average != "mean":
+        raise TapegradError(f"{op}: average {average!r}; take 'mean'")
+    one = cut.spectra(signal, detrend)
+    two = one if other is None else cut.spectra(other, detrend)
+    found = mean(conj(one) * two, axis=-2) * _scale(op, cut, fs, scaling)
+    if onesided:
+        count = found.shape[-1]
+        last = count if cut.nfft % 2 else count - 1
+        found = found * found.device.array([2.0 if 0 < k < last else 1.0 for k in range(count)], dtype=cut.window.dtype)
+    return cut.frequencies(fs), restored(found, at)
+
+
+def _alike(op: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Two signals of one dtype and length, the shorter one with zeros behind it."""
+    x, y = promote(op, (x, y))
+    n = max(x.shape[-1], y.shape[-1])
+    x, y = (pad(t, [(0, 0)] * (t.ndim - 1) + [(0, n - t.shape[-1])]) for t in (x, y))
+    lead = broadcast_shapes(op, x.shape[:-1], y.shape[:-1])
+    return broadcast_to(x, (*lead, n)), broadcast_to(y, (*lead, n))

@@ -1,0 +1,46 @@
+"""Taking trends away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad.aval import normalize_axis
+from tapegrad.device import dtypes
+from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.ops.creation import arange
+from tapegrad.ops.dispatch import promote
+from tapegrad.ops.joining import concat
+from tapegrad.ops.reductions import mean, sum
+from tapegrad.ops.shape import moveaxis
+from tapegrad.tensor import Tensor
+
+
+def detrend(data: Any, axis: int = -1, type: str = "linear", bp: Any = 0) -> Tensor:
+    """``data`` less its mean (``constant``) or its least-squares line (``linear``) along ``axis``
+    (scipy.signal.detrend).
+
+    bp: positions at which a new line begins.  Raises TapegradError for a type, ShapeError for positions beyond the
+    end, AxisError.
+    """
+    (x,) = promote("detrend", (data,), dtypes.in_float)
+    at = normalize_axis("detrend", axis, x.ndim)
+    if type in ("constant", "c"):
+        return x - mean(x, axis=at, keepdims=True)
+    if type not in ("linear", "l"):
+        raise TapegradError(f"detrend: type {type!r}; take 'linear' or 'constant'")
+    n = x.shape[at]
+    breaks = sorted({0, n, *(int(b) for b in ([bp] if isinstance(bp, int) else bp))})
+    if breaks[-1] > n or breaks[0] < 0:
+        raise ShapeError(f"detrend: break points {bp} for a length of {n}")
+    last = moveaxis(x, at, -1)
+    parts = [_without_line(last[..., a:b]) for a, b in zip(breaks, breaks[1:])]
+    return moveaxis(concat(parts, axis=-1) if parts else last, -1, at)
+
+
+def _without_line(x: Tensor) -> Tensor:
+    n = x.shape[-1]
+    rest = x - mean(x, axis=-1, keepdims=True)
+    if n == 1:
+        return rest
+    t = arange(n, dtype=dtypes.real_of(x.dtype), device=x.device) - (n - 1) / 2
+    return rest - t * (12.0 / (n * (n * n - 1.0)) * sum(rest * t, axis=-1, keepdims=True))

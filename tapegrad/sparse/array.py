@@ -1,0 +1,291 @@
+"""Sparse tensors: a tensor of stored values at fixed places, in compressed rows (CSR)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad.device import dtypes, phantom
+from tapegrad.errors import IndexingError, NotATensorError, ShapeError
+from tapegrad.evaluate import array_of
+from tapegrad.ops.arithmetic import divide, multiply, negative
+from tapegrad.ops.bounds import require
+from tapegrad.ops.complex import conj
+from tapegrad.ops.creation import arange, ones
+from tapegrad.ops.dispatch import SCALARS, barrier, cast, promote, tensor
+from tapegrad.ops.indexing import scatter_add_p, take
+from tapegrad.ops.shape import expand_dims, permute_dims, reshape, squeeze
+from tapegrad.ops.sorting import argsort, searchsorted
+from tapegrad.sparse.products import matrix, sparse_matmul_p
+from tapegrad.tensor import Tensor, convert
+from tapegrad.variable import unrecorded
+
+
+class SparseTensor:
+    """A matrix whose stored values, ``data``, are a tensor; where they stand (``indices``, ``indptr``) never changes.
+
+    Made by :func:`csr` and :func:`asarray`.  ``data[indptr[i]:indptr[i + 1]]`` are the values of row ``i``, ``indices``
+    their columns, in any order; values at one place count together.  Gradients are asked of ``data``.
+    """
+
+    __slots__ = ("_transposed", "data", "indices", "indptr", "shape")
+    __array_priority__ = 1001
+    __array_ufunc__ = None  # NumPy's arrays leave the operator to us
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, data: Tensor, indices: Tensor, indptr: Tensor, shape: tuple[int, int], transposed: bool) -> None:
+        self.data, self.indices, self.indptr = data, indices, indptr
+        self.shape = shape[::-1] if transposed else shape
+        self._transposed = transposed
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the stored values."""
+        return self.data.dtype
+
+    @property
+    def device(self) -> Any:
+        """Where the bytes live."""
+        return self.data.device
+
+    @property
+    def ndim(self) -> int:
+        """Two."""
+        return 2
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored values."""
+        return self.data.size
+
+    @property
+    def T(self) -> SparseTensor:
+        """The transposed matrix, on the same values."""
+        return SparseTensor(self.data, self.indices, self.indptr, self._stored_shape, not self._transposed)
+
+    @property
+    def mT(self) -> SparseTensor:
+        """The transposed matrix, on the same values."""
+        return self.T
+
+    @property
+    def _stored_shape(self) -> tuple[int, int]:
+        return self.shape[::-1] if self._transposed else self.shape
+
+    def _with(self, data: Tensor) -> SparseTensor:
+        return SparseTensor(data, self.indices, self.indptr, self._stored_shape, self._transposed)
+
+    def __repr__(self) -> str:
+        return f"tapegrad.sparse.SparseTensor({self.shape}, {self.nnz} values of {self.dtype} on {self.device})"
+
+    def conj(self) -> SparseTensor:
+        """The complex conjugate."""
+        return self._with(conj(self.data))
+
+    def astype(self, dtype: Any) -> SparseTensor:
+        """The values in another dtype."""
+        return self._with(cast(self.data, dtypes.asdtype(dtype)))
+
+    def todense(self) -> Tensor:
+        """The whole matrix as a tensor."""
+        rows, columns = self._stored_shape
+        with unrecorded():
+            places = _rows(self) * columns + self.indices
+        flat = barrier(scatter_add_p, self.data, places, axis=0, n=rows * columns)
+        found = reshape(flat, (rows, columns))
+        return permute_dims(found, (1, 0)) if self._transposed else found
+
+    toarray = todense
+
+    def to_library(self) -> Any:
+        """The value as SciPy's (on CUDA cupyx') CSR matrix, a copy without gradient."""
+        data, indices, indptr = (array_of(t._buffer) for t in (self.data, self.indices, self.indptr))
+        with self.device.active():
+            found = matrix(self.device.xp, data, indices, indptr, self._stored_shape, self._transposed)
+            return found.tocsr().copy()
+
+    def sum(self, axis: int | None = None) -> Tensor:
+        """The sum of all values, or of each column (``axis`` 0) or row (``axis`` 1)."""
+        if axis is None:
+            return self.data.sum()
+        if axis not in (0, 1, -1, -2):
+            raise ShapeError(f"sparse.sum: axis {axis} of a matrix; take 0, 1 or None")
+        ours = self.T if axis in (0, -2) else self
+        return matmul(ours, ones(ours.shape[1], dtype=self.dtype, device=self.device))
+
+    def diagonal(self) -> Tensor:
+        """The elements ``[i, i]``."""
+        with unrecorded():
+            rows = _rows(self)
+            inside = (rows == self.indices).astype(self.dtype)
+        n = self._stored_shape[0]
+        return barrier(scatter_add_p, self.data * inside, rows, axis=0, n=n)[: min(self.shape)]
+
+    def __matmul__(self, other: Any) -> Any:
+        return matmul(self, other) if _is_operand(other) else NotImplemented
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return matmul(other, self) if _is_operand(other) else NotImplemented
+
+    def __mul__(self, other: Any) -> Any:
+        return self._scaled("multiply", multiply, other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._scaled("divide", divide, other)
+
+    def _scaled(self, op: str, f: Any, other: Any) -> Any:
+        if not _is_operand(other):
+            return NotImplemented
+        factor = other if isinstance(other, SCALARS) else tensor(op, other, self.data)
+        if isinstance(factor, Tensor) and factor.ndim:
+            raise ShapeError(f"{op}: a sparse matrix {self.shape} by {factor.shape}; take a number, or todense()")
+        return self._with(f(self.data, factor))
+
+    def __neg__(self) -> SparseTensor:
+        return self._with(negative(self.data))
+
+    def __add__(self, other: Any) -> Any:
+        if not isinstance(other, SparseTensor):
+            return NotImplemented
+        if not _same_places(self, other):
+            raise ShapeError(
+                f"add: sparse matrices {self.shape} and {other.shape} store other places; make both from one indices "
+                "and indptr, or add them dense"
+            )
+        return self._with(self.data + other.data)
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other if isinstance(other, SparseTensor) else NotImplemented
+
+
+def _is_operand(x: Any) -> bool:
+    return not isinstance(x, SparseTensor) and not is_foreign(x)
+
+
+def _rows(a: SparseTensor) -> Tensor:
+    """The row of each stored value."""
+    return searchsorted(a.indptr, arange(a.nnz, device=a.device), side="right") - 1
+
+
+def _same_places(a: SparseTensor, b: SparseTensor) -> bool:
+    if a.shape != b.shape or a._transposed != b._transposed or a.nnz != b.nnz or a.device is not b.device:
+        return False
+    with unrecorded():
+        pairs = ((a.indices, b.indices), (a.indptr, b.indptr))
+        return all(x._buffer is y._buffer or bool((x == y).all()) for x, y in pairs)
+
+
+def is_foreign(x: Any) -> bool:
+    """Whether ``x`` is a sparse matrix of SciPy's or cupyx'."""
+    return type(x).__module__.partition(".")[0] in ("scipy", "cupyx") and hasattr(x, "tocsr")
+
+
+def csr(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> SparseTensor:
+    """A sparse tensor from its values and places (``scipy.sparse.csr_matrix((data, indices, indptr), shape)``).
+
+    data: ``(nnz,)``; indices: the columns, ``(nnz,)``; indptr: where each row begins and the last ends,
+    ``(rows + 1,)``.  Raises ShapeError, and IndexingError for columns or starts out of range, or that are no integers.
+    """
+    values = tensor("sparse.csr", data)
+    columns, starts = (_places(name, x, values) for name, x in (("indices", indices), ("indptr", indptr)))
+    if len(shape) != 2:
+        raise ShapeError(f"sparse.csr: shape {tuple(shape)}; a sparse tensor has two dimensions")
+    rows, width = int(shape[0]), int(shape[1])
+    if values.ndim != 1 or columns.shape != values.shape or starts.shape != (rows + 1,):
+        raise ShapeError(
+            f"sparse.csr: data {values.shape}, indices {columns.shape} and indptr {starts.shape} for shape "
+            f"{(rows, width)}; need (nnz,), (nnz,) and ({rows + 1},)"
+        )
+    if not phantom.mode.dry:
+        _check_places(columns, starts, width)
+    return SparseTensor(values, columns, starts, (rows, width), False)
+
+
+def _check_places(columns: Tensor, starts: Tensor, width: int) -> None:
+    count = columns.size
+    with unrecorded():
+        require(columns, 0, width - 1, lambda wrong: _wrong(f"column {wrong} for {width} columns"))
+        require(starts[1:] - starts[:-1], 0, count, lambda wrong: _wrong("indptr decreases, or leaps"))
+        require(starts[:1], 0, 0, lambda wrong: _wrong(f"indptr begins with {wrong}, not 0"))
+        require(starts[-1:], count, count, lambda wrong: _wrong(f"indptr ends with {wrong}, not {count}, the values"))
+
+
+def _wrong(what: str) -> IndexingError:
+    return IndexingError(f"sparse.csr: {what}")
+
+
+def _places(name: str, x: Any, beside: Tensor) -> Tensor:
+    found = tensor("sparse.csr", x, beside)
+    if not dtypes.is_integer(found.dtype):
+        raise IndexingError(f"sparse.csr: {name} must be integers, got {found.dtype}")
+    return cast(found, dtypes.int64)
+
+
+def coo(data: Any, row: Any, col: Any, shape: tuple[int, int]) -> SparseTensor:
+    """A sparse tensor from values and the row and column of each, in any order.  Raises ShapeError, IndexingError."""
+    values = tensor("sparse.coo", data)
+    rows, columns = _places("row", row, values), _places("col", col, values)
+    if rows.shape != values.shape or values.ndim != 1 or len(shape) != 2:
+        raise ShapeError(
+            f"sparse.coo: data {values.shape}, row {rows.shape}, col {columns.shape}, shape {tuple(shape)}"
+        )
+    if not phantom.mode.dry:
+        require(rows, 0, shape[0] - 1, lambda wrong: IndexingError(f"sparse.coo: row {wrong} for {shape[0]} rows"))
+    with unrecorded():
+        order = argsort(rows)
+        starts = searchsorted(take(rows, order), arange(shape[0] + 1, device=values.device))
+        columns = take(columns, order)
+    return csr(take(values, order), columns, starts, shape)
+
+
+def asarray(a: Any, dtype: Any = None) -> SparseTensor:
+    """A sparse matrix of SciPy's or cupyx' (any format) as a sparse tensor; the values are copied.
+
+    Raises NotATensorError for anything else, ShapeError unless it has two dimensions.
+    """
+    if not isinstance(a, SparseTensor):
+        if not is_foreign(a):
+            raise NotATensorError(
+                f"sparse.asarray: {type(a).__name__} is no sparse matrix of SciPy's or cupyx'; use sparse.csr(data, "
+                "indices, indptr, shape)"
+            )
+        if len(a.shape) != 2:
+            raise ShapeError(f"sparse.asarray: a sparse array of shape {a.shape}; reshape it to two dimensions")
+        a = a.tocsr()
+        values = convert(a.data)
+        a = csr(values, a.indices, a.indptr, a.shape)
+    return a if dtype is None else a.astype(dtype)
+
+
+def matmul(a: Any, b: Any, /) -> Tensor:
+    """The product of a sparse matrix with a dense array, one on either side; the result is dense.
+
+    The sparse one is a :class:`SparseTensor`, or a matrix of SciPy's or cupyx' (whose values are constants); the dense
+    one has shape ``(k,)``, ``(k, n)`` or ``(..., k, n)``, and the stored values get the gradient at their places only.
+    Raises NotATensorError for none or two sparse operands, ShapeError, and DeviceError on two devices.
+    """
+    left, right = (isinstance(x, SparseTensor) or is_foreign(x) for x in (a, b))
+    if left == right:
+        raise NotATensorError(
+            f"sparse.matmul: wanted one sparse operand, got {type(a).__name__} and {type(b).__name__}; "
+            + ("make one dense with todense()" if left else "use tg.matmul for dense ones")
+        )
+    if right:
+        x = tensor("sparse.matmul", a)
+        back = x if x.ndim < 2 else x.mT
+        found = matmul(asarray(b).T, back)
+        return found if x.ndim < 2 else found.mT
+    return _product(asarray(a), b)
+
+
+def _product(a: SparseTensor, b: Any) -> Tensor:
+    data, x = promote("sparse.matmul", (a.data, b))
+    if not x.ndim:
+        raise ShapeError("sparse.matmul: the dense operand is a scalar; multiply with *")
+    if x.shape[-2 if x.ndim > 1 else 0] != a.shape[1]:
+        raise ShapeError(f"sparse.matmul: inner sizes differ: {a.shape} @ {x.shape}")
+    columns = x if x.ndim > 1 else expand_dims(x, -1)
+    params = {"shape": a._stored_shape, "transposed": a._transposed}
+    found = barrier(sparse_matmul_p, data, columns, a.indices, a.indptr, **params)
+    return found if x.ndim > 1 else squeeze(found, -1)

@@ -1,0 +1,57 @@
+"""SciPy's own ``@`` with tensors: ``A @ t`` and ``t @ A`` are :func:`matmul`, with gradients.
+
+SciPy asks NumPy to convert what it does not know, which would drop the gradient without a word, unless the answer is an
+object that is no array: then it leaves the operator to the other operand (``_spbase._matmul_dispatch``).  So a tensor
+gives that answer there, and only there.  Anywhere else in scipy.sparse, a tensor that a tape follows is an error.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tapegrad.device import CPU
+from tapegrad.errors import NotATensorError
+from tapegrad.node import thread
+from tapegrad.sparse.array import is_foreign, matmul
+from tapegrad.tensor import Tensor, bind_method
+from tapegrad.variable import Variable
+
+_plain_matmul = Tensor.__matmul__
+_plain_rmatmul = Tensor.__rmatmul__
+
+
+def _matmul(self: Tensor, other: Any) -> Any:
+    return matmul(self, other) if is_foreign(other) else _plain_matmul(self, other)
+
+
+def _rmatmul(self: Tensor, other: Any) -> Any:
+    return matmul(other, self) if is_foreign(other) else _plain_rmatmul(self, other)
+
+
+def _declining(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``__array__`` that is no array for SciPy's ``@``, and none of a watched tensor for the rest of scipy.sparse."""
+
+    def __array__(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+        code = sys._getframe(1).f_code
+        if "sparse" in code.co_filename and "scipy" in code.co_filename:
+            if code.co_name == "_matmul_dispatch":
+                return CPU.xp.array(None, dtype=object)
+            value = self if isinstance(self, Tensor) else self.read()
+            if any(r.follows(value._buffer) for r in thread.recorders):
+                raise NotATensorError(
+                    f"scipy.sparse would take the value of a watched tensor {value.shape} and drop its gradient; use "
+                    "tg.sparse.csr and @, or stop_gradient(t) if it is meant to be a constant"
+                )
+        return plain(self, dtype, copy)
+
+    return __array__
+
+
+def bind() -> None:
+    """Called once, when the package is imported."""
+    bind_method("__matmul__", _matmul)
+    bind_method("__rmatmul__", _rmatmul)
+    for handle in (Tensor, Variable):
+        handle.__array__ = _declining(handle.__array__)  # type: ignore[method-assign]

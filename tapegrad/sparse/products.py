@@ -1,0 +1,226 @@
+"""Products of a matrix in compressed rows (CSR) with dense ones, bilinear in its stored values and the dense operand.
+
+The transposes are each other: a stored value's cotangent is a product *sampled* at its place (never a full matrix), and
+a dense operand's is a product with the transposed matrix.  In the primitives leading axes of either are a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from tapegrad.aval import Shape, ShapedArray, broadcast_shapes, shaped
+from tapegrad.device import cxx, dtypes, phantom, scipy
+from tapegrad.device.kernel import Kernel
+from tapegrad.device.tally import contiguous
+from tapegrad.errors import ShapeError
+from tapegrad.ops._batched import Companions, widened
+from tapegrad.ops.dispatch import barrier
+from tapegrad.primitive import REGISTRY, Bad, Primitive, Sample, bilinear
+from tapegrad.tensor import Tensor
+
+_matmul = Kernel("sparse.cu", "tg_sparse_matmul")
+_sampled = Kernel("sparse.cu", "tg_sampled_product")
+_THREADS = 256
+_MOST_BLOCKS = 2**31 - 1
+_CHUNK = 2**20
+"""Elements of gathered rows at a time: the CPU's sampled product needs no more memory than this beside its result."""
+
+
+def rows_of(xp: Any, indptr: Any, count: int) -> Any:
+    """The row of each stored value."""
+    return xp.searchsorted(indptr, xp.arange(count), side="right") - 1
+
+
+def matrix(xp: Any, data: Any, indices: Any, indptr: Any, shape: Shape, transposed: bool = False) -> Any:
+    """The matrix as the library's own object, on the same memory."""
+    found = scipy.sparse(xp).csr_matrix((data, indices, indptr), shape=shape)
+    return found.T if transposed else found
+
+
+def _in_library(x: Any) -> Any:
+    """``x`` in a dtype that SciPy's sparse matrices hold."""
+    return x.astype(dtypes.accumulator(x.dtype), copy=False)
+
+
+def _run_matmul(xp: Any, data: Any, dense: Any, indices: Any, indptr: Any, *, shape: Shape, transposed: bool) -> Any:
+    batch = broadcast_shapes("sparse_matmul", data.shape[:-1], dense.shape[:-2])
+    data, dense = _in_library(data), _in_library(dense)
+    n, k = shape[1] if transposed else shape[0], dense.shape[-1]
+    if not prod(batch) * n * k or not data.size:
+        return xp.zeros((*batch, n, k), dtype=data.dtype)
+    if data.ndim == 1:  # one product with all columns of the batch
+        columns = xp.moveaxis(dense, -2, 0)
+        found = matrix(xp, data, indices, indptr, shape, transposed) @ columns.reshape(columns.shape[0], -1)
+        return xp.ascontiguousarray(xp.moveaxis(found.reshape((n, *batch, k)), 0, -2))
+    data = xp.broadcast_to(data, (*batch, data.shape[-1])).reshape(-1, data.shape[-1])
+    dense = xp.broadcast_to(dense, (*batch, *dense.shape[-2:])).reshape(-1, *dense.shape[-2:])
+    found = [matrix(xp, d, indices, indptr, shape, transposed) @ x for d, x in zip(data, dense, strict=True)]
+    return xp.stack(found).reshape((*batch, n, k))
+
+
+def _long(*values: int) -> tuple[Any, ...]:
+    return tuple(cxx.long(v) for v in values)
+
+
+def _batched(xp: Any, x: Any, batch: Shape, ndim: int) -> tuple[Any, int]:
+    """``x`` in C order, and how many elements lie between operands (of ``ndim`` axes) that follow in ``batch``."""
+    inner = x.shape[x.ndim - ndim :]
+    if prod(x.shape) == prod(inner):
+        return contiguous(xp, x), 0
+    if prod(x.shape[: x.ndim - ndim]) != prod(batch):
+        x = phantom.empty((*batch, *inner), x.dtype) if phantom.mode.dry else xp.broadcast_to(x, (*batch, *inner))
+    return contiguous(xp, x), prod(inner)
+
+
+def batching(name: str, *inner: int) -> Callable:
+    """``batch`` (see ``Primitive``) of an operation whose first operands have a batch before ``inner`` axes each."""
+
+    def batch(operands: list[Tensor], companions: Companions, n: int, params: dict[str, Any]) -> Tensor | None:
+        if any(c is not None for c in companions[2:]):
+            return None
+        lead = max(x.ndim - k for x, k in zip(operands, inner))
+        found = (x if c is None else widened(x, c, lead + k) for x, c, k in zip(operands, companions, inner))
+        return barrier(REGISTRY[name], *found, *operands[2:], **params)
+
+    return batch
+
+
+def _launch(device: Any, kernel: Kernel, count: int, dtype: Any, args: tuple[Any, ...]) -> None:
+    kernel(device, min(_MOST_BLOCKS, -(-count // _THREADS)), _THREADS, args, T=dtype)
+
+
+def _matmul_on_cuda(
+    device: Any, data: Any, dense: Any, indices: Any, indptr: Any, *, shape: Shape, transposed: bool, out: Any
+) -> None:
+    if not out.size or not data.size:
+        out.fill(0)
+        return
+    xp, batch = device.xp, out.shape[:-2]
+    data, data_step = _batched(xp, data, batch, 1)
+    dense, dense_step = _batched(xp, dense, batch, 2)
+    indices, starts = contiguous(xp, indices), contiguous(xp, indptr)
+    if phantom.mode.dry:
+        return
+    order = xp.arange(data.shape[-1])
+    if transposed:
+        order = xp.argsort(indices, kind="stable")
+        starts = xp.searchsorted(indices[order], xp.arange(shape[1] + 1))
+        indices = rows_of(xp, indptr, order.size)[order]
+    sizes = _long(prod(batch), *out.shape[-2:], data_step, dense_step)
+    _launch(device, _matmul, out.size, out.dtype, (data, dense, order, indices, starts, out, *sizes))
+
+
+def _infer_matmul(
+    data: ShapedArray, dense: ShapedArray, indices: ShapedArray, indptr: ShapedArray, *, shape: Shape, transposed: bool
+) -> ShapedArray:
+    rows, columns = shape[::-1] if transposed else shape
+    if dense.ndim < 2 or dense.shape[-2] != columns:
+        raise ShapeError(f"sparse_matmul: inner sizes differ: ({rows}, {columns}) @ {dense.shape}")
+    batch = broadcast_shapes("sparse_matmul", data.shape[:-1], dense.shape[:-2])
+    return shaped((*batch, rows, dense.shape[-1]), dense.dtype, dense.device)
+
+
+def _matmul_flops(data: ShapedArray, dense: ShapedArray, *others: ShapedArray, shape: Shape, transposed: bool) -> int:
+    batch = broadcast_shapes("sparse_matmul", data.shape[:-1], dense.shape[:-2])
+    return 2 * prod(batch) * data.shape[-1] * dense.shape[-1]
+
+
+_PLACES = [1, 0, 2, 2], [0, 1, 1, 4]
+"""Indices and starts of a (3, 3) matrix of four stored values: an empty row, columns out of order, one stored twice."""
+
+sparse_matmul_p: Primitive = bilinear(
+    "sparse_matmul",
+    impl=_run_matmul,
+    cuda=_matmul_on_cuda,
+    infer=_infer_matmul,
+    transposes=[
+        lambda ct, dense, indices, indptr, *, transposed: (
+            barrier(sampled_product_p, dense, ct, indices, indptr)
+            if transposed
+            else barrier(sampled_product_p, ct, dense, indices, indptr)
+        ),
+        lambda ct, data, indices, indptr, *, shape, transposed: barrier(
+            sparse_matmul_p, data, ct, indices, indptr, shape=shape, transposed=not transposed
+        ),
+    ],
+    flops=_matmul_flops,
+    lift=lambda params, n: params,
+    batch=batching("sparse_matmul", 1, 2),
+    samples=[
+        Sample((4,), (3, 2), *_PLACES, shape=(3, 3), transposed=False),
+        Sample((4,), (3, 1), *_PLACES, shape=(3, 3), transposed=True),
+        Sample((4,), (5, 3, 2), *_PLACES, shape=(3, 3), transposed=False),
+        Sample((5, 4), (2, 1, 3, 2), *_PLACES, shape=(3, 3), transposed=True),
+        Sample((2,), (3, 2), [0, 2], [0, 2], shape=(1, 3), transposed=False),
+        Sample((2,), (1, 2), [0, 2], [0, 2], shape=(1, 3), transposed=True),
+        Sample((4,), (3, 0), *_PLACES, shape=(3, 3), transposed=False),
+        Bad((4,), (2, 2), *_PLACES, shape=(3, 3), transposed=False, error=ShapeError),
+        Bad((4,), (3,), *_PLACES, shape=(3, 3), transposed=False, error=ShapeError),
+    ],
+)  # fmt: skip
+
+
+def _run_sampled(xp: Any, x: Any, y: Any, indices: Any, indptr: Any) -> Any:
+    batch = broadcast_shapes("sampled_product", x.shape[:-2], y.shape[:-2])
+    count, k, wide = indices.size, x.shape[-1], dtypes.accumulator(x.dtype)
+    rows, found = rows_of(xp, indptr, count), xp.empty((*batch, count), dtype=wide)
+    step = max(1, _CHUNK // max(1, k * prod(batch)))
+    for first in range(0, count, step):
+        part = slice(first, first + step)
+        left, right = (t[..., places[part], :] for t, places in ((x, rows), (y, indices)))
+        found[..., part] = xp.sum(left.astype(wide, copy=False) * right, axis=-1, dtype=wide)
+    return found
+
+
+def _sampled_on_cuda(device: Any, x: Any, y: Any, indices: Any, indptr: Any, *, out: Any) -> None:
+    if not out.size:
+        return
+    xp, batch = device.xp, out.shape[:-1]
+    x, x_step = _batched(xp, x, batch, 2)
+    y, y_step = _batched(xp, y, batch, 2)
+    indices = contiguous(xp, indices)
+    if phantom.mode.dry:
+        return
+    sizes = _long(prod(batch), indices.size, x.shape[-1], x_step, y_step)
+    rows = rows_of(xp, indptr, indices.size)
+    _launch(device, _sampled, out.size, out.dtype, (x, y, rows, indices, out, *sizes))
+
+
+def _infer_sampled(x: ShapedArray, y: ShapedArray, indices: ShapedArray, indptr: ShapedArray) -> ShapedArray:
+    if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-1] or x.shape[-2] != indptr.size - 1:
+        raise ShapeError(f"sampled_product: {x.shape} and {y.shape} for {indptr.size - 1} rows of a sparse matrix")
+    batch = broadcast_shapes("sampled_product", x.shape[:-2], y.shape[:-2])
+    return shaped((*batch, indices.size), x.dtype, x.device)
+
+
+def _pull_sampled(ct: Any, other: Any, indices: Any, indptr: Any, shape: Shape, transposed: bool) -> Any:
+    return barrier(sparse_matmul_p, ct, other, indices, indptr, shape=shape, transposed=transposed)
+
+
+sampled_product_p: Primitive = bilinear(
+    "sampled_product",
+    impl=_run_sampled,
+    cuda=_sampled_on_cuda,
+    infer=_infer_sampled,
+    transposes=[
+        lambda ct, y, x_aval, indices, indptr: _pull_sampled(
+            ct, y, indices, indptr, (x_aval.shape[-2], y.shape[-2]), False
+        ),
+        lambda ct, x, y_aval, indices, indptr: _pull_sampled(
+            ct, x, indices, indptr, (x.shape[-2], y_aval.shape[-2]), True
+        ),
+    ],
+    flops=lambda x, y, indices, indptr: (
+        2 * prod(broadcast_shapes("sampled_product", x.shape[:-2], y.shape[:-2])) * indices.size * x.shape[-1]
+    ),
+    lift=lambda params, n: params,
+    batch=batching("sampled_product", 2, 2),
+    samples=[
+        Sample((3, 2), (3, 2), *_PLACES), Sample((5, 3, 2), (3, 2), *_PLACES), Sample((3, 0), (3, 0), *_PLACES),
+        Sample((1, 2), (4, 2), [3, 0], [0, 2]), Bad((3, 2), (3, 3), *_PLACES, error=ShapeError),
+        Bad((2, 2), (3, 2), *_PLACES, error=ShapeError),
+    ],
+    doc="The elements of ``x @ y.mT`` at the places of a sparse matrix.",
+)  # fmt: skip

@@ -1,0 +1,158 @@
+"""One way to declare a function of SciPy's: its name, its partial derivatives, perhaps its line of CUDA.
+
+With a line of CUDA it is elementwise, and fused; without one it runs when recorded, by the library beside the arrays
+(``device/special.py``), and its rules are made of the same partial derivatives.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tapegrad.aval import ShapedArray, broadcast_shapes
+from tapegrad.device import special
+from tapegrad.ops.dispatch import barrier, bind, cast, infer_same, named, promote, real_float, tensor
+from tapegrad.ops.shape import broadcast_to
+from tapegrad.primitive import Primitive, Sample, elementwise, general
+from tapegrad.tensor import Tensor
+
+Partial = Callable[..., Any] | float | None
+Function = Callable[..., Tensor]
+
+
+def same_params(params: dict, n: int) -> dict:
+    """``lift`` of what works element by element."""
+    return params
+
+
+def pointwise(
+    name: str,
+    partials: Sequence[Partial],
+    *,
+    doc: str,
+    operands: Sequence[str] = ("x",),
+    scipy: str | None = None,
+    part: int | None = None,
+    cxx: str | None = None,
+    domain: tuple[float, float] = (-2.0, 2.0),
+    samples: Sequence[Sample] = (),
+) -> Function:
+    """Declare SciPy's function ``scipy`` (default: ``name``) of ``operands``; its public function.
+
+    ``partials``: as of ``primitive.elementwise``.  ``part``: which of several results.
+    """
+    source = scipy or name
+    if cxx is not None:
+        prim = elementwise(
+            name,
+            infer=infer_same,
+            impl=lambda xp, out, *arrays: special.write(xp, source, out, arrays),
+            partials=partials,
+            operands=operands,
+            exact=False,
+            costly=True,
+            cxx=cxx,
+            domain=domain,
+            samples=samples,
+            doc=doc,
+        )
+        return _public(prim, bind)
+    shapes = samples or _standard(len(operands), domain)
+    prim = barrier_of(
+        name, operands, lambda xp, *arrays: special.value(xp, source, arrays, part), partials, shapes, doc
+    )
+    return _public(prim, barrier)
+
+
+def barrier_of(
+    name: str, operands: Sequence[str], run: Callable, partials: Sequence[Partial], samples: Sequence[Sample], doc: str,
+    parameters: Sequence[str] = (),
+) -> Primitive:  # fmt: skip
+    """A primitive of each element that runs when recorded; its rules are made of ``partials``."""
+
+    def impl(xp: Any, *arrays: Any, **params: Any) -> Any:
+        return run(xp, *arrays, **params)
+
+    def infer(*avals: ShapedArray, **params: Any) -> ShapedArray:
+        return infer_same(*avals, name=name)
+
+    _sign(impl, ("xp", *operands), parameters)
+    return general(
+        name,
+        impl=impl,
+        infer=infer,
+        vjp=[_seeded(p, "ct") for p in partials],
+        jvp=[_seeded(p, "t") for p in partials],
+        lift=same_params,
+        samples=samples,
+        doc=doc,
+    )
+
+
+def _standard(count: int, domain: tuple[float, float]) -> list[Sample]:
+    shapes = {1: [((3, 4),), ((),), ((0, 3),)]}.get(count, [((3, 4),) * count, ((),) * count, ((0, 3),) * count])
+    return [Sample(*s, domain=domain) for s in shapes]
+
+
+def _sign(f: Callable, positional: Sequence[str], by_name: Sequence[str] = ()) -> None:
+    """Give a made function the parameters that a rule or a primitive is to be known by."""
+    kind = inspect.Parameter
+    parameters = [kind(p, kind.POSITIONAL_OR_KEYWORD) for p in positional]
+    parameters += [kind(p, kind.KEYWORD_ONLY) for p in by_name]
+    f.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+
+
+def _seeded(partial: Partial, seed: str) -> Callable | None:
+    """The rule that multiplies a seed by a partial derivative."""
+    if partial is None:
+        return None
+    if not callable(partial):
+        return _constant(float(partial), seed)
+    known = inspect.signature(partial).parameters
+    positional = [p for p, q in known.items() if q.kind is not inspect.Parameter.KEYWORD_ONLY]
+    by_name = [p for p in known if p not in positional]
+
+    def rule(t: Tensor, *values: Any, **params: Any) -> Tensor:
+        return t * partial(*values, **params)
+
+    _sign(rule, (seed, *positional), by_name)
+    return rule
+
+
+def _constant(value: float, seed: str) -> Callable:
+    def rule(t: Tensor) -> Tensor:
+        return t * value
+
+    _sign(rule, (seed,))
+    return rule
+
+
+def together(name: str, xs: Sequence[Any]) -> list[Tensor]:
+    """``xs`` as tensors of one real float dtype and one shape."""
+    ts = promote(name, tuple(xs), real_float(name))
+    shape = broadcast_shapes(name, *(t.shape for t in ts))
+    return [t if t.shape == shape else broadcast_to(t, shape) for t in ts]
+
+
+def with_order(name: str, n: Any, x: Any) -> list[Tensor]:
+    """An order and an argument of one dtype and shape; a whole number as the order does not widen the argument."""
+    (x,) = promote(name, (x,), real_float(name))
+    if not isinstance(n, (int, float)):
+        n = tensor(name, n, x)
+        n = cast(n, x.dtype) if n.dtype.kind in "iub" else n
+    return together(name, (n, x))
+
+
+def _public(prim: Primitive, apply: Callable) -> Callable[..., Tensor]:
+    """The function that users call."""
+    count, name, to = len(prim.operands), prim.name, real_float(prim.name)
+
+    def op(*xs: Any) -> Tensor:
+        if len(xs) != count:
+            raise TypeError(f"{name}: takes {count} arguments ({', '.join(prim.operands)}), got {len(xs)}")
+        return apply(prim, *(promote(name, xs, to) if apply is bind else together(name, xs)))
+
+    kind = inspect.Parameter
+    op.__signature__ = inspect.Signature([kind(p, kind.POSITIONAL_ONLY) for p in prim.operands])  # type: ignore[attr-defined]
+    return named(op, prim, ", ".join(prim.operands))

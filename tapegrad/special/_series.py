@@ -1,0 +1,63 @@
+"""Smooth functions that divide by something small: a power series near 0, the formula elsewhere.
+
+The formulas cancel near 0, and their derivatives more so; the series has all derivatives there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import factorial
+from typing import Any
+
+from tapegrad.ops.arithmetic import abs
+from tapegrad.ops.exponential import exp, expm1, log1p
+from tapegrad.ops.selection import where
+from tapegrad.ops.trigonometric import cos, sin
+from tapegrad.tensor import Tensor
+
+
+def horner(coefficients: Sequence[float], x: Tensor) -> Tensor:
+    """The polynomial with ``coefficients`` from the lowest power up."""
+    total: Any = coefficients[-1]
+    for c in reversed(coefficients[:-1]):
+        total = total * x + c
+    return total
+
+
+def near_zero(x: Tensor, reach: float, series: Callable[[Tensor], Tensor], formula: Callable[[Tensor], Tensor]) -> Any:
+    """``series`` where ``x`` is within ``reach`` of 0, else ``formula``; neither sees the other's numbers."""
+    small = abs(x) < reach
+    return where(small, series(where(small, x, 0)), formula(where(small, 1, x)))
+
+
+_SINE = [(-1) ** k / factorial(2 * k + 1) for k in range(10)]
+_EXPREL = [1 / factorial(k + 1) for k in range(18)]
+_EXPREL_SLOPE = [(k + 1) / factorial(k + 2) for k in range(18)]
+_LOG1P = [(-1) ** k / (k + 1) for k in range(11)]
+_BOX = [(-1) ** (k + 1) * (k + 1) / (k + 2) for k in range(11)]
+_COSINE_LESS_ONE = [(-1) ** k / factorial(2 * k) for k in range(1, 11)]
+
+
+def sine_ratio(x: Tensor) -> Tensor:
+    """``sin(x) / x``."""
+    return near_zero(x, 1.0, lambda z: horner(_SINE, z * z), lambda z: sin(z) / z)
+
+
+def cosine_less_one(x: Tensor) -> Tensor:
+    """``(cos(x) - 1) / x``."""
+    return near_zero(x, 1.0, lambda z: z * horner(_COSINE_LESS_ONE, z * z), lambda z: (cos(z) - 1) / z)
+
+
+def exprel_slope(x: Tensor) -> Tensor:
+    """The derivative of ``(exp(x) - 1) / x``."""
+    return near_zero(x, 1.0, lambda z: horner(_EXPREL_SLOPE, z), lambda z: (exp(z) - expm1(z) / z) / z)
+
+
+def log1p_ratio(x: Tensor) -> Tensor:
+    """``log(1 + x) / x``."""
+    return near_zero(x, 0.03, lambda z: horner(_LOG1P, z), lambda z: log1p(z) / z)
+
+
+def box_ratio(x: Tensor) -> Tensor:
+    """``1 / (x (1 + x)) - log(1 + x) / x**2``."""
+    return near_zero(x, 0.03, lambda z: horner(_BOX, z), lambda z: (1 / (1 + z) - log1p(z) / z) / z)

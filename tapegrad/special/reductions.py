@@ -1,0 +1,74 @@
+"""Functions of whole rows, with SciPy's signatures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad.aval import normalize_axes
+from tapegrad.device.dtypes import in_float
+from tapegrad.ops.arithmetic import abs, sign
+from tapegrad.ops.comparison import isfinite
+from tapegrad.ops.dispatch import promote
+from tapegrad.ops.exponential import exp, log
+from tapegrad.ops.reductions import logsumexp as _logsumexp
+from tapegrad.ops.reductions import max, sum
+from tapegrad.ops.selection import where
+from tapegrad.ops.shape import reshape
+from tapegrad.ops.softmax import log_softmax as _log_softmax
+from tapegrad.ops.softmax import softmax as _softmax
+from tapegrad.tensor import Tensor
+from tapegrad.transforms.custom_gradient import stop_gradient
+
+__all__ = ["log_softmax", "logsumexp", "softmax"]
+
+
+def logsumexp(
+    a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, return_sign: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``log(sum(b * exp(a)))`` over ``axis`` without overflow (SciPy's ``logsumexp``).
+
+    axis: None, an integer or several; b: weights that broadcast with ``a``; return_sign: the logarithm of the sum's
+    magnitude, and its sign; otherwise a negative sum gives NaN.  Where all is -inf the gradient is NaN, but 0 with
+    ``b`` or a sign.  Raises AxisError.
+    """
+    if b is None and not return_sign:
+        return _logsumexp(a, axis=axis, keepdims=keepdims)
+    a, b = promote("logsumexp", (a, 1.0 if b is None else b), in_float)
+    a = a + 0 * b
+    axes = normalize_axes("logsumexp", axis, a.ndim)
+    most = stop_gradient(max(where(b == 0, -float("inf"), a), axis=axes, keepdims=True)) if a.size else 0.0
+    most = where(isfinite(most), most, 0.0)
+    total = sum(b * exp(a - most), axis=axes, keepdims=True)
+    gone = total == 0
+    size = where(gone, 1.0, abs(total) if return_sign else total)
+    out = where(gone, -float("inf"), log(size)) + most
+    shape = tuple(n for i, n in enumerate(out.shape) if keepdims or i not in axes)
+    if not return_sign:
+        return reshape(out, shape)
+    return reshape(out, shape), reshape(sign(total), shape)
+
+
+def _flat(op: Any, x: Any, axis: Any) -> Tensor:
+    """``op`` along one axis, over several, or over all."""
+    (x,) = promote(op.__name__, (x,), in_float)
+    axes = normalize_axes(op.__name__, axis, x.ndim)
+    if len(axes) == 1:
+        return op(x, axis=axes[0])
+    if len(axes) == x.ndim:
+        return reshape(op(reshape(x, (x.size,))), x.shape)
+    most = stop_gradient(max(x, axis=axes, keepdims=True))
+    shifted = x - where(isfinite(most), most, 0.0)
+    if op is _softmax:
+        powers = exp(shifted)
+        return powers / sum(powers, axis=axes, keepdims=True)
+    return shifted - log(sum(exp(shifted), axis=axes, keepdims=True))
+
+
+def softmax(x: Any, axis: Any = None) -> Tensor:
+    """``exp(x) / sum(exp(x))`` over ``axis`` (SciPy's ``softmax``); None: over all elements.  Raises AxisError."""
+    return _flat(_softmax, x, axis)
+
+
+def log_softmax(x: Any, axis: Any = None) -> Tensor:
+    """``log(softmax(x))`` over ``axis`` (SciPy's ``log_softmax``); None: over all elements.  Raises AxisError."""
+    return _flat(_log_softmax, x, axis)

@@ -1,0 +1,105 @@
+"""Distributions of several numbers together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tapegrad.errors import ShapeError
+from tapegrad.linalg import cholesky, solve_triangular
+from tapegrad.ops.arithmetic import square
+from tapegrad.ops.creation import eye
+from tapegrad.ops.dispatch import promote, real_float
+from tapegrad.ops.exponential import exp, log
+from tapegrad.ops.indexing import take
+from tapegrad.ops.joining import concat
+from tapegrad.ops.reductions import sum
+from tapegrad.ops.shape import expand_dims, matrix_transpose, reshape
+from tapegrad.special.entropies import xlogy
+from tapegrad.special.gammas import gammaln
+from tapegrad.tensor import Tensor
+
+__all__ = ["dirichlet", "multivariate_normal"]
+
+
+class _Dirichlet:
+    """Of ``K`` proportions that sum to 1; ``alpha``: ``K`` positive numbers."""
+
+    def __repr__(self) -> str:
+        return "<distribution dirichlet>"
+
+    def logpdf(self, x: Any, alpha: Any) -> Tensor:
+        """The logarithm of the density at ``x`` of shape ``(K,)`` or ``(K, N)``, or without the last of the ``K`` rows.
+
+        That the proportions sum to 1, and that ``alpha`` is positive, is not checked.  Raises ShapeError.
+        """
+        x, alpha = promote("dirichlet.logpdf", (x, alpha), real_float("dirichlet.logpdf"))
+        if alpha.ndim != 1 or not x.ndim or x.shape[0] not in (alpha.size, alpha.size - 1):
+            raise ShapeError(
+                f"dirichlet.logpdf: x of shape {x.shape} and alpha of {alpha.shape}; need (K,) or (K, N) beside (K,)"
+            )
+        if x.shape[0] < alpha.size:
+            x = concat([x, 1 - sum(x, axis=0, keepdims=True)], axis=0)
+        powers = reshape(alpha - 1, (alpha.size, *[1] * (x.ndim - 1)))
+        return sum(xlogy(powers, x), axis=0) - sum(gammaln(alpha)) + gammaln(sum(alpha))
+
+    def pdf(self, x: Any, alpha: Any) -> Tensor:
+        """The density at ``x``; see ``logpdf``."""
+        return exp(self.logpdf(x, alpha))
+
+
+class _MultivariateNormal:
+    """Of ``d`` numbers; ``mean``: ``(d,)`` or a number, 0 by default; ``cov``: ``(d, d)``, a diagonal or a number."""
+
+    def __repr__(self) -> str:
+        return "<distribution multivariate_normal>"
+
+    def logpdf(self, x: Any, mean: Any = None, cov: Any = 1) -> Tensor:
+        """The logarithm of the density at ``x`` of shape ``(..., d)`` (or ``(...)`` where ``d`` is 1).
+
+        The covariance is positive definite, and its lower triangle is read.  Raises ShapeError, LinAlgError.
+        """
+        x, mean, cov = self._operands("multivariate_normal.logpdf", x, mean, cov)
+        d = cov.shape[-1]
+        if d == 1 and (not x.ndim or x.shape[-1] != 1):
+            x = expand_dims(x, -1)
+        if x.shape[-1:] != (d,):
+            raise ShapeError(
+                f"multivariate_normal.logpdf: x of shape {x.shape} for {d} dimensions; its last must be {d}"
+            )
+        root = cholesky(cov)
+        off = x - mean
+        rows = reshape(off, (off.size // d, d))
+        unit = solve_triangular(root, matrix_transpose(rows), lower=True)
+        return -0.5 * (reshape(sum(square(unit), axis=0), off.shape[:-1]) + d * math.log(2 * math.pi)) - _log_det(root)
+
+    def pdf(self, x: Any, mean: Any = None, cov: Any = 1) -> Tensor:
+        """The density at ``x``; see ``logpdf``."""
+        return exp(self.logpdf(x, mean, cov))
+
+    def entropy(self, mean: Any = None, cov: Any = 1) -> Tensor:
+        """The differential entropy, in nats; it does not depend on ``mean``."""
+        _, _, cov = self._operands("multivariate_normal.entropy", 0.0, mean, cov)
+        return _log_det(cholesky(cov)) + 0.5 * cov.shape[-1] * (math.log(2 * math.pi) + 1)
+
+    def _operands(self, op: str, x: Any, mean: Any, cov: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """``x``, the mean of shape (d,) or () and the covariance as a matrix."""
+        x, mean, cov = promote(op, (x, 0.0 if mean is None else mean, cov), real_float(op))
+        if mean.ndim > 1 or cov.ndim > 2 or (cov.ndim == 2 and cov.shape[0] != cov.shape[1]):
+            raise ShapeError(f"{op}: mean of shape {mean.shape} and cov of {cov.shape}; need (d,) and (d, d)")
+        d = cov.shape[-1] if cov.ndim else mean.size
+        if mean.ndim and mean.size != d:
+            raise ShapeError(f"{op}: mean of shape {mean.shape} beside cov of shape {cov.shape}; need (d,) and (d, d)")
+        if cov.ndim < 2:
+            cov = cov * eye(d, dtype=cov.dtype, device=cov.device)
+        return x, mean, cov
+
+
+def _log_det(root: Tensor) -> Tensor:
+    """The sum of the logarithms of a Cholesky factor's diagonal."""
+    n = root.shape[-1]
+    return sum(log(take(reshape(root, (n * n,)), list(range(0, n * n, n + 1)), axis=0)))
+
+
+dirichlet = _Dirichlet()
+multivariate_normal = _MultivariateNormal()

@@ -1,0 +1,3 @@
+"""What tests import of ``autograd.extend``."""
+
+from .tracer import primitive  # noqa: F401
