@@ -40,6 +40,7 @@ from tapegrad.ops.predicates import ndim, shape, size  # here is one, too
 from tapegrad.polynomial import *  # noqa: F403
 from tapegrad.polynomial import __all__ as _polynomial
 from tapegrad.primitive import Primitive
+from tapegrad.special import i0
 from tapegrad.tape import GradientTape
 from tapegrad.tensor import Tensor
 from tapegrad.transforms import cupy_protocol as _cupy_protocol
@@ -81,5 +82,5 @@ __all__ += [
     "vmap",
     "while_loop",
 ]
-__all__ += ["complex", "ndim", "shape", "size"]
+__all__ += ["complex", "i0", "ndim", "shape", "size"]
 __all__ += _ops.__all__ + _polynomial

@@ -72,6 +72,9 @@ class Recorder(Protocol):
     def read(self, variable: Any, value: Buffer) -> None:
         """``variable`` was read; ``value`` is its present value."""
 
+    def follows(self, buffer: Buffer) -> bool:
+        """Whether what happens to ``buffer``'s value matters to it."""
+
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """A function with a derivative of its own was called; what it did inside was recorded apart, or not at all."""
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,13 @@ def python_files(package: Path) -> list[Path]:
     return sorted(package.rglob("*.py"))
 
 
-def imported_libraries(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
+@cache
+def imported_libraries(text: str) -> list[tuple[str, int, bool]]:
     """(top-level name, line, whether it runs when the module is imported) of every import that is not relative."""
+    return list(_imported_libraries(ast.parse(text)))
+
+
+def _imported_libraries(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
     in_function = {
         id(node)
         for function in ast.walk(tree)
@@ -71,7 +77,7 @@ def library_offences(package: Path) -> list[str]:
     offences = []
     for path in python_files(package):
         part = path.relative_to(package).parts[0].removesuffix(".py")
-        for name, line, at_import in imported_libraries(ast.parse(path.read_text(encoding="utf-8"))):
+        for name, line, at_import in imported_libraries(path.read_text(encoding="utf-8")):
             if name == "tapegrad" or name in sys.stdlib_module_names:
                 continue
             where = f"{path.relative_to(package.parent)}:{line}"

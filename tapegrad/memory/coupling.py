@@ -240,7 +240,7 @@ def _values() -> Iterator[None]:
 class _Call:
     """A coupling as a tape's record sees it: with its inputs' nodes."""
 
-    again = None
+    again: Callable[[list[Any]], list[Any]] | None = None
 
     def __init__(self, coupling: Coupling, watch: Lookout, a: Tensor, b: Tensor) -> None:
         self.name = coupling.name

@@ -144,7 +144,7 @@ def _names(f: Callable, parameter: str) -> bool:
 class CheckpointedCall:
     """One checkpointed call: what its rerun needs, and what the rerun must repeat."""
 
-    again = None
+    again: Callable[[list[Any]], list[Any]] | None = None
 
     def __init__(self, owner: Recompute, name: str, args: tuple, kwargs: dict, hidden: list[Any]) -> None:
         self.name = name

@@ -152,10 +152,10 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, dtype: Any = None, *,
     return _made(array, where)
 
 
-def linspace(
+def spaced(
     start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
 ) -> Tensor:
-    """``num`` evenly spaced numbers from ``start`` to ``stop``; float32 unless said otherwise."""
+    """``num`` evenly spaced numbers from the number ``start`` to ``stop``; float32 unless said otherwise."""
     where = current_device() if device is None else asdevice(device)
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
     if phantom.mode.dry:
@@ -186,5 +186,5 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> T
 
 __all__ = [
     "arange", "asarray", "astype", "constant", "empty", "empty_like", "eye", "full", "full_like",
-    "linspace", "ones", "ones_like", "zeros", "zeros_like",
+    "ones", "ones_like", "zeros", "zeros_like",
 ]  # fmt: skip

@@ -87,12 +87,15 @@ class _Term:
         return permute_dims(self.x, [self.labels.index(i) for i in labels])
 
 
-def einsum(subscripts: str, /, *operands: Any) -> Tensor:
+def einsum(subscripts: Any, /, *operands: Any) -> Tensor:
     """The sum of products that ``subscripts`` describes, as ``"bij,bjk->bik"``; an ellipsis stands for leading axes.
 
     Without ``->`` the result has the labels that occur once, in alphabetical order, after the ellipsis' axes.
-    A label repeated in one operand takes its diagonal.  Raises ShapeError.
+    A label repeated in one operand takes its diagonal.  NumPy's other form, ``einsum(x, [0, 1], y, [1, 2], [0, 2])``,
+    is understood, too.  Raises ShapeError.
     """
+    if not isinstance(subscripts, str):
+        subscripts, operands = _spelled((subscripts, *operands))
     xs = promote("einsum", operands) if operands else ()
     labels, result = _parse(subscripts, [x.ndim for x in xs])
     lengths = _lengths(subscripts, labels, [x.shape for x in xs])
@@ -103,6 +106,24 @@ def einsum(subscripts: str, /, *operands: Any) -> Tensor:
         needed = set(result).union(*(t.labels for t in rest))
         terms = [*rest, _product(terms[i], terms[j], needed)]
     return _summed(terms[0], set(result)).ordered(result)
+
+
+def _spelled(parts: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """Operands that alternate with lists of numbers as the text of the labels, and the operands."""
+
+    def text(labels: Any) -> str:
+        known = isinstance(labels, (list, tuple)) and all(
+            k is ... or (isinstance(k, int) and 0 <= k < 52) for k in labels
+        )
+        if not known:
+            raise ShapeError(
+                f"einsum: wanted letters, or after each operand a list of numbers below 52, got {labels!r}"
+            )
+        return "".join("..." if k is ... else chr(ord("A") + k if k < 26 else ord("a") + k - 26) for k in labels)
+
+    pairs = parts[: len(parts) // 2 * 2]
+    inputs = ",".join(map(text, pairs[1::2]))
+    return inputs + (f"->{text(parts[-1])}" if len(parts) % 2 else ""), pairs[0::2]
 
 
 def _parse(subscripts: str, ndims: list[int]) -> tuple[list[list[Any]], list[Any]]:

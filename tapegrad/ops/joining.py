@@ -198,14 +198,11 @@ def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Tensor:
     return take(x, from_array(x.device.array(places, copy=False), x.device), axis=a)
 
 
-def pad(x: Any, pad_width: Any, /, mode: str = "constant", *, constant_values: Any = 0) -> Tensor:
-    """``x`` with more elements around it (NumPy's ``pad``).
+def padded(x: Tensor, widths: Sequence[tuple[int, int]], mode: str = "constant", constant_values: Any = 0) -> Tensor:
+    """``x`` with elements around it: one number, or (``edge``, ``reflect``, ``symmetric``, ``wrap``) its own again.
 
-    pad_width: ``(before, after)`` for each dimension; or one pair, or one number, for all.  mode: ``constant``,
-    ``edge``, ``reflect``, ``symmetric`` or ``wrap``.  Raises ShapeError for widths, TapegradError for modes.
+    widths: before and after, for each dimension.  Raises ShapeError.
     """
-    x = tensor("pad", x)
-    widths = _widths(pad_width, x.ndim)
     if mode != "constant":
         return _pad_from_inside(x, widths, mode)
     if not any(map(any, widths)):
@@ -218,20 +215,6 @@ def pad(x: Any, pad_width: Any, /, mode: str = "constant", *, constant_values: A
     if around.size != 1:
         raise ShapeError(f"pad: constant_values must be one number, got shape {around.shape}")
     return barrier(put_slice_p, broadcast_to(reshape(around, ()), shape), x, index=index)
-
-
-def _widths(given: Any, ndim: int) -> tuple[tuple[int, int], ...]:
-    """One pair ``(before, after)`` for each of ``ndim`` dimensions."""
-    if isinstance(given, Integral):
-        pairs: Any = ((given, given),) * ndim
-    elif len(given) and all(isinstance(w, Integral) for w in given):
-        pairs = ((given[0], given[-1]),) * ndim
-    else:
-        pairs = tuple((int(p[0]), int(p[-1])) for p in given)
-        pairs = pairs * ndim if len(pairs) == 1 else pairs
-    if len(pairs) != ndim or any(w < 0 for p in pairs for w in p):
-        raise ShapeError(f"pad: pad_width {given!r} must be a pair of numbers >= 0 for each of {ndim} dimensions")
-    return pairs
 
 
 def _pad_from_inside(x: Tensor, widths: tuple[tuple[int, int], ...], mode: str) -> Tensor:

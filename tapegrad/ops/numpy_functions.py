@@ -47,27 +47,26 @@ from tapegrad.ops.scans import *  # noqa: F403
 from tapegrad.ops.segments import *  # noqa: F403
 from tapegrad.ops.sequences import *  # noqa: F403
 
-__all__ = [
-    *averages.__all__,
-    *choosing.__all__,
-    *combining.__all__,
-    *correlation.__all__,
-    *diagonals.__all__,
-    *differences.__all__,
-    *distinct.__all__,
-    *elementary.__all__,
-    *histograms.__all__,
-    *locating.__all__,
-    *mapping.__all__,
-    *nan_reductions.__all__,
-    *padding.__all__,
-    *partitioning.__all__,
-    *parts.__all__,
-    *placing.__all__,
-    *predicates.__all__,
-    *quantiles.__all__,
-    *ranges.__all__,
-    *scans.__all__,
-    *segments.__all__,
-    *sequences.__all__,
-]
+__all__: list[str] = []
+__all__ += averages.__all__
+__all__ += choosing.__all__
+__all__ += combining.__all__
+__all__ += correlation.__all__
+__all__ += diagonals.__all__
+__all__ += differences.__all__
+__all__ += distinct.__all__
+__all__ += elementary.__all__
+__all__ += histograms.__all__
+__all__ += locating.__all__
+__all__ += mapping.__all__
+__all__ += nan_reductions.__all__
+__all__ += padding.__all__
+__all__ += partitioning.__all__
+__all__ += parts.__all__
+__all__ += placing.__all__
+__all__ += predicates.__all__
+__all__ += quantiles.__all__
+__all__ += ranges.__all__
+__all__ += scans.__all__
+__all__ += segments.__all__
+__all__ += sequences.__all__

@@ -52,14 +52,14 @@ def pad(
     if mode in ("constant", "empty"):
         fill = 0 if mode == "empty" else constant_values
         if getattr(fill, "ndim", 0) == 0 and not isinstance(fill, (list, tuple)):
-            return joining.pad(x, widths, constant_values=fill)
+            return joining.padded(x, widths, constant_values=fill)
         return _by_axes(x, widths, _pairs(fill, x.ndim, "constant_values"), _constant)
     if any(not n and any(w) for n, w in zip(x.shape, widths, strict=True)):
         raise ShapeError(f"pad: an axis of {x.shape} is empty: mode {mode!r} has nothing to make elements from")
     if mode in INSIDE:
         if reflect_type == "odd" and mode in ("reflect", "symmetric"):
             return _by_axes(x, widths, [(mode, mode)] * x.ndim, _odd)
-        return joining.pad(x, widths, mode)
+        return joining.padded(x, widths, mode)
     if mode == "linear_ramp":
         return _by_axes(x, widths, _pairs(end_values, x.ndim, "end_values"), _ramp)
     lengths = _pairs(stat_length, x.ndim, "stat_length")

@@ -56,7 +56,8 @@ def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Tensor:
     x = _ordered("argpartition", a)
     if axis is None:
         x, axis = reshape(x, (x.size,)), 0
-    wanted = tuple(int(k) for k in kth) if isinstance(kth, (tuple, list)) or bool(getattr(kth, "ndim", False)) else (int(kth),)
+    several = isinstance(kth, (tuple, list)) or bool(getattr(kth, "ndim", False))
+    wanted = tuple(int(k) for k in kth) if several else (int(kth),)
     i = normalize_axis("argpartition", axis, x.ndim)
     return barrier(argpartition_p, x, kth=wanted, axis=i)
 

@@ -113,11 +113,22 @@ def array_function(self: Any, func: Any, types: Any, args: tuple, kwargs: dict) 
     ours = inspect.signature(f).parameters
     variadic = any(p.kind is p.VAR_POSITIONAL for p in ours.values())
     positional = [p for p in ours.values() if p.kind is not p.KEYWORD_ONLY]
+    args, kwargs = _placed(func, positional, args, kwargs)
     if len(args) > len(positional) and not variadic:  # sum(t, 0): tapegrad takes axis by name only
         names = list(_signature(func))
         kwargs = {**dict(zip(names[len(positional) :], args[len(positional) :], strict=False)), **kwargs}
         args = args[: len(positional)]
     return f(*args, **_asked(func, ours, kwargs))
+
+
+def _placed(func: Any, positional: list[Any], args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Arguments given by NumPy's names in the places that they have with us, where those have other names or none."""
+    left = dict(kwargs)
+    for name, p in list(zip(_signature(func), positional, strict=False))[len(args) :]:
+        if name not in left or (p.name == name and p.kind is not p.POSITIONAL_ONLY):
+            break
+        args = (*args, left.pop(name))
+    return args, left
 
 
 def _signature(func: Any) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tapegrad.signal.by_fft import fftconvolve, hilbert
 from tapegrad.signal.convolution import convolve, convolve2d, correlate, correlate2d
+from tapegrad.signal.densities import csd, periodogram, welch
 from tapegrad.signal.filtering import lfilter, sosfilt
-from tapegrad.signal.spectral import csd, istft, periodogram, stft, welch
+from tapegrad.signal.spectral import istft, stft
 from tapegrad.signal.trends import detrend
 
 __all__ = [

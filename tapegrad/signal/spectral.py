@@ -1,4 +1,4 @@
-"""Spectra of segments of a signal (scipy.signal's functions), made of differentiable pieces.
+"""Spectra of segments of a signal, and back (scipy.signal's functions), made of differentiable pieces.
 
 Windows given by name are SciPy's; one given as an array may be a tensor with a gradient.
 """
@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapegrad import fft
-from tapegrad.aval import broadcast_shapes, normalize_axis
+from tapegrad.aval import normalize_axis
 from tapegrad.device import CPU, dtypes, scipy
 from tapegrad.errors import DTypeError, ShapeError, TapegradError
 from tapegrad.ops.arithmetic import sqrt
-from tapegrad.ops.complex import conj, real
 from tapegrad.ops.creation import arange
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
 from tapegrad.ops.indexing import scatter_add_p, take
 from tapegrad.ops.joining import concat, flip, pad
-from tapegrad.ops.reductions import mean, sum
+from tapegrad.ops.reductions import sum
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to, moveaxis, reshape
 from tapegrad.signal.trends import detrend as without_trend
@@ -45,7 +44,7 @@ def real_float(op: str, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class Cut:
     """How a signal is cut into segments."""
 
     op: str
@@ -81,9 +80,9 @@ class _Cut:
         return cast(found, dtypes.float64)
 
 
-def _cut(
+def cut_into(
     op: str, x: Tensor, window: Any, nperseg: Any, noverlap: Any, nfft: Any, onesided: bool, n: int | None = None
-) -> _Cut:
+) -> Cut:
     """The parts of SciPy's arguments, with its defaults.  Raises ShapeError, TapegradError."""
     n = x.shape[-1] if n is None else n
     if isinstance(window, (str, tuple)):
@@ -104,7 +103,7 @@ def _cut(
     if nfft < nperseg or noverlap >= nperseg:
         raise ShapeError(f"{op}: nfft={nfft}, noverlap={noverlap}, nperseg={nperseg}; need noverlap < nperseg <= nfft")
     kind = dtypes.real_of(dtypes.accumulator(x.dtype))
-    return _Cut(op, cast(tensor(op, win, x), kind), nperseg, nperseg - noverlap, nfft, onesided)
+    return Cut(op, cast(tensor(op, win, x), kind), nperseg, nperseg - noverlap, nfft, onesided)
 
 
 _EXTENSIONS = {"even": "reflect", "constant": "edge", "zeros": "constant"}
@@ -127,7 +126,7 @@ def _extended(op: str, x: Tensor, boundary: str | None, n: int) -> Tensor:
     return concat([2 * x[..., :1] - left, x, 2 * x[..., -1:] - right], axis=-1)
 
 
-def _scale(op: str, cut: _Cut, fs: float, scaling: str) -> Tensor:
+def scale_of(op: str, cut: Cut, fs: float, scaling: str) -> Tensor:
     if scaling in ("density", "psd"):
         return 1.0 / (fs * sum(cut.window * cut.window))
     if scaling == "spectrum":
@@ -156,12 +155,12 @@ def stft(
     """
     signal, at = along_last("stft", x, axis)
     onesided = return_onesided and signal.dtype.kind != "c"
-    cut = _cut("stft", signal, window, nperseg, noverlap, nfft, onesided)
+    cut = cut_into("stft", signal, window, nperseg, noverlap, nfft, onesided)
     signal = _extended("stft", signal, boundary, cut.nperseg // 2)
     if padded:
         gap = -(signal.shape[-1] - cut.nperseg) % cut.step % cut.nperseg
         signal = pad(signal, [(0, 0)] * (signal.ndim - 1) + [(0, gap)])
-    found = cut.spectra(signal, detrend) * sqrt(_scale("stft", cut, fs, scaling))
+    found = cut.spectra(signal, detrend) * sqrt(scale_of("stft", cut, fs, scaling))
     times = (arange(found.shape[-2], dtype="float64", device=found.device) * cut.step + cut.nperseg / 2) / fs
     if boundary:
         times = times - cut.nperseg / 2 / fs
@@ -196,11 +195,11 @@ def istft(
     nperseg = default if nperseg is None else int(nperseg)
     if nfft is None:
         nfft = nperseg if input_onesided and nperseg == default + 1 else default
-    cut = _cut("istft", z, window, nperseg, noverlap, max(nfft, nperseg), input_onesided, nperseg)
+    cut = cut_into("istft", z, window, nperseg, noverlap, max(nfft, nperseg), input_onesided, nperseg)
     parts = (fft.irfft if input_onesided else fft.ifft)(z, n=nfft, axis=-1)[..., : cut.nperseg] * cut.window
     count, places = z.shape[-2], cut.places(z.shape[-2])
     n = cut.nperseg + (count - 1) * cut.step
-    found = barrier(scatter_add_p, parts / sqrt(_scale("istft", cut, fs, scaling)), places, axis=parts.ndim - 2, n=n)
+    found = barrier(scatter_add_p, parts / sqrt(scale_of("istft", cut, fs, scaling)), places, axis=parts.ndim - 2, n=n)
     squares = broadcast_to(cut.window * cut.window, (count, cut.nperseg))
     norm = barrier(scatter_add_p, squares, places, axis=0, n=n)
     if boundary:
@@ -209,94 +208,3 @@ def istft(
     found = found / where(norm > 1e-10, norm, 1.0)
     times = arange(found.shape[-1], dtype="float64", device=found.device) / fs
     return times, moveaxis(found, -1, t - (f < t))
-
-
-def csd(
-    x: Any,
-    y: Any,
-    fs: float = 1.0,
-    window: Any = "hann",
-    nperseg: int | None = None,
-    noverlap: int | None = None,
-    nfft: int | None = None,
-    detrend: Any = "constant",
-    return_onesided: bool = True,
-    scaling: str = "density",
-    axis: int = -1,
-    average: str = "mean",
-) -> tuple[Tensor, Tensor]:
-    """The cross power spectral density by Welch's method (scipy.signal.csd): frequencies and (complex) densities.
-
-    average: ``mean`` over the segments, the only one.  Raises ShapeError, AxisError, and TapegradError for a window,
-    scaling or average.
-    """
-    return _density("csd", x, y, fs, window, nperseg, noverlap, nfft, detrend, return_onesided, scaling, axis, average)
-
-
-def welch(
-    x: Any,
-    fs: float = 1.0,
-    window: Any = "hann",
-    nperseg: int | None = None,
-    noverlap: int | None = None,
-    nfft: int | None = None,
-    detrend: Any = "constant",
-    return_onesided: bool = True,
-    scaling: str = "density",
-    axis: int = -1,
-    average: str = "mean",
-) -> tuple[Tensor, Tensor]:
-    """The power spectral density by Welch's method (scipy.signal.welch): frequencies and densities; see :func:`csd`."""
-    frequencies, found = _density(
-        "welch", x, None, fs, window, nperseg, noverlap, nfft, detrend, return_onesided, scaling, axis, average
-    )
-    return frequencies, real(found)
-
-
-def periodogram(
-    x: Any,
-    fs: float = 1.0,
-    window: Any = "boxcar",
-    nfft: int | None = None,
-    detrend: Any = "constant",
-    return_onesided: bool = True,
-    scaling: str = "density",
-    axis: int = -1,
-) -> tuple[Tensor, Tensor]:
-    """The power spectral density of the whole signal (scipy.signal.periodogram): frequencies and densities."""
-    signal, at = along_last("periodogram", x, axis)
-    n = signal.shape[-1]
-    if nfft is not None and nfft < n:
-        signal, n = signal[..., :nfft], nfft
-    return welch(restored(signal, at), fs, window, n, 0, nfft, detrend, return_onesided, scaling, axis)
-
-
-def _density(
-    op: str, x: Any, y: Any, fs: float, window: Any, nperseg: Any, noverlap: Any, nfft: Any, detrend: Any,
-    onesided: bool, scaling: str, axis: int, average: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    signal, at = along_last(op, x, axis)
-    other = None if y is None else along_last(op, y, axis)[0]
-    if other is not None:
-        signal, other = _alike(op, signal, other)
-    onesided = onesided and "c" not in (signal.dtype.kind, "" if other is None else other.dtype.kind)
-    cut = _cut(op, signal, window, nperseg, noverlap, nfft, onesided)
-    if average != "mean":
-        raise TapegradError(f"{op}: average {average!r}; take 'mean'")
-    one = cut.spectra(signal, detrend)
-    two = one if other is None else cut.spectra(other, detrend)
-    found = mean(conj(one) * two, axis=-2) * _scale(op, cut, fs, scaling)
-    if onesided:
-        count = found.shape[-1]
-        last = count if cut.nfft % 2 else count - 1
-        found = found * found.device.array([2.0 if 0 < k < last else 1.0 for k in range(count)], dtype=cut.window.dtype)
-    return cut.frequencies(fs), restored(found, at)
-
-
-def _alike(op: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Two signals of one dtype and length, the shorter one with zeros behind it."""
-    x, y = promote(op, (x, y))
-    n = max(x.shape[-1], y.shape[-1])
-    x, y = (pad(t, [(0, 0)] * (t.ndim - 1) + [(0, n - t.shape[-1])]) for t in (x, y))
-    lead = broadcast_shapes(op, x.shape[:-1], y.shape[:-1])
-    return broadcast_to(x, (*lead, n)), broadcast_to(y, (*lead, n))

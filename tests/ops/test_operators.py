@@ -141,7 +141,7 @@ INNER = {
     "ops.updates": {"adam", "clip_by_global_norm", "decayed", "groups", "momentum", "sgd"},
     "ops.reductions": {"infer_reduction", "lift_axes", "kept_shape"}, "ops.getitem": {"getitem"},
     "ops.info": {"check_version", "namespace_info"}, "ops.einops_backend": {"offer_backend"},
-    "ops.convolution": {"conv", "conv_transpose", "fitted"}, "ops.pooling": {"max_pool", "sum_pool"},
+    "ops.joining": {"padded"}, "ops.convolution": {"conv", "conv_transpose", "fitted"}, "ops.pooling": {"max_pool", "sum_pool"},
 }  # fmt: skip
 
 
