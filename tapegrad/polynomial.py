@@ -16,7 +16,8 @@ from tapegrad.ops.creation import arange, ones, zeros
 from tapegrad.ops.diagonals import diag
 from tapegrad.ops.dispatch import promote
 from tapegrad.ops.indexing import nonzero
-from tapegrad.ops.joining import concat, pad
+from tapegrad.ops.joining import concat
+from tapegrad.ops.padding import pad
 from tapegrad.ops.partitioning import sort_complex
 from tapegrad.ops.products import outer
 from tapegrad.ops.ranges import vander

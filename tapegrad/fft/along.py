@@ -15,7 +15,7 @@ from tapegrad.ops.comparison import equal, logical_or
 from tapegrad.ops.complex import conj
 from tapegrad.ops.creation import arange
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.ops.joining import pad
+from tapegrad.ops.padding import pad
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import reshape
 from tapegrad.primitive import Primitive, Sample, linear

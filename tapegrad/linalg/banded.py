@@ -12,7 +12,8 @@ from tapegrad.linalg.solving import solve
 from tapegrad.linalg.structured import toeplitz
 from tapegrad.ops.complex import conj
 from tapegrad.ops.dispatch import barrier, promote, tensor
-from tapegrad.ops.joining import flip, pad, stack
+from tapegrad.ops.joining import flip, stack
+from tapegrad.ops.padding import pad
 from tapegrad.ops.reductions import sum
 from tapegrad.ops.shape import reshape
 from tapegrad.primitive import Primitive, Sample

@@ -11,7 +11,8 @@ from tapegrad.ops.complex import conj
 from tapegrad.ops.creation import arange, eye, zeros
 from tapegrad.ops.dispatch import promote, tensor
 from tapegrad.ops.indexing import take
-from tapegrad.ops.joining import concat, flip, pad, stack
+from tapegrad.ops.joining import concat, flip, stack
+from tapegrad.ops.padding import pad
 from tapegrad.ops.shape import broadcast_to, expand_dims, reshape
 from tapegrad.tensor import Tensor
 

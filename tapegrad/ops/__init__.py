@@ -123,7 +123,7 @@ from tapegrad.ops.naming import name
 from tapegrad.ops.normalization import layer_norm
 from tapegrad.ops.numpy_functions import *  # noqa: F403
 from tapegrad.ops.operators import bind_operators
-from tapegrad.ops.padding import pad  # the checker of types does not see it through the line above
+from tapegrad.ops.padding import pad as pad  # so that the checker of types sees it
 from tapegrad.ops.products import dot, inner, matmul, matvec, outer, tensordot, vdot, vecdot, vecmat
 from tapegrad.ops.reductions import (
     all,
@@ -207,8 +207,8 @@ __all__ = [
     "inner", "invert", "isfinite", "isinf", "isnan", "layer_norm", "leaky_relu", "left_shift", "less", "less_equal",
     "log", "log10", "log1p", "log2", "log_sigmoid", "log_softmax", "logaddexp", "logical_and",
     "logical_not", "logical_or", "logical_xor", "logsumexp", "matmul", "matrix_transpose", "matvec", "max", "maximum",
-    "mean", "meshgrid", "min", "minimum", "mod", "moveaxis", "multiply", "name", "negative", "nonzero", "not_equal", "one_hot",
-    "ones",
+    "mean", "meshgrid", "min", "minimum", "mod", "moveaxis", "multiply", "name", "negative", "nonzero", "not_equal",
+    "one_hot", "ones",
     "ones_like", "outer", "permute_dims", "positive", "pow", "power", "prod", "ravel", "real", "reciprocal",
     "relu", "remainder", "repeat", "reshape", "right_shift", "rint", "roll", "rot90", "round", "searchsorted",
     "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "softmax", "softplus", "softsign", "sort", "split", "sqrt",

@@ -80,11 +80,12 @@ def full(shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, devi
 
     Raises ShapeError.
     """
-    if isinstance(fill_value, Tensor) or getattr(fill_value, "ndim", 0) or hasattr(fill_value, "ref"):
+    if isinstance(fill_value, Tensor) or bool(getattr(fill_value, "ndim", False)) or hasattr(fill_value, "ref"):
         from tapegrad.ops.shape import broadcast_to  # built on this file
 
         value = asarray(fill_value, dtype=dtype, device=device)
-        return broadcast_to(value, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,))
+        lengths: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
+        return broadcast_to(value, tuple(lengths))
     where = current_device() if device is None else asdevice(device)
     wanted = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
@@ -152,9 +153,7 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, dtype: Any = None, *,
     return _made(array, where)
 
 
-def spaced(
-    start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
-) -> Tensor:
+def spaced(start: Any, stop: Any, num: int, dtype: Any, device: Any, endpoint: bool) -> Tensor:
     """``num`` evenly spaced numbers from the number ``start`` to ``stop``; float32 unless said otherwise."""
     where = current_device() if device is None else asdevice(device)
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)

@@ -217,7 +217,7 @@ def padded(x: Tensor, widths: Sequence[tuple[int, int]], mode: str = "constant",
     return barrier(put_slice_p, broadcast_to(reshape(around, ()), shape), x, index=index)
 
 
-def _pad_from_inside(x: Tensor, widths: tuple[tuple[int, int], ...], mode: str) -> Tensor:
+def _pad_from_inside(x: Tensor, widths: Sequence[tuple[int, int]], mode: str) -> Tensor:
     """Each padded dimension read again at places inside it."""
     for a, (before, after) in enumerate(widths):
         n = x.shape[a]

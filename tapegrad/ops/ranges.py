@@ -45,7 +45,7 @@ def linspace(
     if _numbers(start, stop):
         if dtype is None and (isinstance(start, complex) or isinstance(stop, complex)):
             dtype = dtypes.complex64
-        found = creation.spaced(start, stop, count, dtype=dtype, device=device, endpoint=endpoint)
+        found = creation.spaced(start, stop, count, dtype, device, endpoint)
         return (found, (stop - start) / parts if parts > 0 else math.nan) if retstep else found
     first, last = promote("linspace", (start, stop), lambda d: d if dtypes.is_inexact(d) else dtypes.float64)
     found, step = _spaced(first, last, count, endpoint)

@@ -7,7 +7,8 @@ from typing import Any
 
 from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import promote
-from tapegrad.ops.joining import pad, stack
+from tapegrad.ops.joining import stack
+from tapegrad.ops.padding import pad
 from tapegrad.tensor import Tensor
 
 __all__ = ["pad_sequence", "transpose_sequence"]

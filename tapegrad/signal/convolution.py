@@ -11,7 +11,8 @@ from tapegrad.device import dtypes, scipy
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.complex import conj
 from tapegrad.ops.dispatch import barrier, promote
-from tapegrad.ops.joining import flip, pad
+from tapegrad.ops.joining import flip
+from tapegrad.ops.padding import pad
 from tapegrad.ops.shape import expand_dims
 from tapegrad.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.tensor import Tensor

@@ -8,7 +8,7 @@ from tapegrad.aval import broadcast_shapes
 from tapegrad.errors import TapegradError
 from tapegrad.ops.complex import conj, real
 from tapegrad.ops.dispatch import promote
-from tapegrad.ops.joining import pad
+from tapegrad.ops.padding import pad
 from tapegrad.ops.reductions import mean
 from tapegrad.ops.shape import broadcast_to
 from tapegrad.signal.spectral import along_last, cut_into, restored, scale_of

@@ -16,7 +16,8 @@ from tapegrad.ops.arithmetic import sqrt
 from tapegrad.ops.creation import arange
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
 from tapegrad.ops.indexing import scatter_add_p, take
-from tapegrad.ops.joining import concat, flip, pad
+from tapegrad.ops.joining import concat, flip
+from tapegrad.ops.padding import pad
 from tapegrad.ops.reductions import sum
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to, moveaxis, reshape

@@ -154,5 +154,6 @@ def _public(prim: Primitive, apply: Callable) -> Callable[..., Tensor]:
         return apply(prim, *(promote(name, xs, to) if apply is bind else together(name, xs)))
 
     kind = inspect.Parameter
-    op.__signature__ = inspect.Signature([kind(p, kind.POSITIONAL_ONLY) for p in prim.operands])  # type: ignore[attr-defined]
+    parameters = [kind(p, kind.POSITIONAL_ONLY) for p in prim.operands]
+    op.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return named(op, prim, ", ".join(prim.operands))

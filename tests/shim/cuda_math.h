@@ -49,7 +49,8 @@ static inline double tg_inverse_erfc(double q) {
     if (q == 0.0) return __builtin_inf();
     double r = q > 0.5 ? (1.0 - q) * 0.88622692545275801365 : sqrt(-log(q));
     for (int step = 0; step < 40; step++) {
-        double left = q > 0.5 ? (erfc(r) - q) * exp(r * r) : (log(tg_scaled_erfc(r)) - r * r - log(q)) * tg_scaled_erfc(r);
+        double over = tg_scaled_erfc(r), left = (erfc(r) - q) * exp(r * r);
+        if (q <= 0.5) left = (log(over) - r * r - log(q)) * over;
         double change = left * 0.88622692545275801365;
         r += change;
         if (fabs(change) <= 1e-17 * fabs(r)) break;
