@@ -222,6 +222,7 @@ __all__ += floating.__all__
 __all__ += sets.__all__
 __all__ += sharing.__all__
 __all__ += numpy_functions.__all__
+__all__.sort()
 
 bind_operators()
 bind_methods()

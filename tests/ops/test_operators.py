@@ -142,7 +142,10 @@ INNER = {
     "ops.reductions": {"infer_reduction", "lift_axes", "kept_shape"}, "ops.getitem": {"getitem"},
     "ops.info": {"check_version", "namespace_info"}, "ops.einops_backend": {"offer_backend"},
     "ops.joining": {"padded"}, "ops.convolution": {"conv", "conv_transpose", "fitted"},
-    "ops.pooling": {"max_pool", "sum_pool"}, "ops.creation": {"spaced"},
+    "ops.patches": {"fold_windows", "unfold_windows"},
+    "ops.pooling": {
+        "by_planes", "every_tap", "leading", "max_pool", "max_pool_places", "same_window", "spread_pool", "sum_pool",
+    }, "ops.creation": {"spaced"},
 }  # fmt: skip
 
 
