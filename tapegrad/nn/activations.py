@@ -137,7 +137,8 @@ def hardsigmoid(input: Any) -> Tensor:
 def hardswish(input: Any) -> Tensor:
     """``x * hardsigmoid(x)`` (Howard et al., arXiv 1905.02244)."""
     x = floating(input)
-    return ops.where(x <= -3, 0, ops.where(x >= 3, x, x * (x + 3.0) / 6.0))
+    inner = ops.clip(x, -3.0, 3.0)  # so that infinities make no NaN in the part that is not taken
+    return ops.where(x <= -3, 0, ops.where(x >= 3, x, inner * (inner + 3.0) / 6.0))
 
 
 def hardshrink(input: Any, lambd: float = 0.5) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tapegrad import ops
@@ -195,7 +196,8 @@ def same_shape(who: str, input: Any, target: Any) -> tuple[Tensor, Tensor]:
 def _weighted(who: str, losses: Tensor, weights: Tensor, reduction: str) -> Tensor:
     """The mean of weighted losses is their sum over the sum of weights (NaN where that is 0, as in PyTorch)."""
     if reduction == "mean":
-        return ops.sum(losses) / ops.sum(weights)
+        total = ops.sum(weights)
+        return ops.where(total == 0, math.nan, ops.sum(losses) / ops.where(total == 0, 1, total))
     return reduced(who, losses, reduction)
 
 

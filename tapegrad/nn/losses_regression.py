@@ -59,8 +59,8 @@ def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 
     ``weight``: of each, shaped as input; as in PyTorch the mean is not divided by it.  Raises ShapeError.
     """
     x, y = same_shape("huber_loss", input, target)
-    d = ops.abs(x - y)
-    near = ops.minimum(d, delta)
+    d = x - y
+    near = ops.clip(d, -delta, delta)  # not |d|: its second derivative at 0 would be lost
     losses = near * (d - 0.5 * near)
     if weight is None:
         return reduced("huber_loss", losses, reduction)

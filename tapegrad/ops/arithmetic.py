@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tapegrad.device import dtypes
-from tapegrad.ops.comparison import equal, logical_and
+from tapegrad.ops.comparison import equal, logical_and, not_equal
 from tapegrad.ops.comparison import round as rint
 from tapegrad.ops.dispatch import SCALARS, binary, bind, cast, infer_same, no_bool, promote, tensor, unary
 from tapegrad.ops.selection import where
@@ -156,7 +156,8 @@ power = binary(power_p, no_bool("power"))
 def _safe_log(x: Tensor) -> Tensor:
     from tapegrad.ops.exponential import log  # the two files read each other
 
-    return where(x > 0, log(where(x > 0, x, 1)), 0)
+    known = not_equal(x, 0) if x.dtype.kind == "c" else x > 0
+    return where(known, log(where(known, x, 1)), 0)
 
 
 def pow_operator(x: Tensor, y: Any) -> Tensor:

@@ -7,13 +7,13 @@ from typing import Any
 from tapegrad.aval import ShapedArray, normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
-from tapegrad.ops.arithmetic import multiply, subtract
+from tapegrad.ops.arithmetic import subtract
 from tapegrad.ops.creation import ones, zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.ops.indexing import slice_p
+from tapegrad.ops.indexing import slice_p, unslice_p
 from tapegrad.ops.joining import concat
-from tapegrad.ops.shape import reshape
-from tapegrad.primitive import Primitive, Sample, linear
+from tapegrad.ops.shape import broadcast_to, reshape
+from tapegrad.primitive import Primitive, Sample, general, linear
 from tapegrad.tensor import Tensor
 
 
@@ -80,22 +80,68 @@ def cumsum(x: Any, /, axis: int | None = None, dtype: Any = None) -> Tensor:
     return cumulative_sum(reshape(x, (x.size,)) if axis is None else x, axis=axis, dtype=dtype)
 
 
+def _cut(x: Tensor, axis: int, reach: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The first ``reach`` elements along ``axis``, the others, and those that stand ``reach`` before the others."""
+    whole = [(0, m, 1) for m in x.shape]
+    n = x.shape[axis]
+    early, late, before = (
+        barrier(slice_p, x, index=(*whole[:axis], (first, count, 1), *whole[axis + 1 :]))
+        for first, count in ((0, reach), (reach, n - reach), (0, n - reach))
+    )
+    return early, late, before
+
+
+def _reaches(n: int) -> list[int]:
+    return [1 << k for k in range((n - 1).bit_length())] if n > 1 else []
+
+
+def _push_products(t: Tensor, x: Tensor, *, axis: int) -> Tensor:
+    """By doubling, log n products of whole arrays: right where elements are 0, since nothing is divided."""
+    behind = t.ndim - axis  # there may be more tangents than values, along leading axes
+    for reach in _reaches(t.shape[axis]):
+        early, late, before = _cut(x, x.ndim - behind, reach)
+        t_early, t_late, t_before = _cut(t, axis, reach)
+        t = concat([t_early, t_late * before + late * t_before], axis=axis)
+        x = concat([early, late * before], axis=x.ndim - behind)
+    return t
+
+
+def _pull_products(ct: Tensor, x: Tensor, *, axis: int) -> Tensor:
+    """The transpose of :func:`_push_products`."""
+    behind = ct.ndim - axis
+    levels = []
+    for reach in _reaches(ct.shape[axis]):
+        early, late, before = _cut(x, x.ndim - behind, reach)
+        levels.append((reach, late, before))
+        x = concat([early, late * before], axis=x.ndim - behind)
+    for reach, late, before in reversed(levels):
+        ct_early, ct_late, _ = _cut(ct, axis, reach)
+        index = tuple((0, m, 1) for m in ct_late.shape)
+        ct = concat([ct_early, ct_late * before], axis=axis) + barrier(
+            unslice_p, ct_late * late, shape=ct.shape, index=index
+        )
+    return ct
+
+
+cumulative_prod_p = general(
+    "cumulative_prod",
+    impl=lambda xp, x, *, axis, out: xp.cumprod(x, axis=axis, dtype=out.dtype, out=out),
+    infer=lambda x, *, axis: x,
+    vjp=[_pull_products],
+    jvp=[_push_products],
+    into=True,
+    lift=lambda params, n: {"axis": params["axis"] + 1},
+    samples=[Sample((3, 5), axis=1), Sample((3, 2), axis=0), Sample((2, 0), axis=1), Sample((1,), axis=0)],
+)
+
+
 def cumulative_prod(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
     """The products of the elements so far along ``axis``; ``include_initial``: 1 in front.
 
-    Computed by doubling, log n products of whole arrays, so its gradient is right where elements are 0.  Raises
-    AxisError, ShapeError.
+    Its gradient is right where elements are 0.  Raises AxisError, ShapeError.
     """
     x, a, wanted = _prepared("cumulative_prod", x, axis, dtype)
-    n, reach = x.shape[a], 1
-    whole = [(0, m, 1) for m in x.shape]
-    while reach < n:
-        early, late, before = (
-            barrier(slice_p, x, index=(*whole[:a], (first, count, 1), *whole[a + 1 :]))
-            for first, count in ((0, reach), (reach, n - reach), (0, n - reach))
-        )
-        x = concat([early, multiply(late, before)], axis=a)
-        reach *= 2
+    x = barrier(cumulative_prod_p, x, axis=a)
     if include_initial:
         x = _after_initial(x, a, ones(_first_shape(x, a), dtype=x.dtype, device=x.device))
     return cast(x, wanted)
@@ -115,6 +161,7 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any
         raise ShapeError(f"diff: n={n}; differences are taken 0 times or more")
     around = [tensor("diff", part) for part in (prepend, append) if part is not None]
     if around:
+        around = [broadcast_to(part, _first_shape(x, a)) if not part.ndim else part for part in around]
         x = concat([*around[: prepend is not None], x, *around[prepend is not None :]], axis=a)
     for _ in range(min(n, x.shape[a])):
         ahead, behind = (slice(None),) * a + (slice(1, None),), (slice(None),) * a + (slice(None, -1),)

@@ -13,7 +13,7 @@ from tapegrad.ops.comparison import equal, isfinite, isinf, isnan, less, signbit
 from tapegrad.ops.comparison import round as round_even
 from tapegrad.ops.complex import imag, real
 from tapegrad.ops.dispatch import barrier, binary, cast, infer_same, promote, real_float, tensor, unary
-from tapegrad.ops.exponential import exp2
+from tapegrad.ops.exponential import below, exp2
 from tapegrad.ops.parts import complex_of
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to
@@ -43,7 +43,7 @@ logaddexp2_p = elementwise(
     infer=infer_same,
     exact=False,
     costly=True,
-    partials=[lambda out, x: exp2(x - out), lambda out, y: exp2(y - out)],
+    partials=[lambda out, x: exp2(below(x, out)), lambda out, y: exp2(below(y, out))],
     operands=("x", "y"),
     cxx="tg_logaddexp({x} * {type}(0.6931471805599453), {y} * {type}(0.6931471805599453)) * {type}(1.4426950408889634)",
     doc="``log2(2**x + 2**y)`` without overflow.",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from tapegrad.device.dtypes import in_float
 from tapegrad.ops.arithmetic import reciprocal
+from tapegrad.ops.comparison import equal
 from tapegrad.ops.dispatch import binary, infer_same, unary
+from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
+from tapegrad.tensor import Tensor
 
 exp_p = elementwise("exp", infer=infer_same, exact=False, partials=[lambda out: out], cxx="exp({x})", doc="``e ** x``.")
 exp = unary(exp_p, in_float)
@@ -46,12 +49,19 @@ log1p_p = elementwise(
 )  # fmt: skip
 log1p = unary(log1p_p, in_float)
 
+
+def below(x: Tensor, out: Tensor) -> Tensor:
+    """``x - out``, and 0 where both are the same infinity."""
+    same = equal(x, out)
+    return where(same, 0, x) - where(same, 0, out)
+
+
 logaddexp_p = elementwise(
     "logaddexp",
     infer=infer_same,
     exact=False,
     costly=True,
-    partials=[lambda out, x: exp(x - out), lambda out, y: exp(y - out)],
+    partials=[lambda out, x: exp(below(x, out)), lambda out, y: exp(below(y, out))],
     operands=("x", "y"),
     cxx="tg_logaddexp({x}, {y})",
     doc="``log(exp(x) + exp(y))`` without overflow.",

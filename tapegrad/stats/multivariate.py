@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
-from tapegrad.linalg import cholesky, solve_triangular
-from tapegrad.ops.arithmetic import square
+from tapegrad.linalg import cholesky, eigvalsh, pinv, solve_triangular
+from tapegrad.ops.arithmetic import abs, square
 from tapegrad.ops.creation import eye
-from tapegrad.ops.dispatch import promote, real_float
+from tapegrad.ops.dispatch import cast, promote, real_float
 from tapegrad.ops.exponential import exp, log
 from tapegrad.ops.indexing import take
 from tapegrad.ops.joining import concat
-from tapegrad.ops.reductions import sum
+from tapegrad.ops.reductions import max, sum
+from tapegrad.ops.selection import where
 from tapegrad.ops.shape import expand_dims, matrix_transpose, reshape
 from tapegrad.special.entropies import xlogy
 from tapegrad.special.gammas import gammaln
@@ -54,10 +56,11 @@ class _MultivariateNormal:
     def __repr__(self) -> str:
         return "<distribution multivariate_normal>"
 
-    def logpdf(self, x: Any, mean: Any = None, cov: Any = 1) -> Tensor:
+    def logpdf(self, x: Any, mean: Any = None, cov: Any = 1, allow_singular: bool = False) -> Tensor:
         """The logarithm of the density at ``x`` of shape ``(..., d)`` (or ``(...)`` where ``d`` is 1).
 
-        The covariance is positive definite, and its lower triangle is read.  Raises ShapeError, LinAlgError.
+        The covariance is positive definite, and its lower triangle is read; allow_singular: or semidefinite, and the
+        density is that on its range, -inf beside it.  Raises ShapeError, LinAlgError.
         """
         x, mean, cov = self._operands("multivariate_normal.logpdf", x, mean, cov)
         d = cov.shape[-1]
@@ -67,15 +70,17 @@ class _MultivariateNormal:
             raise ShapeError(
                 f"multivariate_normal.logpdf: x of shape {x.shape} for {d} dimensions; its last must be {d}"
             )
-        root = cholesky(cov)
         off = x - mean
+        if allow_singular:
+            return _on_range(off, cov)
+        root = cholesky(cov)
         rows = reshape(off, (off.size // d, d))
         unit = solve_triangular(root, matrix_transpose(rows), lower=True)
         return -0.5 * (reshape(sum(square(unit), axis=0), off.shape[:-1]) + d * math.log(2 * math.pi)) - _log_det(root)
 
-    def pdf(self, x: Any, mean: Any = None, cov: Any = 1) -> Tensor:
+    def pdf(self, x: Any, mean: Any = None, cov: Any = 1, allow_singular: bool = False) -> Tensor:
         """The density at ``x``; see ``logpdf``."""
-        return exp(self.logpdf(x, mean, cov))
+        return exp(self.logpdf(x, mean, cov, allow_singular))
 
     def entropy(self, mean: Any = None, cov: Any = 1) -> Tensor:
         """The differential entropy, in nats; it does not depend on ``mean``."""
@@ -93,6 +98,18 @@ class _MultivariateNormal:
         if cov.ndim < 2:
             cov = cov * eye(d, dtype=cov.dtype, device=cov.device)
         return x, mean, cov
+
+
+def _on_range(off: Tensor, cov: Tensor) -> Tensor:
+    """The logarithm of a normal density on the range of a semidefinite covariance (SciPy's bounds for what is 0)."""
+    spread = eigvalsh(cov)
+    least = 1e6 * dtypes.finfo(cov.dtype).eps * max(abs(spread))
+    kept = spread > least
+    rank, volume = sum(cast(kept, cov.dtype)), sum(where(kept, log(where(kept, spread, 1.0)), 0.0))
+    inverse = pinv(cov, rtol=1e6 * dtypes.finfo(cov.dtype).eps)
+    beside = off - off @ inverse @ cov
+    found = -0.5 * (sum(off @ inverse * off, axis=-1) + rank * math.log(2 * math.pi) + volume)
+    return where(sum(square(beside), axis=-1) > square(least), -math.inf, found)
 
 
 def _log_det(root: Tensor) -> Tensor:

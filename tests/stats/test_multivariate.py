@@ -71,3 +71,17 @@ def test_dirichlet_gradients() -> None:
 def test_bad_input(call: Any, error: type) -> None:
     with pytest.raises(error):
         call()
+
+
+def test_a_singular_covariance_has_a_density_on_its_range():
+    base = np.random.default_rng(5).normal(size=(4, 2))
+    cov, mean = base @ base.T, np.ones(4)
+    x = np.random.default_rng(6).normal(size=(5, 2)) @ base.T + mean
+    beside = x + np.random.default_rng(7).normal(size=x.shape)
+    theirs = scipy.stats.multivariate_normal
+    wanted = theirs.logpdf(x, mean, cov, allow_singular=True)
+    np.testing.assert_allclose(normal.logpdf(x, mean, cov, allow_singular=True).numpy(), wanted, rtol=1e-8)
+    assert np.all(normal.pdf(beside, mean, cov, allow_singular=True).numpy() == 0.0)
+    directions = np.random.default_rng(8).normal(size=(5, 2)) @ base.T
+    f = lambda t: normal.logpdf(x + t * directions, mean, cov, allow_singular=True)
+    tg.testing.check_grads(f, (np.array(0.3),), order=2)
