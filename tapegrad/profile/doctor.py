@@ -18,13 +18,13 @@ import click
 
 OPTIONAL = {
     "matplotlib": "pip install 'tapegrad[plot]'", "safetensors": "pip install 'tapegrad[io]'",
-    "ml_dtypes": "pip install ml_dtypes", "pynvml": "pip install nvidia-ml-py", "scipy": "pip install 'tapegrad[plan]'",
+    "ml_dtypes": "pip install ml_dtypes", "pynvml": "pip install nvidia-ml-py", "scipy": "pip install scipy",
 }  # fmt: skip
 """Optional packages by the name they import under, and how to get them."""
 
 SERVES = {
     "matplotlib": "plots", "safetensors": "saving weights", "ml_dtypes": "bfloat16", "pynvml": "GPUs in tapegrad top",
-    "scipy": "exact plans",
+    "scipy": "special functions, linear algebra, sparse matrices, exact plans",
 }  # fmt: skip
 VARIABLES = (
     "TAPEGRAD_DEVICE", "TAPEGRAD_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_PATH", "CUPY_CACHE_DIR",

@@ -73,7 +73,7 @@ def _check(o: dict[str, Any]) -> None:
         from importlib.util import find_spec
 
         if find_spec("scipy") is None:
-            raise click.UsageError("--solver milp needs SciPy: pip install 'tapegrad[plan]'; greedy works without")
+            raise click.UsageError("--solver milp needs SciPy: pip install scipy; greedy works without")
 
 
 def _note_incomplete(run: Run) -> None:
