@@ -34,9 +34,10 @@ def last_number() -> int:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Let no tape record what happens in the block, in this thread."""
+    """Let no tape record what happens in the block, in this thread; who follows a batch goes on (see ``guards``)."""
     before = thread.recorders, thread.hidden
-    thread.recorders, thread.hidden = (), thread.recorders or thread.hidden
+    following = tuple(r for r in before[0] if r in thread.guards) if thread.guards else ()
+    thread.recorders, thread.hidden = following, before[0] or before[1]
     try:
         yield
     finally:

@@ -17,6 +17,7 @@ from tapegrad.linalg import (
     lu_factors,
     matrix_products,
     norms,
+    polar_factors,
     qr_factors,
     singular,
     solving,
@@ -31,13 +32,14 @@ from tapegrad.linalg.least_squares import *  # noqa: F403
 from tapegrad.linalg.lu_factors import *  # noqa: F403
 from tapegrad.linalg.matrix_products import *  # noqa: F403
 from tapegrad.linalg.norms import *  # noqa: F403
+from tapegrad.linalg.polar_factors import *  # noqa: F403
 from tapegrad.linalg.qr_factors import *  # noqa: F403
 from tapegrad.linalg.singular import *  # noqa: F403
 from tapegrad.linalg.solving import *  # noqa: F403
 from tapegrad.linalg.structured import *  # noqa: F403
 
 _PARTS = (
-    banded, determinants, eigen, functions, hermitian, least_squares, lu_factors, matrix_products, norms, qr_factors,
-    singular, solving, structured,
+    banded, determinants, eigen, functions, hermitian, least_squares, lu_factors, matrix_products, norms,
+    polar_factors, qr_factors, singular, solving, structured,
 )  # fmt: skip
 __all__ = ["LinAlgError", *(name for part in _PARTS for name in part.__all__)]

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from tapegrad.aval import ShapedArray
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
-from tapegrad.linalg._common import H, column, declare, floating, matrix, one_by_one, row
+from tapegrad.linalg._common import H, column, declare, floating, matrix, one_by_one
 from tapegrad.linalg.hermitian import whole
-from tapegrad.linalg.singular import svd, svdvals
+from tapegrad.linalg.singular import svdvals
 from tapegrad.ops.arithmetic import abs, square
 from tapegrad.ops.comparison import greater, not_equal
 from tapegrad.ops.creation import zeros
@@ -26,7 +26,7 @@ from tapegrad.primitive import Primitive, Sample
 from tapegrad.tensor import Tensor
 from tapegrad.variable import unrecorded
 
-__all__ = ["LstsqResult", "lstsq", "matrix_rank", "pinv", "polar"]
+__all__ = ["LstsqResult", "lstsq", "matrix_rank", "pinv"]
 
 _TALL = [[2.0, 1.0], [-1.0, 3.0], [0.5, -0.5]]
 _WIDE = [[2.0, -1.0, 0.5], [1.0, 3.0, -0.5]]
@@ -193,17 +193,3 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> LstsqResult:
     else:
         residuals = zeros((0,), dtype=s.dtype, device=a.device)
     return LstsqResult(squeeze(x, -1) if vector else x, residuals, rank, s)
-
-
-def polar(a: Any, side: str = "right") -> tuple[Tensor, Tensor]:
-    """``u, p`` with ``a = u @ p`` (side ``right``) or ``p @ u`` (``left``), ``p`` positive semidefinite.
-
-    a: ``(..., m, n)`` (SciPy's ``linalg.polar``).  Computed from, and differentiated through, the singular value
-    decomposition: infinite or NaN at repeated singular values.  Raises ShapeError, LinAlgError.
-    """
-    a = matrix("polar", a)
-    if side not in ("right", "left"):
-        raise ShapeError(f"polar: side={side!r}; give 'right' or 'left'")
-    w, s, vh = svd(a, full_matrices=False)
-    scale = row(cast(s, w.dtype))
-    return w @ vh, (H(vh) * scale) @ vh if side == "right" else (w * scale) @ H(w)

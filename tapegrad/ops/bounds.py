@@ -7,7 +7,6 @@ waited for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 from tapegrad.device import dtypes, phantom
@@ -40,7 +39,6 @@ def checked(op: str, indices: Any, n: int, beside: Tensor) -> Tensor:
     if device.lazy:
         with unrecorded():
             require(Tensor(every), -n, n - 1, lambda wrong: _out_of_range(op, wrong, n))
-        with nullcontext() if thread.guards else unrecorded():
             return clip(where(found < 0, found + n, found), 0, n - 1)
     array = array_of(every)
     if phantom.is_phantom(array):  # taken to be in range, and none negative

@@ -10,6 +10,7 @@ from typing import Any
 
 from tapegrad.aval import ShapedArray
 from tapegrad.device import dtypes
+from tapegrad.ops.arithmetic import square
 from tapegrad.ops.creation import zeros_like
 from tapegrad.ops.dispatch import bind, cast, infer_same, tensor
 from tapegrad.ops.selection import where
@@ -55,6 +56,11 @@ def conj(x: Any, /) -> Tensor:
     """The complex conjugate (a real tensor itself)."""
     x = tensor("conj", x)
     return bind(conj_p, x) if x.dtype.kind == "c" else x
+
+
+def squared_size(x: Tensor) -> Tensor:
+    """``abs(x) ** 2``, smooth at 0, too."""
+    return square(real(x)) + square(imag(x)) if x.dtype.kind == "c" else square(x)
 
 
 def real(x: Any, /) -> Tensor:

@@ -8,8 +8,9 @@ from tapegrad.aval import normalize_axes
 from tapegrad.device import dtypes
 from tapegrad.errors import TapegradError
 from tapegrad.ops import reductions, sorting
-from tapegrad.ops.arithmetic import abs, divide, multiply, sqrt, square, subtract
+from tapegrad.ops.arithmetic import divide, multiply, sqrt, subtract
 from tapegrad.ops.comparison import equal, isnan, logical_not
+from tapegrad.ops.complex import squared_size
 from tapegrad.ops.cumulative import cumprod, cumsum
 from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.ops.reductions import Axis, kept_shape, sum
@@ -141,7 +142,7 @@ def nanvar(
     count = _count(x, gone, axes, True)
     middle = divide(sum(x, axis=axes, keepdims=True), cast(where(equal(count, 0), 1, count), wide))
     deviation = multiply(subtract(x, middle), cast(logical_not(gone), wide))
-    squares = square(abs(deviation) if x.dtype.kind == "c" else deviation)
+    squares = squared_size(deviation)
     left = cast(count, wide) - less
     found = divide(sum(squares, axis=axes, keepdims=True), where(left > 0, left, float("nan")))
     shape = kept_shape(x.shape, axes) if keepdims else tuple(n for i, n in enumerate(x.shape) if i not in axes)

@@ -13,8 +13,9 @@ from tapegrad.aval import ShapedArray, normalize_axes
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.evaluate import waiting
-from tapegrad.ops.arithmetic import abs, multiply, sqrt, square, subtract
+from tapegrad.ops.arithmetic import multiply, sqrt, subtract
 from tapegrad.ops.comparison import equal, isfinite, not_equal
+from tapegrad.ops.complex import squared_size
 from tapegrad.ops.creation import ones, ones_like, zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
 from tapegrad.ops.exponential import exp, log
@@ -266,7 +267,7 @@ def var(
     x = _in("var", x, dtype)
     axes = normalize_axes("var", axis, x.ndim)
     deviation = subtract(x, mean(x, axis=axes, keepdims=True))
-    squares = square(abs(deviation) if x.dtype.kind == "c" else deviation)
+    squares = squared_size(deviation)
     count = math.prod(x.shape[a] for a in axes) - (correction if ddof is None else ddof)
     with waiting(x._buffer.node.aval) as done:
         return done(sum(squares, axis=axes, keepdims=keepdims) / (count if count > 0 else float("nan")))
@@ -288,13 +289,12 @@ def logsumexp(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
     x = tensor("logsumexp", x)
     axes = normalize_axes("logsumexp", axis, x.ndim)
     x = cast(x, dtypes.in_float(x.dtype))
-    kept = kept_shape(x.shape, axes)
     with unrecorded():
         if math.prod(x.shape[a] for a in axes):
             most = max(x, axis=axes, keepdims=True)
             most = where(isfinite(most), most, 0)
         else:
-            most = zeros(kept, dtype=x.dtype, device=x.device)
+            most = zeros(kept_shape(x.shape, axes), dtype=x.dtype, device=x.device)
     with waiting(x._buffer.node.aval) as done:
         out = done(log(sum(exp(x - most), axis=axes, keepdims=True)) + most)
     return out if keepdims else reshape(out, tuple(n for i, n in enumerate(x.shape) if i not in axes))

@@ -146,11 +146,16 @@ def _student_density(df: Tensor, x: Tensor) -> Tensor:
 
 
 def _student_in_df(df: Tensor, x: Tensor) -> Tensor:
-    """Left of 0 the function is half of ``betainc(df / 2, 1/2, df / (df + x * x))``; it is odd about 1/2."""
+    """Left of 0 the function is half of ``betainc(df / 2, 1/2, df / (df + x * x))``; it is odd about 1/2.
+
+    At 0 that has a kink in each half: there the line with the right slope stands for it.
+    """
     there = x != 0
     square = where(there, x * x, 1.0)
     tail = beta_tail_at(0.5 * df, 0.5 + 0 * df, log(df) - log(square), 1, 0)
-    return -0.25 * where(there, sign(x) * tail, 0.0) - 0.5 * x / df * _student_density(df, x)
+    density = _student_density(df, x)
+    slope = density * 0.5 * (digamma(0.5 * (df + 1)) - digamma(0.5 * df))
+    return where(there, -0.25 * sign(x) * tail, slope * x) - 0.5 * x / df * density
 
 
 stdtr = pointwise(

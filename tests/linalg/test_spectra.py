@@ -223,6 +223,12 @@ def test_polar(rng, side, shape):
     check_parts(lambda x: la.polar(x, side), x)
 
 
+def test_polar_where_singular_values_are_equal():
+    x = np.array([[2.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 3.0]])
+    for at in (x, np.eye(3)):
+        tg.testing.check_grads(lambda x: la.polar(x)[0], (at,), order=2)
+
+
 def test_bad_operands_raise():
     for call in (
         lambda: la.eigh(np.ones((2, 3))),

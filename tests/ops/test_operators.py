@@ -141,7 +141,8 @@ INNER = {
     "ops.updates": {"adam", "clip_by_global_norm", "decayed", "groups", "momentum", "sgd"},
     "ops.reductions": {"infer_reduction", "lift_axes", "kept_shape"}, "ops.getitem": {"getitem"},
     "ops.info": {"check_version", "namespace_info"}, "ops.einops_backend": {"offer_backend"},
-    "ops.joining": {"padded"}, "ops.convolution": {"conv", "conv_transpose", "fitted"},
+    "ops.joining": {"padded"}, "ops.complex": {"squared_size"}, "ops.exponential": {"below"},
+    "ops.convolution": {"conv", "conv_transpose", "fitted"},
     "ops.patches": {"fold_windows", "unfold_windows"},
     "ops.pooling": {
         "by_planes", "every_tap", "leading", "max_pool", "max_pool_places", "same_window", "spread_pool", "sum_pool",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from table.coverage_table import text
 from table.registry import CASES, LEFT_OUT, PEERS
 
+import tapegrad as tg
+from tapegrad.errors import DryRunError
 from tapegrad.testing import check_grads
 
 TABLE = Path(__file__).parent.parent.parent / "bench" / "OPS.md"
@@ -32,6 +35,35 @@ def test_derivatives(op):
     assert leaves, f"{op}: nothing to differentiate in"
     assert found.function(*leaves), f"{op}: no result to differentiate"
     check_grads(found.function, leaves, order=found.order, rtol=found.tol, atol=found.tol / 100)
+
+
+LOOK_AT_VALUES = {
+    "linalg.lstsq",
+    "scipy.linalg.sqrtm",
+    "polymul",
+    "polydiv",
+    "polyfit",
+    "roots",
+    "scipy.integrate.odeint",
+}
+"""Ranks, leading zeros, step sizes: what they do depends on values."""
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_batched_equals_one_by_one(op):
+    found = CASES[op]
+    many = [np.stack([x, x * 0.97]) for x in found.leaves]
+
+    def f(*xs):
+        return tuple(found.function(*xs))
+
+    if op in LOOK_AT_VALUES:
+        with pytest.raises(DryRunError, match="differs from example to example"):
+            tg.vmap(f)(*many)
+        return
+    rows = [f(*(tg.asarray(x[i]) for x in many)) for i in range(2)]
+    for got, *wanted in zip(tg.vmap(f)(*many), *rows, strict=True):
+        np.testing.assert_allclose(got.numpy(), np.stack([w.numpy() for w in wanted]), rtol=1e-9, atol=1e-10)
 
 
 def test_the_table_is_what_is_measured():
