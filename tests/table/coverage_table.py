@@ -12,6 +12,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import scipy
 from table.coverage_case import Case
 
 import tapegrad as tg
@@ -22,6 +23,9 @@ DTYPES = {
     "f8": np.dtype("float64"), "c8": np.dtype("complex64"), "c16": np.dtype("complex128"),
 }  # fmt: skip
 
+VERSIONS = f"with NumPy {np.__version__.rpartition('.')[0]}, SciPy {scipy.__version__.rpartition('.')[0]}"
+"""What the dtypes may depend on."""
+
 HEAD = """# Operations and their derivatives
 
 Written by `PYTHONPATH=tests python -m table.coverage_table`. `tests/table/test_coverage.py` checks every row against
@@ -31,7 +35,8 @@ central differences in float64, forward against reverse mode, and the second ord
 * **VJP, JVP**: the order up to which reverse and forward mode are checked.
 * **CUDA**: `fused`: elementwise, part of generated kernels; `view`: no work; else the barriers in it: `own` kernels, or
   CuPy's functions.
-* **dtypes** that it takes, with a gradient of the operand's dtype: f2 bf f4 f8 c8 c16 (float16 to complex128).
+* **dtypes** that it takes, with a gradient of the operand's dtype: f2 bf f4 f8 c8 c16 (float16 to complex128);
+  {versions}.
 
 {count} of {all} operations; {out} are left out, with reasons, at the end.
 
@@ -114,7 +119,11 @@ def text(cases: dict[str, Case], left_out: dict[str, str], peers: dict[str, dict
     """The whole file."""
     rows = "".join(row(op, cases[op], peer) for op, peer in peers.items() if op in cases)
     reasons = "".join(f"* {op}: {left_out[op]}\n" for op in peers if op in left_out)
-    return HEAD.format(count=len(cases), all=len(peers), out=len(left_out)) + rows + f"\n## Left out\n\n{reasons}"
+    return (
+        HEAD.format(count=len(cases), all=len(peers), out=len(left_out), versions=VERSIONS)
+        + rows
+        + f"\n## Left out\n\n{reasons}"
+    )
 
 
 if __name__ == "__main__":
