@@ -62,18 +62,18 @@ class Tensor:
     @property
     def _array(self) -> Any:
         """The device's array itself (evaluated if need be): never to be written to."""
-        self._look()
+        self.look()
         return phantom.real(array_of(self._buffer), self._buffer.node)
 
     def numpy(self) -> Any:
         """A fresh NumPy array of the value, the caller's own."""
-        self._look()
+        self.look()
         b = self._buffer
         if b.array is None:
             fill((b,))
         return self.device.numpy(phantom.real(b.array, b.node))
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Tell those who follow one example of many that its value is looked at."""
         for guard in thread.guards:
             guard.looked_at(self._buffer)
@@ -264,6 +264,8 @@ def alias(buffer: Buffer) -> Buffer:
     out = Buffer(array_of(buffer), leaf(buffer.node.aval), (buffer.root(),))
     if _buffer.keeper is not None:
         _buffer.keeper.renamed(out, buffer)
+    for guard in thread.guards:
+        guard.aliased(buffer, out)
     return out
 
 

@@ -77,6 +77,7 @@ class Variable:
         if isinstance(x, Variable):
             x = Tensor(x._cell.get())
         if isinstance(x, Tensor):
+            x.look()
             if dtype is not None and x.dtype != dtype:
                 with unrecorded():
                     x = x.astype(dtype)

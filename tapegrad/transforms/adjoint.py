@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from tapegrad.aval import ShapedArray
 from tapegrad.errors import NoGradientError
+from tapegrad.node import thread
 from tapegrad.ops.reductions import sum
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.recording import Trace
 from tapegrad.transforms.zeros import zeros_of
-from tapegrad.variable import unrecorded
 
 Pull = Callable[..., Sequence[Tensor | None]]
 
@@ -31,9 +31,13 @@ def transposed(pull: Pull, avals: Sequence[ShapedArray], tangents: Sequence[Tens
             index = g._buffer.node.index
             cts[index] = cts[index] + t if index in cts else t
     found = trace.pull(cts)
-    with unrecorded():
+    before = thread.recorders, thread.guards
+    thread.recorders, thread.guards = (), ()  # of a batch, one example is looked at
+    try:
         probe = [u if t is None else t for u, t in zip(us, found, strict=True)]
         left, right = _inner(pull(*probe), tangents), _inner(probe, probe)
+    finally:
+        thread.recorders, thread.guards = before
     finite = left - left == 0 and right - right == 0
     if finite and abs(left - right) > 1e-3 * max(abs(left), abs(right)) + 1e-30:
         raise NoGradientError(f"it is not linear in its cotangents (adjoint identity: {left:.6g} against {right:.6g})")

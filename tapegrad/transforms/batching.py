@@ -18,7 +18,7 @@ from tapegrad.ops.creation import zeros
 from tapegrad.ops.dispatch import barrier, bind, cast, cast_p
 from tapegrad.ops.joining import stack
 from tapegrad.ops.shape import broadcast_to, expand_dims, identity_of, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, alias
 from tapegrad.transforms.pushing import Pusher
 
 
@@ -55,6 +55,13 @@ class Batches(Pusher):
         """The values of all examples."""
         found = self._pushed.get(buffer)
         return buffer if found is None else found._buffer
+
+    def aliased(self, old: Buffer, new: Buffer) -> None:
+        """``new`` is the value of ``old``, of which no tape shall know: so are those of all examples."""
+        companion = self._pushed.get(old)
+        if companion is not None:
+            with self._alone():
+                self._pushed[new] = Tensor(alias(companion._buffer))
 
     def every(self, y: Tensor) -> Tensor:
         """The value of ``y`` for every example, along a leading axis."""

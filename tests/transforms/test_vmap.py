@@ -72,6 +72,29 @@ def test_a_custom_rule_is_the_one_that_counts_outside_too():
     np.testing.assert_allclose(found.numpy(), 7 * X)
 
 
+def test_stop_gradient_is_that_of_each_example():
+    np.testing.assert_array_equal(tg.vmap(tg.stop_gradient)(X).numpy(), X)
+    f = lambda x: tg.sum((tg.stop_gradient(tg.sum(x**2)) * x) ** 2)
+    np.testing.assert_allclose(tg.vmap(tg.grad(f))(X).numpy(), loop(tg.grad(f)), rtol=1e-12)
+    np.testing.assert_allclose(tg.grad(lambda x: tg.sum(tg.vmap(f)(x)))(X).numpy(), loop(tg.grad(f)), rtol=1e-12)
+    nested = tg.vmap(tg.vmap(tg.stop_gradient))(np.stack([X, 2 * X]))
+    np.testing.assert_array_equal(nested.numpy(), np.stack([X, 2 * X]))
+
+
+def test_what_tapes_do_not_see_is_batched_too():
+    knots = np.arange(5.0) - 2
+    for f in (lambda x: tg.interp(x, knots, knots**2), lambda x: tg.mode(tg.round(x))[0], tg.unwrap, tg.logsumexp):
+        np.testing.assert_allclose(tg.vmap(f)(3 * X).numpy(), loop(f, 3 * X), rtol=1e-12)
+
+
+def test_a_variable_holds_one_value():
+    v = tg.Variable(np.zeros(4))
+    for f in (tg.Variable, v.assign, v.assign_add):
+        with pytest.raises(DryRunError, match="differs from example to example"):
+            tg.vmap(lambda x, f=f: (f(x), x)[1])(X)
+    np.testing.assert_array_equal(v.numpy(), np.zeros(4))
+
+
 def test_nested_and_axes():
     outer = tg.vmap(tg.vmap(lambda a, b: a * tg.exp(b), in_axes=(None, 0)), in_axes=(0, None))(X[0], X[1])
     np.testing.assert_allclose(outer.numpy(), X[0][:, None] * np.exp(X[1]), rtol=1e-14)
