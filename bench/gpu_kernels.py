@@ -39,6 +39,7 @@ def computations(tg: Any) -> dict[str, Callable[[Any, Any], Any]]:
         "sum of rows": lambda x, w: tg.sum(x * w, axis=1),
         "product": lambda x, w: tg.matmul(x, tg.reshape(w, (-1, 1))),
         "cumulative": lambda x, w: tg.cumulative_sum(x * w, axis=1),
+        "sparse": lambda x, w: tg.sparse.csr(w[:5], [0, 2, 5, 1, 3], [0, 2, 3, 3, 5], (4, 6)) @ x,
     }
 
 

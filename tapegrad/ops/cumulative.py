@@ -159,7 +159,7 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any
     a = normalize_axis("diff", axis, x.ndim)
     if n < 0:
         raise ShapeError(f"diff: n={n}; differences are taken 0 times or more")
-    around = [tensor("diff", part) for part in (prepend, append) if part is not None]
+    around = [tensor("diff", part, x) for part in (prepend, append) if part is not None]
     if around:
         around = [broadcast_to(part, _first_shape(x, a)) if not part.ndim else part for part in around]
         x = concat([*around[: prepend is not None], x, *around[prepend is not None :]], axis=a)

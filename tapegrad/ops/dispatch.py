@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tapegrad import nest
 from tapegrad.aval import ShapedArray, broadcast_shapes, shaped
 from tapegrad.buffer import Buffer
 from tapegrad.device import Device, cuda_index, dtypes, phantom
@@ -42,18 +43,29 @@ def constant(value: Any, dtype: Any, device: Device) -> Buffer:
 
 
 def tensor(op: str, x: Any, beside: Tensor | None = None) -> Tensor:
-    """``x`` as a tensor; what has no device of its own comes to that of ``beside``.
-
-    Raises NotATensorError naming ``op``.
-    """
+    """``x`` as a tensor, on the device of ``beside`` if it has none.  Raises NotATensorError naming ``op``."""
     if type(x) is Tensor:
         return x
     try:
+        if isinstance(x, (list, tuple)):
+            return _sequence(x, beside)
         if beside is not None and not _is_lasting(x) and cuda_index(x) is None:
             return from_array(beside.device.array(x), beside.device)
         return convert(x)
     except NotATensorError as e:
         raise NotATensorError(f"{op}: {e}") from None
+
+
+def _sequence(x: Any, beside: Tensor | None) -> Tensor:
+    """A list or tuple: stacked, with gradients, if it holds tensors; its floats are as precise as ``beside``."""
+    if any(_is_lasting(leaf) for leaf in nest.leaves(x)):
+        from tapegrad.ops.creation import asarray  # built on this file
+
+        return asarray(x)
+    if beside is None:
+        return convert(x)
+    found = from_array(beside.device.array(x), beside.device)
+    return _in_full(x, found, beside.dtype) if beside.dtype in (dtypes.float64, dtypes.complex128) else found
 
 
 def infer_same(*avals: ShapedArray, name: str = "elementwise") -> ShapedArray:
@@ -133,7 +145,17 @@ def promote(
                 raise DTypeError(f"{op}: {e}") from None
     if to is not None:
         dtype = to(dtype)
+    if any(isinstance(x, (list, tuple)) for x in xs) and dtype.itemsize > 4 and dtypes.is_inexact(dtype):
+        strong = [_in_full(x, t, dtype) for x, t in zip(xs, strong, strict=True)]
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else Tensor(constant(x, dtype, device)) for x in strong)
+
+
+def _in_full(x: Any, t: Any, dtype: Any) -> Any:
+    """``t``, made of ``x``: of a list of Python floats, in ``dtype`` from the start, not rounded to float32 before."""
+    short = isinstance(x, (list, tuple)) and t.dtype in (dtypes.float32, dtypes.complex64)
+    if not short or any(_is_lasting(leaf) for leaf in nest.leaves(x)):
+        return t
+    return from_array(t.device.array(x, dtypes.float64 if t.dtype == dtypes.float32 else dtypes.complex128), t.device)
 
 
 def on_one_device(op: str, buffers: tuple[Buffer, ...]) -> None:

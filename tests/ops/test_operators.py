@@ -165,3 +165,20 @@ def test_no_public_name_is_lost():
                 assert id(thing) in public or name in INNER.get(f"ops.{info.name}", ()), f"{info.name}.{name}"
     assert sorted(set(ops.__all__)) == list(ops.__all__)
     assert all(hasattr(tg, name) for name in ops.__all__)
+
+
+def test_lists_of_tensors_keep_their_gradients():
+    s = tg.asarray(np.array(3.0))
+    for f in (lambda s: tg.add([s, 2 * s], 1.0), lambda s: tg.sum([s, [s, s][0]]), lambda s: tg.sin((s, s)) * [s, 1.0]):
+        tg.testing.check_grads(f, (s,), order=2)
+
+
+def test_lists_of_numbers_are_as_precise_as_what_they_stand_beside():
+    x = np.array([0.1, 0.2])
+    for found in (
+        tg.subtract(x, [0.1, 0.2]), tg.asarray(x) - [0.1, 0.2], tg.linalg.solve(np.eye(2), [0.1, 0.2]) - x,
+        tg.diff(x, prepend=[0.1])[:1], tg.concatenate([x, [0.1, 0.2]])[2:] - x, tg.asarray(x).at[:].set([0.1, 0.2]) - x,
+    ):  # fmt: skip
+        assert not found.numpy().any()
+    assert tg.add([0.1, 0.2], np.float32([1, 2])).dtype == tg.float32
+    assert tg.searchsorted([0.1, 0.2, 0.7], np.array([0.1, 0.2, 0.7])).tolist() == [0, 1, 2]
