@@ -148,9 +148,10 @@ def _check(prim, name, found, expected):
     if special:  # of infinity they say different things: SciPy's i0 and j0 know no limit
         there = np.all([np.isfinite(x.astype(float)) for x in _operands(prim, name)], axis=0)
         found, expected = found[there], expected[there]
+    near_zero = special or prim.name == "logaddexp2"  # whose scaled operands are rounded: digits are lost near 0
     tolerance *= 20 if special and name not in HALVES else 1
     np.testing.assert_allclose(
-        found, expected, rtol=tolerance, atol=tolerance * (1 if special else 1e-3), err_msg=label
+        found, expected, rtol=tolerance, atol=tolerance * (1 if near_zero else 1e-3), err_msg=label
     )
 
 
