@@ -41,8 +41,9 @@ def scaled_dot_product_attention(
 ) -> Tensor:  # fmt: skip
     """``softmax(query @ key.mT * scale) @ value``; (..., t, k), (..., s, k), (..., s, v) -> (..., t, v).
 
-    ``dropout_p`` applies whenever it is not 0, as in PyTorch.  ``enable_gqa``: each of key's and value's heads, the
-    axis before the last two, serves as many of the query's as it has more.
+    A query that a boolean mask lets look nowhere gets 0.  ``dropout_p`` applies whenever it is not 0, as in PyTorch.
+    ``enable_gqa``: each of key's and value's heads, the axis before the last two, serves as many of the query's as it
+    has more.
 
     Raises ShapeError where the three do not fit together.
     """
@@ -58,6 +59,8 @@ def scaled_dot_product_attention(
         k, v = (ops.repeat(a, q.shape[-3] // a.shape[-3], axis=-3) for a in (k, v))
     mask = None if attn_mask is None else ops.asarray(attn_mask)
     weights = attention_weights(q, k, mask, is_causal=is_causal, scale=scale)
+    if mask is not None and str(mask.dtype) == "bool":
+        weights = ops.where(ops.any(mask, axis=-1, keepdims=True), weights, 0.0)
     return ops.matmul(dropout(weights, dropout_p), v)
 
 

@@ -11,6 +11,7 @@ from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops._numbers import precise
 from tapegrad.ops.arithmetic import clip, divide, multiply, sqrt, subtract
 from tapegrad.ops.arranging import atleast_2d
+from tapegrad.ops.bounds import every
 from tapegrad.ops.comparison import equal
 from tapegrad.ops.complex import conj, imag, real
 from tapegrad.ops.creation import full_like, zeros
@@ -44,7 +45,7 @@ def average(a: Any, axis: Axis = None, weights: Any = None, returned: bool = Fal
     x, w = promote("average", (x, w), lambda d: dtypes.result_type(d, at_least))
     total = sum(w, axis=axes, keepdims=keepdims)
     with unrecorded():
-        if bool(any_of(equal(total, 0))):
+        if bool(any_of(equal(every(total), 0))):
             raise ZeroWeightsError("average: weights sum to 0, which nothing can be divided by")
     found = divide(sum(multiply(x, w), axis=axes, keepdims=keepdims), total)
     return (found, broadcast_to(total, found.shape)) if returned else found

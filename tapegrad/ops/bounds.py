@@ -33,20 +33,26 @@ def checked(op: str, indices: Any, n: int, beside: Tensor) -> Tensor:
     if not found.size:
         return found
     device = found.device
-    every = found._buffer
-    for guard in reversed(thread.guards):
-        every = guard.whole(every)
+    all_places = every(found)
     if device.lazy:
         with unrecorded():
-            require(Tensor(every), -n, n - 1, lambda wrong: _out_of_range(op, wrong, n))
+            require(all_places, -n, n - 1, lambda wrong: _out_of_range(op, wrong, n))
             return clip(where(found < 0, found + n, found), 0, n - 1)
-    array = array_of(every)
+    array = array_of(all_places._buffer)
     if phantom.is_phantom(array):  # taken to be in range, and none negative
         return found
     least, most = int(array.min()), int(array.max())
     if least < -n or most >= n:
         raise _out_of_range(op, least if least < -n else most, n)
     return where(found < 0, found + n, found) if least < 0 else found
+
+
+def every(x: Tensor) -> Tensor:
+    """What a check of ``x`` has to look at: in a batch (see ``vmap``) the values of all examples, else ``x`` itself."""
+    found = x._buffer
+    for guard in reversed(thread.guards):
+        found = guard.whole(found)
+    return Tensor(found)
 
 
 def _out_of_range(op: str, index: int, n: int) -> IndexingError:

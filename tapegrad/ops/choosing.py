@@ -9,6 +9,7 @@ from tapegrad.aval import broadcast_shapes, normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.errors import IndexingError, ShapeError, TapegradError
 from tapegrad.ops.arithmetic import maximum, minimum, remainder
+from tapegrad.ops.bounds import every
 from tapegrad.ops.comparison import equal, logical_or, not_equal
 from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.getitem import At, getitem
@@ -53,7 +54,8 @@ def choose(a: Any, choices: Any, mode: str = "raise") -> Tensor:
     n = len(options)
     if mode == "raise":
         with unrecorded():
-            if places.size and not 0 <= int(min_of(places).item()) <= int(max_of(places).item()) < n:
+            looked = every(places)
+            if looked.size and not 0 <= int(min_of(looked).item()) <= int(max_of(looked).item()) < n:
                 raise IndexingError(f"choose: a number is out of range for {n} choices; use mode='wrap' or 'clip'")
     elif mode not in ("wrap", "clip"):
         raise TapegradError(f"choose: mode {mode!r} is not one of raise, wrap, clip")

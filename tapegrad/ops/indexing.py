@@ -14,6 +14,7 @@ from tapegrad.aval import Shape, ShapedArray, normalize_axis, shaped
 from tapegrad.device import dtypes, gather
 from tapegrad.errors import IndexingError, ShapeError
 from tapegrad.ops import _batched, _cuda_index
+from tapegrad.ops.arithmetic import clip, remainder
 from tapegrad.ops.bounds import checked
 from tapegrad.ops.comparison import equal
 from tapegrad.ops.creation import arange, zeros
@@ -21,6 +22,7 @@ from tapegrad.ops.dispatch import barrier, cast, tensor
 from tapegrad.ops.shape import broadcast_to, moveaxis, reshape
 from tapegrad.primitive import Bad, Primitive, Sample, general, linear
 from tapegrad.tensor import Tensor, from_array
+from tapegrad.variable import unrecorded
 
 Part = int | tuple[int, int, int]
 """What a basic index takes of one axis: a position (the axis goes), or (first, count, step)."""
@@ -194,16 +196,26 @@ last_place_p = general(
 )
 
 
-def take(x: Any, indices: Any, /, axis: int | None = None) -> Tensor:
+def take(x: Any, indices: Any, /, axis: int | None = None, *, mode: str = "raise") -> Tensor:
     """Slices of ``x`` along ``axis`` (None: of the flattened ``x``) at integer ``indices`` of any shape.
 
-    The gradient of repeated indices accumulates.  Raises AxisError, IndexingError.
+    mode: indices out of range are an error, or ``clip`` (to the ends, negative ones, too) or ``wrap``.  The gradient of
+    repeated indices accumulates.  Raises AxisError, IndexingError.
     """
     x = tensor("take", x)
     if axis is None:
         x, axis = reshape(x, (-1,)) if x.size else reshape(x, (0,)), 0
     a = normalize_axis("take", axis, x.ndim)
+    if mode != "raise":
+        indices = _brought_in(tensor("take", indices, x), x.shape[a], mode)
     return barrier(take_p, x, checked("take", indices, x.shape[a], x), axis=a)
+
+
+def _brought_in(places: Tensor, n: int, mode: str) -> Tensor:
+    if mode not in ("clip", "wrap"):
+        raise IndexingError(f"take: mode {mode!r} is not one of raise, clip, wrap")
+    with unrecorded():
+        return clip(places, 0, max(n - 1, 0)) if mode == "clip" else remainder(places, max(n, 1))
 
 
 def take_along_axis(x: Any, indices: Any, /, axis: int = -1) -> Tensor:

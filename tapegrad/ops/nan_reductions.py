@@ -9,6 +9,7 @@ from tapegrad.device import dtypes
 from tapegrad.errors import TapegradError
 from tapegrad.ops import reductions, sorting
 from tapegrad.ops.arithmetic import divide, multiply, sqrt, subtract
+from tapegrad.ops.bounds import every
 from tapegrad.ops.comparison import equal, isnan, logical_not
 from tapegrad.ops.complex import squared_size
 from tapegrad.ops.cumulative import cumprod, cumsum
@@ -85,7 +86,7 @@ def _position(op: str, a: Any, axis: int | None, keepdims: bool, worst: float) -
     x, gone = _filled(op, a, worst)
     if gone is not None:
         with unrecorded():
-            if x.size and bool(any_of(all_of(gone, axis=axis))):
+            if x.size and bool(any_of(every(all_of(gone, axis=axis)))):
                 raise AllNaNError(f"{op}: a slice along axis {axis} of {x.shape} holds nothing but NaN")
     return getattr(sorting, op.removeprefix("nan"))(x, axis=axis, keepdims=keepdims)
 

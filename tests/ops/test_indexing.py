@@ -205,3 +205,12 @@ def test_errors(index, words):
     for f in (lambda: t[index], lambda: t.at[index].set(1)):
         with pytest.raises(IndexingError, match=words):
             f()
+
+
+@pytest.mark.parametrize("mode", ["clip", "wrap"])
+def test_take_brings_indices_in(mode):
+    x, places = np.arange(12.0).reshape(3, 4), np.array([-6, 9, 2])
+    np.testing.assert_array_equal(tg.take(x, places, axis=1, mode=mode).numpy(), np.take(x, places, 1, mode=mode))
+    tg.testing.check_grads(lambda x: tg.take(x, places, axis=1, mode=mode), (x,), order=1)
+    with pytest.raises(IndexError, match="mode 'bounce'"):
+        tg.take(x, places, mode="bounce")

@@ -137,7 +137,7 @@ def test_array_namespace():
 
 INNER = {
     "ops.arithmetic": {"pow_operator"}, "ops.transfer": {"to_device"}, "ops.shape": {"identity_of", "sum_to"},
-    "ops.indexing": {"sliced_shape"}, "ops.bounds": {"checked", "require"},
+    "ops.indexing": {"sliced_shape"}, "ops.bounds": {"checked", "every", "require"},
     "ops.updates": {"adam", "clip_by_global_norm", "decayed", "groups", "momentum", "sgd"},
     "ops.reductions": {"infer_reduction", "lift_axes", "kept_shape"}, "ops.getitem": {"getitem"},
     "ops.info": {"check_version", "namespace_info"}, "ops.einops_backend": {"offer_backend"},

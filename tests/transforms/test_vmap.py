@@ -87,6 +87,16 @@ def test_what_tapes_do_not_see_is_batched_too():
         np.testing.assert_allclose(tg.vmap(f)(3 * X).numpy(), loop(f, 3 * X), rtol=1e-12)
 
 
+def test_checks_look_at_every_example():
+    w = np.abs(X) + 0.1
+    got = tg.vmap(lambda x, w: tg.average(x, weights=w))(X, w)
+    np.testing.assert_allclose(got.numpy(), [np.average(x, weights=v) for x, v in zip(X, w, strict=True)])
+    np.testing.assert_array_equal(tg.vmap(tg.nanargmax)(X).numpy(), X.argmax(1))
+    w[4] = 0  # not the first example
+    with pytest.raises(ZeroDivisionError, match="average"):
+        tg.vmap(lambda x, w: tg.average(x, weights=w))(X, w)
+
+
 def test_a_variable_holds_one_value():
     v = tg.Variable(np.zeros(4))
     for f in (tg.Variable, v.assign, v.assign_add):
