@@ -138,7 +138,8 @@ def test_cross_entropy_makes_no_probabilities(rng):
         ((3, 4), [0, 1], ShapeError, "(3,)"), ((3, 4), [[0], [1], [2]], ShapeError, "(3, 1)"),
         ((), 0, ShapeError, "()"),
         ((3, 4), [0, 4, 1], IndexingError, "label 4"), ((3, 4), [0, -1, 1], IndexingError, "label -1"),
-        ((3, 4), [0.0, 1.0, 2.0], DTypeError, "must be integers, got float"), ((3, 4), [True, False, True], DTypeError, "bool"),
+        ((3, 4), [0.0, 1.0, 2.0], DTypeError, "must be integers, got float"),
+        ((3, 4), [True, False, True], DTypeError, "bool"),
     ],
 )  # fmt: skip
 def test_cross_entropy_errors(x, labels, error, says):
