@@ -84,6 +84,10 @@ class GradientTypeError(GradientError, TypeError):
     """Gradients, or a gradient function, of a wrong kind."""
 
 
+class DetachedError(GradientError, TypeError):
+    """An array is made, unasked, of a value that ``grad`` or ``jvp`` differentiates: the derivative would end there."""
+
+
 class NoGradientError(TapegradError, LookupError):
     """A derivative was asked of an operation that declares none."""
 

@@ -12,7 +12,7 @@ from tapegrad import buffer as _buffer
 from tapegrad.aval import Shape, shaped
 from tapegrad.buffer import Buffer
 from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
-from tapegrad.errors import DTypeError, ImmutableError, ShapeError, UnsizedError
+from tapegrad.errors import DetachedError, DTypeError, ImmutableError, ShapeError, UnsizedError
 from tapegrad.evaluate import array_of, fill
 from tapegrad.node import leaf, thread
 
@@ -131,6 +131,11 @@ class Tensor:
         return str(self.numpy())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if any(getattr(r, "strict", False) and r.follows(self._buffer) for r in thread.recorders):
+            raise DetachedError(
+                f"an array is made of {self._buffer.node.aval!r}, which is being differentiated: its derivative would "
+                "end there; use functions of tapegrad (tg.stack for np.array([...])), t.numpy() or tg.stop_gradient(t)"
+            )
         if self.device.kind != "cpu":
             if copy is False:
                 raise ValueError(f"a tensor on {self.device} has no NumPy array without a copy; leave out copy=False")

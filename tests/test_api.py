@@ -90,9 +90,9 @@ import numpy  # once for all
 def check(first):
     importlib.import_module(first)
     import tapegrad as tg
-    for name in ("device", "explain"):
+    for name in ("device", "explain", "primitive"):
         assert type(getattr(tg, name)) is types.FunctionType, (name, getattr(tg, name))
-    for name in ("random", "memory", "nn", "optim", "testing", "errors"):
+    for name in ("random", "memory", "nn", "optim", "testing", "errors", "linalg", "fft", "special", "sparse"):
         assert getattr(tg, name) is sys.modules["tapegrad." + name], name
     assert all(getattr(tg, name) is vars(tg)[name] for name in tg.__all__)
     assert (tg.Variable(3.0) * 2).item() == 6 and type(tg) is types.ModuleType

@@ -158,6 +158,8 @@ class Tracker:
 class StepTrace(Trace):
     """The tape of one step of a first run, which shares a tracker's ``tracked``; its sources are told later."""
 
+    strict = False  # the tape that asked for the run is
+
     def __init__(self, tracked: set[int]) -> None:
         super().__init__(())
         self._tracked = tracked
@@ -176,6 +178,8 @@ class RerunTrace(Trace):
 
     ``places``: positions among the sources by (variable's number, how many such contents were read before).
     """
+
+    strict = False  # the tape that asked for the run is
 
     def __init__(self, nodes: Sequence[Node], places: dict[tuple[int, int], int], start: int) -> None:
         super().__init__(nodes)

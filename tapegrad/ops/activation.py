@@ -11,7 +11,7 @@ from tapegrad.device.dtypes import in_float
 from tapegrad.errors import TapegradError
 from tapegrad.ops import _erf
 from tapegrad.ops.arithmetic import abs, minimum, square
-from tapegrad.ops.dispatch import infer_same, promote, real_float, unary
+from tapegrad.ops.dispatch import infer_same, no_bool, promote, real_float, unary
 from tapegrad.ops.exponential import exp, expm1
 from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
@@ -74,7 +74,7 @@ relu_p = elementwise(
     cxx="tg_max({x}, {type}(0))",
     doc="``max(x, 0)``; the gradient at 0 is 0.  Its rule reads the result, which the next layer keeps anyway.",
 )
-relu = unary(relu_p)
+relu = unary(relu_p, no_bool("relu"))
 
 erf_p = elementwise(
     "erf",

@@ -50,7 +50,7 @@ positive_p = elementwise("positive", infer=infer_same, partials=[1], cxx="{x}", 
 positive = unary(positive_p, no_bool("positive"))
 
 sign_p = elementwise("sign", infer=infer_same, partials=[0], cxx="tg_sign({x})", doc="-1, 0 or 1; gradient 0.")
-_real_sign = unary(sign_p)
+_real_sign = unary(sign_p, no_bool("sign"))
 
 
 def _turned(g: Tensor, out: Tensor, x: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ floor_divide_p = elementwise(
     "floor_divide", infer=infer_same, partials=[0, 0], cxx="tg_floordiv({x}, {y})", domain=(0.5, 2.0),
     exact=False, costly=True, doc="``floor(x / y)``; gradient 0.",
 )  # fmt: skip
-floor_divide = binary(floor_divide_p, no_bool("floor_divide"))
+floor_divide = binary(floor_divide_p, no_bool("floor_divide", ordered=True))
 
 remainder_p = elementwise(
     "remainder",
@@ -211,7 +211,7 @@ remainder_p = elementwise(
     domain=(0.5, 2.0),
     doc="``x - floor(x / y) * y``, with the sign of ``y``.",
 )
-remainder = binary(remainder_p, no_bool("remainder"))
+remainder = binary(remainder_p, no_bool("remainder", ordered=True))
 
 
 def round(x: Any, /, decimals: int = 0) -> Tensor:

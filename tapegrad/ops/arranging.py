@@ -17,10 +17,10 @@ from tapegrad.ops.shape import broadcast_to, expand_dims, permute_dims, reshape,
 from tapegrad.tensor import Tensor
 
 
-def ravel(x: Any, /) -> Tensor:
-    """The elements in one dimension, in C order."""
+def ravel(x: Any, /, order: str = "C") -> Tensor:
+    """The elements in one dimension; order: C (last index fastest), or F (first).  Raises ShapeError."""
     x = tensor("ravel", x)
-    return reshape(x, (x.size,))
+    return reshape(x, (x.size,), order)
 
 
 def atleast_1d(x: Any, /) -> Tensor:

@@ -89,7 +89,7 @@ def _infer_rounded(x: ShapedArray) -> ShapedArray:
 
 def _rounding(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Any:
     prim = elementwise(name, infer=_infer_rounded, partials=[0], ufunc=ufunc, cxx=cxx, doc=doc)
-    rounded = unary(prim, no_bool(name))
+    rounded = unary(prim, no_bool(name, ordered=name != "round"))
 
     def op(x: Any, /) -> Tensor:
         t = tensor(name, x)

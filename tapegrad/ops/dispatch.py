@@ -270,12 +270,14 @@ def _binary(prim: Primitive, to: Callable[[Any], Any] | None, polite: bool) -> C
     return op
 
 
-def no_bool(name: str) -> Callable[[Any], Any]:
-    """For ``unary`` and ``binary``: the dtype itself, if it is not bool."""
+def no_bool(name: str, ordered: bool = False) -> Callable[[Any], Any]:
+    """For ``unary`` and ``binary``: the dtype itself, if it is not bool (and, ``ordered``, not complex)."""
 
     def check(dtype: Any) -> Any:
         if dtype.kind == "b":
             raise DTypeError(f"{name}: not defined for bool; use logical_xor or astype")
+        if ordered and dtype.kind == "c":
+            raise DTypeError(f"{name}: not defined for complex numbers; take real or imag first")
         return dtype
 
     return check

@@ -87,12 +87,13 @@ class _Term:
         return permute_dims(self.x, [self.labels.index(i) for i in labels])
 
 
-def einsum(subscripts: Any, /, *operands: Any) -> Tensor:
+def einsum(subscripts: Any, /, *operands: Any, optimize: Any = True) -> Tensor:
     """The sum of products that ``subscripts`` describes, as ``"bij,bjk->bik"``; an ellipsis stands for leading axes.
 
     Without ``->`` the result has the labels that occur once, in alphabetical order, after the ellipsis' axes.
     A label repeated in one operand takes its diagonal.  NumPy's other form, ``einsum(x, [0, 1], y, [1, 2], [0, 2])``,
-    is understood, too.  Raises ShapeError.
+    is understood, too.  optimize: accepted; products are always taken in pairs, in an order chosen here.  Raises
+    ShapeError.
     """
     if not isinstance(subscripts, str):
         subscripts, operands = _spelled((subscripts, *operands))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tapegrad.device.dtypes import in_float
 from tapegrad.ops.arithmetic import reciprocal
 from tapegrad.ops.comparison import equal
-from tapegrad.ops.dispatch import binary, infer_same, unary
+from tapegrad.ops.dispatch import binary, infer_same, real_float, unary
 from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
 from tapegrad.tensor import Tensor
@@ -66,4 +66,4 @@ logaddexp_p = elementwise(
     cxx="tg_logaddexp({x}, {y})",
     doc="``log(exp(x) + exp(y))`` without overflow.",
 )
-logaddexp = binary(logaddexp_p, in_float)
+logaddexp = binary(logaddexp_p, real_float("logaddexp"))

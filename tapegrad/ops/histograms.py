@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tapegrad.device import CPU, dtypes
-from tapegrad.errors import DTypeError, IndexingError, ShapeError
+from tapegrad.errors import DomainError, DTypeError, IndexingError, ShapeError
 from tapegrad.ops import reductions
 from tapegrad.ops._numbers import precise
 from tapegrad.ops.arithmetic import divide
@@ -70,8 +70,15 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Tensor:
         raise ShapeError(f"digitize: bins of shape {edges.shape}; need a vector")
     with unrecorded():
         falling = edges.size > 1 and bool(edges[0] > edges[-1])
+        _check_rising("digitize", -edges if falling else edges)
     side = "left" if right else "right"
     return edges.size - searchsorted(flip(edges), x, side=side) if falling else searchsorted(edges, x, side=side)
+
+
+def _check_rising(op: str, edges: Tensor) -> None:
+    """Raises DomainError unless no edge is below the one before."""
+    if edges.size > 1 and not bool(reductions.all(edges[1:] >= edges[:-1])):
+        raise DomainError(f"{op}: bins must rise (or, for digitize, fall) monotonically; sort them")
 
 
 def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Tensor:
@@ -84,6 +91,8 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
         edges = precise("histogram", bins, x)
         if edges.ndim != 1:
             raise ShapeError(f"histogram: edges of shape {edges.shape}; need a vector")
+        with unrecorded():
+            _check_rising("histogram", edges)
         return edges
     with unrecorded():
         data = CPU.xp.asarray(x.numpy() if isinstance(bins, str) else _ends(x, range))

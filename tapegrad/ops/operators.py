@@ -132,9 +132,9 @@ def _method(f: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
     return method
 
 
-def _reshape(self: Tensor, *lengths: Any) -> Tensor:
-    """The elements in another shape, given as one tuple or as several lengths."""
-    return shape.reshape(self, lengths[0] if len(lengths) == 1 else lengths)
+def _reshape(self: Tensor, *lengths: Any, order: str = "C") -> Tensor:
+    """The elements in another shape, given as one tuple or as several lengths; order: see :func:`reshape`."""
+    return shape.reshape(self, lengths[0] if len(lengths) == 1 else lengths, order)
 
 
 def _transpose(self: Tensor, *axes: Any) -> Tensor:
@@ -144,11 +144,11 @@ def _transpose(self: Tensor, *axes: Any) -> Tensor:
     return shape.transpose(self, axes or None)
 
 
-def _flatten(self: Tensor) -> Tensor:
-    """The elements in one dimension, in C order."""
-    return shape.reshape(self, (self.size,))
+def _flatten(self: Tensor, order: str = "C") -> Tensor:
+    """The elements in one dimension; order: see :func:`reshape`."""
+    return shape.reshape(self, (self.size,), order)
 
 
-def _ravel(self: Tensor) -> Tensor:
-    """The elements in one dimension, in C order."""
-    return shape.reshape(self, (self.size,))
+def _ravel(self: Tensor, order: str = "C") -> Tensor:
+    """The elements in one dimension; order: see :func:`reshape`."""
+    return shape.reshape(self, (self.size,), order)

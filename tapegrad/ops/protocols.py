@@ -70,7 +70,7 @@ def _is_harmless(name: str, value: Any) -> bool:
     if isinstance(value, tuple):
         return all(v is None for v in value)
     return any(value is h for h in _HARMLESS.get(name, (None,))) or (
-        isinstance(value, str) and value in _HARMLESS[name]
+        isinstance(value, str) and value in _HARMLESS.get(name, ())
     )
 
 
@@ -78,7 +78,8 @@ def _method_of(name: str, method: str) -> Callable[..., Any] | None:
     if method == "reduce":
         return public(_REDUCED.get(name, ""))
     if method == "accumulate":
-        return public(_ACCUMULATED.get(name, ""))
+        f = public(_ACCUMULATED.get(name, ""))
+        return (lambda x, axis: f(x, axis)[0]) if name in ("maximum", "minimum") and f is not None else f
     f = public(name) or public(name, "scipy.special")
     if method == "outer" and f is not None:
         return lambda x, y: _outer(f, tensor(name, x), tensor(name, y))
@@ -97,7 +98,7 @@ _ANSWERS = {
 
 
 def _value(x: Any) -> Any:
-    return x.__array__() if hasattr(x, "ref") else x
+    return x.numpy() if hasattr(x, "ref") else x
 
 
 def array_function(self: Any, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:

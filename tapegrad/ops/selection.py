@@ -50,12 +50,16 @@ where_p = elementwise(
 )
 
 
-def where(condition: Any, x: Any, y: Any, /) -> Tensor:
-    """``x`` where ``condition`` (bool) holds, else ``y``; the three broadcast.
+def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
+    """``x`` where ``condition`` (bool) holds, else ``y``; the three broadcast.  Of a condition alone: :func:`nonzero`.
 
     The side not chosen gets gradient 0; but a NaN or infinite derivative inside it times that 0 is NaN: choose safe
     operands first (the "double where").  Raises DTypeError for a condition that is not bool.
     """
+    if x is None and y is None:
+        from tapegrad.ops.indexing import nonzero  # built on this file
+
+        return nonzero(condition)
     chosen = tensor("where", condition, next((t for t in (x, y) if isinstance(t, Tensor)), None))
     if chosen.dtype != dtypes.bool_:
         if chosen.dtype.kind not in "iu":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from operator import index
 from typing import Any
 
 from tapegrad.aval import Shape, ShapedArray, broadcast_shapes, normalize_axes, normalize_axis
@@ -33,10 +34,17 @@ reshape_p = linear(
 )
 
 
-def reshape(x: Any, /, shape: int | Sequence[int], *, copy: bool | None = None) -> Tensor:
-    """The elements in C order in another shape; one length may be -1.  Raises ShapeError if the sizes differ."""
+def reshape(x: Any, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None) -> Tensor:
+    """The elements in another shape, of which one length may be -1; order: C (last index fastest), or F (first).
+
+    Raises ShapeError if the sizes differ.
+    """
     x = tensor("reshape", x)
-    wanted = tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),)  # type: ignore[arg-type]
+    wanted = _lengths("reshape", shape)
+    if order != "C":
+        if order != "F":
+            raise ShapeError(f"reshape: order {order!r} is not C or F")
+        return transpose(reshape(transpose(x), wanted[::-1]))
     if -1 in wanted:
         known = -prod(wanted)
         if wanted.count(-1) > 1 or known <= 0 or x.size % known:
@@ -45,6 +53,15 @@ def reshape(x: Any, /, shape: int | Sequence[int], *, copy: bool | None = None) 
     if prod(wanted) != x.size or any(n < 0 for n in wanted):
         raise ShapeError(f"reshape: {x.shape} has {x.size} elements, {wanted} has {prod(wanted)}")
     return x if wanted == x.shape else barrier(reshape_p, x, shape=wanted)
+
+
+def _lengths(op: str, shape: Any) -> tuple[int, ...]:
+    """A shape given as one length, as a sequence or as an array of integers.  Raises ShapeError."""
+    given = shape.tolist() if hasattr(shape, "tolist") else shape
+    try:
+        return tuple(map(index, given)) if isinstance(given, (tuple, list)) else (index(given),)
+    except TypeError:
+        raise ShapeError(f"{op}: a shape is made of integers, got {shape!r:.60}") from None
 
 
 identity_p = linear(
@@ -102,10 +119,10 @@ broadcast_p = linear(
 )
 
 
-def broadcast_to(x: Any, /, shape: Sequence[int]) -> Tensor:
+def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Tensor:
     """``x`` repeated along new dimensions and those of length 1.  Raises ShapeError if it does not fit."""
     x = tensor("broadcast_to", x)
-    wanted = tuple(shape)
+    wanted = shape if type(shape) is tuple else _lengths("broadcast_to", shape)
     if broadcast_shapes("broadcast_to", x.shape, wanted) != wanted:
         raise ShapeError(f"broadcast_to: {x.shape} does not broadcast to {wanted}")
     if wanted == x.shape:

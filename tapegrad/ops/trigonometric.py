@@ -7,7 +7,7 @@ from typing import Any
 
 from tapegrad.device.dtypes import in_float
 from tapegrad.ops.arithmetic import reciprocal, sqrt, square
-from tapegrad.ops.dispatch import binary, infer_same, unary
+from tapegrad.ops.dispatch import binary, infer_same, real_float, unary
 from tapegrad.primitive import elementwise
 from tapegrad.tensor import Tensor
 
@@ -54,7 +54,7 @@ atan2_p = elementwise(
     domain=(0.3, 2.0),
     doc="The angle of the point with ordinate ``x`` and abscissa ``y``.",
 )
-atan2 = binary(atan2_p, in_float)
+atan2 = binary(atan2_p, real_float("atan2"))
 
 sinh_p = elementwise(
     "sinh", infer=infer_same, exact=False, partials=[lambda x: cosh(x)], cxx="sinh({x})", doc="Hyperbolic sine."
@@ -95,4 +95,4 @@ hypot_p = elementwise(
     operands=("x", "y"), costly=True,
     cxx="hypot({x}, {y})", domain=(0.3, 2.0), doc="``sqrt(x*x + y*y)`` without overflow.",
 )  # fmt: skip
-hypot = binary(hypot_p, in_float)
+hypot = binary(hypot_p, real_float("hypot"))

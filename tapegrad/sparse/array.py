@@ -121,7 +121,9 @@ class SparseTensor:
         return barrier(scatter_add_p, self.data * inside, rows, axis=0, n=n)[: min(self.shape)]
 
     def __matmul__(self, other: Any) -> Any:
-        return matmul(self, other) if _is_operand(other) else NotImplemented
+        if not _is_operand(other):
+            raise TypeError(f"sparse @ {type(other).__name__}: there is no product of two sparse matrices; densify one")
+        return matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> Any:
         return matmul(other, self) if _is_operand(other) else NotImplemented

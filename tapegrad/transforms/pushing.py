@@ -19,6 +19,8 @@ from tapegrad.tensor import Tensor
 class Pusher:
     """A recorder that keeps a companion of each value; enter it, :meth:`seed` inputs, run, ask :meth:`pushed`."""
 
+    strict = True
+
     def __init__(self) -> None:
         self._pushed: weakref.WeakKeyDictionary[Buffer, Tensor] = weakref.WeakKeyDictionary()
 

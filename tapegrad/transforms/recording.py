@@ -20,6 +20,9 @@ from tapegrad.transforms.vjp import Record, backward, reachable
 class Recording:
     """A recorder that keeps records of all that depends on ``_tracked`` values (by node index)."""
 
+    strict = False
+    """Whether a value that it follows must not become an array by the way (see ``Tensor.__array__``)."""
+
     def __init__(self) -> None:
         self._records: list[Record] = []
         self._tracked: set[int] = set()
@@ -186,6 +189,8 @@ def _mask(nodes: tuple[Node, ...], tracked: set[int]) -> int:
 
 class Trace(Recording):
     """A recording for the engine's own use: follow ``sources``, run the block, pull cotangents back to them."""
+
+    strict = True
 
     def __init__(self, sources: Iterable[Node]) -> None:
         super().__init__()
