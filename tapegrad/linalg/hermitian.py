@@ -1,7 +1,8 @@
 """Hermitian matrices: Cholesky factors, eigenvalues and eigenvectors.
 
 LAPACK reads one triangle.  A matrix that is Hermitian, up to a part in a thousand of its largest element, stands for
-all of itself: its gradient is Hermitian.  Of any other one the triangle that is read gets the whole gradient.
+all of itself: the mean of both triangles is taken, and its gradient is Hermitian.  Of any other one a single triangle
+is read, and gets the whole gradient.
 
 Derivatives: I. Murray, *Differentiation of the Cholesky decomposition* (2016); M. B. Giles (2008) for eigenvectors.
 """

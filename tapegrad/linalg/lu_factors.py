@@ -122,13 +122,19 @@ lu_p: Primitive = declare(
 )
 
 
+def _factored(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Factors, order, exchanges; computed in at least float32, which holds positions that shorter floats do not."""
+    factors, order, pivots = _lu_parts(barrier(lu_p, cast(a, dtypes.accumulator(a.dtype))), *a.shape[-2:])
+    return cast(factors, a.dtype), order, pivots
+
+
 def lu_factor(a: Any) -> tuple[Tensor, Tensor]:
     """Both factors of each matrix in one, and the exchanges of rows, for :func:`lu_solve` (SciPy's ``lu_factor``).
 
     a: ``(..., m, n)``; exchanges: ``(..., min(m, n))``, int64.  Raises ShapeError.
     """
     a = matrix("lu_factor", a)
-    factors, _, pivots = _lu_parts(barrier(lu_p, a), *a.shape[-2:])
+    factors, _, pivots = _factored(a)
     return factors, pivots
 
 
@@ -142,7 +148,7 @@ def lu(a: Any, permute_l: bool = False, p_indices: bool = False) -> tuple[Tensor
     a = matrix("lu", a)
     m, n = a.shape[-2:]
     k = min(m, n)
-    factors, order, _ = _lu_parts(barrier(lu_p, a), m, n)
+    factors, order, _ = _factored(a)
     lower = tril(factors[..., :k], k=-1) + eye(m, k, dtype=a.dtype, device=a.device)
     upper = triu(factors[..., :k, :])
     back = argsort(order, axis=-1)

@@ -66,7 +66,7 @@ def require(x: Tensor, low: int, high: int, error: Callable[[int], Exception]) -
     """
     from tapegrad.ops.reductions import max, min  # built on indexing, which is built on this file
 
-    if not x.size:
+    if not x.size or phantom.mode.dry:  # a dry run has no values: they are taken to be in range
         return
     with unrecorded(), waiting(x._buffer.node.aval):
         least, most = min(x), max(x)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad.aval import broadcast_shapes, normalize_axis
-from tapegrad.device import dtypes
+from tapegrad.device import dtypes, phantom
 from tapegrad.errors import IndexingError, ShapeError, TapegradError
 from tapegrad.ops.arithmetic import maximum, minimum, remainder
 from tapegrad.ops.bounds import every
@@ -54,8 +54,8 @@ def choose(a: Any, choices: Any, mode: str = "raise") -> Tensor:
     n = len(options)
     if mode == "raise":
         with unrecorded():
-            looked = every(places)
-            if looked.size and not 0 <= int(min_of(looked).item()) <= int(max_of(looked).item()) < n:
+            looked, known = every(places), places.size and not phantom.mode.dry
+            if known and not 0 <= int(min_of(looked).item()) <= int(max_of(looked).item()) < n:
                 raise IndexingError(f"choose: a number is out of range for {n} choices; use mode='wrap' or 'clip'")
     elif mode not in ("wrap", "clip"):
         raise TapegradError(f"choose: mode {mode!r} is not one of raise, wrap, clip")

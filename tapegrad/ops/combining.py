@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from tapegrad import nest
 from tapegrad.aval import broadcast_shapes, normalize_axis
 from tapegrad.device import CPU, dtypes
 from tapegrad.errors import AxisError, ShapeError
@@ -72,36 +73,31 @@ def block(arrays: Any) -> Tensor:
 
     Raises ShapeError for lists of unequal depth, or empty ones.
     """
+    levels = _depth(arrays)
+    leaves = _tensors(arrays)
+    ndim = sorted([levels, *(t.ndim for t in nest.leaves(leaves))])[-1]
+    return _joined(leaves, ndim - levels, ndim)
 
-    def depth(part: Any) -> int:
-        if not isinstance(part, list):
-            return 0
-        if not part:
-            raise ShapeError("block: a list is empty")
-        depths = {depth(p) for p in part}
-        if len(depths) > 1:
-            raise ShapeError("block: lists are nested to different depths")
-        return depths.pop() + 1
 
-    levels = depth(arrays)
-    leaves: list[Tensor] = []
+def _depth(part: Any) -> int:
+    if not isinstance(part, list):
+        return 0
+    if not part:
+        raise ShapeError("block: a list is empty")
+    depths = {_depth(p) for p in part}
+    if len(depths) > 1:
+        raise ShapeError("block: lists are nested to different depths")
+    return depths.pop() + 1
 
-    def collect(part: Any) -> None:
-        for p in part if isinstance(part, list) else ():
-            collect(p)
-        if not isinstance(part, list):
-            leaves.append(tensor("block", part))
 
-    collect(arrays)
-    ndim = sorted([levels, *(t.ndim for t in leaves)])[-1]
+def _tensors(part: Any) -> Any:
+    return [_tensors(p) for p in part] if isinstance(part, list) else tensor("block", part)
 
-    def join(part: Any, level: int) -> Tensor:
-        if not isinstance(part, list):
-            t = tensor("block", part)
-            return reshape(t, (1,) * (ndim - t.ndim) + t.shape)
-        return concat([join(p, level + 1) for p in part], axis=ndim - levels + level)
 
-    return join(arrays, 0)
+def _joined(part: Any, axis: int, ndim: int) -> Tensor:
+    if not isinstance(part, list):
+        return reshape(part, (1,) * (ndim - part.ndim) + part.shape)
+    return concat([_joined(p, axis + 1, ndim) for p in part], axis=axis)
 
 
 def cartesian_prod(*tensors: Any) -> Tensor:

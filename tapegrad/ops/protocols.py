@@ -58,6 +58,10 @@ def array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any)
         )
     if method in ("reduce", "accumulate"):
         options["axis"] = kwargs.get("axis", 0)
+    if method in ("reduce", "accumulate") and dtype is not None and "dtype" in inspect.signature(f).parameters:
+        options["dtype"], dtype = dtype, None
+    if all(loop[-1] in "?O" for loop in ufunc.types):  # the dtype is that of the answers, not of the operands
+        dtype = None
     try:
         if dtype is not None:
             inputs = tuple(creation.astype(tensor(name, x), dtype) for x in inputs)
@@ -78,8 +82,10 @@ def _method_of(name: str, method: str) -> Callable[..., Any] | None:
     if method == "reduce":
         return public(_REDUCED.get(name, ""))
     if method == "accumulate":
-        f = public(_ACCUMULATED.get(name, ""))
-        return (lambda x, axis: f(x, axis)[0]) if name in ("maximum", "minimum") and f is not None else f
+        running = public(_ACCUMULATED.get(name, ""))
+        if running is None or name not in ("maximum", "minimum"):
+            return running
+        return lambda x, axis: running(x, axis)[0]
     f = public(name) or public(name, "scipy.special")
     if method == "outer" and f is not None:
         return lambda x, y: _outer(f, tensor(name, x), tensor(name, y))

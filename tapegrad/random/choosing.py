@@ -66,7 +66,7 @@ def choice(
     if count and (n < 1 or (not replace and count > n)):
         raise DomainError(f"random.choice: {count} of {n} elements" + ("" if replace else ", without replacement"))
     chosen = reshape(_positions(n, count, replace, p, generator), lengths)
-    return chosen if rows is None else take(rows, chosen, axis=axis)
+    return chosen if rows is None else take(rows, chosen.to_device(rows.device), axis=axis)
 
 
 def _positions(n: int, count: int, replace: bool, p: Any, generator: Generator | None) -> Tensor:

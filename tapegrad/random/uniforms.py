@@ -63,5 +63,6 @@ def bernoulli(
 def permutation(x: Any, generator: Generator | None = None) -> Tensor:
     """A random order of ``range(x)``, or of the rows of an array or sequence ``x``.  Raises ShapeError, DTypeError."""
     rows = asarray(x) if isinstance(x, (list, tuple)) or getattr(x, "shape", None) else None
-    order = argsort(unit(lengths_of(x if rows is None else rows.shape[0]), "float64", generator))
+    count = lengths_of(x if rows is None else rows.shape[0])
+    order = argsort(unit(count, "float64", generator, None if rows is None else rows.device))
     return order if rows is None else take(rows, order, axis=0)

@@ -13,6 +13,7 @@ from tapegrad.ops.complex import conj
 from tapegrad.ops.creation import arange, ones
 from tapegrad.ops.dispatch import SCALARS, barrier, cast, promote, tensor
 from tapegrad.ops.indexing import scatter_add_p, take
+from tapegrad.ops.selection import where
 from tapegrad.ops.shape import expand_dims, permute_dims, reshape, squeeze
 from tapegrad.ops.sorting import argsort, searchsorted
 from tapegrad.sparse.products import matrix, sparse_matmul_p
@@ -116,9 +117,9 @@ class SparseTensor:
         """The elements ``[i, i]``."""
         with unrecorded():
             rows = _rows(self)
-            inside = (rows == self.indices).astype(self.dtype)
+            inside = rows == self.indices
         n = self._stored_shape[0]
-        return barrier(scatter_add_p, self.data * inside, rows, axis=0, n=n)[: min(self.shape)]
+        return barrier(scatter_add_p, where(inside, self.data, 0), rows, axis=0, n=n)[: min(self.shape)]
 
     def __matmul__(self, other: Any) -> Any:
         if not _is_operand(other):

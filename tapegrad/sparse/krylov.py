@@ -117,7 +117,7 @@ class _Solve:
         self._method, self._a, self._m = method, a, m
         self._b, self._x = b, x
         self._captured = captured
-        self.again: Callable[[list[Any]], list[Any]] | None = self._again
+        self.again: Callable[[list[Any]], list[Any]] | None = None
 
     def _at(self) -> Tensor:
         """The solution as outer recorders know it: solved again from where it ended, which takes one look."""
@@ -196,8 +196,10 @@ def _solved(method: _Method, a: Operator, m: Operator | None, b: Tensor, x0: Ten
     inputs = (b._buffer, *captures.found.values())
     if isinstance(outer[0], Batches):
         _batched(outer[0], call, inputs, out)
+    call.again = call._again
     for recorder in outer:
         recorder.record_call(call, inputs, (out._buffer,))
+    call.again = None  # a method of its own would be a cycle
     return out, info
 
 

@@ -20,6 +20,7 @@ from tapegrad.ops.joining import stack
 from tapegrad.ops.shape import broadcast_to, expand_dims, identity_of, reshape
 from tapegrad.tensor import Tensor, alias
 from tapegrad.transforms.pushing import Pusher
+from tapegrad.transforms.zeros import zeros_of
 
 
 class Batches(Pusher):
@@ -84,7 +85,7 @@ class Batches(Pusher):
         with self._alone():
             found = [call.again(_example(inputs, companions, i)) for i in range(self.n)]
             if not found:
-                return [zeros((0, *b.node.aval.shape), dtype=b.node.aval.dtype) for b in outputs]
+                return [zeros_of(b.node.aval, 0) for b in outputs]
             return [stack([row[k] for row in found]) for k in range(len(outputs))]
 
     def _alone(self) -> Any:
@@ -170,6 +171,6 @@ def _elementwise(node: Node, operands: list[Tensor], companions: list[Tensor | N
 def _one_by_one(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
     prim: Any = node.prim
     if not n:
-        return zeros((0, *node.aval.shape), dtype=node.aval.dtype, device=node.aval.device)
+        return zeros_of(node.aval, 0)
     buffers = [x._buffer for x in operands]
     return stack([barrier(prim, *_example(buffers, companions, i), **node.params) for i in range(n)])

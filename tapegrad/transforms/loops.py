@@ -23,14 +23,15 @@ def scan(f: Callable, init: Any, xs: Any = None, length: int | None = None, reve
 
     Raises ShapeError if lengths differ or none is given.
     """
-    rows = [asarray(x) for x in nest.flatten(xs) if x is not None]
-    lengths = {x.shape[0] if x.ndim else None for x in rows} | ({length} if length is not None else set())
+    leaves = [None if leaf is None else asarray(leaf) for leaf in nest.flatten(xs)]  # once: each step takes a view
+    lengths = {x.shape[0] if x.ndim else None for x in leaves if x is not None}
+    lengths |= {length} if length is not None else set()
     if len(lengths) != 1 or None in lengths:
         raise ShapeError(f"scan: lengths {sorted(map(str, lengths))}; give xs of one length, or length=")
     steps = range(lengths.pop() or 0)
     state, found = init, []
     for i in reversed(steps) if reverse else steps:
-        x = nest.rebuild(xs, (None if leaf is None else asarray(leaf)[i] for leaf in nest.leaves(xs)))
+        x = nest.rebuild(xs, (None if leaf is None else leaf[i] for leaf in leaves))
         state, y = f(state, x)
         found.append(y)
     if reverse:

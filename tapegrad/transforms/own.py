@@ -12,21 +12,25 @@ from typing import Any
 
 from tapegrad import nest
 from tapegrad.aval import ShapedArray
-from tapegrad.device import current_device, dtypes, phantom
+from tapegrad.device import current_device, phantom
 from tapegrad.errors import DryRunError, DTypeError, GradientError, GradientTypeError, NotATensorError
 from tapegrad.evaluate import apply, array_of
 from tapegrad.ops.creation import asarray
-from tapegrad.ops.dispatch import SCALARS, on_one_device, tensor
+from tapegrad.ops.dispatch import on_one_device, tensor
 from tapegrad.primitive import Primitive
 from tapegrad.rule import Rule
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.adjoint import transposed
+from tapegrad.transforms.own_body import Body
 from tapegrad.transforms.packing import Layout
 from tapegrad.transforms.wrapping import Wrapper
 from tapegrad.transforms.zeros import zeros_of
 from tapegrad.variable import Variable
 
 _RESERVED = ("ct", "t", "out", "i", "xs_aval", "layout")
+
+
+_MOST_LAYOUTS = 256
 
 
 class OwnPrimitive(Wrapper):
@@ -43,7 +47,7 @@ class OwnPrimitive(Wrapper):
         self._push: dict[str, Callable] = {}
         self._forms: dict[tuple[str, ...], Primitive] = {}
         self._layouts: dict[Any, Layout] = {}
-        self._ready: list[Any] = []
+        self._body = Body(f, self._name, self._signature, self._names)
 
     def defvjp(self, *rules: Callable | None, **named: Callable | None) -> OwnPrimitive:
         """Give a VJP rule for each argument, in order or by name (None: no derivative).
@@ -99,7 +103,7 @@ class OwnPrimitive(Wrapper):
         try:
             found = Tensor(apply(prim, buffers, {**static, "layout": layout}, layout.aval))
         finally:
-            self._ready.clear()
+            self._body.ready.clear()
         return layout.unpacked(found)
 
     def _layout(self, operands: tuple[str, ...], tensors: list[Tensor], static: dict[str, Any], device: Any) -> Layout:
@@ -108,7 +112,7 @@ class OwnPrimitive(Wrapper):
         if self._infer is not None:
             told = self._infer(**dict(zip(operands, avals, strict=True)), **static)
             return Layout.told(self._name, told, device)
-        key = (operands, *avals)
+        key = (operands, *avals, *map(repr, static.values()))
         if phantom.mode.dry:
             if key not in self._layouts:
                 raise DryRunError(
@@ -116,44 +120,23 @@ class OwnPrimitive(Wrapper):
                     "@tg.primitive(infer=f), where f returns (shape, dtype), or run it once before"
                 )
             return self._layouts[key]
-        found = self._run(device, [array_of(t._buffer) for t in tensors], operands, static)
+        if len(self._layouts) >= _MOST_LAYOUTS:
+            self._layouts.clear()
+        found = self._body.run(device, [array_of(t._buffer) for t in tensors], operands, static)
         layout = self._layouts[key] = Layout.of(self._name, found, device)
-        self._ready.append(layout.packed(found))
+        self._body.ready.append(layout.packed(found))
         return layout
-
-    def _run(self, device: Any, arrays: list[Any], operands: tuple[str, ...], static: dict[str, Any]) -> Any:
-        """The function's result as an array, or a list of several, in the memory of ``device``."""
-        given = dict(zip(operands, (_guarded(a) for a in arrays), strict=True))
-        bound = self._signature.bind_partial()
-        bound.arguments.update({n: given[n] if n in given else static[n] for n in self._names})
-        with device.active():
-            found = self.__wrapped__(*bound.args, **bound.kwargs)
-            if isinstance(found, (tuple, list)):
-                return [self._result(x, arrays, device) for x in found]
-            return self._result(found, arrays, device)
-
-    def _result(self, x: Any, arrays: list[Any], device: Any) -> Any:
-        if isinstance(x, (Tensor, Variable)) or x is None:
-            raise NotATensorError(
-                f"{self._name}: returned {type(x).__name__}; a primitive computes with raw arrays and returns them"
-            )
-        dtype = None
-        if isinstance(x, SCALARS) and not hasattr(x, "dtype") and arrays:
-            dtype = dtypes.result_type(*(a.dtype for a in arrays), x)
-        found = device.array(x, dtype, copy=False)
-        if any(device.is_view(found, a) for a in arrays):
-            found = found.copy()
-        return found
 
     def _form(self, operands: tuple[str, ...]) -> Primitive:
         """The primitive for calls in which just these arguments are arrays."""
         found = self._forms.get(operands)
         if found is None:
+            body = self._body
 
             def impl(xp: Any, *arrays: Any, layout: Layout, **static: Any) -> Any:
-                if self._ready:
-                    return self._ready.pop()
-                return layout.packed(self._run(layout.aval.device, list(arrays), operands, static))
+                if body.ready:
+                    return body.ready.pop()
+                return layout.packed(body.run(layout.aval.device, list(arrays), operands, static))
 
             rules = [self._rule(n, operands) for n in operands]
             found = self._forms[operands] = Primitive(
@@ -211,14 +194,6 @@ def _is_array(op: str, name: str, x: Any) -> bool:
     if any(isinstance(leaf, (Tensor, Variable)) for leaf in nest.leaves(x)):
         raise NotATensorError(f"{op}: {name} holds tensors in a structure; give each an argument of its own")
     return False
-
-
-def _guarded(array: Any) -> Any:
-    """A view that cannot be written to, where the library knows such a thing."""
-    if hasattr(array, "setflags"):
-        array = array.view()
-        array.setflags(write=False)
-    return array
 
 
 def _not_inferred(*avals: ShapedArray, layout: Layout, **static: Any) -> ShapedArray:

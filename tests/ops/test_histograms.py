@@ -80,3 +80,10 @@ def test_gradients_in_the_weights(rng):
         tape.watch(t)
         counts = tg.histogram(t, 4, weights=w)[0] + 0 * tg.sum(t)
     assert (tape.gradient(counts, t).numpy() == 0).all()
+
+
+def test_bins_that_do_not_rise_are_refused():
+    for call in (lambda: tg.digitize([0.5], [3.0, 1.0, 2.0]), lambda: tg.histogram([0.5], bins=[3.0, 1.0, 2.0])):
+        with pytest.raises(ValueError, match="monotonically"):
+            call()
+    np.testing.assert_array_equal(tg.digitize([0.5, 2.5], [3.0, 2.0, 1.0]).numpy(), np.digitize([0.5, 2.5], [3, 2, 1]))

@@ -9,7 +9,7 @@ import pytest
 import scipy.special
 
 import tapegrad as tg
-from tapegrad.errors import ImmutableError, NoGradientError
+from tapegrad.errors import DetachedError, ImmutableError, NoGradientError
 
 X = np.linspace(0.1, 1.2, 6).reshape(2, 3)
 
@@ -97,3 +97,35 @@ def test_cupy_itself_asks():
     np.testing.assert_array_equal(cupy.add(1.0, t).numpy(), 1.0 + X)
     np.testing.assert_array_equal(cupy.sum(t, axis=0, keepdims=True).numpy(), X.sum(0, keepdims=True))
     np.testing.assert_allclose(tg.grad(lambda x: cupy.sum(cupy.square(x)))(X).numpy(), 2 * X)
+
+
+def test_a_dtype_is_that_of_the_answer():
+    t = tg.asarray(np.array([np.nan, 1.0, -2.5]))
+    for f in (np.isnan, np.isfinite, np.signbit):
+        np.testing.assert_array_equal(f(t, dtype=bool).numpy(), f(t.numpy(), dtype=bool))
+    np.testing.assert_array_equal(np.less(t, 0.5, dtype=bool).numpy(), [False, False, True])
+    small = tg.asarray(np.array([100, 100], np.int32))
+    for f in (np.add.reduce, np.add.accumulate):
+        got, wanted = f(small, dtype=np.int8), f(small.numpy(), dtype=np.int8)
+        assert got.dtype == wanted.dtype
+        np.testing.assert_array_equal(got.numpy(), wanted)
+    assert np.sin(t, dtype="f4").dtype == tg.float32
+    np.testing.assert_array_equal(np.maximum.accumulate(small).numpy(), [100, 100])
+
+
+def test_what_is_differentiated_is_not_made_an_array_by_the_way():
+    for f in (
+        lambda a: tg.sum(np.array([a[0], a[1]])),
+        lambda a: tg.sum(np.sin([a[0], a[1]])),
+        lambda a: np.asarray(a),
+    ):
+        with pytest.raises(DetachedError, match="being differentiated"):
+            tg.grad(f)(X[0])
+        with pytest.raises(DetachedError, match="being differentiated"):
+            tg.jvp(lambda a, f=f: tg.asarray(f(a)), (X[0],), (X[0],))
+    assert tg.grad(lambda a: tg.sum(a * a.numpy()))(X[0]).shape == (3,)  # said so
+    with tg.GradientTape() as tape:  # as in TensorFlow
+        t = tg.asarray(X[0])
+        tape.watch(t)
+        y = tg.sum(tg.asarray(np.asarray(t)))
+    assert tape.gradient(y, t) is None

@@ -14,7 +14,7 @@ PLACES = np.array([[0, 2], [1, 1]])
 
 _UNARY = (
     "abs acos asin atan atanh cos cosh exp expm1 log log10 log1p log2 negative sin sinh sqrt square tan tanh asinh "
-    "conj imag real reciprocal positive ceil floor round sign trunc"
+    "conj real reciprocal positive ceil floor round sign trunc"
 ).split()
 _BINARY = (
     "add atan2 divide maximum minimum multiply pow subtract hypot logaddexp remainder copysign floor_divide".split()
@@ -24,6 +24,7 @@ CASES: dict[str, Case] = {
     **{op: case(op, A) for op in _UNARY},
     **{op: case(op, A, B[:1]) for op in _BINARY},
     "acosh": case("acosh", OVER),
+    "imag": case("imag", A + 1j * B),
     "astype": case("astype", A, call=lambda x: tg.real(tg.astype(x, tg.complex128)), note="checked there and back"),
     "broadcast_to": case("broadcast_to", A[:1], (3, 4)),
     "clip": case("clip", BOTH, -1.0, 1.0),

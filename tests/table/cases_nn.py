@@ -78,6 +78,8 @@ CASES |= {
     "nn.log_sigmoid": _CALLS["logsigmoid"],
     "nn.cross_entropy": _of("cross_entropy", X, LABELS, label_smoothing=0.1),
     "nn.binary_cross_entropy_with_logits": _of("binary_cross_entropy_with_logits", X, P),
+    "nn.pdist": _of("pdist", X),
+    "nn.pairwise_distance": _of("pairwise_distance", X, P),
     "nn.ctc_loss": _of("ctc_loss", LOGP, np.array([[1, 2], [3, 3]]), np.array([6, 6]), np.array([2, 2])),
     **{f"nn.{name}": _of(name, X, call=seeded(name)) for name in ("dropout", "gumbel_softmax")},
     "nn.alpha_dropout": _of("alpha_dropout", X, training=True, call=seeded("alpha_dropout")),

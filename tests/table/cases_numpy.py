@@ -22,7 +22,7 @@ def finite(f):
 
 
 _UNARY = (
-    "fliplr flipud ravel angle atleast_1d atleast_2d atleast_3d deg2rad diag exp2 rad2deg sinc diagflat cbrt copy fabs "
+    "fliplr flipud ravel atleast_1d atleast_2d atleast_3d deg2rad diag exp2 rad2deg sinc diagflat cbrt copy fabs "
     "modf rot90 ediff1d real_if_close rsqrt nan_to_num diag_embed median mode batch_l2_norm_squared cov corrcoef"
 ).split()
 _BINARY = "fmax fmin fmod logaddexp2 float_power kron vdot ldexp polar complex divmod".split()
@@ -34,6 +34,7 @@ CASES: dict[str, Case] = {
     **{op: case(op, A, axis=1, call=finite(getattr(tg, op))) for op in _NAN},
     **{op: case(op, [A, B]) for op in "hstack vstack dstack column_stack".split()},
     **{op: case(op, uniform(4, 4, 2), 2) for op in "split vsplit hsplit dsplit".split()},
+    "angle": case("angle", A + 1j * B),
     "array_split": case("array_split", V, 4),
     "swapaxes": case("swapaxes", T, 0, 2),
     "dot": case("dot", A, uniform(4, 2)),

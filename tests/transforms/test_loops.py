@@ -53,3 +53,10 @@ def test_lengths_that_differ_are_refused():
         tg.scan(lambda s, x: (s, None), 0.0, (X, X[:2]))
     with pytest.raises(ShapeError, match="scan"):
         tg.scan(lambda s, x: (s, None), 0.0)
+
+
+def test_rows_are_views_of_one_copy():
+    xs = np.ones((100, 2000))
+    with tg.measure() as m:
+        tg.grad(lambda w: tg.scan(lambda s, x: (s + tg.sum(x * w), None), np.zeros(()), xs)[0])(np.ones(2000))
+    assert m.peak_bytes < 3 * xs.nbytes

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
+from checks import no_garbage
 
 import tapegrad as tg
 from tapegrad.errors import DryRunError, GradientError, GradientTypeError, NoGradientError, NotATensorError, ShapeError
@@ -183,3 +186,42 @@ def test_it_is_a_method_and_keeps_its_name():
 
     assert Model().step(X).shape == X.shape
     assert scaled.__name__ == "scaled" and Model.step.__doc__ == "Doc."
+
+
+def test_threads_do_not_take_each_others_results():
+    meeting = threading.Barrier(2, timeout=20)
+
+    @tg.primitive
+    def f(x):
+        meeting.wait()  # both have run before either result is used
+        return x * 2
+
+    found = {}
+    threads = [threading.Thread(target=lambda i=i: found.update({i: f(np.full(3, float(i))).numpy()})) for i in (1, 5)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    np.testing.assert_array_equal(found[1], np.full(3, 2.0))
+    np.testing.assert_array_equal(found[5], np.full(3, 10.0))
+
+
+def test_nothing_is_left_to_the_collector():
+    with no_garbage():
+        weights = np.ones(3)
+        f = tg.primitive(lambda x: x * weights).defvjp(lambda ct: ct)
+        tg.grad(lambda x: tg.sum(f(x)))(X[0, :3])
+        tg.block([[np.ones(2)], [np.zeros(2)]])
+        del f
+
+
+def test_a_dry_run_tells_static_arguments_apart():
+    @tg.primitive
+    def repeated(x, n):
+        return np.stack([x] * n)
+
+    repeated.defvjp(lambda ct: tg.sum(ct, axis=0))
+    repeated(X, 2)
+    assert tg.memory.predict_peak(lambda x: repeated(x, 2), X).peak_bytes > 0
+    with pytest.raises(DryRunError, match="run it once"):
+        tg.memory.predict_peak(lambda x: repeated(x, 100), X)
