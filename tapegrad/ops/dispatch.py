@@ -20,6 +20,7 @@ from tapegrad.primitive import Primitive, Site, elementwise
 from tapegrad.tensor import Tensor, convert, from_array
 
 SCALARS = (bool, int, float, complex)
+_LONG = (dtypes.float64, dtypes.complex128)
 _constants: dict[Any, Buffer] = {}
 _MOST = 4096
 _MOST_CONSTANTS = 256
@@ -62,10 +63,8 @@ def _sequence(x: Any, beside: Tensor | None) -> Tensor:
         from tapegrad.ops.creation import asarray  # built on this file
 
         return asarray(x)
-    if beside is None:
-        return convert(x)
-    found = from_array(beside.device.array(x), beside.device)
-    return _in_full(x, found, beside.dtype) if beside.dtype in (dtypes.float64, dtypes.complex128) else found
+    found = convert(x) if beside is None else from_array(beside.device.array(x), beside.device)
+    return found if beside is None or beside.dtype not in _LONG else _in_full(x, found)
 
 
 def infer_same(*avals: ShapedArray, name: str = "elementwise") -> ShapedArray:
@@ -145,17 +144,17 @@ def promote(
                 raise DTypeError(f"{op}: {e}") from None
     if to is not None:
         dtype = to(dtype)
-    if any(isinstance(x, (list, tuple)) for x in xs) and dtype.itemsize > 4 and dtypes.is_inexact(dtype):
-        strong = [_in_full(x, t, dtype) for x, t in zip(xs, strong, strict=True)]
+    if dtype in _LONG and any(isinstance(x, (list, tuple)) for x in xs):
+        strong = [_in_full(x, t) for x, t in zip(xs, strong, strict=True)]
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else Tensor(constant(x, dtype, device)) for x in strong)
 
 
-def _in_full(x: Any, t: Any, dtype: Any) -> Any:
-    """``t``, made of ``x``: of a list of Python floats, in ``dtype`` from the start, not rounded to float32 before."""
+def _in_full(x: Any, t: Any) -> Any:
+    """``t``, made of ``x``: of a list of Python floats, in float64 from the start, not rounded to float32 before."""
     short = isinstance(x, (list, tuple)) and t.dtype in (dtypes.float32, dtypes.complex64)
     if not short or any(_is_lasting(leaf) for leaf in nest.leaves(x)):
         return t
-    return from_array(t.device.array(x, dtypes.float64 if t.dtype == dtypes.float32 else dtypes.complex128), t.device)
+    return from_array(t.device.array(x, _LONG[t.dtype.kind == "c"]), t.device)
 
 
 def on_one_device(op: str, buffers: tuple[Buffer, ...]) -> None:
