@@ -142,8 +142,7 @@ def promote(
                 dtype = dtypes.result_type(*kinds)
             except DTypeError as e:
                 raise DTypeError(f"{op}: {e}") from None
-    if to is not None:
-        dtype = to(dtype)
+    dtype = dtype if to is None else to(dtype)
     if dtype in _LONG and any(isinstance(x, (list, tuple)) for x in xs):
         strong = [_in_full(x, t) for x, t in zip(xs, strong, strict=True)]
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else Tensor(constant(x, dtype, device)) for x in strong)
