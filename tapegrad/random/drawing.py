@@ -62,6 +62,11 @@ def unit(shape: Shape, dtype: Any, generator: Generator | None, device: Any = No
     return cast(floor(found * steps) / steps, dtype)
 
 
+def near(device: Any, *parameters: Any) -> Any:
+    """``device``; where none is named that of the first parameter which is a tensor or variable."""
+    return next((p.device for p in parameters if hasattr(p, "ref")), None) if device is None else device
+
+
 def place(device: Any) -> Any:
     """The device on which to draw."""
     return current_device() if device is None else asdevice(device)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tapegrad.device import dtypes
 from tapegrad.device.bits import blocks16
+from tapegrad.errors import DomainError
 from tapegrad.ops.arithmetic import sqrt
 from tapegrad.ops.comparison import less
 from tapegrad.ops.creation import asarray
@@ -15,7 +16,7 @@ from tapegrad.ops.exponential import log1p
 from tapegrad.ops.indexing import take
 from tapegrad.ops.sorting import argsort
 from tapegrad.ops.trigonometric import cos
-from tapegrad.random.drawing import bits16_p, drawn_dtype, is_number, lengths_of, place, unit
+from tapegrad.random.drawing import bits16_p, drawn_dtype, is_number, lengths_of, near, place, unit
 from tapegrad.random.stream import Generator, default_generator
 from tapegrad.tensor import Tensor
 
@@ -28,7 +29,7 @@ def uniform(
 
     Raises DTypeError, ShapeError.
     """
-    found = unit(lengths_of(shape), dtype, generator, device)
+    found = unit(lengths_of(shape), dtype, generator, near(device, low, high))
     return found if is_number(low, 0.0) and is_number(high, 1.0) else low + (high - low) * found
 
 
@@ -36,9 +37,14 @@ def normal(
     shape: int | Sequence[int] = (), mean: Any = 0.0, std: Any = 1.0, dtype: Any = "float32",
     generator: Generator | None = None, device: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Normal numbers (Box and Muller 1958), differentiable in ``mean`` and ``std``.  Raises DTypeError, ShapeError."""
-    lengths = lengths_of(shape)
-    u, v = (unit(lengths, drawn_dtype(dtype), generator, device) for _ in range(2))
+    """Normal numbers (Box and Muller 1958), differentiable in ``mean`` and ``std``.
+
+    Raises DTypeError, ShapeError, and DomainError for a negative number ``std``.
+    """
+    if isinstance(std, (int, float)) and std < 0:
+        raise DomainError(f"random.normal: std={std} is negative")
+    lengths, where = lengths_of(shape), near(device, mean, std)
+    u, v = (unit(lengths, drawn_dtype(dtype), generator, where) for _ in range(2))
     z = cast(sqrt(-2.0 * log1p(-u)) * cos(6.283185307179586 * v), dtypes.asdtype(dtype))
     return z if is_number(mean, 0.0) and is_number(std, 1.0) else mean + std * z
 
@@ -57,7 +63,7 @@ def bernoulli(
         key, counter = (generator or default_generator).take(blocks16(lengths))
         drawn = barrier(bits16_p, key=key, counter=counter, shape=lengths, device=place(device))
         return cast(less(drawn, threshold) if threshold < 65536 else drawn >= 0, dtypes.asdtype(dtype))
-    return cast(less(unit(lengths_of(shape), "float32", generator, device), p), dtypes.asdtype(dtype))
+    return cast(less(unit(lengths_of(shape), "float32", generator, near(device, p)), p), dtypes.asdtype(dtype))
 
 
 def permutation(x: Any, generator: Generator | None = None) -> Tensor:

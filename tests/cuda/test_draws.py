@@ -11,6 +11,7 @@ from cuda_cases import numbers, same_bits
 import tapegrad as tg
 from tapegrad.buffer import Buffer
 from tapegrad.device import CPU
+from tapegrad.tensor import from_array
 
 F = tg.nn.functional
 
@@ -68,3 +69,13 @@ def test_the_mask_of_a_dropout_is_drawn_again_and_never_kept(p, cuda, on):
     assert abs(kept.mean() - (1 - p)) < 0.02
     same_bits(g, np.where(kept, np.float32(1 / (1 - p)), np.float32(0)))
     assert not any("random" in name for name in m.peak_by_primitive)
+
+
+def test_draws_lie_where_their_parameters_lie(cuda):
+    mean = from_array(cuda.array(np.full(3, 0.5)), cuda)
+    with tg.device("cpu"):
+        for found in (
+            tg.random.normal((2, 3), mean), tg.random.uniform((2, 3), 0.0, mean), tg.random.bernoulli((2, 3), mean),
+            tg.random.permutation(mean), tg.random.choice(mean, 2),
+        ):  # fmt: skip
+            assert found.device is cuda
