@@ -84,12 +84,45 @@ def _rows(op: str, a: Any, axis: Axis) -> tuple[Tensor, tuple[int, ...], tuple[i
     return reshape(flat, (*lead, count)), axes, kept_shape(x.shape, axes)
 
 
-def _gather(rows: Tensor, places: Tensor) -> Tensor:
-    """Elements of each row at ``places``, ``(..., k)``, cut to the row; 0 for NaN."""
+class _Sorted:
+    """Rows, and the order that sorts them: a tape keeps the places of the elements that are asked for, not of all."""
+
+    __slots__ = ("_order", "_skip", "rows")
+
+    def __init__(self, rows: Tensor, skip: bool = False) -> None:
+        self.rows, self._skip = rows, skip
+        with unrecorded():
+            self._order = argsort(rows, axis=-1)
+
+    def at(self, places: Tensor | slice) -> Tensor:
+        """Elements at ``places``, integers ``(..., k)``; with ``skip`` 0 for NaN."""
+        with unrecorded():
+            order = self._order
+            picked = order[..., places] if isinstance(places, slice) else take_along_axis(order, places, axis=-1)
+        found = take_along_axis(self.rows, picked, axis=-1)
+        return where(isnan(found), 0, found) if self._skip else found
+
+    def ends_in_nan(self) -> Tensor:
+        """Whether each row holds a NaN, ``(..., 1)``."""
+        with unrecorded():
+            return isnan(self.at(slice(-1, None)))
+
+    def whole(self) -> Tensor:
+        """All of it, of no concern to tapes."""
+        with unrecorded():
+            return take_along_axis(self.rows, self._order, axis=-1)
+
+    def by(self, other: Tensor) -> Tensor:
+        """``other`` in the same order."""
+        return take_along_axis(other, self._order, axis=-1)
+
+
+def _gather(rows: _Sorted, places: Tensor) -> Tensor:
+    """Elements of each row at ``places``, ``(..., k)``, cut to the row; at NaN the first."""
     at = where(isnan(places), 0, places)
-    whole = cast(maximum(minimum(at, rows.shape[-1] - 1), 0), dtypes.int64)
-    lead = rows.shape[:-1]
-    return take_along_axis(rows, broadcast_to(whole, (*lead, whole.shape[-1])), axis=-1)
+    *lead, n = rows.rows.shape
+    whole = cast(maximum(minimum(at, n - 1), 0), dtypes.int64)
+    return rows.at(broadcast_to(whole, (*lead, whole.shape[-1])))
 
 
 def _line(before: Tensor, after: Tensor, part: Tensor, weak: bool) -> Tensor:
@@ -101,7 +134,7 @@ def _line(before: Tensor, after: Tensor, part: Tensor, weak: bool) -> Tensor:
     return where(late, after - gap * rest, before + gap * part)
 
 
-def _at(rows: Tensor, count: Any, q: Tensor, method: str, weak: bool) -> Tensor:
+def _at(rows: _Sorted, count: Any, q: Tensor, method: str, weak: bool) -> Tensor:
     """Quantiles ``q`` (k) of sorted ``rows``, of which ``count`` elements (an int, or ``(..., 1)``) are there."""
     at = POSITIONS[method](count, q)
     if method in DISCRETE:
@@ -148,25 +181,24 @@ def _quantiles(
         rows = cast(rows, dtypes.float64)
     q, weak = _prepared(op, q, scale, rows)
     flat = reshape(q, (q.size,))
-    order = argsort(rows, axis=-1)
-    ordered = take_along_axis(rows, order, axis=-1)
+    ordered = _Sorted(rows, skip)
     if weights is not None:
         w, _, _ = _rows(op, weights_like(op, weights, tensor(op, a), axis, axes), axis)
-        found = _weighted(ordered, take_along_axis(w, order, axis=-1), flat, skip)
+        found = _weighted(ordered, ordered.by(w), flat, skip)
     else:
         found = _of_sorted(ordered, flat, method, weak, skip)
     found = reshape(moveaxis(found, -1, 0), (*q.shape, *rows.shape[:-1]))
     return reshape(found, (*q.shape, *kept)) if keepdims else found
 
 
-def _of_sorted(rows: Tensor, q: Tensor, method: str, weak: bool, skip: bool) -> Tensor:
-    if not dtypes.is_inexact(rows.dtype):
-        return _at(rows, rows.shape[-1], q, method, weak)
+def _of_sorted(rows: _Sorted, q: Tensor, method: str, weak: bool, skip: bool) -> Tensor:
+    n = rows.rows.shape[-1]
+    if not dtypes.is_inexact(rows.rows.dtype):
+        return _at(rows, n, q, method, weak)
     if not skip:
-        return where(isnan(rows[..., -1:]), float("nan"), _at(rows, rows.shape[-1], q, method, weak))
-    count = _present(rows)
-    found = _at(where(isnan(rows), 0, rows), cast(count, q.dtype), q, method, weak)
-    return where(equal(count, 0), float("nan"), found)
+        return where(rows.ends_in_nan(), float("nan"), _at(rows, n, q, method, weak))
+    count = _present(rows.rows)
+    return where(equal(count, 0), float("nan"), _at(rows, cast(count, q.dtype), q, method, weak))
 
 
 def _present(rows: Tensor) -> Tensor:
@@ -174,10 +206,10 @@ def _present(rows: Tensor) -> Tensor:
     return sum(logical_not(isnan(rows)), axis=-1, keepdims=True)
 
 
-def _weighted(rows: Tensor, w: Tensor, q: Tensor, skip: bool) -> Tensor:
+def _weighted(rows: _Sorted, w: Tensor, q: Tensor, skip: bool) -> Tensor:
     """The first elements up to which at least the part ``q`` of the weights of their rows lies."""
     with unrecorded():
-        gone = isnan(rows)
+        gone = isnan(rows.whole())
         w = cast(where(gone, 0, w) if skip else w, dtypes.float64)
         reached = cumulative_sum(w, axis=-1)
         reached = cast(reached / reached[..., -1:], q.dtype)
@@ -222,10 +254,6 @@ def nanpercentile(
     return _quantiles("nanpercentile", a, q, axis, method, keepdims, weights, True, 100)
 
 
-def _sorted(rows: Tensor) -> Tensor:
-    return take_along_axis(rows, argsort(rows, axis=-1), axis=-1)
-
-
 def median(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The median over ``axis`` (None: all): of an even number of elements the mean of the two in the middle.
 
@@ -233,10 +261,10 @@ def median(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     there is a NaN, or nothing at all.  Raises AxisError, DTypeError for complex.
     """
     rows, _, kept = _rows("median", a, axis)
-    n, rows = rows.shape[-1], _sorted(rows)
-    found = mean(rows[..., (n - 1) // 2 : n // 2 + 1] if n else rows, axis=-1)
+    n, ordered = rows.shape[-1], _Sorted(rows)
+    found = mean(ordered.at(slice((n - 1) // 2, n // 2 + 1)) if n else rows, axis=-1)
     if n and dtypes.is_inexact(rows.dtype):
-        found = where(isnan(rows[..., -1]), float("nan"), found)
+        found = where(ordered.ends_in_nan()[..., 0], float("nan"), found)
     return reshape(found, kept) if keepdims else found
 
 
@@ -245,11 +273,9 @@ def nanmedian(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     rows, _, kept = _rows("nanmedian", a, axis)
     if not dtypes.is_inexact(rows.dtype) or not rows.shape[-1]:
         return median(a, axis, keepdims)
-    rows = _sorted(rows)
-    count = _present(rows)
-    rows = where(isnan(rows), 0, rows)
+    count, ordered = _present(rows), _Sorted(rows, skip=True)
     wide = cast(count, dtypes.float64)
-    before, after = _gather(rows, floor((wide - 1) / 2)), _gather(rows, floor(wide / 2))
+    before, after = _gather(ordered, floor((wide - 1) / 2)), _gather(ordered, floor(wide / 2))
     found = where(equal(count % 2, 1), after, mean(stack([before, after], axis=-1), axis=-1))
     found = where(equal(count, 0), float("nan"), found)[..., 0]
     return reshape(found, kept) if keepdims else found

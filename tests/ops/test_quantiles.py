@@ -109,3 +109,15 @@ def test_errors(a):
         tg.quantile(np.zeros((0, 2)), 0.5, axis=0)
     with pytest.raises(DTypeError, match="no order"):
         tg.median(1j)
+
+
+@pytest.mark.parametrize(
+    "f", [tg.median, tg.nanmedian, lambda x: tg.quantile(x, 0.3)], ids=["median", "nan", "quantile"]
+)
+def test_a_tape_keeps_places_of_what_matters(f):
+    x = tg.Variable(np.random.default_rng(0).normal(size=100_000))
+    with tg.GradientTape() as tape:
+        y = f(x)
+        saved = tg.memory.saved(tape)
+    assert saved.kept_bytes < 10_000, saved
+    assert tape.gradient(y, x).numpy().any()
