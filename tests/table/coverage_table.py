@@ -46,7 +46,7 @@ central differences in float64, forward against reverse mode, and the second ord
 
 
 class _Listing:
-    """A recorder of the primitives applied."""
+    """A recorder of the primitives applied; a guard, too, so that it is told of what no tape is told of."""
 
     def __init__(self) -> None:
         self.prims: dict[str, Any] = {}
@@ -63,15 +63,25 @@ class _Listing:
     def follows(self, buffer: Any) -> bool:
         return False
 
+    def looked_at(self, buffer: Any) -> None:
+        pass
+
+    def aliased(self, old: Any, new: Any) -> None:
+        pass
+
+    def whole(self, buffer: Any) -> Any:
+        return buffer
+
 
 def kernels(found: Case) -> str:
     """How the forward run goes on a GPU."""
     listing = _Listing()
-    before, thread.recorders = thread.recorders, (*thread.recorders, listing)
+    before = thread.recorders, thread.guards
+    thread.recorders, thread.guards = (listing,), (listing,)
     try:
         found.function(*(tg.asarray(x) for x in found.leaves))
     finally:
-        thread.recorders = before
+        thread.recorders, thread.guards = before
     barriers = [p for p in listing.prims.values() if p.family != "elementwise" and not p.view and p.cxx_drawn is None]
     if not barriers:
         return "view" if all(p.view for p in listing.prims.values()) else "fused"
