@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tapegrad.aval import ShapedArray
-from tapegrad.device import dtypes
+from tapegrad.device import dtypes, phantom
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import H, column, declare, floating, matrix, one_by_one
 from tapegrad.linalg.hermitian import whole
@@ -188,7 +188,7 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> LstsqResult:
     x = barrier(lstsq_p, a, right, rcond=share)
     s = svdvals(a)
     rank = matrix_rank(a, rtol=share)
-    if m > n and int(rank) == n:
+    if m > n and (phantom.mode.dry or int(rank) == n):
         residuals = sum(square(abs(right - a @ x)), axis=-2)
     else:
         residuals = zeros((0,), dtype=s.dtype, device=a.device)

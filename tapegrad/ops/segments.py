@@ -12,7 +12,7 @@ from tapegrad.aval import ShapedArray, normalize_axis
 from tapegrad.device import dtypes, scans
 from tapegrad.errors import DTypeError, IndexingError, ShapeError, TapegradError
 from tapegrad.ops.arithmetic import divide, maximum, multiply
-from tapegrad.ops.bounds import checked
+from tapegrad.ops.bounds import checked, every
 from tapegrad.ops.comparison import equal, logical_or
 from tapegrad.ops.creation import arange, ones
 from tapegrad.ops.cumulative import cumulative_sum
@@ -162,7 +162,7 @@ def segment_prod(data: Any, segment_ids: Any, num_segments: int | None = None) -
         order = argsort(ids)
         ids = barrier(take_p, ids, order, axis=0)
         tally = barrier(scatter_add_p, ones(ids.shape, dtype=dtypes.int64, device=ids.device), ids, axis=0, n=n + 1)
-        longest = int(max_of(tally).item())
+        longest = count if phantom.mode.dry else int(max_of(every(tally)).item())
         places = where(tally > 0, cumulative_sum(tally) - 1, count)[:n]
     x, reach = barrier(take_p, x, order, axis=0), 1
     while reach < longest:

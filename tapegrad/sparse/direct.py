@@ -161,7 +161,8 @@ def spsolve(A: Any, b: Any) -> Tensor:
     """The solution of ``A x = b`` (scipy.sparse.linalg.spsolve), with gradients for ``b`` and the values of ``A``.
 
     A: a square :class:`SparseTensor`, or a matrix of SciPy's or cupyx'; b: dense, ``(n,)``, ``(n, k)`` or
-    ``(..., n, k)``.  Raises ShapeError, DTypeError for integer values of ``A``, LinAlgError.
+    ``(..., n, k)``.  The factors, which serve the gradient, too, live as long as the values; the ledger does not count
+    them.  Raises ShapeError, DTypeError for integer values of ``A``, LinAlgError.
     """
     a = square("spsolve", A)
     data, x = promote("spsolve", (a.data, b))
