@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from tapegrad.aval import ShapedArray, normalize_axis
-from tapegrad.device import dtypes, scans
+from tapegrad.device import dtypes, phantom, scans
 from tapegrad.errors import DTypeError, IndexingError, ShapeError, TapegradError
 from tapegrad.ops.arithmetic import divide, maximum, multiply
 from tapegrad.ops.bounds import checked, every

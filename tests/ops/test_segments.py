@@ -98,3 +98,14 @@ def test_errors():
         tg.index_add(np.ones(2), 0, [5], np.ones(1))
     with pytest.raises(ShapeError, match="do not fit"):
         tg.index_add(np.ones(2), 0, [1], np.ones(3))
+
+
+def test_segments_and_losses_of_labels_are_predicted():
+    x, ids = np.ones((6, 5)), np.array([0, 1, 1, 2, 2, 0])
+    for f in (
+        lambda x: tg.segment_prod(x, ids, 3),
+        lambda x: tg.nn.functional.cross_entropy(x, ids),
+        lambda x: tg.linalg.lstsq(x, x[:, 0])[0],
+        lambda x: tg.average(x, weights=x),
+    ):
+        assert tg.memory.predict_peak(tg.vjp, f, x).peak_bytes > x.nbytes
