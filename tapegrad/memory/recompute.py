@@ -295,4 +295,4 @@ class CheckpointedCall:
         if phantom.mode.dry:
             fill([r._buffer for r in results if isinstance(r, Tensor)])
             return ()
-        return tuple(bits.checksum(r.__array__()) for r in results if isinstance(r, Tensor))
+        return tuple(bits.checksum(Tensor(alias(r._buffer)).__array__()) for r in results if isinstance(r, Tensor))
