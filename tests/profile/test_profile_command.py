@@ -128,7 +128,14 @@ def test_out_of_memory_is_explained_before_the_traceback(folder: Path) -> None:
 def test_interrupted_and_asked_for_on_the_way(folder: Path) -> None:
     command = [sys.executable, "-m", "tapegrad", "profile", "-o", "run.json.gz", "train.py", "wait", "dump"]
     process = subprocess.Popen(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job, which a test run may be, hands on that it ignores the signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     for line in process.stdout:
