@@ -1,6 +1,6 @@
 """SciPy beside NumPy, ``cupyx.scipy`` beside CuPy: the modules of either library that go with a namespace.
 
-They are imported at the first use: ``import tapegrad`` loads neither.
+They are imported at the first use: ``import tapegrad`` loads neither; by statements, which the check of layers reads.
 """
 
 from __future__ import annotations

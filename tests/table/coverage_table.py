@@ -38,7 +38,7 @@ central differences in float64, forward against reverse mode, and the second ord
 * **dtypes** that it takes, with a gradient of the operand's dtype: f2 bf f4 f8 c8 c16 (float16 to complex128);
   {versions}.
 
-{count} of {all} operations; {out} are left out, with reasons, at the end.
+{count} of {all} operations; left out, with reasons, at the end: {out}.
 
 | operation | tapegrad | tier | by | VJP | JVP | CUDA | dtypes | note |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
