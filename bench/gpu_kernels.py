@@ -30,6 +30,7 @@ def computations(tg: Any) -> dict[str, Callable[[Any, Any], Any]]:
         "take": lambda x, w: tg.take(x * w, tg.asarray([1, 0, 1]), axis=0),
         "take of columns": lambda x, w: tg.take(x * w, tg.asarray([1, 0, 1]), axis=1),
         "set and add": lambda x, w: x.at[tg.asarray([0, 0])].set(w).at[tg.asarray([1, 1])].add(w),
+        "add often": lambda x, w: x.at[tg.zeros(600, dtype="int64")].add(w),
         "elementwise": lambda x, w: tg.tanh(x * w + 0.5) * tg.sigmoid(x),
         "by columns": lambda x, w: tg.exp(x.mT * 0.1) + x.mT,
         "steps": lambda x, w: tg.sqrt(x[::2, ::-1] ** 2 + 1),

@@ -1,15 +1,15 @@
 // Cross entropy of rows of logits with integer labels; the probabilities never lie in memory.  L: the labels' type.
+#include "check.cuh"
 #include "rows.cuh"
 
 #ifndef L
 #define L tg_int64
 #endif
 
-// log(sum(exp(x))) - x[label] in one pass.  `wrong` (2**64 - 1 before) becomes the first row whose label is out of
-// range; such rows give NaN.
+// log(sum(exp(x))) - x[label] in one pass.  A row whose label is out of range gives NaN, and its number is told.
 extern "C" __global__ void __launch_bounds__(TG_BLOCK, TG_BLOCKS)
     tg_cross_entropy(const T* __restrict__ x, const L* __restrict__ labels, T* __restrict__ out,
-                     unsigned long long* __restrict__ wrong, long long rows, long long width) {
+                     tg_check check, long long rows, long long width) {
     __shared__ W shared[TG_PARTIALS];
     const bool aligned = tg_aligned(x);
     for (long long r = tg_first_row(); r < rows; r += tg_row_step()) {
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(TG_BLOCK, TG_BLOCKS)
                 out[r] = tg_store<T>(log(state.sum) + (state.most - tg_load(row[static_cast<long long>(label)])));
             } else {
                 out[r] = tg_store<T>(static_cast<W>(NAN));
-                atomicMin(wrong, static_cast<unsigned long long>(r));
+                check.wrong(r);
             }
         }
     }

@@ -296,6 +296,46 @@ template <typename T>
 TG_INLINE T tg_sigmoid(T x) {
     return T(1) / (exp(-x) + T(1));
 }
+TG_INLINE float tg_sigmoid(float x) { return x < -87.0f ? exp(x) : 1.0f / (exp(-x) + 1.0f); }
+TG_INLINE double tg_sigmoid(double x) { return x < -708.0 ? exp(x) : 1.0 / (exp(-x) + 1.0); }
+// x times its sigmoid; where that is 0, x may be minus infinity.
+template <typename T>
+TG_INLINE T tg_silu(T x) {
+    return x < T(-800) ? T(-0.0) : x * tg_sigmoid(x);
+}
+template <typename T>
+TG_INLINE T tg_gelu_tanh(T x) {
+    return x < T(-800) ? T(-0.0)
+                       : x * tg_sigmoid(x * (T(1.5957691216057308) + T(0.07135481627260025) * tg_times(x, x)));
+}
+template <typename T>
+TG_INLINE T tg_sigmoid_slope(T x) {
+    const T power = exp(-tg_abs(x));
+    return power / tg_times(power + T(1), power + T(1));
+}
+template <typename T>
+TG_INLINE T tg_mish(T x) {
+    const T power = exp(tg_min(x, T(sizeof(T) == sizeof(float) ? 20.0f : 40.0f)));
+    const T n = power * (power + T(2));
+    return x < T(-800) ? T(-0.0) : x * (n / (n + T(2)));
+}
+template <typename T>
+TG_INLINE T tg_softsign(T x) {
+    const T near = tg_max(tg_min(x, T(1e30)), T(-1e30));
+    return near / (tg_abs(near) + T(1));
+}
+// gelu(x) = max(x, 0) - a Phi(-a) for a = |x|: nothing cancels in the tail.  Beyond 40 Phi is 0 in every dtype.
+template <typename T>
+TG_INLINE T tg_gelu(T x) {
+    const T a = tg_min(tg_abs(x), T(40));
+    return tg_max(x, T(0)) - a * normcdf(-a);
+}
+template <typename T>
+TG_INLINE T tg_gelu_slope(T x) {
+    const T a = tg_min(tg_abs(x), T(40));
+    const T tail = normcdf(-a) - a * (exp(T(-0.5) * a * a) * T(0.3989422804014327));
+    return x < T(0) ? tail : T(1) - tail;
+}
 template <typename T>
 TG_INLINE T tg_softplus(T x) {
     // Above the cut x itself is the answer, and below it exp(x) does not overflow.

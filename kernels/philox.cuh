@@ -22,6 +22,10 @@ TG_INLINE unsigned long long tg_high_product(unsigned long long a, unsigned long
 __device__ __forceinline__ tg_philox_block tg_philox(unsigned long long key0, unsigned long long key1,
                                                      unsigned long long counter0, unsigned long long counter1,
                                                      unsigned long long counter2, unsigned long long counter3) {
+#ifndef TG_HOST
+    // Nothing is known of the keys from here on: else a loop would keep those of all ten rounds in 40 registers.
+    asm volatile("" : "+l"(key0), "+l"(key1));
+#endif
     const unsigned long long multiplier0 = 0xD2E7470EE14C6C93ull, multiplier1 = 0xCA5A826395121157ull;
 #pragma unroll
     for (int round = 0; round < 10; ++round) {
@@ -50,18 +54,23 @@ __device__ __forceinline__ tg_philox_block tg_philox_at(unsigned long long key0,
 
 // ---- fields of a block, little endian: what a NumPy view of the words as smaller integers shows
 
+// Word i, chosen without an index: an array that is indexed at run time would lie in memory, not in registers.
+TG_INLINE unsigned long long tg_word(const tg_philox_block& words, int i) {
+    const unsigned long long low = i & 1 ? words.at[1] : words.at[0], high = i & 1 ? words.at[3] : words.at[2];
+    return i & 2 ? high : low;
+}
 TG_INLINE unsigned int tg_field32(const tg_philox_block& words, int i) {
-    return static_cast<unsigned int>(words.at[i / 2] >> (32 * (i % 2)));
+    return static_cast<unsigned int>(tg_word(words, i / 2) >> (32 * (i % 2)));
 }
 TG_INLINE unsigned short tg_field16(const tg_philox_block& words, int i) {
-    return static_cast<unsigned short>(words.at[i / 4] >> (16 * (i % 4)));
+    return static_cast<unsigned short>(tg_word(words, i / 4) >> (16 * (i % 4)));
 }
 
 // ---- uniform in [0, 1): float32 number i of the 8 in a block, from 24 bits; float64 number i of the 4, from 53
 
-TG_INLINE float tg_uniform_float32(const tg_philox_block& words, int i) {
-    return static_cast<float>(tg_field32(words, i) >> 8) * 5.9604644775390625e-08f;  // 2**-24
+TG_INLINE float tg_unit_float32(unsigned int field) {
+    return static_cast<float>(field >> 8) * 5.9604644775390625e-08f;  // 2**-24
 }
-TG_INLINE double tg_uniform_float64(const tg_philox_block& words, int i) {
-    return static_cast<double>(words.at[i] >> 11) * 1.1102230246251565e-16;  // 2**-53
+TG_INLINE double tg_unit_float64(unsigned long long word) {
+    return static_cast<double>(word >> 11) * 1.1102230246251565e-16;  // 2**-53
 }

@@ -4,9 +4,7 @@ from tapegrad import errors, fft, integrate, linalg, memory, nn, optim, random, 
 from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
 from tapegrad.device import device, set_default_device
 from tapegrad.device.dtypes import (
-    bool_ as bool,
-)
-from tapegrad.device.dtypes import (
+    bfloat16,
     complex64,
     complex128,
     float16,
@@ -20,6 +18,9 @@ from tapegrad.device.dtypes import (
     uint16,
     uint32,
     uint64,
+)
+from tapegrad.device.dtypes import (
+    bool_ as bool,
 )
 from tapegrad.device.threads import get_num_threads, set_num_threads
 from tapegrad.explain import explain
@@ -60,7 +61,7 @@ newaxis = None
 _cupy_protocol.bind()
 
 __all__ = [
-    "GradientTape", "Primitive", "Tensor", "Variable", "bool", "checkpoint_sequential", "checkpointed_loop",
+    "GradientTape", "Primitive", "Tensor", "Variable", "bfloat16", "bool", "checkpoint_sequential", "checkpointed_loop",
     "complex128", "complex64", "custom_gradient", "device", "e", "errors", "explain", "float16", "float32", "float64",
     "get_num_threads", "grad", "hessian", "hvp", "inf", "int16", "int32", "int64", "int8", "jacobian", "jvp",
     "measure", "memory", "memory_budget", "nan", "newaxis", "nn", "optim", "pi", "policies", "random",

@@ -6,12 +6,12 @@ Nothing here knows an array library: a dtype is whatever object the device's lib
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
+from tapegrad import locks
 from tapegrad.errors import AxisError, ShapeError
 
 Shape = tuple[int, ...]
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 class ShapedArray:
     """Shape, dtype and device of an array.  Make one with :func:`shaped`."""
 
-    __slots__ = ("__weakref__", "device", "dtype", "nbytes", "ndim", "shape", "size", "smooth")
+    __slots__ = ("__weakref__", "device", "dtype", "narrow", "nbytes", "ndim", "shape", "size", "smooth")
 
     def __init__(self, shape: Shape, dtype: Any, device: Any) -> None:
         self.shape = shape
@@ -30,6 +30,7 @@ class ShapedArray:
         self.size = prod(shape)
         self.nbytes = self.size * dtype.itemsize
         self.smooth = dtype.kind in "fcV"  # can have derivatives (V: floats from outside NumPy, such as bfloat16)
+        self.narrow = dtype.kind in "fV" and dtype.itemsize < 4  # computed in float32, rounded once an operation
 
     def __repr__(self) -> str:
         return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
@@ -44,7 +45,7 @@ class ShapedArray:
 
 
 _known: weakref.WeakValueDictionary[tuple, ShapedArray] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = locks.lock()
 
 
 def shaped(shape: Iterable[int], dtype: Any, device: Any) -> ShapedArray:

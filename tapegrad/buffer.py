@@ -7,7 +7,8 @@ to be read).  There are no counts to keep right and no cycles, so bytes are free
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tapegrad.node import Node
 
 NOTHING: tuple[Buffer, ...] = ()
+T = TypeVar("T")
 
 
 class Buffer:
@@ -27,6 +29,8 @@ class Buffer:
     """
 
     __slots__ = ("__weakref__", "array", "keeps", "loop", "node", "span")
+    postponed: bool = False
+    """Whether the node waits as a whole (see :class:`Postponed`): no kernel takes it in before it has been applied."""
 
     def __init__(
         self,
@@ -41,16 +45,25 @@ class Buffer:
         self.keeps = keeps
         self.span = span
         self.loop = loop
-        if accountant is not None and array is not None and not keeps:
-            accountant.allocated(self)
+        if array is not None and not keeps:
+            if accountant is None:
+                _uncounted_add(ref(self, _uncounted_discard))
+            else:
+                accountant.allocated(self)
 
     def fill(self, array: Any) -> None:
         """Evaluation gives a pending buffer its bytes; it lets go of what it was to be made from."""
-        keeps, self.keeps = self.keeps, NOTHING
-        self.array = array
-        self.span = self.loop = None
-        if accountant is not None:
-            accountant.allocated(self)
+        keeps, span, loop = before = self.keeps, self.span, self.loop
+        self.keeps, self.span, self.loop, self.array = NOTHING, None, None, array
+        if accountant is None:
+            _uncounted_add(ref(self, _uncounted_discard))
+        else:
+            try:
+                accountant.allocated(self)
+            except BaseException:  # bytes that nobody counts must not stay
+                self.array = None
+                self.keeps, self.span, self.loop = before
+                raise
         if keeper is not None:
             keeper.filled(self, keeps)
 
@@ -60,6 +73,27 @@ class Buffer:
         while found.array is not None and found.keeps:
             found = found.keeps[0]
         return found
+
+
+class Postponed(Buffer):
+    """A buffer whose node, of any kind, waits to be applied: until then it is pending, and ``keeps`` its inputs.
+
+    ``errors``: how floating-point errors are treated where the node was asked for.
+    """
+
+    __slots__ = ("errors", "postponed")
+
+    def __init__(self, node: Node, inputs: tuple[Buffer, ...], errors: Any) -> None:
+        super().__init__(None, node, inputs)
+        self.errors, self.postponed = errors, True
+
+
+uncounted: set[ref[Buffer]] = set()
+"""The buffers that got bytes of their own while nobody counted (also those of host scalars, which have none).
+
+The interpreter takes out those that go.  So whoever begins to count knows what is alive without a search.
+"""
+_uncounted_add, _uncounted_discard = uncounted.add, uncounted.discard
 
 
 class Accountant(Protocol):
@@ -130,6 +164,9 @@ class Accountant(Protocol):
 class Residuals(Protocol):
     """What a tape's record holds instead of a tuple of buffers where buffers may be dropped and made again."""
 
+    def there(self) -> tuple[Buffer, ...]:
+        """The buffers that have not been dropped."""
+
     def restored(self) -> tuple[Buffer, ...]:
         """The buffers, made again if need be."""
 
@@ -137,8 +174,11 @@ class Residuals(Protocol):
 class Recipes(Protocol):
     """How the values of a recording can be made again."""
 
-    def held(self, node: Node, mine: bool) -> bool:
-        """Whether somebody may still ask for the node's value; ``mine``: a rule of the asking recording wants it."""
+    def held(self, node: Node, mine: bool) -> bool | None:
+        """Whether somebody may still ask for the node's value; ``mine``: a rule of the asking recording wants it.
+
+        None: it has no recipe; references to the node tell.
+        """
 
 
 class Keeper(Protocol):
@@ -148,7 +188,7 @@ class Keeper(Protocol):
     """
 
     def graph(self) -> Recipes:
-        """What a recording holds on to as long as it may want dropped values again."""
+        """What a recording holds on to while it records: it may want dropped values again."""
 
     def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """``node`` was applied to ``inputs``; its value is, or will be, in ``out``."""
@@ -171,11 +211,20 @@ class Keeper(Protocol):
     def keep(self, buffers: tuple[Buffer, ...]) -> Any:
         """What a tape's record is to hold instead of ``buffers``: themselves, or :class:`Residuals`."""
 
-    def reserve(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> None:
-        """Room is needed for values like these, of primitives of these names.  Raises BudgetError if there is none."""
+    def accompanied(self, buffer: Buffer) -> None:
+        """``buffer`` has got a companion (see ``transforms/pushing.py``), which is to come back with its value."""
 
-    def settled(self) -> None:
-        """What room was reserved for is made, or will not be."""
+    def promised(self) -> int:
+        """Bytes that this thread has room for and has not taken yet."""
+
+    def reserve(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> None:
+        """Room is needed for values like these, of primitives of these names.  Raises BudgetError if there is none.
+
+        For :func:`in_room` alone.
+        """
+
+    def settled(self, promised: int) -> None:
+        """This thread has room for no more than ``promised`` bytes; a second call does nothing."""
 
     def replaced(self, buffer: Buffer) -> None:
         """The value of the buffer's node is here now: a copy of a view."""
@@ -186,6 +235,27 @@ class Keeper(Protocol):
 
 accountant: Accountant | None = None
 keeper: Keeper | None = None
+
+
+def in_room(avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: Any) -> T:
+    """What ``make(*args)`` returns, which makes buffers of values like ``avals``, by primitives of these ``names``.
+
+    Room is reserved in no other way: what ``make`` has not taken when it returns, or raises, is free for other threads.
+    Raises BudgetError.
+    """
+    who = keeper
+    if who is None:
+        return make(*args)
+    before = who.promised()
+    try:
+        try:
+            who.reserve(avals, names)
+            return make(*args)
+        finally:
+            who.settled(before)
+    except BaseException:
+        who.settled(before)  # once more, for an interrupt in the line above
+        raise
 
 
 def set_keeper(who: Keeper | None) -> None:

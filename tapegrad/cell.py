@@ -3,6 +3,9 @@
 Reruns of a checkpointed function see an *overlay*: the contents of the time of its first run; what the rerun writes
 goes to the overlay and is dropped with it.  So a rerun neither sees a later value nor repeats a state change.  A
 variable's cell holds a tensor's buffer; a random generator's holds its position.
+
+Another thread may exchange a content in the middle of a first run.  The look-out notes that as a *jump*, and the rerun
+jumps as well: so two threads may draw from one generator of random numbers.
 """
 
 from __future__ import annotations
@@ -12,8 +15,42 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-Seen = dict["Cell", tuple[Any, Any]]
-"""Cells that were used, each with its content before its first use, and its owner (a variable, or None)."""
+Jumps = dict["Cell", dict[Any, Any]]
+"""Of cells: by the content that this thread has left there, the one that it found instead, put there by another."""
+
+
+class Seen(dict["Cell", tuple[Any, Any]]):
+    """Cells that were used, each with its content before its first use, and its owner (a variable, or None)."""
+
+    def __init__(self, overlays: tuple[Any, ...] = ()) -> None:
+        super().__init__()
+        self.jumps: Jumps = {}
+        self._left: dict[Cell, Any] = {}
+        self._overlays = overlays  # under others, of a rerun inside, contents are of another time
+
+    def got(self, cell: Cell, content: Any, owner: Any) -> None:
+        """This thread has read ``content``."""
+        first = self.setdefault(cell, (content, owner))
+        if first[1] is None and owner is not None:
+            self[cell] = (first[0], owner)
+        if _cells.overlays is self._overlays:
+            left = self._left.setdefault(cell, content)
+            if left is not content:
+                self.jumps.setdefault(cell, {})[left] = content
+                self._left[cell] = content
+
+    def put(self, cell: Cell, content: Any) -> None:
+        """This thread has exchanged the content."""
+        if _cells.overlays is self._overlays:
+            self._left[cell] = content
+
+
+class _Overlay(dict["Cell", Any]):
+    """Contents that a thread sees; what it writes goes here."""
+
+    def __init__(self, contents: dict[Cell, Any], jumps: Jumps) -> None:
+        super().__init__(contents)
+        self.jumps = jumps
 
 
 class _Cells(threading.local):
@@ -39,16 +76,18 @@ class Cell:
         content = self._content
         for overlay in _cells.overlays:
             content = overlay.get(self, content)
+            if type(overlay) is _Overlay and self in overlay.jumps:
+                content = overlay.jumps[self].get(content, content)
         for seen in _cells.lookouts:
-            first = seen.setdefault(self, (content, owner))
-            if first[1] is None and owner is not None:
-                seen[self] = (first[0], owner)
+            seen.got(self, content, owner)
         return content
 
     def set(self, content: Any, owner: Any = None) -> None:
         """Exchange the content: in the innermost overlay if there is one, else for everybody."""
         if _cells.lookouts:
             self.get(owner)
+            for seen in _cells.lookouts:
+                seen.put(self, content)
         if _cells.overlays:
             _cells.overlays[-1][self] = content
         else:
@@ -58,7 +97,7 @@ class Cell:
 @contextmanager
 def lookout() -> Iterator[Seen]:
     """Note each cell used in the block, in this thread, with its content before its first use."""
-    seen: Seen = {}
+    seen = Seen(_cells.overlays)
     before = _cells.lookouts
     _cells.lookouts = (*before, seen)
     try:
@@ -79,10 +118,10 @@ def shadowed(writes: dict[Cell, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def overlay(contents: dict[Cell, Any]) -> Iterator[None]:
-    """Let this thread see ``contents`` in the block; what is written there is dropped afterwards."""
+def overlay(contents: dict[Cell, Any], jumps: Jumps | None = None) -> Iterator[None]:
+    """Let this thread see ``contents`` in the block, and ``jumps``; what is written there is dropped afterwards."""
     before = _cells.overlays
-    _cells.overlays = (*before, dict(contents))
+    _cells.overlays = (*before, _Overlay(contents, {} if jumps is None else jumps))
     try:
         yield
     finally:

@@ -32,6 +32,8 @@ def compute(prim: Primitive, arrays: Sequence[Any], params: dict[str, Any], aval
         out = device.empty(aval.shape, aval.dtype)
         prim.impl(device.xp, *arrays, out=out, **params)
         return out
+    if not prim.view:
+        device.make_way(aval.nbytes)
     if prim.reduce is not None:
         found = _reduced(prim, arrays[0], params, aval)
     else:

@@ -1,5 +1,11 @@
 """The exceptions of tapegrad: each is also the standard exception a NumPy or TensorFlow user would catch."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 
 class TapegradError(Exception):
     """Base of every exception tapegrad raises on its own account."""
@@ -14,7 +20,33 @@ class UnsizedError(ShapeError, TypeError):
 
 
 class LinAlgError(TapegradError, ValueError):
-    """A matrix has no inverse, is not positive definite, or an iteration on it does not converge."""
+    """A matrix has no inverse, is not positive definite, or an iteration on it does not converge.
+
+    ``failed``: which matrices of a stack, or which examples of a ``vmap``, by their indices (at most ten).
+    """
+
+    failed: tuple[tuple[int, ...], ...] = ()
+    stack: FailedStack | None = None
+
+
+@dataclass
+class FailedStack:
+    """What failed on a stack of matrices: kept while a ``vmap`` may know more of them."""
+
+    name: str
+    reason: str
+    operands: list[Any]
+    failing: Callable[[list[Any]], tuple[tuple[int, ...], ...]]
+    """The indices of the matrices that fail among given stacks of operands."""
+
+
+MOST_TOLD = 10
+
+
+def told(indices: tuple[tuple[int, ...], ...]) -> str:
+    """Indices as a message lists them: ``3, 5`` or ``(0, 1), (2, 1)``; ten may be not all."""
+    listed = ", ".join(str(i[0]) if len(i) == 1 else str(i) for i in indices)
+    return listed + (" and perhaps more" if len(indices) == MOST_TOLD else "")
 
 
 class AxisError(ShapeError, IndexError):
@@ -78,6 +110,10 @@ class TapeStateError(TapeError, ValueError):
 
 class GradientError(TapegradError, ValueError):
     """Gradients of a wrong number, shape or structure."""
+
+
+class StructureError(GradientError, TypeError):
+    """Nested structures that must be alike are not; the message shows both."""
 
 
 class GradientTypeError(GradientError, TypeError):

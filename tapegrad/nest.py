@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tapegrad.errors import StructureError
+
 
 def _keys(tree: dict) -> list:
     try:
@@ -69,3 +71,42 @@ def structure(tree: Any) -> Any:
     if isinstance(tree, (list, tuple)):
         return (type(tree).__name__, tuple(structure(item) for item in tree))
     return "*"
+
+
+def shown(tree: Any) -> str:
+    """The structure as Python would write it, each leaf a ``*``: ``(*, {'a': [*]})``; a long one without its middle."""
+    text = _shown(tree)
+    return text if len(text) <= 300 else f"{text[:140]} ... {text[-140:]}"
+
+
+def _shown(tree: Any) -> str:
+    if isinstance(tree, dict):
+        items, name = ", ".join(f"{k!r}: {_shown(tree[k])}" for k in _keys(tree)), type(tree).__name__
+        return f"{{{items}}}" if type(tree) is dict else f"{name}({{{items}}})"
+    if isinstance(tree, (list, tuple)):
+        items = ", ".join(map(_shown, tree))
+        if type(tree) is list:
+            return f"[{items}]"
+        inside = f"({items},)" if len(tree) == 1 else f"({items})"
+        return inside if type(tree) is tuple else f"{type(tree).__name__}{inside}"
+    return "*"
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether values for the leaves of one may be given in the structure of the other: plain lists pass for tuples."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return type(a) is type(b) and a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
+    if not (isinstance(a, (list, tuple)) and isinstance(b, (list, tuple))):
+        return not isinstance(a, (list, tuple, dict)) and not isinstance(b, (list, tuple, dict))
+    plain = {type(a), type(b)} <= {list, tuple}
+    return (plain or type(a) is type(b)) and len(a) == len(b) and all(map(alike, a, b))
+
+
+def require_alike(op: str, what: str, given: Any, whose: str, wanted: Any) -> list[Any]:
+    """The leaves of ``given``.  Raises StructureError, which shows both, unless it is like ``wanted``."""
+    if not alike(given, wanted):
+        raise StructureError(
+            f"{op}: the structure of the {what} is {shown(given)}, that of the {whose} {shown(wanted)}; give the "
+            f"{what} in the structure of the {whose}, each in its leaf's place"
+        )
+    return flatten(given)

@@ -58,9 +58,13 @@ class Node:
 NO_PARAMS: dict[str, Any] = {}
 
 
-def leaf(aval: ShapedArray) -> Node:
-    """A value without a recipe: an input, a constant, a variable's content."""
-    return Node(None, NO_PARAMS, aval)
+SHARED: dict[str, Any] = {"shared": True}
+"""The parameters of a leaf in memory that others can write to."""
+
+
+def leaf(aval: ShapedArray, shared: bool = False) -> Node:
+    """A value without a recipe: an input, a constant, a variable's content; ``shared``: in memory of the user's."""
+    return Node(None, SHARED if shared else NO_PARAMS, aval)
 
 
 class Recorder(Protocol):

@@ -14,7 +14,7 @@ from tapegrad.ops.complex import conj, imag, real
 from tapegrad.ops.correlation import convolve
 from tapegrad.ops.creation import arange, ones, zeros
 from tapegrad.ops.diagonals import diag
-from tapegrad.ops.dispatch import promote
+from tapegrad.ops.dispatch import own, promote
 from tapegrad.ops.indexing import nonzero
 from tapegrad.ops.joining import concat
 from tapegrad.ops.padding import pad
@@ -108,13 +108,13 @@ def polydiv(u: Any, v: Any) -> tuple[Tensor, Tensor]:
 
 def polyder(p: Any, m: int = 1) -> Tensor:
     """The coefficients of the derivative of order ``m``.  Raises ShapeError, TapegradError for ``m < 0``."""
-    c = _vector("polyder", p)
+    c = given = _vector("polyder", p)
     if m < 0:
         raise TapegradError(f"polyder: m={m} is negative; use polyint")
     for _ in range(m):
         n = c.size - 1
         c = c[:-1] * arange(n, 0, -1, device=c.device) if n > 0 else c[:0]
-    return c
+    return own(c, given)
 
 
 def polyint(p: Any, m: int = 1, k: Any = None) -> Tensor:
@@ -122,7 +122,7 @@ def polyint(p: Any, m: int = 1, k: Any = None) -> Tensor:
 
     Raises ShapeError, TapegradError for ``m < 0``.
     """
-    c = _vector("polyint", p)
+    c = given = _vector("polyint", p)
     if m < 0:
         raise TapegradError(f"polyint: m={m} is negative; use polyder")
     constants = (
@@ -133,7 +133,7 @@ def polyint(p: Any, m: int = 1, k: Any = None) -> Tensor:
     for i in range(m):
         c = divide(c, arange(c.size, 0, -1, device=c.device))
         c = concat([c, constants[i : i + 1]])  # type: ignore[index]
-    return c
+    return own(c, given)
 
 
 def poly(seq_of_zeros: Any) -> Tensor:

@@ -16,12 +16,14 @@ retained.  Inside a ``linear`` transpose an operand's own name is its aval: a li
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tapegrad.aval import ShapedArray
+from tapegrad.device.dtypes import accumulator
 from tapegrad.rule import Plan, Rule
 
 REGISTRY: dict[str, Primitive] = {}
@@ -63,7 +65,7 @@ class Site:
         self.prim = prim
         self.avals = avals
         self.aval = aval
-        self.small = small
+        self.small = small and not prim.view
         self.pooled = aval.nbytes >= aval.device.least_pooled
         self.ufunc = getattr(aval.device.xp, prim.ufunc) if small and prim.ufunc is not None else None
         self.plans: list[Plan] | None = None
@@ -101,6 +103,9 @@ class Primitive:
     costly: bool = False
     """Elementwise: whether computing it on a CPU takes ten times as long as writing it and reading it back (see
     ``fusion/region.py``)."""
+    widens: bool = False
+    """Elementwise: whether rules for half types run in float32 and round once, what comes of them (needless where a
+    rule rounds at most once as it is)."""
     ufunc: str | None = None
     """Elementwise: the ufunc of the namespace that does it all (so it may write over an operand)."""
     reduce: str | None = None
@@ -129,6 +134,8 @@ class Primitive:
     dry: Callable | None = None
     """``dry(*arrays, out=, **params) -> array``: what a dry run on a lazy device calls in place of ``impl``: it tells
     of the passes of ``impl`` and gives the phantom ``out``, or what ``impl`` would give (``device/phantom.py``)."""
+    calls_user: bool = False
+    """Whether ``impl`` calls a function of the user's: it may have effects, so it is never postponed."""
     samples: tuple[Sample, ...] = ()
     doc: str = ""
     domain: tuple[float, float] = (-2.0, 2.0)
@@ -195,10 +202,12 @@ def elementwise(
     exact: bool = True,
     converts: bool = False,
     costly: bool = False,
+    widens: bool = True,
     cxx: str | None = None,
     domain: tuple[float, float] = (-2.0, 2.0),
     samples: Sequence[Sample] = (),
     holomorphic: bool = True,
+    view: bool = False,
     doc: str = "",
 ) -> Primitive:
     """Declare a function of each element.
@@ -206,11 +215,15 @@ def elementwise(
     ``partials``: for each operand a function of what its names say, giving the partial derivative, or with a parameter
     ``ct`` the cotangent itself (its Jacobian is diagonal, so the same rule pushes tangents forward); a number is a
     constant partial; None: no derivative.  ``jvp``: rules with ``t``, only where pushing forward differs (a cast).
-    ``impl(xp, out, *arrays)`` writes into ``out``; default: the ufunc called ``ufunc`` or else ``name``.
+    ``impl(xp, out, *arrays)`` writes into ``out``; default: the ufunc called ``ufunc`` or else ``name``.  Half types
+    are computed in float32 and rounded once: in one ufunc, by an inexact ``impl`` that is given copies, and in rules.
+    ``view``: the result is the operand.
     """
     operands = tuple(operands) or ("x", "y", "z")[: max(1, len(partials))]
     rules = _rules(partials, operands)
     run = impl or (lambda xp, out, *arrays: getattr(xp, ufunc or name)(*arrays, out=out))
+    if impl is not None and not exact:
+        run = _in_float32(impl)
     return _register(
         Primitive(
             name,
@@ -220,9 +233,11 @@ def elementwise(
             infer,
             rules,
             None if jvp is None else _rules(jvp, operands),
+            view=view,
             exact=exact,
             converts=converts,
             costly=costly,
+            widens=widens,
             ufunc=None if impl else ufunc or name,
             cxx=cxx,
             domain=domain,
@@ -231,6 +246,23 @@ def elementwise(
             doc=doc,
         )  # fmt: skip
     )
+
+
+def _in_float32(impl: Callable) -> Callable:
+    """``impl``, called for half types with copies in float32, its result rounded once."""
+
+    @functools.wraps(impl)
+    def run(xp: Any, out: Any, *arrays: Any) -> None:
+        wide = accumulator(out.dtype)
+        if wide == out.dtype:
+            impl(xp, out, *arrays)
+            return
+        found = xp.empty(out.shape, wide)
+        impl(xp, found, *(x.astype(wide) if x.dtype == out.dtype else x for x in arrays))
+        with xp.errstate(all="ignore"):
+            xp.copyto(out, found, casting="same_kind")
+
+    return run
 
 
 def linear(

@@ -28,7 +28,7 @@ from tapegrad.ops.creation import zeros
 from tapegrad.tensor import Tensor
 from tapegrad.transforms import rows
 from tapegrad.transforms.recording import Recording
-from tapegrad.transforms.seeds import wants_zeros, weights_of
+from tapegrad.transforms.seeds import apart, wants_zeros, weights_of
 from tapegrad.transforms.vjp import Record, backward, reachable
 from tapegrad.variable import Variable
 
@@ -57,9 +57,9 @@ class GradientTape(Recording):
         if self._used:
             self._forget()
             self._variables, self._used = {}, False
-        thread.recorders = (*thread.recorders, self)
-        self._recording = self._entered = True
         self._begin()
+        self._recording = self._entered = True
+        thread.recorders = (*thread.recorders, self)  # last: what is interrupted before is not left, either
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -154,15 +154,15 @@ class GradientTape(Recording):
         """The gradient of ``target`` (an array's elements, and several targets, are summed) in each source.
 
         ``target``, ``sources``: tensors and variables, nested at will; the result has the structure of ``sources``.
-        ``output_gradients``: weights of the targets, one for each, of its shape and dtype (None or a missing argument:
-        ones; a number or 0-d tensor weighs all elements).  A source that no target depends on gets None, or zeros with
-        ``unconnected_gradients="zero"``.  Raises TapeError (RuntimeError) on a used-up tape, GradientError
-        (ValueError), ShapeError, DTypeError and NotATensorError for arguments that do not fit.
+        ``output_gradients``: weights in the structure of ``target``, or listed, of their targets' shapes and dtypes
+        (None or a missing argument: ones; a number or 0-d tensor weighs all elements).  A source that no target depends
+        on gets None, or zeros with ``unconnected_gradients="zero"``.  Raises TapeError (RuntimeError) on a used tape,
+        GradientError (ValueError), ShapeError, DTypeError and NotATensorError for arguments that do not fit.
         """
         zero = wants_zeros(unconnected_gradients)
         targets = self._leaves("target", target)
         sought = self._leaves("source", sources)
-        weights = weights_of(targets, output_gradients)
+        weights = weights_of(target, targets, output_gradients)
         self._warn_of_late(targets)
         records, consume = self._take()
         cts: dict[int, Tensor] = {}
@@ -173,7 +173,8 @@ class GradientTape(Recording):
         # A pending target goes on holding what it is made from; on the CPU only big ones pend, and they cost a pass.
         also = [t._buffer for t in targets if isinstance(t, Tensor) and t.device.lazy]
         found = self._walk(records, cts, sought, consume, None, also)
-        return nest.rebuild(sources, (self._result(found, s, zero) for s in sought))
+        own = apart(weights)
+        return nest.rebuild(sources, (own(self._result(found, s, zero)) for s in sought))
 
     def jacobian(
         self, target: Any, sources: Any, unconnected_gradients: Any = "none", parallel_iterations: Any = None,
@@ -266,9 +267,9 @@ class GradientTape(Recording):
         total = self._sum(found, source) if dtypes.is_inexact(source.dtype) else None
         if total is None and zero:
             return zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
-        if total is not None and _buffer.accountant is not None:
+        if total is not None and (accountant := _buffer.accountant) is not None:
             name = f"gradient of {source.name if isinstance(source, Variable) else 'a tensor'}"
-            _buffer.accountant.labelled(total._buffer.root(), "gradient", name)
+            accountant.labelled(total._buffer.root(), "gradient", name)
         return total
 
     def _node(self, x: Any) -> Node:

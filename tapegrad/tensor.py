@@ -1,10 +1,13 @@
 """Tensors: the user's handles on values.  A tensor never changes; a handle on a lazy value holds a recipe, not bytes.
 
 Operators and methods that compute are bound by ``tapegrad.ops`` (a lower layer) through :func:`bind_method`.
+
+long because: a third of it tells type checkers of the operators that are bound later.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +15,13 @@ from tapegrad import buffer as _buffer
 from tapegrad.aval import Shape, shaped
 from tapegrad.buffer import Buffer
 from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
-from tapegrad.errors import DetachedError, DTypeError, ImmutableError, ShapeError, UnsizedError
-from tapegrad.evaluate import array_of, fill
+from tapegrad.errors import DetachedError, DeviceError, DTypeError, ImmutableError, ShapeError, UnsizedError
+from tapegrad.evaluate import apply_elementwise, array_of, fill
 from tapegrad.node import leaf, thread
+from tapegrad.primitive import Site, elementwise
+
+_LEAST_HELD = 512
+"""Bytes; what the ledger counts in."""
 
 
 class Tensor:
@@ -65,13 +72,43 @@ class Tensor:
         self.look()
         return phantom.real(array_of(self._buffer), self._buffer.node)
 
-    def numpy(self) -> Any:
-        """A fresh NumPy array of the value, the caller's own."""
+    def numpy(self, *, copy: bool | None = None) -> Any:
+        """The value as a NumPy array that cannot be written to: on the CPU the tensor's own memory, else a copy.
+
+        The memory counts as held as long as the array, or a view of it, is alive.  With ``copy=True`` the array is the
+        caller's own, and can be written to.  Raises ValueError for ``copy=False`` where it takes a copy.
+        """
+        found = self._read()
+        if self.device.kind != "cpu":
+            if copy is False:
+                raise ValueError(f"a tensor on {self.device} has no NumPy array without a copy; leave out copy=False")
+            found.flags.writeable = bool(copy)
+            return found
+        return found.copy() if copy else self._lent()
+
+    def _read(self) -> Any:
+        """The value as a NumPy array, to be read at once: it may be the tensor's memory, which nothing else holds."""
         self.look()
         b = self._buffer
         if b.array is None:
             fill((b,))
         return self.device.numpy(phantom.real(b.array, b.node))
+
+    def to_numpy(self) -> Any:
+        """As :meth:`numpy`: the name under which Matplotlib and others ask for an array."""
+        return self.numpy()
+
+    def _lent(self) -> Any:
+        """The device's array itself for the user: while that or a view of it is alive, the value is held, and counts.
+
+        Not so the smallest of values: to hold them would cost more bytes than they have.
+        """
+        array, b = self._array, self._buffer
+        if b.root().node.aval.nbytes > _LEAST_HELD or self.device.kind != "cpu":
+            return self.device.shared(array, b)
+        view = self.device.xp.asarray(array).view()  # an array where NumPy has made a number
+        view.flags.writeable = False
+        return view
 
     def look(self) -> None:
         """Tell those who follow one example of many that its value is looked at."""
@@ -82,11 +119,11 @@ class Tensor:
         """The value of a tensor of one element as a Python number.  Raises ShapeError for other sizes."""
         if self.size != 1:
             raise ShapeError(f"item: a tensor of shape {self.shape} has {self.size} elements, not one")
-        return self.numpy().item()
+        return self._read().item()
 
     def tolist(self) -> Any:
         """The value as nested lists of Python numbers."""
-        return self.numpy().tolist()
+        return self._read().tolist()
 
     def ref(self) -> Ref:
         """A hashable stand-in, equal for the same value only."""
@@ -105,7 +142,7 @@ class Tensor:
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ShapeError(f"the truth of a tensor of shape {self.shape} is ambiguous; use tg.any or tg.all")
-        return bool(self.numpy())
+        return bool(self._read())
 
     def __int__(self) -> int:
         return int(self.item())
@@ -125,34 +162,36 @@ class Tensor:
         return format(self.item() if self.size == 1 and spec else str(self), spec)
 
     def __repr__(self) -> str:
-        return f"tapegrad.Tensor({self.numpy()!r})"
+        return f"tapegrad.Tensor({self._read()!r})"
 
     def __str__(self) -> str:
-        return str(self.numpy())
+        return str(self._read())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        self._refuse_detaching("an array")
+        if dtype is None or dtype == self.dtype:
+            return self.numpy(copy=copy)
+        if copy is False:
+            raise ValueError(f"a tensor of {self.dtype} is no {dtype} array without a copy; leave out copy=False")
+        return self._read().astype(dtype)
+
+    def _refuse_detaching(self, what: str) -> None:
         if any(getattr(r, "strict", False) and r.follows(self._buffer) for r in thread.recorders):
             raise DetachedError(
-                f"an array is made of {self._buffer.node.aval!r}, which is being differentiated: its derivative would "
+                f"{what} is made of {self._buffer.node.aval!r}, which is being differentiated: its derivative would "
                 "end there; use functions of tapegrad (tg.stack for np.array([...])), t.numpy() or tg.stop_gradient(t)"
             )
-        if self.device.kind != "cpu":
-            if copy is False:
-                raise ValueError(f"a tensor on {self.device} has no NumPy array without a copy; leave out copy=False")
-            return self.numpy().astype(dtype or self.dtype, copy=False)
-        if copy or (dtype is not None and dtype != self.dtype):
-            if copy is False:
-                raise ValueError(f"a tensor of {self.dtype} is no {dtype} array without a copy; leave out copy=False")
-            return self._array.astype(dtype or self.dtype)
-        view = self._array.view()
-        view.flags.writeable = False
-        return view
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise ImmutableError("a tensor does not change in place; use x = x.at[index].set(value)")
 
-    def __getstate__(self) -> Any:
-        raise ImmutableError("a tensor is not pickled; save t.numpy()")
+    def __reduce__(self) -> tuple:
+        value = self.numpy()
+        self._refuse_detaching("a pickle")
+        return _unpickled, (value, self.device.name)
+
+    def __copy__(self) -> Tensor:
+        return self
 
     def __deepcopy__(self, memo: dict) -> Tensor:
         return self
@@ -219,11 +258,31 @@ class Ref:
         """The tensor or variable."""
         return self._thing
 
+    def __reduce__(self) -> tuple:
+        return _ref, (self._thing,)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ref) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
+
+
+def _ref(thing: Any) -> Ref:
+    return thing.ref()
+
+
+def _unpickled(array: Any, device: str) -> Tensor:
+    # By its public name, the first use of which loads the operators: another process may have imported nothing else.
+    return sys.modules["tapegrad"].asarray(array, device=home(device))
+
+
+def home(name: str) -> Device:
+    """The device where what was pickled on device ``name`` goes: that one, or where it is missing the default."""
+    try:
+        return asdevice(name)
+    except DeviceError:
+        return current_device()
 
 
 def bind_method(name: str, function: Callable | property) -> None:
@@ -237,26 +296,26 @@ _readers: list[type] = []
 
 
 def add_reader(cls: type) -> None:
-    """Register a class whose objects ``read()`` as tensors; the operators bound later are given to it, too."""
+    """Register a class whose objects have a ``_content()``, a tensor; operators bound later are given to it, too."""
     _readers.append(cls)
 
 
 def _reading(function: Callable | property) -> Callable | property:
     if isinstance(function, property):
         getter: Any = function.fget
-        return property(lambda self: getter(self.read()), doc=function.__doc__)
+        return property(lambda self: getter(self._content()), doc=function.__doc__)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(self.read(), *args, **kwargs)
+        return function(self._content(), *args, **kwargs)
 
     method.__doc__ = function.__doc__
     method.__name__ = getattr(function, "__name__", "method")
     return method
 
 
-def from_array(array: Any, device: Device | None = None) -> Tensor:
-    """A tensor on ``array`` itself (not copied), which must not change from now on."""
-    return Tensor(Buffer(array, leaf(shaped(array.shape, array.dtype, device or current_device()))))
+def from_array(array: Any, device: Device | None = None, shared: bool = False) -> Tensor:
+    """A tensor on ``array`` itself (not copied), which must not change from now on; ``shared``: the user has it."""
+    return Tensor(Buffer(array, leaf(shaped(array.shape, array.dtype, device or current_device()), shared)))
 
 
 def materialize(*tensors: Tensor) -> None:
@@ -264,11 +323,32 @@ def materialize(*tensors: Tensor) -> None:
     fill(t._buffer for t in tensors)
 
 
+identity_p = elementwise(
+    "identity",
+    infer=lambda x: x,
+    impl=lambda xp, out, x: xp.copyto(out, x),
+    partials=[1],
+    view=True,
+    cxx="{x}",
+    doc="The same value, followed by tapes as a value of its own.",
+)
+
+
+def identity_of(x: Tensor) -> Tensor:
+    """The same value, followed by tapes as a value of its own; it takes no kernel and no bytes."""
+    buffer = x._buffer
+    aval = buffer.node.aval
+    site = identity_p.memo.get(aval)
+    if site is None:
+        site = identity_p.memo[aval] = Site(identity_p, (aval,), aval, False)
+    return Tensor(apply_elementwise(identity_p, (buffer,), site))
+
+
 def alias(buffer: Buffer) -> Buffer:
     """The same bytes as another value: a view of ``buffer`` (evaluated if need be) with a node of its own."""
     out = Buffer(array_of(buffer), leaf(buffer.node.aval), (buffer.root(),))
-    if _buffer.keeper is not None:
-        _buffer.keeper.renamed(out, buffer)
+    if (keeper := _buffer.keeper) is not None:
+        keeper.renamed(out, buffer)
     for guard in thread.guards:
         guard.aliased(buffer, out)
     return out
@@ -288,6 +368,6 @@ def convert(x: Any, dtype: Any = None) -> Tensor:
     if isinstance(x, Tensor):
         return x
     if isinstance(x, tuple(_readers)):
-        return x.read()  # type: ignore[attr-defined]
+        return x._content()  # type: ignore[attr-defined]
     device = device_of(x)
     return from_array(device.array(x, dtype), device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from tapegrad.cell import Cell, Seen
 from tapegrad.device import dtypes
 from tapegrad.errors import DeviceError, DTypeError, ImmutableError, ShapeError
 from tapegrad.node import thread
-from tapegrad.tensor import Ref, Tensor, add_reader, alias, device_of, from_array
+from tapegrad.tensor import Ref, Tensor, add_reader, alias, device_of, from_array, identity_of
 
 _number = itertools.count().__next__
 
@@ -69,8 +68,8 @@ class Variable:
         self._name = name if name is not None else f"variable_{self._number}"
         self.category = category or "parameter"
         everyone[self._number] = self
-        if _buffer.accountant is not None:
-            _buffer.accountant.labelled(content.root(), self.category, self._name)
+        if (accountant := _buffer.accountant) is not None:
+            accountant.labelled(content.root(), self.category, self._name)
 
     @staticmethod
     def _content_of(x: Any, dtype: Any, device: Any = None) -> Buffer:
@@ -134,10 +133,14 @@ class Variable:
         return self._number
 
     def __reduce__(self) -> tuple:
-        return _unpickled, (self.numpy(), self.trainable, self.name, self.category)
+        return _unpickled, (Tensor(self._cell.get()), self.trainable, self.name, self.category)
 
     def read(self) -> Tensor:
-        """The present value, as a tensor; active tapes note the reading."""
+        """The present value, as a tensor of its own: each reading is another one.  Active tapes note the reading."""
+        return identity_of(self._content())
+
+    def _content(self) -> Tensor:
+        """The present value, for an operation that reads it; active tapes note the reading."""
         content = self._cell.get(self)
         for recorder in thread.recorders:
             recorder.read(self, content)
@@ -145,9 +148,13 @@ class Variable:
 
     value = read_value = read
 
-    def numpy(self) -> Any:
-        """A fresh NumPy array of the present value."""
-        return Tensor(self._cell.get()).numpy()
+    def numpy(self, *, copy: bool | None = None) -> Any:
+        """The present value as a NumPy array, which a later assignment does not change; see :meth:`Tensor.numpy`."""
+        return Tensor(self._cell.get()).numpy(copy=copy)
+
+    def to_numpy(self) -> Any:
+        """As :meth:`numpy`: the name under which Matplotlib and others ask for an array."""
+        return self.numpy()
 
     def assign(self, x: Any, *, read_value: bool = True) -> Any:
         """Exchange the value; a gradient does not pass through.  Returns the variable (None without ``read_value``).
@@ -162,8 +169,8 @@ class Variable:
                 "assignment does not broadcast"
             )
         self._cell.set(content, self)
-        if _buffer.accountant is not None:
-            _buffer.accountant.labelled(content.root(), self.category, self._name)
+        if (accountant := _buffer.accountant) is not None:
+            accountant.labelled(content.root(), self.category, self._name)
         return self if read_value else None
 
     def assign_add(self, delta: Any, *, read_value: bool = True) -> Any:
@@ -202,7 +209,8 @@ class Variable:
         return Ref(self, self._number)
 
     def __repr__(self) -> str:
-        return f"<tapegrad.Variable {self.name!r} shape={self.shape} dtype={self.dtype} value={self.numpy()!r}>"
+        value = Tensor(self._cell.get())._read()
+        return f"<tapegrad.Variable {self.name!r} shape={self.shape} dtype={self.dtype} value={value!r}>"
 
     def __len__(self) -> int:
         return len(Tensor(self._cell.get()))
@@ -232,8 +240,11 @@ class Variable:
     def __setitem__(self, index: Any, value: Any) -> None:
         raise ImmutableError("a variable's elements are not assigned; use v.assign(v.at[index].set(value))")
 
-    def __deepcopy__(self, memo: dict) -> Variable:
+    def __copy__(self) -> Variable:
         return Variable(self, self.trainable, self.name, category=self.category)
+
+    def __deepcopy__(self, memo: dict) -> Variable:
+        return self.__copy__()
 
     def _refuse(self, other: Any) -> Any:
         raise ImmutableError(
@@ -245,8 +256,7 @@ class Variable:
 
 
 def _unpickled(value: Any, trainable: bool, name: str, category: str) -> Variable:
-    # By its public name, the first use of which loads the operators: another process may have imported nothing else.
-    return sys.modules["tapegrad"].Variable(value, trainable, name, category=category)
+    return Variable(value, trainable, name, category=category)
 
 
 everyone: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()

@@ -25,6 +25,12 @@ def _own_rule(a: Any) -> Any:
     return y, lambda ct: ct * (1.0 - y * y)
 
 
+@tg.custom_gradient
+def _other_rule(a: Any) -> Any:
+    y = tg.softmax(a)
+    return y, lambda ct: ct * (2.0 + y)
+
+
 def _assigned(a: Any, b: Any, ws: list) -> Any:
     ws[2].assign(tg.softmax(a)[0])
     return b * ws[2] + ws[2] * a
@@ -63,6 +69,9 @@ OPS: dict[str, Callable[[Any, Any, list], Any]] = {
     "noise": lambda a, b, w: a * tg.random.bernoulli(a.shape, 0.7, dtype="float64"),
     "normal": lambda a, b, w: tg.tanh(a) + b * tg.random.normal(a.shape, dtype="float64"),
     "assign": _assigned,
+    "other rule": lambda a, b, w: _other_rule(a) * b,
+    "stop": lambda a, b, w: a * tg.stop_gradient(tg.softmax(b)) + tg.softmax(a),
+    "nothing": lambda a, b, w: tg.reshape(tg.asarray(a), a.shape),
     "own rule": lambda a, b, w: _own_rule(a) * b,
     "where": lambda a, b, w: tg.where(a > tg.softmax(b), a, tg.cos(b)),
     "indices": lambda a, b, w: tg.take_along_axis(tg.tanh(a), tg.argsort(b, axis=1), axis=1),
@@ -77,7 +86,7 @@ register = st.integers(0, 2)
 steps = st.lists(st.tuples(st.sampled_from(sorted(OPS)), register, register, register), min_size=1, max_size=5)
 wrappers = st.sampled_from(["plain", "plain", "plain", "recompute", "nested"])
 programs = st.lists(st.tuples(wrappers, steps), min_size=1, max_size=3)
-ways = st.sampled_from(["once", "once", "persistent", "second", "two tapes", "jvp outside", "variables"])
+ways = st.sampled_from(["once", "once", "persistent", "second", "two tapes", "jvp outside", "jvp inside", "variables"])
 spans = st.sampled_from(
     [((0, 3),), ((0, 3),), ((0, 3),), ((1, 3),), ((0, 2),), ((0, 2), (2, 3)), ((0, 3), (1, 2)), ((0, 2), (1, 3))]
 )
@@ -227,6 +236,22 @@ class Program:
         found = tg.jvp(slope, (self.x,), (self.d,))
         reach(3)
         return found
+
+    def _jvp_inside(self, reach: Callable) -> Any:
+        def slope(x: Any) -> Any:
+            with tg.GradientTape() as tape:
+                tape.watch(x)
+                loss, _ = self.forward(x, [], reach)
+            return tape.gradient(loss, x)
+
+        with tg.GradientTape() as outer:
+            outer.watch(self.x)
+            g, t = tg.jvp(slope, (self.x,), (self.d,))
+            s = tg.sum(g * t)
+        reach(2)
+        found = outer.gradient(s, [self.x, *self.ws])
+        reach(3)
+        return [g, t, found]
 
 
 def outcome(program: Program, budgets: Spans) -> tuple[Any, int]:

@@ -25,8 +25,8 @@ def var64(value: Any, **options: Any) -> tg.Variable:
 
 
 def values(tree: Any) -> Any:
-    """Tensors and variables of a list, tuple or dict as NumPy arrays; anything else as it is."""
-    return nest.map_leaves(lambda x: x.numpy() if hasattr(x, "numpy") else x, tree)
+    """Tensors and variables of a list, tuple or dict as NumPy arrays of their own; anything else as it is."""
+    return nest.map_leaves(lambda x: np.array(x.numpy()) if hasattr(x, "numpy") else x, tree)
 
 
 def gradients(f: Callable, sources: Any, *args: Any, **options: Any) -> Any:

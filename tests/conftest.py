@@ -38,14 +38,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def old_objects() -> None:
-    """The ledger looks through all objects that the collector knows: thousands of tests, and what ran before, need not
-    be among them.  Arrays made while modules are imported are then no part of what is alive; constants are made anew.
+    """What earlier modules have left, and what was made while modules were imported, is no part of what is alive:
+    constants are made anew, and the ledger forgets all else.  The collector need not look at it each time.
     """
+    from tapegrad import buffer
+    from tapegrad.memory.ledger import LEDGER
     from tapegrad.ops import dispatch
 
     dispatch._constants.clear()
     gc.collect()
     gc.freeze()
+    buffer.uncounted.clear()
+    LEDGER.forget(0)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shim import standin
+from shim import happens, standin
 from shim.host import why_no_compiler
 
 from tapegrad.device import CPU, _default
@@ -67,7 +67,10 @@ def same_bits(got: Any, wanted: Any) -> None:
 
 @contextmanager
 def installed() -> Iterator[ModuleType]:
-    """The stand-in is CuPy and the CPU the default device; skips the test where kernels cannot be compiled."""
+    """The stand-in is CuPy and the CPU the default device; skips the test where kernels cannot be compiled.
+
+    A race among what was put on streams inside is an error in the end.
+    """
     if why := why_no_compiler():
         pytest.fail(why) if os.environ.get("TAPEGRAD_REQUIRE_SHIM") == "1" else pytest.skip(why)
     default = list(_default)
@@ -76,6 +79,7 @@ def installed() -> Iterator[ModuleType]:
     cuda_module.forget()
     try:
         yield module
+        happens.check()
     finally:
         standin.uninstall()
         cuda_module.forget()

@@ -22,21 +22,23 @@ PACKAGE = ROOT / "tapegrad"
 # Which part of tapegrad may import which library; anything else that is not in the standard library is an offence.
 LIBRARIES = {
     "numpy": {"device"},
+    "ml_dtypes": {"device"},
     "scipy": {"device", "optim", "profile"},
     "cupy": {"device"},
     "cupyx": {"device"},
     "pynvml": {"device", "profile"},
     "safetensors": {"nn"},
+    "threadpoolctl": {"device"},
     "click": {"profile"},
     "rich": {"profile"},
     "matplotlib": {"profile"},
 }
 # Heavy or optional, so imported inside the function that needs them.
-LAZY = {"cupy", "cupyx", "pynvml", "safetensors", "matplotlib", "scipy"}
+LAZY = {"cupy", "cupyx", "pynvml", "safetensors", "matplotlib", "scipy", "threadpoolctl"}
 # What `import tapegrad` must not load.
-NOT_AT_IMPORT = sorted(LIBRARIES.keys() - {"numpy"})
+NOT_AT_IMPORT = sorted(LIBRARIES.keys() - {"numpy", "ml_dtypes"})
 
-MAX_LINES = 300
+MAX_LINES = 500
 
 
 def python_files(package: Path) -> list[Path]:
@@ -219,6 +221,26 @@ def test_no_file_is_long_without_a_reason() -> None:
 def test_a_long_file_is_found_and_a_reason_is_accepted(copy: Path) -> None:
     (copy / "tapegrad" / "long.py").write_text('"""Planted."""\n' + "x = 1\n" * MAX_LINES)
     [offence] = length_offences(copy / "tapegrad")
-    assert "long.py: 301 lines" in offence
+    assert "long.py: 501 lines" in offence
     (copy / "tapegrad" / "long.py").write_text('"""Planted; long because: it is a test."""\n' + "x = 1\n" * MAX_LINES)
     assert length_offences(copy / "tapegrad") == []
+
+
+def polled_twice(package: Path) -> list[str]:
+    """Lines that look a second time for who keeps or counts memory: another thread may have ended that meanwhile."""
+    places = ("_buffer.keeper.", "_buffer.accountant.")
+    return [
+        f"{path.relative_to(package)}:{number}"
+        for path in sorted(package.rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if any(place in line for place in places)
+    ]
+
+
+def test_who_keeps_memory_is_asked_for_once() -> None:
+    assert polled_twice(PACKAGE) == []
+
+
+def test_a_second_look_is_found(copy: Path) -> None:
+    (copy / "more.py").write_text("if _buffer.keeper is not None:\n    _buffer.keeper.named(b, 'h')\n")
+    assert polled_twice(copy) == ["more.py:2"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tapegrad import nest
+from tapegrad.errors import StructureError
 
 Pair = namedtuple("Pair", "left right")
 
@@ -82,6 +83,32 @@ def test_a_sequence_that_cannot_be_made_again_becomes_a_plain_one() -> None:
 )
 def test_structure(a: Any, b: Any, alike: bool) -> None:
     assert (nest.structure(a) == nest.structure(b)) is alike
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "alike"),
+    [
+        ((1, [2]), [0, (0,)], True), (1, (1,), False), ((1, 2), 0, False), (None, 0, True), ([], (), True),
+        (((1, 2), 3), (1, (2, 3)), False), ({"a": 1, "b": 2}, {"b": 0, "a": 0}, True), ({"a": 1}, {"b": 1}, False),
+        ({"a": 1}, [1], False), ({"a": 1}, OrderedDict(a=1), False), (Pair(1, 2), (1, 2), False),
+        (Pair(1, 2), Pair(3, None), True), ((1, 2), (1, 2, 3), False), (Names([1]), Names([2]), True),
+    ],
+)  # fmt: skip
+def test_what_may_be_given_for_what(given: Any, wanted: Any, alike: bool) -> None:
+    assert nest.alike(given, wanted) is nest.alike(wanted, given) is alike
+    if alike:
+        assert nest.require_alike("f", "gifts", given, "wishes", wanted) == nest.flatten(given)
+        return
+    with pytest.raises(StructureError) as e:
+        nest.require_alike("f", "gifts", given, "wishes", wanted)
+    told = f"f: the structure of the gifts is {nest.shown(given)}, that of the wishes {nest.shown(wanted)}; give"
+    assert str(e.value).startswith(told)
+
+
+def test_structures_are_shown_as_python_writes_them() -> None:
+    tree = ({"b": 1, "a": [2, (3,)]}, Pair(1, ()), OrderedDict(x=1), Names([1]))
+    assert nest.shown(tree) == "({'a': [*, (*,)], 'b': *}, Pair(*, ()), OrderedDict({'x': *}), Names(*,))"
+    assert len(nest.shown([0] * 10_000)) < 300 and nest.shown([0] * 10_000).endswith("*, *]")
 
 
 def test_deep_lists_are_walked_in_order() -> None:

@@ -293,7 +293,7 @@ def test_fused_equals_op_by_op(prim, dtype):
             threads.set_num_threads(count)
             tensors = [from_array(x) for x in arrays]
             y = call(prim, tensors, {})
-            assert y._buffer.array is None, "expected a lazy value"
+            assert (y._buffer.array is None) != prim.view, "expected a lazy value, or of a view none"
             assert same_bits(y._array, wanted), (tile, count)
             made = [dispatch.bind(REGISTRY["where"], from_array(np.ones((), bool)), t, t) for t in tensors]
             z = call(prim, made, {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import weakref
 from typing import Any
 
@@ -48,7 +47,6 @@ def test_python_numbers_and_sequences() -> None:
         (lambda x: list(x[0]), ValueError, "iteration over a tensor of no dimensions"),
         (lambda x: list(x[0]), TypeError, "iteration over a tensor of no dimensions"),
         (lambda x: x.__setitem__(0, 1.0), TypeError, r"x.at\[index\].set\(value\)"),
-        (lambda x: pickle.dumps(x), TypeError, "save t.numpy"),
         (lambda x: x.to_device("moon"), ValueError, "device 'moon' is not available"),
         (lambda x: tg.asarray("text"), TypeError, "cannot make a tensor of str"),
         (lambda x: tg.asarray(object()), TypeError, "object"),
@@ -68,7 +66,7 @@ def test_it_is_no_key_and_no_copy_is_needed() -> None:
         hash(x)
     assert x.ref() == x.ref() and x.ref() != (x * 1.0).ref() and {x.ref(): 1}[x.ref()] == 1 and x.ref().deref() is x
     assert copy.deepcopy(x) is x
-    assert x.to_device("cpu") is x
+    assert x.to_device("cpu").device is x.device and x.to_device("cpu") is not x
 
 
 def test_numpy_reads_but_does_not_write() -> None:
@@ -79,7 +77,7 @@ def test_numpy_reads_but_does_not_write() -> None:
     seen = np.asarray(x)
     with pytest.raises(ValueError, match="read-only"):
         seen[0] = 99.0
-    for mine in (x.numpy(), np.array(x), np.asarray(x, dtype=np.float32), x.__array__(copy=True)):
+    for mine in (x.numpy(copy=True), np.array(x), np.asarray(x, dtype=np.float32), x.__array__(copy=True)):
         mine[0] = 99.0
     same(x, [1.0, 2.0])
     shared = tg.asarray(a, copy=False)

@@ -31,8 +31,9 @@ def test_nothing_is_shared_with_the_outside() -> None:
     initial = np.array([1.0, 2.0])
     v = tg.Variable(initial)
     initial[0] = 99.0
-    out = v.numpy()
-    out[1] = 99.0
+    out, mine = v.numpy(), v.numpy(copy=True)
+    assert not out.flags.writeable
+    mine[1] = 99.0
     given = np.array([3.0, 4.0])
     same(v, [1.0, 2.0])
     v.assign(given)

@@ -10,11 +10,11 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from tapegrad.device import cpu, cuda, probe
 from tapegrad.device.base import Device
 from tapegrad.device.cpu import CPU
+from tapegrad.device.foreign import index as cuda_index
 from tapegrad.errors import DeviceError
 
 __all__ = [
@@ -56,14 +56,6 @@ def asdevice(name: str | Device) -> Device:
 def is_array(x: object) -> bool:
     """Whether ``x`` is an array of NumPy's or CuPy's (no tensor), which its owner may change."""
     return cpu.is_array(x) or probe.is_array(x)
-
-
-def cuda_index(x: Any) -> int | None:
-    """The number of the CUDA device in whose memory the array ``x``, of any library, lies; None if it does not."""
-    if hasattr(x, "__dlpack_device__"):
-        kind, index = x.__dlpack_device__()
-        return int(index) if kind == 2 else None
-    return 0 if hasattr(x, "__cuda_array_interface__") else None
 
 
 def default_device() -> Device:

@@ -44,7 +44,14 @@ class Device(ABC):
 
     @abstractmethod
     def numpy(self, x: Any) -> Any:
-        """A fresh NumPy array of a device array's value."""
+        """A device array's value as a NumPy array, to be read at once: ``x`` itself on the CPU, else a copy."""
+
+    @abstractmethod
+    def shared(self, x: Any, owner: Any) -> Any:
+        """An array of the library on the memory of ``x`` for the user, who must not write to it.
+
+        It, and whatever views of it there are, refer to ``owner``.
+        """
 
     @abstractmethod
     def save(self, x: Any, into: Any) -> None:
@@ -71,16 +78,19 @@ class Device(ABC):
         return "the system has no more"
 
     @abstractmethod
-    def limit(self, nbytes: int | None) -> None:
-        """Let the pool hold at most so many bytes, used and unused; None: as it was."""
+    def limit(self, nbytes: int | None, live: Callable[[], int] | None = None) -> None:
+        """Let the pool hold at most so many bytes, used and unused; None: as it was.
+
+        ``live``: tells how many bytes are in use, where they do not all come from the pool.
+        """
+
+    def make_way(self, nbytes: int) -> None:
+        """So many bytes are to be taken beside the pool: its idle blocks go, if they do not fit within the limit."""
+        return
 
     def active(self) -> AbstractContextManager[Any]:
         """A block in which the namespace's functions work on this device, after what it has been asked before."""
         return nullcontext()
-
-    def later(self, check: Callable[[], None]) -> None:
-        """Call ``check``, which may raise, when the device is next waited for; at once where nothing is waited for."""
-        check()
 
     def compile(self, text: str, name: str, options: tuple[str, ...]) -> Any:
         """The function ``name`` of CUDA C++ ``text``.  Raises KernelError."""

@@ -8,7 +8,6 @@ wait, so that one busy core more makes a product take ten times as long.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
@@ -16,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from tapegrad import locks
 from tapegrad.device import gemm, threads
+from tapegrad.device.dtypes import accumulator
 
 _NAMES = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}")
 
@@ -36,7 +37,7 @@ def _find() -> tuple[Callable[[], int], Callable[[int], Any]] | None:
 
 
 _controls = _find()
-_lock = threading.Lock()
+_lock = locks.lock()
 _users = 0
 _before = 1
 
@@ -71,9 +72,19 @@ _LIBRARY = 2**19  # below, OpenBLAS stays on one thread by itself
 
 
 def matmul(xp: Any, x: Any, y: Any, out: Any) -> None:
-    """``x @ y`` into ``out``: stacks of matrices, of which leading dimensions broadcast."""
+    """``x @ y`` into ``out``: stacks of matrices, of which leading dimensions broadcast.
+
+    Half types are multiplied in float32 and rounded once: by cuBLAS itself, and here, where NumPy would multiply them
+    element by element, through copies.
+    """
     if xp is not np:
         gemm.matmul(xp, x, y, out)
+        return
+    wide = accumulator(out.dtype)
+    if wide != out.dtype:
+        product = np.empty(out.shape, wide)
+        matmul(xp, x.astype(wide), y.astype(wide), product)
+        np.copyto(out, product, casting="same_kind")
         return
     batch, each = out.shape[:-2], out.shape[-2] * out.shape[-1] * x.shape[-1]
     many = prod(batch)

@@ -22,6 +22,7 @@ import numpy as np
 
 from tapegrad.device import blas, gemm, threads
 from tapegrad.device.dtypes import accumulator
+from tapegrad.device.pressure import with_scratch
 from tapegrad.device.windows import Moves, taps
 
 # In elements.  On a CPU 1 MiB of float32 columns stays in a core's second cache; a GPU wants few, large launches.
@@ -29,6 +30,7 @@ _COLUMNS_CPU, _COLUMNS_GPU = 2**18, 2**24
 _LEAST = 256  # positions: below, the packing of the kernel for each product takes longer than the product
 _PIECES = 16  # tasks into which one long sum, or one image, is cut at most
 _PIECE = 2**22  # multiply-adds that are worth a task
+_GRAINS = 8 * 512  # what a pool adds to round the arrays of a block
 _PARTS = 2**20  # elements that the parts of a sum over images may take
 
 
@@ -101,7 +103,20 @@ class _Run:
             threads.run([worker()], tasks)
             return
         with blas.one_thread():
-            threads.run([worker() for _ in range(min(threads.get_num_threads(), tasks))], tasks)
+            threads.run([worker() for _ in range(self.workers(tasks))], tasks)
+
+    def workers(self, tasks: int) -> int:
+        """How many threads share so many tasks."""
+        return min(threads.get_num_threads(), tasks) if self.xp is np else 1
+
+    def block(self, cut: _Cut, rows: int) -> int:
+        """Bytes of scratch for a block of ``rows`` rows of matrices: columns, outputs and products of a group."""
+        return _GRAINS + rows * cut.groups * cut.images * cut.rows * prod(self.positions[1:]) * self.inner.itemsize
+
+    def kernel_bytes(self, w: Any) -> int:
+        """Bytes that :meth:`matrices` takes."""
+        once = 0 if w.flags.c_contiguous else w.nbytes
+        return once + (0 if w.dtype == self.inner else w.size * self.inner.itemsize)
 
 
 class _Scratch:
@@ -167,12 +182,12 @@ def forward(xp: Any, x: Any, w: Any, out: Any, moves: Moves) -> None:
         out.fill(0)
         return
     run, groups = _Run(xp, x.shape, w.shape, out.dtype, moves), moves.groups
-    image, kernel, result = run.apart(x), run.matrices(w), run.apart(out)
-    _, o, height = kernel.shape
+    image, result = run.apart(x), run.apart(out)
+    o, height = w.shape[0] // groups, prod(w.shape[1:])
     cut = _cut(xp, len(x), groups, max(o, height), run.positions)
     blocks = list(_blocks(*map(_slices, (groups, len(x), run.positions[0]), cut)))
 
-    def worker() -> Callable[[int], None]:
+    def worker(kernel: Any) -> Callable[[int], None]:
         scratch = _Scratch(run)
 
         def task(number: int) -> None:
@@ -185,7 +200,11 @@ def forward(xp: Any, x: Any, w: Any, out: Any, moves: Moves) -> None:
 
         return task
 
-    run.spread(worker, len(blocks))
+    def work() -> None:
+        kernel = run.matrices(w)
+        run.spread(lambda: worker(kernel), len(blocks))
+
+    with_scratch(run.kernel_bytes(w) + run.workers(len(blocks)) * run.block(cut, height + o), work)
 
 
 def in_image(xp: Any, ct: Any, w: Any, out: Any, moves: Moves) -> None:
@@ -195,17 +214,16 @@ def in_image(xp: Any, ct: Any, w: Any, out: Any, moves: Moves) -> None:
         return
     run, groups = _Run(xp, out.shape, w.shape, out.dtype, moves), moves.groups
     run.inner = run.wide  # products are added up afterwards, several to an element
-    kernel, given = run.matrices(w), run.apart(ct)
-    total = out if out.dtype == run.wide else xp.zeros(out.shape, run.wide)
-    image = run.apart(total)
-    _, o, height = kernel.shape
+    given = run.apart(ct)
+    o, height = w.shape[0] // groups, prod(w.shape[1:])
     cut = _cut(xp, len(out), groups, max(o, height), run.positions)
     several = list(product(_slices(groups, cut.groups), _slices(len(out), cut.images)))
     pieces = _pieces(xp, ct.size * height) // len(several)
     channels = _split(height // run.taps, pieces)
     rows = _slices(run.positions[0], cut.rows)
+    apart = out.dtype != run.wide
 
-    def worker() -> Callable[[int], None]:
+    def worker(kernel: Any, image: Any) -> Callable[[int], None]:
         scratch = _Scratch(run)
 
         def task(number: int) -> None:
@@ -220,9 +238,16 @@ def in_image(xp: Any, ct: Any, w: Any, out: Any, moves: Moves) -> None:
 
         return task
 
-    run.spread(worker, len(several) * len(channels))
-    if total is not out:
-        out[...] = total
+    def work() -> None:
+        total = xp.zeros(out.shape, run.wide) if apart else out
+        kernel, image = run.matrices(w), run.apart(total)
+        run.spread(lambda: worker(kernel, image), tasks)
+        if apart:
+            out[...] = total
+
+    tasks = len(several) * len(channels)
+    each = run.workers(tasks) * run.block(cut, o + channels[0].stop * run.taps)
+    with_scratch(run.kernel_bytes(w) + each + (out.size * run.wide.itemsize if apart else 0), work)
 
 
 def in_kernel(xp: Any, x: Any, ct: Any, out: Any, moves: Moves) -> None:
@@ -241,9 +266,8 @@ def in_kernel(xp: Any, x: Any, ct: Any, out: Any, moves: Moves) -> None:
     group = _slices(groups, cut.groups)
     tasks = list(product(range(len(sums)), group, channels))
     rows = _slices(run.positions[0], cut.rows)
-    totals = xp.empty((len(sums), groups, o, c, run.taps), run.wide)
 
-    def worker() -> Callable[[int], None]:
+    def worker(totals: Any) -> Callable[[int], None]:
         scratch = _Scratch(run)
 
         def task(number: int) -> None:
@@ -261,9 +285,15 @@ def in_kernel(xp: Any, x: Any, ct: Any, out: Any, moves: Moves) -> None:
 
         return task
 
-    run.spread(worker, len(tasks))
-    whole = totals[0] if len(sums) == 1 else xp.sum(totals, axis=0)
-    out[...] = whole.reshape(out.shape)
+    def work() -> None:
+        totals = xp.empty((len(sums), groups, o, c, run.taps), run.wide)
+        run.spread(lambda: worker(totals), len(tasks))
+        whole = totals[0] if len(sums) == 1 else xp.sum(totals, axis=0)
+        out[...] = whole.reshape(out.shape)
+
+    products = cut.groups * o * each * run.taps * run.inner.itemsize
+    mine = run.workers(len(tasks)) * (run.block(cut, each * run.taps + o) + products)
+    with_scratch(mine + (len(sums) + (len(sums) > 1)) * out.size * run.wide.itemsize, work)
 
 
 def _pieces(xp: Any, work: int) -> int:

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from tapegrad.device import conv
+from tapegrad.device.pressure import with_scratch
 from tapegrad.device.windows import Moves
 
 IMAGE, KERNEL, RESULT = "ngc", "goc", "ngo"
@@ -42,6 +43,20 @@ def _run(body: Callable[..., None], xp: Any, first: Any, second: Any, result: An
     alone = [prod(a.shape[: a.ndim - own]) == 1 for a, _ in (first, second)]
     # Which axis takes those in front: of the two arrays that have them, the one the third array lacks.
     axis = "g" if not any(alone) else (set("ngoc") - set((first if alone[0] else second)[1])).pop()
+    copies = 0 if axis == result[1][0] else out.nbytes
+    copies += sum(
+        count * prod(a.shape[a.ndim - own :]) * a.itemsize
+        for (a, kind), without in zip((first, second), alone) if not (without and axis not in kind)
+    )  # fmt: skip
+    with_scratch(copies, lambda: _run_joined(body, xp, first, second, result, moves, alone, axis))
+
+
+def _run_joined(
+    body: Callable[..., None], xp: Any, first: Any, second: Any, result: Any, moves: Moves, alone: list[bool], axis: str
+) -> None:
+    own = len(moves.strides) + 2
+    out, lead = result[0], result[0].shape[: result[0].ndim - own]
+    count = prod(lead)
     arrays = []
     for (a, kind), without in zip((first, second), alone):
         if without and axis not in kind:

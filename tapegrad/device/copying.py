@@ -15,11 +15,11 @@ whatever other streams still do with it.  So three rules make a copy right:
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from typing import Any
 
+from tapegrad import locks
 from tapegrad.device.cuda import CudaDevice
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.pinned import Slab, Slabs
@@ -44,7 +44,7 @@ class Copier:
         self.device = device
         self._cuda = device.xp.cuda
         self.slabs = Slabs(self._cuda.PinnedMemory, limit)
-        self._lock = threading.RLock()
+        self._lock = locks.lock()
         with device.active():
             # Non-blocking: others would wait for the legacy default stream, and it for them.  Two: a link has two ways.
             self._out, self._in = (_Lane(self._cuda.Stream(non_blocking=True)) for _ in range(2))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from tapegrad.device import dtypes, phantom
+from tapegrad.device import dtypes, foreign, phantom
 from tapegrad.device.base import Device
 from tapegrad.device.pool import LEAST, POOL
 from tapegrad.device.pressure import retried
@@ -43,28 +44,44 @@ class CPUDevice(Device):
         """Unknown, since small arrays do not come from the pool; idle bytes."""
         return -1, POOL.idle_bytes
 
-    def limit(self, nbytes: int | None) -> None:
+    def limit(self, nbytes: int | None, live: Callable[[], int] | None = None) -> None:
         """The host pool holds at most so many bytes, lent and idle, if it can: it does not refuse a request."""
         POOL.limit = nbytes
+        if live is not None:
+            POOL.live = live
+        POOL.make_way(0)
+
+    def make_way(self, nbytes: int) -> None:
+        """Idle blocks of the pool make way."""
+        if nbytes >= LEAST:
+            POOL.make_way(nbytes)
 
     def array(self, x: Any, dtype: Any = None, copy: bool = True) -> Any:
         """``x`` as a NumPy array; an array on another device is fetched.  Raises NotATensorError."""
         if isinstance(x, np.ndarray):
             found = x
-        elif is_on_gpu(x):
+        elif foreign.index(x) is not None:
             found, copy = fetch(x), False
         elif hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
+            foreign.refuse_gradients(x)
             found = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
         else:
             found, copy = from_python(x, dtype), False
         if phantom.mode.dry:
             return phantom.adopted(found, checked(np.empty(0, found.dtype), type(x).__name__, dtype)[0].dtype)
         found, fresh = checked(found, type(x).__name__, dtype)
-        return np.array(found, order="C") if copy and not fresh else found
+        if fresh or not copy:
+            return found
+        self.make_way(found.nbytes)
+        return np.array(found, order="C")
 
     def numpy(self, x: Any) -> Any:
-        """A copy."""
-        return x.copy()
+        """The array itself."""
+        return x
+
+    def shared(self, x: Any, owner: Any) -> Any:
+        """A read-only array on the memory of ``x``."""
+        return shared(x, owner)
 
     def save(self, x: Any, into: Any) -> None:
         """A copy into the buffer, whatever the strides of ``x``."""
@@ -81,23 +98,37 @@ class CPUDevice(Device):
         return np.may_share_memory(x, of)
 
 
+class _Lent:
+    """What an exported array, and every view of it, has as its base: it refers to the owner of the memory."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, x: np.ndarray, owner: Any, writable: bool) -> None:
+        self.owner = owner
+        self.__array_interface__ = interface = x.__array_interface__
+        interface["data"] = interface["data"][0], not writable
+
+
+def shared(x: np.ndarray, owner: Any, writable: bool = False) -> np.ndarray:
+    """An array on the memory of ``x`` that refers, as its views do, to ``owner``.
+
+    A view would not do: the base of a view of a view is the array that owns the memory, not what lies in between.
+    """
+    found = np.asarray(_Lent(x, owner, writable))
+    return found if found.dtype == x.dtype else found.view(x.dtype)  # the interface cannot name extension dtypes
+
+
 def is_array(x: object) -> bool:
     """Whether ``x`` is a NumPy array."""
     return isinstance(x, np.ndarray)
 
 
-def is_on_gpu(x: Any) -> bool:
-    """Whether ``x`` is an array in a CUDA device's memory."""
-    return hasattr(x, "__cuda_array_interface__")
-
-
 def fetch(x: Any) -> np.ndarray:
-    """A NumPy copy of an array that lies in a CUDA device's memory."""
-    if not hasattr(x, "get"):
-        import cupy
+    """A NumPy copy of an array, of any library, that lies in a CUDA device's memory."""
+    import cupy
 
-        x = cupy.asarray(x)
-    return x.get()
+    found = x if isinstance(x, cupy.ndarray) else foreign.imported(cupy, x)
+    return found.get()
 
 
 def checked(found: Any, kind: str, dtype: Any) -> tuple[Any, bool]:

@@ -3,8 +3,8 @@
 A device counts as available only when a kernel of ours has been compiled and launched on it: a driver without NVRTC,
 or NVRTC without a driver, is found here and not in the middle of a training step.
 
-What only a look at values can tell, such as an index out of range, is asked of the device when it is next waited for
-(:meth:`CudaDevice.later`): a training step does not wait for a GPU.  ``TAPEGRAD_CHECK_AT_ONCE=1`` asks at once.
+What only a look at values can tell, such as an index out of range, kernels write down, and it is raised when a value is
+next read (:mod:`tapegrad.device.checks`): a training step does not wait for a GPU.  ``TAPEGRAD_CHECK_AT_ONCE=1`` waits.
 
 Streams: everything runs on CuPy's current stream, after what was asked of the device on any other: the new stream first
 waits for an event on each.  So a tensor made on one stream may be used on another.  An array of the user's belongs to
@@ -13,29 +13,28 @@ the stream that is current when it is handed in (``asarray``).
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from tapegrad.device import cpu, cxx, phantom
+from tapegrad import locks
+from tapegrad.device import cpu, cxx, foreign, gemm, phantom
 from tapegrad.device.base import Device
+from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.host_scalar import HostScalar
-from tapegrad.device.pressure import pool_room, retried
+from tapegrad.device.pressure import outside, pool_room, retried
 from tapegrad.device.probe import Probe, look
 from tapegrad.errors import DeviceError, KernelError
-
-_MOST_CHECKS = 256
 
 
 class CudaDevice(Device):
     """One GPU: CuPy's functions, memory from CuPy's pool."""
 
-    __slots__ = ("_before", "_busy", "_checks", "_lock", "_runtime", "_stream_of", "index")
+    __slots__ = ("_before", "_busy", "_checks", "_lent", "_lock", "_runtime", "_stream_of", "index")
 
     def __init__(self, index: int, cupy: Any) -> None:
         super().__init__(f"cuda:{index}", "cuda", cupy, 0, lazy=True)
@@ -43,9 +42,10 @@ class CudaDevice(Device):
         self._runtime = cupy.cuda.runtime
         self._stream_of = cupy.cuda.get_current_stream
         self._busy: dict[int, Any] = {}
-        self._lock = threading.Lock()
-        self._checks: list[Callable[[], None]] = []
+        self._lock = locks.lock()
+        self._checks: Checks | None = None
         self._before: int | None = None
+        self._lent: deque[tuple[Any, Any]] = deque()
 
     def __reduce__(self) -> tuple:
         return _again, (self.index,)
@@ -86,6 +86,10 @@ class CudaDevice(Device):
         stream = self.order()
         try:
             yield
+        except RuntimeError as e:
+            if (lack := outside(e)) is not None:
+                raise lack from e
+            raise
         finally:  # what raised may have asked something before it did
             self._asked(stream)
 
@@ -122,9 +126,9 @@ class CudaDevice(Device):
     def room(self, nbytes: int) -> str:
         """Full or fragmented, and what would fit."""
         with self.active():
-            return pool_room(self.xp, nbytes)
+            return pool_room(self.xp, nbytes, gemm.outside_bytes(self.index))
 
-    def limit(self, nbytes: int | None) -> None:
+    def limit(self, nbytes: int | None, live: Any = None) -> None:
         """CuPy's pool holds at most so many bytes here, but not more than somebody else has allowed it."""
         with self.active():
             pool = self.xp.get_default_memory_pool()
@@ -139,29 +143,59 @@ class CudaDevice(Device):
     def array(self, x: Any, dtype: Any = None, copy: bool = True) -> Any:
         """``x`` as a CuPy array here, or a 0-d host value as an argument of kernels.
 
-        Arrays of other libraries in CUDA memory come through ``__cuda_array_interface__`` or DLPack, without a copy
-        where asked; both order their streams.  Raises NotATensorError.
+        Arrays of other libraries in CUDA memory come through DLPack or ``__cuda_array_interface__``
+        (:mod:`tapegrad.device.foreign`), without a copy where asked.  Raises NotATensorError.
         """
         xp = self.xp
         with self.active():
             if phantom.mode.dry and isinstance(x, (xp.ndarray, phantom.Phantom)) and not isinstance(x, HostScalar):
                 return phantom.adopted(x, x.dtype if dtype is None else dtype)
             if isinstance(x, xp.ndarray):
-                found = x
-            elif cpu.is_on_gpu(x):
-                found = xp.asarray(x)
-            elif hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] == 2:
-                found = xp.from_dlpack(x)
+                found, theirs = x, None
+            elif foreign.index(x) is not None:
+                found = theirs = foreign.imported(xp, x)
             else:
                 return self._upload(x, dtype)
             if found.device.id != self.index:
-                found, copy = xp.array(found, order="C"), False
+                found, copy = self._from_another(found), False
             cxx.known("asarray", found.dtype)
             if any(n % found.itemsize for n in (*found.strides, found.data.ptr)):
                 found, copy = xp.array(found, order="C"), False  # a field of packed records; kernels count in elements
             if dtype is not None and found.dtype != dtype:
                 found, copy = found.astype(dtype), False
-            return xp.array(found, order="C") if copy else found
+            if copy:
+                found = xp.array(found, order="C")
+            if theirs is not None and found is not theirs:
+                self._keep(theirs)
+            return found
+
+    def _from_another(self, x: Any) -> Any:
+        """A C-contiguous copy of an array on another device, made on the current stream here.
+
+        That waits for the stream there, and the stream there for it: its memory may be lent again once ``x`` has gone.
+        """
+        source, cuda = get(x.device.id), self.xp.cuda
+        with source.active():
+            near, before = self.xp.ascontiguousarray(x), cuda.Event(disable_timing=True)
+            before.record(self._stream_of())
+        found = self.empty(x.shape, x.dtype)
+        with self.active():
+            stream, after = self._stream_of(), cuda.Event(disable_timing=True)
+            stream.wait_event(before)
+            found.data.copy_from_device_async(near.data, near.nbytes, stream)
+            after.record(stream)
+        with source.active():
+            self._stream_of().wait_event(after)
+        return found
+
+    def _keep(self, theirs: Any) -> None:
+        """Hold another library's array until what was asked so far is done: who knows on which stream it is freed."""
+        with self._lock:
+            while self._lent and self._lent[0][0].done:
+                self._lent.popleft()
+            event = self.xp.cuda.Event(disable_timing=True)
+            event.record(self._stream_of())
+            self._lent.append((event, theirs))
 
     def _upload(self, x: Any, dtype: Any) -> Any:
         found = cpu.CPU.array(x, dtype, copy=False)
@@ -182,9 +216,18 @@ class CudaDevice(Device):
             return x.value.copy()
         with self.active():
             found = x.get()
-        if self._checks or phantom.mode.waiting:
-            self._check()
+        if self._checks is not None:
+            self._checks.look()
         return found
+
+    def shared(self, x: Any, owner: Any) -> Any:
+        """A CuPy array on the memory of ``x`` (CuPy has no read-only arrays)."""
+        if type(x) is HostScalar:
+            return x.on_device()
+        cuda = self.xp.cuda
+        with self.active():
+            memory = cuda.UnownedMemory(x.data.ptr, x.nbytes, (x, owner), self.index)
+            return self.xp.ndarray(x.shape, x.dtype, cuda.MemoryPointer(memory, 0), strides=x.strides)
 
     def save(self, x: Any, into: Any) -> None:
         """A copy into host memory, waited for."""
@@ -205,25 +248,20 @@ class CudaDevice(Device):
             x.set(np.ndarray(x.shape, x.dtype, data))
             self._stream_of().synchronize()
 
-    def later(self, check: Callable[[], None]) -> None:
-        """Call ``check`` after the next value has been read; with many waiting, at once.
+    @property
+    def checks(self) -> Checks:
+        """What kernels find wrong with values."""
+        if self._checks is None:
+            with self._lock:
+                if self._checks is None:
+                    pinned = self.xp.cuda.PinnedMemory(RECORD.itemsize)
+                    memory = np.ndarray((RECORD.itemsize,), np.uint8, self.xp.cuda.PinnedMemoryPointer(pinned, 0))
+                    self._checks = Checks(memory, self._wait)
+        return self._checks
 
-        Each holds a number or two on the device until then.
-        """
-        (phantom.mode.waiting if phantom.mode.dry else self._checks).append(check)
-        count = len(self._checks) + len(phantom.mode.waiting)
-        if count >= _MOST_CHECKS or os.environ.get("TAPEGRAD_CHECK_AT_ONCE") == "1":
-            self._check()
-
-    def _check(self) -> None:
-        phantom.mode.waiting.clear()
-        waiting, self._checks = self._checks, []  # a check reads values, too
-        while waiting:
-            try:
-                waiting.pop(0)()
-            except BaseException:
-                self._checks[:0] = waiting  # the others wait for the next reading
-                raise
+    def _wait(self) -> None:
+        with self.active():
+            self._stream_of().synchronize()
 
     def is_view(self, x: Any, of: Any) -> bool:
         """Whether ``x`` lies within the memory that ``of`` was cut from."""
@@ -233,27 +271,45 @@ class CudaDevice(Device):
 
     def compile(self, text: str, name: str, options: tuple[str, ...]) -> Any:
         """The function ``name`` of CUDA C++ ``text``.  Raises KernelError showing the numbered source."""
+        try:
+            return self._compiled(text, name, options)
+        except MemoryError as e:
+            return retried(e, self, f"the code of {name}", 0, lambda: self._compiled(text, name, options))
+
+    def _compiled(self, text: str, name: str, options: tuple[str, ...]) -> Any:
         with self.active():
             try:
                 return self.xp.RawModule(code=text, options=options).get_function(name)
             except Exception as e:
+                if outside(e) is not None:
+                    raise
                 lines = "\n".join(f"{i:4} {line}" for i, line in enumerate(text.splitlines(), 1))
                 raise KernelError(f"{name} does not compile for {self}: {e}\n{lines}") from e
 
     def launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int = 0) -> None:
         """Run a compiled function on the current stream.  Errors of the driver are CuPy's."""
-        if self._runtime.getDevice() == self.index:
-            stream = self.order()
-            function(grid, block, args, shared_mem=shared)
-            self._asked(stream)
-        else:
-            with self.active():
+        try:
+            if self._runtime.getDevice() == self.index:
+                stream = self.order()
                 function(grid, block, args, shared_mem=shared)
+                self._asked(stream)
+            else:
+                self._launch(function, grid, block, args, shared)
+        except RuntimeError as e:
+            if (lack := outside(e)) is None:
+                raise
+            retried(lack, self, "a kernel's memory", 0, lambda: self._launch(function, grid, block, args, shared))
+        except MemoryError as e:
+            retried(e, self, "a kernel's memory", 0, lambda: self._launch(function, grid, block, args, shared))
+
+    def _launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int) -> None:
+        with self.active():
+            function(grid, block, args, shared_mem=shared)
 
 
 _found: list[Probe] = []
 _devices: dict[int, CudaDevice] = {}
-_lock = threading.RLock()
+_lock = locks.lock()
 
 
 def probe() -> Probe:
@@ -262,6 +318,32 @@ def probe() -> Probe:
         if not _found:
             _found.append(look())
         return _found[0]
+
+
+_FORKED = "this process was forked from one that had used CUDA, where CUDA works no more"
+_SPAWN = (
+    "start processes with multiprocessing.get_context('spawn') (or 'forkserver', before CUDA is used), or work on the "
+    "CPU here: tg.set_default_device('cpu')"
+)
+
+
+class _Forked:
+    """Takes the place of the CUDA runtime in a forked child."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise DeviceError(f"no CUDA device can be used: {_FORKED}; {_SPAWN}")
+
+
+def _forked() -> None:
+    """In a child: whoever asks one of the parent's devices for something is told why it cannot be had."""
+    if _found and _found[0].count:
+        _found[0] = Probe(_found[0].cupy, 0, _FORKED, _SPAWN)
+        for device in _devices.values():
+            device._runtime = _Forked()
+            device._checks = None
+
+
+locks.in_child(_forked)
 
 
 def forget() -> None:

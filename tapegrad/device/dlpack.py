@@ -27,11 +27,12 @@ def place(device: Device) -> tuple[int, int]:
 
 
 def capsule(
-    array: Any, device: Device, stream: Any, max_version: tuple[int, int] | None, to: Any, copy: bool | None
+    array: Any, owner: Any, device: Device, stream: Any, max_version: tuple[int, int] | None, to: Any, copy: bool | None
 ) -> Any:
     """A DLPack capsule of ``array``, or of a copy; ``to``: the place where the consumer wants it (None: where it is).
 
-    Raises BufferError where that cannot be had, or not without a copy.
+    ``owner``: what a capsule of the array itself refers to.  Raises BufferError where that cannot be had, or not
+    without a copy.
     """
     wanted = place(device) if to is None else (int(to[0]), int(to[1]))
     if wanted != place(device):
@@ -41,21 +42,18 @@ def capsule(
             raise BufferError(f"__dlpack__: a tensor on {device} goes to the CPU as a copy; leave out copy=False")
         return _of_numpy(device.numpy(array), max_version)
     if device.kind == "cpu":
-        return _of_numpy(_shared(array, max_version) if copy is False else array.copy(), max_version)
+        return _of_numpy(_shared(array, owner, max_version) if copy is False else array.copy(), max_version)
     with device.active():
-        if type(array) is HostScalar:
-            array = array.on_device()
-        return (array.copy() if copy else array).__dlpack__(stream=stream, max_version=max_version)
+        found = array.copy() if copy and type(array) is not HostScalar else device.shared(array, owner)
+        return found.__dlpack__(stream=stream, max_version=max_version)
 
 
-def _shared(array: Any, max_version: tuple[int, int] | None) -> Any:
-    """A view, read-only where the capsule can say so: who asks for no copy by an older DLPack is trusted."""
-    view = array.view()
-    if _VERSIONED and max_version is not None and max_version >= (1, 0):
-        view.flags.writeable = False
-    elif not view.flags.writeable:
+def _shared(array: Any, owner: Any, max_version: tuple[int, int] | None) -> Any:
+    """Its memory, read-only where the capsule can say so: who asks for no copy by an older DLPack is trusted."""
+    tells = _VERSIONED and max_version is not None and max_version >= (1, 0)
+    if not tells and not array.flags.writeable:
         raise BufferError("__dlpack__: this memory is read-only, which takes DLPack 1.0 to say; leave out copy=False")
-    return view
+    return cpu.shared(array, owner, writable=not tells)
 
 
 def _of_numpy(array: Any, max_version: tuple[int, int] | None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes  # also makes the name "bfloat16" known to NumPy
 import numpy as np
 
 from tapegrad.errors import DTypeError
@@ -12,6 +13,7 @@ bool_ = np.dtype("bool")
 int8, int16, int32, int64 = map(np.dtype, ("int8", "int16", "int32", "int64"))
 uint8, uint16, uint32, uint64 = map(np.dtype, ("uint8", "uint16", "uint32", "uint64"))
 float16, float32, float64 = map(np.dtype, ("float16", "float32", "float64"))
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
 complex64, complex128 = map(np.dtype, ("complex64", "complex128"))
 
 _of_python = {"b": bool_, "i": int64, "u": uint64, "f": float32, "c": complex64}
@@ -49,14 +51,18 @@ def is_integer(dtype: Any) -> bool:
 def result_type(*items: Any) -> Any:
     """NumPy 2's promotion of dtypes and Python scalars (scalars are weak).  Raises DTypeError.
 
-    NumPy does not know that a Python number is weak beside a dtype from outside it, such as bfloat16.
+    NumPy does not know that a Python number is weak beside a dtype from outside it, such as bfloat16.  Beside float16
+    and beside integers of 16 bits or more bfloat16 counts as float32, which holds all its values.
     """
     strong = [x for x in items if not isinstance(x, (bool, int, float, complex))]
     if len(strong) < len(items) and any(is_extended(x) for x in strong):
         if not any(isinstance(x, complex) for x in items):
             items = tuple(strong)
     try:
-        return np.result_type(*items)
+        try:
+            return np.result_type(*items)
+        except TypeError:
+            return np.result_type(*(float32 if x is bfloat16 else x for x in items))
     except (TypeError, OverflowError) as e:
         raise DTypeError(f"dtypes {', '.join(map(str, items))} do not promote: {e}") from None
 
@@ -86,7 +92,7 @@ def sum_dtype(dtype: Any) -> Any:
 
 def finfo(dtype: Any) -> Any:
     """Machine limits of a float dtype."""
-    return np.finfo(dtype)
+    return ml_dtypes.finfo(dtype) if is_extended(dtype) else np.finfo(dtype)
 
 
 def iinfo(dtype: Any) -> Any:
@@ -95,8 +101,8 @@ def iinfo(dtype: Any) -> Any:
 
 
 def real_of(dtype: Any) -> Any:
-    """The dtype of the real part."""
-    return {complex64: float32, complex128: float64}.get(dtype, dtype)
+    """The dtype of the real part: half as wide as a complex one."""
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
 
 
 def rank(dtype: Any) -> int:

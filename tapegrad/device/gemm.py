@@ -18,6 +18,7 @@ The dtypes that are not in ``KINDS`` (integers, bool) go to CuPy's ``matmul``.
 from __future__ import annotations
 
 import os
+import threading
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple
@@ -120,7 +121,7 @@ def _caller(xp: Any, kind: tuple, sizes: tuple[int, int, int], a: _Stack, b: _St
     CuPy's binding sets the handle's stream to the current one in every call, so nothing is to be done about streams.
     """
     cublas = _library(xp)
-    handle = out.device.cublas_handle
+    handle = _handle(xp, out.device)
     type_name, compute_name, factor = kind
     kept = cublas.getMathMode(handle) if out.itemsize == 2 else None
     if out.dtype == np.float32 and _may_use_tf32():
@@ -147,6 +148,37 @@ def _caller(xp: Any, kind: tuple, sizes: tuple[int, int, int], a: _Stack, b: _St
                 cublas.setMathMode(handle, kept)
 
     return call
+
+
+class _Seen(threading.local):
+    """The devices for which this thread has a handle."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
+_seen = _Seen()
+_workspaces: list[tuple[int, int]] = []  # a device, and what making a handle took of it
+
+
+def outside_bytes(device: int) -> int:
+    """Bytes that cuBLAS has taken from the driver for its handles on a device.
+
+    They are in no pool and no budget: each thread that multiplies has a handle of its own, and CuPy's binding cannot
+    give a handle a workspace (``cublasSetWorkspace``), which every change of streams would take away again.
+    """
+    return sum(nbytes for index, nbytes in list(_workspaces) if index == device)
+
+
+def _handle(xp: Any, device: Any) -> int:
+    """This thread's handle; the first time it is made, and what it takes is noted."""
+    if device.id in _seen.devices:
+        return device.cublas_handle
+    free = xp.cuda.runtime.memGetInfo()[0]
+    found: int = device.cublas_handle
+    _workspaces.append((device.id, max(0, free - xp.cuda.runtime.memGetInfo()[0])))  # or what others took just then
+    _seen.devices.add(device.id)
+    return found
 
 
 def _stack(xp: Any, x: Any, batch: tuple[int, ...]) -> _Stack:

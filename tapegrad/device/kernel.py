@@ -6,15 +6,15 @@ The compile cache of CuPy does not look into included files, so a hash of all of
 from __future__ import annotations
 
 import hashlib
-import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tapegrad import locks
 from tapegrad.device import cxx, phantom
 from tapegrad.errors import KernelError
 
-_lock = threading.Lock()
+_lock = locks.lock()
 
 
 @cache

@@ -33,13 +33,11 @@ class _Mode(threading.local):
     """The node index at which the dry run began: what was made before has a value."""
     constants: dict[Any, Any]
     """Constants made in the dry run; they go with it."""
-    waiting: list[Any]
-    """Checks of values that a device would make when it is next waited for: they hold arrays until then."""
     place = 0
     """Where in the region the next phantom lies."""
 
     def __init__(self) -> None:
-        self.constants, self.waiting = {}, []
+        self.constants = {}
 
 
 mode = _Mode()

@@ -8,7 +8,6 @@ may waste half; here less than an eighth is wasted.
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tapegrad import locks
 from tapegrad.errors import OffloadError, PageableWarning
 
 _STEPS = 8  # classes from one power of two to the next
@@ -72,7 +72,7 @@ class Slabs:
         self.pinned_bytes = 0
         """Bytes pinned, lent or idle."""
         self._allocate = allocate
-        self._lock = threading.RLock()
+        self._lock = locks.lock()
         self._idle: dict[int, deque[Slab]] = {}
         self._back: deque[Slab] = deque()  # given back; put in order by the next ``take``
         self._leaving: list[Slab] = []

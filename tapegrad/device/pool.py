@@ -6,11 +6,13 @@ it, so a block comes back exactly when no array refers to it, whoever held the l
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy as np
+
+from tapegrad import locks
 
 LEAST = 128 * 1024  # smaller requests: malloc keeps its own free lists and does not map pages each time
 _ALIGN = 64  # a cache line, and the widest vector register
@@ -40,12 +42,19 @@ class HostPool:
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = {}
-        self._lock = threading.RLock()
+        self._lock = locks.lock()
         self.lent_bytes = 0
         self.idle_bytes = 0
         self.peak_lent_bytes = 0
         self.limit: int | None = None
-        """Idle blocks are given up where lent and idle bytes together would exceed it."""
+        """Idle blocks are given up where they would exceed it together with what is live."""
+        self.live: Callable[[], int] = lambda: self.lent_bytes
+
+    def make_way(self, nbytes: int) -> None:
+        """So many bytes are to be taken from the system: give up idle blocks for them, if there is a limit."""
+        if self.limit is not None:
+            with self._lock:
+                self._shrink(nbytes)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """An uninitialised C-contiguous array of ``shape``."""
@@ -70,7 +79,10 @@ class HostPool:
 
     def _shrink(self, nbytes: int) -> None:
         """Give up idle blocks until so many bytes more fit within the limit."""
-        while self.limit is not None and self._free and self.lent_bytes + self.idle_bytes + nbytes > self.limit:
+        if self.limit is None:
+            return
+        room = self.limit - max(self.lent_bytes, self.live()) - nbytes
+        while self._free and self.idle_bytes > room:
             size, blocks = next(iter(self._free.items()))
             blocks.pop()
             self.idle_bytes -= size
@@ -84,7 +96,7 @@ class HostPool:
             self.lent_bytes -= size
             room = max(_IDLE, self.peak_lent_bytes // 2)
             if self.limit is not None:
-                room = min(room, self.limit - self.lent_bytes)
+                room = min(room, self.limit - max(self.lent_bytes, self.live()))
             if self.idle_bytes + size <= room:
                 self._free.setdefault(size, []).append(block)
                 self.idle_bytes += size

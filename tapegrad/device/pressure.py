@@ -6,6 +6,7 @@ back to the device between two tries, so that what was dropped can be joined.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,35 @@ from tapegrad.errors import BudgetError, DeviceMemoryError
 if TYPE_CHECKING:
     from tapegrad.device.base import Device
 
+_NO_MEMORY = {
+    "CUBLASError": (1, 3),  # NOT_INITIALIZED is what making a handle says where its workspace does not fit
+    "CUSOLVERError": (1, 2),
+    "CuSparseError": (1, 2),
+    "CuFFTError": (2,),
+    "CUDARuntimeError": (2,),
+    "CUDADriverError": (2,),
+}
+"""The errors of CUDA's libraries that mean want of memory outside CuPy's pool, by their status."""
+
+_WORKSPACE = 32 * 2**20
+"""What such a request takes, as far as anybody can tell: cuBLAS's workspace on Hopper."""
+
+
+class OutsideError(MemoryError):
+    """A library of CUDA's found no memory for what it takes from the driver itself: a workspace, a kernel's code."""
+
+
+def outside(error: BaseException) -> OutsideError | None:
+    """What an error means if it is one of memory outside the pool; None for all others."""
+    status = getattr(error, "status", getattr(error, "result", None))
+    if status not in _NO_MEMORY.get(type(error).__name__, ()):
+        return None
+    return OutsideError(f"{error} (memory outside the pool)")
+
+
 _relieve: Callable[[int], bool] = lambda nbytes: False
 _explain: Callable[[], str] = lambda: ""
+_within: Callable[[int, Callable[[], None]], None] = lambda nbytes, work: work()
 
 
 def helpers(relieve: Callable[[int], bool], explain: Callable[[], str]) -> None:
@@ -24,13 +52,30 @@ def helpers(relieve: Callable[[int], bool], explain: Callable[[], str]) -> None:
     _relieve, _explain = relieve, explain
 
 
+def scratch_keeper(within: Callable[[int, Callable[[], None]], None]) -> None:
+    """``within(nbytes, work)`` makes room for so many bytes of scratch, and calls ``work``."""
+    global _within
+    _within = within
+
+
+def with_scratch(nbytes: int, work: Callable[[], None]) -> None:
+    """Call ``work``, which takes at most so many bytes for itself and gives them back.  Raises BudgetError."""
+    _within(nbytes, work)
+
+
 def retried(error: MemoryError, device: Device, what: str, nbytes: int, make: Callable[[], Any]) -> Any:
     """What ``make()`` returns, after it failed with ``error`` and as often as something can be dropped.
 
+    What lacks memory outside the pool is first tried again with the pool's idle blocks given back.
     Raises DeviceMemoryError (MemoryError) saying what was asked for, what holds the memory, and what would fit.
     """
     try:
-        while not isinstance(error, BudgetError) and _relieve(nbytes):
+        again = isinstance(error, OutsideError)
+        if again:
+            nbytes = max(nbytes, _WORKSPACE)
+        while again or (not isinstance(error, BudgetError) and _relieve(nbytes)):
+            again = False
+            _let_go(error)
             device.give_back()
             try:
                 return make()
@@ -47,14 +92,25 @@ def retried(error: MemoryError, device: Device, what: str, nbytes: int, make: Ca
         del error  # its traceback names this frame: a cycle, and what all the frames hold would wait for the collector
 
 
-def pool_room(cupy: Any, nbytes: int) -> str:
-    """What there is of memory on CuPy's current device, where ``nbytes`` could not be had."""
+def _let_go(error: BaseException | None) -> None:
+    """What the failed attempt had made goes: a small array in an idle block would keep all of the block."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def pool_room(cupy: Any, nbytes: int, outside_bytes: int) -> str:
+    """What there is of memory on CuPy's current device, where ``nbytes`` could not be had.
+
+    ``outside_bytes``: what cuBLAS holds beside the pool.
+    """
     pool, (free, total) = cupy.get_default_memory_pool(), cupy.cuda.runtime.memGetInfo()
     idle, limit = pool.free_bytes(), pool.get_limit()
     state = "in pieces that are too small (fragmented)" if idle >= nbytes else "(full)"
     fits = max(0, min(free, limit - pool.total_bytes()) if limit else free)
     within = f", {limit} are allowed to the pool" if limit else ""
+    beside = f", {outside_bytes} in cuBLAS's workspaces, outside the pool" if outside_bytes else ""
     return (
         f"{pool.used_bytes()} bytes are in use, {idle} idle in the pool {state}, {free} of {total} free on the "
-        f"device{within}; {fits} bytes would fit"
+        f"device{within}{beside}; {fits} bytes would fit"
     )

@@ -33,6 +33,8 @@ def look() -> Probe:
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as e:
+        if "InitializationError" in str(e):  # whoever used CUDA before a fork
+            return Probe(cupy, 0, f"CUDA cannot be initialised: {e}", "if this process was forked, start it by 'spawn'")
         version = cupy.cuda.runtime.driverGetVersion()
         fix = "install an NVIDIA driver" if not version else f"update the driver (it offers CUDA {version // 1000})"
         return Probe(cupy, 0, f"no CUDA device: {e}", fix)

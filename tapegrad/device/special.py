@@ -58,10 +58,7 @@ def value(xp: Any, name: str, arrays: tuple[Any, ...], part: int | None = None) 
 
 
 def write(xp: Any, name: str, out: Any, arrays: tuple[Any, ...]) -> None:
-    """The same, over the elements of ``out``."""
-    if out.dtype.itemsize == 2:
-        out[...] = value(xp, name, arrays)
-        return
+    """The same, over the elements of ``out``, in float32 or float64."""
     with np.errstate(all="ignore"):
         getattr(scipy.special(xp), name)(*arrays, out=out)
 

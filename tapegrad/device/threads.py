@@ -14,9 +14,13 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from tapegrad import locks
 from tapegrad.errors import TapegradError
 
 Job = Callable[[], None]
+
+NAME = "tapegrad"
+"""The name of every helper thread."""
 
 
 def _available() -> int:
@@ -42,7 +46,7 @@ class _Crew:
             return self.idle.pop()
         except IndexError:
             queue: SimpleQueue[Job | None] = SimpleQueue()
-            threading.Thread(target=_serve, args=(queue,), name="tapegrad", daemon=True).start()
+            threading.Thread(target=_serve, args=(queue,), name=NAME, daemon=True).start()
             return queue
 
     def dismiss(self) -> None:
@@ -58,8 +62,7 @@ def _serve(queue: SimpleQueue[Job | None]) -> None:
 
 
 _crew = _Crew()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_crew.forget)
+locks.in_child(_crew.forget)
 
 
 def get_num_threads() -> int:

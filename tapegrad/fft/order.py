@@ -11,7 +11,7 @@ from tapegrad.errors import ShapeError
 from tapegrad.ops.creation import arange
 from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.ops.joining import concat, roll
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "rfftfreq"]
 
@@ -49,7 +49,7 @@ def _rolled(op: str, x: Any, axes: int | Sequence[int] | None, sign: int) -> Ten
     x = tensor(op, x)
     given = range(x.ndim) if axes is None else axes if isinstance(axes, (tuple, list)) else (axes,)
     places = [normalize_axis(op, a, x.ndim) for a in given]
-    return roll(x, [sign * (x.shape[a] // 2) for a in places], axis=places) if places else x
+    return roll(x, [sign * (x.shape[a] // 2) for a in places], axis=places) if places else identity_of(x)
 
 
 def fftshift(x: Any, /, axes: int | Sequence[int] | None = None) -> Tensor:

@@ -9,6 +9,7 @@ from tapegrad.aval import normalize_axis
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.fft.along import check_real, operand, swapped, transform
 from tapegrad.ops.complex import conj
+from tapegrad.ops.dispatch import own
 from tapegrad.tensor import Tensor
 
 __all__ = [
@@ -39,10 +40,10 @@ def _places(op: str, x: Tensor, s: Lengths, axes: Lengths, half: str = "") -> li
 
 
 def _complex(name: str, op: str, x: Any, s: Lengths, axes: Lengths, norm: str | None) -> Tensor:
-    x = operand(op, x)
+    x = given = operand(op, x)
     for n, axis in reversed(_places(op, x, s, axes)):
         x = transform(name, op, x, n, axis, norm)
-    return x
+    return own(x, given)
 
 
 def _to_half(op: str, x: Any, s: Lengths, axes: Lengths, norm: str | None) -> Tensor:

@@ -19,6 +19,9 @@ from tapegrad.fusion.region import Region, Stages
 TILED = "tg_bits16"
 """The drawing of which a thread that walks a tile uses every bit (see LANES in ``device/bits.py``)."""
 
+UNIFORM = {4: 8, 8: 4}
+"""By size of a number: how many uniform numbers a block of random words makes."""
+
 
 @dataclass(frozen=True)
 class Reduced:
@@ -40,6 +43,15 @@ def reductions_of(totals: list[Buffer]) -> list[Reduced]:
 def drawn_of(region: Region) -> list[Buffer]:
     """The nodes that draw random numbers, whose keys are arguments."""
     return [b for b in region.order if b.node.prim.cxx_drawn is not None]  # type: ignore[union-attr]
+
+
+def sharing_of(drawn: list[Buffer], vec: int) -> int:
+    """How many packs of ``vec`` elements share a block of random words: more than one where all draws are uniform."""
+    kinds = {(b.node.prim.cxx_drawn, b.node.aval.dtype) for b in drawn}  # type: ignore[union-attr]
+    if vec == 1 or len(kinds) != 1:
+        return 1
+    ((kind, dtype),) = kinds
+    return max(1, UNIFORM[dtype.itemsize] // vec) if kind == "tg_uniform" else 1
 
 
 def _reading(dtype: Any, kind: str) -> str:
@@ -64,6 +76,7 @@ class Element:
         self.late = late_of(region, stages)
         self.by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]
         self.tiled = [i for i, b in enumerate(self.drawn) if self._is_tiled(b)]
+        self.sharing = 1 if self.reductions else sharing_of(self.drawn, loop.vec)
         self.name: dict[int, str] = {}
         self.number = {id(b): i for i, b in enumerate(region.order)}
 
@@ -91,6 +104,8 @@ class Element:
         """The function.  ``M``: how many accumulators it adds to, N where neighbours belong to different results."""
         params = [f"{kind} {name}" for kind, name in self.params()]
         params += [f"const tg_uint64 word{i}" for i in self.tiled]
+        if self.sharing > 1:
+            params += [f"const {self.block(i)}& d{i}" for i in range(len(self.drawn))]
         sums = [f"{cxx.compute(r.wide)} (&t{i})[M]" for i, r in enumerate(self.reductions)]
         head = ", ".join(["const tg_index i", *params, *sums])
         template = "template <int N, int M>" if sums else "template <int N>"
@@ -120,7 +135,7 @@ class Element:
                 lines.append(f"const {cxx.compute(b.node.aval.dtype)} a{i} = tg_load(x{i}[{place}]);")
         for i, b in enumerate(self.drawn):
             drawing = b.node.prim.cxx_drawn  # type: ignore[union-attr]
-            if i in self.tiled:
+            if i in self.tiled or self.sharing > 1:
                 continue
             lines.append(f"const {drawing}<{cxx.storage(b.node.aval.dtype)}, N> d{i}(lo{i}, hi{i}, at{i}, i);")
         for i, b in enumerate(self.full):
@@ -199,7 +214,12 @@ class Element:
     def _draw(self, i: int) -> str:
         if i in self.tiled:
             return f"static_cast<tg_uint16>(word{i} >> (16 * ((i + j) & 3)))"
-        return f"d{i}.at(j)"
+        return f"d{i}.at(j)" if self.sharing == 1 else f"d{i}.at(static_cast<int>(i + j) & (d{i}.per - 1))"
+
+    def block(self, i: int) -> str:
+        """The type of all uniform numbers of a block of what is drawn as number ``i``."""
+        dtype = self.drawn[i].node.aval.dtype
+        return f"tg_uniform<{cxx.storage(dtype)}, {UNIFORM[dtype.itemsize]}>"
 
     def _element_places(self) -> list[str]:
         strided = [i for i in self.by_dims if self.kinds[i] == STRIDED]

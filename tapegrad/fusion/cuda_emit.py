@@ -23,13 +23,15 @@ class Form:
     """What decides the loop around the elements: None for no reduction, else how it walks; ``split``: in parts.
 
     ``lanes``: threads of a row (256: a block), or beside each other on a line of columns; ``tiled``: without a
-    reduction, whether a block walks whole tiles of random numbers.
+    reduction, whether a block walks whole tiles of random numbers; ``sharing``: packs that a thread walks because one
+    block of random words serves them.
     """
 
     walk: str | None = None
     split: bool = False
     lanes: int = 32
     tiled: bool = False
+    sharing: int = 1
 
 
 def text_of(region: Region, stages: Stages, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form) -> str:
@@ -77,6 +79,8 @@ class _Writer:
 
     def _call(self, count: Any, lanes: Any, index: str) -> str:
         names = [name for _, name in self.element.params()] + [f"word{i}" for i in self.element.tiled]
+        if self.element.sharing > 1:
+            names += [f"d{i}" for i in range(len(self.element.drawn))]
         sums = [f"t{i}" for i in range(len(self.reductions))]
         template = f"<{count}, {lanes}>" if sums else f"<{count}>"
         return f"tg_element{template}({', '.join([index, *names, *sums])});"
@@ -99,9 +103,32 @@ class _Writer:
             "}",
         ]
 
+    def _groups(self) -> list[str]:
+        """A thread walks the packs beside each other that one block of uniform numbers serves."""
+        vec = self.loop.vec
+        per = vec * self.element.sharing
+        blocks = [
+            f"const {self.element.block(i)} d{i}(lo{i}, hi{i}, at{i}, g * {per});"
+            for i in range(len(self.element.drawn))
+        ]
+        return [
+            f"const tg_index groups = size / {per} + (size % {per} != 0), step = tg_index(gridDim.x) * 256;",
+            "for (tg_index g = tg_index(blockIdx.x) * 256 + threadIdx.x; g < groups; g += step) {",
+            *(f"    {line}" for line in blocks),
+            "#pragma unroll",
+            f"    for (int h = 0; h < {self.element.sharing}; ++h) {{",
+            f"        const tg_index i = g * {per} + h * {vec};",
+            f"        if (i + {vec} <= size) {self._call(vec, 1, 'i')}",
+            f"        else for (tg_index e = i; e < size; ++e) {self._call(1, 1, 'e')}",
+            "    }",
+            "}",
+        ]
+
     def _flat(self) -> list[str]:
         if self.form.tiled:
             return self._tiles()
+        if self.element.sharing > 1:
+            return self._groups()
         vec = self.loop.vec
         lines = [
             "const tg_index first = tg_index(blockIdx.x) * 256 + threadIdx.x;",

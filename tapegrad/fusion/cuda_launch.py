@@ -5,12 +5,12 @@ The grid of a reduction, and so the order of its additions, depends on the loop'
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tapegrad.fusion.cuda_layout as layouts
+from tapegrad import locks
 from tapegrad.aval import Shape
 from tapegrad.buffer import Buffer
 from tapegrad.device import cxx, phantom
@@ -22,7 +22,7 @@ from tapegrad.fusion.cuda_layout import BY_DIMS, VALUE, Loop
 from tapegrad.fusion.region import Region, Stages
 from tapegrad.fusion.region import stages as stages_of
 
-_lock = threading.Lock()
+_lock = locks.lock()
 _kernels: dict[Any, Kernel] = {}
 _MOST = 8192
 _THREADS = 256
@@ -86,7 +86,8 @@ def plan(
     region: Region, stages: Stages, shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], full: list[Any]
 ) -> tuple[Loop, list[str], Form]:
     """The loop over ``shape``, how each leaf is read, and how the kernel walks; ``full``: outputs of full size."""
-    tiled = any(b.node.prim.cxx_drawn == TILED for b in cuda_element.drawn_of(region))  # type: ignore[union-attr]
+    drawn = cuda_element.drawn_of(region)
+    tiled = any(b.node.prim.cxx_drawn == TILED for b in drawn)  # type: ignore[union-attr]
     early = {id(k) for b in (*stages.loop, *stages.totals) for k in b.keeps}
     in_loop = [i for i, b in enumerate(region.leaves) if id(b) in early]
     loop, found = layouts.loop_of(shape, axes, [leaves[i] for i in in_loop], full, tiled)
@@ -94,7 +95,9 @@ def plan(
     kinds = [layouts.kind_of_late(x) for x in leaves]
     for i, kind in zip(in_loop, found):
         kinds[i] = kind
-    return loop, kinds, Form(tiled=tiled) if axes is None else form_of(loop)
+    if axes is not None:
+        return loop, kinds, form_of(loop)
+    return loop, kinds, Form(tiled=tiled, sharing=cuda_element.sharing_of(drawn, loop.vec))
 
 
 @dataclass
@@ -196,11 +199,9 @@ def planned(targets: list[Buffer]) -> list[Any]:
 def _prepare(
     region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], device: Any
 ) -> Ready:
-    stages = stages_of(region, targets)
     names = tuple(b.node.prim.name for b in region.order)  # type: ignore[union-attr]
     number = {id(b): i for i, b in enumerate(targets)}
-    full, results = stages.divide(targets)
-    loop, kinds, form = plan(region, stages, shape, axes, leaves, planned(full))
+    stages, full, results, loop, kinds, form = _plan_of(region, targets, shape, axes, leaves)
     by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]
     places = [*loop.dims[1:], *(s for i in by_dims for s in loop.strides[i])] if by_dims else []
     ready = Ready(
@@ -208,16 +209,35 @@ def _prepare(
         [number[id(b)] for b in results], tuple(cxx.index(n, loop.wide) for n in places), (), (), [],
         cuda_element.late_of(region, stages), (), (),
     )  # fmt: skip
-    if not (loop.size or any(b.node.aval.size for b in results)):
+    if _is_empty(loop, results):
         return ready
     ready.kernel = _kernel(region, stages, targets, kinds, loop, form, device)
     if axes is None:
         ready.sizes = (cxx.index(loop.size, loop.wide),)
         packs = max(1, loop.size // loop.vec)
-        ready.grid = (min(-(-packs // (_THREADS * 4 if form.tiled else _THREADS)), _MOST_BLOCKS),)
+        ready.grid = (min(-(-packs // (_THREADS * (4 if form.tiled else form.sharing))), _MOST_BLOCKS),)
     else:
         _prepare_reduction(ready, stages, loop, form)
     return ready
+
+
+def _plan_of(
+    region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any]
+) -> tuple[Stages, list[Buffer], list[Buffer], Loop, list[str], Form]:
+    """All that decides the kernel: stages, targets of full size, those of reductions; and of :func:`plan`."""
+    stages = stages_of(region, targets)
+    full, results = stages.divide(targets)
+    return stages, full, results, *plan(region, stages, shape, axes, leaves, planned(full))
+
+
+def _is_empty(loop: Loop, results: list[Buffer]) -> bool:
+    return not (loop.size or any(b.node.aval.size for b in results))
+
+
+def text_of(region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None) -> str:
+    """The text of the kernel that :func:`run` launches; empty where nothing is to be computed."""
+    stages, _, results, loop, kinds, form = _plan_of(region, targets, shape, axes, [b.array for b in region.leaves])
+    return "" if _is_empty(loop, results) else cuda_emit.text_of(region, stages, targets, kinds, loop, form)
 
 
 def _prepare_reduction(ready: Ready, stages: Stages, loop: Loop, form: Form) -> None:

@@ -40,6 +40,9 @@ class Program:
     reductions: tuple[Reduction, ...]
     names: tuple[str, ...]
     """Primitives evaluated, in order."""
+    labels: tuple[str, ...]
+    """For readers: the primitive (or the copy) of each step."""
+    outputs: int
 
 
 _programs: dict[Any, Program] = {}
@@ -78,6 +81,7 @@ class _Emitter:
         self.scratch: list[Any] = []
         self.free: dict[Any, list[int]] = {}
         self.steps: list[tuple[Callable, tuple[int, ...], int]] = []
+        self.labels: list[str] = []
         self.packed: dict[int, int] = {}
         self.last: dict[int, int] = {}
 
@@ -102,10 +106,12 @@ class _Emitter:
                 result = self._take(b.node.aval.dtype, dying if prim.ufunc is not None else [])
             self.where[id(b)] = result
             self.steps.append((self._function(prim), tuple(operands), result))
+            self.labels.append(prim.name)
             for value, dtype in dying:
                 if value != result:
                     self.free.setdefault(dtype, []).append(value)
-        return Program(tuple(self.steps), tuple(self.scratch), tuple(reductions), tuple(names))
+        steps, labels, outputs = tuple(self.steps), tuple(self.labels), self.first_scratch - self.first_output
+        return Program(steps, tuple(self.scratch), tuple(reductions), tuple(names), labels, outputs)
 
     def _find_last_readers(self) -> None:
         end = len(self.region.order)
@@ -145,6 +151,7 @@ class _Emitter:
         if value not in self.packed:
             self.scratch.append(b.node.aval.dtype)
             self.packed[value] = self.first_scratch + len(self.scratch) - 1
+            self.labels.append("contiguous")
             self.steps.append((lambda x, out, copy=self.xp.copyto: copy(out, x), (value,), self.packed[value]))
         return self.packed[value]
 

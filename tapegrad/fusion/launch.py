@@ -98,12 +98,11 @@ def run(
     device: Any,
 ) -> int:
     """Evaluate ``program`` over ``shape``; reductions write ``outputs`` in keepdims form.  Returns bytes of scratch."""
-    reducing = {r.output for r in program.reductions}
-    if not reducing and STRIDED not in layouts:
-        shape = (prod(shape),)
+    cut = tiles(program, shape, layouts, axes)
+    if cut.shape != shape:
+        shape = cut.shape
         leaves = [x.reshape(shape) if kind == FULL else x for x, kind in zip(leaves, layouts, strict=True)]
         outputs = [x.reshape(shape) for x in outputs]
-    cut = grid(shape, REDUCTION_TILE if reducing else _tile[0], axes)
     ndim = len(shape)
     views = [
         _scalar(x) if kind == SCALAR else x.reshape((1,) * (ndim - x.ndim) + x.shape)
@@ -119,6 +118,29 @@ def run(
         _finish(program, cut, partials, outputs, device)
     inner = cut.chunk * prod(shape[cut.axis + 1 :])
     return len(workers) * inner * sum(dtype.itemsize for dtype in program.scratch)
+
+
+def tiles(program: Program, shape: Shape, layouts: list[str], axes: tuple[int, ...]) -> Grid:
+    """The tiles of a program's loop; in one dimension where every array lies as the loop does."""
+    if program.reductions:
+        return grid(shape, REDUCTION_TILE, axes)
+    return grid(shape if STRIDED in layouts else (prod(shape),), _tile[0], axes)
+
+
+def text_of(program: Program, shape: Shape, layouts: list[str], axes: tuple[int, ...]) -> str:
+    """What :func:`run` does, for readers: its tiles, and the steps of one (x: read, y: written, s: scratch)."""
+    cut = tiles(program, shape, layouts, axes)
+    inner, turns = cut.chunk * prod(cut.shape[cut.axis + 1 :]), prod(cut.shape[a] for a in cut.reduced)
+    lines = [
+        f"{cut.tasks * turns} tiles of at most {inner} elements, {len(program.scratch)} rows of scratch; "
+        f"ufuncs in order: {', '.join(program.names)}"
+    ]
+    counts = {"x": len(layouts), "y": program.outputs, "s": len(program.scratch)}
+    name = [f"{letter}{i}" for letter, count in counts.items() for i in range(count)].__getitem__
+    for label, (_, operands, result) in zip(program.labels, program.steps, strict=True):
+        lines.append(f"  {name(result)} = {label}({', '.join(map(name, operands))})")
+    lines += [f"  y{r.output} = {r.ufunc}.reduce({name(r.source)}), in {r.dtype}" for r in program.reductions]
+    return "\n".join(lines)
 
 
 def _finish(program: Program, cut: Grid, partials: list[Any], outputs: list[Any], device: Any) -> None:

@@ -92,6 +92,13 @@ class Region:
         return found
 
 
+def viewed(view: Buffer) -> Buffer:
+    """What a pending view of all of a value looks at."""
+    while view.array is None and view.node.prim.view:  # type: ignore[union-attr]
+        view = view.keeps[0]
+    return view
+
+
 def collect(targets: Iterable[Buffer]) -> Region:
     """The pending buffers needed for ``targets``, the targets included."""
     order: list[Buffer] = []
@@ -131,7 +138,7 @@ def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], 
             if b.node.aval.ndim:
                 leaves += 1
                 grew += 1
-        elif b.node.aval.shape != aval.shape or b.loop != loop:
+        elif b.node.aval.shape != aval.shape or b.loop != loop or b.postponed:
             must.append(b)
         else:
             pending.append(b)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from math import prod
 from typing import Any
 
 from tapegrad.aval import ShapedArray, broadcast_shapes
-from tapegrad.device import dtypes
-from tapegrad.errors import LinAlgError, ShapeError
+from tapegrad.device import blas_threads, dtypes
+from tapegrad.errors import MOST_TOLD, FailedStack, LinAlgError, ShapeError, told
 from tapegrad.ops.arranging import tril, triu
 from tapegrad.ops.comparison import equal, logical_or
 from tapegrad.ops.complex import conj
@@ -138,10 +140,12 @@ def declare(
 
     def impl(xp: Any, *arrays: Any, **params: Any) -> Any:
         try:
-            return run(xp, *[_computable(a) for a in arrays], **params)
+            with blas_threads.for_matrices(arrays):
+                return run(xp, *[_computable(a) for a in arrays], **params)
         except xp.linalg.LinAlgError as e:
-            shapes = " and ".join(str(a.shape) for a in arrays)
-            raise LinAlgError(f"{name}: {e} (of shape {shapes})") from None
+            reason = str(e)
+        one = lambda *operands: run(xp, *[_computable(a) for a in operands], **params)
+        raise _failure(name, reason, list(arrays), partial(_failing, one, xp.linalg.LinAlgError)) from None
 
     impl.__signature__ = _signature(operands)  # type: ignore[attr-defined]
     return general(
@@ -156,6 +160,31 @@ def declare(
         flops=lambda x, *others, **params: int(flops * x.size * min(x.shape[-2:], default=0)),
         **fields,
     )
+
+
+def _failure(name: str, reason: str, arrays: list[Any], failing: Callable) -> LinAlgError:
+    """The error, which names the matrices of a stack that fail."""
+    shapes = " and ".join(str(a.shape) for a in arrays)
+    batch = arrays[0].shape[:-2]
+    failed = failing(arrays) if batch else ()
+    which = f"; of the stack {batch} these fail: {told(failed)}" if failed else ""
+    error = LinAlgError(f"{name}: {reason} (of shape {shapes}){which}")
+    error.failed = failed
+    error.stack = FailedStack(name, reason, arrays, failing)
+    return error
+
+
+def _failing(one: Callable, complaint: type[Exception], arrays: list[Any]) -> tuple[tuple[int, ...], ...]:
+    """The indices of the first matrices on which ``one`` fails."""
+    batch, found = arrays[0].shape[:-2], []
+    for index in product(*map(range, batch)):
+        try:
+            one(*(a[index] if a.shape[: len(batch)] == batch else a for a in arrays))
+        except complaint:
+            found.append(index)
+            if len(found) == MOST_TOLD:
+                break
+    return tuple(found)
 
 
 def _arrays_of(run: Callable[..., Any]) -> list[str]:

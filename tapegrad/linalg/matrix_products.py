@@ -10,7 +10,7 @@ from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import check_square, identity
 from tapegrad.linalg.solving import inv
 from tapegrad.ops import diagonals, products
-from tapegrad.ops.dispatch import promote, tensor
+from tapegrad.ops.dispatch import own, promote, tensor
 from tapegrad.ops.joining import stack
 from tapegrad.ops.products import matmul, tensordot, vecdot
 from tapegrad.ops.shape import broadcast_to, expand_dims, matrix_transpose, moveaxis, reshape
@@ -62,7 +62,7 @@ def matrix_power(x: Any, n: int, /) -> Tensor:
 
     By squaring, so derivatives take as many products.  Raises ShapeError, LinAlgError.
     """
-    x = check_square("matrix_power", tensor("matrix_power", x))
+    x = given = check_square("matrix_power", tensor("matrix_power", x))
     n = n.__index__()
     if n == 0:
         return broadcast_to(identity(x), x.shape)
@@ -77,7 +77,7 @@ def matrix_power(x: Any, n: int, /) -> Tensor:
         n >>= 1
         x = matmul(x, x) if n else x
     assert out is not None
-    return out
+    return own(out, given)
 
 
 def multi_dot(arrays: Sequence[Any], /) -> Tensor:

@@ -13,11 +13,11 @@ from tapegrad.errors import LinAlgError, ShapeError
 from tapegrad.linalg._common import floating, matrix
 from tapegrad.linalg.singular import svdvals
 from tapegrad.linalg.solving import inv
-from tapegrad.ops.arithmetic import abs, sign, sqrt, square
+from tapegrad.ops.arithmetic import abs, root_of_squares, sign, square
 from tapegrad.ops.comparison import equal, isnan, logical_and, logical_not
 from tapegrad.ops.complex import conj, real
 from tapegrad.ops.creation import full
-from tapegrad.ops.dispatch import promote
+from tapegrad.ops.dispatch import in_float32, promote
 from tapegrad.ops.joining import stack
 from tapegrad.ops.reductions import any as any_of
 from tapegrad.ops.reductions import max, min, sum
@@ -34,12 +34,6 @@ def _floats(op: str, x: Any) -> Tensor:
     if isinstance(x, (list, tuple)) and builtins.any(isinstance(part, Tensor) for part in x):
         x = stack(x)
     return promote(op, (x,), to=floating)[0]
-
-
-def _root(s: Tensor) -> Tensor:
-    """The square root, with gradient 0 at 0."""
-    zero = equal(s, 0)
-    return where(zero, 0, sqrt(where(zero, 1, s)))
 
 
 def _squares(x: Tensor) -> Tensor:
@@ -66,7 +60,7 @@ def _vector(op: str, x: Tensor, ord: Any, axis: tuple[int, ...], keepdims: bool)
     if isinstance(ord, str):
         raise ShapeError(f"{op}: ord={ord!r} is a norm of matrices; give a number for vectors")
     if ord is None or ord == 2:
-        return _root(sum(_squares(x), axis=axis, keepdims=keepdims))
+        return root_of_squares(sum(_squares(x), axis=axis, keepdims=keepdims))
     if ord == math.inf:
         return max(abs(x), axis=axis, keepdims=keepdims)
     if ord == -math.inf:
@@ -81,7 +75,7 @@ def _vector(op: str, x: Tensor, ord: Any, axis: tuple[int, ...], keepdims: bool)
 def _matrix(op: str, x: Tensor, ord: Any) -> Tensor:
     """A norm of the last two dimensions."""
     if ord in (None, "fro", "f"):
-        return _root(sum(_squares(x), axis=(-2, -1)))
+        return root_of_squares(sum(_squares(x), axis=(-2, -1)))
     if ord == "nuc":
         return sum(svdvals(x), axis=-1)
     if ord in (2, -2):
@@ -92,6 +86,7 @@ def _matrix(op: str, x: Tensor, ord: Any) -> Tensor:
     raise ShapeError(f"{op}: ord={ord!r} is no norm of matrices; give 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
 
 
+@in_float32
 def norm(x: Any, /, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The norm of vectors (one axis) or matrices (two), or of all elements (NumPy's ``linalg.norm``).
 
@@ -112,6 +107,7 @@ def norm(x: Any, /, ord: Any = None, axis: Axis = None, keepdims: bool = False) 
     return expand_dims(out, axes) if keepdims else out
 
 
+@in_float32
 def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2) -> Tensor:
     """The norm of the elements along ``axis`` (one or more; None: all), as :func:`norm` of vectors.
 

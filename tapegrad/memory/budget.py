@@ -11,6 +11,7 @@ The limit is the process's, as the ledger is: other threads' tapes are kept with
 from __future__ import annotations
 
 from math import inf
+from threading import get_ident
 
 from tapegrad.memory.figures import Measure
 from tapegrad.memory.ledger import LEDGER
@@ -38,25 +39,42 @@ class memory_budget:
     """
 
     def __init__(self, limit: int | str, policy: Policy | None = None) -> None:
-        self._limit: float = parse_bytes(limit)
-        self._policy = None if policy is None else checked("memory_budget", policy)
-        self._measures: list[Measure] = []  # of the blocks it is used for now, one within another
+        self._begin(parse_bytes(limit), None if policy is None else checked("memory_budget", policy))
+
+    def _begin(self, limit: float, policy: Policy | None) -> None:
+        self._limit = limit
+        self._policy = policy
+        self._blocks: list[tuple[int, Measure]] = []  # with their threads: those it is used for now
 
     def __enter__(self) -> Measure:
         found = Measure(detailed=False)
-        LEDGER.open(found)
+        self._blocks.append((get_ident(), found))
         try:
-            MANAGER.enter(self._limit, self._policy)
+            LEDGER.open(found)
+            MANAGER.enter(self._limit, self._policy, found)
         except BaseException:
-            LEDGER.close(found)
+            self._close(found)
             raise
         found.peak_bytes = LEDGER.live_bytes  # what was dropped on entering was alive before the block
-        self._measures.append(found)
         return found
 
     def __exit__(self, *exc: object) -> None:
-        MANAGER.leave(self._limit, self._policy)
-        LEDGER.close(self._measures.pop())
+        me = get_ident()
+        mine = [m for t, m in self._blocks if t == me]  # none: it was entered in another thread
+        self._close(mine[-1] if mine else self._blocks[-1][1])
+
+    def __del__(self) -> None:
+        while getattr(self, "_blocks", None):  # an interrupt came before, or in, `__exit__`
+            try:
+                self._close(self._blocks[-1][1])
+            except KeyboardInterrupt:  # and another one here, where nobody can be told
+                continue
+
+    def _close(self, measure: Measure) -> None:
+        """May be done again after an interrupt."""
+        MANAGER.leave(measure)
+        LEDGER.close(measure)
+        self._blocks = [(t, m) for t, m in self._blocks if m is not measure]
 
 
 class policy(memory_budget):
@@ -71,6 +89,4 @@ class policy(memory_budget):
     """
 
     def __init__(self, p: Policy) -> None:
-        self._limit = inf
-        self._policy = checked("policy", p)
-        self._measures = []
+        self._begin(inf, checked("policy", p))

@@ -21,19 +21,17 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
-from tapegrad import buffer as _buffer
 from tapegrad.buffer import Buffer
-from tapegrad.cell import lookout, overlay
-from tapegrad.device import bits, current_device, device
+from tapegrad.cell import Seen
 from tapegrad.errors import RecomputeError
 from tapegrad.evaluate import array_of, fill
+from tapegrad.memory.checkpoint import Checkpoint, Setting, recorders_of_a_call, renamed
 from tapegrad.memory.recompute import Recompute
-from tapegrad.memory.rerun import Lookout, RerunTrace, come_for, counted_rerun, results_of
-from tapegrad.node import Node, thread
-from tapegrad.tensor import Tensor, alias
+from tapegrad.memory.rerun import Lookout, RerunTrace, results_of
+from tapegrad.node import thread
+from tapegrad.tensor import Tensor
 from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.recording import Recording
-from tapegrad.transforms.zeros import zeros_of
 
 
 class Slot:
@@ -42,10 +40,10 @@ class Slot:
     Either the bytes are held or the coupling is; of the other there is at most a weak reference.
     """
 
-    __slots__ = ("__weakref__", "_alive", "_held", "_maker", "coupling", "handed_over")
+    __slots__ = ("__weakref__", "_alive", "held", "_maker", "coupling", "handed_over")
 
     def __init__(self, buffer: Buffer) -> None:
-        self._held: Buffer | None = buffer
+        self.held: Buffer | None = buffer
         self._alive = weakref.ref(buffer)
         self._maker: Callable[[], Coupling | None] = _nobody
         self.coupling: Coupling | None = None
@@ -53,15 +51,15 @@ class Slot:
 
     def buffer(self) -> Buffer | None:
         """The bytes, if they exist."""
-        return self._held if self._held is not None else self._alive()
+        return self.held if self.held is not None else self._alive()
 
     def leave_to(self, coupling: Coupling) -> None:
         """Let go of the bytes: ``coupling`` can bring them back."""
-        self.coupling, self.handed_over, self._held = coupling, True, None
+        self.coupling, self.handed_over, self.held = coupling, True, None
 
     def refill(self, buffer: Buffer) -> None:
         """The bytes are back; the coupling may go, as it does when a walk drops its record."""
-        self._held, self._alive = buffer, weakref.ref(buffer)
+        self.held, self._alive = buffer, weakref.ref(buffer)
         if self.coupling is not None:
             self._maker, self.coupling = weakref.ref(self.coupling), None
 
@@ -69,7 +67,7 @@ class Slot:
         """The bytes have been used: let go of them again, if the coupling is still there."""
         coupling = self._maker()
         if coupling is not None:
-            self.coupling, self._held = coupling, None
+            self.coupling, self.held = coupling, None
 
 
 def _nobody() -> None:
@@ -95,23 +93,19 @@ class Block(Protocol):
 
 def couple(block: Block, f: Recompute, a: Tensor, b: Tensor) -> Tensor:
     """``a + f(b)`` as one call; as plain code where recompute_grad is (no tape, or forward mode inside a tape)."""
-    hidden = [r for r in thread.recorders if not isinstance(r, Pusher)]
-    pushers = tuple(r for r in thread.recorders if isinstance(r, Pusher))
-    inside = hidden and pushers and thread.recorders.index(pushers[-1]) > thread.recorders.index(hidden[0])
-    if not hidden or inside:
+    hidden, pushers = recorders_of_a_call()
+    if not hidden:
         return a + block.checked(results_of(f._run((b,), {}, False), Lookout(())), a)
-    coupling = Coupling(block, f)
-    out, watch = coupling.first_run(a, b, hidden, pushers)
-    call = _Call(coupling, watch, a, b)
+    call = _Call(block, f, hidden, a, b)
+    out = call.first_run(a, b, hidden, pushers)
     if not call.inputs:
         return out
-    result = Tensor(alias(out._buffer))
-    for p in pushers:
-        p.carry(out._buffer, result._buffer)
+    (result,) = renamed([out], pushers)
     for recorder in hidden:
         recorder.record_call(call, call.inputs, (result._buffer,))
     call.inputs = ()
-    coupling.hand_over(a, b, out, result, any(isinstance(r, Recording) for r in hidden))
+    call.coupling.hand_over(a, b, out, result, any(isinstance(r, Recording) for r in hidden))
+    call.tell_kept()
     return result
 
 
@@ -124,26 +118,19 @@ class Coupling:
     It names no nodes: slots of earlier values refer to it, and must not keep the record of what nobody can ask about.
     """
 
-    def __init__(self, block: Block, f: Recompute) -> None:
-        self.name = repr(block)
+    def __init__(self, block: Block, f: Recompute, setting: Setting) -> None:
         self.number = _number()
-        self._block, self._f, self._device = block, f, current_device()
+        self._block, self._f, self._setting = block, f, setting
 
-    def first_run(self, a: Tensor, b: Tensor, outer: list[Any], pushers: tuple) -> tuple[Tensor, Lookout]:
-        """``a + f(b)`` behind the barrier; the look-out has what it used."""
-        before, state = thread.recorders, bits.host_state()
-        watch = Lookout(outer)
-        thread.recorders = (*pushers, watch)
-        try:
-            with lookout() as seen:
-                out = a + self._block.checked(results_of(self._f._run((b,), {}, False), watch), a)
-                fill((out._buffer,))
-        finally:
-            thread.recorders = before
-        self._random = None if bits.same_host_state(state, bits.host_state()) else state
-        self._cells = {cell: content for cell, (content, _) in seen.items()}
+    def first_run(self, a: Tensor, b: Tensor, watch: Lookout) -> Tensor:
+        """``a + f(b)``, in the block of the first run."""
+        out = a + self._block.checked(results_of(self._f._run((b,), {}, False), watch), a)
+        fill((out._buffer,))
+        return out
+
+    def sample(self, a: Tensor) -> None:
+        """Remember some of ``a``."""
         self._sample = self._block.sample(a)
-        return out, watch
 
     def hand_over(self, a: Tensor, b: Tensor, out: Tensor, result: Tensor, kept: bool) -> None:
         """Give each value its slot; ``kept``: a tape keeps this coupling, so ``a`` may be left to it."""
@@ -151,30 +138,14 @@ class Coupling:
         self.b = slots.setdefault(b._buffer.node.index, Slot(b._buffer))
         source = slots.get(a._buffer.node.index)
         self._a: Callable[[], Slot | None] = _nobody if source is None else weakref.ref(source)
-        if _buffer.accountant is not None:
-            _buffer.accountant.wanted(out._buffer, "reversible")
-            _buffer.accountant.wanted(b._buffer, "reversible")
         if kept and source not in (None, self.b) and not (source.handed_over or self.b.handed_over):
             source.leave_to(self)
 
-    def again(self, b: Tensor, recording: AbstractContextManager) -> tuple[list[Any], Lookout]:
-        """The results of ``f(b)`` once more, with state, random numbers and device of the first run; what it used."""
-        now = bits.host_state() if self._random is not None else None
-        watch = Lookout(())
-        try:
-            if self._random is not None:
-                bits.set_host_state(self._random)
-            with device(self._device), overlay(self._cells), recording, counted_rerun():
-                before = thread.recorders
-                thread.recorders = (*before, watch)
-                try:
-                    results = results_of(self._f._run((b,), {}, True), watch)
-                finally:
-                    thread.recorders = before
-        finally:
-            if now is not None:
-                bits.set_host_state(now)
-        return results, watch
+    def again(self, b: Tensor, recording: AbstractContextManager) -> tuple[list[Any], Lookout, Seen]:
+        """The results of ``f(b)`` once more, what was used, and the cells seen."""
+        with self._setting.repeated(recording) as (watch, seen):
+            results = results_of(self._f._run((b,), {}, True), watch)
+        return results, watch, seen
 
     def read(self) -> tuple[Buffer, Buffer | None]:
         """The bytes of ``b``, and of ``out`` if ``a`` is missing or to be compared."""
@@ -237,53 +208,45 @@ def _values() -> Iterator[None]:
         thread.recorders = before
 
 
-class _Call:
+class _Call(Checkpoint):
     """A coupling as a tape's record sees it: with its inputs' nodes."""
 
-    again: Callable[[list[Any]], list[Any]] | None = None
-
-    def __init__(self, coupling: Coupling, watch: Lookout, a: Tensor, b: Tensor) -> None:
-        self.name = coupling.name
-        self._coupling, self._start = coupling, watch.start
-        self._tapes = [weakref.ref(r) for r in watch.outer]
-        self._used, self._captured = set(watch.used), watch.captured.keys() - {a._buffer.node.index}
-        found = dict(watch.captured)
-        self._places = watch.watched_contents(found)
-        self.inputs = tuple(found.values())
-        self._nodes: tuple[Node, ...] = tuple(buffer.node for buffer in self.inputs)
+    def __init__(self, block: Block, f: Recompute, hidden: list[Any], a: Tensor, b: Tensor) -> None:
+        super().__init__(repr(block), hidden)
+        self.coupling = Coupling(block, f, self.setting)
         self._a, self._b = a._buffer.node, b._buffer.node
+
+    def first_run(self, a: Tensor, b: Tensor, hidden: list[Any], pushers: tuple) -> Tensor:
+        """``a + f(b)`` behind the barrier."""
+        with self.setting.noting(hidden, pushers) as (watch, seen):
+            out = self.coupling.first_run(a, b, watch)
+        self.coupling.sample(a)
+        self.note_uses(watch, seen, (), (self._a.index,))
+        return out
+
+    def kept(self) -> Iterator[Any]:
+        """The bytes that its slots hold."""
+        yield from (slot.held for slot in (self.coupling.out, self.coupling.b) if slot.held is not None)
 
     def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
         """Rerun ``f``, bring back ``a``, pull the cotangent of ``out``: to ``a`` as it is, elsewhere through ``f``."""
         (ct,) = cts
-        trace = RerunTrace(self._nodes, self._places, self._start)
-        change = self._rerun(trace)
-        self._coupling.out.settle()
-        seeds: dict[int, Any] = {trace.source(i): g for i, g in come_for(self._nodes, needed, come).items()}
-        for index in (self._a.index, change._buffer.node.index):
-            seeds[index] = seeds[index] + ct if index in seeds else ct
-        del change
-        found = trace.pull(seeds, lead, needed)
-        return [
-            zeros_of(n.aval, lead) if g is None and i in needed else g
-            for i, (g, n) in enumerate(zip(found, self._nodes, strict=True))
-        ]
+        trace = self.trace()
+        index = self._rerun(trace)
+        self.coupling.out.settle()
+        return self.pull(trace, [(self._a.index, ct), (index, ct)], needed, lead, come)
 
-    def _rerun(self, trace: RerunTrace) -> Tensor:
-        """``f(b)``, recorded, and ``a`` brought back with its value."""
-        buffer, out = self._coupling.read()
+    def _rerun(self, trace: RerunTrace) -> int:
+        """``f(b)``, recorded, and ``a`` brought back with its value; the index of the node of ``f(b)``."""
+        buffer, out = self.coupling.read()
         b = Buffer(array_of(buffer), self._b, (buffer.root(),))  # so whoever follows the value b follows this
         for r in thread.recorders:
             if isinstance(r, Pusher):
                 r.carry(buffer, b)
-        results, watch = self._coupling.again(Tensor(b), trace)
+        results, watch, seen = self.coupling.again(Tensor(b), trace)
         change = results[0] if len(results) == 1 else None
         if not isinstance(change, Tensor) or change._buffer.node.aval != self._a.aval:
             raise RecomputeError(f"{self.name}: the rerun returned {results!r:.60}, the first run {self._a.aval!r}")
-        tapes = [tape for ref in self._tapes if (tape := ref()) is not None]
-        others = [used for i, used in watch.used.items() if i not in self._used]
-        if not self._captured <= watch.used.keys() or any(tape.follows(used) for used in others for tape in tapes):
-            what = "the rerun used other watched tensors or variables than the first run"
-            raise RecomputeError(f"{self.name}: {what}; a captured name was bound to something else in between")
-        self._coupling.bring_back(out, change)
-        return change
+        self.compare_uses(self._numbers(seen), watch.used)
+        self.coupling.bring_back(out, change)
+        return change._buffer.node.index

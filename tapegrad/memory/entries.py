@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tapegrad.buffer import Buffer
-from tapegrad.device.host_scalar import HostScalar
-from tapegrad.device.phantom import Phantom
 from tapegrad.memory.figures import GRAIN
 from tapegrad.memory.places import Place, by_line
 
@@ -23,8 +20,10 @@ _PARTS = ("category", "primitive", "place")
 class Entry(weakref.ref):
     """What the ledger knows of one live buffer: a weak reference that tells when it goes."""
 
-    __slots__ = ("category", "holder", "key", "nbytes", "next", "number", "place", "primitive", "read")
+    __slots__ = ("category", "epoch", "holder", "key", "nbytes", "next", "number", "place", "primitive", "read")
     key: int
+    epoch: int
+    """Of the ledger, when ``category`` and ``place`` were set."""
     nbytes: int
     category: str
     primitive: str
@@ -44,46 +43,49 @@ class Entries:
 
     def __init__(self) -> None:
         self.live_bytes = 0
+        self.gone: deque[Entry] = deque()
+        """Entries of buffers that have gone and are still among these: the interpreter puts them here."""
         self.totals: dict[str, Counter[Any]] = {}
-        self._by_key: dict[int, Entry] = {}
+        self.by_key: dict[int, Entry] = {}
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return len(self.by_key)
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(list(self._by_key.values()))
+        return iter(list(self.by_key.values()))
 
     def of(self, buffer: Buffer) -> Entry | None:
         """The entry of a buffer."""
-        return self._by_key.get(id(buffer))
+        found = self.by_key.get(id(buffer))
+        return found if found is not None and found() is buffer else None
 
-    def has(self, entry: Entry) -> bool:
-        """Whether it is still one of these: another buffer may lie at the same address by now."""
-        return self._by_key.get(entry.key) is entry
-
-    def enter(self, buffer: Buffer, category: str, place: Place, left: Callable[[Any], None]) -> Entry:
-        """A new entry; ``left`` is called with it when the buffer goes."""
+    def enter(self, buffer: Buffer, category: str, place: Place, epoch: int, left: Callable[[Any], None]) -> Entry:
+        """A new entry; ``left`` is called with it when the buffer goes.  None of ``gone`` may be left."""
         node = buffer.node
         prim = node.prim
         entry = Entry(buffer, left)
         entry.key = key = id(buffer)
         entry.nbytes = nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
         entry.number = -1
+        entry.epoch = epoch
         entry.category = category
         entry.place = place
         entry.primitive = prim.name if prim is not None else "leaf"
-        self._by_key[key] = entry
+        self.by_key[key] = entry
         self.live_bytes += nbytes
         if self.totals:
             self._add(entry, nbytes)
         return entry
 
-    def remove(self, entry: Entry) -> None:
-        """Its bytes are gone."""
-        del self._by_key[entry.key]
+    def remove(self, entry: Entry) -> bool:
+        """Its bytes are gone; False if that is known: another buffer may lie at the same address by now."""
+        if self.by_key.get(entry.key) is not entry:
+            return False
+        del self.by_key[entry.key]
         self.live_bytes -= entry.nbytes
         if self.totals:
             self._add(entry, -entry.nbytes)
+        return True
 
     def forget(self, since: int) -> list[Buffer]:
         """Remove what nodes from index ``since`` on have made, and return it."""
@@ -91,6 +93,23 @@ class Entries:
         for entry, _ in found:
             self.remove(entry)
         return [buffer for _, buffer in found]
+
+    def tell(self, left: Callable[[Any], None]) -> None:
+        """Call ``left`` from now on when a buffer goes."""
+        for key, entry in list(self.by_key.items()):
+            buffer = entry()
+            if buffer is not None and entry.__callback__ is not left:
+                found = Entry(buffer, left)
+                for name in Entry.__slots__:
+                    if hasattr(entry, name):
+                        setattr(found, name, getattr(entry, name))
+                self.by_key[key] = found
+
+    def recount(self) -> None:
+        """Work out the sums from what is alive: an exception came between an entry and its sum."""
+        self.by_key = {key: entry for key, entry in self.by_key.items() if entry() is not None}
+        self.live_bytes = sum([entry.nbytes for entry in self.by_key.values()])
+        self.sum_up(bool(self.totals))
 
     def relabel(self, entry: Entry, category: str) -> None:
         """Its bytes serve as ``category``."""
@@ -111,16 +130,10 @@ class Entries:
 
     def _total(self, what: str) -> Counter[Any]:
         found: Counter[Any] = Counter()
-        for entry in self._by_key.values():
+        for entry in self.by_key.values():
             found[getattr(entry, what)] += entry.nbytes
         return found
 
     def _add(self, entry: Entry, nbytes: int) -> None:
         for what, total in self.totals.items():
             total[getattr(entry, what)] += nbytes
-
-
-def with_bytes() -> list[Buffer]:
-    """All buffers of this process that own bytes on a device (``gc.freeze`` hides those that it freezes)."""
-    found = [b for b in gc.get_objects() if type(b) is Buffer]
-    return [b for b in found if b.array is not None and not b.keeps and type(b.array) not in (HostScalar, Phantom)]

@@ -64,6 +64,8 @@ class Measure:
     detailed: bool = True
     """Whether work, and the bytes by category, primitive and line, are counted; without, bytes alone, in less time."""
     settle: Callable[[], None] | None = field(default=None, repr=False)
+    now: Callable[[], int] | None = field(default=None, repr=False)
+    """While the block is open: the bytes alive."""
 
     @property
     def peak_by_category(self) -> dict[str, int]:
@@ -84,3 +86,11 @@ class Measure:
         if self.settle is not None:
             self.settle()
         return self.peak_parts.get(what, {})
+
+
+def _live_bytes(m: Measure) -> int:
+    return m.__dict__.get("live_bytes", 0) if m.__dict__.get("now") is None else m.__dict__["now"]()
+
+
+# What dies is noted late, when somebody asks.
+setattr(Measure, "live_bytes", property(_live_bytes, lambda m, n: m.__dict__.update(live_bytes=n)))  # noqa: B010

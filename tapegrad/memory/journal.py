@@ -88,7 +88,7 @@ class Journal:
                 self._used(entry, seq, now)
 
     def called(self, node: Node) -> None:
-        """``node`` is a result of a call with a derivative of its own, made here."""
+        """``node`` is due to this place: a result of a call with a derivative of its own, or one that is postponed."""
         self._made[node.index] = self._where(node.index)
 
     def allocated(self, entry: Entry, node: Node) -> None:

@@ -1,29 +1,42 @@
 """The ledger: every byte the engine's buffers hold, by category, primitive and source line; and the work done.
 
-It counts only while a :func:`measure` block is open; opening the first takes a census of the buffers alive (their
-number, not their contents, costs time then), so that live bytes are right from the start, and otherwise it is
-free.  Sizes are rounded up to 512 bytes, as CuPy's pool rounds them.
+It counts only while a :func:`measure` block or a budget is open.  Before, a new buffer costs one weak reference in a
+set (``buffer.uncounted``): opening enters what is alive there, and live bytes are right from the start without a
+search.  What has been entered stays known when the block is closed, so each buffer is entered once.  Sizes are rounded
+up to 512 bytes, as CuPy's pool rounds them.
+
+Kernels under a budget ask for room and count what they make here, in one short section each (:meth:`Ledger.promise`,
+:meth:`Ledger.allocated`): ``room`` is one number, what the limit leaves beside live and promised bytes.  Only where it
+does not suffice the manager is asked (``memory/manager.py``).  What goes is noted later: the interpreter puts its entry
+into a queue, in one step that nothing can interrupt, and the next section takes it from there.
 
 Categories are facts, because the tape knows: *parameter* and *optimizer* (values of variables), *gradient* (results of
 ``tape.gradient``), *activation* (kept by a tape for a rule), *rematerialized* (made by the rerun of a checkpointed
 function), *input* (arrays and numbers given by the user), *temporary* (made while something records or differentiates,
 and neither kept nor asked for), *user* (made by the user's own operations, with nothing recording).
+
+long because: bytes, room and measures change together, in the same sections under one lock.
 """
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
+from threading import get_ident
+from typing import Any
 
 from tapegrad import buffer as _buffer
+from tapegrad import locks
 from tapegrad.buffer import Buffer
 from tapegrad.device.host_scalar import HostScalar
+from tapegrad.device.phantom import Phantom
+from tapegrad.locks import section, whole
 from tapegrad.memory.costs import cost_of
-from tapegrad.memory.entries import RANK, Entries, Entry, with_bytes
-from tapegrad.memory.figures import Measure
+from tapegrad.memory.entries import RANK, Entries, Entry
+from tapegrad.memory.figures import GRAIN, Measure
 from tapegrad.memory.here import HERE
 from tapegrad.memory.journal import Journal
 from tapegrad.memory.places import Place, user_place
@@ -33,7 +46,10 @@ from tapegrad.memory.wanted import Wanted
 from tapegrad.node import Node, thread
 from tapegrad.variable import everyone
 
-_BEFORE, _JOURNAL_KNOWS = "(before the measurement)", "(in the journal)"
+_BEFORE, _JOURNAL_KNOWS, _SMALL = "(before the measurement)", "(in the journal)", "(small values)"
+_LARGE, _SHARE = 2**20, 256
+"""Where only the message of a BudgetError will ask, lines are noted of values of so many bytes, beside which a look at
+the stack costs nothing, or of such a share of the limit."""
 
 
 class Ledger(Telling):
@@ -45,70 +61,211 @@ class Ledger(Telling):
         self._wanted = Wanted()
         self._places: weakref.WeakKeyDictionary[Buffer, Place] = weakref.WeakKeyDictionary()
         self._peaked: list[Measure] = []
+        self._epoch = 0
+        """How often all measures were closed; categories are facts of one epoch."""
+        self._labelled = -1
+        """The last epoch whose old entries have categories."""
         self.detailed = False
+        self._held = 0  # blocks of `held`
+        self._limit = inf
+        self._large: float = _LARGE
+        self._promises: dict[int, int] = {}  # by thread: bytes it has room for and has not taken yet
+        self.room = inf
+        """Bytes that may be promised or counted at once; minus infinity while the manager has to be asked."""
 
+    # Room ------------------------------------------------------------------------------------------------------
+
+    @section
+    def promise(self, nbytes: int) -> bool:
+        """Keep room of ``nbytes`` for this thread; False if it is not certain that there is so much."""
+        try:
+            with self._lock:
+                if self._entries.gone:
+                    self._drain()
+                if nbytes > self.room:
+                    return False
+                me = get_ident()
+                self.room -= nbytes
+                self._promises[me] = self._promises.get(me, 0) + nbytes
+                return True
+        except BaseException:
+            self.mend()
+            raise
+
+    def promised(self) -> int:
+        """Bytes kept for this thread that it has not taken yet."""
+        return self._promises.get(get_ident(), 0)
+
+    @section
+    def settle_promise(self, promised: int) -> None:
+        """No more than ``promised`` bytes are kept for this thread."""
+        me = get_ident()
+        if self._promises.get(me, 0) <= promised:
+            return
+        try:
+            with self._lock:
+                self.room += self._promises.get(me, 0) - promised
+                self._keep_promised(me, promised)
+        except BaseException:
+            self.mend()
+            self._keep_promised(me, promised)
+            self._find_room()
+            raise
+
+    def _keep_promised(self, thread_id: int, nbytes: int) -> None:
+        if nbytes:
+            self._promises[thread_id] = nbytes
+        else:
+            self._promises.pop(thread_id, None)
+
+    @property
+    def promised_bytes(self) -> int:
+        """Bytes kept for all threads."""
+        return sum(list(self._promises.values()))
+
+    @whole
+    def taken(self) -> int:
+        """Live and promised bytes, of one moment: bytes that another thread was promised and takes now are in one."""
+        return self.live_bytes + self.promised_bytes
+
+    @whole
+    def promise_made(self, nbytes: int) -> None:
+        """Keep room of ``nbytes`` for this thread, which the manager has made."""
+        me = get_ident()
+        self._promises[me] = self._promises.get(me, 0) + nbytes
+
+    @whole
+    def promises_apart(self, promises: dict[int, int]) -> dict[int, int]:
+        """Let threads have these promises, and return those that they had."""
+        before, self._promises = self._promises, promises
+        return before
+
+    @whole
+    def limit(self, limit: float) -> None:
+        """Live and promised bytes shall stay within ``limit``; minus infinity: the manager is to be asked each time."""
+        self._limit = limit
+        if limit > 0:
+            self._large = min(_LARGE, limit / _SHARE)
+        self._find_room()
+
+    def _find_room(self) -> None:
+        with self._lock:
+            self.room = self._limit - self._entries.live_bytes - self.promised_bytes
+
+    def mend(self) -> None:
+        """An exception came in the middle of a section: make sums right again, and the lock free."""
+        if locks.let_go(self._lock, self, self._held if self._lock._is_owned() else 0) <= 0:
+            with self._lock:
+                self._drain()
+                self._entries.recount()
+                self._find_room()
+
+    def in_child(self) -> None:
+        """In a forked child only the forking thread has promises."""
+        me = get_ident()
+        self._promises = {t: n for t, n in self._promises.items() if t == me}
+        self.mend()
+
+    # Measures --------------------------------------------------------------------------------------------------
+
+    @whole
     def open(self, measure: Measure) -> None:
-        """Start telling ``measure``; the first one takes the census."""
-        with self._lock:
-            if not self._open:
-                self._census()
-                _buffer.set_accountant(self)
-            measure.live_bytes = self.live_bytes
-            self._open.append(measure)
-            if measure.detailed and not self.detailed:
-                self._entries.sum_up(True)
-                self.detailed = True
-            measure.settle = self.settle
-            measure.peak_bytes = self.live_bytes
-            if measure.detailed:
-                self._peaked.append(measure)
+        """Start telling ``measure``; before the first one, what is alive is entered."""
+        _buffer.set_accountant(self)
+        self._drain()
+        self._enter_uncounted()
+        live = self._entries.live_bytes
+        self._open = [*self._open, measure]
+        if measure.detailed and not self.detailed:
+            self._label_old()
+            self._entries.tell(self._left)
+            self._entries.sum_up(True)
+            self.detailed = True
+        measure.settle, measure.now = self.settle, self._now
+        measure.peak_bytes = live
+        if measure.detailed:
+            self._peaked.append(measure)
 
+    @whole
     def close(self, measure: Measure) -> None:
-        """Stop telling ``measure``; after the last one the ledger forgets everything."""
-        with self._lock:
-            self.settle()
-            if measure.detailed:
-                measure.live_by_category = self.by("category")
-            measure.settle = None
-            self._open = [m for m in self._open if m is not measure]
-            if self.detailed and not any(m.detailed for m in self._open):
-                self._entries.sum_up(False)
-                self.detailed = False
-            if not self._open:
-                _buffer.set_accountant(None)
-                self._entries = Entries()
-                self.journal = None
-                self._wanted.clear()
-                self._places.clear()
+        """Stop telling ``measure``; after the last one the ledger rests."""
+        self._drain()
+        self.settle()
+        if measure.detailed:
+            measure.live_by_category = self.by("category")
+        measure.live_bytes, measure.settle, measure.now = self._entries.live_bytes, None, None
+        self._open = [m for m in self._open if m is not measure]
+        if self.detailed and not any(m.detailed for m in self._open):
+            self._entries.sum_up(False)
+            self.detailed = False
+        if not self._open:
+            _buffer.set_accountant(None)
+            self._epoch += 1
+            self.journal = None
+            self._wanted.clear()
+            self._places.clear()
 
+    @whole
     def write(self, journal: Journal | None) -> None:
         """Keep ``journal`` from now on, from what is alive; None: no longer.  A measure must be open."""
-        with self._lock:
-            if journal is not None:
-                journal.census(self._entries)
-            self.journal = journal
-            self._label_variables()
+        self._drain()
+        self._label_old()
+        if journal is not None:
+            self._entries.tell(self._left)
+            journal.census(self._entries)
+        self.journal = journal
+        self._label_variables()
 
+    @whole
     def note(self, kind: int, text: str, peak: int = 0) -> int:
         """Put a mark into the journal, if there is one, and return its seq (-1: there is none)."""
-        with self._lock:
-            return -1 if self.journal is None else self.journal.mark(kind, text, peak)
+        return -1 if self.journal is None else self.journal.mark(kind, text, peak)
 
     @contextmanager
     def held(self) -> Iterator[Entries]:
         """In the block nothing is counted by other threads."""
         with self._lock:
-            yield self._entries
+            self._held += 1
+            try:
+                self._note_changes()
+                self._label_old()
+                yield self._entries
+            finally:
+                self._held -= 1
 
+    @whole
     def by(self, what: str) -> dict[str, int]:
         """Live bytes by ``"category"``, ``"primitive"`` or ``"line"``, the largest first."""
-        with self._lock:
-            return self._entries.by(what)
+        if not self._open:
+            return {}
+        self._drain()
+        self._label_old()
+        return self._entries.by(what)
 
-    def _census(self) -> None:
-        for b in with_bytes():
-            self._enter(b, "input" if b.node.prim is None else "user", _BEFORE)
-        self._label_variables()
+    def _enter_uncounted(self) -> None:
+        """Enter what got bytes while nobody counted."""
+        for weak in list(_buffer.uncounted):
+            b = weak()
+            if b is not None and b.array is not None and not b.keeps and type(b.array) not in (HostScalar, Phantom):
+                before = self._entries.live_bytes
+                self._enter(b, *_old(b))
+                self.room -= self._entries.live_bytes - before
+            _buffer.uncounted.discard(weak)
+
+    def _label_old(self) -> None:
+        """Once an epoch, when somebody asks: the categories of what was entered before it."""
+        if self._labelled < self._epoch:
+            self._labelled = self._epoch
+            for entry in self._entries:
+                if entry.epoch < self._epoch:
+                    self._renew(entry)
+            self._label_variables()
+
+    def _renew(self, entry: Entry) -> None:
+        buffer = entry()
+        if buffer is not None:
+            entry.epoch = self._epoch
+            entry.category, entry.place = _old(buffer)
 
     def _label_variables(self) -> None:
         for variable in list(everyone.values()):
@@ -120,29 +277,61 @@ class Ledger(Telling):
         """A buffer got bytes."""
         if type(buffer.array) is HostScalar:  # a kernel's argument: nothing lies on the device
             return
-        if _buffer.keeper is None:
-            self._count(buffer)
-        else:
-            _buffer.keeper.admit(buffer, self._count)
-
-    def _count(self, buffer: Buffer) -> None:
-        with self._lock:
-            place: Place | None
-            if self.detailed:
-                place = self._places.pop(buffer, None) or user_place()
+        if not self._count(buffer, False):
+            keeper = _buffer.keeper
+            if keeper is None:  # the last budget was left just now
+                self._count(buffer, True)
             else:
-                place = user_place() if self.journal is None else _JOURNAL_KNOWS
-            entry = self._enter(buffer, self._category_of(buffer), place)
-            nbytes, live = entry.nbytes, self._entries.live_bytes
-            for m in self._open:
-                m.allocated_bytes += nbytes
-                m.live_bytes = live
-                if live > m.peak_bytes:
-                    m.peak_bytes = live
-                    if m.detailed:
-                        self._peaked.append(m)
-                if m.timeline:
-                    self._note_sample(m)
+                keeper.admit(buffer, self._count_admitted)
+
+    def _count_admitted(self, buffer: Buffer) -> None:
+        self._count(buffer, True)
+
+    @section
+    def _count(self, buffer: Buffer, admitted: bool) -> bool:
+        """Count a buffer's bytes if there is room; ``admitted``: there is."""
+        nbytes = -(-buffer.node.aval.nbytes // GRAIN) * GRAIN
+        try:
+            with self._lock:
+                entries = self._entries
+                if entries.gone:
+                    self._drain()
+                if _buffer.uncounted:  # made by another thread while this one opened the ledger
+                    self._enter_uncounted()
+                promises, promised = self._promises, 0
+                if promises:
+                    me = get_ident()
+                    promised = min(nbytes, promises.get(me, 0))
+                if not admitted and nbytes > promised and nbytes - promised > self.room:
+                    return False
+                if promised:
+                    left = promises[me] - promised
+                    if left:
+                        promises[me] = left
+                    else:
+                        del promises[me]
+                self.room -= nbytes - promised
+                place: Place
+                if self.detailed:
+                    place = self._places.pop(buffer, None) or user_place()
+                elif self.journal is not None:
+                    place = _JOURNAL_KNOWS
+                else:
+                    place = user_place() if nbytes >= self._large else _SMALL
+                self._enter(buffer, self._category_of(buffer), place)
+                live = entries.live_bytes
+                for m in self._open:
+                    m.allocated_bytes += nbytes
+                    if live > m.peak_bytes:
+                        m.peak_bytes = live
+                        if m.detailed:
+                            self._peaked.append(m)
+                    if m.timeline:
+                        self._note_sample(m)
+                return True
+        except BaseException:
+            self.mend()
+            raise
 
     def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
         """A node was applied."""
@@ -150,67 +339,83 @@ class Ledger(Telling):
             STEPS.mark(GRADIENT)
         journal = self.journal
         if journal is not None and not (HERE.optimizing and journal.before_op is None):
-            with self._lock:
-                journal.applied(node, inputs, self._entries.of)
+            self._locked(journal.applied, node, inputs, self._entries.of)
         if self.detailed:
-            cost = cost_of(node, [b.node.aval for b in inputs])
-            again = HERE.restoring
-            with self._lock:
-                for m in self._open:
-                    m.cost += cost
-                    if again:
-                        m.restored_cost += cost
+            self._add_cost(cost_of(node, [b.node.aval for b in inputs]), HERE.restoring)
+
+    @whole
+    def _locked(self, tell: Callable[..., Any], *args: Any) -> Any:
+        return tell(*args)
+
+    @whole
+    def _add_cost(self, cost: float, again: int) -> None:
+        for m in self._open:
+            m.cost += cost
+            if again:
+                m.restored_cost += cost
 
     def deferred(self, buffer: Buffer) -> None:
         """A buffer was made pending here."""
         if self.detailed:
-            with self._lock:
-                self._places[buffer] = user_place()
+            self._locked(self._places.__setitem__, buffer, user_place())
+        if buffer.postponed and self.journal is not None:  # it will be applied elsewhere
+            self._locked(self.journal.called, buffer.node)
 
     def place(self) -> Place | None:
         """Where the user's program is (None: without details)."""
         return user_place() if self.detailed else None
 
+    @whole
     def place_of(self, buffer: Buffer) -> Place | None:
         """Where a buffer, filled or pending, was made (None: not known)."""
-        with self._lock:
-            entry = self._entries.of(buffer)
-            return self._places.get(buffer) if entry is None else entry.place
+        entry = self._entries.of(buffer)
+        return self._places.get(buffer) if entry is None else entry.place
 
     def wanted(self, buffer: Buffer, by: str) -> None:
         """A tape keeps a buffer, filled or pending."""
-        waiting = [buffer] if self.detailed or self.journal is not None else []
-        with self._lock:
-            while waiting:
-                b = waiting.pop()
-                if b.array is not None:
-                    self._relabel(b.root(), "activation", f"vjp of {by}")
-                elif self._wanted.add(b):
-                    waiting += b.keeps  # what a pending buffer is to be made from is kept for the rule's sake, too
+        if self.detailed or self.journal is not None:
+            self._note_wanted(buffer, f"vjp of {by}")
+
+    @whole
+    def _note_wanted(self, buffer: Buffer, holder: str) -> None:
+        waiting = [buffer]
+        while waiting:
+            b = waiting.pop()
+            if b.array is not None:
+                self._relabel(b.root(), "activation", holder)
+            elif self._wanted.add(b):
+                waiting += b.keeps  # what a pending buffer is to be made from is kept for the rule's sake, too
 
     def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
         """A buffer's bytes serve as ``category``; a more telling category stays."""
-        with self._lock:
-            self._relabel(buffer, category, name)
+        self._locked(self._relabel, buffer, category, name)
         if category == "gradient" and self.journal is not None:
             self.journal.gradient(buffer, name)
 
     def read(self, buffers: Sequence[Buffer]) -> None:
         """A kernel reads buffers."""
         if self.journal is not None:
-            with self._lock:
-                self.journal.read([self._entries.of(b.root()) for b in buffers])
+            self._locked(self.journal.read, [self._entries.of(b.root()) for b in buffers])
 
     def called(self, node: Node) -> None:
         """A call with a derivative of its own was made."""
         if self.journal is not None:
-            with self._lock:
-                self.journal.called(node)
+            self._locked(self.journal.called, node)
 
     @property
     def live_bytes(self) -> int:
-        """Bytes alive now."""
+        """Bytes alive now (0: nobody counts)."""
+        return self._now() if self._open else 0
+
+    def _now(self) -> int:
+        if self._entries.gone or _buffer.uncounted:
+            self._note_changes()
         return self._entries.live_bytes
+
+    @whole
+    def _note_changes(self) -> None:
+        self._drain()
+        self._enter_uncounted()
 
     @contextmanager
     def apart(self, measure: Measure) -> Iterator[None]:
@@ -226,10 +431,13 @@ class Ledger(Telling):
                 if journal is not None:
                     journal.catch_up(self._entries)
 
+    @whole
     def forget(self, since: int) -> list[Buffer]:
         """The live buffers of nodes from index ``since`` on have no bytes after all."""
-        with self._lock:
-            return self._entries.forget(since)
+        self._drain()
+        found = self._entries.forget(since)
+        self._find_room()
+        return found
 
     # Entries ---------------------------------------------------------------------------------------------------
 
@@ -238,29 +446,44 @@ class Ledger(Telling):
             return "temporary" if HERE.optimizing else "input"
         if HERE.reruns:
             return "rematerialized"
-        if self._wanted.take(buffer):
+        if self._wanted.found and self._wanted.take(buffer):
             return "activation"
         return "temporary" if thread.recorders or thread.deferring is not None or HERE.optimizing else "user"
 
-    def _enter(self, buffer: Buffer, category: str, place: Place) -> Entry:
-        entry = self._entries.enter(buffer, category, place, self._left)
+    def _enter(self, buffer: Buffer, category: str, place: Place) -> None:
+        entries = self._entries
+        known = entries.by_key.get(id(buffer))
+        if known is not None and known() is buffer:  # an interrupt came between its entry and its array
+            return
+        left = entries.gone.append if self.journal is None and not self.detailed else self._left
+        entry = entries.enter(buffer, category, place, self._epoch, left)
         if self.journal is not None:
             self.journal.allocated(entry, buffer.node)
-        return entry
 
+    @section
     def _left(self, entry: Entry) -> None:
-        """A buffer is gone."""
-        with self._lock:
-            entries = self._entries
-            if entries.has(entry):
-                if self._peaked:
-                    self.settle()
-                entries.remove(entry)
+        """A buffer is gone (told by the interpreter, at any time, under any lock), and the time matters."""
+        self._entries.gone.append(entry)
+        try:
+            if self._lock.acquire(blocking=False):  # else whoever has it, or comes next, sees to it
+                self._drain()
+                self._lock.release()
+        except BaseException:
+            self.mend()
+            raise
+
+    def _drain(self) -> None:
+        """Take out what has gone."""
+        gone, remove = self._entries.gone, self._entries.remove
+        while gone:
+            if self._peaked:
+                self.settle()
+            entry = gone.popleft()
+            if remove(entry):
+                self.room += entry.nbytes
                 if self.journal is not None:
                     self.journal.left(entry)
-                live = entries.live_bytes
                 for m in self._open:
-                    m.live_bytes = live
                     if m.timeline:
                         self._note_sample(m)
 
@@ -268,6 +491,8 @@ class Ledger(Telling):
         entry = self._entries.of(buffer)
         if entry is None:
             return
+        if entry.epoch < self._epoch:
+            self._renew(entry)
         if RANK[category] > RANK[entry.category]:
             self.settle()
             self._entries.relabel(entry, category)
@@ -286,13 +511,20 @@ class Ledger(Telling):
     def settle(self) -> None:
         """Note what makes up a new peak, before it changes: while memory only grows, that need not be told."""
         if self._peaked:
-            with self._lock:
-                parts = {what: dict(total) for what, total in self._entries.totals.items()}
-                for m in self._peaked:
-                    m.peak_parts = parts
-                self._peaked = []
+            self._note_peak()
+
+    @whole
+    def _note_peak(self) -> None:
+        parts = {what: dict(total) for what, total in self._entries.totals.items()}
+        for m in self._peaked:
+            m.peak_parts = parts
+        self._peaked = []
+
+
+def _old(buffer: Buffer) -> tuple[str, Place]:
+    """Category and place of what was there before anybody counted."""
+    return ("input" if buffer.node.prim is None else "user"), _BEFORE
 
 
 LEDGER = Ledger()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=LEDGER.renew_lock)
+locks.in_child(LEDGER.in_child)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from tapegrad import nest
-from tapegrad.cell import overlay
-from tapegrad.device import bits
-from tapegrad.device.dtypes import is_inexact
-from tapegrad.errors import RecomputeError
-from tapegrad.evaluate import fill
-from tapegrad.memory.figures import rounded
+from tapegrad.errors import BudgetError, RecomputeError
+from tapegrad.memory.checkpoint import recorders_of_a_call
+from tapegrad.memory.loop_bytes import states_in
 from tapegrad.memory.loop_call import LoopCall
-from tapegrad.memory.measure import measure
+from tapegrad.memory.places import line_of, user_place
 from tapegrad.memory.recompute import CheckpointedCall, Recompute
-from tapegrad.memory.rerun import snapshots
 from tapegrad.memory.schedules.actions import Action, count
 from tapegrad.memory.schedules.mixed import mixed
 from tapegrad.memory.schedules.multistage import hierarchical, multistage
@@ -26,9 +23,7 @@ from tapegrad.memory.schedules.online import Online, ideal_states
 from tapegrad.memory.schedules.revolve import revolve
 from tapegrad.memory.schedules.sqrt import sqrt
 from tapegrad.memory.sizes import parse_bytes
-from tapegrad.tape import GradientTape
-from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
+from tapegrad.transforms.states import check_state
 
 Schedule = Callable[[int], Iterable[Action]]
 
@@ -54,11 +49,13 @@ def checkpointed_loop(
     Where it assigns to a variable what depends on something watched, and reads it, one value a step is kept besides.
 
     The tape keeps at most ``snapshots`` states (default: so many that no step is run more than twice besides being
-    recorded), or as many as fit into ``bytes`` (such as ``"2GiB"``), and the tape of one step.  ``schedule``:
+    recorded) and the tape of one step; or as many as fit into ``bytes`` (such as ``"2GiB"``): with its initial state,
+    what it uses from outside, the tape of one step and all gradients, the loop takes no more.  To see what a step
+    needs, the first three are then run, and differentiated, once more.  ``schedule``:
 
     * ``"revolve"``: the fewest steps for so many states, the initial one included (Griewank and Walther 2000);
     * ``"mixed"``: a unit holds a state or a step's tape; best where these are of one size (Maddison 2024).  The initial
-      state is kept besides.  With ``bytes`` one more step is run, to see its tape;
+      state is kept besides;
     * ``"sqrt"``: ``snapshots`` even segments, each of which is taped whole (Chen et al. 2016);
     * ``"hierarchical"``: with ``disk``, reading and writing are weighed as two steps each (Herrmann and Pallez 2020);
     * a function of ``n`` that yields the actions of ``tapegrad.memory.schedules.actions``.
@@ -66,7 +63,11 @@ def checkpointed_loop(
     ``disk``: so many more states lie in files of ``directory``; with ``"revolve"`` those read least often.  With
     ``while_`` the length need not be known (Stumm and Walther 2010, Wang et al. 2009).
 
-    Raises RecomputeError (ValueError) for arguments that do not fit, and, when differentiated, as ``recompute_grad``.
+    Inside a memory budget stored states are dropped before there is an error, and steps run again instead.
+
+    Raises RecomputeError (ValueError) for arguments that do not fit, for ``bytes`` that are too few (it says how many
+    are needed), and, when differentiated, as ``recompute_grad``; StructureError (TypeError, ValueError) for a step that
+    returns another structure, shape or dtype than it takes.
     """
     if (n is None) == (while_ is None):
         raise RecomputeError("checkpointed_loop: give either n, the number of steps, or while_, the condition to go on")
@@ -83,7 +84,11 @@ def checkpointed_loop(
     name = f"checkpointed_loop({getattr(step, '__name__', type(step).__name__)})"
     loop = Loop(step, name, n, while_, directory)
     if bytes is not None:
-        snapshots = _number(loop, state, parse_bytes(bytes), schedule == "mixed" and n is not None)
+        room, tapes = parse_bytes(bytes), recorders_of_a_call()[0]
+        if tapes and n != 0 and not callable(schedule):
+            snapshots = states_in(loop, state, room, schedule, tapes)
+        elif n is None:
+            snapshots = 1
     if snapshots is not None and snapshots < 1 and not (disk and schedule == "revolve" and snapshots == 0):
         raise RecomputeError(f"{name}: it takes at least one stored state, not {snapshots}; raise snapshots")
     if n is None:
@@ -112,16 +117,6 @@ def _schedule(schedule: str | Schedule, n: int, snapshots: int | None, disk: int
     return known[schedule]
 
 
-def _number(loop: Loop, state: Any, budget: int, tapes: bool) -> int:
-    """How many states (or tapes of a step) fit into a budget."""
-    unit = sum({x._buffer.node.index: rounded(x.nbytes) for x in nest.flatten(state) if isinstance(x, Tensor)}.values())
-    if tapes:
-        unit = max(unit, loop.tape_bytes(state))
-    if budget < unit:
-        raise RecomputeError(f"{loop.name}: bytes={budget} is too little: one state takes {unit} bytes")
-    return budget // max(unit, 1)
-
-
 class Loop(Recompute):
     """One loop to run."""
 
@@ -138,25 +133,34 @@ class Loop(Recompute):
         self.schedule: Schedule = partial(revolve, c=1)
         self.online: Callable[[], Online] | None = None
         self._indexed = _takes_index(step)
+        self._place = user_place()
+        self.steady = True
+        """Whether each step must return a state of the form of the one it was given."""
 
     def step(self, state: Any, i: int, again: bool) -> Any:
-        """Step ``i``."""
-        return super()._run((state, i) if self._indexed else (state,), {}, again)
+        """Step ``i``.  Raises StructureError."""
+        before = nest.map_leaves(lambda x: x, state) if self.steady else None  # a step may change containers in place
+        y = super()._run((state, i) if self._indexed else (state,), {}, again)
+        if self.steady and not again:
+            check_state(self.name, i, before, y)
+        return y
 
-    def tape_bytes(self, state: Any) -> int:
-        """Bytes that a tape keeps of the first step, which is run for that alone."""
-        ((state,), _) = snapshots((state,), {})
-        before = bits.host_state()
+    @property
+    def where(self) -> str:
+        """The name, with the line of the program that has made the loop."""
+        return f"{self.name} at {line_of(self._place)}"
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Errors of a budget that arise in the block name the loop."""
         try:
-            with overlay({}), unrecorded(), measure() as m, GradientTape() as tape:
-                tape.watch([x for x in nest.flatten(state) if isinstance(x, Tensor) and is_inexact(x.dtype)])
-                live = m.live_bytes
-                y = self.step(state, 0, True)
-                fill([x._buffer for x in nest.flatten(y) if isinstance(x, Tensor)])
-                del y
-                return m.live_bytes - live
-        finally:
-            bits.set_host_state(before)
+            yield
+        except BudgetError as e:
+            raise BudgetError(
+                f"{self.where}: no room for one state and the record of one step, though every stored state but the "
+                f"first can be dropped: let each step keep less (recompute_grad inside it), or raise the budget.\n{e}",
+                e.needed_bytes,
+            ) from e
 
     def _new_call(self, args: tuple, kwargs: dict, hidden: list[Any]) -> CheckpointedCall:
         return LoopCall(self, self.name, args, kwargs, hidden)

@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tapegrad import buffer as _buffer
 from tapegrad import nest
 from tapegrad.buffer import Buffer
-from tapegrad.cell import Cell, Seen, lookout, overlay
-from tapegrad.device import bits, device
+from tapegrad.cell import Cell, Seen
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.loop_first import (
     FirstRun,
     Form,
+    LoopDraws,
     Marks,
     Taped,
     Walk,
@@ -48,6 +49,7 @@ class LoopCall(CheckpointedCall):
     def __init__(self, owner: Any, name: str, args: tuple, kwargs: dict, hidden: list[Any]) -> None:
         super().__init__(owner, name, args, kwargs, hidden)
         self._owner: Any = owner
+        self._draws = self.setting.draws = LoopDraws(name)
         self._forms: list[Form] = []
         self._marks: list[Marks] = []
         self._disk: Disk | None = None
@@ -58,7 +60,8 @@ class LoopCall(CheckpointedCall):
 
     def _run_first(self, args: tuple, kwargs: dict, watch: Lookout, seen: Seen) -> Any:
         first = FirstRun(self, args[0], watch, seen)
-        rest = first.online(self._owner.online()) if self._owner.n is None else first.follow(self._actions())
+        with self._owner.named():
+            rest = first.online(self._owner.online()) if self._owner.n is None else first.follow(self._actions())
         self._left.append((first.walk, rest))
         self._owners = {owner.construction_number: cell for cell, (_, owner) in seen.items() if owner is not None}
         y, first.walk.here = first.walk.here.state, Position()
@@ -78,19 +81,39 @@ class LoopCall(CheckpointedCall):
         disk = None
         if action.where == DISK:
             disk = self._disk = self._disk or Disk(self._owner.directory)
-        walk.kept[action.step] = Snapshot(position, disk)
+        walk.kept[action.step] = Snapshot(action.step, position, disk, walk)
+        if (accountant := _buffer.accountant) is not None:
+            for b in walk.kept[action.step].buffers():
+                accountant.wanted(b, self.name)
         if disk is not None and not action.step:
             self._first_kept = walk.kept[0]
 
+    def kept(self) -> Iterator[Any]:
+        """Besides, stored states and recorded steps of the first run."""
+        yield from super().kept()
+        for walk, _ in list(self._left):
+            for snapshot in list(walk.kept.values()):
+                yield from snapshot.buffers()
+                yield from snapshot.moved()
+            yield from (taped.trace for taped in list(walk.taped.values()))
+
+    def contents(self) -> Iterator[Buffer]:
+        """Those of the stored states, too."""
+        yield from super().contents()
+        for walk, _ in list(self._left):
+            for snapshot in list(walk.kept.values()):
+                yield from snapshot.contents()
+
     def note(self, state: Any, results: list[Any], tracked: Callable[[Buffer], bool]) -> None:
         """Note the form of a state; equal ones are one object."""
+        self._draws.next_step()
         found = form_of(state, results)
         found.tracked = [isinstance(r, Tensor) and tracked(r._buffer) for r in results]
         self._forms.append(self._forms[-1] if self._forms and self._forms[-1] == found else found)
 
-    def note_uses(self, walk: Walk, look: Lookout, seen: Seen) -> None:
+    def note_step(self, walk: Walk, look: Lookout, seen: Seen) -> None:
         """Note what a recorded step used from outside the loop, keeping none of it alive."""
-        nodes = [b.node for b in look.used.values() if b.node.index < self._start]
+        nodes = [b.node for b in look.used.values() if b.node.index < self.setting.start]
         walk.used.update((n.index, Buffer(None, n)) for n in nodes)
         walk.numbers.update(self._numbers(seen))
 
@@ -111,8 +134,14 @@ class LoopCall(CheckpointedCall):
 
     def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
         """Follow the schedule, or rerun everything under the recorders that follow the inputs."""
-        if self._differentiated() or not self._owner.n:
-            return self._pull_plain(cts, needed, lead, come)
+        with self._owner.named():
+            if self._differentiated() or not self._owner.n:
+                return self._pull_plain(cts, needed, lead, come)
+            return self._pull_by_schedule(cts, needed, lead, come)
+
+    def _pull_by_schedule(
+        self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]
+    ) -> list[Any]:
         try:
             walk, actions = self._left.pop()  # of several threads, one finds what the first run has kept
         except IndexError:
@@ -127,14 +156,14 @@ class LoopCall(CheckpointedCall):
                 case Store():
                     self.keep(walk, action, walk.here)
                 case Restore(step):
-                    walk.here = walk.kept[step].position()
+                    self._restore(walk, step)
                 case Drop(step):
                     del walk.kept[step]
                 case Tape(step):
                     self._tape(walk, step)
                 case Reverse(step):
                     self._reverse(walk, step, needed, lead)
-        self._compare_uses(walk.numbers, walk.used)
+        self.compare_uses(walk.numbers, walk.used)
         return [
             zeros_of(n.aval, lead) if i in needed and i not in walk.sums else walk.sums.get(i)
             for i, n in enumerate(self._nodes)
@@ -157,27 +186,17 @@ class LoopCall(CheckpointedCall):
             self._args = before
 
     def _beginning(self) -> Position:
-        if self._first_kept is not None:
-            return self._first_kept.position()
+        if self._first_kept is not None and (here := self._first_kept.position()) is not None:
+            return here
         return Position(self._args[0]).copied()
 
     @contextmanager
     def _replaying(self, here: Position) -> Iterator[Seen]:
         """Steps in the block see what they saw in the first run; ``here`` moves on."""
-        now = bits.host_state() if self._random is not None else None
-        contents = {**self._cells, **here.cells}
-        try:
-            if now is not None:
-                bits.set_host_state(here.random or self._random)  # type: ignore[arg-type]
-            with device(self._device), overlay(contents):
-                with lookout() as seen:
-                    yield seen
-                here.cells = {cell: x for cell, old in self._cells.items() if (x := cell.get()) is not old}
-            if now is not None:
-                here.random = bits.host_state()
-        finally:
-            if now is not None:
-                bits.set_host_state(now)
+        with self._draws.resumed(here), self.setting.placed({**self.setting.cells, **here.cells}) as seen:
+            yield seen
+            cells = self.setting.cells
+            here.cells = {cell: x for cell, old in cells.items() if (x := cell.get()) is not old}
 
     def _advance(self, walk: Walk, start: int, stop: int) -> None:
         watch = Lookout(())
@@ -188,12 +207,24 @@ class LoopCall(CheckpointedCall):
                     y = self._owner.step(walk.here.state, i, True)
                     results = results_of(y, watch)
                     self._compare_form(i, y, results)
+                    self._draws.compare(i)
                     walk.here.state = settled(y, results, made_after)
+
+    def _restore(self, walk: Walk, step: int) -> None:
+        """Be at a stored step; if a budget has dropped what was stored, run on from the one before, and store it."""
+        for start in sorted((i for i in walk.kept if i <= step), reverse=True):
+            here = walk.kept[start].position()
+            if here is not None:
+                walk.here = here
+                if start < step:
+                    self._advance(walk, start, step)
+                    self.keep(walk, Store(step), walk.here)
+                return
 
     def _tape(self, walk: Walk, step: int) -> None:
         """Run a step and keep its record."""
         places, nodes = self.sources(walk.here.state, step)
-        trace = RerunTrace([*self._nodes, *nodes], self._places, self._start)
+        trace = RerunTrace([*self._nodes, *nodes], self._places, self.setting.start)
         look = Lookout(())
         with self._replaying(walk.here) as seen, trace:
             for number, (count, current) in self._marks[step].items():
@@ -203,8 +234,9 @@ class LoopCall(CheckpointedCall):
             with counted_rerun():
                 y = self._owner.step(walk.here.state, step, True)
                 results = results_of(y, look)
+                self._draws.compare(step)
         self._compare_form(step, y, results)
-        self.note_uses(walk, look, seen)
+        self.note_step(walk, look, seen)
         walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))
         walk.here.state = y
 

@@ -11,18 +11,19 @@ The ledger counts a value that is on its way back by a buffer that stands for it
 
 from __future__ import annotations
 
-import threading
 import weakref
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from tapegrad import buffer as _buffer
-from tapegrad.buffer import Buffer
+from tapegrad import locks
+from tapegrad.buffer import Buffer, in_room
 from tapegrad.device import Device, phantom
 from tapegrad.device.host_scalar import HostScalar
-from tapegrad.errors import DeviceMemoryError
+from tapegrad.errors import OffloadError
 from tapegrad.memory import tiers
+from tapegrad.memory.here import HERE
 from tapegrad.memory.ledger import LEDGER
 from tapegrad.memory.policies import Offload
 from tapegrad.memory.tiers import Slot, Tier
@@ -33,9 +34,12 @@ AHEAD = 2
 
 _ON_ITS_WAY = object()
 
-_lock = threading.Lock()
+_lock = locks.lock()
 _tiers: dict[Device, Tier] = {}
 _used: weakref.WeakSet[Tier] = weakref.WeakSet()
+
+
+locks.in_child(_tiers.clear)  # a child's slots would lie where its parent's lie
 
 
 def default_tier(device: Device) -> Tier:
@@ -68,12 +72,13 @@ class _DrySlot:
 class Moved:
     """The bytes of one value in a tier."""
 
-    __slots__ = ("__weakref__", "_coming", "_slot", "node")
+    __slots__ = ("__weakref__", "_coming", "_slot", "_turn", "node")
 
     def __init__(self, node: Node, slot: Slot) -> None:
         self.node = node
         self._slot = slot
-        self._coming: Buffer | None = None
+        self._coming: Buffer | None = None  # who takes this, fetches or cancels
+        self._turn = locks.lock()
 
     @property
     def coming(self) -> bool:
@@ -84,28 +89,42 @@ class Moved:
         """Start bringing the bytes back (the caller has found room); False where the device has none after all."""
         try:
             self._slot.prefetch()
-        except DeviceMemoryError:
+        except Exception:  # a tier that fails says so again when the value is fetched
             return False
         self._coming = Buffer(_ON_ITS_WAY, self.node)
         LEDGER.moved("prefetches")
         return True
 
-    def cancel(self) -> None:
-        """The bytes are not wanted yet after all."""
-        if self._coming is not None:
-            self._slot.get()
-            self._coming = None
+    def cancel(self) -> bool:
+        """The bytes are not wanted yet after all; False if none are on their way any more."""
+        with self._turn:
+            coming, self._coming = self._coming, None
+            if coming is not None:
+                with suppress(Exception):  # see `prefetch`
+                    self._slot.get()
+        return coming is not None
+
+    def forget(self) -> None:
+        """The bytes will not come."""
+        self._coming = None
 
     def fetch(self, node: Node) -> Buffer:
-        """The value, as that of ``node``, in a buffer of its own.  Raises BudgetError, DeviceMemoryError, OffloadError.
+        """The value, as that of ``node``, in a buffer of its own.  Raises BudgetError, and what the tier raises.
 
         May be called again: the tier keeps the bytes.
         """
-        came = self._coming is not None
-        if not came and _buffer.keeper is not None:
-            _buffer.keeper.reserve((node.aval,), ("bringing back " + (node.prim.name if node.prim else "a value"),))
+        with self._turn:  # after a `cancel` under way
+            coming, self._coming = self._coming, None
+        if coming is None:
+            name = "bringing back " + (node.prim.name if node.prim else "a value")
+            return in_room((node.aval,), (name,), self._fetched, node)
+        coming.array, coming.node = self._slot.get(), node  # the bytes that it has stood for
+        LEDGER.labelled(coming, "rematerialized" if HERE.reruns else "temporary")
+        LEDGER.moved("fetches")
+        return coming
+
+    def _fetched(self, node: Node) -> Buffer:
         array = self._slot.get()
-        self._coming = None
         LEDGER.moved("fetches")
         return Buffer(array, node)
 
@@ -114,7 +133,7 @@ def move(buffer: Buffer, answer: Any) -> Moved | None:
     """Copy the bytes of a filled buffer to the tier of ``answer``; None if they could not come back as they lie.
 
     Those of an array that is not C-contiguous would come back contiguous, and what reads them might round otherwise.
-    Raises OffloadError, DeviceMemoryError.
+    Raises OffloadError, whatever the tier raises: the value can be made again.
     """
     array: Any = buffer.array
     if type(array) is HostScalar or not array.nbytes or not array.flags.c_contiguous:
@@ -123,10 +142,18 @@ def move(buffer: Buffer, answer: Any) -> Moved | None:
         slot: Slot = _DrySlot(buffer)
     else:
         tier = answer.tier if isinstance(answer, Offload) else default_tier(buffer.node.aval.device)
-        slot = tier.put(buffer)
+        try:
+            slot = tier.put(buffer)
+        except Exception as e:
+            raise OffloadError(f"{type(tier).__name__} has not taken {buffer.node!r}: {e}") from e
         _used.add(tier)
     LEDGER.moved("offloads")
     return Moved(buffer.node, slot)
+
+
+def keeps_memory() -> bool:
+    """Whether there may be such bytes as :func:`kept_bytes` tells of."""
+    return any(hasattr(tier, "kept_bytes") for tier in list(_used))
 
 
 def kept_bytes() -> int:
@@ -185,6 +212,13 @@ class Offloads:
         self._coming.append(weakref.ref(moved))
         return True
 
+    def in_child(self) -> None:
+        """What is on its way back comes to the parent of a forked child, not to the child."""
+        for ref in self._coming:
+            if (moved := ref()) is not None:
+                moved.forget()
+        self._coming = []
+
     def give_way(self, nbytes: int) -> bool:
         """Make room for so many bytes without evicting anything; False if none was made.
 
@@ -193,8 +227,7 @@ class Offloads:
         """
         while self._coming:
             moved = self._coming.pop()()
-            if moved is not None and moved.coming:
-                moved.cancel()
+            if moved is not None and moved.cancel():
                 return True
         kept = kept_bytes()
         if not kept:

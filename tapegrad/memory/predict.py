@@ -107,7 +107,9 @@ def predict_peak(f: Callable, *args: Any, budgets: Sequence[int | str] | None = 
     keep what it makes: variables of layers and optimizers have to be there before (``build``).  What it writes to
     variables and generators is dropped.  Its predicted bytes are those that ``tg.measure()`` and ``tg.memory_budget``
     would show, to the byte, for what depends on shapes alone: indices given as stand-ins are taken to be in range and
-    not negative.  Other threads should rest meanwhile.
+    not negative.  Within a budget that leaves next to no room, CuPy's pool, held to the same limit, may be too
+    fragmented for an array that would fit: then the run drops more than predicted.  Other threads should rest
+    meanwhile.
 
     Raises DryRunError (RuntimeError) where ``f`` looks at a value or leaves variables behind, SizeError, and whatever
     ``f`` raises.
@@ -183,11 +185,11 @@ class Runs:
             self._f(*inputs)
             return None
         try:
-            MANAGER.enter(limit)
+            MANAGER.enter(limit, None, self)
             try:
                 self._f(*inputs)
             finally:
-                MANAGER.leave(limit)
+                MANAGER.leave(self)
         except BudgetError as e:
             return e.needed_bytes
         return None
@@ -200,14 +202,14 @@ def _dry() -> Iterator[int]:
     before = mode.dry, mode.since
     recorders, deferring, state = thread.recorders, thread.deferring, bits.host_state()
     writes = _Writes()
-    mode.dry, mode.since, mode.constants, mode.waiting, mode.place = True, next_index(), {}, [], 0
+    mode.dry, mode.since, mode.constants, mode.place = True, next_index(), {}, 0
     thread.recorders, thread.deferring = (), None
     try:
         with shadowed(writes):
             yield mode.since
     finally:
         thread.recorders, thread.deferring = recorders, deferring
-        (mode.dry, mode.since), mode.constants, mode.waiting = before, {}, []
+        (mode.dry, mode.since), mode.constants = before, {}
         bits.set_host_state(state)
         writes.undo()
 

@@ -5,22 +5,25 @@ inputs' recipes, and the buffers of inputs that have none (variables, data).  A 
 values are freed at their last use as ever.  What a tape's record keeps is a :class:`Kept`: the one strong reference of
 the tape's to a buffer, which may be dropped, because the recipe remains.  **Eviction is nothing but that.**
 
-Who owns what: recordings own the graph, the graph its recipes, a recipe those it is made from, a kept value its recipe.
-A filled buffer knows nothing of all this; when the last recording lets go of the graph, histories are gone.
+Who owns what: a kept value owns its recipe, and a recipe those it is made from.  While something records, whatever is
+alive may come to be kept: recordings own a session, and the session the recipes of values that are alive.  A filled
+buffer knows nothing of all this; what no tape needs goes at once, and a value's history when nothing records.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
+from tapegrad import locks
 from tapegrad.buffer import Buffer
-from tapegrad.node import Node, leaf
+from tapegrad.device import bits, phantom
+from tapegrad.errors import RecomputeError
+from tapegrad.node import SHARED, Node, leaf
 
 
 class Storage:
@@ -52,11 +55,13 @@ class Recipe:
     ``buffer``: a weak reference to its present buffer.  ``kept``: one to what tapes keep of it.  ``roots``: of a kept
     view or pending value, the storages it holds (by index).  ``times``: how often it was made again.  ``names``: what
     the user calls it.  ``slot``: its bytes in a tier, once they have been moved there.  ``pinned``: its buffer,
-    if it has been decided to keep that in place of what it was made from.
+    if it has been decided to keep that in place of what it was made from.  ``session``: the number of the last one
+    that has used it.
     """
 
     __slots__ = (
-        "__weakref__", "buffer", "inputs", "kept", "names", "node", "pinned", "roots", "slot", "storage", "times",
+        "__weakref__", "buffer", "inputs", "kept", "names", "node", "pinned", "roots", "session", "slot", "storage",
+        "times",
     )  # fmt: skip
 
     def __init__(self, node: Node, inputs: tuple[Any, ...], out: Buffer) -> None:
@@ -70,14 +75,11 @@ class Recipe:
         self.names: tuple[str, ...] = ()
         self.slot: Any = None
         self.pinned: Buffer | None = None
+        self.session = 0
 
     def value(self) -> Buffer | None:
         """The buffer, if there is one."""
         return self.buffer()
-
-    def pin(self, buffer: Buffer) -> None:
-        """Keep the value, and forget what it was made from."""
-        self.pinned, self.inputs = buffer, ()
 
     def keeping(self) -> Kept | None:
         """What tapes keep of it, if any does."""
@@ -85,15 +87,25 @@ class Recipe:
 
 
 class Kept:
-    """What the records of tapes keep of one value: its buffer, until that is dropped."""
+    """What the records of tapes keep of one value: its buffer, until that is dropped.
 
-    __slots__ = ("__weakref__", "_gone", "buffer", "graph", "recipe")
+    ``sources``: of a pending value that is dropped, kept values of what it was to be made from and is still there.
+    ``companions``: those that come back with the value (see ``companions.py``).
+    """
+
+    __slots__ = ("__weakref__", "_gone", "buffer", "companions", "graph", "recipe", "sources")
 
     def __init__(self, recipe: Recipe, graph: Graph, gone: Callable[[Recipe, Graph], None]) -> None:
         self.recipe = recipe
         self.graph = graph
         self.buffer: Buffer | None = None
+        self.sources: tuple[Kept, ...] = ()
+        self.companions: Any = None
         self._gone = gone
+
+    def fill(self, buffer: Buffer) -> None:
+        """The value is there, or is there again."""
+        self.buffer, self.sources = buffer, ()
 
     def __del__(self) -> None:
         if self.recipe.keeping() is self:  # a weak reference finds what is being deleted until it is
@@ -113,6 +125,16 @@ class Residuals:
         """The buffers, made again if need be."""
         return restored(self.things)
 
+    def there(self) -> tuple[Buffer, ...]:
+        """The buffers that have not been dropped."""
+        found = [k.buffer if type(k) is Kept else k for k in self.things]
+        return tuple([b for b in found if b is not None])
+
+
+def _checksum(buffer: Buffer) -> bytes:
+    device = buffer.node.aval.device
+    return bits.checksum(buffer.array if device.kind == "cpu" else device.numpy(buffer.array))
+
 
 def restored(things: tuple[Any, ...]) -> tuple[Buffer, ...]:
     """The buffers of kept values; buffers are themselves."""
@@ -121,65 +143,170 @@ def restored(things: tuple[Any, ...]) -> tuple[Buffer, ...]:
     return tuple([found[id(k)] if type(k) is Kept else k for k in things])
 
 
+class Index:
+    """Recipes by the index of their node, held by others; the numbers of those that are gone are dropped in time."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, weakref.ref[Recipe]] = {}
+        self._clear_at = 4096
+        self._lock = locks.lock()
+
+    def get(self, index: int) -> Recipe | None:
+        """The recipe of the node of that index, if there is one."""
+        found = self._refs.get(index)
+        return None if found is None else found()
+
+    def __getitem__(self, index: int) -> Recipe:
+        if (found := self.get(index)) is None:
+            raise KeyError(index)
+        return found
+
+    def __contains__(self, index: int) -> bool:
+        return self.get(index) is not None
+
+    def __setitem__(self, index: int, recipe: Recipe) -> None:
+        with self._lock:  # recordings of several threads share a graph
+            self._refs[index] = weakref.ref(recipe)
+            if len(self._refs) > self._clear_at:
+                self._refs = {i: r for i, r in self._refs.items() if r() is not None}
+                self._clear_at = max(4096, 2 * len(self._refs))
+
+    def values(self) -> list[Recipe]:
+        """All recipes there are."""
+        return [r for ref in list(self._refs.values()) if (r := ref()) is not None]
+
+    def __len__(self) -> int:
+        return len(self.values())
+
+
+class Session:
+    """What recordings in progress hold: the recipes of values that are alive, which they may come to keep.
+
+    When the last of them ends, only those recipes are left that a kept value needs: so a tape that lives on holds
+    nothing of later steps, and a value carried from step to step does not carry its history along.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def held(self, node: Node, mine: bool) -> bool | None:
+        """See :meth:`Graph.held`."""
+        return self.graph.held(node, mine)
+
+    def __del__(self) -> None:
+        self.graph.forget_live()
+
+
 class Graph:
-    """The recipes of one recording, or of several that overlap, by node index."""
+    """The recipes of values that tapes keep, or may come to keep, by node index.
+
+    Who holds a recipe: a kept value, a recipe that is made from it, and, while something records, its value.
+    """
 
     def __init__(self, restore: Callable[[list[Kept]], dict[int, Buffer]]) -> None:
-        self.recipes: dict[int, Recipe] = {}
+        self.recipes = Index()
         self.restore = restore
-        self._sweep_at = 4096
-        self._lock = threading.RLock()
+        self._session: weakref.ref[Session] | None = None
+        self._number = 0
+        self._sums: weakref.WeakKeyDictionary[Buffer, bytes] = weakref.WeakKeyDictionary()  # of memory of the user's
+        live = self._live = dict[weakref.ref[Buffer], Recipe]()
+        self._dead = lambda ref: live.pop(ref, None)  # a value is gone, and its recipe unless others hold that
+
+    def session(self) -> Session:
+        """What a recording is to hold from its beginning to its end."""
+        found = self.present()
+        if found is None:
+            found = Session(self)
+            self._number += 1
+            self._session = weakref.ref(found)
+        return found
+
+    def present(self) -> Session | None:
+        """The session, if something records."""
+        return None if self._session is None else self._session()
 
     def add(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> Recipe:
-        """Note how ``out`` was made."""
-        with self._lock:  # recordings of several threads share a graph
-            if len(self.recipes) >= self._sweep_at:
-                self.sweep()
-            recipes = self.recipes
-            found = Recipe(node, tuple([recipes.get(b.node.index) or b for b in inputs]), out)
-            recipes[node.index] = found
+        """Note how ``out`` was made, while something records."""
+        get = self.recipes.get
+        sources: list[Any] = []
+        for b in inputs:
+            source = get(b.node.index)
+            if source is not None and source.session != self._number:
+                self._carry(source, b)
+            sources.append(source or b)
+            if source is None and b.array is not None:
+                self._note_shared(b)
+        found = Recipe(node, tuple(sources), out)
+        found.session = self._number
+        self.recipes[node.index] = found
+        found.buffer = weakref.ref(out, self._dead)
+        self._live[found.buffer] = found
         return found
+
+    def _note_shared(self, buffer: Buffer) -> None:
+        """Note what memory of the user's holds when it is read."""
+        root = buffer.root()
+        if root.node.params is SHARED and root not in self._sums and not phantom.mode.dry:
+            self._sums[root] = _checksum(root)
+
+    def check(self, buffer: Buffer) -> None:
+        """``buffer`` is read again.  Raises RecomputeError where the user has changed its memory meanwhile."""
+        root = buffer.root()
+        if root.node.params is SHARED and not phantom.mode.dry:
+            known = self._sums.get(root)
+            if known is not None and known != _checksum(root):
+                raise RecomputeError(
+                    f"memory_budget: the array that a tensor ({root.node.aval!r}) shares with the program, by "
+                    "asarray(copy=False) or from_dlpack, was changed between the forward run and the gradient, so what "
+                    "was dropped cannot be made again from it; let asarray copy it, or change it after the gradient"
+                )
+
+    def _carry(self, recipe: Recipe, buffer: Buffer) -> None:
+        """A value of an earlier session is used: keep it for good if that has fewer bytes than its history."""
+        recipe.session = self._number
+        if recipe.pinned is None and recipe.value() is buffer and buffer.array is not None:
+            if bytes_held_for(recipe) >= buffer.node.aval.nbytes:
+                self.pin(recipe, buffer)
+
+    def alive(self, recipe: Recipe, buffer: Buffer) -> None:
+        """The value of ``recipe`` is in ``buffer`` now."""
+        if self.present() is None:
+            recipe.buffer = weakref.ref(buffer)
+        else:
+            recipe.buffer = weakref.ref(buffer, self._dead)
+            self._live[recipe.buffer] = recipe
+
+    def pin(self, recipe: Recipe, buffer: Buffer) -> None:
+        """Keep the value for good, and forget what it was made from."""
+        recipe.pinned, recipe.inputs = buffer, ()
+        self._live.pop(recipe.buffer, None)  # or the two would hold each other
+
+    def forget_live(self) -> None:
+        """Nothing records any more."""
+        self._live.clear()
 
     def kept(self) -> Iterator[Kept]:
         """All kept values."""
-        for recipe in list(self.recipes.values()):
+        for recipe in self.recipes.values():
             kept = recipe.keeping()
             if kept is not None:
                 yield kept
 
-    def held(self, node: Node, mine: bool) -> bool:
+    def held(self, node: Node, mine: bool) -> bool | None:
         """Whether somebody may still ask for the node's value; ``mine``: a rule of the asking recording wants it.
 
-        Who has it: a handle, a pending value, another recording's rule (which may hand it out again).  True of values
-        without a recipe.
+        Who has it: a handle, a pending value, another recording's rule (which may hand it out again).  None of values
+        without a recipe: references to their nodes tell.
         """
         recipe = self.recipes.get(node.index)
         if recipe is None:
-            return True
+            return None
         kept, buffer = recipe.keeping(), recipe.value()
         known = int(kept is not None and kept.buffer is buffer)
         things = {0: kept, 1: buffer}
         del kept, buffer
         found = _references(things)
         return (things[0] is not None and found[0] - _OWN > mine) or (things[1] is not None and found[1] - _OWN > known)
-
-    def sweep(self) -> None:
-        """Forget recipes of values that nobody can ask for any more; done when their number has doubled, too."""
-        with self._lock:
-            needed: dict[int, Recipe] = {}
-            stack = [r for r in self.recipes.values() if r.keeping() is not None or _has_value(r)]
-            while stack:
-                recipe = stack.pop()
-                if recipe.node.index not in needed:
-                    needed[recipe.node.index] = recipe
-                    stack += [i for i in recipe.inputs if type(i) is Recipe]
-            self.recipes = needed
-            self._sweep_at = max(4096, 2 * len(needed))
-
-
-def _has_value(recipe: Recipe) -> bool:
-    """Whether somebody else holds its value."""
-    return recipe.pinned is None and recipe.value() is not None
 
 
 def bytes_held_for(recipe: Recipe) -> int:
@@ -194,7 +321,7 @@ def bytes_held_for(recipe: Recipe) -> int:
             if type(i) is not Recipe:
                 known[id(i)] += 1
                 leaves[id(i)] = i
-            elif i.storage is None and i.node.index not in seen:
+            elif (i.storage is None or not i.storage.holders) and i.node.index not in seen:
                 seen.add(i.node.index)
                 stack.append(i)
     del i

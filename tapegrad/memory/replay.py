@@ -1,11 +1,11 @@
 """Making dropped values again: what is missing is collected, and each node run once, in the order of the tape.
 
-What has moved to a tier is brought back from there.
+What has moved to a tier is brought back from there.  Nobody is told of a value made again: of its companions, see
+``companions.py``.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -13,8 +13,6 @@ from tapegrad.buffer import Buffer
 from tapegrad.evaluate import again, array_of
 from tapegrad.memory.ledger import LEDGER
 from tapegrad.memory.recipes import Graph, Recipe
-from tapegrad.node import thread
-from tapegrad.transforms.pushing import Pusher
 
 
 class Keeping(Protocol):
@@ -36,26 +34,25 @@ def replay(graph: Graph, targets: list[Recipe], keeping: Keeping) -> dict[int, B
     Values that were there when the replay was planned are dropped last while it runs, and then made again when it comes
     to them.
     """
-    whole = any(isinstance(r, Pusher) for r in thread.recorders)  # tangents come back with values, but not from tiers
-    order, uses = _missing(targets, whole)
+    order, uses = _missing(targets)
     values: dict[int, Buffer] = {}
-    there = _there(graph, order, whole)
+    there = _there(graph, order)
     keeping.spare([r for recipes in there.values() for r in recipes])
     LEDGER.restoring(1)
     try:
         for recipe in order:
-            sources = _sources(recipe, whole)
+            sources = _sources(recipe)
             inputs = tuple([_input(graph, i, values, keeping) for i in sources])
-            if whole or recipe.slot is None:
+            if recipe.slot is None:
                 out = _made(recipe, inputs)
                 recipe.times += 1
             else:
-                out = recipe.slot.fetch(recipe.node)
-            recipe.buffer = weakref.ref(out)
+                out = _fetched(graph, recipe, keeping)
+            graph.alive(recipe, out)
             values[recipe.node.index] = out
             kept = recipe.keeping()
             if kept is not None:
-                kept.buffer = out
+                kept.fill(out)
                 keeping.registered(graph, recipe, out)
             del inputs, out, kept
             for i in sources:
@@ -71,11 +68,11 @@ def replay(graph: Graph, targets: list[Recipe], keeping: Keeping) -> dict[int, B
     return values
 
 
-def _there(graph: Graph, order: list[Recipe], whole: bool) -> dict[int, list[Recipe]]:
+def _there(graph: Graph, order: list[Recipe]) -> dict[int, list[Recipe]]:
     """The storages that are there and that the replay reads, by the index of the node that reads them last."""
     last: dict[int, tuple[int, Recipe]] = {}
     for recipe in order:
-        for i in _sources(recipe, whole):
+        for i in _sources(recipe):
             buffer = i.value() if type(i) is Recipe else None
             storage = None if buffer is None else graph.recipes.get(buffer.root().node.index)
             if storage is not None:
@@ -86,12 +83,12 @@ def _there(graph: Graph, order: list[Recipe], whole: bool) -> dict[int, list[Rec
     return found
 
 
-def _sources(recipe: Recipe, whole: bool) -> tuple[Any, ...]:
-    """What a value is made from; nothing if its bytes are in a tier.  ``whole``: it has to be made in any case."""
-    return recipe.inputs if whole or recipe.slot is None else ()
+def _sources(recipe: Recipe) -> tuple[Any, ...]:
+    """What a value is made from; nothing if its bytes are in a tier."""
+    return recipe.inputs if recipe.slot is None else ()
 
 
-def _missing(targets: list[Recipe], whole: bool) -> tuple[list[Recipe], dict[int, int]]:
+def _missing(targets: list[Recipe]) -> tuple[list[Recipe], dict[int, int]]:
     """The recipes to run for ``targets``, in order, and how often each of them is read (and once by who asks)."""
     order: dict[int, Recipe] = {}
     uses: dict[int, int] = {r.node.index: 1 for r in targets}
@@ -101,7 +98,7 @@ def _missing(targets: list[Recipe], whole: bool) -> tuple[list[Recipe], dict[int
         if recipe.node.index in order:
             continue
         order[recipe.node.index] = recipe
-        for i in _sources(recipe, whole):
+        for i in _sources(recipe):
             if type(i) is Recipe and i.value() is None:
                 uses[i.node.index] = uses.get(i.node.index, 0) + 1
                 stack.append(i)
@@ -110,6 +107,7 @@ def _missing(targets: list[Recipe], whole: bool) -> tuple[list[Recipe], dict[int
 
 def _input(graph: Graph, source: Any, values: dict[int, Buffer], keeping: Keeping) -> Buffer:
     if type(source) is not Recipe:
+        graph.check(source)
         return source
     found = values.get(source.node.index) or source.value()
     if found is None:
@@ -117,16 +115,20 @@ def _input(graph: Graph, source: Any, values: dict[int, Buffer], keeping: Keepin
     return found
 
 
+def _fetched(graph: Graph, recipe: Recipe, keeping: Keeping) -> Buffer:
+    """A value whose bytes are in a tier; where the tier fails, it is made again.  Raises MemoryErrors as they come."""
+    try:
+        return recipe.slot.fetch(recipe.node)
+    except MemoryError:
+        raise
+    except Exception:
+        recipe.slot = None
+        return replay(graph, [recipe], keeping)[recipe.node.index]
+
+
 def _made(recipe: Recipe, inputs: tuple[Buffer, ...]) -> Buffer:
     LEDGER.restored()
-    pushers = [r for r in thread.recorders if isinstance(r, Pusher)]
     if recipe.node.prim is None:  # the same bytes under another node
         (source,) = inputs
-        out = Buffer(array_of(source), recipe.node, (source.root(),))
-        for p in pushers:
-            p.carry(source, out)
-        return out
-    out = again(recipe.node, inputs)
-    for p in pushers:  # a tangent lives as long as its value: it comes back with it
-        p.record(recipe.node, inputs, out)
-    return out
+        return Buffer(array_of(source), recipe.node, (source.root(),))
+    return again(recipe.node, inputs)

@@ -13,12 +13,13 @@ from typing import Any
 
 from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
+from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import NotATensorError
+from tapegrad.memory.checkpoint import Checkpoint
 from tapegrad.memory.figures import rounded
 from tapegrad.memory.ledger import LEDGER
 from tapegrad.memory.places import line_of
 from tapegrad.memory.recipes import Kept, Residuals, roots
-from tapegrad.memory.recompute import CheckpointedCall
 from tapegrad.memory.sizes import format_bytes
 from tapegrad.node import Node
 from tapegrad.transforms.recording import Recording
@@ -34,8 +35,9 @@ class Row:
 
     ``state``: *saved* (its bytes are kept), *view* (it lies in the bytes of another row), *pending* (not stored: the
     backward kernel computes it from other rows), *held* (a variable's content, there anyway), *evicted* (dropped under
-    a budget, made again when read), *recomputed* (of a call that keeps its inputs and runs again), or *custom* (of a
-    call with a gradient function of its own, which keeps what it keeps).
+    a budget, made again when read), *offloaded* (its bytes are in another memory), *recomputed* (of a call that runs
+    again; what it keeps for that, inputs and stored states, has rows of its own), or *custom* (of a call with a
+    gradient function of its own, which keeps what it keeps).
     """
 
     index: int
@@ -153,15 +155,34 @@ class _Found:
         call, _, plan, things = record
         if plan is None:
             for node in things:
-                state = "recomputed" if isinstance(call, CheckpointedCall) else "custom"
+                state = "recomputed" if isinstance(call, Checkpoint) else "custom"
                 row = self._row(node, state, call.name)
                 self._put(replace(row, times=getattr(call, "times", 0)))
+            if isinstance(call, Checkpoint):
+                for content in call.contents():
+                    for b in (content, content.root()):
+                        self._variables.setdefault(b.node.index, "(a former content)")
+                    self._add(content)
+                for thing in call.kept():
+                    self._add_thing(thing)
             return
         for thing in things.things if isinstance(things, Residuals) else things:
-            if isinstance(thing, Kept):
-                self._add_kept(thing)
-            else:
-                self._add(thing)
+            self._add_thing(thing)
+
+    def _add_thing(self, thing: Any) -> None:
+        """A buffer, something that stands for one or several, or a recording."""
+        if isinstance(thing, Buffer):
+            self._add(thing)
+        elif isinstance(thing, Kept):
+            self._add_kept(thing)
+        elif isinstance(thing, Residuals):
+            for each in thing.things:
+                self._add_thing(each)
+        elif isinstance(thing, Recording):
+            for record in list(thing._records):
+                self.add_record(record)
+        else:
+            self._put(self._row(thing.node, "offloaded"))
 
     def _add_kept(self, kept: Kept) -> None:
         times, buffer = kept.recipe.times, kept.buffer
@@ -188,7 +209,9 @@ class _Found:
     def _stored(self, buffer: Buffer) -> Row:
         name = self._variables.get(buffer.node.index)
         row = self._row(buffer.node, "saved" if name is None else "held", buffer=buffer)
-        return row if name is not None else replace(row, kept_bytes=rounded(row.nbytes))
+        if name is not None or type(buffer.array) is HostScalar:  # a kernel's argument: nothing lies on the device
+            return row
+        return replace(row, kept_bytes=rounded(row.nbytes))
 
     def _row(self, node: Node, state: str, op: str | None = None, buffer: Buffer | None = None) -> Row:
         aval: ShapedArray = node.aval

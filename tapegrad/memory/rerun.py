@@ -5,18 +5,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import buffer as _buffer
 from tapegrad import nest
-from tapegrad.buffer import Buffer
+from tapegrad.buffer import Buffer, in_room
 from tapegrad.device import is_array, phantom
 from tapegrad.errors import RecomputeError
-from tapegrad.node import Call, Node, next_index, thread
+from tapegrad.evaluate import catch_up, postponed
+from tapegrad.node import Call, Node, Runner, next_index, thread
 from tapegrad.tensor import Tensor, convert, from_array
 from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.recording import Trace
 from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from tapegrad.node import Run
 
 
 class Lookout:
@@ -190,6 +194,19 @@ class RerunTrace(Trace):
         """The index of a source's node in this run."""
         return self._indices[position]
 
+    def compute(self, results: Iterable[Any]) -> None:
+        """Apply the postponed nodes that rules read on the way back from ``results``."""
+        reached = {r._buffer.node.index for r in results if isinstance(r, Tensor)}
+        wanted: list[Any] = []
+        for node, inputs, plan, residuals in reversed(self._records):
+            made = residuals if plan is None else (node,)
+            if any(n.index in reached for n in made):
+                reached.update(n.index for n in inputs if n is not None)
+                if plan is not None:
+                    wanted.append(residuals)
+        wanted.reverse()
+        catch_up(b for r in wanted for b in (r if type(r) is tuple else r.there()))
+
     def resume(self, number: int, count: int, index: int | None) -> None:
         """``count`` contents of a variable were read before; the last of them, ``index``, is its content now."""
         known = self._read[number] = [0] * count
@@ -210,6 +227,49 @@ class RerunTrace(Trace):
         if index > self._start and index not in known:
             known.append(index)
             self._stands_for(index, variable.construction_number, len(known) - 1)
+
+
+class Asked:
+    """A runner that is asked in the block."""
+
+    def __enter__(self) -> None:
+        self._before: Runner | None = thread.runner
+        thread.runner = self  # type: ignore[assignment]
+
+    def __exit__(self, *exc: object) -> None:
+        thread.runner = self._before
+
+
+class Postponing(Asked):
+    """Postpones what a rerun applies until a rule, or the function itself, reads it.
+
+    So a rerun runs the whole function (it may print, count, draw), but computes no value that nobody reads, such as the
+    last product of a layer.  Elementwise nodes that need nothing postponed are lazy anyway.  Where others than the
+    rerun's own tape record, run forward, or batch, nodes are applied at once.
+    """
+
+    def __init__(self, watch: Lookout) -> None:
+        self._watch = watch
+        self._walks = thread.walks
+        self._alone = len(thread.recorders) == 2 and not thread.guards  # the rerun's tape and its look-out
+
+    def run(self, node: Node, inputs: tuple[Buffer, ...], run: Run) -> Buffer:
+        """A postponed value; a view, or an elementwise one, only if what it is made from is postponed."""
+        if (
+            self._alone
+            and thread.recorders[-1] is self._watch
+            and thread.deferring is None
+            and thread.walks == self._walks
+            and not thread.guards
+        ):
+            prim: Any = node.prim
+            at_once = prim.calls_user if node.site is None and not prim.view else not any(b.postponed for b in inputs)
+            if not at_once:
+                return postponed(node, inputs)
+        return run(node, inputs)
+
+    def named(self, buffer: Buffer, name: str) -> None:
+        """The first run has heard it."""
 
 
 def come_for(nodes: Sequence[Node], needed: Iterable[int], come: dict[int, Any]) -> dict[int, Tensor]:
@@ -246,11 +306,10 @@ def alone(result: Any, start: int) -> Any:
     whole = root.node.aval.nbytes <= buffer.node.aval.nbytes or root.node.index < start
     if whole or not array.flags.c_contiguous:
         return result
-    if _buffer.keeper is not None:
-        _buffer.keeper.reserve((buffer.node.aval,), ("a slice of a result",))
-    copied = Buffer(phantom.copied(array), buffer.node)
-    if _buffer.keeper is not None:
-        _buffer.keeper.replaced(copied)
+    node = buffer.node
+    copied = in_room((node.aval,), ("a slice of a result",), lambda: Buffer(phantom.copied(array), node))
+    if (keeper := _buffer.keeper) is not None:
+        keeper.replaced(copied)
     for r in thread.recorders:
         if isinstance(r, Pusher):
             r.carry(buffer, copied)
@@ -272,20 +331,21 @@ def _snapshot(leaf: Any) -> Any:
 class Argument:
     """A tensor among a call's arguments, held as tapes hold residuals: it may be dropped, and made again."""
 
-    __slots__ = ("_residuals",)
+    __slots__ = ("residuals",)
 
     def __init__(self, residuals: Any) -> None:
-        self._residuals = residuals
+        self.residuals = residuals
 
     def tensor(self) -> Tensor:
         """The tensor, made again if need be."""
-        (buffer,) = self._residuals.restored()
+        (buffer,) = self.residuals.restored()
         return Tensor(buffer)
 
 
 def kept_by_tapes(leaf: Any) -> Any:
     """A tensor as an :class:`Argument` where somebody keeps memory within a budget; anything else is itself."""
-    if not isinstance(leaf, Tensor) or _buffer.keeper is None:
+    keeper = _buffer.keeper
+    if not isinstance(leaf, Tensor) or keeper is None:
         return leaf
-    residuals = _buffer.keeper.keep((leaf._buffer,))
+    residuals = keeper.keep((leaf._buffer,))
     return leaf if type(residuals) is tuple else Argument(residuals)

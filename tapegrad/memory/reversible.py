@@ -100,7 +100,7 @@ class Reversible:
             steps[axis] = slice(None, None, -(-a.shape[axis] // count) or 1)
         with unrecorded():
             found = a[tuple(steps)]
-            return array_of(found._buffer) if phantom.mode.dry else found.numpy()
+            return array_of(found._buffer) if phantom.mode.dry else found.numpy(copy=True)
 
     def compare(self, sample: Any, a: Tensor) -> None:
         """Raise ReversibleError if ``a``, brought back, has drifted too far from what was sampled."""

@@ -12,29 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import Buffer
-from tapegrad.errors import RecomputeError
+from tapegrad.errors import OffloadError, RecomputeError
 from tapegrad.evaluate import array_of, fill
 from tapegrad.memory.manager import MANAGER
 from tapegrad.memory.offload import AHEAD, Moved, move
 from tapegrad.memory.policies import RECOMPUTE, SAVE, Policy, asked
-from tapegrad.node import Node, Runner, thread
+from tapegrad.memory.rerun import Asked
+from tapegrad.node import Node, thread
 
 if TYPE_CHECKING:
     from tapegrad.node import Run
 
 
-class _InForce:
-    """A runner that is asked in the block."""
-
-    def __enter__(self) -> None:
-        self._before: Runner | None = thread.runner
-        thread.runner = self  # type: ignore[assignment]
-
-    def __exit__(self, *exc: object) -> None:
-        thread.runner = self._before
-
-
-class Noting(_InForce):
+class Noting(Asked):
     """Notes, in a first run, the values that ``policy`` saves or offloads.
 
     ``saved``: by place, the primitive's node and the value: its buffer, or what was moved to a tier.  ``count``: of the
@@ -83,10 +73,10 @@ class Noting(_InForce):
     def settle(self) -> None:
         """The run is over: only what was saved is kept."""
         self._places, self._names, self._pending, self._watch = {}, {}, set(), None
-        if _buffer.accountant is not None:
+        if (accountant := _buffer.accountant) is not None:
             for _, value in self.saved.values():
                 if isinstance(value, Buffer):
-                    _buffer.accountant.wanted(value, "policy")
+                    accountant.wanted(value, "policy")
 
     def _ask(self, buffer: Buffer) -> None:
         """A value of the run has bytes of its own: keep them, or move them, if the policy says so."""
@@ -94,11 +84,14 @@ class Noting(_InForce):
         answer = asked(self._policy, node, self._names.get(node.index, ()))
         if answer is RECOMPUTE or self._places[node.index] in self.saved:
             return
-        moved = None if answer is SAVE else move(buffer, answer)
+        try:
+            moved = None if answer is SAVE else move(buffer, answer)
+        except OffloadError:  # a full disk, say: the rerun makes the value again
+            return
         self.saved[self._places[node.index]] = (node, buffer if moved is None else moved)
 
 
-class Taking(_InForce):
+class Taking(Asked):
     """Gives, in a rerun, the values that the first run has saved, in place of computing them."""
 
     def __init__(self, name: str, first: Noting, watch: Any) -> None:
@@ -125,7 +118,12 @@ class Taking(_InForce):
                 "has saved; a checkpointed function must do the same each time"
             )
         if isinstance(value, Moved):
-            return self._fetch(value, node)
+            try:
+                return self._fetch(value, node)
+            except MemoryError:
+                raise
+            except Exception:  # the tier has lost it: the rerun has its inputs
+                return run(node, inputs)
         return Buffer(array_of(value), node, (value.root(),))
 
     def named(self, buffer: Buffer, name: str) -> None:

@@ -104,6 +104,7 @@ class CheckpointedSequence:
     def __call__(self, x: Any) -> Any:
         """The chain's output; under a tape by plan."""
         loop = Loop(lambda state, i: self.functions[i](state), "checkpoint_sequential", len(self.functions))
+        loop.steady = False
         if thread.recorders and self.functions:
             self.plan = plan = self._plan(x)
             loop.schedule = lambda n: plan.actions

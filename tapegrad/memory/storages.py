@@ -13,10 +13,11 @@ from itertools import islice
 from typing import Any
 
 from tapegrad.buffer import Buffer
+from tapegrad.errors import OffloadError
 from tapegrad.memory.costs import cost_of, transfer_of
 from tapegrad.memory.eviction import Candidates
 from tapegrad.memory.figures import rounded
-from tapegrad.memory.guard import Guard
+from tapegrad.memory.guard import Guard, guarded
 from tapegrad.memory.offload import Offloads, move
 from tapegrad.memory.policies import RECOMPUTE, SAVE, Answer, Policy, asked
 from tapegrad.memory.recipes import Graph, Kept, Recipe, Storage, bytes_held_for, releasable, roots
@@ -38,15 +39,13 @@ class Storages:
         self.policy: Policy | None = None
         """The one in force; of each value it is asked once, when tapes come to want its bytes, and at each name."""
         self._ready: dict[int, tuple[Recipe, Graph]] = {}  # what is to be offloaded, by index
-        self.unused = 0
-        """Bytes, at least, that go when the graph is swept."""
 
+    @guarded
     def clear(self) -> None:
         """Forget everything."""
-        with self.guard:
-            self._gone.clear()
-            self._ready.clear()
-            self.candidates.clear()
+        self._gone.clear()
+        self._ready.clear()
+        self.candidates.clear()
 
     def kept(self, graph: Graph, buffer: Buffer) -> Kept | Buffer:
         """What a record is to hold of ``buffer``: itself if it cannot be made again."""
@@ -59,7 +58,7 @@ class Storages:
             recipe.kept = weakref.ref(kept)
         elif kept.buffer is not None:
             return kept
-        kept.buffer = buffer
+        kept.fill(buffer)
         self.register(graph, recipe, buffer)
         return kept
 
@@ -73,22 +72,35 @@ class Storages:
             if below is not None:
                 self._hold(graph, below, recipe)
 
+    @guarded
     def registered(self, graph: Graph, recipe: Recipe, buffer: Buffer) -> None:
         """A replay has made a kept value again."""
-        with self.guard:
-            self.register(graph, recipe, buffer)
+        self.register(graph, recipe, buffer)
 
+    @guarded
+    def registered_again(self, graph: Graph) -> None:
+        """What was made again while no budget was in force, perhaps by kernels that nobody told of, can be dropped."""
+        for kept in graph.kept():
+            if kept.buffer is not None:
+                self.register(graph, kept.recipe, kept.buffer)
+
+    @guarded
+    def keep(self, graph: Graph, buffers: tuple[Buffer, ...]) -> tuple[Kept | Buffer, ...]:
+        """What a record is to hold of ``buffers``."""
+        return tuple([self.kept(graph, b) for b in buffers])
+
+    @guarded
     def spare(self, recipes: Iterable[Recipe]) -> None:
         """A replay will read these; others shall be dropped first."""
-        with self.guard:
-            self.candidates.spare(recipes)
+        self.candidates.spare(recipes)
 
+    @guarded
     def unspare(self, graph: Graph, recipes: Iterable[Recipe]) -> None:
         """The replay has read these for the last time."""
-        with self.guard:
-            for recipe in recipes:
-                self.candidates.unspare(recipe, graph)
+        for recipe in recipes:
+            self.candidates.unspare(recipe, graph)
 
+    @guarded
     def filled(self, graph: Graph, recipe: Recipe, keeps: tuple[Buffer, ...]) -> None:
         """A pending value has got bytes of its own: who kept it, or what is to be made from it, holds these now."""
         index = recipe.node.index
@@ -131,6 +143,7 @@ class Storages:
         if storage.answer is not SAVE and recipe.pinned is None:
             self.candidates.add(recipe, graph, rounded(nbytes))
 
+    @guarded
     def named(self, graph: Graph, recipe: Recipe, name: str) -> Answer:
         """The user calls a value, which is there, ``name``; what the policy says now."""
         recipe.names += (name,)
@@ -153,6 +166,8 @@ class Storages:
         stack = [new]
         while stack and len(seen) < _MOST_WALKED:
             recipe = stack.pop()
+            if recipe.pinned is not None:  # kept for good: nothing makes it again, and what made it is forgotten
+                continue
             storage.cost += cost_of(recipe.node, [i.node.aval for i in recipe.inputs])
             for above in recipe.inputs:
                 if type(above) is not Recipe or above.node.index in seen:
@@ -164,10 +179,13 @@ class Storages:
                     storage.near.append(above.node.index)
                     above.storage.near.append(new.node.index)
 
-    def drop(self, recipe: Recipe, graph: Graph) -> bool:
-        """Drop a storage; False if somebody holds it besides tapes."""
+    def drop(self, recipe: Recipe, graph: Graph, moving: bool = False) -> bool:
+        """Drop a storage; False if somebody holds it besides tapes.
+
+        ``moving``: where it is to be moved and its tier fails, raise OffloadError; else it is dropped all the same.
+        """
         storage = recipe.storage
-        if storage is None or recipe.value() is None:
+        if storage is None or recipe.pinned is not None or recipe.value() is None:
             self._withdraw(recipe)
             return False
         holders = []
@@ -177,12 +195,12 @@ class Storages:
             if kept is not None:
                 holders.append(kept)
         drop = releasable(recipe, holders)
-        if drop and storage.transfer is None and self._is_cheaper(recipe):
+        if drop and storage.transfer is None and self._is_cheaper(recipe, graph):
             return False
-        if not drop or not self._moved(recipe, graph, storage):
+        if not drop or not self._moved(recipe, graph, storage, moving):
             return False
         for kept in drop:
-            kept.buffer = None
+            self._let_go(graph, recipe, kept)
         if recipe.value() is not None:  # another thread has taken hold of it meanwhile
             return False
         if recipe.slot is None:
@@ -192,23 +210,41 @@ class Storages:
             self.offloads.went(recipe.slot)
         return True
 
-    def _is_cheaper(self, recipe: Recipe) -> bool:
+    def _let_go(self, graph: Graph, recipe: Recipe, kept: Kept) -> None:
+        """Drop what ``kept`` holds for the sake of ``recipe``'s bytes.
+
+        A pending value holds other storages, too.  They stay, each to be dropped for itself, until the value is made
+        again: it will be made from them.
+        """
+        buffer: Any = kept.buffer
+        if buffer.array is None:
+            others = [b for b in roots(buffer) if b.node is not recipe.node]
+            kept.sources = tuple([k for b in others if type(k := self.kept(graph, b)) is Kept])
+        kept.buffer = None
+
+    def _is_cheaper(self, recipe: Recipe, graph: Graph) -> bool:
         """Keep a value for good if what is held only for making it again has no fewer bytes; then that can go."""
         nbytes = bytes_held_for(recipe)
         if nbytes < max(1, recipe.node.aval.nbytes):
             return False
         buffer = recipe.value()
         if buffer is not None:
-            recipe.pin(buffer)
+            graph.pin(recipe, buffer)
             self._withdraw(recipe)
-            self.unused += nbytes
         return True
 
-    def _moved(self, recipe: Recipe, graph: Graph, storage: Storage) -> bool:
+    def _moved(self, recipe: Recipe, graph: Graph, storage: Storage, moving: bool) -> bool:
         """Move the bytes to a tier if the policy says so; False if they cannot be: then they can be made again."""
         if storage.transfer is not None and recipe.slot is None:
             buffer: Any = recipe.value()
-            recipe.slot = move(buffer, storage.answer)
+            try:
+                recipe.slot = move(buffer, storage.answer)
+            except OffloadError:  # a full disk, say: under a limit the value can be made again
+                if moving:
+                    raise
+                storage.transfer = None
+                self._ready.pop(recipe.node.index, None)
+                return True
             if recipe.slot is None:
                 storage.transfer = None
                 self._ready.pop(recipe.node.index, None)
@@ -216,6 +252,7 @@ class Storages:
                 return False
         return True
 
+    @guarded
     def offload(self, here: int) -> None:
         """Move what a policy offloads, and only tapes have; not what has come back and is still to be read.
 
@@ -223,7 +260,7 @@ class Storages:
         """
         for index in list(islice(self._ready, _MOST_TRIED)):
             recipe, graph = self._ready.pop(index)
-            moved = (recipe.slot is None or index > here) and self.drop(recipe, graph)
+            moved = (recipe.slot is None or index > here) and self.drop(recipe, graph, moving=True)
             storage = recipe.storage
             if not moved and storage is not None and storage.place >= 0 and storage.transfer is not None:
                 self._ready[index] = (recipe, graph)  # the last in the line
@@ -237,9 +274,12 @@ class Storages:
 
     def _forget_gone(self) -> None:
         while self._gone:
-            recipe, graph = self._gone.popleft()
-            if recipe.keeping() is not None:
-                continue
+            recipe, graph = self._gone[0]
+            self._forget(recipe, graph)
+            self._gone.popleft()  # only now: an interrupt may come at any time, and all this can be done twice
+
+    def _forget(self, recipe: Recipe, graph: Graph) -> None:
+        if recipe.keeping() is None:
             index = recipe.node.index
             for root in (index, *recipe.roots):
                 below = graph.recipes.get(root)
@@ -250,5 +290,3 @@ class Storages:
                         self.offloads.returned(root)
                         below.slot = None
             recipe.roots = ()
-            if recipe.pinned is not None:
-                self.unused += recipe.node.aval.nbytes

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
+from tapegrad import locks
 from tapegrad.device import phantom
+from tapegrad.locks import whole
 from tapegrad.memory.figures import Measure
 from tapegrad.memory.here import HERE
 from tapegrad.memory.journal import Journal
@@ -16,53 +17,49 @@ class Telling:
     """The part of the ledger that counts no bytes."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = locks.lock()
         self._open: list[Measure] = []
         self.journal: Journal | None = None
         """Written while a program is profiled."""
 
-    def renew_lock(self) -> None:
-        """In a forked process: the lock may be another thread's, which is not here."""
-        self._lock = threading.RLock()
-
+    @whole
     def ran(self, names: tuple[str, ...], read: int, written: int) -> None:
         """A kernel ran."""
-        with self._lock:
-            for m in self._open:
-                m.kernel_runs += 1
-                m.bytes_moved += read + written
-                m.nodes_run.update(names)
+        for m in self._open:
+            m.kernel_runs += 1
+            m.bytes_moved += read + written
+            m.nodes_run.update(names)
 
     def restoring(self, change: int) -> None:
         """Values are made again in this thread."""
         HERE.reruns += change
         HERE.restoring += change
 
+    @whole
     def restored(self) -> None:
         """One value was made again."""
-        with self._lock:
-            for m in self._open:
-                m.restored += 1
+        for m in self._open:
+            m.restored += 1
 
+    @whole
     def evicted(self) -> None:
         """One value was dropped."""
-        with self._lock:
-            for m in self._open:
-                m.evictions += 1
+        for m in self._open:
+            m.evictions += 1
 
+    @whole
     def moved(self, figure: str) -> None:
         """One value went to a tier (``figure``: "offloads"), came back, or started to ("fetches", "prefetches")."""
-        with self._lock:
-            for m in self._open:
-                setattr(m, figure, getattr(m, figure) + 1)
+        for m in self._open:
+            setattr(m, figure, getattr(m, figure) + 1)
 
+    @whole
     def rerun_began(self, shift: int) -> Any:
         """A checkpointed function is rerun in this thread."""
         HERE.reruns += 1
         before, HERE.shift = HERE.shift, shift
-        with self._lock:
-            for m in self._open:
-                m.reruns += 1
+        for m in self._open:
+            m.reruns += 1
         return before
 
     def rerun_ended(self, token: Any) -> None:
@@ -70,11 +67,11 @@ class Telling:
         HERE.reruns -= 1
         HERE.shift = token
 
+    @whole
     def scratch(self, nbytes: int) -> None:
         """A kernel took workspace."""
-        with self._lock:
-            for m in self._open:
-                m.scratch_bytes = max(m.scratch_bytes, nbytes)
+        for m in self._open:
+            m.scratch_bytes = max(m.scratch_bytes, nbytes)
 
     def walk_began(self) -> Any:
         """A gradient walk begins."""

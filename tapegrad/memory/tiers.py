@@ -21,15 +21,17 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-import threading
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
+from tapegrad import locks
 from tapegrad.buffer import Buffer
 from tapegrad.device import Device
 from tapegrad.device.copying import Copier
 from tapegrad.device.cuda import CudaDevice
 from tapegrad.device.pinned import size_class
+from tapegrad.device.threads import NAME
 from tapegrad.errors import DeviceError, OffloadError
 
 _GROWTH = 2**20  # places that a file grows by, in bytes: asking the disk for room takes longer than copying a page
@@ -114,7 +116,7 @@ class Disk:
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self._directory = directory
         self._process = os.getpid()
-        self._lock = threading.RLock()  # a slot may be found to be garbage while this thread holds it
+        self._lock = locks.lock()  # a slot may be found to be garbage while this thread holds it
         self._files: dict[int, _File] = {}
         self._reader: ThreadPoolExecutor | None = None
         self.bytes_held = 0
@@ -171,7 +173,7 @@ class Disk:
     def _later(self, slot: DiskSlot, array: Any) -> Future[None]:
         with self._lock:
             if self._reader is None:  # one: a disk reads no faster for being asked twice
-                self._reader = ThreadPoolExecutor(1, "tapegrad disk")
+                self._reader = ThreadPoolExecutor(1, f"{NAME} disk")
             return self._reader.submit(self._read, slot, array)
 
     def _check_process(self) -> None:
@@ -253,9 +255,9 @@ class _File:
         self.size = size
         self.end = 0
         self.free: list[int] = []
-
-    def __del__(self) -> None:
-        self.file.close()
+        weakref.finalize(
+            self, file.close
+        )  # in a cycle of garbage a file may be found unclosed before a __del__ of ours
 
     def take(self) -> int:
         """Where a free place starts.  Raises OSError when the disk is full."""

@@ -13,23 +13,23 @@ class Wanted:
     """A set of pending buffers, by node; those that are gone are forgotten when it has doubled."""
 
     def __init__(self) -> None:
-        self._found: dict[int, weakref.ref[Buffer]] = {}
+        self.found: dict[int, weakref.ref[Buffer]] = {}
         self._prune_at = _FIRST_PRUNING
 
     def add(self, buffer: Buffer) -> bool:
         """Whether ``buffer`` is new here."""
-        if buffer.node.index in self._found:
+        if buffer.node.index in self.found:
             return False
-        self._found[buffer.node.index] = weakref.ref(buffer)
-        if len(self._found) >= self._prune_at:
-            self._found = {i: b for i, b in self._found.items() if b() is not None}
-            self._prune_at = max(_FIRST_PRUNING, 2 * len(self._found))
+        self.found[buffer.node.index] = weakref.ref(buffer)
+        if len(self.found) >= self._prune_at:
+            self.found = {i: b for i, b in self.found.items() if b() is not None}
+            self._prune_at = max(_FIRST_PRUNING, 2 * len(self.found))
         return True
 
     def take(self, buffer: Buffer) -> bool:
         """Whether ``buffer``, which is filled now, was here."""
-        return bool(self._found) and self._found.pop(buffer.node.index, None) is not None
+        return bool(self.found) and self.found.pop(buffer.node.index, None) is not None
 
     def clear(self) -> None:
         """Nobody asks any more."""
-        self._found.clear()
+        self.found.clear()

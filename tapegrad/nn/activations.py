@@ -5,12 +5,13 @@ At a kink the gradient is PyTorch's: that of the flat side for limits (0 at both
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from tapegrad import ops, random
 from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.ops import activation as activation_ops
+from tapegrad.ops.dispatch import in_float32
 from tapegrad.tensor import Tensor
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
 
 relu, silu, sigmoid, tanh = ops.relu, ops.silu, ops.sigmoid, ops.tanh
 swish = silu
+mish, softsign = activation_ops.mish, ops.softsign
 
 
 def floating(input: Any) -> Tensor:
@@ -39,14 +41,10 @@ def gelu(input: Any, approximate: str = "none") -> Tensor:
 
     Raises TapegradError unless ``approximate`` is "none" or "tanh".
     """
-    if approximate == "none":
-        return ops.gelu(input)
-    if approximate != "tanh":
-        raise TapegradError(f'gelu: wanted approximate "none" or "tanh", got {approximate!r}')
-    x = ops.asarray(input)
-    return 0.5 * x * (1.0 + ops.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+    return ops.gelu(input, approximate=approximate)
 
 
+@in_float32
 def softplus(input: Any, beta: float = 1.0, threshold: float | None = None) -> Tensor:
     """``log(1 + exp(beta * x)) / beta``, exact for large arguments too.
 
@@ -62,17 +60,20 @@ def logsigmoid(input: Any) -> Tensor:
     return -ops.softplus(-ops.asarray(input))
 
 
+@in_float32
 def elu(input: Any, alpha: float = 1.0) -> Tensor:
     """``x`` where positive, else ``alpha * (exp(x) - 1)``."""
     x = ops.asarray(input)
     return ops.where(x > 0, x, alpha * ops.expm1(ops.minimum(x, 0)))
 
 
+@in_float32
 def selu(input: Any) -> Tensor:
     """The self-normalizing scaled ``elu`` (Klambauer et al., 2017)."""
     return 1.0507009873554805 * elu(input, 1.6732632423543772)
 
 
+@in_float32
 def celu(input: Any, alpha: float = 1.0) -> Tensor:
     """``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``, smooth for any alpha (Barron, arXiv 1704.07483).
 
@@ -84,12 +85,14 @@ def celu(input: Any, alpha: float = 1.0) -> Tensor:
     return ops.where(x > 0, x, alpha * ops.expm1(ops.minimum(x, 0) / alpha))
 
 
+@in_float32
 def leaky_relu(input: Any, negative_slope: float = 0.01) -> Tensor:
     """``x`` where positive, else ``negative_slope * x``."""
     x = ops.asarray(input)
     return ops.where(x > 0, x, negative_slope * x)
 
 
+@in_float32
 def prelu(input: Any, weight: Any) -> Tensor:
     """``x`` where positive, else ``weight * x`` (He et al., arXiv 1502.01852).
 
@@ -129,11 +132,13 @@ def relu6(input: Any) -> Tensor:
     return limited(ops.asarray(input), 0, 6)
 
 
+@in_float32
 def hardsigmoid(input: Any) -> Tensor:
     """``x / 6 + 1 / 2`` limited to [0, 1]; the gradient at both ends is 0."""
     return limited(ops.asarray(input) / 6.0 + 0.5, 0.0, 1.0)
 
 
+@in_float32
 def hardswish(input: Any) -> Tensor:
     """``x * hardsigmoid(x)`` (Howard et al., arXiv 1905.02244)."""
     x = floating(input)
@@ -141,12 +146,14 @@ def hardswish(input: Any) -> Tensor:
     return ops.where(x <= -3, 0, ops.where(x >= 3, x, inner * (inner + 3.0) / 6.0))
 
 
+@in_float32
 def hardshrink(input: Any, lambd: float = 0.5) -> Tensor:
     """``x`` where ``|x| > lambd``, else 0."""
     x = ops.asarray(input)
     return ops.where(ops.logical_and(x >= -lambd, x <= lambd), 0, x)
 
 
+@in_float32
 def softshrink(input: Any, lambd: float = 0.5) -> Tensor:
     """``x`` moved by ``lambd`` towards 0, where it stays.  Raises TapegradError for negative ``lambd``."""
     if lambd < 0:
@@ -155,6 +162,7 @@ def softshrink(input: Any, lambd: float = 0.5) -> Tensor:
     return ops.where(x > lambd, x - lambd, ops.where(x < -lambd, x + lambd, x * 0))
 
 
+@in_float32
 def tanhshrink(input: Any) -> Tensor:
     """``x - tanh(x)``."""
     x = floating(input)
@@ -165,18 +173,6 @@ def threshold(input: Any, threshold: float, value: float) -> Tensor:
     """``x`` where above ``threshold``, else ``value``."""
     x = ops.asarray(input)
     return ops.where(x <= threshold, value, x)
-
-
-def softsign(input: Any) -> Tensor:
-    """``x / (1 + |x|)``."""
-    x = ops.asarray(input)
-    return x / (1.0 + ops.abs(x))
-
-
-def mish(input: Any) -> Tensor:
-    """``x * tanh(softplus(x))`` (Misra, 2019)."""
-    x = ops.asarray(input)
-    return x * ops.tanh(ops.softplus(x))
 
 
 def softmax(input: Any, dim: int = -1, *, dtype: Any = None) -> Tensor:
@@ -198,8 +194,13 @@ def _in(input: Any, dtype: Any) -> Tensor:
     return ops.asarray(input) if dtype is None else ops.astype(ops.asarray(input), dtype)
 
 
+def linear(x: Tensor) -> Tensor:
+    """``x`` itself."""
+    return x
+
+
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "linear": lambda x: x,
+    "linear": linear,
     "exponential": ops.exp,
     "hard_sigmoid": hardsigmoid,
     "hard_swish": hardswish,

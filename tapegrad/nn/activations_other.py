@@ -8,6 +8,7 @@ from typing import Any
 from tapegrad import ops, random
 from tapegrad.errors import ShapeError
 from tapegrad.nn.activations import floating, limited
+from tapegrad.ops.dispatch import in_float32
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.custom_gradient import stop_gradient
 
@@ -17,18 +18,21 @@ __all__ = [
 ]  # fmt: skip
 
 
+@in_float32
 def squareplus(x: Any, b: Any = 4) -> Tensor:
     """``(x + sqrt(x**2 + b)) / 2``, a softplus without exponentials (Barron, arXiv 2112.11687)."""
     x = floating(x)
     return 0.5 * (x + ops.sqrt(ops.square(x) + b))
 
 
+@in_float32
 def sparse_plus(x: Any) -> Tensor:
     """0 up to -1, ``(x + 1)**2 / 4`` up to 1, then ``x``: the integral of :func:`sparse_sigmoid`."""
     x = floating(x)
     return ops.where(x <= -1, 0, ops.where(x >= 1, x, 0.25 * ops.square(x + 1)))
 
 
+@in_float32
 def sparse_sigmoid(x: Any) -> Tensor:
     """``(x + 1) / 2`` limited to [0, 1]; the gradient at both ends is 0."""
     return limited(0.5 * (floating(x) + 1), 0, 1)
@@ -50,6 +54,7 @@ def gumbel_softmax(logits: Any, tau: float = 1, hard: bool = False, eps: float =
     return stop_gradient(chosen - soft) + soft
 
 
+@in_float32
 def glu(input: Any, dim: int = -1) -> Tensor:
     """The first half along ``dim`` times the sigmoid of the second (Dauphin et al., arXiv 1612.08083).
 
@@ -81,6 +86,7 @@ def maxout(x: Any, pool_size: int, axis: int = 1) -> Tensor:
     return ops.max(apart, axis=a + 1)
 
 
+@in_float32
 def log1mexp(x: Any) -> Tensor:
     """``log(1 - exp(-x))`` for x > 0, precise everywhere (Machler, 2012); -inf at 0, NaN below (JAX)."""
     x = floating(x)
@@ -89,6 +95,7 @@ def log1mexp(x: Any) -> Tensor:
     return ops.where(near, ops.log(-ops.expm1(-small)), ops.log1p(-ops.exp(-large)))
 
 
+@in_float32
 def logmeanexp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
     """``log(mean(exp(x)))`` over ``axis`` (None: all) without overflow (JAX).  Raises AxisError."""
     x = floating(x)

@@ -34,4 +34,6 @@ def within(who: Any, name: str, indices: Tensor, n: int) -> None:
 
     On a GPU it is raised when the device is next waited for.
     """
-    require(indices, 0, n - 1, lambda wrong: IndexingError(f"{who}: wanted {name} in [0, {n}), got {wrong} among them"))
+    who = str(who)
+    require(indices, 0, n - 1, (who, name), lambda wrong, low, high: IndexingError(
+        f"{who}: wanted {name} in [0, {high + 1}), got {wrong} among them"))  # fmt: skip

@@ -183,7 +183,7 @@ class Dropout(Layer):
     def call(self, inputs: Any, training: bool = False) -> Tensor:
         x = ops.asarray(inputs)
         if not training or self.rate == 0:
-            return x
+            return ops.asarray(x, copy=True)
         if "int" in str(x.dtype) or "bool" in str(x.dtype):
             x = ops.astype(x, self.dtype)
         return functional.dropout(x, self.rate, training=True)

@@ -11,11 +11,13 @@ from typing import Any
 from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn.functional_norm import p_norm
+from tapegrad.ops.dispatch import in_float32
 from tapegrad.tensor import Tensor
 
 __all__ = ["cdist", "cosine_similarity", "pairwise_distance", "pdist"]
 
 
+@in_float32
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """``x1 . x2 / (max(|x1|, eps) * max(|x2|, eps))`` along ``dim``.  Raises AxisError, ShapeError."""
     x, y = ops.broadcast_arrays(ops.asarray(x1), ops.asarray(x2))
@@ -32,6 +34,7 @@ def _distance(difference: Tensor, p: float, keepdims: bool) -> Tensor:
     return p_norm(difference, p, -1, keepdims)
 
 
+@in_float32
 def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
     """The p-norm over the last axis of ``x1 - x2 + eps``; the two broadcast.  Raises ShapeError."""
     return _distance(ops.asarray(x1) - ops.asarray(x2) + eps, p, keepdim)

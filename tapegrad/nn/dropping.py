@@ -43,7 +43,7 @@ def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
     """
     checks.rate("dropout", p)
     x = ops.asarray(input)
-    return x if not training or p == 0 else _dropped(x, p, x.shape)
+    return ops.asarray(x, copy=True) if not training or p == 0 else _dropped(x, p, x.shape)
 
 
 def _channel_shape(op: str, x: Tensor, dims: int) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ def _channel_dropout(dims: int, input: Any, p: float, training: bool) -> Tensor:
     checks.rate(op, p)
     x = ops.asarray(input)
     shape = _channel_shape(op, x, dims)
-    return x if not training or p == 0 else _dropped(x, p, shape)
+    return ops.asarray(x, copy=True) if not training or p == 0 else _dropped(x, p, shape)
 
 
 def dropout1d(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
@@ -94,7 +94,7 @@ def alpha_dropout(input: Any, p: float = 0.5, training: bool = False) -> Tensor:
     """
     checks.rate("alpha_dropout", p)
     x = ops.asarray(input)
-    return x if not training or p == 0 else _alpha(x, p, x.shape)
+    return ops.asarray(x, copy=True) if not training or p == 0 else _alpha(x, p, x.shape)
 
 
 def feature_alpha_dropout(input: Any, p: float = 0.5, training: bool = False) -> Tensor:
@@ -103,7 +103,7 @@ def feature_alpha_dropout(input: Any, p: float = 0.5, training: bool = False) ->
     x = ops.asarray(input)
     if x.ndim < 2:
         raise ShapeError(f"feature_alpha_dropout: wanted input (n, channels, ...), got {x.shape}")
-    return x if not training or p == 0 else _alpha(x, p, (*x.shape[:2], *(1,) * (x.ndim - 2)))
+    return ops.asarray(x, copy=True) if not training or p == 0 else _alpha(x, p, (*x.shape[:2], *(1,) * (x.ndim - 2)))
 
 
 def zoneout(h: Any, x: Any, ratio: float = 0.5, training: bool = True) -> Tensor:

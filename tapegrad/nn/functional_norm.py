@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.ops.dispatch import in_float32
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
@@ -26,6 +28,7 @@ def _channels(op: str, x: Tensor, **parameters: Any) -> None:
             raise ShapeError(f"{op}: wanted {name} ({x.shape[1]},) for {x.shape}, got {tuple(value.shape)}")
 
 
+@functools.partial(in_float32, beside=("running_mean", "running_var"))
 def batch_norm(
     input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, training: bool = False,
     momentum: float = 0.1, eps: float = 1e-5,
@@ -63,7 +66,8 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 def follow(running: Any, now: Tensor, momentum: float) -> None:
     """Move a variable by ``momentum`` towards a batch's statistics; anything else stays as it is."""
     if isinstance(running, Variable):
-        running.assign(ops.asarray(running) * (1.0 - momentum) + now * momentum)
+        moved = ops.asarray(running) * (1.0 - momentum) + now * momentum
+        running.assign(ops.astype(moved, running.dtype))
 
 
 def column(value: Any, ndim: int) -> Tensor:
@@ -71,6 +75,7 @@ def column(value: Any, ndim: int) -> Tensor:
     return ops.reshape(value, (-1, *(1,) * (ndim - 2)))
 
 
+@in_float32
 def normalized(x: Tensor, mean: Any, variance: Any, weight: Any, bias: Any, eps: float) -> Tensor:
     """``(x - mean) / sqrt(variance + eps) * weight + bias``; x: (n, c, ...), all others (c,), the last two or None."""
     scale = 1.0 / ops.sqrt(ops.asarray(variance) + eps)
@@ -80,6 +85,7 @@ def normalized(x: Tensor, mean: Any, variance: Any, weight: Any, bias: Any, eps:
     return y if bias is None else y + column(bias, x.ndim)
 
 
+@functools.partial(in_float32, beside=("running_mean", "running_var"))
 def instance_norm(
     input: Any, running_mean: Any = None, running_var: Any = None, weight: Any = None, bias: Any = None,
     use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
@@ -113,6 +119,7 @@ def _scaled(x: Tensor, weight: Any, bias: Any) -> Tensor:
     return x if bias is None else x + column(bias, x.ndim)
 
 
+@in_float32
 def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
     """Each image by the statistics of each of ``num_groups`` groups of channels (Wu and He, arXiv 1803.08494).
 
@@ -157,13 +164,19 @@ def rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, ep
     x = ops.asarray(input)
     shape = _trailing("rms_norm", x, normalized_shape)
     least = _EPS.get(str(x.dtype), 2.0**-23) if eps is None else eps
-    y = x / ops.sqrt(ops.mean(ops.square(x), axis=tuple(range(-len(shape), 0)), keepdims=True) + least)
+    return _over_root_mean_square(x, tuple(range(-len(shape), 0)), weight, least)
+
+
+@in_float32
+def _over_root_mean_square(x: Tensor, axes: tuple[int, ...], weight: Any, eps: float) -> Tensor:
+    y = x / ops.sqrt(ops.mean(ops.square(x), axis=axes, keepdims=True) + eps)
     return y if weight is None else y * weight
 
 
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
+@in_float32
 def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
     """``x / (k + alpha * mean of x**2 over size neighbouring channels)**beta`` (Krizhevsky et al., 2012).
 
@@ -182,6 +195,7 @@ def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float 
     return x / (k + (alpha / size) * total) ** beta
 
 
+@in_float32
 def normalize(input: Any, p: float = 2.0, dim: int | tuple[int, ...] = 1, eps: float = 1e-12) -> Tensor:
     """``x / max(norm, eps)`` with the p-norm along ``dim``; where all is 0 the result and its gradient are finite.
 
@@ -192,6 +206,7 @@ def normalize(input: Any, p: float = 2.0, dim: int | tuple[int, ...] = 1, eps: f
     return x / ops.maximum(norm, eps)
 
 
+@in_float32
 def p_norm(x: Tensor, p: float, axis: int | tuple[int, ...], keepdims: bool = True) -> Tensor:
     """``sum(|x|**p)**(1/p)`` along ``axis``; the gradient of the norm 0 is 0, as in PyTorch."""
     size = ops.abs(x)
@@ -206,6 +221,7 @@ def p_norm(x: Tensor, p: float, axis: int | tuple[int, ...], keepdims: bool = Tr
     return ops.where(some, ops.sqrt(safe) if p == 2 else safe ** (1.0 / p), 0)
 
 
+@in_float32
 def standardize(
     x: Any, axis: int | tuple[int, ...] = -1, mean: Any = None, variance: Any = None, epsilon: float = 1e-5
 ) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tapegrad import ops, random
@@ -29,14 +30,22 @@ def ones(shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Ten
     return ops.ones(shape, dtype=dtype)
 
 
+def _uniform(limit: float, shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+    return random.uniform(shape, -limit, limit, dtype=dtype, generator=generator)
+
+
+def _normal(stddev: float, shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+    return random.normal(shape, 0.0, stddev, dtype=dtype, generator=generator)
+
+
 def uniform(limit: float = 0.05) -> Initializer:
     """An initializer uniform in ``[-limit, limit)``."""
-    return lambda shape, dtype, generator: random.uniform(shape, -limit, limit, dtype=dtype, generator=generator)
+    return partial(_uniform, limit)
 
 
 def normal(stddev: float = 0.05) -> Initializer:
     """An initializer with mean 0 and standard deviation ``stddev``."""
-    return lambda shape, dtype, generator: random.normal(shape, 0.0, stddev, dtype=dtype, generator=generator)
+    return partial(_normal, stddev)
 
 
 def glorot_uniform(shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:

@@ -9,6 +9,7 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn import checks
 from tapegrad.nn.linear_maps import linear
+from tapegrad.ops.dispatch import in_float32
 from tapegrad.tensor import Tensor
 
 __all__ = [
@@ -101,6 +102,7 @@ def linear_cross_entropy(
     return cross_entropy(logits, target, weight, ignored, reduction, label_smoothing)
 
 
+@in_float32
 def binary_cross_entropy(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
     """``-(target * log(p) + (1 - target) * log(1 - p))`` for probabilities p; logarithms stop at -100, as in PyTorch.
 
@@ -117,6 +119,7 @@ def _stopped_log(x: Tensor) -> Tensor:
     return ops.where(above, ops.log(ops.where(above, x, 1)), -100.0)
 
 
+@in_float32
 def binary_cross_entropy_with_logits(
     input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
 ) -> Tensor:
@@ -127,6 +130,7 @@ def binary_cross_entropy_with_logits(
     return reduced("binary_cross_entropy_with_logits", loss if weight is None else loss * weight, reduction)
 
 
+@in_float32
 def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """``target * (log(target) - input)``: input holds logarithms, target probabilities or, if so said, logarithms.
 
@@ -144,12 +148,14 @@ def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = 
     return reduced("kl_div", losses, reduction)
 
 
+@in_float32
 def soft_margin_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """``log(1 + exp(-target * input))`` for targets 1 and -1, without overflow.  Raises ShapeError."""
     x, y = same_shape("soft_margin_loss", input, target)
     return reduced("soft_margin_loss", ops.softplus(-y * x), reduction)
 
 
+@in_float32
 def multilabel_soft_margin_loss(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
     """The mean over the last axis of ``binary_cross_entropy_with_logits``; input and target: (..., c).
 
@@ -193,6 +199,7 @@ def same_shape(who: str, input: Any, target: Any) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+@in_float32
 def _weighted(who: str, losses: Tensor, weights: Tensor, reduction: str) -> Tensor:
     """The mean of weighted losses is their sum over the sum of weights (NaN where that is 0, as in PyTorch)."""
     if reduction == "mean":

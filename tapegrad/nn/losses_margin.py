@@ -15,6 +15,7 @@ from tapegrad.nn.distances import pairwise_distance
 from tapegrad.nn.functional_norm import p_norm
 from tapegrad.nn.losses import at_label, checked_labels, reduced, same_shape
 from tapegrad.nn.losses_regression import chainers
+from tapegrad.ops.dispatch import in_float32
 from tapegrad.tensor import Tensor
 
 __all__ = [
@@ -29,6 +30,7 @@ def _above(x: Tensor) -> Tensor:
     return ops.maximum(x, 0)
 
 
+@in_float32
 def hinge_embedding_loss(input: Any, target: Any, margin: float = 1.0, reduction: str = "mean") -> Tensor:
     """A distance where the target is 1, ``max(0, margin - input)`` where it is -1.  Raises ShapeError."""
     x, y = same_shape("hinge_embedding_loss", input, target)
@@ -36,6 +38,7 @@ def hinge_embedding_loss(input: Any, target: Any, margin: float = 1.0, reduction
     return reduced("hinge_embedding_loss", losses, reduction)
 
 
+@in_float32
 def margin_ranking_loss(input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: str = "mean") -> Tensor:
     """``max(0, -target * (input1 - input2) + margin)``: target 1 wants the first larger, -1 the second.
 
@@ -47,6 +50,7 @@ def margin_ranking_loss(input1: Any, input2: Any, target: Any, margin: float = 0
     return reduced("margin_ranking_loss", _above(-t * (x - y) + margin), reduction)
 
 
+@in_float32
 def cosine_embedding_loss(
     input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
@@ -65,6 +69,7 @@ def cosine_embedding_loss(
     return reduced("cosine_embedding_loss", losses, reduction)
 
 
+@in_float32
 def triplet_margin_loss(
     anchor: Any, positive: Any, negative: Any, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6,
     swap: bool = False, reduction: str = "mean",
@@ -101,6 +106,7 @@ def _triplet(
     return reduced(op, _above(margin + distance(a, p) - apart), reduction)
 
 
+@in_float32
 def multi_margin_loss(
     input: Any, target: Any, p: int = 1, margin: float = 1.0, weight: Any = None, reduction: str = "mean"
 ) -> Tensor:
@@ -127,6 +133,7 @@ def multi_margin_loss(
     return reduced(op, ops.sum(ops.where(other, losses, 0), axis=-1) / classes, reduction)
 
 
+@in_float32
 def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """The sum over labels i and other classes j of ``max(0, 1 - (x[i] - x[j])) / c``.
 
@@ -149,6 +156,7 @@ def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> 
     return reduced(op, ops.sum(losses, axis=(-2, -1)) / classes, reduction)
 
 
+@in_float32
 def hinge(x: Any, t: Any, norm: str = "L1", reduce: str = "mean") -> Tensor:
     """``max(0, 1 - s * x)``, s being 1 at the label and -1 elsewhere, or its square for "L2" (Chainer).
 
@@ -166,6 +174,7 @@ def hinge(x: Any, t: Any, norm: str = "L1", reduce: str = "mean") -> Tensor:
     return reduced("hinge", losses, chainers(reduce))
 
 
+@in_float32
 def contrastive(x0: Any, x1: Any, y: Any, margin: float = 1.0, reduce: str = "mean") -> Tensor:
     """``(y * d**2 + (1 - y) * max(0, margin - d)**2) / 2`` for the distance d of each row (Hadsell et al., 2006).
 

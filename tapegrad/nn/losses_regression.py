@@ -8,6 +8,7 @@ from typing import Any
 from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn.losses import reduced, same_shape
+from tapegrad.ops.dispatch import in_float32
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.custom_gradient import stop_gradient
 
@@ -32,6 +33,7 @@ def _fitting(who: str, weight: Any, losses: Tensor) -> Tensor:
     return w
 
 
+@in_float32
 def mse_loss(input: Any, target: Any, reduction: str = "mean", *, weight: Any = None) -> Tensor:
     """``(input - target)**2``; ``weight``: of each, shaped as input.
 
@@ -47,12 +49,14 @@ def squared_difference(x1: Any, x2: Any) -> Tensor:
     return ops.square(x - y)
 
 
+@in_float32
 def l1_loss(input: Any, target: Any, reduction: str = "mean", *, weight: Any = None) -> Tensor:
     """``|input - target|`` with gradient 0 where they are equal; ``weight``: of each.  Raises ShapeError."""
     x, y = same_shape("l1_loss", input, target)
     return _weighted("l1_loss", ops.abs(x - y), weight, reduction)
 
 
+@in_float32
 def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None) -> Tensor:
     """``d**2 / 2`` for ``|d| <= delta``, else ``delta * (|d| - delta / 2)``.
 
@@ -68,6 +72,7 @@ def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 
     return reduced("huber_loss", losses * w, reduction)
 
 
+@in_float32
 def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """``huber_loss(delta=beta) / beta``; for beta 0 it is ``l1_loss``.  Raises ShapeError."""
     if beta == 0:
@@ -75,6 +80,7 @@ def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float
     return huber_loss(input, target, reduction, delta=beta) / beta
 
 
+@in_float32
 def poisson_nll_loss(
     input: Any, target: Any, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"
 ) -> Tensor:
@@ -91,6 +97,7 @@ def poisson_nll_loss(
     return reduced("poisson_nll_loss", loss, reduction)
 
 
+@in_float32
 def gaussian_nll_loss(
     input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
@@ -111,12 +118,14 @@ def gaussian_nll_loss(
     return reduced("gaussian_nll_loss", loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
 
 
+@in_float32
 def bernoulli_nll(x: Any, y: Any, reduce: str = "sum") -> Tensor:
     """``softplus(y) - x * y``: of outcomes x (0 or 1) for log-odds y (Chainer).  Raises ShapeError, TapegradError."""
     a, b = same_shape("bernoulli_nll", x, y)
     return reduced("bernoulli_nll", ops.softplus(b) - a * b, chainers(reduce))
 
 
+@in_float32
 def gaussian_kl_divergence(mean: Any, ln_var: Any, reduce: str = "sum") -> Tensor:
     """``(mean**2 + exp(ln_var) - ln_var - 1) / 2``: from N(mean, exp(ln_var)) to N(0, 1) (Chainer).
 

@@ -30,7 +30,7 @@ def interpolate(
     (3) or "area".  ``align_corners``: the outer pixels' centres, not edges, coincide.  ``recompute_scale_factor``: the
     scale is that of the rounded sizes.  Raises ShapeError, TapegradError.
     """
-    x = ops.asarray(input)
+    x = given = ops.asarray(input)
     dims = x.ndim - 2
     if dims not in (1, 2, 3) or _DIMS.get(mode, dims) != dims:
         raise ShapeError(f"interpolate: mode {mode!r} does not fit input {x.shape}; wanted (n, c, 1 to 3 sizes)")
@@ -48,7 +48,7 @@ def interpolate(
     )
     for axis, (n, scale) in enumerate(zip(wanted, scales), 2):
         x = rule(x, axis, n, scale, bool(align_corners))
-    return x
+    return ops.asarray(x, copy=True) if x is given else x
 
 
 upsample = interpolate

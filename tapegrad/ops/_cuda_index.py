@@ -1,30 +1,40 @@
-"""Launching the CUDA kernels of gathering and scattering."""
+"""Launching the CUDA kernels of gathering and scattering, and the one that looks at indices."""
 
 from __future__ import annotations
 
 from math import prod
 from typing import Any
 
-from tapegrad.device import cxx, phantom
+from tapegrad.device import cxx, dtypes, phantom
 from tapegrad.device.kernel import Kernel
-from tapegrad.device.tally import contiguous
+from tapegrad.device.tally import contiguous, passed
 from tapegrad.errors import IndexingError
 
 _take = Kernel("gather.cu", "tg_take")
 _scatter_add = Kernel("gather.cu", "tg_scatter_add")
+_count_pieces = Kernel("gather.cu", "tg_count_pieces")
+_scatter_pieces = Kernel("gather.cu", "tg_scatter_pieces")
 _last_place = Kernel("gather.cu", "tg_last_place")
+
+_within = Kernel("check.cu", "tg_within")
 
 _THREADS = 256
 _MOST_BLOCKS = 2**31 - 1
+_SEGMENT = 256
+"""Rows that one thread adds up in a round of a scatter-add (SEGMENT in ``gather.cu``)."""
 
 
-def _run(device: Any, kernel: Kernel, rows: int, width: int, dtype: Any, *args: Any) -> None:
-    """Run a kernel over ``rows`` results of ``width`` elements; its last parameters are the width and the lanes."""
-    whole = 16 // dtype.itemsize
+def _run(device: Any, kernel: Kernel, rows: int, width: int, dtype: Any, *args: Any, sums: Any = None) -> None:
+    """Run a kernel over ``rows`` results of ``width`` elements; its last parameters are the width and the lanes.
+
+    ``sums``: the dtype of results, where the kernel asks.
+    """
+    whole = 16 // max(dtype.itemsize, 0 if sums is None else sums.itemsize)
     pack = whole if width % whole == 0 else 1
     lanes = min(8, max(0, (width // pack - 1).bit_length()))
     grid = min(_MOST_BLOCKS, -(-rows // (_THREADS >> lanes)))
-    kernel(device, grid, _THREADS, (*args, cxx.long(width), cxx.index(lanes, False)), T=dtype, PACK=pack)
+    macros = {} if sums is None else {"SUM": sums}
+    kernel(device, grid, _THREADS, (*args, cxx.long(width), cxx.index(lanes, False)), T=dtype, PACK=pack, **macros)
 
 
 def take(device: Any, x: Any, indices: Any, *, axis: int, out: Any) -> None:
@@ -40,7 +50,10 @@ def take(device: Any, x: Any, indices: Any, *, axis: int, out: Any) -> None:
 
 
 def scatter_add(device: Any, x: Any, indices: Any, *, axis: int, n: int, out: Any) -> None:
-    """Zeros, with slices of ``x`` added at ``indices`` along ``axis``, those of one index in their order."""
+    """Zeros, with slices of ``x`` added at ``indices`` along ``axis``.
+
+    Those of one index in their order, up to 256 of them; of more, the sums of each 256 likewise.
+    """
     if not out.size:
         return
     if not x.size:
@@ -50,11 +63,24 @@ def scatter_add(device: Any, x: Any, indices: Any, *, axis: int, n: int, out: An
     places, x = contiguous(xp, indices).reshape(-1), contiguous(xp, x)
     if phantom.mode.dry:
         return
-    before, width = prod(x.shape[:axis]), prod(x.shape[axis + indices.ndim :])
+    before, width, count = prod(x.shape[:axis]), prod(x.shape[axis + indices.ndim :]), places.size
     order = xp.argsort(places, kind="stable")
     starts = xp.searchsorted(places[order], xp.arange(n + 1))
-    sizes = cxx.long(before), cxx.long(n), cxx.long(places.size)
-    _run(device, _scatter_add, before * n, width, x.dtype, x, order, starts, out, *sizes)
+    later = False
+    while True:
+        sizes = cxx.long(before), cxx.long(n), cxx.long(count)
+        args = (x, order, starts, out, *sizes, cxx.index(later, False))
+        _run(device, _scatter_add, before * n, width, x.dtype, *args, sums=out.dtype)
+        if count <= _SEGMENT:
+            return
+        most = count // _SEGMENT + count // (_SEGMENT + 1)  # pieces of indices that have more rows than a segment
+        pieces = device.empty((n + 1,), starts.dtype)
+        _count_pieces(device, -(-(n + 1) // _THREADS), _THREADS, (starts, pieces, cxx.long(n)))
+        firsts = xp.cumsum(pieces)
+        parts = device.empty((before, most, width), dtypes.accumulator(x.dtype))
+        given = (x, order, starts, firsts, parts, *sizes, cxx.long(most))
+        _run(device, _scatter_pieces, before * most, width, x.dtype, *given, sums=parts.dtype)
+        x, order, starts, count, later = parts, xp.arange(most), firsts, most, True
 
 
 def last_place(device: Any, indices: Any, *, n: int, out: Any) -> None:
@@ -63,3 +89,17 @@ def last_place(device: Any, indices: Any, *, n: int, out: Any) -> None:
     if indices.size:
         args = (contiguous(device.xp, indices), out, cxx.long(indices.size))
         _last_place(device, -(-indices.size // _THREADS), _THREADS, args)
+
+
+_MOST_LOOKING = 1024  # blocks: enough to fill any device
+
+
+def within(device: Any, x: Any, low: int, high: int, kind: int) -> None:
+    """Ask for a look at integers, which are to lie in ``[low, high]``; ``kind`` of the check if they do not."""
+    with device.active():
+        x = contiguous(device.xp, x)
+        grid = min(_MOST_LOOKING, -(-x.size // _THREADS))
+        args = (x, device.checks.argument(kind, low, high), cxx.long(x.size))
+        _within(device, grid, _THREADS, args, T=x.dtype)
+        passed(x.nbytes, 0)
+        device.checks.asked()

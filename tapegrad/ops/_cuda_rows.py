@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tapegrad.device import cxx
-from tapegrad.device.dtypes import accumulator, uint64
+from tapegrad.device import checks, cxx
+from tapegrad.device.dtypes import accumulator
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.tally import contiguous, passed
 from tapegrad.errors import IndexingError
@@ -26,7 +26,6 @@ _cross_entropy_vjp = Kernel("cross_entropy.cu", "tg_cross_entropy_vjp")
 _MOST_BLOCKS = 2**31 - 1
 _WARP, _BLOCK, _LONG = 32, 256, 512
 """Threads of a row that is short, that still fits registers, and that does not."""
-_NO_ROW = 2**64 - 1
 
 
 class _Rows:
@@ -135,23 +134,23 @@ def layer_norm_vjp_gamma(device: Any, x: Any, g: Any, *, out: Any, eps: float) -
     _layer_norm_vjp_gamma_sum(device, -(-out.size // _BLOCK), _BLOCK, last, T=x.dtype)
 
 
+def _bad_label(least: int, most: int, low: int, high: int) -> IndexingError:
+    return IndexingError(
+        f"cross_entropy: the label of row {least} is out of range for {high} classes; mask ignored rows with where"
+    )
+
+
+_LABELS = checks.kind("labels", _bad_label)
+
+
 def cross_entropy(device: Any, x: Any, labels: Any, *, out: Any) -> None:
     """``logsumexp(row) - row[label]`` of each row.  A label out of range raises IndexingError later."""
     if not out.size:
         return
     x, labels = _contiguous(device, x, labels)
-    classes = x.shape[-1]
-    wrong = device.empty((1,), uint64)
-    wrong.fill(_NO_ROW)
-    _Rows(labels.size, classes, x.dtype).run(device, _cross_entropy, x, labels, out, wrong, L=labels.dtype)
-    device.later(lambda: _refuse(int(wrong[0]), classes))
-
-
-def _refuse(row: int, classes: int) -> None:
-    if row != _NO_ROW:
-        raise IndexingError(
-            f"cross_entropy: the label of row {row} is out of range for {classes} classes; mask ignored rows with where"
-        )
+    check = device.checks.argument(_LABELS, 0, x.shape[-1])
+    _Rows(labels.size, x.shape[-1], x.dtype).run(device, _cross_entropy, x, labels, out, check, L=labels.dtype)
+    device.checks.asked()
 
 
 def cross_entropy_vjp(device: Any, x: Any, labels: Any, g: Any, *, out: Any) -> None:

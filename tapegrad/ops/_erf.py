@@ -82,41 +82,55 @@ def erf(xp: Any, out: Any, x: Any) -> None:
 
     The largest float32 error, of all values, is 2.40 ulp with AVX-512; without fused multiply-add, 3.1 has been seen.
 
-    x, out: C-contiguous, of one shape and one dtype: float32, float64, or float16, which is computed in float32.
+    x, out: C-contiguous, of one shape and one dtype: float32 or float64.
     ``out`` may be ``x``. ``xp`` is the NumPy namespace. Exact at 0 (with its sign) and infinity; NaN stays NaN.
     """
-    if x.dtype.itemsize == 8:
-        _blockwise(xp, out, x, _erf64, 3)
-    else:
+    if x.dtype.itemsize <= 4:
         _blockwise(xp, out, x, _erf32, 2)
+    else:
+        _blockwise(xp, out, x, _erf64, 3)
 
 
 def erfc(xp: Any, out: Any, x: Any) -> None:
     """Write ``1 - erf(x)`` into ``out``, within 12 ulp (float64) or 9 ulp (float32) of the result, also in the tail.
 
-    x, out: C-contiguous, of one shape and one dtype: float32, float64, or float16, which is computed in float32.
+    x, out: C-contiguous, of one shape and one dtype: float32 or float64.
     ``out`` may be ``x``. ``xp`` is the NumPy namespace. Exact at 0 and infinity; NaN stays NaN.
     """
     _blockwise(xp, out, x, _erfc, 5)
 
 
+def gelu(xp: Any, out: Any, x: Any) -> None:
+    """Write ``x * Phi(x)`` into ``out``, Phi the normal distribution's cumulative function.
+
+    The error is a few ulp and, in the tail, that of ``exp(-x * x / 2)``: half an ulp of the exponent, so ``x * x / 4``
+    ulp.  -0 at minus infinity.  x, out: as of :func:`erfc`, but ``out`` may not be ``x``.
+    """
+    _blockwise(xp, out, x, _gelu, 3)
+
+
+def gelu_slope(xp: Any, out: Any, x: Any) -> None:
+    """Write the derivative of :func:`gelu`, ``Phi(x) + x * phi(x)``; errors and operands as there."""
+    _blockwise(xp, out, x, _gelu_slope, 4)
+
+
 def _blockwise(xp: Any, out: Any, x: Any, formula: Any, rows: int) -> None:
-    """Apply ``formula(xp, out, x, scratch)`` to one block after the other; scratch has ``rows`` rows of a block."""
+    """Apply ``formula(xp, out, x, scratch)`` to one block after the other; scratch has ``rows`` rows of a block.
+
+    Long doubles are computed as float64.
+    """
+    if x.dtype.itemsize > 8:
+        found = x.astype(xp.float64)
+        _blockwise(xp, found, found.copy(), formula, rows)
+        out[...] = found
+        return
     x, out = x.reshape(-1), out.reshape(-1)
-    half = x.dtype.itemsize == 2
-    dtype = xp.dtype(xp.float32) if half else x.dtype
-    block = max(1, min(x.size, _BLOCK_BYTES // dtype.itemsize))
-    scratch = xp.empty((rows + half, block), dtype)
+    block = max(1, min(x.size, _BLOCK_BYTES // x.itemsize))
+    scratch = xp.empty((rows, block), x.dtype)
     with xp.errstate(all="ignore"):  # the infinities and underflows met on the way are meant
         for start in range(0, x.size, block):
             part, result = x[start : start + block], out[start : start + block]
-            row = scratch[:, : part.size]
-            if half:
-                row[rows] = part
-                formula(xp, row[rows], row[rows], row)
-                result[...] = row[rows]
-            else:
-                formula(xp, result, part, row)
+            formula(xp, result, part, scratch[:, : part.size])
 
 
 def _erf32(xp: Any, out: Any, x: Any, scratch: Any) -> None:
@@ -206,3 +220,69 @@ def _erfc(xp: Any, out: Any, x: Any, scratch: Any) -> None:
     xp.bitwise_and(q.view(bits), two, out=q.view(bits))
     xp.subtract(q, s, out=s)
     xp.abs(s, out=out)
+
+
+_ROOT_2 = math.sqrt(2.0)
+# Phi(-a) = exp(-a * a / 2) * P(a) / Q(a), the coefficients of _ERFC put into a instead of a / sqrt(2), and P halved.
+_TAIL = {
+    size: (
+        bound * _ROOT_2,
+        tuple(c / 2 / _ROOT_2**k for k, c in zip(range(len(above) - 1, -1, -1), above, strict=True)),
+        tuple(c / _ROOT_2**k for k, c in zip(range(len(below) - 1, -1, -1), below, strict=True)),
+        _ROOT_2 ** -len(below),
+    )
+    for size, (_, _, _, bound, above, below) in _ERFC.items()
+}
+
+
+def _tail(xp: Any, x: Any, a: Any, p: Any, q: Any) -> None:
+    """``a = abs(x)`` (limited to where the tail is 0) and ``p = exp(a * a / 2) * Phi(-a)``; q: scratch."""
+    bound, above, below, first = _TAIL[x.itemsize]
+    xp.abs(x, out=a)
+    xp.minimum(a, bound, out=a)
+    xp.multiply(a, above[0], out=p)
+    xp.multiply(a, first, out=q)
+    for coefficient in above[1:-1]:
+        xp.add(p, coefficient, out=p)
+        xp.multiply(p, a, out=p)
+    xp.add(p, above[-1], out=p)
+    xp.add(q, below[0], out=q)
+    for coefficient in below[1:]:
+        xp.multiply(q, a, out=q)
+        xp.add(q, coefficient, out=q)
+    xp.divide(p, q, out=p)
+
+
+def _bell(xp: Any, a: Any, out: Any) -> None:
+    """``exp(-a * a / 2)``."""
+    xp.multiply(a, a, out=out)
+    xp.multiply(out, -0.5, out=out)
+    xp.exp(out, out=out)
+
+
+def _gelu(xp: Any, out: Any, x: Any, scratch: Any) -> None:
+    a, p, q = scratch[0], scratch[1], scratch[2]
+    _tail(xp, x, a, p, q)
+    _bell(xp, a, q)
+    xp.multiply(p, q, out=p)
+    xp.multiply(p, a, out=p)
+    xp.maximum(x, 0, out=out)
+    xp.subtract(out, p, out=out)
+
+
+def _gelu_slope(xp: Any, out: Any, x: Any, scratch: Any) -> None:
+    a, p, q, r = scratch[0], scratch[1], scratch[2], scratch[3]
+    _tail(xp, x, a, p, q)
+    _bell(xp, a, q)
+    xp.multiply(a, 1 / math.sqrt(2 * math.pi), out=r)
+    xp.subtract(p, r, out=p)
+    xp.multiply(p, q, out=p)
+    # p where x < 0 and 1 - p elsewhere, both without cancellation: r is 1 where the sign bit is 0.
+    one, shift, bits = (0x3F800000, 31, xp.int32) if x.itemsize == 4 else (0x3FF0000000000000, 63, xp.int64)
+    signs = r.view(bits)
+    xp.right_shift(x.view(bits), shift, out=signs)
+    xp.invert(signs, out=signs)
+    xp.bitwise_and(signs, one, out=signs)
+    xp.copysign(1, x, out=q)
+    xp.multiply(q, p, out=q)
+    xp.subtract(r, q, out=out)

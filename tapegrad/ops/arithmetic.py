@@ -11,10 +11,10 @@ from typing import Any
 from tapegrad.device import dtypes
 from tapegrad.ops.comparison import equal, logical_and, not_equal
 from tapegrad.ops.comparison import round as rint
-from tapegrad.ops.dispatch import SCALARS, binary, bind, cast, infer_same, no_bool, promote, tensor, unary
+from tapegrad.ops.dispatch import SCALARS, binary, bind, cast, infer_same, no_bool, own, promote, tensor, unary
 from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 
 
 def _to_divide(dtype: Any) -> Any:
@@ -28,7 +28,12 @@ subtract_p = elementwise("subtract", infer=infer_same, partials=[1, -1], cxx="tg
 subtract = binary(subtract_p, no_bool("subtract"))
 
 multiply_p = elementwise(
-    "multiply", infer=infer_same, partials=[lambda y: y, lambda x: x], cxx="tg_times({x}, {y})", doc="``x * y``."
+    "multiply",
+    widens=False,
+    infer=infer_same,
+    partials=[lambda y: y, lambda x: x],
+    cxx="tg_times({x}, {y})",
+    doc="``x * y``.",
 )
 multiply = binary(multiply_p)
 
@@ -89,6 +94,7 @@ abs_p = elementwise(
     "abs",
     infer=_infer_abs,
     ufunc="absolute",
+    widens=False,
     partials=[lambda x: sign(x)],
     jvp=[lambda t, x: _push_abs(t, x)],
     cxx="tg_abs({x})",
@@ -139,6 +145,13 @@ sqrt_p = elementwise(
 )
 sqrt = unary(sqrt_p, dtypes.in_float)
 
+
+def root_of_squares(x: Tensor) -> Tensor:
+    """The square root of a sum of squares: its gradient at 0 is 0, the smallest subgradient of a norm."""
+    zero = equal(x, 0)
+    return where(zero, 0, sqrt(where(zero, 1, x)))
+
+
 power_p = elementwise(
     "power",
     infer=infer_same,
@@ -176,6 +189,7 @@ def pow_operator(x: Tensor, y: Any) -> Tensor:
 
 maximum_p = elementwise(
     "maximum",
+    widens=False,
     infer=infer_same,
     partials=[lambda ct, x, y: where(x >= y, ct, 0), lambda ct, x, y: where(x >= y, 0, ct)],
     operands=("x", "y"),
@@ -186,6 +200,7 @@ maximum = binary(maximum_p)
 
 minimum_p = elementwise(
     "minimum",
+    widens=False,
     infer=infer_same,
     partials=[lambda ct, x, y: where(x <= y, ct, 0), lambda ct, x, y: where(x <= y, 0, ct)],
     operands=("x", "y"),
@@ -227,7 +242,7 @@ def round(x: Any, /, decimals: int = 0) -> Tensor:
 
         return round(real(x), decimals) + 1j * round(imag(x), decimals)
     if not dtypes.is_inexact(x.dtype):
-        return x if decimals > 0 else cast(rint(divide(x, 10.0**-decimals)) * 10.0**-decimals, x.dtype)
+        return identity_of(x) if decimals > 0 else cast(rint(divide(x, 10.0**-decimals)) * 10.0**-decimals, x.dtype)
     if decimals > 0:
         return divide(rint(multiply(x, 10.0**decimals)), 10.0**decimals)
     return multiply(rint(divide(x, 10.0**-decimals)), 10.0**-decimals)
@@ -242,4 +257,6 @@ def clip(x: Any, /, min: Any = None, max: Any = None, *, a_min: Any = None, a_ma
     (out,) = promote("clip", (x,))
     if min is not None:
         out = maximum(out, min)
-    return out if max is None else minimum(out, max)
+    if max is not None:
+        out = minimum(out, max)
+    return own(out, x)

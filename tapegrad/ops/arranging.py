@@ -10,11 +10,11 @@ from tapegrad.aval import normalize_axis
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.comparison import greater_equal, less_equal
 from tapegrad.ops.creation import arange
-from tapegrad.ops.dispatch import promote, tensor
+from tapegrad.ops.dispatch import own, promote, tensor
 from tapegrad.ops.joining import concat, flip, split
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to, expand_dims, permute_dims, reshape, swapaxes
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 
 
 def ravel(x: Any, /, order: str = "C") -> Tensor:
@@ -23,22 +23,27 @@ def ravel(x: Any, /, order: str = "C") -> Tensor:
     return reshape(x, (x.size,), order)
 
 
-def atleast_1d(x: Any, /) -> Tensor:
-    """``x``, as an array of one dimension if it has none."""
-    x = tensor("atleast_1d", x)
-    return x if x.ndim else reshape(x, (1,))
+def _at_least(name: str, ndim: int, doc: str) -> Callable[..., Any]:
+    def one(x: Any) -> Tensor:
+        x = given = tensor(name, x)
+        x = x if x.ndim else reshape(x, (1,))
+        x = x if x.ndim >= min(ndim, 2) else expand_dims(x, 0)
+        return own(x, given) if x.ndim >= ndim else expand_dims(x, 2)
+
+    def op(*xs: Any) -> Any:
+        return one(xs[0]) if len(xs) == 1 else tuple(map(one, xs))
+
+    op.__name__ = op.__qualname__ = name
+    op.__doc__ = f"{doc}  Several ``xs``: a tuple of them."
+    return op
 
 
-def atleast_2d(x: Any, /) -> Tensor:
-    """``x`` with new dimensions in front until it has two."""
-    x = atleast_1d(x)
-    return x if x.ndim > 1 else expand_dims(x, 0)
-
-
-def atleast_3d(x: Any, /) -> Tensor:
-    """``x`` with new dimensions until it has three: ``(n,)`` becomes ``(1, n, 1)``, ``(m, n)`` ``(m, n, 1)``."""
-    x = atleast_2d(x)
-    return x if x.ndim > 2 else expand_dims(x, 2)
+atleast_1d = _at_least("atleast_1d", 1, "``x``, as an array of one dimension if it has none.")
+atleast_2d = _at_least("atleast_2d", 2, "``x`` with new dimensions in front until it has two.")
+atleast_3d = _at_least(
+    "atleast_3d", 3,
+    "``x`` with new dimensions until it has three: ``(n,)`` becomes ``(1, n, 1)``, ``(m, n)`` ``(m, n, 1)``.",
+)  # fmt: skip
 
 
 def hstack(xs: Sequence[Any], /) -> Tensor:
@@ -97,7 +102,7 @@ def rot90(x: Any, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
     if k % 4 == 2:
         return flip(x, axis=(a, b))
     if k % 4 == 0:
-        return x
+        return identity_of(x)
     return swapaxes(flip(x, axis=b), a, b) if k % 4 == 1 else flip(swapaxes(x, a, b), axis=b)
 
 

@@ -6,17 +6,20 @@ waited for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
-from tapegrad.device import dtypes, phantom
+from tapegrad import buffer as _buffer
+from tapegrad.device import checks, dtypes, phantom, tally
+from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import IndexingError
-from tapegrad.evaluate import array_of, waiting
+from tapegrad.evaluate import array_of
 from tapegrad.node import thread
+from tapegrad.ops import _cuda_index
 from tapegrad.ops.arithmetic import clip
 from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.ops.selection import where
-from tapegrad.tensor import Tensor, materialize
+from tapegrad.tensor import Tensor
 from tapegrad.variable import unrecorded
 
 
@@ -29,16 +32,14 @@ def checked(op: str, indices: Any, n: int, beside: Tensor) -> Tensor:
     if not dtypes.is_integer(found.dtype):
         if found.size or found.dtype.kind == "b":
             raise IndexingError(f"{op}: indices must be integers, got {found.dtype}; use astype, or a mask of bools")
-    found = cast(found, dtypes.int64)
     if not found.size:
-        return found
-    device = found.device
-    all_places = every(found)
-    if device.lazy:
+        return cast(found, dtypes.int64)
+    given, found = found, cast(found, dtypes.int64)
+    if found.device.lazy:
         with unrecorded():
-            require(all_places, -n, n - 1, lambda wrong: _out_of_range(op, wrong, n))
+            require(every(given), -n, n - 1, ("index", op), lambda wrong, low, high: _out_of_range(op, wrong, high + 1))
             return clip(where(found < 0, found + n, found), 0, n - 1)
-    array = array_of(all_places._buffer)
+    array = array_of(every(found)._buffer)
     if phantom.is_phantom(array):  # taken to be in range, and none negative
         return found
     least, most = int(array.min()), int(array.max())
@@ -59,23 +60,27 @@ def _out_of_range(op: str, index: int, n: int) -> IndexingError:
     return IndexingError(f"{op}: index {index} is out of range for an axis of length {n}")
 
 
-def require(x: Tensor, low: int, high: int, error: Callable[[int], Exception]) -> None:
-    """Raise ``error(value)`` if some integer in ``x`` lies outside ``[low, high]``.
+def require(x: Tensor, low: int, high: int, name: Hashable, error: Callable[[int, int, int], Exception]) -> None:
+    """Raise ``error(value, low, high)`` if some integer in ``x`` lies outside ``[low, high]``.
 
-    On a GPU when it is next waited for: to read a value back at once would stop the pipeline in every step.
+    On a GPU when it is next waited for: to read a value back at once would stop the pipeline in every step.  So the
+    error may depend on nothing but its arguments and ``name``, what the check is called.
     """
-    from tapegrad.ops.reductions import max, min  # built on indexing, which is built on this file
-
     if not x.size:
         return
-    with unrecorded(), waiting(x._buffer.node.aval):
-        least, most = min(x), max(x)
-        materialize(least, most)  # in one kernel
+    device, number = x.device, x._buffer.array
+    if not device.lazy or type(number) is HostScalar:
+        array = number.value if type(number) is HostScalar else array_of(x._buffer)
+        if not phantom.is_phantom(array):  # a dry run has no values
+            least, most = int(array.min()), int(array.max())
+            if least < low or most > high:
+                raise error(least if least < low else most, low, high)
+        return
+    _cuda_index.within(device, array_of(x._buffer), low, high, checks.kind(name, _first_wrong(error)))
+    for read, written in tally.taken():
+        if (accountant := _buffer.accountant) is not None and accountant.detailed:
+            accountant.ran((), read, written)
 
-    def check() -> None:
-        for wrong in (int(least.item()), int(most.item())):
-            if not low <= wrong <= high:
-                raise error(wrong)
 
-    if x.device.lazy or not phantom.mode.dry:  # else it would be at once, and a dry run has no values
-        x.device.later(check)
+def _first_wrong(error: Callable[[int, int, int], Exception]) -> checks.Describe:
+    return lambda least, most, low, high: error(least if least < low else most, low, high)

@@ -15,14 +15,14 @@ from tapegrad.ops.arithmetic import abs, multiply, power, sqrt, square
 from tapegrad.ops.arranging import meshgrid
 from tapegrad.ops.comparison import equal, not_equal
 from tapegrad.ops.creation import asarray
-from tapegrad.ops.dispatch import cast, promote, tensor
+from tapegrad.ops.dispatch import cast, own, promote, tensor
 from tapegrad.ops.indexing import take
 from tapegrad.ops.joining import concat, stack
 from tapegrad.ops.reductions import Axis, max, sum
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to, expand_dims, moveaxis, reshape
 from tapegrad.ops.shape import sum_to as summed_to
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 from tapegrad.variable import unrecorded
 
 __all__ = [
@@ -106,7 +106,7 @@ def cartesian_prod(*tensors: Any) -> Tensor:
     if any(t.ndim != 1 for t in lines):
         raise ShapeError(f"cartesian_prod: needs vectors, got shapes {[t.shape for t in lines]}")
     if len(lines) == 1:
-        return lines[0]
+        return identity_of(lines[0])
     rows = prod(t.size for t in lines)
     return reshape(stack(meshgrid(*lines, indexing="ij"), axis=-1), (rows, len(lines)))
 
@@ -172,7 +172,7 @@ def sum_to(x: Any, shape: Sequence[int]) -> Tensor:
     t = tensor("sum_to", x)
     if broadcast_shapes("sum_to", t.shape, tuple(shape)) != t.shape:
         raise ShapeError(f"sum_to: {tuple(shape)} does not broadcast to {t.shape}")
-    return summed_to(t, tuple(shape))
+    return own(summed_to(t, tuple(shape)), t)
 
 
 def batch_l2_norm_squared(x: Any) -> Tensor:

@@ -12,7 +12,7 @@ from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError
 from tapegrad.ops.dispatch import binary, infer_bool, infer_same, named, no_bool, tensor, unary
 from tapegrad.primitive import elementwise
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 
 
 def _comparison(name: str, symbol: str, doc: str) -> Any:
@@ -93,7 +93,8 @@ def _rounding(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Any:
 
     def op(x: Any, /) -> Tensor:
         t = tensor(name, x)
-        return t if t.dtype.kind in "iu" else rounded(t)  # whole already, where NumPy's ufunc would make floats
+        # Integers are whole already, and NumPy's ufunc would make floats of them.
+        return identity_of(t) if t.dtype.kind in "iu" else rounded(t)
 
     return named(op, prim, "x")
 
@@ -102,3 +103,4 @@ floor = _rounding("floor", "tg_floor({x})", "The next integer below; gradient 0.
 ceil = _rounding("ceil", "tg_ceil({x})", "The next integer above; gradient 0.")
 trunc = _rounding("trunc", "tg_trunc({x})", "The next integer towards 0; gradient 0.")
 round = _rounding("round", "tg_round({x})", "The nearest integer, halves to even; gradient 0.", "rint")
+round.__name__ = round.__qualname__ = "rint"  # its public name; tapegrad.round takes decimals, too

@@ -15,7 +15,7 @@ from tapegrad.ops.creation import zeros_like
 from tapegrad.ops.dispatch import bind, cast, infer_same, tensor
 from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 
 
 def _infer_part(x: ShapedArray) -> ShapedArray:
@@ -32,6 +32,7 @@ conj_p = elementwise(
 )
 real_p = elementwise(
     "real",
+    widens=False,
     infer=_infer_part,
     impl=lambda xp, out, x: xp.copyto(out, x.real),
     partials=[lambda ct, x_aval: cast(ct, x_aval.dtype)],
@@ -42,6 +43,7 @@ real_p = elementwise(
 )
 imag_p = elementwise(
     "imag",
+    widens=False,
     infer=_infer_part,
     impl=lambda xp, out, x: xp.copyto(out, x.imag),
     partials=[lambda ct, x_aval: 1j * cast(ct, x_aval.dtype)],
@@ -53,9 +55,9 @@ imag_p = elementwise(
 
 
 def conj(x: Any, /) -> Tensor:
-    """The complex conjugate (a real tensor itself)."""
+    """The complex conjugate."""
     x = tensor("conj", x)
-    return bind(conj_p, x) if x.dtype.kind == "c" else x
+    return bind(conj_p, x) if x.dtype.kind == "c" else identity_of(x)
 
 
 def squared_size(x: Tensor) -> Tensor:
@@ -64,9 +66,9 @@ def squared_size(x: Tensor) -> Tensor:
 
 
 def real(x: Any, /) -> Tensor:
-    """The real part (a real tensor itself)."""
+    """The real part."""
     x = tensor("real", x)
-    return bind(real_p, x) if x.dtype.kind == "c" else x
+    return bind(real_p, x) if x.dtype.kind == "c" else identity_of(x)
 
 
 def imag(x: Any, /) -> Tensor:

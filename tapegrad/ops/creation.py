@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad import buffer as _buffer
 from tapegrad.aval import shaped
+from tapegrad.buffer import in_room
 from tapegrad.device import CPU, Device, asdevice, cuda_index, current_device, dtypes, phantom
-from tapegrad.ops.dispatch import SCALARS, cast, tensor
+from tapegrad.ops.dispatch import SCALARS, cast, own, tensor
 from tapegrad.tensor import Tensor, convert, device_of, from_array
 from tapegrad.variable import Variable
 
@@ -20,22 +20,30 @@ def asarray(x: Any, /, dtype: Any = None, *, device: Any = None, copy: bool | No
     """``x`` (tensor, variable, array, number, nested sequence) as a tensor.
 
     Arrays are copied unless ``copy=False``, and keep their dtype; Python floats become float32, integers int64.  A
-    sequence that holds tensors is stacked, with gradients.  Raises NotATensorError, DTypeError, DeviceError, and
-    ValueError where ``copy=False`` cannot be kept: another dtype or device, Python numbers.
+    tensor that has the wanted dtype and device is returned as it is, unless ``copy=True``; of a variable each reading
+    is a value of its own.  A sequence that holds tensors is stacked, with gradients.  Raises NotATensorError,
+    DTypeError, DeviceError, and ValueError where ``copy=False`` cannot be kept (another dtype or device, numbers).
+
+    An array that is shared (``copy=False``) must not change while the tensor is in use.  A budget that makes values
+    again from it compares its checksum, and raises RecomputeError if it has changed.
     """
     wanted = None if dtype is None else dtypes.asdtype(dtype)
     if copy is False:
         _check_shareable(x, wanted, device)
     if isinstance(x, (Tensor, Variable)):
-        found = convert(x) if device is None else convert(x).to_device(device)
-        return found if wanted is None else cast(found, wanted)
+        given = found = convert(x)
+        if device is not None and asdevice(device) is not found.device:
+            found = found.to_device(device)
+        if wanted is not None:
+            found = cast(found, wanted)
+        return own(found, given) if copy or given is not x else found
     if isinstance(x, (list, tuple)) and _holds_tensor(x):
         from tapegrad.ops.joining import stack
 
         found = stack([asarray(item, dtype=dtype, device=device) for item in x])
         return found if wanted is None else cast(found, wanted)
     where = device_of(x) if device is None else asdevice(device)
-    return from_array(where.array(x, wanted, copy=copy is not False), where)
+    return from_array(where.array(x, wanted, copy=copy is not False), where, shared=copy is False)
 
 
 def _check_shareable(x: Any, dtype: Any, device: Any) -> None:
@@ -90,14 +98,16 @@ def full(shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, devi
     wanted = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     aval = shaped(lengths, wanted, where)
-    if _buffer.keeper is not None and aval.nbytes >= _MIB:  # less is made room for when it is counted
-        _buffer.keeper.reserve((aval,), ("full",))
-    out = where.empty(lengths, wanted)
-    if phantom.mode.dry:
+
+    def make() -> Tensor:
+        out = where.empty(lengths, wanted)
+        if phantom.mode.dry:
+            return _made(out, where)
+        with where.active():
+            out[...] = fill_value
         return _made(out, where)
-    with where.active():
-        out[...] = fill_value
-    return _made(out, where)
+
+    return in_room((aval,), ("full",), make) if aval.nbytes >= _MIB else make()  # less is made room for when counted
 
 
 def zeros(shape: int | Sequence[int], dtype: Any = None, *, device: Any = None) -> Tensor:
@@ -179,7 +189,8 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> T
     copy: accepted for the standard's sake; whether a tensor is another one cannot be told, since none changes.  Raises
     DTypeError for a complex ``x`` and a real ``dtype``, DeviceError.
     """
-    found = cast(tensor("astype", x), dtypes.asdtype(dtype))
+    given = tensor("astype", x)
+    found = own(cast(given, dtypes.asdtype(dtype)), given)
     return found if device is None else found.to_device(device)
 
 

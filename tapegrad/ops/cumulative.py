@@ -9,7 +9,7 @@ from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.ops.arithmetic import subtract
 from tapegrad.ops.creation import ones, zeros
-from tapegrad.ops.dispatch import barrier, cast, tensor
+from tapegrad.ops.dispatch import barrier, cast, own, tensor
 from tapegrad.ops.indexing import slice_p, unslice_p
 from tapegrad.ops.joining import concat
 from tapegrad.ops.shape import broadcast_to, reshape
@@ -155,7 +155,7 @@ def cumprod(x: Any, /, axis: int | None = None, dtype: Any = None) -> Tensor:
 
 def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
     """Differences of neighbours along ``axis``, taken ``n`` times.  Raises AxisError, ShapeError."""
-    x = tensor("diff", x)
+    x = given = tensor("diff", x)
     a = normalize_axis("diff", axis, x.ndim)
     if n < 0:
         raise ShapeError(f"diff: n={n}; differences are taken 0 times or more")
@@ -166,4 +166,4 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any
     for _ in range(min(n, x.shape[a])):
         ahead, behind = (slice(None),) * a + (slice(1, None),), (slice(None),) * a + (slice(None, -1),)
         x = (x[ahead] != x[behind]) if x.dtype.kind == "b" else subtract(x[ahead], x[behind])
-    return x
+    return own(x, given)

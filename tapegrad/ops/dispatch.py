@@ -5,6 +5,8 @@ Operands of an elementwise primitive have one dtype: promotion (NumPy 2's; Pytho
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,7 @@ from tapegrad.evaluate import apply, apply_elementwise
 from tapegrad.fusion.region import runs_at_once
 from tapegrad.node import leaf
 from tapegrad.primitive import Primitive, Site, elementwise
-from tapegrad.tensor import Tensor, convert, from_array
+from tapegrad.tensor import Tensor, convert, from_array, identity_of
 
 SCALARS = (bool, int, float, complex)
 _LONG = (dtypes.float64, dtypes.complex128)
@@ -72,6 +74,17 @@ def infer_same(*avals: ShapedArray, name: str = "elementwise") -> ShapedArray:
     return shaped(broadcast_shapes(name, *(a.shape for a in avals)), avals[-1].dtype, avals[-1].device)
 
 
+def infer_real(name: str) -> Callable[[ShapedArray], ShapedArray]:
+    """The operand's, which must be real: ``name`` raises DTypeError for complex numbers."""
+
+    def infer(x: ShapedArray) -> ShapedArray:
+        if x.dtype.kind == "c":
+            raise DTypeError(f"{name}: not defined for complex numbers, got {x.dtype}; take real or imag first")
+        return x
+
+    return infer
+
+
 def infer_bool(*avals: ShapedArray, name: str = "comparison") -> ShapedArray:
     """Broadcast shapes; bool."""
     return infer_same(*avals, name=name).with_dtype(dtypes.bool_)
@@ -91,6 +104,7 @@ def _cast_push(t: Tensor, out_aval: ShapedArray) -> Tensor:
 
 cast_p = elementwise(
     "cast",
+    widens=False,
     infer=infer_same,  # of the shape; the front end gives the dtype
     impl=lambda xp, out, x: xp.copyto(out, x, casting="unsafe"),
     partials=[_cast_rule],
@@ -113,6 +127,14 @@ def cast(x: Tensor, dtype: Any) -> Tensor:
         found = aval.with_dtype(dtype)
         site = cast_p.memo[aval, dtype] = Site(cast_p, (aval,), found, runs_at_once(found))
     return Tensor(apply_elementwise(cast_p, (x._buffer,), site))
+
+
+def own(found: Tensor, *given: Any) -> Tensor:
+    """``found``, a result; if it is one of the tensors ``given`` (nothing was to be done), a value of its own."""
+    for x in given:
+        if x is found:
+            return identity_of(found)
+    return found
 
 
 def promote(
@@ -208,8 +230,18 @@ def barrier(prim: Primitive, *xs: Tensor, **params: Any) -> Tensor:
     return Tensor(apply(prim, buffers, params, aval))
 
 
-def unary(prim: Primitive, to: Callable[[Any], Any] | None = None) -> Callable[[Any], Tensor]:
-    """The public function of a one-operand elementwise primitive; ``to`` maps the dtype to compute in."""
+def unary(
+    prim: Primitive,
+    to: Callable[[Any], Any] | None = None,
+    *,
+    narrow: Primitive | None = None,
+    module: str = "tapegrad",
+) -> Callable[[Any], Tensor]:
+    """The public function of a one-operand elementwise primitive; ``to`` maps the dtype to compute in.
+
+    ``narrow``: what does the same for half types, with rules that do not read the rounded result.  ``module``: where
+    the function is public.
+    """
     memo, name = prim.memo, prim.name
 
     def op(x: Any, /) -> Tensor:
@@ -219,9 +251,11 @@ def unary(prim: Primitive, to: Callable[[Any], Any] | None = None) -> Callable[[
             if found is not None:
                 return Tensor(apply_elementwise(prim, (buffer,), found))
         (t,) = promote(name, (x,), to)
-        return Tensor(apply_elementwise(prim, (t._buffer,), resolve(prim, t._buffer.node.aval)))
+        aval = t._buffer.node.aval
+        chosen = narrow if narrow is not None and aval.narrow else prim
+        return Tensor(apply_elementwise(chosen, (t._buffer,), resolve(chosen, aval)))
 
-    return named(op, prim, "x")
+    return named(op, prim, "x", module)
 
 
 def binary(prim: Primitive, to: Callable[[Any], Any] | None = None) -> Callable[[Any, Any], Tensor]:
@@ -292,9 +326,40 @@ def real_float(name: str) -> Callable[[Any], Any]:
     return check
 
 
-def named(op: Callable, prim: Primitive, arguments: str) -> Callable:
-    """Give a made function its name and documentation."""
-    op.__name__ = op.__qualname__ = prim.name
+def named(op: Callable, prim: Primitive, arguments: str, module: str = "tapegrad") -> Callable:
+    """Give a made function its name, documentation and the public module in which it is found (by pickle, too)."""
+    op.__module__, op.__name__, op.__qualname__ = module, prim.name, prim.name
     op.__doc__ = f"{prim.doc}\n\n{arguments}: tensors, arrays or numbers, broadcast against each other."
     op.primitive = prim  # type: ignore[attr-defined]
+    return op
+
+
+def in_float32(f: Callable[..., Tensor], beside: tuple[str, ...] = ()) -> Callable[..., Tensor]:
+    """``f``, a function known by one name that is made of several operations; of half types it computes in float32.
+
+    Its result is rounded once, and so is each derivative, since rules of float32 apply inside.  ``beside``: names of
+    arguments that are left alone and have no say in the result's dtype.
+    """
+    signature = inspect.signature(f) if beside else None
+
+    @functools.wraps(f)
+    def op(*args: Any, **kwargs: Any) -> Tensor:
+        apart = {}
+        if signature is not None:
+            kwargs = signature.bind(*args, **kwargs).arguments
+            args, apart = (), {name: kwargs.pop(name) for name in beside if name in kwargs}
+        given = [x for x in (*args, *kwargs.values()) if hasattr(x, "dtype")]
+        kinds = {x.dtype for x in given if dtypes.is_inexact(x.dtype)}
+        if not any(dtypes.accumulator(kind) != kind for kind in kinds):
+            return f(*args, **kwargs, **apart)
+
+        def wide(x: Any) -> Any:
+            kind = getattr(x, "dtype", None)
+            if kind is None or dtypes.accumulator(kind) == kind:
+                return x
+            return cast(tensor(f.__name__, x), dtypes.float32)
+
+        found = f(*map(wide, args), **{name: wide(x) for name, x in kwargs.items()}, **apart)
+        return cast(found, kinds.pop()) if len(kinds) == 1 else found
+
     return op

@@ -100,10 +100,7 @@ def finfo(type: Any, /) -> FloatInfo:
     The numbers are Python floats, so that they promote no float32 to float64.  Raises DTypeError.
     """
     dtype = dtypes.real_of(_dtype_of(type))
-    if dtype.name == "bfloat16":  # unknown to NumPy: 8 bits of exponent, 7 of fraction
-        top = (2 - 2.0**-7) * 2.0**127
-        return FloatInfo(16, 2.0**-7, top, -top, 2.0**-126, 2.0**-133, dtype)
-    if dtype.kind != "f":
+    if dtype.kind != "f" and not dtypes.is_extended(dtype):
         raise DTypeError(f"finfo: {dtype} is no float dtype; iinfo has the limits of integers")
     found = dtypes.finfo(dtype)
     return FloatInfo(

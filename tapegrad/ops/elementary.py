@@ -12,13 +12,13 @@ from tapegrad.ops.arithmetic import divide, floor_divide, maximum, minimum, mult
 from tapegrad.ops.comparison import equal, isfinite, isinf, isnan, less, signbit, trunc
 from tapegrad.ops.comparison import round as round_even
 from tapegrad.ops.complex import imag, real
-from tapegrad.ops.dispatch import barrier, binary, cast, infer_same, promote, real_float, tensor, unary
+from tapegrad.ops.dispatch import barrier, binary, cast, in_float32, infer_same, promote, real_float, tensor, unary
 from tapegrad.ops.exponential import below, exp2
 from tapegrad.ops.parts import complex_of
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to
 from tapegrad.primitive import Bad, Primitive, Sample, elementwise, general
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 
 __all__ = [
     "addcdiv", "addcmul", "around", "cbrt", "divmod", "fabs", "fix", "float_power", "fmax", "fmin", "fmod", "frexp",
@@ -147,7 +147,7 @@ def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, ne
     if x.dtype.kind == "c":
         return complex_of(*(nan_to_num(part, True, nan, posinf, neginf) for part in (real(x), imag(x))))
     if not dtypes.is_inexact(x.dtype):
-        return x
+        return identity_of(x)
     most = float(dtypes.finfo(x.dtype).max)
     known = where(isnan(x), nan, x)
     known = where(equal(known, float("inf")), most if posinf is None else posinf, known)
@@ -163,16 +163,19 @@ def heaviside(x1: Any, x2: Any, /) -> Tensor:
     return where(equal(x, 0), y, where(isnan(x), x, cast(x > 0, x.dtype)))
 
 
+@in_float32
 def rsqrt(x: Any, /) -> Tensor:
     """``1 / sqrt(x)``; value and gradient at 0 are infinite."""
     return reciprocal(sqrt(x))
 
 
+@in_float32
 def squared_difference(x1: Any, x2: Any, /) -> Tensor:
     """``(x1 - x2) ** 2`` (TensorFlow's ``squared_difference``)."""
     return arithmetic.square(arithmetic.subtract(x1, x2))
 
 
+@in_float32
 def lerp(input: Any, end: Any, weight: Any) -> Tensor:
     """``input + weight * (end - input)``, exact at both ends (PyTorch's ``lerp``); differentiable in all three."""
     start, stop, part = promote("lerp", (input, end, weight))
@@ -180,17 +183,20 @@ def lerp(input: Any, end: Any, weight: Any) -> Tensor:
     return where(part < 0.5, start + part * gap, stop - gap * (1 - part))
 
 
+@in_float32
 def linear_interpolate(p: Any, x: Any, y: Any) -> Tensor:
     """``p * x + (1 - p) * y`` (Chainer's ``linear_interpolate``)."""
     p, x, y = promote("linear_interpolate", (p, x, y))
     return p * x + (1 - p) * y
 
 
+@in_float32
 def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:
     """``input + value * tensor1 * tensor2`` (PyTorch's ``addcmul``)."""
     return arithmetic.add(input, multiply(multiply(tensor1, tensor2), value))
 
 
+@in_float32
 def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:
     """``input + value * tensor1 / tensor2`` (PyTorch's ``addcdiv``)."""
     return arithmetic.add(input, multiply(divide(tensor1, tensor2), value))

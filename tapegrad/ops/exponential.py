@@ -10,11 +10,13 @@ from tapegrad.ops.selection import where
 from tapegrad.primitive import elementwise
 from tapegrad.tensor import Tensor
 
-exp_p = elementwise("exp", infer=infer_same, exact=False, partials=[lambda out: out], cxx="exp({x})", doc="``e ** x``.")
+exp_p = elementwise(
+    "exp", widens=False, infer=infer_same, exact=False, partials=[lambda out: out], cxx="exp({x})", doc="``e ** x``."
+)
 exp = unary(exp_p, in_float)
 
 expm1_p = elementwise(
-    "expm1", infer=infer_same, exact=False, partials=[lambda out: out + 1], cxx="expm1({x})",
+    "expm1", infer=infer_same, exact=False, partials=[lambda x: exp(x)], cxx="expm1({x})",
     doc="``exp(x) - 1``, precise near 0.",
 )  # fmt: skip
 expm1 = unary(expm1_p, in_float)

@@ -17,7 +17,7 @@ from tapegrad.node import thread
 from tapegrad.ops.arithmetic import add, maximum
 from tapegrad.ops.bounds import checked
 from tapegrad.ops.creation import zeros
-from tapegrad.ops.dispatch import barrier, cast, tensor
+from tapegrad.ops.dispatch import barrier, cast, own, tensor
 from tapegrad.ops.indexing import (
     Part,
     last_place_p,
@@ -29,7 +29,7 @@ from tapegrad.ops.indexing import (
     unslice_p,
 )
 from tapegrad.ops.selection import where
-from tapegrad.ops.shape import broadcast_to, moveaxis, permute_dims, reshape
+from tapegrad.ops.shape import broadcast_to, moveaxis, permute_dims, reshape, reshaped
 from tapegrad.tensor import Tensor, from_array
 
 
@@ -206,13 +206,13 @@ def getitem(x: Any, index: Any, /) -> Tensor:
     if type(index) is Tensor and index.ndim and x.ndim and index.dtype.kind in "iu":
         return barrier(take_p, x, checked("x[...]", index, x.shape[0], x), axis=0)
     found = _read("x[...]", index, x)
-    x = reshape(x, found.shape)
+    given, x = x, reshaped(x, found.shape)
     if not found.is_whole:
         x = barrier(slice_p, x, index=found.basic)
     if not found.arrays:
-        return x
+        return own(x, given)
     order, merged, at, places = _gather_axis(found, x.shape)
-    out = barrier(take_p, reshape(permute_dims(x, order), merged), places, axis=at)
+    out = barrier(take_p, reshaped(permute_dims(x, order), merged), places, axis=at)
     if at == found.place:
         return out
     n = places.ndim

@@ -144,6 +144,12 @@ _BATCH = 65536
 
 
 def _run_scatter_add(xp: Any, x: Any, indices: Any, *, axis: int, n: int, out: Any) -> None:
+    wide = dtypes.accumulator(out.dtype)
+    if wide != out.dtype:  # added up in float32, rounded once
+        total = xp.empty(out.shape, wide)
+        _run_scatter_add(xp, x.astype(wide), indices, axis=axis, n=n, out=total)
+        xp.copyto(out, total, casting="same_kind")
+        return
     out.fill(0)
     before, count = prod(x.shape[:axis]), indices.size
     width = prod(x.shape[axis + indices.ndim :])

@@ -8,8 +8,8 @@ from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
 from tapegrad.errors import DeviceError
 from tapegrad.ops.dtype_functions import isdtype
 
-API_VERSION = "2024.12"
-KNOWN_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
+API_VERSION = "2025.12"
+KNOWN_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 """Versions of the standard that the namespace serves: each contains the earlier ones."""
 
 _DTYPES = {
@@ -37,14 +37,14 @@ class Info:
         """Where new tensors are made now."""
         return current_device()
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> tuple[Device, ...]:
         """The CPU, and every CUDA device on which a kernel can be launched."""
         found: list[Device] = [CPU]
         while True:
             try:
                 found.append(asdevice(f"cuda:{len(found) - 1}"))
             except DeviceError:  # there is no such device: those before it are all
-                return found
+                return tuple(found)
 
     def default_dtypes(self, *, device: Device | str | None = None) -> dict[str, Any]:
         """What Python numbers become, and the dtype of positions; the same on every device.  Raises DeviceError."""

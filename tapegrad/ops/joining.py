@@ -11,11 +11,11 @@ from tapegrad.device import CPU, dtypes
 from tapegrad.errors import IndexingError, ShapeError, TapegradError
 from tapegrad.ops.arithmetic import clip, minimum
 from tapegrad.ops.creation import arange
-from tapegrad.ops.dispatch import barrier, cast, promote, tensor
+from tapegrad.ops.dispatch import barrier, cast, own, promote, tensor
 from tapegrad.ops.indexing import put_slice_p, slice_p, take, unslice_p
 from tapegrad.ops.shape import broadcast_to, expand_dims, reshape
 from tapegrad.primitive import Bad, Sample, linear
-from tapegrad.tensor import Tensor, from_array
+from tapegrad.tensor import Tensor, from_array, identity_of
 
 
 def _infer_concat(*xs: ShapedArray, axis: int) -> ShapedArray:
@@ -123,7 +123,7 @@ def array_split(x: Any, indices_or_sections: Any, /, axis: int = 0) -> tuple[Ten
         bounds = [i * each + min(i, more) for i in range(count + 1)]
     else:
         bounds = [0, *(slice(int(i)).indices(n)[1] for i in indices_or_sections), n]
-    return tuple(_part(x, a, p, max(0, q - p)) for p, q in zip(bounds, bounds[1:], strict=False))
+    return tuple(own(_part(x, a, p, max(0, q - p)), x) for p, q in zip(bounds, bounds[1:], strict=False))
 
 
 def flip(x: Any, /, axis: int | Sequence[int] | None = None) -> Tensor:
@@ -131,7 +131,7 @@ def flip(x: Any, /, axis: int | Sequence[int] | None = None) -> Tensor:
     x = tensor("flip", x)
     axes = normalize_axes("flip", axis, x.ndim)
     index = tuple((n - 1, n, -1) if i in axes and n > 1 else (0, n, 1) for i, n in enumerate(x.shape))
-    return barrier(slice_p, x, index=index) if axes else x
+    return barrier(slice_p, x, index=index) if axes else identity_of(x)
 
 
 def roll(x: Any, /, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
@@ -139,7 +139,7 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: int | Sequence[int] | None
 
     Raises AxisError, and ShapeError if the numbers of shifts and axes differ.
     """
-    x = tensor("roll", x)
+    x = given = tensor("roll", x)
     if axis is None:
         if not isinstance(shift, Integral):
             raise ShapeError(f"roll: {shift!r} shifts the flattened array more than once; name the axes")
@@ -154,7 +154,7 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: int | Sequence[int] | None
         by = int(s) % n if n else 0
         if by:
             x = barrier(concat_p, _part(x, a, n - by, by), _part(x, a, 0, n - by), axis=a)
-    return x
+    return own(x, given)
 
 
 def tile(x: Any, repetitions: Any, /) -> Tensor:
@@ -206,7 +206,7 @@ def padded(x: Tensor, widths: Sequence[tuple[int, int]], mode: str = "constant",
     if mode != "constant":
         return _pad_from_inside(x, widths, mode)
     if not any(map(any, widths)):
-        return x
+        return identity_of(x)
     shape = tuple(b + n + e for (b, e), n in zip(widths, x.shape, strict=True))
     index = tuple((b, n, 1) for (b, _), n in zip(widths, x.shape, strict=True))
     if isinstance(constant_values, (int, float, complex)) and constant_values == 0:
@@ -219,6 +219,7 @@ def padded(x: Tensor, widths: Sequence[tuple[int, int]], mode: str = "constant",
 
 def _pad_from_inside(x: Tensor, widths: Sequence[tuple[int, int]], mode: str) -> Tensor:
     """Each padded dimension read again at places inside it."""
+    given = x
     for a, (before, after) in enumerate(widths):
         n = x.shape[a]
         if not before and not after:
@@ -226,7 +227,7 @@ def _pad_from_inside(x: Tensor, widths: Sequence[tuple[int, int]], mode: str) ->
         if n == 0:
             raise ShapeError(f"pad: axis {a} of {x.shape} is empty: mode {mode!r} has nothing to repeat")
         x = take(x, _places(arange(-before, n + after, device=x.device), n, mode), axis=a)
-    return x
+    return own(x, given)
 
 
 def _places(at: Tensor, n: int, mode: str) -> Tensor:

@@ -66,7 +66,7 @@ def ix_(*args: Any) -> tuple[Tensor, ...]:
 
 def diag_indices(n: int, ndim: int = 2) -> tuple[Tensor, ...]:
     """The indices of the main diagonal of an array of ``ndim`` dimensions of length ``n``."""
-    return (arange(n),) * ndim
+    return tuple(arange(n) for _ in range(ndim))
 
 
 def diag_indices_from(arr: Any) -> tuple[Tensor, ...]:

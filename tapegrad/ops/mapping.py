@@ -11,11 +11,11 @@ from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.ops.arranging import vstack
 from tapegrad.ops.creation import asarray
-from tapegrad.ops.dispatch import tensor
+from tapegrad.ops.dispatch import own, tensor
 from tapegrad.ops.joining import stack
 from tapegrad.ops.locating import indices
-from tapegrad.ops.shape import expand_dims, identity_of, moveaxis, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.ops.shape import expand_dims, moveaxis, reshape
+from tapegrad.tensor import Tensor, identity_of
 
 __all__ = [
     "apply_along_axis", "apply_over_axes", "array", "asanyarray", "ascontiguousarray", "copy", "fromfunction",
@@ -48,7 +48,7 @@ def apply_over_axes(func: Callable, a: Any, axes: int | Sequence[int]) -> Tensor
 
     Raises AxisError, and ShapeError for a result of another rank.
     """
-    x = tensor("apply_over_axes", a)
+    x = given = tensor("apply_over_axes", a)
     n = x.ndim
     for axis in axes if isinstance(axes, (tuple, list)) else (axes,):
         place = normalize_axis("apply_over_axes", axis, n)
@@ -56,7 +56,7 @@ def apply_over_axes(func: Callable, a: Any, axes: int | Sequence[int]) -> Tensor
         x = expand_dims(found, place) if found.ndim == n - 1 else found
         if x.ndim != n:
             raise ShapeError(f"apply_over_axes: the function made {found.shape} of an array of {n} dimensions")
-    return x
+    return own(x, given)
 
 
 def array(object: Any, dtype: Any = None, *, copy: bool | None = True, ndmin: int = 0, device: Any = None) -> Tensor:
@@ -67,7 +67,7 @@ def array(object: Any, dtype: Any = None, *, copy: bool | None = True, ndmin: in
 
 def copy(a: Any) -> Tensor:
     """A tensor of the same value, which tapes follow as a value of its own: tensors never change."""
-    return identity_of(a)
+    return identity_of(tensor("copy", a))
 
 
 def fromfunction(function: Callable, shape: Sequence[int], *, dtype: Any = None, **kwargs: Any) -> Any:

@@ -23,6 +23,6 @@ def name(x: Any, name: str, /) -> Tensor:
     t = tensor("name", x)
     if thread.runner is not None:
         thread.runner.named(t._buffer, name)
-    if _buffer.keeper is not None:
-        _buffer.keeper.named(t._buffer, name)
+    if (keeper := _buffer.keeper) is not None:
+        keeper.named(t._buffer, name)
     return t

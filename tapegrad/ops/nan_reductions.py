@@ -8,12 +8,12 @@ from tapegrad.aval import normalize_axes
 from tapegrad.device import dtypes
 from tapegrad.errors import TapegradError
 from tapegrad.ops import reductions, sorting
-from tapegrad.ops.arithmetic import divide, multiply, sqrt, subtract
+from tapegrad.ops.arithmetic import divide, multiply, root_of_squares, subtract
 from tapegrad.ops.bounds import every
 from tapegrad.ops.comparison import equal, isnan, logical_not
 from tapegrad.ops.complex import squared_size
 from tapegrad.ops.cumulative import cumprod, cumsum
-from tapegrad.ops.dispatch import cast, tensor
+from tapegrad.ops.dispatch import cast, in_float32, tensor
 from tapegrad.ops.reductions import Axis, kept_shape, sum
 from tapegrad.ops.reductions import all as all_of
 from tapegrad.ops.reductions import any as any_of
@@ -115,6 +115,7 @@ def _count(x: Tensor, gone: Tensor, axes: tuple[int, ...], keepdims: bool) -> Te
     return sum(logical_not(gone), axis=axes, keepdims=keepdims)
 
 
+@in_float32
 def nanmean(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The mean over ``axis`` (None: all) of what is not NaN; NaN where nothing is.  Raises AxisError."""
     x, gone = _filled("nanmean", a, 0)
@@ -126,6 +127,7 @@ def nanmean(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return divide(total, where(equal(count, 0), float("nan"), cast(count, dtypes.real_of(x.dtype))))
 
 
+@in_float32
 def nanvar(
     a: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, correction: float | None = None
 ) -> Tensor:
@@ -150,8 +152,12 @@ def nanvar(
     return reshape(found, shape)
 
 
+@in_float32
 def nanstd(
     a: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, correction: float | None = None
 ) -> Tensor:
-    """The square root of :func:`nanvar`; its gradient is NaN where all elements left are equal.  Raises AxisError."""
-    return sqrt(nanvar(a, axis, ddof, keepdims, correction=correction))
+    """The square root of :func:`nanvar`; where that is 0, so is its gradient, as that of :func:`std`.
+
+    Raises AxisError.
+    """
+    return root_of_squares(nanvar(a, axis, ddof, keepdims, correction=correction))

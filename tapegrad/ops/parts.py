@@ -18,7 +18,7 @@ from tapegrad.ops.reductions import all as all_of
 from tapegrad.ops.selection import where
 from tapegrad.ops.trigonometric import atan2, cos, sin
 from tapegrad.primitive import elementwise
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 from tapegrad.variable import unrecorded
 
 __all__ = ["angle", "deg2rad", "degrees", "polar", "rad2deg", "radians", "real_if_close", "sinc", "unwrap"]
@@ -36,6 +36,7 @@ def _run_complex(xp: Any, out: Any, x: Any, y: Any) -> None:
 
 complex_p = elementwise(
     "complex",
+    widens=False,
     infer=_infer_complex,
     impl=_run_complex,
     partials=[lambda ct, x_aval: cast(real(ct), x_aval.dtype), lambda ct, y_aval: cast(-imag(ct), y_aval.dtype)],
@@ -141,11 +142,11 @@ def real_if_close(a: Any, tol: float = 100) -> Tensor:
     """
     a = tensor("real_if_close", a)
     if a.dtype.kind != "c":
-        return a
+        return identity_of(a)
     with unrecorded():
         bound = tol * float(dtypes.finfo(a.dtype).eps) if tol > 1 else tol
         small = bool(all_of(abs(imag(a)) < bound))
-    return real(a) if small else a
+    return real(a) if small else identity_of(a)
 
 
 def unwrap(p: Any, discont: float | None = None, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:

@@ -18,7 +18,7 @@ from tapegrad.ops.getitem import At
 from tapegrad.ops.indexing import nonzero, take
 from tapegrad.ops.joining import concat, tile
 from tapegrad.ops.shape import broadcast_to, moveaxis, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 
 __all__ = ["append", "delete", "insert", "place", "put", "put_along_axis", "putmask", "resize", "scatter_add"]
 
@@ -51,7 +51,7 @@ def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> Tensor:
         places = minimum(maximum(places, 0), x.size - 1)
     places = checked("put", places, x.size, x)
     if not places.size or not values.size:
-        return x
+        return identity_of(x)
     return reshape(At(reshape(x, (x.size,)))[places].set(_repeated(values, places.size)), x.shape)
 
 
@@ -116,7 +116,7 @@ def place(arr: Any, mask: Any, vals: Any) -> Tensor:
     x = tensor("place", arr)
     places, values = _places("place", mask, x), cast(tensor("place", vals, x), x.dtype)
     if not places.size:
-        return x
+        return identity_of(x)
     if not values.size:
         raise ShapeError("place: no values to put where the mask is not 0")
     return reshape(At(reshape(x, (x.size,)))[places].set(_repeated(values, places.size)), x.shape)
@@ -130,7 +130,7 @@ def putmask(a: Any, mask: Any, values: Any) -> Tensor:
     x = tensor("putmask", a)
     places, v = _places("putmask", mask, x), cast(tensor("putmask", values, x), x.dtype)
     if not places.size or not v.size:
-        return x
+        return identity_of(x)
     return reshape(At(reshape(x, (x.size,)))[places].set(take(_repeated(v, x.size), places, axis=0)), x.shape)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from tapegrad.aval import ShapedArray, broadcast_shapes, normalize_axes, normalize_axis, shaped
 from tapegrad.device import blas, gemm
+from tapegrad.device.dtypes import accumulator
 from tapegrad.errors import ShapeError
 from tapegrad.ops import _batched
 from tapegrad.ops.complex import conj
-from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.ops.dispatch import barrier, cast, promote
 from tapegrad.ops.reductions import sum
 from tapegrad.ops.shape import expand_dims, moveaxis, permute_dims, reshape, squeeze
 from tapegrad.primitive import Bad, Sample, bilinear
@@ -106,13 +107,15 @@ def _paired_axes(x: Tensor, y: Tensor, axes: Any) -> tuple[list[int], list[int]]
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Tensor:
     """The sum of ``conj(x1) * x2`` along ``axis`` (negative, counted in both); the other dimensions broadcast.
 
-    Raises ShapeError and AxisError.
+    Products and sum of half types are in float32, rounded once.  Raises ShapeError and AxisError.
     """
     x, y = promote("vecdot", (x1, x2))
     a, b = normalize_axis("vecdot", axis, x.ndim), normalize_axis("vecdot", axis, y.ndim)
     if x.shape[a] != y.shape[b]:
         raise ShapeError(f"vecdot: axis {axis} has length {x.shape[a]} in {x.shape} and {y.shape[b]} in {y.shape}")
-    return sum(conj(moveaxis(x, a, -1)) * moveaxis(y, b, -1), axis=-1, dtype=x.dtype)
+    dtype, wide = x.dtype, accumulator(x.dtype)
+    x, y = cast(moveaxis(x, a, -1), wide), cast(moveaxis(y, b, -1), wide)
+    return cast(sum(conj(x) * y, axis=-1, dtype=wide), dtype)
 
 
 def matvec(x1: Any, x2: Any, /) -> Tensor:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tapegrad import nest
+from tapegrad import aval, nest
+from tapegrad.device import CPU, is_array
 from tapegrad.errors import ImmutableError, NotATensorError
 from tapegrad.ops import creation, info, shape
 from tapegrad.ops.dispatch import tensor
@@ -111,7 +112,7 @@ def array_function(self: Any, func: Any, types: Any, args: tuple, kwargs: dict) 
     """NumPy's functions on tensors: the function of the same name.  Raises TypeError if there is none."""
     if func.__name__ in _ANSWERS:
         return func(*nest.map_leaves(_value, args), **nest.map_leaves(_value, kwargs))
-    f = public(func.__name__, func.__module__ or "numpy")
+    f = _broadcast_arrays if func.__name__ == "broadcast_arrays" else public(func.__name__, func.__module__ or "numpy")
     if f is None:
         raise TypeError(
             f"{func.__module__}.{func.__name__} does not take tensors: use a function of tapegrad, or convert with "
@@ -122,10 +123,26 @@ def array_function(self: Any, func: Any, types: Any, args: tuple, kwargs: dict) 
     positional = [p for p in ours.values() if p.kind is not p.KEYWORD_ONLY]
     args, kwargs = _placed(func, positional, args, kwargs)
     if len(args) > len(positional) and not variadic:  # sum(t, 0): tapegrad takes axis by name only
-        names = list(_signature(func))
-        kwargs = {**dict(zip(names[len(positional) :], args[len(positional) :], strict=False)), **kwargs}
+        names, more = list(_signature(func))[len(positional) :], args[len(positional) :]
+        if len(more) > len(names):
+            raise TypeError(f"{func.__name__}: tapegrad takes {len(positional)} positional arguments, got {len(args)}")
+        kwargs = {**dict(zip(names, more, strict=False)), **kwargs}
         args = args[: len(positional)]
     return f(*args, **_asked(func, ours, kwargs))
+
+
+def _broadcast_arrays(*xs: Any, subok: bool = False) -> tuple[Any, ...]:
+    """Tensors by ours; what no tensor can hold (Matplotlib gives None and strings) by NumPy's."""
+    given: list[Any] = [_tensor_or_object("broadcast_arrays", x) for x in xs]
+    to = aval.broadcast_shapes("broadcast_arrays", *(x.shape for x in given))
+    return tuple(CPU.xp.broadcast_to(x, to) if is_array(x) else shape.broadcast_to(x, to) for x in given)
+
+
+def _tensor_or_object(op: str, x: Any) -> Any:
+    try:
+        return tensor(op, x)
+    except NotATensorError:
+        return CPU.xp.asarray(x)
 
 
 def _placed(func: Any, positional: list[Any], args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

@@ -13,17 +13,17 @@ from tapegrad.aval import ShapedArray, normalize_axes
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.evaluate import waiting
-from tapegrad.ops.arithmetic import multiply, sqrt, subtract
+from tapegrad.ops.arithmetic import multiply, root_of_squares, subtract
 from tapegrad.ops.comparison import equal, isfinite, not_equal
 from tapegrad.ops.complex import squared_size
 from tapegrad.ops.creation import ones, ones_like, zeros
-from tapegrad.ops.dispatch import barrier, cast, tensor
+from tapegrad.ops.dispatch import barrier, cast, in_float32, tensor
 from tapegrad.ops.exponential import exp, log
 from tapegrad.ops.joining import concat, stack
 from tapegrad.ops.selection import where
-from tapegrad.ops.shape import broadcast_to, permute_dims, reshape
+from tapegrad.ops.shape import broadcast_to, permute_dims, reshape, reshaped
 from tapegrad.primitive import Bad, Primitive, Sample, general, linear
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 from tapegrad.variable import unrecorded
 
 Axis = int | Sequence[int] | None
@@ -61,7 +61,7 @@ sum_p = linear(
     "sum",
     impl=lambda xp, x, *, axis, keepdims=False: xp.add.reduce(x, axis=axis, keepdims=keepdims),
     infer=infer_reduction,
-    transpose=lambda ct, x, *, axis: broadcast_to(reshape(ct, kept_shape(x.shape, axis)), x.shape),
+    transpose=lambda ct, x, *, axis: broadcast_to(reshaped(ct, kept_shape(x.shape, axis)), x.shape),
     reduce="add",
     lift=lift_axes,
     samples=[
@@ -76,7 +76,7 @@ def sum(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = Fal
     x = tensor("sum", x)
     axes = normalize_axes("sum", axis, x.ndim)
     x = cast(x, dtypes.sum_dtype(x.dtype) if dtype is None else dtypes.asdtype(dtype))
-    return barrier(sum_p, x, axis=axes, keepdims=bool(keepdims)) if axes else x
+    return barrier(sum_p, x, axis=axes, keepdims=bool(keepdims)) if axes else identity_of(x)
 
 
 def _in(op: str, x: Any, dtype: Any) -> Tensor:
@@ -94,6 +94,11 @@ def mean(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = Fa
     """
     x = _in("mean", x, dtype)
     axes = normalize_axes("mean", axis, x.ndim)
+    return _mean(x, axes, keepdims)
+
+
+@in_float32
+def _mean(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
     count = math.prod(x.shape[a] for a in axes)
     with waiting(x._buffer.node.aval) as done:
         return done(sum(x, axis=axes, keepdims=keepdims) / (count or float("nan")))
@@ -200,8 +205,8 @@ all_p = _logical("all", "logical_and")
 
 def _reduced(prim: Primitive, name: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     axes = normalize_axes(name, axis, x.ndim)
-    out = barrier(prim, x, axis=axes) if axes else x
-    return reshape(out, kept_shape(x.shape, axes)) if keepdims else out
+    out = barrier(prim, x, axis=axes) if axes else identity_of(x)
+    return reshaped(out, kept_shape(x.shape, axes)) if keepdims else out
 
 
 def _ordered(name: str, x: Any) -> Tensor:
@@ -265,10 +270,14 @@ def var(
     ddof: NumPy's name for ``correction``.  Integers are computed in float64.  Raises AxisError.
     """
     x = _in("var", x, dtype)
-    axes = normalize_axes("var", axis, x.ndim)
+    return _var(x, normalize_axes("var", axis, x.ndim), correction if ddof is None else ddof, keepdims)
+
+
+@in_float32
+def _var(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool) -> Tensor:
     deviation = subtract(x, mean(x, axis=axes, keepdims=True))
     squares = squared_size(deviation)
-    count = math.prod(x.shape[a] for a in axes) - (correction if ddof is None else ddof)
+    count = math.prod(x.shape[a] for a in axes) - correction
     with waiting(x._buffer.node.aval) as done:
         return done(sum(squares, axis=axes, keepdims=keepdims) / (count if count > 0 else float("nan")))
 
@@ -277,10 +286,20 @@ def std(
     x: Any, /, axis: Axis = None, dtype: Any = None, *, correction: float = 0, ddof: float | None = None,
     keepdims: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The square root of :func:`var`; its gradient is NaN where all elements are equal.  Raises AxisError."""
-    return sqrt(var(x, axis, dtype, correction=correction, ddof=ddof, keepdims=keepdims))
+    """The square root of :func:`var`; where that is 0 (all elements equal, or one alone), so is its gradient.
+
+    There it has a kink, and 0 is its smallest subgradient (PyTorch's answer).  Raises AxisError.
+    """
+    x = _in("std", x, dtype)
+    return _std(x, normalize_axes("std", axis, x.ndim), correction if ddof is None else ddof, keepdims)
 
 
+@in_float32
+def _std(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool) -> Tensor:
+    return root_of_squares(_var(x, axes, correction, keepdims))
+
+
+@in_float32
 def logsumexp(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """``log(sum(exp(x)))`` over ``axis`` (None: all) without overflow; -inf if empty.  Raises AxisError.
 

@@ -9,13 +9,13 @@ from tapegrad.device import dtypes, scans
 from tapegrad.errors import DTypeError
 from tapegrad.ops.arithmetic import maximum
 from tapegrad.ops.comparison import equal, isfinite
-from tapegrad.ops.dispatch import barrier, promote, real_float, tensor
+from tapegrad.ops.dispatch import barrier, own, promote, real_float, tensor
 from tapegrad.ops.exponential import exp, log
 from tapegrad.ops.indexing import take_along_axis
 from tapegrad.ops.joining import concat
 from tapegrad.ops.selection import where
 from tapegrad.primitive import Sample, general
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 from tapegrad.variable import unrecorded
 
 __all__ = ["cummax", "cummin", "logcumsumexp"]
@@ -46,7 +46,7 @@ def _running(op: str, x: Any, axis: int, ufunc: str) -> Running:
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: complex numbers have no order; take abs, real or imag first")
     if not x.ndim:
-        return Running(x, barrier(running_place_p, x[None], axis=0, ufunc=ufunc)[0])
+        return Running(identity_of(x), barrier(running_place_p, x[None], axis=0, ufunc=ufunc)[0])
     a = normalize_axis(op, axis, x.ndim)
     places = barrier(running_place_p, x, axis=a, ufunc=ufunc)
     return Running(take_along_axis(x, places, axis=a), places)
@@ -86,11 +86,12 @@ def logcumsumexp(input: Any, dim: int = -1) -> Tensor:
     """
     (x,) = promote("logcumsumexp", (input,), real_float("logcumsumexp"))
     if not x.ndim:
-        return x
+        return own(x, input)
+    given = x
     a = normalize_axis("logcumsumexp", dim, x.ndim)
     lead, n, reach = (slice(None),) * a, x.shape[a], 1
     while reach < n:
         early, late, before = ((*lead, part) for part in (slice(reach), slice(reach, None), slice(n - reach)))
         x = concat([x[early], _join(x[late], x[before])], axis=a)
         reach *= 2
-    return x
+    return own(x, given)

@@ -41,6 +41,7 @@ def _run_where(xp: Any, out: Any, condition: Any, x: Any, y: Any) -> None:
 
 where_p = elementwise(
     "where",
+    widens=False,
     infer=_infer_where,
     impl=_run_where,
     operands=("condition", "x", "y"),

@@ -15,7 +15,7 @@ from tapegrad.aval import Shape, ShapedArray, broadcast_shapes, normalize_axes, 
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.dispatch import barrier, tensor
 from tapegrad.primitive import Sample, linear
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 
 
 def _infer_reshape(x: ShapedArray, *, shape: Shape) -> ShapedArray:
@@ -52,7 +52,12 @@ def reshape(x: Any, /, shape: int | Sequence[int], order: str = "C", *, copy: bo
         wanted = tuple(x.size // known if n == -1 else n for n in wanted)
     if prod(wanted) != x.size or any(n < 0 for n in wanted):
         raise ShapeError(f"reshape: {x.shape} has {x.size} elements, {wanted} has {prod(wanted)}")
-    return x if wanted == x.shape else barrier(reshape_p, x, shape=wanted)
+    return identity_of(x) if wanted == x.shape else barrier(reshape_p, x, shape=wanted)
+
+
+def reshaped(x: Tensor, shape: Shape) -> Tensor:
+    """``x`` in another shape, which fits; for use inside an operation: ``x`` itself if it has that shape."""
+    return x if shape == x.shape else barrier(reshape_p, x, shape=shape)
 
 
 def _lengths(op: str, shape: Any) -> tuple[int, ...]:
@@ -62,22 +67,6 @@ def _lengths(op: str, shape: Any) -> tuple[int, ...]:
         return tuple(map(index, given)) if isinstance(given, (tuple, list)) else (index(given),)
     except TypeError:
         raise ShapeError(f"{op}: a shape is made of integers, got {shape!r:.60}") from None
-
-
-identity_p = linear(
-    "identity",
-    impl=lambda xp, x: x,
-    infer=lambda x: x,
-    transpose=lambda ct: ct,
-    view=True,
-    lift=lambda params, n: params,
-    samples=[Sample((2, 3))],
-)
-
-
-def identity_of(x: Any, /) -> Tensor:
-    """The same value, followed by tapes as a value of its own."""
-    return barrier(identity_p, tensor("identity", x))
 
 
 def _infer_permute(x: ShapedArray, *, axes: tuple[int, ...]) -> ShapedArray:
@@ -101,7 +90,7 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
     order = tuple(normalize_axis("permute_dims", a, x.ndim) for a in axes)
     if sorted(order) != list(range(x.ndim)):
         raise AxisError(f"permute_dims: axes {tuple(axes)} are not an order of the {x.ndim} dimensions of {x.shape}")
-    return x if order == tuple(range(x.ndim)) else barrier(permute_p, x, axes=order)
+    return identity_of(x) if order == tuple(range(x.ndim)) else barrier(permute_p, x, axes=order)
 
 
 def _infer_broadcast(x: ShapedArray, *, shape: Shape) -> ShapedArray:
@@ -126,9 +115,9 @@ def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Tensor:
     if broadcast_shapes("broadcast_to", x.shape, wanted) != wanted:
         raise ShapeError(f"broadcast_to: {x.shape} does not broadcast to {wanted}")
     if wanted == x.shape:
-        return x
+        return identity_of(x)
     # Of equal rank, so that one more leading axis changes nothing (see Primitive.lift).
-    return barrier(broadcast_p, reshape(x, (1,) * (len(wanted) - x.ndim) + x.shape), shape=wanted)
+    return barrier(broadcast_p, reshaped(x, (1,) * (len(wanted) - x.ndim) + x.shape), shape=wanted)
 
 
 def sum_to(x: Tensor, shape: Shape, lead: int = 0) -> Tensor:
@@ -143,7 +132,7 @@ def sum_to(x: Tensor, shape: Shape, lead: int = 0) -> Tensor:
     extra = x.ndim - len(shape)
     padded = shape[:lead] + (1,) * extra + shape[lead:]
     axes = tuple(i for i in range(lead, x.ndim) if padded[i] != x.shape[i] or lead <= i < lead + extra)
-    return reshape(sum(x, axis=axes, dtype=x.dtype, keepdims=not extra), shape)
+    return reshaped(sum(x, axis=axes, dtype=x.dtype, keepdims=not extra), shape)
 
 
 def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Tensor:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tapegrad.device import Device, asdevice, dlpack
+from tapegrad.ops.creation import asarray
 from tapegrad.ops.transfer import to_device
-from tapegrad.tensor import Tensor, convert, from_array
+from tapegrad.tensor import Tensor, from_array
 from tapegrad.variable import Variable
 
 __all__ = ["from_dlpack"]
@@ -18,21 +19,22 @@ def from_dlpack(x: Any, /, *, device: Device | str | None = None, copy: bool | N
 
     Without ``copy=True`` the tensor shares the array's memory: **the array must not be changed while the tensor is in
     use**, since a tensor is a value (``tg.asarray`` copies).  device: where the tensor shall lie; default: where the
-    array does.  The tensor starts a history of its own: gradients do not pass into the other library.
+    array does.  The tensor starts a history of its own: gradients do not pass into the other library.  A tensor is
+    returned as it is where it lies there.
 
     Raises NotATensorError for what offers no DLPack, DTypeError for a dtype that NumPy or CuPy does not have,
     DeviceError for a device that is not available, ValueError where ``copy=False`` cannot be kept, and BufferError
     where the producer refuses.
     """
     if isinstance(x, (Tensor, Variable)):
-        found = convert(x)
+        found = asarray(x)
     else:
         array, source = dlpack.imported(x)
-        found = from_array(source.array(array, copy=bool(copy)), source)
+        found = from_array(source.array(array, copy=bool(copy)), source, shared=not copy)
     target = found.device if device is None else asdevice(device)
     if copy is False and target is not found.device:
         raise ValueError(f"from_dlpack: from {found.device} to {target} takes a copy; leave out copy=False")
-    return to_device(found, target)
+    return found if target is found.device else to_device(found, target)
 
 
 def _dlpack(
@@ -49,7 +51,8 @@ def _dlpack(
     On CUDA the memory is shared, and ``copy=True`` asks for a copy: who shares it must not write to it.  ``dl_device``
     may ask for the CPU.  Raises BufferError where that cannot be had.
     """
-    return dlpack.capsule(_value(self)._array, self.device, stream, max_version, dl_device, copy)
+    value = _value(self)
+    return dlpack.capsule(value._array, value._buffer, self.device, stream, max_version, dl_device, copy)
 
 
 def _dlpack_device(self: Tensor | Variable) -> tuple[int, int]:
@@ -65,13 +68,8 @@ def _cuda_array_interface(self: Tensor) -> dict[str, Any]:
 
 def _cupy_get_ndarray(self: Tensor) -> Callable[[], Any]:
     """CuPy's protocol, on CUDA only: CuPy's functions and kernels take the tensor's array."""
-    device = _on_gpu(self, "__cupy_get_ndarray__")
-
-    def get() -> Any:
-        with device.active():
-            return self._array
-
-    return get
+    _on_gpu(self, "__cupy_get_ndarray__")
+    return self._lent
 
 
 def _on_gpu(x: Tensor, attribute: str) -> Device:

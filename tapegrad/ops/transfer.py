@@ -9,7 +9,7 @@ from tapegrad.device import CPU, Device, asdevice
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.ops.dispatch import barrier, tensor
 from tapegrad.primitive import Primitive, Sample, linear
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 
 
 def _run(xp: Any, x: Any, *, source: Device, device: Device) -> Any:
@@ -35,7 +35,7 @@ to_device_p: Primitive = linear(
 
 
 def to_device(x: Any, device: Device | str, /, *, stream: Any = None) -> Tensor:
-    """``x`` on ``device``: the tensor itself if it lies there, else a copy; differentiable.
+    """``x`` on ``device``: without a copy if it lies there; differentiable.
 
     ``stream`` is accepted for the array API standard; work is ordered on CuPy's current stream.  Raises DeviceError if
     the device is not available.
@@ -43,5 +43,5 @@ def to_device(x: Any, device: Device | str, /, *, stream: Any = None) -> Tensor:
     x = tensor("to_device", x)
     target = asdevice(device)
     if target is x.device:
-        return x
+        return identity_of(x)
     return barrier(to_device_p, x, source=x.device, device=target)

@@ -70,7 +70,19 @@ tanh_p = elementwise(
     "tanh", infer=infer_same, exact=False, partials=[lambda out: 1 - out * out], cxx="tanh({x})", domain=(-3.0, 3.0),
     doc="Hyperbolic tangent.",
 )  # fmt: skip
-tanh = unary(tanh_p, in_float)
+hyperbolic_tangent_p = elementwise(
+    "hyperbolic_tangent", infer=infer_same, ufunc="tanh", exact=False, partials=[lambda x: _slope_of_tanh(x)],
+    cxx="tanh({x})", domain=(-3.0, 3.0),
+    doc="``tanh`` with a derivative that reads ``x``, not the result, which in half types is 1 from 4 on.",
+)  # fmt: skip
+tanh = unary(tanh_p, in_float, narrow=hyperbolic_tangent_p)
+
+
+def _slope_of_tanh(x: Any) -> Any:
+    from tapegrad.ops.activation import sigmoid_slope  # built on this file
+
+    return 4 * sigmoid_slope(2 * x)
+
 
 asinh_p = elementwise(
     "asinh", infer=infer_same, ufunc="arcsinh", exact=False, partials=[lambda x: reciprocal(sqrt(1 + square(x)))],

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad import buffer as _buffer
+from tapegrad.buffer import in_room
 from tapegrad.device import many, phantom, tally
 from tapegrad.device.kernel import Kernel
 from tapegrad.errors import ShapeError, TapegradError
@@ -203,11 +204,15 @@ def _by_kernel(
     materialize(*(t for row in rows for t in row))  # gradients that are still pending share kernels
     with device.active():
         read = [tuple(tally.contiguous(device.xp, array_of(t._buffer)) for t in row) for row in rows]
-    written = [tuple(device.empty(row[i].shape, row[i].dtype) for i in renewed) for row in rows]
-    many.launch(kernel, device, [r + w for r, w in zip(read, written, strict=True)], numbers)
-    passes = tally.taken()
-    if _buffer.accountant is not None:
-        moved = tuple(sum(a.nbytes for row in arrays for a in row) for arrays in (read, written))
-        for more in (moved, *passes):
-            _buffer.accountant.ran((name,) if more is moved else (), *more)
-    return [tuple(from_array(a, device) for a in row) for row in written]
+
+    def launch() -> list[tuple[Tensor, ...]]:
+        written = [tuple(device.empty(row[i].shape, row[i].dtype) for i in renewed) for row in rows]
+        many.launch(kernel, device, [r + w for r, w in zip(read, written, strict=True)], numbers)
+        passes = tally.taken()
+        if (accountant := _buffer.accountant) is not None:
+            moved = tuple(sum(a.nbytes for row in arrays for a in row) for arrays in (read, written))
+            for more in (moved, *passes):
+                accountant.ran((name,) if more is moved else (), *more)
+        return [tuple(from_array(a, device) for a in row) for row in written]
+
+    return in_room([row[i]._buffer.node.aval for row in rows for i in renewed], (name,), launch)

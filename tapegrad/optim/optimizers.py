@@ -3,6 +3,8 @@
 An update is written in tensors, so it becomes one kernel per variable; those here become one for many on CUDA.
 Nothing is assigned before all of it is checked.  The state lives in variables of the ledger's category "optimizer",
 saved by ``model.save(path, optimizer)``.  No step waits for a device.
+
+long because: each optimizer is its constructor, its formulas and where they come from.
 """
 
 from __future__ import annotations
@@ -62,6 +64,13 @@ class Optimizer:
         self._slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
         # What `iterations` held when last asked, and its number: to fetch it anew would be to wait for the device.
         self._counted: tuple[Any, int] = (None, 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_slots": list(self._slots.values()), "_counted": (None, 0)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Keys are the ids of the variables that came along: the model's, if they were pickled or copied together.
+        self.__dict__.update(state, _slots={id(v): (v, slots) for v, slots in state["_slots"]})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -141,7 +150,7 @@ class Optimizer:
         """Assign new values to some variables and to their slots; the old ones are freed on return."""
         variables = [v for _, v in pairs]
         slots = [self._slots[id(v)][1] for v in variables]
-        xs, now = [v.read() for v in variables], [tuple(s.read() for s in own) for own in slots]
+        xs, now = [v._content() for v in variables], [tuple(s._content() for s in own) for own in slots]
         shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
         new = self.update_many(xs, [g for g, _ in pairs], now, rate, step, shrink)
         for v, own, (value, *others) in zip(variables, slots, new):
@@ -163,7 +172,7 @@ class Optimizer:
     def _iterations_now(self) -> Any:
         """What ``iterations`` holds: another object after every assignment."""
         with unrecorded():
-            return self.iterations.read()._buffer
+            return self.iterations._content()._buffer
 
     def _checked_pairs(self, grads: list[Any], variables: list[Variable], skip: bool) -> list[tuple[Tensor, Variable]]:
         """The gradients to apply, as tensors in their variables' dtypes, clipped."""

@@ -23,7 +23,7 @@ class _Flat:
         for x in self._leaves:
             if x.dtype.kind == "c":
                 raise DTypeError(f"{name}: cannot minimize over {x.dtype}; pass real and imaginary parts apart")
-        self.start = ops.concat([ops.astype(x.reshape(x.size), "float64") for x in self._leaves]).numpy()
+        self.start = ops.concat([ops.astype(x.reshape(x.size), "float64") for x in self._leaves]).numpy(copy=True)
 
     def unflatten(self, flat: Any) -> Any:
         """The structure with its numbers from ``flat``, in the dtypes and shapes of ``x0`` (integers: float64)."""
@@ -51,7 +51,7 @@ def _objective(f: Callable[[Any], Any]) -> Callable[[Any], tuple[float, Any]]:
     def fun(flat: Any) -> tuple[float, Any]:
         with unrecorded():
             value, gradient = both(_numbers(flat))
-            return float(value.item()), gradient.numpy()
+            return float(value.item()), gradient.numpy(copy=True)
 
     return fun
 
@@ -100,9 +100,9 @@ def minimize(
         raise TapegradError("minimize: hess and hessp are both True; a method takes one of them")
     given: dict[str, Any] = {}
     if hess:
-        given["hess"] = lambda v: hessian(of_vector)(_numbers(v)).numpy()
+        given["hess"] = lambda v: hessian(of_vector)(_numbers(v)).numpy(copy=True)
     if hessp:
-        given["hessp"] = lambda v, p: hvp(of_vector, _numbers(v), _numbers(p)).numpy()
+        given["hessp"] = lambda v, p: hvp(of_vector, _numbers(v), _numbers(p)).numpy(copy=True)
     if callback is not None:
         given["callback"] = lambda v: callback(flat.unflatten(v))
     if constraints:
@@ -126,6 +126,6 @@ def _constraints(flat: _Flat, constraints: Any) -> Any:
 def _constraint(flat: _Flat, constraint: dict[str, Any]) -> dict[str, Any]:
     """A constraint on the structure as one on the vector, with its Jacobian unless there is one."""
     of_vector = flat.of(constraint["fun"], tuple(constraint.get("args", ())))
-    found = {"type": constraint["type"], "fun": lambda v: ops.asarray(of_vector(_numbers(v))).numpy()}
-    found["jac"] = constraint.get("jac") or (lambda v: jacobian(of_vector)(_numbers(v)).numpy())
+    found = {"type": constraint["type"], "fun": lambda v: ops.asarray(of_vector(_numbers(v))).numpy(copy=True)}
+    found["jac"] = constraint.get("jac") or (lambda v: jacobian(of_vector)(_numbers(v)).numpy(copy=True))
     return found

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tapegrad.errors import TapegradError
 from tapegrad.profile.demo_train import Run
+from tapegrad.profile.report.writable import problem_of
+from tapegrad.profile.runs.whole import whole
 
 # Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73")
@@ -17,13 +19,14 @@ class MissingMatplotlibError(TapegradError, ImportError):
 
 
 def require_writable(path: Path) -> None:
-    """Fail early: raises MissingMatplotlibError, which says what to install, and OSError if the folder is not there."""
+    """Fail early: raises MissingMatplotlibError, which says what to install, and OSError if it cannot be written."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise MissingMatplotlibError("--png needs matplotlib: pip install 'tapegrad[plot]'") from error
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"--png {path}: the folder {path.absolute().parent} does not exist")
+    problem = problem_of("--png", path)
+    if problem is not None:
+        raise OSError(problem)
 
 
 def plot(runs: list[Run], labels: list[str], path: Path) -> None:
@@ -56,4 +59,5 @@ def plot(runs: list[Run], labels: list[str], path: Path) -> None:
     axes.margins(y=0.1)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
-    figure.savefig(path, dpi=150, format="png")
+    with whole(path) as part:
+        figure.savefig(part, dpi=150, format="png")

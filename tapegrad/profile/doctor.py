@@ -18,12 +18,12 @@ import click
 
 OPTIONAL = {
     "matplotlib": "pip install 'tapegrad[plot]'", "safetensors": "pip install 'tapegrad[io]'",
-    "ml_dtypes": "pip install ml_dtypes", "pynvml": "pip install nvidia-ml-py", "scipy": "pip install scipy",
+    "pynvml": "pip install nvidia-ml-py", "scipy": "pip install scipy",
 }  # fmt: skip
 """Optional packages by the name they import under, and how to get them."""
 
 SERVES = {
-    "matplotlib": "plots", "safetensors": "saving weights", "ml_dtypes": "bfloat16", "pynvml": "GPUs in tapegrad top",
+    "matplotlib": "plots", "safetensors": "saving weights", "pynvml": "GPUs in tapegrad top",
     "scipy": "special functions, linear algebra, sparse matrices, exact plans",
 }  # fmt: skip
 VARIABLES = (
@@ -104,6 +104,7 @@ def _versions() -> dict[str, str]:
         "tapegrad": tapegrad.__version__,
         "Python": f"{platform.python_version()} ({platform.system()} {platform.machine()})",
         "NumPy": CPU.xp.__version__,
+        "ml_dtypes": _line(lambda: metadata.version("ml_dtypes")),
         "CuPy": ", ".join(_cupy_packages()) or ask(lambda: cupy.__version__),
         "CUDA runtime": ask(lambda: _version(cupy.cuda.runtime.runtimeGetVersion())),
         "CUDA driver": ask(lambda: _version(cupy.cuda.runtime.driverGetVersion())),

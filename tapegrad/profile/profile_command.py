@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from tapegrad.profile.report.writable import try_output
+
 
 @click.command(
     context_settings={
@@ -87,11 +89,13 @@ class _Profiling:
         self.budget = None if options["budget"] is None else parse_bytes(options["budget"])
         self.limit = None if options["limit"] is None else parse_bytes(options["limit"])
         self.path = options["output"] or Path(f"tapegrad-{program.title}.{os.getpid()}.json.gz")
+        try_output("-o", self.path)
         if self.path.exists() and not options["force"]:
             raise click.UsageError(f"{self.path} exists; give another -o, or -f to overwrite it")
-        if not self.path.parent.is_dir():
-            raise click.UsageError(f"{self.path.parent} is no folder to write to")
         self.target = self.path.absolute()  # the program may change its folder
+        self.page = self.target.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ".html")
+        if options["html"]:
+            try_output("--html", self.page)
         # those of this command: the program may put others in their place, or close them
         self.errors, self.out = Console(file=sys.stderr, highlight=False), Console(file=sys.stdout, highlight=False)
 
@@ -192,7 +196,19 @@ class _Profiling:
         except OSError as e:
             self._print(f"{self.path} cannot be written: {e.strerror or e}")
             self.failed = True
+            self._save_elsewhere(found)
         return found
+
+    def _save_elsewhere(self, found: Any) -> None:
+        """What a long run has found is not to be lost with a folder or a disk."""
+        import tempfile
+
+        from tapegrad.profile.runs import save
+
+        with suppress(OSError):
+            rescued = Path(tempfile.mkdtemp(prefix="tapegrad-"), self.path.name)
+            save(found, rescued)
+            self._print(f"the run is in {rescued}")
 
     def _explain(self, found: Any, outcome: Any) -> None:
         from tapegrad.profile.report.text import OOM, print_oom
@@ -209,9 +225,12 @@ class _Profiling:
         if self.options["html"]:
             from tapegrad.profile.report.outputs import write_html
 
-            target = self.target.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ".html")
-            write_html(found, target, not self.options["no_source"])
-            self._say(f"wrote {target}")
+            try:
+                write_html(found, self.page, not self.options["no_source"])
+                self._say(f"wrote {self.page}")
+            except OSError as e:
+                self._print(f"{self.page} cannot be written: {e.strerror or e}")
+                self.failed = True
         if not self.options["quiet"]:
             try:
                 self._summarize(found)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any
 
+from tapegrad import locks
 from tapegrad.cell import Cell
 
 
@@ -16,7 +16,7 @@ class Generator:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
         self._state = Cell((int.from_bytes(os.urandom(8), "little") if seed is None else _seed(seed), 0))
 
     def seed(self, n: int) -> None:
@@ -39,6 +39,9 @@ class Generator:
     def state(self, value: tuple[int, int]) -> None:
         self._state.set((_seed(value[0]), int(value[1])))
 
+    def __reduce__(self) -> tuple:
+        return _restored, (self.state,)
+
     def __getattr__(self, name: str) -> Any:
         from tapegrad.random.methods import FUNCTIONS  # built on this file
 
@@ -56,6 +59,12 @@ class Generator:
         from tapegrad.random.methods import FUNCTIONS
 
         return sorted({*super().__dir__(), *FUNCTIONS})
+
+
+def _restored(state: tuple[int, int]) -> Generator:
+    found = Generator(0)
+    found.state = state
+    return found
 
 
 def _seed(n: int) -> int:

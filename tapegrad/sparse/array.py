@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tapegrad.device import dtypes, phantom
@@ -37,6 +38,9 @@ class SparseTensor:
         self.data, self.indices, self.indptr = data, indices, indptr
         self.shape = shape[::-1] if transposed else shape
         self._transposed = transposed
+
+    def __reduce__(self) -> tuple:
+        return SparseTensor, (self.data, self.indices, self.indptr, self._stored_shape, self._transposed)
 
     @property
     def dtype(self) -> Any:
@@ -208,14 +212,16 @@ def csr(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> SparseT
 def _check_places(columns: Tensor, starts: Tensor, width: int) -> None:
     count = columns.size
     with unrecorded():
-        require(columns, 0, width - 1, lambda wrong: _wrong(f"column {wrong} for {width} columns"))
-        require(starts[1:] - starts[:-1], 0, count, lambda wrong: _wrong("indptr decreases, or leaps"))
-        require(starts[:1], 0, 0, lambda wrong: _wrong(f"indptr begins with {wrong}, not 0"))
-        require(starts[-1:], count, count, lambda wrong: _wrong(f"indptr ends with {wrong}, not {count}, the values"))
+        require(columns, 0, width - 1, *_wrong("column {wrong} for {count} columns"))
+        require(starts[1:] - starts[:-1], 0, count, *_wrong("indptr decreases, or leaps"))
+        require(starts[:1], 0, 0, *_wrong("indptr begins with {wrong}, not 0"))
+        require(starts[-1:], count, count, *_wrong("indptr ends with {wrong}, not {high}, the values"))
 
 
-def _wrong(what: str) -> IndexingError:
-    return IndexingError(f"sparse.csr: {what}")
+def _wrong(what: str, op: str = "sparse.csr") -> tuple[str, Callable[[int, int, int], IndexingError]]:
+    """What the check is called, and its error."""
+    text = f"{op}: {what}"
+    return text, lambda wrong, low, high: IndexingError(text.format(wrong=wrong, high=high, count=high + 1))
 
 
 def _places(name: str, x: Any, beside: Tensor) -> Tensor:
@@ -234,7 +240,7 @@ def coo(data: Any, row: Any, col: Any, shape: tuple[int, int]) -> SparseTensor:
             f"sparse.coo: data {values.shape}, row {rows.shape}, col {columns.shape}, shape {tuple(shape)}"
         )
     if not phantom.mode.dry:
-        require(rows, 0, shape[0] - 1, lambda wrong: IndexingError(f"sparse.coo: row {wrong} for {shape[0]} rows"))
+        require(rows, 0, shape[0] - 1, *_wrong("row {wrong} for {count} rows", "sparse.coo"))
     with unrecorded():
         order = argsort(rows)
         starts = searchsorted(take(rows, order), arange(shape[0] + 1, device=values.device))

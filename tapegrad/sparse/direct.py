@@ -7,12 +7,12 @@ few are kept, each for as long as its values live.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict
 from math import prod
 from typing import Any
 
+from tapegrad import locks
 from tapegrad.aval import Shape, ShapedArray, broadcast_shapes, shaped
 from tapegrad.device import dtypes, scipy
 from tapegrad.errors import DTypeError, LinAlgError, ShapeError
@@ -30,7 +30,7 @@ class _Factors:
     """SuperLU's factors of the last few matrices, by the arrays they were made of, which never change."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
         self._found: OrderedDict[tuple, tuple[Any, tuple]] = OrderedDict()
 
     def of(self, xp: Any, arrays: tuple[Any, ...], shape: Shape) -> Any:

@@ -156,4 +156,4 @@ def _public(prim: Primitive, apply: Callable) -> Callable[..., Tensor]:
     kind = inspect.Parameter
     parameters = [kind(p, kind.POSITIONAL_ONLY) for p in prim.operands]
     op.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return named(op, prim, ", ".join(prim.operands))
+    return named(op, prim, ", ".join(prim.operands), "tapegrad.special")

@@ -12,13 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad.buffer import Buffer
-from tapegrad.errors import DryRunError, GradientError
+from tapegrad.device import CPU, is_array
+from tapegrad.errors import MOST_TOLD, DryRunError, FailedStack, GradientError, LinAlgError, told
+from tapegrad.evaluate import array_of
 from tapegrad.node import Node, thread
 from tapegrad.ops.creation import zeros
 from tapegrad.ops.dispatch import barrier, bind, cast, cast_p
 from tapegrad.ops.joining import stack
-from tapegrad.ops.shape import broadcast_to, expand_dims, identity_of, reshape
-from tapegrad.tensor import Tensor, alias
+from tapegrad.ops.shape import broadcast_to, expand_dims, reshape
+from tapegrad.tensor import Tensor, alias, identity_of
 from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.zeros import zeros_of
 
@@ -31,7 +33,7 @@ class Batches(Pusher):
 
     def __init__(self, op: str, n: int) -> None:
         super().__init__()
-        self._op = op
+        self.op = op
         self.n = n
 
     def __enter__(self) -> Batches:
@@ -48,7 +50,7 @@ class Batches(Pusher):
         """Raises DryRunError if ``buffer`` holds the value of one example."""
         if buffer in self._pushed:
             raise DryRunError(
-                f"{self._op}: the value of {buffer.node.aval!r} is read inside, but it differs from example to "
+                f"{self.op}: the value of {buffer.node.aval!r} is read inside, but it differs from example to "
                 "example: use where, not `if`, no .item() or .numpy(), no masks as indices; or loop over the examples"
             )
 
@@ -62,7 +64,7 @@ class Batches(Pusher):
         companion = self._pushed.get(old)
         if companion is not None:
             with self._alone():
-                self._pushed[new] = Tensor(alias(companion._buffer))
+                self._give(new, Tensor(alias(companion._buffer)))
 
     def every(self, y: Tensor) -> Tensor:
         """The value of ``y`` for every example, along a leading axis."""
@@ -81,7 +83,7 @@ class Batches(Pusher):
             if not outer:  # nobody differentiates the batch, so what the function computed is all there is to know
                 return [self._pushed.get(b) for b in outputs]
         if call.again is None:
-            raise GradientError(f"{self._op}: {call.name} cannot be batched under a tape; batch the function inside it")
+            raise GradientError(f"{self.op}: {call.name} cannot be batched under a tape; batch the function inside it")
         with self._alone():
             found = [call.again(_example(inputs, companions, i)) for i in range(self.n)]
             if not found:
@@ -90,6 +92,41 @@ class Batches(Pusher):
 
     def _alone(self) -> Any:
         return _Alone(self, self._guards)
+
+
+def failure_of(error: LinAlgError, batches: Batches) -> LinAlgError:
+    """The error of an operation on matrices inside a ``vmap``, told by example; itself if all examples share them.
+
+    The operation failed on the first example, whose operands the others' stand beside, or on all examples at once.
+    """
+    stack = error.stack
+    if stack is None:
+        return error
+    beside = {id(b.array): t for b, t in batches._pushed.items() if t is not None}
+    whole = {id(t._buffer.array) for t in beside.values()}
+    if any(id(a) in beside for a in stack.operands):
+        each = [beside.get(id(a)) for a in stack.operands]
+        operands = [_stacked(a, t, batches.n) for a, t in zip(stack.operands, each, strict=True)]
+    elif any(id(a) in whole for a in stack.operands):
+        operands = stack.operands
+    else:
+        return error
+    failed = stack.failing(operands)
+    lengths = operands[0].shape[:-2]
+    count = str(lengths[0]) if len(lengths) == 1 else str(lengths)
+    shapes = " and ".join(str(a.shape[len(lengths) :]) for a in operands)
+    what = "example" if len(failed) == 1 else "examples"
+    found = LinAlgError(
+        f"{batches.op}: {what} {told(failed)} of {count}: {stack.name}: {stack.reason} (of shape {shapes})"
+    )
+    found.failed, found.stack = failed, FailedStack(stack.name, stack.reason, operands, stack.failing)
+    return found
+
+
+def _stacked(a: Any, companion: Tensor | None, n: int) -> Any:
+    if companion is not None:
+        return array_of(companion._buffer)
+    return CPU.xp.broadcast_to(a, (n, *a.shape)) if is_array(a) else a
 
 
 def example_of(x: Tensor, batches: Batches) -> Tensor:
@@ -173,4 +210,17 @@ def _one_by_one(node: Node, operands: list[Tensor], companions: list[Tensor | No
     if not n:
         return zeros_of(node.aval, 0)
     buffers = [x._buffer for x in operands]
-    return stack([barrier(prim, *_example(buffers, companions, i), **node.params) for i in range(n)])
+    found, failed = [], []
+    for i in range(n):
+        try:
+            found.append(barrier(prim, *_example(buffers, companions, i), **node.params))
+        except LinAlgError as e:
+            error = e
+            failed.append((i,))
+            if len(failed) == MOST_TOLD:
+                break
+    if failed:
+        again = LinAlgError(f"{error}; so fail examples {told(tuple(failed))} of {n}")
+        again.failed = tuple(failed)
+        raise again from None
+    return stack(found)

@@ -67,7 +67,7 @@ def _run(kernel: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         [inspect.Parameter(f"x{i}", kinds) for i in range(len(args))]
     )
     run.__name__ = str(kernel.name)
-    return OwnPrimitive(run, None, False)(*(x.read() if isinstance(x, Variable) else x for x in args))
+    return OwnPrimitive(run, None, False)(*(x._content() if isinstance(x, Variable) else x for x in args))
 
 
 def bind() -> None:

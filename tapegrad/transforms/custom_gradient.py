@@ -17,7 +17,7 @@ from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
 from tapegrad.cell import Seen, lookout
 from tapegrad.device import dtypes
-from tapegrad.errors import GradientError, GradientTypeError, NoGradientError, ShapeError
+from tapegrad.errors import GradientError, GradientTypeError, NoGradientError, ShapeError, StructureError
 from tapegrad.node import thread
 from tapegrad.ops.creation import asarray
 from tapegrad.ops.dispatch import SCALARS, cast
@@ -25,7 +25,6 @@ from tapegrad.ops.joining import stack
 from tapegrad.tensor import Tensor, alias, convert
 from tapegrad.transforms.adjoint import transposed
 from tapegrad.transforms.captures import Captures
-from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.wrapping import Wrapper
 from tapegrad.transforms.zeros import zeros_of
 from tapegrad.variable import Variable, trainables
@@ -65,12 +64,10 @@ class CustomGradient(Wrapper):
         watcher.warn(self._name)
         results = [_result(self._name, leaf) for leaf in nest.flatten(y)]
         outputs = [Tensor(alias(r._buffer)) for r in results]
-        call = _Call(self._name, grad_fn, inputs, len(positional), values, variables, seen, outputs)
+        forms = [nest.map_leaves(lambda x: None, x) for x in (*args, *named)]
+        call = _Call(self._name, grad_fn, inputs, forms, len(positional), values, variables, seen, outputs)
         call.again = functools.partial(self._again, args, kwargs)
         for recorder in before:
-            if isinstance(recorder, Pusher):
-                for result, out in zip(results, outputs, strict=True):
-                    recorder.carry(result._buffer, out._buffer)
             recorder.record_call(call, call.taken(values, seen), tuple(o._buffer for o in outputs))
         call.again = None
         return nest.rebuild(y, iter(outputs))
@@ -150,7 +147,8 @@ def _result(name: str, leaf: Any) -> Tensor:
 class _Call:
     """One call of a function with a custom gradient, as a tape's record sees it.
 
-    ``inputs``: leaves of the positional arguments, then keyword tensors; ``places``: which of them are tensors.
+    ``inputs``: leaves of the positional arguments, then keyword tensors; ``forms``: those arguments, their
+    leaves being None; ``places``: which of them are tensors.
     """
 
     again: Callable[[list[Any]], list[Any]] | None = None
@@ -160,6 +158,7 @@ class _Call:
         name: str,
         grad_fn: Callable,
         inputs: list[Any],
+        forms: list[Any],
         positional: int,
         values: list[Buffer | None],
         variables: list[Variable],
@@ -168,6 +167,7 @@ class _Call:
     ) -> None:
         self.name = name
         self._grad_fn = grad_fn
+        self._forms = forms
         self._count, self._positional = len(inputs), positional
         self._optional = {i for i, x in enumerate(inputs) if not isinstance(x, (Tensor, Variable, *SCALARS, str))}
         self._places = [i for i, b in enumerate(values) if b is not None]
@@ -206,6 +206,7 @@ class _Call:
                 f"{self.name}: {len(of_variables)} variable gradients for {len(self._variables)} variables; return one "
                 "(or None) for each of 'variables'"
             )
+        self._require_structure(grads)
         flat = nest.flatten(grads)
         if len(flat) == self._count - len(self._optional):  # nothing given for objects that could have no gradient
             rest = iter(flat)
@@ -219,6 +220,17 @@ class _Call:
             )
         taken = [flat[i] for i in self._places] + list(of_variables)
         return [self._fitted(i, g) for i, g in enumerate(taken)]
+
+    def _require_structure(self, grads: Any) -> None:
+        """Gradients come flat, or nested as the arguments are (whose objects, if there are any, may be left out)."""
+        entries = list(grads) if isinstance(grads, (list, tuple)) else [grads]
+        if not any(isinstance(g, (list, tuple, dict)) for g in entries) or self._optional:
+            return
+        if not nest.alike(entries, self._forms) and not nest.alike([grads], self._forms):
+            raise StructureError(
+                f"{self.name}: the structure of the gradients is {nest.shown(grads)}, that of the arguments "
+                f"{nest.shown(tuple(self._forms))}; return them in that structure, or in one flat list"
+            )
 
     def _fitted(self, i: int, g: Any) -> Tensor | None:
         """A returned gradient as a tensor of its argument's shape and dtype."""

@@ -7,7 +7,7 @@ argument becomes a value of its own, so a tensor passed twice is two arguments.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tapegrad import nest
@@ -15,11 +15,12 @@ from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, ShapeError
 from tapegrad.ops.creation import asarray, ones
 from tapegrad.ops.dispatch import SCALARS, cast
-from tapegrad.ops.shape import broadcast_to, identity_of
-from tapegrad.tensor import Tensor
+from tapegrad.ops.shape import broadcast_to
+from tapegrad.tensor import Tensor, identity_of
 from tapegrad.transforms import rows
 from tapegrad.transforms.jvp import Tangents
 from tapegrad.transforms.recording import Trace
+from tapegrad.transforms.seeds import apart
 from tapegrad.transforms.zeros import zeros_of
 from tapegrad.variable import Variable
 
@@ -52,8 +53,9 @@ class _Sources:
         """A recording that follows them."""
         return Trace(t._buffer.node for t in self.leaves)
 
-    def mirrored(self, values: list[Any]) -> Any:
-        """One value for each leaf, in the structure of the chosen arguments; zeros for None."""
+    def mirrored(self, values: list[Any], given: Iterable[Any] = ()) -> Any:
+        """One value for each leaf, in the structure of the chosen arguments, none of ``given``; zeros for None."""
+        values = list(map(apart(given), values))
         filled = (zeros_of(t._buffer.node.aval) if g is None else g for t, g in zip(self.leaves, values, strict=True))
         found = tuple(nest.rebuild(self.args[n], filled) for n in self.positions)
         return found[0] if self.single else found
@@ -80,6 +82,8 @@ def value_and_grad(f: Callable, argnums: Argnums = 0, has_aux: bool = False) -> 
         sources = _Sources("grad", args, argnums)
         with sources.trace() as trace:
             out = f(*sources.args, **kwargs)
+        if has_aux and not (isinstance(out, (tuple, list)) and len(out) == 2):
+            raise GradientError(f"grad: with has_aux the function must return (value, aux), got {nest.shown(out)}")
         y, aux = out if has_aux else (out, None)
         y = _scalar("grad", y)
         seed = ones(y.shape, dtype=y.dtype, device=y.device)
@@ -113,15 +117,13 @@ def vjp(f: Callable, *xs: Any) -> tuple[Any, Callable]:
 
     def pullback(ct: Any) -> Any:
         """Cotangents of the arguments."""
-        cts = nest.flatten(ct)
-        if len(cts) != len(outputs):
-            raise GradientError(f"vjp: {len(cts)} cotangents for {len(outputs)} results")
+        cts = nest.require_alike("vjp", "cotangents", ct, "results", y)
         seeds: dict[int, Tensor] = {}
         for out, c in zip(outputs, cts, strict=True):
             if dtypes.is_inexact(out.dtype):
                 index, c = out._buffer.node.index, _like("vjp: a cotangent", c, out)
                 seeds[index] = seeds[index] + c if index in seeds else c
-        return sources.mirrored(trace.pull(seeds, consume=False))
+        return sources.mirrored(trace.pull(seeds, consume=False), cts)
 
     return y, pullback
 
@@ -148,15 +150,15 @@ def jvp(f: Callable, xs: Any, tangents: Any) -> tuple[Any, Any]:
     """
     args = tuple(xs) if isinstance(xs, (tuple, list)) else (xs,)
     directions = tuple(tangents) if isinstance(tangents, (tuple, list)) else (tangents,)
+    given = nest.require_alike("jvp", "tangents", directions, "arguments", args)
     sources = _Sources("jvp", args, tuple(range(len(args))))
-    given = nest.flatten(directions)
-    if len(given) != len(sources.leaves):
-        raise GradientError(f"jvp: {len(given)} tangents for {len(sources.leaves)} arguments")
     with Tangents() as tangents_of:
         for x, t in zip(sources.leaves, given, strict=True):
             if t is not None:
                 tangents_of.seed(x, _like("jvp: a tangent", t, x))
         y = f(*sources.args)
+
+    own = apart(given)
 
     def tangent(leaf: Any) -> Any:
         if isinstance(leaf, (Variable, *SCALARS)):
@@ -164,7 +166,7 @@ def jvp(f: Callable, xs: Any, tangents: Any) -> tuple[Any, Any]:
         if not isinstance(leaf, Tensor):
             return None
         found = tangents_of.pushed(leaf)
-        return zeros_of(leaf._buffer.node.aval) if found is None else found
+        return zeros_of(leaf._buffer.node.aval) if found is None else own(found)
 
     return y, nest.map_leaves(tangent, y)
 
@@ -210,6 +212,7 @@ def hvp(f: Callable, xs: Any, vs: Any) -> Any:
     """
     single = not isinstance(xs, (tuple, list))
     args = (xs,) if single else tuple(xs)
-    directions = (vs,) if single else tuple(vs)
+    directions = (vs,) if single or not isinstance(vs, (tuple, list)) else tuple(vs)
+    nest.require_alike("hvp", "direction", directions, "arguments", args)
     found = jvp(grad(f, tuple(range(len(args)))), args, directions)[1]
     return found[0] if single else found

@@ -12,6 +12,7 @@ from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.ops.shape import broadcast_to
 from tapegrad.rule import OUT, Rule
 from tapegrad.tensor import Tensor
+from tapegrad.transforms import derivative
 from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.zeros import zeros_of
 
@@ -70,10 +71,7 @@ def _along(rule: Rule, t: Tensor, values: dict[int, Tensor], avals: list, node: 
         if rule.constant == 0:
             return zeros_of(node.aval)
         return t if rule.constant == 1 else -t
-    found = rule(t, values, avals, node.params, i)
-    if node.prim.family == "elementwise" and not rule.seeded:  # type: ignore[union-attr]
-        found = t * found
-    return cast(found, node.aval.dtype)
+    return cast(derivative.apply(node.prim, rule, i, t, values, avals, node.params), node.aval.dtype)  # type: ignore[arg-type]
 
 
 def _push_linear(node: Node, inputs: tuple[Buffer, ...], tangents: list[Tensor | None]) -> Tensor | None:

@@ -1,6 +1,7 @@
 """Loops under JAX's names: plain Python loops, which a tape records step by step.
 
-A step's values are kept as a tape keeps any; for a long loop ``checkpointed_loop`` keeps states only.
+A step's values are kept as a tape keeps any; for a long loop ``checkpointed_loop`` keeps states only.  As in JAX, a
+step returns a state of the structure, shapes and dtypes of the one it was given, and otherwise raises StructureError.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tapegrad import nest
-from tapegrad.errors import ShapeError
+from tapegrad.errors import ShapeError, StructureError
 from tapegrad.ops.creation import asarray
 from tapegrad.ops.joining import stack
+from tapegrad.transforms.states import check_state, check_structure
 
 
 def scan(f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False) -> tuple[Any, Any]:
@@ -21,7 +23,8 @@ def scan(f: Callable, init: Any, xs: Any = None, length: int | None = None, reve
     with ``x = None``.  reverse: from the last ``x`` to the first; ``y`` keep the order of ``xs``.  ``y``: stacked along
     a new leading axis, in the structure that ``f`` returns (None where it returns None, and for no steps at all).
 
-    Raises ShapeError if lengths differ or none is given.
+    Raises ShapeError if lengths differ or none is given, StructureError if a step changes the structure of the state or
+    of ``y``, or a shape or dtype in the state.
     """
     leaves = [None if leaf is None else asarray(leaf) for leaf in nest.flatten(xs)]  # once: each step takes a view
     lengths = {x.shape[0] if x.ndim else None for x in leaves if x is not None}
@@ -29,11 +32,17 @@ def scan(f: Callable, init: Any, xs: Any = None, length: int | None = None, reve
     if len(lengths) != 1 or None in lengths:
         raise ShapeError(f"scan: lengths {sorted(map(str, lengths))}; give xs of one length, or length=")
     steps = range(lengths.pop() or 0)
-    state, found = init, []
+    state, found = init, list[Any]()
     for i in reversed(steps) if reverse else steps:
         x = nest.rebuild(xs, (None if leaf is None else leaf[i] for leaf in leaves))
-        state, y = f(state, x)
-        found.append(y)
+        out = f(state, x)
+        if not isinstance(out, (tuple, list)) or len(out) != 2:
+            raise StructureError(f"scan: f must return (state, y), step {i} returned {nest.shown(out)}")
+        check_state("scan", i, state, out[0])
+        state = out[0]
+        if found:
+            check_structure("scan", "y", i, found[0], out[1])
+        found.append(out[1])
     if reverse:
         found.reverse()
     return state, _stacked(found)
@@ -48,10 +57,14 @@ def _stacked(found: list[Any]) -> Any:
 
 
 def fori_loop(lower: int, upper: int, body: Callable, init: Any) -> Any:
-    """The state after ``state = body(i, state)`` for ``i`` from ``lower`` to below ``upper``, from ``init``."""
+    """The state after ``state = body(i, state)`` for ``i`` from ``lower`` to below ``upper``, from ``init``.
+
+    Raises StructureError (TypeError, ValueError) for a state that changes its structure, a shape or a dtype.
+    """
     state = init
     for i in range(int(lower), int(upper)):
-        state = body(i, state)
+        before, state = state, body(i, state)
+        check_state("fori_loop", i, before, state)
     return state
 
 
@@ -59,8 +72,11 @@ def while_loop(cond: Callable, body: Callable, init: Any) -> Any:
     """The state after ``state = body(state)`` for as long as ``cond(state)`` holds, from ``init``.
 
     ``cond`` looks at values, so the number of steps may depend on them; the gradient is that of the steps taken.
+    Raises StructureError (TypeError, ValueError) for a state that changes its structure, a shape or a dtype.
     """
-    state = init
+    state, step = init, 0
     while bool(cond(state)):
-        state = body(state)
+        before, state = state, body(state)
+        check_state("while_loop", step, before, state)
+        step += 1
     return state

@@ -49,6 +49,10 @@ class OwnPrimitive(Wrapper):
         self._layouts: dict[Any, Layout] = {}
         self._body = Body(f, self._name, self._signature, self._names)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Forms and layouts are made anew at the first call.
+        return {**self.__dict__, "_forms": {}, "_layouts": {}}
+
     def defvjp(self, *rules: Callable | None, **named: Callable | None) -> OwnPrimitive:
         """Give a VJP rule for each argument, in order or by name (None: no derivative).
 
@@ -141,7 +145,7 @@ class OwnPrimitive(Wrapper):
             rules = [self._rule(n, operands) for n in operands]
             found = self._forms[operands] = Primitive(
                 self._name, "general", operands, impl, _not_inferred, tuple(pull for pull, _ in rules),
-                tuple(push for _, push in rules), holomorphic=False,
+                tuple(push for _, push in rules), holomorphic=False, calls_user=True,
                 lift=(lambda params, n: {**params, "layout": params["layout"].lifted(n)}) if self._batched else None,
             )  # fmt: skip
             if all(pull is None for pull in found.vjp):  # type: ignore[union-attr]
@@ -223,8 +227,7 @@ def _made(
         if rule is None:
             return _transposed(source, seed, ct, aval, layout, {**named, **told})
         if seed == "ct":
-            found = asarray(rule(ct=layout.unpacked(ct), **named, **told))
-            return _fitting(op, name, found, aval)
+            return _fitting(op, name, rule(ct=layout.unpacked(ct), **named, **told), aval)
         return layout.repacked(op, rule(t=ct, **named, **told))
 
     parameters = [inspect.Parameter(p, kinds) for p in (*order, *extra[1:], *(p for p in asked if p not in values))]
@@ -232,7 +235,13 @@ def _made(
     return Rule(run, operands)
 
 
-def _fitting(op: str, name: str, found: Tensor, aval: ShapedArray) -> Tensor:
+def _fitting(op: str, name: str, given: Any, aval: ShapedArray) -> Tensor:
+    if given is None or isinstance(given, (tuple, list, dict)):
+        raise GradientTypeError(
+            f"{op}: the rule of {name} returned {'None' if given is None else nest.shown(given)}; it returns one "
+            "cotangent, that of its argument"
+        )
+    found = asarray(given)
     if found.shape != aval.shape:
         raise GradientError(
             f"{op}: the rule of {name} returned shape {found.shape}, the argument has {aval.shape}; sum or reshape it"
@@ -244,7 +253,11 @@ def _fitting(op: str, name: str, found: Tensor, aval: ShapedArray) -> Tensor:
 
 def _transposed(source: Callable, seed: str, ct: Tensor, aval: ShapedArray, layout: Layout, named: dict) -> Tensor:
     if seed == "t":  # the user gave the VJP rule
-        (found,) = transposed(lambda u: [asarray(source(ct=layout.unpacked(u), **named))], [layout.aval], [ct])
+        (found,) = transposed(
+            lambda u: [_fitting("defvjp", "an argument", source(ct=layout.unpacked(u), **named), aval)],
+            [layout.aval],
+            [ct],
+        )
         return zeros_of(layout.aval) if found is None else found
     (found,) = transposed(lambda u: [layout.repacked("defjvp", source(t=u, **named))], [aval], [ct])
     return zeros_of(aval) if found is None else found

@@ -20,6 +20,9 @@ class _Ready(threading.local):
     def __init__(self) -> None:
         self.values: list[Any] = []
 
+    def __reduce__(self) -> tuple:
+        return _Ready, ()
+
 
 class Body:
     """The function of arrays: what an implementation needs, and nothing that refers to the implementation."""

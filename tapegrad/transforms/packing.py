@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from tapegrad import nest
 from tapegrad.aval import Shape, ShapedArray, shaped
 from tapegrad.device import dtypes
-from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.errors import DTypeError, GradientError, ShapeError
 from tapegrad.ops.creation import asarray
 from tapegrad.ops.dispatch import cast
 from tapegrad.ops.joining import concat
@@ -78,7 +79,10 @@ class Layout:
 
     def repacked(self, op: str, given: Any) -> Tensor:
         """Tangents of the results as one.  Raises ShapeError."""
-        pieces = [asarray(x) for x in (given if isinstance(given, (tuple, list)) else [given])]
+        if isinstance(given, (tuple, list)) != self.several or (self.several and len(given) != len(self.shapes)):
+            wanted = f"a tuple of {len(self.shapes)} tangents, one for each result" if self.several else "one tangent"
+            raise GradientError(f"{op}: a JVP rule returned {nest.shown(given)}; it returns {wanted}")
+        pieces = [asarray(x) for x in (given if self.several else [given])]
         shapes = [p.shape for p in pieces]
         if shapes != [(*self.lead, *s) for s in self.shapes]:
             raise ShapeError(f"{op}: a JVP rule returned shapes {shapes}, the results have {list(self.shapes)}")

@@ -11,9 +11,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tapegrad import buffer as _buffer
 from tapegrad.buffer import Buffer
 from tapegrad.node import Node, thread
 from tapegrad.tensor import Tensor
+
+
+class _Listener:
+    """A recorder that follows nothing: with it, who keeps a budget learns how companions are made."""
+
+    strict = False
+
+    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """Nothing to note."""
+
+    def read(self, variable: Any, value: Buffer) -> None:
+        """Nothing to note."""
+
+    def follows(self, buffer: Buffer) -> bool:
+        """It follows nothing."""
+        return False
+
+    def record_call(self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+        """Nothing to note."""
+
+
+LISTENER = _Listener()
 
 
 class Pusher:
@@ -36,7 +59,9 @@ class Pusher:
     def outside(self) -> Iterator[tuple[Any, ...]]:
         """A block that only the recorders outside this one are told of; gives them."""
         before = thread.recorders
-        outer = thread.recorders = before[: before.index(self)] if self in before else self._before
+        recorders = before[: before.index(self)] if self in before else self._before
+        outer = tuple([r for r in recorders if r is not LISTENER])
+        thread.recorders = outer if outer or _buffer.keeper is None else (LISTENER,)
         try:
             yield outer
         finally:
@@ -44,7 +69,16 @@ class Pusher:
 
     def seed(self, x: Tensor, companion: Tensor) -> None:
         """Let ``x`` have ``companion``."""
-        self._pushed[x._buffer] = companion
+        self._give(x._buffer, companion)
+
+    def _give(self, buffer: Buffer, companion: Tensor) -> None:
+        self.accompany(buffer, companion)
+        if (keeper := _buffer.keeper) is not None:
+            keeper.accompanied(buffer)
+
+    def accompany(self, buffer: Buffer, companion: Tensor) -> None:
+        """Let ``buffer`` have ``companion``; whoever makes values again knows."""
+        self._pushed[buffer] = companion
 
     def pushed(self, x: Tensor) -> Tensor | None:
         """The companion of ``x``; None: it depends on nothing seeded."""
@@ -57,7 +91,7 @@ class Pusher:
     def carry(self, old: Buffer, new: Buffer) -> None:
         """``new`` is the same value under another name."""
         if old in self._pushed:
-            self._pushed[new] = self._pushed[old]
+            self._give(new, self._pushed[old])
 
     def read(self, variable: Any, value: Buffer) -> None:
         """A variable's companion is that of its value, if it was given one."""
@@ -69,7 +103,7 @@ class Pusher:
             return
         found = self._push(node, inputs, out, companions)
         if found is not None:
-            self._pushed[out] = found
+            self._give(out, found)
 
     def record_call(self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """Push companions through a call by its own rule."""
@@ -78,7 +112,7 @@ class Pusher:
             return
         for out, found in zip(outputs, self._push_call(call, inputs, outputs, companions), strict=True):
             if found is not None:
-                self._pushed[out] = found
+                self._give(out, found)
 
     def _push(
         self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]

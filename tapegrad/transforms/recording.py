@@ -10,7 +10,7 @@ from tapegrad import buffer as _buffer
 from tapegrad.buffer import NOTHING, Buffer
 from tapegrad.device import phantom
 from tapegrad.device.dtypes import is_inexact
-from tapegrad.errors import DryRunError
+from tapegrad.errors import DryRunError, TapeError
 from tapegrad.node import Call, Node, leaf, thread
 from tapegrad.rule import OUT, Plan
 from tapegrad.tensor import Tensor
@@ -30,10 +30,15 @@ class Recording:
         self._graph: _buffer.Recipes | None = None
         self._lines: dict[int, Any] = {}
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TapeError(
+            "a tape is neither copied nor pickled: its records are values of this process; pickle the gradients"
+        )
+
     def _begin(self) -> None:
         """Recording begins: whoever keeps memory within a budget has to know how values are made, from now on."""
-        if _buffer.keeper is not None:
-            self._graph = _buffer.keeper.graph()
+        if (keeper := _buffer.keeper) is not None:
+            self._graph = keeper.graph()
 
     def follows(self, buffer: Buffer) -> bool:
         """Whether the value depends on something watched."""
@@ -68,10 +73,10 @@ class Recording:
         if len(self._records) >= self._sweep_at:
             self._sweep()
         residuals: Any = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots]) if plan.slots else NOTHING
-        if residuals and _buffer.keeper is not None:
+        if residuals and (keeper := _buffer.keeper) is not None:
             if self._graph is None:
                 self._begin()
-            residuals = _buffer.keeper.keep(residuals)
+            residuals = keeper.keep(residuals)
         self._records.append((node, nodes, plan, residuals))
         accountant = _buffer.accountant
         if accountant is not None:
@@ -92,13 +97,14 @@ class Recording:
             results = tuple(b.node for b in outputs)
             self._tracked.update(n.index for n in results if is_inexact(n.aval.dtype))
             self._records.append((call, nodes, None, results))
-            if _buffer.accountant is not None:
+            if (accountant := _buffer.accountant) is not None:
                 for n in results:
                     self._note_place(n)
-                    _buffer.accountant.called(n)
+                    accountant.called(n)
 
     def _note_place(self, node: Node) -> None:
-        place = _buffer.accountant.place()  # type: ignore[union-attr]
+        accountant = _buffer.accountant
+        place = None if accountant is None else accountant.place()
         if place is not None:
             self._lines[node.index] = place
 
@@ -121,11 +127,8 @@ class Recording:
             record = self._records.pop()
             if self._graph is None:
                 dead = _is_dead(record)
-            else:  # recipes refer to nodes, so references tell nothing; this is slower
-                plan = record[2]
-                made = record[3] if plan is None else (record[0],)
-                mine = plan is not None and OUT in plan.slots
-                dead = not any(n.index in needed or self._graph.held(n, mine) for n in made)
+            else:
+                dead = self._is_dead(record, needed)
                 if not dead:
                     needed.update(n.index for n in record[1] if n is not None)
             if not dead:
@@ -136,6 +139,25 @@ class Recording:
         if self._lines:
             left = {n.index for r in kept for n in ((r[0],) if r[2] is not None else r[3])}
             self._lines = {i: place for i, place in self._lines.items() if i in left}
+
+    def _is_dead(self, record: Record, needed: set[int]) -> bool:
+        """The same under a budget, where recipes refer to nodes: they know who else does; this is slower."""
+        held = self._held(record, needed)
+        if True in held:
+            return False
+        if None not in held:
+            return True
+        if record[2] is None:
+            return all(h is False or n == _CALLED[0] for h, n in zip(held, _references(record), strict=True))
+        return _is_dead(record)
+
+    def _held(self, record: Record, needed: set[int]) -> list[bool | None]:
+        """Of each value that a record has made, whether somebody may ask for it; None: only references can tell."""
+        graph: Any = self._graph
+        plan = record[2]
+        mine = plan is not None and OUT in plan.slots
+        made = record[3] if plan is None else (record[0],)
+        return [n.index in needed or graph.held(n, mine) for n in made]
 
 
 _FIRST_SWEEP = 64
@@ -169,7 +191,7 @@ _GONE, _KEPT, _CALLED = map(_references, _examples())
 
 def _is_dead(record: Record) -> bool:
     """Whether only the record itself refers to what it made: no tensor, no other record, no pending buffer."""
-    if type(record[3]) is not tuple:  # of a time when there was a budget
+    if type(record[3]) is not tuple and OUT in record[2].slots:  # type: ignore[union-attr]  # kept within a budget
         return False
     found = _references(record)
     if record[2] is None:
@@ -198,13 +220,13 @@ class Trace(Recording):
         self._tracked.update(self._indices)
 
     def __enter__(self) -> Trace:
-        self._before = thread.recorders
-        thread.recorders = (*self._before, self)
         self._begin()
+        self._before = thread.recorders
+        thread.recorders = (*self._before, self)  # last: what is interrupted before is not left, either
         return self
 
     def __exit__(self, *exc: object) -> None:
-        thread.recorders = self._before
+        thread.recorders, self._before = self._before, ()  # what it keeps must not keep the recorders outside
         self._graph = None
 
     def pull(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tapegrad import nest
 from tapegrad.aval import ShapedArray
 from tapegrad.device import dtypes
-from tapegrad.errors import DTypeError, GradientError, ShapeError
+from tapegrad.errors import DTypeError, GradientError, ShapeError, StructureError
 from tapegrad.ops.creation import asarray, ones
 from tapegrad.ops.dispatch import cast
 from tapegrad.ops.shape import broadcast_to
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, identity_of
 from tapegrad.variable import Variable
 
 
@@ -23,13 +24,30 @@ def wants_zeros(mode: Any) -> bool:
     return name == "zero"
 
 
-def weights_of(targets: list[Any], given: Any) -> list[Tensor]:
-    """A cotangent for each target."""
+def apart(given: Iterable[Any] = ()) -> Callable[[Any], Any]:
+    """A function from results to results: each tensor a value of its own, none of ``given`` and none twice."""
+    known = {id(t._buffer): t for t in given if isinstance(t, Tensor)}
+
+    def of(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            if id(x._buffer) in known:
+                x = identity_of(x)
+            known[id(x._buffer)] = x
+        return x
+
+    return of
+
+
+def weights_of(tree: Any, targets: list[Any], given: Any) -> list[Tensor]:
+    """A cotangent for each of the targets, which are the leaves of ``tree``; given in its structure, or listed."""
     if given is None:
         return [_ones(t) for t in targets]
     weights = nest.flatten(given)
-    if len(weights) != len(targets):
-        raise GradientError(f"output_gradients: {len(weights)} given for {len(targets)} targets")
+    if not any(nest.alike(x, y) for x in (given, [given]) for y in (targets, tree)):
+        raise StructureError(
+            f"output_gradients: {len(weights)} given for {len(targets)} targets: their structure is "
+            f"{nest.shown(given)}, that of the targets {nest.shown(tree)}; give that structure, or one list of them"
+        )
     return [_weight(i, t, w) for i, (t, w) in enumerate(zip(targets, weights, strict=True))]
 
 
@@ -52,4 +70,5 @@ def _weight(i: int, target: Any, weight: Any) -> Tensor:
 
 def _ones(x: Any) -> Tensor:
     """Ones of the shape of ``x``, of which only one exists."""
-    return broadcast_to(ones((), dtype=x.dtype, device=x.device), x.shape)
+    one = ones((), dtype=x.dtype, device=x.device)
+    return broadcast_to(one, x.shape) if x.shape else one

@@ -24,6 +24,7 @@ from tapegrad.ops.dispatch import cast
 from tapegrad.ops.shape import sum_to
 from tapegrad.rule import Plan, Rule
 from tapegrad.tensor import Tensor, from_array
+from tapegrad.transforms import derivative
 from tapegrad.transforms.batching import mapped
 from tapegrad.transforms.compiled import compile_rules
 from tapegrad.transforms.zeros import zeros_of
@@ -175,12 +176,12 @@ def apply_rule(
         return zeros_of(ct._buffer.node.aval)
     prim: Any = node.prim
     holomorphic = node.aval.dtype.kind == "c" and prim.family != "linear" and prim.holomorphic
+    if not holomorphic:
+        return derivative.apply(prim, rule, i, ct, values, avals, params)
     if prim.family == "elementwise" and not rule.seeded:
-        partial = rule(ct, values, avals, params, i)
-        return ct * (conj(partial) if holomorphic else partial)
-    if holomorphic:  # rules are written for the plain transpose; the cotangent of a real loss wants its conjugate
-        return conj(rule(conj(ct), values, avals, params, i))
-    return rule(ct, values, avals, params, i)
+        return ct * conj(rule(ct, values, avals, params, i))
+    # rules are written for the plain transpose; the cotangent of a real loss wants its conjugate
+    return conj(rule(conj(ct), values, avals, params, i))
 
 
 def _rule_of(

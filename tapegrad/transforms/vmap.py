@@ -8,12 +8,13 @@ from typing import Any
 
 from tapegrad import nest
 from tapegrad.aval import normalize_axis
-from tapegrad.errors import ShapeError
+from tapegrad.errors import LinAlgError, ShapeError
+from tapegrad.node import thread
 from tapegrad.ops.creation import asarray
 from tapegrad.ops.dispatch import SCALARS
 from tapegrad.ops.shape import moveaxis
 from tapegrad.tensor import Tensor
-from tapegrad.transforms.batching import Batches, example_of
+from tapegrad.transforms.batching import Batches, example_of, failure_of
 from tapegrad.variable import Variable
 
 Axes = int | None | Sequence[Any] | dict[Any, Any]
@@ -29,7 +30,8 @@ def vmap(f: Callable, in_axes: Axes = 0, out_axes: Axes = 0) -> Callable:
     values (``if``, ``.item()``): DryRunError.  Random numbers drawn inside are the same for every example.  It nests
     with itself and with grad, jvp, jacobian, tapes and checkpoints, in any order.  (JAX's ``vmap``.)
 
-    Raises ShapeError if the arguments have no batch axis, or batches of different length.
+    Raises ShapeError if the arguments have no batch axis, or batches of different length; LinAlgError, which names the
+    examples, where an operation on matrices fails for some.
     """
 
     @functools.wraps(f, updated=())
@@ -40,12 +42,22 @@ def vmap(f: Callable, in_axes: Axes = 0, out_axes: Axes = 0) -> Callable:
         batches = Batches(f"vmap({getattr(f, '__name__', type(f).__name__)})", n)
         given = iter(example_of(x, batches) if a is not None else x for x, a in zip(leaves, axes[0] + axes[1]))
         inner_args, inner_kwargs = nest.rebuild((args, kwargs), given)
-        with batches:
-            y = f(*inner_args, **inner_kwargs)
+        try:
+            with batches:
+                y = f(*inner_args, **inner_kwargs)
+        except LinAlgError as e:
+            raise _told_by_example(e, batches) from None
         found = [_result(leaf, batches, a) for leaf, a in zip(nest.flatten(y), _axes("out_axes", y, out_axes))]
         return nest.rebuild(y, iter(found))
 
     return wrapped
+
+
+def _told_by_example(error: LinAlgError, batches: Batches) -> LinAlgError:
+    found = failure_of(error, batches)
+    if not thread.guards:  # nobody outside knows more examples; do not hold the operands
+        found.stack = None
+    return found
 
 
 def _axes(what: str, tree: Any, axes: Any) -> list[int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,13 @@ class Wrapper:
         call: Any = self
         return types.MethodType(call, instance) if binds else self
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # What decorates a function of a module is found there by name, as the function would be.
+        name = self.__dict__.get("__qualname__")
+        if isinstance(name, str) and _named(self.__module__, name) is self:
+            return name
+        return super().__reduce_ex__(protocol)
+
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":
             raise AttributeError(name)
@@ -33,3 +41,11 @@ class Wrapper:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__wrapped__!r})"
+
+
+def _named(module: str, name: str) -> Any:
+    """What is found under a (dotted) name in a module that has been imported, or None."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found

@@ -54,6 +54,8 @@ FUNCTIONS = {
     "*arrays_and_dtypes": "result_type",
     "x, indices, /, *, axis": "take take_along_axis",
     "*arrays": "broadcast_arrays",
+    "*shapes": "broadcast_shapes",
+    "x1, x2, /, *, invert": "isin",
     "x, /, shape": "broadcast_to",
     "arrays, /, *, axis": "concat stack",
     "x, /, *, axis": "expand_dims flip unstack",
@@ -71,7 +73,7 @@ FUNCTIONS = {
     "": "__array_namespace_info__",
 }
 LINALG = {
-    ONE: "det eigh eigvalsh inv matrix_transpose slogdet svdvals",
+    ONE: "det eig eigh eigvals eigvalsh inv matrix_transpose slogdet svdvals",
     TWO: "matmul outer solve",
     "x, /, *, upper": "cholesky",
     "x1, x2, /, *, axis": "cross vecdot",
@@ -189,6 +191,28 @@ def test_array_attributes() -> None:
     assert x.T.shape == x.mT.shape == (3, 2)
 
 
+def test_several_arrays_and_devices_are_tuples() -> None:
+    x = tg.ones(2)
+    for found in (tg.meshgrid(x, x), tg.broadcast_arrays(x, x), tg.nonzero(x), tg.unstack(x)):
+        assert type(found) is tuple
+    assert type(tg.__array_namespace_info__().devices()) is tuple
+
+
+def test_what_the_version_of_2025_added() -> None:
+    assert tg.broadcast_shapes() == () and tg.broadcast_shapes((2, 1), (3,)) == (2, 3)
+    with pytest.raises(ValueError, match="do not broadcast"):
+        tg.broadcast_shapes((2,), (3,))
+    x = tg.asarray([1, 3, 5])
+    assert tg.isin(x, 3, invert=True).tolist() == [True, False, True] and tg.isin(3, x).shape == ()
+    assert tg.expand_dims(tg.ones((2, 3)), (0, -1)).shape == (1, 2, 3, 1)
+    with pytest.raises(IndexError, match="twice"):
+        tg.expand_dims(x, (0, 0))
+    assert tg.permute_dims(tg.ones((2, 3, 4)), (-1, 0, 1)).shape == (4, 2, 3)
+    assert tg.searchsorted(x, 3, side="right").shape == () and int(tg.searchsorted(x, 4)) == 2
+    values, vectors = tg.linalg.eig(tg.ones((2, 2, 2)))
+    assert values.dtype == vectors.dtype == tg.complex64 and tg.linalg.eigvals(tg.ones((2, 2))).dtype == tg.complex64
+
+
 def test_operators_in_place_make_a_new_tensor() -> None:
     """There is no ``__iadd__``: ``x += y`` rebinds ``x``, as Python does for numbers."""
     x = before = tg.ones(3)
@@ -207,6 +231,6 @@ def test_the_public_suite() -> None:
         sys.executable, "-m", "pytest", "array_api_tests", "-q", "-p", "no:cacheprovider", "--disable-deadline",
         "--max-examples=20", "--derandomize", "--xfails-file", str(HERE / "xfails.txt"),
     ]  # fmt: skip
-    environment = {**os.environ, "ARRAY_API_TESTS_MODULE": "tapegrad", "ARRAY_API_TESTS_VERSION": "2024.12"}
+    environment = {**os.environ, "ARRAY_API_TESTS_MODULE": "tapegrad", "ARRAY_API_TESTS_VERSION": "2025.12"}
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]

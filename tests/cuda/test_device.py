@@ -14,6 +14,7 @@ from cuda_cases import FAULTS, broken, same_bits
 from shim import standin
 
 import tapegrad as tg
+from tapegrad import memory
 from tapegrad.device import CPU, _default, asdevice, current_device, default_device
 from tapegrad.errors import DeviceError
 from tapegrad.tensor import from_array, materialize
@@ -90,7 +91,8 @@ def test_moving_is_differentiable(cuda):
         tape.watch(x)
         y = x.to_device("cuda")
         z = tg.sum((y * y).to_device("cuda:1") * 3)
-    assert (y.device, z.device.name) == (cuda, "cuda:1") and y.to_device(cuda) is y
+    assert (y.device, z.device.name) == (cuda, "cuda:1")
+    assert y.to_device(cuda)._array.data.ptr == y._array.data.ptr
     g = tape.gradient(z, x)
     assert g.device is CPU
     same_bits(g, 6 * X)
@@ -128,6 +130,33 @@ def test_protocols(cuda, cupy):
     with pytest.raises(ValueError, match="without a copy"):
         np.asarray(t, copy=False)
     same_bits(tg.asarray(SimpleNamespace(__dlpack__=t._array.__dlpack__, __dlpack_device__=lambda: (2, 0))), X)
+
+
+def test_arrays_in_other_hands_hold_the_value(cuda, cupy):
+    exports = [
+        cupy.asarray,
+        lambda t: cupy.asarray(t)[1:, ::2],
+        lambda t: t.__cupy_get_ndarray__(),
+        cupy.from_dlpack,
+        lambda t: t.__dlpack__(stream=1),
+    ]
+    for export in exports:
+        with memory.measure() as m:
+            before = m.live_bytes
+            t = tg.asarray(np.ones((64, 64), np.float32), device=cuda)
+            out = export(t)
+            del t
+            assert m.live_bytes == before + 64 * 64 * 4
+            del out
+            assert m.live_bytes == before
+
+
+def test_what_is_fetched_is_read_only_as_on_the_cpu(cuda):
+    for t in (tg.asarray(X, device=cuda), tg.asarray(2.0, device=cuda)):
+        assert not t.numpy().flags.writeable and not np.asarray(t).flags.writeable
+        assert t.numpy(copy=True).flags.writeable and np.array(t).flags.writeable
+        with pytest.raises(ValueError, match="without a copy"):
+            t.numpy(copy=False)
 
 
 def happens_before(first: int, last: int, one: int, other: int) -> bool:

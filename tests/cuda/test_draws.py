@@ -79,3 +79,16 @@ def test_draws_lie_where_their_parameters_lie(cuda):
             tg.random.permutation(mean), tg.random.choice(mean, 2),
         ):  # fmt: skip
             assert found.device is cuda
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 13, 4093, 4099])
+def test_every_number_of_a_block_is_used_whatever_the_length(cuda, n, dtype):
+    found = []
+    for device in ("cpu", cuda):
+        tg.random.seed(n)
+        with tg.device(device):
+            skipped = tg.random.uniform((3,), dtype=dtype)
+            found.append((tg.full((n,), 2.0, dtype=dtype) * tg.random.uniform((n,), dtype=dtype), skipped))
+    for x, y in zip(*found, strict=True):
+        np.testing.assert_array_equal(x.numpy(), y.numpy())

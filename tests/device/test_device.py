@@ -1,5 +1,7 @@
 """Devices, conversion, dtypes, random bits."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -70,11 +72,38 @@ def test_uniform_bits_fill_the_unit_interval(dtype):
 
 def test_host_generators_are_seen_to_have_moved():
     before = bits.host_state()
-    assert bits.same_host_state(before, bits.host_state())
+    assert bits.moved(before, bits.host_state()) == ()
     first = np.random.rand()
-    assert not bits.same_host_state(before, bits.host_state())
+    assert bits.moved(before, bits.host_state()) == (0,)
+    second = random.random()
+    after = bits.host_state()
+    assert bits.moved(before, after) == (0, 1)
+    assert bits.moved(bits.set_host_state(before, (0,)), after) == ()
+    assert bits.moved(before, bits.host_state()) == (1,) and np.random.rand() == first
     bits.set_host_state(before)
-    assert np.random.rand() == first
+    assert np.random.rand() == first and random.random() == second
+
+
+def test_a_single_normal_number_moves_the_host_although_no_word_is_drawn():
+    np.random.seed(3)
+    np.random.normal()  # draws two, and keeps one
+    before = bits.host_state()
+    np.random.normal()
+    assert bits.moved(before, bits.host_state()) == (0,)
+
+
+def test_another_bit_generator_of_the_hosts_moves_as_well():
+    usual = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        before = bits.host_state()
+        assert bits.moved(before, bits.host_state()) == ()
+        first = np.random.rand()
+        assert bits.moved(before, bits.host_state()) == (0,)
+        bits.set_host_state(before)
+        assert np.random.rand() == first
+    finally:
+        np.random.set_bit_generator(usual)
 
 
 def test_checksums_tell_bits_apart():

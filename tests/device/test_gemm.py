@@ -107,7 +107,7 @@ class Namespace:
     def __init__(self) -> None:
         self.device = Device(0)
         names = ("CUDA_R_16F", "CUDA_R_16BF", "CUDA_R_32F", "CUDA_R_64F", "CUDA_C_32F", "CUDA_C_64F")
-        runtime = SimpleNamespace(getDevice=lambda: 0, **dict(zip(names, Blas.types)))
+        runtime = SimpleNamespace(getDevice=lambda: 0, memGetInfo=lambda: (0, 0), **dict(zip(names, Blas.types)))
         self.cuda = SimpleNamespace(runtime=runtime, cublas=Blas())
         self.copies: list[tuple[int, ...]] = []
         self.others: list[tuple[int, ...]] = []

@@ -19,9 +19,11 @@ from test_primitives import good_samples, operands
 import tapegrad as tg
 from tapegrad.aval import shaped
 from tapegrad.device import CPU, asdevice
+from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.kernel import DECLARED, folder, options
 from tapegrad.device.many import CHUNK, MANY
 from tapegrad.node import thread
+from tapegrad.ops import _cuda_index
 from tapegrad.primitive import REGISTRY
 from tapegrad.tensor import from_array
 
@@ -51,6 +53,7 @@ class Recorder:
 
     def __init__(self):
         self.asked = set()
+        self.checks = Checks(np.zeros(RECORD.itemsize, np.uint8), lambda: None)
 
     def empty(self, shape, dtype):
         return np.zeros(shape, dtype)
@@ -62,9 +65,6 @@ class Recorder:
     def launch(self, function, grid, block, args, shared=0):
         pass
 
-    def later(self, *args, **options):
-        """What a kernel finds wrong is asked for later; here none runs."""
-
 
 def asked_of(dtype):
     """What the primitives with kernels of their own compile for their samples, and what the optimizers do."""
@@ -74,7 +74,12 @@ def asked_of(dtype):
             xs = [x.astype(dtype) if x.dtype.kind == "f" else x for x in operands(prim, sample, "float32")]
             aval = prim.infer(*(shaped(x.shape, x.dtype, CPU) for x in xs), **sample.params)
             prim.cuda(recorder, *xs, out=recorder.empty(aval.shape, aval.dtype), **sample.params)
+    many = recorder.empty((300, 8), dtype)  # to one place: more than a thread adds up
+    _cuda_index.scatter_add(recorder, many, np.zeros(300, np.int64), axis=0, n=2, out=recorder.empty((2, 8), dtype))
     for kernel in DECLARED:
+        if kernel.file == "check.cu":
+            for integers in ("int64", "int32", "uint64", "uint8"):
+                recorder.compile(kernel.text(), kernel.name, kernel.options({"T": np.dtype(integers)}))
         if kernel.file == "optim.cu":
             macros = {"T": np.dtype(dtype), "TG_MANY": MANY, "TG_CHUNK": CHUNK}
             recorder.asked.add((kernel.name, kernel.text(), kernel.options(macros)))
@@ -120,6 +125,15 @@ FORMS = {
     "middle axes": lambda d: tg.sum(chain(leaf((6, 7, 8, 9), d), leaf((9,), d)), axis=(1, 3)),
     "drawn": lambda d: leaf((64, 48), d) * drawn((64, 48), d),
     "drawn, 16 bits": lambda d: tg.nn.functional.dropout(leaf((64, 48), d) * 2, 0.5),
+}
+DRAWS = {
+    "drawn": FORMS["drawn"],
+    "drawn, 16 bits": FORMS["drawn, 16 bits"],
+    "strided": lambda d: leaf((64, 48), d, lambda x: x.T) * drawn((48, 64), d),
+    "misaligned": lambda d: leaf((65,), d, lambda x: x[1:]) * drawn((64,), d),
+    "reduced": lambda d: tg.sum(leaf((64, 48), d) * drawn((64, 48), d), axis=1),
+    "columns": lambda d: tg.sum(leaf((64, 48), d) * drawn((64, 48), d), axis=0),
+    "16 bits, reduced": lambda d: tg.sum(tg.nn.functional.dropout(leaf((64, 48), d), 0.5), axis=1),
 }
 MATHS = {
     "transcendental": lambda d: tg.sigmoid(tg.tanh(tg.exp(leaf((64, 48), d)) * leaf((48,), d)) - leaf((64, 1), d)),
@@ -207,3 +221,24 @@ def test_a_kernel_that_spills_is_found():
     empty = 'extern "C" __global__ void k() {}'
     with pytest.raises(AssertionError, match="registers for sm_80"):
         check(empty, (), compiled(empty, (), 80).usage["k"][0] - 1, "planted")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_draws_take_no_local_memory(dtype):
+    for name, make in DRAWS.items():
+        for text in texts_of(make, dtype):
+            for arch in ARCHES:
+                for kernel, (_, _, stack) in compiled(text, options(), arch).usage.items():
+                    assert stack == 0, f"{name}: {kernel} has {stack} bytes of local memory for sm_{arch}"
+
+
+def test_local_memory_is_found():
+    body = "int a[64]; for (int j = 0; j < 64; ++j) a[j] = x[j]; for (int j = 0; j < n; ++j) a[x[j]] += a[x[j + 3]];"
+    text = f'extern "C" __global__ void k(volatile int* x, int i, int n) {{ {body} x[0] = a[i]; }}'
+    assert compiled(text, ("--std=c++17",), 90).usage["k"][2] > 0
+
+
+@pytest.mark.parametrize(("dtype", "packs"), [("float32", 2), ("float64", 2)])
+def test_packs_share_the_block_that_they_are_drawn_from(dtype, packs):
+    (text,) = texts_of(FORMS["drawn"], dtype)
+    assert f"h < {packs}; ++h" in text and text.count("d0(lo0, hi0, at0") == 1

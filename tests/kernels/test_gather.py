@@ -101,3 +101,68 @@ def test_ml_dtypes(emulated):
     np.add.at(expected, indices, x.astype(np.float32))
     found = _scatter(emulated, x, indices, 0, 3)
     np.testing.assert_array_equal(found.astype(np.float32), expected.astype(x.dtype).astype(np.float32))
+
+
+LONG = {
+    "all equal": lambda rng, count: np.full(count, 2),
+    "half equal": lambda rng, count: np.where(np.arange(count) % 2, 1, rng.integers(0, 5, count)),
+    "mixed": lambda rng, count: rng.integers(0, 5, count),
+    "two": lambda rng, count: np.arange(count) // 257 % 2 * 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count"),
+    [
+        (np.float32, 256), (np.float32, 257), (np.float32, 70_000), (ml_dtypes.bfloat16, 70_000), (np.float16, 700),
+        (np.int16, 700), (np.bool_, 700), (np.complex64, 700),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("case", LONG)
+def test_scatter_add_of_many_to_one_place(emulated, case, count, dtype):
+    """Whole numbers small enough for any order of addition to be exact."""
+    rng = np.random.default_rng(count)
+    indices = LONG[case](rng, count)
+    x = rng.integers(-1, 2, (2, count, 3)).astype(dtype)
+    expected = np.zeros((2, 5, 3), np.complex128 if dtype == np.complex64 else dtype if dtype == np.bool_ else np.int64)
+    for b in range(2):
+        np.add.at(expected[b], indices, x[b].astype(expected.dtype))
+    found = _scatter(emulated, x, indices, 1, 5)
+    np.testing.assert_array_equal(found, expected.astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_scatter_add_of_a_million_equal_rows(emulated, dtype):
+    x = np.random.default_rng(2).normal(size=(1_000_000, 1)).astype(dtype)
+    indices = np.ones(len(x), np.int64)
+    found = _scatter(emulated, x, indices, 0, 3)
+    exact = x.astype(np.float64).sum()
+    # Sums of sums err less than one long sum; here is their order, by pieces of 256.
+    level = x[:, 0].astype(np.float32)
+    while len(level) > 256:
+        parts = np.zeros((-(-len(level) // 256), 256), np.float32)
+        parts.reshape(-1)[: len(level)] = level
+        level = np.add.accumulate(parts, axis=1)[:, -1]
+    wanted = np.add.accumulate(level)[-1].astype(dtype)
+    assert abs(float(wanted) - exact) < max(1e-2, 1e-3 * abs(exact))
+    np.testing.assert_array_equal(found, np.array([[0], [wanted], [0]], dtype))
+    np.testing.assert_array_equal(_scatter(emulated, x, indices, 0, 3), found)  # and the same bits again
+
+
+def test_the_longest_chain_of_additions_is_bounded(emulated, monkeypatch):
+    """Rounds are few, and in each a thread adds at most 256 rows."""
+    launched = []
+    launch = emulated.launch
+
+    def counted(function, grid, block, args, shared=0):
+        launched.append((args[2] if len(args) == 10 else None, len(args)))
+        launch(function, grid, block, args, shared)
+
+    monkeypatch.setattr(emulated, "launch", counted)
+    _scatter(emulated, np.ones((1_000_000, 1), np.float32), np.zeros(1_000_000, np.int64), 0, 1)
+    longest = [int(np.diff(starts).max()) for starts, count in launched if count == 10]
+    assert longest == [1_000_000, 3907, 16]  # what is more than 256 goes on to the next round
+    assert len(launched) == 3 + 2 * 2
+    launched.clear()
+    _scatter(emulated, np.ones((256, 1), np.float32), np.zeros(256, np.int64), 0, 1)
+    assert len(launched) == 1

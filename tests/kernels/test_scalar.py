@@ -22,7 +22,10 @@ SPECIAL = [p.name for p in PRIMITIVES if p.impl.__module__.startswith("tapegrad.
 """SciPy's functions: it and the libraries of C++ err by a few units in the last place, each in its way."""
 ONLY = {
     **dict.fromkeys(["logical_and", "logical_or", "logical_xor", "logical_not"], ("bool",)),
-    **dict.fromkeys(["erf", "erfc"], (*HALVES, *FLOATS)),
+    **dict.fromkeys(
+        ["erf", "erfc", "gelu", "gelu_slope", "gelu_tanh", "silu", "mish", "sigmoid_slope", "softsign"],
+        (*HALVES, *FLOATS),
+    ),
     **dict.fromkeys(SPECIAL, (*HALVES, *FLOATS)),
     "reciprocal": (*HALVES, *FLOATS, *COMPLEX),
     **dict.fromkeys(["conj", "real", "imag"], tuple(COMPLEX)),
@@ -149,7 +152,8 @@ def _check(prim, name, found, expected):
         there = np.all([np.isfinite(x.astype(float)) for x in _operands(prim, name)], axis=0)
         found, expected = found[there], expected[there]
     near_zero = special or prim.name == "logaddexp2"  # whose scaled operands are rounded: digits are lost near 0
-    tolerance *= 20 if special and name not in HALVES else 1
+    sums = special or prim.name == "gelu_slope"  # near the zero of a difference both lose digits
+    tolerance *= 20 if sums and name not in HALVES else 1
     np.testing.assert_allclose(
         found, expected, rtol=tolerance, atol=tolerance * (1 if near_zero else 1e-3), err_msg=label
     )

@@ -82,7 +82,7 @@ class Step:
         with tg.GradientTape() as tape:
             tape.watch(self.x)
             y = self.forward(self.x)
-        return [g.numpy() for g in tape.gradient(y, [self.x, self.v])]
+        return [g.numpy(copy=True) for g in tape.gradient(y, [self.x, self.v])]
 
 
 def same(found: list[np.ndarray], wanted: list[np.ndarray]) -> bool:

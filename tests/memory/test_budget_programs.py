@@ -20,6 +20,7 @@ import tapegrad as tg
 from tapegrad import buffer as _buffer
 from tapegrad.fusion import region
 from tapegrad.memory.budget import MANAGER
+from tapegrad.memory.ledger import LEDGER
 from tapegrad.node import thread
 
 LAZY, EAGER = 1, 10**9
@@ -37,7 +38,7 @@ def defaults() -> Iterator[None]:
 def check_nothing_is_left() -> None:
     """No budget in force, nothing recorded, nothing remembered."""
     assert _buffer.keeper is None and thread.recorders == () and thread.deferring is None
-    assert MANAGER._present() is None and len(MANAGER._storages.candidates) == 0 and not MANAGER._promised
+    assert MANAGER._present() is None and len(MANAGER._storages.candidates) == 0 and not LEDGER.promised_bytes
 
 
 def check(program: Program, when: tuple, fractions: tuple[float, ...]) -> None:

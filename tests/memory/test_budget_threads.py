@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from tapegrad import buffer as _buffer
 from tapegrad.device.pool import HostPool
 from tapegrad.fusion import region
 from tapegrad.memory.budget import MANAGER
+from tapegrad.memory.ledger import LEDGER
 
 SIDE = 16
 UNIT = SIDE * SIDE * 8
@@ -33,7 +36,7 @@ def often() -> Iterator[None]:
     sys.setswitchinterval(interval)
     region.set_small(small)
     assert _buffer.keeper is None and MANAGER._present() is None
-    assert len(MANAGER._storages.candidates) == 0 and not MANAGER._promised
+    assert len(MANAGER._storages.candidates) == 0 and not LEDGER.promised_bytes
 
 
 def data(seed: int) -> tg.Tensor:
@@ -100,6 +103,30 @@ def test_threads_share_one_limit(count: int, small: int) -> None:
     with tg.memory_budget(limit) as m:
         together(*[work(x, w) for x, w in zip(xs, wanted, strict=True)])
         assert m.peak_bytes <= limit and m.evictions > 0 and m.live_bytes == base
+
+
+def test_what_is_taken_is_never_told_as_less_while_promised_bytes_become_live() -> None:
+    over, held = threading.Event(), []
+
+    def fill() -> None:
+        try:
+            for _ in range(400):
+                MANAGER.reserve((aval,), ("a test",))
+                held.append(data(0))
+        finally:
+            over.set()
+
+    def look() -> None:
+        last = 0
+        while not over.is_set():
+            now = MANAGER._taken()
+            assert now >= last
+            last = now
+
+    aval = data(0)._buffer.node.aval
+    with tg.memory_budget("1GiB"):
+        together(fill, look)
+        held.clear()
 
 
 def test_threads_ask_one_tape_at_once() -> None:
@@ -174,7 +201,7 @@ def test_what_a_failed_thread_had_asked_for_is_free_again(monkeypatch: pytest.Mo
     with tg.memory_budget(limit := base + 12 * UNIT) as m:
         together(*[fail] * 9)
         gc.collect()
-        assert len(MANAGER._promised) == 9
+        assert LEDGER.promised_bytes == 0
         assert np.array_equal(gradient(x), wanted)
         assert m.peak_bytes <= limit
 
@@ -189,3 +216,98 @@ def test_budgets_come_and_go_in_other_threads() -> None:
                 assert np.array_equal(gradient(x, 15), wanted)
 
     together(budgets, budgets, budgets)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_keeps_its_own_budgets_alone() -> None:
+    """Those of the parent's other threads would never end; and it offloads to a place of its own."""
+    code = """
+import os, threading
+import numpy as np
+import tapegrad as tg
+from tapegrad import buffer
+from tapegrad.memory.budget import MANAGER
+
+x = tg.asarray(np.ones((64, 64)))
+
+def gradient():
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        h = x
+        for _ in range(8):
+            h = tg.name(tg.softmax(h), "h")
+        y = tg.sum(h)
+        del h
+    return tape.gradient(y, x)
+
+offload = tg.policies.offload_names("h")
+entered, over = threading.Event(), threading.Event()
+def other():
+    with tg.memory_budget(2**16, offload):
+        entered.set()
+        over.wait()
+with tg.memory_budget(2**18, offload) as m:
+    gradient()
+    assert m.offloads
+    thread = threading.Thread(target=other, daemon=True)
+    thread.start()
+    entered.wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            assert MANAGER.limit == 2**18
+            gradient()
+        except BaseException as e:
+            print(repr(e), flush=True)
+            os._exit(1)
+    else:
+        assert MANAGER.limit == 2**16
+        over.set()
+        thread.join()
+assert buffer.keeper is None
+if child == 0:
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_one_budget_object_serves_several_threads() -> None:
+    x = data(0)
+    base = live()
+    budget = tg.memory_budget(base + 60 * UNIT)
+    entered, left = threading.Barrier(2), threading.Barrier(2)
+    found: dict[str, Any] = {}
+
+    def first() -> None:
+        with budget as m:
+            entered.wait(PATIENCE)
+            found["first"] = m
+        assert m.now is None and found["second"].now is not None, "each closes its own"
+        left.wait(PATIENCE)
+
+    def second() -> None:
+        with budget as m:
+            found["second"] = m
+            entered.wait(PATIENCE)
+            left.wait(PATIENCE)
+            held = tg.softmax(x)
+            assert m.live_bytes == base + UNIT and _buffer.keeper is MANAGER
+            del held
+
+    together(first, second)
+
+
+def test_a_budget_may_be_left_in_another_thread() -> None:
+    budget = tg.memory_budget("1GiB")
+    together(lambda: budget.__enter__() and None)
+    assert _buffer.keeper is MANAGER
+    budget.__exit__(None, None, None)
+
+
+def test_a_budget_that_an_interrupt_kept_from_being_left_ends_with_its_object() -> None:
+    budget = tg.memory_budget("1GiB")
+    budget.__enter__()
+    del budget
+    assert _buffer.keeper is None and _buffer.accountant is None

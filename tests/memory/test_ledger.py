@@ -39,10 +39,10 @@ def quiet() -> Iterator[None]:
 def test_it_costs_nothing_when_unused() -> None:
     assert buffer.accountant is None
     x = tg.exp(c64(np.ones(3)))
-    assert not LEDGER._entries and LEDGER.by("category") == {}
+    assert LEDGER.by("category") == {} and LEDGER.live_bytes == 0
     with tg.measure():
         assert buffer.accountant is LEDGER and LEDGER._entries
-    assert buffer.accountant is None and not LEDGER._entries and LEDGER.live_bytes == 0
+    assert buffer.accountant is None and LEDGER.by("category") == {} and LEDGER.live_bytes == 0
     del x
 
 
@@ -436,3 +436,91 @@ over.set()
 os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
+
+
+# What is alive before a block begins
+
+
+def test_what_is_alive_is_known_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entering looks at no more objects when there are more: it runs the same calls, and asks the collector nothing."""
+    with tg.memory_budget("64GiB"):
+        pass
+    asked: list[str] = []
+    for name in ("get_objects", "collect", "get_referrers"):
+        monkeypatch.setattr(gc, name, lambda *args, name=name: asked.append(name) or [])
+
+    def calls() -> int:
+        found = [0]
+
+        def note(frame: Any, event: str, arg: Any) -> None:
+            found[0] += event in ("call", "c_call")
+
+        sys.setprofile(note)
+        try:
+            with tg.memory_budget("64GiB"):
+                pass
+        finally:
+            sys.setprofile(None)
+        return found[0]
+
+    before = calls()
+    tensors = [tg.asarray(np.ones(3)) for _ in range(100)]
+    many = [[i] for i in range(200_000)]
+    calls()  # the new tensors are entered once
+    assert calls() == before and not asked
+    del tensors, many
+
+
+def test_bytes_made_while_nobody_counted_are_counted_to_the_byte() -> None:
+    with tg.measure() as m:
+        base = m.live_bytes
+    held = [c64(np.ones(100)) for _ in range(5)]
+    pending = tg.exp(c64(np.ones(BIG)))  # has no bytes yet
+    with tg.measure() as m:
+        assert m.live_bytes - base == 5 * 1024 + rounded(8 * BIG)
+    made = np.asarray(pending)  # filled while nobody counts
+    with tg.measure() as m:
+        assert m.live_bytes - base == 5 * 1024 + rounded(8 * BIG)
+        del made, pending
+        assert m.live_bytes - base == 5 * 1024
+        del held[2:]
+    with tg.memory_budget("1GiB") as b:
+        assert b.live_bytes - base == 2 * 1024
+        del held[1:]
+        assert b.live_bytes - base == 1024 and b.peak_bytes - base == 2 * 1024
+    assert b.live_bytes - base == 1024, "what was alive at the end"
+
+
+def test_a_frozen_collector_hides_nothing() -> None:
+    with tg.measure() as m:
+        base = m.live_bytes
+    held = c64(np.ones(100))
+    gc.freeze()
+    try:
+        with tg.measure() as m:
+            assert m.live_bytes - base == 1024
+    finally:
+        gc.unfreeze()
+    del held
+
+
+def test_what_is_known_from_another_block_is_labelled_anew() -> None:
+    v = var64(np.ones(200))
+    x = c64(np.ones(100))
+    with tg.measure():
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.exp(x)
+        g = tape.gradient(y, x)
+    with tg.measure() as m:
+        assert LEDGER.by("line").keys() == {"(before the measurement)"}
+    assert (
+        m.live_by_category["user"] >= 1024
+        and m.live_by_category["input"] >= 1024
+        and "gradient" not in m.live_by_category
+    )
+    assert m.live_by_category["parameter"] >= 2048
+    with tg.memory_budget("1GiB"), tg.measure() as m:
+        pass
+    assert m.live_by_category["parameter"] >= 2048
+    del g, y, v

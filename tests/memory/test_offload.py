@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import numpy as np
@@ -157,7 +158,7 @@ def test_persistent_tapes(weights, x, disk) -> None:
 
 
 def test_forward_mode_over_offloaded_values(weights, x, disk) -> None:
-    """Tangents do not come back from a tier: the values are made again."""
+    """Values come back from their tier; tangents, which are in none, are made again."""
 
     def run() -> Any:
         return values(list(tg.jvp(tg.grad(lambda x: model(weights, x)), (x,), (tg.ones_like(x),))))
@@ -165,7 +166,7 @@ def test_forward_mode_over_offloaded_values(weights, x, disk) -> None:
     plain = run()
     with tg.memory.policy(offload_names("h", tier=disk)) as m:
         assert bits_equal(run(), plain)
-    assert m.offloads and m.restored and not m.fetches
+    assert m.offloads and m.restored and m.fetches
 
 
 def test_places_are_free_once_no_record_wants_them(weights, x, disk) -> None:
@@ -347,3 +348,142 @@ def test_predictions(weights, x, disk, limit) -> None:
         step(x)
     assert disk.bytes_written
     assert found.peak_bytes == m.peak_bytes
+
+
+# Tiers that fail -----------------------------------------------------------------------------------------------------
+
+
+class Broken(Logged):
+    """A tier whose ``fails`` calls of one kind raise."""
+
+    def __init__(self, tier: Any, what: str, error: type[Exception] = OSError) -> None:
+        super().__init__(tier)
+        self.what, self.error, self.failed = what, error, 0
+
+    def fail(self, what: str) -> None:
+        if what == self.what:
+            self.failed += 1
+            raise self.error(f"{what} fails")
+
+    def put(self, buffer: Any) -> Any:
+        self.fail("put")
+        slot = super().put(buffer)
+        for what in ("prefetch", "get"):
+            setattr(slot, what, self.checked(what, getattr(slot, what)))
+        return slot
+
+    def checked(self, what: str, do: Any) -> Any:
+        def call() -> Any:
+            self.fail(what)
+            return do()
+
+        return call
+
+
+def under(limit: int, policy: Any, weights: list[tg.Variable], x: tg.Tensor) -> tuple[list[np.ndarray], Any]:
+    with tg.memory_budget(limit, policy=policy) as m:
+        return gradients(weights, x), m
+
+
+@pytest.mark.parametrize("error", [OSError, RuntimeError, ValueError])
+@pytest.mark.parametrize("what", ["put", "prefetch", "get"])
+def test_a_value_whose_tier_fails_under_a_limit_is_made_again(what: str, error: type, weights, x, disk) -> None:
+    plain = [g.copy() for g in gradients(weights, x)]
+    with tg.measure() as m:
+        base = m.live_bytes
+    limit = base + 6 * BYTES
+    assert bits_equal(under(limit, offload_names("h", tier=disk), weights, x)[0], plain)
+    broken = Broken(disk, what, error)
+    found, m = under(limit, offload_names("h", tier=broken), weights, x)
+    assert bits_equal(found, plain) and broken.failed > 0 and m.peak_bytes <= limit
+    assert what == "prefetch" or m.restored > 0
+
+
+@pytest.mark.parametrize("what", ["put", "get"])
+def test_a_checkpoint_makes_again_what_its_tier_has_not(what: str, weights, x, disk) -> None:
+    broken = Broken(disk, what)
+    policy = offload_names("h", tier=broken)
+
+    def run(f: Any) -> list[np.ndarray]:
+        with tg.GradientTape() as tape:
+            y = f(x)
+        return [g.copy() for g in values(tape.gradient(y, weights))]
+
+    plain = run(lambda x: model(weights, x))
+    assert bits_equal(run(tg.recompute_grad(lambda x: model(weights, x), policy=policy)), plain) and broken.failed > 0
+
+
+def test_memory_errors_of_a_tier_stay_memory_errors(weights, x, disk) -> None:
+    broken = Broken(disk, "get", MemoryError)
+    with pytest.raises(MemoryError), tg.memory.policy(offload_names("h", tier=broken)):
+        gradients(weights, x)
+
+
+class Slow:
+    """A slot whose ``get`` waits until it is let go on; it serves one thread at a time, as a slot does."""
+
+    def __init__(self) -> None:
+        self.began, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self.inside = self.most = self.gets = 0
+        self.nbytes = BYTES
+
+    def prefetch(self) -> None:
+        pass
+
+    def get(self) -> Any:
+        self.inside += 1
+        self.gets += 1
+        self.most = max(self.most, self.inside)
+        self.began.release()
+        assert self.go_on.acquire(timeout=20)
+        self.inside -= 1
+        return np.full((ROWS, N), 3.0, np.float32)
+
+    def drop(self) -> None:
+        pass
+
+
+def coming(slot: Slow) -> offload.Moved:
+    moved = offload.Moved(tg.asarray(array(ROWS, N))._buffer.node, slot)
+    assert moved.prefetch() and moved.coming
+    return moved
+
+
+def test_what_is_being_fetched_gives_no_way() -> None:
+    slot, found = Slow(), []
+    with tg.memory_budget("1GiB") as m:
+        base = m.live_bytes
+        moved = coming(slot)
+        assert m.live_bytes == base + BYTES
+        fetching = threading.Thread(target=lambda: found.append(moved.fetch(moved.node)))
+        fetching.start()
+        assert slot.began.acquire(timeout=20)
+        assert moved.cancel() is False and not moved.coming
+        assert m.live_bytes == base + BYTES, "counted while it is on its way into the hands of who asked"
+        slot.go_on.release()
+        fetching.join(20)
+        assert slot.gets == slot.most == 1 and m.live_bytes == base + BYTES
+        assert np.all(found[0].array == 3.0)
+        found.clear()
+        assert m.live_bytes == base
+
+
+def test_what_gives_way_is_fetched_anew() -> None:
+    slot, found, gave = Slow(), [], []
+    with tg.memory_budget("1GiB") as m:
+        base = m.live_bytes
+        moved = coming(slot)
+        giving = threading.Thread(target=lambda: gave.append(moved.cancel()))
+        giving.start()
+        assert slot.began.acquire(timeout=20)
+        fetching = threading.Thread(target=lambda: found.append(moved.fetch(moved.node)))
+        fetching.start()
+        assert not slot.began.acquire(timeout=0.2), "the slot serves one thread at a time"
+        slot.go_on.release()
+        giving.join(20)
+        slot.go_on.release()
+        fetching.join(20)
+        assert gave == [True] and slot.gets == 2 and slot.most == 1
+        assert m.live_bytes == base + BYTES == m.peak_bytes
+        found.clear()
+        assert m.live_bytes == base and not moved.coming

@@ -872,3 +872,25 @@ def test_the_seeds_examples() -> None:
         for _ in range(4):
             r = model(r)
     assert bits_equal(found[0], tape.gradient(r, model.variables)) and bits_equal(*found)
+
+
+def test_checked_reruns_under_vmap() -> None:
+    """The values of all examples are compared: here only the second one changes."""
+    xs, extra = c64([[0.3, -1.2], [0.7, 0.1]]), [0.0]
+
+    def f(x: Any) -> Any:
+        return tg.sum(tg.sin(x) * tg.where(x > 0.5, x + extra[0], x))
+
+    checked = tg.recompute_grad(f, check="values")
+    same(tg.vmap(tg.grad(checked))(xs), tg.vmap(tg.grad(f))(xs))
+    same(tg.vmap(lambda x: tg.hvp(checked, x, x))(xs), tg.vmap(lambda x: tg.hvp(f, x, x))(xs))
+
+    def slope(x: Any) -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = checked(x)
+        extra[0] = 1.0
+        return tape.gradient(y, x)
+
+    with pytest.raises(errors.RecomputeError, match="other values"):
+        tg.vmap(slope)(xs)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tapegrad as tg
+from tapegrad.buffer import Buffer
+from tapegrad.device.host_scalar import HostScalar
 from tapegrad.memory.ledger import LEDGER
 from tapegrad.memory.report import UNKNOWN, Row, report, saved
+from tapegrad.node import leaf
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +116,19 @@ def test_checkpoints_and_custom_gradients() -> None:
         tape.gradient(y, x)
 
 
+def test_a_number_that_stays_on_the_host_takes_no_bytes() -> None:
+    x = tensor(64, 64)
+    number = HostScalar(np.array(2.0, np.float32), x._buffer.node.aval.device)
+    two = tg.Tensor(Buffer(number, leaf(x._buffer.node.aval.with_shape(()))))
+    with tg.measure(), tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.sum(tg.recompute_grad(lambda x, n: x * n)(x, two))
+        found = saved(tape)
+        assert found.kept_bytes == 16384 == LEDGER.by("category")["activation"]
+        assert [r.kept_bytes for r in found.rows if r.index == two._buffer.node.index] == [0]
+    del y
+
+
 def test_evicted_values_and_how_often_they_were_made_again() -> None:
     x, w = tensor(512, 256), tg.Variable(tensor(256, 256))
 
@@ -173,3 +190,102 @@ def test_places_of_dead_branches_are_forgotten() -> None:
         for _ in range(1000):
             tg.exp(x)
         assert len(tape._lines) < 300
+
+
+# What checkpoints keep
+
+W, CAPTURED, COUNT = tg.Variable(tensor(64, 64), name="w"), tensor(64, 64), tg.Variable(tensor(64, 64), trainable=False)
+
+
+def block(x: tg.Tensor) -> tg.Tensor:
+    return tg.tanh(tg.softmax(x @ W * 0.1) @ CAPTURED)
+
+
+def counting(x: tg.Tensor) -> tg.Tensor:
+    COUNT.assign_add(tg.ones((64, 64)))
+    return block(x) * COUNT
+
+
+def named(x: tg.Tensor) -> tg.Tensor:
+    return tg.tanh(tg.name(x @ W, "z")) @ CAPTURED
+
+
+def views(x: tg.Tensor) -> tg.Tensor:
+    h = block(x)
+    f = tg.recompute_grad(lambda a, b, c: tg.softmax(a) @ tg.softmax(b) + tg.sum(c))
+    return f(h[1:], h.T, h[1:]) * f(h[1:], h.T, h)
+
+
+def chain(x: tg.Tensor) -> tg.Tensor:
+    y = (x, x * 2.0)
+    for _ in range(3):
+        y = tg.reversible(lambda x: tg.tanh(x @ W), lambda x: x * 0.5)(*y)
+    return y[0] + y[1]
+
+
+def looped(x: tg.Tensor, f: Callable = block, **options: Any) -> tg.Tensor:
+    return tg.checkpointed_loop(f, x, 9, **({"snapshots": 3} | options))
+
+
+def open_loop(x: tg.Tensor) -> tg.Tensor:
+    left = iter(range(9))
+    return tg.checkpointed_loop(block, x, while_=lambda s: next(left, None) is not None, snapshots=3)
+
+
+def several_arguments(x: tg.Tensor) -> tg.Tensor:
+    f = tg.recompute_grad(lambda x, n, k: tg.softmax(x) * n + k["z"] * k["a"])
+    return f(x, 3.0, {"z": tensor(64, 64), "a": np.ones((64, 64), np.float32)})
+
+
+PROGRAMS: dict[str, Callable] = {
+    "checkpoints": lambda x: tg.recompute_grad(block)(tg.recompute_grad(block)(x)),
+    "nested": lambda x: tg.recompute_grad(lambda x: tg.recompute_grad(block)(x) * 2.0)(x),
+    "arguments": several_arguments,
+    "state": lambda x: tg.recompute_grad(counting)(tg.recompute_grad(counting)(x)),
+    "saving": lambda x: tg.recompute_grad(block, policy=tg.policies.save_matmuls)(x),
+    "offloading": lambda x: tg.recompute_grad(named, policy=tg.policies.offload_names("z"))(x),
+    "views": views,
+    "loop": looped,
+    "mixed": lambda x: looped(x, schedule="mixed"),
+    "sqrt": lambda x: looped(x, schedule="sqrt"),
+    "disk": lambda x: looped(x, snapshots=1, disk=2),
+    "loop with state": lambda x: looped(x, counting),
+    "open loop": open_loop,
+    "bytes": lambda x: looped(x, snapshots=None, bytes="400KiB"),
+    "scan": lambda x: tg.scan(lambda s, _: (tg.recompute_grad(block)(s), None), x, length=4)[0],
+    "sequential": lambda x: tg.checkpoint_sequential([block] * 6, x, segments=2),
+    "reversible": chain,
+    "all": lambda x: looped(chain(tg.recompute_grad(block)(views(x).T @ tensor(63, 64)))),
+}
+
+
+@pytest.mark.parametrize("budget", [None, "64MiB", 16])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_is_listed_is_what_the_ledger_counts_as_activations(program: str, budget: Any) -> None:
+    with tg.measure() as before:
+        limit = before.live_bytes + 16 * 16384 + 8192 if budget == 16 else budget
+    with nullcontext() if limit is None else tg.memory_budget(limit), tg.measure(), tg.GradientTape() as tape:
+        x = tensor(64, 64)
+        tape.watch(x)
+        y = PROGRAMS[program](x * 1.5)
+        found = saved(tape)
+        assert found.kept_bytes == LEDGER.by("category")["activation"] == report(tape).kept_bytes
+        assert found.kept_bytes >= 16384
+        assert len({row.index for row in found.rows}) == len(found.rows)
+    tape.gradient(y, x)
+    assert report(tape).rows == ()
+
+
+def test_what_a_checkpoint_keeps_is_listed_by_name() -> None:
+    x, h = tensor(64, 64), tensor(64, 64)
+    with tg.GradientTape() as tape:
+        tape.watch([x, h])
+        y = tg.recompute_grad(lambda a, b: tg.softmax(a) * b * h)(x * 1.0, np.ones((64, 64), np.float32))
+        z = tg.recompute_grad(named, policy=tg.policies.offload_names("z"))(y)
+    found = {(r.op, r.state): r.kept_bytes for r in report(tape).rows if r.nbytes > 4}
+    assert found == {
+        ("multiply", "saved"): 16384, ("input", "saved"): 16384, ("variable w", "held"): 0, ("matmul", "offloaded"): 0,
+        ("recompute_grad(<lambda>)", "recomputed"): 0, ("recompute_grad(named)", "recomputed"): 0,
+    }  # fmt: skip
+    assert saved(tape).kept_bytes == 3 * 16384 + 512  # and a number
+    del z

@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import threading
+import warnings
 
 import ml_dtypes
 import numpy as np
@@ -192,6 +193,17 @@ def test_nothing_is_left_behind(tmp_path):
     gc.collect()
     if before is not None:
         assert len(os.listdir("/proc/self/fd")) < before, "the file is closed, and with that gone"
+
+
+def test_a_disk_in_a_cycle_of_garbage_closes_its_files(tmp_path):
+    disk = tiers.Disk(tmp_path)
+    disk.put(filled(np.ones(5)))
+    disk.itself = disk
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        del disk
+        gc.collect()
+    assert said == []
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux's account of mapped pages")

@@ -52,7 +52,7 @@ def test_pointwise(name: str) -> None:
 def test_gelu_s_approximation() -> None:
     want = 0.5 * X * (1 + np.tanh((2 / np.pi) ** 0.5 * (X + 0.044715 * X**3)))
     np.testing.assert_allclose(F.gelu(X, approximate="tanh").numpy(), want, rtol=1e-12, atol=1e-14)
-    with pytest.raises(TapegradError, match='gelu: wanted approximate "none" or "tanh"'):
+    with pytest.raises(TapegradError, match='gelu: approximate must be "none" or "tanh"'):
         F.gelu(X, approximate="Tanh")
 
 

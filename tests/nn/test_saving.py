@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import tapegrad as tg
 from tapegrad import nn, optim
 from tapegrad.errors import TapegradError
+from tapegrad.nn.saving import SaveError
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy")
 rng = np.random.default_rng(4)
@@ -164,7 +167,7 @@ def test_two_variables_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_files_that_are_missing_or_broken(tmp_path: Path) -> None:
     model = built(1)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="load: .*nothing: No such file or directory; there is no such file"):
         model.load(tmp_path / "nothing")
     model.save(tmp_path / "m")
     whole = (tmp_path / "m").read_bytes()
@@ -172,6 +175,90 @@ def test_files_that_are_missing_or_broken(tmp_path: Path) -> None:
         (tmp_path / "broken").write_bytes(broken)
         with pytest.raises(TapegradError, match="not a complete safetensors file"):
             model.load(tmp_path / "broken")
+
+
+@pytest.mark.parametrize("op", ["save", "load"])
+def test_what_the_system_refuses_is_a_save_error(op: str, tmp_path: Path) -> None:
+    model = built(1)
+    (tmp_path / "file").write_bytes(b"")
+    there = "make the folder .*none first"
+    for path, kind, says in (
+        (tmp_path / "none" / "m", FileNotFoundError, f"No such file or directory; {there}"),
+        (tmp_path, OSError, "Is a directory; give the name of a file in it"),
+        (tmp_path / "file" / "m", OSError, "Not a directory; a part of the path is a file, not a folder"),
+        ("a" * 300, OSError, "File name too long; give a shorter name"),
+        ("", ValueError, "'' cannot be the name of a file"),
+        ("m\0", ValueError, "cannot be the name of a file"),
+    ):
+        with pytest.raises(SaveError, match=says) as caught:
+            getattr(model, op)(path)
+        assert isinstance(caught.value, kind) and str(caught.value).startswith(f"{op}: ")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_permission_is_asked_for(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(SaveError, match="Permission denied; get the permission, or give another path"):
+        built(1).save(tmp_path / "m")
+
+
+LIMITED = """
+import resource, signal, sys
+import numpy as np
+import tapegrad as tg
+from tapegrad.nn.saving import SaveError
+layer = tg.nn.Layer()
+layer.a = tg.Variable(np.ones(10, "f4"))
+layer.save(sys.argv[1])
+before = open(sys.argv[1], "rb").read()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # as a disk that is full
+layer.a = tg.Variable(np.ones(20000, "f4"))
+try:
+    layer.save(sys.argv[1])
+except SaveError as error:
+    assert isinstance(error, OSError) and "save: " in str(error) and "File too large" in str(error), error
+    assert open(sys.argv[1], "rb").read() == before
+    print("refused")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no limits of files")
+def test_a_disk_that_is_full_leaves_the_old_file(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED, tmp_path / "m"], capture_output=True, text=True, check=False)
+    assert done.stdout == "refused\n", done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_links_are_followed_and_pipes_are_kept(tmp_path: Path) -> None:
+    model = built(1)
+    (tmp_path / "link").symlink_to(tmp_path / "m")
+    model.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "m").is_file()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SaveError, match="is a device or pipe, which a file would replace"):
+        model.save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("dtype", ["complex128", "longdouble"])
+def test_a_dtype_that_files_do_not_have_is_named(dtype: str, tmp_path: Path) -> None:
+    layer = nn.Layer()
+    layer.a = tg.Variable(np.ones(2, dtype))  # type: ignore[attr-defined]
+    with pytest.raises(SaveError, match=f"the variables are {np.dtype(dtype)}: convert them"):
+        layer.save(tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "float16", "bfloat16", "complex64"])
+def test_every_other_dtype_comes_back(dtype: str, tmp_path: Path) -> None:
+    layer = nn.Layer()
+    layer.a = tg.Variable(tg.ones((2, 3), dtype=dtype))  # type: ignore[attr-defined]
+    layer.save(tmp_path / "m")
+    layer.a.assign(tg.zeros((2, 3), dtype=dtype))  # type: ignore[attr-defined]
+    layer.load(tmp_path / "m")
+    assert (layer.a.numpy() == np.ones((2, 3))).all()  # type: ignore[attr-defined]
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +272,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError("disk full")
 
     monkeypatch.setattr(safetensors_numpy, "save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(SaveError, match="disk full"):
         built(2).save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["m"]

@@ -13,7 +13,7 @@ import pytest
 import tapegrad as tg
 from tapegrad.device import threads
 from tapegrad.device.windows import Moves
-from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.errors import BudgetError, ShapeError, TapegradError
 from tapegrad.nn import functional as F
 from tapegrad.ops.convolution import conv_in_w_p, conv_in_x_p, conv_p
 from tapegrad.ops.dispatch import barrier
@@ -343,3 +343,37 @@ def test_what_a_transposed_convolution_refuses():
     ):
         with pytest.raises(ShapeError, match=message):
             F.conv_transpose1d(x, w, **options)
+
+
+def _steps(images: int = 2) -> Any:
+    """A function that makes a convolution and both gradients beside values that a budget can drop."""
+    rng = np.random.default_rng(0)
+    x, w = (tg.asarray(rng.normal(size=s).astype("float32")) for s in ((images, 4, 16, 16), (8, 4, 3, 3)))
+
+    def run() -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch([x, w])
+            h = x
+            for _ in range(30):
+                h = tg.softmax(h)
+            y = tg.nn.functional.conv2d(h, w, padding=1)
+            loss = tg.sum(y * y)
+        return tape.gradient(loss, [x, w])
+
+    return run
+
+
+def test_scratch_is_counted_and_has_its_place_in_the_budget() -> None:
+    """Columns of 36 rows and products of 8, of 512 positions, and the kernel's; values are dropped for them."""
+    run = _steps()
+    with tg.measure() as plain:
+        wanted = [t.numpy() for t in run()]
+    columns = (4 * 9 + 8) * 2 * 256 * 4
+    assert columns <= plain.scratch_bytes <= 2 * columns
+    with tg.memory_budget(plain.peak_bytes) as budget:
+        found = [t.numpy() for t in run()]
+    assert budget.evictions > 0, "the budget has room for the values and none for the scratch"
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(BudgetError, match="scratch"), tg.memory_budget(columns):
+        run()

@@ -214,3 +214,24 @@ def test_take_brings_indices_in(mode):
     tg.testing.check_grads(lambda x: tg.take(x, places, axis=1, mode=mode), (x,), order=1)
     with pytest.raises(IndexError, match="mode 'bounce'"):
         tg.take(x, places, mode="bounce")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(5000,), (5000, 3), (700, 300)])
+def test_equal_indices_of_half_types_are_added_up_in_float32(dtype, shape, rng):
+    x = tg.zeros((4, *shape[1:]), dtype=dtype)
+    places = np.where(rng.uniform(size=shape[0]) < 0.9, -3, 2)  # a sum of ones in half precision stops at 2048 or 256
+    values = tg.ones(shape, dtype=dtype)
+    found = x.at[places].add(values).numpy()
+    expected = np.zeros(x.shape, "float32")
+    np.add.at(expected, places, np.ones(shape, "float32"))
+    np.testing.assert_array_equal(found, expected.astype(found.dtype))
+    _, pull = tg.vjp(lambda x: tg.take(x, np.full(5000, -1), axis=0), x)
+    np.testing.assert_array_equal(pull(tg.ones((5000, *shape[1:]), dtype=dtype))[0][-1].numpy(), found.dtype.type(5000))
+
+
+def test_a_million_equal_indices_are_the_same_sum_each_time(rng):
+    x = rng.normal(size=1_000_000).astype("float32")
+    first, again = (tg.zeros(3).at[np.ones(x.size, int)].add(x).numpy() for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_allclose(first[1], x.astype("float64").sum(), rtol=1e-3, atol=0.1)

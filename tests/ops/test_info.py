@@ -15,10 +15,10 @@ from tapegrad import errors
 
 def test_the_namespace() -> None:
     x = tg.ones(2)
-    assert x.__array_namespace__() is x.__array_namespace__(api_version="2024.12") is tg
+    assert x.__array_namespace__() is x.__array_namespace__(api_version="2025.12") is tg
     assert tg.Variable(1.0).__array_namespace__(api_version=None) is tg
-    assert tg.__array_api_version__ == "2024.12"
-    with pytest.raises(ValueError, match=r"'2019.12' is not served; tapegrad has 2024.12"):
+    assert tg.__array_api_version__ == "2025.12"
+    with pytest.raises(ValueError, match=r"'2019.12' is not served; tapegrad has 2025.12"):
         x.__array_namespace__(api_version="2019.12")
 
 
@@ -26,7 +26,12 @@ def test_the_namespace() -> None:
 def test_it_can_be_asked_first(use: str) -> None:
     code = f"import tapegrad as tg; print({use})"
     found = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
-    assert found.stdout.strip() in ("2024.12", "cpu"), found.stderr
+    assert found.stdout.strip() in ("2025.12", "cpu"), found.stderr
+
+
+@pytest.mark.parametrize("version", ["2021.12", "2022.12", "2023.12", "2024.12"])
+def test_earlier_versions_are_served(version: str) -> None:
+    assert tg.ones(2).__array_namespace__(api_version=version) is tg
 
 
 def test_devices_and_defaults() -> None:

@@ -188,3 +188,50 @@ def test_matvec_and_vecmat(a, b, rng):
     ):
         with pytest.raises(ShapeError):
             call()
+
+
+HALVES = ["float16", "bfloat16"]
+IN_FLOAT32 = {
+    "matmul": (lambda x, y: tg.matmul(x, y), (37, 300), (300, 41)),
+    "batch": (lambda x, y: tg.matmul(x, y), (5, 7, 64), (64, 9)),
+    "both batched": (lambda x, y: tg.matmul(x, y), (2, 1, 7, 64), (3, 64, 9)),
+    "transposed": (lambda x, y: tg.matmul(x.mT, y), (64, 7), (64, 9)),
+    "column": (lambda x, y: tg.matmul(x, y), (7, 300), (300,)),
+    "dot": (lambda x, y: tg.dot(x, y), (5, 200), (200, 3)),
+    "inner": (lambda x, y: tg.inner(x, y), (5, 200), (3, 200)),
+    "tensordot": (lambda x, y: tg.tensordot(x, y, 2), (3, 20, 10), (20, 10, 4)),
+    "einsum": (lambda x, y: tg.einsum("bij,bkj->bik", x, y), (4, 5, 100), (4, 3, 100)),
+    "vecdot": (lambda x, y: tg.vecdot(x, y), (6, 300), (6, 300)),
+    "vdot": (lambda x, y: tg.vdot(x, y), (6, 50), (300,)),
+    "matvec": (lambda x, y: tg.matvec(x, y), (6, 300), (300,)),
+    "vecmat": (lambda x, y: tg.vecmat(x, y), (300,), (300, 4)),
+    "conv": (lambda x, y: tg.nn.functional.conv2d(x, y, padding=1), (2, 20, 6, 6), (4, 20, 3, 3)),
+    "empty": (lambda x, y: tg.matmul(x, y), (3, 0), (0, 4)),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("case", IN_FLOAT32)
+def test_products_of_half_types_are_those_of_float32_rounded_once(case, dtype, rng):
+    f, *shapes = IN_FLOAT32[case]
+    x, y = (tg.asarray(rng.normal(size=shape), dtype=dtype) for shape in shapes)
+    got, wanted = f(x, y), f(tg.astype(x, "float32"), tg.astype(y, "float32"))
+    assert got.dtype == dtype and wanted.dtype == "float32"
+    np.testing.assert_array_equal(got.numpy(), wanted.numpy().astype(got.dtype))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_gradients_of_products_of_half_types(dtype, rng):
+    x, y = (tg.asarray(rng.normal(size=shape), dtype=dtype) for shape in ((6, 300), (300, 5)))
+    ct = tg.asarray(rng.normal(size=(6, 5)), dtype=dtype)
+    _, pull = tg.vjp(tg.matmul, x, y)
+    for got, a, b in zip(pull(ct), (ct, x.mT), (y.mT, ct), strict=True):
+        wanted = a.numpy().astype("float32") @ b.numpy().astype("float32")
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got.numpy(), wanted.astype(got.dtype))
+
+
+def test_a_product_of_float16_passes_through_no_infinity():
+    x = tg.asarray([[300.0, 300.0, 300.0]], dtype="float16")
+    y = tg.asarray([[300.0], [-300.0], [1.0]], dtype="float16")
+    assert tg.matmul(x, y).item() == 300 and tg.vecdot(x[0], y[:, 0]).item() == 300

@@ -145,3 +145,19 @@ def test_complex_gradients_are_conjugates_of_the_holomorphic_derivative(rng):
     np.testing.assert_allclose(tg.grad(lambda z: tg.real(tg.prod(z)))(tg.asarray(z)).numpy(), np.conj(others))
     np.testing.assert_allclose(tg.grad(lambda z: 3 * tg.var(z))(tg.asarray(z)).numpy(), 2 * (z - z.mean()))
     assert tg.var(z).dtype == np.float64 and tg.any(z).item() is True and tg.count_nonzero([1j, 0j]).item() == 1
+
+
+@pytest.mark.parametrize("f", [tg.std, tg.nanstd, lambda x: tg.std(x, axis=0), lambda x: tg.nanstd(x, axis=0)])
+def test_std_of_equal_numbers_has_gradient_0(f):
+    for data in ([3.0], [2.0, 2.0, 2.0], [[1.0], [1.0]]):
+        x = tg.asarray(np.array(data))
+        assert tg.grad(lambda x: tg.sum(f(x)))(x).tolist() == np.zeros_like(data).tolist()
+        assert tg.sum(tg.hvp(lambda x: tg.sum(f(x)), x, tg.ones_like(x))).item() == 0
+    unequal = np.array([1.0, 2.0, 4.0])
+    np.testing.assert_array_equal(tg.std(unequal), np.std(unequal))
+    tg.testing.check_grads(f, (unequal,), order=2)
+
+
+def test_std_with_nothing_left_is_nan():
+    assert np.isnan(tg.std(tg.asarray([1.0]), correction=1).item())
+    assert np.isnan(tg.grad(lambda x: tg.std(x, correction=1))(tg.asarray([1.0])).item())

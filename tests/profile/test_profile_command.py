@@ -167,7 +167,7 @@ def test_modules_budgets_checks_and_sources(folder: Path) -> None:
     [
         ((), "Missing argument"), (("none.py",), "no such file"), (("-m", "no_such_module_x"), "no such module"),
         (("--budget", "much", "train.py"), "much"), (("--steps", "0", "train.py"), "0"),
-        (("--plan", "none.json", "train.py"), "none.json"), (("-o", "no/where.json", "train.py"), "no folder"),
+        (("--plan", "none.json", "train.py"), "none.json"), (("-o", "no/where.json", "train.py"), "does not exist"),
         (("--limit", "1GiB", "train.py"), "--budget"), (("--stepps", "3", "train.py"), "--stepps"),
     ],
 )  # fmt: skip
@@ -204,6 +204,10 @@ def test_whatever_a_program_does_the_run_is_its_own(what: str, tmp_path: Path) -
     assert found.stdout.count("Peak ") == (0 if what == "closes stdout" else 1)
     if what == "loses the folder":
         assert "cannot be written" in found.stderr
+        rescued = Path(found.stderr.split("the run is in ")[1].split("\n")[0])
+        assert load(rescued).meta["outcome"]["code"] == code
+        rescued.unlink()
+        rescued.parent.rmdir()
     else:
         run = load(folder / "run.json.gz")
         assert run.peak["bytes"] >= 3 * 40_000 and run.meta["outcome"]["code"] == code

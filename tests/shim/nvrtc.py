@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -22,18 +23,38 @@ class Compiled:
     usage: dict[str, tuple[int, int, int]]
 
 
-@cache
-def library() -> ctypes.CDLL:
-    """libnvrtc of NVIDIA's wheels.  Skips the test if it is not installed (fails if TAPEGRAD_REQUIRE_NVRTC is set)."""
+def _installed(pattern: str) -> list[Path]:
+    """Files of NVIDIA's wheels."""
     import importlib.util
 
     spec = importlib.util.find_spec("nvidia")
     places = [Path(p) for p in spec.submodule_search_locations or ()] if spec else []
-    found = sorted(lib for place in places for lib in place.glob("*/lib/libnvrtc.so.*"))
+    return sorted(found for place in places for found in place.glob(pattern))
+
+
+def _missing(what: str) -> NoReturn:
+    why = f"{what} is not installed: pip install 'tapegrad[kernels]'"
+    pytest.fail(why) if os.environ.get("TAPEGRAD_REQUIRE_NVRTC") else pytest.skip(why)
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """libnvrtc of NVIDIA's wheels, the newest, or the one whose path ``TAPEGRAD_NVRTC`` gives.
+
+    Skips the test if it is not installed (fails if TAPEGRAD_REQUIRE_NVRTC is set).
+    """
+    named = os.environ.get("TAPEGRAD_NVRTC")
+    found = [Path(named)] if named else sorted(_installed("*/lib/libnvrtc.so.*"), key=lambda file: file.name)
     if not found:
-        why = "NVRTC is not installed: pip install 'tapegrad[kernels]'"
-        pytest.fail(why) if os.environ.get("TAPEGRAD_REQUIRE_NVRTC") else pytest.skip(why)
+        _missing("NVRTC")
     return ctypes.CDLL(str(found[-1]))
+
+
+def version() -> tuple[int, int]:
+    """The version of the library, such as (12, 9)."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    assert not library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
 
 
 def compile(text: str, options: tuple[str, ...], arch: int) -> Compiled:
@@ -76,10 +97,10 @@ def _usage(log: str) -> dict[str, tuple[int, int, int]]:
 
 def sass(compiled: Compiled) -> str:
     """The disassembled machine code.  Skips the test if nvdisasm is not installed."""
-    tool = next(iter(sorted(Path(library()._name).parents[2].glob("*/bin/nvdisasm"))), None)
-    if tool is None:
-        why = "nvdisasm is not installed: pip install 'tapegrad[kernels]'"
-        pytest.fail(why) if os.environ.get("TAPEGRAD_REQUIRE_NVRTC") else pytest.skip(why)
+    tools = _installed("*/bin/nvdisasm")
+    if not tools:
+        _missing("nvdisasm")
+    tool = tools[-1]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(compiled.cubin)

@@ -11,7 +11,8 @@ import pytest
 from checks import c64, gradients, no_garbage, same, values, var64
 
 import tapegrad as tg
-from tapegrad import errors
+from tapegrad import errors, nest
+from tapegrad.errors import StructureError
 
 
 def given(*grads: Any) -> Callable:
@@ -20,6 +21,30 @@ def given(*grads: Any) -> Callable:
 
 
 # Arguments
+
+
+def test_gradients_are_nested_as_the_arguments_or_flat() -> None:
+    x, y = c64(2.0), c64(3.0)
+
+    def of(rule: Any) -> Any:
+        @tg.custom_gradient
+        def f(p: Any, q: Any) -> Any:
+            return p["a"] * p["b"] * q, rule
+
+        return gradients(lambda *s: f({"a": x, "b": y}, x), [x, y], x)
+
+    for right in ((10.0, 1.0, 100.0), ({"a": 10.0, "b": 1.0}, 100.0), [{"b": 1.0, "a": 10.0}, 100.0]):
+        same(of(lambda d, right=right: right), [110.0, 1.0])
+    for wrong in ({"a": 1.0, "b": 2.0, "q": 3.0}, (1.0, {"a": 1.0, "b": 2.0}), ((1.0, 2.0), 3.0), ([1.0], [2.0, 3.0])):
+        with pytest.raises(StructureError) as e:
+            of(lambda d, wrong=wrong: wrong)
+        assert f"gradients is {nest.shown(wrong)}, that of the arguments ({{'a': *, 'b': *}}, *)" in str(e.value)
+
+    @tg.custom_gradient
+    def alone(p: Any) -> Any:
+        return p["a"] * p["b"][0], lambda d: {"a": 10.0, "b": [1.0]}
+
+    same(gradients(lambda *s: alone({"a": x, "b": [y]}), [x, y], x), [10.0, 1.0])
 
 
 def test_tensors_by_keyword_take_part() -> None:

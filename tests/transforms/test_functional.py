@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from checks import bits_equal, c64, no_garbage, same, values, var64
 
 import tapegrad as tg
-from tapegrad import errors
+from tapegrad import errors, nest
+from tapegrad.errors import StructureError
 
 
 def f(x: Any, tree: Any, k: Any = 1.0) -> Any:
@@ -68,7 +70,10 @@ def test_vjp_again_and_again() -> None:
         for _ in range(2):
             same(pull((np.array([1.0, 10.0]), 100.0)), ([103.0, 140.0], [1.0, 20.0]))
         same(pull([c64([0.0, 0.0]), 1]), ([1.0, 1.0], [0.0, 0.0]))
-        for wrong, says in (((1.0,), "1 cotangents for 2 results"), ((c64([1.0]), 1.0), r"shape \(1,\)")):
+        for wrong, says in (
+            ((1.0,), r"cotangents is \(\*,\), that of the results \(\*, \*\)"),
+            ((c64([1.0]), 1.0), r"shape \(1,\)"),
+        ):
             with pytest.raises(ValueError, match=says):
                 pull(wrong)
         with pytest.raises(TypeError, match="complex128"):
@@ -153,3 +158,38 @@ def test_misuse(call: Any, error: type, says: str) -> None:
         call()
     assert isinstance(e.value, errors.TapegradError)
     same(tg.grad(f)(X, TREE), [6.0, 16.0])
+
+
+def tree_of(x: Any, y: Any) -> Any:
+    return {"a": x * 2, "b": (y, x * y)}
+
+
+@pytest.mark.parametrize(
+    "wrong", [1.0, (1.0, (1.0, 1.0)), {"a": 1.0, "b": 1.0, "c": 1.0}, {"a": (1.0, 1.0), "b": 1.0}, {"a": 1, "b": (1,)}]
+)
+def test_structures_are_compared_not_numbers_of_leaves(wrong: Any) -> None:
+    x, y = c64(2.0), c64(3.0)
+    out, pull = tg.vjp(tree_of, x, y)
+    given = re.escape(nest.shown(wrong))
+    with pytest.raises(StructureError, match=f"vjp: .*cotangents is {given}, that of the results {{'a': .*, 'b'"):
+        pull(wrong)
+    same(pull({"b": [10.0, 100.0], "a": 1.0}), (302.0, 210.0))
+    held = lambda t: t["a"] * t["b"][0] * t["b"][1]
+    for name, run in (("jvp", tg.jvp), ("hvp", tg.hvp)):
+        with pytest.raises(StructureError, match=rf"{name}: .* is \({given},\), that of the arguments \({{'a'"):
+            run(held, (out,), (wrong,))
+    same(tg.hvp(held, (out,), ({"a": 1.0, "b": (0.0, 0.0)},)), ({"a": 0.0, "b": (6.0, 3.0)},))
+    with tg.GradientTape(persistent=True) as tape:
+        tape.watch((x, y))
+        out = tree_of(x, y)
+    if not isinstance(wrong, tuple):
+        with pytest.raises(StructureError, match=f"output_gradients: .* is {given}, that of the targets {{'a'"):
+            tape.gradient(out, [x, y], output_gradients=wrong)
+    for right in ({"a": 1.0, "b": (10.0, 100.0)}, [1.0, 10.0, 100.0]):
+        same(tape.gradient(out, [x, y], output_gradients=right), [302.0, 210.0])
+    same(tape.gradient([out["a"]], x, output_gradients=7.0), 14.0)
+
+
+def test_has_aux_wants_a_pair() -> None:
+    with pytest.raises(ValueError, match=r"has_aux the function must return \(value, aux\), got \*"):
+        tg.grad(lambda x: x * x, has_aux=True)(1.0)

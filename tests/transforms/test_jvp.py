@@ -102,7 +102,7 @@ def test_nothing_is_retained(size: int) -> None:
 @pytest.mark.parametrize(
     ("xs", "ts", "error", "says"),
     [
-        ((c64(1.0),), (), ValueError, "0 tangents for 1 arguments"),
+        ((c64(1.0),), (), ValueError, r"tangents is \(\), that of the arguments \(\*,\)"),
         ((c64([1.0, 2.0]),), (c64([1.0]),), ValueError, r"a tangent has shape \(1,\), its value \(2,\)"),
         ((c64(1.0),), (c64(1.0) * 1j,), TypeError, "a tangent is complex128, its value float64"),
         ((tg.asarray(1),), (tg.asarray(1),), TypeError, "argument of dtype int64"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.errors import ShapeError
+from tapegrad.errors import ShapeError, StructureError
 from tapegrad.testing import check_grads
 
 X = np.linspace(0.1, 1.2, 12).reshape(4, 3)
@@ -55,8 +55,45 @@ def test_lengths_that_differ_are_refused():
         tg.scan(lambda s, x: (s, None), 0.0)
 
 
+def test_a_state_keeps_its_structure():
+    step = lambda s, x: ((s, s), None)
+    with pytest.raises(StructureError, match=r"scan: step 0 changed the structure of the state from \* to \(\*, \*\)"):
+        tg.scan(step, 0.0, X)
+    with pytest.raises(
+        StructureError, match=r"scan: step 2 changed the structure of y from \(\*, \*\) to \{'a': \*, 'b': \*\}"
+    ):
+        tg.scan(lambda s, x: (s + 1, (s, s) if s < 2 else {"a": s, "b": s}), 0, X)
+    with pytest.raises(StructureError, match=r"scan: f must return \(state, y\), step 0 returned \*"):
+        tg.scan(lambda s, x: s, 0.0, X)
+    with pytest.raises(StructureError, match=r"fori_loop: step 4 .* from \{'a': \*\} to \{'b': \*\}"):
+        tg.fori_loop(4, 9, lambda i, s: {"b": s["a"]}, {"a": 1.0})
+    with pytest.raises(StructureError, match=r"while_loop: step 0 .* from \(\*, \*\) to \(\*,\)"):
+        tg.while_loop(lambda s: True, lambda s: s[:1], (1.0, 2.0))
+    assert tg.fori_loop(0, 2, lambda i, s: [s[1], s[0]], (1, 2)) == [1, 2]  # plain lists pass for tuples
+
+
 def test_rows_are_views_of_one_copy():
     xs = np.ones((100, 2000))
     with tg.measure() as m:
         tg.grad(lambda w: tg.scan(lambda s, x: (s + tg.sum(x * w), None), np.zeros(()), xs)[0])(np.ones(2000))
     assert m.peak_bytes < 3 * xs.nbytes
+
+
+LOOPS = {
+    "scan": lambda f, s: tg.scan(lambda s, x: (f(s), None), s, length=3),
+    "fori_loop": lambda f, s: tg.fori_loop(0, 3, lambda i, s: f(s), s),
+    "while_loop": lambda f, s: tg.while_loop(lambda s: True, f, s),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_state_that_changes_its_form_is_refused(loop):
+    run, x = LOOPS[loop], tg.asarray(np.ones(3))
+    with pytest.raises(StructureError, match=rf"{loop}: step 0 changed the structure of the state from"):
+        run(lambda s: (s,), x)
+    with pytest.raises(StructureError, match=rf"{loop}: step 0 returned the state float64\[2\], but was given"):
+        run(lambda s: s[:2], x)
+    with pytest.raises(StructureError, match=rf"{loop}: step 1 returned the state \{{'a': float32\[\]\}}, but was"):
+        run(lambda s: {"a": tg.sum(x)} if type(s["a"]) is int else {"a": tg.asarray(1.0)}, {"a": 0})
+    with pytest.raises(TypeError, match="return the same structure"):
+        run(lambda s: {"b": s["a"]}, {"a": x})

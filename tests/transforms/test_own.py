@@ -133,7 +133,7 @@ def test_under_a_budget_it_is_made_again():
         return tg.sum(x)
 
     big = np.full((256, 256), 0.1)
-    plain = tg.grad(chain)(big).numpy()
+    plain = tg.grad(chain)(big).numpy(copy=True)
     before = len(runs)
     with tg.memory_budget(7 * big.nbytes):
         np.testing.assert_array_equal(tg.grad(chain)(big).numpy(), plain)
@@ -175,6 +175,30 @@ def test_bad_rules_and_results():
     for bad in (lambda *xs: xs[0], lambda t: t, lambda x, **more: x):
         with pytest.raises(TypeError, match="primitive"):
             tg.primitive(bad)
+
+
+def test_rules_return_what_they_are_asked_for():
+    x = tg.ones(1)
+    one, two = tg.primitive(lambda x: x * 2), tg.primitive(lambda x: (x, x * 2))
+    for f, rule, shown in (
+        (one, lambda ct: (ct,), r"\(\*,\)"),
+        (one, lambda ct: None, "None"),
+        (two, lambda ct: list(ct), r"\[\*, \*\]"),
+    ):
+        f.defvjp(rule)
+        loss = lambda x, f=f: tg.sum(f(x) if f is one else f(x)[1])
+        with pytest.raises(GradientTypeError, match=f"the rule of x returned {shown}; it returns one cotangent"):
+            tg.grad(loss)(x)
+        with pytest.raises(GradientTypeError, match=f"the rule of an argument returned {shown}"):
+            tg.jvp(loss, (x,), (x,))
+    one, two = tg.primitive(lambda x: x * 2), tg.primitive(lambda x: (x, x * 2))
+    for f, rule, says in (
+        (one, lambda t: (t,), r"\(\*,\); it returns one tangent"),
+        (two, lambda t: t, r"\*; it returns a tuple of 2"),
+    ):
+        f.defjvp(rule)
+        with pytest.raises(GradientError, match=f"a JVP rule returned {says}"):
+            tg.jvp(f, (x,), (x,))
 
 
 def test_it_is_a_method_and_keeps_its_name():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.errors import DryRunError, ShapeError
+from tapegrad.errors import DryRunError, LinAlgError, ShapeError
 from tapegrad.testing import check_grads
 
 RNG = np.random.default_rng(0)
@@ -163,3 +163,51 @@ def test_bad_arguments():
         tg.vmap(lambda a: a, in_axes=(0, 0))(X)
     with pytest.raises(ShapeError, match="out_axes"):
         tg.vmap(lambda a: a, out_axes=None)(X)
+
+
+GOOD, BAD = np.eye(3), {"cholesky": -np.eye(3), "inv": np.zeros((3, 3)), "solve": np.zeros((3, 3)), "eigh": np.eye(3)}
+BAD |= {"svd": np.full((3, 3), np.nan), "solve_triangular": np.zeros((3, 3)), "slogdet's gradient": np.zeros((3, 3))}
+BAD["eigh"] = np.full((3, 3), np.nan)
+CAN_FAIL = {
+    "cholesky": lambda a: tg.linalg.cholesky(a * 1.0),
+    "inv": tg.linalg.inv,
+    "solve": lambda a: tg.linalg.solve(a, np.ones(3)),
+    "eigh": lambda a: tg.linalg.eigh(a)[1],
+    "svd": lambda a: tg.linalg.svd(a)[1],
+    "solve_triangular": lambda a: tg.linalg.solve_triangular(a, np.ones((3, 1))),
+    "slogdet's gradient": tg.grad(lambda a: tg.linalg.slogdet(a)[1]),
+}
+
+
+@pytest.mark.parametrize("name", CAN_FAIL)
+@pytest.mark.parametrize("places", [(2, 4), (0,), (0, 5), (5,)])
+def test_the_examples_on_which_a_matrix_operation_fails_are_named(name: str, places: tuple[int, ...]) -> None:
+    stack = np.stack([BAD[name] if i in places else GOOD for i in range(6)])
+    told = ", ".join(map(str, places))
+    what = "example" if len(places) == 1 else "examples"
+    f = CAN_FAIL[name]
+    with pytest.raises(LinAlgError, match=rf"vmap\(.*\): {what} {told} of 6: \w+: .* \(of shape \(3, 3\)") as e:
+        tg.vmap(f)(stack)
+    assert e.value.failed == tuple((i,) for i in places) and e.value.stack is None
+    with pytest.raises(LinAlgError, match=rf"vmap\(.*\): {what} {told} of 6: "):
+        tg.vmap(f, in_axes=-1)(np.moveaxis(stack, 0, -1))
+    pairs = [divmod(i, 2) for i in places]
+    with pytest.raises(LinAlgError) as e:
+        tg.vmap(tg.vmap(f))(stack.reshape(3, 2, 3, 3))
+    assert e.value.failed == tuple(pairs) and "of (3, 2): " in str(e.value)
+    for pair in pairs:
+        assert str(pair) in str(e.value)
+    assert np.isfinite(np.asarray(tg.vmap(f)(np.stack([GOOD] * 2)))).all()
+
+
+def test_what_fails_without_a_batch_is_told_as_it_is() -> None:
+    with pytest.raises(LinAlgError, match=r"^cholesky: Matrix is not positive definite \(of shape \(3, 3\)\)$") as e:
+        tg.vmap(lambda x: x + tg.linalg.cholesky(-np.eye(3)))(np.ones(4))
+    assert e.value.failed == ()
+    with pytest.raises(LinAlgError, match=r"of the stack \(2, 2\) these fail: \(0, 1\), \(1, 0\)$") as e:
+        tg.linalg.cholesky(np.stack([GOOD, -GOOD, -GOOD, GOOD]).reshape(2, 2, 3, 3))
+    assert e.value.failed == ((0, 1), (1, 0))
+    with pytest.raises(LinAlgError, match=r"fail: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and perhaps more$"):
+        tg.linalg.inv(np.zeros((50, 2, 2)))
+    with pytest.raises(LinAlgError, match="examples 0, 1 of 2: solve"):
+        tg.vmap(lambda b: tg.linalg.solve(np.zeros((3, 3)), b))(np.ones((2, 3)))

@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import shlex
 
+from tapegrad.memory.program_files import own_name
 from tapegrad.profile.plan.problem import CallKey, Problem, held_bytes
-from tapegrad.profile.plan.words import calls_of, change_in_time
+from tapegrad.profile.plan.words import calls_of, change_in_time, name_of, place
 from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs.model import Run
 
 _MOST_CANDIDATES = 4000
 _LINES = 2
+_WORTH = 0.9
+"""Advice is worth reading if it leaves at most this share of the peak."""
+_CHAIN = 16
+"""Calls of one function in a step, from which on they may be a loop."""
 
 
 def advice(run: Run, path: str | os.PathLike[str] | None = None) -> list[tuple[str, str]]:
     """Pairs of what to do, and what peak and step time it is predicted to give; the lowest peak first.
 
-    ``path``: the file of the run, if there is one.
+    Only what takes a tenth of the peak away.  ``path``: the file of the run, if there is one.
     """
     problem = Problem(run)
     if len(problem.candidates) > _MOST_CANDIDATES:
@@ -26,23 +31,47 @@ def advice(run: Run, path: str | os.PathLike[str] | None = None) -> list[tuple[s
     for key in _largest(problem):
         chosen = tuple(i for i, c in enumerate(problem.candidates) if c.key == key and not _within(problem, i, key))
         outcome = problem.outcome(chosen)
-        if outcome.peak_bytes < plain.peak_bytes and outcome.peak_bytes not in seen:
+        if outcome.peak_bytes <= _WORTH * plain.peak_bytes and outcome.peak_bytes not in seen:
             seen.add(outcome.peak_bytes)
             found.append((outcome.peak_bytes, outcome, key))
     found.sort(key=lambda pair: pair[0])
     lines = []
     for nbytes, outcome, key in found[:_LINES]:
         time = change_in_time(outcome.step_ns, problem.step_ns)
-        what = f"checkpoint {calls_of(problem, key, len(outcome.chosen))}"
+        what = f"checkpoint {calls_of(problem, key, len(outcome.chosen))}{_defined(key)}"
         lines.append((what, f"peak {iec(nbytes)}, step {time}"))
-    if lines:
+    least = held_bytes(run)
+    lines += _loop(problem, least, found[0][0] if found else plain.peak_bytes)
+    if found:
         name = "RUN" if path is None else shlex.quote(os.fspath(path))
         lines.append(("other mixes", f"tapegrad plan {name} --pareto"))
+    if lines or problem.step is None or least > _WORTH * plain.peak_bytes:
         return lines
-    least = held_bytes(run)
-    if problem.step is None or least >= plain.peak_bytes:
-        return []
     return [(f"no call helps; a budget down to {iec(least)}", "tapegrad profile --budget SIZE PROGRAM")]
+
+
+def _loop(problem: Problem, least: int, best: int) -> list[tuple[str, str]]:
+    """``checkpointed_loop`` for the function that is called most, if it may be a loop and that gains more.
+
+    About 2 sqrt(n) states are kept then, each what a call keeps now, and every step runs twice (Griewank and Walther,
+    2000: fewer states, more runs).
+    """
+    plain = problem.outcome(()).peak_bytes
+    counted = [(problem.calls_of(key), key) for key in _largest(problem) if key[0] == "function"]
+    if not counted:
+        return []
+    calls, key = max(counted)
+    kept = sum(c.kept_bytes for c in problem.candidates if c.key == key)
+    about = least + int(2 * calls**0.5) * max(kept, plain - least) // max(calls, 1)
+    if calls < _CHAIN or about > _WORTH * best:
+        return []
+    what = f"if {name_of(key[0], key[1])}{_defined(key)} takes the state of the call before, {calls} times"
+    return [(f"{what}: tg.checkpointed_loop", f"peak about {iec(about)}, one more run of each step")]
+
+
+def _defined(key: CallKey) -> str:
+    """Where the user's own function or layer is written; nothing for one of the library's."""
+    return "" if own_name(key[2]) else f" ({place(key[2], key[3])})"
 
 
 def _largest(problem: Problem) -> list[CallKey]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tapegrad.profile.report.writable import try_output
+
 if TYPE_CHECKING:
     from tapegrad.profile.plan.file import Plan
     from tapegrad.profile.plan.problem import Outcome, Problem
@@ -127,6 +129,8 @@ class _Planning:
         self.run_file, self.path, self.options = run, path, options
         self.target = options["output"] or Path("plan.json")
         writes = not options["pareto"] and (not options["as_json"] or options["output"] is not None)
+        if writes:
+            try_output("-o", self.target)
         if writes and self.target.exists() and not options["force"]:
             raise click.UsageError(f"{self.target} exists; give another -o, or -f to overwrite it")
         self.writes = writes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import click
 
 from tapegrad.profile.report import rows as r
+from tapegrad.profile.report.writable import try_output
 from tapegrad.profile.runs import Run
 
 ENDINGS = {
@@ -77,14 +79,13 @@ def _check(kind: str, path: Path | None, run_path: str, force: bool) -> None:
     if path is None:
         return
     option = "--" + kind.replace("_", "-")
+    if os.path.isdir(path):
+        raise click.UsageError(f"{option} {path} is a folder; give the name of a file")
+    try_output(option, path)
     if path.exists() and Path(run_path).exists() and path.samefile(run_path):
         raise click.UsageError(f"{option} {path} is the run itself; choose another name")
-    if path.is_dir():
-        raise click.UsageError(f"{option} {path} is a folder; give the name of a file")
     if path.exists() and not force:
         raise click.UsageError(f"{option} {path} exists; use --force to replace it, or another name")
-    if not path.absolute().parent.is_dir():
-        raise click.UsageError(f"{option} {path}: the folder {path.absolute().parent} does not exist")
 
 
 def derived(run_path: str, kind: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -24,6 +25,27 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     except OSError as error:
         if error.errno is None:
             raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Try now what :func:`whole` will do later; what is at ``path`` stays.  Raises OSError, which names ``path``."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        target = Path(os.path.realpath(path))
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes(b"")
+        finally:
+            with suppress(OSError):
+                part.unlink()
+    except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 

@@ -62,6 +62,7 @@ def _runtime() -> types.ModuleType:
             "totalGlobalMem": state.config.memory, "sharedMemPerBlock": 49152, "sharedMemPerBlockOptin": 232448,
             "maxThreadsPerBlock": 1024, "maxThreadsPerMultiProcessor": 2048, "l2CacheSize": 52428800,
         },
+        eventRecord=cuda.event_record,
         memcpy=cuda.memcpy,
         memcpyAsync=cuda.memcpy,
         memset=lambda ptr, value, size: memory.raw(ptr, size).fill(value),

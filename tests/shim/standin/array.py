@@ -117,7 +117,8 @@ class ndarray(Operators):
         out[...] = self._host
         name = "waits" if blocking else "get later"
         host = ((out.ctypes.data, out.nbytes),)
-        state.log("d2h", getattr(stream, "ptr", stream), name=name, reads=(span(self),), host=host)
+        with self._at_home():
+            state.log("d2h", getattr(stream, "ptr", stream), name=name, reads=(span(self),), host=host)
         return out
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
@@ -133,7 +134,12 @@ class ndarray(Operators):
         self._host[...] = arr
         whole = arr.flags.c_contiguous or arr.flags.f_contiguous  # else CuPy copies it first
         host = ((arr.ctypes.data, arr.nbytes),) if whole else ()
-        state.log("h2d", getattr(stream, "ptr", stream), name="set", writes=(span(self),), host=host)
+        with self._at_home():
+            state.log("h2d", getattr(stream, "ptr", stream), name="set", writes=(span(self),), host=host)
+
+    def _at_home(self) -> cuda.Device:
+        """CuPy copies from and to the host on the current stream of the array's own device."""
+        return cuda.Device(self.data.device_id if self.data.device_id >= 0 else None)
 
     def item(self) -> Any:
         """The only element, as a Python number."""

@@ -22,7 +22,7 @@ COMPUTE = {
 }
 for _same, _as in ((65, 64), (69, 68), (75, 74), (77, 74), (71, 70)):
     COMPUTE[_same] = COMPUTE[_as]
-MESSAGES = {1: "NOT_INITIALIZED", 7: "INVALID_VALUE", 13: "EXECUTION_FAILED", 15: "NOT_SUPPORTED"}
+MESSAGES = {1: "NOT_INITIALIZED", 3: "ALLOC_FAILED", 7: "INVALID_VALUE", 13: "EXECUTION_FAILED", 15: "NOT_SUPPORTED"}
 _modes: dict[int, int] = {}
 _handles = itertools.count(1)
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from . import memory, state
 from .array import fresh, ndarray, supported
+from .cuda import Device as _device
+from .cuda import ExternalStream
 from .namespace import module, ranges
 
 #: DLPack's codes of dtypes.
@@ -32,6 +34,8 @@ def array(obj: Any, dtype: Any = None, copy: Any = True, order: Any = "K", subok
             result = obj
         elif copy is False and elsewhere:
             raise ValueError("Unable to avoid copy while creating an array as requested.")
+        elif elsewhere:
+            result = _from_another_device(obj, order or "K").astype(dtype or obj.dtype, copy=False)
         else:
             result = fresh(obj._host.astype(dtype or obj.dtype), (obj,), "copy", order or "K")
     else:
@@ -46,6 +50,16 @@ def array(obj: Any, dtype: Any = None, copy: Any = True, order: Any = "K", subok
     return result if result.ndim >= ndmin else result.reshape((1,) * (ndmin - result.ndim) + result.shape)
 
 
+def _from_another_device(x: ndarray, order: str) -> ndarray:
+    """A copy here: CuPy makes it contiguous there and copies on the stream here; nobody waits for a stream there."""
+    with _device(x.data.device_id):
+        fits = x._host.flags.c_contiguous or (order in "KAF" and x._host.flags.f_contiguous)
+        near = x if fits else x.copy("C" if order in "KA" else order)
+    result = ndarray(near.shape, near.dtype, order="C" if near._host.flags.c_contiguous else "F")
+    result.data.copy_from_device_async(near.data, near.nbytes)
+    return result
+
+
 def _holds_arrays(obj: Any) -> bool:
     return isinstance(obj, list | tuple) and any(isinstance(one, ndarray) or _holds_arrays(one) for one in obj)
 
@@ -56,6 +70,8 @@ def _common(obj: Any) -> Any:
 
 def _imported(obj: Any) -> ndarray:
     face = obj.__cuda_array_interface__
+    if face.get("version", 0) >= 3 and face.get("stream") is not None:
+        ExternalStream(face["stream"]).synchronize()
     pointer, dtype = face["data"][0], np.dtype(face["typestr"])
     strides = face.get("strides") or None
     size = sum((n - 1) * abs(s) for n, s in zip(face["shape"], strides)) + dtype.itemsize if strides else (
@@ -103,12 +119,6 @@ def _bfloat16() -> Any:
     import ml_dtypes
 
     return ml_dtypes.bfloat16
-
-
-def _device(number: int) -> Any:
-    from .cuda import Device
-
-    return Device(number)
 
 
 def relabel(capsule: Any, kind: int, number: int, codes: dict[int, int]) -> int:

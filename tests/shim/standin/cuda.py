@@ -80,7 +80,8 @@ class Device:
     def mem_info(self) -> tuple[int, int]:
         state.require_device(self.id)
         held = pool.default._pools.get(self.id)
-        return state.config.memory - (held.total() if held else 0), state.config.memory
+        taken = (held.total() if held else 0) + state.workspaces.get(self.id, 0)
+        return state.config.memory - taken, state.config.memory
 
     @property
     def pci_bus_id(self) -> str:
@@ -101,6 +102,10 @@ class Device:
         state.require_device(self.id)
         handles = state.thread.handles
         if self.id not in handles:
+            with self:
+                if self.mem_info[0] < state.config.workspace:
+                    raise blas.CUBLASError(state.config.workspace_fails)
+            state.workspaces[self.id] = state.workspaces.get(self.id, 0) + state.config.workspace
             handles[self.id] = blas.create()
         return handles[self.id]
 
@@ -230,6 +235,8 @@ class Stream(_Stream):
         self.device_id = -1 if null or ptds else state.thread.device
         if non_blocking:
             state.non_blocking.add(self.ptr)
+        if self.device_id >= 0:
+            state.homes[self.ptr] = self.device_id
 
     @classmethod
     def from_external(cls, obj: Any) -> ExternalStream:
@@ -261,6 +268,11 @@ def get_current_stream(device_id: int | None = None) -> Any:
     """This thread's current stream on its current device."""
     stack = state.thread.streams.get(state.thread.device if device_id is None else device_id)
     return stack[-1] if stack else Stream.null
+
+
+def event_record(event: int, stream: int) -> None:
+    """Record an event, given by its pointer, on a stream, given by its pointer (1: the legacy default one)."""
+    state.log("record", 0 if stream == 1 else stream, event=event)
 
 
 def memcpy(dst: int, src: int, size: int, kind: int, stream: int = 0) -> None:

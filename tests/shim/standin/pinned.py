@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import state
+from . import memory, state
 
 
 class PinnedMemory:
@@ -22,6 +22,8 @@ class PinnedMemory:
         if size > 0:
             self.ptr = self._storage.ctypes.data
             state.pinned.bytes += size
+            if memory.shim:  # kernels may touch it, too
+                memory.shim.register(self.ptr, size)
             state.log("pin", host=((self.ptr, size),))
 
     def __int__(self) -> int:
@@ -30,6 +32,8 @@ class PinnedMemory:
     def __del__(self):
         if self.ptr:
             state.pinned.bytes -= self.size
+            if memory.shim:
+                memory.shim.unregister(self.ptr)
             state.log("unpin", host=((self.ptr, self.size),))
 
 

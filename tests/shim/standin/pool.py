@@ -65,7 +65,7 @@ class SingleDevicePool:
         fitting = [segment for segment in self.free_segments(stream) if segment.size >= size]
         if fitting:
             return min(fitting, key=lambda segment: segment.size), ""
-        limit = self.limit or state.config.memory
+        limit = self.limit or state.config.memory - state.workspaces.get(self.device_id, 0)
         for remedy in (self.free_all, gc.collect, self.free_all):
             if self.total() + size > limit:
                 remedy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -12,10 +13,11 @@ MISSING_HEADERS = "Failed to find CUDA headers. Please install the CUDA headers 
 
 #: ``stream_done=False`` makes ``Stream.done`` and ``Event.done`` False until something waits for them, a function says
 #: it each time it is asked; ``check=True`` has the host shim watch every access that a kernel makes; ``pinned``: bytes
-#: of host memory that can be pinned.
+#: of host memory that can be pinned; ``workspace``: what a handle of cuBLAS takes of a device beside the pool, and
+#: ``workspace_fails`` the status where there is no room.
 DEFAULTS: dict[str, Any] = {
     "devices": 2, "nvrtc": True, "headers": True, "allocation_fails_at": None, "memory": 8 << 30, "stream_done": True,
-    "check": False, "pinned": 1 << 40,
+    "check": False, "pinned": 1 << 40, "workspace": 8 << 20, "workspace_fails": 1,
 }  # fmt: skip
 config = SimpleNamespace(**DEFAULTS)
 
@@ -57,12 +59,16 @@ class Launch(NamedTuple):
 
 
 events: list[Entry] = []
+#: The same for whoever looks for races: a test that empties ``events`` leaves it as it is.
+history: list[Entry] = []
 launches: list[Launch] = []
 compiles: list[tuple] = []
 allocations = SimpleNamespace(count=0)
 pinned = SimpleNamespace(bytes=0)
 #: Streams that do not wait for the legacy default stream, nor it for them.
 non_blocking: set[int] = set()
+#: The device of each stream that was made here.
+homes: dict[int, int] = {}
 
 
 class _Thread(threading.local):
@@ -73,6 +79,12 @@ class _Thread(threading.local):
         self.handles: dict[int, int] = {}
         self.allocators: list = []
         self.may_synchronize = True
+
+
+#: Bytes of each device that cuBLAS holds.
+workspaces: dict[int, int] = {}
+#: The process that CUDA was first used in, since the last reset.
+process = SimpleNamespace(id=os.getpid())
 
 
 thread = _Thread()
@@ -92,6 +104,9 @@ def reset() -> None:
     """Empty the logs and set every option back."""
     configure()
     events.clear()
+    history.clear()
+    workspaces.clear()
+    process.id = os.getpid()
     launches.clear()
     compiles.clear()
     thread.__init__()  # type: ignore[misc]
@@ -99,6 +114,8 @@ def reset() -> None:
 
 def require_device(number: int | None = None) -> None:
     """Raise as the runtime does where there is no device, or no device of that number."""
+    if process.id != os.getpid():
+        raise CUDARuntimeError(3, "cudaErrorInitializationError: initialization error")
     if not config.devices:
         raise CUDARuntimeError(35, INSUFFICIENT_DRIVER)
     if number is not None and not 0 <= number < config.devices:
@@ -122,4 +139,6 @@ def stream_pointer() -> int:
 
 def log(kind: str, stream: int | None = None, **fields: Any) -> None:
     """Note one operation, on the current stream unless told otherwise."""
-    events.append(Entry(kind, stream_pointer() if stream is None else stream, device=thread.device, **fields))
+    entry = Entry(kind, stream_pointer() if stream is None else stream, device=thread.device, **fields)
+    events.append(entry)
+    history.append(entry)

@@ -1,0 +1,72 @@
+"""One owner of the processor's cores: BLAS libraries run small factorizations on the calling thread alone.
+
+NumPy and SciPy each bring an OpenBLAS with threads of its own, which go on spinning for some 25 ms after a call.  On
+the cores where they spin, the other library's threads and those of the tiles (see ``threads``) wait.  Up to ``MOST``
+rows a second thread gains less than it costs there; ``bench/linalg_threads.py`` measures it.  In the main
+thread shapes alone decide whether one thread computes: up to there bits do not depend on the number of cores.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+LEAST, MOST = 64, 1024
+"""Rows or columns: below, BLAS uses no threads itself; above, they pay."""
+
+
+class _Pools:
+    """The threads of the BLAS libraries that are loaded; a block sets them to one, and back.
+
+    Of the main thread alone: OpenBLAS takes no number of threads from another one (it is not told so).
+    """
+
+    def __init__(self) -> None:
+        self._found: list[Any] | None = None
+        self._with_scipy = False
+        self._before: list[tuple[Any, int]] = []
+
+    def __enter__(self) -> None:
+        if self._before:  # a signal's handler computes, too
+            return
+        self._before = [(pool, n) for pool in self._pools() if (n := pool.get_num_threads()) and n > 1]
+        for pool, _ in self._before:
+            pool.set_num_threads(1)
+
+    def __exit__(self, *exc: object) -> None:
+        before, self._before = self._before, []
+        for pool, n in before:
+            pool.set_num_threads(n)
+
+    def _pools(self) -> list[Any]:
+        """Looked for at first use, and again when SciPy's has been loaded."""
+        scipy = "scipy.linalg" in sys.modules
+        if self._found is None or scipy != self._with_scipy:
+            self._with_scipy = scipy
+            try:
+                from threadpoolctl import ThreadpoolController
+            except ImportError:  # they keep their threads
+                self._found = []
+            else:
+                self._found = list(ThreadpoolController().select(user_api="blas").lib_controllers)
+        return self._found
+
+
+class _AsTheyAre:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+_pools, _as_they_are = _Pools(), _AsTheyAre()
+
+
+def for_matrices(arrays: Sequence[Any]) -> _Pools | _AsTheyAre:
+    """A block in which BLAS has the threads that matrices like ``arrays`` (the last two dimensions) are worth."""
+    most = max((n for a in arrays for n in a.shape[-2:]), default=0)
+    alone = LEAST <= most <= MOST and threading.get_ident() == threading.main_thread().ident
+    return _pools if alone else _as_they_are

@@ -1,0 +1,78 @@
+"""What only a look at values can tell, on a device that nobody waits for: one record that kernels write to.
+
+The record lies in pinned host memory, to which a device writes by itself, and only where something is wrong: a look at
+it costs no copy.  The host looks when it has waited for the device anyway, since it reads a value.  The first launch
+that finds something wrong is told of, with its least and greatest wrong value; what others find before the record is
+read is not (``kernels/check.cuh``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from tapegrad import locks
+from tapegrad.device import phantom
+
+Describe = Callable[[int, int, int, int], Exception]
+"""The error for wrong values: the least and the greatest of them, and the bounds that the launch was given."""
+
+RECORD = np.dtype([("ticket", "u8"), *((name, "i8") for name in ("kind", "low", "high", "least", "most"))])
+"""``tg_record`` of ``kernels/check.cuh``."""
+
+_CHECK = np.dtype([("at", "u8"), ("ticket", "u8"), ("kind", "i8"), ("low", "i8"), ("high", "i8")])
+_LIMITS = np.iinfo(np.int64)
+
+_kinds: dict[Hashable, int] = {}
+_errors: list[Describe] = []
+_lock = locks.lock()
+
+
+def kind(name: Hashable, error: Describe) -> int:
+    """The number of a kind of check; ``name``: equal ones are one kind, of one error."""
+    found = _kinds.get(name)
+    if found is None:
+        with _lock:
+            found = _kinds.setdefault(name, len(_errors))
+            if found == len(_errors):
+                _errors.append(error)
+    return found
+
+
+class Checks:
+    """The record of one device; ``memory``: so many bytes of host memory as a NumPy array of bytes."""
+
+    def __init__(self, memory: Any, wait: Callable[[], None]) -> None:
+        self._record = memory.view(RECORD)
+        self._ticket = memory.view(np.uint64)
+        self._wait = wait
+        self._address = int(memory.ctypes.data)
+        self._numbers = itertools.count(1)
+        self._lock = locks.lock()
+        self._clear()
+
+    def argument(self, kind: int, low: int, high: int) -> Any:
+        """What a kernel takes as its ``tg_check``, for one launch."""
+        return np.array((self._address, next(self._numbers), kind, low, high), _CHECK)
+
+    def asked(self) -> None:
+        """A launch has been given an argument; with ``TAPEGRAD_CHECK_AT_ONCE=1`` it is waited for."""
+        if os.environ.get("TAPEGRAD_CHECK_AT_ONCE") == "1" and not phantom.mode.dry:
+            self._wait()
+            self.look()
+
+    def look(self) -> None:
+        """Raise the error of what was found wrong, if anything was; the device has been waited for."""
+        if self._ticket[0]:
+            with self._lock:
+                ticket, number, low, high, least, most = self._record[0].item()
+                self._clear()
+            if ticket:
+                raise _errors[number](least, most, low, high)
+
+    def _clear(self) -> None:
+        self._record[0] = (0, 0, 0, 0, _LIMITS.max, _LIMITS.min)

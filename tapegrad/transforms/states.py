@@ -1,0 +1,78 @@
+"""States of loops: every step returns a state of the structure, shapes and dtypes of the one it was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.errors import StructureError
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def check_structure(name: str, what: str, step: int, before: Any, after: Any) -> None:
+    """Raise StructureError unless ``after``, which ``step`` has returned, has the structure of ``before``."""
+    if not nest.alike(after, before):
+        raise StructureError(
+            f"{name}: step {step} changed the structure of {what} from {nest.shown(before)} to {nest.shown(after)}; "
+            "return the same structure at each step"
+        )
+
+
+def check_state(name: str, step: int, before: Any, after: Any) -> None:
+    """Raise StructureError unless ``after``, which ``step`` has returned, has the form of ``before``.
+
+    A Python number may become a 0-d tensor of any dtype, and the reverse; an array may become a tensor.
+    """
+    check_structure(name, "the state", step, before, after)
+    old, new = _leaves(before), _leaves(after)
+    if old != new and not all(map(_fits, old, new)):
+        raise StructureError(
+            f"{name}: step {step} returned the state {_text(after)}, but was given {_text(before)}; each step must "
+            "return a state of the shapes and dtypes of the one it was given: cast or reshape what it returns, or "
+            "begin with such a state"
+        )
+
+
+def _leaves(state: Any) -> list[Any]:
+    return [_leaf(x) for x in nest.leaves(state)]
+
+
+def _leaf(x: Any) -> Any:
+    """Shape and dtype; of a number None, of anything else its type's name."""
+    if isinstance(x, _NUMBERS):
+        return None
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return tuple(x.shape), x.dtype
+    return type(x).__name__
+
+
+def _fits(old: Any, new: Any) -> bool:
+    if isinstance(old, str) or isinstance(new, str):
+        return isinstance(old, str) and isinstance(new, str)
+    if old is None or new is None:
+        return (old or new or ((),))[0] == ()
+    return bool(old == new)
+
+
+def _text(state: Any) -> str:
+    """The structure with the dtype and shape of each leaf."""
+
+    def text(x: Any) -> Any:
+        form = _leaf(x)
+        return _Plain(type(x).__name__ if form is None else form if isinstance(form, str) else _aval(*form))
+
+    return repr(nest.map_leaves(text, state))
+
+
+def _aval(shape: tuple[int, ...], dtype: Any) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+class _Plain(str):
+    """Text that prints without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)

@@ -1,0 +1,75 @@
+"""explain prints the CUDA C++ of the kernel that is then launched: random regions and reductions, results held."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from explain_programs import explained, grown, indented, leaves_of
+
+import tapegrad as tg
+from tapegrad.evaluate import waiting
+from tapegrad.fusion import cuda_launch
+from tapegrad.node import thread
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts of the kernels that are launched."""
+    start, found = cuda_launch._launch, list[str]()
+
+    def noting(region: Any, ready: Any, *rest: Any) -> None:
+        found.append(ready.kernel.text)
+        start(region, ready, *rest)
+
+    monkeypatch.setattr(cuda_launch, "_launch", noting)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_regions(seed: int, cuda: Any, texts: list[str]) -> None:
+    random = Random(seed)
+    y, held = grown(random, leaves_of(random, lambda x: tg.asarray(x, device=cuda), (5, 12)))
+    texts.clear()  # what is read by broadcasting has been stored
+    told = explained(y)
+    assert not texts
+    y.numpy()
+    assert len(texts) == 1 and told.endswith(indented(texts[0])), told
+    del held
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_reductions_and_what_is_computed_from_them(axis: int | None, seed: int, cuda: Any, texts: list[str]) -> None:
+    random = Random(seed)
+    y, held = grown(random, leaves_of(random, lambda x: tg.asarray(x, device=cuda), (6, 12)))
+    texts.clear()
+    with waiting(y._buffer.node.aval) as finish:
+        total, most = tg.sum(y, axis=axis), tg.max(y * 2, axis=axis)
+        if seed % 2:
+            del most
+        z = tg.exp(total * 0.1) + (total if seed % 2 else most)
+        if seed % 3:
+            del total  # else its value, which is held, is a result of the kernel, too
+        thread.deferring.clear()  # as `finish` does: the list refers to the reductions
+        told = explained(z)
+        assert not texts
+        finish(z)
+    assert len(texts) == 1 and told.endswith(indented(texts[0])), told
+    assert told.count("kept on the way") == (seed % 3 == 0) + (seed % 2 == 0)
+    del held
+
+
+def test_nothing_is_launched_for_nothing(cuda: Any, texts: list[str]) -> None:
+    y = tg.ones((0, 3), device=cuda) * 2
+    told = explained(y)
+    y.numpy()
+    assert not texts and told.startswith("kernel 1: 1 nodes over (0, 3)") and "tg_fused" not in told
+
+
+def test_the_text_of_another_device_is_that_which_it_would_run(cuda: Any, texts: list[str]) -> None:
+    make = lambda device: tg.sin(tg.reshape(tg.arange(40000.0, device=device), (200, 200))) * 2
+    told = explained(make("cpu"), device="cuda")
+    make(cuda).numpy()
+    assert told.endswith(indented(texts[-1]))

@@ -1,0 +1,96 @@
+"""What a program asks of the way in which it is run: plainly, with checkpoints, within budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tapegrad as tg
+from tapegrad.memory.figures import Measure
+
+NAMED = "n"
+
+POLICIES: dict[str, Callable[[], dict[str, Any]]] = {
+    "recompute": dict,
+    "recompute, checked": lambda: {"check": "values"},
+    "save names": lambda: {"policy": tg.policies.save_names(NAMED)},
+    "save products": lambda: {"policy": tg.policies.save_matmuls},
+    "save everything": lambda: {"policy": tg.policies.save_everything},
+    "offload names": lambda: {"policy": tg.policies.offload_names(NAMED)},
+    "save or offload": lambda: {
+        "policy": tg.policies.any_of(tg.policies.save_matmuls, tg.policies.offload_names(NAMED))
+    },
+    "offload everything": lambda: {"policy": lambda value: tg.policies.OFFLOAD},
+}
+"""Options of a checkpoint, by name."""
+
+
+class Run:
+    """Plainly: no checkpoint, no budget."""
+
+    nudge: Any = 0.0
+    measure: Measure | None = None
+    data: int = 0
+    """Bytes alive when the data was made."""
+
+    def wrap(self, number: int, f: Callable) -> Callable:
+        """Block ``number``."""
+        return f
+
+    def loop(self, step: Callable, state: Any, n: int) -> Any:
+        """``n`` steps from ``state``."""
+        for _ in range(n):
+            state = step(state)
+        return state
+
+    def reach(self, point: int) -> None:
+        """A point of the program is reached."""
+        if point == 0 and self.measure is not None:
+            self.data = self.measure.live_bytes
+
+
+@dataclass
+class Modified(Run):
+    """With checkpoints (``policies``: names, for one block after another), checkpointed loops, and budgets.
+
+    ``spans``: the points between which each budget holds; ``limits``: its bytes; ``offloading``: its policy is to move
+    named values.  ``peaks``: of each budget that was left, the most bytes and the limit.
+    """
+
+    policies: tuple[str, ...] = ()
+    loops: bool = False
+    spans: tuple[tuple[int, int], ...] = ()
+    limits: tuple[int, ...] = ()
+    offloading: bool = False
+    at: Callable[[int], None] | None = None
+    peaks: list[tuple[int, int]] = field(default_factory=list)
+    _stacks: list[ExitStack] = field(default_factory=list)
+
+    def wrap(self, number: int, f: Callable) -> Callable:
+        if not self.policies:
+            return f
+        return tg.recompute_grad(f, **POLICIES[self.policies[number % len(self.policies)]]())
+
+    def loop(self, step: Callable, state: Any, n: int) -> Any:
+        return tg.checkpointed_loop(step, state, n, snapshots=2) if self.loops else super().loop(step, state, n)
+
+    def reach(self, point: int) -> None:
+        super().reach(point)
+        if self.at is not None:
+            self.at(point)
+        for stack, (start, stop), limit in zip(self._stacks, self.spans, self.limits, strict=False):
+            if stop == point:
+                stack.close()
+            if start == point:
+                policy = tg.policies.offload_names(NAMED) if self.offloading else None
+                m = stack.enter_context(tg.memory_budget(limit, policy))
+                stack.callback(lambda m=m, limit=limit: self.peaks.append((m.peak_bytes, limit)))
+
+    @contextmanager
+    def entered(self) -> Iterator[Modified]:
+        """Budgets that the program has begun end with the block, at the latest."""
+        with ExitStack() as rest:
+            self._stacks = [rest.enter_context(ExitStack()) for _ in self.spans]
+            yield self

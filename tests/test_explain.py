@@ -1,0 +1,77 @@
+"""explain prints the program of the kernel that then runs: random regions, with costly values and results held."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from explain_programs import explained, grown, indented, leaves_of
+
+import tapegrad as tg
+from tapegrad.fusion import launch
+from tapegrad.tensor import materialize
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts of the programs that run on the CPU."""
+    run, texts = launch.run, list[str]()
+
+    def noting(program: Any, shape: Any, leaves: Any, layouts: Any, outputs: Any, axes: Any, device: Any) -> int:
+        texts.append(launch.text_of(program, shape, layouts, axes))
+        return run(program, shape, leaves, layouts, outputs, axes, device)
+
+    monkeypatch.setattr(launch, "run", noting)
+    return texts
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_on_the_cpu(seed: int, programs: list[str]) -> None:
+    random = Random(seed)
+    y, held = grown(random, leaves_of(random, tg.asarray, (150, 300)))
+    programs.clear()  # what is read by broadcasting has been stored
+    told = explained(y)
+    assert not programs
+    y.numpy()
+    assert len(programs) == 1 and told.endswith(indented(programs[0])), told
+    assert y._buffer.array is not None and f"{told.count('<- output')} outputs;" in told
+    del held
+
+
+def test_costly_values_that_are_held_are_outputs(programs: list[str]) -> None:
+    x = tg.asarray(np.linspace(0.1, 1.0, 40000))
+    costly = tg.special.erfc(x)
+    product = costly * x  # held, and made from the costly value
+    y = tg.tanh(costly) + 1
+    told = explained(y)
+    assert "erfc(x1)  <- output, kept on the way" in told and "2 outputs; reads 320" in told
+    y.numpy()
+    assert told.endswith(indented(programs[0])) and costly._buffer.array is not None
+    del costly, product
+    again = explained(tg.tanh(tg.special.erfc(x)) + 1)
+    assert "kept on the way" not in again and " 1 outputs;" in again
+
+
+def test_tiles_are_those_that_run(programs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_tile", [1000])
+    y = tg.asarray(np.ones((200, 300))) * 2
+    assert "60 tiles of at most 1000 elements, 0 rows" in explained(y)
+    y.numpy()
+    assert programs[0].startswith("60 tiles of at most 1000 elements")
+
+
+def test_several_tensors_in_one_kernel(programs: list[str]) -> None:
+    x = tg.asarray(np.ones((200, 300)))
+    y, z = x * 2, tg.sin(x)
+    told = explained(y, z)
+    materialize(y, z)
+    assert told.endswith(indented(programs[0])) and len(programs) == 1 and told.count("<- output") == 2
+
+
+def test_another_region_is_another_text(programs: list[str]) -> None:
+    x = tg.asarray(np.ones((200, 300)))
+    told = explained(tg.sin(x))
+    tg.cos(x).numpy()
+    assert not told.endswith(indented(programs[0]))
