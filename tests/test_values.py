@@ -264,6 +264,32 @@ def test_derivatives_through_no_ops_are_the_plain_bits_under_a_budget(nothing: C
                 np.testing.assert_array_equal(run(f).numpy(copy=True), want)
 
 
+EMPTY: dict[str, tuple[Callable[[tg.Tensor], Any], tuple[int, ...]]] = {
+    "sort": (tg.sort, (0, 3)),
+    "sort of nothing": (tg.sort, (2, 0)),
+    "top_k": (lambda x: tg.top_k(x, 2).values, (0, 3)),
+    "take_along_axis": (lambda x: tg.take_along_axis(x, np.zeros((0, 2), np.int64), axis=1), (0, 3)),
+    "take": (lambda x: tg.take(x, np.zeros((0,), np.int64), axis=0), (2, 3)),
+    "cov": (tg.cov, (0, 3)),
+    "fftconvolve": (lambda x: tg.signal.fftconvolve(x, x), (0, 3)),
+    "pdist": (tg.nn.functional.pdist, (1, 3)),
+}
+
+
+@pytest.mark.parametrize("op", EMPTY)
+def test_an_empty_result_depends_on_what_it_was_made_of(op: str) -> None:
+    f, shape = EMPTY[op]
+    x = tg.ones(shape)
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = f(x)
+        z = tg.sum(tg.exp(tg.sum(y)) * tg.ones((3,)))
+    assert not y.size
+    along_y, along_x = tape.gradient(z, [y, x])
+    assert along_y.shape == y.shape
+    same(along_x, np.zeros(shape))
+
+
 def test_gradients_are_values_of_their_own() -> None:
     x, w = c64([1.0, 2.0]), c64([3.0, 4.0])
     with tg.GradientTape(persistent=True) as tape:

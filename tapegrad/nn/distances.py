@@ -50,9 +50,7 @@ def pdist(input: Any, p: float = 2.0) -> Tensor:
         raise ShapeError(f"pdist: wanted input (n, k) and p >= 0, got {x.shape}, {p}")
     n = x.shape[0]
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
-    if not pairs:
-        return ops.zeros((0,), dtype=x.dtype, device=x.device)
-    at = ops.asarray(pairs, dtype="int64", device=x.device)
+    at = ops.reshape(ops.asarray(pairs, dtype="int64", device=x.device), (-1, 2))
     return _distance(ops.take(x, at[:, 0], axis=0) - ops.take(x, at[:, 1], axis=0), p, False)
 
 

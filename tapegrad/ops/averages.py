@@ -14,7 +14,7 @@ from tapegrad.ops.arranging import atleast_2d
 from tapegrad.ops.bounds import every
 from tapegrad.ops.comparison import equal
 from tapegrad.ops.complex import conj, imag, real
-from tapegrad.ops.creation import full_like, zeros
+from tapegrad.ops.creation import full_like
 from tapegrad.ops.diagonals import diag
 from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.joining import concat
@@ -139,7 +139,7 @@ def cov(
     """
     x = _samples(m, y, rowvar, dtype)
     if not x.shape[0]:
-        return zeros((0, 0), dtype=dtypes.float64, device=x.device)
+        return x @ x.mT
     if ddof is None:
         ddof = 0 if bias else 1
     w = _one_weight(fweights, aweights, x)

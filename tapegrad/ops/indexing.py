@@ -243,8 +243,6 @@ def take_along_axis(x: Any, indices: Any, /, axis: int = -1) -> Tensor:
     count = places.shape[a]
     x = broadcast_to(moveaxis(x, a, -1), (*lead, n))
     places = broadcast_to(moveaxis(places, a, -1), (*lead, count))
-    if not x.size or not places.size:
-        return moveaxis(zeros((*lead, count), dtype=x.dtype, device=x.device), -1, a)
     rows = reshape(arange(prod(lead), device=x.device) * n, (*lead, 1))
     found = barrier(take_p, reshape(x, (-1,)), places + rows, axis=0)
     return moveaxis(found, -1, a)

@@ -9,8 +9,8 @@ from tapegrad.aval import Shape
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.ops.comparison import round
-from tapegrad.ops.creation import zeros
 from tapegrad.ops.dispatch import cast
+from tapegrad.ops.shape import reshape
 from tapegrad.signal.convolution import axes_of, centred, pair, swapped
 from tapegrad.tensor import Tensor
 
@@ -44,7 +44,7 @@ def fftconvolve(in1: Any, in2: Any, mode: str = "full", axes: Any = None) -> Ten
     if swapped("fftconvolve", one, two, mode):
         x, y = y, x
     if not x.size or not y.size:
-        return zeros((0,), dtype=x.dtype, device=x.device)
+        return reshape(x, (-1,))[:0] * reshape(y, (-1,))[:0]
     long = tuple(a for a in along if 1 not in (x.shape[a], y.shape[a]))
     found = _product(x, y, long)
     if not dtypes.is_inexact(x.dtype):

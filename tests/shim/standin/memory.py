@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import types
 import weakref
@@ -168,8 +169,9 @@ class PooledMemory(BaseMemory):
                 segment.block.release(segment)
             hooks("free_postprocess", device_id=self.device_id, mem_size=self.size, mem_ptr=self.ptr, pmem_id=id(self))
 
-    def __del__(self):
-        self.free()
+    def __del__(self, at_exit: Any = sys.is_finalizing):  # at exit this module's names may be None already
+        if not at_exit():
+            self.free()
 
 
 def hooks(method: str, **fields: int) -> None:
