@@ -108,6 +108,8 @@ class Kept:
         self.buffer, self.sources = buffer, ()
 
     def __del__(self) -> None:
+        if not hasattr(self, "_gone"):  # an interrupt came while it was made
+            return
         if self.recipe.keeping() is self:  # a weak reference finds what is being deleted until it is
             self.recipe.kept = None
         self._gone(self.recipe, self.graph)

@@ -169,11 +169,25 @@ class Stress:
         """In a thread of its own: end the process if a thread has not been heard of for long."""
         while not self.over:
             time.sleep(1.0)
+            self._replace_ended()
             late = {n: time.monotonic() - t for n, t in dict(self.beats).items() if time.monotonic() - t > PATIENCE}
             if late:
                 print(f"HANGS: {late}", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback(all_threads=True)
                 os._exit(3)
+
+    def _replace_ended(self) -> None:
+        """An interrupt may also come where a worker handles the one before: another worker goes on."""
+        for i, t in enumerate(self.threads):
+            if not t.is_alive() and not self.over:
+                self.told["workers ended by an interrupt"] += 1
+                self.threads[i] = self._worker(i + 1)
+
+    def _worker(self, number: int) -> threading.Thread:
+        """Started."""
+        worker = threading.Thread(target=self._work, args=(number,), daemon=True)
+        worker.start()
+        return worker
 
     def _fork(self) -> None:
         with warnings.catch_warnings():
@@ -228,10 +242,10 @@ class Stress:
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-4)
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.threads = [threading.Thread(target=self._work, args=(n + 1,), daemon=True) for n in range(self.workers)]
+        self.threads = [self._worker(n + 1) for n in range(self.workers)]
         others = [threading.Thread(target=f, daemon=True) for f in (self._disturb, self._watch)]
         rng, forked = random.Random(7), time.monotonic()
-        for t in (*self.threads, *others):
+        for t in others:
             t.start()
         while not self.over:
             try:
