@@ -162,13 +162,13 @@ def _pending(node: Node, inputs: tuple[Buffer, ...], span: Any, loop: Any, into:
 
 
 _SLIVER = 16
-_LEAST_COPY = 512
-"""Bytes that a copy takes at least: allocators round up."""
+_LEAST_ROOT = 4096
+"""Bytes.  A copy takes 512 at least, so copies of the rows of a smaller array would soon take more than it does."""
 
 
 def _is_sliver(array: Any, aval: ShapedArray, root: Buffer) -> bool:
     """Whether a view is so small a piece that it shall not keep the rest alive; it must lie as its copy would."""
-    return array.flags.c_contiguous and _SLIVER * max(aval.nbytes, _LEAST_COPY) <= root.node.aval.nbytes
+    return array.flags.c_contiguous and max(_SLIVER * aval.nbytes, _LEAST_ROOT) <= root.node.aval.nbytes
 
 
 def _deferred(out: Buffer) -> Buffer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 from collections.abc import Iterator
 
 import hypothesis
@@ -27,6 +28,12 @@ def why_no_cuda() -> str | None:
     except Exception as error:
         return f"no CUDA kernel can be launched: {error}"
     return None
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A process for each processor, up to eight, where the whole suite is run; else this one alone."""
+    present = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, present) if config.args == config.getini("testpaths") else 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -91,7 +91,6 @@ def test_assignment_keeps_the_shape(how: str, wrong: Any) -> None:
         (1.0, "2"),
         (1.0, object()),
     ],
-    ids=str,
 )
 def test_assignment_refuses_what_the_dtype_cannot_hold(how: str, initial: Any, wrong: Any) -> None:
     v = tg.Variable(np.asarray(initial))

@@ -163,7 +163,8 @@ def test_a_folder_that_is_not_ours_is_refused(runtime: Path, tmp_path: Path, mon
         publisher.update(FIGURES)
         publisher.close()
         assert isinstance(publisher.error, RuntimeFolderError) and why in str(publisher.error)
-        assert f"tapegrad's programs are not shown: {runtime} {why}" in one_line(top("--once"))
+        shown = one_line(top("--once"))
+        assert "tapegrad's programs are not shown: " in shown and why in shown
 
     runtime.mkdir()
     runtime.chmod(0o755)

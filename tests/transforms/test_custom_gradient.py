@@ -178,7 +178,6 @@ def test_a_result_that_is_the_argument_is_another_value() -> None:
         (c64(1.0), TypeError), ((c64(1.0),), TypeError), ((c64(1.0), None), TypeError), ((c64(1.0), 3), TypeError),
         ((c64(1.0), len, len), TypeError), (None, TypeError), ((None, lambda ct: ct), ValueError),
     ],
-    ids=str,
 )  # fmt: skip
 def test_a_function_must_return_a_value_and_a_gradient_function(result: Any, error: type) -> None:
     def forgetful(x: Any) -> Any:
