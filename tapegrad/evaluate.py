@@ -43,13 +43,18 @@ def apply(prim: Primitive, inputs: tuple[Buffer, ...], params: dict[str, Any], a
 def apply_elementwise(prim: Primitive, inputs: tuple[Buffer, ...], site: Site) -> Buffer:
     """One application of an elementwise primitive, recorded: run at once if small, else deferred."""
     node = Node(prim, NO_PARAMS, site.aval, site)
-    if not thread.recorders:
+    recorders = thread.recorders
+    if not recorders:
         return run_elementwise(node, inputs)
     if thread.runner is None:
         out = run_elementwise(node, inputs)
     else:
         out = thread.runner.run(node, inputs, run_elementwise)
-    announce(node, inputs, out)
+    if _buffer.accountant is None:  # as announce does, without the call: this is the path of every small operation
+        for recorder in recorders:
+            recorder.record(node, inputs, out)
+    else:
+        announce(node, inputs, out)
     return out
 
 

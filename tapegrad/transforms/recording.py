@@ -73,17 +73,19 @@ class Recording:
         if len(self._records) >= self._sweep_at:
             self._sweep()
         residuals: Any = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots]) if plan.slots else NOTHING
+        accountant = _buffer.accountant
+        if accountant is None:  # then there is no budget, either
+            self._records.append((node, nodes, plan, residuals))
+            return
         if residuals and (keeper := _buffer.keeper) is not None:
             if self._graph is None:
                 self._begin()
             residuals = keeper.keep(residuals)
         self._records.append((node, nodes, plan, residuals))
-        accountant = _buffer.accountant
-        if accountant is not None:
-            if accountant.detailed:
-                self._note_place(node)
-            for slot in plan.slots:
-                accountant.wanted(out if slot < 0 else inputs[slot], node.prim.name)  # type: ignore[union-attr]
+        if accountant.detailed:
+            self._note_place(node)
+        for slot in plan.slots:
+            accountant.wanted(out if slot < 0 else inputs[slot], node.prim.name)  # type: ignore[union-attr]
 
     def read(self, variable: Any, value: Buffer) -> None:
         """A variable was read: of no concern to a bare recording."""
