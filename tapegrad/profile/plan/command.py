@@ -39,10 +39,8 @@ The exit code is 3 if nothing fits, 2 if a run cannot be read.""",
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="What if the batch were N?")
 @click.option("--batch-now", type=click.IntRange(min=1), metavar="B", help="The batch of RUN.  [default: found]")
 @click.option("--and", "other", type=click.Path(), metavar="RUN2", help="A run of another batch, for exactness.")
-@click.option(
-    "--solver", type=click.Choice(["auto", "milp", "greedy"]), default="auto", show_default=True,
-    help="milp needs SciPy, and finds the best plan.",
-)  # fmt: skip
+# There were two solvers; scripts may still name one.
+@click.option("--solver", type=click.Choice(["auto", "milp", "greedy"]), hidden=True, expose_value=False)
 @click.option("--bandwidth", metavar="SIZE", help="Also offload calls' values, at so many bytes a second.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="[default: plan.json]")
 @click.option("-f", "--force", is_flag=True, help="Overwrite the plan.")
@@ -71,11 +69,6 @@ def _check(o: dict[str, Any]) -> None:
         raise click.UsageError("say what to plan for: one of --budget, --max-slowdown, --batch and --pareto")
     if (o["other"] is not None or o["batch_now"] is not None) and o["batch"] is None:
         raise click.UsageError("--and and --batch-now go with --batch")
-    if o["solver"] == "milp":
-        from importlib.util import find_spec
-
-        if find_spec("scipy") is None:
-            raise click.UsageError("--solver milp needs SciPy: pip install scipy; greedy works without")
 
 
 def _note_incomplete(run: Run) -> None:
@@ -147,7 +140,7 @@ class _Planning:
         problem = Problem(self.run_file, self.bandwidth)
         if not problem.candidates:
             return self._without_calls(problem)
-        search = Search(problem, self.options["solver"])
+        search = Search(problem)
         chosen = self._choose(search)
         if chosen is None and self.budget is not None:
             return self._without_calls(problem, search.least.peak_bytes)
@@ -200,7 +193,7 @@ class _Planning:
 
         return Plan(
             self._made_from(), problem.actions(chosen.chosen), point(chosen), self.run_file.peak["bytes"],
-            problem.step_ns, search.least.peak_bytes, None, self._asked(), search.solver,
+            problem.step_ns, search.least.peak_bytes, None, self._asked(), "milp",
             [point(o) for o in search.pareto()],
         )  # fmt: skip
 

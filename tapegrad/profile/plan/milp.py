@@ -1,13 +1,15 @@
 """The choice of calls as an integer program, solved by SciPy's HiGHS.
 
-One variable for each call; one row for each moment (what is alive then must fit) and for each chain of calls within
-each other (one of them at most).  Moments that can never be the highest are left out.
+One variable for each call, and one for the peak; one row for each chain of calls within each other (one of them at
+most) and for each moment that matters (what is alive then is at most the peak).  Which moments matter is found out:
+those that exceed the peak of a solution become rows, and the program is solved again.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,74 +21,90 @@ _GAP = 2e-3
 """Of the extra time (or the peak): how far from the best a plan may be; to the last bit takes too long to prove."""
 _UNIT = 512
 """Bytes are counted in the pool's grain, so that numbers stay well above the solver's tolerances."""
+_STRETCHES = 32
+"""Of so many stretches of the step, the highest moments become rows at once."""
 
 
 class Milp:
-    """The program for one problem.  Raises ImportError without SciPy."""
+    """The program for one problem."""
 
     def __init__(self, candidates: Sequence[Candidate], moments: Moments) -> None:
-        from scipy import optimize, sparse
-
-        self._optimize, self._sparse = optimize, sparse
         self._count = n = len(candidates)
-        self._base, rows = _binding(moments)
-        self._nested = _chains(candidates)
+        self._moments = moments
+        self._rows: dict[int, list[float]] = {}
+        self._chains = [[float(j in chain) for j in range(n)] + [0.0] for chain in _chains(candidates)]
         self._ns = [c.ns for c in candidates]
         # equal calls: the earlier one; and fewer of them
         self._time = [ns / 1000 + (1 + i / n) * 1e-4 for i, ns in enumerate(self._ns)]
-        self._bytes_rows = self._matrix([[(j, b / _UNIT) for j, b in row] for row in rows], n)
-        self._nested_rows = self._matrix([[(j, 1.0) for j in chain] for chain in self._nested], n)
 
     def shortest(self, nbytes: int) -> list[int] | None:
         """The calls that take least time so that nothing exceeds ``nbytes``, and of those plans the lowest peak."""
-        found = self._solve(nbytes=nbytes)
+        found = self._solve([*self._time, 0.0], nbytes)
         if found is None:
             return None
-        ns = sum(self._ns[i] for i in found)
-        return self.lowest(ns) or found
+        return self._solve(self._peak_cost, nbytes, sum(self._ns[i] for i in found)) or found
 
     def lowest(self, ns: int | None) -> list[int] | None:
         """The calls with which the peak is lowest, taking at most ``ns``; of those plans the shortest."""
-        found = self._solve(ns=ns)
+        found = self._solve(self._peak_cost, None, ns)
         if found is None:
             return None
-        return self._solve(nbytes=self._peak(found), ns=ns) or found
+        return self._solve([*self._time, 0.0], max(self._live(found)), ns) or found
 
-    def _peak(self, chosen: Sequence[int]) -> int:
-        x = [1.0 if i in set(chosen) else 0.0 for i in range(self._count)]
-        return max(round(b + d) for b, d in zip(self._base, (self._bytes_rows @ x).tolist())) * _UNIT
+    @property
+    def _peak_cost(self) -> list[float]:
+        return [*(t * 1e-9 for t in self._time), 1.0]
 
-    def _solve(self, nbytes: int | None = None, ns: int | None = None) -> list[int] | None:
-        """Least time if ``nbytes`` is given, else the lowest peak, which is one more variable then."""
-        make, free = self._optimize.LinearConstraint, nbytes is None
-        more = 1 if free else 0
-        limit = [(0 if free else nbytes / _UNIT) - b for b in self._base]  # type: ignore[operator]
-        memory = self._bytes_rows
-        nested = self._nested_rows
-        if free:
-            memory = self._sparse.hstack([memory, self._matrix([[(0, -1.0)]] * len(self._base), 1)])
-            nested = self._sparse.hstack([nested, self._matrix([[]] * len(self._nested), 1)])
-        constraints = [make(memory, ub=limit)]
-        if self._nested:
-            constraints.append(make(nested, ub=[1.0] * len(self._nested)))
-        if ns is not None:
-            constraints.append(make([[*(t / 1000 for t in self._ns), *[0.0] * more]], ub=[ns / 1000 + 1e-6]))
-        cost = [*(t * 1e-9 for t in self._time), 1.0] if free else self._time
+    def _solve(self, cost: list[float], nbytes: int | None, ns: int | None = None) -> list[int] | None:
+        """The calls of least ``cost`` whose peak is at most ``nbytes`` and which take at most ``ns``; None: none do."""
+        limit = float("inf") if nbytes is None else nbytes / _UNIT
+        while True:
+            x = self._solve_rows(cost, limit, ns)
+            if x is None:
+                return None
+            found = [i for i in range(self._count) if x[i] > 0.5]
+            if not self._add_rows(self._live(found), limit if nbytes is not None else x[-1]):
+                return found
+
+    def _solve_rows(self, cost: list[float], limit: float, ns: int | None) -> Any:
+        from scipy import optimize
+
+        constraints = []
+        for rows, most in (
+            (list(self._rows.values()), [-self._moments.base[m] / _UNIT for m in self._rows]),
+            (self._chains, [1.0] * len(self._chains)),
+            ([[t / 1000 for t in self._ns] + [0.0]] if ns is not None else [], [(ns or 0) / 1000 + 1e-6]),
+        ):
+            if rows:
+                constraints.append(optimize.LinearConstraint(rows, ub=most))
         with _silence():
-            found: Any = self._optimize.milp(
-                cost, constraints=constraints, integrality=[*[1] * self._count, *[0] * more],
-                bounds=self._optimize.Bounds([0] * (self._count + more), [*[1] * self._count, *[float("inf")] * more]),
+            return optimize.milp(
+                cost, constraints=constraints, integrality=[*[1] * self._count, 0],
+                bounds=optimize.Bounds([0] * (self._count + 1), [*[1] * self._count, limit]),
                 options={"time_limit": _SECONDS, "mip_rel_gap": _GAP},
-            )  # fmt: skip
-        return None if found.x is None else [i for i in range(self._count) if found.x[i] > 0.5]
+            ).x  # fmt: skip
 
-    def _matrix(self, rows: list[list[tuple[int, float]]], width: int) -> Any:
-        data = [v for row in rows for _, v in row]
-        columns = [j for row in rows for j, _ in row]
-        starts = [0]
-        for row in rows:
-            starts.append(starts[-1] + len(row))
-        return self._sparse.csr_array((data, columns, starts), shape=(len(rows), width))
+    def _live(self, chosen: Sequence[int]) -> list[int]:
+        """Bytes alive at each moment."""
+        live = list(self._moments.base)
+        for i in chosen:
+            for moment, nbytes in self._moments.effects[i]:
+                live[moment] += nbytes
+        return live
+
+    def _add_rows(self, live: list[int], limit: float) -> bool:
+        """Make rows of the highest moments that exceed ``limit``; whether there were any that are no rows."""
+        before, length = len(self._rows), -(-len(live) // _STRETCHES)
+        for start in range(0, len(live), length):
+            moment = max(range(start, min(start + length, len(live))), key=live.__getitem__)
+            if live[moment] / _UNIT > limit + 1e-6 and moment not in self._rows:
+                self._rows[moment] = [*(self._effect(i, moment) / _UNIT for i in range(self._count)), -1.0]
+        return len(self._rows) > before
+
+    def _effect(self, call: int, moment: int) -> int:
+        effects = self._moments.effects[call]
+        at = bisect_left(effects, (moment,))
+        return effects[at][1] if at < len(effects) and effects[at][0] == moment else 0
 
 
 @contextmanager
@@ -105,22 +123,6 @@ def _silence() -> Iterator[None]:
         os.dup2(kept, 1)
         os.close(kept)
         os.close(nowhere)
-
-
-def _binding(moments: Moments) -> tuple[list[float], list[list[tuple[int, int]]]]:
-    """Bytes and effects of the moments that can be the highest, each kind of moment once."""
-    by_moment: list[list[tuple[int, int]]] = [[] for _ in moments.base]
-    for i, effect in enumerate(moments.effects):
-        for moment, nbytes in effect:
-            by_moment[moment].append((i, nbytes))
-    highest: dict[tuple[tuple[int, int], ...], int] = {}
-    for base, row in zip(moments.base, by_moment):
-        key = tuple(row)
-        highest[key] = max(base, highest.get(key, 0))
-    # what is alive whatever is chosen; a moment that never reaches it does not bind
-    sure = max(base + sum(min(b, 0) for _, b in row) for row, base in highest.items())
-    kept = [(base, list(row)) for row, base in highest.items() if base + sum(max(b, 0) for _, b in row) >= sure]
-    return [base / _UNIT for base, _ in kept], [row for _, row in kept]
 
 
 def _chains(candidates: Sequence[Candidate]) -> list[list[int]]:

@@ -1,14 +1,11 @@
-"""The search: against trying everything, over budgets, and without SciPy."""
+"""The search: against trying everything, and over budgets."""
 
 from __future__ import annotations
 
 import itertools
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tapegrad.profile.plan import search as searching
 from tapegrad.profile.plan.problem import Moments, Outcome, Problem
 from tapegrad.profile.plan.search import Search
 from tests.profile.plan.made import MIB, nested, training
@@ -27,19 +24,18 @@ def antichains(problem: Problem) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_integer_program_finds_what_trying_everything_finds(seed: int) -> None:
-    pytest.importorskip("scipy")
     problem = nested(seed)
     outcomes = [problem.outcome(some) for some in antichains(problem)]
-    search = Search(problem, "milp")
+    search = Search(problem)
     assert search.least.peak_bytes == min(o.peak_bytes for o in outcomes)
     low, high = search.least.peak_bytes, search.plain.peak_bytes
     for budget in (low, (low + high) // 2, (low + 3 * high) // 4, high):
         found = search.within(budget)
         assert found is not None and found.peak_bytes <= budget
         assert found.step_ns == min(o.step_ns for o in outcomes if o.peak_bytes <= budget)
-        chosen = search._milp.shortest(budget)  # type: ignore[union-attr]
+        chosen = search._milp.shortest(budget)
         assert chosen is None or not any(set(problem.candidates[i].within) & set(chosen) for i in chosen)
-    chosen = search._milp.lowest(None)  # type: ignore[union-attr]
+    chosen = search._milp.lowest(None)
     assert not any(set(problem.candidates[i].within) & set(chosen or ()) for i in chosen or ())
     assert search.within(low - 1) is None
     for share in (0, 0.05, 0.2):
@@ -49,12 +45,9 @@ def test_the_integer_program_finds_what_trying_everything_finds(seed: int) -> No
         assert found.peak_bytes == min(o.peak_bytes for o in outcomes if o.step_ns <= ns)
 
 
-@pytest.mark.parametrize("solver", ["milp", "greedy"])
-def test_a_smaller_budget_is_never_answered_with_more_bytes_or_less_time(solver: str) -> None:
-    if solver == "milp":
-        pytest.importorskip("scipy")
+def test_a_smaller_budget_is_never_answered_with_more_bytes_or_less_time() -> None:
     for problem in (nested(7, 4), Problem(plain("transformer")[0])):
-        search = Search(problem, solver)
+        search = Search(problem)
         low, high = search.least.peak_bytes, search.plain.peak_bytes
         before: Outcome | None = None
         for i in range(25):
@@ -66,23 +59,11 @@ def test_a_smaller_budget_is_never_answered_with_more_bytes_or_less_time(solver:
             before = found
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10_000))
-def test_the_greedy_search_is_valid_and_not_far_off(seed: int) -> None:
-    problem = nested(seed)
-    greedy = Search(problem, "greedy")
-    for some in (some for walk in greedy._walks() for some in walk):
-        assert not any(set(problem.candidates[i].within) & set(some) for i in some)
-    best = min(problem.outcome(some).peak_bytes for some in antichains(problem))
-    assert greedy.least.peak_bytes <= 1.2 * best
-
-
 def test_no_plan_is_better_than_another_in_the_list() -> None:
-    for solver in ("greedy", "auto"):
-        points = Search(nested(3), solver).pareto()
-        assert 2 <= len(points) <= 12
-        for a, b in itertools.pairwise(points):
-            assert a.peak_bytes > b.peak_bytes and a.step_ns < b.step_ns
+    points = Search(nested(3)).pareto()
+    assert 2 <= len(points) <= 12
+    for a, b in itertools.pairwise(points):
+        assert a.peak_bytes > b.peak_bytes and a.step_ns < b.step_ns
 
 
 def test_what_fits_is_left_alone() -> None:
@@ -94,10 +75,17 @@ def test_what_fits_is_left_alone() -> None:
 
 def test_of_equal_calls_the_earliest_are_taken() -> None:
     problem = Problem(training(steps=2))
-    for solver in ("greedy", "auto"):
-        found = Search(problem, solver).within(problem.outcome(()).peak_bytes - 2 * 2 * MIB)
-        assert found is not None
-        assert [problem.candidates[i].ordinal for i in found.chosen] == [0, 1]
+    found = Search(problem).within(problem.outcome(()).peak_bytes - 2 * 2 * MIB)
+    assert found is not None
+    assert [problem.candidates[i].ordinal for i in found.chosen] == [0, 1]
+
+
+def test_of_many_calls_no_more_are_taken_than_a_budget_asks_for() -> None:
+    problem = Problem(training(steps=2, blocks=100))
+    search = Search(problem)
+    for few in (1, 30, 80):
+        found = search.within(search.plain.peak_bytes - few * 2 * MIB)
+        assert found is not None and len(found.chosen) == few
 
 
 def test_moments_add_up() -> None:
@@ -109,8 +97,3 @@ def test_moments_add_up() -> None:
             for moment, nbytes in moments.effects[i]:
                 live[moment] += nbytes
         assert max(live) == problem.outcome(some).peak_bytes
-
-
-def test_without_scipy_the_greedy_search_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "find_spec", lambda name: None)
-    assert Search(nested(1)).solver == "greedy"
