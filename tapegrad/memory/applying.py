@@ -173,18 +173,16 @@ def layer_key(cls: type) -> Key | None:
     return found[1]
 
 
-def planned(name: str, file: str, line: int) -> Callable[[Callable], Callable]:
-    """A decorator: calls of the function ask the plan in force, if there is one."""
-    key = "function", name, full_name(file), line
+def planned(f: Callable) -> Callable:
+    """A decorator: calls of the function ``f`` ask the plan in force, if there is one."""
+    code = f.__code__
+    key = "function", f.__qualname__, full_name(code.co_filename), code.co_firstlineno
 
-    def decorate(f: Callable) -> Callable:
-        @functools.wraps(f)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return f(*args, **kwargs) if plan is None else plan.call(key, f, args, kwargs)
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs) if plan is None else plan.call(key, f, args, kwargs)
 
-        return call
-
-    return decorate
+    return call
 
 
 @contextmanager
