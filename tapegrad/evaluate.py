@@ -10,8 +10,7 @@ the program, when somebody asks for bytes that need them, and never if nobody do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from tapegrad import buffer as _buffer
@@ -24,8 +23,9 @@ from tapegrad.device.float_errors import errors_now, treating_errors
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.pressure import retried, scratch_keeper
 from tapegrad.fusion import cuda_launch, emit, launch, region
-from tapegrad.node import NO_PARAMS, Node, thread
+from tapegrad.node import NO_PARAMS, Node
 from tapegrad.primitive import Primitive, Site
+from tapegrad.state import during, thread
 
 _lock = locks.lock()
 
@@ -68,12 +68,7 @@ def announce(node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
 
 def again(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
     """The value of a node whose buffer was dropped, in a new buffer; nobody is told."""
-    before = thread.recorders, thread.deferring
-    thread.recorders, thread.deferring = (), None
-    try:
-        return run(node, inputs) if node.site is None else run_elementwise(node, inputs)
-    finally:
-        thread.recorders, thread.deferring = before
+    return during(run if node.site is None else run_elementwise, node, inputs, recorders=(), deferring=None)
 
 
 def run(node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
@@ -276,16 +271,15 @@ def catch_up(targets: Iterable[Buffer]) -> None:
                 if b.node.index not in todo:
                     todo[b.node.index] = b
                     stack += [k for k in b.keeps if k.postponed]
-            before = thread.recorders, thread.deferring
-            thread.recorders, thread.deferring = (), None
-            try:
-                for index in sorted(todo):
-                    _apply_postponed(todo.pop(index))
-            finally:
-                thread.recorders, thread.deferring = before
+            during(_apply_all, todo, recorders=(), deferring=None)
     except BaseException:
         locks.let_go(_lock)
         raise
+
+
+def _apply_all(todo: dict[int, Postponed]) -> None:
+    for index in sorted(todo):
+        _apply_postponed(todo.pop(index))
 
 
 def _apply_postponed(b: Postponed) -> None:
@@ -336,25 +330,22 @@ def _special(array: Any, buffer: Buffer) -> Any:
     raise phantom.unread(repr(buffer.node))
 
 
-@contextmanager
-def waiting(aval: ShapedArray) -> Iterator[Callable[[Any], Any]]:
-    """Reductions of arrays like ``aval`` made inside wait for what is computed from them; the block calls what it is
-    given with the tensor it returns, which is evaluated then.  On the CPU, and in a gradient walk, nothing changes.
+def waiting(aval: ShapedArray, f: Callable[[], Any]) -> Any:
+    """The tensor that ``f()`` returns; reductions of arrays like ``aval`` wait for what ``f`` computes from them.
+
+    It is evaluated then.  On the CPU, and in a gradient walk, nothing changes.
     """
     if not aval.device.lazy or thread.deferring is not None:
-        yield lambda t: t
-        return
-    thread.deferring = []
+        return f()
+    deferring: list[Buffer] = []
+    return during(_finished, f, deferring, deferring=deferring)
 
-    def finish(t: Any) -> Any:
-        thread.deferring.clear()
-        fill((t._buffer,))
-        return t
 
-    try:
-        yield finish
-    finally:
-        thread.deferring = None
+def _finished(f: Callable[[], Any], deferring: list[Buffer]) -> Any:
+    t = f()
+    deferring.clear()
+    fill((t._buffer,))
+    return t
 
 
 @locks.section

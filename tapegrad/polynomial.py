@@ -24,8 +24,8 @@ from tapegrad.ops.ranges import vander
 from tapegrad.ops.reductions import all as all_of
 from tapegrad.ops.reductions import sum
 from tapegrad.ops.shape import broadcast_to, reshape, transpose
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = ["poly", "polyadd", "polyder", "polydiv", "polyfit", "polyint", "polymul", "polysub", "polyval", "roots"]
 
@@ -69,9 +69,8 @@ def polysub(a1: Any, a2: Any) -> Tensor:
 
 def _trimmed(x: Tensor) -> Tensor:
     """Without leading zeros (which are looked for); at least one coefficient."""
-    with unrecorded():
-        (places,) = nonzero(not_equal(x, 0))
-        first = int(places[0].item()) if places.size else x.size
+    (places,) = unrecorded(lambda: nonzero(not_equal(x, 0)))
+    first = int(places[0].item()) if places.size else x.size
     return x[first:] if first < x.size else zeros((1,), dtype=x.dtype, device=x.device)
 
 
@@ -98,8 +97,7 @@ def polydiv(u: Any, v: Any) -> tuple[Tensor, Tensor]:
         middle = rest[k : k + n + 1] - found[-1] * by
         rest = concat([rest[:k], middle, rest[k + n + 1 :]])
     quotient = concat([reshape(q, (1,)) for q in found]) if found else zeros((1,), dtype=by.dtype, device=by.device)
-    with unrecorded():
-        sizes = abs(rest).numpy() if rest.size else []
+    sizes = unrecorded(abs, rest).numpy() if rest.size else []
     first = 0
     while first < rest.size - 1 and sizes[first] <= 1e-8:
         first += 1
@@ -154,8 +152,7 @@ def poly(seq_of_zeros: Any) -> Tensor:
     for k in range(x.size):
         found = convolve(found, concat([one, -x[k : k + 1]]), mode="full")
     if found.dtype.kind == "c":
-        with unrecorded():
-            paired = bool(all_of(sort_complex(x) == sort_complex(conj(x))))
+        paired = unrecorded(lambda: bool(all_of(sort_complex(x) == sort_complex(conj(x)))))
         found = real(found) if paired else found
     return found
 
@@ -167,9 +164,8 @@ def roots(p: Any) -> Tensor:
     gradient of a multiple root is infinite.  Raises ShapeError unless ``p`` is a vector.
     """
     c = _vector("roots", p)
-    with unrecorded():
-        (places,) = nonzero(not_equal(c, 0))
-        ends = places.numpy()
+    (places,) = unrecorded(lambda: nonzero(not_equal(c, 0)))
+    ends = places.numpy()
     if not len(ends):
         return zeros((0,), dtype=dtypes.in_float(c.dtype), device=c.device)
     zero_roots = c.size - 1 - int(ends[-1])
@@ -183,8 +179,7 @@ def roots(p: Any) -> Tensor:
     companion = row if below is None else concat([row, below[1:]], axis=0)
     found = eigvals(companion)
     if found.dtype.kind == "c":
-        with unrecorded():
-            is_real = bool(all_of(imag(found) == 0)) and c.dtype.kind != "c"
+        is_real = c.dtype.kind != "c" and unrecorded(lambda: bool(all_of(imag(found) == 0)))
         found = real(found) if is_real else found
     return concat([found, zeros((zero_roots,), dtype=found.dtype, device=found.device)]) if zero_roots else found
 

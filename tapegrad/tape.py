@@ -7,8 +7,8 @@ gradients are errors, and work that no requested source needs is not done.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ContextDecorator
 from typing import Any
 
 from tapegrad import buffer as _buffer
@@ -23,8 +23,9 @@ from tapegrad.errors import (
     TapeError,
     TapeStateError,
 )
-from tapegrad.node import Node, next_index, thread
+from tapegrad.node import Node, next_index
 from tapegrad.ops.creation import zeros
+from tapegrad.state import tell, tell_no_more, thread
 from tapegrad.tensor import Tensor
 from tapegrad.transforms import rows
 from tapegrad.transforms.recording import Recording
@@ -59,14 +60,22 @@ class GradientTape(Recording):
             self._variables, self._used = {}, False
         self._begin()
         self._recording = self._entered = True
-        thread.recorders = (*thread.recorders, self)  # last: what is interrupted before is not left, either
-        return self
+        try:
+            tell(self)
+            return self
+        except BaseException:  # an interrupt: a block that is not entered is not left, either
+            self._stop()
+            raise
 
     def __exit__(self, *exc: object) -> None:
-        self._stop()  # even if a gradient, perhaps asked in another thread, has ended the recording before
+        try:
+            self._stop()  # even if a gradient, perhaps asked in another thread, has ended the recording before
+        except BaseException:  # an interrupt
+            self._stop()
+            raise
 
     def _stop(self) -> None:
-        thread.recorders = tuple(r for r in thread.recorders if r is not self)
+        tell_no_more(self)
         self._recording, self._graph = False, None
         self._left_at = next_index()
 
@@ -77,25 +86,21 @@ class GradientTape(Recording):
         if not self._recording or self not in thread.recorders:  # it may record elsewhere, or be hidden by a checkpoint
             raise TapeStateError(f"{what}: the tape is not recording here; call it inside the tape's with block")
 
-    @contextmanager
-    def stop_recording(self) -> Iterator[None]:
+    def stop_recording(self) -> AbstractContextManager[None]:
         """Pause this tape (other tapes go on recording) inside the block.
 
         Raises TapeStateError (a RuntimeError and ValueError) if the tape is not recording.
         """
-        self._need_recording("stop_recording")
-        place = thread.recorders.index(self)
-        self._stop()
-        try:
-            yield
-        finally:
-            if self._used:  # answered in the block: a new recording begins, as in TensorFlow
-                self._forget()
-                self._variables, self._used = {}, False
-            others = thread.recorders
-            thread.recorders = (*others[:place], self, *others[place:])
-            self._recording = True
-            self._begin()
+        return _Pause(self)
+
+    def _go_on(self, place: int) -> None:
+        """The block of :meth:`stop_recording` is left; ``place`` others were told before this tape."""
+        if self._used:  # answered in the block: a new recording begins, as in TensorFlow
+            self._forget()
+            self._variables, self._used = {}, False
+        self._begin()
+        self._recording = True
+        tell(self, place)
 
     def reset(self) -> None:
         """Forget all operations and watches; go on recording.  Raises TapeStateError outside the block."""
@@ -299,3 +304,18 @@ class GradientTape(Recording):
                     LateTargetWarning,
                     stacklevel=3,
                 )
+
+
+class _Pause(ContextDecorator):
+    """The block of :meth:`GradientTape.stop_recording`."""
+
+    def __init__(self, tape: GradientTape) -> None:
+        self._tape = tape
+
+    def __enter__(self) -> None:
+        self._tape._need_recording("stop_recording")
+        self._place = thread.recorders.index(self._tape)
+        self._tape._stop()
+
+    def __exit__(self, *exc: object) -> None:
+        self._tape._go_on(self._place)

@@ -17,8 +17,9 @@ from tapegrad.buffer import Buffer
 from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
 from tapegrad.errors import DetachedError, DeviceError, DTypeError, ImmutableError, ShapeError, UnsizedError
 from tapegrad.evaluate import apply_elementwise, array_of, fill
-from tapegrad.node import leaf, thread
+from tapegrad.node import leaf
 from tapegrad.primitive import Site, elementwise
+from tapegrad.state import thread
 
 _LEAST_HELD = 512
 """Bytes; what the ledger counts in."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from tapegrad import buffer as _buffer
@@ -14,7 +12,7 @@ from tapegrad.buffer import Buffer
 from tapegrad.cell import Cell, Seen
 from tapegrad.device import dtypes
 from tapegrad.errors import DeviceError, DTypeError, ImmutableError, ShapeError
-from tapegrad.node import thread
+from tapegrad.state import thread, unrecorded
 from tapegrad.tensor import Ref, Tensor, add_reader, alias, device_of, from_array, identity_of
 
 _number = itertools.count().__next__
@@ -29,18 +27,6 @@ def trainables(seen: Seen) -> list[Variable]:
 def last_number() -> int:
     """The construction number of a variable made now; every variable made before has a smaller one."""
     return _number()
-
-
-@contextmanager
-def unrecorded() -> Iterator[None]:
-    """Let no tape record what happens in the block, in this thread; who follows a batch goes on (see ``guards``)."""
-    before = thread.recorders, thread.hidden
-    following = tuple(r for r in before[0] if r in thread.guards) if thread.guards else ()
-    thread.recorders, thread.hidden = following, before[0] or before[1]
-    try:
-        yield
-    finally:
-        thread.recorders, thread.hidden = before
 
 
 class Variable:
@@ -78,8 +64,7 @@ class Variable:
         if isinstance(x, Tensor):
             x.look()
             if dtype is not None and x.dtype != dtype:
-                with unrecorded():
-                    x = x.astype(dtype)
+                x = unrecorded(x.astype, dtype)
             found = alias(x._buffer)
             if found.root().node.aval.nbytes <= found.node.aval.nbytes:
                 return found
@@ -197,12 +182,14 @@ class Variable:
         return self._content_of(x, self.dtype, self.device)
 
     def _update(self, how: str, delta: Any, sign: int, read_value: bool) -> Any:
-        with unrecorded():
-            change = Tensor(self._fitting(how, delta))
-            if change.shape != self.shape:
-                raise ShapeError(f"{how}: variable {self.name!r} has shape {self.shape}, the value {change.shape}")
-            now = Tensor(self._cell.get(self))
-            return self.assign(now + change if sign > 0 else now - change, read_value=read_value)
+        return unrecorded(self._update_now, how, delta, sign, read_value)
+
+    def _update_now(self, how: str, delta: Any, sign: int, read_value: bool) -> Any:
+        change = Tensor(self._fitting(how, delta))
+        if change.shape != self.shape:
+            raise ShapeError(f"{how}: variable {self.name!r} has shape {self.shape}, the value {change.shape}")
+        now = Tensor(self._cell.get(self))
+        return self.assign(now + change if sign > 0 else now - change, read_value=read_value)
 
     def ref(self) -> Ref:
         """A hashable stand-in for the variable."""

@@ -24,7 +24,7 @@ from tapegrad.memory import guard as guard_module
 from tapegrad.memory.budget import MANAGER
 from tapegrad.memory.guard import Guard
 from tapegrad.memory.ledger import LEDGER
-from tapegrad.node import thread
+from tapegrad.state import thread
 
 PACKAGE = Path(tg.__file__).parent
 SIDE = 16
@@ -53,11 +53,13 @@ def test_every_lock_of_the_package_is_made_in_one_place(tmp_path: Path) -> None:
 class Interrupts:
     """Raises KeyboardInterrupt at one passing of one line (or instruction) of the given files, as Ctrl-C may."""
 
+    install, installed = staticmethod(sys.settrace), staticmethod(sys.gettrace)
+
     def __init__(self, files: list[str], opcodes: bool = False) -> None:
         self.files = set(files)
         self.opcodes = opcodes
-        self.passed: dict[tuple[Any, int], int] = {}
-        self.target: tuple[Any, int] | None = None
+        self.passed: dict[tuple[Any, Any], int] = {}
+        self.target: tuple[Any, Any] | None = None
         self.turn = 0
         self.hit = False
 
@@ -67,24 +69,28 @@ class Interrupts:
         if self.opcodes:
             frame.f_trace_opcodes = True
         if event == ("opcode" if self.opcodes else "line"):
-            key = frame.f_code, frame.f_lasti if self.opcodes else frame.f_lineno
-            n = self.passed[key] = self.passed.get(key, 0) + 1
-            if key == self.target and n == self.turn and not self.hit:
-                self.hit = True
-                raise KeyboardInterrupt
+            self.pass_by(frame, frame.f_lasti if self.opcodes else frame.f_lineno)
         return self
+
+    def pass_by(self, frame: FrameType, place: Any) -> None:
+        """The program comes to a place."""
+        key = frame.f_code, place
+        n = self.passed[key] = self.passed.get(key, 0) + 1
+        if key == self.target and n == self.turn and not self.hit:
+            self.hit = True
+            raise KeyboardInterrupt
 
     def during(self, work: Callable[[], Any]) -> bool:
         """Whether ``work`` was interrupted."""
         self.passed, self.hit = {}, False
-        before = sys.gettrace()
-        sys.settrace(self)
+        before = self.installed()
+        self.install(self)
         try:
             work()
         except KeyboardInterrupt:
             return True
         finally:
-            sys.settrace(before)
+            self.install(before)
         return False
 
     def everywhere(self, work: Callable[[], Any], turns: int = 2) -> Any:

@@ -10,8 +10,8 @@ from tapegrad.device import dtypes
 from tapegrad.errors import TapegradError
 from tapegrad.ops.arithmetic import abs
 from tapegrad.ops.reductions import mean
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 # Dormand and Prince, "A family of embedded Runge-Kutta formulae", J. Comput. Appl. Math. 6 (1980) 19: the pair 5(4).
 _TIMES = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0)
@@ -51,17 +51,15 @@ class Stepper:
     """Of the next step to try; 0: not known yet."""
 
     def _norm(self, x: Tensor, y: Tensor) -> float:
-        with unrecorded():
-            size = abs(x / (self.atol + self.rtol * abs(y)))
-            return math.sqrt(float(mean(size * size).item())) if x.size else 0.0
+        size = abs(x / (self.atol + self.rtol * abs(y)))
+        return math.sqrt(float(mean(size * size).item())) if x.size else 0.0
 
     def _guess(self, y: Tensor, slope: Tensor, t: Tensor, way: float) -> float:
         """A first length: Hairer, Norsett and Wanner, "Solving ordinary differential equations I", section II.4."""
-        with unrecorded():
-            size, speed = self._norm(y, y), self._norm(slope, y)
-            h = min(math.fabs(way), 0.01 * size / speed if size > 1e-5 and speed > 1e-5 else 1e-6)
-            signed = math.copysign(h, way)
-            most = max(speed, self._norm(self.rate(y + signed * slope, t + signed) - slope, y) / h)
+        size, speed = self._norm(y, y), self._norm(slope, y)
+        h = min(math.fabs(way), 0.01 * size / speed if size > 1e-5 and speed > 1e-5 else 1e-6)
+        signed = math.copysign(h, way)
+        most = max(speed, self._norm(self.rate(y + signed * slope, t + signed) - slope, y) / h)
         found = min(100 * h, max(1e-6, h * 1e-3) if most <= 1e-15 else (0.01 / most) ** 0.2)
         return found if found > 0 else 1e-6 * math.fabs(way)  # where values are not finite
 
@@ -76,7 +74,7 @@ class Stepper:
         if not span:  # nowhere to go, but the derivative for `end` is the slope
             yield 1.0, y + way * slope, slope
             return
-        self.length = self.length or self._guess(y, slope, start, signed)
+        self.length = self.length or unrecorded(self._guess, y, slope, start, signed)
         shortest = 4 * float(dtypes.finfo(start.dtype).eps) * max(math.fabs(first), span)
         while done < 1.0:
             share = min(self.length, self.longest) / span
@@ -112,7 +110,5 @@ class Stepper:
             slopes.append(self.rate(y + h * _weighted(row, slopes), t + c * h))
         new = y + h * _weighted(_RESULT, slopes)
         slopes.append(self.rate(new, t + h))
-        with unrecorded():
-            larger = abs(y) + abs(new)
-            error = self._norm(h * _weighted(_ERROR, slopes), larger / 2)
+        error = unrecorded(lambda: self._norm(h * _weighted(_ERROR, slopes), (abs(y) + abs(new)) / 2))
         return new, slopes[-1], error

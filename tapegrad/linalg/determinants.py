@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from tapegrad.aval import ShapedArray
@@ -21,8 +22,8 @@ from tapegrad.ops.reductions import sum
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import matrix_transpose
 from tapegrad.primitive import Bad, Primitive, Sample
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = ["SlogdetResult", "det", "logdet", "slogdet"]
 
@@ -61,10 +62,9 @@ def cofactors(x: Tensor) -> Tensor:
     n = x.shape[-1]
     if n <= _CORNER:
         return _small_cofactors(x)[1] if n else x
-    with unrecorded():
-        u, s, vh = svd(x, full_matrices=False)
-        turn = det(u) * det(vh)
-        lost = equal(s[..., : n - _CORNER], 0)  # more than three are 0: so are the cofactors and their derivatives
+    u, s, vh = unrecorded(partial(svd, full_matrices=False), x)
+    turn = unrecorded(lambda: det(u) * det(vh))
+    lost = unrecorded(lambda: equal(s[..., : n - _CORNER], 0))  # more than three are 0: so are cofactors, derivatives
     b = H(u) @ x @ H(vh)
     found = _corner_cofactors(b, diag_embed(cast(lost, b.dtype)))
     found = where(lost[..., -1:, None], 0, found)

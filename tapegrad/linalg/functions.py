@@ -31,8 +31,8 @@ from tapegrad.ops.joining import concat
 from tapegrad.ops.reductions import all as all_of
 from tapegrad.ops.shape import broadcast_to
 from tapegrad.primitive import Bad, Primitive, Sample
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = ["expm", "expm_frechet", "logm", "solve_sylvester", "sqrtm"]
 
@@ -190,8 +190,7 @@ def _real_if_so(prim: Primitive, A: Any) -> Tensor:
     out = barrier(prim, x)
     if x.dtype.kind == "c":
         return out
-    with unrecorded():
-        so = bool(all_of(equal(imag(out), 0)))
+    so = unrecorded(lambda: bool(all_of(equal(imag(out), 0))))
     return cast(real(out), x.dtype) if so else out
 
 

@@ -38,8 +38,8 @@ from tapegrad.ops.joining import concat
 from tapegrad.ops.reductions import max
 from tapegrad.ops.selection import where
 from tapegrad.primitive import Bad, Primitive, Sample
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = ["EighResult", "cho_factor", "cho_solve", "cholesky", "eigh", "eigvalsh"]
 
@@ -53,10 +53,12 @@ def whole(x: Tensor) -> Tensor:
     """``x``, both triangles of which have a share in what is computed from one, if it is Hermitian but for rounding."""
     if not x.size:
         return x
-    with unrecorded():
-        off = max(abs(x - H(x)), axis=(-2, -1), keepdims=True)
-        near = less_equal(off, _NEARLY * max(abs(x), axis=(-2, -1), keepdims=True))
-    return where(near, 0.5 * x + 0.5 * H(x), x)
+    return where(unrecorded(_is_nearly_hermitian, x), 0.5 * x + 0.5 * H(x), x)
+
+
+def _is_nearly_hermitian(x: Tensor) -> Tensor:
+    off = max(abs(x - H(x)), axis=(-2, -1), keepdims=True)
+    return less_equal(off, _NEARLY * max(abs(x), axis=(-2, -1), keepdims=True))
 
 
 def mirrored(x: Tensor, upper: bool) -> Tensor:

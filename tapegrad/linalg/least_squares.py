@@ -23,8 +23,8 @@ from tapegrad.ops.reductions import any as any_of
 from tapegrad.ops.reductions import max, sum
 from tapegrad.ops.shape import broadcast_to, reshape, squeeze
 from tapegrad.primitive import Primitive, Sample
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = ["LstsqResult", "lstsq", "matrix_rank", "pinv"]
 
@@ -119,17 +119,19 @@ def matrix_rank(x: Any, /, tol: Any = None, hermitian: bool = False, *, rtol: An
     x = tensor("matrix_rank", x)
     if x.ndim < 2:
         return cast(any_of(not_equal(x, 0)), dtypes.int64)
-    x = matrix("matrix_rank", x)
-    with unrecorded():
-        s = svdvals(x)
-        if not s.shape[-1]:
-            return zeros(s.shape[:-1], dtype=dtypes.int64, device=x.device)
-        if tol is None:
-            share = _cutoff("matrix_rank", x, None) if rtol is None else tensor("matrix_rank", rtol, x)
-            bound = max(s, axis=-1, keepdims=True) * (share if isinstance(share, float) else share[..., None])
-        else:
-            bound = tensor("matrix_rank", tol, x)[..., None]
-        return sum(cast(greater(s, bound), dtypes.int64), axis=-1)
+    return unrecorded(_matrix_rank, matrix("matrix_rank", x), rtol, tol)
+
+
+def _matrix_rank(x: Tensor, rtol: Any, tol: Any) -> Tensor:
+    s = svdvals(x)
+    if not s.shape[-1]:
+        return zeros(s.shape[:-1], dtype=dtypes.int64, device=x.device)
+    if tol is None:
+        share = _cutoff("matrix_rank", x, None) if rtol is None else tensor("matrix_rank", rtol, x)
+        bound = max(s, axis=-1, keepdims=True) * (share if isinstance(share, float) else share[..., None])
+    else:
+        bound = tensor("matrix_rank", tol, x)[..., None]
+    return sum(cast(greater(s, bound), dtypes.int64), axis=-1)
 
 
 class LstsqResult(NamedTuple):

@@ -29,7 +29,8 @@ from tapegrad.memory.program_files import full_name, relative_name
 from tapegrad.memory.recompute import recompute_grad
 from tapegrad.memory.rerun import Lookout, RerunTrace
 from tapegrad.memory.steps import GRADIENT, STEPS
-from tapegrad.node import next_index, thread
+from tapegrad.node import next_index
+from tapegrad.state import thread
 
 FORMAT = "tapegrad.plan"
 VERSION = 1

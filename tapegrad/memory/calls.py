@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from tapegrad.memory.steps import STEPS
-from tapegrad.node import thread
+from tapegrad.state import thread
 
 
 class Ordinals:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
 
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import Buffer
@@ -24,11 +25,15 @@ from tapegrad.device import bits, current_device, device
 from tapegrad.device.threads import NAME as HELPER
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.rerun import Lookout, RerunTrace, come_for, counted_rerun
-from tapegrad.node import Node, next_index, thread
+from tapegrad.node import Node, next_index
+from tapegrad.state import during, telling, thread
 from tapegrad.tensor import Tensor, alias
 from tapegrad.transforms.pushing import Pusher
+from tapegrad.transforms.recording import Trace
 from tapegrad.transforms.zeros import zeros_of
 from tapegrad.variable import last_number, trainables
+
+T = TypeVar("T")
 
 
 def recorders_of_a_call() -> tuple[list[Any], tuple[Pusher, ...]]:
@@ -57,7 +62,7 @@ def renamed(results: Sequence[Any], pushers: Iterable[Pusher]) -> list[Any]:
 class Setting:
     """What a function finds around it when it runs: device, contents of cells, generators of the host.
 
-    :meth:`noting` is a block for the first run, :meth:`repeated` one for a rerun.  ``name``: of the call, for errors.
+    :meth:`noting` makes the first run, :meth:`repeated` a rerun.  ``name``: of the call, for errors.
     """
 
     def __init__(self, name: str) -> None:
@@ -66,38 +71,35 @@ class Setting:
         self.draws = HostDraws(name)
         self._device = current_device()
 
-    @contextmanager
-    def noting(self, outer: Sequence[Any], pushers: tuple) -> Iterator[tuple[Lookout, Seen]]:
-        """The first run; gives the look-out, and the cells seen.  Tapes in ``outer`` do not record."""
-        before = thread.recorders
+    def noting(self, outer: Sequence[Any], pushers: tuple, f: Callable[[Lookout, Seen], T]) -> tuple[T, Lookout, Seen]:
+        """What the first run, ``f(watch, seen)``, returns, and the two.  Tapes in ``outer`` do not record."""
         self.draws.begin()
         watch = Lookout(outer)
         self.start = watch.start
-        thread.recorders = (*pushers, watch)
-        try:
-            with lookout() as seen:
-                self.began = next_index()
-                yield watch, seen
-        finally:
-            thread.recorders = before
+        with lookout() as seen:
+            self.began = next_index()
+            found = during(f, watch, seen, recorders=(*pushers, watch))
         self.draws.end()
         self.cells = {cell: content for cell, (content, _) in seen.items()}
         self.jumps = seen.jumps
         self._exchanged = [v.name for cell, (_, v) in seen.items() if v is not None and cell in seen.jumps]
+        return found, watch, seen
 
-    @contextmanager
-    def repeated(self, recording: AbstractContextManager) -> Iterator[tuple[Lookout, Seen]]:
-        """A rerun, recorded by ``recording``; gives a look-out, and the cells seen.  Raises RecomputeError."""
+    def repeated(self, recording: Trace | None, f: Callable[[Lookout], T]) -> tuple[T, Lookout, Seen]:
+        """What a rerun, ``f(watch)``, recorded by ``recording``, returns; the look-out and the cells seen.
+
+        Raises RecomputeError.
+        """
         self.refuse_exchanged()
         watch = Lookout(())
-        with self.draws.repeated(), device(self._device), overlay(self.cells, self.jumps), lookout() as seen, recording:
-            before = thread.recorders
-            thread.recorders = (*before, watch)
-            try:
-                with counted_rerun(self.began - next_index()):
-                    yield watch, seen
-            finally:
-                thread.recorders = before
+        run = telling if recording is None else partial(recording.during, telling)
+        with self.draws.repeated(), device(self._device), overlay(self.cells, self.jumps), lookout() as seen:
+            found = run(watch, self._counted, f, watch)
+        return found, watch, seen
+
+    def _counted(self, f: Callable[[Lookout], T], watch: Lookout) -> T:
+        with counted_rerun(self.began - next_index()):
+            return f(watch)
 
     def refuse_exchanged(self) -> None:
         """Raise RecomputeError if another thread has assigned to a variable in the middle of the first run."""
@@ -185,6 +187,7 @@ class Checkpoint:
     """One call in the records of tapes: its inputs, and what its rerun must use again."""
 
     again: Callable[[list[Any]], list[Any]] | None = None
+    pushforward = None
 
     def __init__(self, name: str, hidden: Sequence[Any]) -> None:
         self.name = name

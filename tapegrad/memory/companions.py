@@ -15,7 +15,7 @@ from typing import Any
 
 from tapegrad.buffer import Buffer
 from tapegrad.memory.recipes import Graph, Kept, Recipe
-from tapegrad.node import thread
+from tapegrad.state import thread
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.pushing import Pusher
 

@@ -18,7 +18,6 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from tapegrad.buffer import Buffer
@@ -28,10 +27,10 @@ from tapegrad.evaluate import array_of, fill
 from tapegrad.memory.checkpoint import Checkpoint, Setting, recorders_of_a_call, renamed
 from tapegrad.memory.recompute import Recompute
 from tapegrad.memory.rerun import Lookout, RerunTrace, results_of
-from tapegrad.node import thread
+from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.pushing import Pusher
-from tapegrad.transforms.recording import Recording
+from tapegrad.transforms.recording import Recording, Trace
 
 
 class Slot:
@@ -123,7 +122,7 @@ class Coupling:
         self._block, self._f, self._setting = block, f, setting
 
     def first_run(self, a: Tensor, b: Tensor, watch: Lookout) -> Tensor:
-        """``a + f(b)``, in the block of the first run."""
+        """``a + f(b)``, in the first run."""
         out = a + self._block.checked(results_of(self._f._run((b,), {}, False), watch), a)
         fill((out._buffer,))
         return out
@@ -141,11 +140,9 @@ class Coupling:
         if kept and source not in (None, self.b) and not (source.handed_over or self.b.handed_over):
             source.leave_to(self)
 
-    def again(self, b: Tensor, recording: AbstractContextManager) -> tuple[list[Any], Lookout, Seen]:
+    def again(self, b: Tensor, recording: Trace | None = None) -> tuple[list[Any], Lookout, Seen]:
         """The results of ``f(b)`` once more, what was used, and the cells seen."""
-        with self._setting.repeated(recording) as (watch, seen):
-            results = results_of(self._f._run((b,), {}, True), watch)
-        return results, watch, seen
+        return self._setting.repeated(recording, lambda watch: results_of(self._f._run((b,), {}, True), watch))
 
     def read(self) -> tuple[Buffer, Buffer | None]:
         """The bytes of ``b``, and of ``out`` if ``a`` is missing or to be compared."""
@@ -158,17 +155,16 @@ class Coupling:
     def invert(self) -> None:
         """Bring back ``a``, for its value alone."""
         b, out = self.read()
-        with _values():
-            (change,) = self.again(Tensor(b), nullcontext())[0]
+        (change,) = _value(self.again, Tensor(b))[0]
         self.bring_back(out, change)
 
     def bring_back(self, out: Buffer | None, change: Tensor) -> None:
         """``a = out - change`` into its slot, if it is missing there; ``change``: the value of ``f(b)``."""
         if out is None:
             return
-        with _values():
-            a = Tensor(out) - change
-            fill((a._buffer,))
+
+        a = _value(lambda: Tensor(out) - change)
+        _value(fill, (a._buffer,))
         if self._sample is not None:
             self._block.compare(self._sample, a)
         slot = self._a()
@@ -197,15 +193,9 @@ def obtain(*wanted: Slot) -> list[Buffer]:
     return [buffer for slot in wanted if (buffer := slot.buffer()) is not None]
 
 
-@contextmanager
-def _values() -> Iterator[None]:
-    """No tape records in the block; forward mode goes on."""
-    before = thread.recorders
-    thread.recorders = tuple(r for r in before if isinstance(r, Pusher))
-    try:
-        yield
-    finally:
-        thread.recorders = before
+def _value(f: Callable[..., Any], *args: Any) -> Any:
+    """What ``f(*args)`` returns; no tape records it, forward mode goes on."""
+    return during(f, *args, recorders=tuple(r for r in thread.recorders if isinstance(r, Pusher)))
 
 
 class _Call(Checkpoint):
@@ -218,8 +208,7 @@ class _Call(Checkpoint):
 
     def first_run(self, a: Tensor, b: Tensor, hidden: list[Any], pushers: tuple) -> Tensor:
         """``a + f(b)`` behind the barrier."""
-        with self.setting.noting(hidden, pushers) as (watch, seen):
-            out = self.coupling.first_run(a, b, watch)
+        out, watch, seen = self.setting.noting(hidden, pushers, lambda watch, _: self.coupling.first_run(a, b, watch))
         self.coupling.sample(a)
         self.note_uses(watch, seen, (), (self._a.index,))
         return out

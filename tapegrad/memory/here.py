@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tapegrad.node import thread
+from tapegrad.state import thread
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, OTHER = range(5)
 """Phases: a tape records; its walk back; a rerun or restoration; an optimizer changes variables; anything else."""

@@ -43,7 +43,8 @@ from tapegrad.memory.places import Place, user_place
 from tapegrad.memory.steps import GRADIENT, STEPS
 from tapegrad.memory.telling import Telling
 from tapegrad.memory.wanted import Wanted
-from tapegrad.node import Node, thread
+from tapegrad.node import Node
+from tapegrad.state import thread
 from tapegrad.variable import everyone
 
 _BEFORE, _JOURNAL_KNOWS, _SMALL = "(before the measurement)", "(in the journal)", "(small values)"

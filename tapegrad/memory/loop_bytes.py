@@ -19,7 +19,7 @@ from tapegrad.device import bits
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.errors import BudgetError, RecomputeError
 from tapegrad.evaluate import fill
-from tapegrad.memory.figures import rounded
+from tapegrad.memory.figures import Measure, rounded
 from tapegrad.memory.ledger import LEDGER
 from tapegrad.memory.manager import MANAGER
 from tapegrad.memory.measure import measure
@@ -27,7 +27,8 @@ from tapegrad.memory.rerun import snapshots
 from tapegrad.memory.schedules.online import Online
 from tapegrad.memory.schedules.revolve import revolve
 from tapegrad.memory.sizes import format_bytes
-from tapegrad.node import Call, thread
+from tapegrad.protocols import Call
+from tapegrad.state import during
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.recording import Trace
 from tapegrad.variable import Variable
@@ -91,10 +92,9 @@ def _needs_of(loop: Loop, state: Any, outer: list[Any], taping: bool) -> Needs:
     fill(leaves)
     trial = _Trial(loop, leaves)
     probe = _Probe([b for b in leaves if any(r.follows(b) for r in outer)], outer)
-    before, random = thread.recorders, bits.host_state()
-    try:
+
+    def measured() -> tuple[int, int, int]:
         with overlay({}), measure() as m:
-            thread.recorders = ()
             live = m.live_bytes
             try:
                 probe.differentiate(trial.loop, state)
@@ -102,9 +102,12 @@ def _needs_of(loop: Loop, state: Any, outer: list[Any], taping: bool) -> Needs:
             except BudgetError:  # the loop itself may do with less, and says so otherwise
                 peak = 0
             held = sum(_storages([*leaves, *probe.inputs]).values())
-            tape = trial.tape_bytes(state, [*leaves, *probe.inputs], outer) if taping else 0
+            return peak, held, trial.tape_bytes(state, [*leaves, *probe.inputs], outer) if taping else 0
+
+    random = bits.host_state()
+    try:
+        peak, held, tape = during(measured, recorders=())
     finally:
-        thread.recorders = before
         bits.set_host_state(random)
     return Needs(peak + held, held, trial.state_bytes, tape)
 
@@ -135,12 +138,16 @@ class _Trial:
 
     def tape_bytes(self, state: Any, followed: list[Buffer], outer: list[Any]) -> int:
         """Bytes that a tape keeps of the last of the steps."""
-        with measure() as m, _Probe([b for b in followed if is_inexact(b.node.aval.dtype)], outer):
-            for i in range(self._steps):
-                live = m.live_bytes
-                state = self._step(state, i, True)
-                fill([x._buffer for x in _tensors(state) if isinstance(x, Tensor)])
-            return m.live_bytes - live
+        probe = _Probe([b for b in followed if is_inexact(b.node.aval.dtype)], outer)
+        with measure() as m:
+            return probe.during(self._last_step, state, m)
+
+    def _last_step(self, state: Any, m: Measure) -> int:
+        for i in range(self._steps):
+            live = m.live_bytes
+            state = self._step(state, i, True)
+            fill([x._buffer for x in _tensors(state) if isinstance(x, Tensor)])
+        return m.live_bytes - live
 
 
 class _Probe(Trace):
@@ -155,8 +162,7 @@ class _Probe(Trace):
 
     def differentiate(self, f: Callable, state: Any) -> None:
         """Run ``f(state)`` and pull ones back."""
-        with self:
-            y = f(state)
+        y = self.during(f, state)
         found = [x for x in _tensors(y) if isinstance(x, Tensor)]
         fill([x._buffer for x in found])
         cts = {x._buffer.node.index: x * 0 + 1 for x in found if is_inexact(x.dtype)}

@@ -28,7 +28,6 @@ from tapegrad.memory.loop_first import (
     Walk,
     form_of,
     indices_of,
-    listening,
     settled,
 )  # fmt: skip
 from tapegrad.memory.recompute import CheckpointedCall
@@ -36,7 +35,8 @@ from tapegrad.memory.rerun import Lookout, RerunTrace, StepTrace, Tracker, come_
 from tapegrad.memory.schedules.actions import DISK, Action, Advance, Drop, Restore, Reverse, Store, Tape
 from tapegrad.memory.snapshot import Position, Snapshot
 from tapegrad.memory.tiers import Disk
-from tapegrad.node import next_index, thread
+from tapegrad.node import next_index
+from tapegrad.state import telling, thread
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.recording import Recording
@@ -61,7 +61,7 @@ class LoopCall(CheckpointedCall):
     def _run_first(self, args: tuple, kwargs: dict, watch: Lookout, seen: Seen) -> Any:
         first = FirstRun(self, args[0], watch, seen)
         with self._owner.named():
-            rest = first.online(self._owner.online()) if self._owner.n is None else first.follow(self._actions())
+            rest = first.run(self._owner.online() if self._owner.n is None else self._actions())
         self._left.append((first.walk, rest))
         self._owners = {owner.construction_number: cell for cell, (_, owner) in seen.items() if owner is not None}
         y, first.walk.here = first.walk.here.state, Position()
@@ -200,15 +200,19 @@ class LoopCall(CheckpointedCall):
 
     def _advance(self, walk: Walk, start: int, stop: int) -> None:
         watch = Lookout(())
-        with self._replaying(walk.here), listening(watch):  # so that a budget learns how states are made
+        with self._replaying(walk.here):
             for i in range(start, stop):
-                with counted_rerun():
-                    made_after = next_index()
-                    y = self._owner.step(walk.here.state, i, True)
-                    results = results_of(y, watch)
-                    self._compare_form(i, y, results)
-                    self._draws.compare(i)
-                    walk.here.state = settled(y, results, made_after)
+                with counted_rerun():  # the look-out: so that a budget learns how states are made
+                    telling(watch, self._repeat, walk, i, watch)
+
+    def _repeat(self, walk: Walk, step: int, watch: Lookout) -> None:
+        """Run a step again."""
+        made_after = next_index()
+        y = self._owner.step(walk.here.state, step, True)
+        results = results_of(y, watch)
+        self._compare_form(step, y, results)
+        self._draws.compare(step)
+        walk.here.state = settled(y, results, made_after)
 
     def _restore(self, walk: Walk, step: int) -> None:
         """Be at a stored step; if a budget has dropped what was stored, run on from the one before, and store it."""
@@ -226,15 +230,19 @@ class LoopCall(CheckpointedCall):
         places, nodes = self.sources(walk.here.state, step)
         trace = RerunTrace([*self._nodes, *nodes], self._places, self.setting.start)
         look = Lookout(())
-        with self._replaying(walk.here) as seen, trace:
-            for number, (count, current) in self._marks[step].items():
-                cell: Cell = self._owners[number]
-                trace.resume(number, count, cell.get().node.index if current else None)
-            thread.recorders = (*thread.recorders, look)
+
+        def run() -> tuple[Any, list[Any]]:
             with counted_rerun():
                 y = self._owner.step(walk.here.state, step, True)
                 results = results_of(y, look)
                 self._draws.compare(step)
+            return y, results
+
+        with self._replaying(walk.here) as seen:
+            for number, (count, current) in self._marks[step].items():
+                cell: Cell = self._owners[number]
+                trace.resume(number, count, cell.get().node.index if current else None)
+            y, results = trace.during(telling, look, run)
         self._compare_form(step, y, results)
         self.note_step(walk, look, seen)
         walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))

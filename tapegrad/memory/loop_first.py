@@ -18,7 +18,8 @@ from tapegrad.memory.rerun import Lookout, RerunTrace, StepTrace, Tracker, alone
 from tapegrad.memory.schedules.actions import Action, Advance, Drop, Store, Tape
 from tapegrad.memory.schedules.online import Online
 from tapegrad.memory.snapshot import Position, Snapshot
-from tapegrad.node import next_index, thread
+from tapegrad.node import next_index
+from tapegrad.state import telling
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
@@ -120,12 +121,14 @@ class FirstRun:
     def __init__(self, call: LoopCall, state: Any, watch: Lookout, seen: Seen) -> None:
         self._call, self._watch, self._seen = call, watch, seen
         self._tracker = Tracker(watch)
-        thread.recorders = (*thread.recorders, self._tracker)
         self.walk = Walk(Position(state))
         self._enter(state, [Tensor(x._cell.get()) if isinstance(x, Variable) else x for x in nest.flatten(state)])
 
-    def follow(self, actions: Iterator[Action]) -> Iterator[Action]:
+    def run(self, schedule: Iterator[Action] | Online) -> Iterator[Action]:
         """Do what comes before the first reversal; the rest of the actions."""
+        return telling(self._tracker, self._online if isinstance(schedule, Online) else self._follow, schedule)
+
+    def _follow(self, actions: Iterator[Action]) -> Iterator[Action]:
         for action in actions:
             match action:
                 case Advance(start, stop):
@@ -141,7 +144,7 @@ class FirstRun:
                     return chain([action], actions)
         return actions
 
-    def online(self, online: Online) -> Iterator[Action]:
+    def _online(self, online: Online) -> Iterator[Action]:
         """Run while the loop's condition holds; a state's fate is decided when the next step is known to follow."""
         owner: Any = self._call._owner
         i, before = 0, Position()
@@ -193,23 +196,11 @@ class FirstRun:
         places, nodes = call.sources(walk.here.state, step)
         trace = StepTrace(self._tracker.tracked)
         look = Lookout(())
-        with lookout() as seen, trace:
-            thread.recorders = (*thread.recorders, look)
-            results = self._step(step)
+        with lookout() as seen:
+            results = trace.during(telling, look, self._step, step)
         results_of(results, look)
         call.note_step(walk, look, seen)
         walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))
-
-
-@contextmanager
-def listening(watch: Lookout) -> Iterator[None]:
-    """``watch`` is told of what happens in the block."""
-    before = thread.recorders
-    thread.recorders = (*before, watch)
-    try:
-        yield
-    finally:
-        thread.recorders = before
 
 
 def form_of(state: Any, results: list[Any]) -> Form:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from tapegrad import nest
 from tapegrad.aval import ShapedArray, shaped
@@ -24,10 +24,12 @@ from tapegrad.memory.figures import GRAIN, Measure
 from tapegrad.memory.ledger import LEDGER
 from tapegrad.memory.manager import MANAGER
 from tapegrad.memory.sizes import format_bytes, parse_bytes
-from tapegrad.node import next_index, thread
+from tapegrad.node import next_index
+from tapegrad.state import during
 from tapegrad.tensor import Tensor, from_array
 from tapegrad.variable import Variable, everyone, last_number
 
+T = TypeVar("T")
 _SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 
@@ -165,20 +167,23 @@ class Runs:
 
     def once(self, limit: int | None) -> tuple[Measure, int | None]:
         """The figures of a run within ``limit``, and what it would have needed (None: it was enough)."""
-        first, m, needed = last_number(), Measure(), None
-        with LEDGER.apart(self._outer), MANAGER.apart(), _dry() as since:
-            inputs = nest.map_leaves(_stand_in, self._args)
-            self.live_bytes = LEDGER.live_bytes
-            LEDGER.open(m)
-            try:
-                needed = self._within(limit, inputs)
-            finally:
-                LEDGER.close(m)
-                del inputs
-                for b in LEDGER.forget(since):  # what is left of the run has no value
-                    b.array = phantom.empty(b.node.aval.shape, b.node.aval.dtype)
+        first, m = last_number(), Measure()
+        with LEDGER.apart(self._outer), MANAGER.apart():
+            needed = _dry(partial(self._measured, m, limit))
         _refuse_variables(first)
         return m, needed
+
+    def _measured(self, m: Measure, limit: int | None, since: int) -> int | None:
+        inputs = nest.map_leaves(_stand_in, self._args)
+        self.live_bytes = LEDGER.live_bytes
+        LEDGER.open(m)
+        try:
+            return self._within(limit, inputs)
+        finally:
+            LEDGER.close(m)
+            del inputs
+            for b in LEDGER.forget(since):  # what is left of the run has no value
+                b.array = phantom.empty(b.node.aval.shape, b.node.aval.dtype)
 
     def _within(self, limit: int | None, inputs: tuple) -> int | None:
         if limit is None:
@@ -195,20 +200,16 @@ class Runs:
         return None
 
 
-@contextmanager
-def _dry() -> Iterator[int]:
-    """A dry run; gives the node index at which it begins."""
+def _dry(f: Callable[[int], T]) -> T:
+    """What ``f`` returns, in a dry run; it gets the node index at which that begins."""
     mode = phantom.mode
     before = mode.dry, mode.since
-    recorders, deferring, state = thread.recorders, thread.deferring, bits.host_state()
-    writes = _Writes()
+    state, writes = bits.host_state(), _Writes()
     mode.dry, mode.since, mode.constants, mode.place = True, next_index(), {}, 0
-    thread.recorders, thread.deferring = (), None
     try:
         with shadowed(writes):
-            yield mode.since
+            return during(f, mode.since, recorders=(), deferring=None)
     finally:
-        thread.recorders, thread.deferring = recorders, deferring
         (mode.dry, mode.since), mode.constants = before, {}
         bits.set_host_state(state)
         writes.undo()

@@ -35,7 +35,7 @@ from tapegrad.memory.rerun import (
     snapshots,
 )
 from tapegrad.memory.saving import Noting, Taking
-from tapegrad.node import thread
+from tapegrad.state import thread
 from tapegrad.tensor import Tensor, identity_of
 from tapegrad.transforms.wrapping import Wrapper
 from tapegrad.variable import Variable
@@ -155,10 +155,14 @@ class CheckpointedCall(Checkpoint):
 
     def first_run(self, args: tuple, kwargs: dict, hidden: list[Any], pushers: tuple) -> tuple[Any, list[Any]]:
         """Run behind the barrier; sets ``inputs`` to the watched values that the results may depend on."""
-        with self.setting.noting(hidden, pushers) as (watch, seen):
+
+        def run(watch: Lookout, seen: Seen) -> tuple[Any, list[Any]]:
             y = self._run_first(args, kwargs, watch, seen)
             results = results_of(y, watch)
             fill([r._buffer for r in results if isinstance(r, Tensor)])
+            return y, results
+
+        (y, results), watch, seen = self.setting.noting(hidden, pushers, run)
         self.note_uses(watch, seen, self._given())
         return y, [alone(r, self.setting.start) for r in results]
 
@@ -174,8 +178,7 @@ class CheckpointedCall(Checkpoint):
         if self._owner._policy is None:
             return self._owner._run(args, kwargs, False)
         self._noted = Noting(self._owner._policy, watch)
-        with self._noted:
-            y = self._owner._run(args, kwargs, False)
+        y = self._noted.during(self._owner._run, args, kwargs, False)
         self._noted.settle()
         return y
 
@@ -216,11 +219,15 @@ class CheckpointedCall(Checkpoint):
         self.times += 1
         trace = self.trace()
         args, kwargs = snapshots(self._args, self._kwargs)
-        with self.setting.repeated(trace) as (watch, seen):
-            with Postponing(watch) if self._noted is None else Taking(self.name, self._noted, watch):
-                y = self._owner._run(args, kwargs, True)
+
+        def run(watch: Lookout) -> tuple[Any, list[Any]]:
+            runner = Postponing(watch) if self._noted is None else Taking(self.name, self._noted, watch)
+            y = runner.during(self._owner._run, args, kwargs, True)
             results = results_of(y, watch)
             trace.compute(results)
+            return y, results
+
+        (y, results), watch, seen = self.setting.repeated(trace, run)
         self._compare(y, results, seen, watch.used)
         return trace, results
 

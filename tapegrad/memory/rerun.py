@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad import buffer as _buffer
 from tapegrad import nest
@@ -13,14 +13,18 @@ from tapegrad.buffer import Buffer, in_room
 from tapegrad.device import is_array, phantom
 from tapegrad.errors import RecomputeError
 from tapegrad.evaluate import catch_up, postponed
-from tapegrad.node import Call, Node, Runner, next_index, thread
+from tapegrad.node import Node, next_index
+from tapegrad.protocols import Call
+from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor, convert, from_array
 from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.recording import Trace
 from tapegrad.variable import Variable
 
 if TYPE_CHECKING:
-    from tapegrad.node import Run
+    from tapegrad.protocols import Run
+
+T = TypeVar("T")
 
 
 class Lookout:
@@ -230,14 +234,11 @@ class RerunTrace(Trace):
 
 
 class Asked:
-    """A runner that is asked in the block."""
+    """A runner for the length of a call."""
 
-    def __enter__(self) -> None:
-        self._before: Runner | None = thread.runner
-        thread.runner = self  # type: ignore[assignment]
-
-    def __exit__(self, *exc: object) -> None:
-        thread.runner = self._before
+    def during(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns, whose nodes this runner applies."""
+        return during(f, *args, runner=self)
 
 
 class Postponing(Asked):

@@ -18,8 +18,8 @@ from tapegrad.errors import DTypeError, NotATensorError, ReversibleError, ShapeE
 from tapegrad.evaluate import array_of
 from tapegrad.memory.coupling import Slot, couple, slots
 from tapegrad.memory.recompute import Recompute
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor, convert
-from tapegrad.variable import unrecorded
 
 SAMPLE = 64
 """How many elements of a value, at most, are compared with what is brought back."""
@@ -98,19 +98,17 @@ class Reversible:
             count = max(1, min(a.shape[axis], round(room ** (1 / (a.ndim - done)))))
             room = max(1, room // count)
             steps[axis] = slice(None, None, -(-a.shape[axis] // count) or 1)
-        with unrecorded():
-            found = a[tuple(steps)]
-            return array_of(found._buffer) if phantom.mode.dry else found.numpy(copy=True)
+        found = unrecorded(a.__getitem__, tuple(steps))
+        return array_of(found._buffer) if phantom.mode.dry else found.numpy(copy=True)
 
     def compare(self, sample: Any, a: Tensor) -> None:
         """Raise ReversibleError if ``a``, brought back, has drifted too far from what was sampled."""
-        with unrecorded():
-            dtype = "complex128" if a.dtype.kind == "c" else "float64"
-            if phantom.mode.dry:  # no values, so no drift
-                array_of(a.sum(dtype=dtype)._buffer)
-                self.sample(a)
-                return
-            total = a.sum(dtype=dtype).item()
+        sum_of = functools.partial(a.sum, dtype="complex128" if a.dtype.kind == "c" else "float64")
+        if phantom.mode.dry:  # no values, so no drift
+            array_of(unrecorded(sum_of)._buffer)
+            self.sample(a)
+            return
+        total = unrecorded(sum_of).item()
         if total - total != 0:
             raise ReversibleError(
                 f"{self!r}: inverting it gave values that are not finite (shape {a.shape}, {a.dtype}): its outputs, or "

@@ -8,7 +8,8 @@ of its own, or none), nor tangents pushed from outside.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import Buffer
@@ -18,10 +19,13 @@ from tapegrad.memory.manager import MANAGER
 from tapegrad.memory.offload import AHEAD, Moved, move
 from tapegrad.memory.policies import RECOMPUTE, SAVE, Policy, asked
 from tapegrad.memory.rerun import Asked
-from tapegrad.node import Node, thread
+from tapegrad.node import Node
+from tapegrad.state import thread
 
 if TYPE_CHECKING:
-    from tapegrad.node import Run
+    from tapegrad.protocols import Run
+
+T = TypeVar("T")
 
 
 class Noting(Asked):
@@ -136,19 +140,20 @@ class Taking(Asked):
         self._start()
         return out
 
-    def __enter__(self) -> None:
-        super().__enter__()
-        self._start()
-
-    def __exit__(self, *exc: object) -> None:
-        super().__exit__(*exc)
-        for value in self._away:  # of a rerun that ended early
-            value.cancel()
-        if exc[0] is None and self._count != self._expected:
+    def during(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns, a rerun.  Raises RecomputeError."""
+        try:
+            self._start()
+            found = super().during(f, *args)
+        finally:
+            for value in self._away:  # of a rerun that ended early
+                value.cancel()
+        if self._count != self._expected:
             raise RecomputeError(
                 f"{self._name}: the rerun applied {self._count} operations, the first run {self._expected}; with a "
                 "policy, a checkpointed function must apply the same ones each time"
             )
+        return found
 
     def _start(self) -> None:
         """The next values start coming back, while there is room."""

@@ -20,10 +20,9 @@ from tapegrad.memory.schedules.actions import Action, Advance, Tape
 from tapegrad.memory.schedules.rotor import Rotor, Stage
 from tapegrad.memory.schedules.sqrt import by_segments, even_starts
 from tapegrad.memory.sizes import format_bytes, parse_bytes
-from tapegrad.node import thread
+from tapegrad.state import thread, unrecorded
 from tapegrad.tape import GradientTape
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 _NONE: Any = object()
 
@@ -129,9 +128,9 @@ class CheckpointedSequence:
         random, stages, gradients = bits.host_state(), [], 0
         known: set[int] = set()
         try:
-            with overlay({}), unrecorded():
+            with overlay({}):
                 for f, name in zip(self.functions, names, strict=True):
-                    stage, x, more = _measured(f, name, x, known)
+                    stage, x, more = unrecorded(_measured, f, name, x, known)
                     stages.append(stage)
                     gradients += more
         finally:
@@ -154,9 +153,8 @@ def _measured(f: Callable, name: str, x: Any, known: set[int]) -> tuple[Stage, A
     out = _bytes(y, {t._buffer.root().node.index for t in nest.flatten(x) if isinstance(t, Tensor)})
     variables = tape.watched_variables()
     targets = list(_smooth(y))
-    with unrecorded():
-        seeds = [(t * 0 + 1) for t in targets]
-        fill([t._buffer for t in seeds])
+    seeds = unrecorded(lambda: [(t * 0 + 1) for t in targets])
+    fill([t._buffer for t in seeds])
     with measure() as m:
         live = m.live_bytes
         found = tape.gradient(targets, [inputs, list(variables)], output_gradients=seeds)

@@ -10,7 +10,7 @@ from tapegrad.locks import whole
 from tapegrad.memory.figures import Measure
 from tapegrad.memory.here import HERE
 from tapegrad.memory.journal import Journal
-from tapegrad.node import thread
+from tapegrad.state import thread
 
 
 class Telling:

@@ -23,8 +23,8 @@ from tapegrad.ops.products import matmul
 from tapegrad.ops.reductions import Axis, max, mean, min, std, sum, var
 from tapegrad.ops.reductions import any as any_of
 from tapegrad.ops.shape import broadcast_to, permute_dims, reshape, squeeze
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = ["aminmax", "average", "corrcoef", "cov", "ptp", "std_mean", "var_mean"]
 
@@ -44,9 +44,8 @@ def average(a: Any, axis: Axis = None, weights: Any = None, returned: bool = Fal
     at_least = dtypes.float64 if x.dtype.kind in "biu" else w.dtype
     x, w = promote("average", (x, w), lambda d: dtypes.result_type(d, at_least))
     total = sum(w, axis=axes, keepdims=keepdims)
-    with unrecorded():
-        if not phantom.mode.dry and bool(any_of(equal(every(total), 0))):
-            raise ZeroWeightsError("average: weights sum to 0, which nothing can be divided by")
+    if not phantom.mode.dry and unrecorded(lambda: bool(any_of(equal(every(total), 0)))):
+        raise ZeroWeightsError("average: weights sum to 0, which nothing can be divided by")
     found = divide(sum(multiply(x, w), axis=axes, keepdims=keepdims), total)
     return (found, broadcast_to(total, found.shape)) if returned else found
 

@@ -14,13 +14,12 @@ from tapegrad.device import checks, dtypes, phantom, tally
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import IndexingError
 from tapegrad.evaluate import array_of
-from tapegrad.node import thread
 from tapegrad.ops import _cuda_index
 from tapegrad.ops.arithmetic import clip
 from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.ops.selection import where
+from tapegrad.state import thread, unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 
 def checked(op: str, indices: Any, n: int, beside: Tensor) -> Tensor:
@@ -36,9 +35,9 @@ def checked(op: str, indices: Any, n: int, beside: Tensor) -> Tensor:
         return cast(found, dtypes.int64)
     given, found = found, cast(found, dtypes.int64)
     if found.device.lazy:
-        with unrecorded():
-            require(every(given), -n, n - 1, ("index", op), lambda wrong, low, high: _out_of_range(op, wrong, high + 1))
-            return clip(where(found < 0, found + n, found), 0, n - 1)
+        wrong = ("index", op), lambda wrong, low, high: _out_of_range(op, wrong, high + 1)
+        unrecorded(require, every(given), -n, n - 1, *wrong)
+        return unrecorded(lambda: clip(where(found < 0, found + n, found), 0, n - 1))
     array = array_of(every(found)._buffer)
     if phantom.is_phantom(array):  # taken to be in range, and none negative
         return found

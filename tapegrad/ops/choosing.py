@@ -15,13 +15,12 @@ from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.getitem import At, getitem
 from tapegrad.ops.indexing import nonzero, take
 from tapegrad.ops.joining import stack
+from tapegrad.ops.locating import within
 from tapegrad.ops.reductions import any as any_of
-from tapegrad.ops.reductions import max as max_of
-from tapegrad.ops.reductions import min as min_of
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to, reshape
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = ["argwhere", "choose", "compress", "extract", "flatnonzero", "piecewise", "select", "trim_zeros"]
 
@@ -53,10 +52,8 @@ def choose(a: Any, choices: Any, mode: str = "raise") -> Tensor:
         raise IndexingError(f"choose: {places.dtype} numbers of {len(options)} choices; need integers, and a choice")
     n = len(options)
     if mode == "raise":
-        with unrecorded():
-            looked, known = every(places), places.size and not phantom.mode.dry
-            if known and not 0 <= int(min_of(looked).item()) <= int(max_of(looked).item()) < n:
-                raise IndexingError(f"choose: a number is out of range for {n} choices; use mode='wrap' or 'clip'")
+        if places.size and not phantom.mode.dry and not within(every(places), n):
+            raise IndexingError(f"choose: a number is out of range for {n} choices; use mode='wrap' or 'clip'")
     elif mode not in ("wrap", "clip"):
         raise TapegradError(f"choose: mode {mode!r} is not one of raise, wrap, clip")
     else:
@@ -165,14 +162,15 @@ def trim_zeros(filt: Any, trim: str = "fb", axis: Any = None) -> Tensor:
         raise TapegradError(f"trim_zeros: trim={trim!r} holds letters other than f and b")
     axes = range(x.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
     index = [slice(None)] * x.ndim
-    with unrecorded():
-        for a in axes:
-            a = normalize_axis("trim_zeros", a, x.ndim)
-            kept = any_of(not_equal(x, 0), axis=tuple(i for i in range(x.ndim) if i != a))
-            (places,) = nonzero(kept)
-            first, last = (int(places[0]), int(places[-1]) + 1) if places.size else (0, 0)
-            if places.size:
-                index[a] = slice(first if "f" in sides else 0, last if "b" in sides else None)
-            else:
-                index[a] = slice(0, 0) if sides else slice(None)
+    for a in axes:
+        a = normalize_axis("trim_zeros", a, x.ndim)
+        index[a] = unrecorded(_trimmed, x, a, sides)
     return getitem(x, tuple(index))
+
+
+def _trimmed(x: Tensor, a: int, sides: str) -> slice:
+    kept = any_of(not_equal(x, 0), axis=tuple(i for i in range(x.ndim) if i != a))
+    (places,) = nonzero(kept)
+    if not places.size:
+        return slice(0, 0) if sides else slice(None)
+    return slice(int(places[0]) if "f" in sides else 0, int(places[-1]) + 1 if "b" in sides else None)

@@ -22,8 +22,8 @@ from tapegrad.ops.reductions import Axis, max, sum
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to, expand_dims, moveaxis, reshape
 from tapegrad.ops.shape import sum_to as summed_to
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor, identity_of
-from tapegrad.variable import unrecorded
 
 __all__ = [
     "as_strided", "batch_l2_norm_squared", "block", "cartesian_prod", "cdist", "combinations", "cross", "dist", "kron",
@@ -193,12 +193,10 @@ def _norm(gap: Tensor, p: float, axis: Axis, keepdims: bool = False) -> Tensor:
     if p == 1:
         return sum(abs(gap), axis=axis, keepdims=keepdims)
     size = square(gap) if p == 2 else abs(gap)
-    with unrecorded():
-        nothing = equal(gap, 0)
+    nothing = unrecorded(equal, gap, 0)
     powers = size if p == 2 else where(nothing, 0, power(where(nothing, 1, size), p))
     total = sum(powers, axis=axis, keepdims=keepdims)
-    with unrecorded():
-        zero = equal(total, 0)
+    zero = unrecorded(equal, total, 0)
     safe = where(zero, 1, total)
     return where(zero, 0, sqrt(safe) if p == 2 else power(safe, 1.0 / p))
 

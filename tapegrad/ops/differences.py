@@ -19,8 +19,8 @@ from tapegrad.ops.reductions import sum
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to, reshape
 from tapegrad.ops.sorting import argsort, searchsorted
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = ["cumulative_trapezoid", "ediff1d", "gradient", "interp", "trapezoid"]
 
@@ -191,10 +191,9 @@ def _interpolated(at: Tensor, knots: Tensor, values: Tensor, left: Any, right: A
     if n == 1:
         found = broadcast_to(values[0], at.shape)
     else:
-        with unrecorded():
-            place = minimum(maximum(searchsorted(knots, at, side="right") - 1, 0), n - 2)
-            inside = (at >= knots[0]) & (at <= last)
-            at_last = equal(at, last)
+        place = unrecorded(lambda: minimum(maximum(searchsorted(knots, at, side="right") - 1, 0), n - 2))
+        inside = unrecorded(lambda: (at >= knots[0]) & (at <= last))
+        at_last = unrecorded(equal, at, last)
         x0, x1, y0, y1 = (barrier(take_p, part, place + k, axis=0) for part in (knots, values) for k in (0, 1))
         held = where(inside, at, x0)
         slope = (y1 - y0) / where(equal(x0, x1), 1, x1 - x0)

@@ -13,7 +13,6 @@ from typing import Any
 from tapegrad.aval import Shape, broadcast_shapes
 from tapegrad.device import dtypes
 from tapegrad.errors import IndexingError, NotATensorError, ShapeError
-from tapegrad.node import thread
 from tapegrad.ops.arithmetic import add, maximum
 from tapegrad.ops.bounds import checked
 from tapegrad.ops.creation import zeros
@@ -30,6 +29,7 @@ from tapegrad.ops.indexing import (
 )
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to, moveaxis, permute_dims, reshape, reshaped
+from tapegrad.state import thread
 from tapegrad.tensor import Tensor, from_array
 
 

@@ -20,8 +20,8 @@ from tapegrad.ops.joining import flip, stack, unstack
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import reshape
 from tapegrad.ops.sorting import searchsorted
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = ["bincount", "digitize", "histogram", "histogram2d", "histogram_bin_edges", "histogramdd"]
 
@@ -39,8 +39,7 @@ def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Tensor:
         raise DTypeError(f"bincount: needs integers, got {places.dtype}")
     n = minlength
     if places.size:
-        with unrecorded():
-            least, most = int(reductions.min(places).item()), int(reductions.max(places).item())
+        least, most = (int(unrecorded(extreme, places).item()) for extreme in (reductions.min, reductions.max))
         if least < 0:
             raise IndexingError(f"bincount: {least} is negative; count integers from 0 on")
         n = most + 1 if most >= n else n
@@ -68,9 +67,8 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Tensor:
     edges = precise("digitize", bins)
     if edges.ndim != 1:
         raise ShapeError(f"digitize: bins of shape {edges.shape}; need a vector")
-    with unrecorded():
-        falling = edges.size > 1 and bool(edges[0] > edges[-1])
-        _check_rising("digitize", -edges if falling else edges)
+    falling = edges.size > 1 and unrecorded(lambda: bool(edges[0] > edges[-1]))
+    unrecorded(lambda: _check_rising("digitize", -edges if falling else edges))
     side = "left" if right else "right"
     return edges.size - searchsorted(flip(edges), x, side=side) if falling else searchsorted(edges, x, side=side)
 
@@ -91,11 +89,9 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
         edges = precise("histogram", bins, x)
         if edges.ndim != 1:
             raise ShapeError(f"histogram: edges of shape {edges.shape}; need a vector")
-        with unrecorded():
-            _check_rising("histogram", edges)
+        unrecorded(_check_rising, "histogram", edges)
         return own(edges, bins)
-    with unrecorded():
-        data = CPU.xp.asarray(x.numpy() if isinstance(bins, str) else _ends(x, range))
+    data = CPU.xp.asarray(unrecorded(x.numpy) if isinstance(bins, str) else unrecorded(_ends, x, range))
     try:
         edges = CPU.xp.histogram_bin_edges(data, bins if isinstance(bins, str) else int(bins), range)
     except (TypeError, ValueError) as e:
@@ -139,14 +135,17 @@ def histogram(
 def _counted(columns: Sequence[Tensor], edges: Sequence[Tensor], w: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     shape = tuple(max(0, e.size - 1) for e in edges)
     n = math.prod(shape)
-    with unrecorded():
+
+    def bins() -> Tensor:
         place: Any = 0
         inside: Any = None
         for x, e, count in zip(columns, edges, shape, strict=True):
             at, good = _bins_of(*promote("histogram", (x, e)))
             place = place * count + at
             inside = good if inside is None else logical_and(inside, good)
-        place = where(inside, place, n)
+        return where(inside, place, n)
+
+    place = unrecorded(bins)
     return reshape(barrier(scatter_add_p, w, place, axis=0, n=n + 1)[:n], shape), shape
 
 

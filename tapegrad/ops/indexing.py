@@ -21,8 +21,8 @@ from tapegrad.ops.creation import arange, zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
 from tapegrad.ops.shape import broadcast_to, moveaxis, reshape
 from tapegrad.primitive import Bad, Primitive, Sample, general, linear
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor, from_array
-from tapegrad.variable import unrecorded
 
 Part = int | tuple[int, int, int]
 """What a basic index takes of one axis: a position (the axis goes), or (first, count, step)."""
@@ -220,8 +220,9 @@ def take(x: Any, indices: Any, /, axis: int | None = None, *, mode: str = "raise
 def _brought_in(places: Tensor, n: int, mode: str) -> Tensor:
     if mode not in ("clip", "wrap"):
         raise IndexingError(f"take: mode {mode!r} is not one of raise, clip, wrap")
-    with unrecorded():
-        return clip(places, 0, max(n - 1, 0)) if mode == "clip" else remainder(places, max(n, 1))
+    if mode == "clip":
+        return unrecorded(clip, places, 0, max(n - 1, 0))
+    return unrecorded(remainder, places, max(n, 1))
 
 
 def take_along_axis(x: Any, indices: Any, /, axis: int = -1) -> Tensor:

@@ -19,8 +19,8 @@ from tapegrad.ops.ranges import tri
 from tapegrad.ops.reductions import max as max_of
 from tapegrad.ops.reductions import min as min_of
 from tapegrad.ops.shape import broadcast_to, reshape
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = [
     "diag_indices", "diag_indices_from", "indices", "ix_", "ravel_multi_index", "tril_indices", "tril_indices_from",
@@ -112,6 +112,11 @@ def _order(op: str, order: str) -> int:
     return -1 if order == "C" else 1
 
 
+def within(places: Tensor, n: int) -> bool:
+    """Whether all of ``places``, at least one, lie in ``[0, n)``."""
+    return 0 <= int(unrecorded(min_of, places).item()) <= int(unrecorded(max_of, places).item()) < n
+
+
 def unravel_index(indices: Any, shape: int | Sequence[int], order: str = "C") -> tuple[Tensor, ...]:
     """For flat positions in an array of ``shape`` the index along each dimension.
 
@@ -122,9 +127,8 @@ def unravel_index(indices: Any, shape: int | Sequence[int], order: str = "C") ->
     if not dtypes.is_integer(places.dtype):
         raise IndexingError(f"unravel_index: positions must be integers, got {places.dtype}")
     n = math.prod(lengths)
-    with unrecorded():
-        if places.size and not 0 <= int(min_of(places).item()) <= int(max_of(places).item()) < n:
-            raise IndexingError(f"unravel_index: a position is out of range for an array of shape {lengths}")
+    if places.size and not within(places, n):
+        raise IndexingError(f"unravel_index: a position is out of range for an array of shape {lengths}")
     places = cast(places, dtypes.int64)
     found = []
     for length in lengths[:: _order("unravel_index", order)]:
@@ -160,7 +164,6 @@ def _held(x: Tensor, n: int, mode: str) -> Tensor:
         return minimum(maximum(x, 0), n - 1)
     if mode != "raise":
         raise TapegradError(f"ravel_multi_index: mode {mode!r} is not one of raise, wrap, clip")
-    with unrecorded():
-        if x.size and not 0 <= int(min_of(x).item()) <= int(max_of(x).item()) < n:
-            raise IndexingError(f"ravel_multi_index: an index is out of range for an axis of length {n}")
+    if x.size and not within(x, n):
+        raise IndexingError(f"ravel_multi_index: an index is out of range for an axis of length {n}")
     return x

@@ -6,8 +6,8 @@ from typing import Any
 
 from tapegrad import buffer as _buffer
 from tapegrad.errors import NotATensorError
-from tapegrad.node import thread
 from tapegrad.ops.dispatch import tensor
+from tapegrad.state import thread
 from tapegrad.tensor import Tensor
 
 

@@ -19,8 +19,8 @@ from tapegrad.ops.reductions import all as all_of
 from tapegrad.ops.reductions import any as any_of
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import reshape
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = [
     "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum",
@@ -84,10 +84,8 @@ def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def _position(op: str, a: Any, axis: int | None, keepdims: bool, worst: float) -> Tensor:
     x, gone = _filled(op, a, worst)
-    if gone is not None:
-        with unrecorded():
-            if x.size and bool(any_of(every(all_of(gone, axis=axis)))):
-                raise AllNaNError(f"{op}: a slice along axis {axis} of {x.shape} holds nothing but NaN")
+    if gone is not None and x.size and unrecorded(lambda: bool(any_of(every(all_of(gone, axis=axis))))):
+        raise AllNaNError(f"{op}: a slice along axis {axis} of {x.shape} holds nothing but NaN")
     return getattr(sorting, op.removeprefix("nan"))(x, axis=axis, keepdims=keepdims)
 
 

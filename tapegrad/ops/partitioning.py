@@ -17,8 +17,8 @@ from tapegrad.ops.selection import where
 from tapegrad.ops.shape import moveaxis, reshape, squeeze
 from tapegrad.ops.sorting import argmax, argsort, sort
 from tapegrad.primitive import Bad, Sample, general
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = ["argpartition", "kthvalue", "lexsort", "mode", "msort", "partition", "sort_complex", "topk"]
 
@@ -152,15 +152,17 @@ def mode(input: Any, dim: int = -1, keepdim: bool = False) -> Chosen:
     a = normalize_axis("mode", dim, x.ndim)
     if not x.shape[a]:
         raise ShapeError(f"mode: {x.shape} is empty along axis {a}; there is no mode of nothing")
-    with unrecorded():
-        rows = moveaxis(x, a, -1)
-        order = argsort(rows, axis=-1)
-        rows = take_along_axis(rows, order, axis=-1)
-        same = logical_or(
-            equal(rows[..., 1:], rows[..., :-1]), logical_and(isnan(rows[..., 1:]), isnan(rows[..., :-1]))
-        )
-        first = ones((*rows.shape[:-1], 1), dtype=dtypes.bool_, device=x.device)
-        at = arange(rows.shape[-1], device=x.device)
-        begins = cummax(where(concat([first, logical_not(same)], axis=-1), at, 0)).values
-        places = take_along_axis(order, argmax(at - begins, axis=-1, keepdims=True), axis=-1)
+    places = unrecorded(_places_of_modes, x, a)
     return _cut(x, a, keepdim, moveaxis(places, -1, a))
+
+
+def _places_of_modes(x: Tensor, a: int) -> Tensor:
+    """Along the last axis."""
+    rows = moveaxis(x, a, -1)
+    order = argsort(rows, axis=-1)
+    rows = take_along_axis(rows, order, axis=-1)
+    same = logical_or(equal(rows[..., 1:], rows[..., :-1]), logical_and(isnan(rows[..., 1:]), isnan(rows[..., :-1])))
+    first = ones((*rows.shape[:-1], 1), dtype=dtypes.bool_, device=x.device)
+    at = arange(rows.shape[-1], device=x.device)
+    begins = cummax(where(concat([first, logical_not(same)], axis=-1), at, 0)).values
+    return take_along_axis(order, argmax(at - begins, axis=-1, keepdims=True), axis=-1)

@@ -18,8 +18,8 @@ from tapegrad.ops.reductions import all as all_of
 from tapegrad.ops.selection import where
 from tapegrad.ops.trigonometric import atan2, cos, sin
 from tapegrad.primitive import elementwise
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor, identity_of
-from tapegrad.variable import unrecorded
 
 __all__ = ["angle", "deg2rad", "degrees", "polar", "rad2deg", "radians", "real_if_close", "sinc", "unwrap"]
 
@@ -143,9 +143,8 @@ def real_if_close(a: Any, tol: float = 100) -> Tensor:
     a = tensor("real_if_close", a)
     if a.dtype.kind != "c":
         return identity_of(a)
-    with unrecorded():
-        bound = tol * float(dtypes.finfo(a.dtype).eps) if tol > 1 else tol
-        small = bool(all_of(abs(imag(a)) < bound))
+    bound = tol * float(dtypes.finfo(a.dtype).eps) if tol > 1 else tol
+    small = unrecorded(lambda: bool(all_of(abs(imag(a)) < bound)))
     return real(a) if small else identity_of(a)
 
 
@@ -162,7 +161,8 @@ def unwrap(p: Any, discont: float | None = None, axis: int = -1, *, period: floa
     if not whole:
         p = cast(p, dtypes.in_float(p.dtype))
     later = (slice(None),) * a + (slice(1, None),)
-    with unrecorded():
+
+    def turns() -> Tensor:
         step = diff(p, axis=a)
         high = period // 2 if whole else period / 2
         low = -high
@@ -170,5 +170,7 @@ def unwrap(p: Any, discont: float | None = None, axis: int = -1, *, period: floa
         if not (whole and period % 2):
             turned = where(logical_and(equal(turned, low), step > 0), high, turned)
         fixed = where(abs(step) < (period / 2 if discont is None else discont), 0, turned - step)
-        total = cast(cumulative_sum(fixed, axis=a), p.dtype)
+        return cast(cumulative_sum(fixed, axis=a), p.dtype)
+
+    total = unrecorded(turns)
     return concat([p[(slice(None),) * a + (slice(0, 1),)], p[later] + total], axis=a)

@@ -14,8 +14,8 @@ from tapegrad.ops.creation import zeros
 from tapegrad.ops.dispatch import promote, tensor
 from tapegrad.ops.reductions import all as all_of
 from tapegrad.ops.selection import where
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = [
     "allclose", "array_equal", "array_equiv", "isclose", "iscomplex", "iscomplexobj", "isneginf", "isposinf", "isreal",
@@ -84,15 +84,18 @@ def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: boo
 
     Raises ShapeError.
     """
-    with unrecorded():
-        x, y = promote("isclose", (a, b))
-        if dtypes.is_integer(y.dtype) or y.dtype.kind == "b":  # so that no integer's magnitude overflows
-            y = promote("isclose", (y, 1.0))[0] if y.dtype.kind == "b" else y * 1.0
-        finite = isfinite(y)
-        safe = where(finite, y, 0)
-        near = less_equal(abs(subtract(where(isfinite(x), x, 0) * 1.0, safe)), atol + rtol * abs(safe))
-        near = where(logical_and(isfinite(x), finite), near, equal(x, y))
-        return logical_or(near, logical_and(isnan(x), isnan(y))) if equal_nan else near
+    return unrecorded(_isclose, a, b, rtol, atol, equal_nan)
+
+
+def _isclose(a: Any, b: Any, rtol: Any, atol: Any, equal_nan: bool) -> Tensor:
+    x, y = promote("isclose", (a, b))
+    if dtypes.is_integer(y.dtype) or y.dtype.kind == "b":  # so that no integer's magnitude overflows
+        y = promote("isclose", (y, 1.0))[0] if y.dtype.kind == "b" else y * 1.0
+    finite = isfinite(y)
+    safe = where(finite, y, 0)
+    near = less_equal(abs(subtract(where(isfinite(x), x, 0) * 1.0, safe)), atol + rtol * abs(safe))
+    near = where(logical_and(isfinite(x), finite), near, equal(x, y))
+    return logical_or(near, logical_and(isnan(x), isnan(y))) if equal_nan else near
 
 
 def allclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> bool:
@@ -103,7 +106,7 @@ def allclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bo
 def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
     """Whether shapes and all elements are equal (with ``equal_nan``, NaN equals NaN): a Python bool."""
     x, y = tensor("array_equal", a1), tensor("array_equal", a2)
-    return x.shape == y.shape and _same(x, y, equal_nan)
+    return x.shape == y.shape and unrecorded(_same, x, y, equal_nan)
 
 
 def array_equiv(a1: Any, a2: Any) -> bool:
@@ -113,11 +116,10 @@ def array_equiv(a1: Any, a2: Any) -> bool:
         broadcast_shapes("array_equiv", x.shape, y.shape)
     except ShapeError:
         return False
-    return _same(x, y, False)
+    return unrecorded(_same, x, y, False)
 
 
 def _same(x: Tensor, y: Tensor, equal_nan: bool) -> bool:
-    with unrecorded():
-        x, y = promote("array_equal", (x, y))
-        found = equal(x, y)
-        return bool(all_of(logical_or(found, logical_and(isnan(x), isnan(y))) if equal_nan else found))
+    x, y = promote("array_equal", (x, y))
+    found = equal(x, y)
+    return bool(all_of(logical_or(found, logical_and(isnan(x), isnan(y))) if equal_nan else found))

@@ -6,6 +6,7 @@ NaN in a slice makes its result NaN; the ``nan`` variants leave NaN out, and giv
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tapegrad.aval import normalize_axes
@@ -24,8 +25,8 @@ from tapegrad.ops.reductions import all as all_of
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to, expand_dims, moveaxis, permute_dims, reshape
 from tapegrad.ops.sorting import argsort
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = ["median", "nanmedian", "nanpercentile", "nanquantile", "percentile", "quantile"]
 
@@ -91,26 +92,25 @@ class _Sorted:
 
     def __init__(self, rows: Tensor, skip: bool = False) -> None:
         self.rows, self._skip = rows, skip
-        with unrecorded():
-            self._order = argsort(rows, axis=-1)
+        self._order = unrecorded(partial(argsort, axis=-1), rows)
 
     def at(self, places: Tensor | slice) -> Tensor:
         """Elements at ``places``, integers ``(..., k)``; with ``skip`` 0 for NaN."""
-        with unrecorded():
-            order = self._order
-            picked = order[..., places] if isinstance(places, slice) else take_along_axis(order, places, axis=-1)
+        picked = unrecorded(self._order_at, places)
         found = take_along_axis(self.rows, picked, axis=-1)
         return where(isnan(found), 0, found) if self._skip else found
 
+    def _order_at(self, places: Tensor | slice) -> Tensor:
+        order = self._order
+        return order[..., places] if isinstance(places, slice) else take_along_axis(order, places, axis=-1)
+
     def ends_in_nan(self) -> Tensor:
         """Whether each row holds a NaN, ``(..., 1)``."""
-        with unrecorded():
-            return isnan(self.at(slice(-1, None)))
+        return unrecorded(lambda: isnan(self.at(slice(-1, None))))
 
     def whole(self) -> Tensor:
         """All of it, of no concern to tapes."""
-        with unrecorded():
-            return take_along_axis(self.rows, self._order, axis=-1)
+        return unrecorded(self.by, self.rows)
 
     def by(self, other: Tensor) -> Tensor:
         """``other`` in the same order."""
@@ -154,14 +154,13 @@ def _at(rows: _Sorted, count: Any, q: Tensor, method: str, weak: bool) -> Tensor
 def _prepared(op: str, q: Any, scale: float, rows: Tensor) -> tuple[Tensor, bool]:
     """``q / scale`` as floats in [0, 1], and whether it is a Python number, whose dtype gives way to the data's."""
     weak = type(q) in (int, float)  # not NumPy's float64, which is a float, too
-    with unrecorded():
-        if isinstance(given := q, Tensor):
-            inside = not q.size or bool(all_of((q >= 0) & (q <= scale)))
-        else:  # looked at where it lies: nothing waits for the device
-            q = CPU.xp.asarray(q, dtype="float64" if weak or isinstance(q, (list, tuple)) else None)
-            inside = bool(((q >= 0) & (q <= scale)).all())
-        if not inside:
-            raise TapegradError(f"{op}: {given!r:.60} has elements outside [0, {scale}]")
+    if isinstance(given := q, Tensor):
+        inside = not q.size or unrecorded(lambda: bool(all_of((given >= 0) & (given <= scale))))
+    else:  # looked at where it lies: nothing waits for the device
+        q = CPU.xp.asarray(q, dtype="float64" if weak or isinstance(q, (list, tuple)) else None)
+        inside = bool(((q >= 0) & (q <= scale)).all())
+    if not inside:
+        raise TapegradError(f"{op}: {given!r:.60} has elements outside [0, {scale}]")
     (found,) = promote(op, (tensor(op, q, rows),), lambda d: d if dtypes.is_inexact(d) else dtypes.float64)
     return (found if scale == 1 else divide(found, scale)), weak
 
@@ -208,14 +207,17 @@ def _present(rows: Tensor) -> Tensor:
 
 def _weighted(rows: _Sorted, w: Tensor, q: Tensor, skip: bool) -> Tensor:
     """The first elements up to which at least the part ``q`` of the weights of their rows lies."""
-    with unrecorded():
+
+    def places() -> tuple[Tensor, Tensor]:
         gone = isnan(rows.whole())
-        w = cast(where(gone, 0, w) if skip else w, dtypes.float64)
-        reached = cumulative_sum(w, axis=-1)
+        weights = cast(where(gone, 0, w) if skip else w, dtypes.float64)
+        reached = cumulative_sum(weights, axis=-1)
         reached = cast(reached / reached[..., -1:], q.dtype)
         reached = where(equal(reached, 0), -1, reached)
-        places = sum(expand_dims(reached, -1) < q, axis=-2)
-    found = _gather(rows, cast(places, dtypes.float64))
+        return sum(expand_dims(reached, -1) < q, axis=-2), gone
+
+    at, gone = unrecorded(places)
+    found = _gather(rows, cast(at, dtypes.float64))
     return found if skip else where(gone[..., -1:], float("nan"), found)
 
 

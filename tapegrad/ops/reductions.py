@@ -23,8 +23,8 @@ from tapegrad.ops.joining import concat, stack
 from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to, permute_dims, reshape, reshaped
 from tapegrad.primitive import Bad, Primitive, Sample, general, linear
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor, identity_of
-from tapegrad.variable import unrecorded
 
 Axis = int | Sequence[int] | None
 
@@ -100,8 +100,7 @@ def mean(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = Fa
 @in_float32
 def _mean(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
     count = math.prod(x.shape[a] for a in axes)
-    with waiting(x._buffer.node.aval) as done:
-        return done(sum(x, axis=axes, keepdims=keepdims) / (count or float("nan")))
+    return waiting(x._buffer.node.aval, lambda: sum(x, axis=axes, keepdims=keepdims) / (count or float("nan")))
 
 
 def _ties(x: Tensor, out: Tensor, axis: tuple[int, ...], ndim: int) -> tuple[Tensor, Tensor]:
@@ -278,8 +277,8 @@ def _var(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool) ->
     deviation = subtract(x, mean(x, axis=axes, keepdims=True))
     squares = squared_size(deviation)
     count = math.prod(x.shape[a] for a in axes) - correction
-    with waiting(x._buffer.node.aval) as done:
-        return done(sum(squares, axis=axes, keepdims=keepdims) / (count if count > 0 else float("nan")))
+    number = count if count > 0 else float("nan")
+    return waiting(x._buffer.node.aval, lambda: sum(squares, axis=axes, keepdims=keepdims) / number)
 
 
 def std(
@@ -308,12 +307,13 @@ def logsumexp(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
     x = tensor("logsumexp", x)
     axes = normalize_axes("logsumexp", axis, x.ndim)
     x = cast(x, dtypes.in_float(x.dtype))
-    with unrecorded():
-        if math.prod(x.shape[a] for a in axes):
-            most = max(x, axis=axes, keepdims=True)
-            most = where(isfinite(most), most, 0)
-        else:
-            most = zeros(kept_shape(x.shape, axes), dtype=x.dtype, device=x.device)
-    with waiting(x._buffer.node.aval) as done:
-        out = done(log(sum(exp(x - most), axis=axes, keepdims=True)) + most)
+
+    def shift() -> Tensor:
+        if not math.prod(x.shape[a] for a in axes):
+            return zeros(kept_shape(x.shape, axes), dtype=x.dtype, device=x.device)
+        most = max(x, axis=axes, keepdims=True)
+        return where(isfinite(most), most, 0)
+
+    most = unrecorded(shift)
+    out = waiting(x._buffer.node.aval, lambda: log(sum(exp(x - most), axis=axes, keepdims=True)) + most)
     return out if keepdims else reshape(out, tuple(n for i, n in enumerate(x.shape) if i not in axes))

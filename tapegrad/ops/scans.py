@@ -15,8 +15,8 @@ from tapegrad.ops.indexing import take_along_axis
 from tapegrad.ops.joining import concat
 from tapegrad.ops.selection import where
 from tapegrad.primitive import Sample, general
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor, identity_of
-from tapegrad.variable import unrecorded
 
 __all__ = ["cummax", "cummin", "logcumsumexp"]
 
@@ -70,9 +70,12 @@ def cummin(input: Any, dim: int = -1) -> Running:
 
 def _join(x: Tensor, y: Tensor) -> Tensor:
     """``logaddexp`` whose derivatives are right at -inf, too: 0 for an operand of -inf, both 0 for two of them."""
-    with unrecorded():
+
+    def shift() -> Tensor:
         most = maximum(x, y)
-        most = where(isfinite(most), most, 0)
+        return where(isfinite(most), most, 0)
+
+    most = unrecorded(shift)
     total = exp(x - most) + exp(y - most)
     nothing = equal(total, 0)
     return where(nothing, -float("inf"), log(where(nothing, 1, total)) + most)

@@ -24,8 +24,8 @@ from tapegrad.ops.selection import where
 from tapegrad.ops.shape import broadcast_to, moveaxis, reshape
 from tapegrad.ops.sorting import argsort
 from tapegrad.primitive import Primitive, Sample, general
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.variable import unrecorded
 
 __all__ = ["index_add", "index_reduce", "segment_max", "segment_mean", "segment_min", "segment_prod", "segment_sum"]
 
@@ -43,12 +43,13 @@ def _prepared(op: str, data: Any, segment_ids: Any, num_segments: int | None) ->
         raise ShapeError(f"{op}: ids of shape {ids.shape} for data of shape {x.shape}: one for each leading element")
     x = reshape(x, (ids.size, *x.shape[ids.ndim :]))
     ids = cast(reshape(ids, (ids.size,)), dtypes.int64)
-    with unrecorded():
-        n = (max(0, int(max_of(ids).item()) + 1) if ids.size else 0) if num_segments is None else int(num_segments)
-        if n < 0:
-            raise ShapeError(f"{op}: num_segments={n} is negative")
-        ids = where(logical_or(ids < 0, ids >= n), n, ids)
-    return x, ids, n
+    if num_segments is None:
+        n = max(0, int(unrecorded(max_of, ids).item()) + 1) if ids.size else 0
+    else:
+        n = int(num_segments)
+    if n < 0:
+        raise ShapeError(f"{op}: num_segments={n} is negative")
+    return x, unrecorded(lambda: where(logical_or(ids < 0, ids >= n), n, ids)), n
 
 
 def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None) -> Tensor:
@@ -63,9 +64,8 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None) ->
 
 def _counts(ids: Tensor, n: int, like: Tensor) -> Tensor:
     """How many slices each segment has, shaped to go with the segments of ``like``."""
-    with unrecorded():
-        one = ones(ids.shape, dtype=dtypes.accumulator(dtypes.real_of(like.dtype)), device=ids.device)
-        return reshape(barrier(scatter_add_p, one, ids, axis=0, n=n + 1)[:n], (n,) + (1,) * (like.ndim - 1))
+    one = ones(ids.shape, dtype=dtypes.accumulator(dtypes.real_of(like.dtype)), device=ids.device)
+    return reshape(barrier(scatter_add_p, one, ids, axis=0, n=n + 1)[:n], (n,) + (1,) * (like.ndim - 1))
 
 
 def segment_mean(data: Any, segment_ids: Any, num_segments: int | None = None) -> Tensor:
@@ -73,7 +73,7 @@ def segment_mean(data: Any, segment_ids: Any, num_segments: int | None = None) -
     x, ids, n = _prepared("segment_mean", data, segment_ids, num_segments)
     x = x if dtypes.is_inexact(x.dtype) else cast(x, dtypes.float64)
     total = barrier(scatter_add_p, x, ids, axis=0, n=n + 1)[:n]
-    return cast(divide(total, maximum(_counts(ids, n, x), 1)), x.dtype)
+    return cast(divide(total, maximum(unrecorded(_counts, ids, n, x), 1)), x.dtype)
 
 
 def _worst(dtype: Any, largest: bool) -> float:
@@ -158,12 +158,15 @@ def segment_prod(data: Any, segment_ids: Any, num_segments: int | None = None) -
     one = ones((1, *x.shape[1:]), dtype=x.dtype, device=x.device)
     if not count:
         return broadcast_to(one, (n, *x.shape[1:]))
-    with unrecorded():
+
+    def sorted_ids() -> tuple[Tensor, Tensor, int, Tensor]:
         order = argsort(ids)
-        ids = barrier(take_p, ids, order, axis=0)
-        tally = barrier(scatter_add_p, ones(ids.shape, dtype=dtypes.int64, device=ids.device), ids, axis=0, n=n + 1)
+        found = barrier(take_p, ids, order, axis=0)
+        tally = barrier(scatter_add_p, ones(ids.shape, dtype=dtypes.int64, device=ids.device), found, axis=0, n=n + 1)
         longest = count if phantom.mode.dry else int(max_of(every(tally)).item())
-        places = where(tally > 0, cumulative_sum(tally) - 1, count)[:n]
+        return found, order, longest, where(tally > 0, cumulative_sum(tally) - 1, count)[:n]
+
+    ids, order, longest, places = unrecorded(sorted_ids)
     x, reach = barrier(take_p, x, order, axis=0), 1
     while reach < longest:
         same = reshape(equal(ids[reach:], ids[:-reach]), column)
@@ -211,6 +214,6 @@ def index_reduce(input: Any, dim: int, index: Any, source: Any, reduce: str, *, 
         own = arange(n, device=x.device)
         found = reductions[reduce](concat([x, y], axis=0), concat([own, places], axis=0), n)
     else:
-        named = _counts(places, n, x) > 0
+        named = unrecorded(_counts, places, n, x) > 0
         found = where(named, reductions[reduce](y, places, n), x)
     return moveaxis(cast(found, x.dtype), 0, a)

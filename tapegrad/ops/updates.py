@@ -19,7 +19,6 @@ from tapegrad.device.kernel import Kernel
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.evaluate import array_of
 from tapegrad.fusion.region import runs_at_once
-from tapegrad.node import thread
 from tapegrad.ops.arithmetic import maximum, sqrt
 from tapegrad.ops.comparison import isfinite
 from tapegrad.ops.creation import asarray, astype
@@ -27,6 +26,7 @@ from tapegrad.ops.dispatch import promote
 from tapegrad.ops.joining import stack
 from tapegrad.ops.reductions import sum as sum_all
 from tapegrad.ops.selection import where
+from tapegrad.state import thread
 from tapegrad.tensor import Tensor, from_array, materialize
 
 AT_ONCE = 32 * 2**20

@@ -19,8 +19,9 @@ from tapegrad.memory.here import optimizing
 from tapegrad.memory.steps import OPTIMIZER, STEPS
 from tapegrad.ops import updates
 from tapegrad.ops.updates import clip_by_global_norm
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor, materialize
-from tapegrad.variable import Variable, unrecorded
+from tapegrad.variable import Variable
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "clip_by_global_norm"]
 
@@ -137,14 +138,17 @@ class Optimizer:
 
         Raises GradientError (None, other number or shape, a variable twice, no gradients at all), DTypeError.
         """
-        with unrecorded(), optimizing():
-            pairs = self._checked_pairs(list(grads), list(variables), skip_none)
-            rate, step = self.current_learning_rate(), self._steps_done() + 1
-            for group in updates.groups([v for _, v in pairs]):
-                self._change([pairs[i] for i in group], rate, step)
-            self.iterations.assign(step)
-            self._counted = self._iterations_now(), step
+        with optimizing():
+            unrecorded(self._apply, list(grads), list(variables), skip_none)
         STEPS.mark(OPTIMIZER)
+
+    def _apply(self, grads: list[Any], variables: list[Variable], skip_none: bool) -> None:
+        pairs = self._checked_pairs(grads, variables, skip_none)
+        rate, step = self.current_learning_rate(), self._steps_done() + 1
+        for group in updates.groups([v for _, v in pairs]):
+            self._change([pairs[i] for i in group], rate, step)
+        self.iterations.assign(step)
+        self._counted = self._iterations_now(), step
 
     def _change(self, pairs: list[tuple[Tensor, Variable]], rate: float, step: int) -> None:
         """Assign new values to some variables and to their slots; the old ones are freed on return."""
@@ -171,8 +175,7 @@ class Optimizer:
 
     def _iterations_now(self) -> Any:
         """What ``iterations`` holds: another object after every assignment."""
-        with unrecorded():
-            return self.iterations._content()._buffer
+        return unrecorded(self.iterations._content)._buffer
 
     def _checked_pairs(self, grads: list[Any], variables: list[Variable], skip: bool) -> list[tuple[Tensor, Variable]]:
         """The gradients to apply, as tensors in their variables' dtypes, clipped."""

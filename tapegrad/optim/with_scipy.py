@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from tapegrad import nest, ops
 from tapegrad.errors import DTypeError, GradientError, TapegradError
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.functional import hessian, hvp, jacobian, value_and_grad
-from tapegrad.variable import unrecorded
 
 
 class _Flat:
@@ -49,9 +50,8 @@ def _objective(f: Callable[[Any], Any]) -> Callable[[Any], tuple[float, Any]]:
     both = value_and_grad(f)
 
     def fun(flat: Any) -> tuple[float, Any]:
-        with unrecorded():
-            value, gradient = both(_numbers(flat))
-            return float(value.item()), gradient.numpy(copy=True)
+        value, gradient = unrecorded(both, _numbers(flat))
+        return float(value.item()), gradient.numpy(copy=True)
 
     return fun
 
@@ -107,11 +107,9 @@ def minimize(
         given["callback"] = lambda v: callback(flat.unflatten(v))
     if constraints:
         given["constraints"] = _constraints(flat, constraints)
-    with unrecorded():
-        found = scipy.optimize.minimize(
-            _objective(of_vector), flat.start, jac=True, method=method, bounds=bounds, tol=tol, options=options, **given
-        )
-        found.x = flat.unflatten(found.x)
+    given.update(jac=True, method=method, bounds=bounds, tol=tol, options=options)
+    found = unrecorded(functools.partial(scipy.optimize.minimize, _objective(of_vector), flat.start, **given))
+    found.x = unrecorded(flat.unflatten, found.x)
     return found
 
 

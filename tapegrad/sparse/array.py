@@ -18,8 +18,8 @@ from tapegrad.ops.selection import where
 from tapegrad.ops.shape import expand_dims, permute_dims, reshape, squeeze
 from tapegrad.ops.sorting import argsort, searchsorted
 from tapegrad.sparse.products import matrix, sparse_matmul_p
+from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor, convert
-from tapegrad.variable import unrecorded
 
 
 class SparseTensor:
@@ -93,8 +93,7 @@ class SparseTensor:
     def todense(self) -> Tensor:
         """The whole matrix as a tensor."""
         rows, columns = self._stored_shape
-        with unrecorded():
-            places = _rows(self) * columns + self.indices
+        places = unrecorded(lambda: _rows(self) * columns + self.indices)
         flat = barrier(scatter_add_p, self.data, places, axis=0, n=rows * columns)
         found = reshape(flat, (rows, columns))
         return permute_dims(found, (1, 0)) if self._transposed else found
@@ -119,9 +118,8 @@ class SparseTensor:
 
     def diagonal(self) -> Tensor:
         """The elements ``[i, i]``."""
-        with unrecorded():
-            rows = _rows(self)
-            inside = rows == self.indices
+        rows = unrecorded(_rows, self)
+        inside = unrecorded(rows.__eq__, self.indices)
         n = self._stored_shape[0]
         return barrier(scatter_add_p, where(inside, self.data, 0), rows, axis=0, n=n)[: min(self.shape)]
 
@@ -178,9 +176,8 @@ def _rows(a: SparseTensor) -> Tensor:
 def _same_places(a: SparseTensor, b: SparseTensor) -> bool:
     if a.shape != b.shape or a._transposed != b._transposed or a.nnz != b.nnz or a.device is not b.device:
         return False
-    with unrecorded():
-        pairs = ((a.indices, b.indices), (a.indptr, b.indptr))
-        return all(x._buffer is y._buffer or bool((x == y).all()) for x, y in pairs)
+    pairs = ((a.indices, b.indices), (a.indptr, b.indptr))
+    return unrecorded(lambda: all(x._buffer is y._buffer or bool((x == y).all()) for x, y in pairs))
 
 
 def is_foreign(x: Any) -> bool:
@@ -205,17 +202,16 @@ def csr(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> SparseT
             f"{(rows, width)}; need (nnz,), (nnz,) and ({rows + 1},)"
         )
     if not phantom.mode.dry:
-        _check_places(columns, starts, width)
+        unrecorded(_check_places, columns, starts, width)
     return SparseTensor(values, columns, starts, (rows, width), False)
 
 
 def _check_places(columns: Tensor, starts: Tensor, width: int) -> None:
     count = columns.size
-    with unrecorded():
-        require(columns, 0, width - 1, *_wrong("column {wrong} for {count} columns"))
-        require(starts[1:] - starts[:-1], 0, count, *_wrong("indptr decreases, or leaps"))
-        require(starts[:1], 0, 0, *_wrong("indptr begins with {wrong}, not 0"))
-        require(starts[-1:], count, count, *_wrong("indptr ends with {wrong}, not {high}, the values"))
+    require(columns, 0, width - 1, *_wrong("column {wrong} for {count} columns"))
+    require(starts[1:] - starts[:-1], 0, count, *_wrong("indptr decreases, or leaps"))
+    require(starts[:1], 0, 0, *_wrong("indptr begins with {wrong}, not 0"))
+    require(starts[-1:], count, count, *_wrong("indptr ends with {wrong}, not {high}, the values"))
 
 
 def _wrong(what: str, op: str = "sparse.csr") -> tuple[str, Callable[[int, int, int], IndexingError]]:
@@ -241,11 +237,9 @@ def coo(data: Any, row: Any, col: Any, shape: tuple[int, int]) -> SparseTensor:
         )
     if not phantom.mode.dry:
         require(rows, 0, shape[0] - 1, *_wrong("row {wrong} for {count} rows", "sparse.coo"))
-    with unrecorded():
-        order = argsort(rows)
-        starts = searchsorted(take(rows, order), arange(shape[0] + 1, device=values.device))
-        columns = take(columns, order)
-    return csr(take(values, order), columns, starts, shape)
+    order = unrecorded(argsort, rows)
+    starts = unrecorded(lambda: searchsorted(take(rows, order), arange(shape[0] + 1, device=values.device)))
+    return csr(take(values, order), unrecorded(take, columns, order), starts, shape)
 
 
 def asarray(a: Any, dtype: Any = None) -> SparseTensor:

@@ -13,8 +13,8 @@ from typing import Any
 
 from tapegrad.device import CPU
 from tapegrad.errors import NotATensorError
-from tapegrad.node import thread
 from tapegrad.sparse.array import is_foreign, matmul
+from tapegrad.state import thread
 from tapegrad.tensor import Tensor, bind_method
 from tapegrad.variable import Variable
 

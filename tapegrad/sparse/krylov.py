@@ -9,27 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tapegrad.buffer import Buffer
 from tapegrad.device import dtypes, scipy
 from tapegrad.errors import DTypeError, GradientError, ShapeError
 from tapegrad.evaluate import array_of
-from tapegrad.node import Node, thread
+from tapegrad.node import Node
 from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.joining import stack
 from tapegrad.ops.products import matmul as dense_matmul
 from tapegrad.ops.shape import reshape
+from tapegrad.protocols import Call
 from tapegrad.sparse.array import SparseTensor, is_foreign
 from tapegrad.sparse.array import matmul as sparse_matmul
 from tapegrad.sparse.direct import square
+from tapegrad.state import during, thread, unrecorded
 from tapegrad.tensor import Tensor, alias, from_array
 from tapegrad.transforms.batching import Batches
 from tapegrad.transforms.functional import vjp
 from tapegrad.transforms.jvp import Tangents
 from tapegrad.transforms.recording import Trace
 from tapegrad.transforms.zeros import zeros_of
-from tapegrad.variable import unrecorded
 
 Operator = Callable[[Tensor], Tensor]
 
@@ -45,20 +47,18 @@ class _Method:
 
     def run(self, a: Operator, b: Tensor, x0: Tensor | None, m: Operator | None) -> tuple[Tensor, int]:
         """The solution, and SciPy's report: 0, or the number of iterations after which it gave up."""
-        device, shape = b.device, b.shape
+        start = None if x0 is None else unrecorded(array_of, x0._buffer).reshape(-1)
+        x, info = unrecorded(partial(during, self._iterated, a, b, start, m, deferring=None))
+        return from_array(x, b.device), int(info)
+
+    def _iterated(self, a: Operator, b: Tensor, start: Any, m: Operator | None) -> tuple[Any, int]:
+        device = b.device
         linalg = scipy.sparse(device.xp).linalg
-        with unrecorded():
-            start = None if x0 is None else array_of(x0._buffer).reshape(-1)
-            before, thread.deferring = thread.deferring, None
-            try:
-                operators = [None if f is None else self._operator(linalg, f, b) for f in (a, m)]
-                with device.active():
-                    vector = array_of(b._buffer).reshape(-1)
-                    x, info = getattr(linalg, self.name)(operators[0], vector, start, M=operators[1], **self.options)
-                    x = device.xp.asarray(x, dtype=b.dtype).reshape(shape)
-            finally:
-                thread.deferring = before
-        return from_array(x, device), int(info)
+        operators = [None if f is None else self._operator(linalg, f, b) for f in (a, m)]
+        with device.active():
+            vector = array_of(b._buffer).reshape(-1)
+            x, info = getattr(linalg, self.name)(operators[0], vector, start, M=operators[1], **self.options)
+            return device.xp.asarray(x, dtype=b.dtype).reshape(b.shape), info
 
     def _operator(self, linalg: Any, f: Operator, b: Tensor) -> Any:
         def run(vector: Any) -> Any:
@@ -101,7 +101,7 @@ class _Captures:
         """Whether an outer recorder does."""
         return any(r.follows(buffer) for r in self._outer)
 
-    def record_call(self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """As for one node."""
         for b in outputs:
             self.record(b.node, inputs, b)
@@ -149,8 +149,8 @@ class _Solve:
         places = [i for i in range(len(self._captured)) if i + 1 in needed]
         if places:
             x = self._at()
-            with Trace(self._captured[i].node for i in places) as trace:
-                y = self._method.applied(self._a, x)
+            trace = Trace(self._captured[i].node for i in places)
+            y = trace.during(self._method.applied, self._a, x)
             for i, g in zip(places, trace.pull({y._buffer.node.index: -found[0]}), strict=True):
                 found[i + 1] = g
         return found
@@ -161,10 +161,14 @@ class _Solve:
         moving = [(b, t) for b, t in zip(self._captured, tangents[1:], strict=True) if t is not None]
         if moving:
             x = self._at()
-            with Tangents() as tangents_of:
+            tangents_of = Tangents()
+
+            def applied() -> Tensor:
                 for b, t in moving:
                     tangents_of.seed(Tensor(b), t)
-                moved = tangents_of.pushed(self._method.applied(self._a, x))
+                return self._method.applied(self._a, x)
+
+            moved = tangents_of.pushed(tangents_of.during(applied))
             if moved is not None:
                 right = -moved if right is None else right - moved
         return [None if right is None else _solved(self._method, self._a, self._m, right, None)[0]]
@@ -186,11 +190,7 @@ def _solved(method: _Method, a: Operator, m: Operator | None, b: Tensor, x0: Ten
     if not outer:
         return x, info
     captures = _Captures(outer)
-    thread.recorders = (captures,)
-    try:
-        method.applied(a, x)
-    finally:
-        thread.recorders = outer
+    during(method.applied, a, x, recorders=(captures,))
     out = Tensor(alias(x._buffer))
     call = _Solve(method, a, m, b, x, list(captures.found.values()))
     inputs = (b._buffer, *captures.found.values())
@@ -207,10 +207,14 @@ def _batched(batches: Batches, call: _Solve, inputs: tuple[Buffer, ...], out: Te
     """The solutions of all examples of the outermost vmap, which nobody else would compute."""
     companions = [batches.pushed(Tensor(b)) for b in inputs]
     if any(c is not None for c in companions) and batches.n:
-        with batches._alone():
-            pairs = list(zip(inputs, companions, strict=True))
-            rows = [call._again([Tensor(b) if c is None else c[i] for b, c in pairs])[0] for i in range(batches.n)]
+        pairs = list(zip(inputs, companions, strict=True))
+
+        def solve() -> None:
+            again = call._again
+            rows = [again([Tensor(b) if c is None else c[i] for b, c in pairs])[0] for i in range(batches.n)]
             batches.seed(out, stack(rows))
+
+        batches.alone(solve)
 
 
 def _operator(op: str, a: Any, b: Tensor) -> Operator:

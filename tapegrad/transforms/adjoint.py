@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from tapegrad.aval import ShapedArray
 from tapegrad.device import phantom
 from tapegrad.errors import NoGradientError
-from tapegrad.node import thread
 from tapegrad.ops.reductions import sum
+from tapegrad.state import during
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.recording import Trace
 from tapegrad.transforms.zeros import zeros_of
@@ -24,8 +24,8 @@ def transposed(pull: Pull, avals: Sequence[ShapedArray], tangents: Sequence[Tens
     adjoint identity ``<t, J' u> = <u, J t>`` fails at ``u = J t``.
     """
     us = [zeros_of(a) for a in avals]
-    with Trace(u._buffer.node for u in us) as trace:
-        pulled = pull(*us)
+    trace = Trace(u._buffer.node for u in us)
+    pulled = trace.during(pull, *us)
     cts: dict[int, Tensor] = {}
     for g, t in zip(pulled, tangents, strict=True):
         if g is not None:
@@ -34,13 +34,12 @@ def transposed(pull: Pull, avals: Sequence[ShapedArray], tangents: Sequence[Tens
     found = trace.pull(cts)
     if phantom.mode.dry:
         return found
-    before = thread.recorders, thread.guards
-    thread.recorders, thread.guards = (), ()  # of a batch, one example is looked at
-    try:
-        probe = [u if t is None else t for u, t in zip(us, found, strict=True)]
-        left, right = _inner(pull(*probe), tangents), _inner(probe, probe)
-    finally:
-        thread.recorders, thread.guards = before
+    probe = [u if t is None else t for u, t in zip(us, found, strict=True)]
+
+    def sides() -> tuple[float, float]:
+        return _inner(pull(*probe), tangents), _inner(probe, probe)
+
+    left, right = during(sides, recorders=(), guards=())  # of a batch, one example is looked at
     finite = left - left == 0 and right - right == 0
     if finite and abs(left - right) > 1e-3 * max(abs(left), abs(right)) + 1e-30:
         raise NoGradientError(f"it is not linear in its cotangents (adjoint identity: {left:.6g} against {right:.6g})")

@@ -9,26 +9,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tapegrad.buffer import Buffer
 from tapegrad.device import CPU, is_array
 from tapegrad.errors import MOST_TOLD, DryRunError, FailedStack, GradientError, LinAlgError, told
 from tapegrad.evaluate import array_of
-from tapegrad.node import Node, thread
+from tapegrad.node import Node
 from tapegrad.ops.creation import zeros
 from tapegrad.ops.dispatch import barrier, bind, cast, cast_p
 from tapegrad.ops.joining import stack
 from tapegrad.ops.shape import broadcast_to, expand_dims, reshape
+from tapegrad.protocols import Call
+from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor, alias, identity_of
 from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.zeros import zeros_of
+
+T = TypeVar("T")
 
 
 class Batches(Pusher):
     """A recorder of a function's run on the first example; the companion of a value is that of all ``n`` examples.
 
-    While it is entered, the value of one example is not to be looked at: the others may differ.
+    Meanwhile the value of one example is not to be looked at: the others may differ.
     """
 
     def __init__(self, op: str, n: int) -> None:
@@ -36,15 +40,14 @@ class Batches(Pusher):
         self.op = op
         self.n = n
 
-    def __enter__(self) -> Batches:
-        super().__enter__()
-        self._guards = thread.guards
-        thread.guards = (*self._guards, self)
-        return self
+    def during(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns, run on the first example."""
+        self._before, self._guards = thread.recorders, thread.guards
+        return during(f, *args, recorders=(*self._before, self), guards=(*self._guards, self))
 
-    def __exit__(self, *exc: object) -> None:
-        thread.guards = self._guards
-        super().__exit__(*exc)
+    def alone(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns, in which only what is outside of this batch takes part."""
+        return during(f, *args, recorders=self._told_outside(), guards=self._guards)
 
     def looked_at(self, buffer: Buffer) -> None:
         """Raises DryRunError if ``buffer`` holds the value of one example."""
@@ -63,8 +66,7 @@ class Batches(Pusher):
         """``new`` is the value of ``old``, of which no tape shall know: so are those of all examples."""
         companion = self._pushed.get(old)
         if companion is not None:
-            with self._alone():
-                self._give(new, Tensor(alias(companion._buffer)))
+            self.alone(lambda: self._give(new, Tensor(alias(companion._buffer))))
 
     def every(self, y: Tensor) -> Tensor:
         """The value of ``y`` for every example, along a leading axis."""
@@ -73,25 +75,24 @@ class Batches(Pusher):
     def _push(
         self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]
     ) -> Tensor | None:
-        with self._alone():
-            return batched(node, [Tensor(b) for b in inputs], companions, self.n)
+        return self.alone(batched, node, [Tensor(b) for b in inputs], companions, self.n)
 
     def _push_call(
-        self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
+        self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
     ) -> list[Tensor | None]:
-        with self.outside() as outer:
-            if not outer:  # nobody differentiates the batch, so what the function computed is all there is to know
-                return [self._pushed.get(b) for b in outputs]
+        if not self.outer():  # nobody differentiates the batch, so what the function computed is all there is to know
+            return [self._pushed.get(b) for b in outputs]
         if call.again is None:
             raise GradientError(f"{self.op}: {call.name} cannot be batched under a tape; batch the function inside it")
-        with self._alone():
-            found = [call.again(_example(inputs, companions, i)) for i in range(self.n)]
-            if not found:
-                return [zeros_of(b.node.aval, 0) for b in outputs]
-            return [stack([row[k] for row in found]) for k in range(len(outputs))]
+        return self.alone(self._called_one_by_one, call.again, inputs, outputs, companions)
 
-    def _alone(self) -> Any:
-        return _Alone(self, self._guards)
+    def _called_one_by_one(
+        self, again: Callable, inputs: Sequence[Buffer], outputs: Sequence[Buffer], companions: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        found = [again(_example(inputs, companions, i)) for i in range(self.n)]
+        if not found:
+            return [zeros_of(b.node.aval, 0) for b in outputs]
+        return [stack([row[k] for row in found]) for k in range(len(outputs))]
 
 
 def failure_of(error: LinAlgError, batches: Batches) -> LinAlgError:
@@ -131,38 +132,19 @@ def _stacked(a: Any, companion: Tensor | None, n: int) -> Any:
 
 def example_of(x: Tensor, batches: Batches) -> Tensor:
     """The first of the examples along the leading axis of ``x`` (ones, if there is none); ``batches`` knows it."""
-    before = thread.recorders, thread.guards
-    thread.recorders, thread.guards = (), ()
-    try:
-        example = identity_of(x[0] if len(x) else zeros(x.shape[1:], dtype=x.dtype, device=x.device) + 1)
-    finally:
-        thread.recorders, thread.guards = before
+    example = during(_first_of, x, recorders=(), guards=())
     batches.seed(example, x)
     return example
+
+
+def _first_of(x: Tensor) -> Tensor:
+    return identity_of(x[0] if len(x) else zeros(x.shape[1:], dtype=x.dtype, device=x.device) + 1)
 
 
 def mapped(op: str, f: Callable[[Tensor], Tensor], xs: Tensor) -> Tensor:
     """``f`` of every example along the leading axis of ``xs``, in one run."""
     batches = Batches(op, len(xs))
-    example = example_of(xs, batches)
-    with batches:
-        y = f(example)
-    return batches.every(y)
-
-
-class _Alone:
-    """A block in which only what is outside of ``batches`` takes part."""
-
-    def __init__(self, batches: Batches, guards: tuple[Any, ...]) -> None:
-        self._outside, self._guards = batches.outside(), guards
-
-    def __enter__(self) -> None:
-        self._before, thread.guards = thread.guards, self._guards
-        self._outside.__enter__()
-
-    def __exit__(self, *exc: Any) -> None:
-        self._outside.__exit__(*exc)
-        thread.guards = self._before
+    return batches.every(batches.during(f, example_of(xs, batches)))
 
 
 def _example(inputs: Sequence[Buffer], companions: Sequence[Tensor | None], i: int) -> list[Tensor]:

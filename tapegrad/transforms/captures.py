@@ -7,7 +7,9 @@ from typing import Any
 
 from tapegrad.buffer import Buffer
 from tapegrad.errors import CapturedTensorWarning
-from tapegrad.node import Node, thread
+from tapegrad.node import Node
+from tapegrad.protocols import Call
+from tapegrad.state import thread
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
@@ -35,7 +37,7 @@ class Captures:
         """It follows nothing of its own."""
         return False
 
-    def record_call(self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """As for one node."""
         for b in outputs:
             self.record(b.node, inputs, b)

@@ -13,7 +13,8 @@ from typing import Any
 from tapegrad.aval import ShapedArray
 from tapegrad.buffer import Buffer
 from tapegrad.evaluate import compute, compute_elementwise
-from tapegrad.node import Node, thread
+from tapegrad.node import Node
+from tapegrad.state import during
 from tapegrad.tensor import Tensor, from_array
 
 Rules = Callable[[Tensor, dict[int, Tensor]], list[Tensor]]
@@ -42,13 +43,8 @@ def compile_rules(rules: Rules, ct: ShapedArray, slots: tuple[int, ...], values:
     seed = _stand_in(ct)
     residuals = [_stand_in(a) for a in values]
     listing = _Listing()
-    before = thread.recorders
-    thread.recorders = (listing,)  # type: ignore[assignment]
-    try:
-        with ct.device.xp.errstate(all="ignore"):  # the stand-in may lie outside the domain
-            results = rules(seed, dict(zip(slots, residuals, strict=True)))
-    finally:
-        thread.recorders = before
+    with ct.device.xp.errstate(all="ignore"):  # the stand-in may lie outside the domain
+        results = during(rules, seed, dict(zip(slots, residuals, strict=True)), recorders=(listing,))
     return _Writer(listing, [seed, *residuals]).function(results)
 
 

@@ -18,10 +18,10 @@ from tapegrad.buffer import Buffer
 from tapegrad.cell import Seen, lookout
 from tapegrad.device import dtypes
 from tapegrad.errors import GradientError, GradientTypeError, NoGradientError, ShapeError, StructureError
-from tapegrad.node import thread
 from tapegrad.ops.creation import asarray
 from tapegrad.ops.dispatch import SCALARS, cast
 from tapegrad.ops.joining import stack
+from tapegrad.state import telling, thread
 from tapegrad.tensor import Tensor, alias, convert
 from tapegrad.transforms.adjoint import transposed
 from tapegrad.transforms.captures import Captures
@@ -45,14 +45,9 @@ class CustomGradient(Wrapper):
         inputs = [*positional, *named]
         values = [convert(x)._buffer if isinstance(x, (Tensor, Variable)) else None for x in inputs]
         watcher = Captures(inputs)
-        before = thread.recorders
-        if before:
-            thread.recorders = (*before, watcher)
-        try:
-            with lookout() as seen:
-                found = f(*args, **kwargs)
-        finally:
-            thread.recorders = before
+        recorders, run = thread.recorders, functools.partial(f, *args, **kwargs)
+        with lookout() as seen:
+            found = telling(watcher, run) if recorders else run()
         y, grad_fn = self._checked(found)
         variables = [v for v in trainables(seen) if not any(v is x for x in inputs)]
         if variables and not _takes_variables(grad_fn):
@@ -67,7 +62,7 @@ class CustomGradient(Wrapper):
         forms = [nest.map_leaves(lambda x: None, x) for x in (*args, *named)]
         call = _Call(self._name, grad_fn, inputs, forms, len(positional), values, variables, seen, outputs)
         call.again = functools.partial(self._again, args, kwargs)
-        for recorder in before:
+        for recorder in recorders:
             recorder.record_call(call, call.taken(values, seen), tuple(o._buffer for o in outputs))
         call.again = None
         return nest.rebuild(y, iter(outputs))

@@ -80,8 +80,8 @@ def value_and_grad(f: Callable, argnums: Argnums = 0, has_aux: bool = False) -> 
     @functools.wraps(f, updated=())
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         sources = _Sources("grad", args, argnums)
-        with sources.trace() as trace:
-            out = f(*sources.args, **kwargs)
+        trace = sources.trace()
+        out = trace.during(functools.partial(f, *sources.args, **kwargs))
         if has_aux and not (isinstance(out, (tuple, list)) and len(out) == 2):
             raise GradientError(f"grad: with has_aux the function must return (value, aux), got {nest.shown(out)}")
         y, aux = out if has_aux else (out, None)
@@ -111,8 +111,8 @@ def vjp(f: Callable, *xs: Any) -> tuple[Any, Callable]:
     The function may be called again and again.  Raises GradientError and ShapeError for cotangents that do not fit.
     """
     sources = _Sources("vjp", xs, tuple(range(len(xs))))
-    with sources.trace() as trace:
-        y = f(*sources.args)
+    trace = sources.trace()
+    y = trace.during(f, *sources.args)
     outputs = [asarray(leaf) for leaf in nest.flatten(y)]
 
     def pullback(ct: Any) -> Any:
@@ -152,13 +152,15 @@ def jvp(f: Callable, xs: Any, tangents: Any) -> tuple[Any, Any]:
     directions = tuple(tangents) if isinstance(tangents, (tuple, list)) else (tangents,)
     given = nest.require_alike("jvp", "tangents", directions, "arguments", args)
     sources = _Sources("jvp", args, tuple(range(len(args))))
-    with Tangents() as tangents_of:
+    tangents_of, own = Tangents(), apart(given)
+
+    def pushed() -> Any:
         for x, t in zip(sources.leaves, given, strict=True):
             if t is not None:
                 tangents_of.seed(x, _like("jvp: a tangent", t, x))
-        y = f(*sources.args)
+        return f(*sources.args)
 
-    own = apart(given)
+    y = tangents_of.during(pushed)
 
     def tangent(leaf: Any) -> Any:
         if isinstance(leaf, (Variable, *SCALARS)):
@@ -180,8 +182,8 @@ def jacobian(f: Callable, argnums: Argnums = 0) -> Callable:
     @functools.wraps(f, updated=())
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         sources = _Sources("jacobian", args, argnums)
-        with sources.trace() as trace:
-            y = f(*sources.args, **kwargs)
+        trace = sources.trace()
+        y = trace.during(functools.partial(f, *sources.args, **kwargs))
 
         def of(leaf: Any) -> Any:
             node = asarray(leaf)._buffer.node

@@ -10,6 +10,7 @@ from tapegrad.errors import NoGradientError
 from tapegrad.node import Node
 from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.ops.shape import broadcast_to
+from tapegrad.protocols import Call
 from tapegrad.rule import OUT, Rule
 from tapegrad.tensor import Tensor
 from tapegrad.transforms import derivative
@@ -28,14 +29,13 @@ class Tangents(Pusher):
             if is_inexact(node.aval.dtype):
                 raise NoGradientError(f"{prim.name}: has no forward-mode derivative")
             return None
-        with self.outside():
-            return _push(node, inputs, out, companions)
+        return self.outside(_push, node, inputs, out, companions)
 
     def _push_call(
-        self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
+        self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
     ) -> list[Tensor | None]:
-        with self.outside():
-            return call.pushforward(companions)
+        assert call.pushforward is not None
+        return self.outside(call.pushforward, companions)
 
 
 def _push(node: Node, inputs: tuple[Buffer, ...], out: Buffer, tangents: list[Tensor | None]) -> Tensor | None:

@@ -7,14 +7,17 @@ nested transformations do not confuse each other.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import Buffer
-from tapegrad.node import Node, thread
+from tapegrad.node import Node
+from tapegrad.protocols import Call
+from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor
+
+T = TypeVar("T")
 
 
 class _Listener:
@@ -32,7 +35,7 @@ class _Listener:
         """It follows nothing."""
         return False
 
-    def record_call(self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """Nothing to note."""
 
 
@@ -40,32 +43,31 @@ LISTENER = _Listener()
 
 
 class Pusher:
-    """A recorder that keeps a companion of each value; enter it, :meth:`seed` inputs, run, ask :meth:`pushed`."""
+    """A recorder that keeps a companion of each value: :meth:`seed` inputs, run :meth:`during`, ask :meth:`pushed`."""
 
     strict = True
 
     def __init__(self) -> None:
         self._pushed: weakref.WeakKeyDictionary[Buffer, Tensor] = weakref.WeakKeyDictionary()
 
-    def __enter__(self) -> Pusher:
+    def during(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns; companions are pushed through what it does."""
         self._before = thread.recorders
-        thread.recorders = (*self._before, self)
-        return self
+        return during(f, *args, recorders=(*self._before, self))
 
-    def __exit__(self, *exc: object) -> None:
-        thread.recorders = self._before
+    def outer(self) -> tuple[Any, ...]:
+        """The recorders outside this one."""
+        now = thread.recorders
+        found = now[: now.index(self)] if self in now else self._before
+        return tuple([r for r in found if r is not LISTENER]) if LISTENER in found else found
 
-    @contextmanager
-    def outside(self) -> Iterator[tuple[Any, ...]]:
-        """A block that only the recorders outside this one are told of; gives them."""
-        before = thread.recorders
-        recorders = before[: before.index(self)] if self in before else self._before
-        outer = tuple([r for r in recorders if r is not LISTENER])
-        thread.recorders = outer if outer or _buffer.keeper is None else (LISTENER,)
-        try:
-            yield outer
-        finally:
-            thread.recorders = before
+    def outside(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns, of which only the recorders outside this one are told."""
+        return during(f, *args, recorders=self._told_outside())
+
+    def _told_outside(self) -> tuple[Any, ...]:
+        outer = self.outer()
+        return outer if outer or _buffer.keeper is None else (LISTENER,)
 
     def seed(self, x: Tensor, companion: Tensor) -> None:
         """Let ``x`` have ``companion``."""
@@ -105,7 +107,7 @@ class Pusher:
         if found is not None:
             self._give(out, found)
 
-    def record_call(self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """Push companions through a call by its own rule."""
         companions = [self._pushed.get(b) for b in inputs]
         if all(c is None for c in companions):
@@ -120,6 +122,6 @@ class Pusher:
         raise TypeError(f"{type(self).__name__} pushes nothing through a node")
 
     def _push_call(
-        self, call: Any, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
+        self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
     ) -> list[Tensor | None]:
         raise TypeError(f"{type(self).__name__} pushes nothing through a call")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from sys import getrefcount
-from typing import Any
+from typing import Any, TypeVar
 
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import NOTHING, Buffer
 from tapegrad.device import phantom
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.errors import DryRunError, TapeError
-from tapegrad.node import Call, Node, leaf, thread
+from tapegrad.node import Node, leaf
+from tapegrad.protocols import Call, Recipes
 from tapegrad.rule import OUT, Plan
+from tapegrad.state import telling
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.vjp import Record, backward, reachable
+
+T = TypeVar("T")
 
 
 class Recording:
@@ -27,7 +31,7 @@ class Recording:
         self._records: list[Record] = []
         self._tracked: set[int] = set()
         self._sweep_at = _FIRST_SWEEP
-        self._graph: _buffer.Recipes | None = None
+        self._graph: Recipes | None = None
         self._lines: dict[int, Any] = {}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -212,7 +216,7 @@ def _mask(nodes: tuple[Node, ...], tracked: set[int]) -> int:
 
 
 class Trace(Recording):
-    """A recording for the engine's own use: follow ``sources``, run the block, pull cotangents back to them."""
+    """A recording for the engine's own use: follow ``sources`` :meth:`during` a call, pull cotangents back to them."""
 
     strict = True
 
@@ -221,15 +225,13 @@ class Trace(Recording):
         self._indices = [n.index for n in sources]
         self._tracked.update(self._indices)
 
-    def __enter__(self) -> Trace:
+    def during(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns, recorded."""
         self._begin()
-        self._before = thread.recorders
-        thread.recorders = (*self._before, self)  # last: what is interrupted before is not left, either
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        thread.recorders, self._before = self._before, ()  # what it keeps must not keep the recorders outside
-        self._graph = None
+        try:
+            return telling(self, f, *args)
+        finally:
+            self._graph = None
 
     def pull(
         self,

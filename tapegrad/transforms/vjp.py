@@ -17,12 +17,13 @@ from tapegrad.aval import ShapedArray, shaped
 from tapegrad.buffer import Buffer
 from tapegrad.errors import GradientError, NoGradientError
 from tapegrad.evaluate import fill
-from tapegrad.node import Node, thread
+from tapegrad.node import Node
 from tapegrad.ops.arithmetic import add
 from tapegrad.ops.complex import conj, real
 from tapegrad.ops.dispatch import cast
 from tapegrad.ops.shape import sum_to
 from tapegrad.rule import Plan, Rule
+from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor, from_array
 from tapegrad.transforms import derivative
 from tapegrad.transforms.batching import mapped
@@ -61,9 +62,19 @@ def backward(
     ``consume``: records are dropped as they are used, so each residual is freed at its last use.  ``path``: the values
     that depend on the sources; only these are followed (None: all).  ``also``: what to evaluate along with the result.
     """
-    before, accountant = thread.deferring, _buffer.accountant
-    thread.deferring = []
-    thread.walks += 1
+    return during(_walk, records, cts, keep, consume, path, lead, also, deferring=[], walks=thread.walks + 1)
+
+
+def _walk(
+    records: list[Record],
+    cts: Cotangents,
+    keep: set[int],
+    consume: bool,
+    path: set[int] | None,
+    lead: int | None,
+    also: Iterable[Buffer],
+) -> dict[int, Tensor]:
+    accountant = _buffer.accountant
     unseen = lead is None and not thread.recorders and accountant is None
     token = None if accountant is None else accountant.walk_began()
     try:
@@ -91,8 +102,6 @@ def backward(
         fill([*(t._buffer for t in found.values()), *also])
         return found
     finally:
-        thread.deferring = before
-        thread.walks -= 1
         if accountant is not None:
             accountant.walk_ended(token)
 
@@ -223,11 +232,7 @@ def _pull_call(record: Record, cts: Cotangents, keep: set[int], path: set[int] |
     if not needed or all(ct is None for ct in upstream):
         return
     fill([ct._buffer for ct in upstream if ct is not None])  # and with them what pends, before the call takes memory
-    before, thread.deferring = thread.deferring, None
-    try:
-        found = call.pullback(upstream, needed, lead, cts)
-    finally:
-        thread.deferring = before
+    found = during(call.pullback, upstream, needed, lead, cts, deferring=None)
     for i, g in enumerate(found):
         if g is None or i not in needed:
             continue

@@ -9,10 +9,10 @@ from typing import Any
 from tapegrad import nest
 from tapegrad.aval import normalize_axis
 from tapegrad.errors import LinAlgError, ShapeError
-from tapegrad.node import thread
 from tapegrad.ops.creation import asarray
 from tapegrad.ops.dispatch import SCALARS
 from tapegrad.ops.shape import moveaxis
+from tapegrad.state import thread
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.batching import Batches, example_of, failure_of
 from tapegrad.variable import Variable
@@ -43,8 +43,7 @@ def vmap(f: Callable, in_axes: Axes = 0, out_axes: Axes = 0) -> Callable:
         given = iter(example_of(x, batches) if a is not None else x for x, a in zip(leaves, axes[0] + axes[1]))
         inner_args, inner_kwargs = nest.rebuild((args, kwargs), given)
         try:
-            with batches:
-                y = f(*inner_args, **inner_kwargs)
+            y = batches.during(functools.partial(f, *inner_args, **inner_kwargs))
         except LinAlgError as e:
             raise _told_by_example(e, batches) from None
         found = [_result(leaf, batches, a) for leaf, a in zip(nest.flatten(y), _axes("out_axes", y, out_axes))]

@@ -11,7 +11,7 @@ from explain_programs import explained, grown, indented, leaves_of
 import tapegrad as tg
 from tapegrad.evaluate import waiting
 from tapegrad.fusion import cuda_launch
-from tapegrad.node import thread
+from tapegrad.state import thread
 
 
 @pytest.fixture
@@ -45,17 +45,23 @@ def test_reductions_and_what_is_computed_from_them(axis: int | None, seed: int, 
     random = Random(seed)
     y, held = grown(random, leaves_of(random, lambda x: tg.asarray(x, device=cuda), (6, 12)))
     texts.clear()
-    with waiting(y._buffer.node.aval) as finish:
+    kept, told = [], ""
+
+    def computed() -> tg.Tensor:
+        nonlocal told
         total, most = tg.sum(y, axis=axis), tg.max(y * 2, axis=axis)
-        if seed % 2:
-            del most
         z = tg.exp(total * 0.1) + (total if seed % 2 else most)
-        if seed % 3:
-            del total  # else its value, which is held, is a result of the kernel, too
-        thread.deferring.clear()  # as `finish` does: the list refers to the reductions
+        if not seed % 2:
+            kept.append(most)
+        if not seed % 3:
+            kept.append(total)  # its value, which is held, is a result of the kernel, too
+        del total, most
+        thread.deferring.clear()  # as `waiting` does: the list refers to the reductions
         told = explained(z)
         assert not texts
-        finish(z)
+        return z
+
+    waiting(y._buffer.node.aval, computed)
     assert len(texts) == 1 and told.endswith(indented(texts[0])), told
     assert told.count("kept on the way") == (seed % 3 == 0) + (seed % 2 == 0)
     del held

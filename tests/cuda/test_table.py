@@ -22,9 +22,9 @@ import tapegrad as tg
 from tapegrad.device import CPU, dtypes
 from tapegrad.errors import IndexingError, TapegradError
 from tapegrad.evaluate import fill
-from tapegrad.node import thread
 from tapegrad.ops import dispatch
 from tapegrad.primitive import REGISTRY, Bad, Primitive, Sample
+from tapegrad.state import during
 from tapegrad.tensor import Tensor, from_array, materialize
 
 BFLOAT = np.dtype(ml_dtypes.bfloat16)
@@ -262,12 +262,13 @@ def sums(values: Any) -> list[list[Tensor]]:
     found: list[list[Tensor]] = [[] for _ in range(2)]
     values = list(values)
     for axis in (0, 1):
-        thread.deferring = []
-        try:
-            found[axis] = [tg.sum(y, axis=axis) for y in values]
-            fill(t._buffer for t in found[axis])
-        finally:
-            thread.deferring = None
+
+        def along(axis: int = axis) -> list[Tensor]:
+            sums = [tg.sum(y, axis=axis) for y in values]
+            fill(t._buffer for t in sums)
+            return sums
+
+        found[axis] = during(along, deferring=[])
     return [list(pair) for pair in zip(*found)]
 
 

@@ -22,9 +22,9 @@ from tapegrad.device import CPU, asdevice
 from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.kernel import DECLARED, folder, options
 from tapegrad.device.many import CHUNK, MANY
-from tapegrad.node import thread
 from tapegrad.ops import _cuda_index
 from tapegrad.primitive import REGISTRY
+from tapegrad.state import during
 from tapegrad.tensor import from_array
 
 ARCHES = (80, 90)
@@ -151,14 +151,15 @@ def texts_of(make, dtype):
     """The sources of the kernels that a value takes."""
     with installed():
         asdevice("cuda")
-        out, thread.deferring = io.StringIO(), []
-        try:
+        out = io.StringIO()
+
+        def explained():
             y = make(dtype)
             assert y._buffer.array is None
             tg.explain(y, device="cuda", file=out)
             assert len(standin.launches) == 1, "only the probe has run"
-        finally:
-            thread.deferring = None
+
+        during(explained, deferring=[])
     found, kept = [], None
     for line in out.getvalue().splitlines():
         if line == '    #include "scalar.cuh"':

@@ -22,7 +22,7 @@ from tapegrad.device.pool import HostPool
 from tapegrad.errors import BudgetError, DeviceMemoryError
 from tapegrad.fusion import region
 from tapegrad.memory.budget import MANAGER
-from tapegrad.node import thread
+from tapegrad.state import thread
 
 SHAPE = (8, 64)
 X, W = (np.random.default_rng(i).normal(size=shape) for i, shape in enumerate([SHAPE, (64, 64)]))

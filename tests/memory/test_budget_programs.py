@@ -21,7 +21,7 @@ from tapegrad import buffer as _buffer
 from tapegrad.fusion import region
 from tapegrad.memory.budget import MANAGER
 from tapegrad.memory.ledger import LEDGER
-from tapegrad.node import thread
+from tapegrad.state import thread
 
 LAZY, EAGER = 1, 10**9
 EXAMPLES = int(os.environ.get("TAPEGRAD_BUDGET_EXAMPLES", "60"))

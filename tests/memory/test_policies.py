@@ -12,8 +12,8 @@ import tapegrad as tg
 from tapegrad.errors import PolicyError, RecomputeError
 from tapegrad.memory import policies, tiers
 from tapegrad.memory.policies import OFFLOAD, RECOMPUTE, SAVE, any_of, offload_names, save_names
-from tapegrad.node import thread
 from tapegrad.ops.naming import name
+from tapegrad.state import thread
 
 N = 64
 ROWS = 1024

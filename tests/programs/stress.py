@@ -39,8 +39,8 @@ from tapegrad.buffer import Buffer
 from tapegrad.errors import BudgetError
 from tapegrad.memory.offload import default_tier
 from tapegrad.memory.recipes import Graph
-from tapegrad.node import thread
 from tapegrad.ops import dispatch
+from tapegrad.state import thread
 
 PATIENCE = 60.0
 """Seconds after which a hang is certain, for one program takes milliseconds."""

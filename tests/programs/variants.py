@@ -35,8 +35,8 @@ from tapegrad.errors import BudgetError
 from tapegrad.fusion import launch, region
 from tapegrad.memory.figures import Measure
 from tapegrad.memory.ledger import LEDGER
-from tapegrad.node import thread
 from tapegrad.ops import dispatch
+from tapegrad.state import thread
 
 GRAIN = 512
 PATIENCE = 60

@@ -16,7 +16,8 @@ import scipy
 from table.coverage_case import Case
 
 import tapegrad as tg
-from tapegrad.node import Node, thread
+from tapegrad.node import Node
+from tapegrad.state import during
 
 DTYPES = {
     "f2": np.dtype("float16"), "bf": np.dtype(ml_dtypes.bfloat16), "f4": np.dtype("float32"),
@@ -76,12 +77,7 @@ class _Listing:
 def kernels(found: Case) -> str:
     """How the forward run goes on a GPU."""
     listing = _Listing()
-    before = thread.recorders, thread.guards
-    thread.recorders, thread.guards = (listing,), (listing,)
-    try:
-        found.function(*(tg.asarray(x) for x in found.leaves))
-    finally:
-        thread.recorders, thread.guards = before
+    during(lambda: found.function(*(tg.asarray(x) for x in found.leaves)), recorders=(listing,), guards=(listing,))
     barriers = [p for p in listing.prims.values() if p.family != "elementwise" and not p.view and p.cxx_drawn is None]
     if not barriers:
         return "view" if all(p.view for p in listing.prims.values()) else "fused"

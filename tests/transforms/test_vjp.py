@@ -101,11 +101,11 @@ def test_an_operation_without_a_gradient_says_so_only_if_it_is_on_the_path() -> 
 
 def test_reachable_marks_what_depends_on_the_sources() -> None:
     x, y = c64(1.0), c64(2.0)
-    with Trace([x._buffer.node, y._buffer.node]) as trace:
-        a = x * 2.0
-        b = a * y
-        c = y * 3.0
-        d = tg.custom_gradient(lambda q: (q * 1.0, lambda ct: ct))(b)
+    trace = Trace([x._buffer.node, y._buffer.node])
+    a = trace.during(lambda: x * 2.0)
+    b = trace.during(lambda: a * y)
+    c = trace.during(lambda: y * 3.0)
+    d = trace.during(tg.custom_gradient(lambda q: (q * 1.0, lambda ct: ct)), b)
     index = [t._buffer.node.index for t in (x, y, a, b, c, d)]
     assert reachable(trace._records, [index[0]]) >= {index[0], index[2], index[3], index[5]}
     assert not reachable(trace._records, [index[0]]) & {index[1], index[4]}
@@ -113,9 +113,9 @@ def test_reachable_marks_what_depends_on_the_sources() -> None:
 
 def test_a_trace_can_be_pulled_again_unless_consumed() -> None:
     x = c64([1.0, 2.0])
-    with Trace([x._buffer.node]) as trace:
-        e = tg.exp(x)
-        y = e * e
+    trace = Trace([x._buffer.node])
+    e = trace.during(tg.exp, x)
+    y = trace.during(tg.multiply, e, e)
     kept = weakref.ref(e._buffer)
     del e
     seed = {y._buffer.node.index: tg.ones((2,), dtype="float64")}
