@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import os
 import sys
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tapegrad.profile.plan.problem import Candidate, Moments
+from tapegrad.profile.plan.problem import Candidate, Problem
+from tapegrad.profile.plan.simulate import alive_at
+from tapegrad.profile.plan.step import Key
 
-_SECONDS = 2.0
+_SECONDS = 1.0
 _GAP = 2e-3
 """Of the extra time (or the peak): how far from the best a plan may be; to the last bit takes too long to prove."""
+_FEW = 40
+"""Of so many calls the best plan is found."""
 _UNIT = 512
 """Bytes are counted in the pool's grain, so that numbers stay well above the solver's tolerances."""
 _STRETCHES = 32
@@ -28,32 +31,33 @@ _STRETCHES = 32
 class Milp:
     """The program for one problem."""
 
-    def __init__(self, candidates: Sequence[Candidate], moments: Moments) -> None:
-        self._count = n = len(candidates)
-        self._moments = moments
-        self._rows: dict[int, list[float]] = {}
-        self._chains = [[float(j in chain) for j in range(n)] + [0.0] for chain in _chains(candidates)]
-        self._ns = [c.ns for c in candidates]
-        # equal calls: the earlier one; and fewer of them
-        self._time = [ns / 1000 + (1 + i / n) * 1e-4 for i, ns in enumerate(self._ns)]
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._count = n = len(problem.candidates)
+        self._plain = problem.profile(())
+        self._effects = [problem.effect(i) for i in range(n)]
+        self._rows: dict[Key, list[float]] = {}
+        self._most: list[float] = []
+        """What each row is at most."""
+        self._chains = [[float(j in chain) for j in range(n)] + [0.0] for chain in _chains(problem.candidates)]
+        self._ns = [c.ns for c in problem.candidates]
+        first = [(1 + i / n) / (4 * n) for i in range(n)]  # of equal plans that of fewer calls, and of the earlier ones
+        self._time = [*(ns / 1000 + weight * 1e-3 for ns, weight in zip(self._ns, first)), 0.0]
+        self._peak = [*first, 1.0]
 
     def shortest(self, nbytes: int) -> list[int] | None:
         """The calls that take least time so that nothing exceeds ``nbytes``, and of those plans the lowest peak."""
-        found = self._solve([*self._time, 0.0], nbytes)
+        found = self._solve(self._time, nbytes)
         if found is None:
             return None
-        return self._solve(self._peak_cost, nbytes, sum(self._ns[i] for i in found)) or found
+        return self._solve(self._peak, nbytes, sum(self._ns[i] for i in found)) or found
 
     def lowest(self, ns: int | None) -> list[int] | None:
         """The calls with which the peak is lowest, taking at most ``ns``; of those plans the shortest."""
-        found = self._solve(self._peak_cost, None, ns)
+        found = self._solve(self._peak, None, ns)
         if found is None:
             return None
-        return self._solve([*self._time, 0.0], max(self._live(found)), ns) or found
-
-    @property
-    def _peak_cost(self) -> list[float]:
-        return [*(t * 1e-9 for t in self._time), 1.0]
+        return self._solve(self._time, self._problem.outcome(found).peak_bytes, ns) or found
 
     def _solve(self, cost: list[float], nbytes: int | None, ns: int | None = None) -> list[int] | None:
         """The calls of least ``cost`` whose peak is at most ``nbytes`` and which take at most ``ns``; None: none do."""
@@ -63,7 +67,7 @@ class Milp:
             if x is None:
                 return None
             found = [i for i in range(self._count) if x[i] > 0.5]
-            if not self._add_rows(self._live(found), limit if nbytes is not None else x[-1]):
+            if not self._add_rows(found, limit if nbytes is not None else x[-1]):
                 return found
 
     def _solve_rows(self, cost: list[float], limit: float, ns: int | None) -> Any:
@@ -71,7 +75,7 @@ class Milp:
 
         constraints = []
         for rows, most in (
-            (list(self._rows.values()), [-self._moments.base[m] / _UNIT for m in self._rows]),
+            (list(self._rows.values()), self._most),
             (self._chains, [1.0] * len(self._chains)),
             ([[t / 1000 for t in self._ns] + [0.0]] if ns is not None else [], [(ns or 0) / 1000 + 1e-6]),
         ):
@@ -81,30 +85,19 @@ class Milp:
             return optimize.milp(
                 cost, constraints=constraints, integrality=[*[1] * self._count, 0],
                 bounds=optimize.Bounds([0] * (self._count + 1), [*[1] * self._count, limit]),
-                options={"time_limit": _SECONDS, "mip_rel_gap": _GAP},
+                options={"time_limit": _SECONDS, "mip_rel_gap": 0.0 if self._count <= _FEW else _GAP},
             ).x  # fmt: skip
 
-    def _live(self, chosen: Sequence[int]) -> list[int]:
-        """Bytes alive at each moment."""
-        live = list(self._moments.base)
-        for i in chosen:
-            for moment, nbytes in self._moments.effects[i]:
-                live[moment] += nbytes
-        return live
-
-    def _add_rows(self, live: list[int], limit: float) -> bool:
+    def _add_rows(self, chosen: Sequence[int], limit: float) -> bool:
         """Make rows of the highest moments that exceed ``limit``; whether there were any that are no rows."""
-        before, length = len(self._rows), -(-len(live) // _STRETCHES)
-        for start in range(0, len(live), length):
-            moment = max(range(start, min(start + length, len(live))), key=live.__getitem__)
-            if live[moment] / _UNIT > limit + 1e-6 and moment not in self._rows:
-                self._rows[moment] = [*(self._effect(i, moment) / _UNIT for i in range(self._count)), -1.0]
+        before, profile = len(self._rows), self._problem.profile(chosen)
+        length = -(-len(profile) // _STRETCHES)
+        for start in range(0, len(profile), length):
+            moment, nbytes = max(profile[start : start + length], key=lambda pair: pair[1])
+            if nbytes / _UNIT > limit + 1e-6 and moment not in self._rows:
+                self._rows[moment] = [*(alive_at(effect, moment) / _UNIT for effect in self._effects), -1.0]
+                self._most.append(-alive_at(self._plain, moment) / _UNIT)
         return len(self._rows) > before
-
-    def _effect(self, call: int, moment: int) -> int:
-        effects = self._moments.effects[call]
-        at = bisect_left(effects, (moment,))
-        return effects[at][1] if at < len(effects) and effects[at][0] == moment else 0
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from statistics import median
 
 from tapegrad.memory.applying import Action
 from tapegrad.profile.plan.places import relative_to_program
-from tapegrad.profile.plan.simulate import Change, change_of, lives_with, peak, profile
-from tapegrad.profile.plan.step import BACKWARD, NEVER, Key, Life, Step
+from tapegrad.profile.plan.simulate import Change, Profile, change_of, effect_of, lives_with, peak, profile
+from tapegrad.profile.plan.step import BACKWARD, Key, Life, Step
 from tapegrad.profile.runs import timeline
 from tapegrad.profile.runs.model import CATEGORIES, KINDS, Run
 
@@ -89,8 +89,20 @@ class Problem:
     def _peak(self, chosen: Sequence[int]) -> tuple[int, Key]:
         if self.step is None:
             return self.run.peak["bytes"], (self.run.peak["seq"], 0, 0)
-        nbytes, at = peak(lives_with(self.step, [change for i in chosen for change in self.candidates[i].changes]))
+        nbytes, at = peak(self._lives(chosen))
         return (nbytes, at) if nbytes >= self.floor[0] else (self.floor[0], (self.floor[1], 0, 0))
+
+    def _lives(self, chosen: Iterable[int]) -> list[Life]:
+        lives = {} if self.step is None else self.step.lives
+        return lives_with(lives, [change for i in chosen for change in self.candidates[i].changes])
+
+    def profile(self, chosen: Iterable[int]) -> Profile:
+        """Bytes alive in the step when candidates, none within another, are checkpointed."""
+        return profile(self._lives(chosen))
+
+    def effect(self, candidate: int) -> Profile:
+        """What one candidate adds to the bytes alive; of several, it is nearly the sum."""
+        return [] if self.step is None else effect_of(self.step.lives, self.candidates[candidate].changes)
 
     def actions(self, chosen: Iterable[int]) -> list[Action]:
         """The chosen calls, by what they are calls of, in the order of the program."""
@@ -203,64 +215,3 @@ def _level(candidates: list[Candidate], step_ns: int, wall_ns: int) -> None:
         ns = int(median(c.ns for c in those) * step_ns / max(wall_ns, 1))
         for c in those:
             c.ns = max(ns, 1)
-
-
-class Moments:
-    """The moments that count: stretches in which no candidate changes anything, by the most that is alive in each.
-
-    ``base``: bytes by stretch; ``effects``: by candidate, what it adds (or takes), as (stretch, bytes) where not 0.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        step = problem.step
-        assert step is not None
-        deltas = [_delta(step, c.changes) for c in problem.candidates]
-        self.starts: list[Key] = sorted({key for delta in deltas for key in delta} | {(step.begin - 1, 0, 0)})
-        self.base = self._most(step)
-        self.effects: list[list[tuple[int, int]]] = []
-        place = {key: i for i, key in enumerate(self.starts)}
-        for delta in deltas:
-            total, row, before = 0, [], 0
-            for key in sorted(delta):
-                if total:
-                    row += [(m, total) for m in range(before, place[key])]
-                total, before = total + delta[key], place[key]
-            self.effects.append(row + ([(m, total) for m in range(before, len(self.starts))] if total else []))
-
-    def _most(self, step: Step) -> list[int]:
-        found = [0] * len(self.starts)
-        now, at = 0, 0
-        for key, total in profile(step.lives.values()):
-            while at + 1 < len(self.starts) and self.starts[at + 1] <= key:
-                at += 1
-                found[at] = now
-            now = total
-            found[at] = max(found[at], total)
-        for i in range(at + 1, len(found)):
-            found[i] = now
-        return found
-
-
-def _delta(step: Step, changes: Sequence[Change]) -> dict[Key, int]:
-    """What changes add to the bytes alive, from each key on."""
-    touched = {i for c in changes for part in (c.lives, c.until, c.sooner, c.earlier) for i in part}
-    part = _Part({i: step.lives[i] for i in touched if i in step.lives})
-    delta: dict[Key, int] = {}
-    for life in part.lives.values():
-        _add(delta, life, -1)
-    for life in lives_with(part, changes):
-        _add(delta, life, 1)
-    return {key: n for key, n in delta.items() if n}
-
-
-def _add(delta: dict[Key, int], life: Life, sign: int) -> None:
-    delta[life.begin] = delta.get(life.begin, 0) + sign * life.bytes
-    if life.end < NEVER:
-        delta[life.end] = delta.get(life.end, 0) - sign * life.bytes
-
-
-@dataclass
-class _Part:
-    """Some of a step's lives."""
-
-    lives: dict[int, Life]

@@ -7,7 +7,7 @@ only nearly, and plans are ordered: of two budgets, the smaller one never gets t
 from __future__ import annotations
 
 from tapegrad.profile.plan.milp import Milp
-from tapegrad.profile.plan.problem import Moments, Outcome, Problem
+from tapegrad.profile.plan.problem import Outcome, Problem
 
 _LEVELS = 7
 _TRIES = 4
@@ -21,7 +21,7 @@ class Search:
         self.plain = problem.outcome(())
         """No plan at all."""
         self._found = [self.plain]
-        self._milp = Milp(problem.candidates, Moments(problem))
+        self._milp = Milp(problem)
         self._try(self._milp.lowest(None))
         self.least = min(self._found, key=lambda o: (o.peak_bytes, o.step_ns))
 

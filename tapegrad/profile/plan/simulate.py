@@ -8,19 +8,14 @@ cotangents and its inputs stay until its own backward pass is over, and what pen
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tapegrad.profile.plan.step import BACKWARD, NEVER, Key, Life, Site, Step
 
 _LAST = 1 << 60
-
-
-class HasLives(Protocol):
-    """A step, or part of one."""
-
-    lives: dict[int, Life]
+Profile = list[tuple[Key, int]]
+"""Bytes alive from each moment on until the next."""
 
 
 @dataclass
@@ -156,8 +151,8 @@ def _hold_cotangents(step: Step, site: Site, change: Change) -> None:
         change.results.append(Life(change.out_bytes, (site.back_begin, -3, 0), done))
 
 
-def lives_with(step: HasLives, changes: Iterable[Change]) -> list[Life]:
-    """All lives in the step with several changes at once (of calls that are not within each other)."""
+def lives_with(lives: Mapping[int, Life], changes: Iterable[Change]) -> list[Life]:
+    """What the lives in a step become with several changes at once (of calls that are not within each other)."""
     own: dict[int, list[Life]] = {}
     until: dict[int, Key] = {}
     sooner: dict[int, Key] = {}
@@ -179,7 +174,7 @@ def lives_with(step: HasLives, changes: Iterable[Change]) -> list[Life]:
         for life, following in zip(parts, [*parts[1:], None]):
             end = life.end if following is None else min(life.end, (following.begin[0], -2, 1))
             found.append(Life(life.bytes, life.begin, end))
-    for i, life in step.lives.items():
+    for i, life in lives.items():
         first, *rest = own.get(i, (life,))
         begin, end = min(earlier.get(i, first.begin), first.begin), first.end
         end = min(end, sooner.get(i, end))
@@ -190,8 +185,16 @@ def lives_with(step: HasLives, changes: Iterable[Change]) -> list[Life]:
     return found
 
 
-def profile(lives: Iterable[Life]) -> list[tuple[Key, int]]:
-    """Bytes alive right after each moment at which something begins; ends at a moment come first."""
+def effect_of(lives: Mapping[int, Life], changes: Sequence[Change]) -> Profile:
+    """What changes add to the bytes alive."""
+    touched = {i for c in changes for part in (c.lives, c.until, c.sooner, c.earlier) for i in part}
+    before = {i: lives[i] for i in touched if i in lives}
+    gone = [Life(-life.bytes, life.begin, life.end) for life in before.values()]
+    return profile([*gone, *lives_with(before, changes)])
+
+
+def profile(lives: Iterable[Life]) -> Profile:
+    """Bytes alive right after each moment at which something begins or ends; ends at a moment come first."""
     events: dict[Key, int] = {}
     for life in lives:
         events[life.begin] = events.get(life.begin, 0) + life.bytes
@@ -211,3 +214,9 @@ def peak(lives: Iterable[Life]) -> tuple[int, Key]:
         if total > best:
             best, at = total, key
     return best, at
+
+
+def alive_at(profile: Profile, moment: Key) -> int:
+    """Bytes alive at a moment."""
+    at = bisect_right(profile, moment, key=lambda pair: pair[0])
+    return profile[at - 1][1] if at else 0

@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
-from tapegrad.profile.plan.problem import Moments, Outcome, Problem
+from tapegrad.profile.plan.problem import Outcome, Problem
 from tapegrad.profile.plan.search import Search
+from tapegrad.profile.plan.simulate import alive_at
 from tests.profile.plan.made import MIB, nested, training
 from tests.profile.plan.test_simulate import plain
 
@@ -88,12 +89,9 @@ def test_of_many_calls_no_more_are_taken_than_a_budget_asks_for() -> None:
         assert found is not None and len(found.chosen) == few
 
 
-def test_moments_add_up() -> None:
+def test_effects_add_up() -> None:
     problem = nested(5)
-    moments = Moments(problem)
     for some in antichains(problem)[:40]:
-        live = list(moments.base)
-        for i in some:
-            for moment, nbytes in moments.effects[i]:
-                live[moment] += nbytes
-        assert max(live) == problem.outcome(some).peak_bytes
+        profiles = [problem.profile(()), *(problem.effect(i) for i in some)]
+        for moment, nbytes in problem.profile(some):
+            assert sum(alive_at(profile, moment) for profile in profiles) == nbytes

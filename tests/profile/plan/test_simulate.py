@@ -137,7 +137,7 @@ def test_values_that_come_and_go_in_a_call_do_so_again() -> None:
     run = training(steps=2, blocks=1)
     step = Step(run, 1)
     (site,) = step.sites.values()
-    lives = lives_with(step, [change_of(step, site)])
+    lives = lives_with(step.lives, [change_of(step, site)])
     again = [life for life in lives if life.begin[:2] == (site.back_begin, -1)]
     # 3 values and 3 temporaries, each once more
     assert sorted(life.bytes for life in again) == [MIB // 2] * 3 + [MIB] * 3
