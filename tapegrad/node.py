@@ -1,4 +1,4 @@
-"""Nodes.
+"""Nodes: recipes of values.
 
 The one idea: a **node** is a recipe: a primitive, its inputs, its parameters.  A **buffer** is a cache of what the
 recipe yields.  Losing a buffer costs time, never truth.  Fusing, freeing, checkpointing, evicting and offloading are

@@ -47,12 +47,12 @@ _now = partial(getattr, thread)
 class Changes(TypedDict, total=False):
     """New values of what :data:`thread` holds."""
 
-    recorders: tuple[Any, ...]
-    hidden: tuple[Any, ...]
+    recorders: tuple[Recorder, ...]
+    hidden: tuple[Recorder, ...]
     walks: int
     deferring: list[Buffer] | None
-    guards: tuple[Any, ...]
-    runner: Any
+    guards: tuple[Guard, ...]
+    runner: Runner | None
 
 
 def during(f: Callable[..., T], *args: Any, **changes: Unpack[Changes]) -> T:
@@ -65,11 +65,6 @@ def during(f: Callable[..., T], *args: Any, **changes: Unpack[Changes]) -> T:
         thread.__dict__.update(before)
 
 
-def telling(recorder: Any, f: Callable[..., T], *args: Any) -> T:
-    """What ``f(*args)`` returns; ``recorder`` is told of what it does, after those that are told already."""
-    return during(f, *args, recorders=(*thread.recorders, recorder))
-
-
 def unrecorded(f: Callable[..., T], *args: Any) -> T:
     """What ``f(*args)`` returns; no tape records what it does, but who follows a batch goes on (see ``guards``)."""
     outer, guards = thread.recorders, thread.guards
@@ -78,7 +73,10 @@ def unrecorded(f: Callable[..., T], *args: Any) -> T:
 
 
 def tell(recorder: Recorder, place: int | None = None) -> None:
-    """Tell ``recorder`` of what happens from now on: after ``place`` others, or after all.  Interrupted, it may be."""
+    """Tell ``recorder`` of what happens from now on, after ``place`` others (None: after all).
+
+    An interrupt may come when that is done already: the caller undoes it.
+    """
     others = thread.recorders
     thread.recorders = (*others, recorder) if place is None else (*others[:place], recorder, *others[place:])
 

@@ -171,7 +171,7 @@ class GradientTape(Recording):
         self._warn_of_late(targets)
         records, consume = self._take()
         cts: dict[int, Tensor] = {}
-        for node, weight in zip((self._node(t) for t in targets), weights, strict=True):
+        for node, weight in zip(map(self._node, targets), weights, strict=True):
             if dtypes.is_inexact(node.aval.dtype):
                 have = cts.get(node.index)
                 cts[node.index] = weight if have is None else have + weight
@@ -243,7 +243,7 @@ class GradientTape(Recording):
         self, records: list[Record], cts: dict[int, Tensor], sought: list[Any], consume: bool, lead: int | None = None,
         also: Sequence[Buffer] = (),
     ) -> dict[int, Tensor]:  # fmt: skip
-        keep = set().union(*(self._indices(s) for s in sought)) if sought else set()
+        keep = set().union(*map(self._indices, sought))
         everything = set(self._watched).union(*self._values.values())
         path = None if everything <= keep else reachable(records, keep)
         if not keep:

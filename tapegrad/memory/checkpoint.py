@@ -15,7 +15,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 from tapegrad import buffer as _buffer
@@ -26,7 +25,7 @@ from tapegrad.device.threads import NAME as HELPER
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.rerun import Lookout, RerunTrace, come_for, counted_rerun
 from tapegrad.node import Node, next_index
-from tapegrad.state import during, telling, thread
+from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor, alias
 from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.recording import Trace
@@ -92,9 +91,11 @@ class Setting:
         """
         self.refuse_exchanged()
         watch = Lookout(())
-        run = telling if recording is None else partial(recording.during, telling)
         with self.draws.repeated(), device(self._device), overlay(self.cells, self.jumps), lookout() as seen:
-            found = run(watch, self._counted, f, watch)
+            if recording is not None:
+                found = recording.during(self._counted, f, watch, others=(watch,))
+            else:
+                found = during(self._counted, f, watch, recorders=(*thread.recorders, watch))
         return found, watch, seen
 
     def _counted(self, f: Callable[[Lookout], T], watch: Lookout) -> T:

@@ -36,7 +36,7 @@ from tapegrad.memory.schedules.actions import DISK, Action, Advance, Drop, Resto
 from tapegrad.memory.snapshot import Position, Snapshot
 from tapegrad.memory.tiers import Disk
 from tapegrad.node import next_index
-from tapegrad.state import telling, thread
+from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.pushing import Pusher
 from tapegrad.transforms.recording import Recording
@@ -200,19 +200,18 @@ class LoopCall(CheckpointedCall):
 
     def _advance(self, walk: Walk, start: int, stop: int) -> None:
         watch = Lookout(())
-        with self._replaying(walk.here):
-            for i in range(start, stop):
-                with counted_rerun():  # the look-out: so that a budget learns how states are made
-                    telling(watch, self._repeat, walk, i, watch)
+        with self._replaying(walk.here):  # told of it, a budget learns how states are made
+            during(self._repeat, walk, range(start, stop), watch, recorders=(*thread.recorders, watch))
 
-    def _repeat(self, walk: Walk, step: int, watch: Lookout) -> None:
-        """Run a step again."""
-        made_after = next_index()
-        y = self._owner.step(walk.here.state, step, True)
-        results = results_of(y, watch)
-        self._compare_form(step, y, results)
-        self._draws.compare(step)
-        walk.here.state = settled(y, results, made_after)
+    def _repeat(self, walk: Walk, steps: range, watch: Lookout) -> None:
+        for i in steps:
+            with counted_rerun():
+                made_after = next_index()
+                y = self._owner.step(walk.here.state, i, True)
+                results = results_of(y, watch)
+                self._compare_form(i, y, results)
+                self._draws.compare(i)
+                walk.here.state = settled(y, results, made_after)
 
     def _restore(self, walk: Walk, step: int) -> None:
         """Be at a stored step; if a budget has dropped what was stored, run on from the one before, and store it."""
@@ -242,7 +241,7 @@ class LoopCall(CheckpointedCall):
             for number, (count, current) in self._marks[step].items():
                 cell: Cell = self._owners[number]
                 trace.resume(number, count, cell.get().node.index if current else None)
-            y, results = trace.during(telling, look, run)
+            y, results = trace.during(run, others=(look,))
         self._compare_form(step, y, results)
         self.note_step(walk, look, seen)
         walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))

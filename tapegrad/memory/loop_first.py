@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -19,7 +19,7 @@ from tapegrad.memory.schedules.actions import Action, Advance, Drop, Store, Tape
 from tapegrad.memory.schedules.online import Online
 from tapegrad.memory.snapshot import Position, Snapshot
 from tapegrad.node import next_index
-from tapegrad.state import telling
+from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
@@ -126,7 +126,8 @@ class FirstRun:
 
     def run(self, schedule: Iterator[Action] | Online) -> Iterator[Action]:
         """Do what comes before the first reversal; the rest of the actions."""
-        return telling(self._tracker, self._online if isinstance(schedule, Online) else self._follow, schedule)
+        follow: Callable[..., Iterator[Action]] = self._online if isinstance(schedule, Online) else self._follow
+        return during(follow, schedule, recorders=(*thread.recorders, self._tracker))
 
     def _follow(self, actions: Iterator[Action]) -> Iterator[Action]:
         for action in actions:
@@ -197,7 +198,7 @@ class FirstRun:
         trace = StepTrace(self._tracker.tracked)
         look = Lookout(())
         with lookout() as seen:
-            results = trace.during(telling, look, self._step, step)
+            results = trace.during(self._step, step, others=(look,))
         results_of(results, look)
         call.note_step(walk, look, seen)
         walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))

@@ -21,7 +21,7 @@ from tapegrad.errors import GradientError, GradientTypeError, NoGradientError, S
 from tapegrad.ops.creation import asarray
 from tapegrad.ops.dispatch import SCALARS, cast
 from tapegrad.ops.joining import stack
-from tapegrad.state import telling, thread
+from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor, alias, convert
 from tapegrad.transforms.adjoint import transposed
 from tapegrad.transforms.captures import Captures
@@ -47,7 +47,7 @@ class CustomGradient(Wrapper):
         watcher = Captures(inputs)
         recorders, run = thread.recorders, functools.partial(f, *args, **kwargs)
         with lookout() as seen:
-            found = telling(watcher, run) if recorders else run()
+            found = during(run, recorders=(*recorders, watcher)) if recorders else run()
         y, grad_fn = self._checked(found)
         variables = [v for v in trainables(seen) if not any(v is x for x in inputs)]
         if variables and not _takes_variables(grad_fn):

@@ -51,7 +51,7 @@ class _Sources:
 
     def trace(self) -> Trace:
         """A recording that follows them."""
-        return Trace(t._buffer.node for t in self.leaves)
+        return Trace([t._buffer.node for t in self.leaves])
 
     def mirrored(self, values: list[Any], given: Iterable[Any] = ()) -> Any:
         """One value for each leaf, in the structure of the chosen arguments, none of ``given``; zeros for None."""

@@ -12,9 +12,9 @@ from tapegrad.device import phantom
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.errors import DryRunError, TapeError
 from tapegrad.node import Node, leaf
-from tapegrad.protocols import Call, Recipes
+from tapegrad.protocols import Call, Recipes, Recorder
 from tapegrad.rule import OUT, Plan
-from tapegrad.state import telling
+from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.vjp import Record, backward, reachable
 
@@ -225,11 +225,11 @@ class Trace(Recording):
         self._indices = [n.index for n in sources]
         self._tracked.update(self._indices)
 
-    def during(self, f: Callable[..., T], *args: Any) -> T:
-        """What ``f(*args)`` returns, recorded."""
+    def during(self, f: Callable[..., T], *args: Any, others: tuple[Recorder, ...] = ()) -> T:
+        """What ``f(*args)`` returns, recorded; ``others`` are told besides."""
         self._begin()
         try:
-            return telling(self, f, *args)
+            return during(f, *args, recorders=(*thread.recorders, self, *others))
         finally:
             self._graph = None
 

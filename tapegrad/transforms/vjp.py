@@ -99,7 +99,7 @@ def _walk(
             _pull(record, _tensor(ct, node.aval), cts, path, lead)
             del record, residuals, ct
         found = {i: _tensor(cts[i], None) for i in keep if i in cts}
-        fill([*(t._buffer for t in found.values()), *also])
+        fill([t._buffer for t in found.values()] + [*also])
         return found
     finally:
         if accountant is not None:
