@@ -25,6 +25,7 @@ from tapegrad.device.threads import NAME as HELPER
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.rerun import Lookout, RerunTrace, come_for, counted_rerun
 from tapegrad.node import Node, next_index
+from tapegrad.protocols import Recorder
 from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor, alias
 from tapegrad.transforms.pushing import Pusher
@@ -35,7 +36,7 @@ from tapegrad.variable import last_number, trainables
 T = TypeVar("T")
 
 
-def recorders_of_a_call() -> tuple[list[Any], tuple[Pusher, ...]]:
+def recorders_of_a_call() -> tuple[list[Recorder], tuple[Pusher, ...]]:
     """The tapes that a checkpointed call is hidden from, and the forward-mode recorders that go on.
 
     No tapes: the function is to run as it is.  So it does where forward mode runs inside an outer tape.
@@ -70,7 +71,9 @@ class Setting:
         self.draws = HostDraws(name)
         self._device = current_device()
 
-    def noting(self, outer: Sequence[Any], pushers: tuple, f: Callable[[Lookout, Seen], T]) -> tuple[T, Lookout, Seen]:
+    def noting(
+        self, outer: Sequence[Recorder], pushers: tuple, f: Callable[[Lookout, Seen], T]
+    ) -> tuple[T, Lookout, Seen]:
         """What the first run, ``f(watch, seen)``, returns, and the two.  Tapes in ``outer`` do not record."""
         self.draws.begin()
         watch = Lookout(outer)
@@ -190,7 +193,7 @@ class Checkpoint:
     again: Callable[[list[Any]], list[Any]] | None = None
     pushforward = None
 
-    def __init__(self, name: str, hidden: Sequence[Any]) -> None:
+    def __init__(self, name: str, hidden: Sequence[Recorder]) -> None:
         self.name = name
         self.setting = Setting(name)
         self.inputs: tuple[Buffer, ...] = ()

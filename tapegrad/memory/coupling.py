@@ -27,6 +27,7 @@ from tapegrad.evaluate import array_of, fill
 from tapegrad.memory.checkpoint import Checkpoint, Setting, recorders_of_a_call, renamed
 from tapegrad.memory.recompute import Recompute
 from tapegrad.memory.rerun import Lookout, RerunTrace, results_of
+from tapegrad.protocols import Recorder
 from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.pushing import Pusher
@@ -201,12 +202,12 @@ def _value(f: Callable[..., Any], *args: Any) -> Any:
 class _Call(Checkpoint):
     """A coupling as a tape's record sees it: with its inputs' nodes."""
 
-    def __init__(self, block: Block, f: Recompute, hidden: list[Any], a: Tensor, b: Tensor) -> None:
+    def __init__(self, block: Block, f: Recompute, hidden: list[Recorder], a: Tensor, b: Tensor) -> None:
         super().__init__(repr(block), hidden)
         self.coupling = Coupling(block, f, self.setting)
         self._a, self._b = a._buffer.node, b._buffer.node
 
-    def first_run(self, a: Tensor, b: Tensor, hidden: list[Any], pushers: tuple) -> Tensor:
+    def first_run(self, a: Tensor, b: Tensor, hidden: list[Recorder], pushers: tuple) -> Tensor:
         """``a + f(b)`` behind the barrier."""
         out, watch, seen = self.setting.noting(hidden, pushers, lambda watch, _: self.coupling.first_run(a, b, watch))
         self.coupling.sample(a)

@@ -23,6 +23,7 @@ from tapegrad.memory.schedules.online import Online, ideal_states
 from tapegrad.memory.schedules.revolve import revolve
 from tapegrad.memory.schedules.sqrt import sqrt
 from tapegrad.memory.sizes import parse_bytes
+from tapegrad.protocols import Recorder
 from tapegrad.transforms.states import check_state
 
 Schedule = Callable[[int], Iterable[Action]]
@@ -162,7 +163,7 @@ class Loop(Recompute):
                 e.needed_bytes,
             ) from e
 
-    def _new_call(self, args: tuple, kwargs: dict, hidden: list[Any]) -> CheckpointedCall:
+    def _new_call(self, args: tuple, kwargs: dict, hidden: list[Recorder]) -> CheckpointedCall:
         return LoopCall(self, self.name, args, kwargs, hidden)
 
     def _run(self, args: tuple, kwargs: dict, again: bool) -> Any:

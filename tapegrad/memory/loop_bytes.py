@@ -27,7 +27,7 @@ from tapegrad.memory.rerun import snapshots
 from tapegrad.memory.schedules.online import Online
 from tapegrad.memory.schedules.revolve import revolve
 from tapegrad.memory.sizes import format_bytes
-from tapegrad.protocols import Call
+from tapegrad.protocols import Call, Recorder
 from tapegrad.state import during
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.recording import Trace
@@ -54,7 +54,7 @@ class Needs:
     """What the record of another step adds."""
 
 
-def states_in(loop: Loop, state: Any, nbytes: int, schedule: Any, outer: list[Any]) -> int:
+def states_in(loop: Loop, state: Any, nbytes: int, schedule: Any, outer: list[Recorder]) -> int:
     """How many states the schedule may store so that no more than ``nbytes`` are taken.
 
     Inside a budget: no more than it has room for, and at least one.  Raises RecomputeError if ``nbytes`` are too few.
@@ -85,7 +85,7 @@ def _fit(needs: Needs, room: int, schedule: Any, n: int | None) -> tuple[int, in
     return (0 if room < least else min((room - least) // max(unit, 1) + 1, most)), least
 
 
-def _needs_of(loop: Loop, state: Any, outer: list[Any], taping: bool) -> Needs:
+def _needs_of(loop: Loop, state: Any, outer: list[Recorder], taping: bool) -> Needs:
     """Run the first steps under a tape that follows what ``outer`` ones follow, and differentiate them."""
     ((state,), _) = snapshots((state,), {})
     leaves = [x._buffer if isinstance(x, Tensor) else x._cell.get() for x in _tensors(state)]
@@ -136,7 +136,7 @@ class _Trial:
         self.state_bytes = max(self.state_bytes, sum(n for i, n in _storages(buffers).items() if i not in self._first))
         return y
 
-    def tape_bytes(self, state: Any, followed: list[Buffer], outer: list[Any]) -> int:
+    def tape_bytes(self, state: Any, followed: list[Buffer], outer: list[Recorder]) -> int:
         """Bytes that a tape keeps of the last of the steps."""
         probe = _Probe([b for b in followed if is_inexact(b.node.aval.dtype)], outer)
         with measure() as m:
@@ -155,7 +155,7 @@ class _Probe(Trace):
 
     strict = False
 
-    def __init__(self, followed: list[Buffer], outer: list[Any]) -> None:
+    def __init__(self, followed: list[Buffer], outer: list[Recorder]) -> None:
         super().__init__([b.node for b in followed])
         self._outer = outer
         self.inputs: tuple[Buffer, ...] = ()

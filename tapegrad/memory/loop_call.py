@@ -36,6 +36,7 @@ from tapegrad.memory.schedules.actions import DISK, Action, Advance, Drop, Resto
 from tapegrad.memory.snapshot import Position, Snapshot
 from tapegrad.memory.tiers import Disk
 from tapegrad.node import next_index
+from tapegrad.protocols import Recorder
 from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor
 from tapegrad.transforms.pushing import Pusher
@@ -46,7 +47,7 @@ from tapegrad.transforms.zeros import zeros_of
 class LoopCall(CheckpointedCall):
     """One run of a loop under tapes."""
 
-    def __init__(self, owner: Any, name: str, args: tuple, kwargs: dict, hidden: list[Any]) -> None:
+    def __init__(self, owner: Any, name: str, args: tuple, kwargs: dict, hidden: list[Recorder]) -> None:
         super().__init__(owner, name, args, kwargs, hidden)
         self._owner: Any = owner
         self._draws = self.setting.draws = LoopDraws(name)

@@ -35,6 +35,7 @@ from tapegrad.memory.rerun import (
     snapshots,
 )
 from tapegrad.memory.saving import Noting, Taking
+from tapegrad.protocols import Recorder
 from tapegrad.state import thread
 from tapegrad.tensor import Tensor, identity_of
 from tapegrad.transforms.wrapping import Wrapper
@@ -67,7 +68,7 @@ class Recompute(Wrapper):
         call.tell_kept()
         return nest.rebuild(y, iter(outputs))
 
-    def _new_call(self, args: tuple, kwargs: dict, hidden: list[Any]) -> CheckpointedCall:
+    def _new_call(self, args: tuple, kwargs: dict, hidden: list[Recorder]) -> CheckpointedCall:
         name = f"recompute_grad({getattr(self, '__name__', type(self.__wrapped__).__name__)})"
         return CheckpointedCall(self, name, args, kwargs, hidden)
 
@@ -145,7 +146,7 @@ def _names(f: Callable, parameter: str) -> bool:
 class CheckpointedCall(Checkpoint):
     """One checkpointed call of a function: what its rerun needs, and what the rerun must repeat."""
 
-    def __init__(self, owner: Recompute, name: str, args: tuple, kwargs: dict, hidden: list[Any]) -> None:
+    def __init__(self, owner: Recompute, name: str, args: tuple, kwargs: dict, hidden: list[Recorder]) -> None:
         super().__init__(name, hidden)
         self.times = 0
         self._owner = owner
@@ -153,7 +154,7 @@ class CheckpointedCall(Checkpoint):
         self._noted: Noting | None = None
         self._captures: list[weakref.ref[Buffer]] = []
 
-    def first_run(self, args: tuple, kwargs: dict, hidden: list[Any], pushers: tuple) -> tuple[Any, list[Any]]:
+    def first_run(self, args: tuple, kwargs: dict, hidden: list[Recorder], pushers: tuple) -> tuple[Any, list[Any]]:
         """Run behind the barrier; sets ``inputs`` to the watched values that the results may depend on."""
 
         def run(watch: Lookout, seen: Seen) -> tuple[Any, list[Any]]:

@@ -14,7 +14,7 @@ from tapegrad.device import is_array, phantom
 from tapegrad.errors import RecomputeError
 from tapegrad.evaluate import catch_up, postponed
 from tapegrad.node import Node, next_index
-from tapegrad.protocols import Call
+from tapegrad.protocols import Call, Recorder, Runner
 from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor, convert, from_array
 from tapegrad.transforms.pushing import Pusher
@@ -33,7 +33,7 @@ class Lookout:
     ``contents``: of each variable, the contents made in the run and read after that, in the order of reading.
     """
 
-    def __init__(self, outer: Sequence[Any]) -> None:
+    def __init__(self, outer: Sequence[Recorder]) -> None:
         self.outer = outer
         self.start = next_index()
         self.used: dict[int, Buffer] = {}
@@ -233,7 +233,7 @@ class RerunTrace(Trace):
             self._stands_for(index, variable.construction_number, len(known) - 1)
 
 
-class Asked:
+class Asked(Runner):
     """A runner for the length of a call."""
 
     def during(self, f: Callable[..., T], *args: Any) -> T:

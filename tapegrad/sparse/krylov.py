@@ -21,7 +21,7 @@ from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.joining import stack
 from tapegrad.ops.products import matmul as dense_matmul
 from tapegrad.ops.shape import reshape
-from tapegrad.protocols import Call
+from tapegrad.protocols import Call, Recorder
 from tapegrad.sparse.array import SparseTensor, is_foreign
 from tapegrad.sparse.array import matmul as sparse_matmul
 from tapegrad.sparse.direct import square
@@ -80,7 +80,7 @@ class _Method:
 class _Captures:
     """A recorder that finds what a function uses of the values that the outer recorders follow."""
 
-    def __init__(self, outer: tuple[Any, ...]) -> None:
+    def __init__(self, outer: tuple[Recorder, ...]) -> None:
         self._outer = outer
         self._made: set[int] = set()
         self.found: dict[int, Buffer] = {}

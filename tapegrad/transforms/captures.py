@@ -18,7 +18,7 @@ class Captures:
     """A recorder that finds watched tensors which the function uses although they are no arguments."""
 
     def __init__(self, arguments: list[Any]) -> None:
-        self._outer: Any = thread.recorders
+        self._outer = thread.recorders
         self._known = {x._buffer.node.index for x in arguments if isinstance(x, Tensor)}
         self._found: set[int] = set()
 

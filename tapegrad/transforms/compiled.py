@@ -16,11 +16,12 @@ from tapegrad.evaluate import compute, compute_elementwise
 from tapegrad.node import Node
 from tapegrad.state import during
 from tapegrad.tensor import Tensor, from_array
+from tapegrad.transforms.pushing import Listener
 
 Rules = Callable[[Tensor, dict[int, Tensor]], list[Tensor]]
 
 
-class _Listing:
+class _Listing(Listener):
     """A recorder that lists every node made, with its operands and its buffer."""
 
     def __init__(self) -> None:
@@ -29,10 +30,6 @@ class _Listing:
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """List it."""
         self.nodes.append((node, inputs, out))
-
-    def follows(self, buffer: Buffer) -> bool:
-        """It follows everything, and nothing in particular."""
-        return False
 
 
 def compile_rules(rules: Rules, ct: ShapedArray, slots: tuple[int, ...], values: list[ShapedArray]) -> Callable:

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 from tapegrad import buffer as _buffer
 from tapegrad.buffer import Buffer
 from tapegrad.node import Node
-from tapegrad.protocols import Call
+from tapegrad.protocols import Call, Recorder
 from tapegrad.state import during, thread
 from tapegrad.tensor import Tensor
 
 T = TypeVar("T")
 
 
-class _Listener:
-    """A recorder that follows nothing: with it, who keeps a budget learns how companions are made."""
+class Listener:
+    """A recorder that follows nothing.  With one, who keeps a budget learns how companions are made."""
 
     strict = False
 
@@ -39,7 +39,7 @@ class _Listener:
         """Nothing to note."""
 
 
-LISTENER = _Listener()
+LISTENER = Listener()
 
 
 class Pusher:
@@ -55,7 +55,7 @@ class Pusher:
         self._before = thread.recorders
         return during(f, *args, recorders=(*self._before, self))
 
-    def outer(self) -> tuple[Any, ...]:
+    def outer(self) -> tuple[Recorder, ...]:
         """The recorders outside this one."""
         now = thread.recorders
         found = now[: now.index(self)] if self in now else self._before
@@ -65,7 +65,7 @@ class Pusher:
         """What ``f(*args)`` returns, of which only the recorders outside this one are told."""
         return during(f, *args, recorders=self._told_outside())
 
-    def _told_outside(self) -> tuple[Any, ...]:
+    def _told_outside(self) -> tuple[Recorder, ...]:
         outer = self.outer()
         return outer if outer or _buffer.keeper is None else (LISTENER,)
 
