@@ -2,7 +2,7 @@
 
 A checkpointed call keeps its inputs and its results; what it made besides goes when it returns.  When the backward pass
 comes to it, what pends is computed first, then the call runs again, and makes again what it had made; its results'
-cotangents and its inputs stay until its own backward pass is over, and what pends of that is computed then.
+cotangents and its inputs stay until its own backward pass is over.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ Profile = list[tuple[Key, int]]
 class Change:
     """What checkpointing one call changes.
 
-    ``lives``: what its own forward allocations become; ``until``: ends that move back, ``sooner`` and ``earlier``:
-    ends and beginnings that move forward, of others.
+    ``lives``: what its own forward allocations become; of others ``until``: ends that move back, ``sooner``: ends that
+    move forward.
     """
 
     site: Site
     lives: dict[int, list[Life]] = field(default_factory=dict)
     until: dict[int, Key] = field(default_factory=dict)
     sooner: dict[int, Key] = field(default_factory=dict)
-    earlier: dict[int, Key] = field(default_factory=dict)
-    results: list[Life] = field(default_factory=list)
-    """Values that only exist because the call's results are made when it returns, and their cotangents."""
-    sums: dict[int, Life] = field(default_factory=dict)
-    """Sums of cotangents that are computed sooner, by when their parts would have gone."""
+    cotangents: list[Life] = field(default_factory=list)
+    """Those of the call's results that would pend."""
     kept_bytes: int = 0
     out_bytes: int = 0
 
@@ -52,39 +49,23 @@ def change_of(step: Step, site: Site) -> Change:
 def _make_again(step: Step, site: Site, change: Change) -> None:
     """The call's own values: in the first run, and in the rerun, whose events have the order of the first run's."""
     begin, over = site.back_begin, (site.back_begin, -1, _LAST)
-    pends = step.result_pends(site)
     for i in site.made:
         life = step.lives.get(i)
         if life is None:
             continue
         made, end = life.begin[0], life.end
-        late, again = made > site.close, (begin, -1, made)
+        again = begin, -1, made
         if end[0] <= site.close:
             change.lives[i] = [life, Life(life.bytes, again, (begin, -1, end[0]))]
             continue
-        escapes = not late and (end == NEVER or step.read_outside(site, i))
-        if escapes and pends:  # the result is made from it when the call returns
-            change.results.append(Life(life.bytes, (site.close, 1, made), _end_of_result(site, end)))
-            change.lives[i] = [
-                Life(life.bytes, life.begin, (site.close, 2, 0)),
-                Life(life.bytes, again, over if end < over else min(end, (step.used_in_backward(site, i), 2, 0))),
-            ]
-            continue
         needed = over < end < NEVER
-        if late or escapes:
-            first = Life(life.bytes, (site.close, 1, made) if late else life.begin, _end_of_result(site, end))
+        if made > site.close or end == NEVER or step.read_outside(site, i):
+            first = Life(life.bytes, life.begin, _end_of_result(site, end))
             change.out_bytes = max(change.out_bytes, life.bytes)
         else:
-            first = Life(life.bytes, life.begin, (step.last_needed(site, i), 2, 0))
+            first = Life(life.bytes, life.begin, (site.close, 2, 0))
             change.kept_bytes += life.bytes if needed else 0
-        change.lives[i] = [first]
-        if needed:
-            change.lives[i].append(Life(life.bytes, over if late else again, end))
-        elif not late:
-            change.lives[i].append(Life(life.bytes, again, over))
-    if change.results:  # one, of the size of the largest value that it is made from
-        change.results = [max(change.results, key=lambda life: (life.bytes, life.end))]
-        change.out_bytes = max(change.out_bytes, change.results[0].bytes)
+        change.lives[i] = [first, Life(life.bytes, again, end if needed else over)]
 
 
 def _end_of_result(site: Site, end: Key) -> Key:
@@ -93,20 +74,13 @@ def _end_of_result(site: Site, end: Key) -> Key:
 
 
 def _compute_pending(step: Step, site: Site, change: Change) -> None:
-    """What pends when the walk comes to the call is computed then, and what pends after it when it leaves it."""
+    """What pends when the walk comes to the call is computed then."""
     a, own = step.run.allocs, set(site.backward)
     lo = bisect_right(step.allocated, (site.back_begin, _LAST))
-    hi = bisect_right(step.allocated, (site.back_last, _LAST))
-    moved: dict[int, Key] = {}
+    hi = bisect_right(step.allocated, (site.back_close, _LAST))
     for seq, i in step.allocated[lo:hi]:
-        if a["phase"][i] == BACKWARD and i not in own and step.walked_before(i, site.back_begin):
-            moved[i] = site.back_begin, -3, seq
-    moved |= {i: (site.back_close, 1, seq) for i in own if (seq := a["begin_seq"][i]) > site.back_close}
-    for i, at in moved.items():
-        change.earlier[i] = at
-        for j in step.freed_after(at[2]):
-            if a["phase"][j] == BACKWARD and a["begin_seq"][j] <= at[0] and ((j in own) == (i in own)):
-                change.sooner[j] = at[0], at[1] + 1, at[2]
+        if a["phase"][i] == BACKWARD and i not in own:
+            change.sooner.update((j, (site.back_begin, -2, seq)) for j in step.freed_after(seq) if j not in own)
 
 
 def _hold_inputs(step: Step, site: Site, change: Change) -> None:
@@ -115,7 +89,7 @@ def _hold_inputs(step: Step, site: Site, change: Change) -> None:
     done = (site.back_close, 3, 0)
     freed = step.freed[bisect_right(step.freed, (site.back_begin, _LAST)) : bisect_right(step.freed, (done[0], _LAST))]
     read = step.read[bisect_left(step.read, (site.begin, -1)) : bisect_right(step.read, (site.close, _LAST))]
-    for i in {*(i for _, i in freed), *(i for _, i in read if step.read_inside(site, i))}:
+    for i in {*(i for _, i in freed), *(i for seq, i in read if step.computed_from(seq) in site.mine)}:
         life = step.lives[i]
         if a["phase"][i] != BACKWARD and i not in site.mine and life.begin[0] <= site.close and life.end < done:
             change.until[i] = done
@@ -129,26 +103,26 @@ def _hold_cotangents(step: Step, site: Site, change: Change) -> None:
     start, done = (site.back_begin, 0, 0), (site.back_close, 3, 0)
     parts: dict[int, list[int]] = {}
     own, come = set(site.backward), False
-    there = step.backward[: bisect_right(step.backward, site.back_begin, key=step.run.allocs["begin_seq"].__getitem__)]
-    for i in (*there, *(i for i in change.earlier if i not in own)):
+    there = bisect_right(step.backward, site.back_close, key=step.run.allocs["begin_seq"].__getitem__)
+    for i in step.backward[:there]:
         life = step.lives[i]
-        if i in own or i in change.sooner or not change.earlier.get(i, life.begin) < start < life.end:
+        if i in own or i in change.sooner or life.end <= start:
             continue
-        if life.bytes == change.out_bytes and i not in step.gradients:
+        if life.bytes == change.out_bytes:
             come = True
             if life.end < NEVER:
                 parts.setdefault(step.close_of(life.end[0]), []).append(i)
         if life.end < done:
             change.until[i] = done
-    for close, those in parts.items():
+    for those in parts.values():
         if len(those) > 1:
             end = max(done, max(step.lives[i].end for i in those))
-            change.sums[close] = Life(change.out_bytes, (site.back_begin, -3, 1), end)
+            change.cotangents.append(Life(change.out_bytes, (site.back_begin, -3, 1), end))
             for i in those:
                 change.sooner[i] = site.back_begin, -2, 1
                 change.until.pop(i, None)
     if not come and step.cotangent_pends(site):
-        change.results.append(Life(change.out_bytes, (site.back_begin, -3, 0), done))
+        change.cotangents.append(Life(change.out_bytes, (site.back_begin, -3, 0), done))
 
 
 def lives_with(lives: Mapping[int, Life], changes: Iterable[Change]) -> list[Life]:
@@ -156,38 +130,27 @@ def lives_with(lives: Mapping[int, Life], changes: Iterable[Change]) -> list[Lif
     own: dict[int, list[Life]] = {}
     until: dict[int, Key] = {}
     sooner: dict[int, Key] = {}
-    earlier: dict[int, Key] = {}
     found: list[Life] = []
-    sums: dict[int, list[Life]] = {}
     for change in changes:
         own.update(change.lives)
-        found += change.results
-        for close, life in change.sums.items():
-            sums.setdefault(close, []).append(life)
+        found += change.cotangents
         for i, key in change.until.items():
             until[i] = max(until.get(i, key), key)
-        for into, keys in ((sooner, change.sooner), (earlier, change.earlier)):
-            for i, key in keys.items():
-                into[i] = min(into.get(i, key), key)
-    for parts in sums.values():
-        parts.sort(key=lambda life: life.begin)
-        for life, following in zip(parts, [*parts[1:], None]):
-            end = life.end if following is None else min(life.end, (following.begin[0], -2, 1))
-            found.append(Life(life.bytes, life.begin, end))
+        for i, key in change.sooner.items():
+            sooner[i] = min(sooner.get(i, key), key)
     for i, life in lives.items():
         first, *rest = own.get(i, (life,))
-        begin, end = min(earlier.get(i, first.begin), first.begin), first.end
-        end = min(end, sooner.get(i, end))
-        if i in until and first.begin < until[i]:
+        end = min(first.end, sooner.get(i, first.end))
+        if i in until:
             end = max(end, until[i])
-        found.append(Life(life.bytes, begin, max(begin, end)))
+        found.append(Life(life.bytes, first.begin, max(first.begin, end)))
         found += rest
     return found
 
 
 def effect_of(lives: Mapping[int, Life], changes: Sequence[Change]) -> Profile:
     """What changes add to the bytes alive."""
-    touched = {i for c in changes for part in (c.lives, c.until, c.sooner, c.earlier) for i in part}
+    touched = {i for c in changes for part in (c.lives, c.until, c.sooner) for i in part}
     before = {i: lives[i] for i in touched if i in lives}
     gone = [Life(-life.bytes, life.begin, life.end) for life in before.values()]
     return profile([*gone, *lives_with(before, changes)])

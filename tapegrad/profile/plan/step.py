@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from typing import Any
 
-from tapegrad.primitive import REGISTRY
-from tapegrad.profile.runs.model import CATEGORIES, KINDS, PHASES, Run
+from tapegrad.profile.runs.model import KINDS, PHASES, Run
 
 Key = tuple[int, int, int]
 FORWARD, BACKWARD, RECOMPUTE = (PHASES.index(p) for p in ("forward", "backward", "recompute"))
 CALLABLE = (KINDS.index("function"), KINDS.index("layer"))
-GRADIENT = CATEGORIES.index("gradient")
 NEVER: Key = (1 << 62, 0, 0)
 
 
@@ -46,7 +43,6 @@ class Site:
     backward: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     back_begin: int = -1
-    back_last: int = -1
     back_close: int = -1
     pure: bool = True
     """Whether nothing but the forward pass ran in it."""
@@ -62,7 +58,6 @@ class Step:
         else:
             self.begin, self.end = run.steps["begin_seq"][number], run.steps["end_seq"][number]
         self.lives = self._lives()
-        self.gradients = {i for i, c in zip(run.changes["alloc"], run.changes["category"]) if c == GRADIENT}
         self._events()
         self.sites = self._sites()
 
@@ -113,10 +108,7 @@ class Step:
         return own[-1] if own else seq
 
     def computed_from(self, seq: int) -> int:
-        """What the kernel makes that reads at ``seq``: the next allocation; -1 if an operation reads, not a kernel."""
-        o = self.run.ops["seq"]
-        if (at := bisect_left(o, seq)) < len(o) and o[at] == seq:
-            return -1
+        """What is made from what is read at ``seq``: the next allocation; -1 if there is none."""
         at = bisect_right(self.allocated, (seq, 1 << 62))
         return self.allocated[at][1] if at < len(self.allocated) else -1
 
@@ -125,51 +117,10 @@ class Step:
         last = self.run.allocs["last_forward_seq"][alloc]
         return last > site.close and self.computed_from(last) not in site.mine
 
-    def read_inside(self, site: Site, alloc: int) -> bool:
-        """Whether the call is the last in the forward pass to read a value, not for what pended when it began."""
-        last = self.run.allocs["last_forward_seq"][alloc]
-        made = self.computed_from(last) if site.begin <= last <= site.close else -2
-        return made == -1 or made in site.mine
-
-    def last_needed(self, site: Site, alloc: int) -> int:
-        """When a value that the call made is read for the last time in it.
-
-        It may be in the hands of the function for longer.  That is not known, and does not matter for the peak: the
-        rerun holds as much as the first run, and then all that the backward pass will read.
-        """
-        a = self.run.allocs
-        return min(site.close, self.close_of(max(a["last_forward_seq"][alloc], a["begin_seq"][alloc])))
-
-    def used_in_backward(self, site: Site, alloc: int) -> int:
-        """When the call's backward pass has computed the first value from one that its forward pass made."""
-        a = self.run.allocs
-        read = a["next_backward_seq"][alloc]
-        made = [a["begin_seq"][i] for i in site.backward if a["begin_seq"][i] > read]
-        return min(site.back_close, self.close_of(min(made))) if read >= 0 and made else site.back_close
-
-    def walked_before(self, alloc: int, seq: int) -> bool:
-        """Whether the walk has come, before ``seq``, to the call that a value of the backward pass belongs to."""
-        return self._walked.get(self.run.allocs["call"][alloc], seq) < seq
-
-    def result_pends(self, site: Site) -> bool:
-        """Whether the call's result is not computed when it returns, nor as a whole after that."""
-        if any(self.run.allocs["begin_seq"][i] > site.close for i in site.made):
-            return False
-        row = next((row for row in reversed(site.rows) if not self._prim(row, "view")), -1)
-        return row >= 0 and self._pends(row)
-
     def cotangent_pends(self, site: Site) -> bool:
         """Whether what the walk has done last before it comes to the call pends."""
         row = bisect_left(self.run.ops["seq"], site.back_begin) - 1
-        return row in self.op_rows and self._pends(row)
-
-    def _pends(self, row: int) -> bool:
-        seq = self.run.ops["seq"][row]
-        return self._prim(row, "family") == "elementwise" and self._result_of(seq) == seq
-
-    def _prim(self, row: int, what: str) -> Any:
-        """What an operation's declaration says; None of an operation of the program's own."""
-        return getattr(REGISTRY.get(self.run.text(self.run.ops["name"][row])), what, None)
+        return row in self.op_rows and self._result_of(seq := self.run.ops["seq"][row]) == seq
 
     def freed_after(self, seq: int) -> list[int]:
         """What was freed right after the allocation at ``seq`` and those of the same kernel, which follow at once."""
@@ -195,8 +146,7 @@ class Step:
             site.ns = self._time_of(site)
             site.close = self.close_of(self._result_of(site.close))
             if site.back_begin >= 0:
-                site.back_last = self._result_of(site.back_close)
-                site.back_close = self.close_of(site.back_last)
+                site.back_close = self.close_of(self._result_of(site.back_close))
         self._note_allocations(sites)
         return sites
 
@@ -214,11 +164,8 @@ class Step:
 
     def _note_operations(self, sites: dict[int, Site]) -> None:
         o = self.run.ops
-        self._walked: dict[int, int] = {}  # the first operation of the walk in each call
         for row in self.op_rows:
             seq, phase = o["seq"][row], o["phase"][row]
-            if phase == BACKWARD:
-                self._walked.setdefault(o["call"][row], seq)
             for i in self.above(o["call"][row], sites):
                 site = sites[i]
                 if phase == FORWARD:
