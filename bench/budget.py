@@ -13,6 +13,9 @@ Five workloads (``budget_workloads.py``), each a loss and the gradients of its p
 Where that raises BudgetError, its ``needed_bytes`` is tried next, until the step runs: the least feasible budget.  That
 a budget smaller by one block of the ledger (512 bytes) raises again is tried, too.
 
+Extra work is what making values again costs, as a part of the plain step's cost, by the estimate of
+``memory/costs.py``: a count that does not move.  ``--rounds 0`` gives the counts alone.
+
 Plain and budgeted steps take turns; the slowdown is the median of the ratios within rounds, by the clock and by the
 process's CPU time, which on one thread leaves out what other processes do.  Every budgeted step, timed or not, must
 stay within its budget and give the plain step's gradients to the bit, and peaks must not grow where the budget shrinks:
@@ -50,12 +53,24 @@ class Plain:
     activations: int
     rest: int
     kernels: int
+    cost: float
 
     def budget(self, fraction: float) -> int:
         return int(self.rest + fraction * self.activations)
 
     def fraction(self, budget: int) -> float:
         return (budget - self.rest) / self.activations
+
+
+@dataclass
+class Times:
+    """Of the plain step, and ratios to it."""
+
+    plain_seconds: float
+    slowdown: float
+    middle_half: tuple[float, float]
+    by_best_rounds: float
+    by_cpu_time: float
 
 
 @dataclass
@@ -72,11 +87,8 @@ class Row:
     least: bool | None
     evictions: int
     restored: int
-    plain_seconds: float
-    slowdown: float
-    middle_half: tuple[float, float]
-    by_best_rounds: float
-    by_cpu_time: float
+    extra_work: float
+    times: Times | None
     goal: float | None
 
 
@@ -95,7 +107,7 @@ def plain_run(step: Step) -> Plain:
         gradients = step()
     activations = m.peak_by_category["activation"]
     rest = max(m.peak_bytes - activations, m.live_bytes)
-    return Plain(step, [g.numpy().copy() for g in gradients], m.peak_bytes, activations, rest, m.kernel_runs)
+    return Plain(step, [g.numpy().copy() for g in gradients], m.peak_bytes, activations, rest, m.kernel_runs, m.cost)
 
 
 class Clocked:
@@ -157,25 +169,37 @@ def feasible(plain: Plain, limit: int) -> Budgeted:
         limit = needed
 
 
+def timed(plain: Plain, step: Budgeted, rounds: int) -> Times:
+    """The plain step and the one within a budget take turns."""
+    calls = {"plain": Clocked(plain.step), "budget": Clocked(step)}
+    times = common.by_turns(dict(calls), rounds, warm_up=0, prepare=step.check)
+    step.check()
+    return Times(
+        common.median(times["plain"]), common.ratio(times["plain"], times["budget"]),
+        common.quartiles(times["plain"], times["budget"]), common.best_ratio(times["plain"], times["budget"]),
+        common.ratio(calls["plain"].seconds, calls["budget"].seconds),
+    )  # fmt: skip
+
+
 def run(workload: Workload, plain: Plain, asked: float, rounds: int) -> Row:
+    import tapegrad as tg
+
     limit = plain.budget(asked)
     step = feasible(plain, limit)
     least = None
     if step.limit > limit:
         least = Budgeted(plain, step.limit - GRAIN).needed() is not None
-    calls = {"plain": Clocked(plain.step), "budget": Clocked(step)}
-    times = common.by_turns(dict(calls), rounds, warm_up=0, prepare=step.check)
-    step.check()
     first = step.measures[0]
-    fastest, slowest = common.quartiles(times["plain"], times["budget"])
+    with tg.measure() as work:
+        step()
+    step.check()
+    times = timed(plain, step, rounds) if rounds else None
     return Row(
         workload=workload.name, asked=asked, fraction=plain.fraction(step.limit), budget=step.limit,
         peak=max(m.peak_bytes for m in step.measures),
         within=all(m.peak_bytes <= step.limit for m in step.measures), equal=step.equal, least=least,
-        evictions=first.evictions, restored=first.restored, plain_seconds=common.median(times["plain"]),
-        slowdown=common.ratio(times["plain"], times["budget"]), middle_half=(fastest, slowest),
-        by_best_rounds=common.best_ratio(times["plain"], times["budget"]),
-        by_cpu_time=common.ratio(calls["plain"].seconds, calls["budget"].seconds), goal=GOALS[workload.kind].get(asked),
+        evictions=first.evictions, restored=first.restored, extra_work=work.restored_cost / plain.cost,
+        times=times, goal=GOALS[workload.kind].get(asked),
     )  # fmt: skip
 
 
@@ -196,18 +220,24 @@ def failures(rows: list[Row]) -> list[str]:
 
 COLUMNS = (
     "workload", "of activations", "budget, MiB", "peak, MiB", "peak <= budget", "bits equal", "evicted", "made again",
-    "plain, s", "slowdown", "middle half", "by best rounds", "by CPU time",
+    "extra work", "plain, s", "slowdown", "middle half", "by best rounds", "by CPU time",
     "goal",
 )  # fmt: skip
 
 
 def cells(r: Row) -> list[str]:
     asked = f"{r.asked:g}" if r.least is None else f"{r.asked:g}: infeasible, least {r.fraction:.3f}"
+    t = r.times
+    ratios = [""] * 5
+    if t is not None:
+        middle = "{:.2f}-{:.2f}".format(*t.middle_half)
+        figures = (t.plain_seconds, t.slowdown, t.by_best_rounds, t.by_cpu_time)
+        ratios = [f"{x:.2f}" for x in figures]
+        ratios.insert(2, middle)
     return [
         r.workload, asked, f"{r.budget / MIB:.1f}", f"{r.peak / MIB:.1f}", "yes" if r.within else "NO",
-        "yes" if r.equal else "NO", str(r.evictions), str(r.restored), f"{r.plain_seconds:.2f}", f"{r.slowdown:.2f}",
-        "{:.2f}-{:.2f}".format(*r.middle_half), f"{r.by_best_rounds:.2f}",
-        f"{r.by_cpu_time:.2f}", "" if r.goal is None else f"{r.goal:.2f}",
+        "yes" if r.equal else "NO", str(r.evictions), str(r.restored), f"{r.extra_work:.3f}", *ratios,
+        "" if r.goal is None else f"{r.goal:.2f}",
     ]  # fmt: skip
 
 
