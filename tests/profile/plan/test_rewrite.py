@@ -61,6 +61,8 @@ def reruns(f: Any, actions: list[Action]) -> int:
         ("def outer(k):\n    def f(x):\n        nonlocal k\n        k = k + 0\n        return tg.exp(x) * k\n"
          "    return f\nf = outer(3.0)", "outer.<locals>.f", 2),
         ("f = lambda x: tg.exp(x)", "<lambda>", 1),
+        ("f = lambda x: (lambda y: tg.exp(y))(x)", "<lambda>", 1),
+        ("f = lambda x: (lambda y: tg.exp(y))(x)", "<lambda>.<locals>.<lambda>", 1),
         ("def outer():\n    return [lambda x, k=k: tg.exp(x) * k for k in (1.0, 2.0)]\nf = outer()[1]",
          "outer.<locals>.<listcomp>.<lambda>" if sys.version_info < (3, 12) else "outer.<locals>.<lambda>", 2),
         ("def outer(n):\n    return list(lambda x: tg.exp(x) for k in [lambda: 1])\nf = outer(1)[0]",
@@ -160,8 +162,8 @@ def test_generators_and_coroutines_are_left_alone_with_a_note() -> None:
 
 
 def test_a_function_that_is_gone_is_noted() -> None:
-    _, notes = build("def f(x):\n    return x\n", action("f", 7), action("g", 1))
-    assert len(notes) == 2 and all("there is no function" in n for n in notes)
+    _, notes = build("def f(x):\n    return x\nclass A:\n    k = 1\n", action("f", 7), action("g", 1), action("A", 3))
+    assert len(notes) == 3 and all("there is no function" in n for n in notes)
 
 
 def test_errors_of_syntax_come_out() -> None:
