@@ -46,8 +46,11 @@ class Search:
     def pareto(self) -> list[Outcome]:
         """A handful of plans of which none is better than another in both peak and time, the highest peak first."""
         low, high = self.least.peak_bytes, self.plain.peak_bytes
-        for i in range(1, _LEVELS):
-            self.within(low + (high - low) * i // _LEVELS)
+        best = self.plain
+        for i in reversed(range(1, _LEVELS)):
+            level = low + (high - low) * i // _LEVELS
+            if best.peak_bytes > level:  # else the best plan for the level above is this one's, too
+                best = self.within(level) or best
         found: list[Outcome] = []
         for o in sorted(self._found, key=_shortest):
             if not found or o.peak_bytes < found[-1].peak_bytes:
