@@ -155,6 +155,8 @@ class Stress:
         """In a thread of its own: interrupts for the others, and signals for the process."""
         rng = random.Random(99)
         set_async = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        while 0 not in self.beats:  # until then the main thread handles no interrupt
+            time.sleep(0.001)
         while not self.over:
             time.sleep(rng.random() * 0.02)
             self.beats[-1] = time.monotonic()
