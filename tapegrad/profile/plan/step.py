@@ -36,7 +36,6 @@ class Site:
     call: int
     begin: int
     close: int
-    parent: int
     ns: int = 0
     made: list[int] = field(default_factory=list)
     mine: set[int] = field(default_factory=set)
@@ -60,6 +59,8 @@ class Step:
         self.lives = self._lives()
         self._events()
         self.sites = self._sites()
+        self._above: dict[int, list[int]] = {}
+        self._note_calls()
 
     def _lives(self) -> dict[int, Life]:
         """What is alive at some time in the step."""
@@ -136,38 +137,38 @@ class Step:
         c, sites = self.run.calls, {}
         for i, step in enumerate(c["step"]):
             if (step == self.number or self.number < 0) and c["phase"][i] == FORWARD and c["kind"][i] in CALLABLE:
-                parent = c["parent"][i]
-                while parent >= 0 and parent not in sites:
-                    parent = c["parent"][parent]
-                sites[i] = Site(i, c["begin_seq"][i], -1, parent)
-        self._above: dict[int, list[int]] = {}
-        self._note_operations(sites)
-        for site in sites.values():
+                sites[i] = Site(i, c["begin_seq"][i], -1)
+        return sites
+
+    def _note_calls(self) -> None:
+        """What each call did, and when."""
+        self._note_operations()
+        for site in self.sites.values():
             site.ns = self._time_of(site)
             site.close = self.close_of(self._result_of(site.close))
             if site.back_begin >= 0:
                 site.back_close = self.close_of(self._result_of(site.back_close))
-        self._note_allocations(sites)
-        return sites
+        self._note_allocations()
+        self._note_impure()
 
-    def above(self, call: int, sites: dict[int, Site] | None = None) -> list[int]:
+    def above(self, call: int) -> list[int]:
         """The sites that a call is in, innermost first."""
         found = self._above.get(call)
         if found is None:
-            sites, found, at = self.sites if sites is None else sites, [], call
+            found, at = [], call
             while at >= 0:
-                if at in sites:
+                if at in self.sites:
                     found.append(at)
                 at = self.run.calls["parent"][at]
             self._above[call] = found
         return found
 
-    def _note_operations(self, sites: dict[int, Site]) -> None:
+    def _note_operations(self) -> None:
         o = self.run.ops
         for row in self.op_rows:
             seq, phase = o["seq"][row], o["phase"][row]
-            for i in self.above(o["call"][row], sites):
-                site = sites[i]
+            for i in self.above(o["call"][row]):
+                site = self.sites[i]
                 if phase == FORWARD:
                     site.close = max(site.close, seq)
                     site.rows.append(row)
@@ -175,24 +176,24 @@ class Step:
                     site.back_begin = seq if site.back_begin < 0 else site.back_begin
                     site.back_close = seq
 
-    def _note_allocations(self, sites: dict[int, Site]) -> None:
+    def _note_allocations(self) -> None:
         a = self.run.allocs
         for _, i in self.allocated:
-            for j in self.above(a["call"][i], sites):
-                (sites[j].made if a["phase"][i] == FORWARD else sites[j].backward).append(i)
-        for site in sites.values():
+            for j in self.above(a["call"][i]):
+                site = self.sites[j]
+                (site.made if a["phase"][i] == FORWARD else site.backward).append(i)
+        for site in self.sites.values():
             site.mine.update(site.made)
-        self._note_impure(sites)
 
-    def _note_impure(self, sites: dict[int, Site]) -> None:
+    def _note_impure(self) -> None:
         """A call in which the forward pass ends, or that does something after it, is the training step, not a part."""
         a, o = self.run.allocs, self.run.ops
         events = [(o["seq"][row], o["phase"][row], o["call"][row]) for row in self.op_rows]
         events += [(seq, a["phase"][i], a["call"][i]) for seq, i in self.allocated]
         for seq, phase, call in events:
             if phase not in (FORWARD, BACKWARD, RECOMPUTE):
-                for i in self.above(call, sites):
-                    sites[i].pure = sites[i].pure and seq < sites[i].close
+                for i in self.above(call):
+                    self.sites[i].pure = self.sites[i].pure and seq < self.sites[i].close
         walk = [o["seq"][row] for row in self.op_rows if o["phase"][row] == BACKWARD]
-        for site in sites.values():
+        for site in self.sites.values():
             site.pure = site.pure and bisect_left(walk, site.begin) == bisect_right(walk, site.close)
