@@ -225,9 +225,12 @@ class CudaDevice(Device):
         if type(x) is HostScalar:
             return x.on_device()
         cuda = self.xp.cuda
+        steps = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)] if x.size else []
+        before = -sum([step for step in steps if step < 0])  # bytes in front of the first element
+        size = before + sum([step for step in steps if step > 0]) + x.itemsize if x.size else 0
         with self.active():
-            memory = cuda.UnownedMemory(x.data.ptr, x.nbytes, (x, owner), self.index)
-            return self.xp.ndarray(x.shape, x.dtype, cuda.MemoryPointer(memory, 0), strides=x.strides)
+            memory = cuda.UnownedMemory(x.data.ptr - before, size, (x, owner), self.index)
+            return self.xp.ndarray(x.shape, x.dtype, cuda.MemoryPointer(memory, before), strides=x.strides)
 
     def save(self, x: Any, into: Any) -> None:
         """A copy into host memory, waited for."""

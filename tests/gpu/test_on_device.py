@@ -150,6 +150,8 @@ def test_a_view_keeps_its_strides(cuda, cupy):
     x = tg.asarray(view, copy=False)
     np.testing.assert_array_equal((x + 1).numpy(), cupy.asnumpy(view) + 1)
     assert cupy.asarray(x.mT).strides == view.T.strides
+    backwards = tg.asarray(theirs[::-1, ::-2], copy=False)
+    np.testing.assert_array_equal(cupy.asnumpy(cupy.asarray(backwards)), cupy.asnumpy(theirs)[::-1, ::-2])
 
 
 def test_torch_shares_memory_both_ways(cuda, cupy):
