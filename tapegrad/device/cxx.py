@@ -86,4 +86,6 @@ def key(number: int, counter: int) -> list[Any]:
 
 def extent(x: Any) -> int:
     """Bytes of an array, what broadcasting repeats counted once."""
+    if type(x) is np.ndarray and x.flags.c_contiguous:
+        return x.nbytes
     return prod(n for n, stride in zip(x.shape, x.strides, strict=True) if stride) * x.itemsize if x.size else 0

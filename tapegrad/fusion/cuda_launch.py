@@ -288,4 +288,4 @@ def structure(region: Region, targets: list[Buffer]) -> tuple:
 def moved_by(read: Sequence[Any], written: Sequence[Any]) -> tuple[int, int]:
     """Bytes of distinct arrays read and written, what broadcasting repeats counted once."""
     distinct = {id(x): cxx.extent(x) for x in read}
-    return sum(distinct.values()), sum(x.nbytes for x in written)
+    return sum(distinct.values()), sum([x.nbytes for x in written])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,8 +20,22 @@ _PARTS = ("category", "primitive", "place")
 class Entry(weakref.ref):
     """What the ledger knows of one live buffer: a weak reference that tells when it goes."""
 
-    __slots__ = ("category", "epoch", "holder", "key", "nbytes", "next", "number", "place", "primitive", "read")
+    __slots__ = (
+        "category",
+        "counted",
+        "epoch",
+        "holder",
+        "key",
+        "nbytes",
+        "next",
+        "number",
+        "place",
+        "primitive",
+        "read",
+    )
     key: int
+    counted: bool
+    """Whether its bytes are in the sums."""
     epoch: int
     """Of the ledger, when ``category`` and ``place`` were set."""
     nbytes: int
@@ -43,8 +57,6 @@ class Entries:
 
     def __init__(self) -> None:
         self.live_bytes = 0
-        self.gone: deque[Entry] = deque()
-        """Entries of buffers that have gone and are still among these: the interpreter puts them here."""
         self.totals: dict[str, Counter[Any]] = {}
         self.by_key: dict[int, Entry] = {}
 
@@ -60,28 +72,38 @@ class Entries:
         return found if found is not None and found() is buffer else None
 
     def enter(self, buffer: Buffer, category: str, place: Place, epoch: int, left: Callable[[Any], None]) -> Entry:
-        """A new entry; ``left`` is called with it when the buffer goes.  None of ``gone`` may be left."""
+        """A new entry, not yet counted; ``left`` is called with it when the buffer goes."""
         node = buffer.node
         prim = node.prim
         entry = Entry(buffer, left)
         entry.key = key = id(buffer)
-        entry.nbytes = nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
+        entry.nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
+        entry.counted = False
         entry.number = -1
         entry.epoch = epoch
         entry.category = category
         entry.place = place
         entry.primitive = prim.name if prim is not None else "leaf"
         self.by_key[key] = entry
-        self.live_bytes += nbytes
-        if self.totals:
-            self._add(entry, nbytes)
         return entry
 
-    def remove(self, entry: Entry) -> bool:
-        """Its bytes are gone; False if that is known: another buffer may lie at the same address by now."""
-        if self.by_key.get(entry.key) is not entry:
+    def count(self, entry: Entry) -> bool:
+        """Add its bytes to the sums; False if that is done."""
+        if entry.counted:
             return False
-        del self.by_key[entry.key]
+        entry.counted = True
+        self.live_bytes += entry.nbytes
+        if self.totals:
+            self._add(entry, entry.nbytes)
+        return True
+
+    def remove(self, entry: Entry) -> bool:
+        """Its bytes are gone; False if that is known."""
+        if not entry.counted:
+            return False
+        entry.counted = False
+        if self.by_key.get(entry.key) is entry:  # another buffer may lie at the same address by now
+            del self.by_key[entry.key]
         self.live_bytes -= entry.nbytes
         if self.totals:
             self._add(entry, -entry.nbytes)
@@ -107,13 +129,16 @@ class Entries:
 
     def recount(self) -> None:
         """Work out the sums from what is alive: an exception came between an entry and its sum."""
-        self.by_key = {key: entry for key, entry in self.by_key.items() if entry() is not None}
-        self.live_bytes = sum([entry.nbytes for entry in self.by_key.values()])
+        for key, entry in list(self.by_key.items()):
+            entry.counted = entry() is not None
+            if not entry.counted:
+                del self.by_key[key]
+        self.live_bytes = sum([entry.nbytes for entry in self])
         self.sum_up(bool(self.totals))
 
     def relabel(self, entry: Entry, category: str) -> None:
         """Its bytes serve as ``category``."""
-        if self.totals:
+        if self.totals and entry.counted:
             self.totals["category"][entry.category] -= entry.nbytes
             self.totals["category"][category] += entry.nbytes
         entry.category = category
@@ -130,8 +155,9 @@ class Entries:
 
     def _total(self, what: str) -> Counter[Any]:
         found: Counter[Any] = Counter()
-        for entry in self.by_key.values():
-            found[getattr(entry, what)] += entry.nbytes
+        for entry in self:
+            if entry.counted:
+                found[getattr(entry, what)] += entry.nbytes
         return found
 
     def _add(self, entry: Entry, nbytes: int) -> None:

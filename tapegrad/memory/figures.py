@@ -21,31 +21,63 @@ def rounded(nbytes: int) -> int:
     return -(-nbytes // GRAIN) * GRAIN
 
 
+class Figure:
+    """A figure that what has happened is added to late: it is right as soon as somebody reads it."""
+
+    def __init__(self, start: Any) -> None:
+        self._start = start
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, m: Any, owner: type) -> Any:
+        if m is None:
+            return self._start
+        if m.settle is not None:
+            m.settle()
+        return m.__dict__[self._name]
+
+    def __set__(self, m: Any, value: Any) -> None:
+        m.__dict__[self._name] = value
+
+
+class LiveBytes(Figure):
+    """While its block is open, what the ledger says."""
+
+    def __get__(self, m: Any, owner: type) -> Any:
+        return super().__get__(m, owner) if m is None or m.now is None else m.now()
+
+
+def late(start: Any, kind: type[Figure] = Figure) -> Any:
+    """The declaration of a figure that begins with ``start``."""
+    return kind(start)
+
+
 @dataclass
 class Measure:
     """Figures of one ``measure`` block; read them in the block or after it."""
 
-    live_bytes: int = 0
+    live_bytes: int = late(0, LiveBytes)
     """Bytes alive now (or at the end of the block), whenever they were allocated."""
-    peak_bytes: int = 0
+    peak_bytes: int = late(0)
     """The most bytes alive at once in the block."""
-    allocated_bytes: int = 0
+    allocated_bytes: int = late(0)
     """Bytes allocated in the block, freed or not."""
     scratch_bytes: int = 0
     """The largest workspace of one kernel on the CPU (registers, on a GPU); not part of the bytes above."""
-    kernel_runs: int = 0
+    kernel_runs: int = late(0)
     """Kernels and barriers run: a region counts as one."""
-    bytes_moved: int = 0
+    bytes_moved: int = late(0)
     """Bytes read plus written by them; what one kernel reads twice counts once."""
-    nodes_run: Counter[str] = field(default_factory=Counter)
+    nodes_run: Counter[str] = late(None)
     """How often nodes of each primitive were evaluated."""
     reruns: int = 0
     """Reruns of functions under ``recompute_grad``."""
-    cost: float = 0.0
+    cost: float = late(0.0)
     """What all nodes cost by the estimate of ``memory/costs.py``, in bytes moved."""
     evictions: int = 0
     """Values dropped under pressure."""
-    restored_cost: float = 0.0
+    restored_cost: float = late(0.0)
     """The part of ``cost`` that went into values made again after an eviction."""
     restored: int = 0
     """Values made again, node by node, after that."""
@@ -64,8 +96,13 @@ class Measure:
     detailed: bool = True
     """Whether work, and the bytes by category, primitive and line, are counted; without, bytes alone, in less time."""
     settle: Callable[[], None] | None = field(default=None, repr=False)
+    """While the block is open: adds what has happened."""
     now: Callable[[], int] | None = field(default=None, repr=False)
     """While the block is open: the bytes alive."""
+
+    def __post_init__(self) -> None:
+        if self.nodes_run is None:
+            self.nodes_run = Counter()
 
     @property
     def peak_by_category(self) -> dict[str, int]:
@@ -86,11 +123,3 @@ class Measure:
         if self.settle is not None:
             self.settle()
         return self.peak_parts.get(what, {})
-
-
-def _live_bytes(m: Measure) -> int:
-    return m.__dict__.get("live_bytes", 0) if m.__dict__.get("now") is None else m.__dict__["now"]()
-
-
-# What dies is noted late, when somebody asks.
-setattr(Measure, "live_bytes", property(_live_bytes, lambda m, n: m.__dict__.update(live_bytes=n)))  # noqa: B010

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
@@ -31,33 +32,42 @@ from typing import Any
 from tapegrad import buffer as _buffer
 from tapegrad import locks
 from tapegrad.buffer import Buffer
+from tapegrad.device import phantom
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.phantom import Phantom
 from tapegrad.locks import section, whole
 from tapegrad.memory.costs import cost_of
 from tapegrad.memory.entries import RANK, Entries, Entry
-from tapegrad.memory.figures import GRAIN, Measure
+from tapegrad.memory.figures import GRAIN, Measure, rounded
 from tapegrad.memory.here import HERE
 from tapegrad.memory.journal import Journal
 from tapegrad.memory.places import Place, user_place
 from tapegrad.memory.steps import GRADIENT, STEPS
-from tapegrad.memory.telling import Telling
 from tapegrad.memory.wanted import Wanted
 from tapegrad.node import Node
 from tapegrad.state import thread
 from tapegrad.variable import everyone
 
 _BEFORE, _JOURNAL_KNOWS, _SMALL = "(before the measurement)", "(in the journal)", "(small values)"
+_MOST_EVENTS = 4096
 _LARGE, _SHARE = 2**20, 256
 """Where only the message of a BudgetError will ask, lines are noted of values of so many bytes, beside which a look at
 the stack costs nothing, or of such a share of the limit."""
 
 
-class Ledger(Telling):
+class Ledger:
     """The accountant: live entries, and the open measures to tell."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._lock = locks.lock()
+        self._events: deque[Any] = deque()
+        """What has happened and is not in the sums yet, in order: what to call with which arguments; or an entry, which
+        the interpreter puts here when its buffer goes.  No event refers to a node: tapes count who does."""
+        self._at_once = False
+        """Whether events are added as they happen: where they are written down with the time."""
+        self._open: list[Measure] = []
+        self.journal: Journal | None = None
+        """Written while a program is profiled."""
         self._entries = Entries()
         self._wanted = Wanted()
         self._places: weakref.WeakKeyDictionary[Buffer, Place] = weakref.WeakKeyDictionary()
@@ -81,10 +91,10 @@ class Ledger(Telling):
         """Keep room of ``nbytes`` for this thread; False if it is not certain that there is so much."""
         try:
             with self._lock:
-                if self._entries.gone:
-                    self._drain()
                 if nbytes > self.room:
-                    return False
+                    self._drain()
+                    if nbytes > self.room:
+                        return False
                 me = get_ident()
                 self.room -= nbytes
                 self._promises[me] = self._promises.get(me, 0) + nbytes
@@ -151,13 +161,13 @@ class Ledger(Telling):
 
     def _find_room(self) -> None:
         with self._lock:
+            self._drain()
             self.room = self._limit - self._entries.live_bytes - self.promised_bytes
 
     def mend(self) -> None:
         """An exception came in the middle of a section: make sums right again, and the lock free."""
         if locks.let_go(self._lock, self, self._held if self._lock._is_owned() else 0) <= 0:
             with self._lock:
-                self._drain()
                 self._entries.recount()
                 self._find_room()
 
@@ -173,15 +183,14 @@ class Ledger(Telling):
     def open(self, measure: Measure) -> None:
         """Start telling ``measure``; before the first one, what is alive is entered."""
         _buffer.set_accountant(self)
-        self._drain()
-        self._enter_uncounted()
+        self._note_changes()
         live = self._entries.live_bytes
         self._open = [*self._open, measure]
         if measure.detailed and not self.detailed:
             self._label_old()
-            self._entries.tell(self._left)
             self._entries.sum_up(True)
             self.detailed = True
+        self._note_at_once()
         measure.settle, measure.now = self.settle, self._now
         measure.peak_bytes = live
         if measure.detailed:
@@ -196,6 +205,7 @@ class Ledger(Telling):
             measure.live_by_category = self.by("category")
         measure.live_bytes, measure.settle, measure.now = self._entries.live_bytes, None, None
         self._open = [m for m in self._open if m is not measure]
+        self._note_at_once()
         if self.detailed and not any(m.detailed for m in self._open):
             self._entries.sum_up(False)
             self.detailed = False
@@ -212,10 +222,16 @@ class Ledger(Telling):
         self._drain()
         self._label_old()
         if journal is not None:
-            self._entries.tell(self._left)
             journal.census(self._entries)
         self.journal = journal
+        self._note_at_once()
         self._label_variables()
+
+    def _note_at_once(self) -> None:
+        """Events are added as they happen where a journal is written, or a timeline."""
+        self._at_once = self.journal is not None or any(m.timeline for m in self._open)
+        if self._at_once:
+            self._entries.tell(self._left)
 
     @whole
     def note(self, kind: int, text: str, peak: int = 0) -> int:
@@ -248,9 +264,8 @@ class Ledger(Telling):
         for weak in list(_buffer.uncounted):
             b = weak()
             if b is not None and b.array is not None and not b.keeps and type(b.array) not in (HostScalar, Phantom):
-                before = self._entries.live_bytes
-                self._enter(b, *_old(b))
-                self.room -= self._entries.live_bytes - before
+                if self._enter(b, *_old(b)):
+                    self.room -= rounded(b.node.aval.nbytes)
             _buffer.uncounted.discard(weak)
 
     def _label_old(self) -> None:
@@ -278,12 +293,22 @@ class Ledger(Telling):
         """A buffer got bytes."""
         if type(buffer.array) is HostScalar:  # a kernel's argument: nothing lies on the device
             return
-        if not self._count(buffer, False):
-            keeper = _buffer.keeper
-            if keeper is None:  # the last budget was left just now
-                self._count(buffer, True)
-            else:
-                keeper.admit(buffer, self._count_admitted)
+        keeper = _buffer.keeper
+        if keeper is None:
+            self._count_freely(buffer)
+        elif not self._count(buffer, False):
+            keeper.admit(buffer, self._count_admitted)
+
+    def _count_freely(self, buffer: Buffer) -> None:
+        """Count a buffer's bytes where there is no limit."""
+        if self._at_once or len(self._events) >= _MOST_EVENTS:
+            self._count(buffer, True)
+            self._note_changes()
+            return
+        place = self._places.pop(buffer, None) if self._places else None
+        self._enter(buffer, self._category_of(buffer), place or (user_place() if self.detailed else _SMALL))
+        if self._limit != inf:  # another thread has entered a budget meanwhile
+            self._find_room()
 
     def _count_admitted(self, buffer: Buffer) -> None:
         self._count(buffer, True)
@@ -294,9 +319,6 @@ class Ledger(Telling):
         nbytes = -(-buffer.node.aval.nbytes // GRAIN) * GRAIN
         try:
             with self._lock:
-                entries = self._entries
-                if entries.gone:
-                    self._drain()
                 if _buffer.uncounted:  # made by another thread while this one opened the ledger
                     self._enter_uncounted()
                 promises, promised = self._promises, 0
@@ -304,7 +326,9 @@ class Ledger(Telling):
                     me = get_ident()
                     promised = min(nbytes, promises.get(me, 0))
                 if not admitted and nbytes > promised and nbytes - promised > self.room:
-                    return False
+                    self._drain()
+                    if nbytes - promised > self.room:
+                        return False
                 if promised:
                     left = promises[me] - promised
                     if left:
@@ -320,15 +344,8 @@ class Ledger(Telling):
                 else:
                     place = user_place() if nbytes >= self._large else _SMALL
                 self._enter(buffer, self._category_of(buffer), place)
-                live = entries.live_bytes
-                for m in self._open:
-                    m.allocated_bytes += nbytes
-                    if live > m.peak_bytes:
-                        m.peak_bytes = live
-                        if m.detailed:
-                            self._peaked.append(m)
-                    if m.timeline:
-                        self._note_sample(m)
+                if self._at_once or len(self._events) >= _MOST_EVENTS:
+                    self._drain()
                 return True
         except BaseException:
             self.mend()
@@ -342,18 +359,19 @@ class Ledger(Telling):
         if journal is not None and not (HERE.optimizing and journal.before_op is None):
             self._locked(journal.applied, node, inputs, self._entries.of)
         if self.detailed:
-            self._add_cost(cost_of(node, [b.node.aval for b in inputs]), HERE.restoring)
+            avals = () if node.site is not None else [b.node.aval for b in inputs]
+            self._events.append((self._add_cost, cost_of(node, avals), HERE.restoring))
 
     @whole
     def _locked(self, tell: Callable[..., Any], *args: Any) -> Any:
         return tell(*args)
 
-    @whole
     def _add_cost(self, cost: float, again: int) -> None:
         for m in self._open:
-            m.cost += cost
+            figures = m.__dict__
+            figures["cost"] += cost
             if again:
-                m.restored_cost += cost
+                figures["restored_cost"] += cost
 
     def deferred(self, buffer: Buffer) -> None:
         """A buffer was made pending here."""
@@ -375,7 +393,13 @@ class Ledger(Telling):
     def wanted(self, buffer: Buffer, by: str) -> None:
         """A tape keeps a buffer, filled or pending."""
         if self.detailed or self.journal is not None:
-            self._note_wanted(buffer, f"vjp of {by}")
+            root = buffer.root()
+            if root.array is not None and not self._at_once:
+                entry = self._entries.of(root)
+                if entry is not None and entry.category != "activation":
+                    self._events.append((self._relabel_entry, entry, "activation", ""))
+            else:
+                self._note_wanted(buffer, f"vjp of {by}")
 
     @whole
     def _note_wanted(self, buffer: Buffer, holder: str) -> None:
@@ -409,26 +433,29 @@ class Ledger(Telling):
         return self._now() if self._open else 0
 
     def _now(self) -> int:
-        if self._entries.gone or _buffer.uncounted:
+        if self._events or _buffer.uncounted:
             self._note_changes()
         return self._entries.live_bytes
 
     @whole
     def _note_changes(self) -> None:
-        self._drain()
         self._enter_uncounted()
+        self._drain()
 
     @contextmanager
     def apart(self, measure: Measure) -> Iterator[None]:
         """Only ``measure``, an open one, is told of what happens in the block."""
         self.settle()
         before, self._open = self._open, [measure]
+        self._note_at_once()
         journal, self.journal = self.journal, None
         try:
             yield
         finally:
             with self._lock:
+                self._drain()
                 self._open, self.journal = before, journal
+                self._note_at_once()
                 if journal is not None:
                     journal.catch_up(self._entries)
 
@@ -451,20 +478,38 @@ class Ledger(Telling):
             return "activation"
         return "temporary" if thread.recorders or thread.deferring is not None or HERE.optimizing else "user"
 
-    def _enter(self, buffer: Buffer, category: str, place: Place) -> None:
+    def _enter(self, buffer: Buffer, category: str, place: Place) -> bool:
+        """Whether the buffer is new here."""
         entries = self._entries
         known = entries.by_key.get(id(buffer))
         if known is not None and known() is buffer:  # an interrupt came between its entry and its array
-            return
-        left = entries.gone.append if self.journal is None and not self.detailed else self._left
+            return False
+        left = self._left if self._at_once else self._events.append
         entry = entries.enter(buffer, category, place, self._epoch, left)
-        if self.journal is not None:
+        self._events.append((self._add_entry, entry))
+        return True
+
+    def _add_entry(self, entry: Entry) -> None:
+        """A buffer got bytes."""
+        if not self._entries.count(entry):
+            return
+        if self.journal is not None and (buffer := entry()) is not None:
             self.journal.allocated(entry, buffer.node)
+        live = self._entries.live_bytes
+        for m in self._open:
+            figures = m.__dict__
+            figures["allocated_bytes"] += entry.nbytes
+            if live > figures["peak_bytes"]:
+                figures["peak_bytes"] = live
+                if m.detailed:
+                    self._peaked.append(m)
+            if m.timeline:
+                self._note_sample(m)
 
     @section
     def _left(self, entry: Entry) -> None:
         """A buffer is gone (told by the interpreter, at any time, under any lock), and the time matters."""
-        self._entries.gone.append(entry)
+        self._events.append(entry)
         try:
             if self._lock.acquire(blocking=False):  # else whoever has it, or comes next, sees to it
                 self._drain()
@@ -474,28 +519,39 @@ class Ledger(Telling):
             raise
 
     def _drain(self) -> None:
-        """Take out what has gone."""
-        gone, remove = self._entries.gone, self._entries.remove
-        while gone:
-            if self._peaked:
-                self.settle()
-            entry = gone.popleft()
-            if remove(entry):
-                self.room += entry.nbytes
-                if self.journal is not None:
-                    self.journal.left(entry)
-                for m in self._open:
-                    if m.timeline:
-                        self._note_sample(m)
+        """Add what has happened to the sums; the lock is held."""
+        events = self._events
+        while events:
+            event = events.popleft()
+            if type(event) is Entry:
+                self._take_out(event)
+            else:
+                event[0](*event[1:])
+
+    def _take_out(self, entry: Entry) -> None:
+        """Its buffer is gone."""
+        if self._peaked:
+            self._note_peak()
+        if self._entries.remove(entry):
+            self.room += entry.nbytes
+            if self.journal is not None:
+                self.journal.left(entry)
+            for m in self._open:
+                if m.timeline:
+                    self._note_sample(m)
 
     def _relabel(self, buffer: Buffer, category: str, holder: str) -> None:
         entry = self._entries.of(buffer)
-        if entry is None:
-            return
+        if entry is not None:
+            self._drain()
+            self._relabel_entry(entry, category, holder)
+
+    def _relabel_entry(self, entry: Entry, category: str, holder: str) -> None:
         if entry.epoch < self._epoch:
             self._renew(entry)
         if RANK[category] > RANK[entry.category]:
-            self.settle()
+            if self._peaked:
+                self._note_peak()
             self._entries.relabel(entry, category)
             if self.journal is not None:
                 self.journal.changed(entry)
@@ -510,16 +566,97 @@ class Ledger(Telling):
         m.samples.append((time.perf_counter() - m.started, self._entries.live_bytes, kept))
 
     def settle(self) -> None:
-        """Note what makes up a new peak, before it changes: while memory only grows, that need not be told."""
+        """Let all figures be those of now."""
+        if self._events or self._peaked:
+            self._settle()
+
+    @whole
+    def _settle(self) -> None:
+        self._drain()
         if self._peaked:
             self._note_peak()
 
-    @whole
     def _note_peak(self) -> None:
+        """Note what makes up a new peak, before it changes: while memory only grows, that need not be told."""
         parts = {what: dict(total) for what, total in self._entries.totals.items()}
         for m in self._peaked:
             m.peak_parts = parts
         self._peaked = []
+
+    # Work, which is only passed on ------------------------------------------------------------------------------
+
+    def ran(self, names: tuple[str, ...], read: int, written: int) -> None:
+        """A kernel ran."""
+        self._events.append((self._add_run, names, read + written))
+
+    def _add_run(self, names: tuple[str, ...], moved: int) -> None:
+        for m in self._open:
+            figures = m.__dict__
+            figures["kernel_runs"] += 1
+            figures["bytes_moved"] += moved
+            nodes = figures["nodes_run"]
+            for name in names:
+                nodes[name] += 1
+
+    def restoring(self, change: int) -> None:
+        """Values are made again in this thread."""
+        HERE.reruns += change
+        HERE.restoring += change
+
+    @whole
+    def restored(self) -> None:
+        """One value was made again."""
+        for m in self._open:
+            m.restored += 1
+
+    @whole
+    def evicted(self) -> None:
+        """One value was dropped."""
+        for m in self._open:
+            m.evictions += 1
+
+    @whole
+    def moved(self, figure: str) -> None:
+        """One value went to a tier (``figure``: "offloads"), came back, or started to ("fetches", "prefetches")."""
+        for m in self._open:
+            setattr(m, figure, getattr(m, figure) + 1)
+
+    @whole
+    def rerun_began(self, shift: int) -> Any:
+        """A checkpointed function is rerun in this thread."""
+        HERE.reruns += 1
+        before, HERE.shift = HERE.shift, shift
+        for m in self._open:
+            m.reruns += 1
+        return before
+
+    def rerun_ended(self, token: Any) -> None:
+        """The rerun is over."""
+        HERE.reruns -= 1
+        HERE.shift = token
+
+    @whole
+    def scratch(self, nbytes: int) -> None:
+        """A kernel took workspace."""
+        for m in self._open:
+            m.scratch_bytes = max(m.scratch_bytes, nbytes)
+
+    def walk_began(self) -> Any:
+        """A gradient walk begins."""
+        HERE.walking += 1
+        return HERE.source
+
+    def differentiating(self, index: int) -> None:
+        """The walk has come to a node."""
+        if self.journal is not None:
+            self.journal.differentiating(index)
+
+    def walk_ended(self, token: Any) -> None:
+        """The walk is over."""
+        HERE.walking -= 1
+        HERE.source = token
+        if not (HERE.walking or HERE.reruns or thread.recorders or phantom.mode.dry):
+            HERE.differentiated = True
 
 
 def _old(buffer: Buffer) -> tuple[str, Place]:
