@@ -202,7 +202,10 @@ class Manager:
         for thing, b in zip(things, buffers, strict=True) if givers else ():
             if type(thing) is Kept:
                 remember(graph, thing, b, givers)
-        return Residuals(things) if any(type(t) is Kept for t in things) else buffers
+        for thing in things:
+            if type(thing) is Kept:
+                return Residuals(things)
+        return buffers
 
     def accompanied(self, buffer: Buffer) -> None:
         """A value has got a companion; a tape may have kept it before."""
@@ -290,6 +293,7 @@ class Manager:
 
     def _drop_best(self) -> bool:
         storages, before = self._storages, LEDGER.live_bytes
+        storages.register_new()
         self._rounds += 1
         if len(self._passed) < _PASSED_FOR or self._rounds % _PASSED_FOR == 0:
             self._offer_again()

@@ -24,6 +24,7 @@ from tapegrad.memory.recipes import Graph, Kept, Recipe, Storage, bytes_held_for
 
 _MOST_WALKED = 256
 """Nodes looked at to find the storages next to one; further ones are not counted as neighbours."""
+_MOST_NEW = 4096
 _MOST_TRIED = 8
 """Values looked at, each time room is asked for, that a policy without a limit offloads."""
 
@@ -33,6 +34,9 @@ class Storages:
 
     def __init__(self) -> None:
         self._gone: deque[tuple[Recipe, Graph]] = deque()
+        self._new: deque[weakref.ref[Kept]] = deque()
+        """Kept values that are not among the candidates yet: most budgets do not bind most of the time, and most values
+        go before anything has to be dropped."""
         self.guard = Guard(self._forget_gone)
         self.candidates = Candidates()
         self.offloads = Offloads()
@@ -44,6 +48,7 @@ class Storages:
     def clear(self) -> None:
         """Forget everything."""
         self._gone.clear()
+        self._new.clear()
         self._ready.clear()
         self.candidates.clear()
 
@@ -59,8 +64,22 @@ class Storages:
         elif kept.buffer is not None:
             return kept
         kept.fill(buffer)
-        self.register(graph, recipe, buffer)
+        if self.policy is not None:
+            self.register(graph, recipe, buffer)
+        else:
+            self._new.append(recipe.kept)
+            if len(self._new) >= _MOST_NEW:
+                self.register_new()
         return kept
+
+    def register_new(self) -> None:
+        """What tapes have come to keep since the last call is offered for eviction; called inside the guard."""
+        while self._new:
+            kept = self._new[0]()
+            if kept is not None and kept.buffer is not None:
+                self.register(kept.graph, kept.recipe, kept.buffer)
+            del kept
+            self._new.popleft()  # only now: an interrupt may come at any time, and all this can be done twice
 
     def register(self, graph: Graph, recipe: Recipe, buffer: Buffer) -> None:
         """A kept value has a buffer: it holds the bytes of these storages."""
@@ -75,11 +94,13 @@ class Storages:
     @guarded
     def registered(self, graph: Graph, recipe: Recipe, buffer: Buffer) -> None:
         """A replay has made a kept value again."""
+        self.register_new()
         self.register(graph, recipe, buffer)
 
     @guarded
     def registered_again(self, graph: Graph) -> None:
         """What was made again while no budget was in force, perhaps by kernels that nobody told of, can be dropped."""
+        self.register_new()
         for kept in graph.kept():
             if kept.buffer is not None:
                 self.register(graph, kept.recipe, kept.buffer)
@@ -92,6 +113,7 @@ class Storages:
     @guarded
     def spare(self, recipes: Iterable[Recipe]) -> None:
         """A replay will read these; others shall be dropped first."""
+        self.register_new()
         self.candidates.spare(recipes)
 
     @guarded
@@ -103,6 +125,7 @@ class Storages:
     @guarded
     def filled(self, graph: Graph, recipe: Recipe, keeps: tuple[Buffer, ...]) -> None:
         """A pending value has got bytes of its own: who kept it, or what is to be made from it, holds these now."""
+        self.register_new()
         index = recipe.node.index
         holders = {index} if recipe.keeping() is not None else set()
         for b in keeps:
@@ -146,6 +169,7 @@ class Storages:
     @guarded
     def named(self, graph: Graph, recipe: Recipe, name: str) -> Answer:
         """The user calls a value, which is there, ``name``; what the policy says now."""
+        self.register_new()
         recipe.names += (name,)
         answer = asked(self.policy, recipe.node, recipe.names)
         storage = recipe.storage
@@ -258,6 +282,7 @@ class Storages:
 
         A tape at node ``here`` reads nothing any more that was made later.
         """
+        self.register_new()
         for index in list(islice(self._ready, _MOST_TRIED)):
             recipe, graph = self._ready.pop(index)
             moved = (recipe.slot is None or index > here) and self.drop(recipe, graph, moving=True)
