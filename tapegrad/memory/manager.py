@@ -28,6 +28,7 @@ from tapegrad.memory.recipes import Graph, Kept, Recipe, Residuals, Session
 from tapegrad.memory.replay import replay
 from tapegrad.memory.storages import Storages
 from tapegrad.node import Node
+from tapegrad.state import thread
 
 _PASSED_FOR = 32
 """Where so many values have been found held, they are looked at again only after so many rounds of eviction."""
@@ -168,7 +169,7 @@ class Manager:
 
     def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """A node was applied where something records."""
-        graph = self._present()
+        graph = None if self._graph is None else self._graph()
         if graph is not None and graph.present() is not None:
             graph.add(node, inputs, out)
             self._here = node.index
@@ -197,7 +198,8 @@ class Manager:
 
     def keep(self, buffers: tuple[Buffer, ...]) -> Any:
         """A record wants ``buffers``; those with a recipe may be dropped later."""
-        graph, givers = self._recipes(), pushers()
+        graph = self._present() or self._new_graph()
+        givers = pushers() if len(thread.recorders) > 1 else []
         things = self._storages.keep(graph, buffers)
         for thing, b in zip(things, buffers, strict=True) if givers else ():
             if type(thing) is Kept:

@@ -149,13 +149,13 @@ class Index:
     """Recipes by the index of their node, held by others; the numbers of those that are gone are dropped in time."""
 
     def __init__(self) -> None:
-        self._refs: dict[int, weakref.ref[Recipe]] = {}
+        self.refs: dict[int, weakref.ref[Recipe]] = {}
         self._clear_at = 4096
         self._lock = locks.lock()
 
     def get(self, index: int) -> Recipe | None:
         """The recipe of the node of that index, if there is one."""
-        found = self._refs.get(index)
+        found = self.refs.get(index)
         return None if found is None else found()
 
     def __getitem__(self, index: int) -> Recipe:
@@ -168,14 +168,14 @@ class Index:
 
     def __setitem__(self, index: int, recipe: Recipe) -> None:
         with self._lock:  # recordings of several threads share a graph
-            self._refs[index] = weakref.ref(recipe)
-            if len(self._refs) > self._clear_at:
-                self._refs = {i: r for i, r in self._refs.items() if r() is not None}
-                self._clear_at = max(4096, 2 * len(self._refs))
+            self.refs[index] = weakref.ref(recipe)
+            if len(self.refs) > self._clear_at:
+                self.refs = {i: r for i, r in self.refs.items() if r() is not None}
+                self._clear_at = max(4096, 2 * len(self.refs))
 
     def values(self) -> list[Recipe]:
         """All recipes there are."""
-        return [r for ref in list(self._refs.values()) if (r := ref()) is not None]
+        return [r for ref in list(self.refs.values()) if (r := ref()) is not None]
 
     def __len__(self) -> int:
         return len(self.values())
@@ -229,15 +229,19 @@ class Graph:
 
     def add(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> Recipe:
         """Note how ``out`` was made, while something records."""
-        get = self.recipes.get
+        refs = self.recipes.refs
         sources: list[Any] = []
         for b in inputs:
-            source = get(b.node.index)
-            if source is not None and source.session != self._number:
-                self._carry(source, b)
-            sources.append(source or b)
-            if source is None and b.array is not None:
-                self._note_shared(b)
+            ref = refs.get(b.node.index)
+            source = None if ref is None else ref()
+            if source is None:
+                sources.append(b)
+                if b.array is not None and (b.keeps or b.node.params is SHARED):
+                    self._note_shared(b)
+            else:
+                sources.append(source)
+                if source.session != self._number:
+                    self._carry(source, b)
         found = Recipe(node, tuple(sources), out)
         found.session = self._number
         self.recipes[node.index] = found
