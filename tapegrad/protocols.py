@@ -5,7 +5,7 @@ The engine knows nobody who keeps to them, and works with nobody there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tapegrad.node import Node
 
     Run = Callable[[Node, tuple[Buffer, ...]], Buffer]
+
+T = TypeVar("T")
 
 
 class Recorder(Protocol):
@@ -112,20 +114,14 @@ class Accountant(Protocol):
     def called(self, node: Node) -> None:
         """``node`` is a result of a call that has a derivative of its own."""
 
-    def walk_began(self) -> Any:
-        """A gradient walk begins in this thread; :meth:`walk_ended` is to get what this returns."""
+    def walk(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)``, a gradient walk of this thread, returns."""
 
     def differentiating(self, index: int) -> None:
         """The walk has come to the node of that index."""
 
-    def walk_ended(self, token: Any) -> None:
-        """The walk is over."""
-
     def ran(self, names: tuple[str, ...], read: int, written: int) -> None:
         """One kernel or barrier evaluated nodes of these primitives, reading and writing so many bytes."""
-
-    def restoring(self, change: int) -> None:
-        """This thread begins (1) or ends (-1) to make values again whose buffers were dropped."""
 
     def restored(self) -> None:
         """One value was made again."""
@@ -133,15 +129,8 @@ class Accountant(Protocol):
     def evicted(self) -> None:
         """One value was dropped under pressure."""
 
-    def rerun_began(self, shift: int) -> Any:
-        """This thread reruns a checkpointed function; what is made until :meth:`rerun_ended` was there before.
-
-        ``shift``: to be added to a node's index for that of the node that it repeats (0: not known).  What this returns
-        is for :meth:`rerun_ended`.
-        """
-
-    def rerun_ended(self, token: Any) -> None:
-        """The rerun is over."""
+    def reran(self) -> None:
+        """This thread reruns a checkpointed function."""
 
     def scratch(self, nbytes: int) -> None:
         """A kernel took so many bytes of workspace, the CPU's stand-in for registers, and gave them back."""

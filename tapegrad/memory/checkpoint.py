@@ -102,8 +102,7 @@ class Setting:
         return found, watch, seen
 
     def _counted(self, f: Callable[[Lookout], T], watch: Lookout) -> T:
-        with counted_rerun(self.began - next_index()):
-            return f(watch)
+        return counted_rerun(f, watch, shift=self.began - next_index())
 
     def refuse_exchanged(self) -> None:
         """Raise RecomputeError if another thread has assigned to a variable in the middle of the first run."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
 
 from tapegrad.state import thread
 
@@ -31,6 +33,18 @@ class _Here(threading.local):
 
 
 HERE = _Here()
+_now = partial(getattr, HERE)
+T = TypeVar("T")
+
+
+def during(f: Callable[..., T], *args: Any, **changes: Any) -> T:
+    """What ``f(*args)`` returns; while it runs, :data:`HERE` holds the ``changes``.  Interrupts: see ``state.py``."""
+    before = dict(zip(changes, map(_now, changes), strict=True))
+    try:
+        HERE.__dict__.update(changes)
+        return f(*args)
+    finally:
+        HERE.__dict__.update(before)
 
 
 def phase() -> int:

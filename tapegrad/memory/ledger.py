@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeVar
 
 from tapegrad import buffer as _buffer
 from tapegrad import locks
@@ -39,7 +39,7 @@ from tapegrad.locks import section, whole
 from tapegrad.memory.costs import cost_of
 from tapegrad.memory.entries import RANK, Entries, Entry
 from tapegrad.memory.figures import GRAIN, Measure, rounded
-from tapegrad.memory.here import HERE
+from tapegrad.memory.here import HERE, during
 from tapegrad.memory.journal import Journal
 from tapegrad.memory.places import Place, user_place
 from tapegrad.memory.steps import GRADIENT, STEPS
@@ -48,6 +48,7 @@ from tapegrad.node import Node
 from tapegrad.state import thread
 from tapegrad.variable import everyone
 
+T = TypeVar("T")
 _BEFORE, _JOURNAL_KNOWS, _SMALL = "(before the measurement)", "(in the journal)", "(small values)"
 _MOST_EVENTS = 4096
 _LARGE, _SHARE = 2**20, 256
@@ -598,11 +599,6 @@ class Ledger:
             for name in names:
                 nodes[name] += 1
 
-    def restoring(self, change: int) -> None:
-        """Values are made again in this thread."""
-        HERE.reruns += change
-        HERE.restoring += change
-
     @whole
     def restored(self) -> None:
         """One value was made again."""
@@ -622,18 +618,10 @@ class Ledger:
             setattr(m, figure, getattr(m, figure) + 1)
 
     @whole
-    def rerun_began(self, shift: int) -> Any:
+    def reran(self) -> None:
         """A checkpointed function is rerun in this thread."""
-        HERE.reruns += 1
-        before, HERE.shift = HERE.shift, shift
         for m in self._open:
             m.reruns += 1
-        return before
-
-    def rerun_ended(self, token: Any) -> None:
-        """The rerun is over."""
-        HERE.reruns -= 1
-        HERE.shift = token
 
     @whole
     def scratch(self, nbytes: int) -> None:
@@ -641,22 +629,18 @@ class Ledger:
         for m in self._open:
             m.scratch_bytes = max(m.scratch_bytes, nbytes)
 
-    def walk_began(self) -> Any:
-        """A gradient walk begins."""
-        HERE.walking += 1
-        return HERE.source
+    def walk(self, f: Callable[..., T], *args: Any) -> T:
+        """A gradient walk, ``f(*args)``."""
+        try:
+            return during(f, *args, walking=HERE.walking + 1, source=HERE.source)
+        finally:
+            if not (HERE.walking or HERE.reruns or thread.recorders or phantom.mode.dry):
+                HERE.differentiated = True
 
     def differentiating(self, index: int) -> None:
         """The walk has come to a node."""
         if self.journal is not None:
             self.journal.differentiating(index)
-
-    def walk_ended(self, token: Any) -> None:
-        """The walk is over."""
-        HERE.walking -= 1
-        HERE.source = token
-        if not (HERE.walking or HERE.reruns or thread.recorders or phantom.mode.dry):
-            HERE.differentiated = True
 
 
 def _old(buffer: Buffer) -> tuple[str, Place]:

@@ -206,13 +206,15 @@ class LoopCall(CheckpointedCall):
 
     def _repeat(self, walk: Walk, steps: range, watch: Lookout) -> None:
         for i in steps:
-            with counted_rerun():
-                made_after = next_index()
-                y = self._owner.step(walk.here.state, i, True)
-                results = results_of(y, watch)
-                self._compare_form(i, y, results)
-                self._draws.compare(i)
-                walk.here.state = settled(y, results, made_after)
+            counted_rerun(self._repeat_one, walk, i, watch)
+
+    def _repeat_one(self, walk: Walk, step: int, watch: Lookout) -> None:
+        made_after = next_index()
+        y = self._owner.step(walk.here.state, step, True)
+        results = results_of(y, watch)
+        self._compare_form(step, y, results)
+        self._draws.compare(step)
+        walk.here.state = settled(y, results, made_after)
 
     def _restore(self, walk: Walk, step: int) -> None:
         """Be at a stored step; if a budget has dropped what was stored, run on from the one before, and store it."""
@@ -232,17 +234,16 @@ class LoopCall(CheckpointedCall):
         look = Lookout(())
 
         def run() -> tuple[Any, list[Any]]:
-            with counted_rerun():
-                y = self._owner.step(walk.here.state, step, True)
-                results = results_of(y, look)
-                self._draws.compare(step)
+            y = self._owner.step(walk.here.state, step, True)
+            results = results_of(y, look)
+            self._draws.compare(step)
             return y, results
 
         with self._replaying(walk.here) as seen:
             for number, (count, current) in self._marks[step].items():
                 cell: Cell = self._owners[number]
                 trace.resume(number, count, cell.get().node.index if current else None)
-            y, results = trace.during(run, others=(look,))
+            y, results = trace.during(counted_rerun, run, others=(look,))
         self._compare_form(step, y, results)
         self.note_step(walk, look, seen)
         walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from tapegrad.buffer import Buffer
 from tapegrad.evaluate import again, array_of
+from tapegrad.memory.here import HERE, during
 from tapegrad.memory.ledger import LEDGER
 from tapegrad.memory.recipes import Graph, Recipe
 
@@ -38,34 +39,47 @@ def replay(graph: Graph, targets: list[Recipe], keeping: Keeping) -> dict[int, B
     values: dict[int, Buffer] = {}
     there = _there(graph, order)
     keeping.spare([r for recipes in there.values() for r in recipes])
-    LEDGER.restoring(1)
     try:
-        for recipe in order:
-            sources = _sources(recipe)
-            inputs = tuple([_input(graph, i, values, keeping) for i in sources])
-            if recipe.slot is None:
-                out = _made(recipe, inputs)
-                recipe.times += 1
-            else:
-                out = _fetched(graph, recipe, keeping)
-            graph.alive(recipe, out)
-            values[recipe.node.index] = out
-            kept = recipe.keeping()
-            if kept is not None:
-                kept.fill(out)
-                keeping.registered(graph, recipe, out)
-            del inputs, out, kept
-            for i in sources:
-                index = i.node.index
-                if index in uses:
-                    uses[index] -= 1
-                    if not uses[index]:
-                        values.pop(index, None)
-            keeping.unspare(graph, there.pop(recipe.node.index, ()))
+        during(
+            _make_again, graph, order, values, uses, there, keeping,
+            reruns=HERE.reruns + 1, restoring=HERE.restoring + 1,
+        )  # fmt: skip
     finally:
-        LEDGER.restoring(-1)
         keeping.unspare(graph, [r for recipes in there.values() for r in recipes])
     return values
+
+
+def _make_again(
+    graph: Graph,
+    order: list[Recipe],
+    values: dict[int, Buffer],
+    uses: dict[int, int],
+    there: dict[int, list[Recipe]],
+    keeping: Keeping,
+) -> None:
+    """Run ``order``, and put into ``values`` what is used later."""
+    for recipe in order:
+        sources = _sources(recipe)
+        inputs = tuple([_input(graph, i, values, keeping) for i in sources])
+        if recipe.slot is None:
+            out = _made(recipe, inputs)
+            recipe.times += 1
+        else:
+            out = _fetched(graph, recipe, keeping)
+        graph.alive(recipe, out)
+        values[recipe.node.index] = out
+        kept = recipe.keeping()
+        if kept is not None:
+            kept.fill(out)
+            keeping.registered(graph, recipe, out)
+        del inputs, out, kept
+        for i in sources:
+            index = i.node.index
+            if index in uses:
+                uses[index] -= 1
+                if not uses[index]:
+                    values.pop(index, None)
+        keeping.unspare(graph, there.pop(recipe.node.index, ()))
 
 
 def _there(graph: Graph, order: list[Recipe]) -> dict[int, list[Recipe]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad import buffer as _buffer
@@ -13,6 +12,7 @@ from tapegrad.buffer import Buffer, in_room
 from tapegrad.device import is_array, phantom
 from tapegrad.errors import RecomputeError
 from tapegrad.evaluate import catch_up, postponed
+from tapegrad.memory import here
 from tapegrad.node import Node, next_index
 from tapegrad.protocols import Call, Recorder, Runner
 from tapegrad.state import during, thread
@@ -86,19 +86,16 @@ class Lookout:
             self.use(b)
 
 
-@contextmanager
-def counted_rerun(shift: int = 0) -> Iterator[None]:
-    """What is made in the block was there before; the ledger counts one rerun.
+def counted_rerun(f: Callable[..., T], *args: Any, shift: int = 0) -> T:
+    """What ``f(*args)`` returns; what it makes was there before; the ledger counts one rerun.
 
     ``shift``: from the indices of its nodes to those of the nodes they repeat, if that is known.
     """
     accountant = _buffer.accountant
-    token = None if accountant is None else accountant.rerun_began(shift)
-    try:
-        yield
-    finally:
-        if accountant is not None:
-            accountant.rerun_ended(token)
+    if accountant is None:
+        return f(*args)
+    accountant.reran()
+    return here.during(f, *args, reruns=here.HERE.reruns + 1, shift=shift)
 
 
 class Tracker:

@@ -10,6 +10,7 @@ can be lifted runs on all rows at once; the rule of another one is batched, oper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from tapegrad import buffer as _buffer
@@ -62,7 +63,9 @@ def backward(
     ``consume``: records are dropped as they are used, so each residual is freed at its last use.  ``path``: the values
     that depend on the sources; only these are followed (None: all).  ``also``: what to evaluate along with the result.
     """
-    return during(_walk, records, cts, keep, consume, path, lead, also, deferring=[], walks=thread.walks + 1)
+    accountant = _buffer.accountant
+    f: Callable[..., dict[int, Tensor]] = _walk if accountant is None else partial(accountant.walk, _walk)
+    return during(f, records, cts, keep, consume, path, lead, also, deferring=[], walks=thread.walks + 1)
 
 
 def _walk(
@@ -76,34 +79,29 @@ def _walk(
 ) -> dict[int, Tensor]:
     accountant = _buffer.accountant
     unseen = lead is None and not thread.recorders and accountant is None
-    token = None if accountant is None else accountant.walk_began()
-    try:
-        for position in range(len(records) - 1, -1, -1):
-            record = records.pop() if consume else records[position]
-            node, inputs, plan, residuals = record
-            if plan is None:
-                if accountant is not None and residuals:
-                    accountant.differentiating(residuals[0].index)
-                _pull_call(record, cts, keep, path, lead)
-                continue
-            index = node.index
-            ct = cts.pop(index, None)
-            if ct is None:
-                continue
-            if index in keep:
-                cts[index] = ct
-            if unseen and plan.quick and type(residuals) is tuple and _pull_arrays(record, ct, cts, path):
-                continue
-            if accountant is not None:
-                accountant.differentiating(index)
-            _pull(record, _tensor(ct, node.aval), cts, path, lead)
-            del record, residuals, ct
-        found = {i: _tensor(cts[i], None) for i in keep if i in cts}
-        fill([t._buffer for t in found.values()] + [*also])
-        return found
-    finally:
+    for position in range(len(records) - 1, -1, -1):
+        record = records.pop() if consume else records[position]
+        node, inputs, plan, residuals = record
+        if plan is None:
+            if accountant is not None and residuals:
+                accountant.differentiating(residuals[0].index)
+            _pull_call(record, cts, keep, path, lead)
+            continue
+        index = node.index
+        ct = cts.pop(index, None)
+        if ct is None:
+            continue
+        if index in keep:
+            cts[index] = ct
+        if unseen and plan.quick and type(residuals) is tuple and _pull_arrays(record, ct, cts, path):
+            continue
         if accountant is not None:
-            accountant.walk_ended(token)
+            accountant.differentiating(index)
+        _pull(record, _tensor(ct, node.aval), cts, path, lead)
+        del record, residuals, ct
+    found = {i: _tensor(cts[i], None) for i in keep if i in cts}
+    fill([t._buffer for t in found.values()] + [*also])
+    return found
 
 
 def _tensor(ct: Any, aval: ShapedArray | None) -> Tensor:
