@@ -524,3 +524,26 @@ def test_what_is_known_from_another_block_is_labelled_anew() -> None:
         pass
     assert m.live_by_category["parameter"] >= 2048
     del g, y, v
+
+
+def test_a_measure_that_an_interrupt_kept_from_being_left_ends_with_its_object() -> None:
+    block = tg.measure()
+    m = block.__enter__()
+    del block
+    assert buffer.accountant is None and m.now is None
+
+
+def test_figures_are_those_of_now_whenever_they_are_read() -> None:
+    """Sums are made late; nothing of that is seen."""
+    x = c64(np.ones(64))
+    with tg.measure() as outer, tg.measure() as m:
+        base = m.live_bytes
+        y = x + 1.0
+        assert (m.allocated_bytes, m.peak_bytes - base, m.kernel_runs, m.nodes_run["add"]) == (512, 512, 1, 1)
+        del y
+        assert (m.live_bytes, m.peak_bytes - base) == (base, 512)
+        kept = [x + 1.0 for _ in range(5000)]  # more than wait at most
+        assert (m.live_bytes - base, m.nodes_run["add"]) == (5000 * 512, 5001)
+        del kept
+    assert (m.live_bytes, m.peak_bytes - base, m.allocated_bytes) == (base, 5000 * 512, 5001 * 512)
+    assert (outer.peak_bytes, outer.cost) == (m.peak_bytes, m.cost)
