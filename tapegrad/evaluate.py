@@ -25,6 +25,7 @@ from tapegrad.device.pressure import retried, scratch_keeper
 from tapegrad.fusion import cuda_launch, emit, launch, region
 from tapegrad.node import NO_PARAMS, Node
 from tapegrad.primitive import Primitive, Site
+from tapegrad.protocols import Accountant
 from tapegrad.state import during, thread
 
 _lock = locks.lock()
@@ -195,7 +196,7 @@ def run_elementwise(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
     accountant = _buffer.accountant
     if accountant is not None:
         if accountant.detailed or _buffer.keeper is not None or phantom.mode.dry:
-            return _run_counted(node, inputs)
+            return _run_counted(node, inputs, accountant)
         accountant.applied(node, inputs)
     if ufunc is None:
         array = compute_elementwise(site.prim, [array_of(b) for b in inputs], aval)
@@ -221,10 +222,9 @@ def _same(out: Buffer, source: Buffer) -> Buffer:
     return out
 
 
-def _run_counted(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+def _run_counted(node: Node, inputs: tuple[Buffer, ...], accountant: Accountant) -> Buffer:
     """The same for a small node while somebody counts, and perhaps keeps a budget, or nothing is computed at all."""
     site: Any = node.site
-    accountant: Any = _buffer.accountant
     aval = site.aval
     accountant.applied(node, inputs)
     if _buffer.keeper is not None:

@@ -228,7 +228,7 @@ def test_a_long_file_is_found_and_a_reason_is_accepted(copy: Path) -> None:
 
 def polled_twice(package: Path) -> list[str]:
     """Lines that look a second time for who keeps or counts memory: another thread may have ended that meanwhile."""
-    places = ("_buffer.keeper.", "_buffer.accountant.")
+    places = ("_buffer.keeper.", "_buffer.accountant.", ": Any = _buffer.keeper", ": Any = _buffer.accountant")
     return [
         f"{path.relative_to(package)}:{number}"
         for path in sorted(package.rglob("*.py"))
@@ -244,3 +244,5 @@ def test_who_keeps_memory_is_asked_for_once() -> None:
 def test_a_second_look_is_found(copy: Path) -> None:
     (copy / "more.py").write_text("if _buffer.keeper is not None:\n    _buffer.keeper.named(b, 'h')\n")
     assert polled_twice(copy) == ["more.py:2"]
+    (copy / "more.py").write_text("keeper: Any = _buffer.keeper  # None would be found too late\n")
+    assert polled_twice(copy) == ["more.py:1"]
