@@ -1,4 +1,4 @@
-"""What does each elementwise function cost on a CPU beside storing its value? (rule 6 of ``tapegrad/fusion/region.py``)
+"""What does each elementwise function cost on a CPU beside storing its value? (rule 6 of ``tapegrad/engine/region.py``)
 
     python bench/cost.py
 
@@ -34,7 +34,7 @@ def main() -> None:
     import numpy as np
 
     common.load("tapegrad", options.threads)
-    from tapegrad.primitive import REGISTRY
+    from tapegrad.core.primitive import REGISTRY
 
     source = np.ones(BIG, np.float32)
     target = np.empty_like(source)

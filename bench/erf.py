@@ -1,4 +1,4 @@
-"""How fast and how close are erf and erfc of tapegrad.ops._erf, against SciPy and PyTorch on one thread?
+"""How fast and how close are erf and erfc of tapegrad.ops.elementwise._erf, against SciPy and PyTorch on one thread?
 
     python bench/erf.py [--size 1048576] [--rounds 25] [--json results.json]
 
@@ -17,7 +17,7 @@ import time
 
 import numpy as np
 
-from tapegrad.ops import _erf
+from tapegrad.ops.elementwise import _erf
 
 try:
     import scipy

@@ -144,7 +144,7 @@ def lower_bound(sizes: Sizes, layout: bool = True) -> Count:
 def count(sizes: Sizes, device: str, rate: float = 0.1) -> Count:
     """Kernels and bytes of tapegrad by its ledger, on a device that is present."""
     import tapegrad as tg
-    from tapegrad.memory.ledger import LEDGER
+    from tapegrad.memory.ledger.ledger import LEDGER
 
     detail: list[tuple[str, int, int]] = []
     with tg.device(device):
@@ -190,7 +190,7 @@ def on_device(sizes: Sizes, standin: Any, rate: float = 0.1) -> Count:
 def arrays_saved(steps: int = 10, device: str = "cpu", elements: int = 1 << 16) -> int:
     """Arrays of full size that live for the gradient of ``steps`` times ``sin(y) * exp(y)``, its result left out."""
     import tapegrad as tg
-    from tapegrad.buffer import Buffer
+    from tapegrad.core.buffer import Buffer
 
     with tg.device(device):
         x = tg.full((elements,), 0.1, dtype="float32")

@@ -10,7 +10,7 @@ which records nothing, is the floor.  The gradients must agree to 1e-5 of the la
 
 ``--threshold`` answers another question: from how many elements on is it better to defer elementwise operations and run
 them fused than to run them at once?  It measures forward run and gradient of one short chain both ways, by setting
-``tapegrad.fusion.region.SMALL``, whose value is chosen from this table: ratios above 1 say that fusing is faster.
+``tapegrad.engine.region.SMALL``, whose value is chosen from this table: ratios above 1 say that fusing is faster.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def threshold(options: Any) -> None:
     import numpy as np
 
     tg = common.load("tapegrad", options.threads)
-    from tapegrad.fusion import region
+    from tapegrad.engine import region
 
     def chain(size: int) -> Callable[[], Any]:
         rng = np.random.default_rng(0)

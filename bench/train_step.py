@@ -153,12 +153,12 @@ class Profile:
         return wrapped
 
     def run(self, step: Callable[[], Any], steps: int) -> None:
-        from tapegrad import evaluate
-        from tapegrad.fusion import launch
+        from tapegrad.engine import evaluate
+        from tapegrad.engine.cpu import tiles
 
-        saved = evaluate.compute, launch.run
+        saved = evaluate.compute, tiles.run
         evaluate.compute = self.timed(evaluate.compute, lambda prim, arrays, params, aval: prim.name)
-        launch.run = self.timed(launch.run, _name_of_kernel)
+        tiles.run = self.timed(tiles.run, _name_of_kernel)
         try:
             steps_seen, totals = [], []
             for _ in range(steps):
@@ -168,7 +168,7 @@ class Profile:
                 totals.append(time.perf_counter() - start)
                 steps_seen.append(self._step)
         finally:
-            evaluate.compute, launch.run = saved
+            evaluate.compute, tiles.run = saved
         self.total = common.median(totals)
         for name, spent in steps_seen[-1].items():
             self.seconds[name] = common.median([sum(seen.get(name, ())) for seen in steps_seen])

@@ -31,7 +31,7 @@ struct tg_drawn_words {
     }
 };
 
-// Uniform in [0, 1), as tapegrad/device/bits.py maps words: float32 takes half a word of which 24 bits count.
+// Uniform in [0, 1), as tapegrad/device/numerics/bits.py maps words: float32 takes half a word of which 24 bits count.
 template <typename T, int N>
 struct tg_uniform;
 
@@ -59,8 +59,8 @@ struct tg_uniform<tg_float64, N> {
     __device__ __forceinline__ double at(int j) const { return tg_unit_float64(words.word(j)); }
 };
 
-// Sixteen bits an element, in tiles of 4096 (see LANES in tapegrad/device/bits.py): a thread that walks a tile word by
-// word uses every bit of its block.
+// Sixteen bits an element, in tiles of 4096 (see LANES in tapegrad/device/numerics/bits.py): a thread that walks a tile word
+// by word uses every bit of its block.
 struct tg_bits16_tile {
     tg_philox_block block;
     __device__ __forceinline__ tg_bits16_tile(tg_uint64 lo, tg_uint64 hi, tg_uint64 at, tg_uint64 i)

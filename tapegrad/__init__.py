@@ -16,14 +16,45 @@ import typing as _typing
 __version__ = "0.1.0"
 
 # Submodules behind whose names the public name is a function, and those that are public themselves.
-_FUNCTIONS = {"device", "explain", "primitive"}
+_FUNCTIONS = {"device", "explain"}
 _MODULES = {
     "fft", "integrate", "linalg", "memory", "nn", "optim", "random", "signal", "sparse", "special", "stats", "testing",
 }  # fmt: skip
 # Names of the array API standard that say what a namespace is; in no ``__all__``.
 _PROTOCOL = {"__array_api_version__", "__array_namespace_info__"}
+# Where modules were whose names programs and pickles hold, and where they are.
+_MOVED = {
+    "memory.recompute": "memory.checkpoint.recompute", "memory.sequential": "memory.checkpoint.sequential",
+    "memory.tiers": "memory.offload.tiers", "nn.activations": "nn.functional.activations",
+    "nn.attention": "nn.layers.attention", "nn.convolution": "nn.layers.convolution", "nn.core": "nn.layers.core",
+    "nn.layer": "nn.layers.layer", "nn.saving": "nn.layers.saving",
+    "ops.activation": "ops.elementwise.activation", "ops.dtype_functions": "ops.interop.dtype_functions",
+    "tape": "autodiff.tape",
+}  # fmt: skip
 # Threads in which the public names are being loaded.
 _loading: set[int] = set()
+
+
+class _Moved:
+    """Finds and loads a module by a name that it had."""
+
+    @staticmethod
+    def find_spec(name: str, path: _typing.Any = None, target: _typing.Any = None) -> _typing.Any:
+        if name.removeprefix(f"{__name__}.") in _MOVED:
+            return _util.spec_from_loader(name, _typing.cast(_typing.Any, _Moved))
+        return None
+
+    @staticmethod
+    def create_module(spec: _typing.Any) -> None:
+        """The usual one, which gives way to the one that is there."""
+
+    @staticmethod
+    def exec_module(module: _types.ModuleType) -> None:
+        name = _MOVED[module.__name__.removeprefix(f"{__name__}.")]
+        _sys.modules[module.__name__] = _importlib.import_module(f"{__name__}.{name}")
+
+
+_sys.meta_path.append(_typing.cast(_typing.Any, _Moved))
 
 
 class _Unloaded(_types.ModuleType):

@@ -2,6 +2,14 @@
 
 from tapegrad import errors, fft, integrate, linalg, memory, nn, optim, random, signal, sparse, special, stats, testing
 from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
+from tapegrad.autodiff import cupy_protocol as _cupy_protocol
+from tapegrad.autodiff.custom_gradient import custom_gradient, stop_gradient
+from tapegrad.autodiff.functional import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
+from tapegrad.autodiff.loops import fori_loop, scan, while_loop
+from tapegrad.autodiff.own_primitive import OwnPrimitive, primitive
+from tapegrad.autodiff.tape import GradientTape
+from tapegrad.autodiff.vmap import vmap
+from tapegrad.core.primitive import Primitive
 from tapegrad.device import device, set_default_device
 from tapegrad.device.dtypes import (
     bfloat16,
@@ -34,22 +42,14 @@ from tapegrad.memory import (
     reversible,
 )
 from tapegrad.ops import *  # noqa: F403
-from tapegrad.ops.info import API_VERSION as __array_api_version__  # noqa: F401
-from tapegrad.ops.info import namespace_info as __array_namespace_info__  # noqa: F401
-from tapegrad.ops.parts import complex_of as complex  # a module of this name is in the way of ops.__all__
-from tapegrad.ops.predicates import ndim, shape, size  # here is one, too
+from tapegrad.ops.elementwise.complex_parts import complex_of as complex  # in ops it would hide Python's own
+from tapegrad.ops.elementwise.predicates import ndim, shape, size  # a folder of ops is called shape
+from tapegrad.ops.interop.info import API_VERSION as __array_api_version__  # noqa: F401
+from tapegrad.ops.interop.info import namespace_info as __array_namespace_info__  # noqa: F401
 from tapegrad.polynomial import *  # noqa: F403
 from tapegrad.polynomial import __all__ as _polynomial
-from tapegrad.primitive import Primitive
 from tapegrad.special import i0
-from tapegrad.tape import GradientTape
 from tapegrad.tensor import Tensor
-from tapegrad.transforms import cupy_protocol as _cupy_protocol
-from tapegrad.transforms.custom_gradient import custom_gradient, stop_gradient
-from tapegrad.transforms.functional import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
-from tapegrad.transforms.loops import fori_loop, scan, while_loop
-from tapegrad.transforms.own import OwnPrimitive, primitive
-from tapegrad.transforms.vmap import vmap
 from tapegrad.variable import Variable
 
 e = 2.718281828459045

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from tapegrad.buffer import Buffer
+from tapegrad.core.buffer import Buffer
 from tapegrad.device import cxx
-from tapegrad.evaluate import program_of, work_of
-from tapegrad.fusion import cuda_launch, launch, region
+from tapegrad.engine import region
+from tapegrad.engine.cpu import tiles
+from tapegrad.engine.cuda import launch as cuda_launch
+from tapegrad.engine.evaluate import program_of, work_of
 from tapegrad.tensor import Tensor
 
 
@@ -51,5 +53,5 @@ def _explained(group: list[Buffer], name: str | None) -> str:
         text = cuda_launch.text_of(work, targets, shape, axes)
     else:
         program, layouts = program_of(work, targets, shape, leaves, device.xp)
-        text = launch.text_of(program, shape, layouts, axes or ())
+        text = tiles.text_of(program, shape, layouts, axes or ())
     return "\n".join([*lines, *(f"    {line}" for line in text.splitlines())])

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.linalg import eigvals, inv, lstsq
-from tapegrad.ops._numbers import precise
-from tapegrad.ops.arithmetic import abs, add, divide, multiply, sqrt, square, subtract
-from tapegrad.ops.comparison import not_equal
-from tapegrad.ops.complex import conj, imag, real
-from tapegrad.ops.correlation import convolve
-from tapegrad.ops.creation import arange, ones, zeros
-from tapegrad.ops.diagonals import diag
+from tapegrad.ops.create.creation import arange, ones, zeros
+from tapegrad.ops.create.ranges import vander
 from tapegrad.ops.dispatch import own, promote
-from tapegrad.ops.indexing import nonzero
-from tapegrad.ops.joining import concat
-from tapegrad.ops.padding import pad
-from tapegrad.ops.partitioning import sort_complex
-from tapegrad.ops.products import outer
-from tapegrad.ops.ranges import vander
-from tapegrad.ops.reductions import all as all_of
-from tapegrad.ops.reductions import sum
-from tapegrad.ops.shape import broadcast_to, reshape, transpose
-from tapegrad.state import unrecorded
+from tapegrad.ops.elementwise._numbers import precise
+from tapegrad.ops.elementwise.arithmetic import abs, add, divide, multiply, sqrt, square, subtract
+from tapegrad.ops.elementwise.comparison import not_equal
+from tapegrad.ops.elementwise.complex import conj, imag, real
+from tapegrad.ops.index.indexing import nonzero
+from tapegrad.ops.index.partial_sort import sort_complex
+from tapegrad.ops.products.correlation import convolve
+from tapegrad.ops.products.products import outer
+from tapegrad.ops.reduce.reductions import all as all_of
+from tapegrad.ops.reduce.reductions import sum
+from tapegrad.ops.shape.diagonals import diag
+from tapegrad.ops.shape.join import concat
+from tapegrad.ops.shape.padding import pad
+from tapegrad.ops.shape.shape import broadcast_to, reshape, transpose
 from tapegrad.tensor import Tensor
 
 __all__ = ["poly", "polyadd", "polyder", "polydiv", "polyfit", "polyint", "polymul", "polysub", "polyval", "roots"]

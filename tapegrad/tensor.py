@@ -11,15 +11,15 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tapegrad import buffer as _buffer
-from tapegrad.aval import Shape, shaped
-from tapegrad.buffer import Buffer
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.aval import Shape, shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import leaf
+from tapegrad.core.primitive import Site, elementwise
+from tapegrad.core.state import thread
 from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
+from tapegrad.engine.evaluate import apply_elementwise, array_of, fill
 from tapegrad.errors import DetachedError, DeviceError, DTypeError, ImmutableError, ShapeError, UnsizedError
-from tapegrad.evaluate import apply_elementwise, array_of, fill
-from tapegrad.node import leaf
-from tapegrad.primitive import Site, elementwise
-from tapegrad.state import thread
 
 _LEAST_HELD = 512
 """Bytes; what the ledger counts in."""

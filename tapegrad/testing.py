@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad import nest, random
+from tapegrad.autodiff.functional import jvp, vjp
 from tapegrad.errors import TapegradError
-from tapegrad.ops.complex import conj, real
-from tapegrad.ops.creation import asarray
-from tapegrad.ops.reductions import sum
+from tapegrad.ops.create.creation import asarray
+from tapegrad.ops.elementwise.complex import conj, real
+from tapegrad.ops.reduce.reductions import sum
 from tapegrad.tensor import Tensor
-from tapegrad.transforms.functional import jvp, vjp
 
 
 class DerivativeError(TapegradError, AssertionError):

@@ -6,13 +6,13 @@ import itertools
 import weakref
 from typing import Any
 
-from tapegrad import buffer as _buffer
-from tapegrad.aval import Shape, ShapedArray
-from tapegrad.buffer import Buffer
-from tapegrad.cell import Cell, Seen
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.aval import Shape, ShapedArray
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.cell import Cell, Seen
+from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import dtypes
 from tapegrad.errors import DeviceError, DTypeError, ImmutableError, ShapeError
-from tapegrad.state import thread, unrecorded
 from tapegrad.tensor import Ref, Tensor, add_reader, alias, device_of, from_array, identity_of
 
 _number = itertools.count().__next__

@@ -48,8 +48,8 @@ def old_objects() -> None:
     """What earlier modules have left, and what was made while modules were imported, is no part of what is alive:
     constants are made anew, and the ledger forgets all else.  The collector need not look at it each time.
     """
-    from tapegrad import buffer
-    from tapegrad.memory.ledger import LEDGER
+    from tapegrad.core import buffer
+    from tapegrad.memory.ledger.ledger import LEDGER
     from tapegrad.ops import dispatch
 
     dispatch._constants.clear()

@@ -80,6 +80,8 @@ def test_functions_that_share_their_names_with_submodules() -> None:
 def test_names_are_the_same_whatever_is_imported_first() -> None:
     """Every module of the engine is imported first, each in a process of its own."""
     engine = [found.name for found in pkgutil.iter_modules(tg.__path__, "tapegrad.")]
+    for room in (tg.core, tg.engine, tg.autodiff):
+        engine += [found.name for found in pkgutil.iter_modules(room.__path__, f"{room.__name__}.")]
     engine = [name for name in engine if name.rpartition(".")[2] not in ("profile", "__main__")]
     assert len(engine) > 20
     code = f"""
@@ -116,11 +118,31 @@ while running:
 
 
 def test_imports_inside_the_package_work_while_it_is_loading() -> None:
-    assert fresh("from tapegrad import ops, nest, buffer\nprint(ops.__name__, nest.__name__)") == (
-        "tapegrad.ops tapegrad.nest"
-    )
+    assert fresh(
+        "from tapegrad import ops, nest; from tapegrad.core import buffer\nprint(ops.__name__, nest.__name__)"
+    ) == ("tapegrad.ops tapegrad.nest")
     for direct in ("nn", "memory.sizes"):
         assert fresh(f"import tapegrad.{direct}\nprint(tapegrad.device.__name__)") == "device"
+
+
+@pytest.mark.parametrize("first", ["tape", "nn.core", "memory.tiers"])
+def test_a_module_is_found_by_the_name_that_it_had(first: str) -> None:
+    """Programs and pickles hold such names; what each gives is the module of today, whatever is imported first."""
+    code = f"""
+import importlib, pickle, sys
+found = importlib.import_module("tapegrad.{first}")
+import tapegrad as tg
+for old, now in tg._MOVED.items():
+    assert importlib.import_module("tapegrad." + old) is sys.modules["tapegrad." + now] is not None
+assert found is sys.modules["tapegrad." + tg._MOVED["{first}"]] and type(found.__spec__.loader).__name__ != "type"
+assert type(pickle.loads(b"ctapegrad.nn.core\\nDense\\n.")(2)) is tg.nn.Dense
+from tapegrad.tape import GradientTape
+assert GradientTape is tg.GradientTape
+try:
+    import tapegrad.no_module_of_before
+except ImportError as e:
+    print(e)"""
+    assert fresh(code) == "No module named 'tapegrad.no_module_of_before'"
 
 
 def test_two_threads_at_once() -> None:

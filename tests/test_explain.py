@@ -10,20 +10,20 @@ import pytest
 from explain_programs import explained, grown, indented, leaves_of
 
 import tapegrad as tg
-from tapegrad.fusion import launch
+from tapegrad.engine.cpu import tiles
 from tapegrad.tensor import materialize
 
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts of the programs that run on the CPU."""
-    run, texts = launch.run, list[str]()
+    run, texts = tiles.run, list[str]()
 
     def noting(program: Any, shape: Any, leaves: Any, layouts: Any, outputs: Any, axes: Any, device: Any) -> int:
-        texts.append(launch.text_of(program, shape, layouts, axes))
+        texts.append(tiles.text_of(program, shape, layouts, axes))
         return run(program, shape, leaves, layouts, outputs, axes, device)
 
-    monkeypatch.setattr(launch, "run", noting)
+    monkeypatch.setattr(tiles, "run", noting)
     return texts
 
 
@@ -55,7 +55,7 @@ def test_costly_values_that_are_held_are_outputs(programs: list[str]) -> None:
 
 
 def test_tiles_are_those_that_run(programs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_tile", [1000])
+    monkeypatch.setattr(tiles, "_tile", [1000])
     y = tg.asarray(np.ones((200, 300))) * 2
     assert "60 tiles of at most 1000 elements, 0 rows" in explained(y)
     y.numpy()

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import tapegrad as tg
 from tapegrad import nest
 from tapegrad.device import threads
-from tapegrad.fusion import launch, region
+from tapegrad.engine import region
+from tapegrad.engine.cpu import tiles
 
 Block = list[tuple[str, int, int]]
 LAZY = 1  # with this threshold even tiny arrays go through regions and tiles
@@ -25,7 +26,7 @@ EAGER = 10**9
 def defaults() -> Iterator[None]:
     small, count = region.SMALL, threads.get_num_threads()
     yield
-    region.set_small(small), threads.set_num_threads(count), launch.set_tile_size(launch.TILE)
+    region.set_small(small), threads.set_num_threads(count), tiles.set_tile_size(tiles.TILE)
 
 
 OPS: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -129,9 +130,9 @@ def test_threads_and_tiles_change_no_bit(
 ) -> None:
     region.set_small(LAZY)
     graph = Graph(program, shape, dtype)
-    threads.set_num_threads(1), launch.set_tile_size(launch.TILE)
+    threads.set_num_threads(1), tiles.set_tile_size(tiles.TILE)
     wanted = graph.run()
-    threads.set_num_threads(count), launch.set_tile_size(tile)
+    threads.set_num_threads(count), tiles.set_tile_size(tile)
     assert bits_equal(graph.run(checkpoint if wrapped else plain), wanted)
 
 
@@ -145,7 +146,7 @@ def test_large_arrays_too(shape: tuple[int, int]) -> None:
     graph = Graph(program, shape, "float32")
     wanted = graph.run()
     for count, tile in ((1, 65536), (2, 4096), (3, 1000)):
-        threads.set_num_threads(count), launch.set_tile_size(tile)
+        threads.set_num_threads(count), tiles.set_tile_size(tile)
         assert bits_equal(graph.run(), wanted)
         assert bits_equal(graph.run(checkpoint), wanted)
         assert bits_equal(graph.run(checkpoint, checkpoint, 2), wanted)

@@ -113,7 +113,7 @@ def test_training_goes_on_in_the_copy(way: Callable, make: Callable) -> None:
 LAYERS = [
     lambda: nn.Conv1D(2, 3), lambda: nn.Conv2D(2, 3), lambda: nn.Conv3D(2, 3), lambda: nn.Dropout(0.5),
     lambda: nn.Embedding(4, 2), lambda: nn.LayerNormalization(), lambda: nn.MultiHeadAttention(1, 2),
-    *(lambda a=a: nn.Dense(2, activation=a) for a in nn.activations._ACTIVATIONS),
+    *(lambda a=a: nn.Dense(2, activation=a) for a in nn.functional.activations._ACTIVATIONS),
     *(lambda i=i: nn.Dense(2, kernel_initializer=i) for i in nn.initializers._BY_NAME),
 ]  # fmt: skip
 

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
+from tapegrad.core.primitive import REGISTRY, Bad, Primitive, Sample, general
+from tapegrad.core.rule import OUT
 from tapegrad.device import dtypes, threads
-from tapegrad.fusion import launch, region
+from tapegrad.engine import region
+from tapegrad.engine.cpu import tiles
 from tapegrad.ops import dispatch
-from tapegrad.primitive import REGISTRY, Bad, Primitive, Sample, general
-from tapegrad.rule import OUT
 from tapegrad.tensor import Tensor, from_array
 from tapegrad.testing import check_grads
 
@@ -108,7 +109,7 @@ def settings() -> Iterator[None]:
     count = threads.get_num_threads()
     yield
     threads.set_num_threads(count)
-    launch.set_tile_size(launch.TILE)
+    tiles.set_tile_size(tiles.TILE)
 
 
 @pytest.mark.parametrize("prim", REGISTRY.values(), ids=lambda p: p.name)
@@ -289,7 +290,7 @@ def test_fused_equals_op_by_op(prim, dtype):
         if prim.exact:  # else NumPy may round differently for another stride, and a kernel must pack its strided leaves
             assert same_bits(at_once(prim, arrays), wanted)
         for tile, count in ((65536, 2), (1000, 3), (4099, 1), (300, 2)):
-            launch.set_tile_size(tile)
+            tiles.set_tile_size(tile)
             threads.set_num_threads(count)
             tensors = [from_array(x) for x in arrays]
             y = call(prim, tensors, {})
@@ -298,7 +299,7 @@ def test_fused_equals_op_by_op(prim, dtype):
             made = [dispatch.bind(REGISTRY["where"], from_array(np.ones((), bool)), t, t) for t in tensors]
             z = call(prim, made, {})
             assert same_bits(z._array, wanted), ("operands made in the same kernel", tile, count)
-        launch.set_tile_size(launch.TILE)
+        tiles.set_tile_size(tiles.TILE)
 
 
 BIG = {

@@ -13,8 +13,8 @@ import pytest
 from test_primitives import call, differentiable, good_samples, operands, smooth_operands
 
 import tapegrad as tg
+from tapegrad.core.primitive import REGISTRY, Primitive, Sample
 from tapegrad.errors import TapegradError
-from tapegrad.primitive import REGISTRY, Primitive, Sample
 from tapegrad.tensor import Tensor, from_array
 from tapegrad.testing import check_grads
 

@@ -17,7 +17,7 @@ from programs.stress import Stress
 from programs.variants import Case, compiled, wrong
 
 import tapegrad as tg
-from tapegrad.transforms import custom_gradient
+from tapegrad.autodiff import custom_gradient
 
 PROGRAMS = 30
 
@@ -67,7 +67,7 @@ def test_a_wrong_derivative_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_values_changed_by_a_budget_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is planted: what is made again has another last bit."""
-    from tapegrad.memory import replay
+    from tapegrad.memory.budget import replay
 
     made: Any = replay._made
 

@@ -13,7 +13,7 @@ from checks import c64, no_garbage, same, var64
 
 import tapegrad as tg
 from tapegrad import errors
-from tapegrad.cell import Cell, lookout, overlay
+from tapegrad.core.cell import Cell, lookout, overlay
 
 
 def test_attributes_and_defaults() -> None:

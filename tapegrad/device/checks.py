@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tapegrad import locks
+from tapegrad.core import locks
 from tapegrad.device import phantom
 
 Describe = Callable[[int, int, int, int], Exception]

@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from typing import Any
 
-from tapegrad import locks
+from tapegrad.core import locks
 from tapegrad.device.cuda import CudaDevice
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.pinned import Slab, Slabs

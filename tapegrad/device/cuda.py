@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tapegrad import locks
+from tapegrad.core import locks
 from tapegrad.device import cpu, cxx, foreign, gemm, phantom
 from tapegrad.device.base import Device
 from tapegrad.device.checks import RECORD, Checks

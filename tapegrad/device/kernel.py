@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tapegrad import locks
+from tapegrad.core import locks
 from tapegrad.device import cxx, phantom
 from tapegrad.errors import KernelError
 

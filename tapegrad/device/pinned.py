@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tapegrad import locks
+from tapegrad.core import locks
 from tapegrad.errors import OffloadError, PageableWarning
 
 _STEPS = 8  # classes from one power of two to the next

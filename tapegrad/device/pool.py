@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tapegrad import locks
+from tapegrad.core import locks
 
 LEAST = 128 * 1024  # smaller requests: malloc keeps its own free lists and does not map pages each time
 _ALIGN = 64  # a cache line, and the widest vector register

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from tapegrad import locks
+from tapegrad.core import locks
 from tapegrad.errors import TapegradError
 
 Job = Callable[[], None]

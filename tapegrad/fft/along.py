@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tapegrad.aval import ShapedArray, normalize_axis
+from tapegrad.core.aval import ShapedArray, normalize_axis
+from tapegrad.core.primitive import Primitive, Sample, linear
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, ShapeError
-from tapegrad.ops.comparison import equal, logical_or
-from tapegrad.ops.complex import conj
-from tapegrad.ops.creation import arange
+from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.ops.padding import pad
-from tapegrad.ops.selection import where
-from tapegrad.ops.shape import reshape
-from tapegrad.primitive import Primitive, Sample, linear
+from tapegrad.ops.elementwise.comparison import equal, logical_or
+from tapegrad.ops.elementwise.complex import conj
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.shape.padding import pad
+from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor
 
 __all__ = ["fft", "hfft", "ifft", "ihfft", "irfft", "rfft"]

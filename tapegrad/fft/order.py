@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad.aval import normalize_axis
+from tapegrad.core.aval import normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
-from tapegrad.ops.creation import arange
+from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import cast, tensor
-from tapegrad.ops.joining import concat, roll
+from tapegrad.ops.shape.join import concat, roll
 from tapegrad.tensor import Tensor, identity_of
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "rfftfreq"]

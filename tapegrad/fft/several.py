@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tapegrad.aval import normalize_axis
+from tapegrad.core.aval import normalize_axis
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.fft.along import check_real, operand, swapped, transform
-from tapegrad.ops.complex import conj
 from tapegrad.ops.dispatch import own
+from tapegrad.ops.elementwise.complex import conj
 from tapegrad.tensor import Tensor
 
 __all__ = [

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from tapegrad.integrate.odes import OdeResult, odeint, solve_ivp
 from tapegrad.integrate.samples import simpson
-from tapegrad.ops.differences import cumulative_trapezoid, trapezoid
+from tapegrad.ops.reduce.differences import cumulative_trapezoid, trapezoid
 
 __all__ = ["OdeResult", "cumulative_trapezoid", "odeint", "simpson", "solve_ivp", "trapezoid"]

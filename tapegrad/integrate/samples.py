@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad.aval import normalize_axis
+from tapegrad.core.aval import normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import promote, tensor
-from tapegrad.ops.reductions import sum
-from tapegrad.ops.shape import moveaxis
+from tapegrad.ops.reduce.reductions import sum
+from tapegrad.ops.shape.shape import moveaxis
 from tapegrad.tensor import Tensor
 
 

@@ -13,17 +13,18 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from tapegrad.aval import ShapedArray, broadcast_shapes
-from tapegrad.device import blas_threads, dtypes
+from tapegrad.core.aval import ShapedArray, broadcast_shapes
+from tapegrad.core.primitive import Primitive, general
+from tapegrad.device import dtypes
+from tapegrad.device.numerics import blas_threads
 from tapegrad.errors import MOST_TOLD, FailedStack, LinAlgError, ShapeError, told
-from tapegrad.ops.arranging import tril, triu
-from tapegrad.ops.comparison import equal, logical_or
-from tapegrad.ops.complex import conj
-from tapegrad.ops.creation import arange, eye
+from tapegrad.ops.create.creation import arange, eye
 from tapegrad.ops.dispatch import promote
-from tapegrad.ops.selection import where
-from tapegrad.ops.shape import broadcast_to, matrix_transpose, reshape
-from tapegrad.primitive import Primitive, general
+from tapegrad.ops.elementwise.comparison import equal, logical_or
+from tapegrad.ops.elementwise.complex import conj
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.shape.arrange import tril, triu
+from tapegrad.ops.shape.shape import broadcast_to, matrix_transpose, reshape
 from tapegrad.tensor import Tensor
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad.aval import ShapedArray
-from tapegrad.device import scipy
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Primitive, Sample
+from tapegrad.device.numerics import scipy
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import declare, floating
 from tapegrad.linalg.solving import solve
 from tapegrad.linalg.structured import toeplitz
-from tapegrad.ops.complex import conj
 from tapegrad.ops.dispatch import barrier, promote, tensor
-from tapegrad.ops.joining import flip, stack
-from tapegrad.ops.padding import pad
-from tapegrad.ops.reductions import sum
-from tapegrad.ops.shape import reshape
-from tapegrad.primitive import Primitive, Sample
+from tapegrad.ops.elementwise.complex import conj
+from tapegrad.ops.reduce.reductions import sum
+from tapegrad.ops.shape.join import flip, stack
+from tapegrad.ops.shape.padding import pad
+from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor
 
 __all__ = ["solve_banded", "solve_toeplitz"]

@@ -5,24 +5,24 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from tapegrad.aval import ShapedArray
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Bad, Primitive, Sample
+from tapegrad.core.state import unrecorded
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import H, check_square, declare, floating, square
 from tapegrad.linalg.singular import svd
 from tapegrad.linalg.solving import inv, solved
-from tapegrad.ops.arithmetic import negative
-from tapegrad.ops.comparison import equal, less
-from tapegrad.ops.complex import conj, imag, real
-from tapegrad.ops.creation import ones_like
-from tapegrad.ops.diagonals import diag_embed, diagonal
+from tapegrad.ops.create.creation import ones_like
 from tapegrad.ops.dispatch import barrier, cast
-from tapegrad.ops.exponential import log
-from tapegrad.ops.joining import concat, stack
-from tapegrad.ops.reductions import sum
-from tapegrad.ops.selection import where
-from tapegrad.ops.shape import matrix_transpose
-from tapegrad.primitive import Bad, Primitive, Sample
-from tapegrad.state import unrecorded
+from tapegrad.ops.elementwise.arithmetic import negative
+from tapegrad.ops.elementwise.comparison import equal, less
+from tapegrad.ops.elementwise.complex import conj, imag, real
+from tapegrad.ops.elementwise.exponential import log
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.reduce.reductions import sum
+from tapegrad.ops.shape.diagonals import diag_embed, diagonal
+from tapegrad.ops.shape.join import concat, stack
+from tapegrad.ops.shape.shape import matrix_transpose
 from tapegrad.tensor import Tensor
 
 __all__ = ["SlogdetResult", "det", "logdet", "slogdet"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tapegrad.aval import ShapedArray
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Bad, Primitive, Sample
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import (
     H,
@@ -22,12 +23,11 @@ from tapegrad.linalg._common import (
     square,
 )
 from tapegrad.linalg.solving import solved
-from tapegrad.ops.complex import conj, real
-from tapegrad.ops.diagonals import diagonal
 from tapegrad.ops.dispatch import barrier, cast
-from tapegrad.ops.joining import concat
-from tapegrad.ops.reductions import sum
-from tapegrad.primitive import Bad, Primitive, Sample
+from tapegrad.ops.elementwise.complex import conj, real
+from tapegrad.ops.reduce.reductions import sum
+from tapegrad.ops.shape.diagonals import diagonal
+from tapegrad.ops.shape.join import concat
 from tapegrad.tensor import Tensor
 
 __all__ = ["EigResult", "eig", "eigvals"]

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad.aval import ShapedArray
-from tapegrad.device import dtypes, scipy
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Bad, Primitive, Sample
+from tapegrad.core.state import unrecorded
+from tapegrad.device import dtypes
+from tapegrad.device.numerics import scipy
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import (
     H,
@@ -23,15 +26,13 @@ from tapegrad.linalg._common import (
     square,
     stacked,
 )
-from tapegrad.ops.comparison import equal
-from tapegrad.ops.complex import imag, real
-from tapegrad.ops.creation import zeros_like
+from tapegrad.ops.create.creation import zeros_like
 from tapegrad.ops.dispatch import barrier, cast
-from tapegrad.ops.joining import concat
-from tapegrad.ops.reductions import all as all_of
-from tapegrad.ops.shape import broadcast_to
-from tapegrad.primitive import Bad, Primitive, Sample
-from tapegrad.state import unrecorded
+from tapegrad.ops.elementwise.comparison import equal
+from tapegrad.ops.elementwise.complex import imag, real
+from tapegrad.ops.reduce.reductions import all as all_of
+from tapegrad.ops.shape.join import concat
+from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import Tensor
 
 __all__ = ["expm", "expm_frechet", "logm", "solve_sylvester", "sqrtm"]

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tapegrad.aval import ShapedArray
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Bad, Primitive, Sample
+from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import (
@@ -28,17 +30,15 @@ from tapegrad.linalg._common import (
     square,
 )
 from tapegrad.linalg.solving import solve_triangular, triangular
-from tapegrad.ops.arithmetic import abs
-from tapegrad.ops.arranging import tril
-from tapegrad.ops.comparison import less_equal
-from tapegrad.ops.complex import real
-from tapegrad.ops.diagonals import diagonal
 from tapegrad.ops.dispatch import barrier, cast
-from tapegrad.ops.joining import concat
-from tapegrad.ops.reductions import max
-from tapegrad.ops.selection import where
-from tapegrad.primitive import Bad, Primitive, Sample
-from tapegrad.state import unrecorded
+from tapegrad.ops.elementwise.arithmetic import abs
+from tapegrad.ops.elementwise.comparison import less_equal
+from tapegrad.ops.elementwise.complex import real
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.reduce.reductions import max
+from tapegrad.ops.shape.arrange import tril
+from tapegrad.ops.shape.diagonals import diagonal
+from tapegrad.ops.shape.join import concat
 from tapegrad.tensor import Tensor
 
 __all__ = ["EighResult", "cho_factor", "cho_solve", "cholesky", "eigh", "eigvalsh"]

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tapegrad.aval import ShapedArray
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Primitive, Sample
+from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes, phantom
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import H, column, declare, floating, matrix, one_by_one
 from tapegrad.linalg.hermitian import whole
 from tapegrad.linalg.singular import svdvals
-from tapegrad.ops.arithmetic import abs, square
-from tapegrad.ops.comparison import greater, not_equal
-from tapegrad.ops.creation import zeros
+from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
-from tapegrad.ops.joining import stack
-from tapegrad.ops.reductions import any as any_of
-from tapegrad.ops.reductions import max, sum
-from tapegrad.ops.shape import broadcast_to, reshape, squeeze
-from tapegrad.primitive import Primitive, Sample
-from tapegrad.state import unrecorded
+from tapegrad.ops.elementwise.arithmetic import abs, square
+from tapegrad.ops.elementwise.comparison import greater, not_equal
+from tapegrad.ops.reduce.reductions import any as any_of
+from tapegrad.ops.reduce.reductions import max, sum
+from tapegrad.ops.shape.join import stack
+from tapegrad.ops.shape.shape import broadcast_to, reshape, squeeze
 from tapegrad.tensor import Tensor
 
 __all__ = ["LstsqResult", "lstsq", "matrix_rank", "pinv"]

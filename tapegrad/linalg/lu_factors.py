@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad.aval import ShapedArray
-from tapegrad.device import dtypes, scipy
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Primitive, Sample
+from tapegrad.device import dtypes
+from tapegrad.device.numerics import scipy
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import H, declare, floating, matrix, one_by_one
 from tapegrad.linalg.solving import solve_triangular, triangular
-from tapegrad.ops.arranging import tril, triu
-from tapegrad.ops.comparison import equal
-from tapegrad.ops.complex import real
-from tapegrad.ops.creation import arange, eye, zeros
+from tapegrad.ops.create.creation import arange, eye, zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.ops.indexing import take_along_axis
-from tapegrad.ops.joining import concat
-from tapegrad.ops.shape import broadcast_to, reshape, squeeze
-from tapegrad.ops.sorting import argsort
-from tapegrad.primitive import Primitive, Sample
+from tapegrad.ops.elementwise.comparison import equal
+from tapegrad.ops.elementwise.complex import real
+from tapegrad.ops.index.indexing import take_along_axis
+from tapegrad.ops.index.sort import argsort
+from tapegrad.ops.shape.arrange import tril, triu
+from tapegrad.ops.shape.join import concat
+from tapegrad.ops.shape.shape import broadcast_to, reshape, squeeze
 from tapegrad.tensor import Tensor
 
 __all__ = ["lu", "lu_factor", "lu_solve"]

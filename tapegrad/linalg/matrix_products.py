@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad.aval import normalize_axis
+from tapegrad.core.aval import normalize_axis
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import check_square, identity
 from tapegrad.linalg.solving import inv
-from tapegrad.ops import diagonals, products
 from tapegrad.ops.dispatch import own, promote, tensor
-from tapegrad.ops.joining import stack
-from tapegrad.ops.products import matmul, tensordot, vecdot
-from tapegrad.ops.shape import broadcast_to, expand_dims, matrix_transpose, moveaxis, reshape
+from tapegrad.ops.products import products
+from tapegrad.ops.products.products import matmul, tensordot, vecdot
+from tapegrad.ops.shape import diagonals
+from tapegrad.ops.shape.join import stack
+from tapegrad.ops.shape.shape import broadcast_to, expand_dims, matrix_transpose, moveaxis, reshape
 from tapegrad.tensor import Tensor
 
 __all__ = [

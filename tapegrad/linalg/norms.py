@@ -7,22 +7,22 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad.aval import normalize_axis
+from tapegrad.core.aval import normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.errors import LinAlgError, ShapeError
 from tapegrad.linalg._common import floating, matrix
 from tapegrad.linalg.singular import svdvals
 from tapegrad.linalg.solving import inv
-from tapegrad.ops.arithmetic import abs, root_of_squares, sign, square
-from tapegrad.ops.comparison import equal, isnan, logical_and, logical_not
-from tapegrad.ops.complex import conj, real
-from tapegrad.ops.creation import full
+from tapegrad.ops.create.creation import full
 from tapegrad.ops.dispatch import in_float32, promote
-from tapegrad.ops.joining import stack
-from tapegrad.ops.reductions import any as any_of
-from tapegrad.ops.reductions import max, min, sum
-from tapegrad.ops.selection import where
-from tapegrad.ops.shape import expand_dims, moveaxis, reshape
+from tapegrad.ops.elementwise.arithmetic import abs, root_of_squares, sign, square
+from tapegrad.ops.elementwise.comparison import equal, isnan, logical_and, logical_not
+from tapegrad.ops.elementwise.complex import conj, real
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.reduce.reductions import any as any_of
+from tapegrad.ops.reduce.reductions import max, min, sum
+from tapegrad.ops.shape.join import stack
+from tapegrad.ops.shape.shape import expand_dims, moveaxis, reshape
 from tapegrad.tensor import Tensor
 
 __all__ = ["cond", "matrix_norm", "norm", "vector_norm"]

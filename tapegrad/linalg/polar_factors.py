@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad.aval import ShapedArray
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import H, declare, floating, matrix
 from tapegrad.linalg.functions import solve_sylvester
 from tapegrad.linalg.solving import solve
 from tapegrad.ops.dispatch import barrier
-from tapegrad.primitive import Primitive, Sample
 from tapegrad.tensor import Tensor
 
 __all__ = ["polar"]

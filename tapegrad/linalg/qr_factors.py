@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tapegrad.aval import ShapedArray
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import H, declare, floating, half_upper, matrix
 from tapegrad.linalg.solving import triangular
-from tapegrad.ops.arranging import triu
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.joining import concat
-from tapegrad.primitive import Primitive, Sample
+from tapegrad.ops.shape.arrange import triu
+from tapegrad.ops.shape.join import concat
 from tapegrad.tensor import Tensor
 
 __all__ = ["QRResult", "qr"]

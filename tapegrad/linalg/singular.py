@@ -8,18 +8,18 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NamedTuple
 
-from tapegrad.aval import ShapedArray
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Primitive, Sample, general
 from tapegrad.device import dtypes
 from tapegrad.errors import NoGradientError
 from tapegrad.linalg._common import H, column, declare, floating, matrix, on_diagonal, over, row
-from tapegrad.ops.complex import conj, imag, real
-from tapegrad.ops.creation import zeros
-from tapegrad.ops.diagonals import diagonal
+from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.dispatch import barrier, cast
-from tapegrad.ops.joining import concat
-from tapegrad.ops.reductions import sum
-from tapegrad.ops.shape import reshape
-from tapegrad.primitive import Primitive, Sample, general
+from tapegrad.ops.elementwise.complex import conj, imag, real
+from tapegrad.ops.reduce.reductions import sum
+from tapegrad.ops.shape.diagonals import diagonal
+from tapegrad.ops.shape.join import concat
+from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor
 
 __all__ = ["SVDResult", "svd", "svdvals"]

@@ -9,15 +9,15 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tapegrad.aval import ShapedArray, normalize_axis
-from tapegrad.device import scipy
+from tapegrad.core.aval import ShapedArray, normalize_axis
+from tapegrad.core.primitive import Primitive, Sample
+from tapegrad.device.numerics import scipy
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import H, check_square, column, declare, floating, one_by_one, square, stacked
-from tapegrad.ops.arranging import tril, triu
-from tapegrad.ops.complex import conj
 from tapegrad.ops.dispatch import barrier, promote, tensor
-from tapegrad.ops.shape import matrix_transpose, permute_dims, reshape, squeeze
-from tapegrad.primitive import Primitive, Sample
+from tapegrad.ops.elementwise.complex import conj
+from tapegrad.ops.shape.arrange import tril, triu
+from tapegrad.ops.shape.shape import matrix_transpose, permute_dims, reshape, squeeze
 from tapegrad.tensor import Tensor
 
 __all__ = ["inv", "solve", "solve_triangular", "tensorinv", "tensorsolve"]

@@ -6,14 +6,14 @@ from typing import Any
 
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import floating
-from tapegrad.ops.arithmetic import abs
-from tapegrad.ops.complex import conj
-from tapegrad.ops.creation import arange, eye, zeros
+from tapegrad.ops.create.creation import arange, eye, zeros
 from tapegrad.ops.dispatch import promote, tensor
-from tapegrad.ops.indexing import take
-from tapegrad.ops.joining import concat, flip, stack
-from tapegrad.ops.padding import pad
-from tapegrad.ops.shape import broadcast_to, expand_dims, reshape
+from tapegrad.ops.elementwise.arithmetic import abs
+from tapegrad.ops.elementwise.complex import conj
+from tapegrad.ops.index.indexing import take
+from tapegrad.ops.shape.join import concat, flip, stack
+from tapegrad.ops.shape.padding import pad
+from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
 from tapegrad.tensor import Tensor
 
 __all__ = [

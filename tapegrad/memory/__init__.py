@@ -1,19 +1,20 @@
 """Memory: the ledger, budgets that are kept, and checkpoints that trade time for bytes."""
 
-from tapegrad.memory import policies, tiers
-from tapegrad.memory.applying import use_plan
-from tapegrad.memory.budget import memory_budget, policy
-from tapegrad.memory.figures import CATEGORIES, Measure
-from tapegrad.memory.ledger import LEDGER
-from tapegrad.memory.loop import checkpointed_loop
-from tapegrad.memory.measure import measure
+from tapegrad.memory import policies
+from tapegrad.memory.budget.budget import memory_budget, policy
+from tapegrad.memory.checkpoint.loop import checkpointed_loop
+from tapegrad.memory.checkpoint.recompute import recompute_grad
+from tapegrad.memory.checkpoint.reversible import reversible
+from tapegrad.memory.checkpoint.sequential import CheckpointedSequence, checkpoint_sequential
+from tapegrad.memory.ledger.figures import CATEGORIES, Measure
+from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.memory.ledger.measure import measure
+from tapegrad.memory.ledger.scope import scope
+from tapegrad.memory.ledger.steps import step
+from tapegrad.memory.offload import tiers
+from tapegrad.memory.plan import use_plan
 from tapegrad.memory.predict import Point, Prediction, ShapeDtype, predict_peak
-from tapegrad.memory.recompute import recompute_grad
 from tapegrad.memory.report import Report, Row, Saved, report, saved
-from tapegrad.memory.reversible import reversible
-from tapegrad.memory.scope import scope
-from tapegrad.memory.sequential import CheckpointedSequence, checkpoint_sequential
-from tapegrad.memory.steps import step
 
 __all__ = [
     "CATEGORIES", "LEDGER", "CheckpointedSequence", "Measure", "Point", "Prediction", "Report", "Row", "Saved",

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tapegrad.aval import ShapedArray
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.node import Node
 from tapegrad.errors import PolicyError
-from tapegrad.memory.tiers import Tier
-from tapegrad.node import Node
+from tapegrad.memory.offload.tiers import Tier
 
 
 class Decision(Enum):
@@ -37,7 +37,7 @@ class Decision(Enum):
     RECOMPUTE = "recompute"
     """It may be dropped, and is then made again."""
     OFFLOAD = "offload"
-    """Its bytes move to the default tier of its device (:func:`tapegrad.memory.tiers.default`), and come back.
+    """Its bytes move to the default tier of its device (:func:`tapegrad.memory.offload.tiers.default`), and come back.
 
     Of an array that is not contiguous they stay: it would come back in another layout, and what reads it might round
     otherwise.  ``recompute_grad`` saves it then, a budget may drop it.

@@ -15,17 +15,18 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tapegrad import nest
-from tapegrad.aval import ShapedArray, shaped
-from tapegrad.buffer import Buffer
-from tapegrad.cell import Cell, shadowed
-from tapegrad.device import asdevice, bits, current_device, dtypes, is_array, phantom
+from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.cell import Cell, shadowed
+from tapegrad.core.node import next_index
+from tapegrad.core.state import during
+from tapegrad.device import asdevice, current_device, dtypes, is_array, phantom
+from tapegrad.device.numerics import bits
 from tapegrad.errors import BudgetError, DryRunError
-from tapegrad.memory.figures import GRAIN, Measure
-from tapegrad.memory.ledger import LEDGER
-from tapegrad.memory.manager import MANAGER
+from tapegrad.memory.budget.manager import MANAGER
+from tapegrad.memory.ledger.figures import GRAIN, Measure
+from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.sizes import format_bytes, parse_bytes
-from tapegrad.node import next_index
-from tapegrad.state import during
 from tapegrad.tensor import Tensor, from_array
 from tapegrad.variable import Variable, everyone, last_number
 
@@ -55,7 +56,7 @@ class Point:
     """Values made again."""
     kernel_runs: int
     extra_cost: float
-    """What making values again costs, in bytes moved (``memory/costs.py``)."""
+    """What making values again costs, in bytes moved (``memory/ledger/costs.py``)."""
     extra_ratio: float
     """``extra_cost`` as a part of what the run costs without a budget."""
     needed_bytes: int = 0
@@ -73,7 +74,7 @@ class Prediction:
     kernel_runs: int
     bytes_moved: int
     cost: float
-    """Work without a budget, in bytes moved (``memory/costs.py``)."""
+    """Work without a budget, in bytes moved (``memory/ledger/costs.py``)."""
     curve: tuple[Point, ...]
     least_bytes: int | None
     """The least budget found that can be kept (None: not looked for)."""

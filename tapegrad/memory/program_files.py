@@ -25,7 +25,7 @@ def relative_name(file: str) -> str:
 
 
 def own_name(file: str) -> str:
-    """``tapegrad/nn/core.py`` for a file of that name in any copy of tapegrad; "" for others."""
+    """``tapegrad/nn/layers/core.py`` for a file of that name in any copy of tapegrad; "" for others."""
     _, found, rest = file.replace("\\", "/").rpartition("/tapegrad/")
     return f"tapegrad/{rest}" if found and os.path.exists(os.path.join(_PACKAGES, "tapegrad", rest)) else ""
 

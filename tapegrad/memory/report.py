@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from os.path import basename
 from typing import Any
 
-from tapegrad.aval import ShapedArray
-from tapegrad.buffer import Buffer
+from tapegrad.autodiff.recording import Recording
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import Node
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import NotATensorError
-from tapegrad.memory.checkpoint import Checkpoint
-from tapegrad.memory.figures import rounded
-from tapegrad.memory.ledger import LEDGER
-from tapegrad.memory.places import line_of
-from tapegrad.memory.recipes import Kept, Residuals, roots
+from tapegrad.memory.budget.recipes import Kept, Residuals, roots
+from tapegrad.memory.checkpoint.checkpoint import Checkpoint
+from tapegrad.memory.ledger.figures import rounded
+from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.memory.ledger.places import line_of
 from tapegrad.memory.sizes import format_bytes
-from tapegrad.node import Node
-from tapegrad.transforms.recording import Recording
 from tapegrad.variable import everyone
 
 UNKNOWN = "?"

@@ -7,8 +7,8 @@ the order in which they were made.
 from __future__ import annotations
 
 from tapegrad.nn import functional, initializers
-from tapegrad.nn.attention import MultiHeadAttention
-from tapegrad.nn.convolution import (
+from tapegrad.nn.layers.attention import MultiHeadAttention
+from tapegrad.nn.layers.convolution import (
     AveragePooling1D,
     AveragePooling2D,
     AveragePooling3D,
@@ -21,8 +21,8 @@ from tapegrad.nn.convolution import (
     MaxPool2D,
     MaxPool3D,
 )
-from tapegrad.nn.core import Dense, Dropout, Embedding, Lambda, LayerNormalization, Sequential
-from tapegrad.nn.layer import Layer
+from tapegrad.nn.layers.core import Dense, Dropout, Embedding, Lambda, LayerNormalization, Sequential
+from tapegrad.nn.layers.layer import Layer
 
 __all__ = [
     "AveragePooling1D",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tapegrad.errors import DTypeError, IndexingError, TapegradError
-from tapegrad.ops.bounds import require
+from tapegrad.ops.index.bounds import require
 from tapegrad.tensor import Tensor
 
 

@@ -3,8 +3,23 @@
 Names are the array API standard's; NumPy's other names for them follow at the end.
 """
 
-from tapegrad.ops import dtype_functions, floating, numpy_functions, sets, sharing
-from tapegrad.ops.activation import (
+from tapegrad.ops.create.creation import (
+    arange,
+    asarray,
+    astype,
+    constant,
+    empty,
+    empty_like,
+    eye,
+    full,
+    full_like,
+    ones,
+    ones_like,
+    zeros,
+    zeros_like,
+)
+from tapegrad.ops.elementwise import floating
+from tapegrad.ops.elementwise.activation import (
     elu,
     erf,
     erfc,
@@ -17,7 +32,7 @@ from tapegrad.ops.activation import (
     softplus,
     softsign,
 )
-from tapegrad.ops.arithmetic import (
+from tapegrad.ops.elementwise.arithmetic import (
     abs,
     add,
     clip,
@@ -38,28 +53,7 @@ from tapegrad.ops.arithmetic import (
     square,
     subtract,
 )
-from tapegrad.ops.arranging import (
-    atleast_1d,
-    atleast_2d,
-    atleast_3d,
-    broadcast_arrays,
-    broadcast_shapes,
-    column_stack,
-    dsplit,
-    dstack,
-    fliplr,
-    flipud,
-    hsplit,
-    hstack,
-    meshgrid,
-    ravel,
-    rot90,
-    tril,
-    triu,
-    vsplit,
-    vstack,
-)
-from tapegrad.ops.comparison import (
+from tapegrad.ops.elementwise.comparison import (
     bitwise_and,
     bitwise_invert,
     bitwise_left_shift,
@@ -84,88 +78,11 @@ from tapegrad.ops.comparison import (
     signbit,
     trunc,
 )
-from tapegrad.ops.complex import conj, imag, real
-from tapegrad.ops.creation import (
-    arange,
-    asarray,
-    astype,
-    constant,
-    empty,
-    empty_like,
-    eye,
-    full,
-    full_like,
-    ones,
-    ones_like,
-    zeros,
-    zeros_like,
-)
-from tapegrad.ops.cross_entropy import cross_entropy
-from tapegrad.ops.cumulative import cumprod, cumsum, cumulative_prod, cumulative_sum, diff
-from tapegrad.ops.dtype_functions import *  # noqa: F403
-from tapegrad.ops.einsum import einsum
-from tapegrad.ops.exponential import exp, exp2, expm1, log, log1p, log2, log10, logaddexp
-from tapegrad.ops.floating import *  # noqa: F403
-from tapegrad.ops.indexing import nonzero, one_hot, take, take_along_axis
-from tapegrad.ops.joining import (
-    array_split,
-    concat,
-    flip,
-    repeat,
-    roll,
-    split,
-    stack,
-    tile,
-    unstack,
-)
-from tapegrad.ops.methods import bind_methods
-from tapegrad.ops.naming import name
-from tapegrad.ops.normalization import layer_norm
-from tapegrad.ops.numpy_functions import *  # noqa: F403
-from tapegrad.ops.operators import bind_operators
-from tapegrad.ops.padding import pad as pad  # so that the checker of types sees it
-from tapegrad.ops.products import dot, inner, matmul, matvec, outer, tensordot, vdot, vecdot, vecmat
-from tapegrad.ops.reductions import (
-    all,
-    any,
-    count_nonzero,
-    logsumexp,
-    max,
-    mean,
-    min,
-    prod,
-    std,
-    sum,
-    var,
-)
-from tapegrad.ops.selection import where
-from tapegrad.ops.sets import *  # noqa: F403
-from tapegrad.ops.shape import (
-    broadcast_to,
-    expand_dims,
-    matrix_transpose,
-    moveaxis,
-    permute_dims,
-    reshape,
-    squeeze,
-    swapaxes,
-    transpose,
-)
-from tapegrad.ops.sharing import *  # noqa: F403
-from tapegrad.ops.softmax import log_softmax, softmax
-from tapegrad.ops.sorting import (
-    argmax,
-    argmin,
-    argsort,
-    searchsorted,
-    sort,
-    top_k,
-    unique_all,
-    unique_counts,
-    unique_inverse,
-    unique_values,
-)
-from tapegrad.ops.trigonometric import (
+from tapegrad.ops.elementwise.complex import conj, imag, real
+from tapegrad.ops.elementwise.exponential import exp, exp2, expm1, log, log1p, log2, log10, logaddexp
+from tapegrad.ops.elementwise.floating import *  # noqa: F403
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.elementwise.trigonometric import (
     acos,
     acosh,
     asin,
@@ -180,6 +97,91 @@ from tapegrad.ops.trigonometric import (
     sinh,
     tan,
     tanh,
+)
+from tapegrad.ops.index import membership
+from tapegrad.ops.index.indexing import nonzero, one_hot, take, take_along_axis
+from tapegrad.ops.index.membership import *  # noqa: F403
+from tapegrad.ops.index.sort import (
+    argmax,
+    argmin,
+    argsort,
+    searchsorted,
+    sort,
+    top_k,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
+)
+from tapegrad.ops.interop import dtype_functions, numpy_functions, sharing
+from tapegrad.ops.interop.dtype_functions import *  # noqa: F403
+from tapegrad.ops.interop.methods import bind_methods
+from tapegrad.ops.interop.names import name
+from tapegrad.ops.interop.numpy_functions import *  # noqa: F403
+from tapegrad.ops.interop.operators import bind_operators
+from tapegrad.ops.interop.sharing import *  # noqa: F403
+from tapegrad.ops.products.einsum import einsum
+from tapegrad.ops.products.products import dot, inner, matmul, matvec, outer, tensordot, vdot, vecdot, vecmat
+from tapegrad.ops.reduce.cumulative import cumprod, cumsum, cumulative_prod, cumulative_sum, diff
+from tapegrad.ops.reduce.reductions import (
+    all,
+    any,
+    count_nonzero,
+    logsumexp,
+    max,
+    mean,
+    min,
+    prod,
+    std,
+    sum,
+    var,
+)
+from tapegrad.ops.rows.cross_entropy import cross_entropy
+from tapegrad.ops.rows.normalization import layer_norm
+from tapegrad.ops.rows.softmax import log_softmax, softmax
+from tapegrad.ops.shape.arrange import (
+    atleast_1d,
+    atleast_2d,
+    atleast_3d,
+    broadcast_arrays,
+    broadcast_shapes,
+    column_stack,
+    dsplit,
+    dstack,
+    fliplr,
+    flipud,
+    hsplit,
+    hstack,
+    meshgrid,
+    ravel,
+    rot90,
+    tril,
+    triu,
+    vsplit,
+    vstack,
+)
+from tapegrad.ops.shape.join import (
+    array_split,
+    concat,
+    flip,
+    repeat,
+    roll,
+    split,
+    stack,
+    tile,
+    unstack,
+)
+from tapegrad.ops.shape.padding import pad as pad  # so that the checker of types sees it
+from tapegrad.ops.shape.shape import (
+    broadcast_to,
+    expand_dims,
+    matrix_transpose,
+    moveaxis,
+    permute_dims,
+    reshape,
+    squeeze,
+    swapaxes,
+    transpose,
 )
 
 absolute = abs
@@ -219,7 +221,7 @@ __all__ = [
 ]  # fmt: skip
 __all__ += dtype_functions.__all__
 __all__ += floating.__all__
-__all__ += sets.__all__
+__all__ += membership.__all__
 __all__ += sharing.__all__
 __all__ += numpy_functions.__all__
 __all__.sort()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tapegrad.ops.arithmetic import add
-from tapegrad.ops.creation import arange
+from tapegrad.core.primitive import REGISTRY
+from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.shape import broadcast_to, expand_dims, moveaxis, permute_dims, reshape
-from tapegrad.primitive import REGISTRY
+from tapegrad.ops.elementwise.arithmetic import add
+from tapegrad.ops.shape.shape import broadcast_to, expand_dims, moveaxis, permute_dims, reshape
 from tapegrad.tensor import Tensor
 
 Companions = list[Tensor | None]

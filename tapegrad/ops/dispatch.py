@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tapegrad import nest
-from tapegrad.aval import ShapedArray, broadcast_shapes, shaped
-from tapegrad.buffer import Buffer
+from tapegrad.core.aval import ShapedArray, broadcast_shapes, shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import leaf
+from tapegrad.core.primitive import Primitive, Site, elementwise
 from tapegrad.device import Device, cuda_index, dtypes, phantom
+from tapegrad.engine.evaluate import apply, apply_elementwise
+from tapegrad.engine.region import runs_at_once
 from tapegrad.errors import DeviceError, DTypeError, NotATensorError
-from tapegrad.evaluate import apply, apply_elementwise
-from tapegrad.fusion.region import runs_at_once
-from tapegrad.node import leaf
-from tapegrad.primitive import Primitive, Site, elementwise
 from tapegrad.tensor import Tensor, convert, from_array, identity_of
 
 SCALARS = (bool, int, float, complex)
@@ -62,7 +62,7 @@ def tensor(op: str, x: Any, beside: Tensor | None = None) -> Tensor:
 def _sequence(x: Any, beside: Tensor | None) -> Tensor:
     """A list or tuple: stacked, with gradients, if it holds tensors; its floats are as precise as ``beside``."""
     if any(_is_lasting(leaf) for leaf in nest.leaves(x)):
-        from tapegrad.ops.creation import asarray  # built on this file
+        from tapegrad.ops.create.creation import asarray  # built on this file
 
         return asarray(x)
     found = convert(x) if beside is None else from_array(beside.device.array(x), beside.device)
@@ -92,7 +92,7 @@ def infer_bool(*avals: ShapedArray, name: str = "comparison") -> ShapedArray:
 
 def _cast_rule(ct: Tensor, x_aval: ShapedArray) -> Tensor:
     if ct.dtype.kind == "c" and x_aval.dtype.kind != "c":
-        from tapegrad.ops.complex import real  # built on this file
+        from tapegrad.ops.elementwise.complex import real  # built on this file
 
         ct = real(ct)
     return cast(ct, x_aval.dtype)

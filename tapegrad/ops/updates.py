@@ -12,21 +12,21 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tapegrad import buffer as _buffer
-from tapegrad.buffer import in_room
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.buffer import in_room
+from tapegrad.core.state import thread
 from tapegrad.device import many, phantom, tally
 from tapegrad.device.kernel import Kernel
+from tapegrad.engine.evaluate import array_of
+from tapegrad.engine.region import runs_at_once
 from tapegrad.errors import ShapeError, TapegradError
-from tapegrad.evaluate import array_of
-from tapegrad.fusion.region import runs_at_once
-from tapegrad.ops.arithmetic import maximum, sqrt
-from tapegrad.ops.comparison import isfinite
-from tapegrad.ops.creation import asarray, astype
+from tapegrad.ops.create.creation import asarray, astype
 from tapegrad.ops.dispatch import promote
-from tapegrad.ops.joining import stack
-from tapegrad.ops.reductions import sum as sum_all
-from tapegrad.ops.selection import where
-from tapegrad.state import thread
+from tapegrad.ops.elementwise.arithmetic import maximum, sqrt
+from tapegrad.ops.elementwise.comparison import isfinite
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.reduce.reductions import sum as sum_all
+from tapegrad.ops.shape.join import stack
 from tapegrad.tensor import Tensor, from_array, materialize
 
 AT_ONCE = 32 * 2**20

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tapegrad import ops
+from tapegrad.core.state import unrecorded
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
-from tapegrad.memory.here import optimizing
-from tapegrad.memory.steps import OPTIMIZER, STEPS
+from tapegrad.memory.ledger.phase import optimizing
+from tapegrad.memory.ledger.steps import OPTIMIZER, STEPS
 from tapegrad.ops import updates
 from tapegrad.ops.updates import clip_by_global_norm
-from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor, materialize
 from tapegrad.variable import Variable
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tapegrad import nest, ops
+from tapegrad.autodiff.functional import hessian, hvp, jacobian, value_and_grad
+from tapegrad.core.state import unrecorded
 from tapegrad.errors import DTypeError, GradientError, TapegradError
-from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor
-from tapegrad.transforms.functional import hessian, hvp, jacobian, value_and_grad
 
 
 class _Flat:

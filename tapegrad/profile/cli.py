@@ -176,7 +176,7 @@ def _refuse(name: str, ctx: click.Context) -> NoReturn:
 
 def _one_line(error: TapegradError | OSError) -> click.ClickException:
     """An error as its first line, of which a terminal obeys nothing."""
-    from tapegrad.memory.applying import PlanError
+    from tapegrad.memory.plan import PlanError
     from tapegrad.profile.report.escape import shown
     from tapegrad.profile.runs.file import RunFileError
 

@@ -149,7 +149,7 @@ class _Profiling:
         return self._apply_plan(stack)
 
     def _apply_plan(self, stack: ExitStack) -> Any:
-        from tapegrad.memory.applying import apply_plan, read_actions
+        from tapegrad.memory.plan import apply_plan, read_actions
         from tapegrad.profile.plan.rewrite import compile_with_plan, installed
 
         actions, budget = read_actions(self.options["plan_path"])

@@ -6,18 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad.aval import broadcast_shapes, normalize_axis
+from tapegrad.core.aval import broadcast_shapes, normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.errors import DomainError, ShapeError
-from tapegrad.ops.arithmetic import minimum
-from tapegrad.ops.creation import asarray
-from tapegrad.ops.cumulative import cumulative_sum
+from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import cast, promote, real_float
-from tapegrad.ops.exponential import log
-from tapegrad.ops.indexing import take
-from tapegrad.ops.selection import where
-from tapegrad.ops.shape import moveaxis, reshape
-from tapegrad.ops.sorting import argmax, argsort, searchsorted
+from tapegrad.ops.elementwise.arithmetic import minimum
+from tapegrad.ops.elementwise.exponential import log
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.index.indexing import take
+from tapegrad.ops.index.sort import argmax, argsort, searchsorted
+from tapegrad.ops.reduce.cumulative import cumulative_sum
+from tapegrad.ops.shape.shape import moveaxis, reshape
 from tapegrad.random.continuous import gumbel
 from tapegrad.random.discrete import integers
 from tapegrad.random.drawing import lengths_of, unit

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad.ops.arithmetic import sqrt
-from tapegrad.ops.exponential import exp, expm1, log, log1p
-from tapegrad.ops.selection import where
-from tapegrad.ops.trigonometric import tan
+from tapegrad.ops.elementwise.arithmetic import sqrt
+from tapegrad.ops.elementwise.exponential import exp, expm1, log, log1p
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.elementwise.trigonometric import tan
 from tapegrad.random.drawing import Draw
 from tapegrad.random.stream import Generator
 from tapegrad.tensor import Tensor

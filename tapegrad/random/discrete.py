@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad.aval import ShapedArray, shaped
-from tapegrad.device import CPU, dtypes, sampling
+from tapegrad.autodiff.custom_gradient import stop_gradient
+from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.primitive import Bad, Sample, general
+from tapegrad.device import CPU, dtypes
+from tapegrad.device.numerics import sampling
 from tapegrad.errors import DomainError, DTypeError, ShapeError
-from tapegrad.ops.arithmetic import maximum
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.ops.exponential import exp
-from tapegrad.ops.joining import stack
-from tapegrad.ops.selection import where
-from tapegrad.primitive import Bad, Sample, general
+from tapegrad.ops.elementwise.arithmetic import maximum
+from tapegrad.ops.elementwise.exponential import exp
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.shape.join import stack
 from tapegrad.random.drawing import Draw, lengths_of, place
 from tapegrad.random.gammas import _log_gamma
 from tapegrad.random.stream import Generator, default_generator
 from tapegrad.tensor import Tensor
-from tapegrad.transforms.custom_gradient import stop_gradient
 
 
 def _infer_one(lam: ShapedArray, *, key: int, counter: int, dtype: Any) -> ShapedArray:

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from tapegrad.aval import Shape, broadcast_shapes, shaped
-from tapegrad.device import CPU, asdevice, bits, current_device, dtypes
+from tapegrad.core.aval import Shape, broadcast_shapes, shaped
+from tapegrad.core.primitive import Sample, general
+from tapegrad.device import CPU, asdevice, current_device, dtypes
+from tapegrad.device.numerics import bits
 from tapegrad.errors import DTypeError, ShapeError
-from tapegrad.ops.arithmetic import maximum, sqrt
-from tapegrad.ops.comparison import floor
 from tapegrad.ops.dispatch import SCALARS, barrier, cast, constant, tensor
-from tapegrad.ops.exponential import log1p
-from tapegrad.ops.shape import broadcast_to
-from tapegrad.ops.trigonometric import cos
-from tapegrad.primitive import Sample, general
+from tapegrad.ops.elementwise.arithmetic import maximum, sqrt
+from tapegrad.ops.elementwise.comparison import floor
+from tapegrad.ops.elementwise.exponential import log1p
+from tapegrad.ops.elementwise.trigonometric import cos
+from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.random.stream import Generator, default_generator
 from tapegrad.tensor import Tensor
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad.aval import ShapedArray
-from tapegrad.device import dtypes, sampling
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Sample, general
+from tapegrad.device import dtypes
+from tapegrad.device.numerics import sampling
 from tapegrad.errors import ShapeError
-from tapegrad.ops.activation import sigmoid
-from tapegrad.ops.arithmetic import sqrt
 from tapegrad.ops.dispatch import barrier, tensor
-from tapegrad.ops.exponential import exp
-from tapegrad.ops.softmax import softmax
-from tapegrad.primitive import Sample, general
+from tapegrad.ops.elementwise.activation import sigmoid
+from tapegrad.ops.elementwise.arithmetic import sqrt
+from tapegrad.ops.elementwise.exponential import exp
+from tapegrad.ops.rows.softmax import softmax
 from tapegrad.random.drawing import Draw, lengths_of
 from tapegrad.random.stream import Generator
 from tapegrad.special.moments import tail_ratio

@@ -8,12 +8,12 @@ from typing import Any
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.linalg import cholesky
-from tapegrad.ops.arithmetic import clip
 from tapegrad.ops.dispatch import cast, promote, real_float
-from tapegrad.ops.exponential import exp
-from tapegrad.ops.reductions import sum
-from tapegrad.ops.selection import where
-from tapegrad.ops.shape import expand_dims
+from tapegrad.ops.elementwise.arithmetic import clip
+from tapegrad.ops.elementwise.exponential import exp
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.reduce.reductions import sum
+from tapegrad.ops.shape.shape import expand_dims
 from tapegrad.random.drawing import Draw, drawn_dtype, lengths_of
 from tapegrad.random.stream import Generator
 from tapegrad.random.uniforms import normal

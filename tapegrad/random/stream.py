@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tapegrad import locks
-from tapegrad.cell import Cell
+from tapegrad.core import locks
+from tapegrad.core.cell import Cell
 
 
 class Generator:

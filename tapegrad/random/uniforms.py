@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from tapegrad.device import dtypes
-from tapegrad.device.bits import blocks16
+from tapegrad.device.numerics.bits import blocks16
 from tapegrad.errors import DomainError
-from tapegrad.ops.arithmetic import sqrt
-from tapegrad.ops.comparison import less
-from tapegrad.ops.creation import asarray
+from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import barrier, cast
-from tapegrad.ops.exponential import log1p
-from tapegrad.ops.indexing import take
-from tapegrad.ops.sorting import argsort
-from tapegrad.ops.trigonometric import cos
+from tapegrad.ops.elementwise.arithmetic import sqrt
+from tapegrad.ops.elementwise.comparison import less
+from tapegrad.ops.elementwise.exponential import log1p
+from tapegrad.ops.elementwise.trigonometric import cos
+from tapegrad.ops.index.indexing import take
+from tapegrad.ops.index.sort import argsort
 from tapegrad.random.drawing import bits16_p, drawn_dtype, is_number, lengths_of, near, place, unit
 from tapegrad.random.stream import Generator, default_generator
 from tapegrad.tensor import Tensor

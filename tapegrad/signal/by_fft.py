@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tapegrad import fft
-from tapegrad.aval import Shape
+from tapegrad.core.aval import Shape
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
-from tapegrad.ops.comparison import round
 from tapegrad.ops.dispatch import cast
-from tapegrad.ops.shape import reshape
+from tapegrad.ops.elementwise.comparison import round
+from tapegrad.ops.shape.shape import reshape
 from tapegrad.signal.convolution import axes_of, centred, pair, swapped
 from tapegrad.tensor import Tensor
 

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from tapegrad.aval import Shape, ShapedArray, normalize_axes
-from tapegrad.device import dtypes, scipy
+from tapegrad.core.aval import Shape, ShapedArray, normalize_axes
+from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
+from tapegrad.device import dtypes
+from tapegrad.device.numerics import scipy
 from tapegrad.errors import ShapeError, TapegradError
-from tapegrad.ops.complex import conj
 from tapegrad.ops.dispatch import barrier, promote
-from tapegrad.ops.joining import flip
-from tapegrad.ops.padding import pad
-from tapegrad.ops.shape import expand_dims
-from tapegrad.primitive import Bad, Primitive, Sample, bilinear
+from tapegrad.ops.elementwise.complex import conj
+from tapegrad.ops.shape.join import flip
+from tapegrad.ops.shape.padding import pad
+from tapegrad.ops.shape.shape import expand_dims
 from tapegrad.tensor import Tensor
 
 _MODES = ("full", "valid", "same")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad.aval import broadcast_shapes
+from tapegrad.core.aval import broadcast_shapes
 from tapegrad.errors import TapegradError
-from tapegrad.ops.complex import conj, real
 from tapegrad.ops.dispatch import promote
-from tapegrad.ops.padding import pad
-from tapegrad.ops.reductions import mean
-from tapegrad.ops.shape import broadcast_to
+from tapegrad.ops.elementwise.complex import conj, real
+from tapegrad.ops.reduce.reductions import mean
+from tapegrad.ops.shape.padding import pad
+from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.signal.spectral import along_last, cut_into, restored, scale_of
 from tapegrad.tensor import Tensor
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad.aval import ShapedArray, normalize_axis
-from tapegrad.device import dtypes, scipy
+from tapegrad.core.aval import ShapedArray, normalize_axis
+from tapegrad.core.primitive import Bad, Primitive, Sample, general
+from tapegrad.device import dtypes
+from tapegrad.device.numerics import scipy
 from tapegrad.errors import ShapeError
-from tapegrad.ops.creation import zeros
+from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.dispatch import barrier, promote
-from tapegrad.ops.joining import concat, flip, stack
-from tapegrad.ops.reductions import sum
-from tapegrad.ops.shape import broadcast_to, moveaxis, reshape
-from tapegrad.primitive import Bad, Primitive, Sample, general
+from tapegrad.ops.reduce.reductions import sum
+from tapegrad.ops.shape.join import concat, flip, stack
+from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
 from tapegrad.tensor import Tensor
 
 

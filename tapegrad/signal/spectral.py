@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapegrad import fft
-from tapegrad.aval import normalize_axis
-from tapegrad.device import CPU, dtypes, scipy
+from tapegrad.core.aval import normalize_axis
+from tapegrad.device import CPU, dtypes
+from tapegrad.device.numerics import scipy
 from tapegrad.errors import DTypeError, ShapeError, TapegradError
-from tapegrad.ops.arithmetic import sqrt
-from tapegrad.ops.creation import arange
+from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
-from tapegrad.ops.indexing import scatter_add_p, take
-from tapegrad.ops.joining import concat, flip
-from tapegrad.ops.padding import pad
-from tapegrad.ops.reductions import sum
-from tapegrad.ops.selection import where
-from tapegrad.ops.shape import broadcast_to, moveaxis, reshape
+from tapegrad.ops.elementwise.arithmetic import sqrt
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.index.indexing import scatter_add_p, take
+from tapegrad.ops.reduce.reductions import sum
+from tapegrad.ops.shape.join import concat, flip
+from tapegrad.ops.shape.padding import pad
+from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
 from tapegrad.signal.trends import detrend as without_trend
 from tapegrad.tensor import Tensor
 

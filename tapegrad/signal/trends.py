@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad.aval import normalize_axis
+from tapegrad.core.aval import normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError, TapegradError
-from tapegrad.ops.creation import arange
+from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import promote
-from tapegrad.ops.joining import concat
-from tapegrad.ops.reductions import mean, sum
-from tapegrad.ops.shape import moveaxis
+from tapegrad.ops.reduce.reductions import mean, sum
+from tapegrad.ops.shape.join import concat
+from tapegrad.ops.shape.shape import moveaxis
 from tapegrad.tensor import Tensor
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes, phantom
+from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import IndexingError, NotATensorError, ShapeError
-from tapegrad.evaluate import array_of
-from tapegrad.ops.arithmetic import divide, multiply, negative
-from tapegrad.ops.bounds import require
-from tapegrad.ops.complex import conj
-from tapegrad.ops.creation import arange, ones
+from tapegrad.ops.create.creation import arange, ones
 from tapegrad.ops.dispatch import SCALARS, barrier, cast, promote, tensor
-from tapegrad.ops.indexing import scatter_add_p, take
-from tapegrad.ops.selection import where
-from tapegrad.ops.shape import expand_dims, permute_dims, reshape, squeeze
-from tapegrad.ops.sorting import argsort, searchsorted
+from tapegrad.ops.elementwise.arithmetic import divide, multiply, negative
+from tapegrad.ops.elementwise.complex import conj
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.index.bounds import require
+from tapegrad.ops.index.indexing import scatter_add_p, take
+from tapegrad.ops.index.sort import argsort, searchsorted
+from tapegrad.ops.shape.shape import expand_dims, permute_dims, reshape, squeeze
 from tapegrad.sparse.products import matrix, sparse_matmul_p
-from tapegrad.state import unrecorded
 from tapegrad.tensor import Tensor, convert
 
 

@@ -12,13 +12,14 @@ from collections import OrderedDict
 from math import prod
 from typing import Any
 
-from tapegrad import locks
-from tapegrad.aval import Shape, ShapedArray, broadcast_shapes, shaped
-from tapegrad.device import dtypes, scipy
+from tapegrad.core import locks
+from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, shaped
+from tapegrad.core.primitive import Bad, Primitive, Sample, general
+from tapegrad.device import dtypes
+from tapegrad.device.numerics import scipy
 from tapegrad.errors import DTypeError, LinAlgError, ShapeError
 from tapegrad.ops.dispatch import barrier, promote
-from tapegrad.ops.shape import expand_dims, squeeze
-from tapegrad.primitive import Bad, Primitive, Sample, general
+from tapegrad.ops.shape.shape import expand_dims, squeeze
 from tapegrad.sparse.array import SparseTensor, asarray
 from tapegrad.sparse.products import batching, matrix, sampled_product_p, sparse_matmul_p
 from tapegrad.tensor import Tensor

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tapegrad.core.state import thread
 from tapegrad.device import CPU
 from tapegrad.errors import NotATensorError
 from tapegrad.sparse.array import is_foreign, matmul
-from tapegrad.state import thread
 from tapegrad.tensor import Tensor, bind_method
 from tapegrad.variable import Variable
 

@@ -12,26 +12,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tapegrad.buffer import Buffer
-from tapegrad.device import dtypes, scipy
+from tapegrad.autodiff.batching import Batches
+from tapegrad.autodiff.forward import Tangents
+from tapegrad.autodiff.functional import vjp
+from tapegrad.autodiff.recording import Trace
+from tapegrad.autodiff.zeros import zeros_of
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import Node
+from tapegrad.core.protocols import Call, Recorder
+from tapegrad.core.state import during, thread, unrecorded
+from tapegrad.device import dtypes
+from tapegrad.device.numerics import scipy
+from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import DTypeError, GradientError, ShapeError
-from tapegrad.evaluate import array_of
-from tapegrad.node import Node
 from tapegrad.ops.dispatch import cast, promote, tensor
-from tapegrad.ops.joining import stack
-from tapegrad.ops.products import matmul as dense_matmul
-from tapegrad.ops.shape import reshape
-from tapegrad.protocols import Call, Recorder
+from tapegrad.ops.products.products import matmul as dense_matmul
+from tapegrad.ops.shape.join import stack
+from tapegrad.ops.shape.shape import reshape
 from tapegrad.sparse.array import SparseTensor, is_foreign
 from tapegrad.sparse.array import matmul as sparse_matmul
 from tapegrad.sparse.direct import square
-from tapegrad.state import during, thread, unrecorded
 from tapegrad.tensor import Tensor, alias, from_array
-from tapegrad.transforms.batching import Batches
-from tapegrad.transforms.functional import vjp
-from tapegrad.transforms.jvp import Tangents
-from tapegrad.transforms.recording import Trace
-from tapegrad.transforms.zeros import zeros_of
 
 Operator = Callable[[Tensor], Tensor]
 

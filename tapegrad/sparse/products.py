@@ -10,14 +10,15 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from tapegrad.aval import Shape, ShapedArray, broadcast_shapes, shaped
-from tapegrad.device import cxx, dtypes, phantom, scipy
+from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, shaped
+from tapegrad.core.primitive import REGISTRY, Bad, Primitive, Sample, bilinear
+from tapegrad.device import cxx, dtypes, phantom
 from tapegrad.device.kernel import Kernel
+from tapegrad.device.numerics import scipy
 from tapegrad.device.tally import contiguous
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import Companions, widened
 from tapegrad.ops.dispatch import barrier
-from tapegrad.primitive import REGISTRY, Bad, Primitive, Sample, bilinear
 from tapegrad.tensor import Tensor
 
 _matmul = Kernel("sparse.cu", "tg_sparse_matmul")

@@ -1,7 +1,7 @@
 """One way to declare a function of SciPy's: its name, its partial derivatives, perhaps its line of CUDA.
 
 With a line of CUDA it is elementwise, and fused; without one it runs when recorded, by the library beside the arrays
-(``device/special.py``), and its rules are made of the same partial derivatives.
+(``device/numerics/special.py``), and its rules are made of the same partial derivatives.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tapegrad.aval import ShapedArray, broadcast_shapes
-from tapegrad.device import special
+from tapegrad.core.aval import ShapedArray, broadcast_shapes
+from tapegrad.core.primitive import Primitive, Sample, elementwise, general
+from tapegrad.device.numerics import special
 from tapegrad.ops.dispatch import barrier, bind, cast, infer_same, named, promote, real_float, tensor
-from tapegrad.ops.shape import broadcast_to
-from tapegrad.primitive import Primitive, Sample, elementwise, general
+from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import Tensor
 
 Partial = Callable[..., Any] | float | None

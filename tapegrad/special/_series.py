@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from math import factorial
 from typing import Any
 
-from tapegrad.ops.arithmetic import abs
-from tapegrad.ops.exponential import exp, expm1, log1p
-from tapegrad.ops.selection import where
-from tapegrad.ops.trigonometric import cos, sin
+from tapegrad.ops.elementwise.arithmetic import abs
+from tapegrad.ops.elementwise.exponential import exp, expm1, log1p
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.elementwise.trigonometric import cos, sin
 from tapegrad.tensor import Tensor
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tapegrad.device import special
-from tapegrad.ops.arithmetic import abs, sign
+from tapegrad.core.primitive import Primitive, Sample
+from tapegrad.device.numerics import special
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.exponential import exp
-from tapegrad.primitive import Primitive, Sample
+from tapegrad.ops.elementwise.arithmetic import abs, sign
+from tapegrad.ops.elementwise.exponential import exp
 from tapegrad.special._declare import Function, barrier_of, pointwise, with_order
 from tapegrad.special._series import horner, near_zero
 from tapegrad.tensor import Tensor

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tapegrad.ops.exponential import log, log1p
-from tapegrad.ops.selection import where
+from tapegrad.ops.elementwise.exponential import log, log1p
+from tapegrad.ops.elementwise.selection import where
 from tapegrad.special._declare import pointwise
 from tapegrad.tensor import Tensor
 
@@ -71,7 +71,7 @@ huber = pointwise(
 
 
 def _root(delta: Tensor, r: Tensor) -> Tensor:
-    from tapegrad.ops.trigonometric import hypot
+    from tapegrad.ops.elementwise.trigonometric import hypot
 
     return hypot(delta, r)
 

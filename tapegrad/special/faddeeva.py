@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tapegrad.device import dtypes, special
+from tapegrad.core.primitive import Sample
+from tapegrad.device import dtypes
+from tapegrad.device.numerics import special
 from tapegrad.ops.dispatch import barrier, promote
-from tapegrad.primitive import Sample
 from tapegrad.special._declare import barrier_of
 from tapegrad.tensor import Tensor
 

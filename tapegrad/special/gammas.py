@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tapegrad.device import special
+from tapegrad.core.primitive import Sample
+from tapegrad.device.numerics import special
 from tapegrad.errors import ShapeError
-from tapegrad.ops.comparison import floor
 from tapegrad.ops.dispatch import barrier, promote, real_float
-from tapegrad.ops.selection import where
-from tapegrad.ops.trigonometric import cos, sin
-from tapegrad.primitive import Sample
+from tapegrad.ops.elementwise.comparison import floor
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.elementwise.trigonometric import cos, sin
 from tapegrad.special._declare import Function, barrier_of, pointwise, together, with_order
 from tapegrad.tensor import Tensor
 

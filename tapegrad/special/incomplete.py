@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad.ops.activation import softplus
-from tapegrad.ops.arithmetic import sign
+from tapegrad.core.primitive import Sample
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.exponential import exp, log, log1p
-from tapegrad.ops.selection import where
-from tapegrad.primitive import Sample
+from tapegrad.ops.elementwise.activation import softplus
+from tapegrad.ops.elementwise.arithmetic import sign
+from tapegrad.ops.elementwise.exponential import exp, log, log1p
+from tapegrad.ops.elementwise.selection import where
 from tapegrad.special._declare import pointwise
 from tapegrad.special.entropies import xlog1py, xlogy
 from tapegrad.special.gammas import digamma, gammaln

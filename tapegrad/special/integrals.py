@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from tapegrad.device import special
-from tapegrad.ops.arithmetic import square
+from tapegrad.core.primitive import Primitive, Sample
+from tapegrad.device.numerics import special
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.exponential import exp
-from tapegrad.ops.selection import where
-from tapegrad.ops.trigonometric import cos, cosh, sin, sinh
-from tapegrad.primitive import Primitive, Sample
+from tapegrad.ops.elementwise.arithmetic import square
+from tapegrad.ops.elementwise.exponential import exp
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.elementwise.trigonometric import cos, cosh, sin, sinh
 from tapegrad.special._declare import Function, barrier_of, pointwise, with_order
 from tapegrad.special._series import horner, log1p_ratio, near_zero, sine_ratio
 from tapegrad.special.normal import erf

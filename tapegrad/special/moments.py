@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.exponential import exp
-from tapegrad.primitive import Primitive, Sample
+from tapegrad.ops.elementwise.exponential import exp
 from tapegrad.special import _quadrature
 from tapegrad.special._declare import barrier_of
 from tapegrad.tensor import Tensor
@@ -67,7 +67,7 @@ def _beta(a: Tensor, b: Tensor, v: Tensor, m: int, n: int) -> Tensor:
 
 
 def _scores(a: Tensor, b: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    from tapegrad.ops.activation import softplus
+    from tapegrad.ops.elementwise.activation import softplus
 
     both = _digamma(a + b)
     return -softplus(-v) - _digamma(a) + both, -softplus(v) - _digamma(b) + both
@@ -88,7 +88,7 @@ def _beta_in_b(out: Tensor, a: Tensor, b: Tensor, v: Tensor, *, m: int, n: int) 
 
 
 def _beta_in_v(out: Tensor, a: Tensor, b: Tensor, v: Tensor, *, m: int, n: int) -> Tensor:
-    from tapegrad.ops.activation import sigmoid
+    from tapegrad.ops.elementwise.activation import sigmoid
 
     first, second = _scores(a, b, v)
     return _power(first, m) * _power(second, n) - out * (a * sigmoid(-v) - b * sigmoid(v))

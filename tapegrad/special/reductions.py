@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad.aval import normalize_axes
+from tapegrad.autodiff.custom_gradient import stop_gradient
+from tapegrad.core.aval import normalize_axes
 from tapegrad.device.dtypes import in_float
-from tapegrad.ops.arithmetic import abs, sign
-from tapegrad.ops.comparison import isfinite
 from tapegrad.ops.dispatch import promote
-from tapegrad.ops.exponential import exp, log
-from tapegrad.ops.reductions import logsumexp as _logsumexp
-from tapegrad.ops.reductions import max, sum
-from tapegrad.ops.selection import where
-from tapegrad.ops.shape import reshape
-from tapegrad.ops.softmax import log_softmax as _log_softmax
-from tapegrad.ops.softmax import softmax as _softmax
+from tapegrad.ops.elementwise.arithmetic import abs, sign
+from tapegrad.ops.elementwise.comparison import isfinite
+from tapegrad.ops.elementwise.exponential import exp, log
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.reduce.reductions import logsumexp as _logsumexp
+from tapegrad.ops.reduce.reductions import max, sum
+from tapegrad.ops.rows.softmax import log_softmax as _log_softmax
+from tapegrad.ops.rows.softmax import softmax as _softmax
+from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor
-from tapegrad.transforms.custom_gradient import stop_gradient
 
 __all__ = ["log_softmax", "logsumexp", "softmax"]
 

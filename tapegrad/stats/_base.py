@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapegrad.ops.dispatch import promote, real_float
-from tapegrad.ops.exponential import exp, log
-from tapegrad.ops.selection import where
+from tapegrad.ops.elementwise.exponential import exp, log
+from tapegrad.ops.elementwise.selection import where
 from tapegrad.tensor import Tensor
 
 INF = float("inf")

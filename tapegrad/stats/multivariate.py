@@ -8,15 +8,15 @@ from typing import Any
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.linalg import cholesky, eigvalsh, pinv, solve_triangular
-from tapegrad.ops.arithmetic import abs, square
-from tapegrad.ops.creation import eye
+from tapegrad.ops.create.creation import eye
 from tapegrad.ops.dispatch import cast, promote, real_float
-from tapegrad.ops.exponential import exp, log
-from tapegrad.ops.indexing import take
-from tapegrad.ops.joining import concat
-from tapegrad.ops.reductions import max, sum
-from tapegrad.ops.selection import where
-from tapegrad.ops.shape import expand_dims, matrix_transpose, reshape
+from tapegrad.ops.elementwise.arithmetic import abs, square
+from tapegrad.ops.elementwise.exponential import exp, log
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.index.indexing import take
+from tapegrad.ops.reduce.reductions import max, sum
+from tapegrad.ops.shape.join import concat
+from tapegrad.ops.shape.shape import expand_dims, matrix_transpose, reshape
 from tapegrad.special.entropies import xlogy
 from tapegrad.special.gammas import gammaln
 from tapegrad.tensor import Tensor

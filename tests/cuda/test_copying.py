@@ -13,13 +13,13 @@ import pytest
 from shim import standin
 from shim.happens import races
 
-from tapegrad.aval import shaped
-from tapegrad.buffer import Buffer
+from tapegrad.core.aval import shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import leaf
 from tapegrad.device import CPU, asdevice
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import DeviceError, DeviceMemoryError, OffloadError, PageableWarning
-from tapegrad.memory import tiers
-from tapegrad.node import leaf
+from tapegrad.memory.offload import tiers
 
 DTYPES = ["float32", "bool", "complex128", "float16", "int8", ml_dtypes.bfloat16]
 

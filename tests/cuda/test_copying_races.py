@@ -16,11 +16,11 @@ from shim import standin
 from shim.happens import races, taken
 
 import tapegrad as tg
-from tapegrad.aval import shaped
-from tapegrad.buffer import Buffer
+from tapegrad.core.aval import shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import leaf
 from tapegrad.device import copying, pinned
-from tapegrad.memory import tiers
-from tapegrad.node import leaf
+from tapegrad.memory.offload import tiers
 from tapegrad.tensor import from_array
 
 

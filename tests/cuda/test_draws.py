@@ -9,7 +9,7 @@ import pytest
 from cuda_cases import numbers, same_bits
 
 import tapegrad as tg
-from tapegrad.buffer import Buffer
+from tapegrad.core.buffer import Buffer
 from tapegrad.device import CPU
 from tapegrad.tensor import from_array
 

@@ -9,21 +9,21 @@ import pytest
 from explain_programs import explained, grown, indented, leaves_of
 
 import tapegrad as tg
-from tapegrad.evaluate import waiting
-from tapegrad.fusion import cuda_launch
-from tapegrad.state import thread
+from tapegrad.core.state import thread
+from tapegrad.engine.cuda import launch
+from tapegrad.engine.evaluate import waiting
 
 
 @pytest.fixture
 def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts of the kernels that are launched."""
-    start, found = cuda_launch._launch, list[str]()
+    start, found = launch._launch, list[str]()
 
     def noting(region: Any, ready: Any, *rest: Any) -> None:
         found.append(ready.kernel.text)
         start(region, ready, *rest)
 
-    monkeypatch.setattr(cuda_launch, "_launch", noting)
+    monkeypatch.setattr(launch, "_launch", noting)
     return found
 
 

@@ -11,9 +11,10 @@ from shim.happens import races
 
 import tapegrad as tg
 from tapegrad.device import pinned
-from tapegrad.memory import offload, policies, tiers
+from tapegrad.memory import policies
+from tapegrad.memory.offload import offload, tiers
 from tapegrad.memory.policies import offload_names
-from tapegrad.ops.naming import name
+from tapegrad.ops.interop.names import name
 from tapegrad.tensor import from_array
 
 N, ROWS, LAYERS = 32, 256, 5

@@ -11,7 +11,7 @@ from shim import standin
 
 import tapegrad as tg
 from tapegrad.device import CPU
-from tapegrad.evaluate import fill, waiting
+from tapegrad.engine.evaluate import fill, waiting
 
 AXES = [(0, 1, 2), (0,), (2,), (1,), (0, 2), (1, 2), (0, 1)]
 SHAPES = [(5, 6, 8), (1, 7, 1), (2, 3, 600), (1, 2, 5000)]

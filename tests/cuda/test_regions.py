@@ -11,12 +11,12 @@ from shim import standin
 from shim.host import KernelFault
 
 import tapegrad as tg
+from tapegrad.core.primitive import REGISTRY, elementwise
 from tapegrad.device import CPU
+from tapegrad.engine.cuda import launch, layout
+from tapegrad.engine.evaluate import fill
 from tapegrad.errors import KernelError
-from tapegrad.evaluate import fill
-from tapegrad.fusion import cuda_launch, cuda_layout
 from tapegrad.ops import dispatch
-from tapegrad.primitive import REGISTRY, elementwise
 
 TELLING = ("contiguous", "misaligned", "step", "transposed", "five dimensions", "repeated rows", "empty")
 SPREAD = [
@@ -83,8 +83,8 @@ def test_index_of_64_bits(shape, cuda, on, monkeypatch):
     wanted, first = make(CPU), make(cuda)
     tg.tensor.materialize(*first)
     narrow = standin.compiles
-    monkeypatch.setattr(cuda_layout, "_WIDE_INDEX", 1)
-    monkeypatch.setattr(cuda_launch, "_ready", {})  # what has been prepared keeps its index
+    monkeypatch.setattr(layout, "_WIDE_INDEX", 1)
+    monkeypatch.setattr(launch, "_ready", {})  # what has been prepared keeps its index
     for got, one in zip(make(cuda), wanted):
         same_bits(got, one)
     assert standin.compiles > narrow
@@ -94,12 +94,12 @@ def test_index_of_64_bits(shape, cuda, on, monkeypatch):
 
 
 def test_the_wide_index_starts_where_an_int_ends():
-    assert cuda_layout._WIDE_INDEX + 16384 * 256 * 16 < 2**31
+    assert layout._WIDE_INDEX + 16384 * 256 * 16 < 2**31
     x = np.broadcast_to(np.float32(1), (2**15, 2**15))
-    assert cuda_layout.loop_of(x.shape, None, [x], [])[0].wide
+    assert layout.loop_of(x.shape, None, [x], [])[0].wide
     far = np.lib.stride_tricks.as_strided(np.zeros(1, "f4"), (2, 2), (4 * 2**30, 4), writeable=False)
-    assert cuda_layout.loop_of((2, 2), None, [far], [])[0].wide
-    assert not cuda_layout.loop_of((2, 2), None, [np.zeros((2, 2), "f4")], [])[0].wide
+    assert layout.loop_of((2, 2), None, [far], [])[0].wide
+    assert not layout.loop_of((2, 2), None, [np.zeros((2, 2), "f4")], [])[0].wide
 
 
 def test_a_kernel_is_compiled_once_for_all_numbers_and_shapes(cuda, on):

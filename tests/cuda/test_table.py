@@ -19,12 +19,12 @@ from shim.streams import changing
 from test_primitives import call, good_samples, operand
 
 import tapegrad as tg
+from tapegrad.core.primitive import REGISTRY, Bad, Primitive, Sample
+from tapegrad.core.state import during
 from tapegrad.device import CPU, dtypes
+from tapegrad.engine.evaluate import fill
 from tapegrad.errors import IndexingError, TapegradError
-from tapegrad.evaluate import fill
 from tapegrad.ops import dispatch
-from tapegrad.primitive import REGISTRY, Bad, Primitive, Sample
-from tapegrad.state import during
 from tapegrad.tensor import Tensor, from_array, materialize
 
 BFLOAT = np.dtype(ml_dtypes.bfloat16)

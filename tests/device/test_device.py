@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.device import CPU, bits, current_device, dtypes
+from tapegrad.device import CPU, current_device, dtypes
+from tapegrad.device.numerics import bits
 from tapegrad.errors import DeviceError, DTypeError, NotATensorError
 
 

@@ -15,7 +15,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tapegrad.device import blas, gemm
+from tapegrad.device import gemm
+from tapegrad.device.numerics import blas
 from tapegrad.errors import KernelError
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64, np.complex128]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tapegrad.aval import shaped
+from tapegrad.core.aval import shaped
 from tapegrad.device import CPU, phantom
 from tapegrad.device.phantom import Phantom
 from tapegrad.errors import DryRunError

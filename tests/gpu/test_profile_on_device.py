@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.memory.ledger import LEDGER
+from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.recorder import Session
 from tapegrad.profile.recorder.facts import device_facts
 from tapegrad.profile.runs.timeline import totals

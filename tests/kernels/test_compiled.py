@@ -17,14 +17,14 @@ from shim import nvrtc, standin
 from test_primitives import good_samples, operands
 
 import tapegrad as tg
-from tapegrad.aval import shaped
+from tapegrad.core.aval import shaped
+from tapegrad.core.primitive import REGISTRY
+from tapegrad.core.state import during
 from tapegrad.device import CPU, asdevice
 from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.kernel import DECLARED, folder, options
 from tapegrad.device.many import CHUNK, MANY
-from tapegrad.ops import _cuda_index
-from tapegrad.primitive import REGISTRY
-from tapegrad.state import during
+from tapegrad.ops.index import _cuda_index
 from tapegrad.tensor import from_array
 
 ARCHES = (80, 90)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tapegrad.errors import IndexingError
-from tapegrad.ops.indexing import last_place_p, scatter_add_p, take_p
+from tapegrad.ops.index.indexing import last_place_p, scatter_add_p, take_p
 
 DTYPES = [np.float32, np.float16, np.int16, np.complex128, np.bool_]
 

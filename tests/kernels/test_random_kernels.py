@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tapegrad.device import bits
 from tapegrad.device.dtypes import float32, float64, uint16
 from tapegrad.device.kernel import options
+from tapegrad.device.numerics import bits
 
 KEYS = [(0, 0), (12345, 7), ((1 << 127) + 98765432109876543210, (1 << 64) - 3), ((1 << 128) - 1, (1 << 256) - 2)]
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import tapegrad._api  # noqa: F401  (declares)
-from tapegrad.aval import shaped
+from tapegrad.core.aval import shaped
+from tapegrad.core.primitive import REGISTRY
 from tapegrad.device import CPU, cxx
 from tapegrad.device.kernel import options
 from tapegrad.ops.dispatch import infer_bool
-from tapegrad.primitive import REGISTRY
 
 PRIMITIVES = [p for p in REGISTRY.values() if p.cxx is not None and p.name not in ("cast", "where")]
 INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]

@@ -9,11 +9,12 @@ import pytest
 from checks import bits_equal, no_garbage, values
 
 import tapegrad as tg
+from tapegrad.core.state import thread
 from tapegrad.errors import PolicyError, RecomputeError
-from tapegrad.memory import policies, tiers
+from tapegrad.memory import policies
+from tapegrad.memory.offload import tiers
 from tapegrad.memory.policies import OFFLOAD, RECOMPUTE, SAVE, any_of, offload_names, save_names
-from tapegrad.ops.naming import name
-from tapegrad.state import thread
+from tapegrad.ops.interop.names import name
 
 N = 64
 ROWS = 1024

@@ -14,14 +14,14 @@ from cuda_cases import installed
 from shim.host import why_no_compiler
 
 import tapegrad as tg
-from tapegrad import buffer
+from tapegrad.core import buffer
 from tapegrad.device import phantom
 from tapegrad.device.cuda import CudaDevice
 from tapegrad.device.pool import POOL
 from tapegrad.errors import BudgetError, DryRunError
-from tapegrad.memory.figures import Measure
+from tapegrad.memory.checkpoint.reversible import reversible
+from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.predict import Runs, ShapeDtype, predict_peak
-from tapegrad.memory.reversible import reversible
 from tapegrad.memory.sizes import SizeError
 
 FIGURES = (

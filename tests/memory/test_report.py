@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.buffer import Buffer
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import leaf
 from tapegrad.device.host_scalar import HostScalar
-from tapegrad.memory.ledger import LEDGER
+from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.report import UNKNOWN, Row, report, saved
-from tapegrad.node import leaf
 
 
 @pytest.fixture(autouse=True)

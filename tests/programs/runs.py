@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tapegrad as tg
-from tapegrad.memory.figures import Measure
+from tapegrad.memory.ledger.figures import Measure
 
 NAMED = "n"
 

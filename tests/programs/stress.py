@@ -34,13 +34,13 @@ from programs.draw import draw
 from programs.program import Program
 from programs.runs import NAMED, POLICIES, Modified, Run
 from programs.variants import WrongError, arrays, check_bits, compiled, counted
-from tapegrad import buffer as _buffer
-from tapegrad.buffer import Buffer
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.state import thread
 from tapegrad.errors import BudgetError
-from tapegrad.memory.offload import default_tier
-from tapegrad.memory.recipes import Graph
+from tapegrad.memory.budget.recipes import Graph
+from tapegrad.memory.offload.offload import default_tier
 from tapegrad.ops import dispatch
-from tapegrad.state import thread
 
 PATIENCE = 60.0
 """Seconds after which a hang is certain, for one program takes milliseconds."""

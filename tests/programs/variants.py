@@ -26,17 +26,18 @@ from programs import ops, reference
 from programs.draw import draw
 from programs.program import Program
 from programs.runs import POLICIES, Modified, Run
-from tapegrad import buffer as _buffer
 from tapegrad import nest
-from tapegrad.buffer import Buffer
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.state import thread
 from tapegrad.device import threads
 from tapegrad.device.host_scalar import HostScalar
+from tapegrad.engine import region
+from tapegrad.engine.cpu import tiles
 from tapegrad.errors import BudgetError
-from tapegrad.fusion import launch, region
-from tapegrad.memory.figures import Measure
-from tapegrad.memory.ledger import LEDGER
+from tapegrad.memory.ledger.figures import Measure
+from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.ops import dispatch
-from tapegrad.state import thread
 
 GRAIN = 512
 PATIENCE = 60
@@ -78,7 +79,7 @@ def settings(program: Program) -> Iterator[None]:
     finally:
         region.set_small(small)
         threads.set_num_threads(count)
-        launch.set_tile_size(launch.TILE)
+        tiles.set_tile_size(tiles.TILE)
 
 
 def check_bits(got: list[Any], wanted: list[Any], rounding: float = 0.0, joined: bool = False) -> None:
@@ -252,11 +253,11 @@ class Case:
         # NumPy computes the last complex numbers of an array otherwise than the rest; tiny tiles take long.
         small = self.program.shape[0] * self.program.shape[1] <= 50
         tile = rng.choice([16, 1024, 4096] if self.complex else [1, 7, 1000] if small else [100, 1000, 4096])
-        threads.set_num_threads(rng.choice([1, 2, 3])), launch.set_tile_size(tile)
+        threads.set_num_threads(rng.choice([1, 2, 3])), tiles.set_tile_size(tile)
         try:
             check_bits(self.run(), self.plain, self.rounding)
         finally:
-            threads.set_num_threads(1), launch.set_tile_size(launch.TILE)
+            threads.set_num_threads(1), tiles.set_tile_size(tiles.TILE)
 
     def check_ledger(self) -> None:
         """At each point live bytes are those of the buffers alive."""

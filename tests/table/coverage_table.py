@@ -16,8 +16,8 @@ import scipy
 from table.coverage_case import Case
 
 import tapegrad as tg
-from tapegrad.node import Node
-from tapegrad.state import during
+from tapegrad.core.node import Node
+from tapegrad.core.state import during
 
 DTYPES = {
     "f2": np.dtype("float16"), "bf": np.dtype(ml_dtypes.bfloat16), "f4": np.dtype("float32"),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tapegrad.errors import TapegradError
-from tapegrad.memory.figures import rounded
+from tapegrad.memory.ledger.figures import rounded
 from tapegrad.profile.plan.problem import Problem, representative
 from tapegrad.profile.plan.simulate import peak
 from tapegrad.profile.plan.step import BACKWARD, Life, Step

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tapegrad.memory.applying import Action
+from tapegrad.memory.plan import Action
 from tapegrad.profile.plan.places import relative_to_program
 from tapegrad.profile.plan.simulate import Change, Profile, change_of, effect_of, lives_with, peak, profile
 from tapegrad.profile.plan.step import BACKWARD, Key, Life, Step

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, SimpleNamespace
 from typing import Any
 
-from tapegrad.memory.applying import Action
+from tapegrad.memory.plan import Action
 
 Note = Callable[[str], None]
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -108,7 +108,7 @@ class _Decorating(ast.NodeTransformer):
 
 def _decorator(node: ast.AST) -> ast.expr:
     """``planned``, without a name of the module's: names can be shadowed, and must not appear in it."""
-    found = ast.parse("__import__('tapegrad.memory.applying', fromlist=['planned']).planned", mode="eval").body
+    found = ast.parse("__import__('tapegrad.memory.plan', fromlist=['planned']).planned", mode="eval").body
     for part in ast.walk(found):
         ast.copy_location(part, node)
     return found

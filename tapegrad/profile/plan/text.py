@@ -7,7 +7,7 @@ import shlex
 from rich.console import Console
 from rich.text import Text
 
-from tapegrad.memory.applying import Action
+from tapegrad.memory.plan import Action
 from tapegrad.profile.plan.file import Plan, Point
 from tapegrad.profile.plan.problem import Outcome, Problem
 from tapegrad.profile.plan.words import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from tapegrad.memory.applying import Action
+from tapegrad.memory.plan import Action
 from tapegrad.profile.plan.problem import CallKey, Outcome, Problem
 from tapegrad.profile.report.units import counted, iec, ms
 from tapegrad.profile.runs.model import PHASES

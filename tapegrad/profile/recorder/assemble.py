@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
-from tapegrad.memory.here import FORWARD
-from tapegrad.memory.journal import STEP, Journal
-from tapegrad.memory.parts import End, Row
-from tapegrad.memory.places import instruction_line
+from tapegrad.memory.ledger.journal import STEP, Journal
+from tapegrad.memory.ledger.parts import End, Row
+from tapegrad.memory.ledger.phase import FORWARD
+from tapegrad.memory.ledger.places import instruction_line
 from tapegrad.profile.runs.model import CATEGORIES, Run
 from tapegrad.profile.runs.timeline import peak, peaks
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import CodeType, FrameType
 
-from tapegrad.memory.frames import CHECKPOINT, LAYER, Special, code_of
-from tapegrad.memory.recompute import Recompute
+from tapegrad.memory.checkpoint.recompute import Recompute
+from tapegrad.memory.ledger.frames import CHECKPOINT, LAYER, Special, code_of
 from tapegrad.nn import Layer
 
 

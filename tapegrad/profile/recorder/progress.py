@@ -12,8 +12,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from tapegrad.memory.figures import CATEGORIES
-from tapegrad.memory.ledger import LEDGER
+from tapegrad.memory.ledger.figures import CATEGORIES
+from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.recorder.session import Session
 from tapegrad.profile.report.units import iec, ms
 from tapegrad.profile.top.publish import SECONDS, Publisher

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapegrad.device import current_device
-from tapegrad.memory.figures import Measure
-from tapegrad.memory.here import HERE
-from tapegrad.memory.journal import STEP, STOPPED, Journal
-from tapegrad.memory.ledger import LEDGER
-from tapegrad.memory.parts import End
-from tapegrad.memory.steps import GRADIENT, STEPS
+from tapegrad.memory.ledger.figures import Measure
+from tapegrad.memory.ledger.journal import STEP, STOPPED, Journal
+from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.memory.ledger.parts import End
+from tapegrad.memory.ledger.phase import HERE
+from tapegrad.memory.ledger.steps import GRADIENT, STEPS
 from tapegrad.profile.recorder.assemble import assemble
 from tapegrad.profile.recorder.checking import Checker
 from tapegrad.profile.recorder.origins import special

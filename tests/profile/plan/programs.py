@@ -9,7 +9,7 @@ from typing import Any
 
 import tapegrad as tg
 from tapegrad import nn
-from tapegrad.memory.applying import Action, apply_plan
+from tapegrad.memory.plan import Action, apply_plan
 from tapegrad.nn import functional
 from tapegrad.profile.plan.rewrite import compile_with_plan
 from tapegrad.profile.recorder import Session

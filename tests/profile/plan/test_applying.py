@@ -12,8 +12,8 @@ import pytest
 
 import tapegrad as tg
 from tapegrad import nn
-from tapegrad.memory import applying
-from tapegrad.memory.applying import Action, PlanError, apply_plan, layer_key, planned, use_plan
+from tapegrad.memory import plan
+from tapegrad.memory.plan import Action, PlanError, apply_plan, layer_key, planned, use_plan
 from tapegrad.memory.program_files import own_name, relative_name
 from tests.profile.plan import programs
 
@@ -50,7 +50,7 @@ X = tg.random.normal((3, 8))
 
 
 def test_off_it_costs_one_test() -> None:
-    assert applying.plan is None
+    assert plan.plan is None
     assert trained(model(), X)[0] == [0, 0]
 
 
@@ -59,7 +59,7 @@ def test_chosen_calls_of_every_step_run_again_and_no_others() -> None:
     with apply_plan([dense(1, 3)]) as applied:
         reruns, bits = trained(model(), X, 2)
     assert reruns == [2, 2] and bits == plain and applied.unmet() == []
-    assert applying.plan is None
+    assert plan.plan is None
 
 
 def test_layers_built_in_a_checkpointed_call_get_the_same_weights() -> None:
@@ -195,8 +195,8 @@ def test_two_plans_at_once_are_refused() -> None:
         with pytest.raises(PlanError, match="in force already"):
             with apply_plan([]):
                 pass
-        assert applying.plan is not None
-    assert applying.plan is None
+        assert plan.plan is not None
+    assert plan.plan is None
 
 
 def test_a_budget_for_the_whole_program() -> None:
@@ -244,9 +244,11 @@ def test_use_plan_says_which_calls_were_not_met(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_tapegrad_is_met() -> None:
-    action = Action("checkpoint", "layer", "Dense", "/elsewhere/tapegrad/nn/core.py", layer_key(nn.Dense)[3], (0,))  # type: ignore[index]
-    assert own_name(action.file) == "tapegrad/nn/core.py" == relative_name(layer_key(nn.Dense)[2])  # type: ignore[index]
-    for relative, reruns in ((own_name(action.file), [1, 1]), ("", [0, 0]), ("nn/core.py", [0, 0])):
+    action = Action(
+        "checkpoint", "layer", "Dense", "/elsewhere/tapegrad/nn/layers/core.py", layer_key(nn.Dense)[3], (0,)
+    )  # type: ignore[index]
+    assert own_name(action.file) == "tapegrad/nn/layers/core.py" == relative_name(layer_key(nn.Dense)[2])  # type: ignore[index]
+    for relative, reruns in ((own_name(action.file), [1, 1]), ("", [0, 0]), ("nn/layers/core.py", [0, 0])):
         with apply_plan([dataclasses.replace(action, relative=relative)]) as applied:
             assert trained(model(), X)[0] == reruns
         assert (applied.unmet() == []) == (reruns == [1, 1])

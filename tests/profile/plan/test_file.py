@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapegrad.memory.applying import Action, PlanError, read_actions
+from tapegrad.memory.plan import Action, PlanError, read_actions
 from tapegrad.profile import runs
 from tapegrad.profile.plan.file import Plan, Point, load, save, to_json
 from tests.profile.made_runs import empty

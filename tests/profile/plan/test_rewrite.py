@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tapegrad as tg
-from tapegrad.memory.applying import Action, apply_plan
+from tapegrad.memory.plan import Action, apply_plan
 from tapegrad.profile.plan.rewrite import compile_with_plan, installed
 
 FILE = "/somewhere/program.py"

@@ -209,7 +209,7 @@ def test_advice_for_a_loop_is_what_helps_a_loop(tmp_path: Path) -> None:
 
 
 def test_advice_names_no_lines_of_the_library() -> None:
-    import tapegrad.nn.core as core
+    import tapegrad.nn.layers.core as core
 
     run = training(file=core.__file__, name="Dense")
     assert advice(run) and all("core.py" not in what for what, _ in advice(run))

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad import buffer
-from tapegrad.memory.here import HERE
-from tapegrad.memory.ledger import LEDGER
-from tapegrad.memory.steps import STEPS
+from tapegrad.core import buffer
+from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.memory.ledger.phase import HERE
+from tapegrad.memory.ledger.steps import STEPS
 from tapegrad.profile.recorder import Session
 from tapegrad.profile.recorder.checking import _NUMPY
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run

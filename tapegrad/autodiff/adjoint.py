@@ -1,0 +1,52 @@
+"""The transpose of a linear function given as code: how forward mode goes through a rule that only pulls back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from tapegrad.autodiff.recording import Trace
+from tapegrad.autodiff.zeros import zeros_of
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.state import during
+from tapegrad.device import phantom
+from tapegrad.errors import NoGradientError
+from tapegrad.ops.reduce.reductions import sum
+from tapegrad.tensor import Tensor
+
+Pull = Callable[..., Sequence[Tensor | None]]
+
+
+def transposed(pull: Pull, avals: Sequence[ShapedArray], tangents: Sequence[Tensor]) -> list[Tensor | None]:
+    """``J t`` from ``pull``: ``ct -> J' ct``; ``avals``: of its arguments.
+
+    ``<t, J' u>`` is linear in ``u`` with gradient ``J t``.  Raises NoGradientError if ``pull`` is not linear: then the
+    adjoint identity ``<t, J' u> = <u, J t>`` fails at ``u = J t``.
+    """
+    us = [zeros_of(a) for a in avals]
+    trace = Trace(u._buffer.node for u in us)
+    pulled = trace.during(pull, *us)
+    cts: dict[int, Tensor] = {}
+    for g, t in zip(pulled, tangents, strict=True):
+        if g is not None:
+            index = g._buffer.node.index
+            cts[index] = cts[index] + t if index in cts else t
+    found = trace.pull(cts)
+    if phantom.mode.dry:
+        return found
+    probe = [u if t is None else t for u, t in zip(us, found, strict=True)]
+
+    def sides() -> tuple[float, float]:
+        return _inner(pull(*probe), tangents), _inner(probe, probe)
+
+    left, right = during(sides, recorders=(), guards=())  # of a batch, one example is looked at
+    finite = left - left == 0 and right - right == 0
+    if finite and abs(left - right) > 1e-3 * max(abs(left), abs(right)) + 1e-30:
+        raise NoGradientError(f"it is not linear in its cotangents (adjoint identity: {left:.6g} against {right:.6g})")
+    return found
+
+
+def _inner(xs: Sequence[Tensor | None], ys: Sequence[Tensor]) -> float:
+    """The inner product over all real pairs, as a number."""
+    pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and x.dtype.kind != "c"]
+    return math.fsum(sum(x * y).item() for x, y in pairs)

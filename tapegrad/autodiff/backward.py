@@ -1,0 +1,243 @@
+"""The backward walk: from cotangents of some values to cotangents of others, over a tape's records.
+
+A record is ``(node, inputs, plan, residuals)``: the input nodes, the plan for those the tape follows, and the buffers
+its rules have declared.  A call's record is ``(call, inputs, None, outputs)``, with None for inputs not followed.
+
+With ``lead`` (a length), every cotangent has one more leading axis: rows of a Jacobian.  A primitive whose parameters
+can be lifted runs on all rows at once; the rule of another one is batched, operation by operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from tapegrad.autodiff import derivative
+from tapegrad.autodiff.batching import mapped
+from tapegrad.autodiff.compiled import compile_rules
+from tapegrad.autodiff.zeros import zeros_of
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import Node
+from tapegrad.core.rule import Plan, Rule
+from tapegrad.core.state import during, thread
+from tapegrad.engine.evaluate import fill
+from tapegrad.errors import GradientError, NoGradientError
+from tapegrad.ops.dispatch import cast
+from tapegrad.ops.elementwise.arithmetic import add
+from tapegrad.ops.elementwise.complex import conj, real
+from tapegrad.ops.shape.shape import sum_to
+from tapegrad.tensor import Tensor, from_array
+
+Record = tuple[Any, tuple[Any, ...], Plan | None, tuple[Any, ...]]
+Cotangents = dict[int, Any]
+"""By node index: tensors, or (of small values, where nobody looks) bare arrays."""
+
+
+def reachable(records: Sequence[Record], sources: Iterable[int]) -> set[int]:
+    """Indices of the sources and of all values that depend on them."""
+    found = set(sources)
+    for node, inputs, plan, residuals in records:
+        if any(n is not None and n.index in found for n in inputs):
+            if plan is None:
+                found.update(n.index for n in residuals)
+            else:
+                found.add(node.index)
+    return found
+
+
+def backward(
+    records: list[Record],
+    cts: Cotangents,
+    keep: set[int],
+    *,
+    consume: bool,
+    path: set[int] | None = None,
+    lead: int | None = None,
+    also: Iterable[Buffer] = (),
+) -> dict[int, Tensor]:
+    """Walk ``records`` backwards from ``cts``; the cotangents of the values in ``keep``.
+
+    ``consume``: records are dropped as they are used, so each residual is freed at its last use.  ``path``: the values
+    that depend on the sources; only these are followed (None: all).  ``also``: what to evaluate along with the result.
+    """
+    accountant = _buffer.accountant
+    f: Callable[..., dict[int, Tensor]] = _walk if accountant is None else partial(accountant.walk, _walk)
+    return during(f, records, cts, keep, consume, path, lead, also, deferring=[], walks=thread.walks + 1)
+
+
+def _walk(
+    records: list[Record],
+    cts: Cotangents,
+    keep: set[int],
+    consume: bool,
+    path: set[int] | None,
+    lead: int | None,
+    also: Iterable[Buffer],
+) -> dict[int, Tensor]:
+    accountant = _buffer.accountant
+    unseen = lead is None and not thread.recorders and accountant is None
+    for position in range(len(records) - 1, -1, -1):
+        record = records.pop() if consume else records[position]
+        node, inputs, plan, residuals = record
+        if plan is None:
+            if accountant is not None and residuals:
+                accountant.differentiating(residuals[0].index)
+            _pull_call(record, cts, keep, path, lead)
+            continue
+        index = node.index
+        ct = cts.pop(index, None)
+        if ct is None:
+            continue
+        if index in keep:
+            cts[index] = ct
+        if unseen and plan.quick and type(residuals) is tuple and _pull_arrays(record, ct, cts, path):
+            continue
+        if accountant is not None:
+            accountant.differentiating(index)
+        _pull(record, _tensor(ct, node.aval), cts, path, lead)
+        del record, residuals, ct
+    found = {i: _tensor(cts[i], None) for i in keep if i in cts}
+    fill([t._buffer for t in found.values()] + [*also])
+    return found
+
+
+def _tensor(ct: Any, aval: ShapedArray | None) -> Tensor:
+    """A cotangent as a tensor."""
+    return ct if type(ct) is Tensor else from_array(ct, None if aval is None else aval.device)
+
+
+def _pull_arrays(record: Record, ct: Any, cts: Cotangents, path: set[int] | None) -> bool:
+    """One small elementwise node, on arrays, by its compiled rules; False: it has to go the general way."""
+    node, inputs, plan, residuals = record
+    if path is not None and any(inputs[i].index not in path for i in plan.positions):  # type: ignore[union-attr]
+        return False
+    pull = plan.compiled or _compile(node, plan)  # type: ignore[union-attr, arg-type]
+    found = pull(ct if type(ct) is not Tensor else ct._buffer.array, residuals)
+    if found is None:
+        return False
+    for i, g in zip(plan.positions, found):  # type: ignore[union-attr]
+        index = inputs[i].index
+        have = cts.get(index)
+        if have is None:
+            cts[index] = g
+        elif type(have) is Tensor:
+            cts[index] = add(have, from_array(g, node.aval.device))
+        else:
+            total = have + g
+            cts[index] = total if g.ndim else node.aval.device.xp.asarray(total)
+    return True
+
+
+def _compile(node: Node, plan: Plan) -> Any:
+    site: Any = node.site
+    avals = [*site.avals, site.aval]
+
+    def rules(seed: Tensor, values: dict[int, Tensor]) -> list[Tensor]:
+        return [fit(apply_rule(node, r, i, seed, values, avals, node.params), avals[i]) for i, r in plan.pulls]
+
+    plan.compiled = compile_rules(rules, node.aval, plan.slots, [avals[slot] for slot in plan.slots])
+    return plan.compiled
+
+
+def _pull(record: Record, ct: Tensor, cts: Cotangents, path: set[int] | None, lead: int | None) -> None:
+    """One node: cotangents of its inputs."""
+    node, inputs, plan, kept = record
+    assert plan is not None
+    residuals: Any = kept
+    if type(residuals) is not tuple:  # under a budget they may have to be made again
+        residuals = residuals.restored()
+    values = {slot: Tensor(b) for slot, b in zip(plan.slots, residuals, strict=True)}
+    del residuals
+    for i in plan.lacking:
+        if path is None or inputs[i].index in path:
+            raise NoGradientError(f"{node.prim.name}: has no gradient in operand {i} ({inputs[i].aval!r})")
+    for i, rule in plan.pulls:
+        target = inputs[i]
+        if path is not None and target.index not in path:
+            continue
+        if lead is None:
+            g = apply_rule(node, rule, i, ct, values, [*[n.aval for n in inputs], node.aval], node.params)
+            g = fit(g, target.aval)
+        elif node.prim.lift is not None or node.prim.family == "elementwise":
+            avals = [lifted(n.aval, lead) for n in (*inputs, node)]
+            params = node.params if node.prim.lift is None else node.prim.lift(node.params, lead)
+            g = fit(apply_rule(node, rule, i, ct, values, avals, params), avals[i], 1)
+        else:
+            avals = [*[n.aval for n in inputs], node.aval]
+            g = mapped("jacobian", _rule_of(node, rule, i, values, avals, target.aval), ct)
+        accumulate(cts, target.index, g)
+
+
+def apply_rule(
+    node: Node, rule: Rule, i: int, ct: Tensor, values: dict[int, Tensor], avals: list[ShapedArray], params: dict
+) -> Tensor:
+    """What one rule yields: a partial derivative times ``ct``, or the cotangent itself."""
+    if rule.constant is not None:
+        if rule.constant == 1:
+            return ct
+        if rule.constant == -1:
+            return -ct
+        return zeros_of(ct._buffer.node.aval)
+    prim: Any = node.prim
+    holomorphic = node.aval.dtype.kind == "c" and prim.family != "linear" and prim.holomorphic
+    if not holomorphic:
+        return derivative.apply(prim, rule, i, ct, values, avals, params)
+    if prim.family == "elementwise" and not rule.seeded:
+        return ct * conj(rule(ct, values, avals, params, i))
+    # rules are written for the plain transpose; the cotangent of a real loss wants its conjugate
+    return conj(rule(conj(ct), values, avals, params, i))
+
+
+def _rule_of(
+    node: Node, rule: Rule, i: int, values: dict[int, Tensor], avals: list[ShapedArray], aval: ShapedArray
+) -> Callable[[Tensor], Tensor]:
+    return lambda ct: fit(apply_rule(node, rule, i, ct, values, avals, node.params), aval)
+
+
+def fit(g: Tensor, aval: ShapedArray, lead: int = 0) -> Tensor:
+    """``g`` summed over what was broadcast, in the dtype of ``aval``."""
+    if g._buffer.node.aval is aval:
+        return g
+    if g.shape != aval.shape:
+        g = sum_to(g, aval.shape, lead)
+    if g.dtype != aval.dtype:
+        if g.dtype.kind == "c" and aval.dtype.kind != "c":
+            g = real(g)
+        g = cast(g, aval.dtype)
+    return g
+
+
+def lifted(aval: ShapedArray, lead: int) -> ShapedArray:
+    """``aval`` with one more leading axis."""
+    return shaped((lead, *aval.shape), aval.dtype, aval.device)
+
+
+def accumulate(cts: Cotangents, index: int, g: Tensor) -> None:
+    """Add to the cotangent of a value."""
+    have = cts.get(index)
+    cts[index] = g if have is None else add(_tensor(have, g._buffer.node.aval), g)
+
+
+def _pull_call(record: Record, cts: Cotangents, keep: set[int], path: set[int] | None, lead: int | None) -> None:
+    """One call: its own rule, asked only for the inputs on the path, and only if a cotangent has come."""
+    call, inputs, _, outputs = record
+    upstream = [cts.get(n.index) if n.index in keep else cts.pop(n.index, None) for n in outputs]
+    upstream = [ct if ct is None else _tensor(ct, n.aval) for ct, n in zip(upstream, outputs, strict=True)]
+    needed = frozenset(i for i, n in enumerate(inputs) if n is not None and (path is None or n.index in path))
+    if not needed or all(ct is None for ct in upstream):
+        return
+    fill([ct._buffer for ct in upstream if ct is not None])  # and with them what pends, before the call takes memory
+    found = during(call.pullback, upstream, needed, lead, cts, deferring=None)
+    for i, g in enumerate(found):
+        if g is None or i not in needed:
+            continue
+        aval = inputs[i].aval if lead is None else lifted(inputs[i].aval, lead)
+        if g.shape != aval.shape:
+            raise GradientError(
+                f"{call.name}: the gradient of input {i} has shape {g.shape}, the input {aval.shape}; "
+                "sum or reshape it in the gradient function"
+            )
+        accumulate(cts, inputs[i].index, g if g.dtype == aval.dtype else cast(g, aval.dtype))

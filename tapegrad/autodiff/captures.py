@@ -1,0 +1,53 @@
+"""Watched tensors that a function with a rule of its own uses although they are no arguments: worth a warning."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import Node
+from tapegrad.core.protocols import Call
+from tapegrad.core.state import thread
+from tapegrad.errors import CapturedTensorWarning
+from tapegrad.tensor import Tensor
+from tapegrad.variable import Variable
+
+
+class Captures:
+    """A recorder that finds watched tensors which the function uses although they are no arguments."""
+
+    def __init__(self, arguments: list[Any]) -> None:
+        self._outer = thread.recorders
+        self._known = {x._buffer.node.index for x in arguments if isinstance(x, Tensor)}
+        self._found: set[int] = set()
+
+    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """Note foreign inputs; whatever is made here is known from now on."""
+        for b in inputs:
+            if b.node.index not in self._known and any(r.follows(b) for r in self._outer):
+                self._found.add(b.node.index)
+        self._known.add(node.index)
+
+    def read(self, variable: Variable, value: Buffer) -> None:
+        """Variables are no captures."""
+        self._known.add(value.node.index)
+
+    def follows(self, buffer: Buffer) -> bool:
+        """It follows nothing of its own."""
+        return False
+
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+        """As for one node."""
+        for b in outputs:
+            self.record(b.node, inputs, b)
+
+    def warn(self, name: str) -> None:
+        """Say what was found."""
+        if self._found:
+            warnings.warn(
+                f"custom_gradient: {name} uses {len(self._found)} watched tensor(s) that are not among its arguments; "
+                "they get no gradient; pass them as arguments, or through stop_gradient to silence this",
+                CapturedTensorWarning,
+                stacklevel=3,
+            )

@@ -1,0 +1,127 @@
+"""Recorders that compute, for each value as it is made, a companion: its tangent, or its values for a whole batch.
+
+A companion lives as long as its value does.  Companions are computed under the recorders outside this one only, so
+nested transformations do not confuse each other.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import Node
+from tapegrad.core.protocols import Call, Recorder
+from tapegrad.core.state import during, thread
+from tapegrad.tensor import Tensor
+
+T = TypeVar("T")
+
+
+class Listener:
+    """A recorder that follows nothing.  With one, who keeps a budget learns how companions are made."""
+
+    strict = False
+
+    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """Nothing to note."""
+
+    def read(self, variable: Any, value: Buffer) -> None:
+        """Nothing to note."""
+
+    def follows(self, buffer: Buffer) -> bool:
+        """It follows nothing."""
+        return False
+
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+        """Nothing to note."""
+
+
+LISTENER = Listener()
+
+
+class Pusher:
+    """A recorder that keeps a companion of each value: :meth:`seed` inputs, run :meth:`during`, ask :meth:`pushed`."""
+
+    strict = True
+
+    def __init__(self) -> None:
+        self._pushed: weakref.WeakKeyDictionary[Buffer, Tensor] = weakref.WeakKeyDictionary()
+
+    def during(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns; companions are pushed through what it does."""
+        self._before = thread.recorders
+        return during(f, *args, recorders=(*self._before, self))
+
+    def outer(self) -> tuple[Recorder, ...]:
+        """The recorders outside this one."""
+        now = thread.recorders
+        found = now[: now.index(self)] if self in now else self._before
+        return tuple([r for r in found if r is not LISTENER]) if LISTENER in found else found
+
+    def outside(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns, of which only the recorders outside this one are told."""
+        return during(f, *args, recorders=self._told_outside())
+
+    def _told_outside(self) -> tuple[Recorder, ...]:
+        outer = self.outer()
+        return outer if outer or _buffer.keeper is None else (LISTENER,)
+
+    def seed(self, x: Tensor, companion: Tensor) -> None:
+        """Let ``x`` have ``companion``."""
+        self._give(x._buffer, companion)
+
+    def _give(self, buffer: Buffer, companion: Tensor) -> None:
+        self.accompany(buffer, companion)
+        if (keeper := _buffer.keeper) is not None:
+            keeper.accompanied(buffer)
+
+    def accompany(self, buffer: Buffer, companion: Tensor) -> None:
+        """Let ``buffer`` have ``companion``; whoever makes values again knows."""
+        self._pushed[buffer] = companion
+
+    def pushed(self, x: Tensor) -> Tensor | None:
+        """The companion of ``x``; None: it depends on nothing seeded."""
+        return self._pushed.get(x._buffer)
+
+    def follows(self, buffer: Buffer) -> bool:
+        """Whether ``buffer``'s value has a companion."""
+        return buffer in self._pushed
+
+    def carry(self, old: Buffer, new: Buffer) -> None:
+        """``new`` is the same value under another name."""
+        if old in self._pushed:
+            self._give(new, self._pushed[old])
+
+    def read(self, variable: Any, value: Buffer) -> None:
+        """A variable's companion is that of its value, if it was given one."""
+
+    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """Push the companions of ``inputs`` through ``node``."""
+        companions = [self._pushed.get(b) for b in inputs]
+        if all(c is None for c in companions):
+            return
+        found = self._push(node, inputs, out, companions)
+        if found is not None:
+            self._give(out, found)
+
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+        """Push companions through a call by its own rule."""
+        companions = [self._pushed.get(b) for b in inputs]
+        if all(c is None for c in companions):
+            return
+        for out, found in zip(outputs, self._push_call(call, inputs, outputs, companions), strict=True):
+            if found is not None:
+                self._give(out, found)
+
+    def _push(
+        self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]
+    ) -> Tensor | None:
+        raise TypeError(f"{type(self).__name__} pushes nothing through a node")
+
+    def _push_call(
+        self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        raise TypeError(f"{type(self).__name__} pushes nothing through a call")

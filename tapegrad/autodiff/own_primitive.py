@@ -1,0 +1,263 @@
+"""One's own operations: a function of raw arrays becomes a primitive, with derivative rules in tensors.
+
+The function runs NumPy or CuPy code, a CuPy kernel, another library; the engine sees one operation, which it records,
+counts, evicts and runs again like any other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.autodiff.adjoint import transposed
+from tapegrad.autodiff.own_body import Body
+from tapegrad.autodiff.packing import Layout
+from tapegrad.autodiff.wrapping import Wrapper
+from tapegrad.autodiff.zeros import zeros_of
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Primitive
+from tapegrad.core.rule import Rule
+from tapegrad.device import current_device, phantom
+from tapegrad.engine.evaluate import apply, array_of
+from tapegrad.errors import DryRunError, DTypeError, GradientError, GradientTypeError, NotATensorError
+from tapegrad.ops.create.creation import asarray
+from tapegrad.ops.dispatch import on_one_device, tensor
+from tapegrad.tensor import Tensor
+from tapegrad.variable import Variable
+
+_RESERVED = ("ct", "t", "out", "i", "xs_aval", "layout")
+
+
+_MOST_LAYOUTS = 256
+
+
+class OwnPrimitive(Wrapper):
+    """What :func:`primitive` makes of a function of arrays."""
+
+    def __init__(self, f: Callable, infer: Callable | None, batched: bool) -> None:
+        super().__init__(f)
+        self._name = getattr(f, "__name__", type(f).__name__)
+        self._signature = inspect.signature(f)
+        self._names = tuple(_parameters(self._name, self._signature))
+        self._infer = infer
+        self._batched = batched
+        self._pull: dict[str, Callable] = {}
+        self._push: dict[str, Callable] = {}
+        self._forms: dict[tuple[str, ...], Primitive] = {}
+        self._layouts: dict[Any, Layout] = {}
+        self._body = Body(f, self._name, self._signature, self._names)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Forms and layouts are made anew at the first call.
+        return {**self.__dict__, "_forms": {}, "_layouts": {}}
+
+    def defvjp(self, *rules: Callable | None, **named: Callable | None) -> OwnPrimitive:
+        """Give a VJP rule for each argument, in order or by name (None: no derivative).
+
+        A rule is a function in tensors.  It asks by name for ``ct`` (the cotangent of the result), ``out`` (the result)
+        and the function's own arguments, and returns the cotangent of its argument, in that argument's shape; of
+        complex numbers it is that of a real loss (TensorFlow's convention).  What no rule asks for is not kept.  If the
+        function returns several arrays, ``ct`` and ``out`` are tuples.  Forward mode follows by transposition.
+
+        Raises GradientTypeError for rules that ask for something else.
+        """
+        self._define(self._pull, "ct", rules, named)
+        return self
+
+    def defjvp(self, *rules: Callable | None, **named: Callable | None) -> OwnPrimitive:
+        """Give a JVP rule for each argument: as :meth:`defvjp`, from ``t``, the argument's tangent, to the result's.
+
+        Reverse mode follows by transposition where :meth:`defvjp` gives no rule.
+        """
+        self._define(self._push, "t", rules, named)
+        return self
+
+    def _define(self, into: dict[str, Callable], seed: str, rules: tuple, named: dict[str, Any]) -> None:
+        if len(rules) > len(self._names) or named.keys() - set(self._names):
+            raise GradientTypeError(f"{self._name}: rules for the arguments {', '.join(self._names)} only")
+        for name, rule in {**dict(zip(self._names, rules, strict=False)), **named}.items():
+            if rule is None:
+                continue
+            asked = list(inspect.signature(rule).parameters)
+            strange = [p for p in asked if p not in (seed, "out", *self._names)]
+            if strange or seed not in asked:
+                raise GradientTypeError(
+                    f"{self._name}: the rule of {name} must name {seed!r}, and may name out, {', '.join(self._names)}; "
+                    f"it names {', '.join(asked)}"
+                )
+            into[name] = rule
+        self._forms.clear()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        operands = tuple(n for n, x in bound.arguments.items() if _is_array(self._name, n, x))
+        static = {n: x for n, x in bound.arguments.items() if n not in operands}
+        first = next((x for n in operands if isinstance(x := bound.arguments[n], (Tensor, Variable))), None)
+        beside = None if first is None else tensor(self._name, first)
+        tensors = [tensor(self._name, bound.arguments[n], beside) for n in operands]
+        buffers = tuple(t._buffer for t in tensors)
+        if buffers:
+            on_one_device(self._name, buffers)
+        device = buffers[0].node.aval.device if buffers else current_device()
+        prim = self._form(operands)
+        layout = self._layout(operands, tensors, static, device)
+        try:
+            found = Tensor(apply(prim, buffers, {**static, "layout": layout}, layout.aval))
+        finally:
+            self._body.ready.clear()
+        return layout.unpacked(found)
+
+    def _layout(self, operands: tuple[str, ...], tensors: list[Tensor], static: dict[str, Any], device: Any) -> Layout:
+        """What the function returns: told by ``infer``, or found by running it (its result is used, not made twice)."""
+        avals = [t._buffer.node.aval for t in tensors]
+        if self._infer is not None:
+            told = self._infer(**dict(zip(operands, avals, strict=True)), **static)
+            return Layout.told(self._name, told, device)
+        key = (operands, *avals, *map(repr, static.values()))
+        if phantom.mode.dry:
+            if key not in self._layouts:
+                raise DryRunError(
+                    f"{self._name}: a dry run does not know what this returns for {avals}; give "
+                    "@tg.primitive(infer=f), where f returns (shape, dtype), or run it once before"
+                )
+            return self._layouts[key]
+        if len(self._layouts) >= _MOST_LAYOUTS:
+            self._layouts.clear()
+        found = self._body.run(device, [array_of(t._buffer) for t in tensors], operands, static)
+        layout = self._layouts[key] = Layout.of(self._name, found, device)
+        self._body.ready.append(layout.packed(found))
+        return layout
+
+    def _form(self, operands: tuple[str, ...]) -> Primitive:
+        """The primitive for calls in which just these arguments are arrays."""
+        found = self._forms.get(operands)
+        if found is None:
+            body = self._body
+
+            def impl(xp: Any, *arrays: Any, layout: Layout, **static: Any) -> Any:
+                if body.ready:
+                    return body.ready.pop()
+                return layout.packed(body.run(layout.aval.device, list(arrays), operands, static))
+
+            rules = [self._rule(n, operands) for n in operands]
+            found = self._forms[operands] = Primitive(
+                self._name, "general", operands, impl, _not_inferred, tuple(pull for pull, _ in rules),
+                tuple(push for _, push in rules), holomorphic=False, calls_user=True,
+                lift=(lambda params, n: {**params, "layout": params["layout"].lifted(n)}) if self._batched else None,
+            )  # fmt: skip
+            if all(pull is None for pull in found.vjp):  # type: ignore[union-attr]
+                found.vjp = ()
+        return found
+
+    def _rule(self, name: str, operands: tuple[str, ...]) -> tuple[Rule | None, Rule | None]:
+        pull, push = self._pull.get(name), self._push.get(name)
+        return (
+            _made(self._name, pull, push, name, "ct", operands),
+            _made(self._name, push, pull, name, "t", operands),
+        )
+
+
+def primitive(f: Callable | None = None, /, *, infer: Callable | None = None, batched: bool = False) -> Any:
+    """Decorator that makes a function of raw arrays an operation with derivatives of its own.
+
+    ``f`` gets the device's arrays (NumPy's, read-only; CuPy's, on the device's stream) in place of tensors, variables
+    and arrays, everything else as it is; it returns an array, or several in a tuple, and must be pure.  Rules are
+    given by :meth:`OwnPrimitive.defvjp` or :meth:`OwnPrimitive.defjvp`; without any the operation has no derivative,
+    and asking for one raises NoGradientError.
+
+    infer: ``infer(**arguments) -> (shape, dtype)`` (or a list of such pairs), with avals (``.shape``, ``.dtype``) for
+    arrays: so a budget makes room before ``f`` runs, and dry runs know what comes.  batched: ``f`` and its rules take
+    arrays with one more leading axis, so ``vmap`` and ``jacobian`` call them once; else row by row.
+
+    Raises TypeError for functions with ``*args`` or ``**kwargs``.
+    """
+    if f is None:
+        return lambda g: OwnPrimitive(g, infer, batched)
+    return OwnPrimitive(f, infer, batched)
+
+
+def _parameters(name: str, signature: inspect.Signature) -> list[str]:
+    found = []
+    for p in signature.parameters.values():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            raise TypeError(f"primitive: {name} takes {p}; its arguments must have names, for rules to ask for them")
+        if p.name in _RESERVED or p.name.endswith("_aval"):
+            raise TypeError(
+                f"primitive: rename the argument {p.name!r} of {name}: rules know another thing by that name"
+            )
+        found.append(p.name)
+    return found
+
+
+def _is_array(op: str, name: str, x: Any) -> bool:
+    if isinstance(x, (Tensor, Variable)) or (hasattr(x, "dtype") and hasattr(x, "shape")):
+        return True
+    if any(isinstance(leaf, (Tensor, Variable)) for leaf in nest.leaves(x)):
+        raise NotATensorError(f"{op}: {name} holds tensors in a structure; give each an argument of its own")
+    return False
+
+
+def _not_inferred(*avals: ShapedArray, layout: Layout, **static: Any) -> ShapedArray:
+    return layout.aval
+
+
+def _made(
+    op: str, rule: Callable | None, other: Callable | None, name: str, seed: str, operands: tuple[str, ...]
+) -> Rule | None:
+    """The engine's rule from the user's, or from the one for the ``other`` direction, whose transpose it is."""
+    source = rule or other
+    if source is None:
+        return None
+    asked = [p for p in inspect.signature(source).parameters if p not in ("ct", "t")]
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    values = [p for p in asked if p in operands or p == "out"]
+    extra = [f"{name}_aval", "layout"]
+    order = [seed, *values, extra[0]]
+
+    def run(*given: Any, layout: Layout, **static: Any) -> Tensor:
+        named = dict(zip(order, given, strict=True))
+        aval = named.pop(extra[0])
+        told = {p: static[p] for p in asked if p in static}
+        ct = named.pop(seed)
+        if "out" in named:
+            named["out"] = layout.unpacked(named["out"])
+        if rule is None:
+            return _transposed(source, seed, ct, aval, layout, {**named, **told})
+        if seed == "ct":
+            return _fitting(op, name, rule(ct=layout.unpacked(ct), **named, **told), aval)
+        return layout.repacked(op, rule(t=ct, **named, **told))
+
+    parameters = [inspect.Parameter(p, kinds) for p in (*order, *extra[1:], *(p for p in asked if p not in values))]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return Rule(run, operands)
+
+
+def _fitting(op: str, name: str, given: Any, aval: ShapedArray) -> Tensor:
+    if given is None or isinstance(given, (tuple, list, dict)):
+        raise GradientTypeError(
+            f"{op}: the rule of {name} returned {'None' if given is None else nest.shown(given)}; it returns one "
+            "cotangent, that of its argument"
+        )
+    found = asarray(given)
+    if found.shape != aval.shape:
+        raise GradientError(
+            f"{op}: the rule of {name} returned shape {found.shape}, the argument has {aval.shape}; sum or reshape it"
+        )
+    if found.dtype.kind == "c" and aval.dtype.kind != "c":
+        raise DTypeError(f"{op}: the rule of {name} returned {found.dtype}, the argument is {aval.dtype}; take tg.real")
+    return found
+
+
+def _transposed(source: Callable, seed: str, ct: Tensor, aval: ShapedArray, layout: Layout, named: dict) -> Tensor:
+    if seed == "t":  # the user gave the VJP rule
+        (found,) = transposed(
+            lambda u: [_fitting("defvjp", "an argument", source(ct=layout.unpacked(u), **named), aval)],
+            [layout.aval],
+            [ct],
+        )
+        return zeros_of(layout.aval) if found is None else found
+    (found,) = transposed(lambda u: [layout.repacked("defjvp", source(t=u, **named))], [aval], [ct])
+    return zeros_of(aval) if found is None else found

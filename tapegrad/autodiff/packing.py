@@ -1,0 +1,101 @@
+"""Several arrays as one: how an operation with several results stays a node with one value.
+
+The elements of all of them lie one after the other along the last axis; each result is a slice of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.core.aval import Shape, ShapedArray, shaped
+from tapegrad.device import dtypes
+from tapegrad.errors import DTypeError, GradientError, ShapeError
+from tapegrad.ops.create.creation import asarray
+from tapegrad.ops.dispatch import cast
+from tapegrad.ops.shape.join import concat
+from tapegrad.ops.shape.shape import reshape
+from tapegrad.tensor import Tensor
+
+
+class Layout:
+    """The shapes of an operation's results (one, or ``several``), after ``lead`` axes that all of them have."""
+
+    __slots__ = ("aval", "lead", "several", "shapes")
+
+    def __init__(self, shapes: Sequence[Shape], several: bool, dtype: Any, device: Any, lead: Shape = ()) -> None:
+        self.shapes = tuple(shapes)
+        self.several = several
+        self.lead = lead
+        whole = (*lead, sum(prod(s) for s in self.shapes)) if several else (*lead, *self.shapes[0])
+        self.aval: ShapedArray = shaped(whole, dtype, device)
+
+    @staticmethod
+    def of(op: str, found: Any, device: Any) -> Layout:
+        """Of an array, or of a list of arrays.  Raises DTypeError if their dtypes are of different kinds."""
+        several = isinstance(found, list)
+        arrays = found if several else [found]
+        return Layout([a.shape for a in arrays], several, _common(op, [a.dtype for a in arrays]), device)
+
+    @staticmethod
+    def told(op: str, told: Any, device: Any) -> Layout:
+        """Of what a user says: ``(shape, dtype)``, or a list of such pairs.  Raises ShapeError, DTypeError."""
+        several = isinstance(told, list)
+        try:
+            pairs = [(tuple(shape), dtypes.asdtype(dtype)) for shape, dtype in (told if several else [told])]
+        except (TypeError, ValueError):
+            raise ShapeError(f"{op}: infer must return (shape, dtype), or a list of such pairs, got {told!r}") from None
+        return Layout([s for s, _ in pairs], several, _common(op, [d for _, d in pairs]), device)
+
+    def lifted(self, n: int) -> Layout:
+        """With one more leading axis."""
+        return Layout(self.shapes, self.several, self.aval.dtype, self.aval.device, (n, *self.lead))
+
+    def packed(self, found: Any) -> Any:
+        """One array of a list of arrays (or the only one itself).  Raises ShapeError if it is not what was expected."""
+        arrays = found if isinstance(found, list) else [found]
+        shapes = [(*self.lead, *s) for s in self.shapes]
+        if isinstance(found, list) != self.several or [a.shape for a in arrays] != shapes:
+            raise ShapeError(f"a primitive returned shapes {[a.shape for a in arrays]}, expected {shapes}")
+        if not self.several:
+            return arrays[0].astype(self.aval.dtype, copy=False)
+        xp = self.aval.device.xp
+        flat = [a.reshape((*self.lead, -1)).astype(self.aval.dtype, copy=False) for a in arrays if a.size]
+        return xp.concatenate(flat, axis=-1) if flat else xp.zeros(self.aval.shape, self.aval.dtype)
+
+    def unpacked(self, whole: Tensor) -> Any:
+        """The results as a tuple of tensors (or the only one itself)."""
+        if not self.several:
+            return whole
+        found, start = [], 0
+        lead = whole.shape[:-1]  # of a cotangent there may be more than when the operation ran
+        for shape in self.shapes:
+            size = prod(shape)
+            found.append(reshape(whole[..., start : start + size], (*lead, *shape)))
+            start += size
+        return tuple(found)
+
+    def repacked(self, op: str, given: Any) -> Tensor:
+        """Tangents of the results as one.  Raises ShapeError."""
+        if isinstance(given, (tuple, list)) != self.several or (self.several and len(given) != len(self.shapes)):
+            wanted = f"a tuple of {len(self.shapes)} tangents, one for each result" if self.several else "one tangent"
+            raise GradientError(f"{op}: a JVP rule returned {nest.shown(given)}; it returns {wanted}")
+        pieces = [asarray(x) for x in (given if self.several else [given])]
+        shapes = [p.shape for p in pieces]
+        if shapes != [(*self.lead, *s) for s in self.shapes]:
+            raise ShapeError(f"{op}: a JVP rule returned shapes {shapes}, the results have {list(self.shapes)}")
+        if not self.several:
+            return cast(pieces[0], self.aval.dtype)
+        flat = [
+            cast(reshape(p, (*self.lead, prod(s))), self.aval.dtype) for p, s in zip(pieces, self.shapes, strict=True)
+        ]
+        return concat(flat, axis=-1)
+
+
+def _common(op: str, found: list[Any]) -> Any:
+    if len({d.kind for d in found}) > 1:
+        names = ", ".join(d.name for d in found)
+        raise DTypeError(f"{op}: returned dtypes {names}: results of one primitive must be of one kind; cast them")
+    return dtypes.result_type(*found) if found else dtypes.float32

@@ -1,0 +1,250 @@
+"""Recording: which values depend on the watched ones, and what must be kept to differentiate them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from sys import getrefcount
+from typing import Any, TypeVar
+
+from tapegrad.autodiff.backward import Record, backward, reachable
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.buffer import NOTHING, Buffer
+from tapegrad.core.node import Node, leaf
+from tapegrad.core.protocols import Call, Recipes, Recorder
+from tapegrad.core.rule import OUT, Plan
+from tapegrad.core.state import during, thread
+from tapegrad.device import phantom
+from tapegrad.device.dtypes import is_inexact
+from tapegrad.errors import DryRunError, TapeError
+from tapegrad.tensor import Tensor
+
+T = TypeVar("T")
+
+
+class Recording:
+    """A recorder that keeps records of all that depends on ``_tracked`` values (by node index)."""
+
+    strict = False
+    """Whether a value that it follows must not become an array by the way (see ``Tensor.__array__``)."""
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self._tracked: set[int] = set()
+        self._sweep_at = _FIRST_SWEEP
+        self._graph: Recipes | None = None
+        self._lines: dict[int, Any] = {}
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TapeError(
+            "a tape is neither copied nor pickled: its records are values of this process; pickle the gradients"
+        )
+
+    def _begin(self) -> None:
+        """Recording begins: whoever keeps memory within a budget has to know how values are made, from now on."""
+        if (keeper := _buffer.keeper) is not None:
+            self._graph = keeper.graph()
+
+    def follows(self, buffer: Buffer) -> bool:
+        """Whether the value depends on something watched."""
+        return buffer.node.index in self._tracked
+
+    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """An operation was applied (told by the evaluator): keep what its rules read of it."""
+        tracked = self._tracked
+        if node.site is not None:
+            plans = node.site.plans
+            if plans is None:
+                return
+            nodes: tuple[Node, ...]
+            if len(inputs) == 1:
+                nodes = (inputs[0].node,)
+                plan = plans[nodes[0].index in tracked]
+            elif len(inputs) == 2:
+                nodes = (inputs[0].node, inputs[1].node)
+                plan = plans[(nodes[0].index in tracked) + 2 * (nodes[1].index in tracked)]
+            else:
+                nodes = tuple([b.node for b in inputs])
+                plan = plans[_mask(nodes, tracked)]
+        elif node.aval.smooth:
+            nodes = tuple([b.node for b in inputs])
+            mask = _mask(nodes, tracked)
+            plan = node.prim.plans.get((mask, len(nodes))) or node.prim.plan(mask, len(nodes))  # type: ignore[union-attr]
+        else:
+            return
+        if not plan.pulls and not plan.lacking:
+            return
+        tracked.add(node.index)
+        if len(self._records) >= self._sweep_at:
+            self._sweep()
+        residuals: Any = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots]) if plan.slots else NOTHING
+        accountant = _buffer.accountant
+        if accountant is None:  # then there is no budget, either
+            self._records.append((node, nodes, plan, residuals))
+            return
+        if residuals and (keeper := _buffer.keeper) is not None:
+            if self._graph is None:
+                self._begin()
+            residuals = keeper.keep(residuals)
+        self._records.append((node, nodes, plan, residuals))
+        if accountant.detailed:
+            self._note_place(node)
+        for slot in plan.slots:
+            accountant.wanted(out if slot < 0 else inputs[slot], node.prim.name)  # type: ignore[union-attr]
+
+    def read(self, variable: Any, value: Buffer) -> None:
+        """A variable was read: of no concern to a bare recording."""
+
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+        """A function with a derivative of its own was called."""
+        nodes = tuple(b.node if b.node.index in self._tracked else None for b in inputs)
+        if any(n is not None for n in nodes):
+            if len(self._records) >= self._sweep_at:
+                self._sweep()
+            results = tuple(b.node for b in outputs)
+            self._tracked.update(n.index for n in results if is_inexact(n.aval.dtype))
+            self._records.append((call, nodes, None, results))
+            if (accountant := _buffer.accountant) is not None:
+                for n in results:
+                    self._note_place(n)
+                    accountant.called(n)
+
+    def _note_place(self, node: Node) -> None:
+        accountant = _buffer.accountant
+        place = None if accountant is None else accountant.place()
+        if place is not None:
+            self._lines[node.index] = place
+
+    def _refuse_dry_run(self) -> None:
+        """Raise DryRunError if a dry run asks for derivatives of what was recorded before it."""
+        if phantom.mode.dry and self._records:
+            node, _, plan, residuals = self._records[-1]
+            if (node if plan is not None else residuals[0]).index < phantom.mode.since:
+                raise DryRunError("a dry run asks a tape that has recorded before; let the function open its own tape")
+
+    def _sweep(self) -> None:
+        """Drop the records of values that nobody can ask about any more: dead branches cost nothing for long.
+
+        Done when the number of records has doubled, so a record costs a constant time on the whole.  Backwards, since a
+        dropped record may have been the last to name an earlier value.
+        """
+        kept: list[Record] = []
+        needed: set[int] = set()
+        while self._records:
+            record = self._records.pop()
+            if self._graph is None:
+                dead = _is_dead(record)
+            else:
+                dead = self._is_dead(record, needed)
+                if not dead:
+                    needed.update(n.index for n in record[1] if n is not None)
+            if not dead:
+                kept.append(record)
+        kept.reverse()
+        self._records = kept
+        self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
+        if self._lines:
+            left = {n.index for r in kept for n in ((r[0],) if r[2] is not None else r[3])}
+            self._lines = {i: place for i, place in self._lines.items() if i in left}
+
+    def _is_dead(self, record: Record, needed: set[int]) -> bool:
+        """The same under a budget, where recipes refer to nodes: they know who else does; this is slower."""
+        held = self._held(record, needed)
+        if True in held:
+            return False
+        if None not in held:
+            return True
+        if record[2] is None:
+            return all(h is False or n == _CALLED[0] for h, n in zip(held, _references(record), strict=True))
+        return _is_dead(record)
+
+    def _held(self, record: Record, needed: set[int]) -> list[bool | None]:
+        """Of each value that a record has made, whether somebody may ask for it; None: only references can tell."""
+        graph: Any = self._graph
+        plan = record[2]
+        mine = plan is not None and OUT in plan.slots
+        made = record[3] if plan is None else (record[0],)
+        return [n.index in needed or graph.held(n, mine) for n in made]
+
+
+_FIRST_SWEEP = 64
+
+
+def _references(record: Record) -> tuple[int, ...]:
+    """How often what a record has made is referred to: its node, or nodes, and its buffer if the record keeps it."""
+    node, _, plan, residuals = record
+    if plan is None:
+        return tuple([getrefcount(n) for n in residuals])
+    if OUT not in plan.slots:
+        return (getrefcount(node),)
+    out = residuals[plan.slots.index(OUT)]
+    return getrefcount(node), getrefcount(out)
+
+
+def _examples() -> list[Record]:
+    """Records of things that nothing else refers to: a value gone, a value kept by its record, a call."""
+    aval: Any = None
+    kept = Buffer(None, leaf(aval))
+    return [
+        (leaf(aval), (), Plan((), (), ()), ()),
+        (kept.node, (), Plan((OUT,), (), ()), (kept,)),
+        (None, (), None, (leaf(aval),)),
+    ]
+
+
+# Counted, not known: interpreters differ in what they count for a local name or an argument.
+_GONE, _KEPT, _CALLED = map(_references, _examples())
+
+
+def _is_dead(record: Record) -> bool:
+    """Whether only the record itself refers to what it made: no tensor, no other record, no pending buffer."""
+    if type(record[3]) is not tuple and OUT in record[2].slots:  # type: ignore[union-attr]  # kept within a budget
+        return False
+    found = _references(record)
+    if record[2] is None:
+        return all(n == _CALLED[0] for n in found)
+    return found == (_KEPT if OUT in record[2].slots else _GONE)
+
+
+def _mask(nodes: tuple[Node, ...], tracked: set[int]) -> int:
+    """A bit for each node that is tracked."""
+    mask, bit = 0, 1
+    for n in nodes:
+        if n.index in tracked:
+            mask += bit
+        bit += bit
+    return mask
+
+
+class Trace(Recording):
+    """A recording for the engine's own use: follow ``sources`` :meth:`during` a call, pull cotangents back to them."""
+
+    strict = True
+
+    def __init__(self, sources: Iterable[Node]) -> None:
+        super().__init__()
+        self._indices = [n.index for n in sources]
+        self._tracked.update(self._indices)
+
+    def during(self, f: Callable[..., T], *args: Any, others: tuple[Recorder, ...] = ()) -> T:
+        """What ``f(*args)`` returns, recorded; ``others`` are told besides."""
+        self._begin()
+        try:
+            return during(f, *args, recorders=(*thread.recorders, self, *others))
+        finally:
+            self._graph = None
+
+    def pull(
+        self,
+        cts: dict[int, Tensor],
+        lead: int | None = None,
+        needed: Iterable[int] | None = None,
+        consume: bool = True,
+    ) -> list[Tensor | None]:
+        """The cotangent of each source (of those at ``needed`` positions); ``consume``: the recording is used up."""
+        wanted = set(self._indices if needed is None else (self._indices[i] for i in needed))
+        records = self._records
+        if consume:
+            self._records = []
+        path = None if len(wanted) == len(set(self._indices)) else reachable(records, wanted)
+        found = backward(records, cts, wanted, consume=consume, path=path, lead=lead)
+        return [found.get(i) for i in self._indices]

@@ -1,0 +1,74 @@
+"""What a backward walk starts from: the cotangents of its targets, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.core.aval import ShapedArray
+from tapegrad.device import dtypes
+from tapegrad.errors import DTypeError, GradientError, ShapeError, StructureError
+from tapegrad.ops.create.creation import asarray, ones
+from tapegrad.ops.dispatch import cast
+from tapegrad.ops.shape.shape import broadcast_to
+from tapegrad.tensor import Tensor, identity_of
+from tapegrad.variable import Variable
+
+
+def wants_zeros(mode: Any) -> bool:
+    """Whether unconnected sources get zeros.  Raises GradientError for an unknown mode."""
+    name = getattr(mode, "value", mode)
+    if name not in ("none", "zero"):
+        raise GradientError(f"unconnected_gradients is 'none' or 'zero', not {mode!r}")
+    return name == "zero"
+
+
+def apart(given: Iterable[Any] = ()) -> Callable[[Any], Any]:
+    """A function from results to results: each tensor a value of its own, none of ``given`` and none twice."""
+    known = {id(t._buffer): t for t in given if isinstance(t, Tensor)}
+
+    def of(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            if id(x._buffer) in known:
+                x = identity_of(x)
+            known[id(x._buffer)] = x
+        return x
+
+    return of
+
+
+def weights_of(tree: Any, targets: list[Any], given: Any) -> list[Tensor]:
+    """A cotangent for each of the targets, which are the leaves of ``tree``; given in its structure, or listed."""
+    if given is None:
+        return [_ones(t) for t in targets]
+    weights = nest.flatten(given)
+    if not any(nest.alike(x, y) for x in (given, [given]) for y in (targets, tree)):
+        raise StructureError(
+            f"output_gradients: {len(weights)} given for {len(targets)} targets: their structure is "
+            f"{nest.shown(given)}, that of the targets {nest.shown(tree)}; give that structure, or one list of them"
+        )
+    return [_weight(i, t, w) for i, (t, w) in enumerate(zip(targets, weights, strict=True))]
+
+
+def _weight(i: int, target: Any, weight: Any) -> Tensor:
+    aval: ShapedArray = (target._cell.get() if isinstance(target, Variable) else target._buffer).node.aval
+    if weight is None:
+        return _ones(target)
+    strict = isinstance(weight, (Tensor, Variable))
+    found = asarray(weight)
+    if found.dtype != aval.dtype:
+        if strict or not dtypes.can_cast(found.dtype, aval.dtype):
+            raise DTypeError(f"output_gradients: number {i} is {found.dtype}, its target {aval.dtype}; use tg.astype")
+        found = cast(found, aval.dtype)
+    if found.shape == aval.shape:
+        return found
+    if found.ndim == 0:
+        return broadcast_to(found, aval.shape)
+    raise ShapeError(f"output_gradients: number {i} has shape {found.shape}, its target {aval.shape}")
+
+
+def _ones(x: Any) -> Tensor:
+    """Ones of the shape of ``x``, of which only one exists."""
+    one = ones((), dtype=x.dtype, device=x.device)
+    return broadcast_to(one, x.shape) if x.shape else one

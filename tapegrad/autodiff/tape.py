@@ -1,0 +1,321 @@
+"""GradientTape: records what is computed from watched values, and differentiates it.
+
+Names and behaviour are TensorFlow's, except where that is silently wrong: missing, misshapen or mistyped output
+gradients are errors, and work that no requested source needs is not done.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ContextDecorator
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.autodiff import rows
+from tapegrad.autodiff.backward import Record, backward, reachable
+from tapegrad.autodiff.recording import Recording
+from tapegrad.autodiff.seeds import apart, wants_zeros, weights_of
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import Node, next_index
+from tapegrad.core.state import tell, tell_no_more, thread
+from tapegrad.device import dtypes
+from tapegrad.errors import (
+    IntegerWatchWarning,
+    LateTargetWarning,
+    NotATensorError,
+    ShapeError,
+    TapeError,
+    TapeStateError,
+)
+from tapegrad.ops.create.creation import zeros
+from tapegrad.tensor import Tensor
+from tapegrad.variable import Variable
+
+
+class GradientTape(Recording):
+    """Records operations on watched tensors, to differentiate them (TensorFlow's ``tf.GradientTape``).
+
+    ``persistent``: :meth:`gradient` may be called more than once.  ``watch_accessed_variables``: trainable variables
+    are watched when they are read.  Recording belongs to the thread that entered the tape.
+    """
+
+    def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
+        super().__init__()
+        self._persistent, self._watch_accessed = persistent, watch_accessed_variables
+        self._watched: set[int] = set()
+        self._variables: dict[int, Variable] = {}
+        self._values: dict[int, set[int]] = {}
+        self._recording = self._entered = self._used = False
+        self._left_at = 0
+
+    # Life cycle ------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> GradientTape:
+        if self._recording:
+            raise TapeStateError("this tape is recording already; use a second tape for a nested derivative")
+        if self._used:
+            self._forget()
+            self._variables, self._used = {}, False
+        self._begin()
+        self._recording = self._entered = True
+        try:
+            tell(self)
+            return self
+        except BaseException:  # an interrupt: a block that is not entered is not left, either
+            self._stop()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self._stop()  # even if a gradient, perhaps asked in another thread, has ended the recording before
+        except BaseException:  # an interrupt
+            self._stop()
+            raise
+
+    def _stop(self) -> None:
+        tell_no_more(self)
+        self._recording, self._graph = False, None
+        self._left_at = next_index()
+
+    def _forget(self) -> None:
+        self._records, self._tracked, self._watched, self._values, self._lines = [], set(), set(), {}, {}
+
+    def _need_recording(self, what: str) -> None:
+        if not self._recording or self not in thread.recorders:  # it may record elsewhere, or be hidden by a checkpoint
+            raise TapeStateError(f"{what}: the tape is not recording here; call it inside the tape's with block")
+
+    def stop_recording(self) -> AbstractContextManager[None]:
+        """Pause this tape (other tapes go on recording) inside the block.
+
+        Raises TapeStateError (a RuntimeError and ValueError) if the tape is not recording.
+        """
+        return _Pause(self)
+
+    def _go_on(self, place: int) -> None:
+        """The block of :meth:`stop_recording` is left; ``place`` others were told before this tape."""
+        if self._used:  # answered in the block: a new recording begins, as in TensorFlow
+            self._forget()
+            self._variables, self._used = {}, False
+        self._begin()
+        self._recording = True
+        tell(self, place)
+
+    def reset(self) -> None:
+        """Forget all operations and watches; go on recording.  Raises TapeStateError outside the block."""
+        self._need_recording("reset")
+        self._forget()
+        self._variables = {}
+
+    def watched_variables(self) -> tuple[Variable, ...]:
+        """The variables this tape watches, in the order of their construction."""
+        return tuple(self._variables[n] for n in sorted(self._variables))
+
+    # Recording -------------------------------------------------------------------------------------------------
+
+    def watch(self, tensor: Any) -> None:
+        """Follow a tensor, a variable, or every leaf of a nested structure of them, from now on.
+
+        Integers have no gradient and raise an IntegerWatchWarning.  Raises NotATensorError for other things, and
+        TapeStateError if the tape was never entered.
+        """
+        found = nest.flatten(tensor)
+        for x in found:
+            if not isinstance(x, (Tensor, Variable)):
+                raise NotATensorError(f"watch: {type(x).__name__} {x!r:.60} is neither a tensor nor a variable")
+        if not self._entered:
+            raise TapeStateError("watch: the tape was never entered; call it inside the tape's with block")
+        for x in found:
+            if not dtypes.is_inexact(x.dtype):
+                warnings.warn(
+                    f"watch: values of dtype {x.dtype} have no gradient (it will be None); cast to a float first",
+                    IntegerWatchWarning,
+                    stacklevel=2,
+                )
+            elif isinstance(x, Variable):
+                self._watch_variable(x, x._cell.get())
+            else:
+                self._watched.add(x._buffer.node.index)
+                self._tracked.add(x._buffer.node.index)
+
+    def _watch_variable(self, variable: Variable, value: Buffer) -> None:
+        number = variable.construction_number
+        self._variables[number] = variable
+        if dtypes.is_inexact(variable.dtype):
+            self._values.setdefault(number, set()).add(value.node.index)
+            self._tracked.add(value.node.index)
+
+    def read(self, variable: Variable, value: Buffer) -> None:
+        """A variable was read (told by the variable)."""
+        if (self._watch_accessed and variable.trainable) or variable.construction_number in self._variables:
+            self._watch_variable(variable, value)
+
+    # Differentiation -------------------------------------------------------------------------------------------
+
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = "none"
+    ) -> Any:
+        """The gradient of ``target`` (an array's elements, and several targets, are summed) in each source.
+
+        ``target``, ``sources``: tensors and variables, nested at will; the result has the structure of ``sources``.
+        ``output_gradients``: weights in the structure of ``target``, or listed, of their targets' shapes and dtypes
+        (None or a missing argument: ones; a number or 0-d tensor weighs all elements).  A source that no target depends
+        on gets None, or zeros with ``unconnected_gradients="zero"``.  Raises TapeError (RuntimeError) on a used tape,
+        GradientError (ValueError), ShapeError, DTypeError and NotATensorError for arguments that do not fit.
+        """
+        zero = wants_zeros(unconnected_gradients)
+        targets = self._leaves("target", target)
+        sought = self._leaves("source", sources)
+        weights = weights_of(target, targets, output_gradients)
+        self._warn_of_late(targets)
+        records, consume = self._take()
+        cts: dict[int, Tensor] = {}
+        for node, weight in zip(map(self._node, targets), weights, strict=True):
+            if dtypes.is_inexact(node.aval.dtype):
+                have = cts.get(node.index)
+                cts[node.index] = weight if have is None else have + weight
+        # A pending target goes on holding what it is made from; on the CPU only big ones pend, and they cost a pass.
+        also = [t._buffer for t in targets if isinstance(t, Tensor) and t.device.lazy]
+        found = self._walk(records, cts, sought, consume, None, also)
+        own = apart(weights)
+        return nest.rebuild(sources, (own(self._result(found, s, zero)) for s in sought))
+
+    def jacobian(
+        self, target: Any, sources: Any, unconnected_gradients: Any = "none", parallel_iterations: Any = None,
+        experimental_use_pfor: bool = True,
+    ) -> Any:  # fmt: skip
+        """The derivative of each element of ``target`` in each element of each source: shape ``target + source``.
+
+        One backward walk serves many rows at once; operations that cannot take rows together run row by row (the two
+        last arguments, TensorFlow's, change nothing).  Raises as :meth:`gradient` does.
+        """
+        zero = wants_zeros(unconnected_gradients)
+        (node,) = self._nodes_of("target", target)
+        sought = self._leaves("source", sources)
+        records, consume = self._take()
+        size, shape = node.aval.size, node.aval.shape
+        parts: list[dict[int, Tensor]] = []
+        for start, stop in rows.chunks(size, [s.size for s in sought] + [size]):
+            seed = rows.basis(node.aval, start, stop)
+            last = consume and stop == size
+            parts.append(self._walk(records, {node.index: seed}, sought, last, lead=stop - start))
+        found = rows.joined(parts, shape)
+        return nest.rebuild(sources, (self._result(found, s, zero, shape) for s in sought))
+
+    def batch_jacobian(
+        self, target: Any, source: Any, unconnected_gradients: Any = "none", parallel_iterations: Any = None,
+        experimental_use_pfor: bool = True,
+    ) -> Tensor:  # fmt: skip
+        """For each example ``b`` (first axis of both) the derivative of ``target[b]`` in ``source[b]``.
+
+        Shape ``(batch, *target.shape[1:], *source.shape[1:])``; zeros if not connected, as in TensorFlow.  Raises
+        ShapeError for ranks below 2 and for unequal batch sizes.
+        """
+        wants_zeros(unconnected_gradients)
+        (node,), (inner,) = self._nodes_of("target", target), self._nodes_of("source", source)
+        if min(node.aval.ndim, inner.aval.ndim) < 2 or node.aval.shape[0] != inner.aval.shape[0]:
+            raise ShapeError(
+                f"batch_jacobian: target {node.aval.shape} and source {inner.aval.shape} must have rank 2 or more and "
+                "the same first dimension"
+            )
+        records, consume = self._take()
+        seed, columns = rows.batch_basis(node.aval)
+        found = self._walk(records, {node.index: seed}, [source], consume, lead=columns)
+        return rows.batch_result(self._sum(found, source), node.aval, inner.aval, columns)
+
+    def _take(self) -> tuple[list[Record], bool]:
+        """The records to walk, and whether they are used up by it."""
+        if not self._entered:
+            raise TapeError("the tape was never entered, so it has recorded nothing")
+        if self._used:
+            raise TapeError("a tape answers one gradient or jacobian call; persistent=True lets it answer more")
+        self._refuse_dry_run()
+        if self._persistent:
+            return list(self._records), False
+        if self._recording:
+            self._stop()
+        self._used = True
+        records, self._records = self._records, []
+        return records, True
+
+    def _walk(
+        self, records: list[Record], cts: dict[int, Tensor], sought: list[Any], consume: bool, lead: int | None = None,
+        also: Sequence[Buffer] = (),
+    ) -> dict[int, Tensor]:  # fmt: skip
+        keep = set().union(*map(self._indices, sought))
+        everything = set(self._watched).union(*self._values.values())
+        path = None if everything <= keep else reachable(records, keep)
+        if not keep:
+            if consume:
+                records.clear()
+            return {}
+        found = backward(records, cts, keep, consume=consume, path=path, lead=lead, also=also)
+        if consume:
+            self._tracked, self._watched = set(), set()
+        return found
+
+    def _indices(self, source: Any) -> set[int]:
+        """The values that stand for a source: a tensor's own; of a variable, all that was read, and the present one."""
+        if isinstance(source, Variable):
+            return self._values.get(source.construction_number, set()) | {source._cell.get().node.index}
+        return {source._buffer.node.index}
+
+    def _sum(self, found: dict[int, Tensor], source: Any) -> Tensor | None:
+        total = None
+        for index in sorted(self._indices(source)):
+            if index in found:
+                total = found[index] if total is None else total + found[index]
+        return total
+
+    def _result(self, found: dict[int, Tensor], source: Any, zero: bool, lead: tuple[int, ...] = ()) -> Any:
+        total = self._sum(found, source) if dtypes.is_inexact(source.dtype) else None
+        if total is None and zero:
+            return zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
+        if total is not None and (accountant := _buffer.accountant) is not None:
+            name = f"gradient of {source.name if isinstance(source, Variable) else 'a tensor'}"
+            accountant.labelled(total._buffer.root(), "gradient", name)
+        return total
+
+    def _node(self, x: Any) -> Node:
+        return (x._cell.get() if isinstance(x, Variable) else x._buffer).node
+
+    def _nodes_of(self, role: str, x: Any) -> list[Node]:
+        if not isinstance(x, (Tensor, Variable)):
+            raise NotATensorError(f"{role}: one tensor is needed, got {type(x).__name__}; stack several, or call again")
+        return [self._node(x)]
+
+    def _leaves(self, role: str, tree: Any) -> list[Any]:
+        found = nest.flatten(tree)
+        for x in found:
+            if not isinstance(x, (Tensor, Variable)):
+                raise NotATensorError(f"{role}: {type(x).__name__} {x!r:.60} is neither a tensor nor a variable")
+        return found
+
+    def _warn_of_late(self, targets: list[Any]) -> None:
+        if len(targets) < 2 or self._recording:
+            return
+        for i, t in enumerate(targets):
+            node = self._node(t)
+            if node.index > self._left_at and node.index not in self._tracked and node.prim is not None:
+                warnings.warn(
+                    f"target {i} was computed after the tape stopped recording and contributes nothing; compute it "
+                    "inside the tape's with block",
+                    LateTargetWarning,
+                    stacklevel=3,
+                )
+
+
+class _Pause(ContextDecorator):
+    """The block of :meth:`GradientTape.stop_recording`."""
+
+    def __init__(self, tape: GradientTape) -> None:
+        self._tape = tape
+
+    def __enter__(self) -> None:
+        self._tape._need_recording("stop_recording")
+        self._place = thread.recorders.index(self._tape)
+        self._tape._stop()
+
+    def __exit__(self, *exc: object) -> None:
+        self._tape._go_on(self._place)

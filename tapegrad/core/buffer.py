@@ -1,0 +1,136 @@
+"""Buffers: the cache slots of values.  Device bytes live here and nowhere else.
+
+A buffer is *pending* (lazy: ``array`` is None and ``keeps`` names the buffers its recipe reads), or *filled*.  Its
+bytes live as long as someone refers to the buffer: a tensor (held), a tape's record (wanted), a pending buffer (about
+to be read).  There are no counts to keep right and no cycles, so bytes are freed at their last use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tapegrad.core.aval import ShapedArray
+    from tapegrad.core.node import Node
+    from tapegrad.core.protocols import Accountant, Keeper
+
+NOTHING: tuple[Buffer, ...] = ()
+T = TypeVar("T")
+
+
+class Buffer:
+    """The cache slot of ``node``'s value.
+
+    ``keeps``: the inputs of a pending buffer, or the base of a view; ``span``: upper bounds on the pending nodes and
+    the filled arrays that its evaluation takes in (None when filled); ``loop``: of a pending reduction, and of what is
+    to be computed from its results in the same kernel, the shape it loops over and the axes it reduces.
+    """
+
+    __slots__ = ("__weakref__", "array", "keeps", "loop", "node", "span")
+    postponed: bool = False
+    """Whether the node waits as a whole (see :class:`Postponed`): no kernel takes it in before it has been applied."""
+
+    def __init__(
+        self,
+        array: Any,
+        node: Node,
+        keeps: tuple[Buffer, ...] = NOTHING,
+        span: tuple[int, int] | None = None,
+        loop: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
+    ) -> None:
+        self.array = array
+        self.node = node
+        self.keeps = keeps
+        self.span = span
+        self.loop = loop
+        if array is not None and not keeps:
+            if accountant is None:
+                _uncounted_add(ref(self, _uncounted_discard))
+            else:
+                accountant.allocated(self)
+
+    def fill(self, array: Any) -> None:
+        """Evaluation gives a pending buffer its bytes; it lets go of what it was to be made from."""
+        keeps, span, loop = before = self.keeps, self.span, self.loop
+        self.keeps, self.span, self.loop, self.array = NOTHING, None, None, array
+        if accountant is None:
+            _uncounted_add(ref(self, _uncounted_discard))
+        else:
+            try:
+                accountant.allocated(self)
+            except BaseException:  # bytes that nobody counts must not stay
+                self.array = None
+                self.keeps, self.span, self.loop = before
+                raise
+        if keeper is not None:
+            keeper.filled(self, keeps)
+
+    def root(self) -> Buffer:
+        """The buffer that owns the bytes of a filled buffer: itself, or a view's base."""
+        found = self
+        while found.array is not None and found.keeps:
+            found = found.keeps[0]
+        return found
+
+
+class Postponed(Buffer):
+    """A buffer whose node, of any kind, waits to be applied: until then it is pending, and ``keeps`` its inputs.
+
+    ``errors``: how floating-point errors are treated where the node was asked for.
+    """
+
+    __slots__ = ("errors", "postponed")
+
+    def __init__(self, node: Node, inputs: tuple[Buffer, ...], errors: Any) -> None:
+        super().__init__(None, node, inputs)
+        self.errors, self.postponed = errors, True
+
+
+uncounted: set[ref[Buffer]] = set()
+"""The buffers that got bytes of their own while nobody counted (also those of host scalars, which have none).
+
+The interpreter takes out those that go.  So whoever begins to count knows what is alive without a search.
+"""
+_uncounted_add, _uncounted_discard = uncounted.add, uncounted.discard
+
+
+accountant: Accountant | None = None
+"""Who counts bytes and work; None: nobody, and counting costs one comparison."""
+keeper: Keeper | None = None
+"""Who keeps memory within a budget; None: values are what they are until nobody refers to them."""
+
+
+def in_room(avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: Any) -> T:
+    """What ``make(*args)`` returns, which makes buffers of values like ``avals``, by primitives of these ``names``.
+
+    Room is reserved in no other way: what ``make`` has not taken when it returns, or raises, is free for other threads.
+    Raises BudgetError.
+    """
+    who = keeper
+    if who is None:
+        return make(*args)
+    before = who.promised()
+    try:
+        try:
+            who.reserve(avals, names)
+            return make(*args)
+        finally:
+            who.settled(before)
+    except BaseException:
+        who.settled(before)  # once more, for an interrupt in the line above
+        raise
+
+
+def set_keeper(who: Keeper | None) -> None:
+    """Let ``who`` keep memory within its budget from now on; None: nobody."""
+    global keeper
+    keeper = who
+
+
+def set_accountant(who: Accountant | None) -> None:
+    """Let ``who`` count from now on; None stops counting."""
+    global accountant
+    accountant = who

@@ -1,0 +1,61 @@
+"""Nodes: recipes of values.
+
+The one idea: a **node** is a recipe: a primitive, its inputs, its parameters.  A **buffer** is a cache of what the
+recipe yields.  Losing a buffer costs time, never truth.  Fusing, freeing, checkpointing, evicting and offloading are
+all answers to one question: *which values get to keep a buffer?*
+
+Who names a recipe's inputs?  Whoever may still need them, and nobody else:
+
+* a pending (lazy, not yet evaluated) buffer names them as buffers, whose bytes it thereby keeps;
+* a tape's record names them as nodes (a few bytes each) and keeps the buffers its rules have declared;
+* a finished value that no tape has recorded has forgotten its inputs.  So a tensor carried from step to step never
+  carries its history along.
+
+Corner cases, one answer each.  An index grows with every node, so index order is a topological order, and sorting
+replaces every search.  A view is a node whose buffer owns no bytes and keeps its base's buffer.  A constant, an input
+and a variable's value are nodes without a primitive.  Nothing here is ever changed after it is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tapegrad.core.aval import ShapedArray
+    from tapegrad.core.primitive import Primitive, Site
+
+next_index = itertools.count(1).__next__
+
+
+class Node:
+    """One application of a primitive: ``prim`` with ``params`` yielded a value of ``aval``.
+
+    ``site``: of an elementwise primitive, what is known of it for operands of these avals.
+    """
+
+    __slots__ = ("aval", "index", "params", "prim", "site")
+
+    def __init__(
+        self, prim: Primitive | None, params: dict[str, Any], aval: ShapedArray, site: Site | None = None
+    ) -> None:
+        self.prim = prim
+        self.params = params
+        self.aval = aval
+        self.site = site
+        self.index = next_index()
+
+    def __repr__(self) -> str:
+        return f"%{self.index}:{self.aval!r} = {self.prim.name if self.prim else 'leaf'}"
+
+
+NO_PARAMS: dict[str, Any] = {}
+
+
+SHARED: dict[str, Any] = {"shared": True}
+"""The parameters of a leaf in memory that others can write to."""
+
+
+def leaf(aval: ShapedArray, shared: bool = False) -> Node:
+    """A value without a recipe: an input, a constant, a variable's content; ``shared``: in memory of the user's."""
+    return Node(None, SHARED if shared else NO_PARAMS, aval)

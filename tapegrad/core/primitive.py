@@ -1,0 +1,321 @@
+"""Primitives: kinds of operation, each with all its rules in one declaration.
+
+Families, and what is derived from the declaration:
+
+* ``elementwise``: the partial derivatives (or diagonal rules) give VJP, JVP and the fused kernel;
+* ``linear``: its transpose is the VJP, the operation itself is the JVP;
+* ``bilinear``: its transposes in each operand give the VJP, the operation itself (twice) the JVP;
+* ``general``: explicit VJP and JVP rules.
+
+Rules are written in tensors, so higher order is free.  **A rule's parameter names declare what it reads**: ``ct`` or
+``t`` (cotangent, tangent), ``out`` (the result), an operand's name (its value), ``NAME_aval`` or ``out_aval`` (an aval,
+which retains nothing), ``xs_aval``/``i`` (avals of all operands and the operand's position, for variadic operations),
+``*rest`` (the values of all operands after the first), or a parameter of the operation.  What no rule names cannot be
+retained.  Inside a ``linear`` transpose an operand's own name is its aval: a linear rule *cannot* retain its input.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.rule import Plan, Rule
+from tapegrad.device.dtypes import accumulator
+
+REGISTRY: dict[str, Primitive] = {}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A good test input: shapes (or arrays, or nested lists) of the operands, and parameters."""
+
+    operands: tuple[Any, ...]
+    params: dict[str, Any]
+    domain: tuple[float, float] | None = None
+
+    def __init__(self, *operands: Any, domain: tuple[float, float] | None = None, **params: Any) -> None:
+        object.__setattr__(self, "operands", operands)
+        object.__setattr__(self, "params", params)
+        object.__setattr__(self, "domain", domain)
+
+
+class Bad(Sample):
+    """A test input that must raise ``error``."""
+
+    def __init__(self, *operands: Any, error: type[Exception], **params: Any) -> None:
+        super().__init__(*operands, **params)
+        object.__setattr__(self, "error", error)
+
+
+class Site:
+    """An elementwise primitive with operands of certain avals.
+
+    ``aval``: the result's; ``ufunc``: what to call at once (None: the primitive has no ufunc of its own, or the result
+    is big enough to be deferred); ``pooled``: whether it is worth a block of the device's pool; ``plans``: by mask of
+    tracked operands (None: nothing to differentiate).
+    """
+
+    __slots__ = ("aval", "avals", "plans", "pooled", "prim", "small", "ufunc")
+
+    def __init__(self, prim: Primitive, avals: tuple[ShapedArray, ...], aval: ShapedArray, small: bool) -> None:
+        self.prim = prim
+        self.avals = avals
+        self.aval = aval
+        self.small = small and not prim.view
+        self.pooled = aval.nbytes >= aval.device.least_pooled
+        self.ufunc = getattr(aval.device.xp, prim.ufunc) if small and prim.ufunc is not None else None
+        self.plans: list[Plan] | None = None
+        if aval.smooth:  # without rules, too: then asking for the derivative is an error, not a silent None
+            self.plans = [self._plan(mask) for mask in range(1 << len(avals))]
+
+    def _plan(self, mask: int) -> Plan:
+        shared = self.prim.plan(mask, len(self.avals))
+        plan = Plan(shared.slots, shared.pulls, shared.lacking)
+        plan.quick = self.small and not plan.lacking
+        return plan
+
+
+@dataclass(eq=False)
+class Primitive:
+    """A kind of operation.  Made by :func:`elementwise`, :func:`linear`, :func:`bilinear` and :func:`general`."""
+
+    name: str
+    family: str
+    operands: tuple[str, ...]
+    impl: Callable
+    """``impl(xp, *arrays, **params) -> array``; elementwise: ``impl(xp, out, *arrays)``."""
+    infer: Callable[..., ShapedArray]
+    """``infer(*avals, **params) -> aval``; raises errors that name the operation, the shapes and the fix."""
+    vjp: tuple[Rule | None, ...] | Rule = ()
+    jvp: tuple[Rule | None, ...] | None = None
+    variadic: bool = False
+    view: bool = False
+    copies: bool = False
+    """Of a view: whether it has to copy where the operand's memory does not allow a view."""
+    exact: bool = True
+    """Whether the result's bits are independent of how operands lie in memory (false for transcendental functions)."""
+    converts: bool = False
+    """Elementwise: whether the result is the operand itself, rounded once to the result's dtype."""
+    costly: bool = False
+    """Elementwise: whether computing it on a CPU takes ten times as long as writing it and reading it back (see
+    ``engine/region.py``)."""
+    widens: bool = False
+    """Elementwise: whether rules for half types run in float32 and round once, what comes of them (needless where a
+    rule rounds at most once as it is)."""
+    ufunc: str | None = None
+    """Elementwise: the ufunc of the namespace that does it all (so it may write over an operand)."""
+    reduce: str | None = None
+    """The ufunc whose ``reduce`` this is: it may take a region as its prologue."""
+    into: bool = False
+    """Whether ``impl`` takes ``out=``, an array from the device's pool."""
+    holomorphic: bool = True
+    """Of complex results: whether VJP rules are those of a holomorphic function, written for the plain transpose (the
+    walk conjugates around them); False: they take and give cotangents of a real loss, as TensorFlow defines them."""
+    flops: Callable[..., int] | None = None
+    """``flops(*avals, **params)``: arithmetic beyond moving operands and result (see ``memory/ledger/costs.py``)."""
+    lift: Callable[[dict, int], dict] | None = None
+    """Parameters of the same operation on operands with one more leading axis of length ``n``; None: run row by row."""
+    batch: Any = None
+    """How ``vmap`` applies it to operands some of which have one more leading axis: ``"all"``: by ``lift``, once all of
+    them have it; or ``batch(operands, companions, n, params) -> tensor``: a companion is the operand with that axis, or
+    None (the result None: example by example).  With one operand, or the first alone batched of a linear one, ``lift``
+    is enough."""
+    cxx: str | None = None
+    """Elementwise: the expression in CUDA C++ of ``{x}``, ... (operands' names), ``{type}`` (the first operand's
+    compute type) and ``{out_type}``; see ``kernels/scalar.cuh``."""
+    cxx_drawn: str | None = None
+    """Elementwise without operands, drawing random numbers: the template of ``kernels/drawn.cuh`` that draws packs."""
+    cuda: Callable | None = None
+    """Any other: ``cuda(device, *arrays, out=, **params)`` runs whole kernels; None: ``impl`` serves with CuPy, too."""
+    dry: Callable | None = None
+    """``dry(*arrays, out=, **params) -> array``: what a dry run on a lazy device calls in place of ``impl``: it tells
+    of the passes of ``impl`` and gives the phantom ``out``, or what ``impl`` would give (``device/phantom.py``)."""
+    calls_user: bool = False
+    """Whether ``impl`` calls a function of the user's: it may have effects, so it is never postponed."""
+    samples: tuple[Sample, ...] = ()
+    doc: str = ""
+    domain: tuple[float, float] = (-2.0, 2.0)
+    plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
+    memo: dict[Any, Site] = field(default_factory=dict)
+    """Sites of an elementwise primitive, by the operands' avals."""
+
+    def __repr__(self) -> str:
+        return f"<{self.family} primitive {self.name}>"
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether some operand has a rule."""
+        return bool(self.vjp)
+
+    def rule(self, position: int) -> Rule | None:
+        """The VJP rule of an operand (for elementwise: its partial or diagonal rule)."""
+        if isinstance(self.vjp, Rule):
+            return self.vjp
+        return self.vjp[position] if position < len(self.vjp) else None
+
+    def plan(self, mask: int, count: int) -> Plan:
+        """The plan for tracked operands ``mask`` (bits) of ``count``; made once."""
+        found = self.plans.get((mask, count))
+        if found is None:
+            tracked = [i for i in range(count) if mask >> i & 1]
+            pulls = [(i, rule) for i in tracked if (rule := self.rule(i)) is not None]
+            slots: list[int] = []
+            for _, rule in pulls:
+                for slot in rule.slots_of(count):
+                    if slot not in slots:
+                        slots.append(slot)
+            lacking = tuple(i for i in tracked if self.rule(i) is None)
+            found = self.plans[mask, count] = Plan(tuple(slots), tuple(pulls), lacking)
+        return found
+
+
+def _register(prim: Primitive) -> Primitive:
+    if prim.name in REGISTRY:
+        raise ValueError(f"primitive {prim.name!r} is declared twice")
+    REGISTRY[prim.name] = prim
+    return prim
+
+
+def _operands_of(impl: Callable, skip: int) -> tuple[str, ...]:
+    """Names of the array arguments of ``impl``: its positional parameters after the first ``skip``."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    return tuple(p.name for p in inspect.signature(impl).parameters.values() if p.kind in kinds)[skip:]
+
+
+def _rules(fns: Sequence[Any], operands: Sequence[str], retaining: bool = True) -> tuple[Rule | None, ...]:
+    return tuple(None if fn is None else Rule(fn, operands, retaining) for fn in fns)
+
+
+def elementwise(
+    name: str,
+    *,
+    infer: Callable[..., ShapedArray],
+    partials: Sequence[Any] = (),
+    jvp: Sequence[Callable | None] | None = None,
+    operands: Sequence[str] = (),
+    impl: Callable | None = None,
+    ufunc: str | None = None,
+    exact: bool = True,
+    converts: bool = False,
+    costly: bool = False,
+    widens: bool = True,
+    cxx: str | None = None,
+    domain: tuple[float, float] = (-2.0, 2.0),
+    samples: Sequence[Sample] = (),
+    holomorphic: bool = True,
+    view: bool = False,
+    doc: str = "",
+) -> Primitive:
+    """Declare a function of each element.
+
+    ``partials``: for each operand a function of what its names say, giving the partial derivative, or with a parameter
+    ``ct`` the cotangent itself (its Jacobian is diagonal, so the same rule pushes tangents forward); a number is a
+    constant partial; None: no derivative.  ``jvp``: rules with ``t``, only where pushing forward differs (a cast).
+    ``impl(xp, out, *arrays)`` writes into ``out``; default: the ufunc called ``ufunc`` or else ``name``.  Half types
+    are computed in float32 and rounded once: in one ufunc, by an inexact ``impl`` that is given copies, and in rules.
+    ``view``: the result is the operand.
+    """
+    operands = tuple(operands) or ("x", "y", "z")[: max(1, len(partials))]
+    rules = _rules(partials, operands)
+    run = impl or (lambda xp, out, *arrays: getattr(xp, ufunc or name)(*arrays, out=out))
+    if impl is not None and not exact:
+        run = _in_float32(impl)
+    return _register(
+        Primitive(
+            name,
+            "elementwise",
+            operands,
+            run,
+            infer,
+            rules,
+            None if jvp is None else _rules(jvp, operands),
+            view=view,
+            exact=exact,
+            converts=converts,
+            costly=costly,
+            widens=widens,
+            ufunc=None if impl else ufunc or name,
+            cxx=cxx,
+            domain=domain,
+            samples=tuple(samples),
+            holomorphic=holomorphic,
+            doc=doc,
+        )  # fmt: skip
+    )
+
+
+def _in_float32(impl: Callable) -> Callable:
+    """``impl``, called for half types with copies in float32, its result rounded once."""
+
+    @functools.wraps(impl)
+    def run(xp: Any, out: Any, *arrays: Any) -> None:
+        wide = accumulator(out.dtype)
+        if wide == out.dtype:
+            impl(xp, out, *arrays)
+            return
+        found = xp.empty(out.shape, wide)
+        impl(xp, found, *(x.astype(wide) if x.dtype == out.dtype else x for x in arrays))
+        with xp.errstate(all="ignore"):
+            xp.copyto(out, found, casting="same_kind")
+
+    return run
+
+
+def linear(
+    name: str,
+    *,
+    impl: Callable,
+    infer: Callable[..., ShapedArray],
+    transpose: Callable,
+    variadic: bool = False,
+    **fields: Any,
+) -> Primitive:
+    """Declare a function linear in its first operand (or, variadic, in all of them together).
+
+    ``transpose(ct, x, ...)``: the cotangent of the operand; ``x`` is its aval, not its value; operands after the first
+    (indices, say) have no derivative and may be read.
+    """
+    operands = ("xs",) if variadic else _operands_of(impl, 1)
+    rule = Rule(transpose, operands, retaining=False)
+    rule.arguments = [
+        ("value", where) if kind == "aval" and where > 0 and not variadic else (kind, where)
+        for kind, where in rule.arguments
+    ]
+    rule.slots = tuple(where for kind, where in rule.arguments if kind == "value")
+    vjp: Any = rule if variadic else (rule, *[None] * (len(operands) - 1))
+    fields["samples"] = tuple(fields.get("samples", ()))
+    return _register(Primitive(name, "linear", operands, impl, infer, vjp, variadic=variadic, **fields))
+
+
+def bilinear(
+    name: str,
+    *,
+    impl: Callable,
+    infer: Callable[..., ShapedArray],
+    transposes: Sequence[Callable],
+    **fields: Any,
+) -> Primitive:
+    """Declare a function linear in each of two operands; ``transposes``: the cotangent of each, reading the other."""
+    operands = _operands_of(impl, 1)
+    fields["samples"] = tuple(fields.get("samples", ()))
+    return _register(Primitive(name, "bilinear", operands, impl, infer, _rules(transposes, operands), **fields))
+
+
+def general(
+    name: str,
+    *,
+    impl: Callable,
+    infer: Callable[..., ShapedArray],
+    vjp: Sequence[Callable | None] = (),
+    jvp: Sequence[Callable | None] | None = None,
+    **fields: Any,
+) -> Primitive:
+    """Declare any other function: a VJP rule with ``ct`` and a JVP rule with ``t`` for each operand (or None)."""
+    operands = _operands_of(impl, 1)
+    fields["samples"] = tuple(fields.get("samples", ()))
+    push = None if jvp is None else _rules(jvp, operands)
+    return _register(Primitive(name, "general", operands, impl, infer, _rules(vjp, operands), push, **fields))

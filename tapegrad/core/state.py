@@ -1,0 +1,89 @@
+"""What goes on in a thread: who is told of nodes, who waits, who is asked.  Only this module changes it.
+
+It is changed for the length of a call, by :func:`during`, which is given what to call.  An interrupt (Ctrl-C) comes
+where a Python function begins, where a call has returned, or at a jump backwards.  In :func:`during` no such place lies
+between the call and the statement that puts the state back, so nothing can come in between.  In a ``with`` block one
+does: an ``__exit__`` written in Python may be interrupted at its first instruction, and a generator of ``contextlib``'s
+ends whenever its traceback is dropped.
+
+Only what the user enters by ``with`` (a tape) takes the pair :func:`tell`, :func:`tell_no_more`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+
+if TYPE_CHECKING:
+    from tapegrad.core.buffer import Buffer
+    from tapegrad.core.protocols import Guard, Recorder, Runner
+
+T = TypeVar("T")
+
+
+class _Thread(threading.local):
+    """What is going on in this thread."""
+
+    recorders: tuple[Recorder, ...] = ()
+    """Told of every node, outermost first."""
+    hidden: tuple[Recorder, ...] = ()
+    """Those that are not told of what happens at the moment, though it belongs to what they record."""
+    walks: int = 0
+    """Gradient walks under way."""
+    deferring: list[Buffer] | None = None
+    """While a gradient walk runs: the reductions that wait to share a kernel."""
+    guards: tuple[Guard, ...] = ()
+    """Those for whom values are one example of many: asked before one is looked at."""
+    runner: Runner | None = None
+    """Asked, where something records, to apply nodes in the engine's stead."""
+
+
+thread = _Thread()
+_now = partial(getattr, thread)
+
+
+class Changes(TypedDict, total=False):
+    """New values of what :data:`thread` holds."""
+
+    recorders: tuple[Recorder, ...]
+    hidden: tuple[Recorder, ...]
+    walks: int
+    deferring: list[Buffer] | None
+    guards: tuple[Guard, ...]
+    runner: Runner | None
+
+
+def during(f: Callable[..., T], *args: Any, **changes: Unpack[Changes]) -> T:
+    """What ``f(*args)`` returns; while it runs, :data:`thread` holds the ``changes``."""
+    before = dict(zip(changes, map(_now, changes), strict=True))
+    try:
+        thread.__dict__.update(changes)
+        return f(*args)
+    finally:
+        thread.__dict__.update(before)
+
+
+def unrecorded(f: Callable[..., T], *args: Any) -> T:
+    """What ``f(*args)`` returns; no tape records what it does, but who follows a batch goes on (see ``guards``)."""
+    outer, guards = thread.recorders, thread.guards
+    following = tuple([r for r in outer if r in guards]) if guards else ()
+    return during(f, *args, recorders=following, hidden=outer or thread.hidden)
+
+
+def tell(recorder: Recorder, place: int | None = None) -> None:
+    """Tell ``recorder`` of what happens from now on, after ``place`` others (None: after all).
+
+    An interrupt may come when that is done already: the caller undoes it.
+    """
+    others = thread.recorders
+    thread.recorders = (*others, recorder) if place is None else (*others[:place], recorder, *others[place:])
+
+
+def tell_no_more(recorder: Recorder) -> None:
+    """Tell ``recorder`` of nothing from now on."""
+    recorders = thread.recorders
+    if recorder in recorders:
+        place = recorders.index(recorder)
+        thread.recorders = recorders[:place] + recorders[place + 1 :]

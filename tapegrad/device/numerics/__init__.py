@@ -1,0 +1,1 @@
+"""Algorithms on arrays, for NumPy and CuPy alike."""

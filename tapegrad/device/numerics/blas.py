@@ -1,0 +1,148 @@
+"""Matrix products; on the CPU cut into pieces by shape alone, each made by NumPy's BLAS library on one thread.
+
+The pieces are spread over tapegrad's own threads, so that no bit depends on their number.  The library's own threads
+are not used where this can be told to it: OpenBLAS lets only one product at a time use them, and they spin while they
+wait, so that one busy core more makes a product take ten times as long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tapegrad.core import locks
+from tapegrad.device import gemm, threads
+from tapegrad.device.dtypes import accumulator
+
+_NAMES = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}")
+
+
+def _find() -> tuple[Callable[[], int], Callable[[int], Any]] | None:
+    """The functions that get and set the number, of the OpenBLAS that NumPy is linked with (None: another library)."""
+    try:
+        library = ctypes.CDLL(np._core._multiarray_umath.__file__)  # type: ignore[attr-defined]
+    except (AttributeError, OSError):
+        return None
+    for name in _NAMES:
+        try:
+            return getattr(library, name.format("get_num_threads")), getattr(library, name.format("set_num_threads"))
+        except AttributeError:
+            continue
+    return None
+
+
+_controls = _find()
+_lock = locks.lock()
+_users = 0
+_before = 1
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Each product made inside the block, in any thread, runs on one thread; afterwards all is as before."""
+    global _users, _before
+    if _controls is None:
+        yield
+        return
+    get, set_to = _controls
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _before = get()
+            set_to(1)
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                set_to(_before)
+
+
+# In multiply-adds.  Measured with OpenBLAS, which does some 48 G of float32 a second on one core here: a piece takes
+# 0.7 ms, waking a thread some 0.1; a batch pays from 16 Mi on, cut into tasks of 2 Mi or more.
+_CUT, _PIECE, _PIECES = 2**24, 2**25, 16
+_LEAST_BATCH, _TASK = 2**24, 2**21
+_LIBRARY = 2**19  # below, OpenBLAS stays on one thread by itself
+
+
+def matmul(xp: Any, x: Any, y: Any, out: Any) -> None:
+    """``x @ y`` into ``out``: stacks of matrices, of which leading dimensions broadcast.
+
+    Half types are multiplied in float32 and rounded once: by cuBLAS itself, and here, where NumPy would multiply them
+    element by element, through copies.
+    """
+    if xp is not np:
+        gemm.matmul(xp, x, y, out)
+        return
+    wide = accumulator(out.dtype)
+    if wide != out.dtype:
+        product = np.empty(out.shape, wide)
+        matmul(xp, x.astype(wide), y.astype(wide), product)
+        np.copyto(out, product, casting="same_kind")
+        return
+    batch, each = out.shape[:-2], out.shape[-2] * out.shape[-1] * x.shape[-1]
+    many = prod(batch)
+    if _controls is None:
+        np.matmul(x, y, out=out)
+    elif many == 1:
+        _one(x.reshape(x.shape[-2:]), y.reshape(y.shape[-2:]), out.reshape(out.shape[-2:]), each)
+    elif each * many < _LEAST_BATCH or each > _CUT:
+        x = np.broadcast_to(x, (*batch, *x.shape[-2:]))
+        y = np.broadcast_to(y, (*batch, *y.shape[-2:]))
+        if each > _CUT:
+            for index in np.ndindex(*batch):
+                _one(x[index], y[index], out[index], each)
+        else:
+            np.matmul(x, y, out=out)
+    else:
+        _batch(x, y, out, each * many)
+
+
+def _one(x: Any, y: Any, out: Any, work: int) -> None:
+    """One product: its longer side is cut."""
+    pieces = min(_PIECES, max(2, work // _PIECE)) if work >= _CUT else 1
+    rows = out.shape[0] >= out.shape[1]
+    step = -(-max(out.shape) // pieces)
+    if work < _LIBRARY:
+        np.matmul(x, y, out=out)
+        return
+    if pieces < 2 or step < 16:
+        with one_thread():
+            np.matmul(x, y, out=out)
+        return
+
+    def run(number: int) -> None:
+        part = slice(number * step, (number + 1) * step)
+        if rows:
+            np.matmul(x[part], y, out=out[part])
+        else:
+            np.matmul(x, y[:, part], out=out[:, part])
+
+    _spread(run, -(-max(out.shape) // step))
+
+
+def _batch(x: Any, y: Any, out: Any, work: int) -> None:
+    """Many small products: the longest batch dimension is cut."""
+    batch = out.shape[:-2]
+    x = np.broadcast_to(x, (*batch, *x.shape[-2:]))
+    y = np.broadcast_to(y, (*batch, *y.shape[-2:]))
+    count = max(batch)
+    before = (slice(None),) * batch.index(count)
+    step = max(1, _TASK * count // work)
+
+    def run(number: int) -> None:
+        part = (*before, slice(number * step, (number + 1) * step))
+        np.matmul(x[part], y[part], out=out[part])
+
+    _spread(run, -(-count // step))
+
+
+def _spread(run: Callable[[int], None], tasks: int) -> None:
+    with one_thread():
+        threads.run([run] * min(threads.get_num_threads(), tasks), tasks)

@@ -1,0 +1,68 @@
+"""Special functions of arrays: SciPy's beside NumPy, ``cupyx.scipy.special``'s beside CuPy.
+
+What only SciPy has is computed by it on the host for a CuPy array, too: right everywhere, and slow there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tapegrad.device.numerics import scipy
+
+
+@cache
+def _found(xp: Any, name: str) -> Callable:
+    """The function ``name`` for arrays of namespace ``xp``."""
+    own = getattr(scipy.special(xp), name, None)
+    if xp is np:
+        return _quietly(own)  # type: ignore[arg-type]
+    if own is not None:
+        return own
+    hosted = _quietly(getattr(scipy.special(np), name))
+
+    def call(*arrays: Any) -> Any:
+        found = hosted(*(x.get() for x in arrays))
+        return tuple(map(xp.asarray, found)) if isinstance(found, tuple) else xp.asarray(found)
+
+    return call
+
+
+def _quietly(f: Callable) -> Callable:
+    """``f`` without warnings of arithmetic: poles and overflow are values here."""
+
+    def call(*arrays: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return f(*arrays)
+
+    return call
+
+
+def quiet(xp: Any) -> AbstractContextManager[Any]:
+    """A block without NumPy's warnings of arithmetic; CuPy has none."""
+    return np.errstate(all="ignore") if xp is np else nullcontext()
+
+
+def value(xp: Any, name: str, arrays: tuple[Any, ...], part: int | None = None) -> Any:
+    """The function ``name`` of ``arrays``; ``part``: which of its results.  Short floats are computed in float32."""
+    narrow = arrays[-1].dtype
+    if narrow.itemsize == 2:
+        arrays = tuple(x.astype(xp.float32) for x in arrays)
+    found = _found(xp, name)(*arrays)
+    found = found if part is None else found[part]
+    return found if narrow.itemsize > 2 else found.astype(narrow)
+
+
+def write(xp: Any, name: str, out: Any, arrays: tuple[Any, ...]) -> None:
+    """The same, over the elements of ``out``, in float32 or float64."""
+    with np.errstate(all="ignore"):
+        getattr(scipy.special(xp), name)(*arrays, out=out)
+
+
+def riemann_zeta(xp: Any, x: Any) -> Any:
+    """Riemann's zeta function; CuPy has it less 1 only."""
+    return value(xp, "zeta", (x,)) if xp is np else value(xp, "zetac", (x,)) + 1

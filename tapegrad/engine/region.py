@@ -1,0 +1,293 @@
+"""Regions, and THE cost rule: which values get a buffer, and when.
+
+A region is the run of pending elementwise nodes of one shape that one kernel evaluates.  The rule, with its reasons:
+
+1. *Small arrays run at once*: below ``SMALL`` float64 elements (twice as many of 4 bytes or fewer), planning a kernel
+   costs more than the traffic it saves.  That is 128 KiB, from where on fresh memory costs page faults, too.  Measured
+   with ``bench/overhead.py --threshold``.  On a GPU nothing runs at once: a launch costs as much as planning.
+2. *A value read by broadcasting is stored*: it is smaller than what reads it, and recomputing it would repeat the work
+   for every row.
+3. *A region stays below* ``MAX_NODES`` *nodes and* ``MAX_LEAVES`` *arrays*; a longer chain is cut and keeps one array a
+   cut.  On a GPU that bounds registers and compile time; in backward, how often an interior is recomputed.
+4. *Pending inputs that nobody else holds may not hold more than* ``MAX_EXCLUSIVE`` *times the bytes of the value they
+   stand for*: a running sum of big arrays is cut every few terms instead of keeping them all.
+5. *A reduction runs when it is recorded*, with the region it reduces as its prologue.  Where something waits on
+   purpose (a gradient walk, the composites of ``ops.reduce.reductions``), reductions of one region share a kernel, and
+   on a GPU what is computed from their results alone is the kernel's epilogue.
+6. *On a CPU a costly function is worth its bytes*: if its kernel runs and something held elsewhere (a rule's residual)
+   is made from its value, that value is stored, too.  Costly is what a declaration calls so: ten times as slow, in
+   float32 and in float64, as writing the value and reading it back.  Measured by ``bench/cost.py``, ns an element of
+   float32 / float64: write and read 0.4 / 0.8; exp 0.5 / 0.9, erf 1.6 / 4.1, but erfc 4.0 / 9.8, hypot 3.8 / 18,
+   remainder 8.8 / 8.9, logaddexp 20 / 21.  (Erf called costly made a step of four transformer blocks 2 to 4% shorter
+   and its peak 18% higher: not worth it.)  On a GPU all of these hide behind the traffic, and nothing is stored.
+7. *Everything else is not stored*: an interior is recomputed, in registers or in a tile's scratch, by each kernel that
+   needs it; for the sake of a derivative rule nothing else inside a region is ever stored.  Counted by
+   ``bench/fusion.py`` for a transformer block, forward and gradient: 1.11 times the bytes of the lower bound, where
+   PyTorch's eager kernels move 1.14 times, and a chain of operations saves one array where PyTorch saves one for each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.primitive import REGISTRY
+
+SMALL = 16384
+MAX_NODES = 96
+MAX_LEAVES = 16
+MAX_EXCLUSIVE = 3
+MAX_TOGETHER = 128
+"""Nodes and arrays of targets that share a kernel: their addresses and strides must fit in 4 KiB of arguments."""
+
+
+def _own_references() -> int:
+    """What ``sys.getrefcount`` says of a thing that only a list holds, in a loop over that list.
+
+    It counts the list and, in some versions of Python, the loop's variable and its own argument.
+    """
+    things = [object()]
+    for thing in things:
+        found = sys.getrefcount(thing)
+    return found
+
+
+OWN = _own_references()
+"""References to a buffer that are a region's own, besides its readers'."""
+
+
+def set_small(elements: int) -> None:
+    """Run arrays of fewer float64 ``elements`` at once (``SMALL``); for measurements and tests."""
+    global SMALL
+    SMALL = elements
+    for prim in REGISTRY.values():
+        prim.memo.clear()
+
+
+def runs_at_once(aval: ShapedArray) -> bool:
+    """Rule 1.  Narrow dtypes count as 4 bytes, so that a mask is as lazy as what it is made of."""
+    if aval.device.lazy:
+        return False
+    return aval.size * max(4, aval.dtype.itemsize) < 8 * SMALL
+
+
+@dataclass
+class Region:
+    """Pending buffers in the order of their nodes, the filled buffers they read, and how often they read them."""
+
+    order: list[Buffer]
+    leaves: list[Buffer]
+    reads: dict[int, int]
+
+    def exclusive_bytes(self) -> int:
+        """Bytes of the leaves that only this region's pending buffers refer to."""
+        found = 0
+        for leaf in self.leaves:
+            if sys.getrefcount(leaf) - OWN <= self.reads[id(leaf)]:
+                found += leaf.node.aval.nbytes
+        return found
+
+
+def viewed(view: Buffer) -> Buffer:
+    """What a pending view of all of a value looks at."""
+    while view.array is None and view.node.prim.view:  # type: ignore[union-attr]
+        view = view.keeps[0]
+    return view
+
+
+def collect(targets: Iterable[Buffer]) -> Region:
+    """The pending buffers needed for ``targets``, the targets included."""
+    order: list[Buffer] = []
+    leaves: list[Buffer] = []
+    reads: dict[int, int] = {}
+    seen: set[int] = set()
+    stack = [b for b in targets if b.array is None]
+    while stack:
+        buffer = stack.pop()
+        if id(buffer) in seen:
+            continue
+        seen.add(id(buffer))
+        order.append(buffer)
+        for b in buffer.keeps:
+            if b.array is None:
+                stack.append(b)
+            elif id(b) in reads:
+                reads[id(b)] += 1
+            else:
+                reads[id(b)] = 1
+                leaves.append(b)
+    order.sort(key=lambda b: b.node.index)
+    return Region(order, leaves, reads)
+
+
+Span = tuple[int, int]
+LoopOf = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], Span, LoopOf | None]:
+    """The cost rule for deferring a node of ``aval``: inputs to evaluate first, and its buffer's span and loop."""
+    nodes, leaves, pending, grew = 1, 0, [], 0
+    must = []
+    loop = _epilogue(inputs, aval) if aval.device.lazy else None
+    for b in inputs:
+        if b.array is not None:
+            if b.node.aval.ndim:
+                leaves += 1
+                grew += 1
+        elif b.node.aval.shape != aval.shape or b.loop != loop or b.postponed:
+            must.append(b)
+        else:
+            pending.append(b)
+            nodes += b.span[0]  # type: ignore[index]
+            leaves += b.span[1]  # type: ignore[index]
+    if pending and (nodes > MAX_NODES or (leaves > MAX_EXCLUSIVE and (grew or len(pending) > 1))):
+        region = collect(pending)
+        filled = sum(leaf.node.aval.ndim > 0 for leaf in region.leaves)
+        nodes, leaves = 1 + len(region.order), filled + grew
+        if nodes > MAX_NODES or leaves > MAX_LEAVES or region.exclusive_bytes() > MAX_EXCLUSIVE * max(aval.nbytes, 1):
+            must += pending
+            nodes, leaves, loop = 1, grew + len(pending), None
+    return must, (nodes, leaves), loop
+
+
+def _epilogue(inputs: tuple[Buffer, ...], aval: ShapedArray) -> LoopOf | None:
+    """The loop of the pending reductions from whose results the same kernel may compute this node, too.
+
+    Only reductions that somebody has told to wait are pending.  All else that is read must be numbers, or lie as the
+    results do.
+    """
+    loop = None
+    for b in inputs:
+        if b.array is not None:
+            if b.node.aval.ndim and (b.node.aval.shape != aval.shape or not b.array.flags.c_contiguous):
+                return None
+        elif b.loop is None or b.node.aval.shape != aval.shape or (loop is not None and b.loop != loop):
+            return None
+        else:
+            loop = b.loop
+    return loop
+
+
+@dataclass
+class Stages:
+    """A region's nodes by when they run: for each element; reductions; from their results.
+
+    ``late``: ids of the reductions and of what depends on them.  A node that does not, but that only they read (its own
+    reductions have been evaluated meanwhile), runs with them; one that both read runs twice.
+    """
+
+    loop: list[Buffer]
+    totals: list[Buffer]
+    epilogue: list[Buffer]
+    late: set[int]
+
+    def divide(self, targets: list[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
+        """The targets of full size, and those that come of reductions."""
+        return [b for b in targets if id(b) not in self.late], [b for b in targets if id(b) in self.late]
+
+
+def with_results(region: Region, targets: list[Buffer]) -> list[Buffer]:
+    """``targets``, and each result of a reduction that somebody outside refers to: else it would be reduced again."""
+    late = _late(region)
+    readers = Counter(id(k) for b in region.order for k in b.keeps)
+    have = {id(b) for b in targets}
+    more = []
+    for b in region.order:
+        if id(b) in late and id(b) not in have and sys.getrefcount(b) - OWN > readers[id(b)]:
+            more.append(b)
+    return [*targets, *more]
+
+
+def with_costly(region: Region, targets: list[Buffer]) -> list[Buffer]:
+    """Rule 6: ``targets``, and the costly values from which something that is held elsewhere is made."""
+    if not any(b.node.prim.costly for b in region.order):  # type: ignore[union-attr]
+        return targets
+    readers = Counter(id(k) for b in region.order for k in b.keeps)
+    done = {id(b) for b in targets}
+    wanted: set[int] = set()
+    more = []
+    for b in reversed(region.order):
+        held = id(b) in wanted or sys.getrefcount(b) - OWN > readers[id(b)]
+        if id(b) in done or not held:
+            continue
+        if b.node.prim.costly:  # type: ignore[union-attr]
+            more.append(b)
+        else:
+            wanted.update(id(k) for k in b.keeps)
+    return [*targets, *more]
+
+
+def stages(region: Region, targets: list[Buffer]) -> Stages:
+    """The nodes of ``region`` by stage, each in order."""
+    late = _late(region)
+    totals = [b for b in region.order if b.node.prim.reduce is not None]  # type: ignore[union-attr]
+    after = [b for b in region.order if id(b) in late and b.node.prim.reduce is None]  # type: ignore[union-attr]
+    early = _read_by([k for b in totals for k in b.keeps] + [b for b in targets if id(b) not in late], late)
+    beside = _read_by([k for b in after for k in b.keeps], late)
+    beside.update(id(b) for b in after)
+    return Stages(
+        [b for b in region.order if id(b) in early], totals, [b for b in region.order if id(b) in beside], late
+    )
+
+
+def _late(region: Region) -> set[int]:
+    """Ids of the region's reductions and of what depends on them."""
+    found: set[int] = set()
+    for b in region.order:
+        if b.node.prim.reduce is not None or any(id(k) in found for k in b.keeps):  # type: ignore[union-attr]
+            found.add(id(b))
+    return found
+
+
+def _read_by(buffers: list[Buffer], late: set[int]) -> set[int]:
+    """Ids of the pending ones among ``buffers`` and of all that they are made from, but for what is ``late``."""
+    found: set[int] = set()
+    stack = list(buffers)
+    while stack:
+        b = stack.pop()
+        if b.array is None and id(b) not in found and id(b) not in late:
+            found.add(id(b))
+            stack += b.keeps
+    return found
+
+
+def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
+    """Which targets share a kernel: those of one loop shape that share a pending node or a leaf.
+
+    A kernel's reductions all run over the same axes, so that its loop order is one.
+    """
+    if len(targets) == 1:
+        return [targets]
+    groups: list[tuple[tuple, set[int], list[Buffer]]] = []
+    for target in sorted(targets, key=lambda b: b.node.index):
+        shape, axes = loop_of(target)
+        region = collect([target])
+        touched = {id(b) for b in region.order} | {id(b) for b in region.leaves if b.node.aval.ndim}
+        joined: list[Buffer] = []
+        rest = []
+        for group in groups:
+            key, ids, members = group
+            fits = key[0] == shape and (axes is None or key[1] is None or key[1] == axes)
+            if fits and not ids.isdisjoint(touched) and len(ids | touched) <= MAX_TOGETHER:
+                touched |= ids
+                axes = axes if axes is not None else key[1]
+                joined += members
+            else:
+                rest.append(group)
+        groups = [*rest, ((shape, axes), touched, [*joined, target])]
+    return [members for _, _, members in groups]
+
+
+def _reduces(region: Region) -> bool:
+    return any(b.node.prim.reduce is not None for b in region.order)  # type: ignore[union-attr]
+
+
+def loop_of(target: Buffer) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """The shape that evaluating ``target`` loops over, and the axes it reduces (None: it needs no reduction)."""
+    if target.loop is None or not _reduces(collect([target])):  # its reductions may have been evaluated meanwhile
+        return target.node.aval.shape, None
+    return target.loop

@@ -1,0 +1,1 @@
+"""Budgets that are kept: what is dropped, and how it comes back."""

@@ -1,0 +1,92 @@
+"""memory_budget: the live bytes of the ledger never exceed a number, and no gradient changes by a bit.
+
+Before bytes are taken, room is made by dropping values that only tapes want (``eviction`` says which); before a rule
+reads a dropped value, it is made again from its recipe (``recipes``): what is missing is collected, and each node run
+once, in the order of the tape, while other values may be dropped in turn.  What a handle of the user's holds is never
+dropped.  Where no room can be made, BudgetError says who holds the bytes.
+
+The limit is the process's, as the ledger is: other threads' tapes are kept within it, too.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from threading import get_ident
+
+from tapegrad.memory.budget.manager import MANAGER
+from tapegrad.memory.ledger.figures import Measure
+from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.memory.policies import Policy, checked
+from tapegrad.memory.sizes import parse_bytes
+
+__all__ = ["MANAGER", "memory_budget", "policy"]
+
+
+class memory_budget:
+    """``with tg.memory_budget("2GiB") as m:`` keeps the live bytes of the block within a limit; ``m``: a Measure.
+
+    ``limit``: bytes, or a size such as ``"512MiB"``.  Values that only tapes want are dropped when room is needed and
+    made again, bit for bit, when a derivative rule reads them: values recorded inside the block, that is, which are in
+    nobody's hands.  (Gradients through ``reversible`` blocks are equal to rounding, with or without a budget.)  Blocks
+    may be nested (the smallest limit counts) and hold for all threads.  Everything that is alive counts: parameters,
+    data, what the user holds.
+
+    ``policy`` (``tg.memory.policies``; the innermost one is in force) is asked about each value that tapes want when it
+    is recorded: what it saves is never dropped; what it offloads moves to another memory when room is needed, comes
+    back from there, and starts to before the backward walk needs it, while there is room.
+
+    Raises BudgetError (a MemoryError) where what is needed at once exceeds the limit, PolicyError for no policy.
+    """
+
+    def __init__(self, limit: int | str, policy: Policy | None = None) -> None:
+        self._begin(parse_bytes(limit), None if policy is None else checked("memory_budget", policy))
+
+    def _begin(self, limit: float, policy: Policy | None) -> None:
+        self._limit = limit
+        self._policy = policy
+        self._blocks: list[tuple[int, Measure]] = []  # with their threads: those it is used for now
+
+    def __enter__(self) -> Measure:
+        found = Measure(detailed=False)
+        self._blocks.append((get_ident(), found))
+        try:
+            LEDGER.open(found)
+            MANAGER.enter(self._limit, self._policy, found)
+        except BaseException:
+            self._close(found)
+            raise
+        found.peak_bytes = LEDGER.live_bytes  # what was dropped on entering was alive before the block
+        return found
+
+    def __exit__(self, *exc: object) -> None:
+        me = get_ident()
+        mine = [m for t, m in self._blocks if t == me]  # none: it was entered in another thread
+        self._close(mine[-1] if mine else self._blocks[-1][1])
+
+    def __del__(self) -> None:
+        while getattr(self, "_blocks", None):  # an interrupt came before, or in, `__exit__`
+            try:
+                self._close(self._blocks[-1][1])
+            except KeyboardInterrupt:  # and another one here, where nobody can be told
+                continue
+
+    def _close(self, measure: Measure) -> None:
+        """May be done again after an interrupt."""
+        MANAGER.leave(measure)
+        LEDGER.close(measure)
+        self._blocks = [(t, m) for t, m in self._blocks if m is not measure]
+
+
+class policy(memory_budget):
+    """``with tg.memory.policy(p) as m:`` a policy is in force without a limit; ``m``: a Measure.
+
+    What ``p`` offloads is moved to another memory as soon as only tapes want it (seen when the next value is made), and
+    brought back for the backward walk, which may run in the block or after it; in the block, the value after the next
+    ones is on its way while these are used.  So the activations of a plain tape leave the device, as under torch's
+    ``save_on_cpu``, but while kernels run.  Nothing is dropped and made again.
+
+    Raises PolicyError if ``p`` is no policy.
+    """
+
+    def __init__(self, p: Policy) -> None:
+        self._begin(inf, checked("policy", p))

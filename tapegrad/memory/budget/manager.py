@@ -1,0 +1,382 @@
+"""Who keeps the process within its budget: makes room, and brings back what a rule reads (see ``budget``)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+from threading import get_ident
+from typing import Any, Protocol
+
+from tapegrad.core import buffer as _buffer
+from tapegrad.core import locks
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.locks import whole
+from tapegrad.core.node import Node
+from tapegrad.core.state import thread
+from tapegrad.device import in_use, pressure
+from tapegrad.engine.evaluate import fill
+from tapegrad.errors import BudgetError
+from tapegrad.memory.budget.companions import give, pushers, remember, wanted
+from tapegrad.memory.budget.oom import budget_error, collected, live_set
+from tapegrad.memory.budget.recipes import Graph, Kept, Recipe, Residuals, Session
+from tapegrad.memory.budget.replay import replay
+from tapegrad.memory.budget.storages import Storages
+from tapegrad.memory.ledger.figures import GRAIN, rounded
+from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.memory.offload.offload import Moved, keeps_memory, kept_bytes, reclaim
+from tapegrad.memory.policies import RECOMPUTE, Policy
+
+_PASSED_FOR = 32
+"""Where so many values have been found held, they are looked at again only after so many rounds of eviction."""
+
+
+class LastResort(Protocol):
+    """Something that can be made again at a price, and is dropped only where there would be an error otherwise."""
+
+    droppable: bool
+
+    def price(self) -> float:
+        """What it costs to make it again, for each byte."""
+
+    def drop(self) -> None:
+        """Drop it."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Budget:
+    """One that is in force, and the thread that has entered it."""
+
+    limit: float
+    policy: Policy | None
+    thread: int
+    measure: object
+    """Stands for the block."""
+
+
+class Manager:
+    """The keeper of the process: one limit, the graph of what is being recorded, and the storages of all tapes."""
+
+    def __init__(self) -> None:
+        self._budgets: list[_Budget] = []
+        self.limit = inf
+        """The smallest of the budgets that are in force; infinite, if there are policies alone."""
+        self._asked = False  # somebody is making room: who needs some waits
+        self._storages = Storages()
+        self._graph: Any = None
+        self._here = 0
+        self._passed: list[tuple[weakref.ref[Recipe], weakref.ref[Graph]]] = []
+        self._rounds = 0
+        self._lock = locks.lock()
+        self.last_resorts: weakref.WeakSet[LastResort] = weakref.WeakSet()
+
+    # Limits ----------------------------------------------------------------------------------------------------
+
+    @whole
+    def enter(self, limit: float, policy: Policy | None, measure: object) -> None:
+        """One more budget, perhaps with a policy, until ``measure`` leaves; what is alive must fit, or be dropped."""
+        try:
+            self._decide([*self._budgets, _Budget(limit, policy, get_ident(), measure)])
+            graph = self._present()
+            if graph is not None:
+                self._storages.registered_again(graph)
+            self._with_room(0, ("memory_budget",))
+        except BaseException:
+            self.leave(measure)
+            raise
+
+    @whole
+    def leave(self, measure: object) -> None:
+        """One budget less; a second call does nothing."""
+        self._decide([b for b in self._budgets if b.measure is not measure])
+
+    def _decide(self, budgets: list[_Budget]) -> None:
+        """The smallest limit and the last policy, the innermost, are in force."""
+        self._set(budgets)
+        self._open_room()
+        self._limit_pools()
+
+    def _set(self, budgets: list[_Budget]) -> None:
+        policies = [b.policy for b in budgets if b.policy is not None]
+        self._budgets = budgets
+        self.limit = min([b.limit for b in budgets], default=inf)
+        self._storages.policy = policies[-1] if policies else None
+        _buffer.set_keeper(self if budgets else None)
+
+    def _limit_pools(self) -> None:
+        for device in in_use():
+            device.limit(None if self.limit == inf else int(self.limit), lambda: LEDGER.live_bytes)
+
+    def _open_room(self) -> None:
+        """Let kernels take room without asking, if nothing but the ledger has to be looked at."""
+        ask = self._asked or (_buffer.keeper is not None and (self.limit == inf or keeps_memory()))
+        LEDGER.limit(-inf if ask else self.limit)
+
+    def mend(self) -> None:
+        """A section has ended by an exception: see :mod:`tapegrad.core.locks`."""
+        if locks.let_go(self._lock, self) <= 0:
+            self._asked = False
+            self._open_room()
+
+    def in_child(self) -> None:
+        """In a forked child nobody else makes room, and no other thread will ever leave a budget that it entered."""
+        self._asked = False
+        self._set([b for b in self._budgets if b.thread == get_ident()])
+        self._storages.offloads.in_child()
+        self._open_room()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """No budget is in force in the block; what is recorded there has a graph and candidates of its own."""
+        before, keeper, promises = dict(self.__dict__), _buffer.keeper, LEDGER.promises_apart({})
+        self._storages, self._graph = Storages(), None
+        self._here, self._passed, self._asked, self.last_resorts = 0, [], False, weakref.WeakSet()
+        self._decide([])
+        try:
+            yield
+        finally:
+            self._storages.clear()
+            self.__dict__.update(before)
+            _buffer.set_keeper(keeper)
+            LEDGER.promises_apart(promises)
+            self._open_room()
+            self._limit_pools()
+
+    # What the engine tells -------------------------------------------------------------------------------------
+
+    @whole
+    def graph(self) -> Session:
+        """What a recording holds from its beginning to its end: recordings that overlap share it."""
+        return self._recipes().session()
+
+    def _recipes(self) -> Graph:
+        """The graph of all that is kept; a new one if the last one has gone."""
+        return self._present() or self._new_graph()
+
+    @whole
+    def _new_graph(self) -> Graph:
+        found = self._present()  # another thread's, made just now
+        if found is None:
+            found = Graph(self.restore)
+            self._graph = weakref.ref(found)
+        return found
+
+    def _present(self) -> Graph | None:
+        return None if self._graph is None else self._graph()
+
+    def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """A node was applied where something records."""
+        graph = None if self._graph is None else self._graph()
+        if graph is not None and graph.present() is not None:
+            graph.add(node, inputs, out)
+            self._here = node.index
+
+    def renamed(self, out: Buffer, source: Buffer) -> None:
+        """The same bytes under another node: a view."""
+        graph = self._present()
+        if graph is not None and graph.present() is not None and source.node.index in graph.recipes:
+            graph.add(out.node, (source,), out)
+
+    def named(self, buffer: Buffer, name: str) -> None:
+        """The user calls a value ``name``; if a policy then wants it kept, it is made now."""
+        graph = self._present()
+        recipe = None if graph is None else graph.recipes.get(buffer.root().node.index)
+        if graph is not None and recipe is not None:
+            answer = self._storages.named(graph, recipe, name)
+            if answer is not RECOMPUTE:
+                fill((buffer,))
+
+    def filled(self, buffer: Buffer, keeps: tuple[Buffer, ...]) -> None:
+        """A pending buffer has become a storage of its own."""
+        graph = self._present()
+        recipe = None if graph is None else graph.recipes.get(buffer.node.index)
+        if graph is not None and recipe is not None:
+            self._storages.filled(graph, recipe, keeps)
+
+    def keep(self, buffers: tuple[Buffer, ...]) -> Any:
+        """A record wants ``buffers``; those with a recipe may be dropped later."""
+        graph = self._present() or self._new_graph()
+        givers = pushers() if len(thread.recorders) > 1 else []
+        things = self._storages.keep(graph, buffers)
+        for thing, b in zip(things, buffers, strict=True) if givers else ():
+            if type(thing) is Kept:
+                remember(graph, thing, b, givers)
+        for thing in things:
+            if type(thing) is Kept:
+                return Residuals(things)
+        return buffers
+
+    def accompanied(self, buffer: Buffer) -> None:
+        """A value has got a companion; a tape may have kept it before."""
+        graph = self._present()
+        recipe = None if graph is None else graph.recipes.get(buffer.node.index)
+        kept = None if recipe is None else recipe.keeping()
+        if graph is not None and kept is not None and kept.buffer is buffer:
+            remember(graph, kept, buffer, pushers())
+
+    promised = staticmethod(LEDGER.promised)
+    settled = staticmethod(LEDGER.settle_promise)
+
+    def reserve(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> None:
+        """Make room for values like these.  Raises BudgetError."""
+        nbytes = 0
+        for a in avals:
+            nbytes += -(-a.nbytes // GRAIN) * GRAIN
+        if not LEDGER.promise(nbytes):
+            if self.limit == inf:
+                self._offload()
+            self._with_room(nbytes, names, LEDGER.promise_made, nbytes)
+
+    def admit(self, buffer: Buffer, count: Callable[[Buffer], None]) -> None:
+        """Bytes are to be counted, before others get room; those not announced (a user's array) need some, too."""
+        nbytes = max(0, rounded(buffer.node.aval.nbytes) - LEDGER.promised())
+        name = buffer.node.prim.name if buffer.node.prim else "a new array"
+        self._with_room(nbytes, (name,), count, buffer)
+
+    def replaced(self, buffer: Buffer) -> None:
+        """The value of the buffer's node is here now: a copy of a view."""
+        graph = self._present()
+        recipe = None if graph is None else graph.recipes.get(buffer.node.index)
+        if graph is not None and recipe is not None:
+            graph.alive(recipe, buffer)
+
+    @whole
+    def relieve(self, nbytes: int) -> bool:
+        """The device itself has no room: drop about so many bytes; False if nothing could be dropped."""
+        before = LEDGER.live_bytes
+        while before - LEDGER.live_bytes < max(1, nbytes) and self._drop_one():
+            pass
+        return reclaim(nbytes) > 0 or LEDGER.live_bytes < before
+
+    # Making room -----------------------------------------------------------------------------------------------
+
+    @whole
+    def _offload(self) -> None:
+        self._storages.offload(self._here)
+
+    @whole
+    def _with_room(self, nbytes: int, names: Sequence[str], take: Callable[..., Any] = bool, *args: Any) -> None:
+        """Make room, and ``take(*args)`` it before anybody else can."""
+        outer, self._asked = self._asked, True
+        try:
+            LEDGER.limit(-inf)
+            self._make_room(nbytes, names)
+            take(*args)
+        finally:
+            self._asked = outer
+            self._open_room()
+
+    def _make_room(self, nbytes: int, names: Sequence[str]) -> None:
+        offloads = self._storages.offloads
+        while (over := self._taken() + nbytes - self.limit) > 0:
+            if not (
+                offloads.give_way(int(over))
+                or self._drop_one()
+                or reclaim(int(over))
+                or self._drop_last_resort()
+                or collected()
+            ):
+                raise self._infeasible(nbytes, names)
+
+    def _taken(self) -> int:
+        return LEDGER.taken() + kept_bytes()
+
+    def _drop_one(self) -> bool:
+        """Drop the best candidate that nobody holds; False if there is none, and nothing went while one was sought.
+
+        What somebody holds is passed over; if there is much of it (a user may hold thousands of values, and each look
+        costs time), for several rounds.
+        """
+        before = LEDGER.live_bytes
+        return self._storages.guard.run(self._drop_best) or LEDGER.live_bytes < before
+
+    def _drop_best(self) -> bool:
+        storages, before = self._storages, LEDGER.live_bytes
+        storages.register_new()
+        self._rounds += 1
+        if len(self._passed) < _PASSED_FOR or self._rounds % _PASSED_FOR == 0:
+            self._offer_again()
+        looked_at = 0
+        while True:
+            while (found := storages.candidates.best(self._here)) is not None:
+                if storages.drop(*found):
+                    if found[0].slot is None:
+                        LEDGER.evicted()
+                    return True
+                if LEDGER.live_bytes < before:  # what it was made from has gone instead
+                    return False
+                if storages.candidates.pass_over(found[0]):
+                    self._passed.append((weakref.ref(found[0]), weakref.ref(found[1])))  # it may go any time
+                    looked_at += 1
+            if looked_at == len(self._passed) and not storages.candidates.offer_spared():  # all of them, just now
+                self._offer_again()
+                return False
+            looked_at = 0
+            self._offer_again()
+
+    def _drop_last_resort(self) -> bool:
+        """Drop what costs least among what is dropped only before an error; False if there is nothing."""
+        offers = [x for x in self.last_resorts if x.droppable]
+        if not offers:
+            return False
+        min(offers, key=lambda x: x.price()).drop()
+        return True
+
+    def _offer_again(self) -> None:
+        for recipe, graph in [(r(), g()) for r, g in self._passed]:
+            if recipe is not None and graph is not None:
+                self._storages.candidates.refresh(recipe, graph)
+        self._passed = []
+
+    def _infeasible(self, nbytes: int, names: Sequence[str]) -> BudgetError:
+        graph = self._present()
+        for kept in graph.kept() if graph is not None else ():
+            if kept.buffer is not None and kept.buffer.array is not None:
+                LEDGER.labelled(kept.buffer.root(), "activation", "a tape")
+        return budget_error(nbytes, names, LEDGER.taken(), int(self.limit))
+
+    # Making values again ---------------------------------------------------------------------------------------
+
+    def restore(self, kept: list[Kept]) -> dict[int, Buffer]:
+        """The buffers of kept values, by their ids; what is missing is made again."""
+        found: dict[int, Any] = {id(k): k.buffer for k in kept}
+        missing = [k.recipe for k in kept if found[id(k)] is None]
+        self._here = max([k.recipe.node.index for k in kept])
+        givers, there = pushers(), {}
+        if givers:
+            sources = [c.source for k in kept for c in wanted(found[id(k)], k.companions, givers)]
+            recipes = {s.node.index: s for s in sources if type(s) is Recipe}
+            there = {i: b for i, r in recipes.items() if (b := r.value()) is not None}
+            missing += [r for i, r in recipes.items() if i not in there and r not in missing]
+        if missing:
+            made = replay(kept[0].graph, missing, self._storages)
+            for k in kept:
+                if found[id(k)] is None:
+                    found[id(k)] = made[k.recipe.node.index]
+            there.update(made)
+        for k in kept if givers else ():
+            give(found[id(k)], k.companions, givers, there)
+        if self._storages.offloads.any:
+            self._prefetch(self._here)
+        return found
+
+    @whole
+    def _prefetch(self, here: int) -> None:
+        self._storages.guard.run(self._storages.offloads.prefetch, here, self._has_room)
+
+    @whole
+    def bring(self, moved: Moved) -> bool:
+        """Start bringing a value back that was offloaded, if there is room."""
+        return self._storages.offloads.bring(moved, self._has_room)
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Whether a value may come back early: twice its bytes are left to what runs meanwhile."""
+        return self._taken() + 3 * rounded(nbytes) <= self.limit
+
+
+MANAGER = Manager()
+locks.in_child(MANAGER.in_child)
+pressure.helpers(lambda nbytes: MANAGER.relieve(nbytes), live_set)

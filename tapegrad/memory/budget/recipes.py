@@ -1,0 +1,403 @@
+"""Recipes: how to make again a value whose buffer was dropped, and what of it a tape keeps.
+
+Under a budget the nodes that a tape may want again are noted in a :class:`Graph`: each :class:`Recipe` names its
+inputs' recipes, and the buffers of inputs that have none (variables, data).  A recipe refers to its value weakly, so
+values are freed at their last use as ever.  What a tape's record keeps is a :class:`Kept`: the one strong reference of
+the tape's to a buffer, which may be dropped, because the recipe remains.  **Eviction is nothing but that.**
+
+Who owns what: a kept value owns its recipe, and a recipe those it is made from.  While something records, whatever is
+alive may come to be kept: recordings own a session, and the session the recipes of values that are alive.  A filled
+buffer knows nothing of all this; what no tape needs goes at once, and a value's history when nothing records.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
+from typing import Any
+
+from tapegrad.core import locks
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import SHARED, Node, leaf
+from tapegrad.device import phantom
+from tapegrad.device.numerics import bits
+from tapegrad.errors import RecomputeError
+
+
+class Storage:
+    """What is known of a value whose bytes tapes want.
+
+    ``holders``: the nodes (by index) whose kept values hold these bytes.  ``near``: the storages next to it, with none
+    in between.  ``cost``: of making it from those.  ``part``: while it is dropped, the set of dropped ones it belongs
+    to.  ``place``: while it is there, its row among the candidates for eviction.  ``spared``: how many
+    replays under way will read it.  ``answer``: what the policy in force says of it.  ``transfer``: if that is to
+    offload it, the cost of moving it away and back.
+    """
+
+    __slots__ = ("answer", "cost", "holders", "near", "part", "place", "spared", "transfer")
+
+    def __init__(self) -> None:
+        self.holders: set[int] = set()
+        self.near: list[int] = []
+        self.cost = 0.0
+        self.part: Any = None
+        self.place = -1
+        self.spared = 0
+        self.answer: Any = None
+        self.transfer: float | None = None
+
+
+class Recipe:
+    """How the value of ``node`` comes from ``inputs`` (recipes, or buffers of what has none).
+
+    ``buffer``: a weak reference to its present buffer.  ``kept``: one to what tapes keep of it.  ``roots``: of a kept
+    view or pending value, the storages it holds (by index).  ``times``: how often it was made again.  ``names``: what
+    the user calls it.  ``slot``: its bytes in a tier, once they have been moved there.  ``pinned``: its buffer,
+    if it has been decided to keep that in place of what it was made from.  ``session``: the number of the last one
+    that has used it.
+    """
+
+    __slots__ = (
+        "__weakref__", "buffer", "inputs", "kept", "names", "node", "pinned", "roots", "session", "slot", "storage",
+        "times",
+    )  # fmt: skip
+
+    def __init__(self, node: Node, inputs: tuple[Any, ...], out: Buffer) -> None:
+        self.node = node
+        self.inputs = inputs
+        self.buffer: Any = weakref.ref(out)
+        self.kept: Any = None
+        self.storage: Storage | None = None
+        self.roots: tuple[int, ...] = ()
+        self.times = 0
+        self.names: tuple[str, ...] = ()
+        self.slot: Any = None
+        self.pinned: Buffer | None = None
+        self.session = 0
+
+    def value(self) -> Buffer | None:
+        """The buffer, if there is one."""
+        return self.buffer()
+
+    def keeping(self) -> Kept | None:
+        """What tapes keep of it, if any does."""
+        return None if self.kept is None else self.kept()
+
+
+class Kept:
+    """What the records of tapes keep of one value: its buffer, until that is dropped.
+
+    ``sources``: of a pending value that is dropped, kept values of what it was to be made from and is still there.
+    ``companions``: those that come back with the value (see ``companions.py``).
+    """
+
+    __slots__ = ("__weakref__", "_gone", "buffer", "companions", "graph", "recipe", "sources")
+
+    def __init__(self, recipe: Recipe, graph: Graph, gone: Callable[[Recipe, Graph], None]) -> None:
+        self.recipe = recipe
+        self.graph = graph
+        self.buffer: Buffer | None = None
+        self.sources: tuple[Kept, ...] = ()
+        self.companions: Any = None
+        self._gone = gone
+
+    def fill(self, buffer: Buffer) -> None:
+        """The value is there, or is there again."""
+        self.buffer, self.sources = buffer, ()
+
+    def __del__(self) -> None:
+        if not hasattr(self, "_gone"):  # an interrupt came while it was made
+            return
+        if self.recipe.keeping() is self:  # a weak reference finds what is being deleted until it is
+            self.recipe.kept = None
+        self._gone(self.recipe, self.graph)
+
+
+class Residuals:
+    """What a record holds: kept values, and buffers that cannot be made again."""
+
+    __slots__ = ("things",)
+
+    def __init__(self, things: tuple[Any, ...]) -> None:
+        self.things = things
+
+    def restored(self) -> tuple[Buffer, ...]:
+        """The buffers, made again if need be."""
+        return restored(self.things)
+
+    def there(self) -> tuple[Buffer, ...]:
+        """The buffers that have not been dropped."""
+        found = [k.buffer if type(k) is Kept else k for k in self.things]
+        return tuple([b for b in found if b is not None])
+
+
+def _checksum(buffer: Buffer) -> bytes:
+    device = buffer.node.aval.device
+    return bits.checksum(buffer.array if device.kind == "cpu" else device.numpy(buffer.array))
+
+
+def restored(things: tuple[Any, ...]) -> tuple[Buffer, ...]:
+    """The buffers of kept values; buffers are themselves."""
+    kept = [k for k in things if type(k) is Kept]
+    found = kept[0].graph.restore(kept) if kept else {}
+    return tuple([found[id(k)] if type(k) is Kept else k for k in things])
+
+
+class Index:
+    """Recipes by the index of their node, held by others; the numbers of those that are gone are dropped in time."""
+
+    def __init__(self) -> None:
+        self.refs: dict[int, weakref.ref[Recipe]] = {}
+        self._clear_at = 4096
+        self._lock = locks.lock()
+
+    def get(self, index: int) -> Recipe | None:
+        """The recipe of the node of that index, if there is one."""
+        found = self.refs.get(index)
+        return None if found is None else found()
+
+    def __getitem__(self, index: int) -> Recipe:
+        if (found := self.get(index)) is None:
+            raise KeyError(index)
+        return found
+
+    def __contains__(self, index: int) -> bool:
+        return self.get(index) is not None
+
+    def __setitem__(self, index: int, recipe: Recipe) -> None:
+        with self._lock:  # recordings of several threads share a graph
+            self.refs[index] = weakref.ref(recipe)
+            if len(self.refs) > self._clear_at:
+                self.refs = {i: r for i, r in self.refs.items() if r() is not None}
+                self._clear_at = max(4096, 2 * len(self.refs))
+
+    def values(self) -> list[Recipe]:
+        """All recipes there are."""
+        return [r for ref in list(self.refs.values()) if (r := ref()) is not None]
+
+    def __len__(self) -> int:
+        return len(self.values())
+
+
+class Session:
+    """What recordings in progress hold: the recipes of values that are alive, which they may come to keep.
+
+    When the last of them ends, only those recipes are left that a kept value needs: so a tape that lives on holds
+    nothing of later steps, and a value carried from step to step does not carry its history along.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def held(self, node: Node, mine: bool) -> bool | None:
+        """See :meth:`Graph.held`."""
+        return self.graph.held(node, mine)
+
+    def __del__(self) -> None:
+        self.graph.forget_live()
+
+
+class Graph:
+    """The recipes of values that tapes keep, or may come to keep, by node index.
+
+    Who holds a recipe: a kept value, a recipe that is made from it, and, while something records, its value.
+    """
+
+    def __init__(self, restore: Callable[[list[Kept]], dict[int, Buffer]]) -> None:
+        self.recipes = Index()
+        self.restore = restore
+        self._session: weakref.ref[Session] | None = None
+        self._number = 0
+        self._sums: weakref.WeakKeyDictionary[Buffer, bytes] = weakref.WeakKeyDictionary()  # of memory of the user's
+        live = self._live = dict[weakref.ref[Buffer], Recipe]()
+        self._dead = lambda ref: live.pop(ref, None)  # a value is gone, and its recipe unless others hold that
+
+    def session(self) -> Session:
+        """What a recording is to hold from its beginning to its end."""
+        found = self.present()
+        if found is None:
+            found = Session(self)
+            self._number += 1
+            self._session = weakref.ref(found)
+        return found
+
+    def present(self) -> Session | None:
+        """The session, if something records."""
+        return None if self._session is None else self._session()
+
+    def add(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> Recipe:
+        """Note how ``out`` was made, while something records."""
+        refs = self.recipes.refs
+        sources: list[Any] = []
+        for b in inputs:
+            ref = refs.get(b.node.index)
+            source = None if ref is None else ref()
+            if source is None:
+                sources.append(b)
+                if b.array is not None and (b.keeps or b.node.params is SHARED):
+                    self._note_shared(b)
+            else:
+                sources.append(source)
+                if source.session != self._number:
+                    self._carry(source, b)
+        found = Recipe(node, tuple(sources), out)
+        found.session = self._number
+        self.recipes[node.index] = found
+        found.buffer = weakref.ref(out, self._dead)
+        self._live[found.buffer] = found
+        return found
+
+    def _note_shared(self, buffer: Buffer) -> None:
+        """Note what memory of the user's holds when it is read."""
+        root = buffer.root()
+        if root.node.params is SHARED and root not in self._sums and not phantom.mode.dry:
+            self._sums[root] = _checksum(root)
+
+    def check(self, buffer: Buffer) -> None:
+        """``buffer`` is read again.  Raises RecomputeError where the user has changed its memory meanwhile."""
+        root = buffer.root()
+        if root.node.params is SHARED and not phantom.mode.dry:
+            known = self._sums.get(root)
+            if known is not None and known != _checksum(root):
+                raise RecomputeError(
+                    f"memory_budget: the array that a tensor ({root.node.aval!r}) shares with the program, by "
+                    "asarray(copy=False) or from_dlpack, was changed between the forward run and the gradient, so what "
+                    "was dropped cannot be made again from it; let asarray copy it, or change it after the gradient"
+                )
+
+    def _carry(self, recipe: Recipe, buffer: Buffer) -> None:
+        """A value of an earlier session is used: keep it for good if that has fewer bytes than its history."""
+        recipe.session = self._number
+        if recipe.pinned is None and recipe.value() is buffer and buffer.array is not None:
+            if bytes_held_for(recipe) >= buffer.node.aval.nbytes:
+                self.pin(recipe, buffer)
+
+    def alive(self, recipe: Recipe, buffer: Buffer) -> None:
+        """The value of ``recipe`` is in ``buffer`` now."""
+        if self.present() is None:
+            recipe.buffer = weakref.ref(buffer)
+        else:
+            recipe.buffer = weakref.ref(buffer, self._dead)
+            self._live[recipe.buffer] = recipe
+
+    def pin(self, recipe: Recipe, buffer: Buffer) -> None:
+        """Keep the value for good, and forget what it was made from."""
+        recipe.pinned, recipe.inputs = buffer, ()
+        self._live.pop(recipe.buffer, None)  # or the two would hold each other
+
+    def forget_live(self) -> None:
+        """Nothing records any more."""
+        self._live.clear()
+
+    def kept(self) -> Iterator[Kept]:
+        """All kept values."""
+        for recipe in self.recipes.values():
+            kept = recipe.keeping()
+            if kept is not None:
+                yield kept
+
+    def held(self, node: Node, mine: bool) -> bool | None:
+        """Whether somebody may still ask for the node's value; ``mine``: a rule of the asking recording wants it.
+
+        Who has it: a handle, a pending value, another recording's rule (which may hand it out again).  None of values
+        without a recipe: references to their nodes tell.
+        """
+        recipe = self.recipes.get(node.index)
+        if recipe is None:
+            return None
+        kept, buffer = recipe.keeping(), recipe.value()
+        known = int(kept is not None and kept.buffer is buffer)
+        things = {0: kept, 1: buffer}
+        del kept, buffer
+        found = _references(things)
+        return (things[0] is not None and found[0] - _OWN > mine) or (things[1] is not None and found[1] - _OWN > known)
+
+
+def bytes_held_for(recipe: Recipe) -> int:
+    """Bytes of the buffers (data, nothing that can be made again) that are alive only so that it can be made again."""
+    known: Counter[int] = Counter()
+    leaves: dict[int, Buffer] = {}
+    seen: set[int] = set()
+    stack = [recipe]
+    i: Any = None
+    while stack and len(seen) < _MOST_WALKED:
+        for i in stack.pop().inputs:
+            if type(i) is not Recipe:
+                known[id(i)] += 1
+                leaves[id(i)] = i
+            elif (i.storage is None or not i.storage.holders) and i.node.index not in seen:
+                seen.add(i.node.index)
+                stack.append(i)
+    del i
+    found = _references(leaves)
+    ours = [leaves[key] for key, n in found.items() if n - _OWN <= known[key]]
+    return sum(b.node.aval.nbytes for b in ours if b.array is not None and not b.keeps)
+
+
+_MOST_WALKED = 64
+
+
+def roots(buffer: Buffer) -> list[Buffer]:
+    """The filled buffers whose bytes ``buffer`` holds: its own, a view's base, or what a pending one is made from."""
+    if buffer.array is not None:
+        return [buffer.root()]
+    found: dict[int, Buffer] = {}
+    seen: set[int] = set()
+    stack = [buffer]
+    while stack:
+        for b in stack.pop().keeps:
+            if b.array is not None:
+                root = b.root()
+                found[id(root)] = root
+            elif id(b) not in seen:
+                seen.add(id(b))
+                stack.append(b)
+    return list(found.values())
+
+
+def _references(things: dict[int, Any]) -> dict[int, int]:
+    """How often each thing is referred to; what only ``things`` refers to, so often as ``_OWN`` says."""
+    return {key: sys.getrefcount(thing) for key, thing in things.items()}
+
+
+def _own() -> int:
+    aval: Any = None
+    return _references({0: Buffer(None, leaf(aval))})[0]
+
+
+_OWN = _own()  # counted, not known: interpreters differ in what they count
+
+
+def releasable(recipe: Recipe, holders: Iterable[Kept]) -> list[Kept] | None:
+    """The kept values to drop so that the bytes of ``recipe``'s value go; None if somebody else holds them, too.
+
+    Somebody else: a handle of the user's, an operation under way, a pending value that is held.  It is found by
+    counting references: those from kept values, and from views and pending buffers that only these hold, are known.
+    """
+    target = recipe.node.index
+    holding = [k for k in holders if k.buffer is not None]
+    if not holding:
+        return None
+    known: Counter[int] = Counter()
+    buffers: dict[int, Buffer] = {}
+    stack = [k.buffer for k in holding]
+    while stack:
+        b: Any = stack.pop()
+        known[id(b)] += 1
+        if id(b) not in buffers:
+            buffers[id(b)] = b
+            stack += b.keeps
+    del b
+    reaching: set[int] = set()
+    for key, index, below in sorted(
+        ((key, b.node.index, tuple(map(id, b.keeps))) for key, b in buffers.items()), key=itemgetter(1)
+    ):
+        if index == target or any(k in reaching for k in below):
+            reaching.add(key)
+    found = _references(buffers)
+    if any(found[key] - _OWN > known[key] for key in reaching):
+        return None
+    return [k for k in holding if id(k.buffer) in reaching]

@@ -1,0 +1,148 @@
+"""Making dropped values again: what is missing is collected, and each node run once, in the order of the tape.
+
+What has moved to a tier is brought back from there.  Nobody is told of a value made again: of its companions, see
+``companions.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from tapegrad.core.buffer import Buffer
+from tapegrad.engine.evaluate import again, array_of
+from tapegrad.memory.budget.recipes import Graph, Recipe
+from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.memory.ledger.phase import HERE, during
+
+
+class Keeping(Protocol):
+    """Who drops values, as far as a replay has to do with it."""
+
+    def registered(self, graph: Graph, recipe: Recipe, buffer: Buffer) -> None:
+        """A kept value has a buffer again."""
+
+    def spare(self, recipes: Iterable[Recipe]) -> None:
+        """These will be read; others shall be dropped first."""
+
+    def unspare(self, graph: Graph, recipes: Iterable[Recipe]) -> None:
+        """These have been read for the last time."""
+
+
+def replay(graph: Graph, targets: list[Recipe], keeping: Keeping) -> dict[int, Buffer]:
+    """The buffers of ``targets`` by node index.
+
+    Values that were there when the replay was planned are dropped last while it runs, and then made again when it comes
+    to them.
+    """
+    order, uses = _missing(targets)
+    values: dict[int, Buffer] = {}
+    there = _there(graph, order)
+    keeping.spare([r for recipes in there.values() for r in recipes])
+    try:
+        during(
+            _make_again, graph, order, values, uses, there, keeping,
+            reruns=HERE.reruns + 1, restoring=HERE.restoring + 1,
+        )  # fmt: skip
+    finally:
+        keeping.unspare(graph, [r for recipes in there.values() for r in recipes])
+    return values
+
+
+def _make_again(
+    graph: Graph,
+    order: list[Recipe],
+    values: dict[int, Buffer],
+    uses: dict[int, int],
+    there: dict[int, list[Recipe]],
+    keeping: Keeping,
+) -> None:
+    """Run ``order``, and put into ``values`` what is used later."""
+    for recipe in order:
+        sources = _sources(recipe)
+        inputs = tuple([_input(graph, i, values, keeping) for i in sources])
+        if recipe.slot is None:
+            out = _made(recipe, inputs)
+            recipe.times += 1
+        else:
+            out = _fetched(graph, recipe, keeping)
+        graph.alive(recipe, out)
+        values[recipe.node.index] = out
+        kept = recipe.keeping()
+        if kept is not None:
+            kept.fill(out)
+            keeping.registered(graph, recipe, out)
+        del inputs, out, kept
+        for i in sources:
+            index = i.node.index
+            if index in uses:
+                uses[index] -= 1
+                if not uses[index]:
+                    values.pop(index, None)
+        keeping.unspare(graph, there.pop(recipe.node.index, ()))
+
+
+def _there(graph: Graph, order: list[Recipe]) -> dict[int, list[Recipe]]:
+    """The storages that are there and that the replay reads, by the index of the node that reads them last."""
+    last: dict[int, tuple[int, Recipe]] = {}
+    for recipe in order:
+        for i in _sources(recipe):
+            buffer = i.value() if type(i) is Recipe else None
+            storage = None if buffer is None else graph.recipes.get(buffer.root().node.index)
+            if storage is not None:
+                last[storage.node.index] = recipe.node.index, storage
+    found: dict[int, list[Recipe]] = {}
+    for at, storage in last.values():
+        found.setdefault(at, []).append(storage)
+    return found
+
+
+def _sources(recipe: Recipe) -> tuple[Any, ...]:
+    """What a value is made from; nothing if its bytes are in a tier."""
+    return recipe.inputs if recipe.slot is None else ()
+
+
+def _missing(targets: list[Recipe]) -> tuple[list[Recipe], dict[int, int]]:
+    """The recipes to run for ``targets``, in order, and how often each of them is read (and once by who asks)."""
+    order: dict[int, Recipe] = {}
+    uses: dict[int, int] = {r.node.index: 1 for r in targets}
+    stack = list(targets)
+    while stack:
+        recipe = stack.pop()
+        if recipe.node.index in order:
+            continue
+        order[recipe.node.index] = recipe
+        for i in _sources(recipe):
+            if type(i) is Recipe and i.value() is None:
+                uses[i.node.index] = uses.get(i.node.index, 0) + 1
+                stack.append(i)
+    return [order[i] for i in sorted(order)], uses
+
+
+def _input(graph: Graph, source: Any, values: dict[int, Buffer], keeping: Keeping) -> Buffer:
+    if type(source) is not Recipe:
+        graph.check(source)
+        return source
+    found = values.get(source.node.index) or source.value()
+    if found is None:
+        found = replay(graph, [source], keeping)[source.node.index]
+    return found
+
+
+def _fetched(graph: Graph, recipe: Recipe, keeping: Keeping) -> Buffer:
+    """A value whose bytes are in a tier; where the tier fails, it is made again.  Raises MemoryErrors as they come."""
+    try:
+        return recipe.slot.fetch(recipe.node)
+    except MemoryError:
+        raise
+    except Exception:
+        recipe.slot = None
+        return replay(graph, [recipe], keeping)[recipe.node.index]
+
+
+def _made(recipe: Recipe, inputs: tuple[Buffer, ...]) -> Buffer:
+    LEDGER.restored()
+    if recipe.node.prim is None:  # the same bytes under another node
+        (source,) = inputs
+        return Buffer(array_of(source), recipe.node, (source.root(),))
+    return again(recipe.node, inputs)

@@ -1,0 +1,281 @@
+"""Checkpoints: what a first run notes, what its rerun is given back, and how the two are compared.
+
+The first run happens behind a barrier: tapes outside do not record (tapes opened inside do), while a look-out notes
+which watched values and which cells (variables, random generators) the function uses.  The call then enters the tapes
+as one record.  The rerun sees the cells' contents of the first run (what it writes is dropped), the same device and the
+same random numbers; it is recorded by a fresh tape that follows the call's inputs, and by the tapes that are recording
+at that moment: so derivatives of any order are right without a rule for them.
+
+``recompute_grad``, reversible blocks and loops stand on this; they differ in what they keep and in what they run again.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from tapegrad.autodiff.companions import Pusher
+from tapegrad.autodiff.recording import Trace
+from tapegrad.autodiff.zeros import zeros_of
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.cell import Seen, lookout, overlay
+from tapegrad.core.node import Node, next_index
+from tapegrad.core.protocols import Recorder
+from tapegrad.core.state import during, thread
+from tapegrad.device import current_device, device
+from tapegrad.device.numerics import bits
+from tapegrad.device.threads import NAME as HELPER
+from tapegrad.errors import RecomputeError
+from tapegrad.memory.checkpoint.rerun import Lookout, RerunTrace, come_for, counted_rerun
+from tapegrad.tensor import Tensor, alias
+from tapegrad.variable import last_number, trainables
+
+T = TypeVar("T")
+
+
+def recorders_of_a_call() -> tuple[list[Recorder], tuple[Pusher, ...]]:
+    """The tapes that a checkpointed call is hidden from, and the forward-mode recorders that go on.
+
+    No tapes: the function is to run as it is.  So it does where forward mode runs inside an outer tape.
+    """
+    recorders = thread.recorders
+    hidden = [r for r in recorders if not isinstance(r, Pusher)]
+    pushers = tuple(r for r in recorders if isinstance(r, Pusher))
+    if hidden and pushers and recorders.index(pushers[-1]) > recorders.index(hidden[0]):
+        return [], pushers
+    return hidden, pushers
+
+
+def renamed(results: Sequence[Any], pushers: Iterable[Pusher]) -> list[Any]:
+    """Results of a call: tensors under names of their own, with the companions they had."""
+    outputs = [Tensor(alias(r._buffer)) if isinstance(r, Tensor) else r for r in results]
+    for old, new in zip(results, outputs, strict=True):
+        if isinstance(new, Tensor):
+            for p in pushers:
+                p.carry(old._buffer, new._buffer)
+    return outputs
+
+
+class Setting:
+    """What a function finds around it when it runs: device, contents of cells, generators of the host.
+
+    :meth:`noting` makes the first run, :meth:`repeated` a rerun.  ``name``: of the call, for errors.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.cells: dict[Any, Any] = {}
+        self.draws = HostDraws(name)
+        self._device = current_device()
+
+    def noting(
+        self, outer: Sequence[Recorder], pushers: tuple, f: Callable[[Lookout, Seen], T]
+    ) -> tuple[T, Lookout, Seen]:
+        """What the first run, ``f(watch, seen)``, returns, and the two.  Tapes in ``outer`` do not record."""
+        self.draws.begin()
+        watch = Lookout(outer)
+        self.start = watch.start
+        with lookout() as seen:
+            self.began = next_index()
+            found = during(f, watch, seen, recorders=(*pushers, watch))
+        self.draws.end()
+        self.cells = {cell: content for cell, (content, _) in seen.items()}
+        self.jumps = seen.jumps
+        self._exchanged = [v.name for cell, (_, v) in seen.items() if v is not None and cell in seen.jumps]
+        return found, watch, seen
+
+    def repeated(self, recording: Trace | None, f: Callable[[Lookout], T]) -> tuple[T, Lookout, Seen]:
+        """What a rerun, ``f(watch)``, recorded by ``recording``, returns; the look-out and the cells seen.
+
+        Raises RecomputeError.
+        """
+        self.refuse_exchanged()
+        watch = Lookout(())
+        with self.draws.repeated(), device(self._device), overlay(self.cells, self.jumps), lookout() as seen:
+            if recording is not None:
+                found = recording.during(self._counted, f, watch, others=(watch,))
+            else:
+                found = during(self._counted, f, watch, recorders=(*thread.recorders, watch))
+        return found, watch, seen
+
+    def _counted(self, f: Callable[[Lookout], T], watch: Lookout) -> T:
+        return counted_rerun(f, watch, shift=self.began - next_index())
+
+    def refuse_exchanged(self) -> None:
+        """Raise RecomputeError if another thread has assigned to a variable in the middle of the first run."""
+        if self._exchanged:
+            raise RecomputeError(
+                f"{self.name}: another thread assigned to {self._exchanged} while the function ran first; what each "
+                "read found cannot be told: let threads assign between calls, or take a lock around both"
+            )
+
+    @contextmanager
+    def placed(self, contents: dict[Any, Any]) -> Iterator[Seen]:
+        """A part of a rerun that begins with other ``contents`` of cells; gives the cells seen."""
+        self.refuse_exchanged()
+        with device(self._device), overlay(contents, self.jumps), lookout() as seen:
+            yield seen
+
+
+class HostDraws:
+    """What a first run draws from the host's generators (NumPy's and Python's), which all threads share.
+
+    A rerun must draw the same.  It is set to where the first run began, and must end where that ended: if another
+    thread has drawn in between, in either run, numbers are not those of the first run.  A rerun that draws nothing
+    takes no other numbers, and is right.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun: Any = None
+        self._ended: Any = None
+        self.moved: tuple[int, ...] = ()
+        """Positions, in ``bits.HOSTS``, of the generators that have moved."""
+
+    def begin(self) -> None:
+        """The first run begins."""
+        self._mark = bits.words_mark()
+        self._begun = bits.host_state()
+
+    def end(self) -> None:
+        """The first run is over."""
+        self._ended = bits.host_state_after(self._begun, self._mark)
+        self.moved = bits.moved(self._begun, self._ended)
+        if not self.moved:
+            self._begun = self._ended = None
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """A rerun; afterwards the generators are as they were.  Raises RecomputeError."""
+        if not self.moved:
+            before = bits.words_mark()
+            yield
+            if bits.words_mark() != before and _only_thread():  # else another thread may draw what it likes
+                raise self.another((), "the rerun")
+            return
+        now = bits.set_host_state(self._begun, self.moved)
+        try:
+            yield
+            found = bits.host_state()
+            wrong = set(bits.moved(self._ended, found)) & set(bits.moved(self._begun, found)) & set(self.moved)
+            if wrong:
+                raise self.another(tuple(wrong), "the rerun")
+        finally:
+            bits.set_host_state(now, self.moved)
+
+    def another(self, which: tuple[int, ...], rerun: str) -> RecomputeError:
+        """The error for a ``rerun`` that drew otherwise from the generators ``which``; (): from one not used before."""
+        if which:
+            what = (
+                f"did not draw from {' or '.join(bits.HOSTS[i] for i in which)} what the first run drew: another "
+                "thread drew from it meanwhile, or the function draws otherwise each time"
+            )
+        else:
+            what = f"drew from {bits.HOSTS[0]}, the first run did not"
+        return RecomputeError(
+            f"{self._name}: {rerun} {what}.  Draw from tg.random, which threads may share, or from a generator that "
+            "the function makes from a seed (np.random.default_rng(seed)), or pass the random numbers as arguments"
+        )
+
+
+def _only_thread() -> bool:
+    """Whether no other thread of the program's could have drawn."""
+    return all(t is threading.current_thread() or t.name.startswith(HELPER) for t in threading.enumerate())
+
+
+class Checkpoint:
+    """One call in the records of tapes: its inputs, and what its rerun must use again."""
+
+    again: Callable[[list[Any]], list[Any]] | None = None
+    pushforward = None
+
+    def __init__(self, name: str, hidden: Sequence[Recorder]) -> None:
+        self.name = name
+        self.setting = Setting(name)
+        self.inputs: tuple[Buffer, ...] = ()
+        self._nodes: tuple[Node, ...] = ()
+        self._places: dict[tuple[int, int], int] = {}
+        self._tapes = [weakref.ref(r) for r in hidden]
+        self._before = last_number()
+
+    def note_uses(self, watch: Lookout, seen: Seen, given: Iterable[Buffer], apart: tuple[int, ...] = ()) -> None:
+        """After the first run: ``inputs`` are the ``given`` values that are followed, and what was captured.
+
+        ``apart``: indices of values that the rerun does not use.
+        """
+        self._variables = self._numbers(seen)
+        own = {content.node.index for content in self.setting.cells.values() if isinstance(content, Buffer)}
+        self._used, self._captured = watch.used.keys() | own, watch.captured.keys() - own - set(apart)
+        found = {b.node.index: b for b in given if watch.follows(b)}
+        found.update(watch.captured)
+        self._places = watch.watched_contents(found)
+        self.inputs = tuple(found.values())
+        self._nodes = tuple(b.node for b in self.inputs)
+
+    def _numbers(self, seen: Seen) -> dict[int, str]:
+        """Names of the trainable variables used that are older than the first run; a run may make others of its own."""
+        return {v.construction_number: v.name for v in trainables(seen) if v.construction_number < self._before}
+
+    def compare_uses(self, variables: dict[int, str], used: dict[int, Buffer]) -> None:
+        """Raise RecomputeError unless a rerun has used the variables and watched tensors that the first run used."""
+        if set(variables) != set(self._variables):
+            raise RecomputeError(
+                f"{self.name}: the rerun used the variables {sorted(variables.values())}, the first run "
+                f"{sorted(self._variables.values())}; a checkpointed function must use the same ones each time"
+            )
+        tapes = [r for ref in self._tapes if (r := ref()) is not None]
+        others = [b for i, b in used.items() if i not in self._used]
+        if not self._captured <= used.keys() or any(r.follows(b) for b in others for r in tapes):
+            raise RecomputeError(
+                f"{self.name}: the rerun used other watched tensors from outside than the first run; a captured name "
+                "was bound to something else in between: pass it as an argument"
+            )
+
+    def kept(self) -> Iterator[Any]:
+        """What is kept for the rerun: buffers, residuals that may be dropped, values moved away, recordings."""
+        yield from ()
+
+    def contents(self) -> Iterator[Buffer]:
+        """Contents of variables that the rerun will see."""
+        yield from (content for content in self.setting.cells.values() if isinstance(content, Buffer))
+
+    def tell_kept(self) -> None:
+        """Tell the ledger what is kept."""
+        accountant = _buffer.accountant
+        if accountant is not None:
+            for thing in self.kept():
+                for b in (thing,) if isinstance(thing, Buffer) else getattr(thing, "things", ()):
+                    b = b if isinstance(b, Buffer) else b.buffer
+                    if b is not None:
+                        accountant.wanted(b, self.name)
+
+    def trace(self) -> RerunTrace:
+        """The tape of a rerun."""
+        return RerunTrace(self._nodes, self._places, self.setting.start)
+
+    def pull(
+        self,
+        trace: RerunTrace,
+        upstream: Iterable[tuple[int, Any]],
+        needed: frozenset[int],
+        lead: int | None,
+        come: dict[int, Any],
+    ) -> list[Any]:
+        """Cotangents of the inputs from those of values of the rerun (``upstream``, by index of the node).
+
+        The walk adds to what has come for the inputs: so sums have the order, and the bits, of the plain function's.
+        """
+        seeds: dict[int, Any] = {trace.source(i): g for i, g in come_for(self._nodes, needed, come).items()}
+        for index, ct in upstream:
+            if ct is not None:
+                seeds[index] = seeds[index] + ct if index in seeds else ct
+        del upstream
+        found = trace.pull(seeds, lead, needed)
+        return [
+            zeros_of(n.aval, lead) if g is None and i in needed else g
+            for i, (g, n) in enumerate(zip(found, self._nodes, strict=True))
+        ]

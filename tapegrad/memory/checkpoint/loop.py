@@ -1,0 +1,186 @@
+"""checkpointed_loop: a loop that a tape keeps as a few states, chosen by an optimal schedule, and reruns in parts."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.autodiff.loop_states import check_state
+from tapegrad.core.protocols import Recorder
+from tapegrad.errors import BudgetError, RecomputeError
+from tapegrad.memory.checkpoint.checkpoint import recorders_of_a_call
+from tapegrad.memory.checkpoint.loop_bytes import states_in
+from tapegrad.memory.checkpoint.loop_call import LoopCall
+from tapegrad.memory.checkpoint.recompute import CheckpointedCall, Recompute
+from tapegrad.memory.ledger.places import line_of, user_place
+from tapegrad.memory.schedules.actions import Action, count
+from tapegrad.memory.schedules.mixed import mixed
+from tapegrad.memory.schedules.multistage import hierarchical, multistage
+from tapegrad.memory.schedules.online import Online, ideal_states
+from tapegrad.memory.schedules.revolve import revolve
+from tapegrad.memory.schedules.sqrt import sqrt
+from tapegrad.memory.sizes import parse_bytes
+
+Schedule = Callable[[int], Iterable[Action]]
+
+
+def checkpointed_loop(
+    step: Callable,
+    state: Any,
+    n: int | None = None,
+    *,
+    snapshots: int | None = None,
+    bytes: int | str | None = None,
+    schedule: str | Schedule = "revolve",
+    disk: int = 0,
+    directory: str | os.PathLike[str] | None = None,
+    while_: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Run ``state = step(state)`` ``n`` times, or while ``while_(state)`` holds; to a tape this is one record.
+
+    ``state``: any nest of tensors.  ``step`` is called as ``step(state, i)`` if it has two positional parameters
+    without defaults, else as ``step(state)``; if it names ``is_recomputing`` it is told.  Captured tensors and
+    variables get gradients, random numbers repeat, state changes happen once, and gradients are bit-identical to those
+    of the plain loop, as under ``recompute_grad``.  What a step makes may reach a later one through the state only.
+    Where it assigns to a variable what depends on something watched, and reads it, one value a step is kept besides.
+
+    The tape keeps at most ``snapshots`` states (default: so many that no step is run more than twice besides being
+    recorded) and the tape of one step; or as many as fit into ``bytes`` (such as ``"2GiB"``): with its initial state,
+    what it uses from outside, the tape of one step and all gradients, the loop takes no more.  To see what a step
+    needs, the first three are then run, and differentiated, once more.  ``schedule``:
+
+    * ``"revolve"``: the fewest steps for so many states, the initial one included (Griewank and Walther 2000);
+    * ``"mixed"``: a unit holds a state or a step's tape; best where these are of one size (Maddison 2024).  The initial
+      state is kept besides;
+    * ``"sqrt"``: ``snapshots`` even segments, each of which is taped whole (Chen et al. 2016);
+    * ``"hierarchical"``: with ``disk``, reading and writing are weighed as two steps each (Herrmann and Pallez 2020);
+    * a function of ``n`` that yields the actions of ``tapegrad.memory.schedules.actions``.
+
+    ``disk``: so many more states lie in files of ``directory``; with ``"revolve"`` those read least often.  With
+    ``while_`` the length need not be known (Stumm and Walther 2010, Wang et al. 2009).
+
+    Inside a memory budget stored states are dropped before there is an error, and steps run again instead.
+
+    Raises RecomputeError (ValueError) for arguments that do not fit, for ``bytes`` that are too few (it says how many
+    are needed), and, when differentiated, as ``recompute_grad``; StructureError (TypeError, ValueError) for a step that
+    returns another structure, shape or dtype than it takes.
+    """
+    if (n is None) == (while_ is None):
+        raise RecomputeError("checkpointed_loop: give either n, the number of steps, or while_, the condition to go on")
+    if n is not None and (not isinstance(n, int) or n < 0):
+        raise RecomputeError(f"checkpointed_loop: n is a whole number of steps, not {n!r}")
+    if snapshots is not None and bytes is not None:
+        raise RecomputeError("checkpointed_loop: snapshots and bytes say the same thing in two ways; give one of them")
+    if not isinstance(disk, int):
+        raise RecomputeError(f"checkpointed_loop: disk is a number of states, not {disk!r:.60}; directory= says where")
+    if disk and schedule not in ("revolve", "hierarchical"):
+        raise RecomputeError(f"checkpointed_loop: schedule {schedule!r} has no use for disk; take 'revolve'")
+    if disk < 0 or (disk and while_ is not None):
+        raise RecomputeError("checkpointed_loop: disk is a number of states, and goes with n")
+    name = f"checkpointed_loop({getattr(step, '__name__', type(step).__name__)})"
+    loop = Loop(step, name, n, while_, directory)
+    if bytes is not None:
+        room, tapes = parse_bytes(bytes), recorders_of_a_call()[0]
+        if tapes and n != 0 and not callable(schedule):
+            snapshots = states_in(loop, state, room, schedule, tapes)
+        elif n is None:
+            snapshots = 1
+    if snapshots is not None and snapshots < 1 and not (disk and schedule == "revolve" and snapshots == 0):
+        raise RecomputeError(f"{name}: it takes at least one stored state, not {snapshots}; raise snapshots")
+    if n is None:
+        if snapshots is None:
+            raise RecomputeError(f"{name}: a loop of unknown length needs snapshots= (or bytes=)")
+        loop.online, loop.schedule = partial(Online, snapshots), partial(revolve, c=snapshots)
+    else:
+        loop.schedule = _schedule(schedule, n, snapshots, disk, name)
+    return loop(state)
+
+
+def _schedule(schedule: str | Schedule, n: int, snapshots: int | None, disk: int, name: str) -> Schedule:
+    """The schedule as a function of the number of steps."""
+    if callable(schedule):
+        count(schedule(n), n)  # raises if it is wrong
+        return schedule
+    c = ideal_states(n) if snapshots is None else snapshots
+    known: dict[str, Schedule] = {
+        "revolve": partial(multistage, ram=c, disk=disk) if disk else partial(revolve, c=c),
+        "mixed": partial(mixed, s=c),
+        "sqrt": partial(sqrt, segments=snapshots),
+        "hierarchical": partial(hierarchical, ram=c, disk=disk),
+    }
+    if schedule not in known:
+        raise RecomputeError(f"{name}: schedule is one of {', '.join(known)} or a function, not {schedule!r}")
+    return known[schedule]
+
+
+class Loop(Recompute):
+    """One loop to run."""
+
+    def __init__(
+        self,
+        step: Callable,
+        name: str,
+        n: int | None,
+        more: Callable[[Any], Any] | None = None,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(step, None)
+        self.name, self.n, self.more, self.directory = name, n, more, directory
+        self.schedule: Schedule = partial(revolve, c=1)
+        self.online: Callable[[], Online] | None = None
+        self._indexed = _takes_index(step)
+        self._place = user_place()
+        self.steady = True
+        """Whether each step must return a state of the form of the one it was given."""
+
+    def step(self, state: Any, i: int, again: bool) -> Any:
+        """Step ``i``.  Raises StructureError."""
+        before = nest.map_leaves(lambda x: x, state) if self.steady else None  # a step may change containers in place
+        y = super()._run((state, i) if self._indexed else (state,), {}, again)
+        if self.steady and not again:
+            check_state(self.name, i, before, y)
+        return y
+
+    @property
+    def where(self) -> str:
+        """The name, with the line of the program that has made the loop."""
+        return f"{self.name} at {line_of(self._place)}"
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Errors of a budget that arise in the block name the loop."""
+        try:
+            yield
+        except BudgetError as e:
+            raise BudgetError(
+                f"{self.where}: no room for one state and the record of one step, though every stored state but the "
+                f"first can be dropped: let each step keep less (recompute_grad inside it), or raise the budget.\n{e}",
+                e.needed_bytes,
+            ) from e
+
+    def _new_call(self, args: tuple, kwargs: dict, hidden: list[Recorder]) -> CheckpointedCall:
+        return LoopCall(self, self.name, args, kwargs, hidden)
+
+    def _run(self, args: tuple, kwargs: dict, again: bool) -> Any:
+        """The plain loop."""
+        (state,) = args
+        i = 0
+        while self.more(state) if self.n is None else i < self.n:  # type: ignore[misc]
+            state = self.step(state, i, again)
+            i += 1
+        return state
+
+
+def _takes_index(step: Callable) -> bool:
+    """Whether a step has two positional parameters without defaults."""
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is p.empty and p.name != "is_recomputing" for p in parameters) >= 2

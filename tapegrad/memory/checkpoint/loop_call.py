@@ -1,0 +1,286 @@
+"""One checkpointed run of a loop: its pullback follows the schedule.
+
+See ``checkpoint/recompute.py`` for what a first run notes and what a rerun sees and repeats.  Here reruns are of single
+steps, from stored states; cotangents of the state, and of everything captured, go through the record of one step after
+the other, last step first.  So sums are made in the order of the plain loop, and have its bits.
+
+Where the reruns are to be differentiated themselves (second order, or forward mode over the gradient), the loop is
+rerun as a whole under the recorders that ask: right, with the memory of the plain loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.autodiff.companions import Pusher
+from tapegrad.autodiff.recording import Recording
+from tapegrad.autodiff.zeros import zeros_of
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.cell import Cell, Seen
+from tapegrad.core.node import next_index
+from tapegrad.core.protocols import Recorder
+from tapegrad.core.state import during, thread
+from tapegrad.errors import RecomputeError
+from tapegrad.memory.checkpoint.loop_first import (
+    FirstRun,
+    Form,
+    LoopDraws,
+    Marks,
+    Taped,
+    Walk,
+    form_of,
+    indices_of,
+    settled,
+)  # fmt: skip
+from tapegrad.memory.checkpoint.recompute import CheckpointedCall
+from tapegrad.memory.checkpoint.rerun import (
+    Lookout,
+    RerunTrace,
+    StepTrace,
+    Tracker,
+    come_for,
+    counted_rerun,
+    results_of,
+)
+from tapegrad.memory.checkpoint.snapshot import Position, Snapshot
+from tapegrad.memory.offload.tiers import Disk
+from tapegrad.memory.schedules.actions import DISK, Action, Advance, Drop, Restore, Reverse, Store, Tape
+from tapegrad.tensor import Tensor
+
+
+class LoopCall(CheckpointedCall):
+    """One run of a loop under tapes."""
+
+    def __init__(self, owner: Any, name: str, args: tuple, kwargs: dict, hidden: list[Recorder]) -> None:
+        super().__init__(owner, name, args, kwargs, hidden)
+        self._owner: Any = owner
+        self._draws = self.setting.draws = LoopDraws(name)
+        self._forms: list[Form] = []
+        self._marks: list[Marks] = []
+        self._disk: Disk | None = None
+        self._first_kept: Snapshot | None = None
+        self._left: list[tuple[Walk, Iterator[Action]]] = []
+
+    # The first run ---------------------------------------------------------------------------------------------
+
+    def _run_first(self, args: tuple, kwargs: dict, watch: Lookout, seen: Seen) -> Any:
+        first = FirstRun(self, args[0], watch, seen)
+        with self._owner.named():
+            rest = first.run(self._owner.online() if self._owner.n is None else self._actions())
+        self._left.append((first.walk, rest))
+        self._owners = {owner.construction_number: cell for cell, (_, owner) in seen.items() if owner is not None}
+        y, first.walk.here = first.walk.here.state, Position()
+        return y
+
+    def _actions(self) -> Iterator[Action]:
+        return iter(self._owner.schedule(self._owner.n))
+
+    def forget_buffers(self) -> None:
+        """Keep nodes instead of buffers, and the initial state only on disk if it is there."""
+        super().forget_buffers()
+        if self._first_kept is not None:
+            self._args = ()
+
+    def keep(self, walk: Walk, action: Store, position: Position) -> None:
+        """Store a position where the schedule says."""
+        disk = None
+        if action.where == DISK:
+            disk = self._disk = self._disk or Disk(self._owner.directory)
+        walk.kept[action.step] = Snapshot(action.step, position, disk, walk)
+        if (accountant := _buffer.accountant) is not None:
+            for b in walk.kept[action.step].buffers():
+                accountant.wanted(b, self.name)
+        if disk is not None and not action.step:
+            self._first_kept = walk.kept[0]
+
+    def kept(self) -> Iterator[Any]:
+        """Besides, stored states and recorded steps of the first run."""
+        yield from super().kept()
+        for walk, _ in list(self._left):
+            for snapshot in list(walk.kept.values()):
+                yield from snapshot.buffers()
+                yield from snapshot.moved()
+            yield from (taped.trace for taped in list(walk.taped.values()))
+
+    def contents(self) -> Iterator[Buffer]:
+        """Those of the stored states, too."""
+        yield from super().contents()
+        for walk, _ in list(self._left):
+            for snapshot in list(walk.kept.values()):
+                yield from snapshot.contents()
+
+    def note(self, state: Any, results: list[Any], tracked: Callable[[Buffer], bool]) -> None:
+        """Note the form of a state; equal ones are one object."""
+        self._draws.next_step()
+        found = form_of(state, results)
+        found.tracked = [isinstance(r, Tensor) and tracked(r._buffer) for r in results]
+        self._forms.append(self._forms[-1] if self._forms and self._forms[-1] == found else found)
+
+    def note_step(self, walk: Walk, look: Lookout, seen: Seen) -> None:
+        """Note what a recorded step used from outside the loop, keeping none of it alive."""
+        nodes = [b.node for b in look.used.values() if b.node.index < self.setting.start]
+        walk.used.update((n.index, Buffer(None, n)) for n in nodes)
+        walk.numbers.update(self._numbers(seen))
+
+    def mark(self, marks: Marks) -> None:
+        """Note, before a step, what was read of the variables that the loop changes."""
+        self._marks.append(self._marks[-1] if self._marks and self._marks[-1] == marks else marks)
+
+    def sources(self, state: Any, step: int) -> tuple[list[int], list[Any]]:
+        """The leaves of the state that a step's cotangents are wanted for, each value once, and their nodes."""
+        places, nodes = [], {}
+        for place, (leaf, tracked) in enumerate(zip(nest.flatten(state), self._forms[step].tracked, strict=True)):
+            if tracked and isinstance(leaf, Tensor) and leaf._buffer.node.index not in nodes:
+                nodes[leaf._buffer.node.index] = leaf._buffer.node
+                places.append(place)
+        return places, list(nodes.values())
+
+    # The pullback ----------------------------------------------------------------------------------------------
+
+    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
+        """Follow the schedule, or rerun everything under the recorders that follow the inputs."""
+        with self._owner.named():
+            if self._differentiated() or not self._owner.n:
+                return self._pull_plain(cts, needed, lead, come)
+            return self._pull_by_schedule(cts, needed, lead, come)
+
+    def _pull_by_schedule(
+        self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]
+    ) -> list[Any]:
+        try:
+            walk, actions = self._left.pop()  # of several threads, one finds what the first run has kept
+        except IndexError:
+            walk, actions = Walk(self._beginning()), self._actions()
+        walk.sums.update(come_for(self._nodes, needed, come))
+        upstream = iter(cts)
+        walk.state = [None if aval is None else next(upstream) for aval in self._forms[-1].avals]
+        for action in actions:
+            match action:
+                case Advance(start, stop):
+                    self._advance(walk, start, stop)
+                case Store():
+                    self.keep(walk, action, walk.here)
+                case Restore(step):
+                    self._restore(walk, step)
+                case Drop(step):
+                    del walk.kept[step]
+                case Tape(step):
+                    self._tape(walk, step)
+                case Reverse(step):
+                    self._reverse(walk, step, needed, lead)
+        self.compare_uses(walk.numbers, walk.used)
+        return [
+            zeros_of(n.aval, lead) if i in needed and i not in walk.sums else walk.sums.get(i)
+            for i, n in enumerate(self._nodes)
+        ]
+
+    def _differentiated(self) -> bool:
+        """Whether someone wants to differentiate what happens here."""
+        probes = [Buffer(None, n) for n in self._nodes]
+        return any(
+            isinstance(r, Pusher) or (isinstance(r, (Recording, Tracker)) and any(r.follows(b) for b in probes))
+            for r in thread.recorders
+        )
+
+    def _pull_plain(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
+        before = self._args
+        self._args = (self._beginning().state,)
+        try:
+            return super().pullback(cts, needed, lead, come)
+        finally:
+            self._args = before
+
+    def _beginning(self) -> Position:
+        if self._first_kept is not None and (here := self._first_kept.position()) is not None:
+            return here
+        return Position(self._args[0]).copied()
+
+    @contextmanager
+    def _replaying(self, here: Position) -> Iterator[Seen]:
+        """Steps in the block see what they saw in the first run; ``here`` moves on."""
+        with self._draws.resumed(here), self.setting.placed({**self.setting.cells, **here.cells}) as seen:
+            yield seen
+            cells = self.setting.cells
+            here.cells = {cell: x for cell, old in cells.items() if (x := cell.get()) is not old}
+
+    def _advance(self, walk: Walk, start: int, stop: int) -> None:
+        watch = Lookout(())
+        with self._replaying(walk.here):  # told of it, a budget learns how states are made
+            during(self._repeat, walk, range(start, stop), watch, recorders=(*thread.recorders, watch))
+
+    def _repeat(self, walk: Walk, steps: range, watch: Lookout) -> None:
+        for i in steps:
+            counted_rerun(self._repeat_one, walk, i, watch)
+
+    def _repeat_one(self, walk: Walk, step: int, watch: Lookout) -> None:
+        made_after = next_index()
+        y = self._owner.step(walk.here.state, step, True)
+        results = results_of(y, watch)
+        self._compare_form(step, y, results)
+        self._draws.compare(step)
+        walk.here.state = settled(y, results, made_after)
+
+    def _restore(self, walk: Walk, step: int) -> None:
+        """Be at a stored step; if a budget has dropped what was stored, run on from the one before, and store it."""
+        for start in sorted((i for i in walk.kept if i <= step), reverse=True):
+            here = walk.kept[start].position()
+            if here is not None:
+                walk.here = here
+                if start < step:
+                    self._advance(walk, start, step)
+                    self.keep(walk, Store(step), walk.here)
+                return
+
+    def _tape(self, walk: Walk, step: int) -> None:
+        """Run a step and keep its record."""
+        places, nodes = self.sources(walk.here.state, step)
+        trace = RerunTrace([*self._nodes, *nodes], self._places, self.setting.start)
+        look = Lookout(())
+
+        def run() -> tuple[Any, list[Any]]:
+            y = self._owner.step(walk.here.state, step, True)
+            results = results_of(y, look)
+            self._draws.compare(step)
+            return y, results
+
+        with self._replaying(walk.here) as seen:
+            for number, (count, current) in self._marks[step].items():
+                cell: Cell = self._owners[number]
+                trace.resume(number, count, cell.get().node.index if current else None)
+            y, results = trace.during(counted_rerun, run, others=(look,))
+        self._compare_form(step, y, results)
+        self.note_step(walk, look, seen)
+        walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))
+        walk.here.state = y
+
+    def _compare_form(self, step: int, y: Any, results: list[Any]) -> None:
+        found, wanted = form_of(y, results), self._forms[step + 1]
+        if (found.structure, found.avals) != (wanted.structure, wanted.avals):
+            raise RecomputeError(
+                f"{self.name}: the rerun of step {step} returned {found.structure} of {found.avals}, its first run "
+                f"{wanted.structure} of {wanted.avals}"
+            )
+
+    def _reverse(self, walk: Walk, step: int, needed: frozenset[int], lead: int | None) -> None:
+        """Pull cotangents through the record of a step."""
+        walk.here = Position()
+        taped = walk.taped.pop(step)
+        trace = taped.trace
+        if isinstance(trace, StepTrace):  # of the first run, when the inputs were not known yet
+            trace.become([n.index for n in self._nodes] + taped.indices)
+        seeds: dict[int, Any] = {trace.source(i): g for i, g in walk.sums.items()}
+        for index, ct in zip(taped.outs, walk.state, strict=True):
+            if ct is not None and index is not None:
+                seeds[index] = seeds[index] + ct if index in seeds else ct
+        walk.sums, walk.state = {}, []
+        size, known = len(self._nodes), {n.index for n in self._nodes}
+        own = [(size + k, place) for k, place in enumerate(taped.places) if taped.indices[k] not in known]
+        found = trace.pull(seeds, lead, [*needed, *(position for position, _ in own)])
+        walk.sums = {i: g for i in needed if (g := found[i]) is not None}
+        walk.state = [None] * len(self._forms[step].avals)
+        for position, place in own:
+            walk.state[place] = found[position]

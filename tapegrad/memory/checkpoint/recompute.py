@@ -1,0 +1,266 @@
+"""recompute_grad: keep only a call and its inputs; rerun the function when its gradient is asked for.
+
+``checkpoint`` tells how a first run and a rerun see the same.  The rerun gets the same argument objects, too.
+
+The behaviour is that of TensorFlow's ``tf.recompute_grad`` and of the older ``tf.contrib.layers.recompute_grad``, less
+their silent errors.  Where forward mode runs *inside* an outer tape (reverse over forward), the call is not
+checkpointed: its results are right, its memory is that of the plain function.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.autodiff.wrapping import Wrapper
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.cell import Seen
+from tapegrad.core.protocols import Recorder
+from tapegrad.core.state import thread
+from tapegrad.device import phantom
+from tapegrad.device.numerics import bits
+from tapegrad.engine.evaluate import array_of, fill
+from tapegrad.errors import RecomputeError
+from tapegrad.memory.checkpoint.checkpoint import Checkpoint, recorders_of_a_call, renamed
+from tapegrad.memory.checkpoint.rerun import (
+    Argument,
+    Lookout,
+    Postponing,
+    RerunTrace,
+    alone,
+    kept_by_tapes,
+    results_of,
+    snapshots,
+)
+from tapegrad.memory.checkpoint.saving import Noting, Taking
+from tapegrad.memory.policies import Policy, checked
+from tapegrad.tensor import Tensor, identity_of
+from tapegrad.variable import Variable
+
+
+class Recompute(Wrapper):
+    """What :func:`recompute_grad` makes of a function, method or layer: called like it, with its attributes."""
+
+    def __init__(self, f: Callable, check: str | None, policy: Policy | None = None) -> None:
+        super().__init__(f)
+        self._policy = policy
+        self._says = _names(f, "is_recomputing")
+        self._check = check
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        hidden, pushers = recorders_of_a_call()
+        if not hidden:
+            return _apart(self._run(args, kwargs, False), args, kwargs)
+        call = self._new_call(args, kwargs, hidden)
+        y, results = call.first_run(args, kwargs, hidden, pushers)
+        if not call.inputs:
+            return _apart(y, args, kwargs)
+        outputs = renamed(results, pushers)
+        call.expect(y, results)
+        buffers = tuple(o._buffer for o in outputs if isinstance(o, Tensor))
+        for recorder in hidden:
+            recorder.record_call(call, call.inputs, buffers)
+        call.forget_buffers()
+        call.tell_kept()
+        return nest.rebuild(y, iter(outputs))
+
+    def _new_call(self, args: tuple, kwargs: dict, hidden: list[Recorder]) -> CheckpointedCall:
+        name = f"recompute_grad({getattr(self, '__name__', type(self.__wrapped__).__name__)})"
+        return CheckpointedCall(self, name, args, kwargs, hidden)
+
+    def _run(self, args: tuple, kwargs: dict, again: bool) -> Any:
+        if self._says:
+            kwargs = {**kwargs, "is_recomputing": again}
+        return self.__wrapped__(*args, **kwargs)
+
+
+def _apart(y: Any, args: tuple, kwargs: dict) -> Any:
+    """``y``, in which an argument that was returned as it is is a value of its own, as any result of the call."""
+    given = {id(x) for x in nest.leaves((args, kwargs)) if isinstance(x, Tensor)}
+    if not any(id(x) in given for x in nest.leaves(y)):
+        return y
+    return nest.map_leaves(lambda x: identity_of(x) if isinstance(x, Tensor) and id(x) in given else x, y)
+
+
+def recompute_grad(
+    f: Callable | None = None,
+    *,
+    use_data_dep: bool | None = None,
+    tupleize_grads: bool = False,
+    check: str | None = None,
+    policy: Policy | None = None,
+) -> Any:
+    """Wrap ``f`` so that a tape keeps only the call and its inputs, and reruns ``f`` to differentiate it.
+
+    ``f``: a function, method, partial, or callable object such as a layer, of any arguments, returning any structure.
+    Tensors among positional and keyword arguments, captured tensors and variables all get their gradients; random
+    numbers repeat; state changes happen once.  If ``f`` has a parameter ``is_recomputing``, it is told.
+    ``check="values"`` compares a checksum of each rerun's outputs with the first run's.  The rerun runs ``f`` to its
+    end, but computes only values that a derivative rule, or ``f`` itself, reads.
+
+    ``policy`` (see ``tg.memory.policies``): values of the first run to be saved, or moved to another memory; the rerun
+    takes them instead of computing them.  It computes elementwise values only where a derivative rule, or an operation
+    that is not saved, reads them; other operations run again.  What is saved is held until the call is forgotten, also
+    under a budget.  Checkpoints inside ``f`` have policies of their own.
+
+    ``use_data_dep`` and ``tupleize_grads`` (of the old form) concern order only, and here hold always: a rerun starts
+    when the upstream gradient exists, and all of a call's gradients exist before one is used.
+
+    Random numbers of ``tg.random`` repeat whatever other threads do.  NumPy's global generator and Python's ``random``
+    belong to all threads: they are set back for a rerun, and if another thread draws from them while ``f`` runs (which
+    draws from them, too), the numbers cannot be repeated: an error.  A generator object that lives outside ``f``, such
+    as a ``np.random.Generator``, is not set back: make it inside from a seed.
+
+    Raises, when differentiated, RecomputeError (ValueError) if the rerun has another structure, other shapes or
+    dtypes, other variables or captured tensors, other draws from the generators of NumPy and Python, (with a policy)
+    other operations, or (checked) other values.
+    """
+    if check not in (None, "values"):
+        raise RecomputeError(f"recompute_grad: check is None or 'values', not {check!r}")
+    for name, value in (("use_data_dep", use_data_dep), ("tupleize_grads", tupleize_grads)):
+        if value not in (None, True, False):
+            raise RecomputeError(f"recompute_grad: {name} is a bool, not {value!r}")
+    if policy is not None:
+        checked("recompute_grad", policy)
+    if f is None:
+        return functools.partial(
+            recompute_grad, use_data_dep=use_data_dep, tupleize_grads=tupleize_grads, check=check, policy=policy
+        )
+    if not callable(f):
+        raise RecomputeError(f"recompute_grad: {f!r:.60} is not callable")
+    return Recompute(f, check, policy)
+
+
+def _names(f: Callable, parameter: str) -> bool:
+    try:
+        found = inspect.signature(f).parameters.get(parameter)
+    except (TypeError, ValueError):
+        return False
+    return found is not None and found.kind in (found.KEYWORD_ONLY, found.POSITIONAL_OR_KEYWORD)
+
+
+class CheckpointedCall(Checkpoint):
+    """One checkpointed call of a function: what its rerun needs, and what the rerun must repeat."""
+
+    def __init__(self, owner: Recompute, name: str, args: tuple, kwargs: dict, hidden: list[Recorder]) -> None:
+        super().__init__(name, hidden)
+        self.times = 0
+        self._owner = owner
+        self._args, self._kwargs = snapshots(args, kwargs)
+        self._noted: Noting | None = None
+        self._captures: list[weakref.ref[Buffer]] = []
+
+    def first_run(self, args: tuple, kwargs: dict, hidden: list[Recorder], pushers: tuple) -> tuple[Any, list[Any]]:
+        """Run behind the barrier; sets ``inputs`` to the watched values that the results may depend on."""
+
+        def run(watch: Lookout, seen: Seen) -> tuple[Any, list[Any]]:
+            y = self._run_first(args, kwargs, watch, seen)
+            results = results_of(y, watch)
+            fill([r._buffer for r in results if isinstance(r, Tensor)])
+            return y, results
+
+        (y, results), watch, seen = self.setting.noting(hidden, pushers, run)
+        self.note_uses(watch, seen, self._given())
+        return y, [alone(r, self.setting.start) for r in results]
+
+    def _given(self) -> Iterator[Buffer]:
+        """The values of the arguments."""
+        for leaf in nest.flatten((self._args, self._kwargs)):
+            if isinstance(leaf, Tensor):
+                yield leaf._buffer
+            elif isinstance(leaf, Variable):
+                yield self.setting.cells.get(leaf._cell) or leaf._cell.get()
+
+    def _run_first(self, args: tuple, kwargs: dict, watch: Lookout, seen: Seen) -> Any:
+        if self._owner._policy is None:
+            return self._owner._run(args, kwargs, False)
+        self._noted = Noting(self._owner._policy, watch)
+        y = self._noted.during(self._owner._run, args, kwargs, False)
+        self._noted.settle()
+        return y
+
+    def expect(self, y: Any, results: list[Any]) -> None:
+        """Note the form of the first run's results, and their checksum if asked."""
+        self._structure = nest.structure(y)
+        self._avals = [r._buffer.node.aval if isinstance(r, Tensor) else None for r in results]
+        self._sum = self._checksum(results)
+
+    def forget_buffers(self) -> None:
+        """Keep nodes instead of buffers: bytes of inputs are kept by the arguments, captures and cells alone.
+
+        Under a budget the arguments may be dropped, too, if nobody else has them.
+        """
+        self._captures = [weakref.ref(b) for b in self.inputs]
+        self.inputs = ()
+        if _buffer.keeper is not None:
+            self._args = nest.map_leaves(kept_by_tapes, self._args)
+            self._kwargs = nest.map_leaves(kept_by_tapes, self._kwargs)
+
+    def kept(self) -> Iterator[Any]:
+        """Arguments, watched values from outside (the function has them), and what a policy has saved."""
+        for leaf in nest.flatten((self._args, self._kwargs)):
+            if isinstance(leaf, (Tensor, Argument)):
+                yield leaf._buffer if isinstance(leaf, Tensor) else leaf.residuals
+        yield from (b for ref in self._captures if (b := ref()) is not None)
+        if self._noted is not None:
+            yield from (value for _, value in self._noted.saved.values())
+
+    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
+        """Rerun, and pull the cotangents through the rerun's record."""
+        trace, results = self._rerun()
+        indices = [r._buffer.node.index for r in results if isinstance(r, Tensor)]
+        del results
+        return self.pull(trace, zip(indices, cts, strict=True), needed, lead, come)
+
+    def _rerun(self) -> tuple[RerunTrace, list[Any]]:
+        self.times += 1
+        trace = self.trace()
+        args, kwargs = snapshots(self._args, self._kwargs)
+
+        def run(watch: Lookout) -> tuple[Any, list[Any]]:
+            runner = Postponing(watch) if self._noted is None else Taking(self.name, self._noted, watch)
+            y = runner.during(self._owner._run, args, kwargs, True)
+            results = results_of(y, watch)
+            trace.compute(results)
+            return y, results
+
+        (y, results), watch, seen = self.setting.repeated(trace, run)
+        self._compare(y, results, seen, watch.used)
+        return trace, results
+
+    def _compare(self, y: Any, results: list[Any], seen: Seen, used: dict[int, Buffer]) -> None:
+        """Raise RecomputeError unless the rerun repeated the first run."""
+        if nest.structure(y) != self._structure:
+            raise RecomputeError(
+                f"{self.name}: the rerun returned the structure {nest.structure(y)}, the first run {self._structure}"
+            )
+        avals = [r._buffer.node.aval if isinstance(r, Tensor) else None for r in results]
+        if avals != self._avals:
+            raise RecomputeError(f"{self.name}: the rerun returned {avals}, the first run {self._avals}")
+        self.compare_uses(self._numbers(seen), used)
+        if self._sum is not None and self._checksum(results) != self._sum:
+            raise RecomputeError(
+                f"{self.name}: the rerun computed other values than the first run (check='values'): it depends on "
+                "something outside that changed, such as an array changed in place or a generator of its own"
+            )
+
+    def _checksum(self, results: list[Any]) -> tuple | None:
+        if self._owner._check is None:
+            return None
+        if phantom.mode.dry:
+            fill([r._buffer for r in results if isinstance(r, Tensor)])
+            return ()
+        return tuple(bits.checksum(_whole(r)) for r in results if isinstance(r, Tensor))
+
+
+def _whole(x: Tensor) -> Any:
+    """The value of ``x`` as an array; under ``vmap`` that of all examples."""
+    buffer = x._buffer
+    for guard in reversed(thread.guards):
+        buffer = guard.whole(buffer)
+    return x.device.numpy(array_of(buffer))

@@ -1,0 +1,349 @@
+"""Runs of a checkpointed function: what a run uses, how a rerun is recorded, and what of both is kept."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tapegrad import nest
+from tapegrad.autodiff.companions import Pusher
+from tapegrad.autodiff.recording import Trace
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.buffer import Buffer, in_room
+from tapegrad.core.node import Node, next_index
+from tapegrad.core.protocols import Call, Recorder, Runner
+from tapegrad.core.state import during, thread
+from tapegrad.device import is_array, phantom
+from tapegrad.engine.evaluate import catch_up, postponed
+from tapegrad.errors import RecomputeError
+from tapegrad.memory.ledger import phase
+from tapegrad.tensor import Tensor, convert, from_array
+from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from tapegrad.core.protocols import Run
+
+T = TypeVar("T")
+
+
+class Lookout:
+    """A recorder of one run: which values from outside does the function use, and which of them are watched outside?
+
+    ``contents``: of each variable, the contents made in the run and read after that, in the order of reading.
+    """
+
+    def __init__(self, outer: Sequence[Recorder]) -> None:
+        self.outer = outer
+        self.start = next_index()
+        self.used: dict[int, Buffer] = {}
+        self.captured: dict[int, Buffer] = {}
+        self.contents: dict[int, list[Buffer]] = {}
+
+    def watched(self, buffer: Buffer) -> bool:
+        """Whether a recorder outside follows the value."""
+        return any(r.follows(buffer) for r in self.outer)
+
+    def follows(self, buffer: Buffer) -> bool:
+        """Whether the value comes from outside and is watched there."""
+        return buffer.node.index < self.start and self.watched(buffer)
+
+    def use(self, buffer: Buffer) -> None:
+        """The function reads or returns the value."""
+        index = buffer.node.index
+        if index < self.start and index not in self.used:
+            self.used[index] = buffer
+            if self.watched(buffer):
+                self.captured[index] = buffer
+
+    def watched_contents(self, found: dict[int, Buffer]) -> dict[tuple[int, int], int]:
+        """Add to ``found`` the contents made in the run that are watched; their places in it."""
+        places: dict[tuple[int, int], int] = {}
+        for number, contents in self.contents.items():
+            for i, buffer in enumerate(contents):
+                if self.watched(buffer):
+                    places[number, i] = len(found)
+                    found[buffer.node.index] = buffer
+        return places
+
+    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """Note what an operation reads."""
+        for b in inputs:
+            self.use(b)
+
+    def read(self, variable: Variable, value: Buffer) -> None:
+        """Tapes outside watch variables read inside."""
+        for r in self.outer:
+            r.read(variable, value)
+        if value.node.index > self.start:
+            known = self.contents.setdefault(variable.construction_number, [])
+            if not any(value is b for b in known):
+                known.append(value)
+
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+        """As for one node."""
+        for b in inputs:
+            self.use(b)
+
+
+def counted_rerun(f: Callable[..., T], *args: Any, shift: int = 0) -> T:
+    """What ``f(*args)`` returns; what it makes was there before; the ledger counts one rerun.
+
+    ``shift``: from the indices of its nodes to those of the nodes they repeat, if that is known.
+    """
+    accountant = _buffer.accountant
+    if accountant is None:
+        return f(*args)
+    accountant.reran()
+    return phase.during(f, *args, reruns=phase.HERE.reruns + 1, shift=shift)
+
+
+class Tracker:
+    """A recorder of the steps of a loop: which values depend on watched ones?  It keeps none of them.
+
+    A value made in one step may reach another one only as part of the state.  Raises RecomputeError otherwise, where a
+    gradient would be lost.
+    """
+
+    def __init__(self, watch: Lookout) -> None:
+        self._watch = watch
+        self.tracked: set[int] = set()
+        self._made: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self._strays: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
+
+    def follows(self, buffer: Buffer) -> bool:
+        """Whether the value depends on something watched."""
+        return buffer.node.index in self.tracked or self._watch.watched(buffer)
+
+    def next_step(self, state: Sequence[Buffer]) -> None:
+        """A step is over; the values in ``state`` go on, all others should not be seen again."""
+        self.tracked = {b.node.index for b in state if self.follows(b)}
+        for b in self._made:
+            if b.node.index not in self.tracked:
+                self._strays[b.node.index] = b
+        self._made.clear()
+
+    def _mask(self, inputs: tuple[Buffer, ...]) -> int:
+        mask = 0
+        for i, b in enumerate(inputs):
+            if self.follows(b):
+                self.tracked.add(b.node.index)
+                mask += 1 << i
+            elif b.node.index in self._strays:
+                raise RecomputeError(
+                    f"checkpointed_loop: a step uses {b.node.aval!r}, which an earlier step made, but which is not "
+                    "part of the state: let the step return it, and take it, as part of its state"
+                )
+        return mask
+
+    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """An operation was applied."""
+        mask = self._mask(inputs)
+        if mask and node.aval.smooth:
+            site: Any = node.site
+            plan = node.prim.plan(mask, len(inputs)) if site is None else site.plans[mask]  # type: ignore[union-attr]
+            if plan.pulls or plan.lacking:
+                self._note(out)
+
+    def _note(self, out: Buffer) -> None:
+        self.tracked.add(out.node.index)
+        self._made.add(out)
+
+    def read(self, variable: Variable, value: Buffer) -> None:
+        """Contents of variables are watched, or not, by the tapes outside."""
+
+    def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+        """As for one node."""
+        if self._mask(inputs):
+            for out in outputs:
+                if out.node.aval.smooth:
+                    self._note(out)
+
+
+class StepTrace(Trace):
+    """The tape of one step of a first run, which shares a tracker's ``tracked``; its sources are told later."""
+
+    strict = False  # the tape that asked for the run is
+
+    def __init__(self, tracked: set[int]) -> None:
+        super().__init__(())
+        self._tracked = tracked
+
+    def become(self, indices: list[int]) -> None:
+        """These are the indices of the sources' nodes."""
+        self._indices = indices
+
+    def source(self, position: int) -> int:
+        """The index of a source's node."""
+        return self._indices[position]
+
+
+class RerunTrace(Trace):
+    """The tape of a rerun.  What it reads of a variable assigned inside stands for what the first run read there.
+
+    ``places``: positions among the sources by (variable's number, how many such contents were read before).
+    """
+
+    strict = False  # the tape that asked for the run is
+
+    def __init__(self, nodes: Sequence[Node], places: dict[tuple[int, int], int], start: int) -> None:
+        super().__init__(nodes)
+        self._places, self._start = places, start
+        self._read: dict[int, list[int]] = {}
+
+    def source(self, position: int) -> int:
+        """The index of a source's node in this run."""
+        return self._indices[position]
+
+    def compute(self, results: Iterable[Any]) -> None:
+        """Apply the postponed nodes that rules read on the way back from ``results``."""
+        reached = {r._buffer.node.index for r in results if isinstance(r, Tensor)}
+        wanted: list[Any] = []
+        for node, inputs, plan, residuals in reversed(self._records):
+            made = residuals if plan is None else (node,)
+            if any(n.index in reached for n in made):
+                reached.update(n.index for n in inputs if n is not None)
+                if plan is not None:
+                    wanted.append(residuals)
+        wanted.reverse()
+        catch_up(b for r in wanted for b in (r if type(r) is tuple else r.there()))
+
+    def resume(self, number: int, count: int, index: int | None) -> None:
+        """``count`` contents of a variable were read before; the last of them, ``index``, is its content now."""
+        known = self._read[number] = [0] * count
+        if index is not None:
+            known[-1] = index
+            self._stands_for(index, number, count - 1)
+
+    def _stands_for(self, index: int, number: int, count: int) -> None:
+        position = self._places.get((number, count))
+        if position is not None:
+            self._indices[position] = index
+            self._tracked.add(index)
+
+    def read(self, variable: Variable, value: Buffer) -> None:
+        """A content made inside is a source, too."""
+        index = value.node.index
+        known = self._read.setdefault(variable.construction_number, [])
+        if index > self._start and index not in known:
+            known.append(index)
+            self._stands_for(index, variable.construction_number, len(known) - 1)
+
+
+class Asked(Runner):
+    """A runner for the length of a call."""
+
+    def during(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns, whose nodes this runner applies."""
+        return during(f, *args, runner=self)
+
+
+class Postponing(Asked):
+    """Postpones what a rerun applies until a rule, or the function itself, reads it.
+
+    So a rerun runs the whole function (it may print, count, draw), but computes no value that nobody reads, such as the
+    last product of a layer.  Elementwise nodes that need nothing postponed are lazy anyway.  Where others than the
+    rerun's own tape record, run forward, or batch, nodes are applied at once.
+    """
+
+    def __init__(self, watch: Lookout) -> None:
+        self._watch = watch
+        self._walks = thread.walks
+        self._alone = len(thread.recorders) == 2 and not thread.guards  # the rerun's tape and its look-out
+
+    def run(self, node: Node, inputs: tuple[Buffer, ...], run: Run) -> Buffer:
+        """A postponed value; a view, or an elementwise one, only if what it is made from is postponed."""
+        if (
+            self._alone
+            and thread.recorders[-1] is self._watch
+            and thread.deferring is None
+            and thread.walks == self._walks
+            and not thread.guards
+        ):
+            prim: Any = node.prim
+            at_once = prim.calls_user if node.site is None and not prim.view else not any(b.postponed for b in inputs)
+            if not at_once:
+                return postponed(node, inputs)
+        return run(node, inputs)
+
+    def named(self, buffer: Buffer, name: str) -> None:
+        """The first run has heard it."""
+
+
+def come_for(nodes: Sequence[Node], needed: Iterable[int], come: dict[int, Any]) -> dict[int, Tensor]:
+    """What a walk has summed for a call's inputs, taken out, by position.
+
+    The call adds to it, so that sums have the order, and the bits, of the plain function's.
+    """
+    found = {}
+    for i in needed:
+        g = come.pop(nodes[i].index, None)
+        if g is not None:
+            found[i] = g if isinstance(g, Tensor) else from_array(g, nodes[i].aval.device)
+    return found
+
+
+def results_of(y: Any, watch: Lookout) -> list[Any]:
+    """The leaves of a run's results, variables read, tensors noted as used."""
+    found = [convert(leaf) if isinstance(leaf, (Tensor, Variable)) else leaf for leaf in nest.flatten(y)]
+    for leaf in found:
+        if isinstance(leaf, Tensor):
+            watch.use(leaf._buffer)
+    return found
+
+
+def alone(result: Any, start: int) -> Any:
+    """A slice of an intermediate result, made after ``start``, copied so that the rest of it can go.
+
+    Slices with gaps stay as they are: a copy lies otherwise in memory, and what reads it might round otherwise.
+    """
+    if not isinstance(result, Tensor):
+        return result
+    buffer, root = result._buffer, result._buffer.root()
+    array: Any = buffer.array
+    whole = root.node.aval.nbytes <= buffer.node.aval.nbytes or root.node.index < start
+    if whole or not array.flags.c_contiguous:
+        return result
+    node = buffer.node
+    copied = in_room((node.aval,), ("a slice of a result",), lambda: Buffer(phantom.copied(array), node))
+    if (keeper := _buffer.keeper) is not None:
+        keeper.replaced(copied)
+    for r in thread.recorders:
+        if isinstance(r, Pusher):
+            r.carry(buffer, copied)
+    return Tensor(copied)
+
+
+def snapshots(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Containers and foreign arrays copied, because they may change before, or in, the rerun; all else is itself."""
+    return nest.map_leaves(_snapshot, args), nest.map_leaves(_snapshot, kwargs)
+
+
+def _snapshot(leaf: Any) -> Any:
+    """A copy of a foreign array, which may change before the rerun; anything else is itself."""
+    if type(leaf) is Argument:
+        return leaf.tensor()
+    return leaf.copy() if is_array(leaf) and not phantom.mode.dry else leaf
+
+
+class Argument:
+    """A tensor among a call's arguments, held as tapes hold residuals: it may be dropped, and made again."""
+
+    __slots__ = ("residuals",)
+
+    def __init__(self, residuals: Any) -> None:
+        self.residuals = residuals
+
+    def tensor(self) -> Tensor:
+        """The tensor, made again if need be."""
+        (buffer,) = self.residuals.restored()
+        return Tensor(buffer)
+
+
+def kept_by_tapes(leaf: Any) -> Any:
+    """A tensor as an :class:`Argument` where somebody keeps memory within a budget; anything else is itself."""
+    keeper = _buffer.keeper
+    if not isinstance(leaf, Tensor) or keeper is None:
+        return leaf
+    residuals = keeper.keep((leaf._buffer,))
+    return leaf if type(residuals) is tuple else Argument(residuals)

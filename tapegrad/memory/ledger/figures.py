@@ -1,0 +1,125 @@
+"""The figures of a measurement."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tapegrad.memory.ledger.places import by_line
+
+CATEGORIES = (
+    "parameter", "optimizer", "gradient", "activation", "rematerialized", "temporary", "input", "user",
+)  # fmt: skip
+GRAIN = 512
+
+
+def rounded(nbytes: int) -> int:
+    """``nbytes`` rounded up to the grain of CuPy's pool."""
+    return -(-nbytes // GRAIN) * GRAIN
+
+
+class Figure:
+    """A figure that what has happened is added to late: it is right as soon as somebody reads it."""
+
+    def __init__(self, start: Any) -> None:
+        self._start = start
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, m: Any, owner: type) -> Any:
+        if m is None:
+            return self._start
+        if m.settle is not None:
+            m.settle()
+        return m.__dict__[self._name]
+
+    def __set__(self, m: Any, value: Any) -> None:
+        m.__dict__[self._name] = value
+
+
+class LiveBytes(Figure):
+    """While its block is open, what the ledger says."""
+
+    def __get__(self, m: Any, owner: type) -> Any:
+        return super().__get__(m, owner) if m is None or m.now is None else m.now()
+
+
+def late(start: Any, kind: type[Figure] = Figure) -> Any:
+    """The declaration of a figure that begins with ``start``."""
+    return kind(start)
+
+
+@dataclass
+class Measure:
+    """Figures of one ``measure`` block; read them in the block or after it."""
+
+    live_bytes: int = late(0, LiveBytes)
+    """Bytes alive now (or at the end of the block), whenever they were allocated."""
+    peak_bytes: int = late(0)
+    """The most bytes alive at once in the block."""
+    allocated_bytes: int = late(0)
+    """Bytes allocated in the block, freed or not."""
+    scratch_bytes: int = 0
+    """The largest workspace of one kernel on the CPU (registers, on a GPU); not part of the bytes above."""
+    kernel_runs: int = late(0)
+    """Kernels and barriers run: a region counts as one."""
+    bytes_moved: int = late(0)
+    """Bytes read plus written by them; what one kernel reads twice counts once."""
+    nodes_run: Counter[str] = late(None)
+    """How often nodes of each primitive were evaluated."""
+    reruns: int = 0
+    """Reruns of functions under ``recompute_grad``."""
+    cost: float = late(0.0)
+    """What all nodes cost by the estimate of ``memory/ledger/costs.py``, in bytes moved."""
+    evictions: int = 0
+    """Values dropped under pressure."""
+    restored_cost: float = late(0.0)
+    """The part of ``cost`` that went into values made again after an eviction."""
+    restored: int = 0
+    """Values made again, node by node, after that."""
+    offloads: int = 0
+    """Values moved to another memory by a policy."""
+    fetches: int = 0
+    """Values brought back from there."""
+    prefetches: int = 0
+    """Values that were on their way back before they were asked for."""
+    live_by_category: dict[str, int] = field(default_factory=dict)
+    peak_parts: dict[str, dict[Any, int]] = field(default_factory=dict, repr=False)
+    samples: list[tuple[float, int, int]] = field(default_factory=list)
+    """With ``timeline=True``: (seconds since the start, live bytes, of which kept for rules) after every change."""
+    timeline: bool = False
+    started: float = field(default_factory=time.perf_counter)
+    detailed: bool = True
+    """Whether work, and the bytes by category, primitive and line, are counted; without, bytes alone, in less time."""
+    settle: Callable[[], None] | None = field(default=None, repr=False)
+    """While the block is open: adds what has happened."""
+    now: Callable[[], int] | None = field(default=None, repr=False)
+    """While the block is open: the bytes alive."""
+
+    def __post_init__(self) -> None:
+        if self.nodes_run is None:
+            self.nodes_run = Counter()
+
+    @property
+    def peak_by_category(self) -> dict[str, int]:
+        """What was alive, by category, when the peak was reached."""
+        return dict(self._part("category"))
+
+    @property
+    def peak_by_primitive(self) -> dict[str, int]:
+        """What was alive then, by the primitive that had made it."""
+        return dict(self._part("primitive"))
+
+    @property
+    def peak_by_line(self) -> dict[str, int]:
+        """What was alive then, by the line of the program that had made it."""
+        return by_line(self._part("place"))
+
+    def _part(self, what: str) -> dict[Any, int]:
+        if self.settle is not None:
+            self.settle()
+        return self.peak_parts.get(what, {})

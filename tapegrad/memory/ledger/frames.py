@@ -1,0 +1,196 @@
+"""Where the program is, and in which calls: found by looking at the stack, without touching the program.
+
+Each frame of the program under which an operation runs gets a number, that of its call.  A frame is known again by a
+mark on it: ``f_trace_opcodes``, which a frame object carries for as long as it lives and which means nothing unless
+the program is traced.  So a look costs only as many steps as there are frames up to the next known one.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterable
+from os.path import dirname, join
+from types import CodeType, FrameType
+from typing import Any
+
+from tapegrad.memory.ledger.calls import Ordinals
+from tapegrad.memory.ledger.phase import FORWARD, phase
+
+_HERE = join(dirname(dirname(dirname(__file__))), "")
+_OURS_BUT_A_PROGRAM = join(_HERE, "profile", "demo")
+_LIBRARY = tuple({join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
+_TRANSPARENT = {"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"}
+FUNCTION, LAYER, CHECKPOINT, SCOPE = range(4)
+"""Kinds of calls."""
+
+_of_program: dict[str, bool] = {}
+
+
+def is_program(filename: str) -> bool:
+    """Whether code of that file is the user's: neither this package nor Python's own library."""
+    known = _of_program.get(filename)
+    if known is None:
+        ours = filename.startswith(_HERE) and not filename.startswith(_OURS_BUT_A_PROGRAM)
+        library = filename.startswith(_LIBRARY) and "site-packages" not in filename
+        known = _of_program[filename] = not (ours or library or filename.startswith("<frozen"))
+    return known
+
+
+Special = dict[int, tuple[CodeType, Callable[[FrameType], tuple[int, str, CodeType | None]]]]
+"""By the id of their code, frames of this package's that count as calls: kind, name, and code of what they call."""
+
+
+class Call:
+    """One call during which operations ran."""
+
+    __slots__ = ("begin_ns", "begin_seq", "code", "end_ns", "end_seq", "file", "first", "kind", "line", "name",
+                 "ordinal", "parent", "phase", "step")  # fmt: skip
+
+    def __init__(self, kind: int, name: str, file: str, line: int, parent: int, code: CodeType | None) -> None:
+        self.kind, self.name, self.file, self.line, self.parent, self.code = kind, name, file, line, parent, code
+        self.begin_seq = self.end_seq = self.begin_ns = self.end_ns = self.ordinal = 0
+        self.first = self.step = -1
+        self.phase = 0
+
+    @property
+    def key(self) -> tuple[int, str, str, int]:
+        """What it is a call of."""
+        return self.kind, self.name, self.file, self.line
+
+
+class Frames:
+    """The calls and places seen so far.
+
+    ``stacks``: "line" (innermost places alone), "full" or "none".  ``began`` is told of every call that begins.
+    """
+
+    def __init__(self, special: Special, stacks: str, began: Callable[[Call], None]) -> None:
+        self.calls: list[Call | None] = []
+        """By number; None: forgotten."""
+        self.places: list[tuple[CodeType, int, int]] = []
+        """Code, instruction, and number of the calling place (-1: not asked for)."""
+        self._special = special
+        self._full = stacks == "full"
+        self._lines = stacks != "none"
+        self._began = began
+        self._call_of: dict[int, int] = {}
+        self._place_of: dict[tuple[int, int, int], int] = {}
+        self._leaving: set[int] = set()
+        """Calls to be forgotten as soon as no frame has their number."""
+        self._numbers: dict[tuple[int, int], Ordinals] = {}  # by thread and phase
+
+    def look(self, frame: FrameType | None) -> tuple[int, int]:
+        """The numbers of the place and of the call that ``frame`` is in (-1: none)."""
+        place, call, known = -1, -1, False
+        new: list[FrameType] = []
+        chain: list[FrameType] = []
+        special, program, call_of = self._special, _of_program, self._call_of
+        while frame is not None:
+            code = frame.f_code
+            mine = program.get(code.co_filename)
+            if mine is None:
+                mine = is_program(code.co_filename)
+            if mine or id(code) in special:
+                if not known:
+                    found = call_of.get(id(frame)) if frame.f_trace_opcodes else None
+                    if found is None:
+                        new.append(frame)
+                    else:
+                        known, call = True, found
+                if mine:
+                    chain.append(frame)
+                    if not self._full and known or code.co_name == "<module>":
+                        break
+            frame = frame.f_back
+        if self._lines:
+            for f in reversed(chain if self._full else chain[:1]):
+                place = self._place(f, place)
+        for f in reversed(new):
+            call = self._enter(f, call)
+        return place, call
+
+    def _place(self, frame: FrameType, parent: int) -> int:
+        code = frame.f_code
+        key = (id(code), frame.f_lasti, parent)
+        found = self._place_of.get(key)
+        if found is None:
+            found = self._place_of[key] = len(self.places)
+            self.places.append((code, frame.f_lasti, parent))  # which keeps the code, and so its id
+        return found
+
+    def _enter(self, frame: FrameType, parent: int) -> int:
+        frame.f_trace_opcodes = True
+        found = self._call_of[id(frame)] = self._numbered(frame, parent)
+        return found
+
+    def _numbered(self, frame: FrameType, parent: int) -> int:
+        code = frame.f_code
+        if id(code) in self._special:
+            kind, name, inner = self._special[id(code)][1](frame)
+            file, line = (inner.co_filename, inner.co_firstlineno) if inner is not None else ("", 0)
+            return self.begin(Call(kind, name, file, line, parent, inner if kind == LAYER else None))
+        if code.co_name == "<module>":
+            return -1
+        outer = self.calls[parent] if parent >= 0 else None
+        if code.co_name in _TRANSPARENT or (outer is not None and outer.code is code):
+            return parent  # what a layer's ``call`` does is what the layer does
+        return self.begin(Call(FUNCTION, code.co_qualname, code.co_filename, code.co_firstlineno, parent, None))
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Forget calls, but for those under way and those that they are in."""
+        needed = set(self._call_of.values())
+        for number in sorted(needed, reverse=True):
+            call = self.calls[number] if number >= 0 else None
+            while call is not None and call.parent not in needed:
+                needed.add(call.parent)
+                call = self.calls[call.parent] if call.parent >= 0 else None
+        leaving = self._leaving.union(numbers)
+        for number in leaving - needed:
+            self.calls[number] = None
+        self._leaving = leaving & needed
+
+    def scope(self, name: str, frame: FrameType) -> Callable[[], None]:
+        """From now on what ``frame`` does is done in a call of its own; the result, when called, ends that."""
+        _, parent = self.look(frame)
+        before = self._call_of.get(id(frame), -1)
+        frame.f_trace_opcodes = True
+        code = frame.f_code
+        self._call_of[id(frame)] = self.begin(Call(SCOPE, name, code.co_filename, frame.f_lineno, parent, None))
+
+        def end() -> None:
+            self._call_of[id(frame)] = before
+
+        return end
+
+    def begin(self, call: Call) -> int:
+        """The number of a call that begins now."""
+        call.phase = phase()
+        where = threading.get_ident(), call.phase
+        if where not in self._numbers:
+            self._numbers[where] = Ordinals(by_step=call.phase != FORWARD)
+        call.ordinal = self._numbers[where].next(call.key)
+        self.calls.append(call)
+        self._began(call)
+        return len(self.calls) - 1
+
+
+def program_frame(frame: FrameType) -> FrameType:
+    """The innermost frame of the program's that ``frame`` is in; ``frame`` itself where there is none."""
+    found: FrameType | None = frame
+    while found is not None and not is_program(found.f_code.co_filename):
+        found = found.f_back
+    return found or frame
+
+
+def code_of(f: Any) -> CodeType | None:
+    """The code of a function, behind its wrappers."""
+    while hasattr(f, "__wrapped__"):
+        f = f.__wrapped__
+    return getattr(f, "__code__", None)
+
+
+def caller(depth: int) -> FrameType:
+    """The frame ``depth`` calls above the caller's."""
+    return sys._getframe(depth + 1)

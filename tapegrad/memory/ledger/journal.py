@@ -1,0 +1,254 @@
+"""The journal: every event of the ledger in order, for profiles.
+
+It is written while a program runs, so it does little: one tuple for an event, numbers instead of names, nothing that
+holds an array.  What was alive when, and what it was for, is worked out afterwards (``profile/``).
+
+Long programs: events of a step that is neither among the first ones, nor the latest ones, nor the one with the most
+bytes are dropped once there are too many; what outlives such a step stays, and how many were dropped is counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from itertools import count
+from time import perf_counter_ns
+from typing import Any
+
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import Node
+from tapegrad.engine.evaluate import array_of
+from tapegrad.memory.ledger.entries import Entry
+from tapegrad.memory.ledger.frames import CHECKPOINT, Call, Frames, Special, caller
+from tapegrad.memory.ledger.parts import Parts
+from tapegrad.memory.ledger.phase import BACKWARD, FORWARD, HERE, RECOMPUTE, phase
+
+_NEAR = (0, *(sign * off for off in range(1, 33) for sign in (1, -1)))
+STEP, OOM, USER, STOPPED = range(4)
+"""Kinds of marks."""
+
+
+class Journal:
+    """Events as they happen.  The ledger calls it, holding its lock."""
+
+    def __init__(
+        self, special: Special | None = None, stacks: str = "line", keep: int = 1_000_000, gradients: bool = False
+    ) -> None:
+        self.began_ns = perf_counter_ns()
+        self.marks: list[tuple[int, int, int, str]] = []  # seq, ns, kind, text
+        self.frames = Frames(special or {}, stacks, self._call_began)
+        self.parts = Parts(keep, self.frames.forget)
+        self.gradients: list[tuple[int, str, str]] | None = [] if gradients else None
+        """Seq, name and digest of every gradient, if they are wanted."""
+        self.before_op: Callable[[], None] | None = None
+        """Called before every operation, when all that came before has been told."""
+        self.avals: list[ShapedArray] = []
+        self._aval_numbers: dict[int, int] = {}
+        self._tick = count().__next__
+        self._number = count().__next__
+        self._made: dict[int, tuple[int, int]] = {}  # by node: where it was applied
+        self._now = (-1, -1)
+        """The last node that was applied, and the phase then."""
+        self._last: dict[int, int] = {}  # by node: the last allocation for its value
+        self._before: tuple[dict[int, tuple[int, int]], dict[int, int]] = ({}, {})
+
+    # What the ledger tells -------------------------------------------------------------------------------------
+
+    def census(self, entries: Iterable[Entry]) -> None:
+        """What is alive when the journal begins."""
+        for entry in entries:
+            buffer = entry()
+            if buffer is not None:
+                self._add(entry, buffer.node, entry.category, -1, -1, -1)
+
+    def applied(self, node: Node, inputs: tuple[Buffer, ...], of: Callable[[Buffer], Entry | None]) -> None:
+        """``node`` is applied to ``inputs``."""
+        if self.before_op is not None:
+            self.before_op()
+        if HERE.optimizing:  # many, and small: their results tell enough
+            return
+        index, now = node.index, phase()
+        place, call = self._made[index] = self._made.get(index) or self._where(index)
+        self._now = index, now
+        seq, ns = self._tick(), perf_counter_ns()
+        self.parts.now.ops.append((seq, ns, node.prim.name, now, call, place))  # type: ignore[union-attr]
+        if call >= 0:
+            self._touch(call, seq, ns)
+        if now <= RECOMPUTE:
+            for b in inputs:
+                if b.array is not None and (entry := of(b.root() if b.keeps else b)) is not None:
+                    self._used(entry, seq, now)
+
+    def read(self, entries: Iterable[Entry | None]) -> None:
+        """A kernel reads values now that were noted for it before."""
+        seq, now = self._tick(), phase()
+        for entry in entries:
+            if entry is not None:
+                self._used(entry, seq, now)
+
+    def called(self, node: Node) -> None:
+        """``node`` is due to this place: a result of a call with a derivative of its own, or one that is postponed."""
+        self._made[node.index] = self._where(node.index)
+
+    def allocated(self, entry: Entry, node: Node) -> None:
+        """A buffer got bytes."""
+        index = node.index
+        place, call = self._made.get(index) or self._before[0].get(index) or self._where(index)
+        again = -1
+        if HERE.reruns:
+            same = index if HERE.restoring else index + HERE.shift
+            again = self._repeated(same, entry, node, place)
+        self._add(entry, node, entry.category, place, call, again)
+        self._last[index] = entry.number
+
+    def left(self, entry: Entry) -> None:
+        """A buffer is gone."""
+        seq = self._tick()
+        self.parts.now.ends[entry.number] = seq, perf_counter_ns(), entry.holder, entry.read, entry.next
+
+    def changed(self, entry: Entry) -> None:
+        """Bytes serve as something else."""
+        self.parts.now.changes.append((self._tick(), entry.number, entry.category))
+
+    def differentiating(self, index: int) -> None:
+        """The walk of this thread has come to what was made as node ``index``."""
+        HERE.source = self._made.get(index) or self._before[0].get(index)
+
+    def catch_up(self, entries: Iterable[Entry]) -> None:
+        """Nothing was told for a while: what is not among ``entries`` any more is gone."""
+        entries = list(entries)
+        self.census(e for e in entries if e.number < 0)  # of other threads
+        alive, seq, ns = {e.number for e in entries}, self._tick(), perf_counter_ns()
+        ended = {number for part in self.parts.all for number in part.ends}
+        for part in self.parts.all:
+            for number in part.rows.keys() - ended - alive:
+                self.parts.now.ends[number] = seq, ns, "", -1, -1
+
+    def gradient(self, buffer: Buffer, name: str) -> None:
+        """``buffer`` holds a gradient that the program has asked for."""
+        if self.gradients is not None:
+            value = buffer.node.aval.device.numpy(array_of(buffer))
+            digest = hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
+            self.gradients.append((self._tick(), name, digest))
+
+    def now(self) -> int:
+        """A seq of its own for this moment."""
+        return self._tick()
+
+    def mark(self, kind: int, text: str = "", peak: int = 0) -> int:
+        """Something worth a mark; the end of a step closes its part.  Returns its seq."""
+        seq = self._tick()
+        self.marks.append((seq, perf_counter_ns(), kind, text))
+        if kind == STEP:
+            self._close(peak)
+        return seq
+
+    # Parts -----------------------------------------------------------------------------------------------------
+
+    def _close(self, peak: int) -> None:
+        self.parts.close(peak, len(self.frames.calls))
+        self._before = self._made, self._last
+        self._made, self._last = {}, {}
+
+    def _repeated(self, index: int, entry: Entry, node: Node, place: int) -> int:
+        """The allocation for the value that is made again, about that of node ``index``; -1: none is like it.
+
+        Indices are off by a few where a run makes nodes that the other does not (constants, other threads).
+        """
+        mine = entry.primitive, self._aval(node.aval), self._instruction(place)
+        for off in (0,) if HERE.restoring else _NEAR:
+            number = self._last.get(index + off, -1)
+            if number < 0:
+                number = self._before[1].get(index + off, -1)
+            row = self.parts.row(number)
+            if row is not None and (row[4], row[8], self._instruction(row[6])) == mine:
+                if not HERE.restoring:
+                    HERE.shift += off
+                return number
+        return -1
+
+    def _instruction(self, place: int) -> Any:
+        return self.frames.places[place][:2] if place >= 0 else None
+
+    # Rows ------------------------------------------------------------------------------------------------------
+
+    def _add(self, entry: Entry, node: Node, category: str, place: int, call: int, again: int) -> None:
+        entry.number = number = self._number()
+        entry.holder = ""
+        entry.read = entry.next = -1
+        seq, ns = self._tick(), perf_counter_ns()
+        now = self._now[1] if self._now[0] == node.index else phase()
+        self.parts.now.rows[number] = (
+            seq, ns, entry.nbytes, category, entry.primitive, now, place, call, self._aval(node.aval), again,
+        )  # fmt: skip
+        if call >= 0:
+            self._touch(call, seq, ns)
+
+    def _aval(self, aval: ShapedArray) -> int:
+        found = self._aval_numbers.get(id(aval))
+        if found is None:
+            found = self._aval_numbers[id(aval)] = len(self.avals)
+            self.avals.append(aval)
+        return found
+
+    def _used(self, entry: Entry, seq: int, now: int) -> None:
+        if now == FORWARD:
+            entry.read, entry.next = seq, -1
+        elif (now == BACKWARD or now == RECOMPUTE) and entry.next < 0:
+            entry.next = seq
+
+    def _where(self, index: int) -> tuple[int, int]:
+        """Place and call of what is made now: of what is being differentiated, or where the program is."""
+        if HERE.walking and not HERE.reruns and HERE.source is not None:
+            return HERE.source
+        if HERE.optimizing:
+            if HERE.update is None:
+                HERE.update = self.frames.look(caller(2))
+            return HERE.update
+        place, call = self.frames.look(caller(2))
+        if HERE.reruns and call >= 0:
+            self._note_first(call, index)
+            if HERE.source is not None and not self._inside(place, call):
+                place = HERE.source[0]  # of the first run: a rerun of a layer's has no line of the program
+        return place, call
+
+    def _inside(self, place: int, call: int) -> bool:
+        """Whether a place lies within the rerun that ``call`` is in."""
+        code = self.frames.places[place][0] if place >= 0 else None
+        here = self.frames.calls[call]
+        while code is not None and here is not None:
+            if (here.file, here.line) == (code.co_filename, code.co_firstlineno):
+                return True
+            if here.kind == CHECKPOINT:
+                return False
+            here = self.frames.calls[here.parent] if here.parent >= 0 else None
+        return True
+
+    def _note_first(self, call: int, index: int) -> None:
+        """Which call of the first run the calls of a rerun repeat, from what they make."""
+        index += HERE.shift
+        calls = self.frames.calls
+        here = calls[call]
+        if here is None or here.first >= 0 or here.phase != RECOMPUTE:
+            return
+        _, first = self._made.get(index) or self._before[0].get(index) or (-1, -1)
+        while here is not None and here.first < 0 and here.phase == RECOMPUTE:
+            there = calls[first] if first >= 0 else None
+            while there is not None and there.key != here.key:
+                first = there.parent
+                there = calls[first] if first >= 0 else None
+            if there is None:
+                return
+            here.first = first
+            here = calls[here.parent] if here.parent >= 0 else None
+
+    def _call_began(self, call: Call) -> None:
+        call.begin_seq, call.begin_ns = self._tick(), perf_counter_ns()
+        call.end_seq, call.end_ns = call.begin_seq, call.begin_ns
+
+    def _touch(self, call: int, seq: int, ns: int) -> None:
+        if not HERE.walking or HERE.reruns:
+            c = self.frames.calls[call]
+            if c is not None:
+                c.end_seq, c.end_ns = seq, ns

@@ -1,0 +1,652 @@
+"""The ledger: every byte the engine's buffers hold, by category, primitive and source line; and the work done.
+
+It counts only while a :func:`measure` block or a budget is open.  Before, a new buffer costs one weak reference in a
+set (``buffer.uncounted``): opening enters what is alive there, and live bytes are right from the start without a
+search.  What has been entered stays known when the block is closed, so each buffer is entered once.  Sizes are rounded
+up to 512 bytes, as CuPy's pool rounds them.
+
+Kernels under a budget ask for room and count what they make here, in one short section each (:meth:`Ledger.promise`,
+:meth:`Ledger.allocated`): ``room`` is one number, what the limit leaves beside live and promised bytes.  Only where it
+does not suffice the manager is asked (``budget/manager.py``).  What goes is noted later: the interpreter puts its entry
+into a queue, in one step that nothing can interrupt, and the next section takes it from there.
+
+Categories are facts, because the tape knows: *parameter* and *optimizer* (values of variables), *gradient* (results of
+``tape.gradient``), *activation* (kept by a tape for a rule), *rematerialized* (made by the rerun of a checkpointed
+function), *input* (arrays and numbers given by the user), *temporary* (made while something records or differentiates,
+and neither kept nor asked for), *user* (made by the user's own operations, with nothing recording).
+
+long because: bytes, room and measures change together, in the same sections under one lock.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from threading import get_ident
+from typing import Any, TypeVar
+
+from tapegrad.core import buffer as _buffer
+from tapegrad.core import locks
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.locks import section, whole
+from tapegrad.core.node import Node
+from tapegrad.core.state import thread
+from tapegrad.device import phantom
+from tapegrad.device.host_scalar import HostScalar
+from tapegrad.device.phantom import Phantom
+from tapegrad.memory.ledger.costs import cost_of
+from tapegrad.memory.ledger.entries import RANK, Entries, Entry
+from tapegrad.memory.ledger.figures import GRAIN, Measure, rounded
+from tapegrad.memory.ledger.journal import Journal
+from tapegrad.memory.ledger.phase import HERE, during
+from tapegrad.memory.ledger.places import Place, user_place
+from tapegrad.memory.ledger.steps import GRADIENT, STEPS
+from tapegrad.memory.ledger.wanted import Wanted
+from tapegrad.variable import everyone
+
+T = TypeVar("T")
+_BEFORE, _JOURNAL_KNOWS, _SMALL = "(before the measurement)", "(in the journal)", "(small values)"
+_MOST_EVENTS = 4096
+_LARGE, _SHARE = 2**20, 256
+"""Where only the message of a BudgetError will ask, lines are noted of values of so many bytes, beside which a look at
+the stack costs nothing, or of such a share of the limit."""
+
+
+class Ledger:
+    """The accountant: live entries, and the open measures to tell."""
+
+    def __init__(self) -> None:
+        self._lock = locks.lock()
+        self._events: deque[Any] = deque()
+        """What has happened and is not in the sums yet, in order: what to call with which arguments; or an entry, which
+        the interpreter puts here when its buffer goes.  No event refers to a node: tapes count who does."""
+        self._at_once = False
+        """Whether events are added as they happen: where they are written down with the time."""
+        self._open: list[Measure] = []
+        self.journal: Journal | None = None
+        """Written while a program is profiled."""
+        self._entries = Entries()
+        self._wanted = Wanted()
+        self._places: weakref.WeakKeyDictionary[Buffer, Place] = weakref.WeakKeyDictionary()
+        self._peaked: list[Measure] = []
+        self._epoch = 0
+        """How often all measures were closed; categories are facts of one epoch."""
+        self._labelled = -1
+        """The last epoch whose old entries have categories."""
+        self.detailed = False
+        self._held = 0  # blocks of `held`
+        self._limit = inf
+        self._large: float = _LARGE
+        self._promises: dict[int, int] = {}  # by thread: bytes it has room for and has not taken yet
+        self.room = inf
+        """Bytes that may be promised or counted at once; minus infinity while the manager has to be asked."""
+
+    # Room ------------------------------------------------------------------------------------------------------
+
+    @section
+    def promise(self, nbytes: int) -> bool:
+        """Keep room of ``nbytes`` for this thread; False if it is not certain that there is so much."""
+        try:
+            with self._lock:
+                if nbytes > self.room:
+                    self._drain()
+                    if nbytes > self.room:
+                        return False
+                me = get_ident()
+                self.room -= nbytes
+                self._promises[me] = self._promises.get(me, 0) + nbytes
+                return True
+        except BaseException:
+            self.mend()
+            raise
+
+    def promised(self) -> int:
+        """Bytes kept for this thread that it has not taken yet."""
+        return self._promises.get(get_ident(), 0)
+
+    @section
+    def settle_promise(self, promised: int) -> None:
+        """No more than ``promised`` bytes are kept for this thread."""
+        me = get_ident()
+        if self._promises.get(me, 0) <= promised:
+            return
+        try:
+            with self._lock:
+                self.room += self._promises.get(me, 0) - promised
+                self._keep_promised(me, promised)
+        except BaseException:
+            self.mend()
+            self._keep_promised(me, promised)
+            self._find_room()
+            raise
+
+    def _keep_promised(self, thread_id: int, nbytes: int) -> None:
+        if nbytes:
+            self._promises[thread_id] = nbytes
+        else:
+            self._promises.pop(thread_id, None)
+
+    @property
+    def promised_bytes(self) -> int:
+        """Bytes kept for all threads."""
+        return sum(list(self._promises.values()))
+
+    @whole
+    def taken(self) -> int:
+        """Live and promised bytes, of one moment: bytes that another thread was promised and takes now are in one."""
+        return self.live_bytes + self.promised_bytes
+
+    @whole
+    def promise_made(self, nbytes: int) -> None:
+        """Keep room of ``nbytes`` for this thread, which the manager has made."""
+        me = get_ident()
+        self._promises[me] = self._promises.get(me, 0) + nbytes
+
+    @whole
+    def promises_apart(self, promises: dict[int, int]) -> dict[int, int]:
+        """Let threads have these promises, and return those that they had."""
+        before, self._promises = self._promises, promises
+        return before
+
+    @whole
+    def limit(self, limit: float) -> None:
+        """Live and promised bytes shall stay within ``limit``; minus infinity: the manager is to be asked each time."""
+        self._limit = limit
+        if limit > 0:
+            self._large = min(_LARGE, limit / _SHARE)
+        self._find_room()
+
+    def _find_room(self) -> None:
+        with self._lock:
+            self._drain()
+            self.room = self._limit - self._entries.live_bytes - self.promised_bytes
+
+    def mend(self) -> None:
+        """An exception came in the middle of a section: make sums right again, and the lock free."""
+        if locks.let_go(self._lock, self, self._held if self._lock._is_owned() else 0) <= 0:
+            with self._lock:
+                self._entries.recount()
+                self._find_room()
+
+    def in_child(self) -> None:
+        """In a forked child only the forking thread has promises."""
+        me = get_ident()
+        self._promises = {t: n for t, n in self._promises.items() if t == me}
+        self.mend()
+
+    # Measures --------------------------------------------------------------------------------------------------
+
+    @whole
+    def open(self, measure: Measure) -> None:
+        """Start telling ``measure``; before the first one, what is alive is entered."""
+        _buffer.set_accountant(self)
+        self._note_changes()
+        live = self._entries.live_bytes
+        self._open = [*self._open, measure]
+        if measure.detailed and not self.detailed:
+            self._label_old()
+            self._entries.sum_up(True)
+            self.detailed = True
+        self._note_at_once()
+        measure.settle, measure.now = self.settle, self._now
+        measure.peak_bytes = live
+        if measure.detailed:
+            self._peaked.append(measure)
+
+    @whole
+    def close(self, measure: Measure) -> None:
+        """Stop telling ``measure``; after the last one the ledger rests."""
+        self._drain()
+        self.settle()
+        if measure.detailed:
+            measure.live_by_category = self.by("category")
+        measure.live_bytes, measure.settle, measure.now = self._entries.live_bytes, None, None
+        self._open = [m for m in self._open if m is not measure]
+        self._note_at_once()
+        if self.detailed and not any(m.detailed for m in self._open):
+            self._entries.sum_up(False)
+            self.detailed = False
+        if not self._open:
+            _buffer.set_accountant(None)
+            self._epoch += 1
+            self.journal = None
+            self._wanted.clear()
+            self._places.clear()
+
+    @whole
+    def write(self, journal: Journal | None) -> None:
+        """Keep ``journal`` from now on, from what is alive; None: no longer.  A measure must be open."""
+        self._drain()
+        self._label_old()
+        if journal is not None:
+            journal.census(self._entries)
+        self.journal = journal
+        self._note_at_once()
+        self._label_variables()
+
+    def _note_at_once(self) -> None:
+        """Events are added as they happen where a journal is written, or a timeline."""
+        self._at_once = self.journal is not None or any(m.timeline for m in self._open)
+        if self._at_once:
+            self._entries.tell(self._left)
+
+    @whole
+    def note(self, kind: int, text: str, peak: int = 0) -> int:
+        """Put a mark into the journal, if there is one, and return its seq (-1: there is none)."""
+        return -1 if self.journal is None else self.journal.mark(kind, text, peak)
+
+    @contextmanager
+    def held(self) -> Iterator[Entries]:
+        """In the block nothing is counted by other threads."""
+        with self._lock:
+            self._held += 1
+            try:
+                self._note_changes()
+                self._label_old()
+                yield self._entries
+            finally:
+                self._held -= 1
+
+    @whole
+    def by(self, what: str) -> dict[str, int]:
+        """Live bytes by ``"category"``, ``"primitive"`` or ``"line"``, the largest first."""
+        if not self._open:
+            return {}
+        self._drain()
+        self._label_old()
+        return self._entries.by(what)
+
+    def _enter_uncounted(self) -> None:
+        """Enter what got bytes while nobody counted."""
+        for weak in list(_buffer.uncounted):
+            b = weak()
+            if b is not None and b.array is not None and not b.keeps and type(b.array) not in (HostScalar, Phantom):
+                if self._enter(b, *_old(b)):
+                    self.room -= rounded(b.node.aval.nbytes)
+            _buffer.uncounted.discard(weak)
+
+    def _label_old(self) -> None:
+        """Once an epoch, when somebody asks: the categories of what was entered before it."""
+        if self._labelled < self._epoch:
+            self._labelled = self._epoch
+            for entry in self._entries:
+                if entry.epoch < self._epoch:
+                    self._renew(entry)
+            self._label_variables()
+
+    def _renew(self, entry: Entry) -> None:
+        buffer = entry()
+        if buffer is not None:
+            entry.epoch = self._epoch
+            entry.category, entry.place = _old(buffer)
+
+    def _label_variables(self) -> None:
+        for variable in list(everyone.values()):
+            self._relabel(variable._cell._content.root(), variable.category, variable.name)
+
+    # What the engine tells -------------------------------------------------------------------------------------
+
+    def allocated(self, buffer: Buffer) -> None:
+        """A buffer got bytes."""
+        if type(buffer.array) is HostScalar:  # a kernel's argument: nothing lies on the device
+            return
+        keeper = _buffer.keeper
+        if keeper is None:
+            self._count_freely(buffer)
+        elif not self._count(buffer, False):
+            keeper.admit(buffer, self._count_admitted)
+
+    def _count_freely(self, buffer: Buffer) -> None:
+        """Count a buffer's bytes where there is no limit."""
+        if self._at_once or len(self._events) >= _MOST_EVENTS:
+            self._count(buffer, True)
+            self._note_changes()
+            return
+        place = self._places.pop(buffer, None) if self._places else None
+        self._enter(buffer, self._category_of(buffer), place or (user_place() if self.detailed else _SMALL))
+        if self._limit != inf:  # another thread has entered a budget meanwhile
+            self._find_room()
+
+    def _count_admitted(self, buffer: Buffer) -> None:
+        self._count(buffer, True)
+
+    @section
+    def _count(self, buffer: Buffer, admitted: bool) -> bool:
+        """Count a buffer's bytes if there is room; ``admitted``: there is."""
+        nbytes = -(-buffer.node.aval.nbytes // GRAIN) * GRAIN
+        try:
+            with self._lock:
+                if _buffer.uncounted:  # made by another thread while this one opened the ledger
+                    self._enter_uncounted()
+                promises, promised = self._promises, 0
+                if promises:
+                    me = get_ident()
+                    promised = min(nbytes, promises.get(me, 0))
+                if not admitted and nbytes > promised and nbytes - promised > self.room:
+                    self._drain()
+                    if nbytes - promised > self.room:
+                        return False
+                if promised:
+                    left = promises[me] - promised
+                    if left:
+                        promises[me] = left
+                    else:
+                        del promises[me]
+                self.room -= nbytes - promised
+                place: Place
+                if self.detailed:
+                    place = self._places.pop(buffer, None) or user_place()
+                elif self.journal is not None:
+                    place = _JOURNAL_KNOWS
+                else:
+                    place = user_place() if nbytes >= self._large else _SMALL
+                self._enter(buffer, self._category_of(buffer), place)
+                if self._at_once or len(self._events) >= _MOST_EVENTS:
+                    self._drain()
+                return True
+        except BaseException:
+            self.mend()
+            raise
+
+    def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
+        """A node was applied."""
+        if HERE.differentiated and thread.recorders:
+            STEPS.mark(GRADIENT)
+        journal = self.journal
+        if journal is not None and not (HERE.optimizing and journal.before_op is None):
+            self._locked(journal.applied, node, inputs, self._entries.of)
+        if self.detailed:
+            avals = () if node.site is not None else [b.node.aval for b in inputs]
+            self._events.append((self._add_cost, cost_of(node, avals), HERE.restoring))
+
+    @whole
+    def _locked(self, tell: Callable[..., Any], *args: Any) -> Any:
+        return tell(*args)
+
+    def _add_cost(self, cost: float, again: int) -> None:
+        for m in self._open:
+            figures = m.__dict__
+            figures["cost"] += cost
+            if again:
+                figures["restored_cost"] += cost
+
+    def deferred(self, buffer: Buffer) -> None:
+        """A buffer was made pending here."""
+        if self.detailed:
+            self._locked(self._places.__setitem__, buffer, user_place())
+        if buffer.postponed and self.journal is not None:  # it will be applied elsewhere
+            self._locked(self.journal.called, buffer.node)
+
+    def place(self) -> Place | None:
+        """Where the user's program is (None: without details)."""
+        return user_place() if self.detailed else None
+
+    @whole
+    def place_of(self, buffer: Buffer) -> Place | None:
+        """Where a buffer, filled or pending, was made (None: not known)."""
+        entry = self._entries.of(buffer)
+        return self._places.get(buffer) if entry is None else entry.place
+
+    def wanted(self, buffer: Buffer, by: str) -> None:
+        """A tape keeps a buffer, filled or pending."""
+        if self.detailed or self.journal is not None:
+            root = buffer.root()
+            if root.array is not None and not self._at_once:
+                entry = self._entries.of(root)
+                if entry is not None and entry.category != "activation":
+                    self._events.append((self._relabel_entry, entry, "activation", ""))
+            else:
+                self._note_wanted(buffer, f"vjp of {by}")
+
+    @whole
+    def _note_wanted(self, buffer: Buffer, holder: str) -> None:
+        waiting = [buffer]
+        while waiting:
+            b = waiting.pop()
+            if b.array is not None:
+                self._relabel(b.root(), "activation", holder)
+            elif self._wanted.add(b):
+                waiting += b.keeps  # what a pending buffer is to be made from is kept for the rule's sake, too
+
+    def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
+        """A buffer's bytes serve as ``category``; a more telling category stays."""
+        self._locked(self._relabel, buffer, category, name)
+        if category == "gradient" and self.journal is not None:
+            self.journal.gradient(buffer, name)
+
+    def read(self, buffers: Sequence[Buffer]) -> None:
+        """A kernel reads buffers."""
+        if self.journal is not None:
+            self._locked(self.journal.read, [self._entries.of(b.root()) for b in buffers])
+
+    def called(self, node: Node) -> None:
+        """A call with a derivative of its own was made."""
+        if self.journal is not None:
+            self._locked(self.journal.called, node)
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes alive now (0: nobody counts)."""
+        return self._now() if self._open else 0
+
+    def _now(self) -> int:
+        if self._events or _buffer.uncounted:
+            self._note_changes()
+        return self._entries.live_bytes
+
+    @whole
+    def _note_changes(self) -> None:
+        self._enter_uncounted()
+        self._drain()
+
+    @contextmanager
+    def apart(self, measure: Measure) -> Iterator[None]:
+        """Only ``measure``, an open one, is told of what happens in the block."""
+        self.settle()
+        before, self._open = self._open, [measure]
+        self._note_at_once()
+        journal, self.journal = self.journal, None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._drain()
+                self._open, self.journal = before, journal
+                self._note_at_once()
+                if journal is not None:
+                    journal.catch_up(self._entries)
+
+    @whole
+    def forget(self, since: int) -> list[Buffer]:
+        """The live buffers of nodes from index ``since`` on have no bytes after all."""
+        self._drain()
+        found = self._entries.forget(since)
+        self._find_room()
+        return found
+
+    # Entries ---------------------------------------------------------------------------------------------------
+
+    def _category_of(self, buffer: Buffer) -> str:
+        if buffer.node.prim is None:
+            return "temporary" if HERE.optimizing else "input"
+        if HERE.reruns:
+            return "rematerialized"
+        if self._wanted.found and self._wanted.take(buffer):
+            return "activation"
+        return "temporary" if thread.recorders or thread.deferring is not None or HERE.optimizing else "user"
+
+    def _enter(self, buffer: Buffer, category: str, place: Place) -> bool:
+        """Whether the buffer is new here."""
+        entries = self._entries
+        known = entries.by_key.get(id(buffer))
+        if known is not None and known() is buffer:  # an interrupt came between its entry and its array
+            return False
+        left = self._left if self._at_once else self._events.append
+        entry = entries.enter(buffer, category, place, self._epoch, left)
+        self._events.append((self._add_entry, entry))
+        return True
+
+    def _add_entry(self, entry: Entry) -> None:
+        """A buffer got bytes."""
+        if not self._entries.count(entry):
+            return
+        if self.journal is not None and (buffer := entry()) is not None:
+            self.journal.allocated(entry, buffer.node)
+        live = self._entries.live_bytes
+        for m in self._open:
+            figures = m.__dict__
+            figures["allocated_bytes"] += entry.nbytes
+            if live > figures["peak_bytes"]:
+                figures["peak_bytes"] = live
+                if m.detailed:
+                    self._peaked.append(m)
+            if m.timeline:
+                self._note_sample(m)
+
+    @section
+    def _left(self, entry: Entry) -> None:
+        """A buffer is gone (told by the interpreter, at any time, under any lock), and the time matters."""
+        self._events.append(entry)
+        try:
+            if self._lock.acquire(blocking=False):  # else whoever has it, or comes next, sees to it
+                self._drain()
+                self._lock.release()
+        except BaseException:
+            self.mend()
+            raise
+
+    def _drain(self) -> None:
+        """Add what has happened to the sums; the lock is held."""
+        events = self._events
+        while events:
+            event = events.popleft()
+            if type(event) is Entry:
+                self._take_out(event)
+            else:
+                event[0](*event[1:])
+
+    def _take_out(self, entry: Entry) -> None:
+        """Its buffer is gone."""
+        if self._peaked:
+            self._note_peak()
+        if self._entries.remove(entry):
+            self.room += entry.nbytes
+            if self.journal is not None:
+                self.journal.left(entry)
+            for m in self._open:
+                if m.timeline:
+                    self._note_sample(m)
+
+    def _relabel(self, buffer: Buffer, category: str, holder: str) -> None:
+        entry = self._entries.of(buffer)
+        if entry is not None:
+            self._drain()
+            self._relabel_entry(entry, category, holder)
+
+    def _relabel_entry(self, entry: Entry, category: str, holder: str) -> None:
+        if entry.epoch < self._epoch:
+            self._renew(entry)
+        if RANK[category] > RANK[entry.category]:
+            if self._peaked:
+                self._note_peak()
+            self._entries.relabel(entry, category)
+            if self.journal is not None:
+                self.journal.changed(entry)
+        elif category != entry.category:
+            return
+        if self.journal is not None:
+            entry.holder = holder
+
+    def _note_sample(self, m: Measure) -> None:
+        by = self._entries.totals["category"]
+        kept = by["activation"] + by["rematerialized"]
+        m.samples.append((time.perf_counter() - m.started, self._entries.live_bytes, kept))
+
+    def settle(self) -> None:
+        """Let all figures be those of now."""
+        if self._events or self._peaked:
+            self._settle()
+
+    @whole
+    def _settle(self) -> None:
+        self._drain()
+        if self._peaked:
+            self._note_peak()
+
+    def _note_peak(self) -> None:
+        """Note what makes up a new peak, before it changes: while memory only grows, that need not be told."""
+        parts = {what: dict(total) for what, total in self._entries.totals.items()}
+        for m in self._peaked:
+            m.peak_parts = parts
+        self._peaked = []
+
+    # Work, which is only passed on ------------------------------------------------------------------------------
+
+    def ran(self, names: tuple[str, ...], read: int, written: int) -> None:
+        """A kernel ran."""
+        self._events.append((self._add_run, names, read + written))
+
+    def _add_run(self, names: tuple[str, ...], moved: int) -> None:
+        for m in self._open:
+            figures = m.__dict__
+            figures["kernel_runs"] += 1
+            figures["bytes_moved"] += moved
+            nodes = figures["nodes_run"]
+            for name in names:
+                nodes[name] += 1
+
+    @whole
+    def restored(self) -> None:
+        """One value was made again."""
+        for m in self._open:
+            m.restored += 1
+
+    @whole
+    def evicted(self) -> None:
+        """One value was dropped."""
+        for m in self._open:
+            m.evictions += 1
+
+    @whole
+    def moved(self, figure: str) -> None:
+        """One value went to a tier (``figure``: "offloads"), came back, or started to ("fetches", "prefetches")."""
+        for m in self._open:
+            setattr(m, figure, getattr(m, figure) + 1)
+
+    @whole
+    def reran(self) -> None:
+        """A checkpointed function is rerun in this thread."""
+        for m in self._open:
+            m.reruns += 1
+
+    @whole
+    def scratch(self, nbytes: int) -> None:
+        """A kernel took workspace."""
+        for m in self._open:
+            m.scratch_bytes = max(m.scratch_bytes, nbytes)
+
+    def walk(self, f: Callable[..., T], *args: Any) -> T:
+        """A gradient walk, ``f(*args)``."""
+        try:
+            return during(f, *args, walking=HERE.walking + 1, source=HERE.source)
+        finally:
+            if not (HERE.walking or HERE.reruns or thread.recorders or phantom.mode.dry):
+                HERE.differentiated = True
+
+    def differentiating(self, index: int) -> None:
+        """The walk has come to a node."""
+        if self.journal is not None:
+            self.journal.differentiating(index)
+
+
+def _old(buffer: Buffer) -> tuple[str, Place]:
+    """Category and place of what was there before anybody counted."""
+    return ("input" if buffer.node.prim is None else "user"), _BEFORE
+
+
+LEDGER = Ledger()
+locks.in_child(LEDGER.in_child)

@@ -1,0 +1,1 @@
+"""Values whose bytes are in another memory: pinned host memory, or disk."""

@@ -1,0 +1,231 @@
+"""Activations under the names of torch.nn.functional.
+
+At a kink the gradient is PyTorch's: that of the flat side for limits (0 at both ends of ``hardtanh``), 0 of ``relu``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tapegrad import ops, random
+from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.ops.dispatch import in_float32
+from tapegrad.ops.elementwise import activation as activation_ops
+from tapegrad.tensor import Tensor
+
+__all__ = [
+    "celu", "elu", "gelu", "hard_tanh", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu",
+    "log_softmax", "logsigmoid", "mish", "prelu", "relu", "relu6", "rrelu", "selu", "sigmoid", "silu", "softmax",
+    "softmin", "softplus", "softshrink", "softsign", "swish", "tanh", "tanhshrink", "threshold",
+]  # fmt: skip
+
+relu, silu, sigmoid, tanh = ops.relu, ops.silu, ops.sigmoid, ops.tanh
+swish = silu
+mish, softsign = activation_ops.mish, ops.softsign
+
+
+def floating(input: Any) -> Tensor:
+    """The input as a tensor of floats."""
+    x = ops.asarray(input)
+    return ops.astype(x, "float64") if "int" in str(x.dtype) or "bool" in str(x.dtype) else x
+
+
+def limited(x: Tensor, low: float, high: float) -> Tensor:
+    """``x`` limited to [low, high] with gradient 0 at both ends, unlike that of ``clip``."""
+    return ops.where(x <= low, low, ops.where(x >= high, high, x))
+
+
+def gelu(input: Any, approximate: str = "none") -> Tensor:
+    """``x * Phi(x)`` with the normal distribution's Phi, or its tanh approximation (Hendrycks and Gimpel, 2016).
+
+    Raises TapegradError unless ``approximate`` is "none" or "tanh".
+    """
+    return ops.gelu(input, approximate=approximate)
+
+
+@in_float32
+def softplus(input: Any, beta: float = 1.0, threshold: float | None = None) -> Tensor:
+    """``log(1 + exp(beta * x)) / beta``, exact for large arguments too.
+
+    ``threshold``: where ``beta * x`` is above it, ``x`` itself (PyTorch's, by default from 20 on: off by 2e-9).
+    """
+    x = ops.asarray(input)
+    y = ops.softplus(x) if beta == 1 else ops.softplus(beta * x) / beta
+    return y if threshold is None else ops.where(beta * x > threshold, x, y)
+
+
+def logsigmoid(input: Any) -> Tensor:
+    """``log(sigmoid(x))`` without overflow."""
+    return -ops.softplus(-ops.asarray(input))
+
+
+@in_float32
+def elu(input: Any, alpha: float = 1.0) -> Tensor:
+    """``x`` where positive, else ``alpha * (exp(x) - 1)``."""
+    x = ops.asarray(input)
+    return ops.where(x > 0, x, alpha * ops.expm1(ops.minimum(x, 0)))
+
+
+@in_float32
+def selu(input: Any) -> Tensor:
+    """The self-normalizing scaled ``elu`` (Klambauer et al., 2017)."""
+    return 1.0507009873554805 * elu(input, 1.6732632423543772)
+
+
+@in_float32
+def celu(input: Any, alpha: float = 1.0) -> Tensor:
+    """``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``, smooth for any alpha (Barron, arXiv 1704.07483).
+
+    Raises TapegradError for alpha 0.
+    """
+    if not alpha:
+        raise TapegradError("celu: alpha must not be 0")
+    x = floating(input)
+    return ops.where(x > 0, x, alpha * ops.expm1(ops.minimum(x, 0) / alpha))
+
+
+@in_float32
+def leaky_relu(input: Any, negative_slope: float = 0.01) -> Tensor:
+    """``x`` where positive, else ``negative_slope * x``."""
+    x = ops.asarray(input)
+    return ops.where(x > 0, x, negative_slope * x)
+
+
+@in_float32
+def prelu(input: Any, weight: Any) -> Tensor:
+    """``x`` where positive, else ``weight * x`` (He et al., arXiv 1502.01852).
+
+    input: (n, c, ...), weight: one number or (c,).  Raises ShapeError.
+    """
+    x, w = floating(input), ops.asarray(weight)
+    channels = x.shape[1] if x.ndim > 1 else 1
+    if w.ndim > 1 or w.size not in (1, channels):
+        raise ShapeError(f"prelu: wanted a weight of 1 or {channels} numbers for {x.shape}, got {w.shape}")
+    slope = ops.reshape(w, (-1, *(1,) * (x.ndim - 2))) if w.size > 1 else ops.reshape(w, ())
+    return ops.where(x > 0, x, slope * x)
+
+
+def rrelu(input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
+    """``x`` where positive, else ``slope * x``: a random slope in [lower, upper) each, or without ``training`` their
+    mean (Xu et al., arXiv 1505.00853).
+    """
+    x = floating(input)
+    if not training:
+        return leaky_relu(x, (lower + upper) / 2)
+    slope = random.uniform(x.shape, lower, upper, dtype=x.dtype, device=x.device)
+    return ops.where(x > 0, x, slope * x)
+
+
+def hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """``x`` limited to [min_val, max_val], with gradient 0 at both.  Raises TapegradError if min_val is the larger."""
+    if min_val > max_val:
+        raise TapegradError(f"hardtanh: min_val {min_val} must not be above max_val {max_val}")
+    return limited(ops.asarray(input), min_val, max_val)
+
+
+hard_tanh = hardtanh
+
+
+def relu6(input: Any) -> Tensor:
+    """``x`` limited to [0, 6]; the gradient at both is 0."""
+    return limited(ops.asarray(input), 0, 6)
+
+
+@in_float32
+def hardsigmoid(input: Any) -> Tensor:
+    """``x / 6 + 1 / 2`` limited to [0, 1]; the gradient at both ends is 0."""
+    return limited(ops.asarray(input) / 6.0 + 0.5, 0.0, 1.0)
+
+
+@in_float32
+def hardswish(input: Any) -> Tensor:
+    """``x * hardsigmoid(x)`` (Howard et al., arXiv 1905.02244)."""
+    x = floating(input)
+    inner = ops.clip(x, -3.0, 3.0)  # so that infinities make no NaN in the part that is not taken
+    return ops.where(x <= -3, 0, ops.where(x >= 3, x, inner * (inner + 3.0) / 6.0))
+
+
+@in_float32
+def hardshrink(input: Any, lambd: float = 0.5) -> Tensor:
+    """``x`` where ``|x| > lambd``, else 0."""
+    x = ops.asarray(input)
+    return ops.where(ops.logical_and(x >= -lambd, x <= lambd), 0, x)
+
+
+@in_float32
+def softshrink(input: Any, lambd: float = 0.5) -> Tensor:
+    """``x`` moved by ``lambd`` towards 0, where it stays.  Raises TapegradError for negative ``lambd``."""
+    if lambd < 0:
+        raise TapegradError(f"softshrink: lambd must not be negative, got {lambd}")
+    x = floating(input)
+    return ops.where(x > lambd, x - lambd, ops.where(x < -lambd, x + lambd, x * 0))
+
+
+@in_float32
+def tanhshrink(input: Any) -> Tensor:
+    """``x - tanh(x)``."""
+    x = floating(input)
+    return x - ops.tanh(x)
+
+
+def threshold(input: Any, threshold: float, value: float) -> Tensor:
+    """``x`` where above ``threshold``, else ``value``."""
+    x = ops.asarray(input)
+    return ops.where(x <= threshold, value, x)
+
+
+def softmax(input: Any, dim: int = -1, *, dtype: Any = None) -> Tensor:
+    """``exp(x) / sum(exp(x))`` along ``dim``; ``dtype``: to compute in.  Raises AxisError."""
+    return ops.softmax(_in(input, dtype), axis=dim)
+
+
+def softmin(input: Any, dim: int = -1, *, dtype: Any = None) -> Tensor:
+    """``softmax(-x)`` along ``dim``.  Raises AxisError."""
+    return ops.softmax(-_in(input, dtype), axis=dim)
+
+
+def log_softmax(input: Any, dim: int = -1, *, dtype: Any = None) -> Tensor:
+    """``log(softmax(x))`` along ``dim`` without overflow; ``dtype``: to compute in.  Raises AxisError."""
+    return ops.log_softmax(_in(input, dtype), axis=dim)
+
+
+def _in(input: Any, dtype: Any) -> Tensor:
+    return ops.asarray(input) if dtype is None else ops.astype(ops.asarray(input), dtype)
+
+
+def linear(x: Tensor) -> Tensor:
+    """``x`` itself."""
+    return x
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": linear,
+    "exponential": ops.exp,
+    "hard_sigmoid": hardsigmoid,
+    "hard_swish": hardswish,
+    "log_sigmoid": logsigmoid,
+    **{
+        f.__name__: f
+        for f in (
+            celu, elu, gelu, leaky_relu, log_softmax, mish, relu6, selu, softmax, softplus, softsign,
+        )
+    },
+    "relu": relu,
+    "silu": silu,
+    "swish": silu,
+    "sigmoid": sigmoid,
+    "tanh": tanh,
+}  # fmt: skip
+
+
+def activation(spec: str | Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor]:
+    """The activation of that name; None means none; a function is itself.  Raises TapegradError."""
+    if spec is None:
+        return _ACTIVATIONS["linear"]
+    if callable(spec):
+        return spec
+    found = _ACTIVATIONS.get(spec)
+    if found is None:
+        raise TapegradError(f"activation: wanted None, a function or one of {', '.join(_ACTIVATIONS)}; got {spec!r}")
+    return found

@@ -1,0 +1,219 @@
+"""Convolutions under torch.nn.functional's names, on (n, channels, sizes ...), and Chainer's other kinds of them.
+
+As in PyTorch, an input without the axis n is an image by itself, and so is its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tapegrad import ops
+from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.ops.products.convolution import Moves, Window, conv, conv_transpose
+from tapegrad.ops.shape.patches import unfold_windows
+from tapegrad.tensor import Tensor
+
+__all__ = [
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "depthwise_convolution_2d", "local_convolution_2d",
+]  # fmt: skip
+
+Lengths = int | Sequence[int]
+Padding = int | str | Sequence[Any]
+
+
+def lengths(who: Any, name: str, value: Lengths, dims: int, least: int = 1) -> tuple[int, ...]:
+    """One integer for each of ``dims`` dimensions.  Raises ShapeError."""
+    found = (value,) * dims if isinstance(value, int) else tuple(value)
+    if len(found) != dims or any(not isinstance(n, int) or n < least for n in found):
+        raise ShapeError(f"{who}: wanted an integer or {dims} of them, at least {least}, for {name}, got {value!r}")
+    return found
+
+
+def pads(
+    who: Any, padding: Padding, size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilation: Any
+) -> tuple[tuple[int, int], ...]:
+    """Pairs ``(before, after)``: of numbers, of a number for each dimension, or of a word.
+
+    "same": as many positions as ``size / strides``, rounded up, the odd element of padding after the image (the rule of
+    TensorFlow, and with strides of 1 of PyTorch).  Raises ShapeError, and TapegradError for another word.
+    """
+    if padding == "valid":
+        return ((0, 0),) * len(kernel)
+    if padding == "same":
+        missing = [
+            max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n) for n, k, s, d in zip(size, kernel, strides, dilation)
+        ]
+        return tuple((m // 2, m - m // 2) for m in missing)
+    if isinstance(padding, str):
+        raise TapegradError(f'{who}: wanted padding "same", "valid" or numbers, got {padding!r}')
+    each = (padding,) * len(kernel) if isinstance(padding, int) else tuple(padding)
+    pairs = tuple((p, p) if isinstance(p, int) else tuple(p) for p in each)
+    if len(pairs) != len(kernel) or any(len(p) != 2 or min(p) < 0 for p in pairs):
+        raise ShapeError(
+            f"{who}: wanted a number >= 0 or a pair of them for each of {len(kernel)} dimensions as padding, "
+            f"got {padding!r}"
+        )
+    return pairs
+
+
+def by_image(op: Any, input: Any, dims: int, body: Callable[[Tensor], Tensor]) -> Tensor:
+    """``body`` of (n, channels, sizes ...), or of one image without the axis n.  Raises ShapeError."""
+    x = ops.asarray(input)
+    if x.ndim == dims + 1:
+        return ops.squeeze(body(ops.expand_dims(x, axis=0)), axis=0)
+    if x.ndim != dims + 2:
+        sizes = f"{dims} sizes" if dims > 1 else "1 size"
+        raise ShapeError(f"{op}: wanted input (n, channels, {sizes}) or (channels, {sizes}), got {x.shape}")
+    return body(x)
+
+
+def _bias(op: str, y: Tensor, bias: Any) -> Tensor:
+    if bias is None:
+        return y
+    b = ops.asarray(bias)
+    if b.shape != (y.shape[1],):
+        raise ShapeError(f"{op}: wanted bias ({y.shape[1]},), one for each output, got {b.shape}")
+    return y + ops.reshape(b, (y.shape[1], *(1,) * (y.ndim - 2)))
+
+
+def convolve(
+    op: Any, dims: int, input: Any, weight: Any, bias: Any, stride: Lengths, padding: Padding, dilation: Lengths,
+    groups: int,
+) -> Tensor:  # fmt: skip
+    """What conv1d, conv2d and conv3d do; ``op`` opens the messages."""
+    w = ops.asarray(weight)
+    if w.ndim != dims + 2:
+        raise ShapeError(f"{op}: wanted weight (outputs, channels / groups, {dims} sizes), got {w.shape}")
+    strides, spaced = lengths(op, "stride", stride, dims), lengths(op, "dilation", dilation, dims)
+    (count,) = lengths(op, "groups", groups, 1)
+
+    def body(x: Tensor) -> Tensor:
+        around = pads(op, padding, x.shape[2:], w.shape[2:], strides, spaced)
+        return _bias(op, conv(x, w, moves=Moves(strides, around, spaced, count)), bias)
+
+    return by_image(op, input, dims, body)
+
+
+def conv1d(
+    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Padding = 0, dilation: Lengths = 1,
+    groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Cross-correlation along one dimension.
+
+    input: (n, c, l), weight: (o, c / groups, k), bias: (o,), result: (n, o, positions).  ``padding``: a number, pairs
+    ``(before, after)`` for each dimension, "same" or "valid".  Raises ShapeError.
+    """
+    return convolve("conv1d", 1, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv2d(
+    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Padding = 0, dilation: Lengths = 1,
+    groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Cross-correlation along two dimensions: as :func:`conv1d` with (n, c, h, w) and (o, c / groups, kh, kw)."""
+    return convolve("conv2d", 2, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv3d(
+    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Padding = 0, dilation: Lengths = 1,
+    groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Cross-correlation along three dimensions: as :func:`conv1d` with (n, c, d, h, w) and (o, c / groups, ...)."""
+    return convolve("conv3d", 3, input, weight, bias, stride, padding, dilation, groups)
+
+
+def _transposed(
+    op: str, dims: int, input: Any, weight: Any, bias: Any, stride: Lengths, padding: Lengths,
+    output_padding: Lengths, groups: int, dilation: Lengths,
+) -> Tensor:  # fmt: skip
+    strides, spaced = lengths(op, "stride", stride, dims), lengths(op, "dilation", dilation, dims)
+    around, more = lengths(op, "padding", padding, dims, 0), lengths(op, "output_padding", output_padding, dims, 0)
+    (count,) = lengths(op, "groups", groups, 1)
+    w = ops.asarray(weight)
+    if any(m >= max(s, d) for m, s, d in zip(more, strides, spaced)):
+        raise ShapeError(f"{op}: output_padding {more} must be smaller than the stride {strides} or dilation {spaced}")
+
+    def body(x: Tensor) -> Tensor:
+        if w.ndim != dims + 2 or w.shape[0] != x.shape[1]:
+            raise ShapeError(
+                f"{op}: wanted weight ({x.shape[1]}, outputs / groups, {dims} sizes) for {x.shape}, got {w.shape}"
+            )
+        # What output_padding adds at the end was cropped as padding, or lies beyond all that the kernel reaches.
+        pairs = tuple((p, max(0, p - m)) for p, m in zip(around, more))
+        beyond = tuple(max(0, m - p) for p, m in zip(around, more))
+        each = zip(x.shape[2:], strides, pairs, spaced, w.shape[2:])
+        size = tuple((n - 1) * s - low - high + d * (k - 1) + 1 for n, s, (low, high), d, k in each)
+        if any(n + b < 1 for n, b in zip(size, beyond)):
+            raise ShapeError(f"{op}: padding {around} leaves nothing of a result of {x.shape}; pad less")
+        y = conv_transpose(x, w, moves=Moves(strides, pairs, spaced, count), size=size)
+        return _bias(op, ops.pad(y, ((0, 0), (0, 0), *((0, b) for b in beyond))) if any(beyond) else y, bias)
+
+    return by_image(op, input, dims, body)
+
+
+def conv_transpose1d(
+    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Lengths = 0,
+    output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
+) -> Tensor:  # fmt: skip
+    """The transpose of :func:`conv1d` in its input: as :func:`conv_transpose2d` with (n, c, l) and (c, ..., k)."""
+    return _transposed(
+        "conv_transpose1d", 1, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )  # fmt: skip
+
+
+def conv_transpose2d(
+    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Lengths = 0,
+    output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
+) -> Tensor:  # fmt: skip
+    """The transpose of :func:`conv2d` in its input.
+
+    input: (n, c, h, w), weight: (c, o / groups, kh, kw), bias: (o,), result: (n, o, H, W) with
+    ``H = (h - 1) * stride - 2 * padding + dilation * (kh - 1) + 1 + output_padding``.  Raises ShapeError.
+    """
+    return _transposed(
+        "conv_transpose2d", 2, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )  # fmt: skip
+
+
+def conv_transpose3d(
+    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Lengths = 0,
+    output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
+) -> Tensor:  # fmt: skip
+    """The transpose of :func:`conv3d` in its input: as :func:`conv_transpose2d` with one more size."""
+    return _transposed(
+        "conv_transpose3d", 3, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )  # fmt: skip
+
+
+def depthwise_convolution_2d(x: Any, W: Any, b: Any = None, stride: Lengths = 1, pad: Padding = 0) -> Tensor:
+    """Each channel convolved by kernels of its own (Chainer's function).
+
+    x: (n, c, h, w), W: (multiplier, c, kh, kw), b: (c * multiplier,), result: (n, c * multiplier, ...).
+    Raises ShapeError.
+    """
+    w = ops.asarray(W)
+    if w.ndim != 4:
+        raise ShapeError(f"depthwise_convolution_2d: wanted W (multiplier, channels, kh, kw), got {w.shape}")
+    channels = w.shape[1]
+    apart = ops.reshape(ops.permute_dims(w, (1, 0, 2, 3)), (channels * w.shape[0], 1, *w.shape[2:]))
+    return convolve("depthwise_convolution_2d", 2, x, apart, b, stride, pad, 1, channels)
+
+
+def local_convolution_2d(x: Any, W: Any, b: Any = None, stride: Lengths = 1) -> Tensor:
+    """A convolution whose kernel differs from position to position (Chainer's function).
+
+    x: (n, c, h, w), W: (o, H, W, c, kh, kw), b: (o, H, W), result: (n, o, H, W).  Raises ShapeError.
+    """
+    op = "local_convolution_2d"
+    image, w, strides = ops.asarray(x), ops.asarray(W), lengths(op, "stride", stride, 2)
+    if w.ndim != 6 or image.ndim != 4 or image.shape[1] != w.shape[3]:
+        raise ShapeError(f"{op}: wanted x (n, c, h, w), W (o, H, W, c, kh, kw), got {image.shape}, {w.shape}")
+    o, high, wide, c, kh, kw = w.shape
+    window = Window(image.shape[2:], (kh, kw), strides, ((0, 0), (0, 0)), (1, 1))
+    if window.positions != (high, wide):
+        raise ShapeError(f"{op}: x {image.shape} has {window.positions} positions, but W {w.shape} is for others")
+    columns = unfold_windows(image, window=window)  # (n, c, taps, H, W)
+    y = ops.einsum("nckhw,ohwck->nohw", columns, ops.reshape(w, (o, high, wide, c, kh * kw)))
+    return y if b is None else y + b

@@ -1,0 +1,1 @@
+"""Layers: callables with variables."""

@@ -1,0 +1,249 @@
+"""`Layer`: a callable that owns variables, and the walk that finds them."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from tapegrad import ops, random
+from tapegrad.errors import DTypeError, TapegradError
+from tapegrad.memory import plan
+from tapegrad.nn import initializers
+from tapegrad.tensor import Tensor
+from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from tapegrad.optim import Optimizer
+
+_takes_training: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+_serial: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
+
+
+class Layer:
+    """A function with variables.  Subclasses define ``call(inputs, ...)``, and ``build(input_shape)`` if they have any.
+
+    ``build`` runs once, before the first call.  Variables and sublayers are found through attributes, lists, tuples
+    and dicts, also behind a wrapper with ``__wrapped__`` such as ``recompute_grad``.  A layer with weights computes in
+    its own ``dtype``: other numbers are converted, as in Keras.
+
+    ``training=True`` reaches ``call`` if it takes an argument of that name.  There is no global mode, so a layer that
+    calls others must pass it on, and one that holds a layer that depends on it but does not take it is refused.
+    """
+
+    def __init__(self, *, name: str | None = None, dtype: Any = "float32", trainable: bool = True) -> None:
+        self.name = _unique_name(type(self)) if name is None else name
+        self.dtype = dtype
+        self.trainable = trainable
+        self.built = False
+        # Drawn here and not in build: the global stream must not depend on whether the weights are there already.
+        self._seed = _fresh_seed()
+
+    def build(self, input_shape: Any) -> None:
+        """Make the variables for inputs of that shape (a tuple, or a structure of them).  Does nothing by default."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """What the layer computes; every subclass defines it."""
+        raise TapegradError(f"{self}: the class {type(self).__name__} defines no call(inputs)")
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Build if that has not happened, then ``call``.  Arrays and numbers become tensors.
+
+        Raises what ``call`` raises, and TapegradError if ``training=True`` would be lost on the way to a sublayer.
+        """
+        if "built" not in self.__dict__:
+            raise TapegradError(
+                f"{type(self).__name__}: its __init__ must call super().__init__() before anything else uses it"
+            )
+        if not isinstance(inputs, Tensor) and not _is_structure(inputs):
+            inputs = ops.asarray(inputs)
+        if not self.built:
+            self.build(_shape_of(inputs))
+            self.built = True
+        if "training" in kwargs and not takes_training(type(self)):
+            if kwargs.pop("training"):
+                self._refuse_lost_training()
+        if plan.plan is not None:
+            return plan.plan.layer(self, inputs, args, kwargs)
+        return self.call(inputs, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__} "{self.__dict__.get("name", "?")}"'
+
+    def add_weight(
+        self,
+        shape: tuple[int, ...],
+        initializer: str | initializers.Initializer = "glorot_uniform",
+        *,
+        name: str | None = None,
+        trainable: bool = True,
+        dtype: Any = None,
+    ) -> Variable:
+        """A new variable; assign it to an attribute, which is how the layer finds it.
+
+        Raises TapegradError for an unknown initializer.
+        """
+        dtype = self.dtype if dtype is None else dtype
+        generator = random.Generator(self._seed)
+        self._seed += 1 << 96  # another stream for the next one
+        value = initializers.get(initializer)(tuple(shape), dtype, generator)
+        full_name = self.name if name is None else f"{self.name}/{name}"
+        return Variable(value, trainable=trainable, name=full_name, dtype=dtype)
+
+    @property
+    def variables(self) -> list[Variable]:
+        """Every variable of the layer and its sublayers, each once, in the order in which they were constructed."""
+        return sorted((v for _, v in named_variables(self)), key=lambda v: v.construction_number)
+
+    @property
+    def trainable_variables(self) -> list[Variable]:
+        """The variables to train: without those made with ``trainable=False`` and those of frozen layers."""
+        found = named_variables(self, only_trainable=True)
+        return sorted((v for _, v in found), key=lambda v: v.construction_number)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The sublayers held directly (in attributes, lists, tuples, dicts), in order of assignment."""
+        found: dict[int, Layer] = {}
+        for value in vars(self).values():
+            for _, held in _held(value, "", set()):
+                if isinstance(held, Layer) and held is not self:
+                    found.setdefault(id(held), held)
+        return list(found.values())
+
+    def count_params(self) -> int:
+        """How many numbers the variables hold."""
+        return sum(v.size for v in self.variables)
+
+    def save(self, path: str | PathLike[str], optimizer: Optimizer | None = None) -> None:
+        """Write all variables, and the optimizer's, to a safetensors file.  See :func:`.saving.save`."""
+        from tapegrad.nn.layers import saving
+
+        saving.save(path, self, optimizer)
+
+    def load(self, path: str | PathLike[str], optimizer: Optimizer | None = None) -> None:
+        """Read what ``save`` wrote; nothing changes unless all fits.  See :func:`.saving.load`."""
+        from tapegrad.nn.layers import saving
+
+        saving.load(path, self, optimizer)
+
+    def _as_own_dtype(self, x: Any) -> Tensor:
+        """``x`` as a tensor of the layer's dtype.  Raises DTypeError for complex numbers in a real layer."""
+        x = ops.asarray(x)
+        if x.dtype == self.dtype:
+            return x
+        if "complex" in str(x.dtype) and "complex" not in str(self.dtype):
+            raise DTypeError(f"{self}: wanted real input, got {x.dtype}; take the real part, or give dtype={x.dtype}")
+        return ops.astype(x, self.dtype)
+
+    def _refuse_lost_training(self) -> None:
+        waiting = [self]
+        seen = {id(self)}
+        while waiting:
+            for layer in waiting.pop().layers:
+                if takes_training(type(layer)) and not isinstance(layer, Transparent):
+                    raise TapegradError(
+                        f"{self}: called with training=True, but {type(self).__name__}.call takes no argument "
+                        f"`training`, so {layer} inside it would not hear of it; "
+                        "let call take training=False and pass it on"
+                    )
+                if id(layer) not in seen:
+                    seen.add(id(layer))
+                    waiting.append(layer)
+
+
+class Transparent:
+    """Marks a layer that takes ``training`` only to hand it to its sublayers, and does nothing else with it."""
+
+
+def named_variables(layer: Layer, *, only_trainable: bool = False) -> Iterator[tuple[str, Variable]]:
+    """Pairs of path and variable, such as ``("blocks.0.dense.kernel", v)``; a shared variable under its first path."""
+    seen: set[int] = set()
+    waiting: list[tuple[str, Any]] = [("", layer)]
+    while waiting:
+        path, held = waiting.pop()
+        if id(held) in seen:
+            continue
+        seen.add(id(held))
+        if isinstance(held, Variable):
+            if held.trainable or not only_trainable:
+                yield path, held
+        elif held.trainable or not only_trainable:
+            prefix = f"{path}." if path else ""
+            inside = [pair for key, value in vars(held).items() for pair in _held(value, prefix + key, seen)]
+            waiting.extend(reversed(inside))
+
+
+def _held(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """The variables and layers that an attribute holds, not going into layers."""
+    value = unwrapped(value)
+    if isinstance(value, Variable | Layer):
+        yield path, value
+        return
+    if isinstance(getattr(value, "parts", None), tuple):  # a reversible block, a checkpointed sequence
+        value = value.parts
+    if isinstance(value, list | tuple | dict):
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _held(item, f"{path}.{key}", seen)
+
+
+def unwrapped(value: Any) -> Any:
+    """The layer behind wrappers (``recompute_grad(layer)``) and bound methods of layers; anything else as it is."""
+    found = value
+    while callable(found) and not isinstance(found, Layer | Variable | Tensor | type):
+        inner = getattr(found, "__wrapped__", None)
+        if inner is None:
+            inner = getattr(found, "__self__", None)
+            return inner if isinstance(inner, Layer) else value
+        found = inner
+    return found if isinstance(found, Layer) else value
+
+
+def takes_training(cls: type[Layer]) -> bool:
+    """Whether ``cls.call`` has an argument ``training``, or takes any keyword."""
+    found = _takes_training.get(cls)
+    if found is None:
+        parameters = inspect.signature(cls.call).parameters
+        found = _takes_training[cls] = "training" in parameters or (
+            cls.call is not Layer.call and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        )
+    return found
+
+
+def _unique_name(cls: type) -> str:
+    """``LayerNormalization`` -> ``layer_normalization``, then ``layer_normalization_1``, as Keras counts."""
+    base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower().strip("_")
+    number = next(_serial[base])
+    return f"{base}_{number}" if number else base
+
+
+def _fresh_seed() -> int:
+    """A seed from a fresh place of the global stream, so that ``random.seed`` decides all weights."""
+    key, position = random.default_generator.take(1)
+    return key + ((position + 1) << 64)  # not the key of any seed below 2**64
+
+
+def _is_structure(inputs: Any) -> bool:
+    """Whether ``inputs`` is None or a container of tensors rather than numbers."""
+    if isinstance(inputs, list | tuple):
+        return not inputs or any(_is_structure(i) or hasattr(i, "shape") for i in inputs)
+    return inputs is None or isinstance(inputs, dict)
+
+
+def _shape_of(inputs: Any) -> Any:
+    """The shape of a tensor, or the same structure with shapes in the place of tensors."""
+    if isinstance(inputs, dict):
+        return {key: _shape_of(value) for key, value in inputs.items()}
+    if isinstance(inputs, list | tuple):
+        return [_shape_of(i) for i in inputs]
+    return None if inputs is None else tuple(inputs.shape)

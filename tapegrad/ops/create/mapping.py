@@ -1,0 +1,77 @@
+"""Functions of slices, called one by one, and NumPy's other ways to make an array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+from tapegrad.core.aval import normalize_axis
+from tapegrad.device import dtypes
+from tapegrad.errors import ShapeError
+from tapegrad.ops.create.creation import asarray
+from tapegrad.ops.dispatch import own, tensor
+from tapegrad.ops.index.grid_indices import indices
+from tapegrad.ops.shape.arrange import vstack
+from tapegrad.ops.shape.join import stack
+from tapegrad.ops.shape.shape import expand_dims, moveaxis, reshape
+from tapegrad.tensor import Tensor, identity_of
+
+__all__ = [
+    "apply_along_axis", "apply_over_axes", "array", "asanyarray", "ascontiguousarray", "copy", "fromfunction",
+    "row_stack",
+]  # fmt: skip
+
+asanyarray = ascontiguousarray = asarray
+row_stack = vstack
+
+
+def apply_along_axis(func1d: Callable, axis: int, arr: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """``func1d(vector, *args, **kwargs)`` of every vector along ``axis``; its results take that axis' place.
+
+    The function is called once for each vector, on the tape.  Raises AxisError, and ShapeError if there is none.
+    """
+    x = tensor("apply_along_axis", arr)
+    a = normalize_axis("apply_along_axis", axis, x.ndim)
+    rows = moveaxis(x, a, -1)
+    lead = rows.shape[:-1]
+    found = [asarray(func1d(rows[place], *args, **kwargs)) for place in product(*map(range, lead))]
+    if not found:
+        raise ShapeError(f"apply_along_axis: {x.shape} has no vectors along axis {a} to apply a function to")
+    out = reshape(stack(found), (*lead, *found[0].shape))
+    inner = found[0].ndim
+    return moveaxis(out, tuple(range(len(lead), len(lead) + inner)), tuple(range(a, a + inner)))
+
+
+def apply_over_axes(func: Callable, a: Any, axes: int | Sequence[int]) -> Tensor:
+    """``func(x, axis)`` again and again, for each of ``axes``; an axis it removes is put back with length 1.
+
+    Raises AxisError, and ShapeError for a result of another rank.
+    """
+    x = given = tensor("apply_over_axes", a)
+    n = x.ndim
+    for axis in axes if isinstance(axes, (tuple, list)) else (axes,):
+        place = normalize_axis("apply_over_axes", axis, n)
+        found = asarray(func(x, place))
+        x = expand_dims(found, place) if found.ndim == n - 1 else found
+        if x.ndim != n:
+            raise ShapeError(f"apply_over_axes: the function made {found.shape} of an array of {n} dimensions")
+    return own(x, given)
+
+
+def array(object: Any, dtype: Any = None, *, copy: bool | None = True, ndmin: int = 0, device: Any = None) -> Tensor:
+    """``object`` as a tensor of at least ``ndmin`` dimensions (NumPy's ``array``): see :func:`asarray`."""
+    found = asarray(object, dtype=dtype, device=device, copy=copy)
+    return found if found.ndim >= ndmin else reshape(found, (1,) * (ndmin - found.ndim) + found.shape)
+
+
+def copy(a: Any) -> Tensor:
+    """A tensor of the same value, which tapes follow as a value of its own: tensors never change."""
+    return identity_of(tensor("copy", a))
+
+
+def fromfunction(function: Callable, shape: Sequence[int], *, dtype: Any = None, **kwargs: Any) -> Any:
+    """``function`` of the indices along each dimension at every place of ``shape``; float32 unless said otherwise."""
+    wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
+    grid = indices(shape, dtype=wanted)
+    return function(*(grid[k] for k in range(len(shape))), **kwargs)

@@ -1,0 +1,194 @@
+"""Evenly spaced numbers whose ends may be tensors, and matrices and windows made of such numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tapegrad.core.aval import broadcast_shapes, normalize_axis
+from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
+from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.ops.create import creation
+from tapegrad.ops.create.creation import arange, asarray
+from tapegrad.ops.dispatch import SCALARS, cast, promote, tensor
+from tapegrad.ops.elementwise.arithmetic import divide, multiply, power, sign
+from tapegrad.ops.elementwise.comparison import equal, less_equal
+from tapegrad.ops.elementwise.exponential import log10
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.shape.join import concat, flip
+from tapegrad.ops.shape.shape import broadcast_to, expand_dims, moveaxis, reshape
+from tapegrad.tensor import Tensor
+
+__all__ = [
+    "bartlett", "blackman", "geomspace", "hamming", "hanning", "identity", "kaiser", "linspace", "logspace", "tri",
+    "vander",
+]  # fmt: skip
+
+
+def _numbers(*xs: Any) -> bool:
+    return all(isinstance(x, SCALARS) and not hasattr(x, "dtype") for x in xs)
+
+
+def linspace(
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False, dtype: Any = None, *,
+    axis: int = 0, device: Any = None,
+) -> Any:  # fmt: skip
+    """``num`` evenly spaced numbers from ``start`` to ``stop``, along a new ``axis`` if those are arrays.
+
+    Without ``endpoint`` ``stop`` itself is left out; retstep: the step, too.  Python numbers make float32 unless
+    ``dtype`` says otherwise.  Differentiable in arrays ``start`` and ``stop``.  Raises ShapeError for ``num < 0``.
+    """
+    count = num.__index__()
+    if count < 0:
+        raise ShapeError(f"linspace: num={count} is negative")
+    parts = count - 1 if endpoint else count
+    if _numbers(start, stop):
+        if dtype is None and (isinstance(start, complex) or isinstance(stop, complex)):
+            dtype = dtypes.complex64
+        found = creation.spaced(start, stop, count, dtype, device, endpoint)
+        return (found, (stop - start) / parts if parts > 0 else math.nan) if retstep else found
+    first, last = promote("linspace", (start, stop), lambda d: d if dtypes.is_inexact(d) else dtypes.float64)
+    found, step = _spaced(first, last, count, endpoint)
+    found = moveaxis(found, 0, normalize_axis("linspace", axis, found.ndim))
+    if dtype is not None:
+        found = cast(found, dtypes.asdtype(dtype))
+    return (found, step) if retstep else found
+
+
+def _spaced(first: Tensor, last: Tensor, count: int, endpoint: bool) -> tuple[Tensor, Tensor]:
+    """The numbers along a new first axis, rounded as NumPy rounds, and the step."""
+    gap = last - first
+    parts = count - 1 if endpoint else count
+    wide = dtypes.real_of(gap.dtype)
+    at = reshape(arange(count, dtype=wide, device=gap.device), (count,) + (1,) * gap.ndim)
+    if parts <= 0:
+        return broadcast_to(at * gap + first, (count, *gap.shape)), gap * float("nan")
+    step = divide(gap, parts)
+    found = where(equal(step, 0), at / parts * gap, at * step) + first
+    if endpoint and count > 1:
+        found = concat([found[:-1], expand_dims(broadcast_to(last, gap.shape), 0)], axis=0)
+    return found, step
+
+
+def logspace(
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, base: Any = 10.0, dtype: Any = None, *,
+    axis: int = 0, device: Any = None,
+) -> Tensor:  # fmt: skip
+    """``base ** linspace(start, stop, num)`` (NumPy's ``logspace``).
+
+    Differentiable in arrays ``start``, ``stop`` and ``base``; Python numbers make float32 unless ``dtype`` says
+    otherwise.  Raises ShapeError.
+    """
+    if _numbers(start, stop, base):
+        dtype = dtypes.float32 if dtype is None else dtype
+        start = asarray(start, dtype=dtypes.float64, device=device)
+    elif not _numbers(base) and tensor("logspace", base).ndim:
+        base = expand_dims(tensor("logspace", base), 0)
+        start = asarray(start) if isinstance(start, SCALARS) else start
+        x, y, b = promote("logspace", (start, stop, base), lambda d: d if dtypes.is_inexact(d) else dtypes.float64)
+        shape = broadcast_shapes("logspace", x.shape, y.shape, b.shape[1:])
+        exponents, _ = _spaced(broadcast_to(x, shape), broadcast_to(y, shape), num, endpoint)
+        found = moveaxis(power(b, exponents), 0, normalize_axis("logspace", axis, len(shape) + 1))
+        return found if dtype is None else cast(found, dtypes.asdtype(dtype))
+    exponents = linspace(start, stop, num, endpoint, axis=axis, device=device)
+    found = power(base, exponents)
+    return found if dtype is None else cast(found, dtypes.asdtype(dtype))
+
+
+def geomspace(
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, *, axis: int = 0,
+    device: Any = None,
+) -> Tensor:  # fmt: skip
+    """``num`` numbers from ``start`` to ``stop``, each a fixed multiple of the one before (NumPy's ``geomspace``).
+
+    Differentiable in arrays ``start`` and ``stop``; Python numbers make float32 unless ``dtype`` says otherwise.
+    Raises ShapeError; TapegradError for a number that is 0.
+    """
+    if _numbers(start, stop):
+        if not start or not stop:
+            raise TapegradError("geomspace: a geometric sequence has no 0 in it")
+        if not isinstance(start, complex) and not isinstance(stop, complex):
+            dtype = dtypes.float32 if dtype is None else dtype
+            start = asarray(start, dtype=dtypes.float64, device=device)
+    first, last = promote("geomspace", (start, stop), lambda d: d if dtypes.is_inexact(d) else dtypes.float64)
+    first, last = broadcast_to(first, (first + last).shape), broadcast_to(last, (first + last).shape)
+    turn = sign(first)
+    x, y = first / turn, last / turn
+    exponents, _ = _spaced(log10(x), log10(y), num, endpoint)
+    found = power(10.0, exponents)
+    ends = [expand_dims(x, 0), found[1:]] if num > 0 else [found]
+    if num > 1 and endpoint:
+        ends = [ends[0], found[1:-1], expand_dims(y, 0)]
+    found = moveaxis(concat(ends, axis=0) * turn, 0, normalize_axis("geomspace", axis, first.ndim + 1))
+    return found if dtype is None else cast(found, dtypes.asdtype(dtype))
+
+
+def identity(n: int, dtype: Any = None, *, device: Any = None) -> Tensor:
+    """The square matrix with ones on its main diagonal; float32 unless said otherwise."""
+    return creation.eye(n, dtype=dtype, device=device)
+
+
+def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Tensor:
+    """Ones on and below diagonal ``k`` of an ``N x M`` matrix, zeros above; float32 unless said otherwise."""
+    where_ = current_device() if device is None else asdevice(device)
+    rows, columns = arange(N, device=where_), arange(N if M is None else M, device=where_)
+    found = less_equal(columns, reshape(rows, (N, 1)) + k)
+    return cast(found, dtypes.float32 if dtype is None else dtypes.asdtype(dtype))
+
+
+def vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
+    """The matrix of powers of the vector ``x``: columns ``x**(N-1) .. x**0``, or rising (NumPy's ``vander``).
+
+    The gradient is right at 0, too.  Raises ShapeError unless ``x`` is a vector.
+    """
+    v = tensor("vander", x)
+    if v.ndim != 1:
+        raise ShapeError(f"vander: needs a vector, got shape {v.shape}")
+    v = cast(v, dtypes.int64) if v.dtype.kind == "b" or (v.dtype.kind == "i" and v.dtype.itemsize < 8) else v
+    n = v.size if N is None else N
+    if n < 0:
+        raise ShapeError(f"vander: N={n} is negative")
+    ones = creation.ones((v.size, min(n, 1)), dtype=v.dtype, device=v.device)
+    if n > 1:
+        column = broadcast_to(reshape(v, (v.size, 1)), (v.size, n - 1))
+        ones = concat([ones, multiply_up(column)], axis=1)
+    return ones if increasing else flip(ones, axis=1)
+
+
+def multiply_up(columns: Tensor) -> Tensor:
+    """Products from the first column on, one after the other as NumPy multiplies them."""
+    found = [columns[:, :1]]
+    for k in range(1, columns.shape[1]):
+        found.append(multiply(found[-1], columns[:, k : k + 1]))
+    return concat(found, axis=1)
+
+
+def _window(name: str, m: int, *shape: float, dtype: Any, device: Any) -> Tensor:
+    where_: Device = current_device() if device is None else asdevice(device)
+    values = getattr(CPU.xp, name)(m, *shape)
+    return asarray(values, dtype=dtypes.float32 if dtype is None else dtype, device=where_)
+
+
+def bartlett(M: int, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """The triangular window of ``M`` points, 0 at both ends; float32 unless said otherwise."""
+    return _window("bartlett", M, dtype=dtype, device=device)
+
+
+def blackman(M: int, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Blackman's window of ``M`` points, three terms of cosines; float32 unless said otherwise."""
+    return _window("blackman", M, dtype=dtype, device=device)
+
+
+def hamming(M: int, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Hamming's window of ``M`` points, a raised cosine; float32 unless said otherwise."""
+    return _window("hamming", M, dtype=dtype, device=device)
+
+
+def hanning(M: int, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Hann's window of ``M`` points, a raised cosine, 0 at both ends; float32 unless said otherwise."""
+    return _window("hanning", M, dtype=dtype, device=device)
+
+
+def kaiser(M: int, beta: float, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Kaiser's window of ``M`` points with shape ``beta``; float32 unless said otherwise."""
+    return _window("kaiser", M, beta, dtype=dtype, device=device)

@@ -1,0 +1,47 @@
+"""Moving tensors between devices; the cotangent moves back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad.core.aval import shaped
+from tapegrad.core.primitive import Primitive, Sample, linear
+from tapegrad.device import CPU, Device, asdevice
+from tapegrad.device.host_scalar import HostScalar
+from tapegrad.ops.dispatch import barrier, tensor
+from tapegrad.tensor import Tensor, identity_of
+
+
+def _run(xp: Any, x: Any, *, source: Device, device: Device) -> Any:
+    if device is CPU:
+        return source.numpy(x)
+    return device.array(x if source.kind == device.kind else source.numpy(x))
+
+
+def _dry_run(x: Any, *, source: Device, device: Device, out: Any) -> Any:
+    return HostScalar(out, device) if source is CPU and not out.ndim else out  # as the device takes a host's number
+
+
+to_device_p: Primitive = linear(
+    "to_device",
+    impl=_run,
+    infer=lambda x, *, source, device: shaped(x.shape, x.dtype, device),
+    transpose=lambda ct, x, *, source, device: barrier(to_device_p, ct, source=device, device=source),
+    dry=_dry_run,
+    lift=lambda params, n: params,
+    samples=[Sample((2, 3), source=CPU, device=CPU)],
+    doc="The same values on another device.",
+)
+
+
+def to_device(x: Any, device: Device | str, /, *, stream: Any = None) -> Tensor:
+    """``x`` on ``device``: without a copy if it lies there; differentiable.
+
+    ``stream`` is accepted for the array API standard; work is ordered on CuPy's current stream.  Raises DeviceError if
+    the device is not available.
+    """
+    x = tensor("to_device", x)
+    target = asdevice(device)
+    if target is x.device:
+        return identity_of(x)
+    return barrier(to_device_p, x, source=x.device, device=target)

@@ -1,0 +1,1 @@
+"""Operations that treat each element for itself."""

@@ -1,0 +1,345 @@
+"""Activation functions and the error function.
+
+Primitives are those whose derivative, accuracy or speed a composite would lose; the fuser makes one kernel of the rest.
+In half types each function is computed in float32 and rounded once, and so is each derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tapegrad.core.primitive import elementwise
+from tapegrad.device.dtypes import in_float
+from tapegrad.errors import TapegradError
+from tapegrad.ops.dispatch import in_float32, infer_real, infer_same, no_bool, promote, real_float, unary
+from tapegrad.ops.elementwise import _erf
+from tapegrad.ops.elementwise.arithmetic import abs, maximum, minimum, reciprocal, square
+from tapegrad.ops.elementwise.exponential import exp, expm1
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.elementwise.trigonometric import tanh
+from tapegrad.tensor import Tensor
+
+_SQRT_HALF = 0.7071067811865476
+_TWO_OVER_SQRT_PI = 1.1283791670955126
+_ROOT_OVER_TWO_PI = 0.3989422804014327
+_GELU_A, _GELU_B = 1.5957691216057308, 0.07135481627260025  # sqrt(8 / pi), and 0.044715 times that
+_FAR = 800.0  # beyond it e**-x is 0 in every dtype
+
+
+def _between(x: Tensor, bound: float) -> Tensor:
+    """``x`` held within the bound, so that an infinity meets no 0."""
+    return maximum(minimum(x, bound), -bound)
+
+
+def _run_sigmoid(xp: Any, out: Any, x: Any) -> None:
+    # 1 / (1 + e**-x) is precise to an ulp or two wherever the result is a normal number; beyond that e**-x overflows
+    # to infinity, and the result is e**x.
+    xp.negative(x, out=out)
+    with xp.errstate(over="ignore", invalid="ignore"):
+        xp.exp(out, out=out)
+        xp.add(out, 1, out=out)
+        xp.reciprocal(out, out=out)
+        tail = {4: -87, 8: -708}.get(x.itemsize) if x.dtype.kind == "f" else None
+        if tail is not None and x.size and not xp.minimum.reduce(x, axis=None) >= tail:
+            xp.exp(x, out=out, where=x < tail)
+
+
+sigmoid_p = elementwise(
+    "sigmoid",
+    infer=infer_same,
+    impl=_run_sigmoid,
+    exact=False,
+    partials=[lambda out: out * (1 - out)],
+    cxx="tg_sigmoid({x})",
+    domain=(-4.0, 4.0),
+    doc="``1 / (1 + exp(-x))``, without overflow; small results keep their relative precision.",
+)
+
+
+def _run_sigmoid_slope(xp: Any, out: Any, x: Any) -> None:
+    if x.dtype.kind == "c":  # which side of 0 a number lies on is not asked, so it stays holomorphic
+        _run_sigmoid(xp, out, x)
+        xp.subtract(out, xp.square(out), out=out)
+        return
+    power = xp.empty(x.shape, x.dtype)
+    xp.abs(x, out=power)
+    xp.negative(power, out=power)
+    xp.exp(power, out=power)
+    xp.add(power, 1, out=out)
+    xp.square(out, out=out)
+    xp.divide(power, out, out=out)
+
+
+sigmoid_slope_p = elementwise(
+    "sigmoid_slope",
+    infer=infer_same,
+    impl=_run_sigmoid_slope,
+    exact=False,
+    partials=[lambda out, x: -out * tanh(0.5 * x)],
+    operands=("x",),
+    cxx="tg_sigmoid_slope({x})",
+    domain=(-4.0, 4.0),
+    doc="The derivative of ``sigmoid``, precise in both tails.",
+)
+sigmoid_slope = unary(sigmoid_slope_p, in_float)
+
+logistic_p = elementwise(
+    "logistic",
+    infer=infer_same,
+    impl=_run_sigmoid,
+    exact=False,
+    partials=[lambda x: sigmoid_slope(x)],
+    cxx="tg_sigmoid({x})",
+    domain=(-4.0, 4.0),
+    doc="``sigmoid`` with a derivative that reads ``x``, not the result, which says nothing more once it is near 1: for"
+    " half types, whose 1 begins at 6, and for rules.",
+)
+logistic: Callable[[Any], Tensor] = unary(logistic_p, in_float)
+sigmoid = unary(sigmoid_p, in_float, narrow=logistic_p)
+
+
+def _run_silu(xp: Any, out: Any, x: Any) -> None:
+    _run_sigmoid(xp, out, x)
+    _times_operand(xp, out, x)
+
+
+def _times_operand(xp: Any, out: Any, x: Any) -> None:
+    """``out *= x``, where ``out`` is 0 far below; the limit at minus infinity."""
+    with xp.errstate(invalid="ignore"):
+        xp.multiply(out, x, out=out)
+        if x.size and not xp.minimum.reduce(x, axis=None) >= -_FAR:
+            xp.copyto(out, -0.0, where=x < -_FAR)
+
+
+def _silu_slope(x: Tensor) -> Tensor:
+    x = _between(x, _FAR)
+    return logistic(x) * (1 + x * logistic(-x))
+
+
+silu_p = elementwise(
+    "silu",
+    infer=infer_real("silu"),
+    impl=_run_silu,
+    exact=False,
+    partials=[_silu_slope],
+    cxx="tg_silu({x})",
+    domain=(-4.0, 4.0),
+    doc="``x * sigmoid(x)``, also called swish.",
+)
+_real_silu = unary(silu_p, real_float("silu"))
+
+
+def _run_mish(xp: Any, out: Any, x: Any) -> None:
+    # tanh(log(1 + e)) = n / (n + 2) for n = e * (e + 2), which is 1 where e is cut.
+    xp.minimum(x, 20 if x.itemsize == 4 else 40, out=out)
+    xp.exp(out, out=out)
+    n = xp.empty(x.shape, x.dtype)
+    xp.add(out, 2, out=n)
+    xp.multiply(n, out, out=n)
+    xp.add(n, 2, out=out)
+    xp.divide(n, out, out=out)
+    _times_operand(xp, out, x)
+
+
+def _mish_slope(x: Tensor) -> Tensor:
+    x = _between(x, _FAR)
+    s, r = logistic(x), logistic(-x)
+    below = reciprocal(1 + square(r))
+    return s * (1 + r) * below + 4 * x * s * square(r * below)
+
+
+mish_p = elementwise(
+    "mish",
+    infer=infer_real("mish"),
+    impl=_run_mish,
+    exact=False,
+    partials=[_mish_slope],
+    cxx="tg_mish({x})",
+    domain=(-4.0, 4.0),
+    doc="``x * tanh(softplus(x))`` (Misra, 2019).",
+)
+mish = unary(mish_p, real_float("mish"), module="tapegrad.nn.functional")
+
+
+def _run_softsign(xp: Any, out: Any, x: Any) -> None:
+    near = xp.empty(x.shape, x.dtype)
+    xp.clip(x, -1e30, 1e30, out=near)
+    xp.abs(near, out=out)
+    xp.add(out, 1, out=out)
+    xp.divide(near, out, out=out)
+
+
+softsign_p = elementwise(
+    "softsign",
+    infer=infer_same,
+    impl=_run_softsign,
+    exact=False,
+    partials=[lambda x: square(reciprocal(1 + abs(x)))],
+    cxx="tg_softsign({x})",
+    doc="``x / (1 + |x|)``.",
+)
+softsign = unary(softsign_p, real_float("softsign"))
+
+
+def _run_softplus(xp: Any, out: Any, x: Any) -> None:
+    # Above the cut, e**-x is less than half an ulp of x, and x itself is the answer; below, e**x does not overflow.
+    xp.minimum(x, 20 if x.dtype.itemsize == 4 else 40, out=out)
+    xp.exp(out, out=out)
+    xp.log1p(out, out=out)
+    xp.maximum(out, x, out=out)
+
+
+softplus_p = elementwise(
+    "softplus",
+    infer=infer_same,
+    impl=_run_softplus,
+    exact=False,
+    partials=[lambda x: logistic(x)],
+    cxx="tg_softplus({x})",
+    domain=(-4.0, 4.0),
+    doc="``log(1 + exp(x))``, without overflow.",
+)
+softplus = unary(softplus_p, in_float)
+
+relu_p = elementwise(
+    "relu",
+    widens=False,
+    infer=infer_same,
+    impl=lambda xp, out, x: xp.maximum(x, 0, out=out),
+    partials=[lambda ct, out: where(out > 0, ct, 0)],
+    operands=("x",),
+    cxx="tg_max({x}, {type}(0))",
+    doc="``max(x, 0)``; the gradient at 0 is 0.  Its rule reads the result, which the next layer keeps anyway.",
+)
+relu = unary(relu_p, no_bool("relu"))
+
+erf_p = elementwise(
+    "erf",
+    infer=infer_real("erf"),
+    impl=lambda xp, out, x: _erf.erf(xp, out, x),
+    exact=False,
+    partials=[lambda x: exp(-square(x)) * _TWO_OVER_SQRT_PI],
+    cxx="erf({x})",
+    doc="The error function, ``2 / sqrt(pi)`` times the integral of ``exp(-t * t)`` from 0 to ``x``.",
+)
+erf = unary(erf_p, real_float("erf"))
+
+erfc_p = elementwise(
+    "erfc",
+    infer=infer_real("erfc"),
+    impl=lambda xp, out, x: _erf.erfc(xp, out, x),
+    exact=False,
+    costly=True,
+    partials=[lambda x: exp(-square(x)) * -_TWO_OVER_SQRT_PI],
+    cxx="erfc({x})",
+    doc="``1 - erf(x)``, precise for large ``x``.",
+)
+erfc = unary(erfc_p, real_float("erfc"))
+
+
+def _bell(x: Tensor) -> Tensor:
+    """The normal distribution's density."""
+    return exp(square(x) * -0.5) * _ROOT_OVER_TWO_PI
+
+
+def _gelu_curve(x: Tensor) -> Tensor:
+    x = _between(x, 40.0)  # where the density is 0 in every dtype
+    return (2 - square(x)) * _bell(x)
+
+
+gelu_slope_p = elementwise(
+    "gelu_slope",
+    infer=infer_real("gelu_slope"),
+    impl=lambda xp, out, x: _erf.gelu_slope(xp, out, x),
+    exact=False,
+    partials=[_gelu_curve],
+    cxx="tg_gelu_slope({x})",
+    domain=(-4.0, 4.0),
+    doc="The derivative of ``gelu``.",
+)
+_gelu_slope = unary(gelu_slope_p, real_float("gelu"))
+
+gelu_p = elementwise(
+    "gelu",
+    infer=infer_real("gelu"),
+    impl=lambda xp, out, x: _erf.gelu(xp, out, x),
+    exact=False,
+    partials=[lambda x: _gelu_slope(x)],
+    cxx="tg_gelu({x})",
+    domain=(-4.0, 4.0),
+    doc="``x * Phi(x)``, Phi the normal distribution's cumulative function; the tail keeps its relative precision.",
+)
+_exact_gelu = unary(gelu_p, real_float("gelu"))
+
+
+def _run_gelu_tanh(xp: Any, out: Any, x: Any) -> None:
+    inner = xp.empty(x.shape, x.dtype)
+    with xp.errstate(over="ignore"):
+        xp.square(x, out=inner)
+        xp.multiply(inner, _GELU_B, out=inner)
+        xp.add(inner, _GELU_A, out=inner)
+        xp.multiply(inner, x, out=inner)
+    _run_sigmoid(xp, out, inner)
+    _times_operand(xp, out, x)
+
+
+def _gelu_tanh_slope(x: Tensor) -> Tensor:
+    x = _between(x, 40.0)
+    inner = x * (_GELU_A + _GELU_B * square(x))
+    return logistic(inner) * (1 + x * (_GELU_A + 3 * _GELU_B * square(x)) * logistic(-inner))
+
+
+gelu_tanh_p = elementwise(
+    "gelu_tanh",
+    infer=infer_real("gelu_tanh"),
+    impl=_run_gelu_tanh,
+    exact=False,
+    partials=[_gelu_tanh_slope],
+    cxx="tg_gelu_tanh({x})",
+    domain=(-4.0, 4.0),
+    doc="``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))``.",
+)
+_tanh_gelu = unary(gelu_tanh_p, real_float("gelu"))
+
+
+def _floating(op: str, x: Any) -> Tensor:
+    return promote(op, (x,), in_float)[0]
+
+
+def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
+    """``x`` times the normal distribution's cumulative function (Hendrycks and Gimpel, 2016).
+
+    ``approximate="tanh"``: their approximation ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))``.
+    Raises TapegradError for another value of ``approximate``, DTypeError for complex numbers.
+    """
+    if approximate == "none":
+        return _exact_gelu(x)
+    if approximate != "tanh":
+        raise TapegradError(f'gelu: approximate must be "none" or "tanh", got {approximate!r}')
+    return _tanh_gelu(x)
+
+
+def silu(x: Any, /) -> Tensor:
+    """``x * sigmoid(x)``, also called swish."""
+    x = _floating("silu", x)
+    return x * sigmoid(x) if x.dtype.kind == "c" else _real_silu(x)
+
+
+@in_float32
+def leaky_relu(x: Any, /, negative_slope: float = 0.01) -> Tensor:
+    """``x`` where positive, else ``negative_slope * x``; the gradient at 0 is ``negative_slope``."""
+    x = _floating("leaky_relu", x)
+    return where(x > 0, x, negative_slope * x)
+
+
+@in_float32
+def elu(x: Any, /, alpha: float = 1.0) -> Tensor:
+    """``x`` where positive, else ``alpha * (exp(x) - 1)``; the gradient at 0 is ``alpha``."""
+    x = _floating("elu", x)
+    return where(x > 0, x, alpha * expm1(minimum(x, 0)))
+
+
+def log_sigmoid(x: Any, /) -> Tensor:
+    """``log(sigmoid(x))``, without overflow."""
+    return -softplus(-_floating("log_sigmoid", x))

@@ -1,0 +1,262 @@
+"""Arithmetic of elements.  Partials: see ``primitive.elementwise``.
+
+At ties ``maximum`` and ``minimum`` give the whole gradient to the first operand; ``abs`` and ``sign`` have gradient 0
+at 0; ``x ** y`` differentiates in ``y`` only where ``x > 0`` (all as TensorFlow does).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad.core.primitive import elementwise
+from tapegrad.device import dtypes
+from tapegrad.ops.dispatch import SCALARS, binary, bind, cast, infer_same, no_bool, own, promote, tensor, unary
+from tapegrad.ops.elementwise.comparison import equal, logical_and, not_equal
+from tapegrad.ops.elementwise.comparison import round as rint
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.tensor import Tensor, identity_of
+
+
+def _to_divide(dtype: Any) -> Any:
+    return dtype if dtypes.is_inexact(dtype) else dtypes.float64
+
+
+add_p = elementwise("add", infer=infer_same, partials=[1, 1], cxx="tg_plus({x}, {y})", doc="``x + y``.")
+add = binary(add_p)
+
+subtract_p = elementwise("subtract", infer=infer_same, partials=[1, -1], cxx="tg_minus({x}, {y})", doc="``x - y``.")
+subtract = binary(subtract_p, no_bool("subtract"))
+
+multiply_p = elementwise(
+    "multiply",
+    widens=False,
+    infer=infer_same,
+    partials=[lambda y: y, lambda x: x],
+    cxx="tg_times({x}, {y})",
+    doc="``x * y``.",
+)
+multiply = binary(multiply_p)
+
+divide_p = elementwise(
+    "divide",
+    infer=infer_same,
+    partials=[lambda ct, y: ct / y, lambda ct, out, y: -ct * (out / y)],
+    operands=("x", "y"),
+    cxx="{x} / {y}",
+    domain=(0.5, 2.0),
+    doc="``x / y``; integers are divided in float64.",
+)
+divide = binary(divide_p, _to_divide)
+
+negative_p = elementwise("negative", infer=infer_same, partials=[-1], cxx="tg_negate({x})", doc="``-x``.")
+negative = unary(negative_p, no_bool("negative"))
+
+positive_p = elementwise("positive", infer=infer_same, partials=[1], cxx="{x}", doc="``+x``.")
+positive = unary(positive_p, no_bool("positive"))
+
+sign_p = elementwise("sign", infer=infer_same, partials=[0], cxx="tg_sign({x})", doc="-1, 0 or 1; gradient 0.")
+_real_sign = unary(sign_p, no_bool("sign"))
+
+
+def _turned(g: Tensor, out: Tensor, x: Tensor) -> Tensor:
+    """What of a (co)tangent is across the direction ``out`` of ``x``, over the distance from 0: self-adjoint."""
+    from tapegrad.ops.elementwise.complex import conj, real  # built on this file
+
+    r = abs(x)
+    return where(r == 0, 0, (g - out * real(conj(out) * g)) / where(r == 0, 1, r))
+
+
+complex_sign_p = elementwise(
+    "complex_sign",
+    infer=infer_same,
+    ufunc="sign",
+    partials=[lambda ct, out, x: _turned(ct, out, x)],
+    jvp=[lambda t, out, x: _turned(t, out, x)],
+    cxx="tg_sign({x})",
+    holomorphic=False,
+)
+
+
+def sign(x: Any, /) -> Tensor:
+    """-1, 0 or 1, with gradient 0; of complex numbers ``x / abs(x)`` (0 at 0, where its gradient is 0)."""
+    x = tensor("sign", x)
+    return bind(complex_sign_p, x) if x.dtype.kind == "c" else _real_sign(x)
+
+
+sign.primitive = sign_p  # type: ignore[attr-defined]
+
+
+def _infer_abs(x: Any) -> Any:
+    return x.with_dtype(dtypes.real_of(x.dtype))
+
+
+abs_p = elementwise(
+    "abs",
+    infer=_infer_abs,
+    ufunc="absolute",
+    widens=False,
+    partials=[lambda x: sign(x)],
+    jvp=[lambda t, x: _push_abs(t, x)],
+    cxx="tg_abs({x})",
+    doc="Magnitude; the gradient at 0 is 0.",
+)
+abs = unary(abs_p)
+
+
+def _push_abs(t: Tensor, x: Tensor) -> Tensor:
+    from tapegrad.ops.elementwise.complex import conj, real  # built on this file
+
+    return real(conj(sign(x)) * t)
+
+
+square_p = elementwise(
+    "square", infer=infer_same, partials=[lambda x: 2 * x], cxx="tg_times({x}, {x})", doc="``x * x``."
+)
+square = unary(square_p, no_bool("square"))
+
+reciprocal_p = elementwise(
+    "reciprocal",
+    infer=infer_same,
+    partials=[lambda out: -(out * out)],
+    cxx="{out_type}(1) / {x}",
+    domain=(0.5, 2.0),
+    doc="``1 / x``.",
+)
+reciprocal = unary(reciprocal_p, _to_divide)
+
+
+def _both_zero(x: Tensor, y: Tensor) -> Tensor:
+    return logical_and(equal(x, 0), equal(y, 0))
+
+
+def _half_over(ct: Tensor, out: Tensor) -> Tensor:
+    """``ct / (2 out)``, but 0 / 0 is 0 (and makes no warning)."""
+    return 0.5 * ct / where(_both_zero(ct, out), 1, out)
+
+
+sqrt_p = elementwise(
+    "sqrt",
+    infer=infer_same,
+    partials=[lambda ct, out: _half_over(ct, out)],
+    operands=("x",),
+    cxx="sqrt({x})",
+    domain=(0.2, 3.0),
+    doc="Square root; the gradient at 0 is inf, but 0 where the cotangent is: ``where(x > 0, sqrt(x), 0)`` is safe.",
+)
+sqrt = unary(sqrt_p, dtypes.in_float)
+
+
+def root_of_squares(x: Tensor) -> Tensor:
+    """The square root of a sum of squares: its gradient at 0 is 0, the smallest subgradient of a norm."""
+    zero = equal(x, 0)
+    return where(zero, 0, sqrt(where(zero, 1, x)))
+
+
+power_p = elementwise(
+    "power",
+    infer=infer_same,
+    exact=False,
+    partials=[lambda x, y: y * x ** where(_both_zero(x, y), 1, y - 1), lambda out, x: out * _safe_log(x)],
+    operands=("x", "y"),
+    cxx="tg_pow({x}, {y})",
+    domain=(0.3, 2.0),
+    doc="``x ** y``; the gradient of ``x ** 0`` in ``x`` is 0 at 0, too.  An integer to a negative power is an error on"
+    " the CPU (NumPy's ValueError), and on a GPU the whole part of the result: 0, 1 or -1.",
+)
+power = binary(power_p, no_bool("power"))
+
+
+def _safe_log(x: Tensor) -> Tensor:
+    from tapegrad.ops.elementwise.exponential import log  # the two files read each other
+
+    known = not_equal(x, 0) if x.dtype.kind == "c" else x > 0
+    return where(known, log(where(known, x, 1)), 0)
+
+
+def pow_operator(x: Tensor, y: Any) -> Tensor:
+    """``x ** y``: a Python exponent of 1, 2, 0.5 or -1 becomes the simpler function, as in NumPy."""
+    if isinstance(y, SCALARS) and dtypes.is_inexact(x.dtype):
+        if y == 2:
+            return square(x)
+        if y == 1:
+            return positive(x)
+        if y == 0.5:
+            return sqrt(x)
+        if y == -1:
+            return reciprocal(x)
+    return power(x, y)
+
+
+maximum_p = elementwise(
+    "maximum",
+    widens=False,
+    infer=infer_same,
+    partials=[lambda ct, x, y: where(x >= y, ct, 0), lambda ct, x, y: where(x >= y, 0, ct)],
+    operands=("x", "y"),
+    cxx="tg_max({x}, {y})",
+    doc="The larger element (NaN if either is); a tie gives the whole gradient to ``x``.",
+)
+maximum = binary(maximum_p)
+
+minimum_p = elementwise(
+    "minimum",
+    widens=False,
+    infer=infer_same,
+    partials=[lambda ct, x, y: where(x <= y, ct, 0), lambda ct, x, y: where(x <= y, 0, ct)],
+    operands=("x", "y"),
+    cxx="tg_min({x}, {y})",
+    doc="The smaller element (NaN if either is); a tie gives the whole gradient to ``x``.",
+)
+minimum = binary(minimum_p)
+
+floor_divide_p = elementwise(
+    "floor_divide", infer=infer_same, partials=[0, 0], cxx="tg_floordiv({x}, {y})", domain=(0.5, 2.0),
+    exact=False, costly=True, doc="``floor(x / y)``; gradient 0.",
+)  # fmt: skip
+floor_divide = binary(floor_divide_p, no_bool("floor_divide", ordered=True))
+
+remainder_p = elementwise(
+    "remainder",
+    infer=infer_same,
+    partials=[1, lambda ct, x, y: -ct * floor_divide(x, y)],
+    operands=("x", "y"),
+    exact=False,
+    costly=True,
+    cxx="tg_remainder({x}, {y})",
+    domain=(0.5, 2.0),
+    doc="``x - floor(x / y) * y``, with the sign of ``y``.",
+)
+remainder = binary(remainder_p, no_bool("remainder", ordered=True))
+
+
+def round(x: Any, /, decimals: int = 0) -> Tensor:
+    """``x`` rounded to ``decimals`` digits after the point (negative: before it), halves to even; gradient 0.
+
+    As NumPy's ``round``: scaled by a power of ten, rounded, scaled back.
+    """
+    if not decimals:
+        return rint(x)
+    x = tensor("round", x)
+    if x.dtype.kind == "c":
+        from tapegrad.ops.elementwise.complex import imag, real  # built on this file
+
+        return round(real(x), decimals) + 1j * round(imag(x), decimals)
+    if not dtypes.is_inexact(x.dtype):
+        return identity_of(x) if decimals > 0 else cast(rint(divide(x, 10.0**-decimals)) * 10.0**-decimals, x.dtype)
+    if decimals > 0:
+        return divide(rint(multiply(x, 10.0**decimals)), 10.0**decimals)
+    return multiply(rint(divide(x, 10.0**-decimals)), 10.0**-decimals)
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None, *, a_min: Any = None, a_max: Any = None) -> Tensor:
+    """``x`` held within ``[min, max]`` (None: no bound), in the dtype of ``x``; the gradient passes at both bounds.
+
+    a_min, a_max: NumPy's older names for the bounds.
+    """
+    min, max = a_min if min is None else min, a_max if max is None else max
+    (out,) = promote("clip", (x,))
+    if min is not None:
+        out = maximum(out, min)
+    if max is not None:
+        out = minimum(out, max)
+    return own(out, x)

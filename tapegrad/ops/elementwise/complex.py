@@ -1,0 +1,79 @@
+"""Parts of complex numbers.
+
+Convention (TensorFlow's): the gradient of a real function is the conjugate of its holomorphic derivative, so that a
+step against it descends; cotangents of ``f(z)`` pull back as ``conj(f'(z)) * ct``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import elementwise
+from tapegrad.device import dtypes
+from tapegrad.ops.create.creation import zeros_like
+from tapegrad.ops.dispatch import bind, cast, infer_same, tensor
+from tapegrad.ops.elementwise.arithmetic import square
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.tensor import Tensor, identity_of
+
+
+def _infer_part(x: ShapedArray) -> ShapedArray:
+    return x.with_dtype(dtypes.real_of(x.dtype))
+
+
+conj_p = elementwise(
+    "conj",
+    infer=infer_same,
+    partials=[lambda ct: conj(ct)],
+    operands=("x",),
+    cxx="tg_conj({x})",
+    doc="Complex conjugate.",
+)
+real_p = elementwise(
+    "real",
+    widens=False,
+    infer=_infer_part,
+    impl=lambda xp, out, x: xp.copyto(out, x.real),
+    partials=[lambda ct, x_aval: cast(ct, x_aval.dtype)],
+    jvp=[lambda t: real(t)],
+    operands=("x",),
+    cxx="tg_real({x})",
+    doc="Real part.",
+)
+imag_p = elementwise(
+    "imag",
+    widens=False,
+    infer=_infer_part,
+    impl=lambda xp, out, x: xp.copyto(out, x.imag),
+    partials=[lambda ct, x_aval: 1j * cast(ct, x_aval.dtype)],
+    jvp=[lambda t: imag(t)],
+    operands=("x",),
+    cxx="tg_imag({x})",
+    doc="Imaginary part.",
+)
+
+
+def conj(x: Any, /) -> Tensor:
+    """The complex conjugate."""
+    x = tensor("conj", x)
+    return bind(conj_p, x) if x.dtype.kind == "c" else identity_of(x)
+
+
+def squared_size(x: Tensor) -> Tensor:
+    """``abs(x) ** 2``, smooth at 0, too."""
+    return square(real(x)) + square(imag(x)) if x.dtype.kind == "c" else square(x)
+
+
+def real(x: Any, /) -> Tensor:
+    """The real part."""
+    x = tensor("real", x)
+    return bind(real_p, x) if x.dtype.kind == "c" else identity_of(x)
+
+
+def imag(x: Any, /) -> Tensor:
+    """The imaginary part (zeros for a real tensor)."""
+    x = tensor("imag", x)
+    if x.dtype.kind == "c":
+        return bind(imag_p, x)
+    return where(zeros_like(x, dtype=dtypes.bool_), x, zeros_like(x))  # not 0 * x, which is NaN for inf

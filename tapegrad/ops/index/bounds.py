@@ -1,0 +1,85 @@
+"""Indices within bounds: what only a look at the values can tell.
+
+On a GPU nothing waits for the look: an index out of range is clipped, and the error is raised when the device is next
+waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.state import thread, unrecorded
+from tapegrad.device import checks, dtypes, phantom, tally
+from tapegrad.device.host_scalar import HostScalar
+from tapegrad.engine.evaluate import array_of
+from tapegrad.errors import IndexingError
+from tapegrad.ops.dispatch import cast, tensor
+from tapegrad.ops.elementwise.arithmetic import clip
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.index import _cuda_index
+from tapegrad.tensor import Tensor
+
+
+def checked(op: str, indices: Any, n: int, beside: Tensor) -> Tensor:
+    """``indices`` of an axis of ``beside`` as int64 in ``[0, n)``, negative ones counted from the end.
+
+    Raises IndexingError for another dtype and out of range (it looks at the values).
+    """
+    found = tensor(op, indices, beside)
+    if not dtypes.is_integer(found.dtype):
+        if found.size or found.dtype.kind == "b":
+            raise IndexingError(f"{op}: indices must be integers, got {found.dtype}; use astype, or a mask of bools")
+    if not found.size:
+        return cast(found, dtypes.int64)
+    given, found = found, cast(found, dtypes.int64)
+    if found.device.lazy:
+        wrong = ("index", op), lambda wrong, low, high: _out_of_range(op, wrong, high + 1)
+        unrecorded(require, every(given), -n, n - 1, *wrong)
+        return unrecorded(lambda: clip(where(found < 0, found + n, found), 0, n - 1))
+    array = array_of(every(found)._buffer)
+    if phantom.is_phantom(array):  # taken to be in range, and none negative
+        return found
+    least, most = int(array.min()), int(array.max())
+    if least < -n or most >= n:
+        raise _out_of_range(op, least if least < -n else most, n)
+    return where(found < 0, found + n, found) if least < 0 else found
+
+
+def every(x: Tensor) -> Tensor:
+    """What a check of ``x`` has to look at: in a batch (see ``vmap``) the values of all examples, else ``x`` itself."""
+    found = x._buffer
+    for guard in reversed(thread.guards):
+        found = guard.whole(found)
+    return Tensor(found)
+
+
+def _out_of_range(op: str, index: int, n: int) -> IndexingError:
+    return IndexingError(f"{op}: index {index} is out of range for an axis of length {n}")
+
+
+def require(x: Tensor, low: int, high: int, name: Hashable, error: Callable[[int, int, int], Exception]) -> None:
+    """Raise ``error(value, low, high)`` if some integer in ``x`` lies outside ``[low, high]``.
+
+    On a GPU when it is next waited for: to read a value back at once would stop the pipeline in every step.  So the
+    error may depend on nothing but its arguments and ``name``, what the check is called.
+    """
+    if not x.size:
+        return
+    device, number = x.device, x._buffer.array
+    if not device.lazy or type(number) is HostScalar:
+        array = number.value if type(number) is HostScalar else array_of(x._buffer)
+        if not phantom.is_phantom(array):  # a dry run has no values
+            least, most = int(array.min()), int(array.max())
+            if least < low or most > high:
+                raise error(least if least < low else most, low, high)
+        return
+    _cuda_index.within(device, array_of(x._buffer), low, high, checks.kind(name, _first_wrong(error)))
+    for read, written in tally.taken():
+        if (accountant := _buffer.accountant) is not None and accountant.detailed:
+            accountant.ran((), read, written)
+
+
+def _first_wrong(error: Callable[[int, int, int], Exception]) -> checks.Describe:
+    return lambda least, most, low, high: error(least if least < low else most, low, high)

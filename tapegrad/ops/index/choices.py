@@ -1,0 +1,176 @@
+"""Choosing elements by conditions, numbers and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tapegrad.core.aval import broadcast_shapes, normalize_axis
+from tapegrad.core.state import unrecorded
+from tapegrad.device import dtypes, phantom
+from tapegrad.errors import IndexingError, ShapeError, TapegradError
+from tapegrad.ops.dispatch import cast, promote, tensor
+from tapegrad.ops.elementwise.arithmetic import maximum, minimum, remainder
+from tapegrad.ops.elementwise.comparison import equal, logical_or, not_equal
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.index.bounds import every
+from tapegrad.ops.index.getitem import At, getitem
+from tapegrad.ops.index.grid_indices import within
+from tapegrad.ops.index.indexing import nonzero, take
+from tapegrad.ops.reduce.reductions import any as any_of
+from tapegrad.ops.shape.join import stack
+from tapegrad.ops.shape.shape import broadcast_to, reshape
+from tapegrad.tensor import Tensor
+
+__all__ = ["argwhere", "choose", "compress", "extract", "flatnonzero", "piecewise", "select", "trim_zeros"]
+
+
+def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Tensor:
+    """From the first of ``choicelist`` whose condition (bool) holds, else from ``default``; all broadcast.
+
+    What is not chosen has gradient 0.  Raises ShapeError, DTypeError.
+    """
+    if len(condlist) != len(choicelist) or not len(condlist):
+        raise ShapeError(f"select: {len(condlist)} conditions for {len(choicelist)} choices; need as many, at least 1")
+    *choices, found = promote("select", (*choicelist, default))
+    conditions = [tensor("select", c, found) for c in condlist]
+    shape = broadcast_shapes("select", *(t.shape for t in (*conditions, *choices, found)))
+    for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
+        found = where(condition, choice, found)
+    return broadcast_to(found, shape)
+
+
+def choose(a: Any, choices: Any, mode: str = "raise") -> Tensor:
+    """For each element of ``a`` (integers) the element of ``choices[a]`` at its place; all broadcast.
+
+    mode: numbers out of range ``raise`` (it looks at them), ``wrap`` or ``clip``.  What is not chosen has gradient 0.
+    Raises IndexingError, ShapeError.
+    """
+    options = promote("choose", tuple(choices))
+    places = tensor("choose", a, options[0] if options else None)
+    if not options or not dtypes.is_integer(places.dtype):
+        raise IndexingError(f"choose: {places.dtype} numbers of {len(options)} choices; need integers, and a choice")
+    n = len(options)
+    if mode == "raise":
+        if places.size and not phantom.mode.dry and not within(every(places), n):
+            raise IndexingError(f"choose: a number is out of range for {n} choices; use mode='wrap' or 'clip'")
+    elif mode not in ("wrap", "clip"):
+        raise TapegradError(f"choose: mode {mode!r} is not one of raise, wrap, clip")
+    else:
+        places = remainder(places, n) if mode == "wrap" else minimum(maximum(places, 0), n - 1)
+    shape = broadcast_shapes("choose", places.shape, *(t.shape for t in options))
+    found = options[0]
+    for k, option in enumerate(options[1:], 1):
+        found = where(equal(places, k), option, found)
+    return broadcast_to(found, shape)
+
+
+def _mask(op: str, condition: Any, beside: Tensor) -> Tensor:
+    """``condition`` as a vector of bools."""
+    mask = tensor(op, condition, beside)
+    mask = mask if mask.dtype == dtypes.bool_ else not_equal(mask, 0)
+    return reshape(mask, (mask.size,))
+
+
+def compress(condition: Any, a: Any, axis: int | None = None) -> Tensor:
+    """The slices of ``a`` along ``axis`` (None: elements of the flattened array) where ``condition``, a vector, holds.
+
+    Their number depends on the values, so ``condition`` is evaluated.  Raises AxisError, IndexingError, ShapeError.
+    """
+    x = tensor("compress", a)
+    mask = tensor("compress", condition, x)
+    if mask.ndim != 1:
+        raise ShapeError(f"compress: a condition of shape {mask.shape}; need a vector")
+    (places,) = nonzero(_mask("compress", mask, x))
+    if axis is None:
+        x, axis = reshape(x, (x.size,)), 0
+    return take(x, places, axis=normalize_axis("compress", axis, x.ndim))
+
+
+def extract(condition: Any, arr: Any) -> Tensor:
+    """The elements of ``arr``, flattened, where ``condition`` is not 0.
+
+    Their number depends on the values, so ``condition`` is evaluated.  Raises IndexingError.
+    """
+    x = tensor("extract", arr)
+    (places,) = nonzero(_mask("extract", condition, x))
+    return take(reshape(x, (x.size,)), places, axis=0)
+
+
+def flatnonzero(a: Any) -> Tensor:
+    """Positions in the flattened array of the elements that are not 0; it is evaluated."""
+    a = tensor("flatnonzero", a)
+    return nonzero(reshape(a, (a.size,)))[0]
+
+
+def argwhere(a: Any) -> Tensor:
+    """Indices of the elements that are not 0, one row for each; it is evaluated."""
+    a = tensor("argwhere", a)
+    if not a.ndim:
+        return reshape(nonzero(reshape(a, (1,)))[0], (-1, 1))[:, :0]
+    return stack(nonzero(a), axis=1)
+
+
+def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Tensor:
+    """Functions, or numbers, on the parts of ``x`` where conditions hold (NumPy's ``piecewise``).
+
+    Of several conditions that hold the last counts; a function more than conditions is for what is left, else 0.  Each
+    function is called with its own elements only, in one dimension, so that no other can spoil the gradient; conditions
+    are evaluated.  The result has the dtype of ``x``.  Raises ShapeError.
+    """
+    x = tensor("piecewise", x)
+    if not isinstance(condlist, (list, tuple)) or (x.ndim and condlist and not _is_array(condlist[0])):
+        condlist = [condlist]
+    conditions = [broadcast_to(tensor("piecewise", c, x), x.shape) for c in condlist]
+    if len(funclist) == len(conditions) + 1:
+        held = conditions[0]
+        for c in conditions[1:]:
+            held = logical_or(held, c)
+        conditions = [~held, *conditions]
+        funclist = [funclist[-1], *funclist[:-1]]
+    if len(funclist) != len(conditions):
+        raise ShapeError(f"piecewise: {len(funclist)} functions for {len(conditions)} conditions")
+    found = x * 0 if dtypes.is_integer(x.dtype) else where(equal(x, x), 0, 0 * cast(x, x.dtype))
+    for condition, f in zip(conditions, funclist, strict=True):
+        found = _on_part(found, x, condition, f, args, kw)
+    return found
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (list, tuple)) or bool(getattr(x, "ndim", 0))
+
+
+def _on_part(found: Tensor, x: Tensor, condition: Tensor, f: Any, args: Any, kw: Any) -> Tensor:
+    if not isinstance(f, Callable):  # type: ignore[arg-type]
+        return where(condition, f, found) if isinstance(f, (int, float, complex)) else At(found)[condition].set(f)
+    (places,) = nonzero(_mask("piecewise", condition, x))
+    if not places.size:
+        return found
+    part = take(reshape(x, (x.size,)), places, axis=0)
+    flat = At(reshape(found, (x.size,)))[places].set(f(part, *args, **kw))
+    return reshape(flat, x.shape)
+
+
+def trim_zeros(filt: Any, trim: str = "fb", axis: Any = None) -> Tensor:
+    """Without the slices of zeros at the front (``f``) and back (``b``) of each ``axis`` (None: all).
+
+    The values are looked at.  Raises AxisError, TapegradError for another ``trim``.
+    """
+    x = tensor("trim_zeros", filt)
+    sides = trim.lower()
+    if not set(sides) <= {"f", "b"}:
+        raise TapegradError(f"trim_zeros: trim={trim!r} holds letters other than f and b")
+    axes = range(x.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
+    index = [slice(None)] * x.ndim
+    for a in axes:
+        a = normalize_axis("trim_zeros", a, x.ndim)
+        index[a] = unrecorded(_trimmed, x, a, sides)
+    return getitem(x, tuple(index))
+
+
+def _trimmed(x: Tensor, a: int, sides: str) -> slice:
+    kept = any_of(not_equal(x, 0), axis=tuple(i for i in range(x.ndim) if i != a))
+    (places,) = nonzero(kept)
+    if not places.size:
+        return slice(0, 0) if sides else slice(None)
+    return slice(int(places[0]) if "f" in sides else 0, int(places[-1]) + 1 if "b" in sides else None)

@@ -1,0 +1,300 @@
+"""``x[index]`` and ``x.at[index]``, with NumPy's rules of indexing.
+
+An index is read once, left to right, into a basic part (positions, slices: a view) and arrays for some axes (at most
+one gather).  ``None`` and the place of 0-d masks become axes of length 1 before all else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from tapegrad.core.aval import Shape, broadcast_shapes
+from tapegrad.core.state import thread
+from tapegrad.device import dtypes
+from tapegrad.errors import IndexingError, NotATensorError, ShapeError
+from tapegrad.ops.create.creation import zeros
+from tapegrad.ops.dispatch import barrier, cast, own, tensor
+from tapegrad.ops.elementwise.arithmetic import add, maximum
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.index.bounds import checked
+from tapegrad.ops.index.indexing import (
+    Part,
+    last_place_p,
+    put_slice_p,
+    scatter_add_p,
+    slice_p,
+    sliced_shape,
+    take_p,
+    unslice_p,
+)
+from tapegrad.ops.shape.shape import broadcast_to, moveaxis, permute_dims, reshape, reshaped
+from tapegrad.tensor import Tensor, from_array
+
+
+@dataclass
+class _Index:
+    """An index that has been read: what it does to an array of ``shape``."""
+
+    shape: Shape
+    """The array's shape with the axes of length 1 that the index makes."""
+    basic: tuple[Part, ...]
+    """For each axis of ``shape``; of an axis with an array everything is taken."""
+    arrays: dict[int, Tensor] = field(default_factory=dict)
+    """Indices for axes of the basic part's result; all of one shape."""
+    place: int = 0
+    """Where the arrays' dimensions stand in the result."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the basic part takes everything as it is."""
+        return all(part == (0, n, 1) for part, n in zip(self.basic, self.shape, strict=True))
+
+
+def _items(op: str, index: Any, shape: Shape, x: Tensor) -> list[Any]:
+    """The items of an index, arrays as tensors, the Ellipsis and missing axes as full slices."""
+    items = [_item(op, i, x) for i in (index if isinstance(index, tuple) else (index,))]
+    used = sum(_axes_of(i) for i in items)
+    if used > len(shape):
+        raise IndexingError(f"{op}: {used} indices for a tensor of shape {shape}")
+    dots = [k for k, i in enumerate(items) if i is ...]
+    if len(dots) > 1:
+        raise IndexingError(f"{op}: an index can have only one Ellipsis (...)")
+    at = dots[0] if dots else len(items)
+    return [*items[:at], *[slice(None)] * (len(shape) - used), *items[at + 1 :]]
+
+
+def _item(op: str, item: Any, x: Tensor) -> Any:
+    """An item of an index of ``x`` as an int, a slice, None, the Ellipsis or a tensor of integers or bools."""
+    if item is None or item is ... or isinstance(item, slice):
+        return item
+    if isinstance(item, int) and not isinstance(item, bool):
+        return item
+    if isinstance(item, (float, complex, str)):
+        raise IndexingError(f"{op}: {item!r} is no index; use integers, slices, None, ..., arrays of integers or bools")
+    try:
+        found = tensor(op, item, x)
+    except NotATensorError as e:
+        raise IndexingError(f"{op}: {item!r:.60} is no index") from e
+    if isinstance(item, list) and not found.size:
+        found = cast(found, dtypes.int64)
+    if found.dtype.kind not in "biu":
+        raise IndexingError(f"{op}: an array of {found.dtype} is no index; use integers (astype) or a mask of bools")
+    if found.dtype.kind == "b" or found.ndim or any(guard.follows(found._buffer) for guard in thread.guards):
+        return found
+    return found.item()
+
+
+def _axes_of(item: Any) -> int:
+    """How many axes an item is for."""
+    if item is None or item is ...:
+        return 0
+    return item.ndim if isinstance(item, Tensor) and item.dtype.kind == "b" else 1
+
+
+def _read(op: str, index: Any, x: Tensor) -> _Index:
+    """Read an index of ``x``.  Raises IndexingError naming ``op``."""
+    reader = _Reader(op, x)
+    for item in _items(op, index, x.shape, x):
+        reader.take(item)
+    return reader.result()
+
+
+class _Reader:
+    """Takes the items of an index one by one."""
+
+    def __init__(self, op: str, x: Tensor) -> None:
+        self.op, self.x, self.given, self.axis = op, x, x.shape, 0
+        self.lengths: list[int] = []
+        self.parts: list[Part] = []
+        self.arrays: dict[int, Tensor] = {}
+        self.advanced: list[int] = []
+
+    def take(self, item: Any) -> None:
+        """One item, for the next axis or axes."""
+        if item is None:
+            self._part((0, 1, 1), 1)
+        elif isinstance(item, int):
+            n = self._next()
+            if not -n <= item < n:
+                raise IndexingError(f"{self.op}: index {item} is out of range for axis {self.axis - 1} of {self.given}")
+            self.advanced.append(len(self.parts))
+            self._part(item % n, n)
+        elif isinstance(item, slice):
+            n = self._next()
+            first, stop, step = self._bounds(item, n)
+            self._part((first, count, step) if (count := len(range(first, stop, step))) else (0, 0, 1), n)
+        elif item.dtype.kind == "b":
+            self._mask(item)
+        else:
+            self._array(checked(self.op, item, self.given[self.axis], self.x), self._next())
+
+    def _bounds(self, item: slice, n: int) -> tuple[int, int, int]:
+        try:
+            return item.indices(n)
+        except (TypeError, ValueError) as e:
+            raise IndexingError(f"{self.op}: {item} is no index: {e}") from None
+
+    def _next(self) -> int:
+        self.axis += 1
+        return self.given[self.axis - 1]
+
+    def _part(self, part: Part, length: int) -> None:
+        self.parts.append(part)
+        self.lengths.append(length)
+
+    def _array(self, places: Tensor, length: int) -> None:
+        self.advanced.append(len(self.parts))
+        self.arrays[len(self.parts)] = places
+        self._part((0, length, 1), length)
+
+    def _mask(self, mask: Tensor) -> None:
+        """A mask becomes places, an array for each of its axes; one of length 0 fits any, as in NumPy."""
+        have = self.given[self.axis : self.axis + mask.ndim]
+        if any(m not in (0, n) for m, n in zip(mask.shape, have, strict=True)):
+            raise IndexingError(f"{self.op}: a mask of shape {mask.shape} for axes of lengths {have} of {self.given}")
+        array, device = mask._array, mask.device
+        if not mask.ndim:
+            self._array(zeros((int(bool(array)),), dtype=dtypes.int64, device=device), 1)
+        for places in array.nonzero() if mask.ndim else ():
+            self._array(from_array(device.xp.ascontiguousarray(places), device), self._next())
+
+    def result(self) -> _Index:
+        """What was read.  Arrays that stand apart put their dimensions first, as in NumPy."""
+        shape, parts = tuple(self.lengths), tuple(self.parts)
+        if not self.arrays:
+            return _Index(shape, parts)
+        kept = [k for k, part in enumerate(parts) if not isinstance(part, int)]
+        first, last = self.advanced[0], self.advanced[-1]
+        together = last - first + 1 == len(self.advanced)
+        place = sum(k < first for k in kept) if together else 0
+        try:
+            common = broadcast_shapes(self.op, *(a.shape for a in self.arrays.values()))
+        except ShapeError as e:
+            raise IndexingError(str(e)) from None
+        arrays = {kept.index(k): broadcast_to(a, common) for k, a in self.arrays.items()}
+        return _Index(shape, parts, arrays, place)
+
+
+def _gather_axis(index: _Index, shape: Shape) -> tuple[tuple[int, ...], Shape, int, Tensor]:
+    """How one gather does it: the order of axes, their shape with the arrays' axes as one, that axis, its indices.
+
+    shape: of the basic part's result.
+    """
+    axes = tuple(index.arrays)
+    adjacent = axes[-1] - axes[0] + 1 == len(axes)
+    at = axes[0] if adjacent else 0
+    rest = [a for a in range(len(shape)) if a not in axes]
+    order = (*rest[:at], *axes, *rest[at:])
+    places, *others = index.arrays.values()
+    for a, more in zip(axes[1:], others, strict=True):
+        places = places * shape[a] + more
+    merged = (*(shape[a] for a in rest[:at]), prod(shape[a] for a in axes), *(shape[a] for a in rest[at:]))
+    return order, merged, at, places
+
+
+def getitem(x: Any, index: Any, /) -> Tensor:
+    """``x[index]`` by NumPy's rules: a view for positions and slices, a copy for arrays and masks.
+
+    Raises IndexingError (an IndexError).
+    """
+    x = tensor("x[...]", x)
+    if type(index) is int and x.ndim and -x.shape[0] <= index < x.shape[0]:  # the usual loop over a first axis
+        index = index % x.shape[0]
+        return barrier(slice_p, x, index=(index, *[(0, n, 1) for n in x.shape[1:]]))
+    if type(index) is Tensor and index.ndim and x.ndim and index.dtype.kind in "iu":
+        return barrier(take_p, x, checked("x[...]", index, x.shape[0], x), axis=0)
+    found = _read("x[...]", index, x)
+    given, x = x, reshaped(x, found.shape)
+    if not found.is_whole:
+        x = barrier(slice_p, x, index=found.basic)
+    if not found.arrays:
+        return own(x, given)
+    order, merged, at, places = _gather_axis(found, x.shape)
+    out = barrier(take_p, reshaped(permute_dims(x, order), merged), places, axis=at)
+    if at == found.place:
+        return out
+    n = places.ndim
+    return moveaxis(out, tuple(range(at, at + n)), tuple(range(found.place, found.place + n)))
+
+
+class At:
+    """``x.at[index]``: :meth:`set` and :meth:`add` make a new tensor with some elements changed; gradients pass."""
+
+    __slots__ = ("_index", "_x")
+
+    def __init__(self, x: Tensor, index: Any = ()) -> None:
+        self._x = x
+        self._index = index
+
+    def __getitem__(self, index: Any) -> At:
+        return At(self._x, index)
+
+    def get(self) -> Tensor:
+        """The elements themselves: ``x[index]``."""
+        return getitem(self._x, self._index)
+
+    def set(self, values: Any) -> Tensor:
+        """``x`` with the elements replaced by ``values`` (broadcast, cast to its dtype).
+
+        Of elements named twice the last value stays.  Raises IndexingError, ShapeError.
+        """
+        return self._change("x.at[...].set", values)
+
+    def add(self, values: Any) -> Tensor:
+        """``x`` with ``values`` (broadcast, cast to its dtype) added to the elements; repeated ones accumulate.
+
+        Raises IndexingError, ShapeError.
+        """
+        return self._change("x.at[...].add", values)
+
+    def _change(self, op: str, values: Any) -> Tensor:
+        x, adding = self._x, op.endswith("add")
+        index = _read(op, self._index, x)
+        v = cast(tensor(op, values, x), x.dtype)
+        if index.arrays:
+            return reshape(_change_places(op, reshape(x, index.shape), v, index, adding), x.shape)
+        v = _fitted(op, v, sliced_shape(index.basic))
+        if adding:
+            return add(x, reshape(barrier(unslice_p, v, shape=index.shape, index=index.basic), x.shape))
+        return reshape(barrier(put_slice_p, reshape(x, index.shape), v, index=index.basic), x.shape)
+
+
+def _fitted(op: str, v: Tensor, shape: Shape) -> Tensor:
+    """``v`` broadcast to the shape of what it goes to."""
+    while v.ndim > len(shape) and v.shape[0] == 1:  # as in NumPy's assignment
+        v = reshape(v, v.shape[1:])
+    if broadcast_shapes(op, v.shape, shape) != shape:
+        raise ShapeError(f"{op}: values of shape {v.shape} do not broadcast to the {shape} that the index selects")
+    return broadcast_to(v, shape)
+
+
+def _change_places(op: str, x: Tensor, v: Tensor, index: _Index, adding: bool) -> Tensor:
+    """Set or add at arrays of indices; ``x`` has the shape ``index.shape``."""
+    shape = sliced_shape(index.basic)
+    order, merged, at, places = _gather_axis(index, shape)
+    n = places.ndim
+    rest = (*merged[:at], *merged[at + 1 :])
+    wanted = (*rest[: index.place], *places.shape, *rest[index.place :])
+    v = _fitted(op, v, wanted)
+    v = moveaxis(v, tuple(range(index.place, index.place + n)), tuple(range(at, at + n)))
+    if adding:
+        change = barrier(scatter_add_p, v, places, axis=at, n=merged[at])
+    else:
+        inner = barrier(slice_p, x, index=index.basic)
+        have = reshape(permute_dims(inner, order), merged)
+        source = barrier(last_place_p, places, n=merged[at])
+        if not places.size:
+            return x
+        flat = reshape(v, (*merged[:at], places.size, *merged[at + 1 :]))
+        chosen = barrier(take_p, flat, maximum(source, 0), axis=at)
+        column = reshape(source, (merged[at], *[1] * (len(merged) - at - 1)))
+        change = where(column >= 0, chosen, have)
+    back = tuple(order.index(a) for a in range(len(order)))
+    change = permute_dims(reshape(change, tuple(shape[a] for a in order)), back)
+    if index.is_whole:
+        return add(x, change) if adding else change
+    if adding:
+        return add(x, barrier(unslice_p, change, shape=x.shape, index=index.basic))
+    return barrier(put_slice_p, x, change, index=index.basic)

@@ -1,0 +1,1 @@
+"""How Python, NumPy and other libraries call the operations."""

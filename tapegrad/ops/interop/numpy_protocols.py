@@ -1,0 +1,178 @@
+"""NumPy's protocols on tensors: ``np.sin(t)``, ``np.add.reduce(t)``, ``scipy.special.erf(t)`` call ours by name."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.core import aval
+from tapegrad.device import CPU, is_array
+from tapegrad.errors import ImmutableError, NotATensorError
+from tapegrad.ops.create import creation
+from tapegrad.ops.dispatch import tensor
+from tapegrad.ops.interop import info
+from tapegrad.ops.shape import shape
+
+_REDUCED = {
+    "add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "logical_and": "all", "logical_or": "any",
+    "fmax": "nanmax", "fmin": "nanmin", "logaddexp": "logsumexp",
+}  # fmt: skip
+_ACCUMULATED = {"add": "cumsum", "multiply": "cumprod", "maximum": "cummax", "minimum": "cummin"}
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "out": (None,), "where": (True,), "casting": ("same_kind",), "order": ("K",), "subok": (True,),
+}  # fmt: skip
+"""Values of NumPy's keyword arguments that ask for nothing."""
+
+
+def array_namespace(self: Any, /, *, api_version: str | None = None) -> Any:
+    """The module with the array API's functions: tapegrad.  Raises ValueError for a version that it does not serve."""
+    info.check_version(api_version)
+    return sys.modules["tapegrad"]
+
+
+def public(name: str, module: str = "numpy") -> Callable[..., Any] | None:
+    """Our function of NumPy's name, looked up in the module of ours that corresponds to ``module``."""
+    place: Any = sys.modules["tapegrad"]
+    for part in module.split(".")[1:]:
+        place = getattr(place, part, None)
+    found = getattr(place, name, None) if name in getattr(place, "__all__", ()) else None
+    return found if callable(found) else None
+
+
+def array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    """NumPy's and SciPy's ufuncs on tensors, and their ``reduce``, ``accumulate`` and ``outer``.
+
+    Raises TypeError if there is no function of ours, ImmutableError where a tensor's value is to be written to.
+    """
+    name = ufunc.__name__
+    options = {k: v for k, v in kwargs.items() if not _is_harmless(k, v)}
+    if "out" in options:
+        raise ImmutableError(f"numpy.{name}: a tensor is not written into an array; use x = x + t, not x += t")
+    dtype = options.pop("dtype", None)
+    f = _method_of(name, method)
+    if f is None or (options and method not in ("reduce", "accumulate")) or options.keys() - {"axis", "keepdims"}:
+        how = name + ("" if method == "__call__" else f".{method}")
+        given = f" with {', '.join(options)}" if options else ""
+        raise TypeError(
+            f"numpy.{how}{given} does not take tensors: use a function of tapegrad, or convert with t.numpy() (which "
+            "has no gradient)"
+        )
+    if method in ("reduce", "accumulate"):
+        options["axis"] = kwargs.get("axis", 0)
+    if method in ("reduce", "accumulate") and dtype is not None and "dtype" in inspect.signature(f).parameters:
+        options["dtype"], dtype = dtype, None
+    if all(loop[-1] in "?O" for loop in ufunc.types):  # the dtype is that of the answers, not of the operands
+        dtype = None
+    try:
+        if dtype is not None:
+            inputs = tuple(creation.astype(tensor(name, x), dtype) for x in inputs)
+        return f(*inputs, **options)
+    except NotATensorError:
+        return NotImplemented
+
+
+def _is_harmless(name: str, value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(v is None for v in value)
+    return any(value is h for h in _HARMLESS.get(name, (None,))) or (
+        isinstance(value, str) and value in _HARMLESS.get(name, ())
+    )
+
+
+def _method_of(name: str, method: str) -> Callable[..., Any] | None:
+    if method == "reduce":
+        return public(_REDUCED.get(name, ""))
+    if method == "accumulate":
+        running = public(_ACCUMULATED.get(name, ""))
+        if running is None or name not in ("maximum", "minimum"):
+            return running
+        return lambda x, axis: running(x, axis)[0]
+    f = public(name) or public(name, "scipy.special")
+    if method == "outer" and f is not None:
+        return lambda x, y: _outer(f, tensor(name, x), tensor(name, y))
+    return f if method == "__call__" else None
+
+
+def _outer(f: Callable, x: Any, y: Any) -> Any:
+    return f(shape.reshape(x, (*x.shape, *(1,) * y.ndim)), y)
+
+
+_ANSWERS = {
+    "allclose", "array2string", "array_equal", "array_equiv", "array_repr", "array_str", "iscomplexobj", "isrealobj",
+    "may_share_memory", "ndim", "save", "savetxt", "savez", "savez_compressed", "shape", "shares_memory", "size",
+}  # fmt: skip
+"""NumPy's functions that answer about values, or write them, and return no array: they read a tensor's value."""
+
+
+def _value(x: Any) -> Any:
+    return x.numpy() if hasattr(x, "ref") else x
+
+
+def array_function(self: Any, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+    """NumPy's functions on tensors: the function of the same name.  Raises TypeError if there is none."""
+    if func.__name__ in _ANSWERS:
+        return func(*nest.map_leaves(_value, args), **nest.map_leaves(_value, kwargs))
+    f = _broadcast_arrays if func.__name__ == "broadcast_arrays" else public(func.__name__, func.__module__ or "numpy")
+    if f is None:
+        raise TypeError(
+            f"{func.__module__}.{func.__name__} does not take tensors: use a function of tapegrad, or convert with "
+            "t.numpy() (which has no gradient)"
+        )
+    ours = inspect.signature(f).parameters
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in ours.values())
+    positional = [p for p in ours.values() if p.kind is not p.KEYWORD_ONLY]
+    args, kwargs = _placed(func, positional, args, kwargs)
+    if len(args) > len(positional) and not variadic:  # sum(t, 0): tapegrad takes axis by name only
+        names, more = list(_signature(func))[len(positional) :], args[len(positional) :]
+        if len(more) > len(names):
+            raise TypeError(f"{func.__name__}: tapegrad takes {len(positional)} positional arguments, got {len(args)}")
+        kwargs = {**dict(zip(names, more, strict=False)), **kwargs}
+        args = args[: len(positional)]
+    return f(*args, **_asked(func, ours, kwargs))
+
+
+def _broadcast_arrays(*xs: Any, subok: bool = False) -> tuple[Any, ...]:
+    """Tensors by ours; what no tensor can hold (Matplotlib gives None and strings) by NumPy's."""
+    given: list[Any] = [_tensor_or_object("broadcast_arrays", x) for x in xs]
+    to = aval.broadcast_shapes("broadcast_arrays", *(x.shape for x in given))
+    return tuple(CPU.xp.broadcast_to(x, to) if is_array(x) else shape.broadcast_to(x, to) for x in given)
+
+
+def _tensor_or_object(op: str, x: Any) -> Any:
+    try:
+        return tensor(op, x)
+    except NotATensorError:
+        return CPU.xp.asarray(x)
+
+
+def _placed(func: Any, positional: list[Any], args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Arguments given by NumPy's names in the places that they have with us, where those have other names or none."""
+    left = dict(kwargs)
+    for name, p in list(zip(_signature(func), positional, strict=False))[len(args) :]:
+        if name not in left or (p.name == name and p.kind is not p.POSITIONAL_ONLY):
+            break
+        args = (*args, left.pop(name))
+    return args, left
+
+
+def _signature(func: Any) -> dict[str, Any]:
+    """NumPy's parameters and their defaults; none for a function that does not tell."""
+    try:
+        return {n: p.default for n, p in inspect.signature(func).parameters.items()}
+    except (TypeError, ValueError):
+        return {}
+
+
+def _asked(func: Any, ours: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments without those that we do not have and that only repeat NumPy's default."""
+    if any(p.kind is p.VAR_KEYWORD for p in ours.values()):
+        return kwargs
+    defaults = _signature(func)
+    idle = {n for n, v in kwargs.items() if n not in ours and (v is None or v is defaults.get(n, ...))}
+    strange = kwargs.keys() - ours.keys() - idle
+    if strange:
+        raise TypeError(f"{func.__name__}: tapegrad has no argument {', '.join(sorted(strange))}")
+    return {n: v for n, v in kwargs.items() if n not in idle}

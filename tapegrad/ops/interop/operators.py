@@ -1,0 +1,143 @@
+"""Binds operators, methods and NumPy's protocols to tensors and variables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from tapegrad.errors import ImmutableError, NotATensorError
+from tapegrad.ops.create import creation, transfer
+from tapegrad.ops.dispatch import SCALARS
+from tapegrad.ops.elementwise import arithmetic, comparison, complex
+from tapegrad.ops.index import getitem, indexing, sort
+from tapegrad.ops.interop import einops_backend, numpy_protocols, sharing
+from tapegrad.ops.products import products
+from tapegrad.ops.reduce import cumulative, reductions
+from tapegrad.ops.shape import join, shape
+from tapegrad.tensor import Tensor, bind_method
+
+
+def _operator(f: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Any]:
+    """``f`` as an operator: foreign objects get their turn."""
+    if hasattr(f, "operator"):
+        return f.operator
+
+    def operator(self: Any, other: Any) -> Any:
+        if type(other) is Tensor or isinstance(other, SCALARS):
+            return f(self, other)
+        try:
+            return f(self, other)
+        except NotATensorError:
+            return NotImplemented
+
+    operator.__name__ = f.__name__
+    return operator
+
+
+def _reflected(f: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Any]:
+    def operator(self: Any, other: Any) -> Any:
+        try:
+            return f(other, self)
+        except NotATensorError:
+            return NotImplemented
+
+    operator.__name__ = f.__name__
+    return operator
+
+
+_BOTH = {
+    "add": arithmetic.add, "sub": arithmetic.subtract, "mul": arithmetic.multiply, "truediv": arithmetic.divide,
+    "floordiv": arithmetic.floor_divide, "mod": arithmetic.remainder, "matmul": products.matmul,
+    "and": comparison.bitwise_and, "or": comparison.bitwise_or, "xor": comparison.bitwise_xor,
+    "lshift": comparison.bitwise_left_shift, "rshift": comparison.bitwise_right_shift,
+}  # fmt: skip
+_COMPARE = {
+    "eq": comparison.equal, "ne": comparison.not_equal, "lt": comparison.less, "le": comparison.less_equal,
+    "gt": comparison.greater, "ge": comparison.greater_equal,
+}  # fmt: skip
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "__neg__": arithmetic.negative, "__pos__": arithmetic.positive, "__abs__": arithmetic.abs,
+    "__invert__": comparison.bitwise_invert, "__getitem__": getitem.getitem, "astype": creation.astype,
+    "clip": arithmetic.clip, "conj": complex.conj, "cumsum": cumulative.cumsum, "nonzero": indexing.nonzero,
+    "repeat": join.repeat, "round": arithmetic.round, "squeeze": shape.squeeze, "swapaxes": shape.swapaxes,
+    "to_device": transfer.to_device,
+}  # fmt: skip
+"""Methods that are the functions themselves (made ordinary functions, so that they bind)."""
+
+
+def bind_operators() -> None:
+    """Called once, when the ops are imported."""
+    for name, f in _BOTH.items():
+        bind_method(f"__{name}__", _operator(f))
+        bind_method(f"__r{name}__", _reflected(f))
+    for name, f in _COMPARE.items():
+        bind_method(f"__{name}__", _operator(f))
+    bind_method("__pow__", _operator(arithmetic.pow_operator))
+    bind_method("__rpow__", _reflected(arithmetic.power))
+    for name, f in _PLAIN.items():
+        bind_method(name, f)
+    for f in (reductions.sum, reductions.prod, reductions.mean):
+        bind_method(f.__name__, _method(f, "axis", "dtype", "out", "keepdims"))
+    for f in (reductions.var, reductions.std):
+        bind_method(f.__name__, _method(f, "axis", "dtype", "out", "ddof", "keepdims"))
+    for f in (
+        reductions.max, reductions.min, reductions.any, reductions.all, sort.argmax, sort.argmin,
+    ):  # fmt: skip
+        bind_method(f.__name__, _method(f, "axis", "out", "keepdims"))
+    bind_method("take", _method(indexing.take, "indices", "axis"))
+    for f in (_reshape, _transpose, _flatten, _ravel):
+        bind_method(f.__name__[1:], f)
+    bind_method("T", property(lambda self: shape.transpose(self), doc="The dimensions in reverse order."))
+    bind_method("mT", property(lambda self: shape.matrix_transpose(self), doc="The last two dimensions exchanged."))
+    bind_method("real", property(lambda self: complex.real(self), doc=complex.real.__doc__))
+    bind_method("imag", property(lambda self: complex.imag(self), doc=complex.imag.__doc__))
+    bind_method("at", property(lambda self: getitem.At(self), doc=getitem.At.__doc__))
+    bind_method("__array_ufunc__", numpy_protocols.array_ufunc)
+    bind_method("__array_function__", numpy_protocols.array_function)
+    bind_method("__array_namespace__", numpy_protocols.array_namespace)
+    sharing.bind_protocols()
+    einops_backend.offer_backend()
+
+
+def _method(f: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
+    """``f`` as a method whose arguments ``names`` may be given by position, as in NumPy."""
+    known = inspect.signature(f).parameters
+    positional = [n for n, p in known.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if len(args) > len(names):
+            raise TypeError(f"{f.__name__}: takes at most {len(names)} positional arguments, got {len(args)}")
+        given = dict(zip(names, args, strict=False))
+        if twice := given.keys() & kwargs.keys():
+            raise TypeError(f"{f.__name__}: {', '.join(twice)} given twice")
+        given.update(kwargs)
+        for name in ("out", "dtype"):  # NumPy and CuPy hand these on, most often without a value
+            if name not in known and name in given and given.pop(name) is not None:
+                raise ImmutableError(f"{f.__name__}: has no argument {name}; its result is a new tensor")
+        return f(self, *[given.pop(n) for n in positional[1:] if n in given], **given)
+
+    method.__name__, method.__doc__ = f.__name__, f.__doc__
+    return method
+
+
+def _reshape(self: Tensor, *lengths: Any, order: str = "C") -> Tensor:
+    """The elements in another shape, given as one tuple or as several lengths; order: see :func:`reshape`."""
+    return shape.reshape(self, lengths[0] if len(lengths) == 1 else lengths, order)
+
+
+def _transpose(self: Tensor, *axes: Any) -> Tensor:
+    """The dimensions in reverse order, or in that of ``axes``: one tuple or several numbers."""
+    if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))):
+        return shape.transpose(self, axes[0])
+    return shape.transpose(self, axes or None)
+
+
+def _flatten(self: Tensor, order: str = "C") -> Tensor:
+    """The elements in one dimension; order: see :func:`reshape`."""
+    return shape.reshape(self, (self.size,), order)
+
+
+def _ravel(self: Tensor, order: str = "C") -> Tensor:
+    """The elements in one dimension; order: see :func:`reshape`."""
+    return shape.reshape(self, (self.size,), order)

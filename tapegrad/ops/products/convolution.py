@@ -1,0 +1,226 @@
+"""Convolution (cross-correlation, as neural networks say it) and its two transposes.
+
+The three are bilinear, and each is what transposing another gives, so that derivatives of every order are among them.
+Operands may have more axes in front, which broadcast: rows of a Jacobian, or the calls of a batched function.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
+from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
+from tapegrad.device.dtypes import in_float
+from tapegrad.device.numerics import conv_lead
+from tapegrad.device.numerics.windows import Moves, Window
+from tapegrad.errors import ShapeError
+from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.tensor import Tensor
+
+
+def fitted(op: str, window: Window) -> Shape:
+    """The positions of a window that fits into its padded image.  Raises ShapeError naming ``op``."""
+    if not all(window.kernel):
+        raise ShapeError(f"{op}: a kernel of size {window.kernel} is empty; every length must be at least 1")
+    found = window.positions
+    if min(found) < 1:
+        reach = tuple((k - 1) * d + 1 for k, d in zip(window.kernel, window.dilation))
+        padded = tuple(n + low + high for n, (low, high) in zip(window.size, window.padding))
+        raise ShapeError(
+            f"{op}: a kernel of size {window.kernel} with dilation {window.dilation} covers {reach}, but the padded "
+            f"input is {padded}; pad more, or take a smaller kernel"
+        )
+    return found
+
+
+def _lead(op: str, x: ShapedArray, w: ShapedArray, own: int) -> Shape:
+    """The axes in front of the ``own`` last ones, broadcast."""
+    return broadcast_shapes(op, x.shape[: x.ndim - own], w.shape[: w.ndim - own])
+
+
+def _infer_conv(x: ShapedArray, w: ShapedArray, *, moves: Moves) -> ShapedArray:
+    sizes = len(moves.strides)
+    own = sizes + 2
+    if x.ndim < own or w.ndim < own:
+        raise ShapeError(
+            f"conv: input {x.shape} and weight {w.shape}; wanted (n, channels, {sizes} sizes) and "
+            f"(outputs, channels / groups, {sizes} sizes); add the missing axes"
+        )
+    outputs, channels = w.shape[-own : 2 - own]
+    if x.shape[1 - own] != channels * moves.groups:
+        raise ShapeError(
+            f"conv: input {x.shape} has {x.shape[1 - own]} channels, but weight {w.shape} with groups={moves.groups} "
+            f"wants {channels * moves.groups}; weight is (outputs, channels / groups, *kernel)"
+        )
+    if outputs % moves.groups:
+        raise ShapeError(
+            f"conv: the {outputs} outputs of weight {w.shape} do not divide into {moves.groups} groups; change one"
+        )
+    positions = fitted("conv", moves.over(x.shape[-sizes:], w.shape[-sizes:]))
+    return x.with_shape((*_lead("conv", x, w, own), x.shape[-own], outputs, *positions))
+
+
+def _infer_in_x(g: ShapedArray, w: ShapedArray, *, moves: Moves, size: Shape) -> ShapedArray:
+    own = len(size) + 2
+    found = g.with_shape((g.shape[-own], w.shape[1 - own] * moves.groups, *size))
+    _check("conv_in_x", _infer_conv(found, w.with_shape(w.shape[-own:]), moves=moves), g)
+    return g.with_shape((*_lead("conv_in_x", g, w, own), *found.shape))
+
+
+def _infer_in_w(x: ShapedArray, g: ShapedArray, *, moves: Moves, kernel: Shape) -> ShapedArray:
+    own = len(kernel) + 2
+    found = x.with_shape((g.shape[1 - own], x.shape[1 - own] // moves.groups, *kernel))
+    _check("conv_in_w", _infer_conv(x.with_shape(x.shape[-own:]), found, moves=moves), g)
+    return x.with_shape((*_lead("conv_in_w", x, g, own), *found.shape))
+
+
+def _check(op: str, wanted: ShapedArray, g: ShapedArray) -> None:
+    if g.shape[-wanted.ndim :] != wanted.shape:
+        raise ShapeError(f"{op}: the cotangent has shape {g.shape}, but the convolution's result {wanted.shape}")
+
+
+def _run_conv(xp: Any, x: Any, w: Any, *, out: Any, moves: Moves) -> None:
+    conv_lead.forward(xp, x, w, out, moves)
+
+
+def _run_in_x(xp: Any, g: Any, w: Any, *, out: Any, moves: Moves, size: Shape) -> None:
+    conv_lead.in_image(xp, g, w, out, moves)
+
+
+def _run_in_w(xp: Any, x: Any, g: Any, *, out: Any, moves: Moves, kernel: Shape) -> None:
+    conv_lead.in_kernel(xp, x, g, out, moves)
+
+
+def _flops(x: Shape, w: Shape, positions: Shape, weight: Shape) -> int:
+    """``x`` and ``w``: shapes of the operands; ``weight``: that of the kernel, axes in front aside."""
+    own = len(positions) + 2
+    images = x[-own] * prod(broadcast_shapes("conv", x[: len(x) - own], w[: len(w) - own]))
+    return 2 * images * prod(positions) * prod(weight)
+
+
+def _same_moves(params: dict, n: int) -> dict:
+    """For ``lift``: everything is counted from the last axis, and axes in front broadcast."""
+    return params
+
+
+def _sizes(x: ShapedArray, moves: Moves) -> Shape:
+    """The spatial sizes: of an image, a kernel or a result."""
+    return x.shape[-len(moves.strides) :]
+
+
+def _conv(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
+    return barrier(conv_p, x, w, moves=moves)
+
+
+def _in_x(g: Tensor, w: Tensor, moves: Moves, size: Shape) -> Tensor:
+    return barrier(conv_in_x_p, g, w, moves=moves, size=size)
+
+
+def _in_w(x: Tensor, g: Tensor, moves: Moves, kernel: Shape) -> Tensor:
+    return barrier(conv_in_w_p, x, g, moves=moves, kernel=kernel)
+
+
+_PLAIN = Moves((1, 1), ((0, 0), (0, 0)), (1, 1), 1)
+_MIXED = Moves((2, 1), ((1, 2), (0, 1)), (1, 2), 2)
+_SPARSE = Moves((3,), ((0, 0),), (1,), 1)  # every third element is in no window
+_SOLID = Moves((1, 2, 1), ((1, 0), (0, 1), (0, 0)), (1, 1, 1), 1)
+
+conv_p: Primitive = bilinear(
+    "conv",
+    impl=_run_conv,
+    infer=_infer_conv,
+    transposes=[
+        lambda ct, w, x_aval, *, moves: _in_x(ct, w, moves, _sizes(x_aval, moves)),
+        lambda ct, x, w_aval, *, moves: _in_w(x, ct, moves, _sizes(w_aval, moves)),
+    ],
+    into=True,
+    flops=lambda x, w, *, moves: _flops(
+        x.shape, w.shape, moves.over(_sizes(x, moves), _sizes(w, moves)).positions, w.shape[-len(moves.strides) - 2 :]
+    ),
+    lift=_same_moves,
+    samples=[
+        Sample((2, 3, 5, 4), (2, 3, 3, 2), moves=_PLAIN), Sample((2, 4, 5, 5), (2, 2, 3, 2), moves=_MIXED),
+        Sample((2, 2, 8), (3, 2, 2), moves=_SPARSE), Sample((2, 3, 2, 2), (4, 3, 1, 1), moves=_PLAIN),
+        Sample((3, 2, 4, 5, 5), (2, 2, 3, 2), moves=_MIXED), Sample((2, 4, 5, 5), (3, 2, 2, 3, 2), moves=_MIXED),
+        Sample((3, 1, 2, 8), (3, 3, 2, 2), moves=_SPARSE), Sample((2, 1, 2, 8), (3, 1, 2, 2, 2), moves=_SPARSE),
+        Sample((1, 1, 2, 3, 3), (2, 1, 2, 2, 2), moves=_SOLID), Sample((0, 3, 4, 4), (2, 3, 3, 3), moves=_PLAIN),
+        Bad((2, 3, 5, 4), (2, 2, 3, 2), error=ShapeError, moves=_PLAIN),
+        Bad((2, 4, 5, 5), (3, 2, 3, 2), error=ShapeError, moves=_MIXED),
+        Bad((2, 3, 2, 4), (2, 3, 3, 2), error=ShapeError, moves=_PLAIN),
+        Bad((2, 3, 5), (2, 3, 3, 2), error=ShapeError, moves=_PLAIN),
+        Bad((2, 3, 5, 4), (2, 3, 0, 2), error=ShapeError, moves=_PLAIN),
+    ],
+    doc="Products of a kernel with the windows of an image, summed over channels.",
+)  # fmt: skip
+
+conv_in_x_p: Primitive = bilinear(
+    "conv_in_x",
+    impl=_run_in_x,
+    infer=_infer_in_x,
+    transposes=[
+        lambda ct, w, *, moves, size: _conv(ct, w, moves),
+        lambda ct, g, w_aval, *, moves, size: _in_w(ct, g, moves, _sizes(w_aval, moves)),
+    ],
+    into=True,
+    flops=lambda g, w, *, moves, size: _flops(g.shape, w.shape, _sizes(g, moves), w.shape[-len(size) - 2 :]),
+    lift=_same_moves,
+    samples=[
+        Sample((2, 2, 3, 3), (2, 3, 3, 2), moves=_PLAIN, size=(5, 4)),
+        Sample((2, 2, 3, 4), (2, 2, 3, 2), moves=_MIXED, size=(5, 5)),
+        Sample((2, 3, 3), (3, 2, 2), moves=_SPARSE, size=(9,)),
+        Sample((3, 1, 2, 3, 4), (2, 2, 3, 2), moves=_MIXED, size=(5, 5)),
+        Sample((2, 2, 3, 4), (3, 2, 2, 3, 2), moves=_MIXED, size=(5, 5)),
+        Sample((3, 2, 2, 3, 4), (3, 2, 2, 3, 2), moves=_MIXED, size=(5, 5)),
+        Sample((2, 0, 3, 3), (0, 3, 3, 2), moves=_PLAIN, size=(5, 4)),
+        Bad((2, 2, 3, 3), (2, 3, 3, 2), error=ShapeError, moves=_PLAIN, size=(5, 5)),
+    ],
+    doc="The cotangent of a convolution's image from the result's ``g``; by itself the transposed convolution.",
+)
+
+conv_in_w_p: Primitive = bilinear(
+    "conv_in_w",
+    impl=_run_in_w,
+    infer=_infer_in_w,
+    transposes=[
+        lambda ct, g, x_aval, *, moves, kernel: _in_x(g, ct, moves, _sizes(x_aval, moves)),
+        lambda ct, x, *, moves, kernel: _conv(x, ct, moves),
+    ],
+    into=True,
+    flops=lambda x, g, *, moves, kernel: _flops(
+        x.shape,
+        g.shape,
+        _sizes(g, moves),
+        (g.shape[-len(kernel) - 1], x.shape[-len(kernel) - 1] // moves.groups, *kernel),
+    ),
+    lift=_same_moves,
+    samples=[
+        Sample((2, 3, 5, 4), (2, 2, 3, 3), moves=_PLAIN, kernel=(3, 2)),
+        Sample((2, 4, 5, 5), (2, 2, 3, 4), moves=_MIXED, kernel=(3, 2)),
+        Sample((2, 2, 8), (2, 3, 3), moves=_SPARSE, kernel=(2,)),
+        Sample((3, 2, 4, 5, 5), (2, 2, 3, 4), moves=_MIXED, kernel=(3, 2)),
+        Sample((2, 4, 5, 5), (3, 2, 2, 3, 4), moves=_MIXED, kernel=(3, 2)),
+        Sample((3, 2, 4, 5, 5), (3, 2, 2, 3, 4), moves=_MIXED, kernel=(3, 2)),
+        Sample((0, 3, 4, 4), (0, 2, 2, 2), moves=_PLAIN, kernel=(3, 3)),
+        Bad((2, 3, 5, 4), (2, 2, 3, 3), error=ShapeError, moves=_PLAIN, kernel=(3, 3)),
+    ],
+    doc="The cotangent of a convolution's kernel from the result's ``g``.",
+)
+
+
+def conv(x: Any, w: Any, /, *, moves: Moves) -> Tensor:
+    """The sum over channels and taps of ``x`` at strided, dilated places times ``w``.
+
+    x: ``(n, channels, *size)``; w: ``(outputs, channels / groups, *kernel)``; result: ``(n, outputs, *positions)``.
+    Raises ShapeError.
+    """
+    return barrier(conv_p, *promote("conv", (x, w), in_float), moves=moves)
+
+
+def conv_transpose(x: Any, w: Any, /, *, moves: Moves, size: Shape) -> Tensor:
+    """The transpose of :func:`conv` in its image of spatial shape ``size``.
+
+    x: ``(n, outputs, *positions)``; w: ``(outputs, channels / groups, *kernel)``; result: ``(n, channels, *size)``.
+    Raises ShapeError.
+    """
+    return barrier(conv_in_x_p, *promote("conv_in_x", (x, w), in_float), moves=moves, size=size)

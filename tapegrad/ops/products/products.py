@@ -1,0 +1,179 @@
+"""Products of matrices and tensors.  Everything but ``matmul`` is a plain function; see also ``ops.einsum``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from tapegrad.core.aval import ShapedArray, broadcast_shapes, normalize_axes, normalize_axis, shaped
+from tapegrad.core.primitive import Bad, Sample, bilinear
+from tapegrad.device import gemm
+from tapegrad.device.dtypes import accumulator
+from tapegrad.device.numerics import blas
+from tapegrad.errors import ShapeError
+from tapegrad.ops import _batched
+from tapegrad.ops.dispatch import barrier, cast, promote
+from tapegrad.ops.elementwise.complex import conj
+from tapegrad.ops.reduce.reductions import sum
+from tapegrad.ops.shape.shape import expand_dims, moveaxis, permute_dims, reshape, squeeze
+from tapegrad.tensor import Tensor
+
+
+def _infer_matmul(x: ShapedArray, y: ShapedArray) -> ShapedArray:
+    if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-2]:
+        raise ShapeError(f"matmul: inner sizes differ: {x.shape} @ {y.shape}")
+    batch = broadcast_shapes("matmul", x.shape[:-2], y.shape[:-2])
+    return shaped((*batch, x.shape[-2], y.shape[-1]), x.dtype, x.device)
+
+
+def _dry_matmul(x: Any, y: Any, *, out: Any) -> Any:
+    gemm.matmul(None, x, y, out)
+    return out
+
+
+matmul_p = bilinear(
+    "matmul",
+    impl=lambda xp, x, y, *, out: blas.matmul(xp, x, y, out),
+    infer=_infer_matmul,
+    transposes=[
+        lambda ct, y: matmul(ct, y.mT),  # (m,n) (k,n)' -> (m,k)
+        lambda ct, x: matmul(x.mT, ct),  # (m,k)' (m,n) -> (k,n)
+    ],
+    into=True,
+    dry=_dry_matmul,
+    flops=lambda x, y: 2 * prod(broadcast_shapes("matmul", x.shape[:-1], (*y.shape[:-2], 1))) * prod(y.shape[-2:]),
+    lift=lambda params, n: params,
+    batch=_batched.matmul,
+    samples=[
+        Sample((3, 4), (4, 2)), Sample((5, 3, 4), (4, 2)), Sample((2, 1, 3, 4), (5, 4, 2)), Sample((0, 4), (4, 2)),
+        Sample((3, 0), (0, 2)), Bad((3, 4), (3, 2), error=ShapeError), Bad((2, 3, 4), (3, 4, 2), error=ShapeError),
+    ],
+)  # fmt: skip
+
+
+def matmul(x1: Any, x2: Any, /) -> Tensor:
+    """The matrix product; leading dimensions broadcast, a 1-d operand is a row (left) or a column (right).
+
+    x1: ``(..., m, k)`` or ``(k,)``; x2: ``(..., k, n)`` or ``(k,)``.  Raises ShapeError.
+    """
+    x, y = promote("matmul", (x1, x2))
+    if not x.ndim or not y.ndim:
+        raise ShapeError(f"matmul: operands of shape {x.shape} and {y.shape}; multiply scalars with *")
+    if x.shape[-1] != y.shape[-2 if y.ndim > 1 else 0]:
+        raise ShapeError(f"matmul: inner sizes differ: {x.shape} @ {y.shape}")
+    if x.ndim == 1:
+        return squeeze(matmul(expand_dims(x, 0), y), -2 if y.ndim > 1 else 0)
+    if y.ndim == 1:
+        return squeeze(matmul(x, expand_dims(y, 1)), -1)
+    if x.ndim > 2 and y.ndim == 2:  # one product of tall matrices, and no batch of gradients to sum
+        flat = barrier(matmul_p, reshape(x, (prod(x.shape[:-1]), x.shape[-1])), y)
+        return reshape(flat, (*x.shape[:-1], y.shape[-1]))
+    return barrier(matmul_p, x, y)
+
+
+def tensordot(x1: Any, x2: Any, /, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
+    """The sum of products over ``axes``: the last so many of ``x1`` with the first of ``x2``, or a list for each.
+
+    The result has the other axes of ``x1``, then those of ``x2``.  Raises ShapeError and AxisError.
+    """
+    x, y = promote("tensordot", (x1, x2))
+    left, right = _paired_axes(x, y, axes)
+    for a, b in zip(left, right, strict=True):
+        if x.shape[a] != y.shape[b]:
+            raise ShapeError(f"tensordot: axis {a} of {x.shape} and axis {b} of {y.shape} differ in length")
+    rows = [a for a in range(x.ndim) if a not in left]
+    columns = [b for b in range(y.ndim) if b not in right]
+    shape = (*(x.shape[a] for a in rows), *(y.shape[b] for b in columns))
+    inner = prod(x.shape[a] for a in left)
+    flat_x = reshape(permute_dims(x, (*rows, *left)), (prod(x.shape[a] for a in rows), inner))
+    flat_y = reshape(permute_dims(y, (*right, *columns)), (inner, prod(y.shape[b] for b in columns)))
+    return reshape(matmul(flat_x, flat_y), shape)
+
+
+def _paired_axes(x: Tensor, y: Tensor, axes: Any) -> tuple[list[int], list[int]]:
+    if isinstance(axes, int):
+        if not 0 <= axes <= min(x.ndim, y.ndim):
+            raise ShapeError(f"tensordot: cannot pair {axes} axes of {x.shape} and {y.shape}")
+        return list(range(x.ndim - axes, x.ndim)), list(range(axes))
+    both = [a if isinstance(a, (tuple, list)) else (a,) for a in axes]
+    if len(both) != 2 or len(both[0]) != len(both[1]):
+        raise ShapeError(f"tensordot: axes must be a number or two lists of one length, got {axes!r}")
+    for t, named in zip((x, y), both, strict=True):
+        normalize_axes("tensordot", tuple(named), t.ndim)  # no axis twice
+    left, right = ([normalize_axis("tensordot", a, t.ndim) for a in named] for t, named in zip((x, y), both))
+    return left, right
+
+
+def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Tensor:
+    """The sum of ``conj(x1) * x2`` along ``axis`` (negative, counted in both); the other dimensions broadcast.
+
+    Products and sum of half types are in float32, rounded once.  Raises ShapeError and AxisError.
+    """
+    x, y = promote("vecdot", (x1, x2))
+    a, b = normalize_axis("vecdot", axis, x.ndim), normalize_axis("vecdot", axis, y.ndim)
+    if x.shape[a] != y.shape[b]:
+        raise ShapeError(f"vecdot: axis {axis} has length {x.shape[a]} in {x.shape} and {y.shape[b]} in {y.shape}")
+    dtype, wide = x.dtype, accumulator(x.dtype)
+    x, y = cast(moveaxis(x, a, -1), wide), cast(moveaxis(y, b, -1), wide)
+    return cast(sum(conj(x) * y, axis=-1, dtype=wide), dtype)
+
+
+def matvec(x1: Any, x2: Any, /) -> Tensor:
+    """The product of matrices ``(..., m, n)`` with vectors ``(..., n)``; leading dimensions broadcast.
+
+    Raises ShapeError.
+    """
+    x, y = promote("matvec", (x1, x2))
+    if x.ndim < 2 or not y.ndim or x.shape[-1] != y.shape[-1]:
+        raise ShapeError(f"matvec: a matrix of shape {x.shape} does not fit a vector of shape {y.shape}")
+    return squeeze(matmul(x, expand_dims(y, -1)), -1)
+
+
+def vecmat(x1: Any, x2: Any, /) -> Tensor:
+    """The conjugates of vectors ``(..., n)`` times matrices ``(..., n, m)``; leading dimensions broadcast.
+
+    Raises ShapeError.
+    """
+    x, y = promote("vecmat", (x1, x2))
+    if y.ndim < 2 or not x.ndim or x.shape[-1] != y.shape[-2]:
+        raise ShapeError(f"vecmat: a vector of shape {x.shape} does not fit a matrix of shape {y.shape}")
+    return squeeze(matmul(expand_dims(conj(x), -2), y), -2)
+
+
+def outer(x1: Any, x2: Any, /) -> Tensor:
+    """The product of every element of ``x1`` with every one of ``x2``, shape ``(x1.size, x2.size)``."""
+    x, y = promote("outer", (x1, x2))
+    return reshape(x, (x.size, 1)) * reshape(y, (y.size,))
+
+
+def inner(x1: Any, x2: Any, /) -> Tensor:
+    """The sum of products over the last axes of both (NumPy's ``inner``).  Raises ShapeError."""
+    x, y = promote("inner", (x1, x2))
+    if not x.ndim or not y.ndim:
+        return x * y
+    if x.shape[-1] != y.shape[-1]:
+        raise ShapeError(f"inner: last axes differ in length: {x.shape} and {y.shape}")
+    return tensordot(x, y, axes=([-1], [-1]))
+
+
+def dot(x1: Any, x2: Any, /) -> Tensor:
+    """The sum of products over the last axis of ``x1`` and the last but one (or only) of ``x2`` (NumPy's ``dot``).
+
+    Raises ShapeError.
+    """
+    x, y = promote("dot", (x1, x2))
+    if not x.ndim or not y.ndim:
+        return x * y
+    place = max(y.ndim - 2, 0)
+    if x.shape[-1] != y.shape[place]:
+        raise ShapeError(f"dot: inner sizes differ: {x.shape} and {y.shape}")
+    return tensordot(x, y, axes=([-1], [place]))
+
+
+def vdot(x1: Any, x2: Any, /) -> Tensor:
+    """The sum of ``conj(x1) * x2`` over all elements of two arrays of one size.  Raises ShapeError."""
+    x, y = promote("vdot", (x1, x2))
+    if x.size != y.size:
+        raise ShapeError(f"vdot: sizes differ: {x.shape} and {y.shape}")
+    return vecdot(reshape(x, (x.size,)), reshape(y, (y.size,)))

@@ -1,0 +1,1 @@
+"""Operations that reduce many elements to fewer, and those that accumulate."""

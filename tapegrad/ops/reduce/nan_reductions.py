@@ -1,0 +1,162 @@
+"""Reductions that pass over NaN: NaN takes no part in the result, and its gradient is 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad.core.aval import normalize_axes
+from tapegrad.core.state import unrecorded
+from tapegrad.device import dtypes
+from tapegrad.errors import TapegradError
+from tapegrad.ops.dispatch import cast, in_float32, tensor
+from tapegrad.ops.elementwise.arithmetic import divide, multiply, root_of_squares, subtract
+from tapegrad.ops.elementwise.comparison import equal, isnan, logical_not
+from tapegrad.ops.elementwise.complex import squared_size
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.index import sort
+from tapegrad.ops.index.bounds import every
+from tapegrad.ops.reduce import reductions
+from tapegrad.ops.reduce.cumulative import cumprod, cumsum
+from tapegrad.ops.reduce.reductions import Axis, kept_shape, sum
+from tapegrad.ops.reduce.reductions import all as all_of
+from tapegrad.ops.reduce.reductions import any as any_of
+from tapegrad.ops.shape.shape import reshape
+from tapegrad.tensor import Tensor
+
+__all__ = [
+    "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum",
+    "nanvar",
+]  # fmt: skip
+
+
+def _filled(op: str, x: Any, value: float) -> tuple[Tensor, Tensor | None]:
+    """``x`` with ``value`` in place of NaN, and where NaN was (None: ``x`` holds integers)."""
+    x = tensor(op, x)
+    if not dtypes.is_inexact(x.dtype):
+        return x, None
+    gone = isnan(x)
+    return where(gone, value, x), gone
+
+
+def nansum(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+    """The sum over ``axis`` (None: all) of what is not NaN; 0 where nothing is.  Raises AxisError."""
+    return sum(_filled("nansum", a, 0)[0], axis=axis, dtype=dtype, keepdims=keepdims)
+
+
+def nanprod(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+    """The product over ``axis`` (None: all) of what is not NaN; 1 where nothing is.  Raises AxisError."""
+    return reductions.prod(_filled("nanprod", a, 1)[0], axis=axis, dtype=dtype, keepdims=keepdims)
+
+
+def nancumsum(a: Any, axis: int | None = None, dtype: Any = None) -> Tensor:
+    """The sums so far along ``axis`` (None: of the flattened array), NaN counting as 0.  Raises AxisError."""
+    return cumsum(_filled("nancumsum", a, 0)[0], axis, dtype)
+
+
+def nancumprod(a: Any, axis: int | None = None, dtype: Any = None) -> Tensor:
+    """The products so far along ``axis`` (None: of the flattened array), NaN counting as 1.  Raises AxisError."""
+    return cumprod(_filled("nancumprod", a, 1)[0], axis, dtype)
+
+
+def _extreme(op: str, a: Any, axis: Axis, keepdims: bool, worst: float) -> Tensor:
+    x, gone = _filled(op, a, worst)
+    f = getattr(reductions, op.removeprefix("nan"))
+    found = f(x, axis=axis, keepdims=keepdims)
+    if gone is None:
+        return found
+    return where(all_of(gone, axis=axis, keepdims=keepdims), float("nan"), found)
+
+
+def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The largest element over ``axis`` (None: all) that is not NaN; NaN where none is.
+
+    Ties share the gradient equally.  Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
+    """
+    return _extreme("nanmax", a, axis, keepdims, -float("inf"))
+
+
+def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The smallest element over ``axis`` (None: all) that is not NaN; NaN where none is.
+
+    Ties share the gradient equally.  Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
+    """
+    return _extreme("nanmin", a, axis, keepdims, float("inf"))
+
+
+def _position(op: str, a: Any, axis: int | None, keepdims: bool, worst: float) -> Tensor:
+    x, gone = _filled(op, a, worst)
+    if gone is not None and x.size and unrecorded(lambda: bool(any_of(every(all_of(gone, axis=axis))))):
+        raise AllNaNError(f"{op}: a slice along axis {axis} of {x.shape} holds nothing but NaN")
+    return getattr(sort, op.removeprefix("nan"))(x, axis=axis, keepdims=keepdims)
+
+
+class AllNaNError(TapegradError, ValueError):
+    """The position of an extreme is asked for where every element is NaN."""
+
+
+def nanargmax(a: Any, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+    """Position of the first largest element along ``axis`` (None: in the flattened array), NaN passed over.
+
+    Raises AxisError, ShapeError for an empty axis, AllNaNError (a ValueError; it looks at the values).
+    """
+    return _position("nanargmax", a, axis, keepdims, -float("inf"))
+
+
+def nanargmin(a: Any, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+    """Position of the first smallest element along ``axis`` (None: in the flattened array), NaN passed over.
+
+    Raises AxisError, ShapeError for an empty axis, AllNaNError (a ValueError; it looks at the values).
+    """
+    return _position("nanargmin", a, axis, keepdims, float("inf"))
+
+
+def _count(x: Tensor, gone: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    return sum(logical_not(gone), axis=axes, keepdims=keepdims)
+
+
+@in_float32
+def nanmean(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The mean over ``axis`` (None: all) of what is not NaN; NaN where nothing is.  Raises AxisError."""
+    x, gone = _filled("nanmean", a, 0)
+    if gone is None:
+        return reductions.mean(x, axis=axis, keepdims=keepdims)
+    axes = normalize_axes("nanmean", axis, x.ndim)
+    count = _count(x, gone, axes, keepdims)
+    total = sum(x, axis=axes, keepdims=keepdims)
+    return divide(total, where(equal(count, 0), float("nan"), cast(count, dtypes.real_of(x.dtype))))
+
+
+@in_float32
+def nanvar(
+    a: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, correction: float | None = None
+) -> Tensor:
+    """The variance over ``axis`` (None: all) of what is not NaN: squared deviations, divided by ``count - ddof``.
+
+    NaN where no more than ``ddof`` elements are left.  ``correction``: the standard's name for ``ddof``.  Raises
+    AxisError.
+    """
+    x, gone = _filled("nanvar", a, 0)
+    less = ddof if correction is None else correction
+    if gone is None:
+        return reductions.var(x, axis=axis, correction=less, keepdims=keepdims)
+    axes = normalize_axes("nanvar", axis, x.ndim)
+    wide = dtypes.real_of(x.dtype)
+    count = _count(x, gone, axes, True)
+    middle = divide(sum(x, axis=axes, keepdims=True), cast(where(equal(count, 0), 1, count), wide))
+    deviation = multiply(subtract(x, middle), cast(logical_not(gone), wide))
+    squares = squared_size(deviation)
+    left = cast(count, wide) - less
+    found = divide(sum(squares, axis=axes, keepdims=True), where(left > 0, left, float("nan")))
+    shape = kept_shape(x.shape, axes) if keepdims else tuple(n for i, n in enumerate(x.shape) if i not in axes)
+    return reshape(found, shape)
+
+
+@in_float32
+def nanstd(
+    a: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, correction: float | None = None
+) -> Tensor:
+    """The square root of :func:`nanvar`; where that is 0, so is its gradient, as that of :func:`std`.
+
+    Raises AxisError.
+    """
+    return root_of_squares(nanvar(a, axis, ddof, keepdims, correction=correction))

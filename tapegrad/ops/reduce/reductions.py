@@ -1,0 +1,319 @@
+"""Reductions.  A reduction of a big array may take a region as its prologue: what it sums is never stored.
+
+The order of summation is fixed by the shape alone (``engine.cpu.tiles``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tapegrad.core.aval import ShapedArray, normalize_axes
+from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
+from tapegrad.core.state import unrecorded
+from tapegrad.device import dtypes
+from tapegrad.engine.evaluate import waiting
+from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.ops.create.creation import ones, ones_like, zeros
+from tapegrad.ops.dispatch import barrier, cast, in_float32, tensor
+from tapegrad.ops.elementwise.arithmetic import multiply, root_of_squares, subtract
+from tapegrad.ops.elementwise.comparison import equal, isfinite, not_equal
+from tapegrad.ops.elementwise.complex import squared_size
+from tapegrad.ops.elementwise.exponential import exp, log
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.shape.join import concat, stack
+from tapegrad.ops.shape.shape import broadcast_to, permute_dims, reshape, reshaped
+from tapegrad.tensor import Tensor, identity_of
+
+Axis = int | Sequence[int] | None
+
+
+def infer_reduction(x: ShapedArray, *, axis: tuple[int, ...], keepdims: bool = False) -> ShapedArray:
+    """The axes removed, or kept with length 1."""
+    if keepdims:
+        return x.with_shape(kept_shape(x.shape, axis))
+    return x.with_shape(tuple(n for i, n in enumerate(x.shape) if i not in axis))
+
+
+def _infer_nonempty(name: str) -> Any:
+    """As ``infer_reduction``; nothing can be chosen from an empty axis."""
+
+    def infer(x: ShapedArray, *, axis: tuple[int, ...]) -> ShapedArray:
+        if not math.prod(x.shape[a] for a in axis):
+            raise ShapeError(f"{name}: {x.shape} is empty along axis {axis}; there is no {name} of nothing")
+        return infer_reduction(x, axis=axis)
+
+    return infer
+
+
+def lift_axes(params: dict, n: int) -> dict:
+    """The same axes under one more leading axis."""
+    return {**params, "axis": tuple(a + 1 for a in params["axis"])}
+
+
+def kept_shape(shape: tuple[int, ...], axis: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` with length 1 in place of each reduced axis."""
+    return tuple(1 if i in axis else n for i, n in enumerate(shape))
+
+
+sum_p = linear(
+    "sum",
+    impl=lambda xp, x, *, axis, keepdims=False: xp.add.reduce(x, axis=axis, keepdims=keepdims),
+    infer=infer_reduction,
+    transpose=lambda ct, x, *, axis: broadcast_to(reshaped(ct, kept_shape(x.shape, axis)), x.shape),
+    reduce="add",
+    lift=lift_axes,
+    samples=[
+        Sample((3, 4), axis=(1,)), Sample((3, 4), axis=(0, 1)), Sample((0, 4), axis=(0,)), Sample((), axis=()),
+        Sample((2, 3, 4), axis=(0, 2)), Sample((150, 120), axis=(1,)), Sample((150, 120), axis=(0, 1)),
+    ],
+)  # fmt: skip
+
+
+def sum(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    """The sum over ``axis`` (None: all); small integers are summed in 64 bits.  Raises AxisError."""
+    x = tensor("sum", x)
+    axes = normalize_axes("sum", axis, x.ndim)
+    x = cast(x, dtypes.sum_dtype(x.dtype) if dtype is None else dtypes.asdtype(dtype))
+    return barrier(sum_p, x, axis=axes, keepdims=bool(keepdims)) if axes else identity_of(x)
+
+
+def _in(op: str, x: Any, dtype: Any) -> Tensor:
+    """``x`` in the dtype to average in."""
+    x = tensor(op, x)
+    if dtype is not None:
+        return cast(x, dtypes.asdtype(dtype))
+    return x if dtypes.is_inexact(x.dtype) else cast(x, dtypes.float64)
+
+
+def mean(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    """The mean over ``axis`` (None: all), in ``dtype`` if given; NaN for an empty array, as in NumPy.
+
+    Integers are averaged in float64.  Raises AxisError.
+    """
+    x = _in("mean", x, dtype)
+    axes = normalize_axes("mean", axis, x.ndim)
+    return _mean(x, axes, keepdims)
+
+
+@in_float32
+def _mean(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    count = math.prod(x.shape[a] for a in axes)
+    return waiting(x._buffer.node.aval, lambda: sum(x, axis=axes, keepdims=keepdims) / (count or float("nan")))
+
+
+def _ties(x: Tensor, out: Tensor, axis: tuple[int, ...], ndim: int) -> tuple[Tensor, Tensor]:
+    """Which elements are the extreme one (as numbers), and how many share it: ``axis`` of an array of ``ndim``."""
+    own = tuple(a - ndim + x.ndim for a in axis)  # a Jacobian's rows give the cotangent one axis more than x has
+    kept = kept_shape(x.shape, own)
+    mask = cast(equal(x, reshape(out, kept)), dtypes.accumulator(x.dtype))  # a float16 cannot count far
+    return mask, sum(mask, axis=own, keepdims=True)
+
+
+def _pull_extreme(ct: Tensor, out: Tensor, x: Tensor, x_aval: ShapedArray, *, axis: tuple[int, ...]) -> Tensor:
+    mask, count = _ties(x, out, axis, x_aval.ndim)
+    return mask * (reshape(ct, kept_shape(x_aval.shape, axis)) / count)
+
+
+def _push_extreme(t: Tensor, out: Tensor, x: Tensor, *, axis: tuple[int, ...]) -> Tensor:
+    mask, count = _ties(x, out, axis, x.ndim)
+    return sum(mask * t / count, axis=axis)
+
+
+def _extreme(name: str, ufunc: str) -> Primitive:
+    return general(
+        f"reduce_{name}",
+        impl=lambda xp, x, *, axis: getattr(xp, ufunc).reduce(x, axis=axis),
+        infer=_infer_nonempty(name),
+        vjp=[_pull_extreme],
+        jvp=[_push_extreme],
+        reduce=ufunc,
+        lift=lift_axes,
+        samples=[
+            Sample((3, 4), axis=(1,)), Sample((2, 3, 4), axis=(0, 2)), Sample((0, 4), axis=(1,)),
+            Sample((150, 120), axis=(1,)), Bad((0, 4), axis=(0,), error=ShapeError),
+        ],
+        doc="Elements that tie share the gradient equally.",
+    )  # fmt: skip
+
+
+max_p = _extreme("max", "maximum")
+min_p = _extreme("min", "minimum")
+
+
+def _others(x: Tensor) -> Tensor:
+    """For each element the product of all others along the last axis: exact where elements are 0.
+
+    Pairs are multiplied, so it takes 2 log n steps over ever fewer elements.
+    """
+    n = x.shape[-1]
+    if n < 2:
+        return ones_like(x)
+    lead = x.shape[:-1]
+    if n % 2:
+        x = concat([x, ones((*lead, 1), dtype=x.dtype, device=x.device)], axis=-1)
+    a, b = x[..., 0::2], x[..., 1::2]
+    up = _others(multiply(a, b))
+    out = reshape(stack([multiply(up, b), multiply(up, a)], axis=-1), (*lead, n + n % 2))
+    return out[..., :n]
+
+
+def _prod_partial(x: Tensor, axis: tuple[int, ...]) -> Tensor:
+    """The derivative of the product over ``axis`` in each element."""
+    kept = tuple(a for a in range(x.ndim) if a not in axis)
+    order = (*kept, *axis)
+    shape = tuple(x.shape[a] for a in order)
+    rows = reshape(permute_dims(x, order), (*shape[: len(kept)], math.prod(shape[len(kept) :])))
+    return permute_dims(reshape(_others(rows), shape), tuple(order.index(a) for a in range(x.ndim)))
+
+
+def _pull_prod(ct: Tensor, x: Tensor, x_aval: ShapedArray, *, axis: tuple[int, ...]) -> Tensor:
+    own = tuple(a - x_aval.ndim + x.ndim for a in axis)
+    return reshape(ct, kept_shape(x_aval.shape, axis)) * _prod_partial(x, own)
+
+
+prod_p = general(
+    "prod",
+    impl=lambda xp, x, *, axis: xp.multiply.reduce(x, axis=axis),
+    infer=infer_reduction,
+    vjp=[_pull_prod],
+    jvp=[lambda t, x, *, axis: sum(t * _prod_partial(x, axis), axis=axis)],
+    reduce="multiply",
+    lift=lift_axes,
+    samples=[
+        Sample((3, 5), axis=(1,)), Sample((2, 3, 2), axis=(0, 2)), Sample((0, 4), axis=(0,)), Sample((0, 4), axis=(1,)),
+    ],
+)  # fmt: skip
+
+
+def _logical(name: str, ufunc: str) -> Primitive:
+    return general(
+        name,
+        impl=lambda xp, x, *, axis: getattr(xp, ufunc).reduce(x, axis=axis),
+        infer=infer_reduction,
+        reduce=ufunc,
+        lift=lift_axes,
+        samples=[Sample([[True, False], [True, True]], axis=(1,)), Sample([[False]], axis=())],
+    )
+
+
+any_p = _logical("any", "logical_or")
+all_p = _logical("all", "logical_and")
+
+
+def _reduced(prim: Primitive, name: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+    axes = normalize_axes(name, axis, x.ndim)
+    out = barrier(prim, x, axis=axes) if axes else identity_of(x)
+    return reshaped(out, kept_shape(x.shape, axes)) if keepdims else out
+
+
+def _ordered(name: str, x: Any) -> Tensor:
+    x = tensor(name, x)
+    if x.dtype.kind == "c":
+        raise DTypeError(f"{name}: complex numbers have no order; take abs, real or imag first")
+    return x
+
+
+def max(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """The largest element over ``axis`` (None: all), NaN if there is one; ties share the gradient equally.
+
+    Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
+    """
+    return _reduced(max_p, "max", _ordered("max", x), axis, keepdims)
+
+
+def min(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """The smallest element over ``axis`` (None: all), NaN if there is one; ties share the gradient equally.
+
+    Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
+    """
+    return _reduced(min_p, "min", _ordered("min", x), axis, keepdims)
+
+
+def prod(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    """The product over ``axis`` (None: all), 1 if empty; its gradient is right where elements are 0.
+
+    Small integers are multiplied in 64 bits.  Raises AxisError.
+    """
+    x = tensor("prod", x)
+    x = cast(x, dtypes.sum_dtype(x.dtype) if dtype is None else dtypes.asdtype(dtype))
+    return _reduced(prod_p, "prod", x, axis, keepdims)
+
+
+def any(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """Whether some element over ``axis`` (None: all) is not 0; NaN is not 0.  Raises AxisError."""
+    return _reduced(any_p, "any", _truth(tensor("any", x)), axis, keepdims)
+
+
+def all(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """Whether no element over ``axis`` (None: all) is 0.  Raises AxisError."""
+    return _reduced(all_p, "all", _truth(tensor("all", x)), axis, keepdims)
+
+
+def _truth(x: Tensor) -> Tensor:
+    return cast(x, dtypes.bool_) if x.dtype.kind != "c" else not_equal(x, 0)
+
+
+def count_nonzero(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """How many elements over ``axis`` (None: all) are not 0.  Raises AxisError."""
+    return sum(_truth(tensor("count_nonzero", x)), axis=axis, keepdims=keepdims)
+
+
+def var(
+    x: Any, /, axis: Axis = None, dtype: Any = None, *, correction: float = 0, ddof: float | None = None,
+    keepdims: bool = False,
+) -> Tensor:  # fmt: skip
+    """The variance over ``axis`` (None: all): squared deviations summed, divided by ``count - correction``.
+
+    ddof: NumPy's name for ``correction``.  Integers are computed in float64.  Raises AxisError.
+    """
+    x = _in("var", x, dtype)
+    return _var(x, normalize_axes("var", axis, x.ndim), correction if ddof is None else ddof, keepdims)
+
+
+@in_float32
+def _var(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool) -> Tensor:
+    deviation = subtract(x, mean(x, axis=axes, keepdims=True))
+    squares = squared_size(deviation)
+    count = math.prod(x.shape[a] for a in axes) - correction
+    number = count if count > 0 else float("nan")
+    return waiting(x._buffer.node.aval, lambda: sum(squares, axis=axes, keepdims=keepdims) / number)
+
+
+def std(
+    x: Any, /, axis: Axis = None, dtype: Any = None, *, correction: float = 0, ddof: float | None = None,
+    keepdims: bool = False,
+) -> Tensor:  # fmt: skip
+    """The square root of :func:`var`; where that is 0 (all elements equal, or one alone), so is its gradient.
+
+    There it has a kink, and 0 is its smallest subgradient (PyTorch's answer).  Raises AxisError.
+    """
+    x = _in("std", x, dtype)
+    return _std(x, normalize_axes("std", axis, x.ndim), correction if ddof is None else ddof, keepdims)
+
+
+@in_float32
+def _std(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool) -> Tensor:
+    return root_of_squares(_var(x, axes, correction, keepdims))
+
+
+@in_float32
+def logsumexp(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """``log(sum(exp(x)))`` over ``axis`` (None: all) without overflow; -inf if empty.  Raises AxisError.
+
+    It is computed as ``m + log(sum(exp(x - m)))``; the derivative does not depend on ``m``, so tapes do not see it.
+    """
+    x = tensor("logsumexp", x)
+    axes = normalize_axes("logsumexp", axis, x.ndim)
+    x = cast(x, dtypes.in_float(x.dtype))
+
+    def shift() -> Tensor:
+        if not math.prod(x.shape[a] for a in axes):
+            return zeros(kept_shape(x.shape, axes), dtype=x.dtype, device=x.device)
+        most = max(x, axis=axes, keepdims=True)
+        return where(isfinite(most), most, 0)
+
+    most = unrecorded(shift)
+    out = waiting(x._buffer.node.aval, lambda: log(sum(exp(x - most), axis=axes, keepdims=True)) + most)
+    return out if keepdims else reshape(out, tuple(n for i, n in enumerate(x.shape) if i not in axes))

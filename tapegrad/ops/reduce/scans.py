@@ -1,0 +1,101 @@
+"""The largest, smallest and logarithm of the sum of exponentials of all elements so far."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tapegrad.core.aval import normalize_axis
+from tapegrad.core.primitive import Sample, general
+from tapegrad.core.state import unrecorded
+from tapegrad.device import dtypes
+from tapegrad.device.numerics import scans
+from tapegrad.errors import DTypeError
+from tapegrad.ops.dispatch import barrier, own, promote, real_float, tensor
+from tapegrad.ops.elementwise.arithmetic import maximum
+from tapegrad.ops.elementwise.comparison import equal, isfinite
+from tapegrad.ops.elementwise.exponential import exp, log
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.index.indexing import take_along_axis
+from tapegrad.ops.shape.join import concat
+from tapegrad.tensor import Tensor, identity_of
+
+__all__ = ["cummax", "cummin", "logcumsumexp"]
+
+
+class Running(NamedTuple):
+    """The extreme elements so far, and where they stand."""
+
+    values: Tensor
+    indices: Tensor
+
+
+running_place_p = general(
+    "running_place",
+    impl=lambda xp, x, *, axis, ufunc: scans.last_extreme(xp, x, axis, ufunc),
+    infer=lambda x, *, axis, ufunc: x.with_dtype(dtypes.int64),
+    lift=lambda params, n: {**params, "axis": params["axis"] + 1},
+    samples=[
+        Sample((3, 5), axis=1, ufunc="maximum"), Sample([[2.0, 2.0], [1.0, 3.0]], axis=0, ufunc="minimum"),
+        Sample((0, 2), axis=0, ufunc="maximum"),
+    ],
+    doc="For each place along an axis the last place up to it where the extreme element stands.",
+)  # fmt: skip
+
+
+def _running(op: str, x: Any, axis: int, ufunc: str) -> Running:
+    x = tensor(op, x)
+    if x.dtype.kind == "c":
+        raise DTypeError(f"{op}: complex numbers have no order; take abs, real or imag first")
+    if not x.ndim:
+        return Running(identity_of(x), barrier(running_place_p, x[None], axis=0, ufunc=ufunc)[0])
+    a = normalize_axis(op, axis, x.ndim)
+    places = barrier(running_place_p, x, axis=a, ufunc=ufunc)
+    return Running(take_along_axis(x, places, axis=a), places)
+
+
+def cummax(input: Any, dim: int = -1) -> Running:
+    """The largest element so far along ``dim``, and its position: the last one of equal elements, as in PyTorch.
+
+    The gradient goes to that element.  After a NaN all is NaN.  Raises AxisError, DTypeError for complex.
+    """
+    return _running("cummax", input, dim, "maximum")
+
+
+def cummin(input: Any, dim: int = -1) -> Running:
+    """The smallest element so far along ``dim``, and its position: the last one of equal elements, as in PyTorch.
+
+    The gradient goes to that element.  After a NaN all is NaN.  Raises AxisError, DTypeError for complex.
+    """
+    return _running("cummin", input, dim, "minimum")
+
+
+def _join(x: Tensor, y: Tensor) -> Tensor:
+    """``logaddexp`` whose derivatives are right at -inf, too: 0 for an operand of -inf, both 0 for two of them."""
+
+    def shift() -> Tensor:
+        most = maximum(x, y)
+        return where(isfinite(most), most, 0)
+
+    most = unrecorded(shift)
+    total = exp(x - most) + exp(y - most)
+    nothing = equal(total, 0)
+    return where(nothing, -float("inf"), log(where(nothing, 1, total)) + most)
+
+
+def logcumsumexp(input: Any, dim: int = -1) -> Tensor:
+    """``log(cumsum(exp(x)))`` along ``dim`` without overflow (PyTorch's ``logcumsumexp``).
+
+    Computed by doubling, in log n steps of whole arrays.  Elements of -inf count for nothing and have gradient 0.
+    Raises AxisError, DTypeError for complex.
+    """
+    (x,) = promote("logcumsumexp", (input,), real_float("logcumsumexp"))
+    if not x.ndim:
+        return own(x, input)
+    given = x
+    a = normalize_axis("logcumsumexp", dim, x.ndim)
+    lead, n, reach = (slice(None),) * a, x.shape[a], 1
+    while reach < n:
+        early, late, before = ((*lead, part) for part in (slice(reach), slice(reach, None), slice(n - reach)))
+        x = concat([x[early], _join(x[late], x[before])], axis=a)
+        reach *= 2
+    return own(x, given)

@@ -1,0 +1,234 @@
+"""Layer normalization over the last axis.
+
+The result and each derivative are one kernel that walks over rows; nothing else of full size is made, and the rows'
+means and variances are computed again in backward rather than stored.  The derivatives' own derivatives are composites.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.primitive import Bad, Primitive, Sample, general
+from tapegrad.device.dtypes import accumulator, in_float
+from tapegrad.errors import ShapeError
+from tapegrad.ops._batched import all_but
+from tapegrad.ops.create.creation import full, zeros_like
+from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.ops.elementwise.arithmetic import reciprocal, sqrt, square
+from tapegrad.ops.reduce.reductions import mean
+from tapegrad.ops.rows import _cuda_rows
+from tapegrad.ops.rows._rows import by_blocks, matrices, matrix, row_dots, row_sums, rows_per_block, same_params
+from tapegrad.ops.shape.shape import broadcast_to, reshape, sum_to
+from tapegrad.tensor import Tensor
+
+
+def _check(op: str, x: ShapedArray, scale: ShapedArray) -> None:
+    if not x.ndim or scale.shape != x.shape[-1:]:
+        wanted = x.shape[-1:] if x.ndim else "(k,)"
+        raise ShapeError(f"{op}: x of shape {x.shape} wants gamma and beta of shape {wanted}, got {scale.shape}")
+
+
+def _infer_layer_norm(x: ShapedArray, gamma: ShapedArray, beta: ShapedArray, *, eps: float) -> ShapedArray:
+    _check("layer_norm", x, gamma)
+    _check("layer_norm", x, beta)
+    return x
+
+
+def _infer_in_x(x: ShapedArray, gamma: ShapedArray, g: ShapedArray, *, eps: float) -> ShapedArray:
+    _check("layer_norm", x, gamma)
+    return g
+
+
+def _infer_in_gamma(x: ShapedArray, g: ShapedArray, *, eps: float) -> ShapedArray:
+    return x.with_shape((*g.shape[: g.ndim - x.ndim], x.shape[-1]))
+
+
+def _normalize(xp: Any, x: Any, eps: float, centred: Any, spare: Any) -> Any:
+    """Rows of ``x`` less their mean, times the reciprocal deviation, into ``centred``; returns the latter.
+
+    The variance is that of the centred values: one more pass, but no cancellation.
+    """
+    width = x.shape[-1]
+    xp.subtract(x, row_sums(xp, x, centred.dtype) / width, out=centred)
+    rstd = 1 / xp.sqrt(row_dots(xp, centred, centred, spare) / width + centred.dtype.type(eps))
+    xp.multiply(centred, rstd, out=centred)
+    return rstd
+
+
+def _run_layer_norm(xp: Any, x: Any, gamma: Any, beta: Any, *, out: Any, eps: float) -> None:
+    x, result, wide = matrix(xp, x), matrix(xp, out), accumulator(out.dtype)
+
+    def body(number: int, rows: slice, centred: Any, spare: Any) -> None:
+        _normalize(xp, x[rows], eps, centred, spare)
+        xp.multiply(centred, gamma, out=centred)
+        xp.add(centred, beta, out=result[rows], casting="same_kind")
+
+    by_blocks(xp, x, (wide, wide), body)
+
+
+layer_norm_p = general(
+    "layer_norm",
+    impl=_run_layer_norm,
+    cuda=_cuda_rows.layer_norm,
+    infer=_infer_layer_norm,
+    vjp=[
+        lambda ct, x, gamma, *, eps: barrier(layer_norm_vjp_x_p, x, gamma, ct, eps=eps),
+        lambda ct, x, *, eps: barrier(layer_norm_vjp_gamma_p, x, ct, eps=eps),
+        lambda ct, beta_aval: _sum_rows(ct, beta_aval),
+    ],
+    jvp=[
+        lambda t, x, gamma, *, eps: gamma * _derivative(x, t, eps),
+        lambda t, x, *, eps: _scaled(x, t, eps),
+        lambda t, x_aval: broadcast_to(t, x_aval.shape),
+    ],
+    into=True,
+    exact=False,
+    lift=same_params,
+    batch=all_but("layer_norm", 1, 2),
+    samples=[
+        Sample((3, 4), (4,), (4,), eps=1e-5), Sample((2, 3, 5), (5,), (5,), eps=0.1), Sample((4,), (4,), (4,), eps=0.1),
+        Sample((0, 3), (3,), (3,), eps=0.1), Bad((3, 4), (3,), (4,), error=ShapeError, eps=1e-5),
+        Bad((3, 4), (4,), (3, 4), error=ShapeError, eps=1e-5),
+    ],
+    doc="``(x - mean) / sqrt(variance + eps) * gamma + beta`` over the last axis.",
+)  # fmt: skip
+
+
+def layer_norm(x: Any, gamma: Any, beta: Any, /, *, eps: float = 1e-5) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps) * gamma + beta`` over the last axis (Ba, Kiros and Hinton, 2016).
+
+    x: ``(..., k)``; gamma and beta: ``(k,)``.  Raises ShapeError.
+    """
+    return barrier(layer_norm_p, *promote("layer_norm", (x, gamma, beta), in_float), eps=eps)
+
+
+def _sum_rows(x: Tensor, aval: ShapedArray) -> Tensor:
+    """``x`` summed down to a vector, or with rows of a Jacobian to one for each."""
+    return sum_to(x, aval.shape, aval.ndim - 1)
+
+
+def _scaled(x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """Normalized rows times ``scale``."""
+    return barrier(layer_norm_p, x, scale, zeros_like(scale), eps=eps)
+
+
+def _run_in_x(xp: Any, x: Any, gamma: Any, g: Any, *, out: Any, eps: float) -> None:
+    gs, results, wide = matrices(xp, g, x.ndim), matrices(xp, out, x.ndim), accumulator(out.dtype)
+    x, width = matrix(xp, x), x.shape[-1]
+
+    def body(number: int, rows: slice, h: Any, d: Any, spare: Any) -> None:
+        rstd = _normalize(xp, x[rows], eps, h, spare)
+        for g, result in zip(gs, results):
+            xp.multiply(g[rows], gamma, out=d, dtype=wide)
+            along = row_dots(xp, d, h, spare) / width
+            xp.subtract(d, row_sums(xp, d, wide) / width, out=d)
+            xp.multiply(h, along, out=spare)
+            xp.subtract(d, spare, out=d)
+            xp.multiply(d, rstd, out=result[rows], casting="same_kind")
+
+    by_blocks(xp, x, (wide, wide, wide), body)
+
+
+def _second(x: Tensor, d: Tensor, other: Tensor, eps: float) -> Tensor:
+    """The gradient in ``x`` of ``<other, J(x) d>`` with J the derivative of normalizing rows, which is symmetric.
+
+    With h the normalized rows, r the reciprocal deviation, and means over the row: ``J d = r (d - mean(d) -
+    h mean(h d))``, and the gradient is ``r**2 (h (3 mean(h d) mean(h o) - mean(d o)) - o mean(h d) - d mean(h o))`` for
+    centred d and o.  It is symmetric in d and o and, as J is itself a gradient's, also the tangent along ``other``.
+    """
+    c = x - mean(x, axis=-1, keepdims=True)
+    r = reciprocal(sqrt(mean(square(c), axis=-1, keepdims=True) + eps))
+    h = c * r
+    d = d - mean(d, axis=-1, keepdims=True)
+    o = other - mean(other, axis=-1, keepdims=True)
+    hd, ho, do = (mean(p, axis=-1, keepdims=True) for p in (h * d, h * o, d * o))
+    return square(r) * (h * (3 * hd * ho - do) - o * hd - d * ho)
+
+
+layer_norm_vjp_x_p: Primitive = general(
+    "layer_norm_vjp_x",
+    impl=_run_in_x,
+    cuda=_cuda_rows.layer_norm_vjp_x,
+    infer=_infer_in_x,
+    vjp=[
+        lambda ct, x, gamma, g, *, eps: _second(x, gamma * g, ct, eps),
+        lambda ct, x, gamma_aval, g, *, eps: _sum_rows(g * _derivative(x, ct, eps), gamma_aval),
+        lambda ct, x, gamma, *, eps: gamma * _derivative(x, ct, eps),
+    ],
+    jvp=[
+        lambda t, x, gamma, g, *, eps: _second(x, gamma * g, t, eps),
+        lambda t, x, g, *, eps: barrier(layer_norm_vjp_x_p, x, t, g, eps=eps),
+        lambda t, x, gamma, *, eps: barrier(layer_norm_vjp_x_p, x, gamma, t, eps=eps),
+    ],
+    into=True,
+    exact=False,
+    lift=same_params,
+    batch=all_but("layer_norm_vjp_x", 1),
+    samples=[
+        Sample((3, 4), (4,), (3, 4), eps=1e-5), Sample((2, 3, 5), (5,), (2, 3, 5), eps=0.1),
+        Sample((0, 3), (3,), (0, 3), eps=0.1), Sample((3, 4), (4,), (2, 3, 4), eps=0.1),
+    ],
+    doc="The cotangent of layer_norm's ``x`` for the result's cotangent ``g``.",
+)  # fmt: skip
+
+
+def _derivative(x: Tensor, d: Tensor, eps: float) -> Tensor:
+    """The derivative of normalizing the rows of ``x``, applied to ``d``."""
+    return barrier(layer_norm_vjp_x_p, x, _ones(x), d, eps=eps)
+
+
+def _ones(x: Tensor) -> Tensor:
+    return full(x.shape[-1:], 1, dtype=x.dtype, device=x.device)
+
+
+def _run_in_gamma(xp: Any, x: Any, g: Any, *, out: Any, eps: float) -> None:
+    gs, x, wide = matrices(xp, g, x.ndim), matrix(xp, x), accumulator(out.dtype)
+    rows, width = x.shape
+    parts = xp.empty((-(-rows // rows_per_block(width)), len(gs), width), wide)
+
+    def body(number: int, rows: slice, h: Any, spare: Any) -> None:
+        _normalize(xp, x[rows], eps, h, spare)
+        for g, part in zip(gs, parts[number]):
+            xp.multiply(h, g[rows], out=spare)
+            xp.add.reduce(spare, axis=0, out=part)
+
+    by_blocks(xp, x, (wide, wide), body)
+    xp.copyto(out, xp.reshape(xp.add.reduce(parts, axis=0), out.shape), casting="unsafe")
+
+
+def _as_rows(v: Tensor, x: Tensor) -> Tensor:
+    """A vector, or several, with axes of length 1 for the rows of ``x``."""
+    return reshape(v, (*v.shape[:-1], *(1,) * (x.ndim - 1), v.shape[-1]))
+
+
+def _in_gamma_pull_x(ct: Tensor, x: Tensor, g: Tensor, *, eps: float) -> Tensor:
+    if ct.ndim == 1:
+        return barrier(layer_norm_vjp_x_p, x, ct, g, eps=eps)
+    return _derivative(x, _as_rows(ct, x) * g, eps)
+
+
+def _in_gamma_pull_g(ct: Tensor, x: Tensor, *, eps: float) -> Tensor:
+    return _scaled(x, ct, eps) if ct.ndim == 1 else _as_rows(ct, x) * _scaled(x, _ones(x), eps)
+
+
+layer_norm_vjp_gamma_p: Primitive = general(
+    "layer_norm_vjp_gamma",
+    impl=_run_in_gamma,
+    cuda=_cuda_rows.layer_norm_vjp_gamma,
+    infer=_infer_in_gamma,
+    vjp=[_in_gamma_pull_x, _in_gamma_pull_g],
+    jvp=[
+        lambda t, x, g, out_aval, *, eps: _sum_rows(g * _derivative(x, t, eps), out_aval),
+        lambda t, x, *, eps: barrier(layer_norm_vjp_gamma_p, x, t, eps=eps),
+    ],
+    into=True,
+    exact=False,
+    lift=same_params,
+    batch=all_but("layer_norm_vjp_gamma", 0),
+    samples=[
+        Sample((3, 4), (3, 4), eps=1e-5), Sample((2, 3, 5), (2, 3, 5), eps=0.1), Sample((0, 3), (0, 3), eps=0.1),
+        Sample((3, 4), (2, 3, 4), eps=0.1),
+    ],
+    doc="The cotangent of layer_norm's ``gamma`` for the result's cotangent ``g``: summed over rows.",
+)  # fmt: skip

@@ -1,0 +1,199 @@
+"""Softmax and its logarithm.
+
+Each is one kernel that walks over rows and keeps nothing of full size but its result; so is each derivative.  Row
+statistics are computed again in backward rather than stored.  The derivatives' own derivatives are composites.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad.core.aval import ShapedArray, normalize_axis
+from tapegrad.core.primitive import Primitive, Sample, general
+from tapegrad.device.dtypes import in_float
+from tapegrad.ops._batched import all_but
+from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.ops.elementwise.exponential import exp
+from tapegrad.ops.reduce.reductions import sum
+from tapegrad.ops.rows import _cuda_rows
+from tapegrad.ops.rows._rows import (
+    by_blocks,
+    deliver,
+    matrices,
+    matrix,
+    row_sums,
+    same_params,
+    shifted_exp,
+    target,
+    wide,
+)
+from tapegrad.ops.shape.shape import moveaxis
+from tapegrad.tensor import Tensor
+
+
+def _infer_last(*avals: ShapedArray) -> ShapedArray:
+    """The cotangent may have more leading axes than the value it is multiplied by."""
+    return avals[-1]
+
+
+def _run_softmax(xp: Any, x: Any, *, out: Any) -> None:
+    x, result = matrix(xp, x), matrix(xp, out)
+
+    def body(number: int, rows: slice, spare: Any) -> None:
+        place = result[rows]
+        work = target(place, spare)
+        shifted_exp(xp, x[rows], work)
+        xp.divide(work, row_sums(xp, work, work.dtype), out=work)
+        deliver(xp, work, place)
+
+    by_blocks(xp, x, wide(out), body)
+
+
+softmax_p = general(
+    "softmax",
+    impl=_run_softmax,
+    cuda=_cuda_rows.softmax,
+    infer=_infer_last,
+    vjp=[lambda ct, out: barrier(softmax_vjp_p, out, ct)],
+    jvp=[lambda t, out: barrier(softmax_vjp_p, out, t)],
+    into=True,
+    exact=False,
+    lift=same_params,
+    samples=[Sample((3, 4)), Sample((2, 3, 5)), Sample((4,)), Sample((0, 3)), Sample((3, 0)), Sample((2, 1))],
+    doc="``exp(x) / sum(exp(x))`` over the last axis.",
+)
+
+
+def _run_softmax_vjp(xp: Any, y: Any, g: Any, *, out: Any) -> None:
+    y, gs, results = matrix(xp, y), matrices(xp, g, y.ndim), matrices(xp, out, y.ndim)
+
+    def body(number: int, rows: slice, spare: Any) -> None:
+        for g, result in zip(gs, results):
+            place = result[rows]
+            work = target(place, spare)
+            xp.multiply(y[rows], g[rows], out=work, dtype=work.dtype)
+            total = row_sums(xp, work, work.dtype)
+            xp.subtract(g[rows], total, out=work)
+            xp.multiply(work, y[rows], out=work)
+            deliver(xp, work, place)
+
+    by_blocks(xp, y, wide(out), body)
+
+
+def _softmax_vjp_in_y(y: Tensor, g: Tensor, other: Tensor) -> Tensor:
+    return other * (g - sum(y * g, axis=-1, keepdims=True))
+
+
+softmax_vjp_p: Primitive = general(
+    "softmax_vjp",
+    impl=_run_softmax_vjp,
+    cuda=_cuda_rows.softmax_vjp,
+    infer=_infer_last,
+    vjp=[
+        lambda ct, y, g: _softmax_vjp_in_y(y, g, ct) - g * sum(ct * y, axis=-1, keepdims=True),
+        lambda ct, y: barrier(softmax_vjp_p, y, ct),
+    ],
+    jvp=[
+        lambda t, y, g: _softmax_vjp_in_y(y, g, t) - y * sum(t * g, axis=-1, keepdims=True),
+        lambda t, y: barrier(softmax_vjp_p, y, t),
+    ],
+    into=True,
+    lift=same_params,
+    batch=all_but("softmax_vjp"),
+    samples=[
+        Sample((3, 4), (3, 4)),
+        Sample((2, 3, 5), (2, 3, 5)),
+        Sample((0, 3), (0, 3)),
+        Sample((3, 0), (3, 0)),
+        Sample((3, 4), (2, 3, 4)),
+    ],
+    doc="``y * (g - sum(y * g))``: the derivative of softmax, which is symmetric, at the result ``y``.",
+)
+
+
+def _run_log_softmax(xp: Any, x: Any, *, out: Any) -> None:
+    x, result = matrix(xp, x), matrix(xp, out)
+
+    def body(number: int, rows: slice, work: Any) -> None:
+        most = shifted_exp(xp, x[rows], work)
+        scale = xp.log(row_sums(xp, work, work.dtype))
+        with xp.errstate(invalid="ignore"):
+            xp.subtract(x[rows], most, out=work, dtype=work.dtype)
+        xp.subtract(work, scale, out=result[rows], casting="same_kind")
+
+    by_blocks(xp, x, wide(out), body)
+
+
+log_softmax_p = general(
+    "log_softmax",
+    impl=_run_log_softmax,
+    cuda=_cuda_rows.log_softmax,
+    infer=_infer_last,
+    vjp=[lambda ct, out: barrier(log_softmax_vjp_p, out, ct)],
+    jvp=[lambda t, out: t - sum(exp(out) * t, axis=-1, keepdims=True)],
+    into=True,
+    exact=False,
+    lift=same_params,
+    samples=[Sample((3, 4)), Sample((2, 3, 5)), Sample((4,)), Sample((0, 3)), Sample((3, 0)), Sample((2, 1))],
+    doc="``log(softmax(x))`` over the last axis, without overflow.",
+)
+
+
+def _run_log_softmax_vjp(xp: Any, y: Any, g: Any, *, out: Any) -> None:
+    y, gs, results = matrix(xp, y), matrices(xp, g, y.ndim), matrices(xp, out, y.ndim)
+
+    def body(number: int, rows: slice, spare: Any) -> None:
+        for g, result in zip(gs, results):
+            place = result[rows]
+            work = target(place, spare)
+            xp.exp(y[rows], out=work, dtype=work.dtype)
+            xp.multiply(work, row_sums(xp, g[rows], work.dtype), out=work)
+            xp.subtract(g[rows], work, out=result[rows], casting="same_kind")
+
+    by_blocks(xp, y, wide(out), body)
+
+
+log_softmax_vjp_p: Primitive = general(
+    "log_softmax_vjp",
+    impl=_run_log_softmax_vjp,
+    cuda=_cuda_rows.log_softmax_vjp,
+    infer=_infer_last,
+    vjp=[
+        lambda ct, y, g: -ct * exp(y) * sum(g, axis=-1, keepdims=True),
+        lambda ct, y: ct - sum(ct * exp(y), axis=-1, keepdims=True),
+    ],
+    jvp=[
+        lambda t, y, g: -t * exp(y) * sum(g, axis=-1, keepdims=True),
+        lambda t, y: barrier(log_softmax_vjp_p, y, t),
+    ],
+    into=True,
+    exact=False,
+    lift=same_params,
+    batch=all_but("log_softmax_vjp"),
+    samples=[
+        Sample((3, 4), (3, 4)),
+        Sample((2, 3, 5), (2, 3, 5)),
+        Sample((0, 3), (0, 3)),
+        Sample((3, 0), (3, 0)),
+        Sample((3, 4), (2, 3, 4)),
+    ],
+    doc="``g - exp(y) * sum(g)``: the transposed derivative of log_softmax at the result ``y``.",
+)
+
+
+def _along(op: str, prim: Any, x: Any, axis: int) -> Tensor:
+    (x,) = promote(op, (x,), in_float)
+    axis = normalize_axis(op, axis, x.ndim)
+    if axis == x.ndim - 1:
+        return barrier(prim, x)
+    return moveaxis(barrier(prim, moveaxis(x, axis, -1)), -1, axis)
+
+
+def softmax(x: Any, /, axis: int = -1) -> Tensor:
+    """``exp(x) / sum(exp(x))`` along ``axis``, without overflow.  Raises AxisError."""
+    return _along("softmax", softmax_p, x, axis)
+
+
+def log_softmax(x: Any, /, axis: int = -1) -> Tensor:
+    """``log(softmax(x))`` along ``axis``, without overflow.  Raises AxisError."""
+    return _along("log_softmax", log_softmax_p, x, axis)

@@ -1,0 +1,244 @@
+"""Joining, splitting, padding and rearranging.  ``concat`` is the primitive; the rest are plain functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+from tapegrad.core.aval import ShapedArray, normalize_axes, normalize_axis
+from tapegrad.core.primitive import Bad, Sample, linear
+from tapegrad.device import CPU, dtypes
+from tapegrad.errors import IndexingError, ShapeError, TapegradError
+from tapegrad.ops.create.creation import arange
+from tapegrad.ops.dispatch import barrier, cast, own, promote, tensor
+from tapegrad.ops.elementwise.arithmetic import clip, minimum
+from tapegrad.ops.index.indexing import put_slice_p, slice_p, take, unslice_p
+from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
+from tapegrad.tensor import Tensor, from_array, identity_of
+
+
+def _infer_concat(*xs: ShapedArray, axis: int) -> ShapedArray:
+    first = xs[0]
+    for x in xs[1:]:
+        if x.ndim != first.ndim or any(
+            m != n for i, (m, n) in enumerate(zip(x.shape, first.shape, strict=True)) if i != axis
+        ):
+            raise ShapeError(
+                f"concat: {x.shape} does not continue {first.shape} along axis {axis}: all other lengths must be equal"
+            )
+    return first.with_shape((*first.shape[:axis], sum(x.shape[axis] for x in xs), *first.shape[axis + 1 :]))
+
+
+def _run_concat(xp: Any, *xs: Any, axis: int, out: Any) -> None:
+    xp.concatenate(xs, axis=axis, out=out)
+
+
+def _pull_concat(ct: Tensor, xs_aval: Sequence[ShapedArray], i: int, *, axis: int) -> Tensor:
+    return _part(ct, axis, sum(x.shape[axis] for x in xs_aval[:i]), xs_aval[i].shape[axis])
+
+
+concat_p = linear(
+    "concat",
+    impl=_run_concat,
+    infer=_infer_concat,
+    transpose=_pull_concat,
+    variadic=True,
+    into=True,
+    lift=lambda params, n: {"axis": params["axis"] + 1},
+    samples=[
+        Sample((2, 3), (4, 3), axis=0), Sample((2, 3), (2, 0), (2, 1), axis=1), Sample((0,), axis=0),
+        Bad((2, 3), (4, 2), axis=0, error=ShapeError), Bad((2, 3), (2,), axis=0, error=ShapeError),
+    ],
+)  # fmt: skip
+
+
+def _part(x: Tensor, axis: int, first: int, count: int) -> Tensor:
+    """A view of some positions of one axis."""
+    if count == x.shape[axis]:
+        return x
+    index = tuple((first, count, 1) if i == axis else (0, n, 1) for i, n in enumerate(x.shape))
+    return barrier(slice_p, x, index=index)
+
+
+def _several(op: str, xs: Any) -> tuple[Tensor, ...]:
+    found = tuple(xs)
+    if not found:
+        raise ShapeError(f"{op}: needs at least one tensor")
+    return promote(op, found)
+
+
+def concat(xs: Sequence[Any], /, axis: int | None = 0) -> Tensor:
+    """Tensors one after the other along ``axis`` (None: flattened first).  Raises ShapeError, AxisError."""
+    parts = _several("concat", xs)
+    if axis is None:
+        parts, axis = tuple(reshape(x, (x.size,)) for x in parts), 0
+    a = normalize_axis("concat", axis, parts[0].ndim)
+    return barrier(concat_p, *parts, axis=a)
+
+
+def stack(xs: Sequence[Any], /, axis: int = 0) -> Tensor:
+    """Tensors of one shape along a new ``axis``.  Raises ShapeError, AxisError."""
+    parts = _several("stack", xs)
+    shape = parts[0].shape
+    for x in parts:
+        if x.shape != shape:
+            raise ShapeError(f"stack: {x.shape} and {shape} differ; all tensors must have one shape")
+    a = normalize_axis("stack", axis, len(shape) + 1)
+    return barrier(concat_p, *(expand_dims(x, a) for x in parts), axis=a)
+
+
+def unstack(x: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
+    """The slices of ``x`` along ``axis``, without it.  Raises AxisError."""
+    x = tensor("unstack", x)
+    a = normalize_axis("unstack", axis, x.ndim)
+    whole = [(0, n, 1) for n in x.shape]
+    return tuple(barrier(slice_p, x, index=(*whole[:a], i, *whole[a + 1 :])) for i in range(x.shape[a]))
+
+
+def split(x: Any, indices_or_sections: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
+    """``x`` cut along ``axis`` into equal sections, or before each of the given positions (NumPy's ``split``).
+
+    Raises AxisError, and ShapeError if equal sections do not come out even.
+    """
+    x = tensor("split", x)
+    a = normalize_axis("split", axis, x.ndim)
+    if isinstance(indices_or_sections, Integral) and (indices_or_sections < 1 or x.shape[a] % indices_or_sections):
+        raise ShapeError(
+            f"split: axis {a} of {x.shape} does not divide into {indices_or_sections} equal parts; use array_split"
+        )
+    return array_split(x, indices_or_sections, axis=a)
+
+
+def array_split(x: Any, indices_or_sections: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
+    """As :func:`split`, but sections may be unequal: the first ones are longer by 1.  Raises AxisError, ShapeError."""
+    x = tensor("array_split", x)
+    a = normalize_axis("array_split", axis, x.ndim)
+    n = x.shape[a]
+    if isinstance(indices_or_sections, Integral):
+        count = int(indices_or_sections)
+        if count < 1:
+            raise ShapeError(f"array_split: {count} sections; needs at least 1")
+        each, more = divmod(n, count)
+        bounds = [i * each + min(i, more) for i in range(count + 1)]
+    else:
+        bounds = [0, *(slice(int(i)).indices(n)[1] for i in indices_or_sections), n]
+    return tuple(own(_part(x, a, p, max(0, q - p)), x) for p, q in zip(bounds, bounds[1:], strict=False))
+
+
+def flip(x: Any, /, axis: int | Sequence[int] | None = None) -> Tensor:
+    """The order along ``axis`` (None: all) reversed: a view.  Raises AxisError."""
+    x = tensor("flip", x)
+    axes = normalize_axes("flip", axis, x.ndim)
+    index = tuple((n - 1, n, -1) if i in axes and n > 1 else (0, n, 1) for i, n in enumerate(x.shape))
+    return barrier(slice_p, x, index=index) if axes else identity_of(x)
+
+
+def roll(x: Any, /, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
+    """Elements moved by ``shift`` places along ``axis``, around the end (None: in the flattened array).
+
+    Raises AxisError, and ShapeError if the numbers of shifts and axes differ.
+    """
+    x = given = tensor("roll", x)
+    if axis is None:
+        if not isinstance(shift, Integral):
+            raise ShapeError(f"roll: {shift!r} shifts the flattened array more than once; name the axes")
+        return reshape(roll(reshape(x, (x.size,)), shift, axis=0), x.shape)
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
+    if len(shifts) != len(axes):
+        raise ShapeError(f"roll: {len(shifts)} shifts for {len(axes)} axes")
+    for s, a in zip(shifts, axes, strict=True):
+        a = normalize_axis("roll", a, x.ndim)
+        n = x.shape[a]
+        by = int(s) % n if n else 0
+        if by:
+            x = barrier(concat_p, _part(x, a, n - by, by), _part(x, a, 0, n - by), axis=a)
+    return own(x, given)
+
+
+def tile(x: Any, repetitions: Any, /) -> Tensor:
+    """``x`` laid side by side ``repetitions`` times along each dimension (missing ones in front are 1)."""
+    x = tensor("tile", x)
+    times = tuple(repetitions) if isinstance(repetitions, (tuple, list)) else (int(repetitions),)
+    ndim = max(x.ndim, len(times))
+    times = (1,) * (ndim - len(times)) + times
+    shape = (1,) * (ndim - x.ndim) + x.shape
+    if any(t < 0 for t in times):
+        raise ShapeError(f"tile: negative repetitions {times}")
+    apart = reshape(x, tuple(m for n in shape for m in (1, n)))
+    wide = broadcast_to(apart, tuple(m for t, n in zip(times, shape, strict=True) for m in (t, n)))
+    return reshape(wide, tuple(t * n for t, n in zip(times, shape, strict=True)))
+
+
+def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Tensor:
+    """Each element ``repeats`` times in a row along ``axis`` (None: of the flattened array).
+
+    repeats: one integer, or one for each position.  Raises AxisError, IndexingError, ShapeError.
+    """
+    x = tensor("repeat", x)
+    if axis is None:
+        x, axis = reshape(x, (x.size,)), 0
+    a = normalize_axis("repeat", axis, x.ndim)
+    n = x.shape[a]
+    if isinstance(repeats, Integral):
+        times = int(repeats)
+        if times < 0:
+            raise ShapeError(f"repeat: negative number of repeats {times}")
+        apart = expand_dims(x, a + 1)
+        wide = broadcast_to(apart, (*apart.shape[: a + 1], times, *apart.shape[a + 2 :]))
+        return reshape(wide, (*x.shape[:a], n * times, *x.shape[a + 1 :]))
+    counts = tensor("repeat", repeats)
+    if not dtypes.is_integer(counts.dtype):
+        raise IndexingError(f"repeat: repeats must be integers, got {counts.dtype}")
+    times = counts.numpy()  # their sum is the result's length, so they are needed on the host
+    if counts.size not in (1, n) or counts.ndim > 1 or (counts.size and int(times.min()) < 0):
+        raise ShapeError(f"repeat: repeats of shape {counts.shape} must be {n} numbers, none negative, for {x.shape}")
+    places = CPU.xp.repeat(CPU.xp.arange(n), CPU.xp.broadcast_to(times, (n,)))
+    return take(x, from_array(x.device.array(places, copy=False), x.device), axis=a)
+
+
+def padded(x: Tensor, widths: Sequence[tuple[int, int]], mode: str = "constant", constant_values: Any = 0) -> Tensor:
+    """``x`` with elements around it: one number, or (``edge``, ``reflect``, ``symmetric``, ``wrap``) its own again.
+
+    widths: before and after, for each dimension.  Raises ShapeError.
+    """
+    if mode != "constant":
+        return _pad_from_inside(x, widths, mode)
+    if not any(map(any, widths)):
+        return identity_of(x)
+    shape = tuple(b + n + e for (b, e), n in zip(widths, x.shape, strict=True))
+    index = tuple((b, n, 1) for (b, _), n in zip(widths, x.shape, strict=True))
+    if isinstance(constant_values, (int, float, complex)) and constant_values == 0:
+        return barrier(unslice_p, x, shape=shape, index=index)
+    around = cast(tensor("pad", constant_values), x.dtype)
+    if around.size != 1:
+        raise ShapeError(f"pad: constant_values must be one number, got shape {around.shape}")
+    return barrier(put_slice_p, broadcast_to(reshape(around, ()), shape), x, index=index)
+
+
+def _pad_from_inside(x: Tensor, widths: Sequence[tuple[int, int]], mode: str) -> Tensor:
+    """Each padded dimension read again at places inside it."""
+    given = x
+    for a, (before, after) in enumerate(widths):
+        n = x.shape[a]
+        if not before and not after:
+            continue
+        if n == 0:
+            raise ShapeError(f"pad: axis {a} of {x.shape} is empty: mode {mode!r} has nothing to repeat")
+        x = take(x, _places(arange(-before, n + after, device=x.device), n, mode), axis=a)
+    return own(x, given)
+
+
+def _places(at: Tensor, n: int, mode: str) -> Tensor:
+    """Which of ``n`` positions stands at position ``at`` of the padded axis."""
+    if mode == "edge":
+        return clip(at, 0, n - 1)
+    if mode == "wrap":
+        return at % n
+    if mode == "symmetric":
+        return minimum(at % (2 * n), 2 * n - 1 - at % (2 * n))
+    if mode == "reflect":
+        period = max(1, 2 * n - 2)
+        return minimum(at % period, period - at % period)
+    raise TapegradError(f"pad: mode {mode!r} is not one of constant, edge, reflect, symmetric, wrap")

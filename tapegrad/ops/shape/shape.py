@@ -1,0 +1,195 @@
+"""Shape and order of elements: views where the memory allows, so they cost nothing and own no bytes.
+
+``reshape``, ``permute_dims``, ``broadcast_to`` and basic slicing (``ops.index.indexing``) are the primitives; the
+rest are plain functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from operator import index
+from typing import Any
+
+from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, normalize_axes, normalize_axis
+from tapegrad.core.primitive import Sample, linear
+from tapegrad.errors import AxisError, ShapeError
+from tapegrad.ops.dispatch import barrier, tensor
+from tapegrad.tensor import Tensor, identity_of
+
+
+def _infer_reshape(x: ShapedArray, *, shape: Shape) -> ShapedArray:
+    return x.with_shape(shape)
+
+
+reshape_p = linear(
+    "reshape",
+    impl=lambda xp, x, *, shape: xp.reshape(x, shape),
+    infer=_infer_reshape,
+    transpose=lambda ct, x: reshape(ct, x.shape),
+    view=True,
+    copies=True,
+    lift=lambda params, n: {"shape": (n, *params["shape"])},
+    samples=[Sample((2, 6), shape=(3, 4)), Sample((), shape=(1, 1)), Sample((0, 3), shape=(3, 0))],
+)
+
+
+def reshape(x: Any, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None) -> Tensor:
+    """The elements in another shape, of which one length may be -1; order: C (last index fastest), or F (first).
+
+    Raises ShapeError if the sizes differ.
+    """
+    x = tensor("reshape", x)
+    wanted = _lengths("reshape", shape)
+    if order != "C":
+        if order != "F":
+            raise ShapeError(f"reshape: order {order!r} is not C or F")
+        return transpose(reshape(transpose(x), wanted[::-1]))
+    if -1 in wanted:
+        known = -prod(wanted)
+        if wanted.count(-1) > 1 or known <= 0 or x.size % known:
+            raise ShapeError(f"reshape: cannot fill in -1 in {wanted} for an array of shape {x.shape}")
+        wanted = tuple(x.size // known if n == -1 else n for n in wanted)
+    if prod(wanted) != x.size or any(n < 0 for n in wanted):
+        raise ShapeError(f"reshape: {x.shape} has {x.size} elements, {wanted} has {prod(wanted)}")
+    return identity_of(x) if wanted == x.shape else barrier(reshape_p, x, shape=wanted)
+
+
+def reshaped(x: Tensor, shape: Shape) -> Tensor:
+    """``x`` in another shape, which fits; for use inside an operation: ``x`` itself if it has that shape."""
+    return x if shape == x.shape else barrier(reshape_p, x, shape=shape)
+
+
+def _lengths(op: str, shape: Any) -> tuple[int, ...]:
+    """A shape given as one length, as a sequence or as an array of integers.  Raises ShapeError."""
+    given = shape.tolist() if hasattr(shape, "tolist") else shape
+    try:
+        return tuple(map(index, given)) if isinstance(given, (tuple, list)) else (index(given),)
+    except TypeError:
+        raise ShapeError(f"{op}: a shape is made of integers, got {shape!r:.60}") from None
+
+
+def _infer_permute(x: ShapedArray, *, axes: tuple[int, ...]) -> ShapedArray:
+    return x.with_shape(tuple(x.shape[a] for a in axes))
+
+
+permute_p = linear(
+    "permute_dims",
+    impl=lambda xp, x, *, axes: xp.transpose(x, axes),
+    infer=_infer_permute,
+    transpose=lambda ct, x, *, axes: permute_dims(ct, tuple(axes.index(a) for a in range(len(axes)))),
+    view=True,
+    lift=lambda params, n: {"axes": (0, *(a + 1 for a in params["axes"]))},
+    samples=[Sample((2, 3, 4), axes=(2, 0, 1)), Sample((), axes=()), Sample((0, 2), axes=(1, 0))],
+)
+
+
+def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
+    """The dimensions in the order ``axes``.  Raises AxisError unless it names each dimension once."""
+    x = tensor("permute_dims", x)
+    order = tuple(normalize_axis("permute_dims", a, x.ndim) for a in axes)
+    if sorted(order) != list(range(x.ndim)):
+        raise AxisError(f"permute_dims: axes {tuple(axes)} are not an order of the {x.ndim} dimensions of {x.shape}")
+    return identity_of(x) if order == tuple(range(x.ndim)) else barrier(permute_p, x, axes=order)
+
+
+def _infer_broadcast(x: ShapedArray, *, shape: Shape) -> ShapedArray:
+    return x.with_shape(shape)
+
+
+broadcast_p = linear(
+    "broadcast_to",
+    impl=lambda xp, x, *, shape: xp.broadcast_to(x, shape),
+    infer=_infer_broadcast,
+    transpose=lambda ct, x: sum_to(ct, x.shape),
+    view=True,
+    lift=lambda params, n: {"shape": (n, *params["shape"])},
+    samples=[Sample((1, 3), shape=(2, 3)), Sample((2, 1, 1), shape=(2, 3, 0))],
+)
+
+
+def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Tensor:
+    """``x`` repeated along new dimensions and those of length 1.  Raises ShapeError if it does not fit."""
+    x = tensor("broadcast_to", x)
+    wanted = shape if type(shape) is tuple else _lengths("broadcast_to", shape)
+    if broadcast_shapes("broadcast_to", x.shape, wanted) != wanted:
+        raise ShapeError(f"broadcast_to: {x.shape} does not broadcast to {wanted}")
+    if wanted == x.shape:
+        return identity_of(x)
+    # Of equal rank, so that one more leading axis changes nothing (see Primitive.lift).
+    return barrier(broadcast_p, reshaped(x, (1,) * (len(wanted) - x.ndim) + x.shape), shape=wanted)
+
+
+def sum_to(x: Tensor, shape: Shape, lead: int = 0) -> Tensor:
+    """Sum ``x`` down to ``shape``, which broadcasts to it: the transpose of broadcasting.
+
+    The first ``lead`` axes of both are left alone.
+    """
+    if x.shape == shape:
+        return x
+    from tapegrad.ops.reduce.reductions import sum  # the two files are each other's transposes
+
+    extra = x.ndim - len(shape)
+    padded = shape[:lead] + (1,) * extra + shape[lead:]
+    axes = tuple(i for i in range(lead, x.ndim) if padded[i] != x.shape[i] or lead <= i < lead + extra)
+    return reshaped(sum(x, axis=axes, dtype=x.dtype, keepdims=not extra), shape)
+
+
+def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Tensor:
+    """A dimension of length 1 inserted before each ``axis`` (counted in the result).  Raises AxisError."""
+    x = tensor("expand_dims", x)
+    count = len(axis) if isinstance(axis, (tuple, list)) else 1
+    axes = normalize_axes("expand_dims", axis, x.ndim + count)
+    rest = iter(x.shape)
+    return reshape(x, tuple(1 if i in axes else next(rest) for i in range(x.ndim + count)))
+
+
+def squeeze(x: Any, /, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Dimensions of length 1 removed: those of ``axis``, or all.  Raises ShapeError for a longer one."""
+    x = tensor("squeeze", x)
+    ones = tuple(i for i, n in enumerate(x.shape) if n == 1)
+    axes = ones if axis is None else normalize_axes("squeeze", axis, x.ndim)
+    for a in axes:
+        if x.shape[a] != 1:
+            raise ShapeError(f"squeeze: axis {a} of {x.shape} has length {x.shape[a]}, not 1")
+    return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
+
+
+def matrix_transpose(x: Any, /) -> Tensor:
+    """The last two dimensions exchanged.  Raises ShapeError for fewer than two."""
+    x = tensor("matrix_transpose", x)
+    if x.ndim < 2:
+        raise ShapeError(f"matrix_transpose: needs two dimensions or more, got shape {x.shape}")
+    return permute_dims(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+
+
+def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
+    """The dimensions in reverse order, or in the order ``axes`` (NumPy's ``transpose``)."""
+    x = tensor("transpose", x)
+    return permute_dims(x, tuple(reversed(range(x.ndim))) if axes is None else axes)
+
+
+def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int], /) -> Tensor:
+    """The dimensions ``source`` moved to the places ``destination``.  Raises AxisError."""
+    x = tensor("moveaxis", x)
+    sources = source if isinstance(source, (tuple, list)) else (source,)
+    places = destination if isinstance(destination, (tuple, list)) else (destination,)
+    if len(sources) != len(places):
+        raise AxisError(f"moveaxis: {len(sources)} sources for {len(places)} destinations")
+    found = {
+        normalize_axis("moveaxis", d, x.ndim): normalize_axis("moveaxis", s, x.ndim)
+        for s, d in zip(sources, places, strict=True)
+    }
+    if len(found) != len(places) or len(set(found.values())) != len(places):
+        raise AxisError(f"moveaxis: {source} to {destination} names a dimension twice")
+    rest = iter([a for a in range(x.ndim) if a not in found.values()])
+    return permute_dims(x, tuple(found[i] if i in found else next(rest) for i in range(x.ndim)))
+
+
+def swapaxes(x: Any, axis1: int, axis2: int, /) -> Tensor:
+    """Two dimensions exchanged.  Raises AxisError."""
+    x = tensor("swapaxes", x)
+    order = list(range(x.ndim))
+    a, b = (normalize_axis("swapaxes", i, x.ndim) for i in (axis1, axis2))
+    order[a], order[b] = b, a
+    return permute_dims(x, order)

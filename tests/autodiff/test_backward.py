@@ -1,0 +1,164 @@
+"""The backward walk: order of sums, broadcasting, dtypes, rows, operations without gradients, what it may drop."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from checks import bits_equal, c64, gradients, no_garbage, same, values, var64
+
+import tapegrad as tg
+from tapegrad import errors
+from tapegrad.autodiff.backward import reachable
+from tapegrad.autodiff.recording import Trace
+
+BIG = 20_000
+
+
+@pytest.mark.parametrize(
+    ("shapes", "f"),
+    [
+        (((3, 1), (1, 4)), lambda a, b: a * b),
+        (((), (2, 3)), lambda a, b: a / b),
+        (((1,), (5,)), lambda a, b: a - b),
+        (((2, 1, 3), (4, 1)), lambda a, b: tg.maximum(a, b)),
+        (((2, 3), (3,)), lambda a, b: a**b),
+        (((0, 3), (1, 3)), lambda a, b: a * b),
+        (((1, 1), (1, 1)), lambda a, b: tg.where(a > b, a, b)),
+        (((4, 2, 3), (3, 5)), lambda a, b: tg.matmul(a, b)),
+        (((2, 3), (3,)), lambda a, b: tg.matmul(a, b)),
+    ],
+)
+def test_what_was_broadcast_is_summed(shapes: tuple, f: Callable, rng: np.random.Generator) -> None:
+    arrays = [rng.uniform(0.5, 2.0, s) for s in shapes]
+    found = gradients(f, [c64(a) for a in arrays])
+    for k, a in enumerate(arrays):
+        wanted = np.zeros(a.shape)
+        for index in np.ndindex(*a.shape):
+            step = np.zeros(a.shape)
+            step[index] = 1e-6
+            up, down = (
+                values(f(*[c64(b + s * step if j == k else b) for j, b in enumerate(arrays)])).sum() for s in (1, -1)
+            )
+            wanted[index] = (up - down) / 2e-6
+        same(found[k], wanted, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [5, BIG])
+def test_contributions_add_up_in_the_order_of_the_walk(size: int) -> None:
+    x = np.float32(np.linspace(0.1, 1.0, size))
+    scales = [np.float32(s) for s in (1e-3, 1.0, 1e3, 0.1)]
+
+    def f(q: tg.Tensor) -> tg.Tensor:
+        y = q * 0.0
+        for s in scales:
+            y = y + q * s
+        return y
+
+    (g,) = gradients(f, [tg.asarray(x)])
+    wanted = np.ones(size, np.float32) * scales[-1]
+    for s in reversed(scales[:-1]):
+        wanted = wanted + s
+    assert np.array_equal(g, wanted + np.float32(0.0))
+
+
+def test_dtypes_on_the_way_back() -> None:
+    half, single, double = (tg.asarray(np.array([1.5, 2.5], d)) for d in ("float16", "float32", "float64"))
+    with tg.GradientTape() as tape:
+        tape.watch([half, single, double])
+        y = half * single * double + tg.asarray([1, 2]) * half
+    found = tape.gradient(y, [half, single, double])
+    assert [g.dtype for g in found] == [np.float16, np.float32, np.float64]
+    same(found, [[1.5**2 + 1, 2.5**2 + 2], [1.5**2, 2.5**2], [1.5**2, 2.5**2]], rtol=1e-3)
+    z = tg.asarray(np.array([1 + 2j, 3 - 1j]))
+    with tg.GradientTape() as tape:
+        tape.watch(z)
+        y = z * z
+    same(tape.gradient(y, z), np.conj(2 * z.numpy()))  # TensorFlow's convention
+
+
+def test_an_operation_without_a_gradient_says_so_only_if_it_is_on_the_path() -> None:
+    from tapegrad.core.aval import shaped
+    from tapegrad.core.primitive import REGISTRY, general
+    from tapegrad.ops.dispatch import barrier
+
+    blind = general("test_blind", impl=lambda xp, x: xp.sinh(x), infer=lambda x: shaped(x.shape, x.dtype, x.device))
+    try:
+        x, w = c64([1.0, 2.0]), c64([3.0, 4.0])
+        with tg.GradientTape(persistent=True) as tape:
+            tape.watch([x, w])
+            y = barrier(blind, x) * w
+        with pytest.raises(errors.NoGradientError, match=r"test_blind: has no gradient in operand 0 \(float64\[2\]\)"):
+            tape.gradient(y, [x, w])
+        same(tape.gradient(y, w), np.sinh([1.0, 2.0]))
+        with pytest.raises(errors.NoGradientError, match="test_blind"):
+            tg.jvp(lambda q: barrier(blind, q), (x,), (w,))
+    finally:
+        del REGISTRY["test_blind"]
+
+
+def test_reachable_marks_what_depends_on_the_sources() -> None:
+    x, y = c64(1.0), c64(2.0)
+    trace = Trace([x._buffer.node, y._buffer.node])
+    a = trace.during(lambda: x * 2.0)
+    b = trace.during(lambda: a * y)
+    c = trace.during(lambda: y * 3.0)
+    d = trace.during(tg.custom_gradient(lambda q: (q * 1.0, lambda ct: ct)), b)
+    index = [t._buffer.node.index for t in (x, y, a, b, c, d)]
+    assert reachable(trace._records, [index[0]]) >= {index[0], index[2], index[3], index[5]}
+    assert not reachable(trace._records, [index[0]]) & {index[1], index[4]}
+
+
+def test_a_trace_can_be_pulled_again_unless_consumed() -> None:
+    x = c64([1.0, 2.0])
+    trace = Trace([x._buffer.node])
+    e = trace.during(tg.exp, x)
+    y = trace.during(tg.multiply, e, e)
+    kept = weakref.ref(e._buffer)
+    del e
+    seed = {y._buffer.node.index: tg.ones((2,), dtype="float64")}
+    first = trace.pull(dict(seed), consume=False)
+    with no_garbage():
+        second = trace.pull(dict(seed))
+        assert kept() is None
+    assert bits_equal(first, second)
+    assert trace.pull(dict(seed)) == [None]
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (160, 130)])
+def test_strided_and_broadcast_cotangents(shape: tuple[int, int], rng: np.random.Generator) -> None:
+    x, w = c64(rng.normal(size=shape)), var64(rng.normal(size=shape[::-1]))
+
+    def f(q: tg.Tensor) -> tg.Tensor:
+        t = tg.permute_dims(tg.tanh(q), (1, 0)) * w
+        return tg.sum(t[::2, ::-1] * t[::2, ::-1]) + tg.sum(t[:, 0])
+
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = f(x)
+    gx, gw = values(tape.gradient(y, [x, w]))
+    h = np.tanh(x.numpy())
+    t = h.T * w.numpy()
+    ct = np.zeros_like(t)
+    ct[::2] = 2 * t[::2]
+    ct[:, 0] += 1
+    same([gx, gw], [(ct * w.numpy()).T * (1 - h * h), ct * h.T], rtol=1e-9, atol=1e-9)
+
+
+def test_a_measured_walk_and_a_recorded_walk_give_the_bits_of_the_plain_one(rng: np.random.Generator) -> None:
+    x = c64(rng.normal(size=7))
+
+    def run() -> list:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(tg.tanh(x) * tg.sigmoid(x) / (1.0 + x * x) - tg.exp(-x * x) ** 1.5)
+        return values(tape.gradient(y, [x]))
+
+    plain = run()
+    with tg.measure():
+        assert bits_equal(run(), plain)
+    with tg.GradientTape() as outer:
+        outer.watch(x)
+        assert bits_equal(run(), plain)

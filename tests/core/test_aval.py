@@ -1,0 +1,38 @@
+"""Shapes and axes."""
+
+import numpy as np
+import pytest
+
+from tapegrad.core.aval import broadcast_shapes, normalize_axes, normalize_axis, shaped
+from tapegrad.device import CPU
+from tapegrad.errors import AxisError, ShapeError
+
+F32 = np.dtype("float32")
+
+
+def test_avals_are_interned():
+    a, b = shaped((2, 3), F32, CPU), shaped([2, 3], F32, CPU)
+    assert a is b and (a.size, a.nbytes, a.ndim, a.smooth) == (6, 24, 2, True)
+    assert a.with_shape((6,)).with_shape((2, 3)) is a
+    assert not a.with_dtype(np.dtype("int64")).smooth
+
+
+@pytest.mark.parametrize("shapes", [[(2, 3), (3,)], [(2, 1), (1, 3)], [(), (4,)], [(0, 3), (1, 3)], [(5,)], []])
+def test_broadcasting_is_numpys(shapes):
+    assert broadcast_shapes("f", *shapes) == np.broadcast_shapes(*shapes)
+
+
+def test_a_misfit_names_the_operation_the_shapes_and_the_axis():
+    with pytest.raises(ShapeError, match=r"frobnicate: shapes \(2, 3\) and \(2,\) do not broadcast: axis -1"):
+        broadcast_shapes("frobnicate", (2, 3), (2,))
+
+
+def test_axes():
+    assert normalize_axes("f", None, 3) == (0, 1, 2)
+    assert normalize_axes("f", (-1, 0), 3) == (0, 2)
+    assert normalize_axis("f", np.int64(-1), 2) == 1
+    for bad in (3, -4, 1.5, "x"):
+        with pytest.raises(AxisError, match="f: axis"):
+            normalize_axis("f", bad, 3)
+    with pytest.raises(AxisError, match="twice"):
+        normalize_axes("f", (1, -2), 3)

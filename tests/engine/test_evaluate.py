@@ -1,0 +1,135 @@
+"""Evaluation: what runs when, how often, in which order values are freed, and what failures leave behind."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+
+import numpy as np
+import pytest
+from checks import c64, no_garbage, same
+
+import tapegrad as tg
+from tapegrad.engine.evaluate import array_of, fill
+
+BIG = 40_000
+
+
+@pytest.fixture
+def x() -> tg.Tensor:
+    return c64(np.linspace(-1, 1, BIG))
+
+
+def test_only_large_elementwise_operations_wait(x: tg.Tensor) -> None:
+    waiting = [tg.exp(x), x + 1.0, tg.where(x > 0, x, 0.0), tg.astype(x, "float32")]
+    assert [t._buffer.array for t in waiting] == [None] * 4
+    done = [tg.exp(x[:10]), tg.sum(x), tg.matmul(tg.reshape(x, (BIG // 4, 4)), c64(np.eye(4))), tg.cumulative_sum(x)]
+    views = [x[5:], tg.reshape(x, (4, -1)), tg.permute_dims(tg.reshape(x, (4, -1)), (1, 0))]
+    assert all(t._buffer.array is not None for t in done + views)
+    assert all(t._buffer.root() is x._buffer for t in views)
+
+
+def test_a_barrier_evaluates_what_it_reads_and_a_view_of_a_lazy_value_too(x: tg.Tensor) -> None:
+    with tg.measure() as m:
+        y = tg.exp(x)
+        z = tg.reshape(y, (BIG // 4, 4))
+        assert y._buffer.array is not None and z._buffer.root() is y._buffer
+        w = tg.exp(y)
+        tg.matmul(tg.reshape(w, (BIG // 4, 4)), c64(np.eye(4)))
+        assert w._buffer.array is not None
+    assert m.nodes_run == Counter(exp=2, matmul=1)
+
+
+def test_a_reduction_takes_its_region_along(x: tg.Tensor) -> None:
+    tg.tanh(x) * 2.0 + 1.0  # makes the constants
+    with tg.measure() as m:
+        base = m.live_bytes
+        total = tg.sum(tg.tanh(x) * 2.0 + 1.0)
+        assert m.kernel_runs == 1 and m.live_bytes - base == 512 and m.peak_bytes - base <= 2 * 512
+    assert m.nodes_run == Counter(tanh=1, multiply=1, add=1, sum=1)
+    same(total, (np.tanh(x.numpy()) * 2 + 1).sum(), rtol=1e-9)
+
+
+def test_values_asked_for_together_share_a_kernel(x: tg.Tensor) -> None:
+    shared = tg.tanh(x)
+    a, b = shared * 2.0, shared + 1.0
+    with tg.measure() as m:
+        fill([a._buffer, b._buffer])
+    assert m.kernel_runs == 1 and m.nodes_run == Counter(tanh=1, multiply=1, add=1)
+    fill([a._buffer, b._buffer])
+    fill([])
+    assert array_of(a._buffer) is a._buffer.array
+    same([a, b], [2 * np.tanh(x.numpy()), np.tanh(x.numpy()) + 1])
+
+
+def test_a_value_read_again_is_computed_once(x: tg.Tensor) -> None:
+    y = tg.tanh(x)
+    with tg.measure() as m:
+        y.numpy(), (y + 1.0).numpy(), y.numpy(), (y * 2.0).numpy()
+    assert m.nodes_run["tanh"] == 1
+
+
+def test_a_pending_value_keeps_its_operands_and_a_finished_one_forgets_them() -> None:
+    x = c64(np.linspace(-1, 1, BIG))
+    operand = weakref.ref(x._buffer)
+    y = tg.exp(x)
+    del x
+    assert operand() is not None
+    y.numpy()
+    assert operand() is None and y._buffer.keeps == ()
+
+
+def test_unread_lazy_values_cost_nothing(x: tg.Tensor) -> None:
+    with no_garbage(), tg.measure() as m:
+        base = m.live_bytes
+        for _ in range(20):
+            tg.exp(x)
+        assert (m.kernel_runs, m.live_bytes, m.allocated_bytes) == (0, base, 0)
+    assert m.nodes_run == Counter()
+
+
+def test_a_deep_lazy_chain_and_a_wide_one() -> None:
+    x = c64(np.full(BIG, 0.5))
+    with no_garbage():
+        y = x
+        for _ in range(1000):
+            y = y * 0.5 + 0.5
+        same(y[:3], np.full(3, 1.0))
+        parts = [x * float(k) for k in range(100)]
+        total = parts[0]
+        for p in parts[1:]:
+            total = total + p
+        same(total[:3], np.full(3, 0.5 * 4950))
+        del y, parts, total, p
+
+
+def test_a_failing_kernel_leaves_the_value_pending_and_no_garbage(x: tg.Tensor) -> None:
+    y = tg.log(x)  # of negative numbers, too
+    for count in (1, 2):
+        threads = tg.get_num_threads()
+        tg.set_num_threads(count)
+        try:
+            with no_garbage(), tg.measure() as m:
+                base = m.live_bytes
+                for _ in range(2):
+                    with np.errstate(invalid="raise"), pytest.raises(FloatingPointError):
+                        y.numpy()
+                assert m.live_bytes == base and y._buffer.array is None
+        finally:
+            tg.set_num_threads(threads)
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(y.numpy()[:10]).all()
+
+
+def test_threads_evaluate_one_value_once(x: tg.Tensor) -> None:
+    y = tg.tanh(tg.exp(x) * 0.5)
+    found: list[np.ndarray] = []
+    with tg.measure() as m:
+        threads = [threading.Thread(target=lambda: found.append(y.numpy())) for _ in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    assert m.nodes_run["tanh"] == 1 and len(found) == 8
+    assert all(np.array_equal(f, found[0]) for f in found)

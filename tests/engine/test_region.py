@@ -1,0 +1,178 @@
+"""THE cost rule, case by case: what runs at once, what pends, what is stored, and how many bytes that pins."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad.engine import region
+from tapegrad.tensor import from_array
+
+BIG = (200, 100)
+BYTES = 200 * 100 * 8
+
+
+@pytest.fixture
+def x(rng):
+    return from_array(rng.uniform(0.5, 1.5, BIG))
+
+
+def pending(*tensors):
+    return [t._buffer.array is None for t in tensors]
+
+
+def test_small_arrays_run_at_once():
+    a = from_array(np.ones(region.SMALL - 1))
+    b = from_array(np.ones(region.SMALL))
+    assert pending(a + 1, b + 1) == [False, True]
+
+
+def test_a_region_is_not_stored_inside(x):
+    a = x + 1
+    b = a * x
+    c = tg.tanh(b)
+    c._array  # noqa: B018
+    assert pending(a, b, c) == [True, True, False]
+    assert not c._buffer.keeps, "a finished value has forgotten its inputs"
+
+
+def test_a_barrier_stores_what_it_reads_only(x):
+    a = x + 1
+    b = a * 2
+    tg.matmul(b, tg.ones((100, 3), dtype="float64"))
+    assert pending(a, b) == [True, False]
+
+
+def test_a_value_read_by_broadcasting_is_stored(rng):
+    row = from_array(rng.uniform(size=region.SMALL))
+    a = tg.exp(row)
+    y = a + from_array(np.ones((2, region.SMALL)))
+    assert pending(a, y) == [False, True]
+
+
+def test_a_pending_reduction_is_not_read_inside_a_region(x):
+    total = tg.sum(x * x, axis=0)
+    assert pending(total) == [False]
+    np.testing.assert_allclose((x / total).numpy(), x.numpy() / (x.numpy() ** 2).sum(0))
+
+
+def test_a_chain_is_cut_at_the_limit_of_nodes(x):
+    chain = [x]
+    for _ in range(3 * region.MAX_NODES):
+        chain.append(chain[-1] * 1.001)
+    stored = [i for i, t in enumerate(chain[1:], 1) if t._buffer.array is not None]
+    assert stored == [region.MAX_NODES, 2 * region.MAX_NODES, 3 * region.MAX_NODES][: len(stored)]
+    assert len(stored) >= 2
+    np.testing.assert_allclose(chain[-1].numpy(), x.numpy() * 1.001 ** (3 * region.MAX_NODES))
+
+
+def test_a_region_reads_a_limited_number_of_arrays(rng):
+    held = [from_array(rng.uniform(size=BIG)) for _ in range(3 * region.MAX_LEAVES)]
+    total = held[0]
+    for t in held[1:]:
+        total = total + t
+        work = region.collect([total._buffer])
+        assert len(work.leaves) <= region.MAX_LEAVES + 1
+    np.testing.assert_allclose(total.numpy(), sum(t.numpy() for t in held))
+
+
+def test_a_running_sum_of_big_arrays_pins_only_a_few(rng):
+    alive: list[weakref.ref] = []
+    total = from_array(np.zeros(BIG))
+    most = 0
+    for _ in range(40):
+        term = from_array(rng.uniform(size=BIG))
+        alive.append(weakref.ref(term._buffer))
+        total = total + term
+        del term
+        most = max(most, sum(r() is not None for r in alive))
+    assert most <= region.MAX_EXCLUSIVE + 2
+    total._array  # noqa: B018
+    assert sum(r() is not None for r in alive) == 0
+
+
+def test_a_long_chain_of_big_arrays(x):
+    """5000 operations, forward and backward, without recursion and with few arrays alive."""
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = x
+        for i in range(2500):
+            y = y * 1.0001 if i % 2 else y + 0.0001
+            y = tg.sin(y) if i % 100 == 0 else y - 0.0001
+        total = tg.sum(y)
+    (g,) = tape.gradient(total, [x])
+    assert g.shape == BIG and np.isfinite(g.numpy()).all()
+
+
+def test_a_long_chain_does_not_store_every_value(x):
+    seen = []
+    y = x
+    for _ in range(5000):
+        y = y + 1.0
+        seen.append(weakref.ref(y._buffer))
+    y._array  # noqa: B018
+    assert sum(r() is not None for r in seen) == 1
+    np.testing.assert_allclose(y.numpy(), x.numpy() + 5000)
+
+
+def test_freeing_needs_no_collector(x):
+    gc.disable()
+    try:
+        a = tg.exp(x * 2)
+        held = weakref.ref(a._buffer)
+        b = a + 1
+        b._array  # noqa: B018
+        del a
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_the_interior_is_not_kept_for_a_rule(x):
+    """The tape wants the region's input; the backward kernel makes the interior again."""
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        a = x * 2
+        b = tg.tanh(a)
+        held = [weakref.ref(a._buffer), weakref.ref(b._buffer)]
+        y = tg.sum(b * b)
+    assert all(r() is None or r().array is None for r in held)
+    (g,) = tape.gradient(y, [x])
+    t = np.tanh(2 * x.numpy())
+    np.testing.assert_allclose(g.numpy(), 4 * t * (1 - t * t), rtol=1e-12)
+
+
+def test_targets_of_one_shape_that_share_work_share_a_kernel(x):
+    shared = tg.exp(x)
+    a, b = shared + 1, shared * 2
+    assert region.kernels([a._buffer, b._buffer]) == [[a._buffer, b._buffer]]
+    lonely = from_array(np.ones(BIG)) + 1
+    assert len(region.kernels([a._buffer, lonely._buffer])) == 2
+    other = from_array(np.ones(40000)) + 1
+    assert len(region.kernels([a._buffer, other._buffer])) == 2
+
+
+def test_a_costly_value_is_stored_for_a_rule_and_only_then():
+    x = tg.asarray(np.linspace(-2, 2, 40960).reshape(256, 160))
+    with tg.measure() as alone:
+        tg.tensor.materialize(tg.erfc(x) * 2.0)
+    assert alone.allocated_bytes < 2 * x.nbytes  # nobody wants erfc itself
+    with tg.measure() as recorded, tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.square(tg.erfc(x) * 2.0)  # its rule reads the operand, which is made from erfc
+        total = tg.sum(y)
+    with tg.measure() as back:
+        g = tape.gradient(total, x)
+    assert recorded.allocated_bytes > x.nbytes and recorded.nodes_run["erfc"] == 1 and back.nodes_run["erfc"] == 0
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        cheap = tg.sum(tg.square(tg.tanh(x) * 2.0))
+    with tg.measure() as back:
+        tape.gradient(cheap, x)
+    assert back.nodes_run["tanh"] == 1  # recomputed
+    e = tg.erfc(x)
+    np.testing.assert_allclose(g.numpy(), (8 * e * -2 / np.sqrt(np.pi) * tg.exp(-(x**2))).numpy(), rtol=1e-12)

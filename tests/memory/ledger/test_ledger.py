@@ -1,0 +1,549 @@
+"""The ledger: bytes by hand, by category, primitive and line; work done; its agreement with tracemalloc."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from checks import c64, no_garbage, same, values, var64
+
+import tapegrad as tg
+from tapegrad.core import buffer
+from tapegrad.device.pool import POOL
+from tapegrad.memory.ledger.figures import CATEGORIES, rounded
+from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.memory.ledger.phase import HERE
+
+BIG = 20_000
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Nothing of another test may be freed while bytes are counted."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    assert buffer.accountant is None
+
+
+def test_it_costs_nothing_when_unused() -> None:
+    assert buffer.accountant is None
+    x = tg.exp(c64(np.ones(3)))
+    assert LEDGER.by("category") == {} and LEDGER.live_bytes == 0
+    with tg.measure():
+        assert buffer.accountant is LEDGER and LEDGER._entries
+    assert buffer.accountant is None and LEDGER.by("category") == {} and LEDGER.live_bytes == 0
+    del x
+
+
+@pytest.mark.parametrize(("nbytes", "wanted"), [(0, 0), (1, 512), (512, 512), (513, 1024), (10**6, 1000448)])
+def test_sizes_are_rounded_as_cupys_pool_rounds_them(nbytes: int, wanted: int) -> None:
+    assert rounded(nbytes) == wanted
+
+
+# Bytes
+
+
+def test_live_peak_and_allocated_bytes_by_hand() -> None:
+    a = c64(np.ones(100))  # 800 bytes: 1024
+    with tg.measure() as m:
+        base = m.live_bytes
+        assert m.peak_bytes == base
+        b = a + a
+        assert (m.live_bytes - base, m.peak_bytes - base, m.allocated_bytes) == (1024, 1024, 1024)
+        c = (b + b) + b  # b + b dies
+        assert (m.live_bytes - base, m.peak_bytes - base, m.allocated_bytes) == (2048, 3072, 3072)
+        view = c[10:20]
+        assert m.live_bytes - base == 2048
+        del c
+        assert m.live_bytes - base == 2048  # a view keeps its base
+        del view, b
+        assert m.live_bytes == base
+        del a
+        assert m.live_bytes == base - 1024
+        a = c64(np.ones(100))
+    assert (m.live_bytes, m.peak_bytes - base, m.allocated_bytes) == (base, 3072, 4096)
+    same(a[0], 1.0)
+
+
+def test_lazy_values_own_no_bytes_until_they_are_read() -> None:
+    a = c64(np.ones(BIG))
+    n = rounded(a.nbytes)
+    with tg.measure() as m:
+        base = m.live_bytes
+        b = tg.tanh(a) + a
+        assert m.live_bytes == base and m.kernel_runs == 0
+        c = tg.exp(b)
+        c.numpy()
+        assert m.live_bytes - base == n and m.peak_bytes - base == n  # b is recomputed in scratch
+        assert m.kernel_runs == 1 and m.nodes_run == Counter(tanh=1, add=1, exp=1)
+        assert m.bytes_moved == 2 * a.nbytes and 0 < m.scratch_bytes <= tg.get_num_threads() * 3 * a.nbytes
+        b.numpy()
+        assert m.live_bytes - base == 2 * n
+
+
+def test_categories_are_what_the_tape_knows() -> None:
+    x, w = c64(np.ones(200)), var64(np.ones(200))
+    n = rounded(1600)
+    x + 1.0, x * 2.0  # makes the constants
+    with tg.measure() as m:
+        start = Counter(LEDGER.by("category"))
+
+        def grown() -> dict[str, int]:
+            return {k: v // n for k, v in (Counter(LEDGER.by("category")) - start).items() if v // n}
+
+        assert start["parameter"] >= n
+        mine = x + x
+        assert grown() == {"user": 1}
+        given = c64(np.ones(200))
+        assert grown() == {"user": 1, "input": 1}
+        with tg.GradientTape() as tape:
+            h = tg.exp(x * w)  # w wants x, exp its result
+            assert grown() == {"user": 1, "activation": 2}  # exp's result, and x, an input before, which w's rule reads
+            y = tg.recompute_grad(lambda q: tg.sin(tg.tanh(q)))(h)
+            z = y * 2.0
+        g = tape.gradient(z, w)
+        assert grown()["gradient"] == 1
+        w.assign(g)
+        del g, tape, h, y, z
+        assert grown()["user"] == 1 and "gradient" not in grown() and "temporary" not in grown()
+        slot = tg.Variable(mine, category="optimizer")
+        assert grown()["optimizer"] == 1
+        del given, mine, slot
+    assert set(m.peak_by_category) <= set(CATEGORIES) and sum(m.peak_by_category.values()) == m.peak_bytes
+
+
+def test_what_a_rerun_makes_is_rematerialized() -> None:
+    x = c64(np.ones(200))
+    seen: list[dict[str, int]] = []
+
+    def f(q: Any, is_recomputing: bool) -> Any:
+        h = tg.exp(tg.tanh(q))
+        if is_recomputing:
+            seen.append(LEDGER.by("category"))
+        return tg.sin(h)
+
+    with tg.measure() as m:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.recompute_grad(f)(x)
+        before = LEDGER.by("category")
+        tape.gradient(y, x)
+    assert before.get("rematerialized", 0) == 0 and seen[0]["rematerialized"] == 2 * rounded(1600)
+    assert (m.reruns, m.evictions) == (1, 0)
+    assert m.live_by_category.get("rematerialized", 0) == 0
+
+
+def test_peaks_by_primitive_and_source_line() -> None:
+    x = c64(np.ones(1000))
+    with tg.measure() as m:
+        kept = [tg.exp(x), tg.exp(x)]
+        line = tg.sin(x)
+    here = f"{__file__}:{test_peaks_by_primitive_and_source_line.__code__.co_firstlineno + 3}"
+    n = rounded(8000)
+    assert (m.peak_by_primitive["exp"], m.peak_by_primitive["sin"]) == (2 * n, n)
+    assert m.peak_by_line[here] == 2 * n
+    assert sum(m.peak_by_primitive.values()) == sum(m.peak_by_line.values()) == m.peak_bytes
+    del kept, line
+
+
+@pytest.mark.parametrize("size", [50, BIG])
+@pytest.mark.parametrize("wrap", [tg.recompute_grad, lambda f: f])
+def test_after_a_step_only_results_are_left(size: int, wrap: Callable) -> None:
+    x, w = c64(np.linspace(0, 1, size)), var64(np.ones(size))
+    f = wrap(lambda q: tg.tanh(q * w) * q)
+
+    def step() -> list:
+        with tg.GradientTape() as tape:
+            y = tg.sum(f(f(x)) ** 2.0)
+        return tape.gradient(y, [w])
+
+    step()
+    with no_garbage(), tg.measure() as m:
+        base = m.live_bytes
+        g = step()
+        assert m.live_bytes - base == rounded(x.nbytes)
+        peak = m.peak_bytes
+        del g
+        assert m.live_bytes == base
+        step()
+        assert (m.live_bytes, m.peak_bytes) == (base, peak)
+
+
+# Work
+
+
+def test_work_by_hand_for_small_arrays() -> None:
+    x, w = c64(np.ones((3, 4))), c64(np.ones((4, 5)))
+    with tg.measure() as m, tg.GradientTape() as tape:
+        tape.watch(x)
+        h = tg.matmul(x, w)  # reads 96 + 160, writes 120
+        y = tg.tanh(h)  # reads 120, writes 120
+        z = y * y  # reads y once, 120, writes 120
+    assert m.nodes_run == Counter(matmul=1, tanh=1, multiply=1) and m.kernel_runs == 3
+    assert m.bytes_moved == (96 + 160 + 120) + (120 + 120) + (120 + 120)
+    with tg.measure() as back:
+        tape.gradient(z, x)
+    # of z = y * y: ct * y twice, and their sum; of tanh: 1 - y * y, times the cotangent; of matmul: one product
+    assert back.nodes_run["matmul"] == 1 and back.nodes_run["tanh"] == 0
+    assert back.kernel_runs == sum(back.nodes_run.values())
+
+
+def test_work_by_hand_for_a_region() -> None:
+    n = 8 * BIG
+    x, w = c64(np.ones(BIG)), c64(np.full(BIG, 0.5))
+    with tg.measure() as m:
+        with tg.GradientTape() as tape:
+            tape.watch([x, w])
+            y = tg.tanh(x * w)
+        assert (m.kernel_runs, m.bytes_moved) == (0, 0)
+        gx, gw = tape.gradient(y, [x, w])
+        assert m.kernel_runs == 1  # both gradients; tanh(x * w) is remade inside
+        assert m.nodes_run["tanh"] == 1
+        assert m.bytes_moved == 2 * n + 2 * n + 2 * 8  # and two numbers: the cotangent, and the 1 of tanh's rule
+    t = np.tanh(0.5)
+    same([gx, gw], [np.full(BIG, 0.5 * (1 - t * t)), np.full(BIG, 1 - t * t)])
+
+
+def test_no_work_is_counted_for_views_and_reads() -> None:
+    x, v = c64(np.ones((4, 5))), var64(np.ones(3))
+    with tg.measure() as m:
+        tg.reshape(x, (20,)), tg.permute_dims(x, (1, 0)), x[1:, ::2], v.read(), x.numpy(), tg.stop_gradient(x)
+    assert (m.kernel_runs, m.bytes_moved, m.nodes_run, m.allocated_bytes) == (0, 0, Counter(), 0)
+
+
+# Blocks
+
+
+def test_nested_blocks_count_each_its_own() -> None:
+    x = c64(np.ones(100))
+    with tg.measure() as outer:
+        a = tg.exp(x)
+        with tg.measure() as inner:
+            assert inner.live_bytes == outer.live_bytes == inner.peak_bytes
+            b = tg.exp(x)
+        assert (inner.allocated_bytes, inner.kernel_runs) == (1024, 1)
+        frozen = inner.live_bytes
+        c = tg.exp(x)
+        assert buffer.accountant is LEDGER
+    assert (outer.allocated_bytes, outer.kernel_runs, inner.kernel_runs) == (3072, 3, 1)
+    assert inner.live_bytes == frozen == outer.live_bytes - 1024
+    del a, b, c
+
+
+def test_exceptions_leave_the_ledger_right() -> None:
+    x = c64(np.ones(100))
+    with pytest.raises(KeyError), tg.measure() as m:
+        base = m.live_bytes
+        try:
+            with tg.GradientTape() as tape:
+                tape.watch(x)
+                y = tg.recompute_grad(lambda q: tg.matmul(tg.exp(q), tg.ones((3, 3), dtype="float64")))(x)
+        except ValueError:
+            pass
+        assert m.live_bytes == base and thread_is_not_rerunning()
+        runs = iter([1.0])
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.recompute_grad(lambda q: tg.exp(q) * next(runs))(x)
+        with pytest.raises(StopIteration):
+            tape.gradient(y, x)
+        del y, tape
+        assert thread_is_not_rerunning()
+        raise KeyError
+    assert buffer.accountant is None and m.reruns == 1
+    with tg.measure() as again:
+        assert tg.exp(x) is not None
+    assert again.live_by_category.get("rematerialized", 0) == 0
+
+
+def thread_is_not_rerunning() -> bool:
+    return HERE.reruns == HERE.restoring == HERE.walking == 0
+
+
+def test_bytes_of_other_threads_count() -> None:
+    x, made = c64(np.ones(100)), []
+    with tg.measure() as m:
+        base = m.live_bytes
+
+        def work() -> None:
+            for _ in range(50):
+                tg.exp(x)
+            made.append(tg.exp(x))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert m.live_bytes - base == 4 * 1024 and m.allocated_bytes == 4 * 51 * 1024
+        assert m.nodes_run == Counter(exp=204)
+
+
+def test_a_timeline_has_every_change() -> None:
+    x = c64(np.ones(100))
+    with tg.measure(timeline=True) as m:
+        base = m.live_bytes
+        y = tg.exp(x)
+        del y
+    assert [live - base for _, live, _ in m.samples] == [1024, 0]
+    times = [t for t, _, _ in m.samples]
+    assert times == sorted(times) and times[0] >= 0
+    with tg.measure() as quiet:
+        tg.exp(x)
+    assert quiet.samples == []
+
+
+# Agreement with NumPy's own account
+
+
+def traced() -> int:
+    """Bytes of NumPy arrays alive, by tracemalloc's domain for them."""
+    shot = tracemalloc.take_snapshot()
+    only = tracemalloc.DomainFilter(inclusive=True, domain=np.lib.tracemalloc_domain)
+    return sum(s.size for s in shot.filter_traces([only]).statistics("filename"))
+
+
+@pytest.mark.parametrize("width", [40, 200])
+@pytest.mark.parametrize("wrap", [tg.recompute_grad, lambda f: f])
+def test_agreement_with_tracemalloc(width: int, wrap: Callable) -> None:
+    # Tolerance: the ledger rounds each buffer up to 512 bytes; the pool of large arrays takes whole pages and 64 bytes
+    # to align; idle blocks of the pool are nobody's.  So both accounts differ by less than a page a buffer.
+    f = wrap(lambda h, w: h + tg.tanh(tg.matmul(h, w) * 0.5))
+    accounts: list[tuple[int, int, int]] = []
+
+    def note(m: Any) -> None:
+        POOL.free_all_blocks()
+        accounts.append((m.live_bytes, traced(), len(LEDGER._entries)))
+
+    POOL.free_all_blocks()
+    tracemalloc.start()
+    try:
+        with tg.measure() as m:
+            note(m)
+            rng = np.random.default_rng(0)
+            ws = [var64(rng.normal(size=(width, width)) * 0.1) for _ in range(6)]
+            x = c64(rng.normal(size=(100, width)))
+            for _ in range(2):
+                note(m)
+                with tg.GradientTape() as tape:
+                    h = x
+                    for w in ws:
+                        h = f(h, w)
+                    y = tg.sum(h * h)
+                note(m)
+                gs = tape.gradient(y, ws)
+                note(m)
+                del h, y, tape
+                for w, g in zip(ws, gs, strict=True):
+                    w.assign_sub(g * 0.01)
+                del w, g
+            del gs
+            note(m)
+    finally:
+        tracemalloc.stop()
+    (live0, traced0, _), *rest = accounts
+    assert rest[1][0] - live0 > 6 * rounded(x.nbytes)
+    for live, real, buffers in rest:
+        assert abs((live - live0) - (real - traced0)) <= 4096 * buffers, accounts
+
+
+# The law of memory
+
+
+def residual_mlp(blocks: int, batch: int, width: int, wrap: Callable) -> tuple[Callable, tg.Tensor, list]:
+    """One step of ``h + tanh(h @ w1) @ w2``, block after block; its loss and gradients are returned."""
+    rng = np.random.default_rng(0)
+    ws = [[var64(rng.normal(size=(width, width)) * 0.1) for _ in range(2)] for _ in range(blocks)]
+    fs = [wrap(lambda h, w1=w1, w2=w2: h + tg.matmul(tg.tanh(tg.matmul(h, w1)), w2)) for w1, w2 in ws]
+    x = c64(rng.normal(size=(batch, width)))
+    flat = [w for pair in ws for w in pair]
+
+    def step() -> list:
+        with tg.GradientTape() as tape:
+            h = x
+            for f in fs:
+                h = f(h)
+            loss = tg.sum(h * h)
+            del h
+        return tape.gradient(loss, flat)
+
+    return step, x, flat
+
+
+@pytest.mark.parametrize(("batch", "width", "temporaries"), [(256, 8, 3), (512, 40, 2)], ids=["small", "lazy"])
+def test_peak_of_a_residual_mlp_of_64_blocks_to_the_byte(batch: int, width: int, temporaries: int) -> None:
+    blocks = 64
+    step, x, ws = residual_mlp(blocks, batch, width, tg.recompute_grad)
+    a, w, scalar = rounded(x.nbytes), rounded(ws[0].nbytes), 512
+    plain_step, *_ = residual_mlp(blocks, batch, width, lambda f: f)
+    wanted, plain = values(step()), values(plain_step())
+    assert all(np.array_equal(p, q) for p, q in zip(wanted, plain, strict=True))
+    with no_garbage(), tg.measure() as m:
+        base = m.live_bytes  # parameters, x, constants
+        found = step()
+        left = m.live_bytes - base
+    # The peak is reached in the gradient of the last block, when nothing has been given back yet.  Alive are
+    #   the inputs of blocks 2 to 64 (that of block 1 is x, which was there before)        63 a
+    #   the last block's residual: tanh(h @ w1), remade                                     1 a
+    #   gradients: of the block's result (it is also that of its input, so far),            1 a
+    #     and of tanh's result, ct @ w2.T                                                   1 a
+    #   what tanh's rule makes: 1 - t * t and its product with the cotangent;               2 a + t * t while it lasts
+    #     lazy arrays: the product alone, the rest stays in scratch                         1 a
+    #   the gradient of w2                                                                  1 w
+    #   the loss, and the cotangent it begins with                                          2 scalars
+    peak = (blocks - 1) * a + 1 * a + 2 * a + (temporaries - 1) * a + w + 2 * scalar
+    assert m.peak_bytes - base == peak
+    assert left == 2 * blocks * w
+    assert m.reruns == blocks
+    with tg.measure() as m:
+        base = m.live_bytes
+        plain_step()
+    # The plain function keeps, of every block, its input (all but x) and tanh's result.
+    assert m.peak_bytes - base >= (2 * blocks - 1) * a
+    same(found[0], wanted[0], rtol=0, atol=0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_process_does_not_wait_for_a_lock_that_a_thread_of_its_parent_held() -> None:
+    code = """
+import os, threading
+import tapegrad as tg
+from tapegrad.memory.ledger.ledger import LEDGER
+held, over = threading.Event(), threading.Event()
+def hold():
+    with LEDGER.held():
+        held.set()
+        over.wait()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    with tg.measure() as m:
+        tg.ones(3) + 1.0
+    os._exit(0 if m.peak_bytes else 1)
+over.set()
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
+
+
+# What is alive before a block begins
+
+
+def test_what_is_alive_is_known_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entering looks at no more objects when there are more: it runs the same calls, and asks the collector nothing."""
+    with tg.memory_budget("64GiB"):
+        pass
+    asked: list[str] = []
+    for name in ("get_objects", "collect", "get_referrers"):
+        monkeypatch.setattr(gc, name, lambda *args, name=name: asked.append(name) or [])
+
+    def calls() -> int:
+        found = [0]
+
+        def note(frame: Any, event: str, arg: Any) -> None:
+            found[0] += event in ("call", "c_call")
+
+        sys.setprofile(note)
+        try:
+            with tg.memory_budget("64GiB"):
+                pass
+        finally:
+            sys.setprofile(None)
+        return found[0]
+
+    before = calls()
+    tensors = [tg.asarray(np.ones(3)) for _ in range(100)]
+    many = [[i] for i in range(200_000)]
+    calls()  # the new tensors are entered once
+    assert calls() == before and not asked
+    del tensors, many
+
+
+def test_bytes_made_while_nobody_counted_are_counted_to_the_byte() -> None:
+    with tg.measure() as m:
+        base = m.live_bytes
+    held = [c64(np.ones(100)) for _ in range(5)]
+    pending = tg.exp(c64(np.ones(BIG)))  # has no bytes yet
+    with tg.measure() as m:
+        assert m.live_bytes - base == 5 * 1024 + rounded(8 * BIG)
+    made = np.asarray(pending)  # filled while nobody counts
+    with tg.measure() as m:
+        assert m.live_bytes - base == 5 * 1024 + rounded(8 * BIG)
+        del made, pending
+        assert m.live_bytes - base == 5 * 1024
+        del held[2:]
+    with tg.memory_budget("1GiB") as b:
+        assert b.live_bytes - base == 2 * 1024
+        del held[1:]
+        assert b.live_bytes - base == 1024 and b.peak_bytes - base == 2 * 1024
+    assert b.live_bytes - base == 1024, "what was alive at the end"
+
+
+def test_a_frozen_collector_hides_nothing() -> None:
+    with tg.measure() as m:
+        base = m.live_bytes
+    held = c64(np.ones(100))
+    gc.freeze()
+    try:
+        with tg.measure() as m:
+            assert m.live_bytes - base == 1024
+    finally:
+        gc.unfreeze()
+    del held
+
+
+def test_what_is_known_from_another_block_is_labelled_anew() -> None:
+    v = var64(np.ones(200))
+    x = c64(np.ones(100))
+    with tg.measure():
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.exp(x)
+        g = tape.gradient(y, x)
+    with tg.measure() as m:
+        assert LEDGER.by("line").keys() == {"(before the measurement)"}
+    assert (
+        m.live_by_category["user"] >= 1024
+        and m.live_by_category["input"] >= 1024
+        and "gradient" not in m.live_by_category
+    )
+    assert m.live_by_category["parameter"] >= 2048
+    with tg.memory_budget("1GiB"), tg.measure() as m:
+        pass
+    assert m.live_by_category["parameter"] >= 2048
+    del g, y, v
+
+
+def test_a_measure_that_an_interrupt_kept_from_being_left_ends_with_its_object() -> None:
+    block = tg.measure()
+    m = block.__enter__()
+    del block
+    assert buffer.accountant is None and m.now is None
+
+
+def test_figures_are_those_of_now_whenever_they_are_read() -> None:
+    """Sums are made late; nothing of that is seen."""
+    x = c64(np.ones(64))
+    with tg.measure() as outer, tg.measure() as m:
+        base = m.live_bytes
+        y = x + 1.0
+        assert (m.allocated_bytes, m.peak_bytes - base, m.kernel_runs, m.nodes_run["add"]) == (512, 512, 1, 1)
+        del y
+        assert (m.live_bytes, m.peak_bytes - base) == (base, 512)
+        kept = [x + 1.0 for _ in range(5000)]  # more than wait at most
+        assert (m.live_bytes - base, m.nodes_run["add"]) == (5000 * 512, 5001)
+        del kept
+    assert (m.live_bytes, m.peak_bytes - base, m.allocated_bytes) == (base, 5000 * 512, 5001 * 512)
+    assert (outer.peak_bytes, outer.cost) == (m.peak_bytes, m.cost)
