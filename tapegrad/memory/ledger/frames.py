@@ -10,13 +10,16 @@ from __future__ import annotations
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
 from os.path import dirname, join
 from types import CodeType, FrameType
 from typing import Any
 
-from tapegrad.memory.ledger.calls import Ordinals
+from tapegrad.core.state import thread
 from tapegrad.memory.ledger.phase import FORWARD, phase
+from tapegrad.memory.ledger.steps import STEPS
 
 _HERE = join(dirname(dirname(dirname(__file__))), "")
 _OURS_BUT_A_PROGRAM = join(_HERE, "profile", "demo")
@@ -194,3 +197,48 @@ def code_of(f: Any) -> CodeType | None:
 def caller(depth: int) -> FrameType:
     """The frame ``depth`` calls above the caller's."""
     return sys._getframe(depth + 1)
+
+
+# Numbers of calls: the how-many-th call of a function it is in its step, so that a plan can name single calls.
+#
+# Profiles count with it, and plans that are applied: so both number the same calls alike.
+
+
+class Ordinals:
+    """Counts calls, by key, from 0; anew in every step, and under every new outermost tape; for one thread.
+
+    ``by_step``: anew in every step alone, as calls of reruns are, which have tapes of their own.
+    """
+
+    def __init__(self, by_step: bool = False) -> None:
+        self._by_step = by_step
+        self._seen: Counter[Hashable] = Counter()
+        self._step = -1
+        self._tape: Any = lambda: None
+
+    def next(self, key: Hashable) -> int:
+        """The number of the call of ``key`` that begins now."""
+        tape = None if self._by_step else _outermost()
+        if self._step != STEPS.count or self._tape() is not tape:
+            self._seen.clear()
+            self._step = STEPS.count
+            self._tape = weakref.ref(tape) if tape is not None else lambda: None
+        number = self._seen[key]
+        self._seen[key] += 1
+        return number
+
+    def take_back(self, key: Hashable) -> None:
+        """The last call of ``key`` did not count after all."""
+        if self._seen[key]:
+            self._seen[key] -= 1
+
+
+def _outermost() -> Any:
+    """The outermost recorder; in a checkpoint, whose look-out hides the tapes outside, the outermost of those."""
+    recorders = thread.recorders or thread.hidden
+    while recorders:
+        found = recorders[0]
+        recorders = getattr(found, "outer", ())
+        if not recorders:
+            return found
+    return None

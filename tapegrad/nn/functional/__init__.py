@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from tapegrad.nn.functional import (
     activations,
-    activations_other,
     adaptive,
     attention,
     conv,
@@ -26,7 +25,6 @@ from tapegrad.nn.functional import (
 )
 from tapegrad.nn.functional.activations import *  # noqa: F403
 from tapegrad.nn.functional.activations import activation
-from tapegrad.nn.functional.activations_other import *  # noqa: F403
 from tapegrad.nn.functional.adaptive import *  # noqa: F403
 from tapegrad.nn.functional.attention import *  # noqa: F403
 from tapegrad.nn.functional.attention import attention_weights
@@ -51,7 +49,7 @@ from tapegrad.nn.losses.sequence import *  # noqa: F403
 
 __all__ = ["activation", "attention_weights"]
 for _part in (
-    activations, activations_other, distances, dropouts, adaptive, attention, conv,
+    activations, distances, dropouts, adaptive, attention, conv,
     norm, pool, linear_maps, classification, margin, regression, sampled,
     sequence, rearranging, recurrent, regions, renormalizing, resampling, sampling,
 ):  # fmt: skip

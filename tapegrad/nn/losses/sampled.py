@@ -8,7 +8,7 @@ from typing import Any
 from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
-from tapegrad.nn.functional.activations_other import log1mexp
+from tapegrad.nn.functional.activations import log1mexp
 from tapegrad.nn.losses.classification import reduced
 from tapegrad.nn.losses.regression import chainers
 from tapegrad.tensor import Tensor
