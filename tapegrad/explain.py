@@ -45,10 +45,10 @@ def _explained(group: list[Buffer], name: str | None) -> str:
     for number, b in enumerate(work.order):
         names[id(b)] = f"v{number}"
         operands = ", ".join(names[id(k)] for k in b.keeps)
-        where = f" over axes {b.node.params['axis']}" if b.node.prim.reduce else ""  # type: ignore[union-attr]
+        where = f" over axes {b.node.params['axis']}" if b.node.prim.reduce else ""
         asked = any(b is t for t in group)
         out = "  <- output" if asked else "  <- output, kept on the way" if any(b is t for t in targets) else ""
-        lines.append(f"  v{number}: {b.node.aval!r} = {b.node.prim.name}({operands}){where}{out}")  # type: ignore[union-attr]
+        lines.append(f"  v{number}: {b.node.aval!r} = {b.node.prim.name}({operands}){where}{out}")
     if on_cuda:
         text = cuda_launch.text_of(work, targets, shape, axes)
     else:

@@ -181,7 +181,7 @@ def apply_rule(
         if rule.constant == -1:
             return -ct
         return zeros_of(ct._buffer.node.aval)
-    prim: Any = node.prim
+    prim = node.prim
     holomorphic = node.aval.dtype.kind == "c" and prim.family != "linear" and prim.holomorphic
     if not holomorphic:
         return derivative.apply(prim, rule, i, ct, values, avals, params)

@@ -153,7 +153,7 @@ def _example(inputs: Sequence[Buffer], companions: Sequence[Tensor | None], i: i
 
 def batched(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
     """The values of ``node`` for ``n`` examples: ``companions`` where an operand has one, else the operand itself."""
-    prim: Any = node.prim
+    prim = node.prim
     if prim.family == "elementwise":
         return _elementwise(node, operands, companions, n)
     if prim.batch is not None and prim.batch != "all":
@@ -175,7 +175,7 @@ def _full(x: Tensor, companion: Tensor | None, n: int) -> Tensor:
 
 
 def _elementwise(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
-    prim: Any = node.prim
+    prim = node.prim
     ndim = node.aval.ndim
     aligned = []
     for x, c in zip(operands, companions, strict=True):
@@ -188,7 +188,7 @@ def _elementwise(node: Node, operands: list[Tensor], companions: list[Tensor | N
 
 
 def _one_by_one(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
-    prim: Any = node.prim
+    prim = node.prim
     if not n:
         return zeros_of(node.aval, 0)
     buffers = [x._buffer for x in operands]

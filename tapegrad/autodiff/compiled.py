@@ -91,7 +91,7 @@ class _Writer:
         return self.names[id(b)]
 
     def _call(self, node: Node, operands: str) -> str:
-        prim: Any = node.prim
+        prim = node.prim
         f = f"f{len(self.globals)}"
         if prim.ufunc is not None:
             self.globals[f] = getattr(node.aval.device.xp, prim.ufunc)

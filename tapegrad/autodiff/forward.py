@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.autodiff import derivative
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.zeros import zeros_of
@@ -24,7 +22,7 @@ class Tangents(Pusher):
     def _push(
         self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]
     ) -> Tensor | None:
-        prim: Any = node.prim
+        prim = node.prim
         if not prim.differentiable:
             if is_inexact(node.aval.dtype):
                 raise NoGradientError(f"{prim.name}: has no forward-mode derivative")
@@ -41,7 +39,6 @@ class Tangents(Pusher):
 def _push(node: Node, inputs: tuple[Buffer, ...], out: Buffer, tangents: list[Tensor | None]) -> Tensor | None:
     """The tangent of one node's value."""
     prim = node.prim
-    assert prim is not None
     values: dict[int, Tensor] = {i: Tensor(b) for i, b in enumerate(inputs)}
     values[OUT] = Tensor(out)
     avals = [*[b.node.aval for b in inputs], node.aval]
@@ -71,13 +68,12 @@ def _along(rule: Rule, t: Tensor, values: dict[int, Tensor], avals: list, node: 
         if rule.constant == 0:
             return zeros_of(node.aval)
         return t if rule.constant == 1 else -t
-    return cast(derivative.apply(node.prim, rule, i, t, values, avals, node.params), node.aval.dtype)  # type: ignore[arg-type]
+    return cast(derivative.apply(node.prim, rule, i, t, values, avals, node.params), node.aval.dtype)
 
 
 def _push_linear(node: Node, inputs: tuple[Buffer, ...], tangents: list[Tensor | None]) -> Tensor | None:
     """A linear primitive applied to the tangents themselves."""
     prim = node.prim
-    assert prim is not None
     if prim.variadic:
         filled = [t if t is not None else zeros_of(b.node.aval) for t, b in zip(tangents, inputs, strict=True)]
         return barrier(prim, *filled, **node.params)

@@ -68,7 +68,7 @@ class Recording:
         elif node.aval.smooth:
             nodes = tuple([b.node for b in inputs])
             mask = _mask(nodes, tracked)
-            plan = node.prim.plans.get((mask, len(nodes))) or node.prim.plan(mask, len(nodes))  # type: ignore[union-attr]
+            plan = node.prim.plans.get((mask, len(nodes))) or node.prim.plan(mask, len(nodes))
         else:
             return
         if not plan.pulls and not plan.lacking:
@@ -76,7 +76,12 @@ class Recording:
         tracked.add(node.index)
         if len(self._records) >= self._sweep_at:
             self._sweep()
-        residuals: Any = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots]) if plan.slots else NOTHING
+        residuals: Any = NOTHING
+        if len(plan.slots) == 1:  # most often: without a list in between
+            slot = plan.slots[0]
+            residuals = (out if slot < 0 else inputs[slot],)
+        elif plan.slots:
+            residuals = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots])
         accountant = _buffer.accountant
         if accountant is None:  # then there is no budget, either
             self._records.append((node, nodes, plan, residuals))
@@ -89,7 +94,7 @@ class Recording:
         if accountant.detailed:
             self._note_place(node)
         for slot in plan.slots:
-            accountant.wanted(out if slot < 0 else inputs[slot], node.prim.name)  # type: ignore[union-attr]
+            accountant.wanted(out if slot < 0 else inputs[slot], node.prim.name)
 
     def read(self, variable: Any, value: Buffer) -> None:
         """A variable was read: of no concern to a bare recording."""

@@ -19,6 +19,7 @@ from tapegrad.autodiff.seeds import apart, wants_zeros, weights_of
 from tapegrad.core import buffer as _buffer
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, next_index
+from tapegrad.core.primitive import LEAF
 from tapegrad.core.state import tell, tell_no_more, thread
 from tapegrad.device import dtypes
 from tapegrad.errors import (
@@ -297,7 +298,7 @@ class GradientTape(Recording):
             return
         for i, t in enumerate(targets):
             node = self._node(t)
-            if node.index > self._left_at and node.index not in self._tracked and node.prim is not None:
+            if node.index > self._left_at and node.index not in self._tracked and node.prim is not LEAF:
                 warnings.warn(
                     f"target {i} was computed after the tape stopped recording and contributes nothing; compute it "
                     "inside the tape's with block",

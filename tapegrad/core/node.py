@@ -21,6 +21,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from tapegrad.core.primitive import LEAF
+
 if TYPE_CHECKING:
     from tapegrad.core.aval import ShapedArray
     from tapegrad.core.primitive import Primitive, Site
@@ -36,9 +38,7 @@ class Node:
 
     __slots__ = ("aval", "index", "params", "prim", "site")
 
-    def __init__(
-        self, prim: Primitive | None, params: dict[str, Any], aval: ShapedArray, site: Site | None = None
-    ) -> None:
+    def __init__(self, prim: Primitive, params: dict[str, Any], aval: ShapedArray, site: Site | None = None) -> None:
         self.prim = prim
         self.params = params
         self.aval = aval
@@ -46,7 +46,7 @@ class Node:
         self.index = next_index()
 
     def __repr__(self) -> str:
-        return f"%{self.index}:{self.aval!r} = {self.prim.name if self.prim else 'leaf'}"
+        return f"%{self.index}:{self.aval!r} = {self.prim.name}"
 
 
 NO_PARAMS: dict[str, Any] = {}
@@ -58,4 +58,4 @@ SHARED: dict[str, Any] = {"shared": True}
 
 def leaf(aval: ShapedArray, shared: bool = False) -> Node:
     """A value without a recipe: an input, a constant, a variable's content; ``shared``: in memory of the user's."""
-    return Node(None, SHARED if shared else NO_PARAMS, aval)
+    return Node(LEAF, SHARED if shared else NO_PARAMS, aval)

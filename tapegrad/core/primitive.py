@@ -173,6 +173,14 @@ class Primitive:
         return found
 
 
+def _nothing_to_apply(*args: Any, **params: Any) -> Any:
+    raise TypeError("a leaf has no recipe")
+
+
+LEAF = Primitive("leaf", "leaf", (), _nothing_to_apply, _nothing_to_apply, doc="A value that no operation has made.")
+"""What inputs, constants and contents of variables have in place of a primitive; in no registry."""
+
+
 def _register(prim: Primitive) -> Primitive:
     if prim.name in REGISTRY:
         raise ValueError(f"primitive {prim.name!r} is declared twice")

@@ -76,7 +76,7 @@ def again(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
 
 def run(node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
     """A buffer for the value of a barrier or view: a new one, or ``into``."""
-    prim: Any = node.prim
+    prim = node.prim
     aval, params = node.aval, node.params
     if (accountant := _buffer.accountant) is not None:
         accountant.applied(node, inputs)
@@ -104,7 +104,7 @@ def _may_copy(prim: Primitive, array: Any) -> bool:
 
 def _run_on(node: Node, inputs: tuple[Buffer, ...], arrays: list[Any], into: Buffer | None) -> Buffer:
     """The same from the arrays of its inputs."""
-    prim: Any = node.prim
+    prim = node.prim
     aval, params = node.aval, node.params
     try:
         array = compute(prim, arrays, params, aval)
@@ -362,7 +362,7 @@ def fill(targets: Iterable[Buffer]) -> None:
             if any(b.postponed for b in todo.values()):
                 catch_up(todo.values())
                 todo = {i: b for i, b in todo.items() if b.array is None}
-            views = [b for b in todo.values() if b.node.prim.view]  # type: ignore[union-attr]
+            views = [b for b in todo.values() if b.node.prim.view]
             for b in views:
                 del todo[id(b)]
                 source = region.viewed(b)
@@ -413,7 +413,7 @@ def _launch(targets: list[Buffer]) -> None:
     if _buffer.keeper is None:
         _run_kernel(work, targets, loops, shape, axes, leaves, device)
         return
-    names = [b.node.prim.name for b in targets]  # type: ignore[union-attr]
+    names = [b.node.prim.name for b in targets]
     in_room([b.node.aval for b in targets], names, _run_kernel, work, targets, loops, shape, axes, leaves, device)
 
 

@@ -94,7 +94,7 @@ class Region:
 
 def viewed(view: Buffer) -> Buffer:
     """What a pending view of all of a value looks at."""
-    while view.array is None and view.node.prim.view:  # type: ignore[union-attr]
+    while view.array is None and view.node.prim.view:
         view = view.keeps[0]
     return view
 
@@ -204,7 +204,7 @@ def with_results(region: Region, targets: list[Buffer]) -> list[Buffer]:
 
 def with_costly(region: Region, targets: list[Buffer]) -> list[Buffer]:
     """Rule 6: ``targets``, and the costly values from which something that is held elsewhere is made."""
-    if not any(b.node.prim.costly for b in region.order):  # type: ignore[union-attr]
+    if not any(b.node.prim.costly for b in region.order):
         return targets
     readers = Counter(id(k) for b in region.order for k in b.keeps)
     done = {id(b) for b in targets}
@@ -214,7 +214,7 @@ def with_costly(region: Region, targets: list[Buffer]) -> list[Buffer]:
         held = id(b) in wanted or sys.getrefcount(b) - OWN > readers[id(b)]
         if id(b) in done or not held:
             continue
-        if b.node.prim.costly:  # type: ignore[union-attr]
+        if b.node.prim.costly:
             more.append(b)
         else:
             wanted.update(id(k) for k in b.keeps)
@@ -224,8 +224,8 @@ def with_costly(region: Region, targets: list[Buffer]) -> list[Buffer]:
 def stages(region: Region, targets: list[Buffer]) -> Stages:
     """The nodes of ``region`` by stage, each in order."""
     late = _late(region)
-    totals = [b for b in region.order if b.node.prim.reduce is not None]  # type: ignore[union-attr]
-    after = [b for b in region.order if id(b) in late and b.node.prim.reduce is None]  # type: ignore[union-attr]
+    totals = [b for b in region.order if b.node.prim.reduce is not None]
+    after = [b for b in region.order if id(b) in late and b.node.prim.reduce is None]
     early = _read_by([k for b in totals for k in b.keeps] + [b for b in targets if id(b) not in late], late)
     beside = _read_by([k for b in after for k in b.keeps], late)
     beside.update(id(b) for b in after)
@@ -238,7 +238,7 @@ def _late(region: Region) -> set[int]:
     """Ids of the region's reductions and of what depends on them."""
     found: set[int] = set()
     for b in region.order:
-        if b.node.prim.reduce is not None or any(id(k) in found for k in b.keeps):  # type: ignore[union-attr]
+        if b.node.prim.reduce is not None or any(id(k) in found for k in b.keeps):
             found.add(id(b))
     return found
 
@@ -283,7 +283,7 @@ def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
 
 
 def _reduces(region: Region) -> bool:
-    return any(b.node.prim.reduce is not None for b in region.order)  # type: ignore[union-attr]
+    return any(b.node.prim.reduce is not None for b in region.order)
 
 
 def loop_of(target: Buffer) -> tuple[tuple[int, ...], tuple[int, ...] | None]:

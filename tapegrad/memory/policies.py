@@ -25,6 +25,7 @@ from typing import Any
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.node import Node
+from tapegrad.core.primitive import LEAF
 from tapegrad.errors import PolicyError
 from tapegrad.memory.offload.tiers import Tier
 
@@ -158,6 +159,6 @@ def decide(policy: Policy, value: Value) -> Answer:
 def asked(policy: Policy | None, node: Node, names: tuple[str, ...]) -> Answer:
     """What ``policy`` says of the value of ``node``; RECOMPUTE of what no primitive has made."""
     prim = node.prim
-    if policy is None or prim is None:
+    if policy is None or prim is LEAF:
         return RECOMPUTE
     return decide(policy, Value(prim.name, node.params, node.aval, names, prim.flops is not None))

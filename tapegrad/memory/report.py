@@ -15,6 +15,7 @@ from tapegrad.autodiff.recording import Recording
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
+from tapegrad.core.primitive import LEAF
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import NotATensorError
 from tapegrad.memory.budget.recipes import Kept, Residuals, roots
@@ -217,7 +218,7 @@ class _Found:
         aval: ShapedArray = node.aval
         if op is None:
             name = self._variables.get(node.index)
-            op = f"variable {name}" if name is not None else node.prim.name if node.prim else "input"
+            op = f"variable {name}" if name is not None else "input" if node.prim is LEAF else node.prim.name
         place = self._tape._lines.get(node.index)
         if place is None and buffer is not None:
             place = LEDGER.place_of(buffer)

@@ -90,7 +90,7 @@ class _Emitter:
         reductions = []
         self._find_last_readers()
         for position, b in enumerate(self.region.order):
-            prim: Primitive = b.node.prim  # type: ignore[assignment]
+            prim: Primitive = b.node.prim
             names.append(prim.name)
             loose: tuple[str, ...] = () if prim.exact else (STRIDED,)
             if prim.reduce is not None:
@@ -116,7 +116,7 @@ class _Emitter:
     def _find_last_readers(self) -> None:
         end = len(self.region.order)
         for position, b in enumerate(self.region.order):
-            reduces = b.node.prim.reduce is not None  # type: ignore[union-attr]
+            reduces = b.node.prim.reduce is not None
             for k in b.keeps:
                 self.last[id(k)] = end if reduces else max(position, self.last.get(id(k), 0))
 

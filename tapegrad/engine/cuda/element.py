@@ -35,19 +35,20 @@ class Reduced:
 def reductions_of(totals: list[Buffer]) -> list[Reduced]:
     """How each of the reductions ``totals`` adds up."""
     return [
-        Reduced(b.node.prim.reduce, accumulator(b.node.params.get("dtype") or b.node.aval.dtype), b.node.aval.dtype)  # type: ignore[union-attr, arg-type]
+        Reduced(reduce, accumulator(b.node.params.get("dtype") or b.node.aval.dtype), b.node.aval.dtype)
         for b in totals
+        if (reduce := b.node.prim.reduce) is not None
     ]
 
 
 def drawn_of(region: Region) -> list[Buffer]:
     """The nodes that draw random numbers, whose keys are arguments."""
-    return [b for b in region.order if b.node.prim.cxx_drawn is not None]  # type: ignore[union-attr]
+    return [b for b in region.order if b.node.prim.cxx_drawn is not None]
 
 
 def sharing_of(drawn: list[Buffer], vec: int) -> int:
     """How many packs of ``vec`` elements share a block of random words: more than one where all draws are uniform."""
-    kinds = {(b.node.prim.cxx_drawn, b.node.aval.dtype) for b in drawn}  # type: ignore[union-attr]
+    kinds = {(b.node.prim.cxx_drawn, b.node.aval.dtype) for b in drawn}
     if vec == 1 or len(kinds) != 1:
         return 1
     ((kind, dtype),) = kinds
@@ -82,7 +83,7 @@ class Element:
 
     def _is_tiled(self, b: Buffer) -> bool:
         """Whether the kernel around draws a block for four packs: sixteen-bit numbers, packs of four, no reduction."""
-        return b.node.prim.cxx_drawn == TILED and self.loop.vec == 4 and not self.reductions  # type: ignore[union-attr]
+        return b.node.prim.cxx_drawn == TILED and self.loop.vec == 4 and not self.reductions
 
     def params(self) -> list[tuple[str, str]]:
         """(type, name) of what the kernel and ``tg_element`` take: leaves, keys, outputs, dimensions, strides."""
@@ -134,7 +135,7 @@ class Element:
                 place = "0" if kind == ONE else f"p{i}"
                 lines.append(f"const {cxx.compute(b.node.aval.dtype)} a{i} = tg_load(x{i}[{place}]);")
         for i, b in enumerate(self.drawn):
-            drawing = b.node.prim.cxx_drawn  # type: ignore[union-attr]
+            drawing = b.node.prim.cxx_drawn
             if i in self.tiled or self.sharing > 1:
                 continue
             lines.append(f"const {drawing}<{cxx.storage(b.node.aval.dtype)}, N> d{i}(lo{i}, hi{i}, at{i}, i);")
@@ -186,7 +187,7 @@ class Element:
         if cxx.is_half(dtype):
             value = f"tg_round_to<{cxx.storage(dtype)}>({value})"
         self.name[id(b)] = f"v{number}"
-        return f"const {cxx.compute(dtype)} v{number} = {value};  // {b.node.prim.name}"  # type: ignore[union-attr]
+        return f"const {cxx.compute(dtype)} v{number} = {value};  // {b.node.prim.name}"
 
     def delivered(self, index: str) -> list[str]:
         """Statements that take the totals ``z0``, ... of result number ``index`` on to the outputs ``r0``, ..."""
@@ -235,7 +236,7 @@ class Element:
         return lines
 
     def _expression(self, b: Buffer) -> str:
-        prim: Any = b.node.prim
+        prim = b.node.prim
         if prim.cxx is None:
             raise KernelError(f"{prim.name}: this elementwise primitive declares no CUDA expression (cxx=)")
         names = {name: self.name[id(k)] for name, k in zip(prim.operands, b.keeps)}

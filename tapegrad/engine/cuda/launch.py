@@ -87,7 +87,7 @@ def plan(
 ) -> tuple[Loop, list[str], Form]:
     """The loop over ``shape``, how each leaf is read, and how the kernel walks; ``full``: outputs of full size."""
     drawn = element.drawn_of(region)
-    tiled = any(b.node.prim.cxx_drawn == TILED for b in drawn)  # type: ignore[union-attr]
+    tiled = any(b.node.prim.cxx_drawn == TILED for b in drawn)
     early = {id(k) for b in (*stages.loop, *stages.totals) for k in b.keeps}
     in_loop = [i for i, b in enumerate(region.leaves) if id(b) in early]
     loop, found = layouts.loop_of(shape, axes, [leaves[i] for i in in_loop], full, tiled)
@@ -199,7 +199,7 @@ def planned(targets: list[Buffer]) -> list[Any]:
 def _prepare(
     region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], device: Any
 ) -> Ready:
-    names = tuple(b.node.prim.name for b in region.order)  # type: ignore[union-attr]
+    names = tuple(b.node.prim.name for b in region.order)
     number = {id(b): i for i, b in enumerate(targets)}
     stages, full, results, loop, kinds, form = _plan_of(region, targets, shape, axes, leaves)
     by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]

@@ -16,6 +16,7 @@ from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.locks import whole
 from tapegrad.core.node import Node
+from tapegrad.core.primitive import LEAF
 from tapegrad.core.state import thread
 from tapegrad.device import in_use, pressure
 from tapegrad.engine.evaluate import fill
@@ -233,7 +234,7 @@ class Manager:
     def admit(self, buffer: Buffer, count: Callable[[Buffer], None]) -> None:
         """Bytes are to be counted, before others get room; those not announced (a user's array) need some, too."""
         nbytes = max(0, rounded(buffer.node.aval.nbytes) - LEDGER.promised())
-        name = buffer.node.prim.name if buffer.node.prim else "a new array"
+        name = "a new array" if buffer.node.prim is LEAF else buffer.node.prim.name
         self._with_room(nbytes, (name,), count, buffer)
 
     def replaced(self, buffer: Buffer) -> None:

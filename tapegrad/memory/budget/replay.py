@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from tapegrad.core.buffer import Buffer
+from tapegrad.core.primitive import LEAF
 from tapegrad.engine.evaluate import again, array_of
 from tapegrad.memory.budget.recipes import Graph, Recipe
 from tapegrad.memory.ledger.ledger import LEDGER
@@ -142,7 +143,7 @@ def _fetched(graph: Graph, recipe: Recipe, keeping: Keeping) -> Buffer:
 
 def _made(recipe: Recipe, inputs: tuple[Buffer, ...]) -> Buffer:
     LEDGER.restored()
-    if recipe.node.prim is None:  # the same bytes under another node
+    if recipe.node.prim is LEAF:  # the same bytes under another node
         (source,) = inputs
         return Buffer(array_of(source), recipe.node, (source.root(),))
     return again(recipe.node, inputs)

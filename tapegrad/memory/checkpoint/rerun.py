@@ -141,7 +141,7 @@ class Tracker:
         mask = self._mask(inputs)
         if mask and node.aval.smooth:
             site: Any = node.site
-            plan = node.prim.plan(mask, len(inputs)) if site is None else site.plans[mask]  # type: ignore[union-attr]
+            plan = node.prim.plan(mask, len(inputs)) if site is None else site.plans[mask]
             if plan.pulls or plan.lacking:
                 self._note(out)
 
@@ -260,7 +260,7 @@ class Postponing(Asked):
             and thread.walks == self._walks
             and not thread.guards
         ):
-            prim: Any = node.prim
+            prim = node.prim
             at_once = prim.calls_user if node.site is None and not prim.view else not any(b.postponed for b in inputs)
             if not at_once:
                 return postponed(node, inputs)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.node import Node
+from tapegrad.core.primitive import LEAF
 
 FLOPS_PER_BYTE = 10
 """Arithmetic that takes as long as moving a byte: about 10 on the CPUs this was measured on (100 Gflop/s at 10 GB/s in
@@ -29,7 +30,7 @@ def transfer_of(nbytes: int, there: bool) -> float:
 def cost_of(node: Node, inputs: Sequence[ShapedArray]) -> float:
     """The cost of applying ``node`` to values of these avals, in bytes moved; at least 1."""
     prim = node.prim
-    if prim is None or prim.view:
+    if prim is LEAF or prim.view:
         return 1.0
     if prim.family == "elementwise":
         return 1.0 + node.aval.nbytes

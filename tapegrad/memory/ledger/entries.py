@@ -83,7 +83,7 @@ class Entries:
         entry.epoch = epoch
         entry.category = category
         entry.place = place
-        entry.primitive = prim.name if prim is not None else "leaf"
+        entry.primitive = prim.name
         self.by_key[key] = entry
         return entry
 

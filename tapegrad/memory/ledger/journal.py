@@ -72,7 +72,7 @@ class Journal:
         place, call = self._made[index] = self._made.get(index) or self._where(index)
         self._now = index, now
         seq, ns = self._tick(), perf_counter_ns()
-        self.parts.now.ops.append((seq, ns, node.prim.name, now, call, place))  # type: ignore[union-attr]
+        self.parts.now.ops.append((seq, ns, node.prim.name, now, call, place))
         if call >= 0:
             self._touch(call, seq, ns)
         if now <= RECOMPUTE:

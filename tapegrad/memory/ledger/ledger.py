@@ -34,6 +34,7 @@ from tapegrad.core import locks
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.locks import section, whole
 from tapegrad.core.node import Node
+from tapegrad.core.primitive import LEAF
 from tapegrad.core.state import thread
 from tapegrad.device import phantom
 from tapegrad.device.host_scalar import HostScalar
@@ -471,7 +472,7 @@ class Ledger:
     # Entries ---------------------------------------------------------------------------------------------------
 
     def _category_of(self, buffer: Buffer) -> str:
-        if buffer.node.prim is None:
+        if buffer.node.prim is LEAF:
             return "temporary" if HERE.optimizing else "input"
         if HERE.reruns:
             return "rematerialized"
@@ -645,7 +646,7 @@ class Ledger:
 
 def _old(buffer: Buffer) -> tuple[str, Place]:
     """Category and place of what was there before anybody counted."""
-    return ("input" if buffer.node.prim is None else "user"), _BEFORE
+    return ("input" if buffer.node.prim is LEAF else "user"), _BEFORE
 
 
 LEDGER = Ledger()

@@ -20,6 +20,7 @@ from typing import Any
 from tapegrad.core import locks
 from tapegrad.core.buffer import Buffer, in_room
 from tapegrad.core.node import Node
+from tapegrad.core.primitive import LEAF
 from tapegrad.device import Device, phantom
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import OffloadError
@@ -116,7 +117,7 @@ class Moved:
         with self._turn:  # after a `cancel` under way
             coming, self._coming = self._coming, None
         if coming is None:
-            name = "bringing back " + (node.prim.name if node.prim else "a value")
+            name = "bringing back " + ("a value" if node.prim is LEAF else node.prim.name)
             return in_room((node.aval,), (name,), self._fetched, node)
         coming.array, coming.node = self._slot.get(), node  # the bytes that it has stood for
         LEDGER.labelled(coming, "rematerialized" if HERE.reruns else "temporary")

@@ -14,6 +14,7 @@ import tapegrad as tg
 from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import NO_PARAMS, Node
+from tapegrad.core.primitive import LEAF
 from tapegrad.device import asdevice
 from tapegrad.engine import region
 from tapegrad.memory.budget.eviction import Candidates, Part
@@ -115,7 +116,7 @@ class Line:
         self.buffers = []
         aval = shaped((8,), np.dtype("float64"), asdevice("cpu"))
         for cost in costs:
-            node = Node(None, NO_PARAMS, aval)
+            node = Node(LEAF, NO_PARAMS, aval)
             buffer = Buffer(np.zeros(8), node)
             recipe = Recipe(node, tuple(self.recipes[-1:]), buffer)
             storage = recipe.storage = Storage()
