@@ -7,8 +7,12 @@ up to 512 bytes, as CuPy's pool rounds them.
 
 Kernels under a budget ask for room and count what they make here, in one short section each (:meth:`Ledger.promise`,
 :meth:`Ledger.allocated`): ``room`` is one number, what the limit leaves beside live and promised bytes.  Only where it
-does not suffice the manager is asked (``budget/manager.py``).  What goes is noted later: the interpreter puts its entry
-into a queue, in one step that nothing can interrupt, and the next section takes it from there.
+does not suffice the manager is asked (``budget/manager.py``).
+
+What happens (bytes that come, change their category or go, kernels that run) is put into a queue, each in one step that
+nothing can interrupt, and added to the sums later, in order: when somebody reads a figure, when room seems short, or
+when many wait.  So to be counted costs an operation little.  Only a journal and a timeline, which note the time, have
+everything added at once.
 
 Categories are facts, because the tape knows: *parameter* and *optimizer* (values of variables), *gradient* (results of
 ``tape.gradient``), *activation* (kept by a tape for a rule), *rematerialized* (made by the rerun of a checkpointed
@@ -585,7 +589,7 @@ class Ledger:
             m.peak_parts = parts
         self._peaked = []
 
-    # Work, which is only passed on ------------------------------------------------------------------------------
+    # Work, and what threads do ----------------------------------------------------------------------------------
 
     def ran(self, names: tuple[str, ...], read: int, written: int) -> None:
         """A kernel ran."""
