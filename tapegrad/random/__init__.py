@@ -10,6 +10,7 @@ fixed probability.
 
 from __future__ import annotations
 
+from tapegrad.random import methods
 from tapegrad.random.choosing import categorical, choice
 from tapegrad.random.continuous import (
     cauchy,
@@ -26,10 +27,11 @@ from tapegrad.random.continuous import (
 from tapegrad.random.discrete import binomial, geometric, integers, multinomial, negative_binomial, poisson
 from tapegrad.random.gammas import beta, chisquare, dirichlet, f, gamma, loggamma, standard_t
 from tapegrad.random.normals import lognormal, multivariate_normal, standard_normal, truncated_normal
-from tapegrad.random.stream import Generator, default_generator, seed
+from tapegrad.random.stream import METHODS, Generator, default_generator, seed
 from tapegrad.random.uniforms import bernoulli, normal, permutation, uniform
 
 randint = integers
+METHODS.update(methods.FUNCTIONS)
 
 __all__ = [
     "Generator", "bernoulli", "beta", "binomial", "categorical", "cauchy", "chisquare", "choice", "default_generator",

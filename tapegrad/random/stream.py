@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from tapegrad.core import locks
 from tapegrad.core.cell import Cell
+
+METHODS: dict[str, Callable[..., Any]] = {}
+"""The functions that are a generator's methods, too, by name; the package puts them here."""
 
 
 class Generator:
@@ -43,11 +47,9 @@ class Generator:
         return _restored, (self.state,)
 
     def __getattr__(self, name: str) -> Any:
-        from tapegrad.random.methods import FUNCTIONS  # built on this file
-
-        if name not in FUNCTIONS:
-            raise AttributeError(f"a Generator has no {name!r}; it has {', '.join(sorted(FUNCTIONS))}")
-        function = FUNCTIONS[name]
+        if name not in METHODS:
+            raise AttributeError(f"a Generator has no {name!r}; it has {', '.join(sorted(METHODS))}")
+        function = METHODS[name]
 
         def method(*args: Any, **named: Any) -> Any:
             return function(*args, generator=self, **named)
@@ -56,9 +58,7 @@ class Generator:
         return method
 
     def __dir__(self) -> list[str]:
-        from tapegrad.random.methods import FUNCTIONS
-
-        return sorted({*super().__dir__(), *FUNCTIONS})
+        return sorted({*super().__dir__(), *METHODS})
 
 
 def _restored(state: tuple[int, int]) -> Generator:

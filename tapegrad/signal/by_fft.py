@@ -11,7 +11,7 @@ from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import cast
 from tapegrad.ops.elementwise.comparison import round
 from tapegrad.ops.shape.shape import reshape
-from tapegrad.signal.convolution import axes_of, centred, pair, swapped
+from tapegrad.signal.modes import axes_of, centred, pair, swapped
 from tapegrad.tensor import Tensor
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from tapegrad.core.aval import Shape, ShapedArray, normalize_axes
+from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import scipy
 from tapegrad.errors import ShapeError, TapegradError
-from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.ops.dispatch import barrier
 from tapegrad.ops.elementwise.complex import conj
 from tapegrad.ops.shape.join import flip
 from tapegrad.ops.shape.padding import pad
 from tapegrad.ops.shape.shape import expand_dims
+from tapegrad.signal.by_fft import fftconvolve
+from tapegrad.signal.modes import centred, pair, swapped
 from tapegrad.tensor import Tensor
 
-_MODES = ("full", "valid", "same")
 _METHODS = ("auto", "direct", "fft")
 _BOUNDARIES = {"fill": "constant", "wrap": "wrap", "symm": "symmetric"}
 
@@ -64,31 +64,6 @@ convolve_p: Primitive = bilinear(
 )  # fmt: skip
 
 
-def centred(x: Tensor, shape: Sequence[int], late: int = 0) -> Tensor:
-    """The middle of ``x``; ``late``: 1 for the later of two middles."""
-    first = [(n - m + late) // 2 for n, m in zip(x.shape, shape, strict=True)]
-    return x[tuple(slice(i, i + m) for i, m in zip(first, shape, strict=True))]
-
-
-def pair(op: str, in1: Any, in2: Any, mode: str) -> tuple[Tensor, Tensor]:
-    """Both operands as tensors of one dtype and rank.  Raises ShapeError, TapegradError for a mode."""
-    x, y = promote(op, (in1, in2))
-    if mode not in _MODES:
-        raise TapegradError(f"{op}: mode {mode!r}; take 'full', 'valid' or 'same'")
-    if x.ndim != y.ndim:
-        raise ShapeError(f"{op}: operands {x.shape} and {y.shape} differ in rank; add axes")
-    return x, y
-
-
-def swapped(op: str, x: Shape, y: Shape, mode: str) -> bool:
-    """Whether ``y`` is the longer one, within which ``x`` slides.  Raises ShapeError if neither is."""
-    if mode != "valid" or all(a >= b for a, b in zip(x, y)):
-        return False
-    if all(a <= b for a, b in zip(x, y)):
-        return True
-    raise ShapeError(f"{op}: mode 'valid' of {x} and {y}: one must be as long as the other in every dimension")
-
-
 def convolve(in1: Any, in2: Any, mode: str = "full", method: str = "auto") -> Tensor:
     """The convolution of two arrays of one rank (scipy.signal.convolve).
 
@@ -100,8 +75,6 @@ def convolve(in1: Any, in2: Any, mode: str = "full", method: str = "auto") -> Te
     if method not in _METHODS:
         raise TapegradError(f"convolve: method {method!r}; take 'auto', 'direct' or 'fft'")
     if method == "fft" or (method == "auto" and _is_long(x, y)):
-        from tapegrad.signal.by_fft import fftconvolve
-
         return fftconvolve(x, y, mode)
     if not x.ndim:
         return x * y
@@ -166,11 +139,6 @@ def convolve2d(in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", f
 def correlate2d(in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", fillvalue: Any = 0) -> Tensor:
     """The cross-correlation of two matrices (scipy.signal.correlate2d); see :func:`convolve2d`."""
     return _bounded("correlate2d", in1, in2, mode, boundary, fillvalue, True)
-
-
-def axes_of(op: str, axes: Any, ndim: int) -> tuple[int, ...]:
-    """The axes to transform, sorted; None: all.  Raises AxisError."""
-    return tuple(sorted(normalize_axes(op, axes if axes is None or isinstance(axes, int) else tuple(axes), ndim)))
 
 
 def widened(x: Tensor, ndim: int) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tapegrad.profile.plan.batch import MOST, Scaled, of_one, of_two
+from tapegrad.profile.plan.options import DOES_NOT_FIT, budget_of, device_bytes
 
 if TYPE_CHECKING:
     from tapegrad.profile.runs.model import Run
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 def answer(run: Run, path: str, options: dict[str, Any]) -> int:
     """Print what a batch would give; the exit code: 3 if it does not fit ``--budget``."""
-    from tapegrad.profile.plan.command import DOES_NOT_FIT, budget_of, device_bytes
     from tapegrad.profile.runs import load
 
     other, now, wanted = options["other"], options["batch_now"], options["batch"]

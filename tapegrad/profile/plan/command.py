@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tapegrad.profile.plan.options import DOES_NOT_FIT, budget_of, percent, size
 from tapegrad.profile.report.writable import try_output
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tapegrad.profile.plan.problem import Outcome, Problem
     from tapegrad.profile.plan.search import Search
     from tapegrad.profile.runs.model import Run
-
-DOES_NOT_FIT = 3
 
 
 @click.command(
@@ -80,41 +78,6 @@ def _note_incomplete(run: Run) -> None:
         click.echo(f"tapegrad: the run is incomplete ({how}): what is predicted holds only for what it did", err=True)
 
 
-def budget_of(run: Run, text: str) -> int:
-    """Bytes of a ``--budget``.  Raises click.UsageError."""
-    if text.strip().endswith("%"):
-        total = device_bytes(run)
-        if total is None:
-            raise click.UsageError(f"--budget {text}: the run does not say how large the device is; give a size")
-        return int(total * _percent("--budget", text) / 100)
-    return _size("--budget", text)
-
-
-def _size(option: str, text: str) -> int:
-    from tapegrad.memory.sizes import SizeError, parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except SizeError as e:
-        raise click.UsageError(f"{option}: {e}") from None
-
-
-def device_bytes(run: Run) -> int | None:
-    """The memory of the device of ``run``, or the limit it ran under."""
-    for found in (run.meta.get("limit_bytes"), run.meta["device"].get("total_bytes")):
-        if isinstance(found, int) and found > 0:
-            return found
-    return None
-
-
-def _percent(option: str, text: str) -> float:
-    found = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", text)
-    if found is None:
-        number = text.strip() if re.fullmatch(r"\s*\d{1,6}(\.\d{1,6})?\s*", text) else "10"
-        raise click.UsageError(f"{option} {text!r}: a share is a number and a percent sign, such as {number}%")
-    return float(found[1])
-
-
 class _Planning:
     """One answer."""
 
@@ -128,9 +91,9 @@ class _Planning:
             raise click.UsageError(f"{self.target} exists; give another -o, or -f to overwrite it")
         self.writes = writes
         slowdown = options["max_slowdown"]
-        self.slowdown = None if slowdown is None else _percent("--max-slowdown", slowdown)
+        self.slowdown = None if slowdown is None else percent("--max-slowdown", slowdown)
         self.budget = None if options["budget"] is None else budget_of(run, options["budget"])
-        self.bandwidth = None if options["bandwidth"] is None else _size("--bandwidth", options["bandwidth"])
+        self.bandwidth = None if options["bandwidth"] is None else size("--bandwidth", options["bandwidth"])
 
     def run(self) -> int:
         """Plan, write, print; the exit code."""
