@@ -1,10 +1,10 @@
 """What goes on in a thread: who is told of nodes, who waits, who is asked.  Only this module changes it.
 
 It is changed for the length of a call, by :func:`during`, which is given what to call.  An interrupt (Ctrl-C) comes
-where a Python function begins, where a call has returned, or at a jump backwards.  In :func:`during` no such place lies
-between the call and the statement that puts the state back, so nothing can come in between.  In a ``with`` block one
-does: an ``__exit__`` written in Python may be interrupted at its first instruction, and a generator of ``contextlib``'s
-ends whenever its traceback is dropped.
+where a Python function begins, where a call has returned, or at a jump backwards.  In :func:`holding` no such place
+lies between the call and the statement that puts the state back, so nothing can come in between.  In a ``with`` block
+one does: an ``__exit__`` written in Python may be interrupted at its first instruction, and a generator of
+``contextlib``'s ends whenever its traceback is dropped.
 
 Only what the user enters by ``with`` (a tape) takes the pair :func:`tell`, :func:`tell_no_more`.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ class _Thread(threading.local):
 
 
 thread = _Thread()
-_now = partial(getattr, thread)
 
 
 class Changes(TypedDict, total=False):
@@ -57,12 +55,17 @@ class Changes(TypedDict, total=False):
 
 def during(f: Callable[..., T], *args: Any, **changes: Unpack[Changes]) -> T:
     """What ``f(*args)`` returns; while it runs, :data:`thread` holds the ``changes``."""
-    before = dict(zip(changes, map(_now, changes), strict=True))
+    return holding(thread, f, *args, **changes)
+
+
+def holding(local: threading.local, f: Callable[..., T], *args: Any, **changes: Any) -> T:
+    """What ``f(*args)`` returns; while it runs, ``local`` holds the ``changes`` for this thread."""
+    before = {name: getattr(local, name) for name in changes}
     try:
-        thread.__dict__.update(changes)
+        local.__dict__.update(changes)
         return f(*args)
     finally:
-        thread.__dict__.update(before)
+        local.__dict__.update(before)
 
 
 def unrecorded(f: Callable[..., T], *args: Any) -> T:

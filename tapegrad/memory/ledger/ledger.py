@@ -56,6 +56,7 @@ from tapegrad.variable import everyone
 T = TypeVar("T")
 _BEFORE, _JOURNAL_KNOWS, _SMALL = "(before the measurement)", "(in the journal)", "(small values)"
 _MOST_EVENTS = 4096
+"""So many wait at most, and what one operation adds."""
 _LARGE, _SHARE = 2**20, 256
 """Where only the message of a BudgetError will ask, lines are noted of values of so many bytes, beside which a look at
 the stack costs nothing, or of such a share of the limit."""
@@ -196,7 +197,7 @@ class Ledger:
             self._label_old()
             self._entries.sum_up(True)
             self.detailed = True
-        self._note_at_once()
+        self._update_at_once()
         measure.settle, measure.now = self.settle, self._now
         measure.peak_bytes = live
         if measure.detailed:
@@ -211,7 +212,7 @@ class Ledger:
             measure.live_by_category = self.by("category")
         measure.live_bytes, measure.settle, measure.now = self._entries.live_bytes, None, None
         self._open = [m for m in self._open if m is not measure]
-        self._note_at_once()
+        self._update_at_once()
         if self.detailed and not any(m.detailed for m in self._open):
             self._entries.sum_up(False)
             self.detailed = False
@@ -230,10 +231,10 @@ class Ledger:
         if journal is not None:
             journal.census(self._entries)
         self.journal = journal
-        self._note_at_once()
+        self._update_at_once()
         self._label_variables()
 
-    def _note_at_once(self) -> None:
+    def _update_at_once(self) -> None:
         """Events are added as they happen where a journal is written, or a timeline."""
         self._at_once = self.journal is not None or any(m.timeline for m in self._open)
         if self._at_once:
@@ -307,9 +308,8 @@ class Ledger:
 
     def _count_freely(self, buffer: Buffer) -> None:
         """Count a buffer's bytes where there is no limit."""
-        if self._at_once or len(self._events) >= _MOST_EVENTS:
+        if self._at_once:
             self._count(buffer, True)
-            self._note_changes()
             return
         place = self._places.pop(buffer, None) if self._places else None
         self._enter(buffer, self._category_of(buffer), place or (user_place() if self.detailed else _SMALL))
@@ -350,7 +350,7 @@ class Ledger:
                 else:
                     place = user_place() if nbytes >= self._large else _SMALL
                 self._enter(buffer, self._category_of(buffer), place)
-                if self._at_once or len(self._events) >= _MOST_EVENTS:
+                if self._at_once:
                     self._drain()
                 return True
         except BaseException:
@@ -359,6 +359,8 @@ class Ledger:
 
     def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
         """A node was applied."""
+        if len(self._events) >= _MOST_EVENTS:  # whatever is queued, an operation comes before it
+            self._note_changes()
         if HERE.differentiated and thread.recorders:
             STEPS.mark(GRADIENT)
         journal = self.journal
@@ -453,7 +455,7 @@ class Ledger:
         """Only ``measure``, an open one, is told of what happens in the block."""
         self.settle()
         before, self._open = self._open, [measure]
-        self._note_at_once()
+        self._update_at_once()
         journal, self.journal = self.journal, None
         try:
             yield
@@ -461,7 +463,7 @@ class Ledger:
             with self._lock:
                 self._drain()
                 self._open, self.journal = before, journal
-                self._note_at_once()
+                self._update_at_once()
                 if journal is not None:
                     journal.catch_up(self._entries)
 

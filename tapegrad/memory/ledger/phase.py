@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
-from tapegrad.core.state import thread
+from tapegrad.core.state import holding, thread
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, OTHER = range(5)
 """Phases: a tape records; its walk back; a rerun or restoration; an optimizer changes variables; anything else."""
@@ -33,18 +32,12 @@ class _Here(threading.local):
 
 
 HERE = _Here()
-_now = partial(getattr, HERE)
 T = TypeVar("T")
 
 
 def during(f: Callable[..., T], *args: Any, **changes: Any) -> T:
     """What ``f(*args)`` returns; while it runs, :data:`HERE` holds the ``changes``.  Interrupts: see ``state.py``."""
-    before = dict(zip(changes, map(_now, changes), strict=True))
-    try:
-        HERE.__dict__.update(changes)
-        return f(*args)
-    finally:
-        HERE.__dict__.update(before)
+    return holding(HERE, f, *args, **changes)
 
 
 def phase() -> int:

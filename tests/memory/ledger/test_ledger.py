@@ -547,3 +547,12 @@ def test_figures_are_those_of_now_whenever_they_are_read() -> None:
         del kept
     assert (m.live_bytes, m.peak_bytes - base, m.allocated_bytes) == (base, 5000 * 512, 5001 * 512)
     assert (outer.peak_bytes, outer.cost) == (m.peak_bytes, m.cost)
+
+
+def test_what_waits_to_be_summed_is_bounded_where_nothing_is_allocated() -> None:
+    x = c64(np.ones((4, 4)))
+    with tg.measure() as m:
+        for _ in range(3000):
+            x.T, x[1]
+        assert len(LEDGER._events) < 5000
+    assert m.cost == 6000
