@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tapegrad.core import buffer as _buffer
 from tapegrad.core.aval import Shape, shaped
@@ -20,6 +20,14 @@ from tapegrad.core.state import thread
 from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
 from tapegrad.engine.evaluate import apply_elementwise, array_of, fill
 from tapegrad.errors import DetachedError, DeviceError, DTypeError, ImmutableError, ShapeError, UnsizedError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from tapegrad.variable import Variable
+
+TensorLike: TypeAlias = "Tensor | Variable | ArrayLike"
+"""What an operation takes: a tensor, a variable, an array, a number, or nested sequences of these."""
 
 _LEAST_HELD = 512
 """Bytes; what the ledger counts in."""
