@@ -58,7 +58,16 @@ def _imported_libraries(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for node in ast.walk(function)
     }
+    for_checkers = {  # numpy.typing, say: what only the checker of types imports
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
     for node in ast.walk(tree):
+        if id(node) in for_checkers:
+            continue
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -191,6 +200,7 @@ def test_only_the_device_layer_imports_array_libraries() -> None:
         ("ops/planted.py", "import importlib\nimportlib.import_module('scipy.special')", "ops may not import scipy"),
         ("ops/planted.py", "name = 'numpy'\n__import__(name)", "ops may not import ?"),
         ("tensor.py", "import torch", "tensor may not import torch"),
+        ("nest.py", "if not TYPE_CHECKING:\n    import numpy", "nest may not import numpy"),
         ("profile/planted.py", "import numpy", "profile may not import numpy"),
         ("profile/planted.py", "import matplotlib.pyplot", "import matplotlib inside the function"),
         (
