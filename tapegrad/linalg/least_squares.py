@@ -6,12 +6,13 @@ whose variables separate* (1973), for matrices of constant rank.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes, phantom
+from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import H, column, declare, floating, matrix, one_by_one
 from tapegrad.linalg.hermitian import whole
@@ -24,7 +25,7 @@ from tapegrad.ops.reduce.reductions import any as any_of
 from tapegrad.ops.reduce.reductions import max, sum
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import broadcast_to, reshape, squeeze
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["LstsqResult", "lstsq", "matrix_rank", "pinv"]
 
@@ -62,22 +63,22 @@ pinv_p: Primitive = declare(
 )
 
 
-def _cutoff(op: str, x: Tensor, rtol: Any) -> float:
+def _cutoff(op: str, x: Tensor, rtol: TensorLike | None) -> float:
     """``rtol`` as a number; None: the rounding error of the larger dimension."""
     if rtol is None:
         return max_side(x) * float(dtypes.finfo(_narrow(x.dtype)).eps)
     if isinstance(rtol, (int, float)):
         return float(rtol)
-    given = tensor(op, rtol)
-    if given.size != 1:
-        raise ShapeError(f"{op}: rtol of shape {given.shape}; one number serves all matrices")
-    return float(given.item())
+    share = tensor(op, rtol)
+    if share.size != 1:
+        raise ShapeError(f"{op}: rtol of shape {share.shape}; one number serves all matrices")
+    return float(share.item())
 
 
-def _narrow(dtype: Any) -> Any:
+def _narrow(dtype: DType) -> DType:
     """The real dtype in which singular values are computed."""
-    found = dtypes.real_of(dtype)
-    return dtypes.float32 if found.itemsize < 4 else found
+    real = dtypes.real_of(dtype)
+    return dtypes.float32 if real.itemsize < 4 else real
 
 
 def max_side(x: Tensor) -> int:
@@ -85,7 +86,9 @@ def max_side(x: Tensor) -> int:
     return x.shape[-1] if x.shape[-1] > x.shape[-2] else x.shape[-2]
 
 
-def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
+def pinv(
+    x: TensorLike, /, rcond: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None
+) -> Tensor:
     """The pseudo-inverse of each matrix, ``(..., n, m)`` for ``(..., m, n)`` (NumPy's ``linalg.pinv``).
 
     rtol (NumPy's older name: rcond): singular values up to so much of the largest count as 0, one number, or one for
@@ -95,22 +98,24 @@ def pinv(x: Any, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = N
     x = matrix("pinv", x)
     x = whole(x) if hermitian else x
     rtol = rcond if rtol is None else rtol
-    if getattr(rtol, "size", 1) != 1 and x.ndim > 2:
+    if rtol is not None and getattr(rtol, "size", 1) != 1 and x.ndim > 2:
         return _pinv_of_each(x, rtol)
     return barrier(pinv_p, x, rtol=_cutoff("pinv", x, rtol))
 
 
-def _pinv_of_each(x: Tensor, rtol: Any) -> Tensor:
+def _pinv_of_each(x: Tensor, rtol: TensorLike) -> Tensor:
     """The pseudo-inverses, one by one: each with an ``rtol`` of its own."""
     *batch, m, n = x.shape
     shares = broadcast_to(tensor("pinv", rtol), batch).numpy().ravel()
     if not shares.size:
         return barrier(pinv_p, x, rtol=0.0)
-    found = [barrier(pinv_p, a, rtol=float(share)) for a, share in zip(reshape(x, (-1, m, n)), shares, strict=True)]
-    return reshape(stack(found), (*batch, n, m))
+    each = [barrier(pinv_p, a, rtol=float(share)) for a, share in zip(reshape(x, (-1, m, n)), shares, strict=True)]
+    return reshape(stack(each), (*batch, n, m))
 
 
-def matrix_rank(x: Any, /, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Tensor:
+def matrix_rank(
+    x: TensorLike, /, tol: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None
+) -> Tensor:
     """How many singular values of each matrix exceed ``tol``, or ``rtol`` times the largest (no derivative).
 
     rtol None: the rounding error of the dtype times the larger dimension.  A vector has rank 1 unless it is 0 (NumPy's
@@ -122,7 +127,7 @@ def matrix_rank(x: Any, /, tol: Any = None, hermitian: bool = False, *, rtol: An
     return unrecorded(_matrix_rank, matrix("matrix_rank", x), rtol, tol)
 
 
-def _matrix_rank(x: Tensor, rtol: Any, tol: Any) -> Tensor:
+def _matrix_rank(x: Tensor, rtol: TensorLike | None, tol: TensorLike | None) -> Tensor:
     s = svdvals(x)
     if not s.shape[-1]:
         return zeros(s.shape[:-1], dtype=dtypes.int64, device=x.device)
@@ -147,7 +152,7 @@ def _infer_lstsq(a: ShapedArray, b: ShapedArray, *, rcond: float) -> ShapedArray
     return b.with_shape((*b.shape[:-2], a.shape[-1], b.shape[-1])).with_dtype(floating(b.dtype))
 
 
-def _run_lstsq(xp: Any, a: Any, b: Any, *, rcond: float) -> Any:
+def _run_lstsq(xp: Namespace, a: Array, b: Array, *, rcond: float) -> Array:
     shape = (a.shape[-1], b.shape[-1])
     return one_by_one(xp, lambda a, b: xp.linalg.lstsq(a, b, rcond=rcond)[0], (a, b), shape, b.dtype)
 
@@ -171,7 +176,7 @@ lstsq_p: Primitive = declare(
 )
 
 
-def lstsq(a: Any, b: Any, rcond: Any = None) -> LstsqResult:
+def lstsq(a: TensorLike, b: TensorLike, rcond: TensorLike | None = None) -> LstsqResult:
     """The ``x`` of least norm that minimizes ``|a @ x - b|`` (NumPy's ``linalg.lstsq``).
 
     a: ``(m, n)``; b: ``(m,)`` or ``(m, k)``; rcond: singular values up to so much of the largest count as 0 (None:

@@ -1,7 +1,7 @@
 """Products and solves with sparse matrices of SciPy and cupyx.
 
 ``matmul`` takes their matrices as constants; :func:`csr` and :func:`asarray` make a :class:`SparseTensor`, whose stored
-values are a tensor and get gradients, at their places only.
+values are a tensor and get gradients.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Sparse tensors: a tensor of stored values at fixed places, in compressed rows (CSR)."""
+"""Sparse tensors: a tensor of stored values in a fixed pattern, in compressed rows (CSR)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
+from tapegrad.core.primitive import Primitive
 from tapegrad.core.state import unrecorded
-from tapegrad.device import dtypes, phantom
+from tapegrad.device import Device, dtypes, phantom
+from tapegrad.device.types import DType
 from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import IndexingError, NotATensorError, ShapeError
 from tapegrad.ops.create.creation import arange, ones
@@ -18,15 +20,19 @@ from tapegrad.ops.index.bounds import require
 from tapegrad.ops.index.indexing import scatter_add_p, take
 from tapegrad.ops.index.sort import argsort, searchsorted
 from tapegrad.ops.shape.shape import expand_dims, permute_dims, reshape, squeeze
-from tapegrad.sparse.products import matrix, sparse_matmul_p
-from tapegrad.tensor import Tensor, convert
+from tapegrad.sparse.products import LibraryMatrix, matrix, sparse_matmul_p
+from tapegrad.tensor import Tensor, TensorLike, convert
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+    from typing_extensions import TypeIs
 
 
 class SparseTensor:
-    """A matrix whose stored values, ``data``, are a tensor; where they stand (``indices``, ``indptr``) never changes.
+    """A matrix whose stored values, ``data``, are a tensor; their pattern (``indices``, ``indptr``) never changes.
 
     Made by :func:`csr` and :func:`asarray`.  ``data[indptr[i]:indptr[i + 1]]`` are the values of row ``i``, ``indices``
-    their columns, in any order; values at one place count together.  Gradients are asked of ``data``.
+    their columns, in any order; values stored twice are added.  Gradients are asked of ``data``.
     """
 
     __slots__ = ("_transposed", "data", "indices", "indptr", "shape")
@@ -39,16 +45,16 @@ class SparseTensor:
         self.shape = shape[::-1] if transposed else shape
         self._transposed = transposed
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[type[SparseTensor], tuple[object, ...]]:
         return SparseTensor, (self.data, self.indices, self.indptr, self._stored_shape, self._transposed)
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """The dtype of the stored values."""
         return self.data.dtype
 
     @property
-    def device(self) -> Any:
+    def device(self) -> Device:
         """Where the bytes live."""
         return self.data.device
 
@@ -67,10 +73,7 @@ class SparseTensor:
         """The transposed matrix, on the same values."""
         return SparseTensor(self.data, self.indices, self.indptr, self._stored_shape, not self._transposed)
 
-    @property
-    def mT(self) -> SparseTensor:
-        """The transposed matrix, on the same values."""
-        return self.T
+    mT = T
 
     @property
     def _stored_shape(self) -> tuple[int, int]:
@@ -86,26 +89,25 @@ class SparseTensor:
         """The complex conjugate."""
         return self._with(conj(self.data))
 
-    def astype(self, dtype: Any) -> SparseTensor:
+    def astype(self, dtype: DTypeLike) -> SparseTensor:
         """The values in another dtype."""
         return self._with(cast(self.data, dtypes.asdtype(dtype)))
 
     def todense(self) -> Tensor:
         """The whole matrix as a tensor."""
         rows, columns = self._stored_shape
-        places = unrecorded(lambda: _rows(self) * columns + self.indices)
-        flat = barrier(scatter_add_p, self.data, places, axis=0, n=rows * columns)
-        found = reshape(flat, (rows, columns))
-        return permute_dims(found, (1, 0)) if self._transposed else found
+        at = unrecorded(lambda: _rows(self) * columns + self.indices)
+        stored = reshape(barrier(scatter_add_p, self.data, at, axis=0, n=rows * columns), (rows, columns))
+        return permute_dims(stored, (1, 0)) if self._transposed else stored
 
     toarray = todense
 
-    def to_library(self) -> Any:
+    def to_library(self) -> LibraryMatrix:
         """The value as SciPy's (on CUDA cupyx') CSR matrix, a copy without gradient."""
         data, indices, indptr = (array_of(t._buffer) for t in (self.data, self.indices, self.indptr))
         with self.device.active():
-            found = matrix(self.device.xp, data, indices, indptr, self._stored_shape, self._transposed)
-            return found.tocsr().copy()
+            stored = matrix(self.device.xp, data, indices, indptr, self._stored_shape, self._transposed)
+            return stored.tocsr().copy()
 
     def sum(self, axis: int | None = None) -> Tensor:
         """The sum of all values, or of each column (``axis`` 0) or row (``axis`` 1)."""
@@ -123,23 +125,23 @@ class SparseTensor:
         n = self._stored_shape[0]
         return barrier(scatter_add_p, where(inside, self.data, 0), rows, axis=0, n=n)[: min(self.shape)]
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: TensorLike) -> Tensor:
         if not _is_operand(other):
             raise TypeError(f"sparse @ {type(other).__name__}: there is no product of two sparse matrices; densify one")
         return matmul(self, other)
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: TensorLike) -> Tensor:
         return matmul(other, self) if _is_operand(other) else NotImplemented
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: TensorLike) -> SparseTensor:
         return self._scaled("multiply", multiply, other)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: TensorLike) -> SparseTensor:
         return self._scaled("divide", divide, other)
 
-    def _scaled(self, op: str, f: Any, other: Any) -> Any:
+    def _scaled(self, op: str, f: Callable[[Tensor, TensorLike], Tensor], other: TensorLike) -> SparseTensor:
         if not _is_operand(other):
             return NotImplemented
         factor = other if isinstance(other, SCALARS) else tensor(op, other, self.data)
@@ -150,21 +152,25 @@ class SparseTensor:
     def __neg__(self) -> SparseTensor:
         return self._with(negative(self.data))
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: SparseTensor) -> SparseTensor:
         if not isinstance(other, SparseTensor):
             return NotImplemented
-        if not _same_places(self, other):
+        if not _same_pattern(self, other):
             raise ShapeError(
-                f"add: sparse matrices {self.shape} and {other.shape} store other places; make both from one indices "
-                "and indptr, or add them dense"
+                f"add: sparse matrices {self.shape} and {other.shape} store different elements; make both from one "
+                "indices and indptr, or add them dense"
             )
         return self._with(self.data + other.data)
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: SparseTensor) -> SparseTensor:
         return self + -other if isinstance(other, SparseTensor) else NotImplemented
 
 
-def _is_operand(x: Any) -> bool:
+SparseLike: TypeAlias = "SparseTensor | LibraryMatrix"
+"""What functions take as a sparse matrix."""
+
+
+def _is_operand(x: object) -> bool:
     return not isinstance(x, SparseTensor) and not is_foreign(x)
 
 
@@ -173,26 +179,26 @@ def _rows(a: SparseTensor) -> Tensor:
     return searchsorted(a.indptr, arange(a.nnz, device=a.device), side="right") - 1
 
 
-def _same_places(a: SparseTensor, b: SparseTensor) -> bool:
+def _same_pattern(a: SparseTensor, b: SparseTensor) -> bool:
     if a.shape != b.shape or a._transposed != b._transposed or a.nnz != b.nnz or a.device is not b.device:
         return False
     pairs = ((a.indices, b.indices), (a.indptr, b.indptr))
     return unrecorded(lambda: all(x._buffer is y._buffer or bool((x == y).all()) for x, y in pairs))
 
 
-def is_foreign(x: Any) -> bool:
+def is_foreign(x: object) -> TypeIs[LibraryMatrix]:
     """Whether ``x`` is a sparse matrix of SciPy's or cupyx'."""
     return type(x).__module__.partition(".")[0] in ("scipy", "cupyx") and hasattr(x, "tocsr")
 
 
-def csr(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> SparseTensor:
-    """A sparse tensor from its values and places (``scipy.sparse.csr_matrix((data, indices, indptr), shape)``).
+def csr(data: TensorLike, indices: TensorLike, indptr: TensorLike, shape: tuple[int, int]) -> SparseTensor:
+    """A sparse tensor from its values and pattern (``scipy.sparse.csr_matrix((data, indices, indptr), shape)``).
 
     data: ``(nnz,)``; indices: the columns, ``(nnz,)``; indptr: where each row begins and the last ends,
     ``(rows + 1,)``.  Raises ShapeError, and IndexingError for columns or starts out of range, or that are no integers.
     """
     values = tensor("sparse.csr", data)
-    columns, starts = (_places(name, x, values) for name, x in (("indices", indices), ("indptr", indptr)))
+    columns, starts = _integers("indices", indices, values), _integers("indptr", indptr, values)
     if len(shape) != 2:
         raise ShapeError(f"sparse.csr: shape {tuple(shape)}; a sparse tensor has two dimensions")
     rows, width = int(shape[0]), int(shape[1])
@@ -202,35 +208,35 @@ def csr(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> SparseT
             f"{(rows, width)}; need (nnz,), (nnz,) and ({rows + 1},)"
         )
     if not phantom.mode.dry:
-        unrecorded(_check_places, columns, starts, width)
+        unrecorded(_check_pattern, columns, starts, width)
     return SparseTensor(values, columns, starts, (rows, width), False)
 
 
-def _check_places(columns: Tensor, starts: Tensor, width: int) -> None:
+def _check_pattern(columns: Tensor, starts: Tensor, width: int) -> None:
     count = columns.size
     require(columns, 0, width - 1, *_wrong("column {wrong} for {count} columns"))
-    require(starts[1:] - starts[:-1], 0, count, *_wrong("indptr decreases, or leaps"))
+    require(starts[1:] - starts[:-1], 0, count, *_wrong("indptr decreases, or skips values"))
     require(starts[:1], 0, 0, *_wrong("indptr begins with {wrong}, not 0"))
-    require(starts[-1:], count, count, *_wrong("indptr ends with {wrong}, not {high}, the values"))
+    require(starts[-1:], count, count, *_wrong("indptr ends with {wrong}, not {high}, the number of values"))
 
 
 def _wrong(what: str, op: str = "sparse.csr") -> tuple[str, Callable[[int, int, int], IndexingError]]:
-    """What the check is called, and its error."""
+    """The name of a check, and its error."""
     text = f"{op}: {what}"
     return text, lambda wrong, low, high: IndexingError(text.format(wrong=wrong, high=high, count=high + 1))
 
 
-def _places(name: str, x: Any, beside: Tensor) -> Tensor:
-    found = tensor("sparse.csr", x, beside)
-    if not dtypes.is_integer(found.dtype):
-        raise IndexingError(f"sparse.csr: {name} must be integers, got {found.dtype}")
-    return cast(found, dtypes.int64)
+def _integers(name: str, x: TensorLike, beside: Tensor) -> Tensor:
+    indices = tensor("sparse.csr", x, beside)
+    if not dtypes.is_integer(indices.dtype):
+        raise IndexingError(f"sparse.csr: {name} must be integers, got {indices.dtype}")
+    return cast(indices, dtypes.int64)
 
 
-def coo(data: Any, row: Any, col: Any, shape: tuple[int, int]) -> SparseTensor:
+def coo(data: TensorLike, row: TensorLike, col: TensorLike, shape: tuple[int, int]) -> SparseTensor:
     """A sparse tensor from values and the row and column of each, in any order.  Raises ShapeError, IndexingError."""
     values = tensor("sparse.coo", data)
-    rows, columns = _places("row", row, values), _places("col", col, values)
+    rows, columns = _integers("row", row, values), _integers("col", col, values)
     if rows.shape != values.shape or values.ndim != 1 or len(shape) != 2:
         raise ShapeError(
             f"sparse.coo: data {values.shape}, row {rows.shape}, col {columns.shape}, shape {tuple(shape)}"
@@ -242,7 +248,7 @@ def coo(data: Any, row: Any, col: Any, shape: tuple[int, int]) -> SparseTensor:
     return csr(take(values, order), unrecorded(take, columns, order), starts, shape)
 
 
-def asarray(a: Any, dtype: Any = None) -> SparseTensor:
+def asarray(a: SparseLike, dtype: DTypeLike | None = None) -> SparseTensor:
     """A sparse matrix of SciPy's or cupyx' (any format) as a sparse tensor; the values are copied.
 
     Raises NotATensorError for anything else, ShapeError unless it has two dimensions.
@@ -255,40 +261,46 @@ def asarray(a: Any, dtype: Any = None) -> SparseTensor:
             )
         if len(a.shape) != 2:
             raise ShapeError(f"sparse.asarray: a sparse array of shape {a.shape}; reshape it to two dimensions")
-        a = a.tocsr()
-        values = convert(a.data)
-        a = csr(values, a.indices, a.indptr, a.shape)
+        rows = a.tocsr()
+        a = csr(convert(rows.data), rows.indices, rows.indptr, rows.shape)
     return a if dtype is None else a.astype(dtype)
 
 
-def matmul(a: Any, b: Any, /) -> Tensor:
+def matmul(a: TensorLike | SparseLike, b: TensorLike | SparseLike, /) -> Tensor:
     """The product of a sparse matrix with a dense array, one on either side; the result is dense.
 
     The sparse one is a :class:`SparseTensor`, or a matrix of SciPy's or cupyx' (whose values are constants); the dense
-    one has shape ``(k,)``, ``(k, n)`` or ``(..., k, n)``, and the stored values get the gradient at their places only.
+    one has shape ``(k,)``, ``(k, n)`` or ``(..., k, n)``, and only the stored values get a gradient.
     Raises NotATensorError for none or two sparse operands, ShapeError, and DeviceError on two devices.
     """
-    left, right = (isinstance(x, SparseTensor) or is_foreign(x) for x in (a, b))
-    if left == right:
-        raise NotATensorError(
-            f"sparse.matmul: wanted one sparse operand, got {type(a).__name__} and {type(b).__name__}; "
-            + ("make one dense with todense()" if left else "use tg.matmul for dense ones")
-        )
-    if right:
+    if is_sparse(a) and not is_sparse(b):
+        return _product(asarray(a), b)
+    if is_sparse(b) and not is_sparse(a):
         x = tensor("sparse.matmul", a)
-        back = x if x.ndim < 2 else x.mT
-        found = matmul(asarray(b).T, back)
-        return found if x.ndim < 2 else found.mT
-    return _product(asarray(a), b)
+        return _product(asarray(b).T, x) if x.ndim < 2 else _product(asarray(b).T, x.mT).mT
+    raise NotATensorError(
+        f"sparse.matmul: wanted one sparse operand, got {type(a).__name__} and {type(b).__name__}; "
+        + ("make one dense with todense()" if is_sparse(a) else "use tg.matmul for dense ones")
+    )
 
 
-def _product(a: SparseTensor, b: Any) -> Tensor:
+def is_sparse(x: object) -> TypeIs[SparseLike]:
+    """Whether ``x`` is a sparse tensor, or a sparse matrix of SciPy's or cupyx'."""
+    return isinstance(x, SparseTensor) or is_foreign(x)
+
+
+def _product(a: SparseTensor, b: TensorLike) -> Tensor:
     data, x = promote("sparse.matmul", (a.data, b))
     if not x.ndim:
         raise ShapeError("sparse.matmul: the dense operand is a scalar; multiply with *")
     if x.shape[-2 if x.ndim > 1 else 0] != a.shape[1]:
         raise ShapeError(f"sparse.matmul: inner sizes differ: {a.shape} @ {x.shape}")
+    return apply_to_columns(sparse_matmul_p, a, data, x)
+
+
+def apply_to_columns(prim: Primitive, a: SparseTensor, data: Tensor, x: Tensor) -> Tensor:
+    """A primitive of a matrix with the values ``data`` and the pattern of ``a``, and of a vector or columns ``x``."""
     columns = x if x.ndim > 1 else expand_dims(x, -1)
     params = {"shape": a._stored_shape, "transposed": a._transposed}
-    found = barrier(sparse_matmul_p, data, columns, a.indices, a.indptr, **params)
-    return found if x.ndim > 1 else squeeze(found, -1)
+    result = barrier(prim, data, columns, a.indices, a.indptr, **params)
+    return result if x.ndim > 1 else squeeze(result, -1)

@@ -1,39 +1,46 @@
 """SciPy's own ``@`` with tensors: ``A @ t`` and ``t @ A`` are :func:`matmul`, with gradients.
 
-SciPy asks NumPy to convert what it does not know, which would drop the gradient without a word, unless the answer is an
-object that is no array: then it leaves the operator to the other operand (``_spbase._matmul_dispatch``).  So a tensor
-gives that answer there, and only there.  Anywhere else in scipy.sparse, a tensor that a tape follows is an error.
+SciPy asks NumPy to convert what it does not know, which would drop the gradient silently, unless the result is an array
+of an object: then it leaves the operator to the other operand (``_spbase._matmul_dispatch``).  So a tensor gives that
+result there, and only there.  Anywhere else in scipy.sparse, a tensor that a tape follows is an error.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tapegrad.core.state import thread
 from tapegrad.device import CPU
+from tapegrad.device.types import Array
 from tapegrad.errors import NotATensorError
-from tapegrad.sparse.array import is_foreign, matmul
-from tapegrad.tensor import Tensor, bind_method
+from tapegrad.sparse.array import SparseLike, is_foreign, matmul
+from tapegrad.tensor import Tensor, TensorLike, bind_method
 from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+if TYPE_CHECKING:
+    pass
 
 _plain_matmul = Tensor.__matmul__
 _plain_rmatmul = Tensor.__rmatmul__
 
 
-def _matmul(self: Tensor, other: Any) -> Any:
+def _matmul(self: Tensor, other: TensorLike | SparseLike) -> Tensor:
     return matmul(self, other) if is_foreign(other) else _plain_matmul(self, other)
 
 
-def _rmatmul(self: Tensor, other: Any) -> Any:
+def _rmatmul(self: Tensor, other: TensorLike | SparseLike) -> Tensor:
     return matmul(other, self) if is_foreign(other) else _plain_rmatmul(self, other)
 
 
-def _declining(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """``__array__`` that is no array for SciPy's ``@``, and none of a watched tensor for the rest of scipy.sparse."""
+def _declining(plain: Callable[..., Array]) -> Callable[..., Array]:
+    """``__array__``: for SciPy's ``@`` an object, for a watched tensor elsewhere in scipy.sparse an error."""
 
-    def __array__(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self: Tensor | Variable, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         code = sys._getframe(1).f_code
         if "sparse" in code.co_filename and "scipy" in code.co_filename:
             if code.co_name == "_matmul_dispatch":

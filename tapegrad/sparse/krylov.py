@@ -1,8 +1,8 @@
 """Iterative solves with implicit derivatives: whatever the iteration did, ``A x = b`` holds at its end.
 
 A solve is one call on the tape.  Backward it solves with the adjoint of ``A``, forward with ``A`` itself, by the same
-method; how ``A`` depends on watched values is found by running it once at the solution.  All that happens in tensors,
-so derivatives of any order follow, and nothing of the iteration is kept.
+method; running it once at the solution shows how ``A`` depends on watched values.  All that happens in tensors, so
+derivatives of any order follow, and nothing of the iteration is kept.
 """
 
 from __future__ import annotations
@@ -10,31 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 from tapegrad.autodiff.batching import Batches
 from tapegrad.autodiff.forward import Tangents
 from tapegrad.autodiff.functional import vjp
 from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.zeros import zeros_of
+from tapegrad.core.aval import Shape
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.protocols import Call, Recorder
 from tapegrad.core.state import during, thread, unrecorded
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import scipy
+from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import DTypeError, GradientError, ShapeError
 from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.products.products import matmul as dense_matmul
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import reshape
-from tapegrad.sparse.array import SparseTensor, is_foreign
+from tapegrad.sparse.array import SparseLike, SparseTensor, is_sparse
 from tapegrad.sparse.array import matmul as sparse_matmul
 from tapegrad.sparse.direct import square
-from tapegrad.tensor import Tensor, alias, from_array
+from tapegrad.tensor import Tensor, TensorLike, alias, from_array
 
-Operator = Callable[[Tensor], Tensor]
+Operator: TypeAlias = Callable[[Tensor], Tensor]
+Matrix: TypeAlias = "TensorLike | SparseLike | Operator"
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class _Method:
         x, info = unrecorded(partial(during, self._iterated, a, b, start, m, deferring=None))
         return from_array(x, b.device), int(info)
 
-    def _iterated(self, a: Operator, b: Tensor, start: Any, m: Operator | None) -> tuple[Any, int]:
+    def _iterated(self, a: Operator, b: Tensor, start: Array | None, m: Operator | None) -> tuple[Array, int]:
         device = b.device
         linalg = scipy.sparse(device.xp).linalg
         operators = [None if f is None else self._operator(linalg, f, b) for f in (a, m)]
@@ -61,12 +65,14 @@ class _Method:
             x, info = getattr(linalg, self.name)(operators[0], vector, start, M=operators[1], **self.options)
             return device.xp.asarray(x, dtype=b.dtype).reshape(b.shape), info
 
-    def _operator(self, linalg: Any, f: Operator, b: Tensor) -> Any:
-        def run(vector: Any) -> Any:
+    def _operator(self, linalg: ModuleType, f: Operator, b: Tensor) -> Any:
+        """The library's LinearOperator."""
+
+        def matvec(vector: Array) -> Array:
             x = from_array(b.device.xp.array(vector, dtype=b.dtype).reshape(b.shape), b.device)
             return array_of(self.applied(f, x)._buffer).reshape(-1)
 
-        return linalg.LinearOperator((b.size, b.size), matvec=run, dtype=b.dtype)
+        return linalg.LinearOperator((b.size, b.size), matvec=matvec, dtype=b.dtype)
 
     def applied(self, f: Operator, x: Tensor) -> Tensor:
         """``f(x)``, checked.  Raises ShapeError, DTypeError."""
@@ -79,18 +85,18 @@ class _Method:
 
 
 class _Captures:
-    """A recorder that finds what a function uses of the values that the outer recorders follow."""
+    """A recorder of the values that the outer recorders follow and a function uses."""
 
     def __init__(self, outer: tuple[Recorder, ...]) -> None:
         self._outer = outer
         self._made: set[int] = set()
-        self.found: dict[int, Buffer] = {}
+        self.used: dict[int, Buffer] = {}
 
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-        """Note what was not made here and is followed."""
+        """Note inputs that come from outside and are followed."""
         for b in inputs:
             if b.node.index not in self._made and any(r.follows(b) for r in self._outer):
-                self.found[b.node.index] = b
+                self.used[b.node.index] = b
         self._made.add(node.index)
 
     def read(self, variable: Any, value: Buffer) -> None:
@@ -118,19 +124,19 @@ class _Solve:
         self._method, self._a, self._m = method, a, m
         self._b, self._x = b, x
         self._captured = captured
-        self.again: Callable[[list[Any]], list[Any]] | None = None
+        self.again: Callable[[list[Tensor]], list[Tensor]] | None = None
 
     def _at(self) -> Tensor:
-        """The solution as outer recorders know it: solved again from where it ended, which takes one look."""
+        """The solution as outer recorders know it: solved again from where it ended, which takes no iteration."""
         return _solved(self._method, self._a, self._m, self._b, self._x)[0] if thread.recorders else self._x
 
-    def _again(self, taken: list[Any]) -> list[Any]:
+    def _again(self, inputs: list[Tensor]) -> list[Tensor]:
         """The solution for another ``b``, as vmap asks for it.  Raises GradientError if ``A`` is to differ."""
-        if any(t._buffer is not b for t, b in zip(taken[1:], self._captured, strict=True)):
+        if any(t._buffer is not b for t, b in zip(inputs[1:], self._captured, strict=True)):
             raise GradientError(
                 f"{self.name}: the operator differs from example to example of a vmap; use spsolve, or loop over them"
             )
-        return [_solved(self._method, self._a, self._m, taken[0], None)[0]]
+        return [_solved(self._method, self._a, self._m, inputs[0], None)[0]]
 
     def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
         """``db`` from the adjoint solve; the rest by pulling ``-db`` through ``A`` at the solution."""
@@ -141,22 +147,22 @@ class _Solve:
         columns = zip(*rows, strict=True)
         return [None if all(g is None for g in column) else _stacked(column) for column in columns]
 
-    def _pulled(self, ct: Tensor, needed: frozenset[int]) -> list[Any]:
+    def _pulled(self, ct: Tensor, needed: frozenset[int]) -> list[Tensor | None]:
         adjoint, m = self._a, self._m
         if not self._method.hermitian:
             adjoint, m = _adjoint(self._a, self._b), None if m is None else _adjoint(m, self._b)
-        found: list[Any] = [None] * (1 + len(self._captured))
-        found[0] = _solved(self._method, adjoint, m, ct, None)[0]
-        places = [i for i in range(len(self._captured)) if i + 1 in needed]
-        if places:
+        db = _solved(self._method, adjoint, m, ct, None)[0]
+        cotangents: list[Tensor | None] = [db, *[None] * len(self._captured)]
+        pulled = [i for i in range(len(self._captured)) if i + 1 in needed]
+        if pulled:
             x = self._at()
-            trace = Trace(self._captured[i].node for i in places)
+            trace = Trace(self._captured[i].node for i in pulled)
             y = trace.during(self._method.applied, self._a, x)
-            for i, g in zip(places, trace.pull({y._buffer.node.index: -found[0]}), strict=True):
-                found[i + 1] = g
-        return found
+            for i, g in zip(pulled, trace.pull({y._buffer.node.index: -db}), strict=True):
+                cotangents[i + 1] = g
+        return cotangents
 
-    def pushforward(self, tangents: list[Any]) -> list[Any]:
+    def pushforward(self, tangents: list[Tensor | None]) -> list[Tensor | None]:
         """``A^-1 (db - dA x)``."""
         right = tangents[0]
         moving = [(b, t) for b, t in zip(self._captured, tangents[1:], strict=True) if t is not None]
@@ -175,7 +181,7 @@ class _Solve:
         return [None if right is None else _solved(self._method, self._a, self._m, right, None)[0]]
 
 
-def _stacked(column: tuple[Any, ...]) -> Tensor:
+def _stacked(column: tuple[Tensor | None, ...]) -> Tensor:
     known = next(g for g in column if g is not None)
     return stack([zeros_of(known._buffer.node.aval) if g is None else g for g in column])
 
@@ -193,8 +199,8 @@ def _solved(method: _Method, a: Operator, m: Operator | None, b: Tensor, x0: Ten
     captures = _Captures(outer)
     during(method.applied, a, x, recorders=(captures,))
     out = Tensor(alias(x._buffer))
-    call = _Solve(method, a, m, b, x, list(captures.found.values()))
-    inputs = (b._buffer, *captures.found.values())
+    call = _Solve(method, a, m, b, x, list(captures.used.values()))
+    inputs = (b._buffer, *captures.used.values())
     if isinstance(outer[0], Batches):
         _batched(outer[0], call, inputs, out)
     call.again = call._again
@@ -218,27 +224,32 @@ def _batched(batches: Batches, call: _Solve, inputs: tuple[Buffer, ...], out: Te
         batches.alone(solve)
 
 
-def _operator(op: str, a: Any, b: Tensor) -> Operator:
+def _operator(op: str, a: Matrix, b: Tensor) -> Operator:
     """A matrix or a function as a function of tensors.  Raises ShapeError, DTypeError."""
-    if isinstance(a, SparseTensor) or is_foreign(a):
+    if is_sparse(a):
         matrix = square(op, a)
-        return lambda x: sparse_matmul(matrix, x)
-    if callable(a):
+        shape: Shape = matrix.shape
+        product: Operator = lambda x: sparse_matmul(matrix, x)
+    elif callable(a):
         return a
-    t = tensor(op, a, b)
-    if t.ndim != 2 or t.shape[0] != t.shape[1]:
-        raise ShapeError(f"{op}: a matrix of shape {t.shape}; need a square one, or a function")
-    return lambda x: dense_matmul(t, x)
+    else:
+        t = tensor(op, a, b)
+        shape, product = t.shape, lambda x: dense_matmul(t, x)
+        if t.ndim != 2 or t.shape[0] != t.shape[1]:
+            raise ShapeError(f"{op}: a matrix of shape {t.shape}; need a square one, or a function")
+    if b.ndim == 1 and shape[1] != b.shape[0]:
+        raise ShapeError(f"{op}: a matrix {shape} and a right-hand side {b.shape}")
+    return product
 
 
-def _iterate(method: _Method, a: Any, b: Any, x0: Any, m: Any) -> tuple[Tensor, int]:
+def _iterate(method: _Method, a: Matrix, b: TensorLike, x0: TensorLike | None, m: Matrix | None) -> tuple[Tensor, int]:
     op = method.name
     (right,) = promote(op, (b,), dtypes.in_float)
     if isinstance(a, SparseTensor) and dtypes.is_inexact(a.dtype):
         right = cast(right, dtypes.result_type(right.dtype, a.dtype))
     if not callable(a) and right.ndim == 2 and right.shape[1] == 1:  # SciPy takes a column, too
-        found, info = _iterate(method, a, reshape(right, (-1,)), None if x0 is None else reshape(x0, (-1,)), m)
-        return reshape(found, right.shape), info
+        x, info = _iterate(method, a, reshape(right, (-1,)), None if x0 is None else reshape(x0, (-1,)), m)
+        return reshape(x, right.shape), info
     if not callable(a) and right.ndim != 1:
         raise ShapeError(f"{op}: a right-hand side {right.shape}; need (n,), or spsolve for several columns")
     start = None
@@ -246,15 +257,18 @@ def _iterate(method: _Method, a: Any, b: Any, x0: Any, m: Any) -> tuple[Tensor, 
         start = cast(tensor(op, x0, right), right.dtype)
         if start.shape != right.shape:
             raise ShapeError(f"{op}: x0 has shape {start.shape}, b {right.shape}")
-    operator = _operator(op, a, right)
-    if not callable(a) and a.shape[1] != right.shape[0]:
-        raise ShapeError(f"{op}: a matrix {tuple(a.shape)} and a right-hand side {right.shape}")
-    preconditioner = None if m is None else _operator(op, m, right)
-    return _solved(method, operator, preconditioner, right, start)
+    return _solved(method, _operator(op, a, right), None if m is None else _operator(op, m, right), right, start)
 
 
 def cg(
-    A: Any, b: Any, x0: Any = None, *, rtol: float = 1e-5, atol: float = 0.0, maxiter: int | None = None, M: Any = None
+    A: Matrix,
+    b: TensorLike,
+    x0: TensorLike | None = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Matrix | None = None,
 ) -> tuple[Tensor, int]:
     """Solve ``A x = b`` for a Hermitian positive definite ``A`` by conjugate gradients (scipy.sparse.linalg.cg).
 
@@ -268,15 +282,15 @@ def cg(
 
 
 def gmres(
-    A: Any,
-    b: Any,
-    x0: Any = None,
+    A: Matrix,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     rtol: float = 1e-5,
     atol: float = 0.0,
     restart: int | None = None,
     maxiter: int | None = None,
-    M: Any = None,
+    M: Matrix | None = None,
 ) -> tuple[Tensor, int]:
     """Solve ``A x = b`` for any invertible ``A`` by restarted GMRES (scipy.sparse.linalg.gmres); see :func:`cg`.
 

@@ -1,21 +1,22 @@
 """Products of a matrix in compressed rows (CSR) with dense ones, bilinear in its stored values and the dense operand.
 
-The transposes are each other: a stored value's cotangent is a product *sampled* at its place (never a full matrix), and
-a dense operand's is a product with the transposed matrix.  In the primitives leading axes of either are a batch.
+The transposes are each other: a stored value's cotangent is one element of a product, the only ones that are computed
+(a *sampled* product); a dense operand's is a product with the transposed matrix.  Leading axes of either are a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.primitive import REGISTRY, Bad, Primitive, Sample, bilinear
-from tapegrad.device import cxx, dtypes, phantom
+from tapegrad.device import Device, cxx, dtypes, phantom
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.numerics import scipy
 from tapegrad.device.tally import contiguous
+from tapegrad.device.types import Array, DType, Namespace, Params
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import Companions, widened
 from tapegrad.ops.dispatch import barrier
@@ -29,43 +30,73 @@ _CHUNK = 2**20
 """Elements of gathered rows at a time: the CPU's sampled product needs no more memory than this beside its result."""
 
 
-def rows_of(xp: Any, indptr: Any, count: int) -> Any:
+class LibraryMatrix(Protocol):
+    """A sparse matrix of SciPy's or cupyx', as far as it is used."""
+
+    data: Array
+    indices: Array
+    indptr: Array
+    shape: tuple[int, int]
+    T: LibraryMatrix
+
+    def __matmul__(self, other: Array) -> Array: ...
+    def tocsr(self) -> LibraryMatrix: ...
+    def tocsc(self) -> LibraryMatrix: ...
+    def copy(self) -> LibraryMatrix: ...
+    def sum_duplicates(self) -> None: ...
+
+
+def rows_of(xp: Namespace, indptr: Array, count: int) -> Array:
     """The row of each stored value."""
     return xp.searchsorted(indptr, xp.arange(count), side="right") - 1
 
 
-def matrix(xp: Any, data: Any, indices: Any, indptr: Any, shape: Shape, transposed: bool = False) -> Any:
+def matrix(
+    xp: Namespace, data: Array, indices: Array, indptr: Array, shape: Shape, transposed: bool = False
+) -> LibraryMatrix:
     """The matrix as the library's own object, on the same memory."""
-    found = scipy.sparse(xp).csr_matrix((data, indices, indptr), shape=shape)
-    return found.T if transposed else found
+    stored = scipy.sparse(xp).csr_matrix((data, indices, indptr), shape=shape)
+    return stored.T if transposed else stored
 
 
-def _in_library(x: Any) -> Any:
-    """``x`` in a dtype that SciPy's sparse matrices hold."""
-    return x.astype(dtypes.accumulator(x.dtype), copy=False)
+def by_columns(
+    xp: Namespace, op: str, f: Callable[[Array, Array], Array], data: Array, dense: Array, rows: int
+) -> Array:
+    """``f(values, columns)``, ``(rows, k)``, for each of a batch: at once for all that share the stored values.
 
-
-def _run_matmul(xp: Any, data: Any, dense: Any, indices: Any, indptr: Any, *, shape: Shape, transposed: bool) -> Any:
-    batch = broadcast_shapes("sparse_matmul", data.shape[:-1], dense.shape[:-2])
-    data, dense = _in_library(data), _in_library(dense)
-    n, k = shape[1] if transposed else shape[0], dense.shape[-1]
-    if not prod(batch) * n * k or not data.size:
-        return xp.zeros((*batch, n, k), dtype=data.dtype)
-    if data.ndim == 1:  # one product with all columns of the batch
+    ``f`` gets a dtype that SciPy's sparse matrices hold.
+    """
+    batch, k = broadcast_shapes(op, data.shape[:-1], dense.shape[:-2]), dense.shape[-1]
+    data, dense = (x.astype(dtypes.accumulator(x.dtype), copy=False) for x in (data, dense))
+    if not prod(batch) * rows * k:
+        return xp.zeros((*batch, rows, k), dtype=data.dtype)
+    if data.ndim == 1:
         columns = xp.moveaxis(dense, -2, 0)
-        found = matrix(xp, data, indices, indptr, shape, transposed) @ columns.reshape(columns.shape[0], -1)
-        return xp.ascontiguousarray(xp.moveaxis(found.reshape((n, *batch, k)), 0, -2))
+        results = f(data, columns.reshape(columns.shape[0], -1))
+        return xp.ascontiguousarray(xp.moveaxis(results.reshape((rows, *batch, k)), 0, -2))
     data = xp.broadcast_to(data, (*batch, data.shape[-1])).reshape(-1, data.shape[-1])
     dense = xp.broadcast_to(dense, (*batch, *dense.shape[-2:])).reshape(-1, *dense.shape[-2:])
-    found = [matrix(xp, d, indices, indptr, shape, transposed) @ x for d, x in zip(data, dense, strict=True)]
-    return xp.stack(found).reshape((*batch, n, k))
+    return xp.stack([f(d, x) for d, x in zip(data, dense, strict=True)]).reshape((*batch, rows, k))
+
+
+def _run_matmul(
+    xp: Namespace, data: Array, dense: Array, indices: Array, indptr: Array, *, shape: Shape, transposed: bool
+) -> Array:
+    rows = shape[1] if transposed else shape[0]
+
+    def product(values: Array, columns: Array) -> Array:
+        if not values.size:
+            return xp.zeros((rows, columns.shape[1]), dtype=columns.dtype)
+        return matrix(xp, values, indices, indptr, shape, transposed) @ columns
+
+    return by_columns(xp, "sparse_matmul", product, data, dense, rows)
 
 
 def _long(*values: int) -> tuple[Any, ...]:
     return tuple(cxx.long(v) for v in values)
 
 
-def _batched(xp: Any, x: Any, batch: Shape, ndim: int) -> tuple[Any, int]:
+def _batched(xp: Namespace, x: Array, batch: Shape, ndim: int) -> tuple[Array, int]:
     """``x`` in C order, and how many elements lie between operands (of ``ndim`` axes) that follow in ``batch``."""
     inner = x.shape[x.ndim - ndim :]
     if prod(x.shape) == prod(inner):
@@ -75,25 +106,33 @@ def _batched(xp: Any, x: Any, batch: Shape, ndim: int) -> tuple[Any, int]:
     return contiguous(xp, x), prod(inner)
 
 
-def batching(name: str, *inner: int) -> Callable:
+def batching(name: str, *inner: int) -> Callable[..., Tensor | None]:
     """``batch`` (see ``Primitive``) of an operation whose first operands have a batch before ``inner`` axes each."""
 
-    def batch(operands: list[Tensor], companions: Companions, n: int, params: dict[str, Any]) -> Tensor | None:
+    def batch(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor | None:
         if any(c is not None for c in companions[2:]):
             return None
         lead = max(x.ndim - k for x, k in zip(operands, inner))
-        found = (x if c is None else widened(x, c, lead + k) for x, c, k in zip(operands, companions, inner))
-        return barrier(REGISTRY[name], *found, *operands[2:], **params)
+        batched = (x if c is None else widened(x, c, lead + k) for x, c, k in zip(operands, companions, inner))
+        return barrier(REGISTRY[name], *batched, *operands[2:], **params)
 
     return batch
 
 
-def _launch(device: Any, kernel: Kernel, count: int, dtype: Any, args: tuple[Any, ...]) -> None:
+def _launch(device: Device, kernel: Kernel, count: int, dtype: DType, args: tuple[Any, ...]) -> None:
     kernel(device, min(_MOST_BLOCKS, -(-count // _THREADS)), _THREADS, args, T=dtype)
 
 
 def _matmul_on_cuda(
-    device: Any, data: Any, dense: Any, indices: Any, indptr: Any, *, shape: Shape, transposed: bool, out: Any
+    device: Device,
+    data: Array,
+    dense: Array,
+    indices: Array,
+    indptr: Array,
+    *,
+    shape: Shape,
+    transposed: bool,
+    out: Array,
 ) -> None:
     if not out.size or not data.size:
         out.fill(0)
@@ -128,7 +167,7 @@ def _matmul_flops(data: ShapedArray, dense: ShapedArray, *others: ShapedArray, s
     return 2 * prod(batch) * data.shape[-1] * dense.shape[-1]
 
 
-_PLACES = [1, 0, 2, 2], [0, 1, 1, 4]
+_PATTERN = [1, 0, 2, 2], [0, 1, 1, 4]
 """Indices and starts of a (3, 3) matrix of four stored values: an empty row, columns out of order, one stored twice."""
 
 sparse_matmul_p: Primitive = bilinear(
@@ -150,32 +189,32 @@ sparse_matmul_p: Primitive = bilinear(
     lift=lambda params, n: params,
     batch=batching("sparse_matmul", 1, 2),
     samples=[
-        Sample((4,), (3, 2), *_PLACES, shape=(3, 3), transposed=False),
-        Sample((4,), (3, 1), *_PLACES, shape=(3, 3), transposed=True),
-        Sample((4,), (5, 3, 2), *_PLACES, shape=(3, 3), transposed=False),
-        Sample((5, 4), (2, 1, 3, 2), *_PLACES, shape=(3, 3), transposed=True),
+        Sample((4,), (3, 2), *_PATTERN, shape=(3, 3), transposed=False),
+        Sample((4,), (3, 1), *_PATTERN, shape=(3, 3), transposed=True),
+        Sample((4,), (5, 3, 2), *_PATTERN, shape=(3, 3), transposed=False),
+        Sample((5, 4), (2, 1, 3, 2), *_PATTERN, shape=(3, 3), transposed=True),
         Sample((2,), (3, 2), [0, 2], [0, 2], shape=(1, 3), transposed=False),
         Sample((2,), (1, 2), [0, 2], [0, 2], shape=(1, 3), transposed=True),
-        Sample((4,), (3, 0), *_PLACES, shape=(3, 3), transposed=False),
-        Bad((4,), (2, 2), *_PLACES, shape=(3, 3), transposed=False, error=ShapeError),
-        Bad((4,), (3,), *_PLACES, shape=(3, 3), transposed=False, error=ShapeError),
+        Sample((4,), (3, 0), *_PATTERN, shape=(3, 3), transposed=False),
+        Bad((4,), (2, 2), *_PATTERN, shape=(3, 3), transposed=False, error=ShapeError),
+        Bad((4,), (3,), *_PATTERN, shape=(3, 3), transposed=False, error=ShapeError),
     ],
 )  # fmt: skip
 
 
-def _run_sampled(xp: Any, x: Any, y: Any, indices: Any, indptr: Any) -> Any:
+def _run_sampled(xp: Namespace, x: Array, y: Array, indices: Array, indptr: Array) -> Array:
     batch = broadcast_shapes("sampled_product", x.shape[:-2], y.shape[:-2])
     count, k, wide = indices.size, x.shape[-1], dtypes.accumulator(x.dtype)
-    rows, found = rows_of(xp, indptr, count), xp.empty((*batch, count), dtype=wide)
+    rows, out = rows_of(xp, indptr, count), xp.empty((*batch, count), dtype=wide)
     step = max(1, _CHUNK // max(1, k * prod(batch)))
     for first in range(0, count, step):
         part = slice(first, first + step)
-        left, right = (t[..., places[part], :] for t, places in ((x, rows), (y, indices)))
-        found[..., part] = xp.sum(left.astype(wide, copy=False) * right, axis=-1, dtype=wide)
-    return found
+        left, right = (t[..., at[part], :] for t, at in ((x, rows), (y, indices)))
+        out[..., part] = xp.sum(left.astype(wide, copy=False) * right, axis=-1, dtype=wide)
+    return out
 
 
-def _sampled_on_cuda(device: Any, x: Any, y: Any, indices: Any, indptr: Any, *, out: Any) -> None:
+def _sampled_on_cuda(device: Device, x: Array, y: Array, indices: Array, indptr: Array, *, out: Array) -> None:
     if not out.size:
         return
     xp, batch = device.xp, out.shape[:-1]
@@ -196,21 +235,17 @@ def _infer_sampled(x: ShapedArray, y: ShapedArray, indices: ShapedArray, indptr:
     return shaped((*batch, indices.size), x.dtype, x.device)
 
 
-def _pull_sampled(ct: Any, other: Any, indices: Any, indptr: Any, shape: Shape, transposed: bool) -> Any:
-    return barrier(sparse_matmul_p, ct, other, indices, indptr, shape=shape, transposed=transposed)
-
-
 sampled_product_p: Primitive = bilinear(
     "sampled_product",
     impl=_run_sampled,
     cuda=_sampled_on_cuda,
     infer=_infer_sampled,
     transposes=[
-        lambda ct, y, x_aval, indices, indptr: _pull_sampled(
-            ct, y, indices, indptr, (x_aval.shape[-2], y.shape[-2]), False
+        lambda ct, y, x_aval, indices, indptr: barrier(
+            sparse_matmul_p, ct, y, indices, indptr, shape=(x_aval.shape[-2], y.shape[-2]), transposed=False
         ),
-        lambda ct, x, y_aval, indices, indptr: _pull_sampled(
-            ct, x, indices, indptr, (x.shape[-2], y_aval.shape[-2]), True
+        lambda ct, x, y_aval, indices, indptr: barrier(
+            sparse_matmul_p, ct, x, indices, indptr, shape=(x.shape[-2], y_aval.shape[-2]), transposed=True
         ),
     ],
     flops=lambda x, y, indices, indptr: (
@@ -219,9 +254,9 @@ sampled_product_p: Primitive = bilinear(
     lift=lambda params, n: params,
     batch=batching("sampled_product", 2, 2),
     samples=[
-        Sample((3, 2), (3, 2), *_PLACES), Sample((5, 3, 2), (3, 2), *_PLACES), Sample((3, 0), (3, 0), *_PLACES),
-        Sample((1, 2), (4, 2), [3, 0], [0, 2]), Bad((3, 2), (3, 3), *_PLACES, error=ShapeError),
-        Bad((2, 2), (3, 2), *_PLACES, error=ShapeError),
+        Sample((3, 2), (3, 2), *_PATTERN), Sample((5, 3, 2), (3, 2), *_PATTERN), Sample((3, 0), (3, 0), *_PATTERN),
+        Sample((1, 2), (4, 2), [3, 0], [0, 2]), Bad((3, 2), (3, 3), *_PATTERN, error=ShapeError),
+        Bad((2, 2), (3, 2), *_PATTERN, error=ShapeError),
     ],
-    doc="The elements of ``x @ y.mT`` at the places of a sparse matrix.",
+    doc="The elements of ``x @ y.mT`` where a sparse matrix stores values.",
 )  # fmt: skip
