@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
+from rich.console import Console
 
+from tapegrad.profile.report.table import Column, Output
 from tapegrad.profile.report.units import iec, ms
 
 if TYPE_CHECKING:
@@ -40,31 +41,43 @@ def bench(quick: bool, device: str | None, as_json: bool, as_markdown: bool) -> 
     """
     if as_json and as_markdown:
         raise click.UsageError("--json and --md exclude each other")
-    found = run(quick, device)
+    results = _measure(quick, device)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(_to_json(results), indent=2))
+    elif as_markdown:
+        click.echo(_markdown(results))
     else:
-        click.echo(_markdown(found) if as_markdown else _text(found))
-    if not found["identical"]:
+        _print(results)
+    if not results.identical:
         click.echo("gradients differ", err=True)
         raise click.exceptions.Exit(1)
 
 
-def run(quick: bool, device: str | None) -> dict[str, Any]:
-    """All figures, as ``--json`` prints them."""
+class Results(NamedTuple):
+    """The ways of each workload, the plain one first."""
+
+    device: str
+    quick: bool
+    measured: list[tuple[Workload, list[Way]]]
+
+    @property
+    def identical(self) -> bool:
+        """Whether all ways gave the gradients of the plain one."""
+        return all(way.identical for _, ways in self.measured for way in ways)
+
+
+def _measure(quick: bool, device: str | None) -> Results:
     import tapegrad as tg
     from tapegrad.profile import bench_run, bench_workloads
 
-    done = []
     with nullcontext() if device is None else tg.device(device):
-        name = str(tg.zeros(1).device)
+        results = Results(str(tg.zeros(1).device), quick, [])
         for make in bench_workloads.ALL:
             tg.random.seed(0)
             work = make(quick)
             with _Progress(work.name, 5 if quick else 7) as progress:
-                done.append(_figures(work, bench_run.measure(work, progress.rounds, progress)))
-    same = all(way["identical"] for work in done for way in work["ways"])
-    return {"tapegrad": tg.__version__, "device": name, "quick": quick, "identical": same, "workloads": done}
+                results.measured.append((work, bench_run.measure(work, progress.rounds, progress)))
+    return results
 
 
 class _Progress:
@@ -87,58 +100,54 @@ class _Progress:
             click.echo(f"\r{' ' * 40}\r", err=True, nl=False)
 
 
-def _figures(work: Workload, ways: list[Way]) -> dict[str, Any]:
-    plain = ways[0]
+def _to_json(results: Results) -> dict[str, object]:
+    import tapegrad as tg
+
     return {
-        "name": work.name,
-        "size": work.size,
-        "ways": [
-            {
-                "way": way.way,
-                "peak_bytes": way.peak_bytes,
-                "base_bytes": way.base_bytes,
-                "budget_bytes": way.budget_bytes,
-                "step_ns": round(statistics.median(way.step_ns)) if way.step_ns else None,
-                "times_plain": round(way.times(plain), 3) if way.step_ns else None,
-                "reruns": way.reruns,
-                "evictions": way.evictions,
-                "identical": way.identical,
-                "error": way.error,
-            }
-            for way in ways
+        "tapegrad": tg.__version__, "device": results.device, "quick": results.quick, "identical": results.identical,
+        "workloads": [
+            {"name": work.name, "size": work.size, "ways": [_way_to_json(way, ways[0]) for way in ways]}
+            for work, ways in results.measured
         ],
-    }
+    }  # fmt: skip
 
 
-def _rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+def _way_to_json(way: Way, plain: Way) -> dict[str, object]:
+    timed = bool(way.step_ns)
+    return {
+        "way": way.way, "peak_bytes": way.peak_bytes, "base_bytes": way.base_bytes, "budget_bytes": way.budget_bytes,
+        "step_ns": way.median_ns if timed else None, "times_plain": round(way.times(plain), 3) if timed else None,
+        "reruns": way.reruns, "evictions": way.evictions, "identical": way.identical, "error": way.error,
+    }  # fmt: skip
+
+
+def _rows(results: Results) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for work in found["workloads"]:
-        for way in work["ways"]:
-            name = work["name"] if way is work["ways"][0] else ""
-            if way["error"] is not None:
-                rows.append((name, way["way"], "does not fit", "", "", "", ""))
+    for work, ways in results.measured:
+        for way in ways:
+            name = work.name if way is ways[0] else ""
+            if way.error is not None:
+                rows.append((name, way.way, "does not fit", "", "", "", ""))
                 continue
-            share = f"{100 * way['peak_bytes'] / work['ways'][0]['peak_bytes']:.0f} %"
-            same = "identical" if way["identical"] else "DIFFER"
-            times = f"{way['times_plain']:.2f}"
-            rows.append((name, way["way"], iec(way["peak_bytes"]), share, ms(way["step_ns"]), times, same))
+            share = f"{100 * way.peak_bytes / ways[0].peak_bytes:.0f} %"
+            same = "identical" if way.identical else "DIFFER"
+            rows.append(
+                (name, way.way, iec(way.peak_bytes), share, ms(way.median_ns), f"{way.times(ways[0]):.2f}", same)
+            )
     return rows
 
 
-def _text(found: dict[str, Any]) -> str:
-    rows = [HEADINGS, *_rows(found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
-    lines = [f"tapegrad {found['tapegrad']} on {found['device']}"]
-    for number, row in enumerate(rows):
-        cells = [c.rjust(w) if 2 <= i <= 5 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append("  ".join(cells).rstrip())
-        if number == 0:
-            lines[-1] = click.style(lines[-1], bold=True)
-    lines += [f"{work['name']}: {work['size']}" for work in found["workloads"]]
-    return "\n".join(lines)
+def _print(results: Results) -> None:
+    import tapegrad as tg
+
+    out = Output(Console(highlight=False))
+    out.line(f"tapegrad {tg.__version__} on {results.device}")
+    out.table([Column(title, right=2 <= i <= 5) for i, title in enumerate(HEADINGS)], _rows(results))
+    for work, _ in results.measured:
+        out.line(f"{work.name}: {work.size}")
 
 
-def _markdown(found: dict[str, Any]) -> str:
-    rows = [HEADINGS, ("---", "---", "---:", "---:", "---:", "---:", "---"), *_rows(found)]
-    sizes = "; ".join(f"{work['name']}: {work['size']}" for work in found["workloads"])
-    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", f"On {found['device']}. {sizes}."])
+def _markdown(results: Results) -> str:
+    rows = [HEADINGS, ("---", "---", "---:", "---:", "---:", "---:", "---"), *_rows(results)]
+    sizes = "; ".join(f"{work.name}: {work.size}" for work, _ in results.measured)
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", f"On {results.device}. {sizes}."])

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import tapegrad as tg
 from tapegrad.errors import BudgetError
@@ -18,7 +17,7 @@ WAYS = ("plain", "checkpoint", "budget 50%")
 
 @dataclass
 class Way:
-    """What was seen of one way to compute the same gradients; times in ns.
+    """One way to compute the same gradients, measured; times in ns.
 
     ``base_bytes`` were there before the step; half of what a plain step needs beyond them is the budget.
     """
@@ -32,6 +31,11 @@ class Way:
     identical: bool = True
     error: str | None = None
     step_ns: list[int] = field(default_factory=list)
+
+    @property
+    def median_ns(self) -> int:
+        """The time of a step."""
+        return round(statistics.median(self.step_ns))
 
     def times(self, plain: Way) -> float:
         """How many times as long as a plain step: the median over the rounds."""
@@ -70,9 +74,9 @@ def _counted(work: Workload, way: Way) -> list[bytes]:
     return [g.numpy().tobytes() for g in gradients]
 
 
-def _step(work: Workload, way: Way) -> list[Any]:
+def _step(work: Workload, way: Way) -> list[tg.Tensor]:
     """The gradients, computed (not only asked for)."""
-    limit: AbstractContextManager[Any] = nullcontext()
+    limit: AbstractContextManager[object] = nullcontext()
     if way.budget_bytes is not None:
         limit = tg.memory_budget(way.budget_bytes)
     wrap: Wrap = tg.recompute_grad if way.way == "checkpoint" else lambda f: f

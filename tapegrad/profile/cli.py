@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
@@ -14,80 +15,31 @@ from click.shell_completion import CompletionItem
 import tapegrad
 from tapegrad.errors import TapegradError
 
-
-def _profile() -> click.Command:
-    from tapegrad.profile.profile_command import profile
-
-    return profile
-
-
-def _report() -> click.Command:
-    from tapegrad.profile.report.command import report
-
-    return report
-
-
-def _plan() -> click.Command:
-    from tapegrad.profile.plan.command import plan
-
-    return plan
-
-
-def _compare() -> click.Command:
-    from tapegrad.profile.compare_command import compare
-
-    return compare
-
-
-def _top() -> click.Command:
-    from tapegrad.profile.top.command import top
-
-    return top
-
-
-def _bench() -> click.Command:
-    from tapegrad.profile.bench_command import bench
-
-    return bench
-
-
-def _demo() -> click.Command:
-    from tapegrad.profile.demo import demo
-
-    return demo
-
-
-def _doctor() -> click.Command:
-    from tapegrad.profile.doctor import doctor
-
-    return doctor
-
-
-def _completion() -> click.Command:
-    from tapegrad.profile.completion import completion
-
-    return completion
-
-
-# What --help says of each command and how to get it, so that asking for help imports none of them.
-SECTIONS: dict[str, dict[str, tuple[str, Callable[[], click.Command]]]] = {
+# What --help says of each command, and the module that defines it: asking for help imports none of them.
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Measure": {
-        "profile": ("Run a program and record where the bytes of its tensors go.", _profile),
-        "top": ("Show devices, their processes, and what tapegrad's hold.", _top),
+        "profile": ("Run a program and record where the bytes of its tensors go.", "profile_command"),
+        "top": ("Show devices, their processes, and what tapegrad's hold.", "top.command"),
     },
     "Understand and change": {
-        "report": ("Show a recorded run as text, or write it as files.", _report),
-        "plan": ("Choose what to recompute for a budget of memory or time.", _plan),
-        "compare": ("Compare two recorded runs, with an exit code for CI.", _compare),
+        "report": ("Show a recorded run as text, or write it as files.", "report.command"),
+        "plan": ("Choose what to recompute for a budget of memory or time.", "plan.command"),
+        "compare": ("Compare two recorded runs, with an exit code for CI.", "compare_command"),
     },
     "This installation": {
-        "doctor": ("Say what is installed, which devices work, and how to mend what does not.", _doctor),
-        "bench": ("Measure what saving memory costs here, on canned workloads.", _bench),
-        "demo": ("Train a small transformer on Python's own source, with and without recompute_grad.", _demo),
-        "completion": ("Print the script that completes tapegrad's commands in a shell.", _completion),
+        "doctor": ("Say what is installed, which devices work, and how to mend what does not.", "doctor"),
+        "bench": ("Measure what saving memory costs here, on canned workloads.", "bench_command"),
+        "demo": ("Train a small transformer on Python's own source, with and without recompute_grad.", "demo"),
+        "completion": ("Print the script that completes tapegrad's commands in a shell.", "completion"),
     },
 }
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+
+
+def command_of(name: str) -> click.Command:
+    """A command, imported."""
+    command: click.Command = getattr(import_module(f"tapegrad.profile.{COMMANDS[name][1]}"), name)
+    return command
 
 
 class LazyGroup(click.Group):
@@ -97,16 +49,18 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return COMMANDS[cmd_name][1]() if cmd_name in COMMANDS else None
+        return command_of(cmd_name) if cmd_name in COMMANDS else None
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             _refuse(args[0], ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        found = [CompletionItem(name, help=COMMANDS[name][0]) for name in COMMANDS if name.startswith(incomplete)]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
+        commands = [CompletionItem(name, help=COMMANDS[name][0]) for name in COMMANDS if name.startswith(incomplete)]
+        return commands + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, COMMANDS))
@@ -139,7 +93,7 @@ class LazyGroup(click.Group):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Whoever reads what is printed may have had enough; that is no failure, though click and rich exit with 1."""
+    """A reader that closes the pipe early is no failure, though click and rich exit with 1 then."""
     try:
         yield
     except BrokenPipeError:
@@ -151,7 +105,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write what is still to be written; Python would complain of a closed pipe when it ends."""
+    """Write the rest of the output now: Python would print an error about a closed pipe when it ends."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -175,16 +129,17 @@ def _refuse(name: str, ctx: click.Context) -> NoReturn:
 
 
 def _one_line(error: TapegradError | OSError) -> click.ClickException:
-    """An error as its first line, of which a terminal obeys nothing."""
+    """An error as its first line, without characters that control a terminal."""
     from tapegrad.memory.plan import PlanError
     from tapegrad.profile.report.escape import shown
+    from tapegrad.profile.report.units import first_line
     from tapegrad.profile.runs.file import RunFileError
 
-    text = str(error) or type(error).__name__
+    text = first_line(error)
     if isinstance(error, OSError) and not isinstance(error, TapegradError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
     kind = _Unreadable if isinstance(error, RunFileError | PlanError) else click.ClickException
-    return kind(shown(text.strip().splitlines()[0]))
+    return kind(shown(text))
 
 
 EXIT_CODES = """\b

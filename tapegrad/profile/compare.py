@@ -81,22 +81,22 @@ class Threshold:
 
 def parse_threshold(text: str, unit: str) -> Threshold:
     """``"5%"``, for bytes ``"100MiB"``, for ns ``"20ms"``; ``"0"`` is none at all.  Raises ValueError."""
-    if found := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text):
-        return Threshold(fraction=float(found[1]) / 100)
+    if match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text):
+        return Threshold(fraction=float(match[1]) / 100)
     if text.strip() == "0":
         return Threshold()
     other = "a size such as 100MiB" if unit == "bytes" else "a time such as 20ms"
-    if found := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*", text):
-        hint = f"write {found[1]}% or {found[1]}{'MiB' if unit == 'bytes' else 'ms'}"
+    if match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*", text):
+        hint = f"write {match[1]}% or {match[1]}{'MiB' if unit == 'bytes' else 'ms'}"
         raise ValueError(f"{text!r} is neither a share such as 5% nor {other}: {hint}")
     if unit == "bytes":
         try:
             return Threshold(amount=parse_bytes(text))
         except SizeError:
             raise ValueError(f"{text!r} is neither a share such as 5% nor {other}") from None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|ms|s)\s*", text)
-    if found:
-        return Threshold(amount=int(float(found[1]) * _NS[found[2]]))
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|ms|s)\s*", text)
+    if match:
+        return Threshold(amount=int(float(match[1]) * _NS[match[2]]))
     raise ValueError(f"{text!r} is neither a share such as 5% nor {other}")
 
 
@@ -124,8 +124,8 @@ def outcome(run: Run) -> str:
 def steady_steps(run: Run) -> list[int]:
     """Steps that came to their end, without the first, in which things are set up (unless it is the only one)."""
     ends = {seq for seq, kind in zip(run.marks["seq"], run.marks["kind"]) if kind == MARKS.index("step")}
-    found = [i for i, end in enumerate(run.steps["end_seq"]) if end in ends]
-    return found[1:] or found
+    ended = [i for i, end in enumerate(run.steps["end_seq"]) if end in ends]
+    return ended[1:] or ended
 
 
 def _figures(run: Run) -> Iterator[tuple[str, str, int]]:
@@ -167,10 +167,10 @@ def _parts(before: Run, after: Run, by: str) -> list[Change]:
 
 def _sizes(run: Run, by: str, files: dict[str, str]) -> Counter[str]:
     """Bytes of the groups at the peak."""
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for row in ordered(rows(run, run.peak["seq"], by), "name"):
-        found[short_place(row.key, files) if by == "line" else row.key] += row.bytes
-    return found
+        sizes[short_place(row.key, files) if by == "line" else row.key] += row.bytes
+    return sizes
 
 
 def _gradients(before: Run, after: Run) -> Gradients:
@@ -190,9 +190,9 @@ def _gradients(before: Run, after: Run) -> Gradients:
 def _digests(run: Run) -> dict[tuple[int, str, int], str]:
     """Digests by step, name, and how-many-th of that name it is in the step."""
     seen: dict[tuple[int, str], int] = defaultdict(int)
-    found = {}
+    digests = {}
     for step, name, digest in zip(*(run.gradients[column] for column in ("step", "name", "digest"))):
         key = step, run.text(name)
-        found[(*key, seen[key])] = run.text(digest)
+        digests[(*key, seen[key])] = run.text(digest)
         seen[key] += 1
-    return found
+    return digests

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import click
+from rich.console import Console
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from tapegrad.profile.compare import Change, Comparison, Threshold
-
-CHOICES = ("category", "line", "op")
+from tapegrad.profile import compare as c
+from tapegrad.profile.compare import BY, Change, Comparison, Threshold
+from tapegrad.profile.report.rows import op_name
+from tapegrad.profile.report.table import Column, Output
+from tapegrad.profile.report.units import iec, ms, percent
+from tapegrad.profile.runs import load
 
 
 class Side(NamedTuple):
@@ -29,7 +30,7 @@ class Side(NamedTuple):
 @click.argument("after", metavar="B", type=click.Path())
 @click.option("--fail-above", metavar="5%|100MiB", help="Exit with 3 if the peak of B is higher by more than this.")
 @click.option("--time-above", metavar="10%|20ms", help="Exit with 3 if a step of B takes longer by more than this.")
-@click.option("--by", type=click.Choice(CHOICES), default="category", show_default=True, help="Groups at the peaks.")
+@click.option("--by", type=click.Choice(BY), default="category", show_default=True, help="Groups at the peaks.")
 @click.option("-n", "--rows", type=click.IntRange(min=0), default=10, show_default=True, help="Groups; 0 is all.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; bytes and ns are integers.")
 def compare(
@@ -55,9 +56,6 @@ def compare(
 def _compare(
     before: str, after: str, fail_above: str | None, time_above: str | None, by: str, rows: int, as_json: bool
 ) -> bool:
-    from tapegrad.profile import compare as c
-    from tapegrad.profile.runs import load
-
     bounds: dict[str, Threshold] = {}
     try:
         if fail_above is not None:
@@ -67,69 +65,62 @@ def _compare(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     runs = load(before), load(after)
-    found = c.compare(*runs, by)
+    comparison = c.compare(*runs, by)
     outcomes = c.outcome(runs[0]), c.outcome(runs[1])
     failed = bool(bounds) and bool(outcomes[1])
-    if time_above is not None and not failed and not found.figure("step time").known:
+    if time_above is not None and not failed and not comparison.figure("step time").known:
         raise click.ClickException("--time-above needs a step that came to its end in both runs; see tg.memory.step()")
-    figures = ((name, bound, found.figure(name)) for name, bound in bounds.items())
+    figures = ((name, bound, comparison.figure(name)) for name, bound in bounds.items())
     exceeded = [name for name, bound, figure in figures if figure.known and bound.exceeded(figure)]
-    if found.gradients.state in ("different", "none in common"):
+    if comparison.gradients.state in ("different", "none in common"):
         exceeded.append("gradients")
     if failed:
         exceeded.append("B did not finish")
     shown = [Side(before, outcomes[0]), Side(after, outcomes[1])]
     if as_json:
-        click.echo(json.dumps(_as_json(found, shown, by, rows, exceeded), indent=2))
+        click.echo(json.dumps(_as_json(comparison, shown, by, rows, exceeded), indent=2))
     else:
-        _print(found, shown, by, rows, exceeded)
+        _print(comparison, shown, by, rows, exceeded)
     return bool(exceeded)
 
 
-def _as_json(found: Comparison, sides: list[Side], by: str, rows: int, exceeded: list[str]) -> dict[str, Any]:
-    parts = found.parts[:rows] if rows and by != "category" else found.parts
+def _as_json(comparison: Comparison, sides: list[Side], by: str, rows: int, exceeded: list[str]) -> dict[str, object]:
+    parts = comparison.parts[:rows] if rows and by != "category" else comparison.parts
     return {
         "before": sides[0].path,
         "after": sides[1].path,
         "outcomes": [side.outcome or "finished" for side in sides],
-        "figures": [asdict(change) for change in found.figures],
+        "figures": [asdict(change) for change in comparison.figures],
         "by": by,
         "at_peak": [asdict(change) for change in parts],
-        "gradients": asdict(found.gradients),
+        "gradients": asdict(comparison.gradients),
         "exceeded": exceeded,
     }
 
 
-def _print(found: Comparison, sides: list[Side], by: str, rows: int, exceeded: list[str]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    from tapegrad.profile.report.escape import shown
-    from tapegrad.profile.report.rows import op_name
-
-    console = Console(highlight=False)
-    say = lambda text, style="": console.print(Text(shown(text, console.encoding), style), soft_wrap=True)
+def _print(comparison: Comparison, sides: list[Side], by: str, rows: int, exceeded: list[str]) -> None:
+    out = Output(Console(highlight=False))
     for name, side in zip("AB", sides):
-        say(f"{name}: {side.path}")
+        out.line(f"{name}: {side.path}")
         if side.outcome:
-            say(f"   did not finish: {side.outcome}", "bold red")
-    say("")
-    _table(console, "", [change for change in found.figures if change.before >= 0 or change.after >= 0])
-    say("")
-    parts = found.parts[:rows] if rows and by != "category" else found.parts
+            out.line(f"   did not finish: {side.outcome}", "bold red")
+    out.line()
+    _table(out, "", [change for change in comparison.figures if change.before >= 0 or change.after >= 0])
+    out.line()
+    parts = comparison.parts[:rows] if rows and by != "category" else comparison.parts
     if by == "op":
         parts = tuple(replace(part, name=op_name(part.name)) for part in parts)
-    _table(console, f"At the peaks, by {by}", parts)
-    if len(found.parts) > len(parts):
-        say(f"{len(found.parts) - len(parts):,} more (--rows 0 shows all)")
-    say("")
-    say(f"gradients: {_gradients(found)}")
+    _table(out, f"At the peaks, by {by}", parts)
+    if len(comparison.parts) > len(parts):
+        out.line(f"{len(comparison.parts) - len(parts):,} more (--rows 0 shows all)")
+    out.line()
+    out.line(f"gradients: {_gradients(comparison)}")
     if exceeded:
-        say(f"worse than allowed: {', '.join(exceeded)}", "bold red")
+        out.line(f"worse than allowed: {', '.join(exceeded)}", "bold red")
 
 
-def _gradients(found: Comparison) -> str:
-    g = found.gradients
+def _gradients(comparison: Comparison) -> str:
+    g = comparison.gradients
     if g.state == "not recorded":
         return "not recorded (tapegrad profile --gradients)"
     alone = f", {g.alone:,} in one run only" if g.alone else ""
@@ -137,30 +128,20 @@ def _gradients(found: Comparison) -> str:
     return f"{g.state}, {g.compared:,} compared{alone}{first}"
 
 
-def _table(console: Console, title: str, changes: Sequence[Change]) -> None:
-    from tapegrad.profile.report.escape import plain
-    from tapegrad.profile.report.table import Column, table
-
-    ascii_only = plain(console.encoding)
+def _table(out: Output, title: str, changes: Sequence[Change]) -> None:
     columns = [
         Column(title, flexible=True, place=True), Column("A", right=True), Column("B", right=True),
         Column("change", right=True), Column("", right=True),
     ]  # fmt: skip
-    cells = [_cells(change, console.encoding, ascii_only) for change in changes]
-    for line in table(columns, cells, min(console.width, 120), ascii_only):
-        console.print(line, soft_wrap=True)
+    out.table(columns, [_cells(change, out.plain) for change in changes])
 
 
-def _cells(change: Change, encoding: str, plain: bool) -> list[str]:
-    from tapegrad.profile.report.escape import shown
-    from tapegrad.profile.report.units import iec, ms, percent
-
+def _cells(change: Change, plain: bool) -> list[str]:
     form = {"bytes": iec, "ns": lambda n: ms(n, plain), "count": lambda n: f"{n:,}"}[change.unit]
     values = [form(n) if n >= 0 else "-" for n in (change.before, change.after)]
-    name = shown(change.name, encoding)
     if not change.known or change.difference == 0:
-        return [name, *values, "=" if change.known else "", ""]
+        return [change.name, *values, "=" if change.known else "", ""]
     sign = "+" if change.difference > 0 else "-"
     share = percent(abs(change.difference), change.before) if change.before else ""
     share = sign + share if share[:1].isdigit() else share
-    return [name, *values, f"{sign}{form(abs(change.difference))}", share]
+    return [change.name, *values, f"{sign}{form(abs(change.difference))}", share]

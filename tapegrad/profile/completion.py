@@ -20,6 +20,6 @@ def completion(ctx: click.Context, shell: str) -> None:
 
     bash must be 4.4 or newer; in zsh, compinit must have run before.
     """
-    found = get_completion_class(shell)
-    assert found is not None  # click has all three
-    click.echo(found(ctx.find_root().command, {}, "tapegrad", "_TAPEGRAD_COMPLETE").source())
+    script = get_completion_class(shell)
+    assert script is not None  # click has all three
+    click.echo(script(ctx.find_root().command, {}, "tapegrad", "_TAPEGRAD_COMPLETE").source())

@@ -16,6 +16,8 @@ from typing import Any
 
 import click
 
+from tapegrad.profile.report.units import first_line, iec
+
 OPTIONAL = {
     "matplotlib": "pip install 'tapegrad[plot]'", "safetensors": "pip install 'tapegrad[io]'",
     "pynvml": "pip install nvidia-ml-py", "scipy": "pip install scipy",
@@ -48,11 +50,9 @@ def doctor(as_json: bool) -> None:
       tapegrad doctor
       TAPEGRAD_DEVICE=cuda tapegrad doctor --json
     """
-    from tapegrad.profile.doctor_text import text
-
-    found = report()
-    click.echo(json.dumps(found, indent=2) if as_json else text(found), nl=True)
-    if not found["ok"]:
+    sections = report()
+    click.echo(json.dumps(sections, indent=2) if as_json else _text(sections), nl=True)
+    if not sections["ok"]:
         raise click.exceptions.Exit(1)
 
 
@@ -63,11 +63,11 @@ def report() -> dict[str, Any]:
         "kernels": _kernels, "memory": _memory, "ledger = allocator": _ledger, "CPU": _cpu,
         "optional packages": _optional, "environment": _environment,
     }  # fmt: skip
-    found: dict[str, Any] = {name: _tried(gather) for name, gather in sections.items()}
-    found["to mend"] = _tried(lambda: _to_mend(found))
-    wanted = os.environ.get("TAPEGRAD_DEVICE") and "error" in found["default device"]
-    found["ok"] = not wanted and all(one.get("ok", True) for one in _checks(found).values())
-    return found
+    said: dict[str, Any] = {name: _tried(gather) for name, gather in sections.items()}
+    said["to mend"] = _tried(lambda: _to_mend(said))
+    wanted = os.environ.get("TAPEGRAD_DEVICE") and "error" in said["default device"]
+    said["ok"] = not wanted and all(one.get("ok", True) for one in _checks(said).values())
+    return said
 
 
 def _tried(gather: Callable[[], Any]) -> Any:
@@ -118,7 +118,7 @@ def _line(get: Callable[[], Any]) -> str:
     try:
         return str(get())
     except Exception as e:
-        return f"missing ({(str(e).splitlines() or [type(e).__name__])[0]})"
+        return f"missing ({first_line(e)})"
 
 
 def _version(number: int) -> str:
@@ -156,19 +156,19 @@ def _nvml() -> str:
 def _cuda() -> dict[str, Any]:
     from tapegrad.device import cuda
 
-    found = cuda.probe()
-    said = {"usable": bool(found.count), "a kernel was launched": bool(found.count), "headers": _headers()}
-    return said if found.count else {**said, "why": found.why, "fix": found.fix}
+    probe = cuda.probe()
+    said = {"usable": bool(probe.count), "a kernel was launched": bool(probe.count), "headers": _headers()}
+    return said if probe.count else {**said, "why": probe.why, "fix": probe.fix}
 
 
 def _headers() -> str:
     """Where CUDA's headers lie: NVIDIA's wheels, or the toolkit."""
     spec = importlib.util.find_spec("nvidia")
-    places = [Path(p) for p in spec.submodule_search_locations or ()] if spec else []
-    found = [file for place in places for file in sorted(place.glob("*/include/cuda_runtime.h"))]
+    folders = [Path(p) for p in spec.submodule_search_locations or ()] if spec else []
+    files = [file for folder in folders for file in sorted(folder.glob("*/include/cuda_runtime.h"))]
     toolkits = [os.environ[name] for name in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(name)]
-    found += [Path(p) / "include" / "cuda_runtime.h" for p in (*toolkits, "/usr/local/cuda")]
-    return next((str(file.parent) for file in found if file.is_file()), "not found")
+    files += [Path(p) / "include" / "cuda_runtime.h" for p in (*toolkits, "/usr/local/cuda")]
+    return next((str(file.parent) for file in files if file.is_file()), "not found")
 
 
 def _devices() -> dict[str, Any]:
@@ -235,15 +235,15 @@ def _ledger() -> dict[str, Any]:
     from tapegrad.device import cuda
     from tapegrad.profile import doctor_check
 
-    found = {"cpu": _tried(doctor_check.cpu)}
+    verdicts = {"cpu": _tried(doctor_check.cpu)}
     for i in range(cuda.probe().count):
-        found[f"cuda:{i}"] = _tried(lambda i=i: doctor_check.cuda(i))  # type: ignore[misc]
-    return found
+        verdicts[f"cuda:{i}"] = _tried(lambda i=i: doctor_check.cuda(i))  # type: ignore[misc]
+    return verdicts
 
 
-def _checks(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _checks(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The verdicts of the self-test by device."""
-    return {name: one for name, one in found["ledger = allocator"].items() if isinstance(one, dict)}
+    return {name: one for name, one in said["ledger = allocator"].items() if isinstance(one, dict)}
 
 
 def _cpu() -> dict[str, Any]:
@@ -268,31 +268,62 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
-def _to_mend(found: dict[str, Any]) -> list[str]:
+def _to_mend(said: dict[str, Any]) -> list[str]:
     """One line for each thing that is missing: what, and what to do."""
     lines = []
-    if "error" in found["default device"]:
-        lines.append(f"{found['default device']['error']} (or unset TAPEGRAD_DEVICE)")
-    elif "fix" in found["CUDA"]:
-        lines.append(f"CUDA ({found['CUDA']['why']}): {found['CUDA']['fix']}; the CPU serves meanwhile")
+    if "error" in said["default device"]:
+        lines.append(f"{said['default device']['error']} (or unset TAPEGRAD_DEVICE)")
+    elif "fix" in said["CUDA"]:
+        lines.append(f"CUDA ({said['CUDA']['why']}): {said['CUDA']['fix']}; the CPU serves meanwhile")
     packages = _cupy_packages()
     if len(packages) > 1:
         lines.append(f"{' and '.join(packages)} overwrite each other's files: uninstall them all, install one again")
     if packages:
         beside = f"pip install '{packages[0].split()[0]}[ctk]'"
-        if found["versions"].get("NVRTC", "").startswith("missing"):
+        if said["versions"].get("NVRTC", "").startswith("missing"):
             lines.append(f"NVRTC, the compiler of kernels: {beside}")
-        if found["CUDA"].get("headers") == "not found":
+        if said["CUDA"].get("headers") == "not found":
             lines.append(f"CUDA's headers: {beside}")
-    if found["versions"].get("NVML", "").startswith("missing"):
+    if said["versions"].get("NVML", "").startswith("missing"):
         lines.append("NVML: it comes with the NVIDIA driver; tapegrad top shows GPUs through it")
     lines += [f"{name} ({SERVES[name]}): {fix}" for name, fix in OPTIONAL.items()
-              if found["optional packages"].get(name) == "not installed"]  # fmt: skip
-    lines += [f"{name}: {part['error']}" for name, part in found.items()
+              if said["optional packages"].get(name) == "not installed"]  # fmt: skip
+    lines += [f"{name}: {part['error']}" for name, part in said.items()
               if name != "default device" and isinstance(part, dict) and "error" in part]  # fmt: skip
-    for name, one in _checks(found).items():
+    for name, one in _checks(said).items():
         if not one.get("ok", False):
             why = one.get("error") or f"they differ by {one['drift bytes']} bytes"
             lines.append(f"the ledger does not agree with the allocator of {name} ({why}): please report it")
-    failed = {name: one["error"] for name, one in found["devices"].items() if isinstance(one, dict) and "error" in one}
+    failed = {name: one["error"] for name, one in said["devices"].items() if isinstance(one, dict) and "error" in one}
     return lines + [f"{name}: {error}" for name, error in failed.items()]
+
+
+def _text(sections: dict[str, Any]) -> str:
+    """The report for people: a heading and indented lines for each section."""
+    lines = []
+    for heading, part in sections.items():
+        if heading == "ok":
+            continue
+        lines.append(click.style(heading, bold=True))
+        if isinstance(part, dict):
+            width = max(map(len, part), default=0)
+            lines += [f"  {name:{width}}  {_plain(value)}" for name, value in part.items()]
+        else:
+            lines += [f"  {line}" for line in part]
+        if not part:
+            lines.append("  none" if heading != "to mend" else "  nothing")
+    return "\n".join(lines)
+
+
+def _sized(name: str, value: Any) -> Any:
+    return iec(value) if name.endswith(" bytes") and value is not None else value
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name.removesuffix(' bytes')} {_plain(_sized(name, one))}" for name, one in value.items())
+    return str(value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Iterator
-from typing import Any
 
 SLACK = 4096 + 64 + 512
 """Bytes by which an array on the CPU may differ: its block is whole pages and aligned, the ledger counts in 512."""
@@ -16,28 +15,26 @@ MOST_ARRAYS = 8
 """More arrays are not alive where the books are compared."""
 
 
-def cpu() -> dict[str, Any]:
+def cpu() -> dict[str, object]:
     """The ledger against the bytes in NumPy's domain of ``tracemalloc``."""
-    from tapegrad.device import CPU
     from tapegrad.device.pool import POOL
+    from tapegrad.profile.recorder.checking import traced
 
-    only = tracemalloc.DomainFilter(inclusive=True, domain=CPU.xp.lib.tracemalloc_domain)
-
-    def traced() -> int:
+    def held() -> int:
         POOL.free_all_blocks()  # idle blocks are nobody's
-        return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([only]).traces)
+        return traced()
 
     running = tracemalloc.is_tracing()
     POOL.free_all_blocks()
     tracemalloc.start()
     try:
-        return _verdict(_compared("cpu", traced, 4096, 256), SLACK * MOST_ARRAYS, "tracemalloc")
+        return _verdict(_compared("cpu", held, 4096, 256), SLACK * MOST_ARRAYS, "tracemalloc")
     finally:
         if not running:
             tracemalloc.stop()
 
 
-def cuda(index: int) -> dict[str, Any]:
+def cuda(index: int) -> dict[str, object]:
     """The ledger against the bytes in use of CuPy's pool."""
     from tapegrad.device import cuda as devices
 
@@ -53,12 +50,12 @@ def _compared(name: str, held: Callable[[], int], rows: int, width: int) -> list
     """Bytes since the beginning by the ledger, and by the allocator, at each of the moments."""
     import tapegrad as tg
 
-    found = []
+    moments = []
     with tg.device(name), tg.measure() as m:
         live, others = m.live_bytes, held()
         for _ in _moments(rows, width):
-            found.append((m.live_bytes - live, held() - others))
-    return found
+            moments.append((m.live_bytes - live, held() - others))
+    return moments
 
 
 def _moments(rows: int, width: int) -> Iterator[None]:
@@ -81,12 +78,12 @@ def _step(rows: int, width: int) -> Iterator[None]:
     yield
 
 
-def _verdict(found: list[tuple[int, int]], tolerance: int, oracle: str) -> dict[str, Any]:
-    most, drift = max(ledger for ledger, _ in found), max(abs(a - b) for a, b in found)
+def _verdict(moments: list[tuple[int, int]], tolerance: int, oracle: str) -> dict[str, object]:
+    most, drift = max(ledger for ledger, _ in moments), max(abs(a - b) for a, b in moments)
     return {
         "ok": most > tolerance and drift <= tolerance,
         "against": oracle,
-        "comparisons": len(found),
+        "comparisons": len(moments),
         "most bytes": most,
         "drift bytes": drift,
         "tolerance bytes": tolerance,

@@ -8,11 +8,17 @@ import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tapegrad.profile.report.writable import try_output
+
+if TYPE_CHECKING:
+    from tapegrad.profile.recorder.program import Compile, Outcome, Program
+    from tapegrad.profile.recorder.progress import Beat, Board
+    from tapegrad.profile.recorder.session import Session
+    from tapegrad.profile.runs import Run
 
 
 @click.command(
@@ -70,15 +76,15 @@ def profile(ctx: click.Context, program: str, args: tuple[str, ...], **options: 
 
     if program.startswith("-") and not os.path.exists(program):
         raise click.NoSuchOption(program, ctx=ctx)
-    found = find(program, args[1:] if args[:1] == ("--",) else args, options["module"])
-    code = _Profiling(found, options).run()
+    target = find(program, args[1:] if args[:1] == ("--",) else args, options["module"])
+    code = _Profiling(target, options).run()
     ctx.exit(code)
 
 
 class _Profiling:
     """One run of one program."""
 
-    def __init__(self, program: Any, options: dict[str, Any]) -> None:
+    def __init__(self, program: Program, options: dict[str, Any]) -> None:
         from rich.console import Console
 
         from tapegrad.memory.sizes import parse_bytes
@@ -109,7 +115,7 @@ class _Profiling:
             self.facts = facts(self.program)
             self._say(f"{self.facts['device']['name']} {self.facts['device']['model']} -> {self.path}")
             self.session = self._session()
-            shown = self._show(stack)
+            shown = self._show()
             self._dump_on_signal(stack)
             self.session.start()
             try:
@@ -119,16 +125,16 @@ class _Profiling:
                 if mine := os.getpid() == self.facts["pid"]:  # else the program has forked: the run is the parent's
                     for what in shown:
                         what.stop()
-        found = self._saved(running.outcome_of(outcome)) if mine else None
+        recorded = self._saved(running.outcome_of(outcome)) if mine else None
         if outcome.error is not None:
-            if found is not None:
-                self._explain(found, outcome)
+            if recorded is not None:
+                self._explain(recorded, outcome)
             running.show_traceback(outcome.error)
-        if found is not None:
-            self._tell(found)
+        if recorded is not None:
+            self._tell(recorded)
         return outcome.code or int(self.failed)
 
-    def _prepare(self, stack: ExitStack) -> Any:
+    def _prepare(self, stack: ExitStack) -> Compile:
         """Device, limit, budget and plan, in force until ``stack`` closes; and what compiles the program."""
         import tapegrad as tg
         from tapegrad.device import current_device
@@ -143,12 +149,12 @@ class _Profiling:
             stack.callback(device.limit, None)
         if self.budget is not None:
             stack.enter_context(tg.memory_budget(self.budget))
-        self.plan: dict[str, Any] | None = None
+        self.plan: dict[str, object] | None = None
         if self.options["plan_path"] is None:
             return _compile
         return self._apply_plan(stack)
 
-    def _apply_plan(self, stack: ExitStack) -> Any:
+    def _apply_plan(self, stack: ExitStack) -> Compile:
         from tapegrad.memory.plan import apply_plan, read_actions
         from tapegrad.profile.plan.rewrite import compile_with_plan, installed
 
@@ -158,7 +164,7 @@ class _Profiling:
         stack.enter_context(installed(actions, self._say))
         return lambda source, name: compile_with_plan(source, name, actions, self._say)
 
-    def _session(self) -> Any:
+    def _session(self) -> Session:
         from tapegrad.profile.recorder.progress import Lines
         from tapegrad.profile.recorder.session import Session
 
@@ -169,10 +175,10 @@ class _Profiling:
             on_step=lines,
         )  # fmt: skip
 
-    def _show(self, stack: ExitStack) -> list[Any]:
+    def _show(self) -> list[Beat | Board]:
         from tapegrad.profile.recorder.progress import Beat, Board
 
-        shown: list[Any] = [Beat(self.session, self.facts)]
+        shown: list[Beat | Board] = [Beat(self.session, self.facts)]
         if self.options["live"] and sys.stderr.isatty() and not self.options["quiet"]:
             shown.append(Board(self.session, self.program.title))
         for what in shown:
@@ -186,72 +192,72 @@ class _Profiling:
             before = signal.signal(number, lambda *_: os.getpid() == self.facts["pid"] and self._saved(running))
             stack.callback(signal.signal, number, before)
 
-    def _saved(self, outcome: dict[str, Any]) -> Any:
+    def _saved(self, outcome: dict[str, object]) -> Run:
         from tapegrad.profile.runs import save
 
         meta = {**self.facts, "limit_bytes": self.limit or self.budget, "plan": self.plan, "outcome": outcome}
-        found = self.session.run(meta, source=not self.options["no_source"])
+        recorded = self.session.run(meta, source=not self.options["no_source"])
         try:
-            save(found, self.target)
+            save(recorded, self.target)
         except OSError as e:
             self._print(f"{self.path} cannot be written: {e.strerror or e}")
             self.failed = True
-            self._save_elsewhere(found)
-        return found
+            self._save_elsewhere(recorded)
+        return recorded
 
-    def _save_elsewhere(self, found: Any) -> None:
-        """What a long run has found is not to be lost with a folder or a disk."""
+    def _save_elsewhere(self, recorded: Run) -> None:
+        """Save a long run in another folder, for it must not be lost."""
         import tempfile
 
         from tapegrad.profile.runs import save
 
         with suppress(OSError):
             rescued = Path(tempfile.mkdtemp(prefix="tapegrad-"), self.path.name)
-            save(found, rescued)
+            save(recorded, rescued)
             self._print(f"the run is in {rescued}")
 
-    def _explain(self, found: Any, outcome: Any) -> None:
+    def _explain(self, recorded: Run, outcome: Outcome) -> None:
         from tapegrad.profile.report.text import OOM, print_oom
 
-        if outcome.kind == "oom" and OOM in found.marks["kind"] and not self.options["quiet"]:
-            print_oom(found, self.errors, path=str(self.path))
+        if outcome.kind == "oom" and OOM in recorded.marks["kind"] and not self.options["quiet"]:
+            print_oom(recorded, self.errors, path=str(self.path))
 
-    def _tell(self, found: Any) -> None:
+    def _tell(self, recorded: Run) -> None:
         if self.plan is not None:
             for (kind, name, file, line), number in self.applied.unmet()[:5]:
                 self._say(f"the plan's call {number} of {kind} {name} ({file}:{line}) was not met")
-        if (highest := self.session.measure.peak_bytes) > found.peak["bytes"]:
+        if (highest := self.session.measure.peak_bytes) > recorded.peak["bytes"]:
             self._say(f"a higher peak of {highest} bytes came when nothing was recorded; see --steps and --warmup")
         if self.options["html"]:
             from tapegrad.profile.report.outputs import write_html
 
             try:
-                write_html(found, self.page, not self.options["no_source"])
+                write_html(recorded, self.page, not self.options["no_source"])
                 self._say(f"wrote {self.page}")
             except OSError as e:
                 self._print(f"{self.page} cannot be written: {e.strerror or e}")
                 self.failed = True
         if not self.options["quiet"]:
             try:
-                self._summarize(found)
+                self._summarize(recorded)
             except (BrokenPipeError, SystemExit):  # rich exits; but it is no failure that a reader has had enough
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
-    def _summarize(self, found: Any) -> None:
+    def _summarize(self, recorded: Run) -> None:
         from tapegrad.profile.plan import file
         from tapegrad.profile.plan.advice import advice
-        from tapegrad.profile.plan.verify import verified
+        from tapegrad.profile.plan.text import verified
         from tapegrad.profile.report.text import print_summary
 
         out = self.out
         if out.file.closed:  # by the program
             return
         out.print()
-        seq = found.peak["seq"] if found.peak["seq"] >= 0 else None
-        helps = advice(found, str(self.path)) if self.plan is None else ()
-        print_summary(found, out, path=str(self.path), seq=seq, advice=helps)
+        seq = recorded.peak["seq"] if recorded.peak["seq"] >= 0 else None
+        helps = advice(recorded, str(self.path)) if self.plan is None else ()
+        print_summary(recorded, out, path=str(self.path), seq=seq, advice=helps)
         if self.plan is not None:
-            for line in verified(found, file.load(self.options["plan_path"])):
+            for line in verified(recorded, file.load(self.options["plan_path"])):
                 out.print(line, markup=False, soft_wrap=True)
         out.file.flush()
 

@@ -39,7 +39,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch, name: str, does: BaseException) ->
     def command() -> None:
         raise does
 
-    monkeypatch.setitem(COMMANDS, name, (COMMANDS[name][0], lambda: command))
+    monkeypatch.setattr(cli, "command_of", lambda _: command)
 
 
 def test_version() -> None:
@@ -72,8 +72,8 @@ def test_help_has_examples_and_exit_codes_in_80_columns() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_has_help_that_agrees_with_the_summary(name: str) -> None:
-    summary, get = COMMANDS[name]
-    assert get().get_short_help_str(limit=200) == summary
+    summary, command = COMMANDS[name][0], cli.command_of(name)
+    assert command.get_short_help_str(limit=200) == summary
     for option in ("--help", "-h"):
         result = CliRunner().invoke(main, [name, option])
         assert result.exit_code == 0 and f"Usage: main {name}" in result.output
@@ -145,7 +145,7 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     def command() -> None:
         click.secho("red", fg="red")
 
-    monkeypatch.setitem(COMMANDS, "demo", ("", lambda: command))
+    monkeypatch.setattr(cli, "command_of", lambda _: command)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert CliRunner().invoke(main, ["demo"], color=True).stdout == "\x1b[31mred\x1b[0m\n"

@@ -64,7 +64,7 @@ def test_a_sound_installation(cupy):
     assert found["kernels"]["files"] > 5 and "used bytes" in found["memory"]["pool of cuda:1"]
     assert found["CPU"]["threads"] == tg.get_num_threads() and "blas" in found["CPU"]["BLAS"].lower()
     shown = run()
-    of_device = "free 8.0 GiB, total 8.0 GiB, tapegrad's kernels run yes"
+    of_device = "free 8.00 GiB, total 8.00 GiB, tapegrad's kernels run yes"
     for part in ("default device\n", "  name  cuda:0\n", of_device, "host pool"):
         assert part in shown, shown
 
@@ -149,7 +149,7 @@ def test_pools(cupy):
     allocator = cupy.cuda.get_allocator()
     try:
         assert as_json()["memory"]["pool of cuda:0"]["limit bytes"] == 1 << 30
-        assert "type MemoryPool, limit 1.0 GiB, used " in run() and "type HostPool, limit none, used " in run()
+        assert "type MemoryPool, limit 1.00 GiB, used " in run() and "type HostPool, limit none, used " in run()
         cupy.cuda.set_allocator(lambda size: allocator(size))
         assert "<lambda>" in as_json()["memory"]["pool of cuda:0"]["type"]
     finally:

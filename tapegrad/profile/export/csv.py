@@ -11,7 +11,7 @@ from tapegrad.profile.export.files import write_text
 from tapegrad.profile.report.escape import shown
 from tapegrad.profile.report.rows import Clock, call_path, idle_ns
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run
-from tapegrad.profile.runs.timeline import alive
+from tapegrad.profile.runs.timeline import alive, last_categories
 
 HEADER = (
     "id", "begin_seq", "end_seq", "begin_ns", "end_ns", "bytes", "requested_bytes", "category", "last_category", "op",
@@ -54,10 +54,7 @@ def _text(cell: str) -> str:
 
 
 def _rows(run: Run) -> Iterator[list[int | str]]:
-    a, at_peak, clock = run.allocs, alive(run, run.peak["seq"]), Clock(run)
-    last = list(a["category"])
-    for _, alloc, category in sorted(zip(run.changes["seq"], run.changes["alloc"], run.changes["category"])):
-        last[alloc] = category
+    a, at_peak, clock, last = run.allocs, alive(run, run.peak["seq"]), Clock(run), last_categories(run)
     for i in range(run.count("allocs")):
         file, line, function = run.place(a["stack"][i])
         yield [

@@ -6,12 +6,11 @@ import json
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
 
 from tapegrad.profile.export.files import ExportError, write_text
 from tapegrad.profile.export.stacks import Stacks
 from tapegrad.profile.runs import CATEGORIES, Run
-from tapegrad.profile.runs.timeline import events
+from tapegrad.profile.runs.timeline import events, last_categories
 
 _BASE = 2 << 20
 _LARGEST = 1 << 53
@@ -27,7 +26,7 @@ class _Device:
 
     base: int
     top: int = 0
-    trace: list[dict[str, Any]] = field(default_factory=list)
+    trace: list[dict[str, object]] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)  # of every block ever cut, by its address
     free: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     live: dict[int, int] = field(default_factory=dict)  # address -> allocation
@@ -51,7 +50,7 @@ def write(run: Run, path: str | os.PathLike[str]) -> None:
     write_text(path, [json.dumps(document(run), separators=(",", ":")), "\n"])
 
 
-def document(run: Run) -> dict[str, Any]:
+def document(run: Run) -> dict[str, object]:
     """The snapshot as an object: one segment and one trace per device."""
     a, stacks = run.allocs, Stacks(run)
     numbers = {name: i for i, name in enumerate(dict.fromkeys(a["device"]))}
@@ -59,7 +58,7 @@ def document(run: Run) -> dict[str, Any]:
     devices = [_Device(_BASE + i * span) for i in range(max(1, len(numbers)))]
     if _BASE + span * len(devices) >= _LARGEST:
         raise ExportError("this run allocated more than 8 PiB in all: too much for a browser to count")
-    last, where = _last_categories(run), dict[int, int]()
+    last, where = last_categories(run), dict[int, int]()
     for e in events(run):
         size = a["bytes"][e.alloc]
         if not size or (e.before >= 0 and e.after >= 0):
@@ -86,7 +85,7 @@ def document(run: Run) -> dict[str, Any]:
     }
 
 
-def _trace(device: _Device) -> list[dict[str, Any]]:
+def _trace(device: _Device) -> list[dict[str, object]]:
     """The events of a device between the one that reserves its memory and the one that ends the trace."""
     reserved = {"action": "segment_alloc", "addr": device.base, "size": device.top, "stream": 0, "time_us": 0}
     # The viewer fails on a trace with categories of which none is "unknown".
@@ -95,12 +94,12 @@ def _trace(device: _Device) -> list[dict[str, Any]]:
     return [*([reserved | {"frames": []}] if device.top else []), *device.trace, end | {"time_us": time_us}]
 
 
-def _segment(run: Run, stacks: Stacks, number: int, device: _Device) -> dict[str, Any]:
+def _segment(run: Run, stacks: Stacks, number: int, device: _Device) -> dict[str, object]:
     """All memory of a device as one segment of blocks, as they are at the end of the run."""
-    a, blocks, active, requested = run.allocs, list[dict[str, Any]](), 0, 0
+    a, blocks, active, requested = run.allocs, list[dict[str, object]](), 0, 0
     for address in sorted(device.sizes):
         alloc, size = device.live.get(address, -1), device.sizes[address]
-        block: dict[str, Any] = {"address": address, "size": size, "requested_size": 0, "state": "inactive"}
+        block: dict[str, object] = {"address": address, "size": size, "requested_size": 0, "state": "inactive"}
         if alloc >= 0:
             block |= {"requested_size": a["requested"][alloc], "state": "active_allocated"}
             active += size
@@ -113,15 +112,7 @@ def _segment(run: Run, stacks: Stacks, number: int, device: _Device) -> dict[str
     }  # fmt: skip
 
 
-def _last_categories(run: Run) -> list[int]:
-    """What each allocation served as in the end: the viewer gives it one colour for life."""
-    last = list(run.allocs["category"])
-    for _, alloc, category in sorted(zip(run.changes["seq"], run.changes["alloc"], run.changes["category"])):
-        last[alloc] = category
-    return last
-
-
-def _frames(run: Run, stacks: Stacks, alloc: int) -> list[dict[str, Any]]:
+def _frames(run: Run, stacks: Stacks, alloc: int) -> list[dict[str, object]]:
     """Innermost first, and before all what was done: op, dtype, shape and what holds it."""
     a = run.allocs
     text = lambda column: run.text(a[column][alloc])

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tapegrad.profile.export.files import write_text
 from tapegrad.profile.report.rows import place
@@ -31,7 +30,7 @@ class Slice:
     name: str
     kind: str
     track: int
-    args: dict[str, Any]
+    args: Mapping[str, object]
 
 
 def write(run: Run, path: str | os.PathLike[str]) -> None:
@@ -48,7 +47,7 @@ def write(run: Run, path: str | os.PathLike[str]) -> None:
     write_text(path, _parts(run, (event for _, event in events)))
 
 
-def _parts(run: Run, events: Iterable[dict[str, Any]]) -> Iterator[str]:
+def _parts(run: Run, events: Iterable[dict[str, object]]) -> Iterator[str]:
     about = {"program": run.meta["program"], "device": run.meta["device"]["name"], "tapegrad": run.meta["tapegrad"]}
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n'
     yield ",\n".join(json.dumps(event) for event in _names(run))
@@ -57,7 +56,7 @@ def _parts(run: Run, events: Iterable[dict[str, Any]]) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def _names(run: Run) -> Iterator[dict[str, Any]]:
+def _names(run: Run) -> Iterator[dict[str, object]]:
     title = f"{run.meta['program']} on {run.meta['device']['name']}"
     yield {"ph": "M", "name": "process_name", "pid": PID, "args": {"name": title}}
     for track, phase in enumerate(PHASES):
@@ -70,19 +69,19 @@ def _columns(table: dict[str, list[int]], *names: str) -> Iterator[tuple[int, ..
 
 
 def _calls(run: Run) -> list[Slice]:
-    found = []
+    slices = []
     columns = ("begin_ns", "end_ns", "phase", "kind", "name", "file", "line", "step", "first")
     for begin, end, phase, kind, name, file, line, step, first in _columns(run.calls, *columns):
         args = {"kind": KINDS[kind], "defined": place(run.text(file), line, ""), "step": step}
         if first >= 0:
             args["reruns"] = f"call {first}"
-        found.append(Slice(begin, max(begin, end), run.text(name) or "(unnamed)", "call", phase, args))
-    return found
+        slices.append(Slice(begin, max(begin, end), run.text(name) or "(unnamed)", "call", phase, args))
+    return slices
 
 
 def _ops(run: Run) -> list[Slice]:
     """Operations last until the next one, the end of their call or the begin of another; in the order of their seq."""
-    found, begins = [], sorted(run.calls["begin_ns"])
+    slices, begins = [], sorted(run.calls["begin_ns"])
     rows = sorted(_columns(run.ops, "seq", "ns", "name", "phase", "call", "stack"))
     for i, (_, ns, name, phase, call, stack) in enumerate(rows):
         end = rows[i + 1][1] if i + 1 < len(rows) else ns
@@ -91,31 +90,31 @@ def _ops(run: Run) -> list[Slice]:
         if (following := bisect_right(begins, ns)) < len(begins):
             end = min(end, begins[following])
         args = {"line": place(*run.place(stack))}
-        found.append(Slice(ns, max(ns, end), run.text(name) or "(unnamed)", "op", phase, args))
-    return found
+        slices.append(Slice(ns, max(ns, end), run.text(name) or "(unnamed)", "op", phase, args))
+    return slices
 
 
 def nested(slices: list[Slice]) -> list[Slice]:
     """Slices of one track, cut where they would reach out of the one in which they begin."""
-    found, around = [], list[Slice]()
+    cut, around = [], list[Slice]()
     for s in sorted(slices, key=lambda s: (s.begin, -s.end, s.kind == "op")):
         while around and around[-1].end <= s.begin:
             around.pop()
         if around:
             s.end = min(s.end, around[-1].end)
         around.append(s)
-        found.append(s)
-    return found
+        cut.append(s)
+    return cut
 
 
-def _slice(s: Slice) -> dict[str, Any]:
+def _slice(s: Slice) -> dict[str, object]:
     return {
         "ph": "X", "name": s.name, "cat": s.kind, "ts": s.begin / 1000, "dur": (s.end - s.begin) / 1000, "pid": PID,
         "tid": s.track + 1, "args": s.args,
     }  # fmt: skip
 
 
-def _flows(run: Run, ops: list[Slice]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _flows(run: Run, ops: list[Slice]) -> Iterator[tuple[int, dict[str, object]]]:
     """Arrows: where a value was first computed, where again, and where the backward pass read it."""
     seqs = sorted(run.ops["seq"])
 
@@ -138,7 +137,7 @@ def _flows(run: Run, ops: list[Slice]) -> Iterator[tuple[int, dict[str, Any]]]:
             yield s.begin, event | {"tid": s.track + 1} | ({"bp": "e"} if ph == "f" else {})
 
 
-def _counters(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
+def _counters(run: Run) -> Iterator[tuple[int, dict[str, object]]]:
     used = {*run.allocs["category"], *run.changes["category"]}
     names = [(i, name) for i, name in enumerate(CATEGORIES) if i in used]
     times = sorted(zip(run.ops["seq"], run.ops["ns"]))
@@ -152,10 +151,10 @@ def _counters(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
             yield ns, _counter("pool", ns, known)
 
 
-def _counter(name: str, ns: int, args: dict[str, int]) -> dict[str, Any]:
+def _counter(name: str, ns: int, args: dict[str, int]) -> dict[str, object]:
     return {"ph": "C", "name": name, "ts": ns / 1000, "pid": PID, "args": args}
 
 
-def _mark(run: Run, ns: int, kind: int, text: int) -> dict[str, Any]:
+def _mark(run: Run, ns: int, kind: int, text: int) -> dict[str, object]:
     name = " ".join(part for part in (MARKS[kind], run.text(text)) if part)
     return {"ph": "i", "s": "g", "name": name, "cat": "mark", "ts": ns / 1000, "pid": PID, "tid": len(PHASES)}

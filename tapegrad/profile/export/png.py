@@ -7,7 +7,7 @@ from typing import Any
 
 from tapegrad.profile.export.files import ExportError
 from tapegrad.profile.report.escape import clip, shown
-from tapegrad.profile.report.units import iec
+from tapegrad.profile.report.units import iec, unit_of
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.timeline import totals
 from tapegrad.profile.runs.whole import whole
@@ -20,7 +20,6 @@ COLOURS = {
 }  # fmt: skip
 _COLUMNS = 4000
 """More moments than a picture has columns of dots are thinned to this many, each the fullest of its neighbours."""
-_POWERS = {1: "B", 1 << 10: "KiB", 1 << 20: "MiB", 1 << 30: "GiB", 1 << 40: "TiB", 1 << 50: "PiB"}
 
 Moment = tuple[int, int, tuple[int, ...]]
 """Nanoseconds, bytes, and bytes by category."""
@@ -51,7 +50,7 @@ def draw(run: Run, figure: Any) -> None:
     axes = figure.add_subplot()
     moments = thinned([(ns, total, by) for _, ns, total, by in totals(run)], _COLUMNS)
     highest = max((total for _, total, _ in moments), default=0)
-    divisor = max(p for p in _POWERS if p <= max(highest, 1))
+    unit, divisor = unit_of(highest)
     times = [ns / 1e6 for ns, _, _ in moments]
     if len(moments) > 1:
         _areas(axes, times, moments, divisor)
@@ -65,7 +64,7 @@ def draw(run: Run, figure: Any) -> None:
             ha="right" if near_end else "left",
         )  # fmt: skip
     axes.set_xlabel("ms since the recording began")
-    axes.set_ylabel(_POWERS[divisor])
+    axes.set_ylabel(unit)
     names = (run.meta["program"], 48), (run.meta["device"]["name"], 24)
     program, device = (clip(shown(name, "ascii"), width, "...", keep_end=True) for name, width in names)
     axes.set_title(f"{program} on {device}: bytes alive", loc="left")
@@ -95,12 +94,12 @@ def thinned(moments: list[Moment], columns: int) -> list[Moment]:
     if len(moments) <= columns:
         return moments
     begin, length = moments[0][0], max(1, moments[-1][0] - moments[0][0])
-    found: dict[int, Moment] = {}
+    kept: dict[int, Moment] = {}
     for moment in moments:
         column = (moment[0] - begin) * (columns - 1) // length
-        known = found.get(column)
+        known = kept.get(column)
         if known is None:
-            found[column] = moment
+            kept[column] = moment
         elif moment[1] > known[1]:
-            found[column] = (known[0], moment[1], moment[2])
-    return list(found.values())
+            kept[column] = (known[0], moment[1], moment[2])
+    return list(kept.values())

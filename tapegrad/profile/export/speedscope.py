@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from typing import Any
 
 from tapegrad.profile.export.files import write_text
 from tapegrad.profile.export.stacks import Frame, Stacks
@@ -21,25 +20,25 @@ def write(run: Run, path: str | os.PathLike[str], seq: int | None = None) -> Non
     write_text(path, [json.dumps(document(run, seq)), "\n"])
 
 
-def document(run: Run, seq: int | None = None) -> dict[str, Any]:
+def document(run: Run, seq: int | None = None) -> dict[str, object]:
     """The file as an object: one profile per moment, one sample per stack, weighed in bytes."""
     moments = [("alive at the peak", run.peak["seq"])]
     moments += [(f"alive at the peak of step {i}", at) for i, at in enumerate(run.steps["peak_seq"])]
     if seq is not None and seq != run.peak["seq"]:
         moments.insert(0, (f"alive at seq {seq}", seq))
     frames: dict[tuple[Frame, str], int] = {}
-    found = _samples(run, {at for _, at in moments}, frames)
+    samples = _samples(run, {at for _, at in moments}, frames)
     return {
         "$schema": SCHEMA,
         "name": run.meta["program"],
         "exporter": f"tapegrad {run.meta['tapegrad']}",
         "activeProfileIndex": 0,
         "shared": {"frames": [_frame(frame, suffix) for frame, suffix in frames]},
-        "profiles": [_profile(name, found[at]) for name, at in moments],
+        "profiles": [_profile(name, samples[at]) for name, at in moments],
     }
 
 
-def _profile(name: str, stacks: Counter[Stack]) -> dict[str, Any]:
+def _profile(name: str, stacks: Counter[Stack]) -> dict[str, object]:
     largest = sorted(stacks.items(), key=lambda pair: (-pair[1], pair[0]))
     return {
         "type": "sampled", "name": name, "unit": "bytes", "startValue": 0, "endValue": sum(stacks.values()),
@@ -47,14 +46,14 @@ def _profile(name: str, stacks: Counter[Stack]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _frame(frame: Frame, leaf: str) -> dict[str, Any]:
+def _frame(frame: Frame, leaf: str) -> dict[str, object]:
     file, line, function = frame
     if leaf:
         return {"name": leaf}
-    found: dict[str, Any] = {"name": function or "(unknown)"}
+    entry: dict[str, object] = {"name": function or "(unknown)"}
     if file:
-        found |= {"file": file} | ({"line": line} if line > 0 else {})
-    return found
+        entry |= {"file": file} | ({"line": line} if line > 0 else {})
+    return entry
 
 
 def _samples(run: Run, moments: set[int], frames: dict[tuple[Frame, str], int]) -> dict[int, Counter[Stack]]:
@@ -74,17 +73,17 @@ def _samples(run: Run, moments: set[int], frames: dict[tuple[Frame, str], int]) 
         return known[key]
 
     def snapshot() -> Counter[Stack]:
-        found: Counter[Stack] = Counter()
+        sizes: Counter[Stack] = Counter()
         for i, category in live.items():
-            found[stack_of(i, category)] += a["bytes"][i]
-        return found
+            sizes[stack_of(i, category)] += a["bytes"][i]
+        return sizes
 
-    found, pending = {}, sorted(moments, reverse=True)
+    samples, pending = {}, sorted(moments, reverse=True)
     for e in events(run):
         while pending and pending[-1] < e.seq:
-            found[pending.pop()] = snapshot()
+            samples[pending.pop()] = snapshot()
         if e.after < 0:
             live.pop(e.alloc, None)
         else:
             live[e.alloc] = e.after
-    return found | {at: snapshot() for at in pending}
+    return samples | {at: snapshot() for at in pending}

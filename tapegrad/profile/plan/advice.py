@@ -27,22 +27,22 @@ def advice(run: Run, path: str | os.PathLike[str] | None = None) -> list[tuple[s
     problem = Problem(run)
     if len(problem.candidates) > _MOST_CANDIDATES:
         return []
-    plain, seen, found = problem.outcome(()), set(), []
+    plain, seen, good = problem.outcome(()), set(), []
     for key in _largest(problem):
         chosen = tuple(i for i, c in enumerate(problem.candidates) if c.key == key and not _within(problem, i, key))
         outcome = problem.outcome(chosen)
         if outcome.peak_bytes <= _WORTH * plain.peak_bytes and outcome.peak_bytes not in seen:
             seen.add(outcome.peak_bytes)
-            found.append((outcome.peak_bytes, outcome, key))
-    found.sort(key=lambda pair: pair[0])
+            good.append((outcome.peak_bytes, outcome, key))
+    good.sort(key=lambda pair: pair[0])
     lines = []
-    for nbytes, outcome, key in found[:_LINES]:
+    for nbytes, outcome, key in good[:_LINES]:
         time = change_in_time(outcome.step_ns, problem.step_ns)
         what = f"checkpoint {calls_of(problem, key, len(outcome.chosen))}{_defined(key)}"
         lines.append((what, f"peak {iec(nbytes)}, step {time}"))
     least = held_bytes(run)
-    lines += _loop(problem, least, found[0][0] if found else plain.peak_bytes)
-    if found:
+    lines += _loop(problem, least, good[0][0] if good else plain.peak_bytes)
+    if good:
         name = "RUN" if path is None else shlex.quote(os.fspath(path))
         lines.append(("other mixes", f"tapegrad plan {name} --pareto"))
     if lines or problem.step is None or least > _WORTH * plain.peak_bytes:

@@ -81,9 +81,9 @@ def batch_of(run: Run, step: Step) -> int:
             shared[dims[0]] += a["bytes"][i]
     first = shared.most_common(2)
     if not first or (len(first) > 1 and first[0][1] < _CLEAR * first[1][1]):
-        found = " or ".join(str(n) for n, _ in first)
+        sizes = " or ".join(str(n) for n, _ in first)
         raise BatchError(
-            f"the batch of the run could be {found}; say which with --batch-now" if found
+            f"the batch of the run could be {sizes}; say which with --batch-now" if sizes
             else "no first dimension of two of the step's inputs is clearly the batch; say it with --batch-now"
         )  # fmt: skip
     return first[0][0]
@@ -148,14 +148,14 @@ def of_two(run: Run, other: Run, now: int | None = None) -> Scaled:
 
 def _other_batch(run: Run, other: Run, pairs: dict[int, int], batch: int) -> int:
     """What the batch's dimension is in the other run, by most bytes.  Raises BatchError."""
-    found: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()
     for i, j in pairs.items():
         one, two = shape(run, i), shape(other, j)
         if one and two and one[0] == batch != two[0]:
-            found[two[0]] += other.allocs["bytes"][j]
-    if not found:
+            sizes[two[0]] += other.allocs["bytes"][j]
+    if not sizes:
         raise BatchError(f"both runs have a batch of {batch}, or neither has; the second one must have another")
-    return found.most_common(1)[0][0]
+    return sizes.most_common(1)[0][0]
 
 
 def _step(run: Run) -> Step:
@@ -168,7 +168,7 @@ def _step(run: Run) -> Step:
 def _growing(run: Run, step: Step, batch: int) -> set[int]:
     a, fixed = run.allocs, _fixed(run, step)
     weights = {tuple(sorted(shape(run, i))) for i in fixed if len(shape(run, i)) > 1}
-    found = set()
+    growing = set()
     for i in step.lives:
         dims = shape(run, i)
         if i in fixed or a["phase"][i] == _OPTIMIZER or not dims:
@@ -176,8 +176,8 @@ def _growing(run: Run, step: Step, batch: int) -> set[int]:
         # (batch * positions, width) is flat; (width, width) or (width,) may be a multiple by chance
         flat = len(dims) > 1 and dims[0] > 0 and dims[0] % batch == 0 and tuple(sorted(dims)) not in weights
         if dims[0] == batch or flat:
-            found.add(i)
-    return found
+            growing.add(i)
+    return growing
 
 
 def _fixed(run: Run, step: Step) -> set[int]:

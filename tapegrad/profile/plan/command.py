@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tapegrad.profile.plan.options import DOES_NOT_FIT, budget_of, percent, size
+from tapegrad.memory.sizes import SizeError, parse_bytes
 from tapegrad.profile.report.writable import try_output
 
 if TYPE_CHECKING:
+    from tapegrad.profile.plan.batch import Scaled
     from tapegrad.profile.plan.file import Plan
     from tapegrad.profile.plan.problem import Outcome, Problem
     from tapegrad.profile.plan.search import Search
     from tapegrad.profile.runs.model import Run
+
+DOES_NOT_FIT = 3
+"""The exit code where no plan fits."""
 
 
 @click.command(
@@ -52,13 +58,11 @@ def plan(run: str, **options: Any) -> None:
     from tapegrad.profile.runs import load
 
     _check(options)
-    found = load(run)
-    _note_incomplete(found)
+    recorded = load(run)
+    _note_incomplete(recorded)
     if options["batch"] is not None:
-        from tapegrad.profile.plan.batch_command import answer
-
-        raise click.exceptions.Exit(answer(found, run, options))
-    raise click.exceptions.Exit(_Planning(found, run, options).run())
+        raise click.exceptions.Exit(_answer_batch(recorded, options))
+    raise click.exceptions.Exit(_Planning(recorded, run, options).run())
 
 
 def _check(o: dict[str, Any]) -> None:
@@ -91,9 +95,9 @@ class _Planning:
             raise click.UsageError(f"{self.target} exists; give another -o, or -f to overwrite it")
         self.writes = writes
         slowdown = options["max_slowdown"]
-        self.slowdown = None if slowdown is None else percent("--max-slowdown", slowdown)
-        self.budget = None if options["budget"] is None else budget_of(run, options["budget"])
-        self.bandwidth = None if options["bandwidth"] is None else size("--bandwidth", options["bandwidth"])
+        self.slowdown = None if slowdown is None else _percent("--max-slowdown", slowdown)
+        self.budget = None if options["budget"] is None else _budget_of(run, options["budget"])
+        self.bandwidth = None if options["bandwidth"] is None else _size("--bandwidth", options["bandwidth"])
 
     def run(self) -> int:
         """Plan, write, print; the exit code."""
@@ -183,3 +187,87 @@ class _Planning:
         from rich.console import Console
 
         print_plan(made, problem, chosen, Console(highlight=False), str(self.target) if self.writes else None)
+
+
+def _answer_batch(run: Run, options: dict[str, Any]) -> int:
+    """Print what a batch would give; the exit code: 3 if it does not fit ``--budget``."""
+    from tapegrad.profile.plan.batch import of_one, of_two
+    from tapegrad.profile.runs import load
+
+    other, now, wanted = options["other"], options["batch_now"], options["batch"]
+    scaled = of_one(run, now) if other is None else of_two(run, load(other), now)
+    limit = _device_bytes(run) if options["budget"] is None else _budget_of(run, options["budget"])
+    nbytes, ns = scaled.bytes_at(wanted), scaled.ns_at(wanted)
+    largest = None if limit is None else scaled.largest(limit)
+    fits = limit is None or nbytes <= limit
+    if options["as_json"]:
+        click.echo(json.dumps({
+            "batch_now": scaled.now, "batch": wanted, "measured_bytes": run.peak["bytes"], "peak_bytes": nbytes,
+            "step_ns": ns, "step_bound": scaled.bound(wanted) or None, "limit_bytes": limit, "largest_batch": largest,
+            "fits": fits, "assumed": scaled.assumed,
+        }, indent=1))  # fmt: skip
+    else:
+        _print_batch(run, scaled, wanted, limit, largest)
+    return 0 if fits or options["budget"] is None else DOES_NOT_FIT
+
+
+def _print_batch(run: Run, scaled: Scaled, wanted: int, limit: int | None, largest: int | None) -> None:
+    from rich.console import Console
+
+    from tapegrad.profile.plan.batch import MOST
+    from tapegrad.profile.plan.words import change_in_bytes
+    from tapegrad.profile.report.table import Output
+    from tapegrad.profile.report.units import iec, ms
+
+    out = Output(Console(highlight=False))
+    bound = scaled.bound(wanted)
+    step = f"step at {bound} {ms(scaled.ns_at(wanted))}" if bound else f"step {ms(scaled.ns_at(wanted))}"
+    now, then = scaled.bytes_at(scaled.now), scaled.bytes_at(wanted)
+    lines = [
+        f"Batch {scaled.now} now: peak {iec(run.peak['bytes'])}, step {ms(scaled.ns_at(scaled.now))}",
+        f"Batch {wanted}: predicted peak {iec(then)} ({change_in_bytes(then - now)}), {step}",
+    ]
+    if limit is not None and largest is not None:
+        most = f"the largest batch is {largest:,}" if largest < MOST // 2 else "any batch fits"
+        lines.append(
+            f"{'Fits' if then <= limit else 'Does not fit'} {iec(limit)}; {most if largest else 'no batch does'}"
+        )
+    for text in lines:
+        out.line(text)
+    for line in textwrap.wrap(f"Assumed: {scaled.assumed}.", min(out.console.width, 120)):
+        out.line(line, "dim")
+
+
+def _budget_of(run: Run, text: str) -> int:
+    """Bytes of a ``--budget``.  Raises click.UsageError."""
+    if text.strip().endswith("%"):
+        total = _device_bytes(run)
+        if total is None:
+            raise click.UsageError(f"--budget {text}: the run does not say how large the device is; give a size")
+        return int(total * _percent("--budget", text) / 100)
+    return _size("--budget", text)
+
+
+def _size(option: str, text: str) -> int:
+    """Bytes of an option such as ``512MiB``.  Raises click.UsageError."""
+    try:
+        return parse_bytes(text)
+    except SizeError as e:
+        raise click.UsageError(f"{option}: {e}") from None
+
+
+def _device_bytes(run: Run) -> int | None:
+    """The memory of the device of ``run``, or the limit it ran under."""
+    for nbytes in (run.meta.get("limit_bytes"), run.meta["device"].get("total_bytes")):
+        if isinstance(nbytes, int) and nbytes > 0:
+            return nbytes
+    return None
+
+
+def _percent(option: str, text: str) -> float:
+    """The number of an option such as ``10%``.  Raises click.UsageError."""
+    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", text)
+    if match is None:
+        number = text.strip() if re.fullmatch(r"\s*\d{1,6}(\.\d{1,6})?\s*", text) else "10"
+        raise click.UsageError(f"{option} {text!r}: a share is a number and a percent sign, such as {number}%")
+    return float(match[1])

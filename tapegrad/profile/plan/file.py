@@ -42,7 +42,7 @@ class Plan:
     pareto: list[Point] = field(default_factory=list)
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def to_json(plan: Plan) -> dict[str, object]:
     """``plan`` as the JSON object that a file holds."""
     return {
         "format": FORMAT, "version": VERSION, "run": plan.run, "asked": plan.asked, "solver": plan.solver,
@@ -57,7 +57,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(a: Action) -> dict[str, Any]:
+def _row(a: Action) -> dict[str, object]:
     return {
         "do": a.do, "kind": a.kind, "name": a.name, "file": a.file, "relative": a.relative, "line": a.line,
         "ordinals": list(a.ordinals),
@@ -72,44 +72,44 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str]) -> Plan:
     """Read and check a plan.  Raises PlanError, with one line that says what is wrong."""
-    found, name = read_json(path), os.fspath(path)
-    actions, budget = actions_of(found, name)
-    run = found.get("run")
+    data, name = read_json(path), os.fspath(path)
+    actions, budget = actions_of(data, name)
+    run = data.get("run")
     if not isinstance(run, dict) or not all(isinstance(run.get(key), str) for key in _TEXTS):
         raise PlanError(f"{name}: 'run' does not have the texts {', '.join(_TEXTS)}")
     argv = run.get("argv")
     if not isinstance(argv, list) or not all(isinstance(a, str) for a in argv):
         raise PlanError(f"{name}: run.argv is not a list of strings")
-    if not isinstance(found.get("solver"), str) or not is_count(found.get("smallest_bytes")):
+    if not isinstance(data.get("solver"), str) or not is_count(data.get("smallest_bytes")):
         raise PlanError(f"{name}: 'solver' is not a text, or 'smallest_bytes' not a number of bytes")
-    measured = _figures(found.get("measured"), f"{name}: 'measured'")
+    measured = _figures(data.get("measured"), f"{name}: 'measured'")
     return Plan(
-        run, actions, Point(*_figures(found.get("predicted"), f"{name}: 'predicted'"), tuple(actions)),
-        measured[0], measured[1] or 0, found["smallest_bytes"], budget, _asked(found.get("asked"), name),
-        found["solver"], _points(found.get("pareto"), name),
+        run, actions, Point(*_figures(data.get("predicted"), f"{name}: 'predicted'"), tuple(actions)),
+        measured[0], measured[1] or 0, data["smallest_bytes"], budget, _asked(data.get("asked"), name),
+        data["solver"], _points(data.get("pareto"), name),
     )  # fmt: skip
 
 
-def _figures(found: Any, what: str) -> tuple[int, int | None]:
-    if not isinstance(found, dict) or not is_count(found.get("peak_bytes")):
+def _figures(data: object, what: str) -> tuple[int, int | None]:
+    if not isinstance(data, dict) or not is_count(data.get("peak_bytes")):
         raise PlanError(f"{what} has no peak_bytes")
-    ns = found.get("step_ns")
+    ns = data.get("step_ns")
     if ns is not None and not is_count(ns):
         raise PlanError(f"{what}: step_ns is neither null nor a number of nanoseconds")
-    return found["peak_bytes"], ns
+    return data["peak_bytes"], ns
 
 
-def _asked(found: Any, name: str) -> dict[str, int | None]:
-    if not isinstance(found, dict) or not all(v is None or is_count(v) for v in found.values()):
+def _asked(data: object, name: str) -> dict[str, int | None]:
+    if not isinstance(data, dict) or not all(v is None or is_count(v) for v in data.values()):
         raise PlanError(f"{name}: 'asked' is not an object of numbers")
-    return found
+    return data
 
 
-def _points(found: Any, name: str) -> list[Point]:
-    if not isinstance(found, list):
+def _points(rows: object, name: str) -> list[Point]:
+    if not isinstance(rows, list):
         raise PlanError(f"{name}: 'pareto' is not a list")
     points = []
-    for i, row in enumerate(found):
+    for i, row in enumerate(rows):
         what = f"{name}: pareto point {i}"
         figures = _figures(row, what)
         points.append(Point(*figures, tuple(actions_of(row, what)[0])))

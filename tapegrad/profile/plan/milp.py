@@ -47,17 +47,17 @@ class Milp:
 
     def shortest(self, nbytes: int) -> list[int] | None:
         """The calls that take least time so that nothing exceeds ``nbytes``, and of those plans the lowest peak."""
-        found = self._solve(self._time, nbytes)
-        if found is None:
+        chosen = self._solve(self._time, nbytes)
+        if chosen is None:
             return None
-        return self._solve(self._peak, nbytes, sum(self._ns[i] for i in found)) or found
+        return self._solve(self._peak, nbytes, sum(self._ns[i] for i in chosen)) or chosen
 
     def lowest(self, ns: int | None) -> list[int] | None:
         """The calls with which the peak is lowest, taking at most ``ns``; of those plans the shortest."""
-        found = self._solve(self._peak, None, ns)
-        if found is None:
+        chosen = self._solve(self._peak, None, ns)
+        if chosen is None:
             return None
-        return self._solve(self._time, self._problem.outcome(found).peak_bytes, ns) or found
+        return self._solve(self._time, self._problem.outcome(chosen).peak_bytes, ns) or chosen
 
     def _solve(self, cost: list[float], nbytes: int | None, ns: int | None = None) -> list[int] | None:
         """The calls of least ``cost`` whose peak is at most ``nbytes`` and which take at most ``ns``; None: none do."""
@@ -66,9 +66,9 @@ class Milp:
             x = self._solve_rows(cost, limit, ns)
             if x is None:
                 return None
-            found = [i for i in range(self._count) if x[i] > 0.5]
-            if not self._add_rows(found, limit if nbytes is not None else x[-1]):
-                return found
+            chosen = [i for i in range(self._count) if x[i] > 0.5]
+            if not self._add_rows(chosen, limit if nbytes is not None else x[-1]):
+                return chosen
 
     def _solve_rows(self, cost: list[float], limit: float, ns: int | None) -> Any:
         from scipy import optimize

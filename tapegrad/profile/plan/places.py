@@ -28,9 +28,9 @@ def folder_of(run: Run) -> str | None:
     if not parts:
         return None
     program = "/".join(parts)
-    found = _before(files, [f"/{program}", f"/{program}/__main__.py"])
-    if found is not None:
-        inside = f"{found}/{program}"
+    outer = _before(files, [f"/{program}", f"/{program}/__main__.py"])
+    if outer is not None:
+        inside = f"{outer}/{program}"
         return inside if f"{inside}/__main__.py" in files else inside.rpartition("/")[0]
     return _slashed(os.path.dirname(os.path.abspath(argv[0]))) if os.path.isfile(argv[0]) else None
 
@@ -40,8 +40,8 @@ def _before(files: Iterable[str], ends: list[str]) -> str | None:
 
 
 def _around(files: Iterable[str], package: str) -> str | None:
-    found = (file.rpartition(f"/{package}/") for file in files)
-    return next((before for before, there, _ in found if there), None)
+    parts = (file.rpartition(f"/{package}/") for file in files)
+    return next((before for before, there, _ in parts if there), None)
 
 
 def _slashed(file: str) -> str:

@@ -80,11 +80,11 @@ class Problem:
     def outcome(self, chosen: Iterable[int]) -> Outcome:
         """What checkpointing candidates, none within another, gives."""
         key = tuple(sorted(chosen))
-        found = self._known.get(key)
-        if found is None:
+        known = self._known.get(key)
+        if known is None:
             nbytes, at = self._peak(key)
-            found = self._known[key] = Outcome(key, nbytes, self.step_ns + sum(self.candidates[i].ns for i in key), at)
-        return found
+            known = self._known[key] = Outcome(key, nbytes, self.step_ns + sum(self.candidates[i].ns for i in key), at)
+        return known
 
     def _peak(self, chosen: Sequence[int]) -> tuple[int, Key]:
         if self.step is None:
@@ -134,13 +134,13 @@ def key_of(run: Run, call: int) -> CallKey:
 def representative(run: Run) -> int | None:
     """The step to plan for, that of the highest peak (the first only if it is alone); -1: the run is one step."""
     steps, o = run.steps, run.ops
-    found = []
+    trained = []
     for i, (begin, end) in enumerate(zip(steps["begin_seq"], steps["end_seq"])):
         rows = range(bisect_left(o["seq"], begin), bisect_right(o["seq"], end))
         if any(o["phase"][row] == BACKWARD for row in rows):  # others are no training, or their events were not kept
-            found.append(i)
-    if found:
-        return max(found[1:] or found, key=lambda i: (steps["peak_bytes"][i], i))
+            trained.append(i)
+    if trained:
+        return max(trained[1:] or trained, key=lambda i: (steps["peak_bytes"][i], i))
     return -1 if BACKWARD in o["phase"] else None
 
 
@@ -181,7 +181,7 @@ def _candidates(run: Run, step: Step) -> list[Candidate]:
     numbered: dict[Numbered, list[int]] = {}
     for call in step.sites:
         numbered.setdefault((key_of(run, call), run.calls["ordinal"][call]), []).append(call)
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     index: dict[int, int] = {}
     for (key, ordinal), calls in numbered.items():
         sites = [step.sites[call] for call in calls]
@@ -191,9 +191,9 @@ def _candidates(run: Run, step: Step) -> list[Candidate]:
         changes = [change_of(step, site) for site in sites if site.back_begin >= 0]
         if any(change.kept_bytes for change in changes):
             within = sorted({index[j] for call in calls for j in step.above(call)[1:] if j in index}, reverse=True)
-            index.update(dict.fromkeys(calls, len(found)))
-            found.append(Candidate(key, ordinal, changes, sum(site.ns for site in sites), within))
-    return found
+            index.update(dict.fromkeys(calls, len(candidates)))
+            candidates.append(Candidate(key, ordinal, changes, sum(site.ns for site in sites), within))
+    return candidates
 
 
 def _wall_ns(run: Run, number: int | None) -> int:

@@ -108,7 +108,7 @@ class _Decorating(ast.NodeTransformer):
 
 def _decorator(node: ast.AST) -> ast.expr:
     """``planned``, without a name of the module's: names can be shadowed, and must not appear in it."""
-    found = ast.parse("__import__('tapegrad.memory.plan', fromlist=['planned']).planned", mode="eval").body
-    for part in ast.walk(found):
+    call = ast.parse("__import__('tapegrad.memory.plan', fromlist=['planned']).planned", mode="eval").body
+    for part in ast.walk(call):
         ast.copy_location(part, node)
-    return found
+    return call

@@ -51,11 +51,11 @@ class Search:
             level = low + (high - low) * i // _LEVELS
             if best.peak_bytes > level:  # else the best plan for the level above is this one's, too
                 best = self.within(level) or best
-        found: list[Outcome] = []
+        best_of: list[Outcome] = []
         for o in sorted(self._found, key=_shortest):
-            if not found or o.peak_bytes < found[-1].peak_bytes:
-                found.append(o)
-        return found
+            if not best_of or o.peak_bytes < best_of[-1].peak_bytes:
+                best_of.append(o)
+        return best_of
 
     def _try(self, chosen: list[int] | None) -> Outcome | None:
         """What a plan gives, to be known from here on."""

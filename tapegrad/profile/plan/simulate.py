@@ -130,10 +130,10 @@ def lives_with(lives: Mapping[int, Life], changes: Iterable[Change]) -> list[Lif
     own: dict[int, list[Life]] = {}
     until: dict[int, Key] = {}
     sooner: dict[int, Key] = {}
-    found: list[Life] = []
+    result: list[Life] = []
     for change in changes:
         own.update(change.lives)
-        found += change.cotangents
+        result += change.cotangents
         for i, key in change.until.items():
             until[i] = max(until.get(i, key), key)
         for i, key in change.sooner.items():
@@ -143,9 +143,9 @@ def lives_with(lives: Mapping[int, Life], changes: Iterable[Change]) -> list[Lif
         end = min(first.end, sooner.get(i, first.end))
         if i in until:
             end = max(end, until[i])
-        found.append(Life(life.bytes, first.begin, max(first.begin, end)))
-        found += rest
-    return found
+        result.append(Life(life.bytes, first.begin, max(first.begin, end)))
+        result += rest
+    return result
 
 
 def effect_of(lives: Mapping[int, Life], changes: Sequence[Change]) -> Profile:
@@ -163,11 +163,11 @@ def profile(lives: Iterable[Life]) -> Profile:
         events[life.begin] = events.get(life.begin, 0) + life.bytes
         if life.end < NEVER:
             events[life.end] = events.get(life.end, 0) - life.bytes
-    total, found = 0, []
+    total, result = 0, []
     for key in sorted(events):
         total += events[key]
-        found.append((key, total))
-    return found
+        result.append((key, total))
+    return result
 
 
 def peak(lives: Iterable[Life]) -> tuple[int, Key]:

@@ -64,13 +64,13 @@ class Step:
 
     def _lives(self) -> dict[int, Life]:
         """What is alive at some time in the step."""
-        a, found = self.run.allocs, {}
+        a, lives = self.run.allocs, {}
         for i, (begin, end, size) in enumerate(zip(a["begin_seq"], a["end_seq"], a["bytes"])):
             if begin <= self.end and (end < 0 or end >= self.begin) and size:
-                found[i] = Life(
+                lives[i] = Life(
                     size, (max(begin, self.begin - 1), 0, 0), (end, 0, 0) if 0 <= end <= self.end else NEVER
                 )
-        return found
+        return lives
 
     def _events(self) -> None:
         """Seqs of allocations and operations; allocations by seq; frees by seq."""
@@ -153,15 +153,15 @@ class Step:
 
     def above(self, call: int) -> list[int]:
         """The sites that a call is in, innermost first."""
-        found = self._above.get(call)
-        if found is None:
-            found, at = [], call
+        sites = self._above.get(call)
+        if sites is None:
+            sites, at = [], call
             while at >= 0:
                 if at in self.sites:
-                    found.append(at)
+                    sites.append(at)
                 at = self.run.calls["parent"][at]
-            self._above[call] = found
-        return found
+            self._above[call] = sites
+        return sites
 
     def _note_operations(self) -> None:
         o = self.run.ops

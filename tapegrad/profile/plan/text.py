@@ -1,15 +1,16 @@
-"""A plan, printed."""
+"""A plan as text, and what it has predicted beside what a run with it has measured."""
 
 from __future__ import annotations
 
 import shlex
+from statistics import median
 
 from rich.console import Console
-from rich.text import Text
 
 from tapegrad.memory.plan import Action
+from tapegrad.profile.compare import steady_steps
 from tapegrad.profile.plan.file import Plan, Point
-from tapegrad.profile.plan.problem import Outcome, Problem
+from tapegrad.profile.plan.problem import Outcome, Problem, is_complete
 from tapegrad.profile.plan.words import (
     calls_of,
     change_in_bytes,
@@ -20,26 +21,17 @@ from tapegrad.profile.plan.words import (
     place,
     short,
 )
-from tapegrad.profile.report.escape import plain, shown
-from tapegrad.profile.report.table import Column, table
+from tapegrad.profile.report.table import Column, Output
 from tapegrad.profile.report.units import counted, iec, ms
+from tapegrad.profile.runs.model import Run
 
 
-class _Out:
-    """Lines on a console, of which it obeys nothing."""
+class _Out(Output):
+    """Output with marks for lists."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self.encoding = console.encoding
-        self.star, self.circle = ("*", "-") if plain(console.encoding) else ("★", "○")
-
-    def line(self, text: str = "", style: str = "") -> None:
-        self.console.print(Text(shown(text, self.encoding), style), soft_wrap=True)
-
-    def table(self, columns: list[Column], rows: list[list[str]]) -> None:
-        cells = [[shown(cell, self.encoding) for cell in row] for row in rows]
-        for text in table(columns, cells, min(self.console.width, 120), plain(self.encoding)):
-            self.console.print(text, soft_wrap=True)
+        super().__init__(console)
+        self.star, self.circle = ("*", "-") if self.plain else ("★", "○")
 
 
 def print_plan(plan: Plan, problem: Problem, chosen: Outcome, console: Console, path: str | None) -> None:
@@ -147,3 +139,31 @@ def _next(plan: Plan, out: _Out, path: str) -> None:
 def _by_hand(actions: list[Action]) -> str:
     first = next(a for a in actions if a.kind == "function")
     return f"or in the program: tg.recompute_grad({first.name}) where {name_of(first.kind, first.name)} is called"
+
+
+def verified(run: Run, plan: Plan) -> list[str]:
+    """Lines that compare peak, and step time where it was predicted; both of steps but the first.
+
+    None for a run that has not come to its end, of which the plan says nothing.
+    """
+    if not is_complete(run):
+        return []
+    predicted = plan.predicted
+    lines = [
+        f"plan: peak predicted {iec(predicted.peak_bytes)}, measured {iec(run.peak['bytes'])}"
+        f" ({_change(run.peak['bytes'], predicted.peak_bytes)})"
+    ]
+    steps = steady_steps(run)
+    if predicted.step_ns and steps:
+        took = int(median(max(0, run.steps["end_ns"][i] - run.steps["begin_ns"][i]) for i in steps))
+        lines.append(
+            f"plan: step predicted {ms(predicted.step_ns)}, measured {ms(took)} ({_change(took, predicted.step_ns)}); "
+            f"without it {ms(plan.measured_ns)} when it was made"
+        )
+    return lines
+
+
+def _change(measured: int, predicted: int) -> str:
+    if measured == predicted:
+        return "equal"
+    return f"{(measured - predicted) / max(1, predicted):+.1%}"

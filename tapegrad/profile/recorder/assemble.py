@@ -87,7 +87,7 @@ class _Assembly:
 
     def _step_rows(self, marks: list[StepMark], all_marks: list[StepMark], began_cpu_ns: int) -> None:
         run = self._run
-        found = peaks(run, self._steps)
+        highest = peaks(run, self._steps)
         cpu = began_cpu_ns
         counts: tuple[int, ...] = (0,) * 4
         for i, (begin, end) in enumerate(self._steps):
@@ -96,7 +96,7 @@ class _Assembly:
             reruns, restored, evictions, offloads = [b - a for a, b in zip(counts, now)]
             begin_ns = self._ns_at(begin) if i == 0 or m is None else marks[i - 1].ns - self._journal.began_ns
             end_ns = self._ns_at(end) if m is None else m.ns - self._journal.began_ns
-            peak_bytes, peak_seq = found[i]
+            peak_bytes, peak_seq = highest[i]
             if m is not None and i:  # more than is left of the events, where some were dropped
                 peak_bytes = max([peak_bytes, *(o.peak_bytes for o in all_marks if begin <= o.seq <= end)])
             self._row(
@@ -157,14 +157,14 @@ class _Assembly:
         numbers: dict[int, int] = {}
         began, alive = self._journal.began_ns, self._alive
         for number in sorted(rows):
-            seq, ns, nbytes, category, op, phase, place, call, which, again = rows[number]
+            seq, ns, nbytes, category, op, phase, stack, call, which, again = rows[number]
             aval = self._journal.avals[which]
             end = ends.get(number) or alive.get(number, _ALIVE)
             shape, dtype = self._aval(aval)
             numbers[number] = self._row(
                 "allocs", begin_seq=seq, end_seq=end[0], begin_ns=max(0, ns - began),
                 end_ns=end[1] - began if end[0] >= 0 else -1, bytes=nbytes, requested=aval.nbytes,
-                category=_CATEGORY[category], op=self._text(op), phase=phase, stack=place, call=self._call(call),
+                category=_CATEGORY[category], op=self._text(op), phase=phase, stack=stack, call=self._call(call),
                 shape=shape, dtype=dtype, step=self._step_of(seq), holder=self._text(end[2]),
                 remat_of=numbers.get(again, -1), last_forward_seq=end[3], next_backward_seq=end[4],
                 device=self._text(aval.device.name),
@@ -177,9 +177,9 @@ class _Assembly:
             for seq, number, category in part.changes:
                 if number in numbers:
                     self._row("changes", seq=seq, alloc=numbers[number], category=_CATEGORY[category])
-            for seq, ns, name, phase, call, place in part.ops:
+            for seq, ns, name, phase, call, stack in part.ops:
                 op = {"seq": seq, "ns": ns - began, "name": self._text(name), "phase": phase}
-                self._row("ops", **op, call=self._call(call), stack=place)
+                self._row("ops", **op, call=self._call(call), stack=stack)
 
     def _marks(self, counting: set[int], steps: set[int]) -> None:
         for seq, ns, kind, text in self._journal.marks:
@@ -187,18 +187,18 @@ class _Assembly:
                 self._row("marks", seq=seq, ns=ns - self._journal.began_ns, kind=kind, text=self._text(text))
 
     def _aval(self, aval: Any) -> tuple[int, int]:
-        found = self._texts.get(id(aval))
-        if found is None:
+        texts = self._texts.get(id(aval))
+        if texts is None:
             shape = str(tuple(map(int, aval.shape)))
-            found = self._texts[id(aval)] = self._text(shape), self._text(aval.dtype.name)
-        return found
+            texts = self._texts[id(aval)] = self._text(shape), self._text(aval.dtype.name)
+        return texts
 
     def _text(self, text: str) -> int:
-        found = self._strings.get(text)
-        if found is None:
-            found = self._strings[text] = len(self._run.strings)
+        number = self._strings.get(text)
+        if number is None:
+            number = self._strings[text] = len(self._run.strings)
             self._run.strings.append(text)
-        return found
+        return number
 
     def _row(self, table: str, **values: int) -> int:
         columns = self._run.tables[table]

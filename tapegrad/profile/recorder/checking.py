@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from tapegrad.device import current_device
+from tapegrad.device import CPU, current_device
 from tapegrad.memory.ledger.journal import Journal
 from tapegrad.memory.ledger.ledger import LEDGER
 
@@ -38,7 +38,7 @@ class Checker:
         else:
             self._traced = not tracemalloc.is_tracing()
             tracemalloc.start()
-            self._others = _traced() - idle - LEDGER.live_bytes
+            self._others = traced() - idle - LEDGER.live_bytes
 
     def compare(self) -> None:
         """Compare now."""
@@ -47,7 +47,7 @@ class Checker:
         elif self._journal is not None and tracemalloc.is_tracing():
             _, idle = current_device().usage()
             with LEDGER.held() as entries:
-                missing, slack = LEDGER.live_bytes - (_traced() - idle - self._others), PER_ARRAY * (1 + len(entries))
+                missing, slack = LEDGER.live_bytes - (traced() - idle - self._others), PER_ARRAY * (1 + len(entries))
             self._note(max(0, missing - slack))
 
     def _compare_pool(self) -> None:
@@ -69,11 +69,8 @@ class Checker:
         return self._checked, self._drift
 
 
-def _traced() -> int:
-    domain = tracemalloc.DomainFilter(inclusive=True, domain=_NUMPY)
+def traced() -> int:
+    """Bytes of NumPy's arrays, as ``tracemalloc`` has counted them since it was started."""
+    domain = tracemalloc.DomainFilter(inclusive=True, domain=CPU.xp.lib.tracemalloc_domain)
     snapshot = tracemalloc.take_snapshot().filter_traces([domain])
     return sum(trace.size for trace in snapshot.traces)
-
-
-_NUMPY = 389047
-"""``np.lib.tracemalloc_domain``; a test compares."""

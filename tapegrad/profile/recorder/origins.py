@@ -22,5 +22,5 @@ def _checkpoint(frame: FrameType) -> tuple[int, str, CodeType | None]:
 
 def special() -> Special:
     """By the id of their code: what the frames of ``Layer.__call__`` and of checkpointed runs are calls of."""
-    found = ((Layer.__call__.__code__, _layer), (Recompute._run.__code__, _checkpoint))
-    return {id(code): (code, describe) for code, describe in found}
+    codes = ((Layer.__call__.__code__, _layer), (Recompute._run.__code__, _checkpoint))
+    return {id(code): (code, describe) for code, describe in codes}

@@ -189,6 +189,6 @@ def _is_ours(trace: TracebackType) -> bool:
     return name.startswith((os.path.dirname(_HERE) + os.sep, "<frozen runpy"))
 
 
-def outcome_of(found: Outcome) -> dict[str, Any]:
+def outcome_of(outcome: Outcome) -> dict[str, object]:
     """What a run tells of the outcome."""
-    return {"kind": found.kind, "code": found.code, "message": found.message}
+    return {"kind": outcome.kind, "code": outcome.code, "message": outcome.message}

@@ -145,12 +145,12 @@ class Session:
             self._alive = self._readings()
         meta = meta | {"stacks": self.stacks}
         with LEDGER.held():  # other threads may be at work
-            found = assemble(self.journal, self.marks, self.samples, self._alive, self.began_cpu_ns, meta)
+            recorded = assemble(self.journal, self.marks, self.samples, self._alive, self.began_cpu_ns, meta)
         if self._checker is not None:
-            found.checks["checked"], found.checks["drift_bytes"] = self._checker.figures()
+            recorded.checks["checked"], recorded.checks["drift_bytes"] = self._checker.figures()
         if source:
-            found.sources = sources_of(found)
-        return found
+            recorded.sources = sources_of(recorded)
+        return recorded
 
     def _readings(self) -> dict[int, End]:
         with LEDGER.held() as entries:

@@ -17,10 +17,10 @@ def sources_of(run: Run) -> dict[str, dict[str, str]]:
     wanted: dict[str, set[int]] = defaultdict(set)
     for file, line in zip(run.frames["file"], run.frames["line"]):
         wanted[run.text(file)].update(range(max(1, line - AROUND), line + AROUND + 1))
-    found: dict[str, dict[str, str]] = {}
+    sources: dict[str, dict[str, str]] = {}
     for name, lines in wanted.items():
         texts = linecache.getlines(name)
         mine = {str(n): texts[n - 1].rstrip("\n")[:_WIDTH] for n in sorted(lines) if n <= len(texts)}
         if mine:
-            found[name] = mine
-    return found
+            sources[name] = mine
+    return sources

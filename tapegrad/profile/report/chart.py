@@ -50,10 +50,10 @@ def _heights(points: list[tuple[int, int, int]], columns: int, column: Callable[
     """The most bytes in the time of each column: what was alive when it began counts."""
     heights, now, at = [0] * columns, points[0][2], 0
     for _, ns, total in points:
-        here = column(ns)
-        for i in range(at, here + 1):
+        last = column(ns)
+        for i in range(at, last + 1):
             heights[i] = max(heights[i], now)
-        at, now = here, total
+        at, now = last, total
     for i in range(at, columns):
         heights[i] = max(heights[i], now)
     return heights
@@ -76,8 +76,8 @@ def _phases(run: Run, begin: int, end: int, columns: int, column: Callable[[int]
             seen[column(ns)][phase] += 1
     phase = -1
     spans: list[tuple[int, int]] = []  # (phase, columns)
-    for found in seen:
-        phase = min(found, key=lambda p: (-found[p], p)) if found else phase
+    for counts in seen:
+        phase = min(counts, key=lambda p: (-counts[p], p)) if counts else phase
         if spans and spans[-1][0] == phase:
             spans[-1] = (phase, spans[-1][1] + 1)
         else:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tapegrad.profile.report.outputs import DERIVED, ENDINGS, STDOUT, View, targets, write
 from tapegrad.profile.report.rows import BY, SORTS
+
+if TYPE_CHECKING:
+    from tapegrad.profile.runs import Run
 
 _WHAT = {
     "html": "an interactive page; it needs no network",
@@ -22,7 +25,7 @@ _WHAT = {
 }
 
 
-def _files(command: Callable[..., Any]) -> Callable[..., Any]:
+def _files(command: Callable[..., object]) -> Callable[..., object]:
     """An option per format, each with or without the name of a file."""
     for kind in reversed(ENDINGS):
         option = click.option(
@@ -71,6 +74,9 @@ def report(
 
     The exit code is 1 if a file cannot be written, 2 if RUN cannot be read or an option does not fit.
     """
+    from tapegrad.profile.runs import load
+    from tapegrad.profile.runs.timeline import at as seq_at
+
     if run is None:
         raise click.UsageError("which run?  Name it first: tapegrad report RUN --html")
     asked = {kind: name for kind, name in files.items() if name is not None}
@@ -78,43 +84,26 @@ def report(
         asked.setdefault("html", DERIVED)
     if open_html and asked["html"] == STDOUT:
         raise click.UsageError("--open shows a file: give --html the name of one")
-    _report(run, at, by, sort, rows, not no_source, asked, open_html, force)
-
-
-def _report(
-    path: str,
-    at: str,
-    by: str | None,
-    sort: str,
-    rows: int | None,
-    source: bool,
-    asked: dict[str, str],
-    open_html: bool,
-    force: bool,
-) -> None:
-    from tapegrad.profile.runs import load
-    from tapegrad.profile.runs.timeline import at as seq_at
-
-    found = targets(asked, path, force)
-    run = load(path)
+    outputs = targets(asked, run, force)
+    recorded = load(run)
     try:
-        seq = seq_at(run, at)
+        seq = seq_at(recorded, at)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if at.startswith("seq:") and seq < int(at.removeprefix("seq:")):
         raise click.UsageError(f"there is no event {at.removeprefix('seq:')}: the last of the run is {seq}")
-    if not found:
-        _print(run, path, at, seq, by, sort, rows)
-    view = View(at, seq, by or "category", sort, rows or 0, source)
-    for kind, file in found.items():
-        write(kind, run, view, file)
+    if not outputs:
+        _print(recorded, run, at, seq, by, sort, rows)
+    view = View(at, seq, by or "category", sort, rows or 0, not no_source)
+    for kind, file in outputs.items():
+        write(kind, recorded, view, file)
         if file is not None:
             click.echo(f"wrote {click.format_filename(file)}", err=True)
     if open_html:
-        click.launch(str(found["html"]))
+        click.launch(str(outputs["html"]))
 
 
-def _print(run: Any, path: str, at: str, seq: int, by: str | None, sort: str, rows: int | None) -> None:
+def _print(run: Run, path: str, at: str, seq: int, by: str | None, sort: str, rows: int | None) -> None:
     from rich.console import Console
 
     from tapegrad.profile.report import text

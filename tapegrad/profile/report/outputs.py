@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -37,9 +36,9 @@ class View:
     rows: int
     source: bool
 
-    def to_json(self, run: Run) -> dict[str, Any]:
+    def to_json(self, run: Run) -> dict[str, object]:
         """What was alive at the moment, in groups; bytes and nanoseconds are integers, -1 stands for none."""
-        found = r.rows(run, self.seq, self.by, self.sort)
+        groups = r.rows(run, self.seq, self.by, self.sort)
         origin = r.origin(run, self.seq)
         return {
             "program": run.meta["program"],
@@ -49,10 +48,10 @@ class View:
             "by": self.by,
             "sort": self.sort,
             "peak": run.peak,
-            "total_bytes": sum(row.bytes for row in found),
-            "total_count": sum(row.count for row in found),
+            "total_bytes": sum(row.bytes for row in groups),
+            "total_count": sum(row.count for row in groups),
             "origin": asdict(origin) if origin is not None else None,
-            "rows": [asdict(row) for row in (found[: self.rows] if self.rows else found)],
+            "rows": [asdict(row) for row in (groups[: self.rows] if self.rows else groups)],
             "recomputed": [asdict(rerun) for rerun in r.reruns(run, self.seq, r.step_of(run, self.seq))],
         }
 
@@ -62,17 +61,17 @@ def targets(asked: dict[str, str], run_path: str, force: bool) -> dict[str, Path
 
     Raises UsageError if two formats want the same place, a picture wants stdout, or a file exists (unless ``force``).
     """
-    found: dict[str, Path | None] = {}
+    files: dict[str, Path | None] = {}
     for kind, name in asked.items():
-        found[kind] = None if name == STDOUT else derived(run_path, kind) if name == DERIVED else Path(name)
+        files[kind] = None if name == STDOUT else derived(run_path, kind) if name == DERIVED else Path(name)
     if asked.get("png") == STDOUT:
         raise click.UsageError("--png writes no text: give it the name of a file")
-    places = [path.resolve() if path is not None else None for path in found.values()]
+    places = [path.resolve() if path is not None else None for path in files.values()]
     if len(set(places)) < len(places):
         raise click.UsageError("two files were asked for under one name; give each its own")
-    for kind, path in found.items():
+    for kind, path in files.items():
         _check(kind, path, run_path, force)
-    return found
+    return files
 
 
 def _check(kind: str, path: Path | None, run_path: str, force: bool) -> None:

@@ -94,16 +94,16 @@ def short_names(*runs: Run) -> dict[str, str]:
     ambiguous: set[str] = set()
     for run in runs:
         files = {run.text(i) for i in (*run.frames["file"], *run.calls["file"])}
-        found = {file: re.split(r"[/\\]", file)[-1] or file for file in files}
-        ambiguous |= {end for end, n in Counter(found.values()).items() if n > 1}
-        ends |= found
+        names = {file: re.split(r"[/\\]", file)[-1] or file for file in files}
+        ambiguous |= {end for end, n in Counter(names.values()).items() if n > 1}
+        ends |= names
     return {file: file if end in ambiguous else end for file, end in ends.items()}
 
 
 def short_place(key: str, names: dict[str, str]) -> str:
     """A place with the name of its file as :func:`short_names` has it."""
-    found = re.match(r"(.*):(-?\d+(?: .*)?)$", key, re.DOTALL)
-    return f"{names.get(found[1], found[1])}:{found[2]}" if found else key
+    match = re.match(r"(.*):(-?\d+(?: .*)?)$", key, re.DOTALL)
+    return f"{names.get(match[1], match[1])}:{match[2]}" if match else key
 
 
 def call_path(run: Run, call: int) -> str:
@@ -126,13 +126,13 @@ def rows(run: Run, seq: int, by: str = "category", sort: str = "bytes") -> list[
     return ordered((_row(run, k, group, live, clock) for k, group in groups.items()), sort)
 
 
-def ordered(found: Iterable[Row], sort: str) -> list[Row]:
+def ordered(groups: Iterable[Row], sort: str) -> list[Row]:
     """Rows sorted by one of SORTS, the largest first, names from A to Z."""
     keys: dict[str, Callable[[Row], tuple]] = {
         "bytes": lambda r: (-r.bytes, r.key), "count": lambda r: (-r.count, -r.bytes, r.key),
         "idle": lambda r: (-r.idle_ns, -r.bytes, r.key), "name": lambda r: (r.key,),
     }  # fmt: skip
-    return sorted(found, key=keys[sort])
+    return sorted(groups, key=keys[sort])
 
 
 def _key(run: Run, by: str, live: dict[int, int]) -> Callable[[int], str]:
@@ -172,10 +172,10 @@ def _row(run: Run, key: str, group: list[int], live: dict[int, int], clock: Cloc
 
 
 def _most(sizes: list[int], group: list[int], name: Callable[[int], str]) -> str:
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for i in group:
-        found[name(i)] += sizes[i]
-    return min(found, key=lambda k: (-found[k], k))
+        totals[name(i)] += sizes[i]
+    return min(totals, key=lambda k: (-totals[k], k))
 
 
 def idle_ns(run: Run, alloc: int, clock: Clock) -> int:
@@ -216,7 +216,7 @@ def unattributed(run: Run, seq: int) -> int:
 
 def curve(run: Run, begin: int, end: int) -> list[tuple[int, int, int]]:
     """``(seq, ns, bytes)`` at ``begin`` and after every event up to ``end``."""
-    found: list[tuple[int, int, int]] = []
+    points: list[tuple[int, int, int]] = []
     before = 0
     for seq, ns, total, _ in totals(run):
         if seq > end:
@@ -224,8 +224,8 @@ def curve(run: Run, begin: int, end: int) -> list[tuple[int, int, int]]:
         if seq < begin:
             before = total
         else:
-            found.append((seq, ns, total))
-    return [(begin, found[0][1] if found else 0, before), *found] if before or found else []
+            points.append((seq, ns, total))
+    return [(begin, points[0][1] if points else 0, before), *points] if before or points else []
 
 
 def reruns(run: Run, seq: int, step: int = -1) -> list[Rerun]:
@@ -241,9 +241,9 @@ def reruns(run: Run, seq: int, step: int = -1) -> list[Rerun]:
 
     for call, root in enumerate(roots):
         if call == root and begin <= calls["begin_seq"][call] <= end:
-            found = group(call)
-            found[0] += 1
-            found[1] += max(0, calls["end_ns"][call] - calls["begin_ns"][call])
+            sums = group(call)
+            sums[0] += 1
+            sums[1] += max(0, calls["end_ns"][call] - calls["begin_ns"][call])
     _add_bytes(run, seq, (begin, end), roots, group)
     listed = [Rerun(*key, *numbers) for key, numbers in groups.items()]
     return sorted(listed, key=lambda r: (-r.ns, -r.bytes, r.name, r.file, r.line))
@@ -258,12 +258,12 @@ def _add_bytes(
         if old < 0 or not within[0] <= a["begin_seq"][i] <= within[1]:
             continue
         root = roots[a["call"][i]] if a["call"][i] >= 0 else -1
-        found = group(root)
+        sums = group(root)
         if root < 0:  # brought back one at a time, by the memory budget
-            found[0] += 1
-        found[2] += a["bytes"][i]
+            sums[0] += 1
+        sums[2] += a["bytes"][i]
         if 0 <= a["end_seq"][old] <= seq < a["begin_seq"][i]:
-            found[3] += a["bytes"][i]
+            sums[3] += a["bytes"][i]
 
 
 def rerun_roots(run: Run) -> list[int]:

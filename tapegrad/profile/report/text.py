@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -13,8 +12,8 @@ from rich.text import Text
 
 from tapegrad.profile.report import rows as r
 from tapegrad.profile.report.chart import chart
-from tapegrad.profile.report.escape import clip, plain, shown
-from tapegrad.profile.report.table import Column, table
+from tapegrad.profile.report.escape import clip, drawn_bar
+from tapegrad.profile.report.table import Column, Output
 from tapegrad.profile.report.units import counted, iec, ms, percent
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.model import MARKS
@@ -67,17 +66,17 @@ def print_summary(
         out.line(f"tapegrad report {out.file(path)} --html", style="bold")
 
 
-def print_table(run: Run, console: Console, found: list[r.Row], by: str, seq: int, limit: int) -> None:
+def print_table(run: Run, console: Console, groups: list[r.Row], by: str, seq: int, limit: int) -> None:
     """Print groups of what was alive at ``seq``, ``limit`` of them (0: all), below a line that says when that was."""
     out = _Out(console, run)
     _headline(run, out, seq, seq == run.peak["seq"])
     out.line()
-    listed = found[:limit] if limit else found
-    _groups(out, by.capitalize(), listed, sum(row.bytes for row in found), by)
-    left = found[len(listed) :]
+    listed = groups[:limit] if limit else groups
+    _groups(out, by.capitalize(), listed, sum(row.bytes for row in groups), by)
+    left = groups[len(listed) :]
     if left:
         out.line(f"{out.dots} {len(left):,} more, {iec(sum(row.bytes for row in left))} (--rows 0 shows all)")
-    out.line(f"total {_exact(sum(row.bytes for row in found))}, {counted(sum(x.count for x in found), 'allocation')}")
+    out.line(f"total {_exact(sum(row.bytes for row in groups))}, {counted(sum(x.count for x in groups), 'allocation')}")
 
 
 def print_oom(run: Run, console: Console, *, path: str | None = None) -> None:
@@ -109,25 +108,19 @@ def _precise(message: str) -> str:
     return _SIZE.sub(lambda f: f"{f[1]} ({iec(int(f[2]))})", message)
 
 
-class _Out:
-    """A console, whether it can show more than ASCII, and how it calls files."""
+class _Out(Output):
+    """Output about one run: it knows how to call files and operations."""
 
     def __init__(self, console: Console, run: Run) -> None:
-        self.console = console
+        super().__init__(console)
         self.files = r.short_names(run)
-        self.plain = plain(console.encoding)
-        self.dots = "..." if self.plain else "…"
-
-    def text(self, text: str) -> str:
-        """Text from a run, harmless."""
-        return shown(text, self.console.encoding)
 
     def place(self, key: str) -> str:
-        """``folder/model.py:41 attention()`` with as little of the folder as tells files apart, harmless."""
+        """``folder/model.py:41 attention()`` with as little of the folder as tells files apart, escaped."""
         return self.text(r.short_place(key, self.files))
 
     def op(self, name: str) -> str:
-        """The name of an operation, harmless."""
+        """The name of an operation, escaped."""
         return self.text(r.op_name(name))
 
     def ms(self, ns: int) -> str:
@@ -136,13 +129,6 @@ class _Out:
     def file(self, path: str) -> str:
         """A path as it can be pasted into a shell."""
         return self.text(shlex.quote(path))
-
-    def line(self, text: str = "", style: str = "") -> None:
-        self.console.print(Text(text, style), soft_wrap=True, highlight=False)
-
-    def table(self, columns: list[Column], cells: list[list[Any]], rule: bool = False) -> None:
-        for line in table(columns, cells, min(self.console.width, 120), self.plain, rule):
-            self.console.print(line, soft_wrap=True, highlight=False)
 
     def panel(self, title: str, lines: list[str]) -> None:
         width = min(self.console.width, 100)
@@ -154,9 +140,7 @@ class _Out:
 
     def bar(self, part: int, whole: int, style: str) -> Text:
         eighths = part * _BAR * 8 // whole if whole else 0
-        if self.plain:
-            return Text("#" * (eighths // 8), style)
-        return Text("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip(), style)
+        return Text(drawn_bar(eighths, self.plain), style)
 
 
 def _exact(nbytes: int) -> str:
@@ -191,11 +175,11 @@ def _reserved(run: Run, seq: int) -> str:
 
 def _categories(run: Run, out: _Out, live: list[r.Row], seq: int) -> None:
     total = sum(row.bytes for row in live)
-    found = {row.key: row for row in live}
-    cells: list[list[Any]] = []
-    for name in sorted(CATEGORIES, key=lambda c: (-(found[c].bytes if c in found else -1), CATEGORIES.index(c))):
-        if name in found:
-            row, style = found[name], STYLES[name]
+    by_name = {row.key: row for row in live}
+    cells: list[list[str | Text]] = []
+    for name in sorted(CATEGORIES, key=lambda c: (-(by_name[c].bytes if c in by_name else -1), CATEGORIES.index(c))):
+        if name in by_name:
+            row, style = by_name[name], STYLES[name]
             bar = out.bar(row.bytes, max(x.bytes for x in live), style)
             cells.append([Text(name, style), iec(row.bytes), percent(row.bytes, total), f"{row.count:,}", bar])
     cells.append(["total", iec(total), "", f"{sum(row.count for row in live):,}", ""])
@@ -223,16 +207,16 @@ def _ledger(run: Run) -> str:
 
 
 def _largest(run: Run, out: _Out, seq: int, limit: int, path: str | None) -> None:
-    found = r.rows(run, seq, "line")
+    groups = r.rows(run, seq, "line")
     out.line()
-    listed = found[:limit] if limit else found
-    _groups(out, "Largest, by line", listed, sum(row.bytes for row in found), "line")
-    if len(found) > len(listed):
+    listed = groups[:limit] if limit else groups
+    _groups(out, "Largest, by line", listed, sum(row.bytes for row in groups), "line")
+    if len(groups) > len(listed):
         more = f": tapegrad report {out.file(path)} --by line" if path is not None else ""
-        out.line(f"{out.dots} {len(found) - len(listed):,} more{more}")
+        out.line(f"{out.dots} {len(groups) - len(listed):,} more{more}")
 
 
-def _groups(out: _Out, title: str, found: list[r.Row], total: int, by: str) -> None:
+def _groups(out: _Out, title: str, groups: list[r.Row], total: int, by: str) -> None:
     by_line = by == "line"
     times = "x" if out.plain else "×"
     columns = [Column(title, flexible=True, place=by_line)]
@@ -240,8 +224,8 @@ def _groups(out: _Out, title: str, found: list[r.Row], total: int, by: str) -> N
     columns += [Column(f"n {times} size", right=True), Column("bytes", right=True)]
     columns += [Column("share", right=True)] if not by_line else []  # 80 columns hold either
     columns += [Column("idle", right=True)]
-    cells: list[list[Any]] = []
-    for row in found:
+    cells: list[list[str | Text]] = []
+    for row in groups:
         size = f" {times} {iec(row.size)}" if row.size >= 0 else ""
         names = [out.op(row.op), out.text(row.holder)] if by_line else []
         share = [percent(row.bytes, total)] if not by_line else []
@@ -254,8 +238,8 @@ def _groups(out: _Out, title: str, found: list[r.Row], total: int, by: str) -> N
 
 def _recomputed(run: Run, out: _Out, seq: int) -> None:
     step = r.step_of(run, seq)
-    found = r.reruns(run, seq, step)
-    if not found:
+    reruns = r.reruns(run, seq, step)
+    if not reruns:
         return
     out.line()
     times = "x" if out.plain else "×"
@@ -264,8 +248,8 @@ def _recomputed(run: Run, out: _Out, seq: int) -> None:
         Column("times", right=True), Column("brought back", right=True), Column("took", right=True),
         Column("not alive then", right=True),
     ]  # fmt: skip
-    cells: list[list[Any]] = []
-    for rerun in found:
+    cells: list[list[str | Text]] = []
+    for rerun in reruns:
         name = out.place(r.place(rerun.file, rerun.line, rerun.name)) if rerun.file else out.text(rerun.name)
         took = out.ms(rerun.ns) if rerun.ns else "-"
         cells.append([name, f"{rerun.count:,} {times}", iec(rerun.bytes), took, iec(rerun.spared_bytes)])
@@ -286,5 +270,5 @@ def _advise(out: _Out, advice: Sequence[tuple[str, str]]) -> None:
 
 def _first_to_go(run: Run, seq: int) -> r.Row | None:
     """The line whose activations are most bytes; of equal ones, that which is idle longest."""
-    found = [row for row in r.rows(run, seq, "line") if row.category == "activation"]
-    return max(found, key=lambda row: (row.bytes, row.idle_ns, row.key), default=None)
+    activations = [row for row in r.rows(run, seq, "line") if row.category == "activation"]
+    return max(activations, key=lambda row: (row.bytes, row.idle_ns, row.key), default=None)

@@ -1,18 +1,21 @@
-"""Bytes, times and shares as people read them."""
+"""Bytes, times, shares, counts and errors as people read them."""
 
 from __future__ import annotations
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50, "EiB": 1 << 60}
+
+
+def unit_of(nbytes: int) -> tuple[str, int]:
+    """The largest unit that is at most ``nbytes``, and its bytes."""
+    return max(((unit, size) for unit, size in _UNITS.items() if size <= max(nbytes, 1)), key=lambda pair: pair[1])
 
 
 def iec(nbytes: int) -> str:
     """``nbytes`` in IEC units with two decimals: 6893338624 is ``6.42 GiB``."""
     if abs(nbytes) < 1024:
         return f"{nbytes} B"
-    value = float(nbytes)
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
-        value /= 1024
-        if abs(value) < 1023.995 or unit == "EiB":
-            break
-    return f"{value:.2f} {unit}"
+    unit, size = unit_of(int(abs(nbytes) * 1024 / 1023.995))  # a value that rounds to 1024.00 is 1.00 of the next unit
+    return f"{nbytes / size:.2f} {unit}"
 
 
 def ms(ns: int, plain: bool = True) -> str:
@@ -38,3 +41,8 @@ def percent(part: int, whole: int) -> str:
 def counted(n: int, one: str, many: str = "") -> str:
     """``1 step``, ``2 steps``."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

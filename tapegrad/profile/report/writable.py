@@ -11,9 +11,9 @@ from tapegrad.profile.runs.whole import require_writable
 
 def try_output(option: str, path: str | os.PathLike[str]) -> None:
     """Raises UsageError, which names option, path and cause, if ``path`` could not be written; nothing is changed."""
-    found = problem_of(option, path)
-    if found is not None:
-        raise click.UsageError(found)
+    problem = problem_of(option, path)
+    if problem is not None:
+        raise click.UsageError(problem)
 
 
 def problem_of(option: str, path: str | os.PathLike[str]) -> str | None:

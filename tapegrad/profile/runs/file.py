@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tapegrad.errors import TapegradError
+from tapegrad.profile.report.units import first_line
 from tapegrad.profile.runs.model import CATEGORIES, COLUMNS, KINDS, MARKS, PHASES, Run
 from tapegrad.profile.runs.whole import whole
 
@@ -74,11 +75,11 @@ def parse(data: bytes, name: str) -> Run:
     if len(data) > MAX_BYTES:
         raise RunFileError(f"{name}: unpacks to more than {MAX_BYTES >> 30} GiB; that is no run file")
     try:
-        found = json.loads(data.decode("utf-8"), parse_constant=_refuse)
+        content = json.loads(data.decode("utf-8"), parse_constant=_refuse)
     except (ValueError, RecursionError) as e:
-        raise RunFileError(f"{name}: not a run file of tapegrad, or cut off ({_short(e)})") from None
+        raise RunFileError(f"{name}: not a run file of tapegrad, or cut off ({first_line(e)[:100]})") from None
     try:
-        return _checked(found)
+        return _checked(content)
     except RunFileError as e:
         raise RunFileError(f"{name}: {e}") from None
 
@@ -86,39 +87,35 @@ def parse(data: bytes, name: str) -> Run:
 def _unpacked(data: bytes, name: str) -> bytes:
     unpacker = zlib.decompressobj(wbits=31)
     try:
-        found = unpacker.decompress(data, MAX_BYTES + 1)
+        unpacked = unpacker.decompress(data, MAX_BYTES + 1)
     except zlib.error as e:
-        raise RunFileError(f"{name}: damaged ({_short(e)})") from None
-    if not unpacker.eof and len(found) <= MAX_BYTES:
+        raise RunFileError(f"{name}: damaged ({first_line(e)[:100]})") from None
+    if not unpacker.eof and len(unpacked) <= MAX_BYTES:
         raise RunFileError(f"{name}: cut off: the end of the compressed data is missing")
-    return found
+    return unpacked
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no number that a run file may hold")
 
 
-def _short(error: BaseException) -> str:
-    return str(error).splitlines()[0][:100] if str(error) else type(error).__name__
-
-
-def _checked(found: Any) -> Run:
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+def _checked(data: object) -> Run:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise RunFileError("not a run file of tapegrad")
-    version = found.get("version")
+    version = data.get("version")
     if not _is_int(version) or version != VERSION:
         raise RunFileError(
             f"of version {version!r:.20}, and this tapegrad reads version {VERSION}; use the tapegrad that wrote it"
         )
     for key, choices in (("categories", CATEGORIES), ("phases", PHASES), ("kinds", KINDS), ("mark_kinds", MARKS)):
-        if found.get(key) != list(choices):
+        if data.get(key) != list(choices):
             raise RunFileError(f"{key!r} are not those of version {VERSION}")
-    strings = found.get("strings")
+    strings = data.get("strings")
     if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
         raise RunFileError("'strings' is not a list of strings")
-    run = Run(_meta(found.get("meta")), strings)
+    run = Run(_meta(data.get("meta")), strings)
     for name, columns in COLUMNS.items():
-        run.tables[name] = _table(name, columns, found.get(name))
+        run.tables[name] = _table(name, columns, data.get(name))
     for name, columns in COLUMNS.items():
         for column, into in columns.items():
             if into is not None:
@@ -126,26 +123,26 @@ def _checked(found: Any) -> Run:
                 _check_range(f"{name}.{column}", run.tables[name][column], 0 if needed else -1, _size(run, into))
     _check_stacks(run)
     _check_lives(run)
-    run.peak = _numbers("peak", found.get("peak"), run.peak)
-    run.checks = _numbers("checks", found.get("checks"), run.checks)
+    run.peak = _numbers("peak", data.get("peak"), run.peak)
+    run.checks = _numbers("checks", data.get("checks"), run.checks)
     if run.peak["bytes"] < 0 or not -1 <= run.peak["step"] < run.count("steps"):
         raise RunFileError("'peak' is negative, or in a step that is not there")
-    run.sources = _sources(found.get("sources", {}))
+    run.sources = _sources(data.get("sources", {}))
     return run
 
 
-def _table(name: str, columns: dict[str, str | None], found: Any) -> dict[str, list[int]]:
-    if not isinstance(found, dict) or set(found) != set(columns):
+def _table(name: str, columns: dict[str, str | None], columns_of: object) -> dict[str, list[int]]:
+    if not isinstance(columns_of, dict) or set(columns_of) != set(columns):
         raise RunFileError(f"table {name!r} does not have the columns {', '.join(columns)}")
-    for column, values in found.items():
+    for column, values in columns_of.items():
         # bool is an int to isinstance, and a float equal to one is not
         if not isinstance(values, list) or any(type(v) is not int for v in values):
             raise RunFileError(f"{name}.{column} is not a list of integers")
         if values and not -_LARGEST <= min(values) <= max(values) <= _LARGEST:
             raise RunFileError(f"{name}.{column} holds a number too large")
-    if len({len(values) for values in found.values()}) != 1:
+    if len({len(values) for values in columns_of.values()}) != 1:
         raise RunFileError(f"the columns of {name!r} differ in length")
-    return found
+    return columns_of
 
 
 def _size(run: Run, into: str) -> int:
@@ -184,10 +181,10 @@ def _check_lives(run: Run) -> None:
         raise RunFileError("allocs.remat_of does not lead back")
 
 
-def _meta(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
+def _meta(meta: object) -> dict[str, Any]:
+    if not isinstance(meta, dict):
         raise RunFileError("'meta' is not an object")
-    argv, outcome, device = found.get("argv"), found.get("outcome"), found.get("device")
+    argv, outcome, device = meta.get("argv"), meta.get("outcome"), meta.get("device")
     if not isinstance(argv, list) or not all(isinstance(a, str) for a in argv):
         raise RunFileError("meta.argv is not a list of strings")
     if not isinstance(outcome, dict) or not isinstance(outcome.get("kind"), str) or not _is_int(outcome.get("code")):
@@ -195,30 +192,30 @@ def _meta(found: Any) -> dict[str, Any]:
     if not isinstance(device, dict) or not isinstance(device.get("name"), str):
         raise RunFileError("meta.device has no name")
     for key in ("tapegrad", "program"):
-        if not isinstance(found.get(key), str):
+        if not isinstance(meta.get(key), str):
             raise RunFileError(f"meta.{key} is not a string")
-    for key, value in (("limit_bytes", found.get("limit_bytes")), ("total_bytes", device.get("total_bytes"))):
+    for key, value in (("limit_bytes", meta.get("limit_bytes")), ("total_bytes", device.get("total_bytes"))):
         if value is not None and not (_is_int(value) and value >= 0):
             raise RunFileError(f"meta: {key} is not a number of bytes")
     if not isinstance(outcome.get("message", ""), str):
         raise RunFileError("meta.outcome.message is not a string")
-    return found
+    return meta
 
 
-def _numbers(what: str, found: Any, example: dict[str, int]) -> dict[str, int]:
-    if not isinstance(found, dict) or set(found) != set(example) or not all(_is_int(v) for v in found.values()):
+def _numbers(what: str, numbers: object, example: dict[str, int]) -> dict[str, int]:
+    if not isinstance(numbers, dict) or set(numbers) != set(example) or not all(_is_int(v) for v in numbers.values()):
         raise RunFileError(f"{what!r} does not have the integers {', '.join(example)}")
-    return found
+    return numbers
 
 
-def _sources(found: Any) -> dict[str, dict[str, str]]:
-    if not isinstance(found, dict) or not all(
+def _sources(sources: object) -> dict[str, dict[str, str]]:
+    if not isinstance(sources, dict) or not all(
         isinstance(lines, dict) and all(k.isdecimal() and len(k) < 10 and isinstance(v, str) for k, v in lines.items())
-        for lines in found.values()
+        for lines in sources.values()
     ):
         raise RunFileError("'sources' is not text by file and line")
-    return found
+    return sources
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> bool:
     return type(value) is int and abs(value) <= _LARGEST

@@ -31,18 +31,18 @@ def events(run: Run) -> list[Event]:
     marks += [(seq, FREE, i, -1) for i, seq in enumerate(a["end_seq"]) if seq >= 0]
     marks += [(seq, CHANGE, i, cat) for seq, i, cat in zip(c["seq"], c["alloc"], c["category"])]
     marks.sort()
-    found, now = [], 0
+    changes, now = [], 0
     for seq, kind, i, to in marks:
         if kind == ALLOC:
             now = a["begin_ns"][i]
-            found.append(Event(seq, now, i, -1, to))
+            changes.append(Event(seq, now, i, -1, to))
         elif kind == FREE:
             now = a["end_ns"][i]
-            found.append(Event(seq, now, i, category[i], -1))
+            changes.append(Event(seq, now, i, category[i], -1))
         else:
-            found.append(Event(seq, now, i, category[i], to))
+            changes.append(Event(seq, now, i, category[i], to))
             category[i] = to
-    return found
+    return changes
 
 
 def totals(run: Run) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
@@ -63,11 +63,19 @@ def alive(run: Run, seq: int) -> dict[int, int]:
     """What is alive at ``seq``: the category of each allocation, by its number."""
     a, c = run.allocs, run.changes
     lives = enumerate(zip(a["begin_seq"], a["end_seq"], a["category"]))
-    found = {i: category for i, (begin, end, category) in lives if begin <= seq and not 0 <= end <= seq}
+    live = {i: category for i, (begin, end, category) in lives if begin <= seq and not 0 <= end <= seq}
     for at, i, category in sorted(zip(c["seq"], c["alloc"], c["category"])):
-        if at <= seq and i in found:
-            found[i] = category
-    return found
+        if at <= seq and i in live:
+            live[i] = category
+    return live
+
+
+def last_categories(run: Run) -> list[int]:
+    """The category of each allocation in the end."""
+    last = list(run.allocs["category"])
+    for _, alloc, category in sorted(zip(run.changes["seq"], run.changes["alloc"], run.changes["category"])):
+        last[alloc] = category
+    return last
 
 
 def peak(run: Run, begin: int = 0, end: int | None = None) -> tuple[int, int]:
@@ -87,28 +95,28 @@ def peak(run: Run, begin: int = 0, end: int | None = None) -> tuple[int, int]:
 
 def peaks(run: Run, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """:func:`peak` of several ranges of seq, which are in order and do not overlap, in one pass."""
-    found = [(0, -1)] * len(ranges)
+    highest = [(0, -1)] * len(ranges)
     at, last = 0, 0
     for seq, _, total, _ in totals(run):
         while at < len(ranges) and seq > ranges[at][1]:
-            found[at] = _at_least(found[at], last, ranges[at][0])
+            highest[at] = _at_least(highest[at], last, ranges[at][0])
             at += 1
         if at == len(ranges):
-            return found
+            return highest
         begin, _ = ranges[at]
         if seq >= begin:
-            found[at] = _at_least(found[at], last, begin)
-            if total > found[at][0]:
-                found[at] = total, seq
+            highest[at] = _at_least(highest[at], last, begin)
+            if total > highest[at][0]:
+                highest[at] = total, seq
         last = total
     for i in range(at, len(ranges)):
-        found[i] = _at_least(found[i], last, ranges[i][0])
-    return found
+        highest[i] = _at_least(highest[i], last, ranges[i][0])
+    return highest
 
 
-def _at_least(found: tuple[int, int], nbytes: int, begin: int) -> tuple[int, int]:
+def _at_least(highest: tuple[int, int], nbytes: int, begin: int) -> tuple[int, int]:
     """What was alive when a range began counts, too."""
-    return found if found[1] >= 0 or not nbytes else (nbytes, begin)
+    return highest if highest[1] >= 0 or not nbytes else (nbytes, begin)
 
 
 def _peak_of_step(run: Run, step: int) -> int:
@@ -131,9 +139,9 @@ def at(run: Run, moment: str) -> int:
     if kind == "end" and not number:
         return last
     if kind == "oom" and not number:
-        found = [seq for seq, mark in zip(run.marks["seq"], run.marks["kind"]) if mark == 1]
-        if found:
-            return found[-1]
+        seqs = [seq for seq, mark in zip(run.marks["seq"], run.marks["kind"]) if mark == 1]
+        if seqs:
+            return seqs[-1]
         raise ValueError("the run did not run out of memory; see --at peak")
     steps = run.count("steps")
     if kind == "step" and number.isdecimal():

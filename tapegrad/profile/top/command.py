@@ -49,7 +49,7 @@ def top(once: bool, interval: float, as_json: bool, ascii_only: bool) -> None:
 
 def gather() -> dict[str, Any]:
     """All that is known now; integers are bytes unless their name says otherwise, None is "not known"."""
-    found, notes = devices.gather()
+    gpus, notes = devices.gather()
     try:
         ours = processes.published()
     except OSError as error:
@@ -57,16 +57,16 @@ def gather() -> dict[str, Any]:
     now = time.time()
     for one in ours:
         one["age"] = None if one["updated"] is None else max(0.0, now - one["updated"])
-    return {"notes": notes, "devices": found, "cpu": processes.cpu(), "processes": ours}
+    return {"notes": notes, "devices": gpus, "cpu": processes.cpu(), "processes": ours}
 
 
 def _shown(ascii_only: bool) -> list[str]:
     return lines(gather(), shutil.get_terminal_size((80, 24)).columns, ascii_only)
 
 
-def _styled(found: list[str]) -> list[str]:
+def _styled(texts: list[str]) -> list[str]:
     """Devices stand out; click leaves the style away where it does not belong."""
-    return [click.style(line, bold=True) if line.startswith(("GPU ", "CPU")) else line for line in found]
+    return [click.style(line, bold=True) if line.startswith(("GPU ", "CPU")) else line for line in texts]
 
 
 def _terminal() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tapegrad.profile.report.units import first_line
 from tapegrad.profile.top.processes import name_of
 
 
@@ -25,7 +26,7 @@ class _Nvml:
         except Exception as error:  # NVMLError, or what a binding of another version raises
             missing = getattr(self.pynvml, "NVMLError_NotSupported", ())
             if not isinstance(error, missing):
-                note = f"NVML refused {question}: {_line(error)}"
+                note = f"NVML refused {question}: {first_line(error)}"
                 self.notes += [note] if note not in self.notes else []
             return None
 
@@ -39,20 +40,16 @@ def gather() -> tuple[list[dict[str, Any]], list[str]]:
     try:
         pynvml.nvmlInit()
     except Exception as error:
-        return [], [f"GPUs are not shown: NVML does not start: {_line(error)}"]
+        return [], [f"GPUs are not shown: NVML does not start: {first_line(error)}"]
     nvml = _Nvml(pynvml)
     try:
         handles = [(i, nvml.ask("DeviceGetHandleByIndex", i)) for i in range(nvml.ask("DeviceGetCount") or 0)]
-        found = [_device(nvml, i, handle) for i, handle in handles if handle is not None]
+        gpus = [_device(nvml, i, handle) for i, handle in handles if handle is not None]
     finally:
         nvml.ask("Shutdown")
-    if not found and not nvml.notes:
+    if not gpus and not nvml.notes:
         nvml.notes.append("NVML knows no GPU")
-    return found, nvml.notes
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0] or type(error).__name__
+    return gpus, nvml.notes
 
 
 def _device(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
@@ -84,14 +81,14 @@ def _memory(nvml: _Nvml, handle: Any) -> dict[str, Any]:
 
 def _instances(nvml: _Nvml, handle: Any) -> list[dict[str, Any]]:
     """The parts into which MIG divides a device; a place without one is skipped."""
-    found = []
+    instances = []
     for i in range(nvml.ask("DeviceGetMaxMigDeviceCount", handle) or 0):
         try:
             part = nvml.pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
         except Exception:  # NVML has no other way to say that this place is empty
             continue
-        found.append({"index": i, **_memory(nvml, part)})
-    return found
+        instances.append({"index": i, **_memory(nvml, part)})
+    return instances
 
 
 def _processes(nvml: _Nvml, handle: Any) -> list[dict[str, Any]]:

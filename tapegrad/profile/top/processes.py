@@ -20,15 +20,15 @@ _NUMBERS = ("step", "live_bytes", "peak_bytes", "reserved_bytes")
 
 def published() -> list[dict[str, Any]]:
     """What every living process of ours says, by pid; files of dead ones are removed.  Raises OSError."""
-    place = folder()
+    directory = folder()
     try:
-        require_ours(place)
-        names = sorted(os.listdir(place))
+        require_ours(directory)
+        names = sorted(os.listdir(directory))
     except FileNotFoundError:
         return []
-    found = []
+    entries = []
     for name in names:
-        pid, file = name.lstrip(".").partition(".")[0], place / name
+        pid, file = name.lstrip(".").partition(".")[0], directory / name
         if not (pid.isascii() and pid.isdecimal() and 0 < int(pid[:10]) < 1 << 31 and _ours(name, pid)):
             continue
         said = _read(file) if name.endswith(".json") else None
@@ -36,8 +36,8 @@ def published() -> list[dict[str, Any]]:
             with suppress(OSError):
                 file.unlink()
         elif said is not None and said["pid"] == int(pid):
-            found.append({**said, "rss_bytes": rss(int(pid))})
-    return sorted(found, key=lambda one: one["pid"])
+            entries.append({**said, "rss_bytes": rss(int(pid))})
+    return sorted(entries, key=lambda one: one["pid"])
 
 
 def _ours(name: str, pid: str) -> bool:
@@ -57,32 +57,34 @@ def _read(file: Path) -> dict[str, Any] | None:
         return None
 
 
-def _checked(found: Any) -> dict[str, Any] | None:
+def _checked(data: object) -> dict[str, Any] | None:
     """Known keys with values of their types; whatever else is there is left out."""
-    if not isinstance(found, dict) or _whole(found.get("pid")) is None:
+    if not isinstance(data, dict) or _whole(data.get("pid")) is None:
         return None
-    categories = found.get("categories")
+    categories = data.get("categories")
     named = list(categories.items())[:32] if isinstance(categories, dict) else []
     return {
-        "pid": found["pid"],
-        "program": _text(found.get("program")) or "?",
-        "device": _text(found.get("device")) or "?",
-        **{key: _whole(found.get(key)) for key in _NUMBERS},
+        "pid": data["pid"],
+        "program": _text(data.get("program")) or "?",
+        "device": _text(data.get("device")) or "?",
+        **{key: _whole(data.get(key)) for key in _NUMBERS},
         "categories": {_text(name): n for name, n in named if _whole(n) is not None},
-        "started": _seconds(found.get("started")),
-        "updated": _seconds(found.get("updated")),
+        "started": _seconds(data.get("started")),
+        "updated": _seconds(data.get("updated")),
     }
 
 
-def _whole(value: Any) -> int | None:
+def _whole(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= _LARGEST else None
 
 
-def _seconds(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and 0 <= value <= _LARGEST else None
+def _seconds(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value <= _LARGEST else None
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value[:200] if isinstance(value, str) else ""
 
 

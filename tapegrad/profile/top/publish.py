@@ -12,7 +12,6 @@ import stat
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from tapegrad.errors import TapegradError
 
@@ -33,17 +32,17 @@ def folder() -> Path:
     return Path(tempfile.gettempdir(), f"tapegrad-{uid}")
 
 
-def require_ours(place: Path) -> None:
+def require_ours(path: Path) -> None:
     """Raises RuntimeFolderError unless ``place`` is a folder (not a link) of ours that nobody else can enter."""
     if not hasattr(os, "getuid"):
         return
-    found = place.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise RuntimeFolderError(f"{place} is not a folder; remove it")
-    if found.st_uid != os.getuid():
-        raise RuntimeFolderError(f"{place} belongs to user {found.st_uid}, not to you; set XDG_RUNTIME_DIR")
-    if found.st_mode & 0o077:
-        raise RuntimeFolderError(f"{place} is open to others; chmod 700 it")
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise RuntimeFolderError(f"{path} is not a folder; remove it")
+    if status.st_uid != os.getuid():
+        raise RuntimeFolderError(f"{path} belongs to user {status.st_uid}, not to you; set XDG_RUNTIME_DIR")
+    if status.st_mode & 0o077:
+        raise RuntimeFolderError(f"{path} is open to others; chmod 700 it")
 
 
 class Publisher:
@@ -57,7 +56,7 @@ class Publisher:
         """Why nothing is published, if so."""
         atexit.register(self.close)
 
-    def update(self, figures: dict[str, Any]) -> None:
+    def update(self, figures: dict[str, object]) -> None:
         """Publish ``figures``, unless the last ones are less than half a second old.
 
         Keys: ``program``, ``started`` (seconds since 1970), ``step``, ``live_bytes``, ``peak_bytes``, ``categories``
@@ -75,12 +74,12 @@ class Publisher:
         except OSError as error:
             self.error = error
 
-    def _write(self, place: Path, text: str) -> None:
-        place.mkdir(mode=0o700, parents=False, exist_ok=True)
-        require_ours(place)
-        part = place / f".{self._pid}.part"
+    def _write(self, directory: Path, text: str) -> None:
+        directory.mkdir(mode=0o700, parents=False, exist_ok=True)
+        require_ours(directory)
+        part = directory / f".{self._pid}.part"
         part.write_text(text, encoding="utf-8")
-        self._written = part.replace(place / f"{self._pid}.json")
+        self._written = part.replace(directory / f"{self._pid}.json")
 
     def close(self) -> None:
         """Say no more, and take the file away."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from tapegrad.profile.report.escape import clip, shown
-from tapegrad.profile.report.units import iec
+from tapegrad.profile.report.escape import clip, drawn_bar, shown
+from tapegrad.profile.report.units import iec, unit_of
 
 SHORT = {
     "activation": "act", "optimizer": "opt", "parameter": "par", "temporary": "tmp", "gradient": "grad",
@@ -18,20 +18,20 @@ STALE = 10.0
 _BAR = 15
 
 
-def lines(found: dict[str, Any], width: int, ascii_only: bool) -> list[str]:
+def lines(state: dict[str, Any], width: int, ascii_only: bool) -> list[str]:
     """The report that ``found`` holds (see ``command.gather``), no line wider than ``width``."""
-    ours = {one["pid"]: one for one in found["processes"]}
+    ours = {one["pid"]: one for one in state["processes"]}
     draw = _Drawing(width, ascii_only)
     told: set[int] = set()
-    for note in found["notes"]:
+    for note in state["notes"]:
         draw.put(*draw.clean(note, 500).split(), gap=" ")
-    for gpu in found["devices"]:
+    for gpu in state["devices"]:
         draw.put(*_heading(gpu, draw))
         told |= draw.processes(gpu["processes"], ours)
         for part in gpu["instances"]:
             draw.put(f"  MIG {part['index']}  {draw.clean(part['name'])}", _room(part, draw))
             told |= draw.processes(part["processes"], ours)
-    total, available = found["cpu"]["total_bytes"], found["cpu"]["available_bytes"]
+    total, available = state["cpu"]["total_bytes"], state["cpu"]["available_bytes"]
     if total is not None:
         used = None if available is None else total - available
         draw.put("CPU", _room({"used_bytes": used, "total_bytes": total}, draw))
@@ -62,13 +62,8 @@ def _room(device: dict[str, Any], draw: _Drawing) -> str:
     used, total = device["used_bytes"], device["total_bytes"]
     if used is None or not total:
         return "" if total is None else iec(total)
-    unit, scale = _unit(total)
+    unit, scale = unit_of(total)
     return f"{used / scale:.1f}/{total / scale:.1f} {unit} {draw.bar(used / total)}"
-
-
-def _unit(nbytes: int) -> tuple[str, float]:
-    """The unit in which ``nbytes`` is a number from 1 to 1023, and its bytes."""
-    return next(((u, s) for u, s in (("GiB", 2.0**30), ("MiB", 2.0**20)) if nbytes >= s), ("KiB", 2.0**10))
 
 
 class _Drawing:
@@ -85,9 +80,8 @@ class _Drawing:
     def bar(self, share: float) -> str:
         eighths = round(min(max(share, 0.0), 1.0) * _BAR * 8)
         if self.ascii_only:
-            return ("#" * round(eighths / 8)).ljust(_BAR, ".")
-        whole, rest = divmod(eighths, 8)
-        return ("█" * whole + " ▏▎▍▌▋▊▉"[rest].strip()).ljust(_BAR, "░")
+            eighths = 8 * round(eighths / 8)
+        return drawn_bar(eighths, self.ascii_only).ljust(_BAR, "." if self.ascii_only else "░")
 
     def put(self, *parts: str, indent: int = 4, gap: str = "  ") -> None:
         """Parts beside each other; those that do not fit go on in a further line."""
@@ -101,15 +95,15 @@ class _Drawing:
             line = clip(line, self.width, "..." if self.ascii_only else "…")
         self.lines.append(line)
 
-    def processes(self, found: list[dict[str, Any]], ours: dict[int, dict[str, Any]]) -> set[int]:
+    def processes(self, listed: list[dict[str, Any]], ours: dict[int, dict[str, Any]]) -> set[int]:
         """One entry for each process on a device; which of them are ours."""
-        for one in found:
+        for one in listed:
             if one["pid"] in ours:
                 self.process(ours[one["pid"]], one["used_bytes"])
             else:
                 used = "?" if one["used_bytes"] is None else iec(one["used_bytes"])
                 self.put(f"  PID {one['pid']:<7} {self.clean(one['name'] or '?', 24)}", "(not tapegrad)", used)
-        return {one["pid"] for one in found} & ours.keys()
+        return {one["pid"] for one in listed} & ours.keys()
 
     def process(self, one: dict[str, Any], on_device: int | None) -> None:
         """What a process of ours says of itself, and (in bytes) what the driver or the system says of it."""
@@ -126,19 +120,19 @@ class _Drawing:
 
     def _split(self, categories: dict[str, int]) -> str:
         """Bytes by category, the largest first, in one unit."""
-        found = sorted(((n, name) for name, n in categories.items() if n), reverse=True)
-        if not found:
+        sizes = sorted(((n, name) for name, n in categories.items() if n), reverse=True)
+        if not sizes:
             return ""
-        unit, scale = _unit(found[0][0])
-        return "  ".join(f"{SHORT.get(name) or self.clean(name, 12)} {n / scale:.2f}" for n, name in found) + f" {unit}"
+        unit, scale = unit_of(sizes[0][0])
+        return "  ".join(f"{SHORT.get(name) or self.clean(name, 12)} {n / scale:.2f}" for n, name in sizes) + f" {unit}"
 
     def _around(self, one: dict[str, Any], on_device: int | None) -> str:
         """What lies around the tensors: the pool, and what is outside of it."""
-        reserved, found = one["reserved_bytes"], []
+        reserved, parts = one["reserved_bytes"], []
         if reserved is not None:
-            found.append(f"pool {iec(reserved)}")
+            parts.append(f"pool {iec(reserved)}")
         if reserved is not None and on_device is not None:
-            found.append(f"outside pool {iec(max(on_device - reserved, 0))}")
+            parts.append(f"outside pool {iec(max(on_device - reserved, 0))}")
         if on_device is None and one["rss_bytes"] is not None:
-            found.append(f"RSS {iec(one['rss_bytes'])}")
-        return "  ".join(found)
+            parts.append(f"RSS {iec(one['rss_bytes'])}")
+        return "  ".join(parts)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import os
 import re
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
-from typing import Any
 
 from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs.model import Run
@@ -33,7 +33,7 @@ def write(
     path: str | os.PathLike[str],
     *,
     source: bool = True,
-    what_if: list[dict[str, Any]] | None = None,
+    what_if: Sequence[Mapping[str, object]] = (),
     max_drawn: int = 200_000,
 ) -> None:
     """Write ``run`` as an HTML file to ``path``: all of it, or (on an error) nothing; for the arguments see ``page``.
@@ -46,7 +46,7 @@ def write(
 
 
 def page(
-    run: Run, *, source: bool = True, what_if: list[dict[str, Any]] | None = None, max_drawn: int = 200_000
+    run: Run, *, source: bool = True, what_if: Sequence[Mapping[str, object]] = (), max_drawn: int = 200_000
 ) -> str:
     """The HTML report of ``run``.
 
@@ -64,7 +64,7 @@ def page(
         "payload": base64.b64encode(payload).decode(),
         "script": script(),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset("viewer.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("viewer.html"))
 
 
 def script() -> str:
@@ -80,4 +80,4 @@ def asset(name: str) -> str:
 
 def visible(text: str) -> str:
     """``text`` with its control characters, turns of the direction of writing and halves of characters spelt out."""
-    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -11,9 +11,8 @@ from __future__ import annotations
 import gzip
 import json
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from operator import sub
-from typing import Any
 
 from tapegrad.profile.runs.file import RunFileError
 from tapegrad.profile.runs.model import CATEGORIES, KINDS, MARKS, PHASES, Run
@@ -31,7 +30,7 @@ _WHOLE_TABLES = ("frames", "stacks", "calls", "steps", "marks", "samples")
 Columns = dict[str, list[int]]
 
 
-def encode(run: Run, *, source: bool, what_if: list[dict[str, Any]] | None, max_drawn: int) -> bytes:
+def encode(run: Run, *, source: bool, what_if: Sequence[Mapping[str, object]], max_drawn: int) -> bytes:
     """The compressed payload of ``run``; the smallest allocations beyond ``max_drawn`` are folded into sums.
 
     Raises RunFileError if a number in the run, or the sum of its bytes, is beyond 2**53 - 1.
@@ -42,7 +41,7 @@ def encode(run: Run, *, source: bool, what_if: list[dict[str, Any]] | None, max_
     packed = {name: _pack(values) for name, values in columns.items()}
     meta = {key: value for key, value in run.meta.items() if key != "plan"} | {"planned": bool(run.meta.get("plan"))}
     header = {
-        "meta": meta, "peak": run.peak, "checks": run.checks, "strings": run.strings, "what_if": what_if or [],
+        "meta": meta, "peak": run.peak, "checks": run.checks, "strings": run.strings, "what_if": list(what_if),
         "sources": run.sources if source else None,
         "categories": CATEGORIES, "phases": PHASES, "kinds": KINDS, "mark_kinds": MARKS,
         "folded": {"count": len(folded), "bytes": sum(run.allocs["bytes"][i] for i in folded)},
@@ -63,30 +62,30 @@ def _largest(run: Run, max_drawn: int) -> tuple[list[int], list[int]]:
 
 
 def _columns(run: Run, kept: list[int], folded: list[int]) -> Columns:
-    place, table = {old: new for new, old in enumerate(kept)}, run.allocs
+    numbers, table = {old: new for new, old in enumerate(kept)}, run.allocs
     columns = {f"allocs.{name}": table[name] for name in _ALLOC_COLUMNS}
     if folded:
         columns = {name: [values[i] for i in kept] for name, values in columns.items()}
-    columns["allocs.remat_of"] = [place.get(old, -1) for old in columns["allocs.remat_of"]]
+    columns["allocs.remat_of"] = [numbers.get(old, -1) for old in columns["allocs.remat_of"]]
     columns["allocs.number"] = kept
-    columns |= _event_columns(run, events(run), place, bool(folded))
+    columns |= _event_columns(run, events(run), numbers, bool(folded))
     for whole in _WHOLE_TABLES:
         columns |= {f"{whole}.{name}": values for name, values in run.tables[whole].items()}
     columns |= {f"ops.{name}": run.ops[name] for name in ("seq", "ns", "name", "phase", "stack")}
     return columns | _bands(run)
 
 
-def _event_columns(run: Run, found: list[Event], place: dict[int, int], folding: bool) -> Columns:
+def _event_columns(run: Run, listed: list[Event], numbers: dict[int, int], folding: bool) -> Columns:
     """What changed when: ``change`` holds both categories, of before and after (0: not alive), 16 to one."""
     columns = {
-        "events.seq": [e.seq for e in found],
-        "events.ns": [e.ns for e in found],
-        "events.alloc": [place.get(e.alloc, -1) for e in found],
-        "events.change": [(e.before + 1) * 16 + e.after + 1 for e in found],
+        "events.seq": [e.seq for e in listed],
+        "events.ns": [e.ns for e in listed],
+        "events.alloc": [numbers.get(e.alloc, -1) for e in listed],
+        "events.change": [(e.before + 1) * 16 + e.after + 1 for e in listed],
     }
     if folding:  # of allocations that the page does not list one by one it needs the bytes here
         sizes = run.allocs["bytes"]
-        columns["events.folded"] = [0 if e.alloc in place else sizes[e.alloc] for e in found]
+        columns["events.folded"] = [0 if e.alloc in numbers else sizes[e.alloc] for e in listed]
     return columns
 
 

@@ -12,7 +12,7 @@ from tapegrad.profile.cli import main
 from tapegrad.profile.plan.advice import advice
 from tapegrad.profile.plan.file import load
 from tapegrad.profile.plan.problem import Problem, held_bytes
-from tapegrad.profile.plan.verify import verified
+from tapegrad.profile.plan.text import verified
 from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs import Run, save
 from tapegrad.profile.runs.model import KINDS

@@ -19,7 +19,6 @@ from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import HERE
 from tapegrad.memory.ledger.steps import STEPS
 from tapegrad.profile.recorder import Session
-from tapegrad.profile.recorder.checking import _NUMPY
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run
 from tapegrad.profile.runs.file import parse, to_json
 from tapegrad.profile.runs.model import KINDS
@@ -134,8 +133,7 @@ def test_after_every_event_the_run_holds_what_the_ledger_held() -> None:
 
 def test_the_ledger_is_tracemallocs_numpy_domain_before_every_operation() -> None:
     """To the byte: of small arrays, which do not come from the pool, whose blocks are larger than what is asked for."""
-    assert np.lib.tracemalloc_domain == _NUMPY
-    domain = tracemalloc.DomainFilter(inclusive=True, domain=_NUMPY)
+    domain = tracemalloc.DomainFilter(inclusive=True, domain=np.lib.tracemalloc_domain)
     no_tensors = tracemalloc.Filter(inclusive=False, filename_pattern="*bits.py")  # the state of NumPy's own generator
 
     def traced() -> int:
