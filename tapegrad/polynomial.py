@@ -15,7 +15,7 @@ from tapegrad.ops.elementwise._numbers import precise
 from tapegrad.ops.elementwise.arithmetic import abs, add, divide, multiply, sqrt, square, subtract
 from tapegrad.ops.elementwise.comparison import not_equal
 from tapegrad.ops.elementwise.complex import conj, imag, real
-from tapegrad.ops.index.indexing import nonzero
+from tapegrad.ops.elementwise.selection import nonzero
 from tapegrad.ops.index.partial_sort import sort_complex
 from tapegrad.ops.products.correlation import convolve
 from tapegrad.ops.products.products import outer

@@ -27,7 +27,6 @@ from tapegrad.ops.elementwise.activation import (
     leaky_relu,
     log_sigmoid,
     relu,
-    sigmoid,
     silu,
     softplus,
     softsign,
@@ -43,7 +42,6 @@ from tapegrad.ops.elementwise.arithmetic import (
     multiply,
     negative,
     positive,
-    power,
     reciprocal,
     remainder,
     rint,
@@ -79,9 +77,10 @@ from tapegrad.ops.elementwise.comparison import (
     trunc,
 )
 from tapegrad.ops.elementwise.complex import conj, imag, real
-from tapegrad.ops.elementwise.exponential import exp, exp2, expm1, log, log1p, log2, log10, logaddexp
+from tapegrad.ops.elementwise.exponential import exp, exp2, expm1, log, log1p, log2, log10, logaddexp, power
 from tapegrad.ops.elementwise.floating import *  # noqa: F403
-from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.elementwise.selection import nonzero, where
+from tapegrad.ops.elementwise.sigmoid import sigmoid, tanh
 from tapegrad.ops.elementwise.trigonometric import (
     acos,
     acosh,
@@ -96,10 +95,9 @@ from tapegrad.ops.elementwise.trigonometric import (
     sin,
     sinh,
     tan,
-    tanh,
 )
 from tapegrad.ops.index import membership
-from tapegrad.ops.index.indexing import nonzero, one_hot, take, take_along_axis
+from tapegrad.ops.index.indexing import one_hot, take, take_along_axis
 from tapegrad.ops.index.membership import *  # noqa: F403
 from tapegrad.ops.index.sort import (
     argmax,

@@ -7,24 +7,37 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad import nest
-from tapegrad.core.aval import ShapedArray, broadcast_shapes, shaped
+from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import leaf
 from tapegrad.core.primitive import Primitive, Site, elementwise
-from tapegrad.device import Device, cuda_index, dtypes, phantom
-from tapegrad.engine.evaluate import apply, apply_elementwise
+from tapegrad.device import CPU, Device, asdevice, cuda_index, current_device, dtypes, phantom
+from tapegrad.device.types import DType
+from tapegrad.engine.evaluate import apply_elementwise
 from tapegrad.engine.region import runs_at_once
-from tapegrad.errors import DeviceError, DTypeError, NotATensorError
-from tapegrad.tensor import Tensor, convert, from_array, identity_of
+from tapegrad.errors import DTypeError, NotATensorError, ShapeError
+from tapegrad.ops.apply import (
+    barrier,
+    bind,
+    infer_same,
+    on_one_device,
+    resolve,
+)
+from tapegrad.ops.apply import infer_bool as infer_bool  # files that declare primitives find all they need here
+from tapegrad.ops.apply import infer_real as infer_real
+from tapegrad.ops.shape.blocks import concat_p, reshaped
+from tapegrad.tensor import Tensor, TensorLike, convert, device_of, from_array, identity_of
+from tapegrad.variable import Variable
 
+Unary = Callable[[TensorLike], Tensor]
+"""The public function of a primitive of one operand."""
 SCALARS = (bool, int, float, complex)
 _LONG = (dtypes.float64, dtypes.complex128)
 _constants: dict[Any, Buffer] = {}
-_MOST = 4096
 _MOST_CONSTANTS = 256
 
 
@@ -61,40 +74,17 @@ def tensor(op: str, x: Any, beside: Tensor | None = None) -> Tensor:
 
 def _sequence(x: Any, beside: Tensor | None) -> Tensor:
     """A list or tuple: stacked, with gradients, if it holds tensors; its floats are as precise as ``beside``."""
-    if any(_is_lasting(leaf) for leaf in nest.leaves(x)):
-        from tapegrad.ops.create.creation import asarray  # built on this file
-
+    if _holds_tensor(x):
         return asarray(x)
-    found = convert(x) if beside is None else from_array(beside.device.array(x), beside.device)
-    return found if beside is None or beside.dtype not in _LONG else _in_full(x, found)
-
-
-def infer_same(*avals: ShapedArray, name: str = "elementwise") -> ShapedArray:
-    """Broadcast shapes; the dtype of the operands."""
-    return shaped(broadcast_shapes(name, *(a.shape for a in avals)), avals[-1].dtype, avals[-1].device)
-
-
-def infer_real(name: str) -> Callable[[ShapedArray], ShapedArray]:
-    """The operand's, which must be real: ``name`` raises DTypeError for complex numbers."""
-
-    def infer(x: ShapedArray) -> ShapedArray:
-        if x.dtype.kind == "c":
-            raise DTypeError(f"{name}: not defined for complex numbers, got {x.dtype}; take real or imag first")
-        return x
-
-    return infer
-
-
-def infer_bool(*avals: ShapedArray, name: str = "comparison") -> ShapedArray:
-    """Broadcast shapes; bool."""
-    return infer_same(*avals, name=name).with_dtype(dtypes.bool_)
+    if beside is None:
+        return convert(x)
+    values = from_array(beside.device.array(x), beside.device)
+    return _in_full(x, values) if beside.dtype in _LONG else values
 
 
 def _cast_rule(ct: Tensor, x_aval: ShapedArray) -> Tensor:
     if ct.dtype.kind == "c" and x_aval.dtype.kind != "c":
-        from tapegrad.ops.elementwise.complex import real  # built on this file
-
-        ct = real(ct)
+        ct = bind(real_p, ct)
     return cast(ct, x_aval.dtype)
 
 
@@ -115,7 +105,20 @@ cast_p = elementwise(
 )
 
 
-def cast(x: Tensor, dtype: Any) -> Tensor:
+real_p: Primitive = elementwise(
+    "real",
+    widens=False,
+    infer=lambda x: x.with_dtype(dtypes.real_of(x.dtype)),
+    impl=lambda xp, out, x: xp.copyto(out, x.real),
+    partials=[lambda ct, x_aval: cast(ct, x_aval.dtype)],
+    jvp=[lambda t: bind(real_p, t)],
+    operands=("x",),
+    cxx="tg_real({x})",
+    doc="Real part.",
+)
+
+
+def cast(x: Tensor, dtype: DType) -> Tensor:
     """``x`` in ``dtype`` (the tensor itself if it has it); the cotangent is cast back."""
     aval = x._buffer.node.aval
     if aval.dtype == dtype:
@@ -173,17 +176,9 @@ def promote(
 def _in_full(x: Any, t: Any) -> Any:
     """``t``, made of ``x``: of a list of Python floats, in float64 from the start, not rounded to float32 before."""
     short = isinstance(x, (list, tuple)) and t.dtype in (dtypes.float32, dtypes.complex64)
-    if not short or any(_is_lasting(leaf) for leaf in nest.leaves(x)):
+    if not short or _holds_tensor(x):
         return t
     return from_array(t.device.array(x, _LONG[t.dtype.kind == "c"]), t.device)
-
-
-def on_one_device(op: str, buffers: tuple[Buffer, ...]) -> None:
-    """Raises DeviceError naming ``op`` where operands lie on several devices."""
-    device = buffers[0].node.aval.device
-    for b in buffers:
-        if b.node.aval.device is not device:
-            raise DeviceError(f"{op}: operands on {device} and {b.node.aval.device}; move one with to_device")
 
 
 def _beside(xs: tuple[Any, ...], strong: list[Any]) -> list[Tensor]:
@@ -196,38 +191,82 @@ def _beside(xs: tuple[Any, ...], strong: list[Any]) -> list[Tensor]:
     return [t for t in strong if isinstance(t, Tensor)]
 
 
-def _is_lasting(x: Any) -> bool:
+def _holds_tensor(x: object) -> bool:
+    """Whether a tensor or a variable is among the leaves of ``x``."""
+    return any(_is_lasting(item) for item in nest.leaves(x))
+
+
+def _is_lasting(x: object) -> bool:
     """Whether ``x`` lies on a device of its own: a tensor or a variable."""
     return isinstance(x, Tensor) or hasattr(x, "ref")
 
 
-def resolve(prim: Primitive, avals: Any) -> Site:
-    """The site of ``prim`` for operands of ``avals`` (one aval, or a tuple of several): inferred once, then known."""
-    found = prim.memo.get(avals)
-    if found is None:
-        if len(prim.memo) >= _MOST:
-            prim.memo.clear()
-        operands = avals if isinstance(avals, tuple) else (avals,)
-        named = {"name": prim.name} if prim.infer in (infer_same, infer_bool) else {}
-        aval = prim.infer(*operands, **named)
-        found = prim.memo[avals] = Site(prim, operands, aval, runs_at_once(aval))
-    return found
+def several(op: str, xs: Any) -> tuple[Tensor, ...]:
+    found = tuple(xs)
+    if not found:
+        raise ShapeError(f"{op}: needs at least one tensor")
+    return promote(op, found)
 
 
-def bind(prim: Primitive, *xs: Tensor) -> Tensor:
-    """Apply an elementwise primitive to tensors of one dtype (by its own rule of shapes)."""
-    buffers = tuple(x._buffer for x in xs)
-    on_one_device(prim.name, buffers)
-    return Tensor(apply_elementwise(prim, buffers, resolve(prim, tuple(b.node.aval for b in buffers))))
+def stack(xs: Sequence[Any], /, axis: int = 0) -> Tensor:
+    """Tensors of one shape along a new ``axis``.  Raises ShapeError, AxisError."""
+    parts = several("stack", xs)
+    shape = parts[0].shape
+    for x in parts:
+        if x.shape != shape:
+            raise ShapeError(f"stack: {x.shape} and {shape} differ; all tensors must have one shape")
+    a = normalize_axis("stack", axis, len(shape) + 1)
+    return barrier(concat_p, *(reshaped(x, (*shape[:a], 1, *shape[a:])) for x in parts), axis=a)
 
 
-def barrier(prim: Primitive, *xs: Tensor, **params: Any) -> Tensor:
-    """Apply any other primitive to tensors."""
-    buffers = tuple(x._buffer for x in xs)
-    if len(buffers) > 1:
-        on_one_device(prim.name, buffers)
-    aval = prim.infer(*(b.node.aval for b in buffers), **params)
-    return Tensor(apply(prim, buffers, params, aval))
+def asarray(x: Any, /, dtype: Any = None, *, device: Any = None, copy: bool | None = None) -> Tensor:
+    """``x`` (tensor, variable, array, number, nested sequence) as a tensor.
+
+    Arrays are copied unless ``copy=False``, and keep their dtype; Python floats become float32, integers int64.  A
+    tensor that has the wanted dtype and device is returned as it is, unless ``copy=True``; of a variable each reading
+    is a value of its own.  A sequence that holds tensors is stacked, with gradients.  Raises NotATensorError,
+    DTypeError, DeviceError, and ValueError where ``copy=False`` cannot be kept (another dtype or device, numbers).
+
+    An array that is shared (``copy=False``) must not change while the tensor is in use.  A budget that makes values
+    again from it compares its checksum, and raises RecomputeError if it has changed.
+    """
+    wanted = None if dtype is None else dtypes.asdtype(dtype)
+    if copy is False:
+        _check_shareable(x, wanted, device)
+    if isinstance(x, (Tensor, Variable)):
+        given = found = convert(x)
+        if device is not None and asdevice(device) is not found.device:
+            found = found.to_device(device)
+        if wanted is not None:
+            found = cast(found, wanted)
+        return own(found, given) if copy or given is not x else found
+    if isinstance(x, (list, tuple)) and _holds_tensor(x):
+        found = stack([asarray(item, dtype=dtype, device=device) for item in x])
+        return found if wanted is None else cast(found, wanted)
+    where = device_of(x) if device is None else asdevice(device)
+    return from_array(where.array(x, wanted, copy=copy is not False), where, shared=copy is False)
+
+
+def _check_shareable(x: Any, dtype: Any, device: Any) -> None:
+    """Raises ValueError where ``x`` cannot become a tensor of ``dtype`` on ``device`` without a copy."""
+    ours = isinstance(x, (Tensor, Variable))
+    has = None if isinstance(x, SCALARS) else getattr(x, "dtype", None)
+    if has is None:
+        why = f"{type(x).__name__} is no array"
+    elif dtype is not None and has != dtype:
+        why = f"it is of dtype {has}, not {dtype}"
+    else:
+        lies = x.device if ours else _home(x)
+        target = asdevice(device) if device is not None else lies if ours else current_device()
+        why = "" if target is lies or (device is None and lies is not CPU) else f"it lies on {lies}, not on {target}"
+    if why:
+        raise ValueError(f"asarray: this takes a copy ({why}); leave out copy=False")
+
+
+def _home(x: Any) -> Device:
+    """Where an array that is no tensor lies."""
+    index = cuda_index(x)
+    return CPU if index is None else asdevice(f"cuda:{index}")
 
 
 def unary(
@@ -236,7 +275,7 @@ def unary(
     *,
     narrow: Primitive | None = None,
     module: str = "tapegrad",
-) -> Callable[[Any], Tensor]:
+) -> Unary:
     """The public function of a one-operand elementwise primitive; ``to`` maps the dtype to compute in.
 
     ``narrow``: what does the same for half types, with rules that do not read the rounded result.  ``module``: where
@@ -244,7 +283,7 @@ def unary(
     """
     memo, name = prim.memo, prim.name
 
-    def op(x: Any, /) -> Tensor:
+    def op(x: TensorLike, /) -> Tensor:
         if type(x) is Tensor:
             buffer = x._buffer
             found = memo.get(buffer.node.aval)

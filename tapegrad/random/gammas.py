@@ -14,9 +14,9 @@ from tapegrad.device import dtypes
 from tapegrad.device.numerics import sampling
 from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import barrier, tensor
-from tapegrad.ops.elementwise.activation import sigmoid
 from tapegrad.ops.elementwise.arithmetic import sqrt
 from tapegrad.ops.elementwise.exponential import exp
+from tapegrad.ops.elementwise.sigmoid import sigmoid
 from tapegrad.ops.rows.softmax import softmax
 from tapegrad.random.drawing import Draw, lengths_of
 from tapegrad.random.stream import Generator

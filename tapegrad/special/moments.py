@@ -88,7 +88,7 @@ def _beta_in_b(out: Tensor, a: Tensor, b: Tensor, v: Tensor, *, m: int, n: int) 
 
 
 def _beta_in_v(out: Tensor, a: Tensor, b: Tensor, v: Tensor, *, m: int, n: int) -> Tensor:
-    from tapegrad.ops.elementwise.activation import sigmoid
+    from tapegrad.ops.elementwise.sigmoid import sigmoid
 
     first, second = _scores(a, b, v)
     return _power(first, m) * _power(second, n) - out * (a * sigmoid(-v) - b * sigmoid(v))

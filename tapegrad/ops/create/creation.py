@@ -8,75 +8,17 @@ from typing import Any
 
 from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import in_room
-from tapegrad.device import CPU, Device, asdevice, cuda_index, current_device, dtypes, phantom
-from tapegrad.ops.dispatch import SCALARS, cast, own, tensor
-from tapegrad.tensor import Tensor, convert, device_of, from_array
-from tapegrad.variable import Variable
+from tapegrad.device import CPU, Device, asdevice, current_device, dtypes, phantom
+from tapegrad.ops.dispatch import asarray, cast, own, tensor
+from tapegrad.ops.shape.shape import broadcast_to
+from tapegrad.tensor import Tensor, from_array
 
 _MIB = 2**20
-
-
-def asarray(x: Any, /, dtype: Any = None, *, device: Any = None, copy: bool | None = None) -> Tensor:
-    """``x`` (tensor, variable, array, number, nested sequence) as a tensor.
-
-    Arrays are copied unless ``copy=False``, and keep their dtype; Python floats become float32, integers int64.  A
-    tensor that has the wanted dtype and device is returned as it is, unless ``copy=True``; of a variable each reading
-    is a value of its own.  A sequence that holds tensors is stacked, with gradients.  Raises NotATensorError,
-    DTypeError, DeviceError, and ValueError where ``copy=False`` cannot be kept (another dtype or device, numbers).
-
-    An array that is shared (``copy=False``) must not change while the tensor is in use.  A budget that makes values
-    again from it compares its checksum, and raises RecomputeError if it has changed.
-    """
-    wanted = None if dtype is None else dtypes.asdtype(dtype)
-    if copy is False:
-        _check_shareable(x, wanted, device)
-    if isinstance(x, (Tensor, Variable)):
-        given = found = convert(x)
-        if device is not None and asdevice(device) is not found.device:
-            found = found.to_device(device)
-        if wanted is not None:
-            found = cast(found, wanted)
-        return own(found, given) if copy or given is not x else found
-    if isinstance(x, (list, tuple)) and _holds_tensor(x):
-        from tapegrad.ops.shape.join import stack
-
-        found = stack([asarray(item, dtype=dtype, device=device) for item in x])
-        return found if wanted is None else cast(found, wanted)
-    where = device_of(x) if device is None else asdevice(device)
-    return from_array(where.array(x, wanted, copy=copy is not False), where, shared=copy is False)
-
-
-def _check_shareable(x: Any, dtype: Any, device: Any) -> None:
-    """Raises ValueError where ``x`` cannot become a tensor of ``dtype`` on ``device`` without a copy."""
-    ours = isinstance(x, (Tensor, Variable))
-    has = None if isinstance(x, SCALARS) else getattr(x, "dtype", None)
-    if has is None:
-        why = f"{type(x).__name__} is no array"
-    elif dtype is not None and has != dtype:
-        why = f"it is of dtype {has}, not {dtype}"
-    else:
-        lies = x.device if ours else _home(x)
-        target = asdevice(device) if device is not None else lies if ours else current_device()
-        why = "" if target is lies or (device is None and lies is not CPU) else f"it lies on {lies}, not on {target}"
-    if why:
-        raise ValueError(f"asarray: this takes a copy ({why}); leave out copy=False")
-
-
-def _home(x: Any) -> Device:
-    """Where an array that is no tensor lies."""
-    index = cuda_index(x)
-    return CPU if index is None else asdevice(f"cuda:{index}")
 
 
 def constant(x: Any, dtype: Any = None) -> Tensor:
     """A tensor of ``x``'s value (TensorFlow's ``constant``); see :func:`asarray`."""
     return asarray(x, dtype=dtype)
-
-
-def _holds_tensor(x: Sequence[Any]) -> bool:
-    return any(
-        isinstance(item, (Tensor, Variable)) or (isinstance(item, (list, tuple)) and _holds_tensor(item)) for item in x
-    )
 
 
 def _made(array: Any, device: Device) -> Tensor:
@@ -89,8 +31,6 @@ def full(shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, devi
     Raises ShapeError.
     """
     if isinstance(fill_value, Tensor) or bool(getattr(fill_value, "ndim", False)) or hasattr(fill_value, "ref"):
-        from tapegrad.ops.shape.shape import broadcast_to  # built on this file
-
         value = asarray(fill_value, dtype=dtype, device=device)
         lengths: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
         return broadcast_to(value, tuple(lengths))

@@ -11,9 +11,9 @@ from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.create import creation
 from tapegrad.ops.create.creation import arange, asarray
 from tapegrad.ops.dispatch import SCALARS, cast, promote, tensor
-from tapegrad.ops.elementwise.arithmetic import divide, multiply, power, sign
+from tapegrad.ops.elementwise.arithmetic import divide, multiply, sign
 from tapegrad.ops.elementwise.comparison import equal, less_equal
-from tapegrad.ops.elementwise.exponential import log10
+from tapegrad.ops.elementwise.exponential import log10, power
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.shape.join import concat, flip
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, moveaxis, reshape

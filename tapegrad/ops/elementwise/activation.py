@@ -6,7 +6,6 @@ In half types each function is computed in float32 and rounded once, and so is e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tapegrad.core.primitive import elementwise
@@ -17,7 +16,7 @@ from tapegrad.ops.elementwise import _erf
 from tapegrad.ops.elementwise.arithmetic import abs, maximum, minimum, reciprocal, square
 from tapegrad.ops.elementwise.exponential import exp, expm1
 from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.elementwise.trigonometric import tanh
+from tapegrad.ops.elementwise.sigmoid import logistic, run_sigmoid, sigmoid
 from tapegrad.tensor import Tensor
 
 _SQRT_HALF = 0.7071067811865476
@@ -32,75 +31,8 @@ def _between(x: Tensor, bound: float) -> Tensor:
     return maximum(minimum(x, bound), -bound)
 
 
-def _run_sigmoid(xp: Any, out: Any, x: Any) -> None:
-    # 1 / (1 + e**-x) is precise to an ulp or two wherever the result is a normal number; beyond that e**-x overflows
-    # to infinity, and the result is e**x.
-    xp.negative(x, out=out)
-    with xp.errstate(over="ignore", invalid="ignore"):
-        xp.exp(out, out=out)
-        xp.add(out, 1, out=out)
-        xp.reciprocal(out, out=out)
-        tail = {4: -87, 8: -708}.get(x.itemsize) if x.dtype.kind == "f" else None
-        if tail is not None and x.size and not xp.minimum.reduce(x, axis=None) >= tail:
-            xp.exp(x, out=out, where=x < tail)
-
-
-sigmoid_p = elementwise(
-    "sigmoid",
-    infer=infer_same,
-    impl=_run_sigmoid,
-    exact=False,
-    partials=[lambda out: out * (1 - out)],
-    cxx="tg_sigmoid({x})",
-    domain=(-4.0, 4.0),
-    doc="``1 / (1 + exp(-x))``, without overflow; small results keep their relative precision.",
-)
-
-
-def _run_sigmoid_slope(xp: Any, out: Any, x: Any) -> None:
-    if x.dtype.kind == "c":  # which side of 0 a number lies on is not asked, so it stays holomorphic
-        _run_sigmoid(xp, out, x)
-        xp.subtract(out, xp.square(out), out=out)
-        return
-    power = xp.empty(x.shape, x.dtype)
-    xp.abs(x, out=power)
-    xp.negative(power, out=power)
-    xp.exp(power, out=power)
-    xp.add(power, 1, out=out)
-    xp.square(out, out=out)
-    xp.divide(power, out, out=out)
-
-
-sigmoid_slope_p = elementwise(
-    "sigmoid_slope",
-    infer=infer_same,
-    impl=_run_sigmoid_slope,
-    exact=False,
-    partials=[lambda out, x: -out * tanh(0.5 * x)],
-    operands=("x",),
-    cxx="tg_sigmoid_slope({x})",
-    domain=(-4.0, 4.0),
-    doc="The derivative of ``sigmoid``, precise in both tails.",
-)
-sigmoid_slope = unary(sigmoid_slope_p, in_float)
-
-logistic_p = elementwise(
-    "logistic",
-    infer=infer_same,
-    impl=_run_sigmoid,
-    exact=False,
-    partials=[lambda x: sigmoid_slope(x)],
-    cxx="tg_sigmoid({x})",
-    domain=(-4.0, 4.0),
-    doc="``sigmoid`` with a derivative that reads ``x``, not the result, which says nothing more once it is near 1: for"
-    " half types, whose 1 begins at 6, and for rules.",
-)
-logistic: Callable[[Any], Tensor] = unary(logistic_p, in_float)
-sigmoid = unary(sigmoid_p, in_float, narrow=logistic_p)
-
-
 def _run_silu(xp: Any, out: Any, x: Any) -> None:
-    _run_sigmoid(xp, out, x)
+    run_sigmoid(xp, out, x)
     _times_operand(xp, out, x)
 
 
@@ -280,7 +212,7 @@ def _run_gelu_tanh(xp: Any, out: Any, x: Any) -> None:
         xp.multiply(inner, _GELU_B, out=inner)
         xp.add(inner, _GELU_A, out=inner)
         xp.multiply(inner, x, out=inner)
-    _run_sigmoid(xp, out, inner)
+    run_sigmoid(xp, out, inner)
     _times_operand(xp, out, x)
 
 

@@ -1,7 +1,7 @@
 """Arithmetic of elements.  Partials: see ``primitive.elementwise``.
 
 At ties ``maximum`` and ``minimum`` give the whole gradient to the first operand; ``abs`` and ``sign`` have gradient 0
-at 0; ``x ** y`` differentiates in ``y`` only where ``x > 0`` (all as TensorFlow does).
+at 0 (all as TensorFlow does).
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any
 
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
-from tapegrad.ops.dispatch import SCALARS, binary, bind, cast, infer_same, no_bool, own, promote, tensor, unary
-from tapegrad.ops.elementwise.comparison import equal, logical_and, not_equal
+from tapegrad.ops.dispatch import binary, bind, cast, infer_same, no_bool, own, promote, tensor, unary
+from tapegrad.ops.elementwise.comparison import equal, logical_and
 from tapegrad.ops.elementwise.comparison import round as rint
+from tapegrad.ops.elementwise.complex import conj, imag, real
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.tensor import Tensor, identity_of
 
@@ -60,8 +61,6 @@ _real_sign = unary(sign_p, no_bool("sign"))
 
 def _turned(g: Tensor, out: Tensor, x: Tensor) -> Tensor:
     """What of a (co)tangent is across the direction ``out`` of ``x``, over the distance from 0: self-adjoint."""
-    from tapegrad.ops.elementwise.complex import conj, real  # built on this file
-
     r = abs(x)
     return where(r == 0, 0, (g - out * real(conj(out) * g)) / where(r == 0, 1, r))
 
@@ -104,8 +103,6 @@ abs = unary(abs_p)
 
 
 def _push_abs(t: Tensor, x: Tensor) -> Tensor:
-    from tapegrad.ops.elementwise.complex import conj, real  # built on this file
-
     return real(conj(sign(x)) * t)
 
 
@@ -113,6 +110,12 @@ square_p = elementwise(
     "square", infer=infer_same, partials=[lambda x: 2 * x], cxx="tg_times({x}, {x})", doc="``x * x``."
 )
 square = unary(square_p, no_bool("square"))
+
+
+def squared_size(x: Tensor) -> Tensor:
+    """``abs(x) ** 2``, smooth at 0, too."""
+    return square(real(x)) + square(imag(x)) if x.dtype.kind == "c" else square(x)
+
 
 reciprocal_p = elementwise(
     "reciprocal",
@@ -125,13 +128,14 @@ reciprocal_p = elementwise(
 reciprocal = unary(reciprocal_p, _to_divide)
 
 
-def _both_zero(x: Tensor, y: Tensor) -> Tensor:
+def both_zero(x: Tensor, y: Tensor) -> Tensor:
+    """Where both are 0."""
     return logical_and(equal(x, 0), equal(y, 0))
 
 
 def _half_over(ct: Tensor, out: Tensor) -> Tensor:
     """``ct / (2 out)``, but 0 / 0 is 0 (and makes no warning)."""
-    return 0.5 * ct / where(_both_zero(ct, out), 1, out)
+    return 0.5 * ct / where(both_zero(ct, out), 1, out)
 
 
 sqrt_p = elementwise(
@@ -150,41 +154,6 @@ def root_of_squares(x: Tensor) -> Tensor:
     """The square root of a sum of squares: its gradient at 0 is 0, the smallest subgradient of a norm."""
     zero = equal(x, 0)
     return where(zero, 0, sqrt(where(zero, 1, x)))
-
-
-power_p = elementwise(
-    "power",
-    infer=infer_same,
-    exact=False,
-    partials=[lambda x, y: y * x ** where(_both_zero(x, y), 1, y - 1), lambda out, x: out * _safe_log(x)],
-    operands=("x", "y"),
-    cxx="tg_pow({x}, {y})",
-    domain=(0.3, 2.0),
-    doc="``x ** y``; the gradient of ``x ** 0`` in ``x`` is 0 at 0, too.  An integer to a negative power is an error on"
-    " the CPU (NumPy's ValueError), and on a GPU the whole part of the result: 0, 1 or -1.",
-)
-power = binary(power_p, no_bool("power"))
-
-
-def _safe_log(x: Tensor) -> Tensor:
-    from tapegrad.ops.elementwise.exponential import log  # the two files read each other
-
-    known = not_equal(x, 0) if x.dtype.kind == "c" else x > 0
-    return where(known, log(where(known, x, 1)), 0)
-
-
-def pow_operator(x: Tensor, y: Any) -> Tensor:
-    """``x ** y``: a Python exponent of 1, 2, 0.5 or -1 becomes the simpler function, as in NumPy."""
-    if isinstance(y, SCALARS) and dtypes.is_inexact(x.dtype):
-        if y == 2:
-            return square(x)
-        if y == 1:
-            return positive(x)
-        if y == 0.5:
-            return sqrt(x)
-        if y == -1:
-            return reciprocal(x)
-    return power(x, y)
 
 
 maximum_p = elementwise(
@@ -238,8 +207,6 @@ def round(x: Any, /, decimals: int = 0) -> Tensor:
         return rint(x)
     x = tensor("round", x)
     if x.dtype.kind == "c":
-        from tapegrad.ops.elementwise.complex import imag, real  # built on this file
-
         return round(real(x), decimals) + 1j * round(imag(x), decimals)
     if not dtypes.is_inexact(x.dtype):
         return identity_of(x) if decimals > 0 else cast(rint(divide(x, 10.0**-decimals)) * 10.0**-decimals, x.dtype)

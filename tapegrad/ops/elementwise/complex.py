@@ -8,19 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
 from tapegrad.ops.create.creation import zeros_like
-from tapegrad.ops.dispatch import bind, cast, infer_same, tensor
-from tapegrad.ops.elementwise.arithmetic import square
+from tapegrad.ops.dispatch import bind, cast, infer_same, real_p, tensor
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.tensor import Tensor, identity_of
-
-
-def _infer_part(x: ShapedArray) -> ShapedArray:
-    return x.with_dtype(dtypes.real_of(x.dtype))
-
 
 conj_p = elementwise(
     "conj",
@@ -30,21 +23,10 @@ conj_p = elementwise(
     cxx="tg_conj({x})",
     doc="Complex conjugate.",
 )
-real_p = elementwise(
-    "real",
-    widens=False,
-    infer=_infer_part,
-    impl=lambda xp, out, x: xp.copyto(out, x.real),
-    partials=[lambda ct, x_aval: cast(ct, x_aval.dtype)],
-    jvp=[lambda t: real(t)],
-    operands=("x",),
-    cxx="tg_real({x})",
-    doc="Real part.",
-)
 imag_p = elementwise(
     "imag",
     widens=False,
-    infer=_infer_part,
+    infer=real_p.infer,
     impl=lambda xp, out, x: xp.copyto(out, x.imag),
     partials=[lambda ct, x_aval: 1j * cast(ct, x_aval.dtype)],
     jvp=[lambda t: imag(t)],
@@ -58,11 +40,6 @@ def conj(x: Any, /) -> Tensor:
     """The complex conjugate."""
     x = tensor("conj", x)
     return bind(conj_p, x) if x.dtype.kind == "c" else identity_of(x)
-
-
-def squared_size(x: Tensor) -> Tensor:
-    """``abs(x) ** 2``, smooth at 0, too."""
-    return square(real(x)) + square(imag(x)) if x.dtype.kind == "c" else square(x)
 
 
 def real(x: Any, /) -> Tensor:

@@ -24,7 +24,7 @@ from tapegrad.ops.elementwise.comparison import equal, isfinite, isinf, isnan, l
 from tapegrad.ops.elementwise.comparison import round as round_even
 from tapegrad.ops.elementwise.complex import imag, real
 from tapegrad.ops.elementwise.complex_parts import complex_of
-from tapegrad.ops.elementwise.exponential import below, exp2
+from tapegrad.ops.elementwise.exponential import below, exp2, power
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import Tensor, identity_of
@@ -144,7 +144,7 @@ def float_power(x1: Any, x2: Any, /) -> Tensor:
     Gradients are those of :func:`power`.
     """
     x, y = promote("float_power", (x1, x2), lambda d: dtypes.complex128 if d.kind == "c" else dtypes.float64)
-    return arithmetic.power(x, y)
+    return power(x, y)
 
 
 def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Tensor:

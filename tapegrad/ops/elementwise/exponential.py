@@ -1,12 +1,17 @@
-"""Exponentials, logarithms and their kin."""
+"""Exponentials, logarithms, powers.
+
+``x ** y`` differentiates in ``y`` only where ``x > 0`` (as TensorFlow does).
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from tapegrad.core.primitive import elementwise
-from tapegrad.device.dtypes import in_float
-from tapegrad.ops.dispatch import binary, infer_same, real_float, unary
-from tapegrad.ops.elementwise.arithmetic import reciprocal
-from tapegrad.ops.elementwise.comparison import equal
+from tapegrad.device.dtypes import in_float, is_inexact
+from tapegrad.ops.dispatch import SCALARS, binary, infer_same, no_bool, real_float, unary
+from tapegrad.ops.elementwise.arithmetic import both_zero, positive, reciprocal, sqrt, square
+from tapegrad.ops.elementwise.comparison import equal, not_equal
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.tensor import Tensor
 
@@ -69,3 +74,35 @@ logaddexp_p = elementwise(
     doc="``log(exp(x) + exp(y))`` without overflow.",
 )
 logaddexp = binary(logaddexp_p, real_float("logaddexp"))
+
+power_p = elementwise(
+    "power",
+    infer=infer_same,
+    exact=False,
+    partials=[lambda x, y: y * x ** where(both_zero(x, y), 1, y - 1), lambda out, x: out * _safe_log(x)],
+    operands=("x", "y"),
+    cxx="tg_pow({x}, {y})",
+    domain=(0.3, 2.0),
+    doc="``x ** y``; the gradient of ``x ** 0`` in ``x`` is 0 at 0, too.  An integer to a negative power is an error on"
+    " the CPU (NumPy's ValueError), and on a GPU the whole part of the result: 0, 1 or -1.",
+)
+power = binary(power_p, no_bool("power"))
+
+
+def _safe_log(x: Tensor) -> Tensor:
+    known = not_equal(x, 0) if x.dtype.kind == "c" else x > 0
+    return where(known, log(where(known, x, 1)), 0)
+
+
+def pow_operator(x: Tensor, y: Any) -> Tensor:
+    """``x ** y``: a Python exponent of 1, 2, 0.5 or -1 becomes the simpler function, as in NumPy."""
+    if isinstance(y, SCALARS) and is_inexact(x.dtype):
+        if y == 2:
+            return square(x)
+        if y == 1:
+            return positive(x)
+        if y == 0.5:
+            return sqrt(x)
+        if y == -1:
+            return reciprocal(x)
+    return power(x, y)

@@ -1,4 +1,4 @@
-"""Choosing between elements."""
+"""Choosing between elements, and where those that are not 0 stand."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from tapegrad.core.aval import ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
-from tapegrad.errors import DTypeError
+from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.dispatch import bind, cast, promote, tensor
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, from_array
 
 
 def _infer_where(condition: ShapedArray, x: ShapedArray, y: ShapedArray) -> ShapedArray:
@@ -58,8 +58,6 @@ def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
     operands first (the "double where").  Raises DTypeError for a condition that is not bool.
     """
     if x is None and y is None:
-        from tapegrad.ops.index.indexing import nonzero  # built on this file
-
         return nonzero(condition)
     chosen = tensor("where", condition, next((t for t in (x, y) if isinstance(t, Tensor)), None))
     if chosen.dtype != dtypes.bool_:
@@ -67,3 +65,14 @@ def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
             raise DTypeError(f"where: the condition is {chosen.dtype}, not bool; compare it with something")
         chosen = cast(chosen, dtypes.bool_)
     return bind(where_p, chosen, *promote("where", (x, y), beside=chosen))
+
+
+def nonzero(x: Any, /) -> tuple[Tensor, ...]:
+    """For each dimension the indices of the elements that are not 0, in C order.  Raises ShapeError for 0-d ``x``.
+
+    Their number depends on the values, so ``x`` is evaluated.
+    """
+    x = tensor("nonzero", x)
+    if not x.ndim:
+        raise ShapeError("nonzero: a tensor of no dimensions; reshape it to (1,) first")
+    return tuple(from_array(x.device.xp.ascontiguousarray(i), x.device) for i in x._array.nonzero())

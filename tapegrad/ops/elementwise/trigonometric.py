@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from tapegrad.core.primitive import elementwise
 from tapegrad.device.dtypes import in_float
-from tapegrad.ops.dispatch import binary, infer_same, real_float, unary
+from tapegrad.ops.dispatch import Unary, binary, infer_same, real_float, unary
 from tapegrad.ops.elementwise.arithmetic import reciprocal, sqrt, square
-from tapegrad.tensor import Tensor
-
-Unary = Callable[[Any], Tensor]
 
 sin_p = elementwise("sin", infer=infer_same, exact=False, partials=[lambda x: cos(x)], cxx="sin({x})", doc="Sine.")
 sin: Unary = unary(sin_p, in_float)
@@ -65,24 +59,6 @@ cosh_p = elementwise(
     "cosh", infer=infer_same, exact=False, partials=[lambda x: sinh(x)], cxx="cosh({x})", doc="Hyperbolic cosine."
 )
 cosh: Unary = unary(cosh_p, in_float)
-
-tanh_p = elementwise(
-    "tanh", infer=infer_same, exact=False, partials=[lambda out: 1 - out * out], cxx="tanh({x})", domain=(-3.0, 3.0),
-    doc="Hyperbolic tangent.",
-)  # fmt: skip
-hyperbolic_tangent_p = elementwise(
-    "hyperbolic_tangent", infer=infer_same, ufunc="tanh", exact=False, partials=[lambda x: _slope_of_tanh(x)],
-    cxx="tanh({x})", domain=(-3.0, 3.0),
-    doc="``tanh`` with a derivative that reads ``x``, not the result, which in half types is 1 from 4 on.",
-)  # fmt: skip
-tanh = unary(tanh_p, in_float, narrow=hyperbolic_tangent_p)
-
-
-def _slope_of_tanh(x: Any) -> Any:
-    from tapegrad.ops.elementwise.activation import sigmoid_slope  # built on this file
-
-    return 4 * sigmoid_slope(2 * x)
-
 
 asinh_p = elementwise(
     "asinh", infer=infer_same, ufunc="arcsinh", exact=False, partials=[lambda x: reciprocal(sqrt(1 + square(x)))],

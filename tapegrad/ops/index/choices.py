@@ -12,11 +12,11 @@ from tapegrad.errors import IndexingError, ShapeError, TapegradError
 from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import maximum, minimum, remainder
 from tapegrad.ops.elementwise.comparison import equal, logical_or, not_equal
-from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.elementwise.selection import nonzero, where
 from tapegrad.ops.index.bounds import every
 from tapegrad.ops.index.getitem import At, getitem
 from tapegrad.ops.index.grid_indices import within
-from tapegrad.ops.index.indexing import nonzero, take
+from tapegrad.ops.index.indexing import take
 from tapegrad.ops.reduce.reductions import any as any_of
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import broadcast_to, reshape

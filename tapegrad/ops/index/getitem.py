@@ -19,17 +19,9 @@ from tapegrad.ops.dispatch import barrier, cast, own, tensor
 from tapegrad.ops.elementwise.arithmetic import add, maximum
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.index.bounds import checked
-from tapegrad.ops.index.indexing import (
-    Part,
-    last_place_p,
-    put_slice_p,
-    scatter_add_p,
-    slice_p,
-    sliced_shape,
-    take_p,
-    unslice_p,
-)
-from tapegrad.ops.shape.shape import broadcast_to, moveaxis, permute_dims, reshape, reshaped
+from tapegrad.ops.index.indexing import last_place_p, put_slice_p, scatter_add_p, take_p
+from tapegrad.ops.shape.blocks import Part, reshaped, slice_p, sliced_shape, unslice_p
+from tapegrad.ops.shape.shape import broadcast_to, moveaxis, permute_dims, reshape
 from tapegrad.tensor import Tensor, from_array
 
 

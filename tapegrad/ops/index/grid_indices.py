@@ -15,7 +15,7 @@ from tapegrad.ops.create.ranges import tri
 from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import floor_divide, maximum, minimum, remainder
 from tapegrad.ops.elementwise.comparison import logical_not
-from tapegrad.ops.index.indexing import nonzero
+from tapegrad.ops.elementwise.selection import nonzero
 from tapegrad.ops.reduce.reductions import max as max_of
 from tapegrad.ops.reduce.reductions import min as min_of
 from tapegrad.ops.shape.join import stack

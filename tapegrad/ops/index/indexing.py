@@ -23,72 +23,14 @@ from tapegrad.ops.elementwise.arithmetic import clip, remainder
 from tapegrad.ops.elementwise.comparison import equal
 from tapegrad.ops.index import _cuda_index
 from tapegrad.ops.index.bounds import checked
+from tapegrad.ops.shape.blocks import Part, native_index, slice_p, sliced_shape, whole
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
-from tapegrad.tensor import Tensor, from_array
-
-Part = int | tuple[int, int, int]
-"""What a basic index takes of one axis: a position (the axis goes), or (first, count, step)."""
-
-
-def _native(index: tuple[Part, ...]) -> tuple:
-    """The parts as Python's own index; the Ellipsis keeps 0-d results arrays."""
-    found: list[Any] = []
-    for part in index:
-        if isinstance(part, int):
-            found.append(part)
-        else:
-            first, count, step = part
-            stop = first + count * step
-            found.append(slice(first, None if stop < 0 else stop, step))
-    return (*found, ...)
-
-
-def sliced_shape(index: tuple[Part, ...]) -> Shape:
-    """The shape a basic index yields."""
-    return tuple(part[1] for part in index if not isinstance(part, int))
-
-
-def _whole(n: int) -> Part:
-    return 0, n, 1
-
-
-slice_p: Primitive = linear(
-    "slice",
-    impl=lambda xp, x, *, index: x[_native(index)],
-    infer=lambda x, *, index: x.with_shape(sliced_shape(index)),
-    transpose=lambda ct, x, *, index: barrier(unslice_p, ct, shape=x.shape, index=index),
-    view=True,
-    lift=lambda params, n: {"index": (_whole(n), *params["index"])},
-    samples=[
-        Sample((4, 5), index=(1, (4, 3, -2))), Sample((3, 4), index=((0, 0, 1), (1, 2, 1))), Sample((), index=()),
-        Sample((3,), index=(2,)), Sample((3,), index=((2, 3, -1),)),
-    ],
-)  # fmt: skip
-
-
-def _run_unslice(xp: Any, x: Any, *, shape: Shape, index: tuple[Part, ...], out: Any) -> None:
-    if x.size != out.size:
-        out.fill(0)
-    out[_native(index)] = x
-
-
-unslice_p: Primitive = linear(
-    "unslice",
-    impl=_run_unslice,
-    infer=lambda x, *, shape, index: x.with_shape(shape),
-    transpose=lambda ct, x, *, shape, index: barrier(slice_p, ct, index=index),
-    into=True,
-    lift=lambda params, n: {"shape": (n, *params["shape"]), "index": (_whole(n), *params["index"])},
-    samples=[
-        Sample((2,), shape=(4, 5), index=(1, (4, 2, -2))), Sample((), shape=(), index=()),
-        Sample((0, 2), shape=(3, 4), index=((0, 0, 1), (1, 2, 1))),
-    ],
-)  # fmt: skip
+from tapegrad.tensor import Tensor
 
 
 def _run_put_slice(xp: Any, x: Any, v: Any, *, index: tuple[Part, ...], out: Any) -> None:
     xp.copyto(out, x)
-    out[_native(index)] = v
+    out[native_index(index)] = v
 
 
 def _pull_put_slice(ct: Tensor, xs_aval: Sequence[ShapedArray], i: int, *, index: tuple[Part, ...]) -> Tensor:
@@ -105,7 +47,7 @@ put_slice_p = linear(
     transpose=_pull_put_slice,
     variadic=True,
     into=True,
-    lift=lambda params, n: {"index": (_whole(n), *params["index"])},
+    lift=lambda params, n: {"index": (*whole((n,)), *params["index"])},
     samples=[
         Sample((4, 5), (3,), index=(1, (4, 3, -2))), Sample((3,), (0,), index=((0, 0, 1),)), Sample((), (), index=()),
     ],
@@ -266,14 +208,3 @@ def one_hot(indices: Any, depth: int, /, *, axis: int = -1, dtype: Any = None) -
     a = normalize_axis("one_hot", axis, places.ndim + 1)
     found = equal(reshape(places, (*places.shape, 1)), arange(depth, dtype=places.dtype, device=places.device))
     return moveaxis(cast(found, dtypes.float32 if dtype is None else dtypes.asdtype(dtype)), -1, a)
-
-
-def nonzero(x: Any, /) -> tuple[Tensor, ...]:
-    """For each dimension the indices of the elements that are not 0, in C order.  Raises ShapeError for 0-d ``x``.
-
-    Their number depends on the values, so ``x`` is evaluated.
-    """
-    x = tensor("nonzero", x)
-    if not x.ndim:
-        raise ShapeError("nonzero: a tensor of no dimensions; reshape it to (1,) first")
-    return tuple(from_array(x.device.xp.ascontiguousarray(i), x.device) for i in x._array.nonzero())

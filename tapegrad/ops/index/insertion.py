@@ -13,9 +13,10 @@ from tapegrad.ops.create.creation import arange, asarray, zeros
 from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import maximum, minimum, remainder
 from tapegrad.ops.elementwise.comparison import not_equal
+from tapegrad.ops.elementwise.selection import nonzero
 from tapegrad.ops.index.bounds import checked
 from tapegrad.ops.index.getitem import At
-from tapegrad.ops.index.indexing import nonzero, take
+from tapegrad.ops.index.indexing import take
 from tapegrad.ops.shape.join import concat, tile
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
 from tapegrad.tensor import Tensor, identity_of

@@ -9,7 +9,7 @@ from typing import Any
 from tapegrad.errors import ImmutableError, NotATensorError
 from tapegrad.ops.create import creation, transfer
 from tapegrad.ops.dispatch import SCALARS
-from tapegrad.ops.elementwise import arithmetic, comparison, complex
+from tapegrad.ops.elementwise import arithmetic, comparison, complex, exponential, selection
 from tapegrad.ops.index import getitem, indexing, sort
 from tapegrad.ops.interop import einops_backend, numpy_protocols, sharing
 from tapegrad.ops.products import products
@@ -59,7 +59,7 @@ _COMPARE = {
 _PLAIN: dict[str, Callable[..., Any]] = {
     "__neg__": arithmetic.negative, "__pos__": arithmetic.positive, "__abs__": arithmetic.abs,
     "__invert__": comparison.bitwise_invert, "__getitem__": getitem.getitem, "astype": creation.astype,
-    "clip": arithmetic.clip, "conj": complex.conj, "cumsum": cumulative.cumsum, "nonzero": indexing.nonzero,
+    "clip": arithmetic.clip, "conj": complex.conj, "cumsum": cumulative.cumsum, "nonzero": selection.nonzero,
     "repeat": join.repeat, "round": arithmetic.round, "squeeze": shape.squeeze, "swapaxes": shape.swapaxes,
     "to_device": transfer.to_device,
 }  # fmt: skip
@@ -73,8 +73,8 @@ def bind_operators() -> None:
         bind_method(f"__r{name}__", _reflected(f))
     for name, f in _COMPARE.items():
         bind_method(f"__{name}__", _operator(f))
-    bind_method("__pow__", _operator(arithmetic.pow_operator))
-    bind_method("__rpow__", _reflected(arithmetic.power))
+    bind_method("__pow__", _operator(exponential.pow_operator))
+    bind_method("__rpow__", _reflected(exponential.power))
     for name, f in _PLAIN.items():
         bind_method(name, f)
     for f in (reductions.sum, reductions.prod, reductions.mean):

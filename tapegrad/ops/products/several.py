@@ -14,8 +14,9 @@ from tapegrad.device import CPU, dtypes
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import cast, own, promote, tensor
-from tapegrad.ops.elementwise.arithmetic import abs, multiply, power, sqrt, square
+from tapegrad.ops.elementwise.arithmetic import abs, multiply, sqrt, square
 from tapegrad.ops.elementwise.comparison import equal, not_equal
+from tapegrad.ops.elementwise.exponential import power
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.index.indexing import take
 from tapegrad.ops.reduce.reductions import Axis, max, sum

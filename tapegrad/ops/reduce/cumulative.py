@@ -11,7 +11,7 @@ from tapegrad.errors import ShapeError
 from tapegrad.ops.create.creation import ones, zeros
 from tapegrad.ops.dispatch import barrier, cast, own, tensor
 from tapegrad.ops.elementwise.arithmetic import subtract
-from tapegrad.ops.index.indexing import slice_p, unslice_p
+from tapegrad.ops.shape.blocks import slice_p, unslice_p
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, reshape
 from tapegrad.tensor import Tensor

@@ -9,9 +9,8 @@ from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.errors import TapegradError
 from tapegrad.ops.dispatch import cast, in_float32, tensor
-from tapegrad.ops.elementwise.arithmetic import divide, multiply, root_of_squares, subtract
+from tapegrad.ops.elementwise.arithmetic import divide, multiply, root_of_squares, squared_size, subtract
 from tapegrad.ops.elementwise.comparison import equal, isnan, logical_not
-from tapegrad.ops.elementwise.complex import squared_size
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.index import sort
 from tapegrad.ops.index.bounds import every

@@ -10,30 +10,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from tapegrad.core.aval import ShapedArray, normalize_axes
-from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
+from tapegrad.core.primitive import Bad, Primitive, Sample, general
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.engine.evaluate import waiting
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.create.creation import ones, ones_like, zeros
 from tapegrad.ops.dispatch import barrier, cast, in_float32, tensor
-from tapegrad.ops.elementwise.arithmetic import multiply, root_of_squares, subtract
+from tapegrad.ops.elementwise.arithmetic import multiply, root_of_squares, squared_size, subtract
 from tapegrad.ops.elementwise.comparison import equal, isfinite, not_equal
-from tapegrad.ops.elementwise.complex import squared_size
 from tapegrad.ops.elementwise.exponential import exp, log
 from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.shape.blocks import reshaped
 from tapegrad.ops.shape.join import concat, stack
-from tapegrad.ops.shape.shape import broadcast_to, permute_dims, reshape, reshaped
+from tapegrad.ops.shape.shape import infer_reduction, kept_shape, lift_axes, permute_dims, reshape, sum_p
 from tapegrad.tensor import Tensor, identity_of
 
 Axis = int | Sequence[int] | None
-
-
-def infer_reduction(x: ShapedArray, *, axis: tuple[int, ...], keepdims: bool = False) -> ShapedArray:
-    """The axes removed, or kept with length 1."""
-    if keepdims:
-        return x.with_shape(kept_shape(x.shape, axis))
-    return x.with_shape(tuple(n for i, n in enumerate(x.shape) if i not in axis))
 
 
 def _infer_nonempty(name: str) -> Any:
@@ -45,30 +38,6 @@ def _infer_nonempty(name: str) -> Any:
         return infer_reduction(x, axis=axis)
 
     return infer
-
-
-def lift_axes(params: dict, n: int) -> dict:
-    """The same axes under one more leading axis."""
-    return {**params, "axis": tuple(a + 1 for a in params["axis"])}
-
-
-def kept_shape(shape: tuple[int, ...], axis: tuple[int, ...]) -> tuple[int, ...]:
-    """``shape`` with length 1 in place of each reduced axis."""
-    return tuple(1 if i in axis else n for i, n in enumerate(shape))
-
-
-sum_p = linear(
-    "sum",
-    impl=lambda xp, x, *, axis, keepdims=False: xp.add.reduce(x, axis=axis, keepdims=keepdims),
-    infer=infer_reduction,
-    transpose=lambda ct, x, *, axis: broadcast_to(reshaped(ct, kept_shape(x.shape, axis)), x.shape),
-    reduce="add",
-    lift=lift_axes,
-    samples=[
-        Sample((3, 4), axis=(1,)), Sample((3, 4), axis=(0, 1)), Sample((0, 4), axis=(0,)), Sample((), axis=()),
-        Sample((2, 3, 4), axis=(0, 2)), Sample((150, 120), axis=(1,)), Sample((150, 120), axis=(0, 1)),
-    ],
-)  # fmt: skip
 
 
 def sum(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:

@@ -7,8 +7,9 @@ from typing import Any
 from tapegrad.core.aval import Shape, normalize_axis
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.ops.index.indexing import Part, put_slice_p, slice_p, unslice_p
+from tapegrad.ops.index.indexing import put_slice_p
 from tapegrad.ops.reduce.reductions import sum
+from tapegrad.ops.shape.blocks import Part, slice_p, unslice_p, whole
 from tapegrad.ops.shape.join import tile
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
 from tapegrad.tensor import Tensor
@@ -21,10 +22,6 @@ def _steps(rows: int, columns: int, offset: int) -> Part:
     count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
     first = offset if offset >= 0 else -offset * columns
     return (first if count else 0, count, columns + 1)
-
-
-def _whole(shape: Shape) -> tuple[Part, ...]:
-    return tuple((0, n, 1) for n in shape)
 
 
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
@@ -41,7 +38,7 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     a = moveaxis(a, (one, other), (-2, -1))
     *lead, rows, columns = a.shape
     flat = reshape(a, (*lead, rows * columns))
-    return barrier(slice_p, flat, index=(*_whole(tuple(lead)), _steps(rows, columns, offset)))
+    return barrier(slice_p, flat, index=(*whole(lead), _steps(rows, columns, offset)))
 
 
 def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Tensor:
@@ -65,7 +62,7 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> T
         raise AxisError(f"diag_embed: dim1={dim1} and dim2={dim2} are one dimension")
     *lead, n = x.shape
     side = n + abs(offset)
-    index = (*_whole(tuple(lead)), _steps(side, side, offset))
+    index = (*whole(lead), _steps(side, side, offset))
     flat = barrier(unslice_p, x, shape=(*lead, side * side), index=index)
     return moveaxis(reshape(flat, (*lead, side, side)), (-2, -1), (one, other))
 

@@ -1,4 +1,4 @@
-"""Joining, splitting, padding and rearranging.  ``concat`` is the primitive; the rest are plain functions."""
+"""Joining, splitting, padding and rearranging along axes."""
 
 from __future__ import annotations
 
@@ -6,86 +6,26 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-from tapegrad.core.aval import ShapedArray, normalize_axes, normalize_axis
-from tapegrad.core.primitive import Bad, Sample, linear
+from tapegrad.core.aval import normalize_axes, normalize_axis
 from tapegrad.device import CPU, dtypes
 from tapegrad.errors import IndexingError, ShapeError, TapegradError
 from tapegrad.ops.create.creation import arange
-from tapegrad.ops.dispatch import barrier, cast, own, promote, tensor
+from tapegrad.ops.dispatch import barrier, cast, own, several, tensor
+from tapegrad.ops.dispatch import stack as stack  # beside ``concat`` for those who import
 from tapegrad.ops.elementwise.arithmetic import clip, minimum
-from tapegrad.ops.index.indexing import put_slice_p, slice_p, take, unslice_p
+from tapegrad.ops.index.indexing import put_slice_p, take
+from tapegrad.ops.shape.blocks import concat_p, slice_p, stretch, unslice_p
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
 from tapegrad.tensor import Tensor, from_array, identity_of
 
 
-def _infer_concat(*xs: ShapedArray, axis: int) -> ShapedArray:
-    first = xs[0]
-    for x in xs[1:]:
-        if x.ndim != first.ndim or any(
-            m != n for i, (m, n) in enumerate(zip(x.shape, first.shape, strict=True)) if i != axis
-        ):
-            raise ShapeError(
-                f"concat: {x.shape} does not continue {first.shape} along axis {axis}: all other lengths must be equal"
-            )
-    return first.with_shape((*first.shape[:axis], sum(x.shape[axis] for x in xs), *first.shape[axis + 1 :]))
-
-
-def _run_concat(xp: Any, *xs: Any, axis: int, out: Any) -> None:
-    xp.concatenate(xs, axis=axis, out=out)
-
-
-def _pull_concat(ct: Tensor, xs_aval: Sequence[ShapedArray], i: int, *, axis: int) -> Tensor:
-    return _part(ct, axis, sum(x.shape[axis] for x in xs_aval[:i]), xs_aval[i].shape[axis])
-
-
-concat_p = linear(
-    "concat",
-    impl=_run_concat,
-    infer=_infer_concat,
-    transpose=_pull_concat,
-    variadic=True,
-    into=True,
-    lift=lambda params, n: {"axis": params["axis"] + 1},
-    samples=[
-        Sample((2, 3), (4, 3), axis=0), Sample((2, 3), (2, 0), (2, 1), axis=1), Sample((0,), axis=0),
-        Bad((2, 3), (4, 2), axis=0, error=ShapeError), Bad((2, 3), (2,), axis=0, error=ShapeError),
-    ],
-)  # fmt: skip
-
-
-def _part(x: Tensor, axis: int, first: int, count: int) -> Tensor:
-    """A view of some positions of one axis."""
-    if count == x.shape[axis]:
-        return x
-    index = tuple((first, count, 1) if i == axis else (0, n, 1) for i, n in enumerate(x.shape))
-    return barrier(slice_p, x, index=index)
-
-
-def _several(op: str, xs: Any) -> tuple[Tensor, ...]:
-    found = tuple(xs)
-    if not found:
-        raise ShapeError(f"{op}: needs at least one tensor")
-    return promote(op, found)
-
-
 def concat(xs: Sequence[Any], /, axis: int | None = 0) -> Tensor:
     """Tensors one after the other along ``axis`` (None: flattened first).  Raises ShapeError, AxisError."""
-    parts = _several("concat", xs)
+    parts = several("concat", xs)
     if axis is None:
         parts, axis = tuple(reshape(x, (x.size,)) for x in parts), 0
     a = normalize_axis("concat", axis, parts[0].ndim)
     return barrier(concat_p, *parts, axis=a)
-
-
-def stack(xs: Sequence[Any], /, axis: int = 0) -> Tensor:
-    """Tensors of one shape along a new ``axis``.  Raises ShapeError, AxisError."""
-    parts = _several("stack", xs)
-    shape = parts[0].shape
-    for x in parts:
-        if x.shape != shape:
-            raise ShapeError(f"stack: {x.shape} and {shape} differ; all tensors must have one shape")
-    a = normalize_axis("stack", axis, len(shape) + 1)
-    return barrier(concat_p, *(expand_dims(x, a) for x in parts), axis=a)
 
 
 def unstack(x: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
@@ -123,7 +63,7 @@ def array_split(x: Any, indices_or_sections: Any, /, axis: int = 0) -> tuple[Ten
         bounds = [i * each + min(i, more) for i in range(count + 1)]
     else:
         bounds = [0, *(slice(int(i)).indices(n)[1] for i in indices_or_sections), n]
-    return tuple(own(_part(x, a, p, max(0, q - p)), x) for p, q in zip(bounds, bounds[1:], strict=False))
+    return tuple(own(stretch(x, a, p, max(0, q - p)), x) for p, q in zip(bounds, bounds[1:], strict=False))
 
 
 def flip(x: Any, /, axis: int | Sequence[int] | None = None) -> Tensor:
@@ -153,7 +93,7 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: int | Sequence[int] | None
         n = x.shape[a]
         by = int(s) % n if n else 0
         if by:
-            x = barrier(concat_p, _part(x, a, n - by, by), _part(x, a, 0, n - by), axis=a)
+            x = barrier(concat_p, stretch(x, a, n - by, by), stretch(x, a, 0, n - by), axis=a)
     return own(x, given)
 
 

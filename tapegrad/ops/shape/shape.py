@@ -15,23 +15,8 @@ from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, normalize_a
 from tapegrad.core.primitive import Sample, linear
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.dispatch import barrier, tensor
+from tapegrad.ops.shape.blocks import reshape_p, reshaped
 from tapegrad.tensor import Tensor, identity_of
-
-
-def _infer_reshape(x: ShapedArray, *, shape: Shape) -> ShapedArray:
-    return x.with_shape(shape)
-
-
-reshape_p = linear(
-    "reshape",
-    impl=lambda xp, x, *, shape: xp.reshape(x, shape),
-    infer=_infer_reshape,
-    transpose=lambda ct, x: reshape(ct, x.shape),
-    view=True,
-    copies=True,
-    lift=lambda params, n: {"shape": (n, *params["shape"])},
-    samples=[Sample((2, 6), shape=(3, 4)), Sample((), shape=(1, 1)), Sample((0, 3), shape=(3, 0))],
-)
 
 
 def reshape(x: Any, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None) -> Tensor:
@@ -53,11 +38,6 @@ def reshape(x: Any, /, shape: int | Sequence[int], order: str = "C", *, copy: bo
     if prod(wanted) != x.size or any(n < 0 for n in wanted):
         raise ShapeError(f"reshape: {x.shape} has {x.size} elements, {wanted} has {prod(wanted)}")
     return identity_of(x) if wanted == x.shape else barrier(reshape_p, x, shape=wanted)
-
-
-def reshaped(x: Tensor, shape: Shape) -> Tensor:
-    """``x`` in another shape, which fits; for use inside an operation: ``x`` itself if it has that shape."""
-    return x if shape == x.shape else barrier(reshape_p, x, shape=shape)
 
 
 def _lengths(op: str, shape: Any) -> tuple[int, ...]:
@@ -120,6 +100,37 @@ def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Tensor:
     return barrier(broadcast_p, reshaped(x, (1,) * (len(wanted) - x.ndim) + x.shape), shape=wanted)
 
 
+def infer_reduction(x: ShapedArray, *, axis: tuple[int, ...], keepdims: bool = False) -> ShapedArray:
+    """The axes removed, or kept with length 1."""
+    if keepdims:
+        return x.with_shape(kept_shape(x.shape, axis))
+    return x.with_shape(tuple(n for i, n in enumerate(x.shape) if i not in axis))
+
+
+def lift_axes(params: dict, n: int) -> dict:
+    """The same axes under one more leading axis."""
+    return {**params, "axis": tuple(a + 1 for a in params["axis"])}
+
+
+def kept_shape(shape: tuple[int, ...], axis: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` with length 1 in place of each reduced axis."""
+    return tuple(1 if i in axis else n for i, n in enumerate(shape))
+
+
+sum_p = linear(
+    "sum",
+    impl=lambda xp, x, *, axis, keepdims=False: xp.add.reduce(x, axis=axis, keepdims=keepdims),
+    infer=infer_reduction,
+    transpose=lambda ct, x, *, axis: broadcast_to(reshaped(ct, kept_shape(x.shape, axis)), x.shape),
+    reduce="add",
+    lift=lift_axes,
+    samples=[
+        Sample((3, 4), axis=(1,)), Sample((3, 4), axis=(0, 1)), Sample((0, 4), axis=(0,)), Sample((), axis=()),
+        Sample((2, 3, 4), axis=(0, 2)), Sample((150, 120), axis=(1,)), Sample((150, 120), axis=(0, 1)),
+    ],
+)  # fmt: skip
+
+
 def sum_to(x: Tensor, shape: Shape, lead: int = 0) -> Tensor:
     """Sum ``x`` down to ``shape``, which broadcasts to it: the transpose of broadcasting.
 
@@ -127,12 +138,10 @@ def sum_to(x: Tensor, shape: Shape, lead: int = 0) -> Tensor:
     """
     if x.shape == shape:
         return x
-    from tapegrad.ops.reduce.reductions import sum  # the two files are each other's transposes
-
     extra = x.ndim - len(shape)
     padded = shape[:lead] + (1,) * extra + shape[lead:]
     axes = tuple(i for i in range(lead, x.ndim) if padded[i] != x.shape[i] or lead <= i < lead + extra)
-    return reshaped(sum(x, axis=axes, dtype=x.dtype, keepdims=not extra), shape)
+    return reshaped(barrier(sum_p, x, axis=axes, keepdims=not extra), shape)
 
 
 def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Tensor:

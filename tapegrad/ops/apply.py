@@ -1,0 +1,75 @@
+"""Primitives applied to tensors: the shape rules that many of them share, and the two ways to make a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tapegrad.core.aval import ShapedArray, broadcast_shapes, shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.primitive import Primitive, Site
+from tapegrad.device import dtypes
+from tapegrad.engine.evaluate import apply, apply_elementwise
+from tapegrad.engine.region import runs_at_once
+from tapegrad.errors import DeviceError, DTypeError
+from tapegrad.tensor import Tensor
+
+_MOST = 4096
+
+
+def infer_same(*avals: ShapedArray, name: str = "elementwise") -> ShapedArray:
+    """Broadcast shapes; the dtype of the operands."""
+    return shaped(broadcast_shapes(name, *(a.shape for a in avals)), avals[-1].dtype, avals[-1].device)
+
+
+def infer_real(name: str) -> Callable[[ShapedArray], ShapedArray]:
+    """The operand's, which must be real: ``name`` raises DTypeError for complex numbers."""
+
+    def infer(x: ShapedArray) -> ShapedArray:
+        if x.dtype.kind == "c":
+            raise DTypeError(f"{name}: not defined for complex numbers, got {x.dtype}; take real or imag first")
+        return x
+
+    return infer
+
+
+def infer_bool(*avals: ShapedArray, name: str = "comparison") -> ShapedArray:
+    """Broadcast shapes; bool."""
+    return infer_same(*avals, name=name).with_dtype(dtypes.bool_)
+
+
+def on_one_device(op: str, buffers: tuple[Buffer, ...]) -> None:
+    """Raises DeviceError naming ``op`` where operands lie on several devices."""
+    device = buffers[0].node.aval.device
+    for b in buffers:
+        if b.node.aval.device is not device:
+            raise DeviceError(f"{op}: operands on {device} and {b.node.aval.device}; move one with to_device")
+
+
+def resolve(prim: Primitive, avals: ShapedArray | tuple[ShapedArray, ...]) -> Site:
+    """The site of ``prim`` for operands of ``avals`` (one aval, or a tuple of several): inferred once, then known."""
+    site = prim.memo.get(avals)
+    if site is None:
+        if len(prim.memo) >= _MOST:
+            prim.memo.clear()
+        operands = avals if isinstance(avals, tuple) else (avals,)
+        named = {"name": prim.name} if prim.infer in (infer_same, infer_bool) else {}
+        aval = prim.infer(*operands, **named)
+        site = prim.memo[avals] = Site(prim, operands, aval, runs_at_once(aval))
+    return site
+
+
+def bind(prim: Primitive, *xs: Tensor) -> Tensor:
+    """Apply an elementwise primitive to tensors of one dtype (by its own rule of shapes)."""
+    buffers = tuple(x._buffer for x in xs)
+    on_one_device(prim.name, buffers)
+    return Tensor(apply_elementwise(prim, buffers, resolve(prim, tuple(b.node.aval for b in buffers))))
+
+
+def barrier(prim: Primitive, *xs: Tensor, **params: Any) -> Tensor:
+    """Apply any other primitive to tensors."""
+    buffers = tuple(x._buffer for x in xs)
+    if len(buffers) > 1:
+        on_one_device(prim.name, buffers)
+    aval = prim.infer(*(b.node.aval for b in buffers), **params)
+    return Tensor(apply(prim, buffers, params, aval))

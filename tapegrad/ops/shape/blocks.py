@@ -1,0 +1,134 @@
+"""Blocks of arrays: the primitives that reshape, cut out, put between zeros and join.
+
+``reshape``, ``concat`` and ``stack`` are made of them, basic indices are ``slice``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import EllipsisType
+
+from tapegrad.core.aval import Shape, ShapedArray
+from tapegrad.core.primitive import Bad, Primitive, Sample, linear
+from tapegrad.device.types import Array, Namespace
+from tapegrad.errors import ShapeError
+from tapegrad.ops.apply import barrier
+from tapegrad.tensor import Tensor
+
+Part = int | tuple[int, int, int]
+"""What a basic index takes of one axis: a position (the axis goes), or (first, count, step)."""
+
+reshape_p = linear(
+    "reshape",
+    impl=lambda xp, x, *, shape: xp.reshape(x, shape),
+    infer=lambda x, *, shape: x.with_shape(shape),
+    transpose=lambda ct, x: reshaped(ct, x.shape),
+    view=True,
+    copies=True,
+    lift=lambda params, n: {"shape": (n, *params["shape"])},
+    samples=[Sample((2, 6), shape=(3, 4)), Sample((), shape=(1, 1)), Sample((0, 3), shape=(3, 0))],
+)
+
+
+def reshaped(x: Tensor, shape: Shape) -> Tensor:
+    """``x`` in another shape, which fits; for use inside an operation: ``x`` itself if it has that shape."""
+    return x if shape == x.shape else barrier(reshape_p, x, shape=shape)
+
+
+def native_index(index: tuple[Part, ...]) -> tuple[int | slice | EllipsisType, ...]:
+    """The parts as Python's own index; the Ellipsis keeps 0-d results arrays."""
+    items: list[int | slice] = []
+    for part in index:
+        if isinstance(part, int):
+            items.append(part)
+        else:
+            first, count, step = part
+            stop = first + count * step
+            items.append(slice(first, None if stop < 0 else stop, step))
+    return (*items, ...)
+
+
+def sliced_shape(index: tuple[Part, ...]) -> Shape:
+    """The shape a basic index yields."""
+    return tuple(part[1] for part in index if not isinstance(part, int))
+
+
+def whole(shape: Sequence[int]) -> tuple[Part, ...]:
+    """The index of all elements."""
+    return tuple((0, n, 1) for n in shape)
+
+
+slice_p: Primitive = linear(
+    "slice",
+    impl=lambda xp, x, *, index: x[native_index(index)],
+    infer=lambda x, *, index: x.with_shape(sliced_shape(index)),
+    transpose=lambda ct, x, *, index: barrier(unslice_p, ct, shape=x.shape, index=index),
+    view=True,
+    lift=lambda params, n: {"index": (*whole((n,)), *params["index"])},
+    samples=[
+        Sample((4, 5), index=(1, (4, 3, -2))), Sample((3, 4), index=((0, 0, 1), (1, 2, 1))), Sample((), index=()),
+        Sample((3,), index=(2,)), Sample((3,), index=((2, 3, -1),)),
+    ],
+)  # fmt: skip
+
+
+def _run_unslice(xp: Namespace, x: Array, *, shape: Shape, index: tuple[Part, ...], out: Array) -> None:
+    if x.size != out.size:
+        out.fill(0)
+    out[native_index(index)] = x
+
+
+unslice_p: Primitive = linear(
+    "unslice",
+    impl=_run_unslice,
+    infer=lambda x, *, shape, index: x.with_shape(shape),
+    transpose=lambda ct, x, *, shape, index: barrier(slice_p, ct, index=index),
+    into=True,
+    lift=lambda params, n: {"shape": (n, *params["shape"]), "index": (*whole((n,)), *params["index"])},
+    samples=[
+        Sample((2,), shape=(4, 5), index=(1, (4, 2, -2))), Sample((), shape=(), index=()),
+        Sample((0, 2), shape=(3, 4), index=((0, 0, 1), (1, 2, 1))),
+    ],
+)  # fmt: skip
+
+
+def stretch(x: Tensor, axis: int, first: int, count: int) -> Tensor:
+    """A view of ``count`` positions of one axis, from ``first`` on; of all of them: ``x`` itself."""
+    if count == x.shape[axis]:
+        return x
+    return barrier(slice_p, x, index=(*whole(x.shape[:axis]), (first, count, 1), *whole(x.shape[axis + 1 :])))
+
+
+def _infer_concat(*xs: ShapedArray, axis: int) -> ShapedArray:
+    first = xs[0]
+    for x in xs[1:]:
+        if x.ndim != first.ndim or any(
+            m != n for i, (m, n) in enumerate(zip(x.shape, first.shape, strict=True)) if i != axis
+        ):
+            raise ShapeError(
+                f"concat: {x.shape} does not continue {first.shape} along axis {axis}: all other lengths must be equal"
+            )
+    return first.with_shape((*first.shape[:axis], sum(x.shape[axis] for x in xs), *first.shape[axis + 1 :]))
+
+
+def _run_concat(xp: Namespace, *xs: Array, axis: int, out: Array) -> None:
+    xp.concatenate(xs, axis=axis, out=out)
+
+
+def _pull_concat(ct: Tensor, xs_aval: Sequence[ShapedArray], i: int, *, axis: int) -> Tensor:
+    return stretch(ct, axis, sum(x.shape[axis] for x in xs_aval[:i]), xs_aval[i].shape[axis])
+
+
+concat_p = linear(
+    "concat",
+    impl=_run_concat,
+    infer=_infer_concat,
+    transpose=_pull_concat,
+    variadic=True,
+    into=True,
+    lift=lambda params, n: {"axis": params["axis"] + 1},
+    samples=[
+        Sample((2, 3), (4, 3), axis=0), Sample((2, 3), (2, 0), (2, 1), axis=1), Sample((0,), axis=0),
+        Bad((2, 3), (4, 2), axis=0, error=ShapeError), Bad((2, 3), (2,), axis=0, error=ShapeError),
+    ],
+)  # fmt: skip
