@@ -1,18 +1,29 @@
 """Which small changes to the engine do its tests notice?  ``python tests/mutants.py --count 200 --jobs 2``.
 
 A sample of mutants: a comparison flipped, ``and`` and ``or`` swapped, ``+`` and ``-``, a small constant raised, a call
-dropped, a condition turned round.  Each is made in a copy of the package, where the tests of the same part run until
-the first failure: first those of the same module, then the rest of the part's.  What no test notices is printed, and
-the exit status is 1 where less than ``--least`` was noticed.  No part of the test suite: it takes minutes a mutant.
+dropped, a condition turned round.  Each is made in a copy of the project, where those tests of its part run that reach
+the changed statement, until the first failure: files that take the least time first.  Which test reaches what is found
+once (``mutants_plugin.py``; some minutes) and kept in a folder for temporary files until the package or the test
+changes.  What no test notices is printed as a diff, unless ``mutants_equal.csv`` says why it cannot be noticed; the
+exit status is 1 where less than ``--least`` was noticed.  No part of the test suite: it takes seconds a mutant.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import csv
+import difflib
+import functools
+import hashlib
+import json
 import os
+import queue
 import random
+import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,12 +34,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+SHARED = ["tests/test_laws.py", "tests/test_programs.py"]
 PARTS = {
-    "core": ["tests/core", "tests/test_tensor.py", "tests/test_variable.py", "tests/test_laws.py"],
-    "engine": ["tests/engine", "tests/test_laws.py", "tests/test_explain.py", "tests/cuda/test_regions.py",
-               "tests/cuda/test_reductions.py"],
-    "autodiff": ["tests/autodiff", "tests/test_values.py"],
-    "memory": ["tests/memory"],
+    "core": ["tests/core", "tests/test_tensor.py", "tests/test_variable.py", "tests/test_primitives.py",
+             "tests/test_pickling.py", *SHARED],
+    "engine": ["tests/engine", "tests/test_explain.py", "tests/cuda", *SHARED],
+    "autodiff": ["tests/autodiff", "tests/test_values.py", "tests/test_primitives.py", *SHARED],
+    "memory": ["tests/memory", *SHARED],
 }  # fmt: skip
 """Folders of the package, and the tests of each."""
 FLIPPED: dict[type[ast.AST], type[ast.AST]] = {
@@ -36,25 +48,46 @@ FLIPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
     ast.Add: ast.Sub, ast.Sub: ast.Add,
 }  # fmt: skip
+LARGEST = 12 << 30
+"""Bytes of memory that the tests of a mutant may take: some never stop taking more."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of one expression or statement, from ``start`` to ``stop`` in the bytes of the file."""
+    """A change of one expression or statement, from ``start`` to ``stop`` in the bytes of the file.
+
+    ``statement`` is the line of the statement of a function that is changed; 0 where that runs at import.
+    """
 
     path: Path
     line: int
+    statement: int
     start: int
     stop: int
     before: str
     after: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}  {' '.join(self.before.split())[:60]}  ->  {' '.join(self.after.split())[:60]}"
+        return f"{self.path}:{self.line}  {_one_line(self.before)[:60]}  ->  {_one_line(self.after)[:60]}"
 
     def apply(self, text: bytes) -> bytes:
         """The file with the change."""
         return text[: self.start] + self.after.encode() + text[self.stop :]
+
+    def diff(self) -> str:
+        """The change as lines of text."""
+        old = (ROOT / self.path).read_bytes()
+        lines = [text.decode().splitlines(keepends=True) for text in (old, self.apply(old))]
+        return "".join(difflib.unified_diff(*lines, str(self.path), str(self.path), n=1))
+
+    def key(self) -> tuple[str, str, str, str]:
+        """How ``mutants_equal.csv`` names it: without the number of the line, which changes for other reasons."""
+        line = (ROOT / self.path).read_text().splitlines()[self.line - 1].strip()
+        return str(self.path), line, _one_line(self.before), _one_line(self.after)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def mutants(path: Path, text: str) -> Iterator[Mutant]:
@@ -62,18 +95,29 @@ def mutants(path: Path, text: str) -> Iterator[Mutant]:
     starts = [0]
     for line in text.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    tree = ast.parse(text)
-    # Python 3.11 does not say where the parts of an f-string stand.
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
-    for node in ast.walk(tree):
-        after = None if id(node) in inside else _changed(node)
+    for node, statement in _with_statements(ast.parse(text)):
+        after = _changed(node)
         if after is None:
             continue
         place: Any = node
         start, stop = starts[place.lineno - 1] + place.col_offset, starts[place.end_lineno - 1] + place.end_col_offset
         before = text.encode()[start:stop].decode()
         if before != after:
-            yield Mutant(path, place.lineno, start, stop, before, after)
+            yield Mutant(path, place.lineno, statement, start, stop, before, after)
+
+
+def _with_statements(node: ast.AST, statement: int = 0, inside: bool = False) -> Iterator[tuple[ast.AST, int]]:
+    """All nodes, each with the line of its statement if a function holds that, else with 0."""
+    if inside and isinstance(node, ast.stmt):
+        statement = node.lineno
+    yield node, statement
+    if isinstance(node, ast.JoinedStr):
+        return  # Python 3.11 does not say where the parts of an f-string stand
+    for field, value in ast.iter_fields(node):
+        body = inside or isinstance(node, ast.FunctionDef) and field == "body"
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _with_statements(child, statement, body)
 
 
 def _changed(node: ast.AST) -> str | None:
@@ -104,54 +148,188 @@ def sample(parts: list[str], count: int, seed: int) -> list[tuple[str, Mutant]]:
     return random.Random(seed).sample(found, min(count, len(found)))
 
 
-def tests_of(part: str, path: Path) -> list[list[str]]:
-    """The tests of the module first, then those of its part."""
-    near = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob(f"test_{path.stem}*.py"))
-    return [near, PARTS[part]] if near else [PARTS[part]]
+@functools.cache
+def equal() -> dict[tuple[str, str, str, str], str]:
+    """The changes that no test can notice, each with the reason."""
+    with open(ROOT / "tests" / "mutants_equal.csv", newline="") as file:
+        return {(r["path"], r["line"], r["before"], r["after"]): r["reason"] for r in csv.DictReader(file)}
 
 
-def noticed(part: str, mutant: Mutant, seconds: float) -> str:
-    """How a mutant was noticed: "failed", "hangs" or "" (not at all)."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        for name in ("tapegrad", "kernels", "tests", "bench", "pyproject.toml", "README.md"):
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, copy / name)
-        (copy / mutant.path).write_bytes(mutant.apply((ROOT / mutant.path).read_bytes()))
-        environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        for tests in tests_of(part, mutant.path):
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *tests]
+def files_of(part: str) -> list[str]:
+    """The test files of a part."""
+    paths = [ROOT / name for name in PARTS[part]]
+    files = [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("test_*.py")))]
+    return [str(file.relative_to(ROOT)) for file in files]
+
+
+def copy_project(folder: Path) -> Path:
+    """A copy of what the tests need."""
+    for name in ("tapegrad", "kernels", "tests", "bench", "pyproject.toml", "README.md"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+    return folder
+
+
+def pytest(copy: Path, arguments: list[str], seconds: float | None, **variables: str) -> tuple[int | None, str]:
+    """The exit status of pytest in a copy (None if it did not end in time), and what it printed."""
+    environment = {
+        **os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{copy / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1", **variables,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-p", "mutants_plugin"]
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_DATA, (LARGEST, LARGEST))
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command + arguments, cwd=copy, env=environment, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True, preexec_fn=limit,
+        )  # fmt: skip
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        # Its children end with it, those too that it has left.
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        output.seek(0)
+        return status, output.read().decode(errors="replace")
+
+
+def reach(copy: Path, file: str) -> list[dict[str, Any]]:
+    """The tests of a file that pass, each with its seconds and the statements that it reaches."""
+    sources = [*sorted((ROOT / "tapegrad").rglob("*.py")), Path(__file__).with_name("mutants_plugin.py"), ROOT / file]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    kept = Path(tempfile.gettempdir()) / f"tapegrad-mutants-{os.getuid()}" / f"{digest}.json"
+    if not kept.exists():
+        kept.parent.mkdir(exist_ok=True)
+        made, order = copy / "reach.json", copy / "tests.json"
+        pytest(copy, [file], None, MUTANTS_REACH=str(made))
+        tests = [test for test in json.loads(made.read_text()) if test["outcome"] != "skipped"]
+        # Some count instructions, and fail where statements are noted: these are tried without.
+        failed = [test["test"] for test in tests if test["outcome"] == "failed"]
+        order.write_text(json.dumps(failed))
+        status, output = pytest(copy, [file], None, MUTANTS_TESTS=str(order)) if failed else (0, "")
+        if status:
+            sys.exit(f"{file} fails without any change:\n{output}")
+        kept.write_text(json.dumps(tests))
+    return json.loads(kept.read_text())
+
+
+class Tests:
+    """The tests of the parts, and what each reaches."""
+
+    def __init__(self, parts: list[str], copies: queue.Queue[Path], pool: ThreadPoolExecutor) -> None:
+        files = sorted({file for part in parts for file in files_of(part)})
+
+        def found(file: str) -> list[dict[str, Any]]:
+            copy = copies.get()
             try:
-                done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=seconds)
-            except subprocess.TimeoutExpired:
-                return "hangs"
-            if done.returncode:
-                return "failed"
-    return ""
+                return reach(copy, file)
+            finally:
+                copies.put(copy)
+
+        self.seconds: dict[str, float] = {}
+        self.reaching: dict[tuple[str, int], set[str]] = {}
+        for number, (file, tests) in enumerate(zip(files, pool.map(found, files)), 1):
+            print(f"{number:4}/{len(files)}  {file}", file=sys.stderr, flush=True)
+            for test in tests:
+                self.seconds[test["test"]] = test["seconds"]
+                for path, line in test["reached"]:
+                    for statement in (line, 0):
+                        self.reaching.setdefault((path, statement), set()).add(test["test"])
+
+    def of(self, part: str, mutant: Mutant, seconds: float) -> list[str]:
+        """The tests of a part that reach a mutant, the cheapest up to ``seconds``, and the cheapest files first."""
+        files = set(files_of(part))
+        tests = self.reaching.get((str(mutant.path), mutant.statement), set())
+        costs: dict[str, float] = {}
+        chosen, total = [], 0.0
+        for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
+            file = test.partition("::")[0]
+            if file in files and total + self.seconds[test] <= seconds:
+                total += self.seconds[test]
+                costs[file] = costs.get(file, 0.0) + self.seconds[test]
+                chosen.append(test)
+        return sorted(chosen, key=lambda test: (costs[test.partition("::")[0]], test.partition("::")[0]))
+
+    def time(self, tests: list[str]) -> float:
+        """Seconds that tests take."""
+        return sum(self.seconds[test] for test in tests)
+
+
+def noticed(copy: Path, mutant: Mutant, tests: list[str], seconds: float) -> str:
+    """The first test that notices a mutant, or why there is none to name; "" if no test does."""
+    if not tests:
+        return ""
+    order = copy / "tests.json"
+    order.write_text(json.dumps(tests))
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+    text = (ROOT / mutant.path).read_bytes()
+    (copy / mutant.path).write_bytes(mutant.apply(text))
+    try:
+        status, output = pytest(copy, ["-x", *files], seconds, MUTANTS_TESTS=str(order))
+    finally:
+        (copy / mutant.path).write_bytes(text)
+    if status == 0:
+        return ""
+    if status is None:
+        return "hangs"
+    failure = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return failure[1] if failure else f"pytest ends with status {status}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("places", nargs="*", help="FILE or FILE:LINE: all mutants there instead of a sample")
     parser.add_argument("--count", type=int, default=200, help="mutants (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: %(default)s)")
     parser.add_argument("--parts", default=",".join(PARTS), help="folders of the package (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="after which tests hang (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of tests a mutant (default: %(default)s)")
     parser.add_argument("--least", type=float, default=0.92, help="part to be noticed (default: %(default)s)")
     options = parser.parse_args(arguments)
-    drawn = sample(options.parts.split(","), options.count, options.seed)
-    caught = 0
-    with ThreadPoolExecutor(options.jobs) as pool:
-        answers = pool.map(lambda item: noticed(*item, options.seconds), drawn)
-        for number, ((_, mutant), how) in enumerate(zip(drawn, answers), 1):
-            caught += bool(how)
-            print(f"{number:4}/{len(drawn)}  {caught} noticed  {how or 'NOT NOTICED':12} {mutant}", flush=True)
-    print(f"{caught} of {len(drawn)} mutants noticed ({caught / max(1, len(drawn)):.0%}), seed {options.seed}")
-    return int(caught < options.least * len(drawn))
+    parts = options.parts.split(",")
+    drawn = sample(parts, sys.maxsize if options.places else options.count, options.seed)
+    if options.places:
+        drawn = [(p, m) for p, m in drawn if {str(m.path), f"{m.path}:{m.line}"} & set(options.places)]
+    copies: queue.Queue[Path] = queue.Queue()
+    survivors: list[Mutant] = []
+    same = 0
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
+        for job in range(options.jobs):
+            copies.put(copy_project(Path(folder) / str(job)))
+        tests = Tests(parts, copies, pool)
+
+        def tried(item: tuple[str, Mutant]) -> tuple[str, int]:
+            part, mutant = item
+            if mutant.key() in equal():
+                return "", 0
+            chosen = tests.of(part, mutant, options.seconds)
+            copy = copies.get()
+            try:
+                return noticed(copy, mutant, chosen, 60 + 5 * tests.time(chosen)), len(chosen)
+            finally:
+                copies.put(copy)
+
+        for number, ((_, mutant), (how, count)) in enumerate(zip(drawn, pool.map(tried, drawn)), 1):
+            if mutant.key() in equal():
+                same += 1
+                how = "equal in effect"
+            elif not how:
+                survivors.append(mutant)
+                how = f"NOT NOTICED ({count} tests reach it)"
+            print(f"{number:4}/{len(drawn)}  {mutant}  {how}", flush=True)
+    for mutant in survivors:
+        print(f"\n{mutant.diff()}", end="")
+    caught = len(drawn) - len(survivors) - same
+    print(f"\n{caught} of {len(drawn)} mutants noticed, {len(survivors)} not, {same} equal in effect")
+    return int(caught < options.least * (len(drawn) - same))
 
 
 if __name__ == "__main__":

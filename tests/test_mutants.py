@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import mutants
@@ -32,18 +33,47 @@ def test_each_change_is_one_and_still_a_program() -> None:
         assert text.count("\n") == SOURCE.count("\n")
 
 
+def test_the_statement_of_a_function_that_is_changed() -> None:
+    found = {(m.before, m.statement) for m in mutants.mutants(Path("f.py"), "a = b + c\n" + SOURCE)}
+    assert {("b + c", 0), ("print(a)", 3), ("not b", 4), ("a + 2", 5)} <= found
+
+
 def test_every_part_has_changes_and_tests() -> None:
-    for part, tests in mutants.PARTS.items():
+    for part in mutants.PARTS:
         assert len(mutants.sample([part], 5, seed=1)) == 5
-        assert all((mutants.ROOT / name).exists() for name in tests)
+        assert all((mutants.ROOT / name).exists() for name in mutants.files_of(part))
     assert mutants.sample(["core"], 3, seed=1) == mutants.sample(["core"], 3, seed=1)
 
 
-@pytest.mark.parametrize(("after", "how"), [("'leave'", "failed"), ("'leaf'", "")])
-def test_a_change_is_noticed_or_not(after: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Path("tapegrad/core/primitive.py")
-    text = (mutants.ROOT / path).read_bytes()
-    start = text.index(b'"leaf", "leaf"')
-    mutant = mutants.Mutant(path, 1, start, start + len(b'"leaf"'), '"leaf"', after)
-    monkeypatch.setattr(mutants, "tests_of", lambda part, path: [["tests/core/test_node.py"]])
-    assert mutants.noticed("core", mutant, 60) == how
+def test_every_change_that_is_called_equal_can_be_made() -> None:
+    keys = {m.key() for _, m in mutants.sample(list(mutants.PARTS), sys.maxsize, seed=0)}
+    assert mutants.equal().keys() <= keys
+    assert all(mutants.equal().values())
+
+
+def mutant(path: str, before: str, after: str) -> mutants.Mutant:
+    start = (mutants.ROOT / path).read_bytes().index(before.encode())
+    return mutants.Mutant(Path(path), 1, 0, start, start + len(before), before, after)
+
+
+def test_a_change_is_noticed_or_not_or_hangs(tmp_path: Path) -> None:
+    copy = mutants.copy_project(tmp_path)
+    tests = ["tests/core/test_aval.py::test_axes"]
+    path = "tapegrad/core/aval.py"
+    assert mutants.noticed(copy, mutant(path, "return axis + ndim", "return axis - ndim"), tests, 60) == tests[0]
+    assert mutants.noticed(copy, mutant(path, "names a dimension", "names an axis"), tests, 60) == ""
+    assert mutants.noticed(copy, mutant(path, "axis = axis.__index__()", "while True: pass"), tests, 5) == "hangs"
+    assert mutants.noticed(copy, mutant(path, "import weakref", "import weakrefs"), tests, 60)
+    assert (copy / path).read_bytes() == (mutants.ROOT / path).read_bytes()
+
+
+def test_which_tests_reach_a_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants.tempfile, "tempdir", str(tmp_path))
+    copy = mutants.copy_project(tmp_path / "copy")
+    reached = {test["test"]: test["reached"] for test in mutants.reach(copy, "tests/core/test_aval.py")}
+    text = (mutants.ROOT / "tapegrad/core/aval.py").read_text().splitlines()
+    place = ["tapegrad/core/aval.py", 1 + next(i for i, line in enumerate(text) if "return axis + ndim if" in line)]
+    assert place in reached["tests/core/test_aval.py::test_axes"]
+    assert any(place not in places for places in reached.values())
+    monkeypatch.delattr(mutants, "pytest")  # the second time it is known
+    assert len(mutants.reach(copy, "tests/core/test_aval.py")) == len(reached)
