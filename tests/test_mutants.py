@@ -51,20 +51,21 @@ def test_every_change_that_is_called_equal_can_be_made() -> None:
     assert all(mutants.equal().values())
 
 
-def mutant(path: str, before: str, after: str) -> mutants.Mutant:
-    start = (mutants.ROOT / path).read_bytes().index(before.encode())
-    return mutants.Mutant(Path(path), 1, 0, start, start + len(before), before, after)
-
-
 def test_a_change_is_noticed_or_not_or_hangs(tmp_path: Path) -> None:
     copy = mutants.copy_project(tmp_path)
-    tests = ["tests/core/test_aval.py::test_axes"]
-    path = "tapegrad/core/aval.py"
-    assert mutants.noticed(copy, mutant(path, "return axis + ndim", "return axis - ndim"), tests, 60) == tests[0]
-    assert mutants.noticed(copy, mutant(path, "names a dimension", "names an axis"), tests, 60) == ""
-    assert mutants.noticed(copy, mutant(path, "axis = axis.__index__()", "while True: pass"), tests, 5) == "hangs"
-    assert mutants.noticed(copy, mutant(path, "import weakref", "import weakrefs"), tests, 60)
-    assert (copy / path).read_bytes() == (mutants.ROOT / path).read_bytes()
+    path, test = Path("tapegrad/core/aval.py"), "tests/core/test_aval.py::test_axes"
+    text = (mutants.ROOT / path).read_bytes()
+
+    def how(before: str, after: str, seconds: float = 60) -> str:
+        start = text.index(before.encode())
+        mutant = mutants.Mutant(path, 1, 0, start, start + len(before), before, after)
+        return mutants.noticed(copy, mutant, [test], lambda tests: seconds)
+
+    assert how("return axis + ndim", "return axis - ndim") == test
+    assert how("names a dimension", "names an axis") == ""
+    assert how("axis = axis.__index__()", "while True: pass", 5) == "hangs"
+    assert how("import weakref", "import weakrefs")
+    assert (copy / path).read_bytes() == text
 
 
 def test_which_tests_reach_a_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
