@@ -200,8 +200,8 @@ def pytest(copy: Path, arguments: list[str], seconds: float | None, **variables:
         return status, output.read().decode(errors="replace")
 
 
-def reach(copy: Path, file: str) -> list[dict[str, Any]]:
-    """The tests of a file that pass, each with its seconds and the statements that it reaches."""
+def reach(copy: Path, file: str) -> dict[str, Any]:
+    """The tests of a file, each with its seconds and the statements that it reaches, and those reached by imports."""
     sources = [*sorted((ROOT / "tapegrad").rglob("*.py")), Path(__file__).with_name("mutants_plugin.py"), ROOT / file]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     kept = Path(tempfile.gettempdir()) / f"tapegrad-mutants-{os.getuid()}" / f"{digest}.json"
@@ -209,14 +209,15 @@ def reach(copy: Path, file: str) -> list[dict[str, Any]]:
         kept.parent.mkdir(exist_ok=True)
         made, order = copy / "reach.json", copy / "tests.json"
         pytest(copy, [file], None, MUTANTS_REACH=str(made))
-        tests = [test for test in json.loads(made.read_text()) if test["outcome"] != "skipped"]
+        found = json.loads(made.read_text())
+        found["tests"] = [test for test in found["tests"] if test["outcome"] != "skipped"]
         # Some count instructions, and fail where statements are noted: these are tried without.
-        failed = [test["test"] for test in tests if test["outcome"] == "failed"]
+        failed = [test["test"] for test in found["tests"] if test["outcome"] == "failed"]
         order.write_text(json.dumps(failed))
         status, output = pytest(copy, [file], None, MUTANTS_TESTS=str(order)) if failed else (0, "")
         if status:
             sys.exit(f"{file} fails without any change:\n{output}")
-        kept.write_text(json.dumps(tests))
+        kept.write_text(json.dumps(found))
     return json.loads(kept.read_text())
 
 
@@ -226,7 +227,7 @@ class Tests:
     def __init__(self, parts: list[str], copies: queue.Queue[Path], pool: ThreadPoolExecutor) -> None:
         files = sorted({file for part in parts for file in files_of(part)})
 
-        def found(file: str) -> list[dict[str, Any]]:
+        def found(file: str) -> dict[str, Any]:
             copy = copies.get()
             try:
                 return reach(copy, file)
@@ -235,9 +236,13 @@ class Tests:
 
         self.seconds: dict[str, float] = {}
         self.reaching: dict[tuple[str, int], set[str]] = {}
-        for number, (file, tests) in enumerate(zip(files, pool.map(found, files)), 1):
+        self.imports: dict[tuple[str, int], list[str]] = {}
+        for number, (file, what) in enumerate(zip(files, pool.map(found, files)), 1):
             print(f"{number:4}/{len(files)}  {file}", file=sys.stderr, flush=True)
-            for test in tests:
+            names = [test["test"] for test in what["tests"]]
+            for path, line in what["imports"]:
+                self.imports.setdefault((path, line), []).extend(names)
+            for test in what["tests"]:
                 self.seconds[test["test"]] = test["seconds"]
                 for path, line in test["reached"]:
                     for statement in (line, 0):
@@ -246,7 +251,8 @@ class Tests:
     def of(self, part: str, mutant: Mutant, seconds: float) -> list[str]:
         """The tests of a part that reach a mutant, the cheapest up to ``seconds``, and the cheapest files first."""
         files = set(files_of(part))
-        tests = self.reaching.get((str(mutant.path), mutant.statement), set())
+        place = str(mutant.path), mutant.statement
+        tests = self.reaching.get(place, set()).union(self.imports.get(place, ()))
         costs: dict[str, float] = {}
         chosen, total = [], 0.0
         for test in sorted(tests, key=lambda test: (self.seconds[test], test)):

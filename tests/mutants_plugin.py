@@ -60,6 +60,7 @@ class Reach:
         self.places: list[tuple[str, int]] = []
         self.notes = mmap.mmap(-1, MOST)
         self.shared: dict[str, set[int]] = {}
+        self.imports: set[int] = set()
         self.tests: list[dict[str, Any]] = []
         self.outcomes: dict[str, str] = {}
         builtins.__reached__ = self.notes  # type: ignore[attr-defined]
@@ -76,7 +77,16 @@ class Reach:
             tree = _Reached(f"tapegrad/{name}", self.places).visit(ast.parse(data))
             return compile(tree, path, "exec", dont_inherit=True, optimize=_optimize)
 
-        loader.source_to_code = source_to_code
+        execute = loader.exec_module
+
+        def exec_module(this: Any, module: Any) -> None:
+            before = self.taken()
+            execute(this, module)
+            self.imports |= self.taken()
+            for i in before:
+                self.notes[i] = 1
+
+        loader.source_to_code, loader.exec_module = source_to_code, exec_module
 
     def taken(self) -> set[int]:
         """What was noted since this was asked before."""
@@ -101,17 +111,22 @@ class Reach:
         result = yield
         seconds = round(time.perf_counter() - start, 4)
         reached = self.taken().union(*(self.shared.get(name, ()) for name in item.fixturenames))
-        places = sorted({self.places[i] for i in reached})
         outcome = self.outcomes.get(item.nodeid, "passed")
-        self.tests.append({"test": item.nodeid, "seconds": seconds, "reached": places, "outcome": outcome})
+        self.tests.append(
+            {"test": item.nodeid, "seconds": seconds, "reached": self.sorted(reached), "outcome": outcome}
+        )
         return result
+
+    def sorted(self, reached: set[int]) -> list[tuple[str, int]]:
+        """Files and lines of what is reached."""
+        return sorted({self.places[i] for i in reached})
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.outcome != "passed":
             self.outcomes[report.nodeid] = report.outcome
 
     def pytest_sessionfinish(self) -> None:
-        self.path.write_text(json.dumps(self.tests))
+        self.path.write_text(json.dumps({"tests": self.tests, "imports": self.sorted(self.imports)}))
 
 
 class Only:

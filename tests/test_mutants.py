@@ -71,10 +71,12 @@ def test_a_change_is_noticed_or_not_or_hangs(tmp_path: Path) -> None:
 def test_which_tests_reach_a_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants.tempfile, "tempdir", str(tmp_path))
     copy = mutants.copy_project(tmp_path / "copy")
-    reached = {test["test"]: test["reached"] for test in mutants.reach(copy, "tests/core/test_aval.py")}
+    found = mutants.reach(copy, "tests/core/test_aval.py")
+    reached = {test["test"]: test["reached"] for test in found["tests"]}
     text = (mutants.ROOT / "tapegrad/core/aval.py").read_text().splitlines()
     place = ["tapegrad/core/aval.py", 1 + next(i for i, line in enumerate(text) if "return axis + ndim if" in line)]
     assert place in reached["tests/core/test_aval.py::test_axes"]
     assert any(place not in places for places in reached.values())
     monkeypatch.delattr(mutants, "pytest")  # the second time it is known
-    assert len(mutants.reach(copy, "tests/core/test_aval.py")) == len(reached)
+    assert mutants.reach(copy, "tests/core/test_aval.py") == found
+    assert any(path == "tapegrad/core/primitive.py" for path, _ in found["imports"])
