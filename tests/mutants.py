@@ -237,6 +237,7 @@ class Tests:
         self.seconds: dict[str, float] = {}
         self.reaching: dict[tuple[str, int], set[str]] = {}
         self.imports: dict[tuple[str, int], list[str]] = {}
+        self.spawning: set[str] = set()
         for number, (file, what) in enumerate(zip(files, pool.map(found, files)), 1):
             print(f"{number:4}/{len(files)}  {file}", file=sys.stderr, flush=True)
             names = [test["test"] for test in what["tests"]]
@@ -244,15 +245,17 @@ class Tests:
                 self.imports.setdefault((path, line), []).extend(names)
             for test in what["tests"]:
                 self.seconds[test["test"]] = test["seconds"]
+                if test["spawned"]:
+                    self.spawning.add(test["test"])
                 for path, line in test["reached"]:
                     for statement in (line, 0):
                         self.reaching.setdefault((path, statement), set()).add(test["test"])
 
     def of(self, part: str, mutant: Mutant, seconds: float) -> list[str]:
-        """The tests of a part that reach a mutant, the cheapest up to ``seconds``, and the cheapest files first."""
+        """The tests of a part that may reach a mutant, the cheapest up to ``seconds``, the cheapest files first."""
         files = set(files_of(part))
         place = str(mutant.path), mutant.statement
-        tests = self.reaching.get(place, set()).union(self.imports.get(place, ()))
+        tests = self.reaching.get(place, set()).union(self.imports.get(place, ()), self.spawning)
         costs: dict[str, float] = {}
         chosen, total = [], 0.0
         for test in sorted(tests, key=lambda test: (self.seconds[test], test)):

@@ -12,6 +12,7 @@ import importlib.machinery
 import json
 import mmap
 import os
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -61,6 +62,8 @@ class Reach:
         self.notes = mmap.mmap(-1, MOST)
         self.shared: dict[str, set[int]] = {}
         self.imports: set[int] = set()
+        self.spawned = False
+        sys.addaudithook(self.hear)
         self.tests: list[dict[str, Any]] = []
         self.outcomes: dict[str, str] = {}
         builtins.__reached__ = self.notes  # type: ignore[attr-defined]
@@ -88,6 +91,10 @@ class Reach:
 
         loader.source_to_code, loader.exec_module = source_to_code, exec_module
 
+    def hear(self, event: str, arguments: Any) -> None:
+        """The interpreter does something: what a new one reaches is not noted."""
+        self.spawned |= event == "subprocess.Popen"
+
     def taken(self) -> set[int]:
         """What was noted since this was asked before."""
         notes = bytes(self.notes)
@@ -107,6 +114,7 @@ class Reach:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Generator[None, Any, Any]:
         self.taken()
+        self.spawned = False
         start = time.perf_counter()
         result = yield
         seconds = round(time.perf_counter() - start, 4)
