@@ -255,7 +255,7 @@ class Tests:
         """The tests of a part that may reach a mutant, the cheapest up to ``seconds``, the cheapest files first."""
         files = set(files_of(part))
         place = str(mutant.path), mutant.statement
-        tests = self.reaching.get(place, set()).union(self.imports.get(place, ()), self.spawning)
+        tests = self.spawning.union(self.reaching.get(place, ()), self.imports.get(place, ()))
         costs: dict[str, float] = {}
         chosen, total = [], 0.0
         for test in sorted(tests, key=lambda test: (self.seconds[test], test)):

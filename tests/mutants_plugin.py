@@ -120,9 +120,8 @@ class Reach:
         seconds = round(time.perf_counter() - start, 4)
         reached = self.taken().union(*(self.shared.get(name, ()) for name in item.fixturenames))
         outcome = self.outcomes.get(item.nodeid, "passed")
-        self.tests.append(
-            {"test": item.nodeid, "seconds": seconds, "reached": self.sorted(reached), "outcome": outcome}
-        )
+        found = {"test": item.nodeid, "seconds": seconds, "outcome": outcome, "reached": self.sorted(reached)}
+        self.tests.append({**found, "spawned": self.spawned})
         return result
 
     def sorted(self, reached: set[int]) -> list[tuple[str, int]]:

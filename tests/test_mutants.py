@@ -79,4 +79,5 @@ def test_which_tests_reach_a_statement(tmp_path: Path, monkeypatch: pytest.Monke
     assert any(place not in places for places in reached.values())
     monkeypatch.delattr(mutants, "pytest")  # the second time it is known
     assert mutants.reach(copy, "tests/core/test_aval.py") == found
+    assert not any(test["spawned"] for test in found["tests"])
     assert any(path == "tapegrad/core/primitive.py" for path, _ in found["imports"])
