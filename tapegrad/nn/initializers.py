@@ -9,32 +9,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import ops, random
 from tapegrad.errors import TapegradError
 from tapegrad.tensor import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = ["get", "glorot_uniform", "he_uniform", "lecun_uniform", "normal", "ones", "uniform", "zeros"]
 
 Initializer = Callable[[tuple[int, ...], Any, random.Generator], Tensor]
 
 
-def zeros(shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: DTypeLike, generator: random.Generator) -> Tensor:
     """All zeros."""
     return ops.zeros(shape, dtype=dtype)
 
 
-def ones(shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+def ones(shape: tuple[int, ...], dtype: DTypeLike, generator: random.Generator) -> Tensor:
     """All ones."""
     return ops.ones(shape, dtype=dtype)
 
 
-def _uniform(limit: float, shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+def _uniform(limit: float, shape: tuple[int, ...], dtype: DTypeLike, generator: random.Generator) -> Tensor:
     return random.uniform(shape, -limit, limit, dtype=dtype, generator=generator)
 
 
-def _normal(stddev: float, shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+def _normal(stddev: float, shape: tuple[int, ...], dtype: DTypeLike, generator: random.Generator) -> Tensor:
     return random.normal(shape, 0.0, stddev, dtype=dtype, generator=generator)
 
 
@@ -48,18 +51,18 @@ def normal(stddev: float = 0.05) -> Initializer:
     return partial(_normal, stddev)
 
 
-def glorot_uniform(shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+def glorot_uniform(shape: tuple[int, ...], dtype: DTypeLike, generator: random.Generator) -> Tensor:
     """Uniform with variance ``2 / (fan_in + fan_out)`` (Glorot and Bengio, AISTATS 2010)."""
     fan_in, fan_out = fans(shape)
     return uniform(math.sqrt(6.0 / max(1, fan_in + fan_out)))(shape, dtype, generator)
 
 
-def he_uniform(shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+def he_uniform(shape: tuple[int, ...], dtype: DTypeLike, generator: random.Generator) -> Tensor:
     """Uniform with variance ``2 / fan_in``, for ReLU (He et al., ICCV 2015)."""
     return uniform(math.sqrt(6.0 / max(1, fans(shape)[0])))(shape, dtype, generator)
 
 
-def lecun_uniform(shape: tuple[int, ...], dtype: Any, generator: random.Generator) -> Tensor:
+def lecun_uniform(shape: tuple[int, ...], dtype: DTypeLike, generator: random.Generator) -> Tensor:
     """Uniform with variance ``1 / fan_in`` (LeCun et al., Efficient BackProp, 1998)."""
     return uniform(math.sqrt(3.0 / max(1, fans(shape)[0])))(shape, dtype, generator)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
@@ -33,15 +33,22 @@ from tapegrad.ops.shape.blocks import concat_p, reshaped
 from tapegrad.tensor import Tensor, TensorLike, convert, device_of, from_array, identity_of
 from tapegrad.variable import Variable
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
 Unary = Callable[[TensorLike], Tensor]
 """The public function of a primitive of one operand."""
+ToDType = Callable[[DType], DType]
+"""The dtype to compute in, from that to which operands promote."""
+Strong = Tensor | complex
+"""An operand whose dtype counts in a promotion, or a Python number, whose does not."""
 SCALARS = (bool, int, float, complex)
 _LONG = (dtypes.float64, dtypes.complex128)
-_constants: dict[Any, Buffer] = {}
+_constants: dict[object, Buffer] = {}
 _MOST_CONSTANTS = 256
 
 
-def constant(value: Any, dtype: Any, device: Device) -> Buffer:
+def constant(value: complex, dtype: DType, device: Device) -> Buffer:
     """The shared 0-d buffer of a Python number."""
     key = (value if value else repr(value), type(value), dtype, device)  # 0.0 and -0.0 are equal but not the same
     found = _constants.get(key)
@@ -58,7 +65,7 @@ def constant(value: Any, dtype: Any, device: Device) -> Buffer:
     return found
 
 
-def tensor(op: str, x: Any, beside: Tensor | None = None) -> Tensor:
+def tensor(op: str, x: TensorLike | Sequence[TensorLike], beside: Tensor | None = None) -> Tensor:
     """``x`` as a tensor, on the device of ``beside`` if it has none.  Raises NotATensorError naming ``op``."""
     if type(x) is Tensor:
         return x
@@ -72,7 +79,7 @@ def tensor(op: str, x: Any, beside: Tensor | None = None) -> Tensor:
         raise NotATensorError(f"{op}: {e}") from None
 
 
-def _sequence(x: Any, beside: Tensor | None) -> Tensor:
+def _sequence(x: Sequence[TensorLike], beside: Tensor | None) -> Tensor:
     """A list or tuple: stacked, with gradients, if it holds tensors; its floats are as precise as ``beside``."""
     if _holds_tensor(x):
         return asarray(x)
@@ -132,7 +139,7 @@ def cast(x: Tensor, dtype: DType) -> Tensor:
     return Tensor(apply_elementwise(cast_p, (x._buffer,), site))
 
 
-def own(found: Tensor, *given: Any) -> Tensor:
+def own(found: Tensor, *given: object) -> Tensor:
     """``found``, a result; if it is one of the tensors ``given`` (nothing was to be done), a value of its own."""
     for x in given:
         if x is found:
@@ -141,7 +148,7 @@ def own(found: Tensor, *given: Any) -> Tensor:
 
 
 def promote(
-    op: str, xs: tuple[Any, ...], to: Callable[[Any], Any] | None = None, beside: Tensor | None = None
+    op: str, xs: tuple[TensorLike, ...], to: ToDType | None = None, beside: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """``xs`` as tensors of one dtype, which ``to`` may raise further (integers to floats, say).
 
@@ -149,7 +156,7 @@ def promote(
 
     Raises NotATensorError, DTypeError and DeviceError, naming ``op``.
     """
-    strong = [x if isinstance(x, SCALARS) and not hasattr(x, "dtype") else tensor(op, x) for x in xs]
+    strong: list[Strong] = [x if isinstance(x, SCALARS) and not hasattr(x, "dtype") else tensor(op, x) for x in xs]
     tensors = [x for x in strong if isinstance(x, Tensor)]
     if len(tensors) > 1 and any(t.device is not tensors[0].device for t in tensors):
         tensors = _beside(xs, strong)
@@ -169,11 +176,11 @@ def promote(
                 raise DTypeError(f"{op}: {e}") from None
     dtype = dtype if to is None else to(dtype)
     if dtype in _LONG and any(isinstance(x, (list, tuple)) for x in xs):
-        strong = [_in_full(x, t) for x, t in zip(xs, strong, strict=True)]
+        strong = [_in_full(x, t) if isinstance(t, Tensor) else t for x, t in zip(xs, strong, strict=True)]
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else Tensor(constant(x, dtype, device)) for x in strong)
 
 
-def _in_full(x: Any, t: Any) -> Any:
+def _in_full(x: TensorLike | Sequence[TensorLike], t: Tensor) -> Tensor:
     """``t``, made of ``x``: of a list of Python floats, in float64 from the start, not rounded to float32 before."""
     short = isinstance(x, (list, tuple)) and t.dtype in (dtypes.float32, dtypes.complex64)
     if not short or _holds_tensor(x):
@@ -181,12 +188,12 @@ def _in_full(x: Any, t: Any) -> Any:
     return from_array(t.device.array(x, _LONG[t.dtype.kind == "c"]), t.device)
 
 
-def _beside(xs: tuple[Any, ...], strong: list[Any]) -> list[Tensor]:
+def _beside(xs: tuple[TensorLike, ...], strong: list[Strong]) -> list[Tensor]:
     """The tensors of ``strong``, in which numbers of NumPy's move to the device of the others."""
     home = next((t.device for x, t in zip(xs, strong) if isinstance(t, Tensor) and _is_lasting(x)), None)
     if home is not None:
-        for i, x in enumerate(xs):
-            if isinstance(strong[i], Tensor) and not _is_lasting(x) and not strong[i].ndim:
+        for i, (x, t) in enumerate(zip(xs, strong)):
+            if isinstance(t, Tensor) and not _is_lasting(x) and not t.ndim:
                 strong[i] = from_array(home.array(x), home)
     return [t for t in strong if isinstance(t, Tensor)]
 
@@ -201,7 +208,7 @@ def _is_lasting(x: object) -> bool:
     return isinstance(x, Tensor) or hasattr(x, "ref")
 
 
-def several(op: str, xs: Any) -> tuple[Tensor, ...]:
+def several(op: str, xs: Iterable[TensorLike]) -> tuple[Tensor, ...]:
     found = tuple(xs)
     if not found:
         raise ShapeError(f"{op}: needs at least one tensor")
@@ -219,7 +226,10 @@ def stack(xs: Sequence[Any], /, axis: int = 0) -> Tensor:
     return barrier(concat_p, *(reshaped(x, (*shape[:a], 1, *shape[a:])) for x in parts), axis=a)
 
 
-def asarray(x: Any, /, dtype: Any = None, *, device: Any = None, copy: bool | None = None) -> Tensor:
+def asarray(
+    x: TensorLike | Sequence[TensorLike], /, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
+    copy: bool | None = None,
+) -> Tensor:  # fmt: skip
     """``x`` (tensor, variable, array, number, nested sequence) as a tensor.
 
     Arrays are copied unless ``copy=False``, and keep their dtype; Python floats become float32, integers int64.  A
@@ -247,23 +257,23 @@ def asarray(x: Any, /, dtype: Any = None, *, device: Any = None, copy: bool | No
     return from_array(where.array(x, wanted, copy=copy is not False), where, shared=copy is False)
 
 
-def _check_shareable(x: Any, dtype: Any, device: Any) -> None:
+def _check_shareable(x: TensorLike | Sequence[TensorLike], dtype: DType | None, device: Device | str | None) -> None:
     """Raises ValueError where ``x`` cannot become a tensor of ``dtype`` on ``device`` without a copy."""
-    ours = isinstance(x, (Tensor, Variable))
     has = None if isinstance(x, SCALARS) else getattr(x, "dtype", None)
     if has is None:
         why = f"{type(x).__name__} is no array"
     elif dtype is not None and has != dtype:
         why = f"it is of dtype {has}, not {dtype}"
     else:
-        lies = x.device if ours else _home(x)
+        ours = isinstance(x, (Tensor, Variable))
+        lies = x.device if isinstance(x, (Tensor, Variable)) else _home(x)
         target = asdevice(device) if device is not None else lies if ours else current_device()
         why = "" if target is lies or (device is None and lies is not CPU) else f"it lies on {lies}, not on {target}"
     if why:
         raise ValueError(f"asarray: this takes a copy ({why}); leave out copy=False")
 
 
-def _home(x: Any) -> Device:
+def _home(x: object) -> Device:
     """Where an array that is no tensor lies."""
     index = cuda_index(x)
     return CPU if index is None else asdevice(f"cuda:{index}")
@@ -271,7 +281,7 @@ def _home(x: Any) -> Device:
 
 def unary(
     prim: Primitive,
-    to: Callable[[Any], Any] | None = None,
+    to: ToDType | None = None,
     *,
     narrow: Primitive | None = None,
     module: str = "tapegrad",
@@ -297,7 +307,7 @@ def unary(
     return named(op, prim, "x", module)
 
 
-def binary(prim: Primitive, to: Callable[[Any], Any] | None = None) -> Callable[[Any, Any], Tensor]:
+def binary(prim: Primitive, to: ToDType | None = None) -> Callable[[Any, Any], Tensor]:
     """The public function of a two-operand elementwise primitive; ``to`` maps the promoted dtype to compute in.
 
     Its attribute ``operator`` does the same as an operator's method: it answers a foreign operand NotImplemented.
@@ -307,10 +317,10 @@ def binary(prim: Primitive, to: Callable[[Any], Any] | None = None) -> Callable[
     return op
 
 
-def _binary(prim: Primitive, to: Callable[[Any], Any] | None, polite: bool) -> Callable[[Any, Any], Any]:
+def _binary(prim: Primitive, to: ToDType | None, polite: bool) -> Callable[[Any, Any], Any]:
     memo, name = prim.memo, prim.name
 
-    def op(x: Any, y: Any, /) -> Any:
+    def op(x: TensorLike, y: TensorLike, /) -> Any:
         if type(x) is Tensor:
             bx = x._buffer
             if type(y) is Tensor:
@@ -341,10 +351,10 @@ def _binary(prim: Primitive, to: Callable[[Any], Any] | None, polite: bool) -> C
     return op
 
 
-def no_bool(name: str, ordered: bool = False) -> Callable[[Any], Any]:
+def no_bool(name: str, ordered: bool = False) -> ToDType:
     """For ``unary`` and ``binary``: the dtype itself, if it is not bool (and, ``ordered``, not complex)."""
 
-    def check(dtype: Any) -> Any:
+    def check(dtype: DType) -> Any:
         if dtype.kind == "b":
             raise DTypeError(f"{name}: not defined for bool; use logical_xor or astype")
         if ordered and dtype.kind == "c":
@@ -354,15 +364,20 @@ def no_bool(name: str, ordered: bool = False) -> Callable[[Any], Any]:
     return check
 
 
-def real_float(name: str) -> Callable[[Any], Any]:
+def real_float(name: str) -> ToDType:
     """For ``unary``: the float dtype in which to compute; complex numbers are refused."""
 
-    def check(dtype: Any) -> Any:
+    def check(dtype: DType) -> Any:
         if dtype.kind == "c":
             raise DTypeError(f"{name}: not defined for complex numbers; take real or imag first")
         return dtypes.in_float(dtype)
 
     return check
+
+
+def whole_in_float64(dtype: DType) -> DType:
+    """For ``unary``, ``binary`` and ``promote``: integers and bools are computed in float64."""
+    return dtype if dtypes.is_inexact(dtype) else dtypes.float64
 
 
 def named(op: Callable, prim: Primitive, arguments: str, module: str = "tapegrad") -> Callable:
@@ -392,7 +407,7 @@ def in_float32(f: Callable[..., Tensor], beside: tuple[str, ...] = ()) -> Callab
         if not any(dtypes.accumulator(kind) != kind for kind in kinds):
             return f(*args, **kwargs, **apart)
 
-        def wide(x: Any) -> Any:
+        def wide(x: TensorLike) -> Any:
             kind = getattr(x, "dtype", None)
             if kind is None or dtypes.accumulator(kind) == kind:
                 return x

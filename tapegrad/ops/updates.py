@@ -59,7 +59,7 @@ def adam(
     """
     numbers = (float(factor), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2, float(epsilon))
 
-    def formula(root: Callable, numbers: Sequence[Any], x: Any, g: Any, m: Any, v: Any) -> tuple[Any, ...]:
+    def formula(root: Callable, numbers: Sequence[Any], x: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Any, ...]:
         scale, keep_m, add_m, keep_v, add_v, more = numbers
         m = keep_m * m + add_m * g
         v = keep_v * v + add_v * (g * g)
@@ -92,7 +92,7 @@ def momentum(
     Raises DeviceError.
     """
 
-    def formula(root: Callable, numbers: Sequence[Any], x: Any, g: Any, v: Any) -> tuple[Any, ...]:
+    def formula(root: Callable, numbers: Sequence[Any], x: Tensor, g: Tensor, v: Tensor) -> tuple[Any, ...]:
         down, keep = numbers[0] * g, numbers[1]
         v = keep * v - down
         return (x + keep * v - down if nesterov else x + v), v

@@ -20,7 +20,7 @@ from tapegrad.memory.ledger.phase import optimizing
 from tapegrad.memory.ledger.steps import OPTIMIZER, STEPS
 from tapegrad.ops import updates
 from tapegrad.ops.updates import clip_by_global_norm
-from tapegrad.tensor import Tensor, materialize
+from tapegrad.tensor import Tensor, TensorLike, materialize
 from tapegrad.variable import Variable
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "clip_by_global_norm"]
@@ -199,7 +199,7 @@ class Optimizer:
         clipped, _ = clip_by_global_norm([g for g, _ in pairs], self.global_clipnorm)
         return [(c, v) for c, (_, v) in zip(clipped, pairs)]
 
-    def _checked(self, gradient: Any, variable: Variable) -> Tensor:
+    def _checked(self, gradient: TensorLike, variable: Variable) -> Tensor:
         g = ops.asarray(gradient)
         if g.shape != variable.shape:
             raise GradientError(f"{self}: wanted a gradient {variable.shape} for {_name(variable)}, got {g.shape}")

@@ -10,13 +10,13 @@ from tapegrad import nest, ops
 from tapegrad.autodiff.functional import hessian, hvp, jacobian, value_and_grad
 from tapegrad.core.state import unrecorded
 from tapegrad.errors import DTypeError, GradientError, TapegradError
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
 class _Flat:
     """A nested structure as one vector of float64."""
 
-    def __init__(self, name: str, x0: Any) -> None:
+    def __init__(self, name: str, x0: TensorLike) -> None:
         self._tree = x0
         self._leaves = [ops.asarray(x) for x in nest.flatten(x0)]
         if not self._leaves:
@@ -56,7 +56,7 @@ def _objective(f: Callable[[Any], Any]) -> Callable[[Any], tuple[float, Any]]:
     return fun
 
 
-def scipy_objective(f: Callable, x0: Any, args: tuple = ()) -> tuple[Callable, Any, Callable]:
+def scipy_objective(f: Callable, x0: TensorLike, args: tuple = ()) -> tuple[Callable, Any, Callable]:
     """What scipy.optimize wants of ``f(x, *args)``: ``(fun, flat_x0, unflatten)``.
 
     x0: a nested structure of tensors, arrays and numbers; ``fun(flat)`` gives the value, a float, and the gradient, a
@@ -69,7 +69,7 @@ def scipy_objective(f: Callable, x0: Any, args: tuple = ()) -> tuple[Callable, A
 
 def minimize(
     f: Callable,
-    x0: Any,
+    x0: TensorLike,
     args: tuple = (),
     method: str | None = None,
     *,

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tapegrad import ops, random
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.dispatch import in_float32
 from tapegrad.ops.elementwise import activation as activation_ops
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = [
     "celu", "elu", "gelu", "hard_tanh", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu",
@@ -27,7 +30,7 @@ swish = silu
 mish, softsign = activation_ops.mish, ops.softsign
 
 
-def floating(input: Any) -> Tensor:
+def floating(input: TensorLike) -> Tensor:
     """The input as a tensor of floats."""
     x = ops.asarray(input)
     return ops.astype(x, "float64") if "int" in str(x.dtype) or "bool" in str(x.dtype) else x
@@ -38,7 +41,7 @@ def limited(x: Tensor, low: float, high: float) -> Tensor:
     return ops.where(x <= low, low, ops.where(x >= high, high, x))
 
 
-def gelu(input: Any, approximate: str = "none") -> Tensor:
+def gelu(input: TensorLike, approximate: str = "none") -> Tensor:
     """``x * Phi(x)`` with the normal distribution's Phi, or its tanh approximation (Hendrycks and Gimpel, 2016).
 
     Raises TapegradError unless ``approximate`` is "none" or "tanh".
@@ -47,7 +50,7 @@ def gelu(input: Any, approximate: str = "none") -> Tensor:
 
 
 @in_float32
-def softplus(input: Any, beta: float = 1.0, threshold: float | None = None) -> Tensor:
+def softplus(input: TensorLike, beta: float = 1.0, threshold: float | None = None) -> Tensor:
     """``log(1 + exp(beta * x)) / beta``, exact for large arguments too.
 
     ``threshold``: where ``beta * x`` is above it, ``x`` itself (PyTorch's, by default from 20 on: off by 2e-9).
@@ -57,26 +60,26 @@ def softplus(input: Any, beta: float = 1.0, threshold: float | None = None) -> T
     return y if threshold is None else ops.where(beta * x > threshold, x, y)
 
 
-def logsigmoid(input: Any) -> Tensor:
+def logsigmoid(input: TensorLike) -> Tensor:
     """``log(sigmoid(x))`` without overflow."""
     return -ops.softplus(-ops.asarray(input))
 
 
 @in_float32
-def elu(input: Any, alpha: float = 1.0) -> Tensor:
+def elu(input: TensorLike, alpha: float = 1.0) -> Tensor:
     """``x`` where positive, else ``alpha * (exp(x) - 1)``."""
     x = ops.asarray(input)
     return ops.where(x > 0, x, alpha * ops.expm1(ops.minimum(x, 0)))
 
 
 @in_float32
-def selu(input: Any) -> Tensor:
+def selu(input: TensorLike) -> Tensor:
     """The self-normalizing scaled ``elu`` (Klambauer et al., 2017)."""
     return 1.0507009873554805 * elu(input, 1.6732632423543772)
 
 
 @in_float32
-def celu(input: Any, alpha: float = 1.0) -> Tensor:
+def celu(input: TensorLike, alpha: float = 1.0) -> Tensor:
     """``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``, smooth for any alpha (Barron, arXiv 1704.07483).
 
     Raises TapegradError for alpha 0.
@@ -88,14 +91,14 @@ def celu(input: Any, alpha: float = 1.0) -> Tensor:
 
 
 @in_float32
-def leaky_relu(input: Any, negative_slope: float = 0.01) -> Tensor:
+def leaky_relu(input: TensorLike, negative_slope: float = 0.01) -> Tensor:
     """``x`` where positive, else ``negative_slope * x``."""
     x = ops.asarray(input)
     return ops.where(x > 0, x, negative_slope * x)
 
 
 @in_float32
-def prelu(input: Any, weight: Any) -> Tensor:
+def prelu(input: TensorLike, weight: TensorLike) -> Tensor:
     """``x`` where positive, else ``weight * x`` (He et al., arXiv 1502.01852).
 
     input: (n, c, ...), weight: one number or (c,).  Raises ShapeError.
@@ -108,7 +111,7 @@ def prelu(input: Any, weight: Any) -> Tensor:
     return ops.where(x > 0, x, slope * x)
 
 
-def rrelu(input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
+def rrelu(input: TensorLike, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
     """``x`` where positive, else ``slope * x``: a random slope in [lower, upper) each, or without ``training`` their
     mean (Xu et al., arXiv 1505.00853).
     """
@@ -119,7 +122,7 @@ def rrelu(input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool
     return ops.where(x > 0, x, slope * x)
 
 
-def hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+def hardtanh(input: TensorLike, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """``x`` limited to [min_val, max_val], with gradient 0 at both.  Raises TapegradError if min_val is the larger."""
     if min_val > max_val:
         raise TapegradError(f"hardtanh: min_val {min_val} must not be above max_val {max_val}")
@@ -129,19 +132,19 @@ def hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
 hard_tanh = hardtanh
 
 
-def relu6(input: Any) -> Tensor:
+def relu6(input: TensorLike) -> Tensor:
     """``x`` limited to [0, 6]; the gradient at both is 0."""
     return limited(ops.asarray(input), 0, 6)
 
 
 @in_float32
-def hardsigmoid(input: Any) -> Tensor:
+def hardsigmoid(input: TensorLike) -> Tensor:
     """``x / 6 + 1 / 2`` limited to [0, 1]; the gradient at both ends is 0."""
     return limited(ops.asarray(input) / 6.0 + 0.5, 0.0, 1.0)
 
 
 @in_float32
-def hardswish(input: Any) -> Tensor:
+def hardswish(input: TensorLike) -> Tensor:
     """``x * hardsigmoid(x)`` (Howard et al., arXiv 1905.02244)."""
     x = floating(input)
     inner = ops.clip(x, -3.0, 3.0)  # so that infinities make no NaN in the part that is not taken
@@ -149,14 +152,14 @@ def hardswish(input: Any) -> Tensor:
 
 
 @in_float32
-def hardshrink(input: Any, lambd: float = 0.5) -> Tensor:
+def hardshrink(input: TensorLike, lambd: float = 0.5) -> Tensor:
     """``x`` where ``|x| > lambd``, else 0."""
     x = ops.asarray(input)
     return ops.where(ops.logical_and(x >= -lambd, x <= lambd), 0, x)
 
 
 @in_float32
-def softshrink(input: Any, lambd: float = 0.5) -> Tensor:
+def softshrink(input: TensorLike, lambd: float = 0.5) -> Tensor:
     """``x`` moved by ``lambd`` towards 0, where it stays.  Raises TapegradError for negative ``lambd``."""
     if lambd < 0:
         raise TapegradError(f"softshrink: lambd must not be negative, got {lambd}")
@@ -165,34 +168,34 @@ def softshrink(input: Any, lambd: float = 0.5) -> Tensor:
 
 
 @in_float32
-def tanhshrink(input: Any) -> Tensor:
+def tanhshrink(input: TensorLike) -> Tensor:
     """``x - tanh(x)``."""
     x = floating(input)
     return x - ops.tanh(x)
 
 
-def threshold(input: Any, threshold: float, value: float) -> Tensor:
+def threshold(input: TensorLike, threshold: float, value: float) -> Tensor:
     """``x`` where above ``threshold``, else ``value``."""
     x = ops.asarray(input)
     return ops.where(x <= threshold, value, x)
 
 
-def softmax(input: Any, dim: int = -1, *, dtype: Any = None) -> Tensor:
+def softmax(input: TensorLike, dim: int = -1, *, dtype: DTypeLike | None = None) -> Tensor:
     """``exp(x) / sum(exp(x))`` along ``dim``; ``dtype``: to compute in.  Raises AxisError."""
     return ops.softmax(_in(input, dtype), axis=dim)
 
 
-def softmin(input: Any, dim: int = -1, *, dtype: Any = None) -> Tensor:
+def softmin(input: TensorLike, dim: int = -1, *, dtype: DTypeLike | None = None) -> Tensor:
     """``softmax(-x)`` along ``dim``.  Raises AxisError."""
     return ops.softmax(-_in(input, dtype), axis=dim)
 
 
-def log_softmax(input: Any, dim: int = -1, *, dtype: Any = None) -> Tensor:
+def log_softmax(input: TensorLike, dim: int = -1, *, dtype: DTypeLike | None = None) -> Tensor:
     """``log(softmax(x))`` along ``dim`` without overflow; ``dtype``: to compute in.  Raises AxisError."""
     return ops.log_softmax(_in(input, dtype), axis=dim)
 
 
-def _in(input: Any, dtype: Any) -> Tensor:
+def _in(input: TensorLike, dtype: DTypeLike | None) -> Tensor:
     return ops.asarray(input) if dtype is None else ops.astype(ops.asarray(input), dtype)
 
 
@@ -242,26 +245,26 @@ __all__ += [
 
 
 @in_float32
-def squareplus(x: Any, b: Any = 4) -> Tensor:
+def squareplus(x: TensorLike, b: TensorLike = 4) -> Tensor:
     """``(x + sqrt(x**2 + b)) / 2``, a softplus without exponentials (Barron, arXiv 2112.11687)."""
     x = floating(x)
     return 0.5 * (x + ops.sqrt(ops.square(x) + b))
 
 
 @in_float32
-def sparse_plus(x: Any) -> Tensor:
+def sparse_plus(x: TensorLike) -> Tensor:
     """0 up to -1, ``(x + 1)**2 / 4`` up to 1, then ``x``: the integral of :func:`sparse_sigmoid`."""
     x = floating(x)
     return ops.where(x <= -1, 0, ops.where(x >= 1, x, 0.25 * ops.square(x + 1)))
 
 
 @in_float32
-def sparse_sigmoid(x: Any) -> Tensor:
+def sparse_sigmoid(x: TensorLike) -> Tensor:
     """``(x + 1) / 2`` limited to [0, 1]; the gradient at both ends is 0."""
     return limited(0.5 * (floating(x) + 1), 0, 1)
 
 
-def gumbel_softmax(logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
+def gumbel_softmax(logits: TensorLike, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
     """Softmax of ``(logits + Gumbel noise) / tau``: a relaxed draw of a class (Jang et al., arXiv 1611.01144).
 
     ``hard``: a one-hot vector, with the gradient of the relaxed one.  ``eps`` is there for PyTorch's sake.
@@ -278,7 +281,7 @@ def gumbel_softmax(logits: Any, tau: float = 1, hard: bool = False, eps: float =
 
 
 @in_float32
-def glu(input: Any, dim: int = -1) -> Tensor:
+def glu(input: TensorLike, dim: int = -1) -> Tensor:
     """The first half along ``dim`` times the sigmoid of the second (Dauphin et al., arXiv 1612.08083).
 
     Raises AxisError, and ShapeError where it cannot be halved.
@@ -290,13 +293,13 @@ def glu(input: Any, dim: int = -1) -> Tensor:
     return a * ops.sigmoid(b)
 
 
-def crelu(x: Any, axis: int = 1) -> Tensor:
+def crelu(x: TensorLike, axis: int = 1) -> Tensor:
     """``relu(x)`` and ``relu(-x)``, one after the other along ``axis`` (Shang et al., arXiv 1603.05201; Chainer)."""
     x = floating(x)
     return ops.concat([ops.relu(x), ops.relu(-x)], axis=axis)
 
 
-def maxout(x: Any, pool_size: int, axis: int = 1) -> Tensor:
+def maxout(x: TensorLike, pool_size: int, axis: int = 1) -> Tensor:
     """The largest of every ``pool_size`` elements along ``axis`` (Goodfellow et al., arXiv 1302.4389; Chainer).
 
     Equal ones share the gradient.  Raises ShapeError unless the axis divides.
@@ -310,7 +313,7 @@ def maxout(x: Any, pool_size: int, axis: int = 1) -> Tensor:
 
 
 @in_float32
-def log1mexp(x: Any) -> Tensor:
+def log1mexp(x: TensorLike) -> Tensor:
     """``log(1 - exp(-x))`` for x > 0, precise everywhere (Machler, 2012); -inf at 0, NaN below (JAX)."""
     x = floating(x)
     near = x < math.log(2)
@@ -319,7 +322,7 @@ def log1mexp(x: Any) -> Tensor:
 
 
 @in_float32
-def logmeanexp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+def logmeanexp(x: TensorLike, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
     """``log(mean(exp(x)))`` over ``axis`` (None: all) without overflow (JAX).  Raises AxisError."""
     x = floating(x)
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis

@@ -12,7 +12,7 @@ from tapegrad.nn.functional.conv import Lengths, lengths
 from tapegrad.nn.functional.pool import planes
 from tapegrad.ops.products.convolution import Window
 from tapegrad.ops.rows.pooling import max_pool, spread_pool
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
@@ -55,7 +55,7 @@ def _gathered(x: Tensor, axis: int, count: int, fill: float) -> tuple[Tensor, Te
     return found, at
 
 
-def _adaptive_avg(dims: int, input: Any, output_size: Any) -> Tensor:
+def _adaptive_avg(dims: int, input: TensorLike, output_size: Any) -> Tensor:
     op = f"adaptive_avg_pool{dims}d"
     x = planes(op, input, dims)
     x = x if "float" in str(x.dtype) else ops.astype(x, "float64")
@@ -67,12 +67,12 @@ def _adaptive_avg(dims: int, input: Any, output_size: Any) -> Tensor:
     return x
 
 
-def adaptive_avg_pool1d(input: Any, output_size: Any) -> Tensor:
+def adaptive_avg_pool1d(input: TensorLike, output_size: Any) -> Tensor:
     """Means of ``output_size`` bins: as :func:`adaptive_avg_pool2d` with (n, c, l)."""
     return _adaptive_avg(1, input, output_size)
 
 
-def adaptive_avg_pool2d(input: Any, output_size: Any) -> Tensor:
+def adaptive_avg_pool2d(input: TensorLike, output_size: Any) -> Tensor:
     """Means of ``output_size`` bins along each size; bin i of m over n: from ``i * n // m`` to ``(i + 1) * n / m``.
 
     input: (n, c, h, w), result: (n, c, *output_size); None keeps a size.  Raises ShapeError.
@@ -80,12 +80,12 @@ def adaptive_avg_pool2d(input: Any, output_size: Any) -> Tensor:
     return _adaptive_avg(2, input, output_size)
 
 
-def adaptive_avg_pool3d(input: Any, output_size: Any) -> Tensor:
+def adaptive_avg_pool3d(input: TensorLike, output_size: Any) -> Tensor:
     """Means of ``output_size`` bins: as :func:`adaptive_avg_pool2d` with (n, c, d, h, w)."""
     return _adaptive_avg(3, input, output_size)
 
 
-def _adaptive_max(dims: int, input: Any, output_size: Any, return_indices: bool) -> Any:
+def _adaptive_max(dims: int, input: TensorLike, output_size: Any, return_indices: bool) -> Any:
     op = f"adaptive_max_pool{dims}d"
     x = planes(op, input, dims)
     size = x.shape[-dims:]
@@ -108,12 +108,12 @@ def _largest(found: Tensor, at: Tensor, axis: int, flat: Tensor | None, stride: 
     return values, ops.squeeze(ops.take_along_axis(spread, best, axis=axis), axis=axis)
 
 
-def adaptive_max_pool1d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+def adaptive_max_pool1d(input: TensorLike, output_size: Any, return_indices: bool = False) -> Any:
     """The largest of each of ``output_size`` bins: as :func:`adaptive_max_pool2d` with (n, c, l)."""
     return _adaptive_max(1, input, output_size, return_indices)
 
 
-def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+def adaptive_max_pool2d(input: TensorLike, output_size: Any, return_indices: bool = False) -> Any:
     """The largest of each of ``output_size`` bins (see :func:`adaptive_avg_pool2d`); gradient to the first of equals.
 
     input: (n, c, h, w), result: (n, c, *output_size); ``return_indices``: also where in the flattened (h, w) it was.
@@ -122,14 +122,14 @@ def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = Fal
     return _adaptive_max(2, input, output_size, return_indices)
 
 
-def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+def adaptive_max_pool3d(input: TensorLike, output_size: Any, return_indices: bool = False) -> Any:
     """The largest of each of ``output_size`` bins: as :func:`adaptive_max_pool2d` with (n, c, d, h, w)."""
     return _adaptive_max(3, input, output_size, return_indices)
 
 
 def _fractional(
-    dims: int, input: Any, kernel_size: Lengths, output_size: Any, output_ratio: Any, return_indices: bool,
-    samples: Any,
+    dims: int, input: TensorLike, kernel_size: Lengths, output_size: Any, output_ratio: Any, return_indices: bool,
+    samples: TensorLike,
 ) -> Any:  # fmt: skip
     op = f"fractional_max_pool{dims}d"
     x = planes(op, input, dims)
@@ -176,7 +176,8 @@ def _fractional_places(x: Tensor, samples: Tensor, counts: tuple[int, ...], kern
 
 
 def fractional_max_pool2d(
-    input: Any, kernel_size: Lengths, output_size: Any = None, output_ratio: Any = None, return_indices: bool = False,
+    input: TensorLike, kernel_size: Lengths, output_size: Any = None, output_ratio: Any = None,
+    return_indices: bool = False,
     _random_samples: Any = None,
 ) -> Any:  # fmt: skip
     """The largest element of windows at random places that follow each other evenly (Graham, arXiv 1412.6071).
@@ -188,14 +189,15 @@ def fractional_max_pool2d(
 
 
 def fractional_max_pool3d(
-    input: Any, kernel_size: Lengths, output_size: Any = None, output_ratio: Any = None, return_indices: bool = False,
+    input: TensorLike, kernel_size: Lengths, output_size: Any = None, output_ratio: Any = None,
+    return_indices: bool = False,
     _random_samples: Any = None,
 ) -> Any:  # fmt: skip
     """As :func:`fractional_max_pool2d` with (n, c, d, h, w) and samples (n, c, 3)."""
     return _fractional(3, input, kernel_size, output_size, output_ratio, return_indices, _random_samples)
 
 
-def spatial_pyramid_pooling_2d(x: Any, pyramid_height: int) -> Tensor:
+def spatial_pyramid_pooling_2d(x: TensorLike, pyramid_height: int) -> Tensor:
     """Maxima over 1, 4, 16, ... bins of each channel, one after the other (He et al., arXiv 1406.4729; Chainer).
 
     x: (n, c, h, w), result: (n, c * (4**pyramid_height - 1) / 3, 1, 1).  Raises ShapeError.
@@ -214,7 +216,8 @@ def spatial_pyramid_pooling_2d(x: Any, pyramid_height: int) -> Tensor:
 
 
 def unpooling_nd(
-    x: Any, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0, outsize: Sequence[int] | None = None,
+    x: TensorLike, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0,
+    outsize: Sequence[int] | None = None,
     cover_all: bool = True,
 ) -> Tensor:  # fmt: skip
     """Each element spread over its window, overlapping ones added up (Chainer's function): avg_pool's transpose.
@@ -237,19 +240,19 @@ def unpooling_nd(
     return spread_pool(x, window=Window(size, kernel, strides, pairs, (1,) * dims))
 
 
-def unpooling_1d(x: Any, ksize: int, stride: int | None = None, pad: int = 0, outsize: Any = None,
+def unpooling_1d(x: TensorLike, ksize: int, stride: int | None = None, pad: int = 0, outsize: Any = None,
                  cover_all: bool = True) -> Tensor:  # fmt: skip
     """:func:`unpooling_nd` of (n, c, l)."""
     return unpooling_nd(planes("unpooling_1d", x, 1), ksize, stride, pad, outsize, cover_all)
 
 
-def unpooling_2d(x: Any, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0, outsize: Any = None,
+def unpooling_2d(x: TensorLike, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0, outsize: Any = None,
                  cover_all: bool = True) -> Tensor:  # fmt: skip
     """:func:`unpooling_nd` of (n, c, h, w)."""
     return unpooling_nd(planes("unpooling_2d", x, 2), ksize, stride, pad, outsize, cover_all)
 
 
-def unpooling_3d(x: Any, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0, outsize: Any = None,
+def unpooling_3d(x: TensorLike, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0, outsize: Any = None,
                  cover_all: bool = True) -> Tensor:  # fmt: skip
     """:func:`unpooling_nd` of (n, c, d, h, w)."""
     return unpooling_nd(planes("unpooling_3d", x, 3), ksize, stride, pad, outsize, cover_all)

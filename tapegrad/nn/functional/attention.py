@@ -10,7 +10,7 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn.functional.dropouts import dropout
 from tapegrad.nn.functional.linear_maps import linear
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["multi_head_attention_forward", "scaled_dot_product_attention"]
 
@@ -36,7 +36,8 @@ def attention_weights(
 
 
 def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    query: TensorLike, key: TensorLike, value: TensorLike, attn_mask: TensorLike | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """``softmax(query @ key.mT * scale) @ value``; (..., t, k), (..., s, k), (..., s, v) -> (..., t, v).
@@ -65,11 +66,15 @@ def scaled_dot_product_attention(
 
 
 def multi_head_attention_forward(
-    query: Any, key: Any, value: Any, embed_dim_to_check: int, num_heads: int, in_proj_weight: Any, in_proj_bias: Any,
-    bias_k: Any, bias_v: Any, add_zero_attn: bool, dropout_p: float, out_proj_weight: Any, out_proj_bias: Any,
-    training: bool = True, key_padding_mask: Any = None, need_weights: bool = True, attn_mask: Any = None,
-    use_separate_proj_weight: bool = False, q_proj_weight: Any = None, k_proj_weight: Any = None,
-    v_proj_weight: Any = None, *, average_attn_weights: bool = True, is_causal: bool = False,
+    query: TensorLike, key: TensorLike, value: TensorLike, embed_dim_to_check: int, num_heads: int,
+    in_proj_weight: TensorLike, in_proj_bias: TensorLike,
+    bias_k: TensorLike, bias_v: TensorLike, add_zero_attn: bool, dropout_p: float, out_proj_weight: TensorLike,
+    out_proj_bias: TensorLike,
+    training: bool = True, key_padding_mask: TensorLike | None = None, need_weights: bool = True,
+    attn_mask: TensorLike | None = None,
+    use_separate_proj_weight: bool = False, q_proj_weight: TensorLike | None = None,
+    k_proj_weight: TensorLike | None = None,
+    v_proj_weight: TensorLike | None = None, *, average_attn_weights: bool = True, is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Attention of several heads, with its projections: the result, and the weights if needed.
 
@@ -114,8 +119,9 @@ def multi_head_attention_forward(
 
 
 def _added(
-    op: str, mask: Any, padding: Any, is_causal: bool, shape: tuple[int, ...], more: int, beside: Tensor
-) -> Tensor | None:
+    op: str, mask: TensorLike | None, padding: TensorLike | None, is_causal: bool, shape: tuple[int, ...],
+    more: int, beside: Tensor,
+) -> Tensor | None:  # fmt: skip
     """PyTorch's masks as one of numbers to add, for ``more`` keys that are always there."""
     n, heads, t, s = shape
     parts = []

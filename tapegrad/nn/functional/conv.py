@@ -12,7 +12,7 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.products.convolution import Moves, Window, conv, conv_transpose
 from tapegrad.ops.shape.patches import unfold_windows
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
@@ -58,7 +58,7 @@ def pads(
     return pairs
 
 
-def by_image(op: Any, input: Any, dims: int, body: Callable[[Tensor], Tensor]) -> Tensor:
+def by_image(op: Any, input: TensorLike, dims: int, body: Callable[[Tensor], Tensor]) -> Tensor:
     """``body`` of (n, channels, sizes ...), or of one image without the axis n.  Raises ShapeError."""
     x = ops.asarray(input)
     if x.ndim == dims + 1:
@@ -69,7 +69,7 @@ def by_image(op: Any, input: Any, dims: int, body: Callable[[Tensor], Tensor]) -
     return body(x)
 
 
-def _bias(op: str, y: Tensor, bias: Any) -> Tensor:
+def _bias(op: str, y: Tensor, bias: TensorLike | None) -> Tensor:
     if bias is None:
         return y
     b = ops.asarray(bias)
@@ -79,7 +79,9 @@ def _bias(op: str, y: Tensor, bias: Any) -> Tensor:
 
 
 def convolve(
-    op: Any, dims: int, input: Any, weight: Any, bias: Any, stride: Lengths, padding: Padding, dilation: Lengths,
+    op: Any, dims: int, input: TensorLike, weight: TensorLike, bias: TensorLike | None, stride: Lengths,
+    padding: Padding,
+    dilation: Lengths,
     groups: int,
 ) -> Tensor:  # fmt: skip
     """What conv1d, conv2d and conv3d do; ``op`` opens the messages."""
@@ -97,7 +99,8 @@ def convolve(
 
 
 def conv1d(
-    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Padding = 0, dilation: Lengths = 1,
+    input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Padding = 0,
+    dilation: Lengths = 1,
     groups: int = 1,
 ) -> Tensor:  # fmt: skip
     """Cross-correlation along one dimension.
@@ -109,7 +112,8 @@ def conv1d(
 
 
 def conv2d(
-    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Padding = 0, dilation: Lengths = 1,
+    input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Padding = 0,
+    dilation: Lengths = 1,
     groups: int = 1,
 ) -> Tensor:  # fmt: skip
     """Cross-correlation along two dimensions: as :func:`conv1d` with (n, c, h, w) and (o, c / groups, kh, kw)."""
@@ -117,7 +121,8 @@ def conv2d(
 
 
 def conv3d(
-    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Padding = 0, dilation: Lengths = 1,
+    input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Padding = 0,
+    dilation: Lengths = 1,
     groups: int = 1,
 ) -> Tensor:  # fmt: skip
     """Cross-correlation along three dimensions: as :func:`conv1d` with (n, c, d, h, w) and (o, c / groups, ...)."""
@@ -125,7 +130,8 @@ def conv3d(
 
 
 def _transposed(
-    op: str, dims: int, input: Any, weight: Any, bias: Any, stride: Lengths, padding: Lengths,
+    op: str, dims: int, input: TensorLike, weight: TensorLike, bias: TensorLike | None, stride: Lengths,
+    padding: Lengths,
     output_padding: Lengths, groups: int, dilation: Lengths,
 ) -> Tensor:  # fmt: skip
     strides, spaced = lengths(op, "stride", stride, dims), lengths(op, "dilation", dilation, dims)
@@ -154,7 +160,7 @@ def _transposed(
 
 
 def conv_transpose1d(
-    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Lengths = 0,
+    input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Lengths = 0,
     output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
 ) -> Tensor:  # fmt: skip
     """The transpose of :func:`conv1d` in its input: as :func:`conv_transpose2d` with (n, c, l) and (c, ..., k)."""
@@ -164,7 +170,7 @@ def conv_transpose1d(
 
 
 def conv_transpose2d(
-    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Lengths = 0,
+    input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Lengths = 0,
     output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
 ) -> Tensor:  # fmt: skip
     """The transpose of :func:`conv2d` in its input.
@@ -178,7 +184,7 @@ def conv_transpose2d(
 
 
 def conv_transpose3d(
-    input: Any, weight: Any, bias: Any = None, stride: Lengths = 1, padding: Lengths = 0,
+    input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Lengths = 0,
     output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
 ) -> Tensor:  # fmt: skip
     """The transpose of :func:`conv3d` in its input: as :func:`conv_transpose2d` with one more size."""
@@ -187,7 +193,9 @@ def conv_transpose3d(
     )  # fmt: skip
 
 
-def depthwise_convolution_2d(x: Any, W: Any, b: Any = None, stride: Lengths = 1, pad: Padding = 0) -> Tensor:
+def depthwise_convolution_2d(
+    x: TensorLike, W: TensorLike, b: TensorLike | None = None, stride: Lengths = 1, pad: Padding = 0
+) -> Tensor:
     """Each channel convolved by kernels of its own (Chainer's function).
 
     x: (n, c, h, w), W: (multiplier, c, kh, kw), b: (c * multiplier,), result: (n, c * multiplier, ...).
@@ -201,7 +209,7 @@ def depthwise_convolution_2d(x: Any, W: Any, b: Any = None, stride: Lengths = 1,
     return convolve("depthwise_convolution_2d", 2, x, apart, b, stride, pad, 1, channels)
 
 
-def local_convolution_2d(x: Any, W: Any, b: Any = None, stride: Lengths = 1) -> Tensor:
+def local_convolution_2d(x: TensorLike, W: TensorLike, b: TensorLike | None = None, stride: Lengths = 1) -> Tensor:
     """A convolution whose kernel differs from position to position (Chainer's function).
 
     x: (n, c, h, w), W: (o, H, W, c, kh, kw), b: (o, H, W), result: (n, o, H, W).  Raises ShapeError.

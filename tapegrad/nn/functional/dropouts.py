@@ -5,12 +5,10 @@ Masks come from tapegrad's global stream, so a recomputed function draws the sam
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad import ops, random
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout",
@@ -33,7 +31,7 @@ def _dropped(x: Tensor, p: float, shape: tuple[int, ...]) -> Tensor:
     return ops.where(_mask(x, shape, p), x * (1.0 / (1.0 - p)), 0)
 
 
-def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
+def dropout(input: TensorLike, p: float = 0.5, training: bool = True) -> Tensor:
     """A share ``p`` of the entries becomes 0, the rest is divided by ``1 - p``; without ``training`` nothing changes.
 
     ``p`` is rounded to a multiple of 2**-16 (16 random bits decide on an entry).  On a GPU the mask is never stored:
@@ -53,7 +51,7 @@ def _channel_shape(op: str, x: Tensor, dims: int) -> tuple[int, ...]:
     return (*x.shape[: x.ndim - dims], *(1,) * dims)
 
 
-def _channel_dropout(dims: int, input: Any, p: float, training: bool) -> Tensor:
+def _channel_dropout(dims: int, input: TensorLike, p: float, training: bool) -> Tensor:
     op = f"dropout{dims}d"
     checks.rate(op, p)
     x = ops.asarray(input)
@@ -61,12 +59,12 @@ def _channel_dropout(dims: int, input: Any, p: float, training: bool) -> Tensor:
     return ops.asarray(x, copy=True) if not training or p == 0 else _dropped(x, p, shape)
 
 
-def dropout1d(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
+def dropout1d(input: TensorLike, p: float = 0.5, training: bool = True) -> Tensor:
     """As :func:`dropout`, but of whole channels of (n, c, l).  Raises TapegradError, ShapeError."""
     return _channel_dropout(1, input, p, training)
 
 
-def dropout2d(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
+def dropout2d(input: TensorLike, p: float = 0.5, training: bool = True) -> Tensor:
     """As :func:`dropout`, but of whole channels of (n, c, h, w) (Tompson et al., arXiv 1411.4280).
 
     Raises TapegradError, ShapeError.
@@ -74,7 +72,7 @@ def dropout2d(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
     return _channel_dropout(2, input, p, training)
 
 
-def dropout3d(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
+def dropout3d(input: TensorLike, p: float = 0.5, training: bool = True) -> Tensor:
     """As :func:`dropout`, but of whole channels of (n, c, d, h, w).  Raises TapegradError, ShapeError."""
     return _channel_dropout(3, input, p, training)
 
@@ -87,7 +85,7 @@ def _alpha(x: Tensor, p: float, shape: tuple[int, ...]) -> Tensor:
     return ops.where(_mask(x, shape, p), x, _ALPHA) * scale - scale * _ALPHA * p
 
 
-def alpha_dropout(input: Any, p: float = 0.5, training: bool = False) -> Tensor:
+def alpha_dropout(input: TensorLike, p: float = 0.5, training: bool = False) -> Tensor:
     """Dropout that keeps mean and variance of selu's results (Klambauer et al., arXiv 1706.02515).
 
     Raises TapegradError for ``p`` outside [0, 1].
@@ -97,7 +95,7 @@ def alpha_dropout(input: Any, p: float = 0.5, training: bool = False) -> Tensor:
     return ops.asarray(x, copy=True) if not training or p == 0 else _alpha(x, p, x.shape)
 
 
-def feature_alpha_dropout(input: Any, p: float = 0.5, training: bool = False) -> Tensor:
+def feature_alpha_dropout(input: TensorLike, p: float = 0.5, training: bool = False) -> Tensor:
     """As :func:`alpha_dropout`, but of whole channels of (n, c, ...).  Raises TapegradError, ShapeError."""
     checks.rate("feature_alpha_dropout", p)
     x = ops.asarray(input)
@@ -106,7 +104,7 @@ def feature_alpha_dropout(input: Any, p: float = 0.5, training: bool = False) ->
     return ops.asarray(x, copy=True) if not training or p == 0 else _alpha(x, p, (*x.shape[:2], *(1,) * (x.ndim - 2)))
 
 
-def zoneout(h: Any, x: Any, ratio: float = 0.5, training: bool = True) -> Tensor:
+def zoneout(h: TensorLike, x: TensorLike, ratio: float = 0.5, training: bool = True) -> Tensor:
     """``h`` with probability ``ratio``, else ``x``; without ``training`` their mean (Krueger et al., arXiv 1606.01305).
 
     h and x: of one shape (Chainer's function).  Raises TapegradError, ShapeError.
@@ -121,7 +119,8 @@ def zoneout(h: Any, x: Any, ratio: float = 0.5, training: bool = True) -> Tensor
 
 
 def simplified_dropconnect(
-    x: Any, W: Any, b: Any = None, ratio: float = 0.5, training: bool = True, mask: Any = None,
+    x: TensorLike, W: TensorLike, b: TensorLike | None = None, ratio: float = 0.5, training: bool = True,
+    mask: TensorLike | None = None,
     use_batchwise_mask: bool = True,
 ) -> Tensor:  # fmt: skip
     """A linear layer whose weights are dropped, for each example anew unless ``use_batchwise_mask`` is false.

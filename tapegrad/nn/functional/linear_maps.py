@@ -8,12 +8,12 @@ from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import DTypeError, ShapeError, TapegradError
 from tapegrad.nn import checks
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["bilinear", "embedding", "embedding_bag", "linear", "one_hot"]
 
 
-def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
+def linear(input: TensorLike, weight: TensorLike, bias: TensorLike | None = None) -> Tensor:
     """``x @ weight.T + bias``; input: (..., k), weight: (units, k) or (k,), bias: (units,).  Raises ShapeError."""
     weight = ops.asarray(weight)
     if weight.ndim not in (1, 2):
@@ -22,7 +22,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
     return y if bias is None else y + bias
 
 
-def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Tensor:
+def bilinear(input1: TensorLike, input2: TensorLike, weight: TensorLike, bias: TensorLike | None = None) -> Tensor:
     """``x1 @ weight[u] @ x2 + bias[u]`` for each unit u.
 
     input1: (..., k), input2: (..., m), weight: (units, k, m), bias: (units,), result: (..., units).  Raises ShapeError.
@@ -35,7 +35,8 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Tensor:
 
 
 def embedding(
-    input: Any, weight: Any, padding_idx: int | None = None, *, max_norm: float | None = None, norm_type: float = 2.0,
+    input: TensorLike, weight: TensorLike, padding_idx: int | None = None, *, max_norm: float | None = None,
+    norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
 ) -> Tensor:  # fmt: skip
     """Rows of ``weight``; input: integers (...), weight: (n, k), result: (..., k).
@@ -77,8 +78,9 @@ def _shortening(rows: Tensor, most: float, p: float) -> Tensor:
 
 
 def embedding_bag(
-    input: Any, weight: Any, offsets: Any = None, max_norm: float | None = None, norm_type: float = 2,
-    scale_grad_by_freq: bool = False, mode: str = "mean", *, per_sample_weights: Any = None,
+    input: TensorLike, weight: TensorLike, offsets: TensorLike | None = None, max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False, mode: str = "mean", *, per_sample_weights: TensorLike | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Sums, means or maxima of bags of rows of ``weight``; an empty bag gives zeros.

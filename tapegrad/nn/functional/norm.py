@@ -10,7 +10,7 @@ from typing import Any
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.dispatch import in_float32
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
 
 __all__ = [
@@ -30,7 +30,9 @@ def _channels(op: str, x: Tensor, **parameters: Any) -> None:
 
 @functools.partial(in_float32, beside=("running_mean", "running_var"))
 def batch_norm(
-    input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, training: bool = False,
+    input: TensorLike, running_mean: TensorLike | None, running_var: TensorLike | None,
+    weight: TensorLike | None = None,
+    bias: TensorLike | None = None, training: bool = False,
     momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
     """``(x - mean) / sqrt(variance + eps) * weight + bias`` for each channel (Ioffe and Szegedy, arXiv 1502.03167).
@@ -50,7 +52,7 @@ def batch_norm(
     elif running_mean is None or running_var is None:
         raise TapegradError("batch_norm: without training it wants running_mean and running_var; pass both")
     else:
-        mean, variance = running_mean, running_var
+        mean, variance = ops.asarray(running_mean), ops.asarray(running_var)
     return normalized(x, mean, variance, weight, bias, eps)
 
 
@@ -70,13 +72,15 @@ def follow(running: Any, now: Tensor, momentum: float) -> None:
         running.assign(ops.astype(moved, running.dtype))
 
 
-def column(value: Any, ndim: int) -> Tensor:
+def column(value: TensorLike, ndim: int) -> Tensor:
     """A vector of channels as it broadcasts against (n, c, ...) with ``ndim`` axes."""
     return ops.reshape(value, (-1, *(1,) * (ndim - 2)))
 
 
 @in_float32
-def normalized(x: Tensor, mean: Any, variance: Any, weight: Any, bias: Any, eps: float) -> Tensor:
+def normalized(
+    x: Tensor, mean: TensorLike, variance: TensorLike, weight: TensorLike, bias: TensorLike, eps: float
+) -> Tensor:
     """``(x - mean) / sqrt(variance + eps) * weight + bias``; x: (n, c, ...), all others (c,), the last two or None."""
     scale = 1.0 / ops.sqrt(ops.asarray(variance) + eps)
     if weight is not None:
@@ -87,7 +91,8 @@ def normalized(x: Tensor, mean: Any, variance: Any, weight: Any, bias: Any, eps:
 
 @functools.partial(in_float32, beside=("running_mean", "running_var"))
 def instance_norm(
-    input: Any, running_mean: Any = None, running_var: Any = None, weight: Any = None, bias: Any = None,
+    input: TensorLike, running_mean: TensorLike | None = None, running_var: TensorLike | None = None,
+    weight: TensorLike | None = None, bias: TensorLike | None = None,
     use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
     """As :func:`batch_norm`, but each image by its own statistics (Ulyanov et al., arXiv 1607.08022).
@@ -113,14 +118,17 @@ def instance_norm(
     return _scaled((x - mean) / ops.sqrt(variance + eps), weight, bias)
 
 
-def _scaled(x: Tensor, weight: Any, bias: Any) -> Tensor:
+def _scaled(x: Tensor, weight: TensorLike | None, bias: TensorLike | None) -> Tensor:
     """``x * weight + bias`` for each channel of (n, c, ...)."""
     x = x if weight is None else x * column(weight, x.ndim)
     return x if bias is None else x + column(bias, x.ndim)
 
 
 @in_float32
-def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+def group_norm(
+    input: TensorLike, num_groups: int, weight: TensorLike | None = None, bias: TensorLike | None = None,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
     """Each image by the statistics of each of ``num_groups`` groups of channels (Wu and He, arXiv 1803.08494).
 
     input: (n, c, ...), weight and bias: (c,).  Raises ShapeError, also unless the channels divide into the groups.
@@ -143,8 +151,9 @@ def _trailing(op: str, x: Tensor, normalized_shape: Sequence[int] | int) -> tupl
 
 
 def layer_norm(
-    input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
-) -> Tensor:
+    input: TensorLike, normalized_shape: Sequence[int], weight: TensorLike | None = None,
+    bias: TensorLike | None = None, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
     """Normalized over the trailing axes, whose sizes are ``normalized_shape``.  Raises ShapeError if they are not."""
     x = ops.asarray(input)
     shape = _trailing("layer_norm", x, normalized_shape)
@@ -155,7 +164,9 @@ def layer_norm(
     return ops.reshape(ops.layer_norm(flat, gamma, beta, eps=eps), x.shape)
 
 
-def rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Tensor:
+def rms_norm(
+    input: TensorLike, normalized_shape: Sequence[int], weight: TensorLike | None = None, eps: float | None = None
+) -> Tensor:
     """``x / sqrt(mean(x**2) + eps) * weight`` over the trailing axes (Zhang and Sennrich, arXiv 1910.07467).
 
     ``eps`` is by default the dtype's own, as in PyTorch.  Raises ShapeError unless the trailing axes have the sizes
@@ -168,7 +179,7 @@ def rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, ep
 
 
 @in_float32
-def _over_root_mean_square(x: Tensor, axes: tuple[int, ...], weight: Any, eps: float) -> Tensor:
+def _over_root_mean_square(x: Tensor, axes: tuple[int, ...], weight: TensorLike, eps: float) -> Tensor:
     y = x / ops.sqrt(ops.mean(ops.square(x), axis=axes, keepdims=True) + eps)
     return y if weight is None else y * weight
 
@@ -177,7 +188,9 @@ _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16
 
 
 @in_float32
-def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
+def local_response_norm(
+    input: TensorLike, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Tensor:
     """``x / (k + alpha * mean of x**2 over size neighbouring channels)**beta`` (Krizhevsky et al., 2012).
 
     input: (n, c, sizes ...); channels outside count as 0.  Raises ShapeError.
@@ -196,7 +209,7 @@ def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float 
 
 
 @in_float32
-def normalize(input: Any, p: float = 2.0, dim: int | tuple[int, ...] = 1, eps: float = 1e-12) -> Tensor:
+def normalize(input: TensorLike, p: float = 2.0, dim: int | tuple[int, ...] = 1, eps: float = 1e-12) -> Tensor:
     """``x / max(norm, eps)`` with the p-norm along ``dim``; where all is 0 the result and its gradient are finite.
 
     Raises AxisError.
@@ -223,8 +236,9 @@ def p_norm(x: Tensor, p: float, axis: int | tuple[int, ...], keepdims: bool = Tr
 
 @in_float32
 def standardize(
-    x: Any, axis: int | tuple[int, ...] = -1, mean: Any = None, variance: Any = None, epsilon: float = 1e-5
-) -> Tensor:
+    x: TensorLike, axis: int | tuple[int, ...] = -1, mean: TensorLike | None = None,
+    variance: TensorLike | None = None, epsilon: float = 1e-5,
+) -> Tensor:  # fmt: skip
     """``(x - mean) / sqrt(variance + epsilon)`` along ``axis``, by its own statistics if none are given (JAX).
 
     Raises AxisError.

@@ -15,7 +15,7 @@ from tapegrad.nn import checks
 from tapegrad.nn.functional.conv import Lengths, Padding, lengths, pads
 from tapegrad.ops.products.convolution import Window
 from tapegrad.ops.rows.pooling import max_pool, max_pool_places, sum_pool
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "avg_pool1d", "avg_pool2d", "avg_pool3d", "lp_pool1d", "lp_pool2d", "lp_pool3d", "max_pool1d", "max_pool2d",
@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def planes(op: Any, input: Any, dims: int) -> Tensor:
+def planes(op: Any, input: TensorLike, dims: int) -> Tensor:
     """The input, of which only the trailing axes matter.  Raises ShapeError."""
     x = ops.asarray(input)
     if x.ndim not in (dims + 1, dims + 2):
@@ -57,7 +57,7 @@ def _rounded_up(n: int, k: int, s: int, d: int, around: tuple[int, int]) -> tupl
 
 
 def _max_pool(
-    dims: int, input: Any, kernel_size: Lengths, stride: Lengths | None, padding: Padding, dilation: Lengths,
+    dims: int, input: TensorLike, kernel_size: Lengths, stride: Lengths | None, padding: Padding, dilation: Lengths,
     ceil_mode: bool, return_indices: bool,
 ) -> Any:  # fmt: skip
     op = f"max_pool{dims}d"
@@ -67,7 +67,7 @@ def _max_pool(
 
 
 def max_pool1d(
-    input: Any, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, dilation: Lengths = 1,
+    input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, dilation: Lengths = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
     """The largest element of each window: as :func:`max_pool2d` with (n, c, l)."""
@@ -75,7 +75,7 @@ def max_pool1d(
 
 
 def max_pool2d(
-    input: Any, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, dilation: Lengths = 1,
+    input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, dilation: Lengths = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
     """The largest element of each window; the gradient goes to the first of equal ones.
@@ -89,7 +89,7 @@ def max_pool2d(
 
 
 def max_pool3d(
-    input: Any, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, dilation: Lengths = 1,
+    input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, dilation: Lengths = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
     """The largest element of each window: as :func:`max_pool2d` with (n, c, d, h, w)."""
@@ -97,7 +97,7 @@ def max_pool3d(
 
 
 def _avg_pool(
-    dims: int, input: Any, kernel_size: Lengths, stride: Lengths | None, padding: Padding, ceil_mode: bool,
+    dims: int, input: TensorLike, kernel_size: Lengths, stride: Lengths | None, padding: Padding, ceil_mode: bool,
     count_include_pad: bool, divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
     op = f"avg_pool{dims}d"
@@ -118,7 +118,8 @@ def _avg_pool(
 
 
 def avg_pool1d(
-    input: Any, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, ceil_mode: bool = False,
+    input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0,
+    ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:  # fmt: skip
     """The mean of each window: as :func:`avg_pool2d` with (n, c, l)."""
@@ -126,7 +127,8 @@ def avg_pool1d(
 
 
 def avg_pool2d(
-    input: Any, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, ceil_mode: bool = False,
+    input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0,
+    ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
     """The mean of each window, in which padding counts as zeros unless ``count_include_pad`` is false.
@@ -140,7 +142,8 @@ def avg_pool2d(
 
 
 def avg_pool3d(
-    input: Any, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, ceil_mode: bool = False,
+    input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0,
+    ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
     """The mean of each window: as :func:`avg_pool2d` with (n, c, d, h, w)."""
@@ -148,7 +151,7 @@ def avg_pool3d(
 
 
 def _lp_pool(
-    dims: int, input: Any, norm_type: float, kernel_size: Lengths, stride: Lengths | None, ceil_mode: bool
+    dims: int, input: TensorLike, norm_type: float, kernel_size: Lengths, stride: Lengths | None, ceil_mode: bool
 ) -> Tensor:
     op = f"lp_pool{dims}d"
     x = planes(op, input, dims)
@@ -162,14 +165,14 @@ def _lp_pool(
 
 
 def lp_pool1d(
-    input: Any, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None, ceil_mode: bool = False
+    input: TensorLike, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None, ceil_mode: bool = False
 ) -> Tensor:
     """The p-norm of each window: as :func:`lp_pool2d` with (n, c, l)."""
     return _lp_pool(1, input, norm_type, kernel_size, stride, ceil_mode)
 
 
 def lp_pool2d(
-    input: Any, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None, ceil_mode: bool = False
+    input: TensorLike, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None, ceil_mode: bool = False
 ) -> Tensor:
     """``sum(x**p)**(1/p)`` of each window for ``p = norm_type``; where the sum is 0 the gradient is 0.
 
@@ -179,14 +182,14 @@ def lp_pool2d(
 
 
 def lp_pool3d(
-    input: Any, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None, ceil_mode: bool = False
+    input: TensorLike, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None, ceil_mode: bool = False
 ) -> Tensor:
     """The p-norm of each window: as :func:`lp_pool2d` with (n, c, d, h, w)."""
     return _lp_pool(3, input, norm_type, kernel_size, stride, ceil_mode)
 
 
 def _max_unpool(
-    dims: int, input: Any, indices: Any, kernel_size: Lengths, stride: Lengths | None, padding: Lengths,
+    dims: int, input: TensorLike, indices: TensorLike, kernel_size: Lengths, stride: Lengths | None, padding: Lengths,
     output_size: Sequence[int] | None,
 ) -> Tensor:  # fmt: skip
     op = f"max_unpool{dims}d"
@@ -211,7 +214,7 @@ def _max_unpool(
 
 
 def max_unpool1d(
-    input: Any, indices: Any, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths = 0,
+    input: TensorLike, indices: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """Maxima put back to where they came from: as :func:`max_unpool2d` with (n, c, l)."""
@@ -219,7 +222,7 @@ def max_unpool1d(
 
 
 def max_unpool2d(
-    input: Any, indices: Any, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths = 0,
+    input: TensorLike, indices: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """Elements put back to where ``max_pool2d(..., return_indices=True)`` took them from, with zeros elsewhere.
@@ -231,7 +234,7 @@ def max_unpool2d(
 
 
 def max_unpool3d(
-    input: Any, indices: Any, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths = 0,
+    input: TensorLike, indices: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """Maxima put back to where they came from: as :func:`max_unpool2d` with (n, c, d, h, w)."""

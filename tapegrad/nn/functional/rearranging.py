@@ -10,7 +10,7 @@ from tapegrad.errors import ShapeError
 from tapegrad.nn.functional.conv import Lengths, lengths
 from tapegrad.ops.products.convolution import Window
 from tapegrad.ops.shape.patches import fold_windows, unfold_windows
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["channel_shuffle", "fold", "pixel_shuffle", "pixel_unshuffle", "shift", "unfold"]
 
@@ -27,7 +27,7 @@ def _window(op: str, size: tuple[int, ...], kernel_size: Lengths, dilation: Any,
 
 
 def unfold(
-    input: Any, kernel_size: Lengths, dilation: Lengths = 1, padding: Lengths = 0, stride: Lengths = 1
+    input: TensorLike, kernel_size: Lengths, dilation: Lengths = 1, padding: Lengths = 0, stride: Lengths = 1
 ) -> Tensor:
     """What each window holds, as a column: (n, c, h, w) -> (n, c * kh * kw, positions), or both without n.
 
@@ -43,7 +43,7 @@ def unfold(
 
 
 def fold(
-    input: Any, output_size: Lengths, kernel_size: Lengths, dilation: Lengths = 1, padding: Lengths = 0,
+    input: TensorLike, output_size: Lengths, kernel_size: Lengths, dilation: Lengths = 1, padding: Lengths = 0,
     stride: Lengths = 1,
 ) -> Tensor:  # fmt: skip
     """The transpose of :func:`unfold`: columns added to where they come from, (n, c * kh * kw, positions) -> (n, c,
@@ -60,7 +60,7 @@ def fold(
     return fold_windows(apart, window=window)
 
 
-def pixel_shuffle(input: Any, upscale_factor: int) -> Tensor:
+def pixel_shuffle(input: TensorLike, upscale_factor: int) -> Tensor:
     """Channels become pixels: (..., c * r * r, h, w) -> (..., c, h * r, w * r) (Shi et al., arXiv 1609.05158).
 
     Raises ShapeError.
@@ -74,7 +74,7 @@ def pixel_shuffle(input: Any, upscale_factor: int) -> Tensor:
     return ops.reshape(mixed, (*lead, c // (r * r), h * r, w * r))
 
 
-def pixel_unshuffle(input: Any, downscale_factor: int) -> Tensor:
+def pixel_unshuffle(input: TensorLike, downscale_factor: int) -> Tensor:
     """The inverse of :func:`pixel_shuffle`: (..., c, h * r, w * r) -> (..., c * r * r, h, w).  Raises ShapeError."""
     x, r = ops.asarray(input), downscale_factor
     if x.ndim < 3 or r < 1 or x.shape[-2] % r or x.shape[-1] % r:
@@ -89,7 +89,7 @@ def _permuted(x: Tensor, lead: int, order: tuple[int, ...]) -> Tensor:
     return ops.permute_dims(x, (*range(lead), *(lead + a for a in order)))
 
 
-def channel_shuffle(input: Any, groups: int) -> Tensor:
+def channel_shuffle(input: TensorLike, groups: int) -> Tensor:
     """Channels of ``groups`` groups taken in turn from each: (n, c, ...) (Zhang et al., arXiv 1707.01083).
 
     Raises ShapeError.
@@ -101,7 +101,7 @@ def channel_shuffle(input: Any, groups: int) -> Tensor:
     return ops.reshape(ops.swapaxes(apart, 1, 2), x.shape)
 
 
-def shift(x: Any, ksize: Lengths = 3, dilate: Lengths = 1) -> Tensor:
+def shift(x: TensorLike, ksize: Lengths = 3, dilate: Lengths = 1) -> Tensor:
     """Groups of channels, one for each tap of a kernel, moved by that tap's offset, with zeros behind them
     (Wu et al., arXiv 1711.08141; Chainer's order of groups).
 

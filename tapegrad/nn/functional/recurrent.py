@@ -12,7 +12,7 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn.functional.dropouts import dropout
 from tapegrad.nn.functional.linear_maps import linear
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "lstm", "n_step_bigru", "n_step_bilstm", "n_step_birnn", "n_step_gru", "n_step_lstm", "n_step_rnn", "slstm",
@@ -28,7 +28,7 @@ def _gates(op: str, x: Tensor, c: Tensor) -> list[Tensor]:
     return [apart[:, :, i] for i in range(4)]
 
 
-def lstm(c_prev: Any, x: Any) -> tuple[Tensor, Tensor]:
+def lstm(c_prev: TensorLike, x: TensorLike) -> tuple[Tensor, Tensor]:
     """``c = tanh(a) * sigmoid(i) + c_prev * sigmoid(f)`` and ``h = tanh(c) * sigmoid(o)`` (Hochreiter, 1997).
 
     c_prev: (n, k, ...), x: (m, 4 k, ...) with a, i, f, o interleaved along the second axis, m <= n: the cells after the
@@ -43,7 +43,7 @@ def lstm(c_prev: Any, x: Any) -> tuple[Tensor, Tensor]:
     return (ops.concat([new, c[x.shape[0] :]], axis=0) if x.shape[0] < c.shape[0] else new), h
 
 
-def slstm(c_prev1: Any, c_prev2: Any, x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
+def slstm(c_prev1: TensorLike, c_prev2: TensorLike, x1: TensorLike, x2: TensorLike) -> tuple[Tensor, Tensor]:
     """The S-LSTM unit of two children (Zhu et al., arXiv 1503.04881): the sum of both, and one output gate.
 
     c_prev1 and c_prev2: (n, k, ...), x1 and x2: (n, 4 k, ...) as of :func:`lstm`.  Returns c and h.  Raises ShapeError.
@@ -58,7 +58,7 @@ def slstm(c_prev1: Any, c_prev2: Any, x1: Any, x2: Any) -> tuple[Tensor, Tensor]
     return total, ops.sigmoid(gate) * ops.tanh(total)
 
 
-def tree_lstm(*inputs: Any) -> tuple[Tensor, Tensor]:
+def tree_lstm(*inputs: TensorLike) -> tuple[Tensor, Tensor]:
     """``c = tanh(a) * sigmoid(i) + sum of c_j * sigmoid(f_j)`` and ``h = tanh(c) * sigmoid(o)`` (Tai et al., 2015).
 
     inputs: the cells c_1, ..., c_N of the children, (n, k, ...), then x: (n, (3 + N) k, ...), a, i, o, f_1, ..., f_N
@@ -104,7 +104,9 @@ def _lstm_cell(x: Tensor, state: State, w: Sequence[Any], b: Sequence[Any]) -> S
     return ops.sigmoid(o) * ops.tanh(c), c
 
 
-def _pass(xs: list[Tensor], state: State, w: Any, b: Any, cell: Cell) -> tuple[list[Tensor], State]:
+def _pass(
+    xs: list[Tensor], state: State, w: Sequence[TensorLike], b: Sequence[TensorLike], cell: Cell
+) -> tuple[list[Tensor], State]:
     """One layer in one direction; the states of sequences that have ended (or not begun) stay as they are."""
     ys = []
     for x in xs:
@@ -146,7 +148,7 @@ def _n_step(
 
 
 def n_step_rnn(
-    n_layers: int, dropout_ratio: float, hx: Any, ws: Any, bs: Any, xs: Sequence[Any], activation: str = "tanh",
+    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Any, bs: Any, xs: Sequence[Any], activation: str = "tanh",
     *, training: bool = True,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """``h = f(W0 x + b0 + W1 h + b1)`` over sequences, in ``n_layers`` layers: (hy, ys).
@@ -162,7 +164,7 @@ def n_step_rnn(
 
 
 def n_step_birnn(
-    n_layers: int, dropout_ratio: float, hx: Any, ws: Any, bs: Any, xs: Sequence[Any], activation: str = "tanh",
+    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Any, bs: Any, xs: Sequence[Any], activation: str = "tanh",
     *, training: bool = True,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """As :func:`n_step_rnn` forwards and backwards: two entries of hx, ws and bs for each layer, ys of both."""
@@ -173,7 +175,7 @@ def n_step_birnn(
 
 
 def n_step_gru(
-    n_layers: int, dropout_ratio: float, hx: Any, ws: Any, bs: Any, xs: Sequence[Any], *, training: bool = True
+    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Any, bs: Any, xs: Sequence[Any], *, training: bool = True
 ) -> tuple[Tensor, list[Tensor]]:
     """As :func:`n_step_rnn` with gated units (Cho et al., arXiv 1406.1078) and six matrices for each layer.
 
@@ -184,7 +186,7 @@ def n_step_gru(
 
 
 def n_step_bigru(
-    n_layers: int, dropout_ratio: float, hx: Any, ws: Any, bs: Any, xs: Sequence[Any], *, training: bool = True
+    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Any, bs: Any, xs: Sequence[Any], *, training: bool = True
 ) -> tuple[Tensor, list[Tensor]]:
     """As :func:`n_step_gru` forwards and backwards: two entries of hx, ws and bs for each layer, ys of both."""
     (hy,), ys = _n_step("n_step_bigru", n_layers, dropout_ratio, [hx], ws, bs, xs, _gru_cell, True, training, 6)
@@ -192,7 +194,7 @@ def n_step_bigru(
 
 
 def n_step_lstm(
-    n_layers: int, dropout_ratio: float, hx: Any, cx: Any, ws: Any, bs: Any, xs: Sequence[Any],
+    n_layers: int, dropout_ratio: float, hx: TensorLike, cx: TensorLike, ws: Any, bs: Any, xs: Sequence[Any],
     *, training: bool = True,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """As :func:`n_step_rnn` with long short-term memory and eight matrices for each layer: (hy, cy, ys).
@@ -205,7 +207,7 @@ def n_step_lstm(
 
 
 def n_step_bilstm(
-    n_layers: int, dropout_ratio: float, hx: Any, cx: Any, ws: Any, bs: Any, xs: Sequence[Any],
+    n_layers: int, dropout_ratio: float, hx: TensorLike, cx: TensorLike, ws: Any, bs: Any, xs: Sequence[Any],
     *, training: bool = True,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """As :func:`n_step_lstm` forwards and backwards: two entries of hx, cx, ws and bs for each layer, ys of both."""

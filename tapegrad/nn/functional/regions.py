@@ -14,7 +14,7 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
 from tapegrad.nn.functional.conv import Lengths, lengths
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "roi_average_align_2d", "roi_average_pooling_2d", "roi_max_align_2d", "roi_max_pooling_2d", "roi_pooling_2d",
@@ -23,7 +23,7 @@ __all__ = [
 Rows = list[list[float]]
 
 
-def _images(op: str, x: Any, rois: Any, indices: Any) -> tuple[Tensor, Rows]:
+def _images(op: str, x: TensorLike, rois: TensorLike, indices: TensorLike) -> tuple[Tensor, Rows]:
     """The image of each region (regions, c, h, w), and the rectangles (y0, x0, y1, x1) on the host."""
     x, rois, at = ops.asarray(x), ops.asarray(rois), ops.asarray(indices)
     if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 4 or at.shape != rois.shape[:1]:
@@ -85,7 +85,7 @@ def _first_largest(found: Tensor, mask: Tensor) -> Tensor:
     return ops.where(ops.any(mask, axis=-1), largest, 0)
 
 
-def roi_pooling_2d(x: Any, rois: Any, outh: int, outw: int, spatial_scale: float) -> Tensor:
+def roi_pooling_2d(x: TensorLike, rois: TensorLike, outh: int, outw: int, spatial_scale: float) -> Tensor:
     """The largest element of each of (outh, outw) bins of each region (Girshick, arXiv 1504.08083).
 
     x: (n, c, h, w); rois: (r, 5), image, x_min, y_min, x_max, y_max, the last two within the region; result: (r, c,
@@ -100,7 +100,9 @@ def roi_pooling_2d(x: Any, rois: Any, outh: int, outw: int, spatial_scale: float
     return _max_of_bins(images, bins, (outh, outw))
 
 
-def roi_max_pooling_2d(x: Any, rois: Any, roi_indices: Any, outsize: Lengths, spatial_scale: float) -> Tensor:
+def roi_max_pooling_2d(
+    x: TensorLike, rois: TensorLike, roi_indices: TensorLike, outsize: Lengths, spatial_scale: float
+) -> Tensor:
     """The largest element of each bin of each region; 0 of an empty bin.
 
     x: (n, c, h, w); rois: (r, 4), y_min, x_min, y_max, x_max; roi_indices: (r,); result: (r, c, *outsize).
@@ -111,7 +113,9 @@ def roi_max_pooling_2d(x: Any, rois: Any, roi_indices: Any, outsize: Lengths, sp
     return _max_of_bins(images, _both_sides(rows, out, images.shape[2:], spatial_scale), out)
 
 
-def roi_average_pooling_2d(x: Any, rois: Any, roi_indices: Any, outsize: Lengths, spatial_scale: float) -> Tensor:
+def roi_average_pooling_2d(
+    x: TensorLike, rois: TensorLike, roi_indices: TensorLike, outsize: Lengths, spatial_scale: float
+) -> Tensor:
     """The mean of each bin of each region: as :func:`roi_max_pooling_2d`."""
     images, rows = _images("roi_average_pooling_2d", x, rois, roi_indices)
     out = lengths("roi_average_pooling_2d", "outsize", outsize, 2)
@@ -167,7 +171,9 @@ def _between(place: float | None, n: int) -> list[float]:
     return row
 
 
-def _align(op: str, x: Any, rois: Any, roi_indices: Any, outsize: Lengths, scale: float, ratio: Any) -> tuple:
+def _align(
+    op: str, x: TensorLike, rois: TensorLike, roi_indices: TensorLike, outsize: Lengths, scale: float, ratio: Any
+) -> tuple:
     images, rows = _images(op, x, rois, roi_indices)
     out = lengths(op, "outsize", outsize, 2)
     ratios = (ratio, ratio) if ratio is None or isinstance(ratio, int) else tuple(ratio)
@@ -176,7 +182,7 @@ def _align(op: str, x: Any, rois: Any, roi_indices: Any, outsize: Lengths, scale
 
 
 def roi_average_align_2d(
-    x: Any, rois: Any, roi_indices: Any, outsize: Lengths, spatial_scale: float,
+    x: TensorLike, rois: TensorLike, roi_indices: TensorLike, outsize: Lengths, spatial_scale: float,
     sampling_ratio: int | Sequence[int | None] | None = None,
 ) -> Tensor:  # fmt: skip
     """The mean of places between the pixels of each bin (He et al., arXiv 1703.06870), so that nothing is rounded.
@@ -199,7 +205,7 @@ def roi_average_align_2d(
 
 
 def roi_max_align_2d(
-    x: Any, rois: Any, roi_indices: Any, outsize: Lengths, spatial_scale: float,
+    x: TensorLike, rois: TensorLike, roi_indices: TensorLike, outsize: Lengths, spatial_scale: float,
     sampling_ratio: int | Sequence[int | None] | None = None,
 ) -> Tensor:  # fmt: skip
     """The largest of places between the pixels of each bin: as :func:`roi_average_align_2d`."""

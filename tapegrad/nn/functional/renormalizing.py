@@ -8,7 +8,7 @@ from tapegrad import linalg, ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError
 from tapegrad.nn.functional.norm import batch_statistics, column, follow, normalized
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "batch_renormalization", "decorrelated_batch_normalization", "fixed_batch_normalization",
@@ -16,7 +16,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _checked(op: str, x: Any, *parameters: Any) -> Tensor:
+def _checked(op: str, x: TensorLike, *parameters: Any) -> Tensor:
     x = ops.asarray(x)
     if x.ndim < 2 or any(p is not None and tuple(p.shape) != x.shape[1:2] for p in parameters):
         shapes = [None if p is None else tuple(p.shape) for p in parameters]
@@ -24,7 +24,9 @@ def _checked(op: str, x: Any, *parameters: Any) -> Tensor:
     return x
 
 
-def fixed_batch_normalization(x: Any, gamma: Any, beta: Any, mean: Any, var: Any, eps: float = 2e-5) -> Tensor:
+def fixed_batch_normalization(
+    x: TensorLike, gamma: TensorLike, beta: TensorLike, mean: TensorLike, var: TensorLike, eps: float = 2e-5
+) -> Tensor:
     """``(x - mean) / sqrt(var + eps) * gamma + beta`` for each channel; x: (n, c, ...), all others (c,).
 
     Raises ShapeError.
@@ -34,8 +36,9 @@ def fixed_batch_normalization(x: Any, gamma: Any, beta: Any, mean: Any, var: Any
 
 
 def batch_renormalization(
-    x: Any, gamma: Any, beta: Any, rmax: float, dmax: float, eps: float = 2e-5, running_mean: Any = None,
-    running_var: Any = None, decay: float = 0.9,
+    x: TensorLike, gamma: TensorLike, beta: TensorLike, rmax: float, dmax: float, eps: float = 2e-5,
+    running_mean: TensorLike | None = None,
+    running_var: TensorLike | None = None, decay: float = 0.9,
 ) -> Tensor:  # fmt: skip
     """Batch normalization corrected towards the running statistics, within limits (Ioffe, arXiv 1702.03275).
 
@@ -58,13 +61,15 @@ def batch_renormalization(
     return y * column(gamma, x.ndim) + column(beta, x.ndim)
 
 
-def fixed_batch_renormalization(x: Any, gamma: Any, beta: Any, mean: Any, var: Any, eps: float = 2e-5) -> Tensor:
+def fixed_batch_renormalization(
+    x: TensorLike, gamma: TensorLike, beta: TensorLike, mean: TensorLike, var: TensorLike, eps: float = 2e-5
+) -> Tensor:
     """:func:`batch_renormalization` by the running statistics alone: ``fixed_batch_normalization``."""
     x = _checked("fixed_batch_renormalization", x, gamma, beta, mean, var)
     return normalized(x, mean, var, gamma, beta, eps)
 
 
-def _grouped(op: str, x: Any, groups: int) -> tuple[Tensor, Tensor]:
+def _grouped(op: str, x: TensorLike, groups: int) -> tuple[Tensor, Tensor]:
     """``x``, and its channels as (groups, channels / groups, n * sizes)."""
     x = ops.asarray(x)
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups or not x.size:
@@ -79,7 +84,8 @@ def _projected(x: Tensor, rows: Tensor, mean: Tensor, projection: Tensor) -> Ten
 
 
 def decorrelated_batch_normalization(
-    x: Any, groups: int = 16, eps: float = 2e-5, running_mean: Any = None, running_projection: Any = None,
+    x: TensorLike, groups: int = 16, eps: float = 2e-5, running_mean: TensorLike | None = None,
+    running_projection: TensorLike | None = None,
     decay: float = 0.9,
 ) -> Tensor:  # fmt: skip
     """Channels of each group whitened: ``covariance**(-1/2) (x - mean)`` (Huang et al., arXiv 1804.08450).
@@ -99,7 +105,9 @@ def decorrelated_batch_normalization(
     return _projected(x, rows, mean, projection)
 
 
-def fixed_decorrelated_batch_normalization(x: Any, mean: Any, projection: Any, groups: int = 16) -> Tensor:
+def fixed_decorrelated_batch_normalization(
+    x: TensorLike, mean: TensorLike, projection: TensorLike, groups: int = 16
+) -> Tensor:
     """``projection (x - mean)`` for the channels of each group, as :func:`decorrelated_batch_normalization` keeps them.
 
     mean: (groups, c / groups), projection: (groups, c / groups, c / groups).  Raises ShapeError.

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn.functional.adaptive import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["interpolate", "upsample"]
 
@@ -21,7 +21,7 @@ _AREA = (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)
 
 
 def interpolate(
-    input: Any, size: int | Sequence[int] | None = None, scale_factor: float | Sequence[float] | None = None,
+    input: TensorLike, size: int | Sequence[int] | None = None, scale_factor: float | Sequence[float] | None = None,
     mode: str = "nearest", align_corners: bool | None = None, recompute_scale_factor: bool | None = None,
 ) -> Tensor:  # fmt: skip
     """``input`` at another size: (n, c, sizes ...) -> (n, c, *size), or ``scale_factor`` times the sizes, rounded down.
@@ -126,7 +126,10 @@ def _linear(x: Tensor, axis: int, m: int, scale: float | None, align: bool) -> T
     return _weighed(x, axis, [(low, [1.0 - s for s in share]), (high, share)])
 
 
-def cubic_weights(t: Any) -> tuple[Any, Any, Any, Any]:
+T = TypeVar("T", float, Tensor)
+
+
+def cubic_weights(t: T) -> tuple[T, T, T, T]:
     """Keys' weights (1981) with -0.75, as PyTorch, of the four neighbours of a place ``t`` after the second."""
     a = -0.75
     near = lambda d: ((a + 2) * d - (a + 3)) * d * d + 1

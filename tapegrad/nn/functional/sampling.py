@@ -11,12 +11,12 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn.functional.conv import Lengths, lengths
 from tapegrad.nn.functional.resampling import cubic_weights
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["affine_grid", "deformable_convolution_2d_sampler", "grid_sample"]
 
 
-def affine_grid(theta: Any, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+def affine_grid(theta: TensorLike, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
     """Places for :func:`grid_sample`: the pixels' own, from -1 to 1, mapped by ``theta`` (Jaderberg et al., 2015).
 
     theta: (n, 2, 3) with size (n, c, h, w), or (n, 3, 4) with (n, c, d, h, w); result: (n, h, w, 2) or (n, d, h, w, 3).
@@ -41,8 +41,9 @@ def _own(n: int, align: bool) -> list[float]:
 
 
 def grid_sample(
-    input: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
-) -> Tensor:
+    input: TensorLike, grid: TensorLike, mode: str = "bilinear", padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> Tensor:  # fmt: skip
     """``input`` read at the places ``grid``, whose last axis counts from -1 to 1 along the axes of input, last first.
 
     input: (n, c, h, w), grid: (n, H, W, 2), result: (n, c, H, W); or (n, c, d, h, w), (n, D, H, W, 3).  mode:
@@ -126,7 +127,7 @@ def _reader(x: Tensor) -> Callable[[Sequence[Tensor], Any], Tensor]:
     n, c, *size = x.shape
     pixels = ops.reshape(ops.moveaxis(x, 1, -1), (n * math.prod(size), c))
 
-    def read(at: Sequence[Tensor], weight: Any) -> Tensor:
+    def read(at: Sequence[Tensor], weight: TensorLike) -> Tensor:
         flat = ops.reshape(ops.arange(n, device=x.device), (n, *(1,) * (at[0].ndim - 1)))
         kept: Any = True
         for place, length in zip(at, size):
@@ -140,7 +141,7 @@ def _reader(x: Tensor) -> Callable[[Sequence[Tensor], Any], Tensor]:
 
 
 def deformable_convolution_2d_sampler(
-    x: Any, offset: Any, W: Any, b: Any = None, stride: Lengths = 1, pad: Lengths = 0
+    x: TensorLike, offset: Any, W: TensorLike, b: TensorLike | None = None, stride: Lengths = 1, pad: Lengths = 0
 ) -> Tensor:
     """A convolution each of whose taps reads at an offset of its own (Dai et al., arXiv 1703.06211; Chainer).
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks, functional, initializers
 from tapegrad.nn.layers.core import Dense
 from tapegrad.nn.layers.layer import Layer
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
 class MultiHeadAttention(Layer):
@@ -34,7 +37,7 @@ class MultiHeadAttention(Layer):
         *,
         kernel_initializer: str | initializers.Initializer = "glorot_uniform",
         name: str | None = None,
-        dtype: Any = "float32",
+        dtype: DTypeLike = "float32",
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.num_heads = checks.positive(self, "num_heads", num_heads)
@@ -58,10 +61,10 @@ class MultiHeadAttention(Layer):
 
     def call(
         self,
-        query: Any,
-        value: Any = None,
-        key: Any = None,
-        attention_mask: Any = None,
+        query: TensorLike,
+        value: TensorLike | None = None,
+        key: TensorLike | None = None,
+        attention_mask: TensorLike | None = None,
         return_attention_scores: bool = False,
         training: bool = False,
         use_causal_mask: bool = False,
@@ -100,7 +103,7 @@ class MultiHeadAttention(Layer):
                 f"got {query.shape}, {value.shape}, {key.shape}"
             )
 
-    def _mask(self, mask: Any, query: Tensor, key: Tensor) -> Tensor:
+    def _mask(self, mask: TensorLike, query: Tensor, key: Tensor) -> Tensor:
         """The mask as booleans (b or 1, 1, t or 1, s or 1)."""
         mask = ops.astype(ops.asarray(mask), "bool")
         b, t, s = query.shape[0], query.shape[1], key.shape[1]

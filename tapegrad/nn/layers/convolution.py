@@ -5,7 +5,7 @@ The names and arguments are Keras', the layout is PyTorch's: ``data_format="chan
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError
@@ -15,8 +15,11 @@ from tapegrad.nn.functional import pool as functional_pool
 from tapegrad.nn.functional.conv import Lengths, Padding
 from tapegrad.nn.layers.core import Activation
 from tapegrad.nn.layers.layer import Layer
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
 class _Conv(Layer):
@@ -39,7 +42,7 @@ class _Conv(Layer):
         kernel_initializer: str | initializers.Initializer = "glorot_uniform",
         bias_initializer: str | initializers.Initializer = "zeros",
         name: str | None = None,
-        dtype: Any = "float32",
+        dtype: DTypeLike = "float32",
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.filters = checks.positive(self, "filters", filters)
@@ -71,7 +74,7 @@ class _Conv(Layer):
         self.kernel = self.add_weight((self.filters, channels, *self.kernel_size), drawn, name="kernel")
         self.bias = self.add_weight((self.filters,), self.bias_initializer, name="bias") if self.use_bias else None
 
-    def call(self, inputs: Any) -> Tensor:
+    def call(self, inputs: TensorLike) -> Tensor:
         x = self._as_own_dtype(inputs)
         if x.ndim != self.dims + 2:
             raise ShapeError(f"{self}: wanted inputs of {self.dims + 2} axes, for which it was built, got {x.shape}")
@@ -125,7 +128,7 @@ class _Pooling(Layer):
         self.strides = strides
         self.padding = padding
 
-    def call(self, inputs: Any) -> Tensor:
+    def call(self, inputs: TensorLike) -> Tensor:
         x = ops.asarray(inputs)
         if x.ndim != self.dims + 2:
             raise ShapeError(f"{self}: wanted inputs of {self.dims + 2} axes, (n, channels, ...), got {x.shape}")
@@ -172,7 +175,7 @@ class AveragePooling3D(_Pooling):
 class GlobalAveragePooling2D(Layer):
     """The mean of each channel; (n, c, h, w) -> (n, c).  Raises ShapeError."""
 
-    def call(self, inputs: Any) -> Tensor:
+    def call(self, inputs: TensorLike) -> Tensor:
         x = ops.asarray(inputs)
         if x.ndim != 4:
             raise ShapeError(f"{self}: wanted inputs (n, channels, h, w), got {x.shape}")
@@ -202,7 +205,7 @@ class BatchNormalization(Layer):
         gamma_initializer: str | initializers.Initializer = "ones",
         beta_initializer: str | initializers.Initializer = "zeros",
         name: str | None = None,
-        dtype: Any = "float32",
+        dtype: DTypeLike = "float32",
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.momentum = checks.rate(self, momentum)
@@ -221,7 +224,7 @@ class BatchNormalization(Layer):
         self.moving_mean = self.add_weight(shape, "zeros", name="moving_mean", trainable=False)
         self.moving_variance = self.add_weight(shape, "ones", name="moving_variance", trainable=False)
 
-    def call(self, inputs: Any, training: bool = False) -> Tensor:
+    def call(self, inputs: TensorLike, training: bool = False) -> Tensor:
         x = self._as_own_dtype(inputs)
         channels = self.moving_mean.shape
         if x.ndim < 2 or x.shape[1:2] != channels:

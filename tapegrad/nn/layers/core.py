@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import ops
 from tapegrad.errors import AxisError, NotATensorError, ShapeError
 from tapegrad.nn import checks, functional, initializers
 from tapegrad.nn.layers.layer import Layer, Transparent, unwrapped
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 Activation = str | Callable[[Tensor], Tensor] | None
 
@@ -35,7 +38,7 @@ class Dense(Layer):
         kernel_initializer: str | initializers.Initializer = "glorot_uniform",
         bias_initializer: str | initializers.Initializer = "zeros",
         name: str | None = None,
-        dtype: Any = "float32",
+        dtype: DTypeLike = "float32",
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.units = checks.positive(self, "units", units)
@@ -50,7 +53,7 @@ class Dense(Layer):
         self.kernel = self.add_weight((input_shape[-1], self.units), self.kernel_initializer, name="kernel")
         self.bias = self.add_weight((self.units,), self.bias_initializer, name="bias") if self.use_bias else None
 
-    def call(self, inputs: Any, heads: int | None = None) -> Tensor:
+    def call(self, inputs: TensorLike, heads: int | None = None) -> Tensor:
         """``heads`` (of attention): (..., t, k) -> (..., heads, t, units / heads).
 
         The product is only viewed in that order and the bias's addition writes it, so that no copy is needed later.
@@ -85,7 +88,7 @@ class Embedding(Layer):
         *,
         embeddings_initializer: str | initializers.Initializer = "uniform",
         name: str | None = None,
-        dtype: Any = "float32",
+        dtype: DTypeLike = "float32",
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.input_dim = checks.positive(self, "input_dim", input_dim)
@@ -96,7 +99,7 @@ class Embedding(Layer):
         shape = (self.input_dim, self.output_dim)
         self.embeddings = self.add_weight(shape, self.embeddings_initializer, name="embeddings")
 
-    def call(self, inputs: Any) -> Tensor:
+    def call(self, inputs: TensorLike) -> Tensor:
         indices = ops.asarray(inputs)
         checks.integers(self, "inputs", indices)
         checks.within(self, "integers", indices, self.input_dim)
@@ -125,7 +128,7 @@ class LayerNormalization(Layer):
         gamma_initializer: str | initializers.Initializer = "ones",
         beta_initializer: str | initializers.Initializer = "zeros",
         name: str | None = None,
-        dtype: Any = "float32",
+        dtype: DTypeLike = "float32",
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.axis = (axis,) if isinstance(axis, int) else tuple(axis)
@@ -141,16 +144,15 @@ class LayerNormalization(Layer):
         self.beta = self.add_weight(shape, self.beta_initializer, name="beta") if self.center else None
         self._shape = shape
 
-    def call(self, inputs: Any) -> Tensor:
+    def call(self, inputs: TensorLike) -> Tensor:
         x = self._as_own_dtype(inputs)
         axes = self._axes(x.ndim)
         sizes = tuple(x.shape[a] for a in axes)
         if sizes != self._shape:
             raise ShapeError(f"{self}: wanted sizes {self._shape} on axes {self.axis}, got {sizes} of inputs {x.shape}")
         size = (math.prod(sizes),)
-        alike = {"dtype": self.dtype, "device": x.device}
-        gamma = ops.ones(size, **alike) if self.gamma is None else ops.reshape(self.gamma, size)
-        beta = ops.zeros(size, **alike) if self.beta is None else ops.reshape(self.beta, size)
+        gamma = ops.ones(size, self.dtype, device=x.device) if self.gamma is None else ops.reshape(self.gamma, size)
+        beta = ops.zeros(size, self.dtype, device=x.device) if self.beta is None else ops.reshape(self.beta, size)
         if axes == (x.ndim - 1,):
             return ops.layer_norm(x, gamma, beta, eps=self.epsilon)
         # The op works on the last axis: bring the normalized ones there as one, and undo it.
@@ -180,7 +182,7 @@ class Dropout(Layer):
         super().__init__(name=name)
         self.rate = checks.rate(self, rate)
 
-    def call(self, inputs: Any, training: bool = False) -> Tensor:
+    def call(self, inputs: TensorLike, training: bool = False) -> Tensor:
         x = ops.asarray(inputs)
         if not training or self.rate == 0:
             return ops.asarray(x, copy=True)
@@ -235,7 +237,7 @@ class Sequential(Transparent, Layer):
         """Remove the last one and return it."""
         return self._stack.pop()
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def call(self, inputs: TensorLike, training: bool = False) -> Any:
         for layer in self._stack:
             inner = unwrapped(layer)
             if training and isinstance(inner, Layer):

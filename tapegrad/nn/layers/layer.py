@@ -14,11 +14,13 @@ from tapegrad import ops, random
 from tapegrad.errors import DTypeError, TapegradError
 from tapegrad.memory import plan
 from tapegrad.nn import initializers
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
 
 if TYPE_CHECKING:
     from os import PathLike
+
+    from numpy.typing import DTypeLike
 
     from tapegrad.optim import Optimizer
 
@@ -37,7 +39,7 @@ class Layer:
     calls others must pass it on, and one that holds a layer that depends on it but does not take it is refused.
     """
 
-    def __init__(self, *, name: str | None = None, dtype: Any = "float32", trainable: bool = True) -> None:
+    def __init__(self, *, name: str | None = None, dtype: DTypeLike = "float32", trainable: bool = True) -> None:
         self.name = _unique_name(type(self)) if name is None else name
         self.dtype = dtype
         self.trainable = trainable
@@ -52,7 +54,7 @@ class Layer:
         """What the layer computes; every subclass defines it."""
         raise TapegradError(f"{self}: the class {type(self).__name__} defines no call(inputs)")
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, inputs: TensorLike, *args: Any, **kwargs: Any) -> Any:
         """Build if that has not happened, then ``call``.  Arrays and numbers become tensors.
 
         Raises what ``call`` raises, and TapegradError if ``training=True`` would be lost on the way to a sublayer.
@@ -83,7 +85,7 @@ class Layer:
         *,
         name: str | None = None,
         trainable: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> Variable:
         """A new variable; assign it to an attribute, which is how the layer finds it.
 
@@ -133,7 +135,7 @@ class Layer:
 
         saving.load(path, self, optimizer)
 
-    def _as_own_dtype(self, x: Any) -> Tensor:
+    def _as_own_dtype(self, x: TensorLike) -> Tensor:
         """``x`` as a tensor of the layer's dtype.  Raises DTypeError for complex numbers in a real layer."""
         x = ops.asarray(x)
         if x.dtype == self.dtype:
@@ -233,7 +235,7 @@ def _fresh_seed() -> int:
     return key + ((position + 1) << 64)  # not the key of any seed below 2**64
 
 
-def _is_structure(inputs: Any) -> bool:
+def _is_structure(inputs: TensorLike) -> bool:
     """Whether ``inputs`` is None or a container of tensors rather than numbers."""
     if isinstance(inputs, list | tuple):
         return not inputs or any(_is_structure(i) or hasattr(i, "shape") for i in inputs)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn import checks
 from tapegrad.nn.functional.linear_maps import linear
 from tapegrad.ops.dispatch import in_float32
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "kl_div", "linear_cross_entropy",
@@ -19,9 +18,9 @@ __all__ = [
 
 
 def cross_entropy(
-    input: Any,
-    target: Any,
-    weight: Any = None,
+    input: TensorLike,
+    target: TensorLike,
+    weight: TensorLike | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -34,7 +33,7 @@ def cross_entropy(
     Raises ShapeError, DTypeError for targets that are neither integers nor floats, IndexingError for other labels.
     """
     logits, target = ops.asarray(input), ops.asarray(target)
-    axis = 0 if logits.ndim == 1 else 1
+    axis, given = 0 if logits.ndim == 1 else 1, logits.shape
     if not logits.ndim:
         raise ShapeError("cross_entropy: wanted input (n, c, ...) or (c,), got a scalar")
     classes, rest = logits.shape[axis], logits.shape[:axis] + logits.shape[axis + 1 :]
@@ -44,8 +43,8 @@ def cross_entropy(
         if weight.shape != (classes,):
             raise ShapeError(f"cross_entropy: wanted weight ({classes},), got {weight.shape}")
     if "float" in str(target.dtype):
-        if target.shape != ops.asarray(input).shape:
-            raise ShapeError(f"cross_entropy: wanted probabilities shaped as input {input.shape}, got {target.shape}")
+        if target.shape != given:
+            raise ShapeError(f"cross_entropy: wanted probabilities shaped as input {given}, got {target.shape}")
         shares = _class_axis_last(target, axis) * (1.0 - label_smoothing) + label_smoothing / classes
         if weight is not None:
             shares = shares * weight
@@ -66,7 +65,10 @@ def cross_entropy(
     return _weighted("cross_entropy", losses, of_label, reduction)
 
 
-def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+def nll_loss(
+    input: TensorLike, target: TensorLike, weight: TensorLike | None = None, ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:  # fmt: skip
     """``-input`` at the target: ``cross_entropy`` for input that is ``log_softmax`` already; same shapes.
 
     Raises ShapeError, DTypeError, IndexingError.
@@ -86,12 +88,12 @@ def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int = -1
 
 
 def linear_cross_entropy(
-    input: Any,
-    linear_weight: Any,
-    target: Any,
+    input: TensorLike,
+    linear_weight: TensorLike,
+    target: TensorLike,
     *,
-    linear_bias: Any = None,
-    weight: Any = None,
+    linear_bias: TensorLike | None = None,
+    weight: TensorLike | None = None,
     reduction: str = "mean",
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
@@ -103,7 +105,9 @@ def linear_cross_entropy(
 
 
 @in_float32
-def binary_cross_entropy(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
+def binary_cross_entropy(
+    input: TensorLike, target: TensorLike, weight: TensorLike | None = None, reduction: str = "mean"
+) -> Tensor:
     """``-(target * log(p) + (1 - target) * log(1 - p))`` for probabilities p; logarithms stop at -100, as in PyTorch.
 
     The gradient of a stopped logarithm is 0.  Raises ShapeError unless input and target have one shape.
@@ -121,8 +125,9 @@ def _stopped_log(x: Tensor) -> Tensor:
 
 @in_float32
 def binary_cross_entropy_with_logits(
-    input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
-) -> Tensor:
+    input: TensorLike, target: TensorLike, weight: TensorLike | None = None, reduction: str = "mean",
+    pos_weight: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
     """``-(target * log(sigmoid(x)) + (1 - target) * log(1 - sigmoid(x)))`` without overflow.  Raises ShapeError."""
     x, y = same_shape("binary_cross_entropy_with_logits", input, target)
     positive = y * ops.softplus(-x)
@@ -131,7 +136,7 @@ def binary_cross_entropy_with_logits(
 
 
 @in_float32
-def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
+def kl_div(input: TensorLike, target: TensorLike, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """``target * (log(target) - input)``: input holds logarithms, target probabilities or, if so said, logarithms.
 
     ``reduction="batchmean"``: the sum over the length of the first axis.  Where a target is not positive its logarithm
@@ -149,14 +154,16 @@ def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = 
 
 
 @in_float32
-def soft_margin_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+def soft_margin_loss(input: TensorLike, target: TensorLike, reduction: str = "mean") -> Tensor:
     """``log(1 + exp(-target * input))`` for targets 1 and -1, without overflow.  Raises ShapeError."""
     x, y = same_shape("soft_margin_loss", input, target)
     return reduced("soft_margin_loss", ops.softplus(-y * x), reduction)
 
 
 @in_float32
-def multilabel_soft_margin_loss(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
+def multilabel_soft_margin_loss(
+    input: TensorLike, target: TensorLike, weight: TensorLike | None = None, reduction: str = "mean"
+) -> Tensor:
     """The mean over the last axis of ``binary_cross_entropy_with_logits``; input and target: (..., c).
 
     Raises ShapeError.
@@ -191,7 +198,7 @@ def checked_labels(
     return kept, labels
 
 
-def same_shape(who: str, input: Any, target: Any) -> tuple[Tensor, Tensor]:
+def same_shape(who: str, input: TensorLike, target: TensorLike) -> tuple[Tensor, Tensor]:
     """Both as tensors.  Raises ShapeError unless they have one shape: no broadcasting by accident."""
     x, y = ops.asarray(input), ops.asarray(target)
     if x.shape != y.shape:

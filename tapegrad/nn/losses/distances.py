@@ -6,19 +6,18 @@ Where a distance is 0 its gradient is 0, as in PyTorch.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn.functional.norm import p_norm
 from tapegrad.ops.dispatch import in_float32
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["cdist", "cosine_similarity", "pairwise_distance", "pdist"]
 
 
 @in_float32
-def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Tensor:
+def cosine_similarity(x1: TensorLike, x2: TensorLike, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """``x1 . x2 / (max(|x1|, eps) * max(|x2|, eps))`` along ``dim``.  Raises AxisError, ShapeError."""
     x, y = ops.broadcast_arrays(ops.asarray(x1), ops.asarray(x2))
     x, y = (a / ops.maximum(p_norm(a, 2, dim), eps) for a in (x, y))
@@ -35,12 +34,14 @@ def _distance(difference: Tensor, p: float, keepdims: bool) -> Tensor:
 
 
 @in_float32
-def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+def pairwise_distance(
+    x1: TensorLike, x2: TensorLike, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Tensor:
     """The p-norm over the last axis of ``x1 - x2 + eps``; the two broadcast.  Raises ShapeError."""
     return _distance(ops.asarray(x1) - ops.asarray(x2) + eps, p, keepdim)
 
 
-def pdist(input: Any, p: float = 2.0) -> Tensor:
+def pdist(input: TensorLike, p: float = 2.0) -> Tensor:
     """The p-norm distances of all pairs of rows, (n, k) -> (n * (n - 1) / 2,), in the order of SciPy's ``pdist``.
 
     Raises ShapeError.
@@ -54,7 +55,7 @@ def pdist(input: Any, p: float = 2.0) -> Tensor:
     return _distance(ops.take(x, at[:, 0], axis=0) - ops.take(x, at[:, 1], axis=0), p, False)
 
 
-def cdist(x1: Any, x2: Any, p: float = 2.0) -> Tensor:
+def cdist(x1: TensorLike, x2: TensorLike, p: float = 2.0) -> Tensor:
     """The p-norm distances of all rows of one to all of the other: (..., n, k), (..., m, k) -> (..., n, m).
 
     Raises ShapeError.

@@ -16,7 +16,7 @@ from tapegrad.nn.losses.classification import at_label, checked_labels, reduced,
 from tapegrad.nn.losses.distances import pairwise_distance
 from tapegrad.nn.losses.regression import chainers
 from tapegrad.ops.dispatch import in_float32
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "contrastive", "cosine_embedding_loss", "cross_covariance", "decov",
@@ -31,7 +31,7 @@ def _above(x: Tensor) -> Tensor:
 
 
 @in_float32
-def hinge_embedding_loss(input: Any, target: Any, margin: float = 1.0, reduction: str = "mean") -> Tensor:
+def hinge_embedding_loss(input: TensorLike, target: TensorLike, margin: float = 1.0, reduction: str = "mean") -> Tensor:
     """A distance where the target is 1, ``max(0, margin - input)`` where it is -1.  Raises ShapeError."""
     x, y = same_shape("hinge_embedding_loss", input, target)
     losses = ops.where(y != 1, _above(margin - x), 0) + ops.where(y != -1, x, 0)
@@ -39,7 +39,9 @@ def hinge_embedding_loss(input: Any, target: Any, margin: float = 1.0, reduction
 
 
 @in_float32
-def margin_ranking_loss(input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: str = "mean") -> Tensor:
+def margin_ranking_loss(
+    input1: TensorLike, input2: TensorLike, target: TensorLike, margin: float = 0.0, reduction: str = "mean"
+) -> Tensor:
     """``max(0, -target * (input1 - input2) + margin)``: target 1 wants the first larger, -1 the second.
 
     Raises ShapeError unless they broadcast.
@@ -52,7 +54,7 @@ def margin_ranking_loss(input1: Any, input2: Any, target: Any, margin: float = 0
 
 @in_float32
 def cosine_embedding_loss(
-    input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
+    input1: TensorLike, input2: TensorLike, target: TensorLike, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
     """``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where it is -1, with the cosine of the two vectors.
 
@@ -71,7 +73,8 @@ def cosine_embedding_loss(
 
 @in_float32
 def triplet_margin_loss(
-    anchor: Any, positive: Any, negative: Any, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6,
+    anchor: TensorLike, positive: TensorLike, negative: TensorLike, margin: float = 1.0, p: float = 2.0,
+    eps: float = 1e-6,
     swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
     """``max(0, d(anchor, positive) - d(anchor, negative) + margin)`` with ``pairwise_distance``; (..., k) each.
@@ -83,7 +86,8 @@ def triplet_margin_loss(
 
 
 def triplet_margin_with_distance_loss(
-    anchor: Any, positive: Any, negative: Any, *, distance_function: Callable[[Any, Any], Tensor] | None = None,
+    anchor: TensorLike, positive: TensorLike, negative: TensorLike, *, distance_function: Callable[[Any, Any],
+    Tensor] | None = None,
     margin: float = 1.0, swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
     """As :func:`triplet_margin_loss` with a distance of one's own, by default ``pairwise_distance``."""
@@ -92,7 +96,8 @@ def triplet_margin_with_distance_loss(
 
 
 def _triplet(
-    op: str, anchor: Any, positive: Any, negative: Any, distance: Callable[[Any, Any], Tensor], margin: float,
+    op: str, anchor: TensorLike, positive: TensorLike, negative: TensorLike, distance: Callable[[Any, Any], Tensor],
+    margin: float,
     swap: bool, reduction: str,
 ) -> Tensor:  # fmt: skip
     if margin <= 0:
@@ -108,8 +113,9 @@ def _triplet(
 
 @in_float32
 def multi_margin_loss(
-    input: Any, target: Any, p: int = 1, margin: float = 1.0, weight: Any = None, reduction: str = "mean"
-) -> Tensor:
+    input: TensorLike, target: TensorLike, p: int = 1, margin: float = 1.0, weight: TensorLike | None = None,
+    reduction: str = "mean",
+) -> Tensor:  # fmt: skip
     """``sum over other classes of max(0, margin - x[label] + x)**p / c``; input: (n, c) or (c,), target: (n,) or ().
 
     ``weight``: (c,), by the label's class.  Raises ShapeError, DTypeError, IndexingError, TapegradError.
@@ -134,7 +140,7 @@ def multi_margin_loss(
 
 
 @in_float32
-def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+def multilabel_margin_loss(input: TensorLike, target: TensorLike, reduction: str = "mean") -> Tensor:
     """The sum over labels i and other classes j of ``max(0, 1 - (x[i] - x[j])) / c``.
 
     input: (n, c) or (c,); target: integers of that shape, of which those before the first -1 are labels.
@@ -157,7 +163,7 @@ def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> 
 
 
 @in_float32
-def hinge(x: Any, t: Any, norm: str = "L1", reduce: str = "mean") -> Tensor:
+def hinge(x: TensorLike, t: TensorLike, norm: str = "L1", reduce: str = "mean") -> Tensor:
     """``max(0, 1 - s * x)``, s being 1 at the label and -1 elsewhere, or its square for "L2" (Chainer).
 
     x: (n, c), t: (n,); summed over all, over n for "mean".  Raises ShapeError, DTypeError, IndexingError.
@@ -175,7 +181,7 @@ def hinge(x: Any, t: Any, norm: str = "L1", reduce: str = "mean") -> Tensor:
 
 
 @in_float32
-def contrastive(x0: Any, x1: Any, y: Any, margin: float = 1.0, reduce: str = "mean") -> Tensor:
+def contrastive(x0: TensorLike, x1: TensorLike, y: TensorLike, margin: float = 1.0, reduce: str = "mean") -> Tensor:
     """``(y * d**2 + (1 - y) * max(0, margin - d)**2) / 2`` for the distance d of each row (Hadsell et al., 2006).
 
     x0 and x1: (n, k), y: (n,), 1 for similar ones (Chainer).  Raises ShapeError, TapegradError.
@@ -195,7 +201,7 @@ def _half_squares(op: str, covariance: Tensor, reduce: str) -> Tensor:
     return covariance if reduce == "no" else 0.5 * ops.sum(ops.square(covariance))
 
 
-def cross_covariance(y: Any, z: Any, reduce: str = "half_squared_sum") -> Tensor:
+def cross_covariance(y: TensorLike, z: TensorLike, reduce: str = "half_squared_sum") -> Tensor:
     """Half the sum of squares of the covariances of y's and z's columns, (n, k) and (n, m); "no": these (k, m)
     (Cheung et al., arXiv 1412.6583; Chainer).  Raises ShapeError, TapegradError.
     """
@@ -206,7 +212,7 @@ def cross_covariance(y: Any, z: Any, reduce: str = "half_squared_sum") -> Tensor
     return _half_squares("cross_covariance", ops.matmul(centred[0].mT, centred[1]) / len(y), reduce)
 
 
-def decov(h: Any, reduce: str = "half_squared_sum") -> Tensor:
+def decov(h: TensorLike, reduce: str = "half_squared_sum") -> Tensor:
     """Half the sum of squares of the covariances of h's columns with each other, (n, k); "no": these (k, k)
     (Cogswell et al., arXiv 1511.06068; Chainer).  Raises ShapeError, TapegradError.
     """
@@ -220,7 +226,7 @@ def decov(h: Any, reduce: str = "half_squared_sum") -> Tensor:
 
 
 def discriminative_margin_based_clustering_loss(
-    embeddings: Any, labels: Any, delta_v: float, delta_d: float, max_embedding_dim: int, norm: int = 1,
+    embeddings: TensorLike, labels: TensorLike, delta_v: float, delta_d: float, max_embedding_dim: int, norm: int = 1,
     alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.001,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Pixels of an instance drawn together, instances pushed apart, means kept small: three losses

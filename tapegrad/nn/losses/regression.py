@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError
 from tapegrad.nn.losses.classification import reduced, same_shape
 from tapegrad.ops.dispatch import in_float32
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "bernoulli_nll", "gaussian_kl_divergence", "gaussian_nll_loss", "huber_loss", "l1_loss", "mse_loss",
@@ -18,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _weighted(who: str, losses: Tensor, weight: Any, reduction: str) -> Tensor:
+def _weighted(who: str, losses: Tensor, weight: TensorLike | None, reduction: str) -> Tensor:
     """The mean of weighted losses is their sum over the sum of weights."""
     if weight is None:
         return reduced(who, losses, reduction)
@@ -26,7 +25,7 @@ def _weighted(who: str, losses: Tensor, weight: Any, reduction: str) -> Tensor:
     return ops.sum(losses * w) / ops.sum(w) if reduction == "mean" else reduced(who, losses * w, reduction)
 
 
-def _fitting(who: str, weight: Any, losses: Tensor) -> Tensor:
+def _fitting(who: str, weight: TensorLike, losses: Tensor) -> Tensor:
     w = ops.asarray(weight)
     if w.shape != losses.shape:
         raise ShapeError(f"{who}: wanted weight of the shape of input {losses.shape}, got {w.shape}")
@@ -34,7 +33,9 @@ def _fitting(who: str, weight: Any, losses: Tensor) -> Tensor:
 
 
 @in_float32
-def mse_loss(input: Any, target: Any, reduction: str = "mean", *, weight: Any = None) -> Tensor:
+def mse_loss(
+    input: TensorLike, target: TensorLike, reduction: str = "mean", *, weight: TensorLike | None = None
+) -> Tensor:
     """``(input - target)**2``; ``weight``: of each, shaped as input.
 
     Raises ShapeError unless input and target have one shape: no broadcasting by accident.
@@ -43,21 +44,25 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean", *, weight: Any = 
     return _weighted("mse_loss", (x - y) ** 2, weight, reduction)
 
 
-def squared_difference(x1: Any, x2: Any) -> Tensor:
+def squared_difference(x1: TensorLike, x2: TensorLike) -> Tensor:
     """``(x1 - x2)**2`` of each element (Chainer).  Raises ShapeError unless both have one shape."""
     x, y = same_shape("squared_difference", x1, x2)
     return ops.square(x - y)
 
 
 @in_float32
-def l1_loss(input: Any, target: Any, reduction: str = "mean", *, weight: Any = None) -> Tensor:
+def l1_loss(
+    input: TensorLike, target: TensorLike, reduction: str = "mean", *, weight: TensorLike | None = None
+) -> Tensor:
     """``|input - target|`` with gradient 0 where they are equal; ``weight``: of each.  Raises ShapeError."""
     x, y = same_shape("l1_loss", input, target)
     return _weighted("l1_loss", ops.abs(x - y), weight, reduction)
 
 
 @in_float32
-def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None) -> Tensor:
+def huber_loss(
+    input: TensorLike, target: TensorLike, reduction: str = "mean", delta: float = 1.0, weight: TensorLike | None = None
+) -> Tensor:
     """``d**2 / 2`` for ``|d| <= delta``, else ``delta * (|d| - delta / 2)``.
 
     ``weight``: of each, shaped as input; as in PyTorch the mean is not divided by it.  Raises ShapeError.
@@ -73,7 +78,7 @@ def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 
 
 
 @in_float32
-def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+def smooth_l1_loss(input: TensorLike, target: TensorLike, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """``huber_loss(delta=beta) / beta``; for beta 0 it is ``l1_loss``.  Raises ShapeError."""
     if beta == 0:
         return l1_loss(input, target, reduction)
@@ -82,8 +87,9 @@ def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float
 
 @in_float32
 def poisson_nll_loss(
-    input: Any, target: Any, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"
-) -> Tensor:
+    input: TensorLike, target: TensorLike, log_input: bool = True, full: bool = False, eps: float = 1e-8,
+    reduction: str = "mean",
+) -> Tensor:  # fmt: skip
     """``exp(x) - target * x`` for the logarithm of a rate, or of a rate itself ``x - target * log(x + eps)``.
 
     ``full``: with Stirling's approximation of ``log(target!)`` for targets above 1.  Raises ShapeError.
@@ -99,8 +105,9 @@ def poisson_nll_loss(
 
 @in_float32
 def gaussian_nll_loss(
-    input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
-) -> Tensor:
+    input: TensorLike, target: TensorLike, var: TensorLike, full: bool = False, eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:  # fmt: skip
     """``(log(var) + (input - target)**2 / var) / 2``; a variance below ``eps`` counts as that, also in gradients.
 
     var: a number, shaped as input, or with a last axis of length 1 or none instead of input's (Nix and Weigend, 1994).
@@ -119,14 +126,14 @@ def gaussian_nll_loss(
 
 
 @in_float32
-def bernoulli_nll(x: Any, y: Any, reduce: str = "sum") -> Tensor:
+def bernoulli_nll(x: TensorLike, y: TensorLike, reduce: str = "sum") -> Tensor:
     """``softplus(y) - x * y``: of outcomes x (0 or 1) for log-odds y (Chainer).  Raises ShapeError, TapegradError."""
     a, b = same_shape("bernoulli_nll", x, y)
     return reduced("bernoulli_nll", ops.softplus(b) - a * b, chainers(reduce))
 
 
 @in_float32
-def gaussian_kl_divergence(mean: Any, ln_var: Any, reduce: str = "sum") -> Tensor:
+def gaussian_kl_divergence(mean: TensorLike, ln_var: TensorLike, reduce: str = "sum") -> Tensor:
     """``(mean**2 + exp(ln_var) - ln_var - 1) / 2``: from N(mean, exp(ln_var)) to N(0, 1) (Chainer).
 
     Raises ShapeError, TapegradError.

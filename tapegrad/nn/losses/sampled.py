@@ -11,12 +11,12 @@ from tapegrad.nn import checks
 from tapegrad.nn.functional.activations import log1mexp
 from tapegrad.nn.losses.classification import reduced
 from tapegrad.nn.losses.regression import chainers
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["black_out", "negative_sampling"]
 
 
-def _rows(op: str, x: Any, t: Any, W: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _rows(op: str, x: TensorLike, t: TensorLike, W: TensorLike) -> tuple[Tensor, Tensor, Tensor]:
     x, t, w = ops.asarray(x), ops.asarray(t), ops.asarray(W)
     checks.integers(op, "labels", t)
     if x.ndim != 2 or w.ndim != 2 or t.shape != x.shape[:1] or x.shape[1] != w.shape[1]:
@@ -29,7 +29,7 @@ def _scores(w: Tensor, at: Tensor, x: Tensor) -> Tensor:
     return ops.matmul(ops.take(w, at, axis=0), ops.expand_dims(x, axis=-1))[..., 0]
 
 
-def black_out(x: Any, t: Any, W: Any, samples: Any, reduce: str = "mean") -> Tensor:
+def black_out(x: TensorLike, t: TensorLike, W: TensorLike, samples: TensorLike, reduce: str = "mean") -> Tensor:
     """``-log p(label) - sum of log(1 - p(sample))`` of the softmax over the label and the samples (Ji et al., arXiv
     1511.06909; Chainer).
 
@@ -47,7 +47,8 @@ def black_out(x: Any, t: Any, W: Any, samples: Any, reduce: str = "mean") -> Ten
 
 
 def negative_sampling(
-    x: Any, t: Any, W: Any, sampler: Callable[[tuple[int, int]], Any], sample_size: int, reduce: str = "sum",
+    x: TensorLike, t: TensorLike, W: TensorLike, sampler: Callable[[tuple[int, int]], Any], sample_size: int,
+    reduce: str = "sum",
     *, return_samples: bool = False,
 ) -> Any:  # fmt: skip
     """``softplus(-x . W[label]) + sum of softplus(x . W[sample])`` (Mikolov et al., arXiv 1310.4546; Chainer).

@@ -12,13 +12,14 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
 from tapegrad.nn.losses.classification import at_label, reduced
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["argmax_crf1d", "crf1d", "ctc_loss"]
 
 
 def ctc_loss(
-    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean",
+    log_probs: TensorLike, targets: TensorLike, input_lengths: TensorLike, target_lengths: TensorLike, blank: int = 0,
+    reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:  # fmt: skip
     """``-log`` of the probability of all alignments that read as the target (Graves et al., 2006).
@@ -118,7 +119,7 @@ def _moved(x: Tensor, by: int, fill: float) -> Tensor:
     return ops.pad(x, ((0, 0), (by, 0)), constant_values=fill)[:, : x.shape[1]]
 
 
-def _chain(op: str, cost: Any, xs: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
+def _chain(op: str, cost: TensorLike, xs: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
     c, steps = ops.asarray(cost), [ops.asarray(x) for x in xs]
     shapes = [x.shape for x in steps]
     if not steps or c.ndim != 2 or any(len(s) != 2 or c.shape != (s[1], s[1]) for s in shapes):
@@ -128,7 +129,7 @@ def _chain(op: str, cost: Any, xs: Sequence[Any]) -> tuple[Tensor, list[Tensor]]
     return c, steps
 
 
-def crf1d(cost: Any, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean") -> Tensor:
+def crf1d(cost: TensorLike, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean") -> Tensor:
     """``-log`` of the probability of label sequences in a linear chain (Lafferty et al., 2001; Chainer).
 
     cost: (k, k), from label to label; xs: for each step (batch, k), the labels' scores; ys: for each step (batch,).
@@ -152,7 +153,7 @@ def crf1d(cost: Any, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean")
     return reduced("crf1d", losses, "none" if reduce == "no" else reduce)
 
 
-def argmax_crf1d(cost: Any, xs: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
+def argmax_crf1d(cost: TensorLike, xs: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
     """The largest score of a label sequence in a linear chain, (batch,), and for each step its labels (Viterbi, 1967).
 
     cost and xs: as of :func:`crf1d`.  Of equal paths the one with the first label counts, and gets the gradient.

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import in_room
 from tapegrad.device import CPU, Device, asdevice, current_device, dtypes, phantom
 from tapegrad.ops.dispatch import asarray, cast, own, tensor
 from tapegrad.ops.shape.shape import broadcast_to
-from tapegrad.tensor import Tensor, from_array
+from tapegrad.tensor import Tensor, TensorLike, from_array
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 _MIB = 2**20
 
 
-def constant(x: Any, dtype: Any = None) -> Tensor:
+def constant(x: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
     """A tensor of ``x``'s value (TensorFlow's ``constant``); see :func:`asarray`."""
     return asarray(x, dtype=dtype)
 
 
-def _made(array: Any, device: Device) -> Tensor:
+def _made(array: TensorLike, device: Device) -> Tensor:
     return from_array(array, device)
 
 
-def full(shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, device: Any = None) -> Tensor:
+def full(
+    shape: int | Sequence[int], fill_value: TensorLike, dtype: DTypeLike | None = None, *,
+    device: Device | str | None = None,
+) -> Tensor:  # fmt: skip
     """A tensor filled with one number, or with a tensor or array broadcast to ``shape``, which gets its gradient.
 
     Raises ShapeError.
@@ -50,44 +56,56 @@ def full(shape: int | Sequence[int], fill_value: Any, dtype: Any = None, *, devi
     return in_room((aval,), ("full",), make) if aval.nbytes >= _MIB else make()  # less is made room for when counted
 
 
-def zeros(shape: int | Sequence[int], dtype: Any = None, *, device: Any = None) -> Tensor:
+def zeros(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
     """Zeros; float32 unless said otherwise."""
     return full(shape, 0, dtype=dtypes.float32 if dtype is None else dtype, device=device)
 
 
-def ones(shape: int | Sequence[int], dtype: Any = None, *, device: Any = None) -> Tensor:
+def ones(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
     """Ones; float32 unless said otherwise."""
     return full(shape, 1, dtype=dtypes.float32 if dtype is None else dtype, device=device)
 
 
-def empty(shape: int | Sequence[int], dtype: Any = None, *, device: Any = None) -> Tensor:
+def empty(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
     """A tensor to be ignored: zeros, since a tensor's value never changes and must not be garbage."""
     return zeros(shape, dtype=dtype, device=device)
 
 
-def empty_like(x: Any, /, dtype: Any = None, *, device: Any = None, shape: Any = None) -> Tensor:
+def empty_like(
+    x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None, shape: Any = None
+) -> Tensor:
     """A tensor of the shape and dtype of ``x``, to be ignored: zeros; see :func:`empty`."""
     return zeros_like(x, dtype=dtype, device=device, shape=shape)
 
 
-def full_like(x: Any, /, fill_value: Any, dtype: Any = None, *, device: Any = None, shape: Any = None) -> Tensor:
+def full_like(
+    x: TensorLike, /, fill_value: TensorLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
+    shape: Any = None,
+) -> Tensor:  # fmt: skip
     """A tensor of the shape (but for ``shape``) and dtype (but for ``dtype``) of ``x`` filled with one number."""
     x = tensor("full_like", x)
     lengths = x.shape if shape is None else shape
     return full(lengths, fill_value, dtype=x.dtype if dtype is None else dtype, device=device or x.device)
 
 
-def zeros_like(x: Any, /, dtype: Any = None, *, device: Any = None, shape: Any = None) -> Tensor:
+def zeros_like(
+    x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None, shape: Any = None
+) -> Tensor:
     """Zeros of the shape and dtype of ``x``; see :func:`full_like`."""
     return full_like(x, 0, dtype=dtype, device=device, shape=shape)
 
 
-def ones_like(x: Any, /, dtype: Any = None, *, device: Any = None, shape: Any = None) -> Tensor:
+def ones_like(
+    x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None, shape: Any = None
+) -> Tensor:
     """Ones of the shape and dtype of ``x``; see :func:`full_like`."""
     return full_like(x, 1, dtype=dtype, device=device, shape=shape)
 
 
-def arange(start: Any, /, stop: Any = None, step: Any = 1, dtype: Any = None, *, device: Any = None) -> Tensor:
+def arange(
+    start: Any, /, stop: Any = None, step: Any = 1, dtype: DTypeLike | None = None, *,
+    device: Device | str | None = None,
+) -> Tensor:  # fmt: skip
     """Evenly spaced numbers from ``start`` (or 0) up to, not including, ``stop``."""
     where = current_device() if device is None else asdevice(device)
     if stop is None:
@@ -103,7 +121,9 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, dtype: Any = None, *,
     return _made(array, where)
 
 
-def spaced(start: Any, stop: Any, num: int, dtype: Any, device: Any, endpoint: bool) -> Tensor:
+def spaced(
+    start: TensorLike, stop: TensorLike, num: int, dtype: DTypeLike | None, device: Device | str | None, endpoint: bool
+) -> Tensor:
     """``num`` evenly spaced numbers from the number ``start`` to ``stop``; float32 unless said otherwise."""
     where = current_device() if device is None else asdevice(device)
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
@@ -113,7 +133,10 @@ def spaced(start: Any, stop: Any, num: int, dtype: Any, device: Any, endpoint: b
         return _made(where.xp.linspace(start, stop, num, endpoint=endpoint, dtype=wanted), where)
 
 
-def eye(n_rows: int, n_cols: int | None = None, /, k: int = 0, dtype: Any = None, *, device: Any = None) -> Tensor:
+def eye(
+    n_rows: int, n_cols: int | None = None, /, k: int = 0, dtype: DTypeLike | None = None, *,
+    device: Device | str | None = None,
+) -> Tensor:  # fmt: skip
     """Ones on diagonal ``k`` (positive: above the main one), zeros elsewhere."""
     where = current_device() if device is None else asdevice(device)
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
@@ -123,7 +146,7 @@ def eye(n_rows: int, n_cols: int | None = None, /, k: int = 0, dtype: Any = None
         return _made(where.xp.eye(n_rows, n_cols, k=k, dtype=wanted), where)
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
+def astype(x: TensorLike, dtype: DTypeLike, /, *, copy: bool = True, device: Device | str | None = None) -> Tensor:
     """``x`` in another dtype, on ``device`` if given; the gradient is cast back to that of ``x``.
 
     copy: accepted for the standard's sake; whether a tensor is another one cannot be told, since none changes.  Raises

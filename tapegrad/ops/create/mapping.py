@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import normalize_axis
-from tapegrad.device import dtypes
+from tapegrad.device import Device, dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import own, tensor
@@ -15,7 +15,10 @@ from tapegrad.ops.index.grid_indices import indices
 from tapegrad.ops.shape.arrange import vstack
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import expand_dims, moveaxis, reshape
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = [
     "apply_along_axis", "apply_over_axes", "array", "asanyarray", "ascontiguousarray", "copy", "fromfunction",
@@ -26,7 +29,7 @@ asanyarray = ascontiguousarray = asarray
 row_stack = vstack
 
 
-def apply_along_axis(func1d: Callable, axis: int, arr: Any, *args: Any, **kwargs: Any) -> Tensor:
+def apply_along_axis(func1d: Callable, axis: int, arr: TensorLike, *args: Any, **kwargs: Any) -> Tensor:
     """``func1d(vector, *args, **kwargs)`` of every vector along ``axis``; its results take that axis' place.
 
     The function is called once for each vector, on the tape.  Raises AxisError, and ShapeError if there is none.
@@ -43,7 +46,7 @@ def apply_along_axis(func1d: Callable, axis: int, arr: Any, *args: Any, **kwargs
     return moveaxis(out, tuple(range(len(lead), len(lead) + inner)), tuple(range(a, a + inner)))
 
 
-def apply_over_axes(func: Callable, a: Any, axes: int | Sequence[int]) -> Tensor:
+def apply_over_axes(func: Callable, a: TensorLike, axes: int | Sequence[int]) -> Tensor:
     """``func(x, axis)`` again and again, for each of ``axes``; an axis it removes is put back with length 1.
 
     Raises AxisError, and ShapeError for a result of another rank.
@@ -59,18 +62,21 @@ def apply_over_axes(func: Callable, a: Any, axes: int | Sequence[int]) -> Tensor
     return own(x, given)
 
 
-def array(object: Any, dtype: Any = None, *, copy: bool | None = True, ndmin: int = 0, device: Any = None) -> Tensor:
+def array(
+    object: TensorLike, dtype: DTypeLike | None = None, *, copy: bool | None = True, ndmin: int = 0,
+    device: Device | str | None = None,
+) -> Tensor:  # fmt: skip
     """``object`` as a tensor of at least ``ndmin`` dimensions (NumPy's ``array``): see :func:`asarray`."""
     found = asarray(object, dtype=dtype, device=device, copy=copy)
     return found if found.ndim >= ndmin else reshape(found, (1,) * (ndmin - found.ndim) + found.shape)
 
 
-def copy(a: Any) -> Tensor:
+def copy(a: TensorLike) -> Tensor:
     """A tensor of the same value, which tapes follow as a value of its own: tensors never change."""
     return identity_of(tensor("copy", a))
 
 
-def fromfunction(function: Callable, shape: Sequence[int], *, dtype: Any = None, **kwargs: Any) -> Any:
+def fromfunction(function: Callable, shape: Sequence[int], *, dtype: DTypeLike | None = None, **kwargs: Any) -> Any:
     """``function`` of the indices along each dimension at every place of ``shape``; float32 unless said otherwise."""
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
     grid = indices(shape, dtype=wanted)

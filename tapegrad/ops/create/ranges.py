@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import broadcast_shapes, normalize_axis
 from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.create import creation
 from tapegrad.ops.create.creation import arange, asarray
-from tapegrad.ops.dispatch import SCALARS, cast, promote, tensor
+from tapegrad.ops.dispatch import SCALARS, cast, promote, tensor, whole_in_float64
 from tapegrad.ops.elementwise.arithmetic import divide, multiply, sign
 from tapegrad.ops.elementwise.comparison import equal, less_equal
 from tapegrad.ops.elementwise.exponential import log10, power
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.shape.join import concat, flip
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, moveaxis, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = [
     "bartlett", "blackman", "geomspace", "hamming", "hanning", "identity", "kaiser", "linspace", "logspace", "tri",
@@ -25,13 +28,14 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _numbers(*xs: Any) -> bool:
+def _numbers(*xs: TensorLike) -> bool:
     return all(isinstance(x, SCALARS) and not hasattr(x, "dtype") for x in xs)
 
 
 def linspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False, dtype: Any = None, *,
-    axis: int = 0, device: Any = None,
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False,
+    dtype: DTypeLike | None = None, *,
+    axis: int = 0, device: Device | str | None = None,
 ) -> Any:  # fmt: skip
     """``num`` evenly spaced numbers from ``start`` to ``stop``, along a new ``axis`` if those are arrays.
 
@@ -47,7 +51,7 @@ def linspace(
             dtype = dtypes.complex64
         found = creation.spaced(start, stop, count, dtype, device, endpoint)
         return (found, (stop - start) / parts if parts > 0 else math.nan) if retstep else found
-    first, last = promote("linspace", (start, stop), lambda d: d if dtypes.is_inexact(d) else dtypes.float64)
+    first, last = promote("linspace", (start, stop), whole_in_float64)
     found, step = _spaced(first, last, count, endpoint)
     found = moveaxis(found, 0, normalize_axis("linspace", axis, found.ndim))
     if dtype is not None:
@@ -71,8 +75,9 @@ def _spaced(first: Tensor, last: Tensor, count: int, endpoint: bool) -> tuple[Te
 
 
 def logspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, base: Any = 10.0, dtype: Any = None, *,
-    axis: int = 0, device: Any = None,
+    start: TensorLike, stop: TensorLike, num: int = 50, endpoint: bool = True, base: Any = 10.0,
+    dtype: DTypeLike | None = None, *,
+    axis: int = 0, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """``base ** linspace(start, stop, num)`` (NumPy's ``logspace``).
 
@@ -85,7 +90,7 @@ def logspace(
     elif not _numbers(base) and tensor("logspace", base).ndim:
         base = expand_dims(tensor("logspace", base), 0)
         start = asarray(start) if isinstance(start, SCALARS) else start
-        x, y, b = promote("logspace", (start, stop, base), lambda d: d if dtypes.is_inexact(d) else dtypes.float64)
+        x, y, b = promote("logspace", (start, stop, base), whole_in_float64)
         shape = broadcast_shapes("logspace", x.shape, y.shape, b.shape[1:])
         exponents, _ = _spaced(broadcast_to(x, shape), broadcast_to(y, shape), num, endpoint)
         found = moveaxis(power(b, exponents), 0, normalize_axis("logspace", axis, len(shape) + 1))
@@ -96,8 +101,9 @@ def logspace(
 
 
 def geomspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, *, axis: int = 0,
-    device: Any = None,
+    start: TensorLike, stop: TensorLike, num: int = 50, endpoint: bool = True, dtype: DTypeLike | None = None, *,
+    axis: int = 0,
+    device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """``num`` numbers from ``start`` to ``stop``, each a fixed multiple of the one before (NumPy's ``geomspace``).
 
@@ -110,7 +116,7 @@ def geomspace(
         if not isinstance(start, complex) and not isinstance(stop, complex):
             dtype = dtypes.float32 if dtype is None else dtype
             start = asarray(start, dtype=dtypes.float64, device=device)
-    first, last = promote("geomspace", (start, stop), lambda d: d if dtypes.is_inexact(d) else dtypes.float64)
+    first, last = promote("geomspace", (start, stop), whole_in_float64)
     first, last = broadcast_to(first, (first + last).shape), broadcast_to(last, (first + last).shape)
     turn = sign(first)
     x, y = first / turn, last / turn
@@ -123,12 +129,14 @@ def geomspace(
     return found if dtype is None else cast(found, dtypes.asdtype(dtype))
 
 
-def identity(n: int, dtype: Any = None, *, device: Any = None) -> Tensor:
+def identity(n: int, dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
     """The square matrix with ones on its main diagonal; float32 unless said otherwise."""
     return creation.eye(n, dtype=dtype, device=device)
 
 
-def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Tensor:
+def tri(
+    N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None, *, device: Device | str | None = None
+) -> Tensor:
     """Ones on and below diagonal ``k`` of an ``N x M`` matrix, zeros above; float32 unless said otherwise."""
     where_ = current_device() if device is None else asdevice(device)
     rows, columns = arange(N, device=where_), arange(N if M is None else M, device=where_)
@@ -136,7 +144,7 @@ def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: 
     return cast(found, dtypes.float32 if dtype is None else dtypes.asdtype(dtype))
 
 
-def vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
+def vander(x: TensorLike, N: int | None = None, increasing: bool = False) -> Tensor:
     """The matrix of powers of the vector ``x``: columns ``x**(N-1) .. x**0``, or rising (NumPy's ``vander``).
 
     The gradient is right at 0, too.  Raises ShapeError unless ``x`` is a vector.
@@ -163,32 +171,32 @@ def multiply_up(columns: Tensor) -> Tensor:
     return concat(found, axis=1)
 
 
-def _window(name: str, m: int, *shape: float, dtype: Any, device: Any) -> Tensor:
+def _window(name: str, m: int, *shape: float, dtype: DTypeLike | None, device: Device | str | None) -> Tensor:
     where_: Device = current_device() if device is None else asdevice(device)
     values = getattr(CPU.xp, name)(m, *shape)
     return asarray(values, dtype=dtypes.float32 if dtype is None else dtype, device=where_)
 
 
-def bartlett(M: int, *, dtype: Any = None, device: Any = None) -> Tensor:
+def bartlett(M: int, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
     """The triangular window of ``M`` points, 0 at both ends; float32 unless said otherwise."""
     return _window("bartlett", M, dtype=dtype, device=device)
 
 
-def blackman(M: int, *, dtype: Any = None, device: Any = None) -> Tensor:
+def blackman(M: int, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
     """Blackman's window of ``M`` points, three terms of cosines; float32 unless said otherwise."""
     return _window("blackman", M, dtype=dtype, device=device)
 
 
-def hamming(M: int, *, dtype: Any = None, device: Any = None) -> Tensor:
+def hamming(M: int, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
     """Hamming's window of ``M`` points, a raised cosine; float32 unless said otherwise."""
     return _window("hamming", M, dtype=dtype, device=device)
 
 
-def hanning(M: int, *, dtype: Any = None, device: Any = None) -> Tensor:
+def hanning(M: int, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
     """Hann's window of ``M`` points, a raised cosine, 0 at both ends; float32 unless said otherwise."""
     return _window("hanning", M, dtype=dtype, device=device)
 
 
-def kaiser(M: int, beta: float, *, dtype: Any = None, device: Any = None) -> Tensor:
+def kaiser(M: int, beta: float, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
     """Kaiser's window of ``M`` points with shape ``beta``; float32 unless said otherwise."""
     return _window("kaiser", M, beta, dtype=dtype, device=device)

@@ -8,17 +8,18 @@ from tapegrad.core.aval import shaped
 from tapegrad.core.primitive import Primitive, Sample, linear
 from tapegrad.device import CPU, Device, asdevice
 from tapegrad.device.host_scalar import HostScalar
+from tapegrad.device.types import Array, Namespace
 from tapegrad.ops.dispatch import barrier, tensor
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 
-def _run(xp: Any, x: Any, *, source: Device, device: Device) -> Any:
+def _run(xp: Namespace, x: Array, *, source: Device, device: Device) -> Array:
     if device is CPU:
         return source.numpy(x)
     return device.array(x if source.kind == device.kind else source.numpy(x))
 
 
-def _dry_run(x: Any, *, source: Device, device: Device, out: Any) -> Any:
+def _dry_run(x: TensorLike, *, source: Device, device: Device, out: Tensor) -> Any:
     return HostScalar(out, device) if source is CPU and not out.ndim else out  # as the device takes a host's number
 
 
@@ -34,7 +35,7 @@ to_device_p: Primitive = linear(
 )
 
 
-def to_device(x: Any, device: Device | str, /, *, stream: Any = None) -> Tensor:
+def to_device(x: TensorLike, device: Device | str, /, *, stream: Any = None) -> Tensor:
     """``x`` on ``device``: without a copy if it lies there; differentiable.
 
     ``stream`` is accepted for the array API standard; work is ordered on CuPy's current stream.  Raises DeviceError if

@@ -24,6 +24,8 @@ import math
 from functools import cache
 from typing import Any
 
+from tapegrad.device.types import Array, Namespace
+
 # Bytes in a row of scratch: much more leaves the cache of a core, much less and the calls themselves cost the most.
 _BLOCK_BYTES = 1 << 18
 
@@ -77,7 +79,7 @@ _ERFC = {
 }
 
 
-def erf(xp: Any, out: Any, x: Any) -> None:
+def erf(xp: Namespace, out: Array, x: Array) -> None:
     """Write the error function of ``x`` into ``out``, within 2.5 ulp (float64) or 3.5 ulp (float32).
 
     The largest float32 error, of all values, is 2.40 ulp with AVX-512; without fused multiply-add, 3.1 has been seen.
@@ -91,7 +93,7 @@ def erf(xp: Any, out: Any, x: Any) -> None:
         _blockwise(xp, out, x, _erf64, 3)
 
 
-def erfc(xp: Any, out: Any, x: Any) -> None:
+def erfc(xp: Namespace, out: Array, x: Array) -> None:
     """Write ``1 - erf(x)`` into ``out``, within 12 ulp (float64) or 9 ulp (float32) of the result, also in the tail.
 
     x, out: C-contiguous, of one shape and one dtype: float32 or float64.
@@ -100,7 +102,7 @@ def erfc(xp: Any, out: Any, x: Any) -> None:
     _blockwise(xp, out, x, _erfc, 5)
 
 
-def gelu(xp: Any, out: Any, x: Any) -> None:
+def gelu(xp: Namespace, out: Array, x: Array) -> None:
     """Write ``x * Phi(x)`` into ``out``, Phi the normal distribution's cumulative function.
 
     The error is a few ulp and, in the tail, that of ``exp(-x * x / 2)``: half an ulp of the exponent, so ``x * x / 4``
@@ -109,12 +111,12 @@ def gelu(xp: Any, out: Any, x: Any) -> None:
     _blockwise(xp, out, x, _gelu, 3)
 
 
-def gelu_slope(xp: Any, out: Any, x: Any) -> None:
+def gelu_slope(xp: Namespace, out: Array, x: Array) -> None:
     """Write the derivative of :func:`gelu`, ``Phi(x) + x * phi(x)``; errors and operands as there."""
     _blockwise(xp, out, x, _gelu_slope, 4)
 
 
-def _blockwise(xp: Any, out: Any, x: Any, formula: Any, rows: int) -> None:
+def _blockwise(xp: Namespace, out: Array, x: Array, formula: Any, rows: int) -> None:
     """Apply ``formula(xp, out, x, scratch)`` to one block after the other; scratch has ``rows`` rows of a block.
 
     Long doubles are computed as float64.
@@ -133,7 +135,7 @@ def _blockwise(xp: Any, out: Any, x: Any, formula: Any, rows: int) -> None:
             formula(xp, result, part, scratch[:, : part.size])
 
 
-def _erf32(xp: Any, out: Any, x: Any, scratch: Any) -> None:
+def _erf32(xp: Namespace, out: Array, x: Array, scratch: Array) -> None:
     t, w = scratch[0], scratch[1]
     xp.multiply(x, x, out=t)
     # 1 / S(t) as a continued fraction. 1 + constant / t is well conditioned near t = 0 and has no inf / inf.
@@ -153,7 +155,7 @@ def _erf32(xp: Any, out: Any, x: Any, scratch: Any) -> None:
 
 
 @cache
-def _erf_on_grid(xp: Any) -> Any:
+def _erf_on_grid(xp: Namespace) -> Array:
     """erf(k / 1024) at index k; negative k count from the end, as the low bits of ``x + _GRID`` do."""
     half = _GRID_POINTS // 2
     values = [math.erf(k / 1024) for k in (*range(half), *range(-half, 0))]
@@ -161,7 +163,7 @@ def _erf_on_grid(xp: Any) -> Any:
     return xp.asarray(values, dtype=xp.float64)
 
 
-def _erf64(xp: Any, out: Any, x: Any, scratch: Any) -> None:
+def _erf64(xp: Namespace, out: Array, x: Array, scratch: Array) -> None:
     c, u, h = scratch[0], scratch[1], scratch[2]
     xp.clip(x, -6.0, 6.0, out=c)
     xp.add(c, _GRID, out=u)
@@ -184,7 +186,7 @@ def _erf64(xp: Any, out: Any, x: Any, scratch: Any) -> None:
     xp.add(out, u, out=out)
 
 
-def _erfc(xp: Any, out: Any, x: Any, scratch: Any) -> None:
+def _erfc(xp: Namespace, out: Array, x: Array, scratch: Array) -> None:
     a, s, p, q, r = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
     itemsize = a.dtype.itemsize
     two, sign_shift, high_half, bound, above, below = _ERFC[itemsize]
@@ -235,7 +237,7 @@ _TAIL = {
 }
 
 
-def _tail(xp: Any, x: Any, a: Any, p: Any, q: Any) -> None:
+def _tail(xp: Namespace, x: Array, a: Array, p: Array, q: Array) -> None:
     """``a = abs(x)`` (limited to where the tail is 0) and ``p = exp(a * a / 2) * Phi(-a)``; q: scratch."""
     bound, above, below, first = _TAIL[x.itemsize]
     xp.abs(x, out=a)
@@ -253,14 +255,14 @@ def _tail(xp: Any, x: Any, a: Any, p: Any, q: Any) -> None:
     xp.divide(p, q, out=p)
 
 
-def _bell(xp: Any, a: Any, out: Any) -> None:
+def _bell(xp: Namespace, a: Array, out: Array) -> None:
     """``exp(-a * a / 2)``."""
     xp.multiply(a, a, out=out)
     xp.multiply(out, -0.5, out=out)
     xp.exp(out, out=out)
 
 
-def _gelu(xp: Any, out: Any, x: Any, scratch: Any) -> None:
+def _gelu(xp: Namespace, out: Array, x: Array, scratch: Array) -> None:
     a, p, q = scratch[0], scratch[1], scratch[2]
     _tail(xp, x, a, p, q)
     _bell(xp, a, q)
@@ -270,7 +272,7 @@ def _gelu(xp: Any, out: Any, x: Any, scratch: Any) -> None:
     xp.subtract(out, p, out=out)
 
 
-def _gelu_slope(xp: Any, out: Any, x: Any, scratch: Any) -> None:
+def _gelu_slope(xp: Namespace, out: Array, x: Array, scratch: Array) -> None:
     a, p, q, r = scratch[0], scratch[1], scratch[2], scratch[3]
     _tail(xp, x, a, p, q)
     _bell(xp, a, q)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.device import dtypes
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import SCALARS, tensor
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
-def precise(op: str, x: Any, beside: Tensor | None = None) -> Tensor:
+def precise(op: str, x: TensorLike, beside: Tensor | None = None) -> Tensor:
     """``x`` as a tensor; of Python floats, which elsewhere become float32, one of float64 (complex: complex128)."""
     if not isinstance(x, (list, tuple, *SCALARS)):
         return tensor(op, x, beside)

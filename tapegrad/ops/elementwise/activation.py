@@ -6,10 +6,9 @@ In half types each function is computed in float32 and rounded once, and so is e
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.primitive import elementwise
 from tapegrad.device.dtypes import in_float
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import TapegradError
 from tapegrad.ops.dispatch import in_float32, infer_real, infer_same, no_bool, promote, real_float, unary
 from tapegrad.ops.elementwise import _erf
@@ -17,7 +16,7 @@ from tapegrad.ops.elementwise.arithmetic import abs, maximum, minimum, reciproca
 from tapegrad.ops.elementwise.exponential import exp, expm1
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.elementwise.sigmoid import logistic, run_sigmoid, sigmoid
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 _SQRT_HALF = 0.7071067811865476
 _TWO_OVER_SQRT_PI = 1.1283791670955126
@@ -31,12 +30,12 @@ def _between(x: Tensor, bound: float) -> Tensor:
     return maximum(minimum(x, bound), -bound)
 
 
-def _run_silu(xp: Any, out: Any, x: Any) -> None:
+def _run_silu(xp: Namespace, out: Array, x: Array) -> None:
     run_sigmoid(xp, out, x)
     _times_operand(xp, out, x)
 
 
-def _times_operand(xp: Any, out: Any, x: Any) -> None:
+def _times_operand(xp: Namespace, out: Array, x: Array) -> None:
     """``out *= x``, where ``out`` is 0 far below; the limit at minus infinity."""
     with xp.errstate(invalid="ignore"):
         xp.multiply(out, x, out=out)
@@ -62,7 +61,7 @@ silu_p = elementwise(
 _real_silu = unary(silu_p, real_float("silu"))
 
 
-def _run_mish(xp: Any, out: Any, x: Any) -> None:
+def _run_mish(xp: Namespace, out: Array, x: Array) -> None:
     # tanh(log(1 + e)) = n / (n + 2) for n = e * (e + 2), which is 1 where e is cut.
     xp.minimum(x, 20 if x.itemsize == 4 else 40, out=out)
     xp.exp(out, out=out)
@@ -94,7 +93,7 @@ mish_p = elementwise(
 mish = unary(mish_p, real_float("mish"), module="tapegrad.nn.functional")
 
 
-def _run_softsign(xp: Any, out: Any, x: Any) -> None:
+def _run_softsign(xp: Namespace, out: Array, x: Array) -> None:
     near = xp.empty(x.shape, x.dtype)
     xp.clip(x, -1e30, 1e30, out=near)
     xp.abs(near, out=out)
@@ -114,7 +113,7 @@ softsign_p = elementwise(
 softsign = unary(softsign_p, real_float("softsign"))
 
 
-def _run_softplus(xp: Any, out: Any, x: Any) -> None:
+def _run_softplus(xp: Namespace, out: Array, x: Array) -> None:
     # Above the cut, e**-x is less than half an ulp of x, and x itself is the answer; below, e**x does not overflow.
     xp.minimum(x, 20 if x.dtype.itemsize == 4 else 40, out=out)
     xp.exp(out, out=out)
@@ -205,7 +204,7 @@ gelu_p = elementwise(
 _exact_gelu = unary(gelu_p, real_float("gelu"))
 
 
-def _run_gelu_tanh(xp: Any, out: Any, x: Any) -> None:
+def _run_gelu_tanh(xp: Namespace, out: Array, x: Array) -> None:
     inner = xp.empty(x.shape, x.dtype)
     with xp.errstate(over="ignore"):
         xp.square(x, out=inner)
@@ -235,11 +234,11 @@ gelu_tanh_p = elementwise(
 _tanh_gelu = unary(gelu_tanh_p, real_float("gelu"))
 
 
-def _floating(op: str, x: Any) -> Tensor:
+def _floating(op: str, x: TensorLike) -> Tensor:
     return promote(op, (x,), in_float)[0]
 
 
-def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
+def gelu(x: TensorLike, /, *, approximate: str = "none") -> Tensor:
     """``x`` times the normal distribution's cumulative function (Hendrycks and Gimpel, 2016).
 
     ``approximate="tanh"``: their approximation ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))``.
@@ -252,26 +251,26 @@ def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
     return _tanh_gelu(x)
 
 
-def silu(x: Any, /) -> Tensor:
+def silu(x: TensorLike, /) -> Tensor:
     """``x * sigmoid(x)``, also called swish."""
     x = _floating("silu", x)
     return x * sigmoid(x) if x.dtype.kind == "c" else _real_silu(x)
 
 
 @in_float32
-def leaky_relu(x: Any, /, negative_slope: float = 0.01) -> Tensor:
+def leaky_relu(x: TensorLike, /, negative_slope: float = 0.01) -> Tensor:
     """``x`` where positive, else ``negative_slope * x``; the gradient at 0 is ``negative_slope``."""
     x = _floating("leaky_relu", x)
     return where(x > 0, x, negative_slope * x)
 
 
 @in_float32
-def elu(x: Any, /, alpha: float = 1.0) -> Tensor:
+def elu(x: TensorLike, /, alpha: float = 1.0) -> Tensor:
     """``x`` where positive, else ``alpha * (exp(x) - 1)``; the gradient at 0 is ``alpha``."""
     x = _floating("elu", x)
     return where(x > 0, x, alpha * expm1(minimum(x, 0)))
 
 
-def log_sigmoid(x: Any, /) -> Tensor:
+def log_sigmoid(x: TensorLike, /) -> Tensor:
     """``log(sigmoid(x))``, without overflow."""
     return -softplus(-_floating("log_sigmoid", x))

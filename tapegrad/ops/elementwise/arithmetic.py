@@ -10,17 +10,12 @@ from typing import Any
 
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
-from tapegrad.ops.dispatch import binary, bind, cast, infer_same, no_bool, own, promote, tensor, unary
+from tapegrad.ops.dispatch import binary, bind, cast, infer_same, no_bool, own, promote, tensor, unary, whole_in_float64
 from tapegrad.ops.elementwise.comparison import equal, logical_and
 from tapegrad.ops.elementwise.comparison import round as rint
 from tapegrad.ops.elementwise.complex import conj, imag, real
 from tapegrad.ops.elementwise.selection import where
-from tapegrad.tensor import Tensor, identity_of
-
-
-def _to_divide(dtype: Any) -> Any:
-    return dtype if dtypes.is_inexact(dtype) else dtypes.float64
-
+from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 add_p = elementwise("add", infer=infer_same, partials=[1, 1], cxx="tg_plus({x}, {y})", doc="``x + y``.")
 add = binary(add_p)
@@ -47,7 +42,7 @@ divide_p = elementwise(
     domain=(0.5, 2.0),
     doc="``x / y``; integers are divided in float64.",
 )
-divide = binary(divide_p, _to_divide)
+divide = binary(divide_p, whole_in_float64)
 
 negative_p = elementwise("negative", infer=infer_same, partials=[-1], cxx="tg_negate({x})", doc="``-x``.")
 negative = unary(negative_p, no_bool("negative"))
@@ -76,7 +71,7 @@ complex_sign_p = elementwise(
 )
 
 
-def sign(x: Any, /) -> Tensor:
+def sign(x: TensorLike, /) -> Tensor:
     """-1, 0 or 1, with gradient 0; of complex numbers ``x / abs(x)`` (0 at 0, where its gradient is 0)."""
     x = tensor("sign", x)
     return bind(complex_sign_p, x) if x.dtype.kind == "c" else _real_sign(x)
@@ -85,7 +80,7 @@ def sign(x: Any, /) -> Tensor:
 sign.primitive = sign_p  # type: ignore[attr-defined]
 
 
-def _infer_abs(x: Any) -> Any:
+def _infer_abs(x: Tensor) -> Any:
     return x.with_dtype(dtypes.real_of(x.dtype))
 
 
@@ -125,7 +120,7 @@ reciprocal_p = elementwise(
     domain=(0.5, 2.0),
     doc="``1 / x``.",
 )
-reciprocal = unary(reciprocal_p, _to_divide)
+reciprocal = unary(reciprocal_p, whole_in_float64)
 
 
 def both_zero(x: Tensor, y: Tensor) -> Tensor:
@@ -198,7 +193,7 @@ remainder_p = elementwise(
 remainder = binary(remainder_p, no_bool("remainder", ordered=True))
 
 
-def round(x: Any, /, decimals: int = 0) -> Tensor:
+def round(x: TensorLike, /, decimals: int = 0) -> Tensor:
     """``x`` rounded to ``decimals`` digits after the point (negative: before it), halves to even; gradient 0.
 
     As NumPy's ``round``: scaled by a power of ten, rounded, scaled back.
@@ -215,7 +210,10 @@ def round(x: Any, /, decimals: int = 0) -> Tensor:
     return multiply(rint(divide(x, 10.0**-decimals)), 10.0**-decimals)
 
 
-def clip(x: Any, /, min: Any = None, max: Any = None, *, a_min: Any = None, a_max: Any = None) -> Tensor:
+def clip(
+    x: TensorLike, /, min: TensorLike | None = None, max: TensorLike | None = None, *,
+    a_min: TensorLike | None = None, a_max: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
     """``x`` held within ``[min, max]`` (None: no bound), in the dtype of ``x``; the gradient passes at both bounds.
 
     a_min, a_max: NumPy's older names for the bounds.

@@ -10,9 +10,10 @@ from typing import Any
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
+from tapegrad.device.types import DType
 from tapegrad.errors import DTypeError
 from tapegrad.ops.dispatch import binary, infer_bool, infer_same, named, no_bool, tensor, unary
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 
 def _comparison(name: str, symbol: str, doc: str) -> Any:
@@ -27,7 +28,7 @@ greater = _comparison("greater", ">", "``x > y``.")
 greater_equal = _comparison("greater_equal", ">=", "``x >= y``.")
 
 
-def _to_bool(dtype: Any) -> Any:
+def _to_bool(dtype: DType) -> Any:
     return dtypes.bool_
 
 
@@ -47,7 +48,7 @@ logical_not = unary(
 
 
 def _bits(name: str, kinds: str = "biu") -> Any:
-    def check(dtype: Any) -> Any:
+    def check(dtype: DType) -> Any:
         if dtype.kind not in kinds:
             raise DTypeError(f"{name}: needs integers{' or bools' if 'b' in kinds else ''}, got {dtype}")
         return dtype
@@ -91,7 +92,7 @@ def _rounding(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Any:
     prim = elementwise(name, infer=_infer_rounded, partials=[0], ufunc=ufunc, cxx=cxx, doc=doc)
     rounded = unary(prim, no_bool(name, ordered=name != "round"))
 
-    def op(x: Any, /) -> Tensor:
+    def op(x: TensorLike, /) -> Tensor:
         t = tensor(name, x)
         # Integers are whole already, and NumPy's ufunc would make floats of them.
         return identity_of(t) if t.dtype.kind in "iu" else rounded(t)

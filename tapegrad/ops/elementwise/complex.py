@@ -6,14 +6,12 @@ step against it descends; cotangents of ``f(z)`` pull back as ``conj(f'(z)) * ct
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
 from tapegrad.ops.create.creation import zeros_like
 from tapegrad.ops.dispatch import bind, cast, infer_same, real_p, tensor
 from tapegrad.ops.elementwise.selection import where
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 conj_p = elementwise(
     "conj",
@@ -36,19 +34,19 @@ imag_p = elementwise(
 )
 
 
-def conj(x: Any, /) -> Tensor:
+def conj(x: TensorLike, /) -> Tensor:
     """The complex conjugate."""
     x = tensor("conj", x)
     return bind(conj_p, x) if x.dtype.kind == "c" else identity_of(x)
 
 
-def real(x: Any, /) -> Tensor:
+def real(x: TensorLike, /) -> Tensor:
     """The real part."""
     x = tensor("real", x)
     return bind(real_p, x) if x.dtype.kind == "c" else identity_of(x)
 
 
-def imag(x: Any, /) -> Tensor:
+def imag(x: TensorLike, /) -> Tensor:
     """The imaginary part (zeros for a real tensor)."""
     x = tensor("imag", x)
     if x.dtype.kind == "c":

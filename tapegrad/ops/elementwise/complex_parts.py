@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import elementwise
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DTypeError
 from tapegrad.ops.dispatch import bind, cast, infer_same, promote, real_float, tensor, unary
 from tapegrad.ops.elementwise.arithmetic import abs, multiply, remainder
@@ -19,7 +19,7 @@ from tapegrad.ops.elementwise.trigonometric import atan2, cos, sin
 from tapegrad.ops.reduce.cumulative import cumulative_sum, diff
 from tapegrad.ops.reduce.reductions import all as all_of
 from tapegrad.ops.shape.join import concat
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 __all__ = ["angle", "deg2rad", "degrees", "polar", "rad2deg", "radians", "real_if_close", "sinc", "unwrap"]
 
@@ -29,7 +29,7 @@ def _infer_complex(x: ShapedArray, y: ShapedArray) -> ShapedArray:
     return infer_same(x, y, name="complex").with_dtype(wide)
 
 
-def _run_complex(xp: Any, out: Any, x: Any, y: Any) -> None:
+def _run_complex(xp: Namespace, out: Array, x: Array, y: Array) -> None:
     xp.copyto(out.real, x)
     xp.copyto(out.imag, y)
 
@@ -47,7 +47,7 @@ complex_p = elementwise(
 )
 
 
-def complex_of(real: Any, imag: Any) -> Tensor:
+def complex_of(real: TensorLike, imag: TensorLike) -> Tensor:
     """The complex numbers ``real + 1j * imag`` (PyTorch's ``complex``): complex128 of float64, else complex64.
 
     Raises DTypeError for complex operands, ShapeError.
@@ -55,13 +55,13 @@ def complex_of(real: Any, imag: Any) -> Tensor:
     return bind(complex_p, *promote("complex", (real, imag), real_float("complex")))
 
 
-def polar(abs: Any, angle: Any) -> Tensor:
+def polar(abs: TensorLike, angle: TensorLike) -> Tensor:
     """The complex numbers of magnitude ``abs`` and phase ``angle`` (PyTorch's ``polar``).  Raises DTypeError."""
     r, phase = promote("polar", (abs, angle), real_float("polar"))
     return complex_of(r * cos(phase), r * sin(phase))
 
 
-def angle(z: Any, deg: bool = False) -> Tensor:
+def angle(z: TensorLike, deg: bool = False) -> Tensor:
     """The phase of ``z``, in ``(-pi, pi]``, or in degrees (NumPy's ``angle``).
 
     Of real numbers 0 or pi, with gradient 0; the gradient at 0 is 0.
@@ -79,19 +79,19 @@ def angle(z: Any, deg: bool = False) -> Tensor:
     return multiply(found, 180 / math.pi) if deg else found
 
 
-def _scaled(op: str, x: Any, over: float, under: float) -> Tensor:
+def _scaled(op: str, x: TensorLike, over: float, under: float) -> Tensor:
     """``x * (over / under)``, the factor rounded to the dtype as NumPy rounds it; float16 is computed in float32."""
     (t,) = promote(op, (x,), real_float(op))
     kind = dtypes.accumulator(t.dtype)
     return cast(multiply(cast(t, kind), float(kind.type(over) / kind.type(under))), t.dtype)
 
 
-def deg2rad(x: Any, /) -> Tensor:
+def deg2rad(x: TensorLike, /) -> Tensor:
     """Degrees in radians.  Raises DTypeError for complex."""
     return _scaled("deg2rad", x, math.pi, 180)
 
 
-def rad2deg(x: Any, /) -> Tensor:
+def rad2deg(x: TensorLike, /) -> Tensor:
     """Radians in degrees.  Raises DTypeError for complex."""
     return _scaled("rad2deg", x, 180, math.pi)
 
@@ -115,7 +115,7 @@ def _sinc_slope(x: Tensor) -> Tensor:
     return where(near, total * z * math.pi, (cos(steep) - sin(steep) / steep) / far)
 
 
-def _run_sinc(xp: Any, out: Any, x: Any) -> None:
+def _run_sinc(xp: Namespace, out: Array, x: Array) -> None:
     y = xp.pi * x
     y = xp.where(y == 0, y.dtype.type(1e-20 if y.dtype.itemsize >= 8 else 2.0**-24), y)
     xp.divide(xp.sin(y), y, out=out)
@@ -135,7 +135,7 @@ sinc_p = elementwise(
 sinc = unary(sinc_p, dtypes.in_float)
 
 
-def real_if_close(a: Any, tol: float = 100) -> Tensor:
+def real_if_close(a: TensorLike, tol: float = 100) -> Tensor:
     """The real part, if no imaginary part exceeds ``tol`` machine epsilons (``tol > 1``; else: ``tol`` itself).
 
     Otherwise ``a`` as it is.  It looks at the values.  Gradients pass through whichever part is kept.
@@ -148,7 +148,7 @@ def real_if_close(a: Any, tol: float = 100) -> Tensor:
     return real(a) if small else identity_of(a)
 
 
-def unwrap(p: Any, discont: float | None = None, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:
+def unwrap(p: TensorLike, discont: float | None = None, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:
     """``p`` with jumps along ``axis`` of more than ``discont`` (default: half a period) moved by whole periods.
 
     What is added is constant almost everywhere, so the gradient passes unchanged.  Raises AxisError, DTypeError.

@@ -27,7 +27,7 @@ from tapegrad.ops.elementwise.complex_parts import complex_of
 from tapegrad.ops.elementwise.exponential import below, exp2, power
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.shape.shape import broadcast_to
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 __all__ = [
     "addcdiv", "addcmul", "around", "cbrt", "divmod", "fabs", "fix", "float_power", "fmax", "fmin", "fmod", "frexp",
@@ -60,7 +60,7 @@ logaddexp2_p = elementwise(
 logaddexp2 = binary(logaddexp2_p, real_float("logaddexp2"))
 
 
-def fmax(x1: Any, x2: Any, /) -> Tensor:
+def fmax(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """The larger element; a NaN counts for nothing beside a number (NumPy's ``fmax``).
 
     A tie gives the whole gradient to ``x1``, as :func:`maximum` does; a NaN that is passed over gets 0.
@@ -69,7 +69,7 @@ def fmax(x1: Any, x2: Any, /) -> Tensor:
     return where(isnan(x), y, where(isnan(y), x, maximum(x, y)))
 
 
-def fmin(x1: Any, x2: Any, /) -> Tensor:
+def fmin(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """The smaller element; a NaN counts for nothing beside a number (NumPy's ``fmin``).
 
     A tie gives the whole gradient to ``x1``, as :func:`minimum` does; a NaN that is passed over gets 0.
@@ -84,7 +84,7 @@ def _size(x: Tensor) -> tuple[Tensor, Tensor]:
     return below, x if x.dtype.kind == "u" else where(below, -x, x)
 
 
-def fmod(x1: Any, x2: Any, /) -> Tensor:
+def fmod(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """The remainder of ``x1 / x2`` with the sign of ``x1`` (C's ``fmod``): ``x1 - trunc(x1 / x2) * x2``, exactly.
 
     Gradient 1 in ``x1``, ``-trunc(x1 / x2)`` in ``x2``, also where it jumps.  Raises DTypeError for bool and complex.
@@ -97,12 +97,12 @@ def fmod(x1: Any, x2: Any, /) -> Tensor:
     return rest if x.dtype.kind == "u" else where(below, -rest, rest)
 
 
-def divmod(x1: Any, x2: Any, /) -> tuple[Tensor, Tensor]:
+def divmod(x1: TensorLike, x2: TensorLike, /) -> tuple[Tensor, Tensor]:
     """``(floor_divide(x1, x2), remainder(x1, x2))``.  Raises DTypeError for bool and complex."""
     return floor_divide(x1, x2), remainder(x1, x2)
 
 
-def modf(x: Any, /) -> tuple[Tensor, Tensor]:
+def modf(x: TensorLike, /) -> tuple[Tensor, Tensor]:
     """The fractional and the whole part, both with the sign of ``x``.
 
     Gradient 1 of the fraction, 0 of the whole part.  Raises DTypeError for complex.
@@ -113,18 +113,18 @@ def modf(x: Any, /) -> tuple[Tensor, Tensor]:
     return where(below, -rest, rest), trunc(x)
 
 
-def fabs(x: Any, /) -> Tensor:
+def fabs(x: TensorLike, /) -> Tensor:
     """The magnitude of real numbers as floats; the gradient at 0 is 0.  Raises DTypeError for complex."""
     (x,) = promote("fabs", (x,), real_float("fabs"))
     return arithmetic.abs(x)
 
 
-def fix(x: Any, /) -> Tensor:
+def fix(x: TensorLike, /) -> Tensor:
     """NumPy's other name for :func:`trunc`; gradient 0."""
     return trunc(x)
 
 
-def around(a: Any, decimals: int = 0) -> Tensor:
+def around(a: TensorLike, decimals: int = 0) -> Tensor:
     """``a`` rounded to ``decimals`` places, halves to even (NumPy's ``around``); gradient 0."""
     a = tensor("around", a)
     if not decimals or (dtypes.is_integer(a.dtype) and decimals > 0):
@@ -138,7 +138,7 @@ def around(a: Any, decimals: int = 0) -> Tensor:
     return down(round_even(up(a, scale)), scale)
 
 
-def float_power(x1: Any, x2: Any, /) -> Tensor:
+def float_power(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """``x1 ** x2`` in float64 (complex: complex128), whatever the operands' dtypes (NumPy's ``float_power``).
 
     Gradients are those of :func:`power`.
@@ -147,7 +147,7 @@ def float_power(x1: Any, x2: Any, /) -> Tensor:
     return power(x, y)
 
 
-def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Tensor:
+def nan_to_num(x: TensorLike, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Tensor:
     """NaN replaced by ``nan``, infinities by ``posinf`` and ``neginf`` (None: the largest finite numbers).
 
     What is replaced has gradient 0.  ``copy`` is accepted for NumPy's sake: tensors never change.
@@ -163,7 +163,7 @@ def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, ne
     return where(equal(known, -float("inf")), -most if neginf is None else neginf, known)
 
 
-def heaviside(x1: Any, x2: Any, /) -> Tensor:
+def heaviside(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """0 where ``x1 < 0``, ``x2`` where it is 0, 1 above.
 
     Gradient 0 in ``x1``; in ``x2`` it passes where ``x1`` is 0.  Raises DTypeError for complex.
@@ -173,19 +173,19 @@ def heaviside(x1: Any, x2: Any, /) -> Tensor:
 
 
 @in_float32
-def rsqrt(x: Any, /) -> Tensor:
+def rsqrt(x: TensorLike, /) -> Tensor:
     """``1 / sqrt(x)``; value and gradient at 0 are infinite."""
     return reciprocal(sqrt(x))
 
 
 @in_float32
-def squared_difference(x1: Any, x2: Any, /) -> Tensor:
+def squared_difference(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """``(x1 - x2) ** 2`` (TensorFlow's ``squared_difference``)."""
     return arithmetic.square(arithmetic.subtract(x1, x2))
 
 
 @in_float32
-def lerp(input: Any, end: Any, weight: Any) -> Tensor:
+def lerp(input: TensorLike, end: Any, weight: TensorLike) -> Tensor:
     """``input + weight * (end - input)``, exact at both ends (PyTorch's ``lerp``); differentiable in all three."""
     start, stop, part = promote("lerp", (input, end, weight))
     gap = stop - start
@@ -193,20 +193,20 @@ def lerp(input: Any, end: Any, weight: Any) -> Tensor:
 
 
 @in_float32
-def linear_interpolate(p: Any, x: Any, y: Any) -> Tensor:
+def linear_interpolate(p: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
     """``p * x + (1 - p) * y`` (Chainer's ``linear_interpolate``)."""
     p, x, y = promote("linear_interpolate", (p, x, y))
     return p * x + (1 - p) * y
 
 
 @in_float32
-def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:
+def addcmul(input: TensorLike, tensor1: TensorLike, tensor2: TensorLike, *, value: float = 1) -> Tensor:
     """``input + value * tensor1 * tensor2`` (PyTorch's ``addcmul``)."""
     return arithmetic.add(input, multiply(multiply(tensor1, tensor2), value))
 
 
 @in_float32
-def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Tensor:
+def addcdiv(input: TensorLike, tensor1: TensorLike, tensor2: TensorLike, *, value: float = 1) -> Tensor:
     """``input + value * tensor1 / tensor2`` (PyTorch's ``addcdiv``)."""
     return arithmetic.add(input, multiply(divide(tensor1, tensor2), value))
 
@@ -236,7 +236,7 @@ ldexp_p: Primitive = general(
 )
 
 
-def frexp(x: Any, /) -> tuple[Tensor, Tensor]:
+def frexp(x: TensorLike, /) -> tuple[Tensor, Tensor]:
     """Mantissa, in ``[0.5, 1)`` or 0, and exponent of 2 (int32): ``x = mantissa * 2**exponent``.
 
     The exponent is constant almost everywhere, so the mantissa's gradient is ``2**-exponent``; the exponent has none.
@@ -248,7 +248,7 @@ def frexp(x: Any, /) -> tuple[Tensor, Tensor]:
     return where(isfinite(x), barrier(ldexp_p, usual, -exponent), x), exponent
 
 
-def ldexp(x1: Any, x2: Any, /) -> Tensor:
+def ldexp(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """``x1 * 2**x2``; differentiable in ``x1``.  Raises DTypeError unless ``x2`` holds integers."""
     (x,) = promote("ldexp", (x1,), real_float("ldexp"))
     places = tensor("ldexp", x2, x)
@@ -273,7 +273,7 @@ def _of_integers(name: str, doc: str) -> Any:
         doc=doc,
     )
 
-    def op(x1: Any, x2: Any, /) -> Tensor:
+    def op(x1: TensorLike, x2: TensorLike, /) -> Tensor:
         return barrier(prim, *promote(name, (x1, x2)))
 
     op.__name__ = op.__qualname__ = name

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.primitive import elementwise
 from tapegrad.device.dtypes import in_float, is_inexact
 from tapegrad.ops.dispatch import SCALARS, binary, infer_same, no_bool, real_float, unary
 from tapegrad.ops.elementwise.arithmetic import both_zero, positive, reciprocal, sqrt, square
 from tapegrad.ops.elementwise.comparison import equal, not_equal
 from tapegrad.ops.elementwise.selection import where
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 exp_p = elementwise(
     "exp", widens=False, infer=infer_same, exact=False, partials=[lambda out: out], cxx="exp({x})", doc="``e ** x``."
@@ -94,7 +92,7 @@ def _safe_log(x: Tensor) -> Tensor:
     return where(known, log(where(known, x, 1)), 0)
 
 
-def pow_operator(x: Tensor, y: Any) -> Tensor:
+def pow_operator(x: Tensor, y: TensorLike) -> Tensor:
     """``x ** y``: a Python exponent of 1, 2, 0.5 or -1 becomes the simpler function, as in NumPy."""
     if isinstance(y, SCALARS) and is_inexact(x.dtype):
         if y == 2:

@@ -7,7 +7,7 @@ from typing import Any
 from tapegrad.core.primitive import Bad, Sample, elementwise, general
 from tapegrad.ops.dispatch import barrier, binary, infer_same, promote, real_float
 from tapegrad.ops.elementwise.arithmetic import sign
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["copysign", "nextafter"]
 
@@ -31,7 +31,7 @@ nextafter_p = general(
 )
 
 
-def nextafter(x1: Any, x2: Any, /) -> Tensor:
+def nextafter(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """The next floating-point number after each ``x1`` in the direction of ``x2``; equal ones give ``x2``.
 
     Shapes broadcast; real floats (integers become floats).  There is no gradient.  Raises DTypeError, ShapeError.

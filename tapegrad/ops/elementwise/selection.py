@@ -7,9 +7,10 @@ from typing import Any
 from tapegrad.core.aval import ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.dispatch import bind, cast, promote, tensor
-from tapegrad.tensor import Tensor, from_array
+from tapegrad.tensor import Tensor, TensorLike, from_array
 
 
 def _infer_where(condition: ShapedArray, x: ShapedArray, y: ShapedArray) -> ShapedArray:
@@ -19,7 +20,7 @@ def _infer_where(condition: ShapedArray, x: ShapedArray, y: ShapedArray) -> Shap
 _BITS = {1: "i1", 2: "i2", 4: "i4", 8: "i8"}
 
 
-def _run_where(xp: Any, out: Any, condition: Any, x: Any, y: Any) -> None:
+def _run_where(xp: Namespace, out: Array, condition: Array, x: Array, y: Array) -> None:
     # Choosing by bits takes an eighth of the time of a masked copy, which mispredicts a branch at every other element.
     kind = _BITS.get(out.dtype.itemsize)
     if kind is None:
@@ -51,7 +52,7 @@ where_p = elementwise(
 )
 
 
-def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
+def where(condition: TensorLike, x: Any = None, y: Any = None, /) -> Any:
     """``x`` where ``condition`` (bool) holds, else ``y``; the three broadcast.  Of a condition alone: :func:`nonzero`.
 
     The side not chosen gets gradient 0; but a NaN or infinite derivative inside it times that 0 is NaN: choose safe
@@ -67,7 +68,7 @@ def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
     return bind(where_p, chosen, *promote("where", (x, y), beside=chosen))
 
 
-def nonzero(x: Any, /) -> tuple[Tensor, ...]:
+def nonzero(x: TensorLike, /) -> tuple[Tensor, ...]:
     """For each dimension the indices of the elements that are not 0, in C order.  Raises ShapeError for 0-d ``x``.
 
     Their number depends on the values, so ``x`` is evaluated.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.device import cxx, dtypes, phantom
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.tally import contiguous, passed
+from tapegrad.device.types import Array, DType
 from tapegrad.errors import IndexingError
+
+if TYPE_CHECKING:
+    from tapegrad.device.cuda import CudaDevice
 
 _take = Kernel("gather.cu", "tg_take")
 _scatter_add = Kernel("gather.cu", "tg_scatter_add")
@@ -24,7 +28,7 @@ _SEGMENT = 256
 """Rows that one thread adds up in a round of a scatter-add (SEGMENT in ``gather.cu``)."""
 
 
-def _run(device: Any, kernel: Kernel, rows: int, width: int, dtype: Any, *args: Any, sums: Any = None) -> None:
+def _run(device: CudaDevice, kernel: Kernel, rows: int, width: int, dtype: DType, *args: Any, sums: Any = None) -> None:
     """Run a kernel over ``rows`` results of ``width`` elements; its last parameters are the width and the lanes.
 
     ``sums``: the dtype of results, where the kernel asks.
@@ -37,7 +41,7 @@ def _run(device: Any, kernel: Kernel, rows: int, width: int, dtype: Any, *args: 
     kernel(device, grid, _THREADS, (*args, cxx.long(width), cxx.index(lanes, False)), T=dtype, PACK=pack, **macros)
 
 
-def take(device: Any, x: Any, indices: Any, *, axis: int, out: Any) -> None:
+def take(device: CudaDevice, x: Array, indices: Array, *, axis: int, out: Array) -> None:
     """Elements of ``x`` at ``indices`` (in range) along ``axis``."""
     if not out.size:
         return
@@ -49,7 +53,7 @@ def take(device: Any, x: Any, indices: Any, *, axis: int, out: Any) -> None:
     _run(device, _take, before * indices.size, width, x.dtype, x, indices, out, *sizes)
 
 
-def scatter_add(device: Any, x: Any, indices: Any, *, axis: int, n: int, out: Any) -> None:
+def scatter_add(device: CudaDevice, x: Array, indices: Array, *, axis: int, n: int, out: Array) -> None:
     """Zeros, with slices of ``x`` added at ``indices`` along ``axis``.
 
     Those of one index in their order, up to 256 of them; of more, the sums of each 256 likewise.
@@ -83,7 +87,7 @@ def scatter_add(device: Any, x: Any, indices: Any, *, axis: int, n: int, out: An
         x, order, starts, count, later = parts, xp.arange(most), firsts, most, True
 
 
-def last_place(device: Any, indices: Any, *, n: int, out: Any) -> None:
+def last_place(device: CudaDevice, indices: Array, *, n: int, out: Array) -> None:
     """For each of ``n`` positions the number of the last index that names it, or -1."""
     out.fill(-1)
     if indices.size:
@@ -94,7 +98,7 @@ def last_place(device: Any, indices: Any, *, n: int, out: Any) -> None:
 _MOST_LOOKING = 1024  # blocks: enough to fill any device
 
 
-def within(device: Any, x: Any, low: int, high: int, kind: int) -> None:
+def within(device: Any, x: Array, low: int, high: int, kind: int) -> None:
     """Ask for a look at integers, which are to lie in ``[low, high]``; ``kind`` of the check if they do not."""
     with device.active():
         x = contiguous(device.xp, x)

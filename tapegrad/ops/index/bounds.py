@@ -7,7 +7,6 @@ waited for.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
 
 from tapegrad.core import buffer as _buffer
 from tapegrad.core.state import thread, unrecorded
@@ -19,10 +18,10 @@ from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.ops.elementwise.arithmetic import clip
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.index import _cuda_index
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
-def checked(op: str, indices: Any, n: int, beside: Tensor) -> Tensor:
+def checked(op: str, indices: TensorLike, n: int, beside: Tensor) -> Tensor:
     """``indices`` of an axis of ``beside`` as int64 in ``[0, n)``, negative ones counted from the end.
 
     Raises IndexingError for another dtype and out of range (it looks at the values).

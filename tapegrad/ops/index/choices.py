@@ -20,12 +20,12 @@ from tapegrad.ops.index.indexing import take
 from tapegrad.ops.reduce.reductions import any as any_of
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import broadcast_to, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["argwhere", "choose", "compress", "extract", "flatnonzero", "piecewise", "select", "trim_zeros"]
 
 
-def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Tensor:
+def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: TensorLike = 0) -> Tensor:
     """From the first of ``choicelist`` whose condition (bool) holds, else from ``default``; all broadcast.
 
     What is not chosen has gradient 0.  Raises ShapeError, DTypeError.
@@ -40,7 +40,7 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0)
     return broadcast_to(found, shape)
 
 
-def choose(a: Any, choices: Any, mode: str = "raise") -> Tensor:
+def choose(a: TensorLike, choices: Any, mode: str = "raise") -> Tensor:
     """For each element of ``a`` (integers) the element of ``choices[a]`` at its place; all broadcast.
 
     mode: numbers out of range ``raise`` (it looks at them), ``wrap`` or ``clip``.  What is not chosen has gradient 0.
@@ -65,14 +65,14 @@ def choose(a: Any, choices: Any, mode: str = "raise") -> Tensor:
     return broadcast_to(found, shape)
 
 
-def _mask(op: str, condition: Any, beside: Tensor) -> Tensor:
+def _mask(op: str, condition: TensorLike, beside: Tensor) -> Tensor:
     """``condition`` as a vector of bools."""
     mask = tensor(op, condition, beside)
     mask = mask if mask.dtype == dtypes.bool_ else not_equal(mask, 0)
     return reshape(mask, (mask.size,))
 
 
-def compress(condition: Any, a: Any, axis: int | None = None) -> Tensor:
+def compress(condition: TensorLike, a: TensorLike, axis: int | None = None) -> Tensor:
     """The slices of ``a`` along ``axis`` (None: elements of the flattened array) where ``condition``, a vector, holds.
 
     Their number depends on the values, so ``condition`` is evaluated.  Raises AxisError, IndexingError, ShapeError.
@@ -87,7 +87,7 @@ def compress(condition: Any, a: Any, axis: int | None = None) -> Tensor:
     return take(x, places, axis=normalize_axis("compress", axis, x.ndim))
 
 
-def extract(condition: Any, arr: Any) -> Tensor:
+def extract(condition: TensorLike, arr: TensorLike) -> Tensor:
     """The elements of ``arr``, flattened, where ``condition`` is not 0.
 
     Their number depends on the values, so ``condition`` is evaluated.  Raises IndexingError.
@@ -97,13 +97,13 @@ def extract(condition: Any, arr: Any) -> Tensor:
     return take(reshape(x, (x.size,)), places, axis=0)
 
 
-def flatnonzero(a: Any) -> Tensor:
+def flatnonzero(a: TensorLike) -> Tensor:
     """Positions in the flattened array of the elements that are not 0; it is evaluated."""
     a = tensor("flatnonzero", a)
     return nonzero(reshape(a, (a.size,)))[0]
 
 
-def argwhere(a: Any) -> Tensor:
+def argwhere(a: TensorLike) -> Tensor:
     """Indices of the elements that are not 0, one row for each; it is evaluated."""
     a = tensor("argwhere", a)
     if not a.ndim:
@@ -111,7 +111,7 @@ def argwhere(a: Any) -> Tensor:
     return stack(nonzero(a), axis=1)
 
 
-def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Tensor:
+def piecewise(x: TensorLike, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Tensor:
     """Functions, or numbers, on the parts of ``x`` where conditions hold (NumPy's ``piecewise``).
 
     Of several conditions that hold the last counts; a function more than conditions is for what is left, else 0.  Each
@@ -136,7 +136,7 @@ def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: 
     return found
 
 
-def _is_array(x: Any) -> bool:
+def _is_array(x: TensorLike) -> bool:
     return isinstance(x, (list, tuple)) or bool(getattr(x, "ndim", 0))
 
 
@@ -151,7 +151,7 @@ def _on_part(found: Tensor, x: Tensor, condition: Tensor, f: Any, args: Any, kw:
     return reshape(flat, x.shape)
 
 
-def trim_zeros(filt: Any, trim: str = "fb", axis: Any = None) -> Tensor:
+def trim_zeros(filt: TensorLike, trim: str = "fb", axis: Any = None) -> Tensor:
     """Without the slices of zeros at the front (``f``) and back (``b``) of each ``axis`` (None: all).
 
     The values are looked at.  Raises AxisError, TapegradError for another ``trim``.

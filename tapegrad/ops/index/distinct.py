@@ -13,13 +13,13 @@ from tapegrad.ops.index.indexing import take
 from tapegrad.ops.index.membership import isin
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import reshape
-from tapegrad.tensor import Tensor, from_array
+from tapegrad.tensor import Tensor, TensorLike, from_array
 
 __all__ = ["intersect1d", "setdiff1d", "setxor1d", "union1d", "unique"]
 
 
 def unique(
-    ar: Any, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
+    ar: TensorLike, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
     axis: int | None = None, *, equal_nan: bool = True,
 ) -> Any:  # fmt: skip
     """The distinct elements of the flattened array, or slices along ``axis``, ascending (NumPy's ``unique``).
@@ -45,16 +45,16 @@ def unique(
     return (values, *more) if more else values
 
 
-def _flat(op: str, *xs: Any) -> tuple[Tensor, ...]:
+def _flat(op: str, *xs: TensorLike) -> tuple[Tensor, ...]:
     return tuple(reshape(x, (x.size,)) for x in promote(op, xs))
 
 
-def union1d(ar1: Any, ar2: Any) -> Tensor:
+def union1d(ar1: TensorLike, ar2: TensorLike) -> Tensor:
     """The distinct values in either array, ascending; the gradient goes to the first element that has a value."""
     return unique(concat(_flat("union1d", ar1, ar2)))
 
 
-def intersect1d(ar1: Any, ar2: Any, assume_unique: bool = False, return_indices: bool = False) -> Any:
+def intersect1d(ar1: TensorLike, ar2: TensorLike, assume_unique: bool = False, return_indices: bool = False) -> Any:
     """The values in both arrays, ascending; return_indices: also where they first stand in each.
 
     The gradient goes to the first array.  assume_unique: accepted for NumPy's sake; nothing is faster for it.
@@ -69,7 +69,7 @@ def intersect1d(ar1: Any, ar2: Any, assume_unique: bool = False, return_indices:
     return values, first, second[isin(theirs, x)]
 
 
-def setdiff1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Tensor:
+def setdiff1d(ar1: TensorLike, ar2: TensorLike, assume_unique: bool = False) -> Tensor:
     """The distinct values of ``ar1`` that are not in ``ar2``, ascending; with ``assume_unique`` as they stand."""
     x = tensor("setdiff1d", ar1)
     x = reshape(x, (x.size,))
@@ -77,7 +77,7 @@ def setdiff1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Tensor:
     return values[isin(values, ar2, invert=True)]
 
 
-def setxor1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Tensor:
+def setxor1d(ar1: TensorLike, ar2: TensorLike, assume_unique: bool = False) -> Tensor:
     """The distinct values in one of the two arrays only, ascending.
 
     assume_unique: accepted for NumPy's sake; nothing is faster for it.

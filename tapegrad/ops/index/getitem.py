@@ -22,7 +22,7 @@ from tapegrad.ops.index.bounds import checked
 from tapegrad.ops.index.indexing import last_place_p, put_slice_p, scatter_add_p, take_p
 from tapegrad.ops.shape.blocks import Part, reshaped, slice_p, sliced_shape, unslice_p
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, permute_dims, reshape
-from tapegrad.tensor import Tensor, from_array
+from tapegrad.tensor import Tensor, TensorLike, from_array
 
 
 @dataclass
@@ -186,7 +186,7 @@ def _gather_axis(index: _Index, shape: Shape) -> tuple[tuple[int, ...], Shape, i
     return order, merged, at, places
 
 
-def getitem(x: Any, index: Any, /) -> Tensor:
+def getitem(x: TensorLike, index: Any, /) -> Tensor:
     """``x[index]`` by NumPy's rules: a view for positions and slices, a copy for arrays and masks.
 
     Raises IndexingError (an IndexError).
@@ -227,21 +227,21 @@ class At:
         """The elements themselves: ``x[index]``."""
         return getitem(self._x, self._index)
 
-    def set(self, values: Any) -> Tensor:
+    def set(self, values: TensorLike) -> Tensor:
         """``x`` with the elements replaced by ``values`` (broadcast, cast to its dtype).
 
         Of elements named twice the last value stays.  Raises IndexingError, ShapeError.
         """
         return self._change("x.at[...].set", values)
 
-    def add(self, values: Any) -> Tensor:
+    def add(self, values: TensorLike) -> Tensor:
         """``x`` with ``values`` (broadcast, cast to its dtype) added to the elements; repeated ones accumulate.
 
         Raises IndexingError, ShapeError.
         """
         return self._change("x.at[...].add", values)
 
-    def _change(self, op: str, values: Any) -> Tensor:
+    def _change(self, op: str, values: TensorLike) -> Tensor:
         x, adding = self._x, op.endswith("add")
         index = _read(op, self._index, x)
         v = cast(tensor(op, values, x), x.dtype)

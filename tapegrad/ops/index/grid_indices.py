@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import Shape
 from tapegrad.core.state import unrecorded
-from tapegrad.device import dtypes
+from tapegrad.device import Device, dtypes
 from tapegrad.errors import IndexingError, ShapeError, TapegradError
 from tapegrad.ops.create.creation import arange, zeros
 from tapegrad.ops.create.ranges import tri
@@ -20,7 +20,10 @@ from tapegrad.ops.reduce.reductions import max as max_of
 from tapegrad.ops.reduce.reductions import min as min_of
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import broadcast_to, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = [
     "diag_indices", "diag_indices_from", "indices", "ix_", "ravel_multi_index", "tril_indices", "tril_indices_from",
@@ -28,7 +31,10 @@ __all__ = [
 ]  # fmt: skip
 
 
-def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False, *, device: Any = None) -> Any:
+def indices(
+    dimensions: Sequence[int], dtype: DTypeLike | None = None, sparse: bool = False, *,
+    device: Device | str | None = None,
+) -> Any:  # fmt: skip
     """For each dimension the index along it at every place of a grid, stacked; sparse: a tuple that broadcasts.
 
     int64 unless said otherwise.  NumPy's ``indices``.
@@ -69,7 +75,7 @@ def diag_indices(n: int, ndim: int = 2) -> tuple[Tensor, ...]:
     return tuple(arange(n) for _ in range(ndim))
 
 
-def diag_indices_from(arr: Any) -> tuple[Tensor, ...]:
+def diag_indices_from(arr: TensorLike) -> tuple[Tensor, ...]:
     """The indices of the main diagonal of ``arr``.  Raises ShapeError unless its lengths are equal, and two or more."""
     x = tensor("diag_indices_from", arr)
     if x.ndim < 2 or len(set(x.shape)) > 1:
@@ -87,20 +93,20 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, ...]
     return nonzero(logical_not(tri(n, m, k - 1, dtypes.bool_)))
 
 
-def _matrix(op: str, arr: Any) -> Shape:
+def _matrix(op: str, arr: TensorLike) -> Shape:
     x = tensor(op, arr)
     if x.ndim != 2:
         raise ShapeError(f"{op}: needs a matrix, got shape {x.shape}")
     return x.shape
 
 
-def tril_indices_from(arr: Any, k: int = 0) -> tuple[Tensor, ...]:
+def tril_indices_from(arr: TensorLike, k: int = 0) -> tuple[Tensor, ...]:
     """The indices of the elements on and below diagonal ``k`` of the matrix ``arr``.  Raises ShapeError."""
     rows, columns = _matrix("tril_indices_from", arr)
     return tril_indices(rows, k, columns)
 
 
-def triu_indices_from(arr: Any, k: int = 0) -> tuple[Tensor, ...]:
+def triu_indices_from(arr: TensorLike, k: int = 0) -> tuple[Tensor, ...]:
     """The indices of the elements on and above diagonal ``k`` of the matrix ``arr``.  Raises ShapeError."""
     rows, columns = _matrix("triu_indices_from", arr)
     return triu_indices(rows, k, columns)
@@ -117,7 +123,7 @@ def within(places: Tensor, n: int) -> bool:
     return 0 <= int(unrecorded(min_of, places).item()) <= int(unrecorded(max_of, places).item()) < n
 
 
-def unravel_index(indices: Any, shape: int | Sequence[int], order: str = "C") -> tuple[Tensor, ...]:
+def unravel_index(indices: TensorLike, shape: int | Sequence[int], order: str = "C") -> tuple[Tensor, ...]:
     """For flat positions in an array of ``shape`` the index along each dimension.
 
     Raises IndexingError out of range (it looks at the values) and for other than integers.

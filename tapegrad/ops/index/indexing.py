@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import Shape, ShapedArray, normalize_axis, shaped
 from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import gather
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import IndexingError, ShapeError
 from tapegrad.ops import _batched
 from tapegrad.ops.create.creation import arange, zeros
@@ -25,10 +26,13 @@ from tapegrad.ops.index import _cuda_index
 from tapegrad.ops.index.bounds import checked
 from tapegrad.ops.shape.blocks import Part, native_index, slice_p, sliced_shape, whole
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
-def _run_put_slice(xp: Any, x: Any, v: Any, *, index: tuple[Part, ...], out: Any) -> None:
+def _run_put_slice(xp: Namespace, x: Array, v: Array, *, index: tuple[Part, ...], out: Array) -> None:
     xp.copyto(out, x)
     out[native_index(index)] = v
 
@@ -54,7 +58,7 @@ put_slice_p = linear(
 )  # fmt: skip
 
 
-def _run_take(xp: Any, x: Any, indices: Any, *, axis: int, out: Any) -> None:
+def _run_take(xp: Namespace, x: Array, indices: Array, *, axis: int, out: Array) -> None:
     if x.size:
         gather.take(xp, x, indices, axis, out)
     elif out.size:
@@ -87,7 +91,7 @@ _WIDE = 256
 _BATCH = 65536
 
 
-def _run_scatter_add(xp: Any, x: Any, indices: Any, *, axis: int, n: int, out: Any) -> None:
+def _run_scatter_add(xp: Namespace, x: Array, indices: Array, *, axis: int, n: int, out: Array) -> None:
     wide = dtypes.accumulator(out.dtype)
     if wide != out.dtype:  # added up in float32, rounded once
         total = xp.empty(out.shape, wide)
@@ -129,7 +133,7 @@ scatter_add_p: Primitive = linear(
 )  # fmt: skip
 
 
-def _run_last_place(xp: Any, indices: Any, *, n: int) -> Any:
+def _run_last_place(xp: Namespace, indices: Array, *, n: int) -> Array:
     flat = indices.reshape(-1)
     found = xp.full((n,), -1, dtype=flat.dtype)
     xp.maximum.at(found, flat, xp.arange(flat.size))
@@ -146,7 +150,7 @@ last_place_p = general(
 )
 
 
-def take(x: Any, indices: Any, /, axis: int | None = None, *, mode: str = "raise") -> Tensor:
+def take(x: TensorLike, indices: TensorLike, /, axis: int | None = None, *, mode: str = "raise") -> Tensor:
     """Slices of ``x`` along ``axis`` (None: of the flattened ``x``) at integer ``indices`` of any shape.
 
     mode: indices out of range are an error, or ``clip`` (to the ends, negative ones, too) or ``wrap``.  The gradient of
@@ -169,7 +173,7 @@ def _brought_in(places: Tensor, n: int, mode: str) -> Tensor:
     return unrecorded(remainder, places, max(n, 1))
 
 
-def take_along_axis(x: Any, indices: Any, /, axis: int = -1) -> Tensor:
+def take_along_axis(x: TensorLike, indices: TensorLike, /, axis: int = -1) -> Tensor:
     """Elements of ``x`` at ``indices`` along ``axis``; all other dimensions match or broadcast.
 
     Raises AxisError, IndexingError, and ShapeError if the dimensions do not fit.
@@ -197,7 +201,7 @@ def _without(shape: Shape, axis: int) -> Shape:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def one_hot(indices: Any, depth: int, /, *, axis: int = -1, dtype: Any = None) -> Tensor:
+def one_hot(indices: TensorLike, depth: int, /, *, axis: int = -1, dtype: DTypeLike | None = None) -> Tensor:
     """1 at each index and 0 elsewhere along a new ``axis`` of length ``depth``; float32 unless said otherwise.
 
     An index out of range gives zeros (as in TensorFlow).  Raises AxisError, IndexingError for other than integers.

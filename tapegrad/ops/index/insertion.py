@@ -19,7 +19,7 @@ from tapegrad.ops.index.getitem import At
 from tapegrad.ops.index.indexing import take
 from tapegrad.ops.shape.join import concat, tile
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 __all__ = ["append", "delete", "insert", "place", "put", "put_along_axis", "putmask", "resize", "scatter_add"]
 
@@ -32,7 +32,7 @@ def _repeated(values: Tensor, count: int) -> Tensor:
     return tile(flat, -(-count // flat.size))[:count]
 
 
-def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> Tensor:
+def put(a: TensorLike, ind: TensorLike, v: TensorLike, mode: str = "raise") -> Tensor:
     """``a`` with elements at flat positions ``ind`` set to ``v``, repeated as needed: a new tensor.
 
     Of positions named twice the last value stays.  mode: positions out of range ``raise``, ``wrap`` or ``clip``.
@@ -56,7 +56,7 @@ def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> Tensor:
     return reshape(At(reshape(x, (x.size,)))[places].set(_repeated(values, places.size)), x.shape)
 
 
-def put_along_axis(arr: Any, indices: Any, values: Any, axis: int | None) -> Tensor:
+def put_along_axis(arr: TensorLike, indices: TensorLike, values: TensorLike, axis: int | None) -> Tensor:
     """``arr`` with the elements that ``take_along_axis`` would take set to ``values``, which broadcast: a new tensor.
 
     axis None: of the flattened array.  Gradients pass to ``arr`` elsewhere and to ``values``.  Raises AxisError,
@@ -81,7 +81,7 @@ def put_along_axis(arr: Any, indices: Any, values: Any, axis: int | None) -> Ten
     return At(x)[index].set(values)
 
 
-def scatter_add(input: Any, dim: int, index: Any, src: Any) -> Tensor:
+def scatter_add(input: TensorLike, dim: int, index: Any, src: TensorLike) -> Tensor:
     """``input`` with each element of ``src`` added where ``index`` says along ``dim`` (PyTorch's ``scatter_add``).
 
     index: of as many dimensions as ``input``, no longer than ``src`` in any; repeated ones accumulate.  Differentiable
@@ -100,7 +100,7 @@ def scatter_add(input: Any, dim: int, index: Any, src: Any) -> Tensor:
     return At(x)[grid].add(y[tuple(slice(n) for n in places.shape)])
 
 
-def _places(op: str, mask: Any, x: Tensor) -> Tensor:
+def _places(op: str, mask: TensorLike, x: Tensor) -> Tensor:
     """Flat positions where the mask of the size of ``x`` is not 0."""
     found = tensor(op, mask, x)
     if found.size != x.size:
@@ -109,7 +109,7 @@ def _places(op: str, mask: Any, x: Tensor) -> Tensor:
     return nonzero(reshape(found, (found.size,)))[0]
 
 
-def place(arr: Any, mask: Any, vals: Any) -> Tensor:
+def place(arr: TensorLike, mask: TensorLike, vals: TensorLike) -> Tensor:
     """``arr`` with the elements where ``mask`` is not 0 set to the first of ``vals``, repeated as needed: a new tensor.
 
     The mask is evaluated.  Gradients pass to ``arr`` elsewhere and to ``vals``.  Raises ShapeError.
@@ -123,7 +123,7 @@ def place(arr: Any, mask: Any, vals: Any) -> Tensor:
     return reshape(At(reshape(x, (x.size,)))[places].set(_repeated(values, places.size)), x.shape)
 
 
-def putmask(a: Any, mask: Any, values: Any) -> Tensor:
+def putmask(a: TensorLike, mask: TensorLike, values: TensorLike) -> Tensor:
     """``a`` with the elements where ``mask`` is not 0 set to those of ``values`` at the same place: a new tensor.
 
     values: repeated to the size of ``a``.  Gradients pass to ``a`` elsewhere and to ``values``.  Raises ShapeError.
@@ -135,12 +135,12 @@ def putmask(a: Any, mask: Any, values: Any) -> Tensor:
     return reshape(At(reshape(x, (x.size,)))[places].set(take(_repeated(v, x.size), places, axis=0)), x.shape)
 
 
-def append(arr: Any, values: Any, axis: int | None = None) -> Tensor:
+def append(arr: TensorLike, values: TensorLike, axis: int | None = None) -> Tensor:
     """``values`` after ``arr`` along ``axis`` (None: both flattened first).  Raises ShapeError, AxisError."""
     return concat([arr, values], axis=axis)
 
 
-def resize(a: Any, new_shape: int | Sequence[int]) -> Tensor:
+def resize(a: TensorLike, new_shape: int | Sequence[int]) -> Tensor:
     """The elements in C order, repeated or cut to fill ``new_shape``; zeros if there are none.  Raises ShapeError."""
     x = tensor("resize", a)
     shape = tuple(new_shape) if isinstance(new_shape, (tuple, list)) else (int(new_shape),)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def resize(a: Any, new_shape: int | Sequence[int]) -> Tensor:
     return reshape(_repeated(x, count), shape)
 
 
-def _flat_or_along(op: str, arr: Any, axis: int | None) -> tuple[Tensor, int]:
+def _flat_or_along(op: str, arr: TensorLike, axis: int | None) -> tuple[Tensor, int]:
     x = tensor(op, arr)
     if axis is None:
         return reshape(x, (x.size,)), 0
@@ -180,7 +180,7 @@ def _in_range(op: str, places: Any, n: int, most: int) -> Any:
     return places
 
 
-def delete(arr: Any, obj: Any, axis: int | None = None) -> Tensor:
+def delete(arr: TensorLike, obj: Any, axis: int | None = None) -> Tensor:
     """``arr`` without the slices that ``obj`` (slice, integer, integers, mask) names along ``axis`` (None: flattened).
 
     What is deleted has gradient 0.  Raises AxisError, IndexingError.
@@ -193,7 +193,7 @@ def delete(arr: Any, obj: Any, axis: int | None = None) -> Tensor:
     return take(x, asarray(kept.nonzero()[0], device=x.device), axis=a)
 
 
-def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Tensor:
+def insert(arr: TensorLike, obj: Any, values: TensorLike, axis: int | None = None) -> Tensor:
     """``arr`` with ``values`` inserted before the positions ``obj`` (counted in ``arr``) along ``axis``.
 
     axis None: both flattened.  Differentiable in ``arr`` and ``values``, which are cast to the dtype of ``arr`` and

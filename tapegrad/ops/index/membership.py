@@ -13,12 +13,12 @@ from tapegrad.ops.index.indexing import take
 from tapegrad.ops.index.sort import searchsorted, sort
 from tapegrad.ops.reduce.reductions import any as any_
 from tapegrad.ops.shape.shape import expand_dims, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["isin"]
 
 
-def isin(element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False) -> Tensor:
+def isin(element: TensorLike, test_elements: TensorLike, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Whether each element of ``element`` is among ``test_elements``, or with ``invert`` whether it is not.
 
     A bool of the shape of ``element``; NaN is among nothing.  assume_unique: accepted for NumPy's sake; nothing is
@@ -40,7 +40,7 @@ def isin(element: Any, test_elements: Any, assume_unique: bool = False, invert: 
     return logical_not(found) if invert else found
 
 
-def _beside(elements: Any, x: Tensor) -> Any:
+def _beside(elements: TensorLike, x: Tensor) -> Any:
     """A sequence of Python numbers as a tensor on the device of ``x``, as weak as one of them: floats of its dtype."""
     if isinstance(elements, SCALARS) or hasattr(elements, "dtype"):
         return elements

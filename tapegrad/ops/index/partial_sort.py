@@ -18,7 +18,7 @@ from tapegrad.ops.index.sort import argmax, argsort, sort
 from tapegrad.ops.reduce.scans import cummax
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import moveaxis, reshape, squeeze
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["argpartition", "kthvalue", "lexsort", "mode", "msort", "partition", "sort_complex", "topk"]
 
@@ -40,14 +40,14 @@ argpartition_p = general(
 )
 
 
-def _ordered(op: str, x: Any) -> Tensor:
+def _ordered(op: str, x: TensorLike) -> Tensor:
     x = tensor(op, x)
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: complex numbers have no order; take abs, real or imag first")
     return x
 
 
-def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Tensor:
+def argpartition(a: TensorLike, kth: Any, axis: int | None = -1) -> Tensor:
     """Positions in an order in which elements ``kth`` (a number or several) stand as if sorted along ``axis``.
 
     Smaller ones come before, larger ones (NaN as the largest) behind; axis None: of the flattened array.  Raises
@@ -62,7 +62,7 @@ def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Tensor:
     return barrier(argpartition_p, x, kth=wanted, axis=i)
 
 
-def partition(a: Any, kth: Any, axis: int | None = -1) -> Tensor:
+def partition(a: TensorLike, kth: Any, axis: int | None = -1) -> Tensor:
     """The elements in the order of :func:`argpartition`; each takes its gradient along.  Raises as that does."""
     x = _ordered("partition", a)
     if axis is None:
@@ -70,12 +70,12 @@ def partition(a: Any, kth: Any, axis: int | None = -1) -> Tensor:
     return take_along_axis(x, argpartition(x, kth, axis), axis=axis)
 
 
-def msort(a: Any) -> Tensor:
+def msort(a: TensorLike) -> Tensor:
     """:func:`sort` along the first axis (the name NumPy had for it)."""
     return sort(a, axis=0)
 
 
-def sort_complex(a: Any) -> Tensor:
+def sort_complex(a: TensorLike) -> Tensor:
     """The elements as complex numbers in order along the last axis, real parts first; each takes its gradient along."""
     x = tensor("sort_complex", a)
     wide = dtypes.complex64 if x.dtype.itemsize <= 4 and x.dtype.kind != "c" else dtypes.complex128
@@ -112,7 +112,7 @@ def _cut(x: Tensor, dim: int, keepdim: bool, places: Tensor) -> Chosen:
     return Chosen(values, places) if keepdim else Chosen(squeeze(values, dim), squeeze(places, dim))
 
 
-def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Chosen:
+def kthvalue(input: TensorLike, k: int, dim: int = -1, keepdim: bool = False) -> Chosen:
     """The ``k``-th smallest element (from 1) along ``dim`` and its position (PyTorch's ``kthvalue``).
 
     The gradient goes to that element.  Raises AxisError, ShapeError for ``k`` out of range, DTypeError for complex.
@@ -127,7 +127,7 @@ def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Chosen
     return _cut(x, a, keepdim, order[(slice(None),) * a + (slice(k - 1, k),)])
 
 
-def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Chosen:
+def topk(input: TensorLike, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Chosen:
     """The ``k`` largest (or smallest) elements along ``dim``, in order, and their positions (PyTorch's ``topk``).
 
     Each takes its gradient along.  Raises AxisError, ShapeError, DTypeError for complex.
@@ -140,7 +140,7 @@ def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool =
     return Chosen(take_along_axis(x, places, axis=a), places)
 
 
-def mode(input: Any, dim: int = -1, keepdim: bool = False) -> Chosen:
+def mode(input: TensorLike, dim: int = -1, keepdim: bool = False) -> Chosen:
     """The most frequent element along ``dim``, the smallest of several, and its last position (PyTorch's ``mode``).
 
     The gradient goes to the element at that position.  Raises AxisError, ShapeError for an empty axis, DTypeError for

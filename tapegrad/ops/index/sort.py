@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
@@ -13,10 +13,10 @@ from tapegrad.ops.dispatch import barrier, promote, tensor
 from tapegrad.ops.index.indexing import take_along_axis
 from tapegrad.ops.shape.join import flip
 from tapegrad.ops.shape.shape import expand_dims, reshape
-from tapegrad.tensor import Tensor, from_array
+from tapegrad.tensor import Tensor, TensorLike, from_array
 
 
-def _ordered(op: str, x: Any) -> Tensor:
+def _ordered(op: str, x: TensorLike) -> Tensor:
     x = tensor(op, x)
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: complex numbers have no order; take abs, real or imag first")
@@ -42,7 +42,7 @@ argmax_p = _positions("argmax")
 argmin_p = _positions("argmin")
 
 
-def _extreme(prim: Primitive, x: Any, axis: int | None, keepdims: bool) -> Tensor:
+def _extreme(prim: Primitive, x: TensorLike, axis: int | None, keepdims: bool) -> Tensor:
     x = _ordered(prim.name, x)
     if axis is None:
         out = barrier(prim, reshape(x, (x.size,)), axis=0)
@@ -52,7 +52,7 @@ def _extreme(prim: Primitive, x: Any, axis: int | None, keepdims: bool) -> Tenso
     return expand_dims(out, a) if keepdims else out
 
 
-def argmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+def argmax(x: TensorLike, /, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     """Position of the first largest element along ``axis`` (None: in the flattened array); a NaN counts as largest.
 
     Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
@@ -60,7 +60,7 @@ def argmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Ten
     return _extreme(argmax_p, x, axis, keepdims)
 
 
-def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+def argmin(x: TensorLike, /, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     """Position of the first smallest element along ``axis`` (None: in the flattened array); a NaN counts as smallest.
 
     Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
@@ -79,7 +79,7 @@ argsort_p = general(
 
 
 def argsort(
-    x: Any, /, axis: int | None = -1, kind: str | None = None, *, descending: bool = False, stable: bool = True
+    x: TensorLike, /, axis: int | None = -1, kind: str | None = None, *, descending: bool = False, stable: bool = True
 ) -> Tensor:
     """Positions of the elements in order along ``axis`` (None: of the flattened array).  NaN sorts as the largest.
 
@@ -96,7 +96,7 @@ def argsort(
 
 
 def sort(
-    x: Any, /, axis: int | None = -1, kind: str | None = None, *, descending: bool = False, stable: bool = True
+    x: TensorLike, /, axis: int | None = -1, kind: str | None = None, *, descending: bool = False, stable: bool = True
 ) -> Tensor:
     """The elements in order along ``axis`` (None: flattened), NaN as the largest; each takes its gradient along.
 
@@ -115,7 +115,7 @@ class TopK(NamedTuple):
     indices: Tensor
 
 
-def top_k(x: Any, k: int, /, *, axis: int = -1) -> TopK:
+def top_k(x: TensorLike, k: int, /, *, axis: int = -1) -> TopK:
     """The ``k`` largest elements along ``axis``, largest first, and their positions.  Raises AxisError, ShapeError."""
     x = _ordered("top_k", x)
     a = normalize_axis("top_k", axis, x.ndim)
@@ -135,7 +135,7 @@ searchsorted_p = general(
 )
 
 
-def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None) -> Tensor:
+def searchsorted(x1: TensorLike, x2: TensorLike, /, side: str = "left", sorter: TensorLike | None = None) -> Tensor:
     """Where to insert each element of ``x2`` in the sorted ``x1`` so that it stays sorted.
 
     side: ``left`` of equal elements or ``right``; sorter: a permutation that sorts ``x1``.  Raises ShapeError unless
@@ -172,7 +172,7 @@ class UniqueInverse(NamedTuple):
     inverse_indices: Tensor
 
 
-def unique_all(x: Any, /) -> UniqueAll:
+def unique_all(x: TensorLike, /) -> UniqueAll:
     """The distinct values of ``x`` and all about them.  Their number depends on the values, so ``x`` is evaluated.
 
     Every NaN is distinct.  There is no derivative.
@@ -186,18 +186,18 @@ def unique_all(x: Any, /) -> UniqueAll:
     return UniqueAll(*(from_array(a, x.device) for a in arrays))
 
 
-def unique_counts(x: Any, /) -> UniqueCounts:
+def unique_counts(x: TensorLike, /) -> UniqueCounts:
     """The distinct values of ``x`` and how often each occurs; see :func:`unique_all`."""
     found = unique_all(x)
     return UniqueCounts(found.values, found.counts)
 
 
-def unique_inverse(x: Any, /) -> UniqueInverse:
+def unique_inverse(x: TensorLike, /) -> UniqueInverse:
     """The distinct values of ``x`` and which one each element is; see :func:`unique_all`."""
     found = unique_all(x)
     return UniqueInverse(found.values, found.inverse_indices)
 
 
-def unique_values(x: Any, /) -> Tensor:
+def unique_values(x: TensorLike, /) -> Tensor:
     """The distinct values of ``x``; see :func:`unique_all`."""
     return unique_all(x).values

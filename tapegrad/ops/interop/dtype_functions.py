@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError
 from tapegrad.ops.dispatch import SCALARS
 from tapegrad.tensor import Tensor, convert
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = ["can_cast", "finfo", "iinfo", "isdtype", "result_type"]
 
@@ -18,7 +21,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-def _dtype_of(x: Any) -> Any:
+def _dtype_of(x: Tensor) -> Any:
     """The dtype of a tensor, variable or array, or the one that is meant."""
     return x.dtype if isinstance(x, Tensor) or hasattr(x, "__array__") else dtypes.asdtype(x)
 
@@ -50,20 +53,20 @@ def can_cast(from_: Any, to: Any, /, casting: str = "safe") -> bool:
     return dtypes.can_cast(_dtype_of(from_), dtypes.asdtype(to), casting)
 
 
-def isdtype(dtype: Any, kind: Any) -> bool:
+def isdtype(dtype: DTypeLike, kind: Any) -> bool:
     """Whether ``dtype`` is of a kind: a dtype, a kind's name, or a tuple of them (any of which will do).
 
     kind: ``bool``, ``signed integer``, ``unsigned integer``, ``integral``, ``real floating`` (bfloat16, too),
     ``complex floating``, ``numeric``.  Raises DTypeError for what is no dtype or no kind.
     """
-    dtype = dtypes.asdtype(dtype)
+    known = dtypes.asdtype(dtype)
     if isinstance(kind, tuple):
-        return any(isdtype(dtype, one) for one in kind)
+        return any(isdtype(known, one) for one in kind)
     if not isinstance(kind, str):
-        return bool(dtype == dtypes.asdtype(kind))
+        return bool(known == dtypes.asdtype(kind))
     if kind not in _KINDS:
         raise DTypeError(f"isdtype: {kind!r} is not a kind of dtype; kinds are {', '.join(map(repr, _KINDS))}")
-    return ("f" if dtypes.is_extended(dtype) else dtype.kind) in _KINDS[kind]
+    return ("f" if dtypes.is_extended(known) else known.kind) in _KINDS[kind]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tapegrad.ops.create.creation import arange, asarray
 from tapegrad.ops.products.einsum import einsum
 from tapegrad.ops.shape.join import concat, stack, tile
 from tapegrad.ops.shape.shape import expand_dims
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
 
 _MODULE = "einops._backends"
@@ -35,7 +35,7 @@ def offer_backend() -> None:
 class _Watch:
     """Waits in ``sys.meta_path`` for einops to be imported; it finds no module itself, and goes when it is done."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: Any = None, target: TensorLike | None = None) -> Any:
         if name != _MODULE:
             return None
         sys.meta_path.remove(self)
@@ -64,10 +64,10 @@ def _make(einops: Any) -> None:
         def is_appropriate_type(self, tensor: Any) -> bool:
             return isinstance(tensor, (Tensor, Variable))
 
-        def from_numpy(self, x: Any) -> Tensor:
+        def from_numpy(self, x: TensorLike) -> Tensor:
             return asarray(x)
 
-        def to_numpy(self, x: Any) -> Any:
+        def to_numpy(self, x: Tensor) -> Any:
             return x.numpy()
 
         def arange(self, start: int, stop: int) -> Tensor:

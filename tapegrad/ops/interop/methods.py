@@ -9,7 +9,7 @@ from tapegrad.ops.index import choices, partial_sort, sort
 from tapegrad.ops.products import products
 from tapegrad.ops.reduce import averages, cumulative
 from tapegrad.ops.shape import diagonals
-from tapegrad.tensor import Tensor, bind_method
+from tapegrad.tensor import Tensor, TensorLike, bind_method
 
 
 def _argsort(self: Tensor, axis: int | None = -1, **options: Any) -> Tensor:
@@ -17,12 +17,12 @@ def _argsort(self: Tensor, axis: int | None = -1, **options: Any) -> Tensor:
     return sort.argsort(self.ravel(), axis=0, **options) if axis is None else sort.argsort(self, axis=axis, **options)
 
 
-def _compress(self: Tensor, condition: Any, axis: int | None = None) -> Tensor:
+def _compress(self: Tensor, condition: TensorLike, axis: int | None = None) -> Tensor:
     """The slices along ``axis`` where ``condition`` holds: see ``tg.compress``."""
     return choices.compress(condition, self, axis)
 
 
-def _searchsorted(self: Tensor, v: Any, side: str = "left", sorter: Any = None) -> Tensor:
+def _searchsorted(self: Tensor, v: TensorLike, side: str = "left", sorter: TensorLike | None = None) -> Tensor:
     """Where to insert ``v`` so that the vector stays sorted: see ``tg.searchsorted``."""
     return sort.searchsorted(self, v, side=side, sorter=sorter)
 
@@ -34,5 +34,5 @@ def bind_methods() -> None:
         partial_sort.argpartition, products.dot,
     ):  # fmt: skip
         bind_method(f.__name__, f)
-    for name, f in (("argsort", _argsort), ("compress", _compress), ("searchsorted", _searchsorted)):
-        bind_method(name, f)
+    for method in (_argsort, _compress, _searchsorted):
+        bind_method(method.__name__[1:], method)

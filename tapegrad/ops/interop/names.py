@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core import buffer as _buffer
 from tapegrad.core.state import thread
 from tapegrad.errors import NotATensorError
 from tapegrad.ops.dispatch import tensor
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
-def name(x: Any, name: str, /) -> Tensor:
+def name(x: TensorLike, name: str, /) -> Tensor:
     """``x`` itself, from now on known to memory policies as ``name`` (JAX's ``checkpoint_name``).
 
     A tensor of any shape and dtype is returned as it is: nothing is computed or recorded, so neither kernels nor bits

@@ -15,6 +15,7 @@ from tapegrad.ops.create import creation
 from tapegrad.ops.dispatch import tensor
 from tapegrad.ops.interop import info
 from tapegrad.ops.shape import shape
+from tapegrad.tensor import Tensor, TensorLike
 
 _REDUCED = {
     "add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "logical_and": "all", "logical_or": "any",
@@ -42,7 +43,7 @@ def public(name: str, module: str = "numpy") -> Callable[..., Any] | None:
     return found if callable(found) else None
 
 
-def array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+def array_ufunc(self: Any, ufunc: Any, method: str, *inputs: TensorLike, **kwargs: Any) -> Any:
     """NumPy's and SciPy's ufuncs on tensors, and their ``reduce``, ``accumulate`` and ``outer``.
 
     Raises TypeError if there is no function of ours, ImmutableError where a tensor's value is to be written to.
@@ -74,7 +75,7 @@ def array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any)
         return NotImplemented
 
 
-def _is_harmless(name: str, value: Any) -> bool:
+def _is_harmless(name: str, value: TensorLike) -> bool:
     if isinstance(value, tuple):
         return all(v is None for v in value)
     return any(value is h for h in _HARMLESS.get(name, (None,))) or (
@@ -96,7 +97,7 @@ def _method_of(name: str, method: str) -> Callable[..., Any] | None:
     return f if method == "__call__" else None
 
 
-def _outer(f: Callable, x: Any, y: Any) -> Any:
+def _outer(f: Callable, x: Tensor, y: Tensor) -> Any:
     return f(shape.reshape(x, (*x.shape, *(1,) * y.ndim)), y)
 
 
@@ -107,7 +108,7 @@ _ANSWERS = {
 """NumPy's functions that answer about values, or write them, and return no array: they read a tensor's value."""
 
 
-def _value(x: Any) -> Any:
+def _value(x: Tensor) -> Any:
     return x.numpy() if hasattr(x, "ref") else x
 
 
@@ -134,14 +135,14 @@ def array_function(self: Any, func: Any, types: Any, args: tuple, kwargs: dict) 
     return f(*args, **_asked(func, ours, kwargs))
 
 
-def _broadcast_arrays(*xs: Any, subok: bool = False) -> tuple[Any, ...]:
+def _broadcast_arrays(*xs: TensorLike, subok: bool = False) -> tuple[Any, ...]:
     """Tensors by ours; what no tensor can hold (Matplotlib gives None and strings) by NumPy's."""
     given: list[Any] = [_tensor_or_object("broadcast_arrays", x) for x in xs]
     to = aval.broadcast_shapes("broadcast_arrays", *(x.shape for x in given))
     return tuple(CPU.xp.broadcast_to(x, to) if is_array(x) else shape.broadcast_to(x, to) for x in given)
 
 
-def _tensor_or_object(op: str, x: Any) -> Any:
+def _tensor_or_object(op: str, x: TensorLike) -> Any:
     try:
         return tensor(op, x)
     except NotATensorError:

@@ -8,13 +8,13 @@ from typing import Any
 from tapegrad.device import Device, asdevice, dlpack
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.create.transfer import to_device
-from tapegrad.tensor import Tensor, from_array
+from tapegrad.tensor import Tensor, TensorLike, from_array
 from tapegrad.variable import Variable
 
 __all__ = ["from_dlpack"]
 
 
-def from_dlpack(x: Any, /, *, device: Device | str | None = None, copy: bool | None = None) -> Tensor:
+def from_dlpack(x: TensorLike, /, *, device: Device | str | None = None, copy: bool | None = None) -> Tensor:
     """The array of another library (NumPy, CuPy, PyTorch, JAX, ...) as a tensor, through DLPack.
 
     Without ``copy=True`` the tensor shares the array's memory: **the array must not be changed while the tensor is in

@@ -7,16 +7,16 @@ Operands may have more axes in front, which broadcast: rows of a Jacobian, or th
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.device.dtypes import in_float
 from tapegrad.device.numerics import conv_lead
 from tapegrad.device.numerics.windows import Moves, Window
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import barrier, promote
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
 def fitted(op: str, window: Window) -> Shape:
@@ -80,15 +80,15 @@ def _check(op: str, wanted: ShapedArray, g: ShapedArray) -> None:
         raise ShapeError(f"{op}: the cotangent has shape {g.shape}, but the convolution's result {wanted.shape}")
 
 
-def _run_conv(xp: Any, x: Any, w: Any, *, out: Any, moves: Moves) -> None:
+def _run_conv(xp: Namespace, x: Array, w: Array, *, out: Array, moves: Moves) -> None:
     conv_lead.forward(xp, x, w, out, moves)
 
 
-def _run_in_x(xp: Any, g: Any, w: Any, *, out: Any, moves: Moves, size: Shape) -> None:
+def _run_in_x(xp: Namespace, g: Array, w: Array, *, out: Array, moves: Moves, size: Shape) -> None:
     conv_lead.in_image(xp, g, w, out, moves)
 
 
-def _run_in_w(xp: Any, x: Any, g: Any, *, out: Any, moves: Moves, kernel: Shape) -> None:
+def _run_in_w(xp: Namespace, x: Array, g: Array, *, out: Array, moves: Moves, kernel: Shape) -> None:
     conv_lead.in_kernel(xp, x, g, out, moves)
 
 
@@ -208,7 +208,7 @@ conv_in_w_p: Primitive = bilinear(
 )
 
 
-def conv(x: Any, w: Any, /, *, moves: Moves) -> Tensor:
+def conv(x: TensorLike, w: TensorLike, /, *, moves: Moves) -> Tensor:
     """The sum over channels and taps of ``x`` at strided, dilated places times ``w``.
 
     x: ``(n, channels, *size)``; w: ``(outputs, channels / groups, *kernel)``; result: ``(n, outputs, *positions)``.
@@ -217,7 +217,7 @@ def conv(x: Any, w: Any, /, *, moves: Moves) -> Tensor:
     return barrier(conv_p, *promote("conv", (x, w), in_float), moves=moves)
 
 
-def conv_transpose(x: Any, w: Any, /, *, moves: Moves, size: Shape) -> Tensor:
+def conv_transpose(x: TensorLike, w: TensorLike, /, *, moves: Moves, size: Shape) -> Tensor:
     """The transpose of :func:`conv` in its image of spatial shape ``size``.
 
     x: ``(n, outputs, *positions)``; w: ``(outputs, channels / groups, *kernel)``; result: ``(n, channels, *size)``.

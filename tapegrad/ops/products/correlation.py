@@ -10,7 +10,7 @@ from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.elementwise.complex import conj
 from tapegrad.ops.shape.join import flip
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["convolve", "correlate"]
 
@@ -68,7 +68,7 @@ def _of_mode(op: str, x: Tensor, y: Tensor, mode: Any) -> Tensor:
     return found
 
 
-def _vectors(op: str, a: Any, v: Any) -> tuple[Tensor, ...]:
+def _vectors(op: str, a: TensorLike, v: TensorLike) -> tuple[Tensor, ...]:
     found = promote(op, (a, v))
     shaped = tuple(t if t.ndim else t.reshape((1,)) for t in found)
     if any(t.ndim != 1 or not t.size for t in shaped):
@@ -76,7 +76,7 @@ def _vectors(op: str, a: Any, v: Any) -> tuple[Tensor, ...]:
     return shaped
 
 
-def convolve(a: Any, v: Any, mode: str = "full") -> Tensor:
+def convolve(a: TensorLike, v: TensorLike, mode: str = "full") -> Tensor:
     """The convolution of two vectors (NumPy's ``convolve``).
 
     mode: ``full``, wherever they overlap; ``same``, as long as the longer one; ``valid``, where they overlap whole.
@@ -86,7 +86,7 @@ def convolve(a: Any, v: Any, mode: str = "full") -> Tensor:
     return _of_mode("convolve", *((y, x) if y.size > x.size else (x, y)), mode)
 
 
-def correlate(a: Any, v: Any, mode: str = "valid") -> Tensor:
+def correlate(a: TensorLike, v: TensorLike, mode: str = "valid") -> Tensor:
     """The cross-correlation of two vectors: ``sum(a[n + k] * conj(v[n]))`` at each shift ``k`` (NumPy's ``correlate``).
 
     mode: see :func:`convolve`.  Raises ShapeError unless both are vectors, and not empty.

@@ -13,12 +13,13 @@ from typing import Any
 
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.primitive import Primitive, Sample, linear
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.products.products import matmul
 from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.shape import permute_dims, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 Labels = tuple[int, ...]
 
@@ -52,7 +53,7 @@ def _infer_onto(x: ShapedArray, *, labels: Labels) -> ShapedArray:
     return x.with_shape(tuple(length[i] for i in labels))
 
 
-def _run_onto(xp: Any, x: Any, *, out: Any, labels: Labels) -> None:
+def _run_onto(xp: Namespace, x: Array, *, out: Array, labels: Labels) -> None:
     out[...] = 0
     places = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     lines = [
@@ -87,7 +88,7 @@ class _Term:
         return permute_dims(self.x, [self.labels.index(i) for i in labels])
 
 
-def einsum(subscripts: Any, /, *operands: Any, optimize: Any = True) -> Tensor:
+def einsum(subscripts: Any, /, *operands: TensorLike, optimize: Any = True) -> Tensor:
     """The sum of products that ``subscripts`` describes, as ``"bij,bjk->bik"``; an ellipsis stands for leading axes.
 
     Without ``->`` the result has the labels that occur once, in alphabetical order, after the ellipsis' axes.

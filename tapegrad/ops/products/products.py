@@ -17,7 +17,7 @@ from tapegrad.ops.dispatch import barrier, cast, promote
 from tapegrad.ops.elementwise.complex import conj
 from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.shape import expand_dims, moveaxis, permute_dims, reshape, squeeze
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
 def _infer_matmul(x: ShapedArray, y: ShapedArray) -> ShapedArray:
@@ -27,7 +27,7 @@ def _infer_matmul(x: ShapedArray, y: ShapedArray) -> ShapedArray:
     return shaped((*batch, x.shape[-2], y.shape[-1]), x.dtype, x.device)
 
 
-def _dry_matmul(x: Any, y: Any, *, out: Any) -> Any:
+def _dry_matmul(x: TensorLike, y: TensorLike, *, out: Tensor) -> Any:
     gemm.matmul(None, x, y, out)
     return out
 
@@ -52,7 +52,7 @@ matmul_p = bilinear(
 )  # fmt: skip
 
 
-def matmul(x1: Any, x2: Any, /) -> Tensor:
+def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """The matrix product; leading dimensions broadcast, a 1-d operand is a row (left) or a column (right).
 
     x1: ``(..., m, k)`` or ``(k,)``; x2: ``(..., k, n)`` or ``(k,)``.  Raises ShapeError.
@@ -72,7 +72,7 @@ def matmul(x1: Any, x2: Any, /) -> Tensor:
     return barrier(matmul_p, x, y)
 
 
-def tensordot(x1: Any, x2: Any, /, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
+def tensordot(x1: TensorLike, x2: TensorLike, /, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
     """The sum of products over ``axes``: the last so many of ``x1`` with the first of ``x2``, or a list for each.
 
     The result has the other axes of ``x1``, then those of ``x2``.  Raises ShapeError and AxisError.
@@ -105,7 +105,7 @@ def _paired_axes(x: Tensor, y: Tensor, axes: Any) -> tuple[list[int], list[int]]
     return left, right
 
 
-def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Tensor:
+def vecdot(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
     """The sum of ``conj(x1) * x2`` along ``axis`` (negative, counted in both); the other dimensions broadcast.
 
     Products and sum of half types are in float32, rounded once.  Raises ShapeError and AxisError.
@@ -119,7 +119,7 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Tensor:
     return cast(sum(conj(x) * y, axis=-1, dtype=wide), dtype)
 
 
-def matvec(x1: Any, x2: Any, /) -> Tensor:
+def matvec(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """The product of matrices ``(..., m, n)`` with vectors ``(..., n)``; leading dimensions broadcast.
 
     Raises ShapeError.
@@ -130,7 +130,7 @@ def matvec(x1: Any, x2: Any, /) -> Tensor:
     return squeeze(matmul(x, expand_dims(y, -1)), -1)
 
 
-def vecmat(x1: Any, x2: Any, /) -> Tensor:
+def vecmat(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """The conjugates of vectors ``(..., n)`` times matrices ``(..., n, m)``; leading dimensions broadcast.
 
     Raises ShapeError.
@@ -141,13 +141,13 @@ def vecmat(x1: Any, x2: Any, /) -> Tensor:
     return squeeze(matmul(expand_dims(conj(x), -2), y), -2)
 
 
-def outer(x1: Any, x2: Any, /) -> Tensor:
+def outer(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """The product of every element of ``x1`` with every one of ``x2``, shape ``(x1.size, x2.size)``."""
     x, y = promote("outer", (x1, x2))
     return reshape(x, (x.size, 1)) * reshape(y, (y.size,))
 
 
-def inner(x1: Any, x2: Any, /) -> Tensor:
+def inner(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """The sum of products over the last axes of both (NumPy's ``inner``).  Raises ShapeError."""
     x, y = promote("inner", (x1, x2))
     if not x.ndim or not y.ndim:
@@ -157,7 +157,7 @@ def inner(x1: Any, x2: Any, /) -> Tensor:
     return tensordot(x, y, axes=([-1], [-1]))
 
 
-def dot(x1: Any, x2: Any, /) -> Tensor:
+def dot(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """The sum of products over the last axis of ``x1`` and the last but one (or only) of ``x2`` (NumPy's ``dot``).
 
     Raises ShapeError.
@@ -171,7 +171,7 @@ def dot(x1: Any, x2: Any, /) -> Tensor:
     return tensordot(x, y, axes=([-1], [place]))
 
 
-def vdot(x1: Any, x2: Any, /) -> Tensor:
+def vdot(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """The sum of ``conj(x1) * x2`` over all elements of two arrays of one size.  Raises ShapeError."""
     x, y = promote("vdot", (x1, x2))
     if x.size != y.size:

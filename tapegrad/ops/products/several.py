@@ -24,7 +24,7 @@ from tapegrad.ops.shape.arrange import meshgrid
 from tapegrad.ops.shape.join import concat, stack
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, moveaxis, reshape
 from tapegrad.ops.shape.shape import sum_to as summed_to
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 __all__ = [
     "as_strided", "batch_l2_norm_squared", "block", "cartesian_prod", "cdist", "combinations", "cross", "dist", "kron",
@@ -32,7 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def kron(a: Any, b: Any) -> Tensor:
+def kron(a: TensorLike, b: TensorLike) -> Tensor:
     """The Kronecker product: blocks of ``b``, each times an element of ``a``; the lower rank gets axes in front."""
     x, y = promote("kron", (a, b))
     n = x.ndim if x.ndim > y.ndim else y.ndim
@@ -42,7 +42,9 @@ def kron(a: Any, b: Any) -> Tensor:
     return reshape(multiply(x, y), tuple(i * j for i, j in zip(p, q, strict=True)))
 
 
-def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Tensor:
+def cross(
+    a: TensorLike, b: TensorLike, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
+) -> Tensor:
     """The cross product of vectors along ``axisa`` and ``axisb``, put along ``axisc``; the other dimensions broadcast.
 
     axis: all three.  Vectors of length 2 lie in a plane: two of them give one number.  Raises ShapeError, AxisError.
@@ -101,7 +103,7 @@ def _joined(part: Any, axis: int, ndim: int) -> Tensor:
     return concat([_joined(p, axis + 1, ndim) for p in part], axis=axis)
 
 
-def cartesian_prod(*tensors: Any) -> Tensor:
+def cartesian_prod(*tensors: TensorLike) -> Tensor:
     """All choices of one element from each vector, a row for each (PyTorch's).  Raises ShapeError."""
     lines = promote("cartesian_prod", tensors)
     if any(t.ndim != 1 for t in lines):
@@ -112,7 +114,7 @@ def cartesian_prod(*tensors: Any) -> Tensor:
     return reshape(stack(meshgrid(*lines, indexing="ij"), axis=-1), (rows, len(lines)))
 
 
-def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Tensor:
+def combinations(input: TensorLike, r: int = 2, with_replacement: bool = False) -> Tensor:
     """All choices of ``r`` elements of a vector, in order, a row for each (PyTorch's ``combinations``).
 
     Raises ShapeError.
@@ -126,7 +128,7 @@ def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Tens
     return take(x, places, axis=0)
 
 
-def rollaxis(a: Any, axis: int, start: int = 0) -> Tensor:
+def rollaxis(a: TensorLike, axis: int, start: int = 0) -> Tensor:
     """Dimension ``axis`` moved to stand before ``start`` (NumPy's old name for ``moveaxis``).  Raises AxisError."""
     x = tensor("rollaxis", a)
     source = normalize_axis("rollaxis", axis, x.ndim)
@@ -136,7 +138,7 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Tensor:
     return moveaxis(x, source, place - 1 if source < place else place)
 
 
-def as_strided(x: Any, shape: Sequence[int], strides: Sequence[int], storage_offset: int = 0) -> Tensor:
+def as_strided(x: TensorLike, shape: Sequence[int], strides: Sequence[int], storage_offset: int = 0) -> Tensor:
     """Elements of ``x``, in C order, at steps of ``strides`` elements along each dimension of ``shape``.
 
     A copy (PyTorch's ``as_strided`` counts elements, too; NumPy's counts bytes): the gradient of an element read
@@ -153,7 +155,7 @@ def as_strided(x: Any, shape: Sequence[int], strides: Sequence[int], storage_off
     return take(reshape(t, (t.size,)), asarray(places, device=t.device), axis=0)
 
 
-def unfold(input: Any, dimension: int, size: int, step: int = 1) -> Tensor:
+def unfold(input: TensorLike, dimension: int, size: int, step: int = 1) -> Tensor:
     """Windows of ``size`` elements along ``dimension``, every ``step``; their elements are a new last axis (PyTorch's).
 
     The gradient of an element in several windows accumulates.  Raises AxisError, ShapeError.
@@ -168,7 +170,7 @@ def unfold(input: Any, dimension: int, size: int, step: int = 1) -> Tensor:
     return moveaxis(take(x, asarray(places, device=x.device), axis=a), a + 1, -1)
 
 
-def sum_to(x: Any, shape: Sequence[int]) -> Tensor:
+def sum_to(x: TensorLike, shape: Sequence[int]) -> Tensor:
     """The sum of ``x`` over what broadcasting to it from ``shape`` would repeat.  Raises ShapeError."""
     t = tensor("sum_to", x)
     if broadcast_shapes("sum_to", t.shape, tuple(shape)) != t.shape:
@@ -176,7 +178,7 @@ def sum_to(x: Any, shape: Sequence[int]) -> Tensor:
     return own(summed_to(t, tuple(shape)), t)
 
 
-def batch_l2_norm_squared(x: Any) -> Tensor:
+def batch_l2_norm_squared(x: TensorLike) -> Tensor:
     """For each slice along the first axis the sum of the squares of its elements (Chainer's).  Raises ShapeError."""
     t = tensor("batch_l2_norm_squared", x)
     if not t.ndim:
@@ -202,7 +204,7 @@ def _norm(gap: Tensor, p: float, axis: Axis, keepdims: bool = False) -> Tensor:
     return where(zero, 0, sqrt(safe) if p == 2 else power(safe, 1.0 / p))
 
 
-def cdist(x1: Any, x2: Any, p: float = 2.0) -> Tensor:
+def cdist(x1: TensorLike, x2: TensorLike, p: float = 2.0) -> Tensor:
     """The distances in p-norm of every row of ``x1`` from every row of ``x2`` (PyTorch's ``cdist``).
 
     x1: ``(..., m, k)``, x2: ``(..., n, k)``, the result ``(..., m, n)``; leading dimensions broadcast.  The gradient
@@ -214,7 +216,7 @@ def cdist(x1: Any, x2: Any, p: float = 2.0) -> Tensor:
     return _norm(expand_dims(x, -2) - expand_dims(y, -3), p, -1)
 
 
-def dist(input: Any, other: Any, p: float = 2) -> Tensor:
+def dist(input: TensorLike, other: Any, p: float = 2) -> Tensor:
     """The p-norm of ``input - other``, a number (PyTorch's ``dist``); its gradient is 0 where it is.
 
     Raises ShapeError.
@@ -223,7 +225,7 @@ def dist(input: Any, other: Any, p: float = 2) -> Tensor:
     return _norm(x - y, p, None)
 
 
-def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Tensor:
+def renorm(input: TensorLike, p: float, dim: int, maxnorm: float) -> Tensor:
     """Slices along ``dim`` with a p-norm above ``maxnorm`` scaled down to it (PyTorch's ``renorm``).
 
     The scale is ``maxnorm / (norm + 1e-7)``.  Raises AxisError.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tapegrad.core.aval import normalize_axes
 from tapegrad.core.state import unrecorded
@@ -24,12 +24,18 @@ from tapegrad.ops.shape.arrange import atleast_2d
 from tapegrad.ops.shape.diagonals import diag
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, permute_dims, reshape, squeeze
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = ["aminmax", "average", "corrcoef", "cov", "ptp", "std_mean", "var_mean"]
 
 
-def average(a: Any, axis: Axis = None, weights: Any = None, returned: bool = False, *, keepdims: bool = False) -> Any:
+def average(
+    a: TensorLike, axis: Axis = None, weights: TensorLike | None = None, returned: bool = False, *,
+    keepdims: bool = False,
+) -> Any:  # fmt: skip
     """The mean over ``axis`` (None: all), weighted by ``weights``: of the shape of ``a``, or of its axes ``axis``.
 
     Differentiable in both.  returned: also the sum of the weights.  Raises ShapeError, and ZeroDivisionError where
@@ -54,7 +60,7 @@ class ZeroWeightsError(TapegradError, ZeroDivisionError):
     """Weights of an average sum to 0."""
 
 
-def weights_like(op: str, weights: Any, x: Tensor, axis: Axis, axes: tuple[int, ...]) -> Tensor:
+def weights_like(op: str, weights: TensorLike, x: Tensor, axis: Axis, axes: tuple[int, ...]) -> Tensor:
     """``weights`` in the shape of ``x``, or with length 1 where they do not vary."""
     w = precise(op, weights, x)
     if w.shape == x.shape:
@@ -69,7 +75,7 @@ def weights_like(op: str, weights: Any, x: Tensor, axis: Axis, axes: tuple[int, 
     return broadcast_to(reshape(w, tuple(n if i in axes else 1 for i, n in enumerate(x.shape))), x.shape)
 
 
-def ptp(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def ptp(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The largest less the smallest element over ``axis`` (None: all).
 
     Elements that tie share the gradient of each equally.  Raises AxisError, ShapeError, DTypeError for complex.
@@ -84,22 +90,26 @@ class MinMax(NamedTuple):
     max: Tensor
 
 
-def aminmax(input: Any, *, dim: Axis = None, keepdim: bool = False) -> MinMax:
+def aminmax(input: TensorLike, *, dim: Axis = None, keepdim: bool = False) -> MinMax:
     """The smallest and the largest elements over ``dim`` (PyTorch's ``aminmax``); ties share gradients equally."""
     return MinMax(min(input, axis=dim, keepdims=keepdim), max(input, axis=dim, keepdims=keepdim))
 
 
-def var_mean(input: Any, dim: Axis = None, *, correction: float = 1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def var_mean(
+    input: TensorLike, dim: Axis = None, *, correction: float = 1, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
     """Variance and mean over ``dim`` (None: all) (PyTorch's ``var_mean``).  Raises AxisError."""
     return var(input, axis=dim, correction=correction, keepdims=keepdim), mean(input, axis=dim, keepdims=keepdim)
 
 
-def std_mean(input: Any, dim: Axis = None, *, correction: float = 1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def std_mean(
+    input: TensorLike, dim: Axis = None, *, correction: float = 1, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
     """Standard deviation and mean over ``dim`` (None: all) (PyTorch's ``std_mean``).  Raises AxisError."""
     return std(input, axis=dim, correction=correction, keepdims=keepdim), mean(input, axis=dim, keepdims=keepdim)
 
 
-def _samples(m: Any, y: Any, rowvar: bool, dtype: Any) -> Tensor:
+def _samples(m: TensorLike, y: TensorLike | None, rowvar: bool, dtype: DTypeLike | None) -> Tensor:
     """Variables by rows: those of ``m``, then those of ``y``."""
     parts = [precise("cov", x) for x in ((m,) if y is None else (m, y))]
     if any(x.ndim > 2 for x in parts):
@@ -114,7 +124,7 @@ def _samples(m: Any, y: Any, rowvar: bool, dtype: Any) -> Tensor:
     return rows[0] if y is None or not rows[0].shape[0] else concat(rows, axis=0)
 
 
-def _one_weight(fweights: Any, aweights: Any, x: Tensor) -> Tensor | None:
+def _one_weight(fweights: TensorLike | None, aweights: TensorLike | None, x: Tensor) -> Tensor | None:
     """The weights of the observations multiplied."""
     w = None
     for given in (fweights, aweights):
@@ -127,8 +137,9 @@ def _one_weight(fweights: Any, aweights: Any, x: Tensor) -> Tensor | None:
 
 
 def cov(
-    m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None, fweights: Any = None,
-    aweights: Any = None, *, dtype: Any = None,
+    m: TensorLike, y: TensorLike | None = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None,
+    fweights: TensorLike | None = None,
+    aweights: TensorLike | None = None, *, dtype: DTypeLike | None = None,
 ) -> Tensor:  # fmt: skip
     """The covariance matrix of variables (rows, or columns without ``rowvar``) over observations (NumPy's ``cov``).
 
@@ -155,7 +166,9 @@ def cov(
     return squeeze(found * (divide(1.0, fact) if isinstance(fact, Tensor) else (1 / fact if fact else math.inf)))
 
 
-def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -> Tensor:
+def corrcoef(
+    x: TensorLike, y: TensorLike | None = None, rowvar: bool = True, *, dtype: DTypeLike | None = None
+) -> Tensor:
     """The matrix of correlation coefficients (NumPy's ``corrcoef``), held within [-1, 1]: see :func:`cov`.
 
     1 (0-d) for one variable; NaN where a variable does not vary.  Raises ShapeError.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, general, linear
 from tapegrad.device import dtypes
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops.create.creation import ones, zeros
 from tapegrad.ops.dispatch import barrier, cast, own, tensor
@@ -14,14 +15,17 @@ from tapegrad.ops.elementwise.arithmetic import subtract
 from tapegrad.ops.shape.blocks import slice_p, unslice_p
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
 def _infer_cumulative(x: ShapedArray, *, axis: int, reverse: bool) -> ShapedArray:
     return x
 
 
-def _run_cumulative_sum(xp: Any, x: Any, *, axis: int, reverse: bool, out: Any) -> None:
+def _run_cumulative_sum(xp: Namespace, x: Array, *, axis: int, reverse: bool, out: Array) -> None:
     if reverse:
         back = (slice(None),) * axis + (slice(None, None, -1),)
         x, out = x[back], out[back]
@@ -42,7 +46,7 @@ cumulative_sum_p: Primitive = linear(
 )  # fmt: skip
 
 
-def _prepared(op: str, x: Any, axis: int | None, dtype: Any) -> tuple[Tensor, int, Any]:
+def _prepared(op: str, x: TensorLike, axis: int | None, dtype: DTypeLike | None) -> tuple[Tensor, int, Any]:
     """The operand in the dtype to compute in, the axis, the dtype of the result."""
     x = tensor(op, x)
     if axis is None:
@@ -62,7 +66,9 @@ def _first_shape(x: Tensor, axis: int) -> tuple[int, ...]:
     return (*x.shape[:axis], 1, *x.shape[axis + 1 :])
 
 
-def cumulative_sum(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
+def cumulative_sum(
+    x: TensorLike, /, *, axis: int | None = None, dtype: DTypeLike | None = None, include_initial: bool = False
+) -> Tensor:
     """The sums of the elements so far along ``axis``; ``include_initial``: 0 in front.  Raises AxisError, ShapeError.
 
     Small integers are summed in 64 bits.
@@ -74,7 +80,7 @@ def cumulative_sum(x: Any, /, *, axis: int | None = None, dtype: Any = None, inc
     return cast(out, wanted)
 
 
-def cumsum(x: Any, /, axis: int | None = None, dtype: Any = None) -> Tensor:
+def cumsum(x: TensorLike, /, axis: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """NumPy's name for :func:`cumulative_sum`; axis None: of the flattened array."""
     x = tensor("cumsum", x)
     return cumulative_sum(reshape(x, (x.size,)) if axis is None else x, axis=axis, dtype=dtype)
@@ -135,7 +141,9 @@ cumulative_prod_p = general(
 )
 
 
-def cumulative_prod(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
+def cumulative_prod(
+    x: TensorLike, /, *, axis: int | None = None, dtype: DTypeLike | None = None, include_initial: bool = False
+) -> Tensor:
     """The products of the elements so far along ``axis``; ``include_initial``: 1 in front.
 
     Its gradient is right where elements are 0.  Raises AxisError, ShapeError.
@@ -147,13 +155,15 @@ def cumulative_prod(x: Any, /, *, axis: int | None = None, dtype: Any = None, in
     return cast(x, wanted)
 
 
-def cumprod(x: Any, /, axis: int | None = None, dtype: Any = None) -> Tensor:
+def cumprod(x: TensorLike, /, axis: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """NumPy's name for :func:`cumulative_prod`; axis None: of the flattened array."""
     x = tensor("cumprod", x)
     return cumulative_prod(reshape(x, (x.size,)) if axis is None else x, axis=axis, dtype=dtype)
 
 
-def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
+def diff(
+    x: TensorLike, /, n: int = 1, axis: int = -1, prepend: TensorLike | None = None, append: TensorLike | None = None
+) -> Tensor:
     """Differences of neighbours along ``axis``, taken ``n`` times.  Raises AxisError, ShapeError."""
     x = given = tensor("diff", x)
     a = normalize_axis("diff", axis, x.ndim)

@@ -8,6 +8,7 @@ from typing import Any
 from tapegrad.core.aval import normalize_axes, normalize_axis
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
 from tapegrad.ops.elementwise._numbers import precise
@@ -20,7 +21,7 @@ from tapegrad.ops.reduce.cumulative import cumulative_sum, diff
 from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["cumulative_trapezoid", "ediff1d", "gradient", "interp", "trapezoid"]
 
@@ -80,7 +81,7 @@ def _three(x: Tensor, a: int, first: int) -> tuple[Tensor, Tensor, Tensor]:
     return p, q, r
 
 
-def _even(x: Tensor, a: int, h: Any, order: int) -> list[Tensor]:
+def _even(x: Tensor, a: int, h: Tensor | float, order: int) -> list[Tensor]:
     inner = (_along(x, a, 2, None) - _along(x, a, None, -2)) / (2.0 * h)
     if order == 1:
         first = (_along(x, a, 1, 2) - _along(x, a, 0, 1)) / h
@@ -110,7 +111,7 @@ def _uneven(x: Tensor, a: int, h: Tensor, order: int) -> list[Tensor]:
     return [first, inner, v / (u * (u + v)) * s + -(v + u) / (u * v) * t + (2.0 * v + u) / (v * (u + v)) * w]
 
 
-def _steps(op: str, y: Tensor, x: Any, dx: Any, a: int) -> Any:
+def _steps(op: str, y: Tensor, x: TensorLike | None, dx: Any, a: int) -> Any:
     """Distances between samples along axis ``a``: a number, or a tensor that broadcasts."""
     if x is None:
         return dx
@@ -122,7 +123,7 @@ def _steps(op: str, y: Tensor, x: Any, dx: Any, a: int) -> Any:
     return reshape(diff(x), (max(0, x.size - 1),) + (1,) * (y.ndim - 1 - a))
 
 
-def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Tensor:
+def trapezoid(y: TensorLike, x: TensorLike | None = None, dx: Any = 1.0, axis: int = -1) -> Tensor:
     """The integral along ``axis`` by the trapezoidal rule over coordinates ``x``, or steps of ``dx``.
 
     Differentiable in all three.  Raises AxisError, ShapeError.
@@ -133,7 +134,9 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Tensor:
     return sum(d * (_along(y, a, 1, None) + _along(y, a, None, -1)) / 2.0, axis=a - y.ndim)
 
 
-def cumulative_trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1, initial: Any = None) -> Tensor:
+def cumulative_trapezoid(
+    y: TensorLike, x: TensorLike | None = None, dx: Any = 1.0, axis: int = -1, initial: Any = None
+) -> Tensor:
     """The integrals up to each sample along ``axis`` by the trapezoidal rule (SciPy's ``cumulative_trapezoid``).
 
     initial: put in front (0 in SciPy; None: the result is shorter by 1).  Raises AxisError, ShapeError.
@@ -149,7 +152,7 @@ def cumulative_trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1, i
     return concat([cast(first, found.dtype), found], axis=a)
 
 
-def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Tensor:
+def ediff1d(ary: TensorLike, to_end: TensorLike | None = None, to_begin: TensorLike | None = None) -> Tensor:
     """Differences of neighbours in the flattened array, between ``to_begin`` and ``to_end``, flattened."""
     x = tensor("ediff1d", ary)
     found = diff(reshape(x, (x.size,)))
@@ -158,7 +161,7 @@ def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Tensor:
     return concat([*begin, found, *end]) if begin or end else found
 
 
-def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Tensor:
+def interp(x: Array, xp: Namespace, fp: Array, left: Any = None, right: Any = None, period: Any = None) -> Tensor:
     """The line through the points ``(xp, fp)``, ``xp`` ascending, at ``x``, in float64 (NumPy's ``interp``).
 
     Outside: ``left`` and ``right`` (None: the end values); period: ``x`` and ``xp`` are taken modulo it.

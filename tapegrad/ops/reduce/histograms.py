@@ -21,12 +21,12 @@ from tapegrad.ops.reduce import reductions
 from tapegrad.ops.reduce.cumulative import diff
 from tapegrad.ops.shape.join import flip, stack, unstack
 from tapegrad.ops.shape.shape import reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["bincount", "digitize", "histogram", "histogram2d", "histogram_bin_edges", "histogramdd"]
 
 
-def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Tensor:
+def bincount(x: TensorLike, /, weights: TensorLike | None = None, minlength: int = 0) -> Tensor:
     """How often each integer from 0 on occurs in the vector ``x``, or the sum of its ``weights``, in float64.
 
     The weights have gradients.  The length is ``max(x) + 1``, at least ``minlength``: the largest is looked at.
@@ -47,7 +47,7 @@ def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Tensor:
     return barrier(scatter_add_p, _weights_of("bincount", weights, places), places, axis=0, n=n)
 
 
-def _weights_of(op: str, weights: Any, beside: Tensor) -> Tensor:
+def _weights_of(op: str, weights: TensorLike | None, beside: Tensor) -> Tensor:
     """The weights as a vector of floats, or ones to count with."""
     if weights is None:
         return ones((beside.size,), dtype=dtypes.int64, device=beside.device)
@@ -58,7 +58,7 @@ def _weights_of(op: str, weights: Any, beside: Tensor) -> Tensor:
     return w
 
 
-def digitize(x: Any, bins: Any, right: bool = False) -> Tensor:
+def digitize(x: TensorLike, bins: Any, right: bool = False) -> Tensor:
     """Which bin each element is in: ``bins[i-1] <= x < bins[i]``, with ``right`` ``bins[i-1] < x <= bins[i]``.
 
     For falling ``bins`` the other way round (NumPy's ``digitize``).  No derivative.  Raises ShapeError unless ``bins``
@@ -79,7 +79,7 @@ def _check_rising(op: str, edges: Tensor) -> None:
         raise DomainError(f"{op}: bins must rise (or, for digitize, fall) monotonically; sort them")
 
 
-def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Tensor:
+def histogram_bin_edges(a: TensorLike, bins: Any = 10, range: Any = None, weights: TensorLike | None = None) -> Tensor:
     """The edges of the bins that :func:`histogram` counts in (NumPy's ``histogram_bin_edges``).
 
     bins: their number, their edges, or the name of a rule to choose them by (for which ``a`` comes to the host).
@@ -115,7 +115,7 @@ def _bins_of(x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def histogram(
-    a: Any, bins: Any = 10, range: Any = None, density: bool | None = None, weights: Any = None
+    a: TensorLike, bins: Any = 10, range: Any = None, density: bool | None = None, weights: TensorLike | None = None
 ) -> tuple[Tensor, Tensor]:
     """How many elements lie in each bin, or the sum of their ``weights``, and the edges (NumPy's ``histogram``).
 
@@ -150,8 +150,9 @@ def _counted(columns: Sequence[Tensor], edges: Sequence[Tensor], w: Tensor) -> t
 
 
 def histogramdd(
-    sample: Any, bins: Any = 10, range: Any = None, density: bool | None = None, weights: Any = None
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+    sample: TensorLike | Sequence[TensorLike], bins: Any = 10, range: Any = None, density: bool | None = None,
+    weights: TensorLike | None = None,
+) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Counts in boxes of several dimensions, or sums of ``weights``, and the edges along each (``histogramdd``).
 
     sample: ``(n, d)``, or a sequence of ``d`` vectors; bins: as for :func:`histogram`, for all dimensions or a sequence
@@ -183,8 +184,9 @@ def histogramdd(
 
 
 def histogram2d(
-    x: Any, y: Any, bins: Any = 10, range: Any = None, density: bool | None = None, weights: Any = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: TensorLike, y: TensorLike, bins: Any = 10, range: Any = None, density: bool | None = None,
+    weights: TensorLike | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """:func:`histogramdd` of two vectors: counts, and the edges along ``x`` and ``y``.
 
     bins: for both, or a pair; one array of edges serves both.  Differentiable in the weights.  Raises ShapeError.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import normalize_axes
 from tapegrad.core.state import unrecorded
@@ -20,7 +20,10 @@ from tapegrad.ops.reduce.reductions import Axis, kept_shape, sum
 from tapegrad.ops.reduce.reductions import all as all_of
 from tapegrad.ops.reduce.reductions import any as any_of
 from tapegrad.ops.shape.shape import reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = [
     "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum",
@@ -28,7 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _filled(op: str, x: Any, value: float) -> tuple[Tensor, Tensor | None]:
+def _filled(op: str, x: TensorLike, value: float) -> tuple[Tensor, Tensor | None]:
     """``x`` with ``value`` in place of NaN, and where NaN was (None: ``x`` holds integers)."""
     x = tensor(op, x)
     if not dtypes.is_inexact(x.dtype):
@@ -37,27 +40,27 @@ def _filled(op: str, x: Any, value: float) -> tuple[Tensor, Tensor | None]:
     return where(gone, value, x), gone
 
 
-def nansum(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+def nansum(a: TensorLike, axis: Axis = None, dtype: DTypeLike | None = None, keepdims: bool = False) -> Tensor:
     """The sum over ``axis`` (None: all) of what is not NaN; 0 where nothing is.  Raises AxisError."""
     return sum(_filled("nansum", a, 0)[0], axis=axis, dtype=dtype, keepdims=keepdims)
 
 
-def nanprod(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+def nanprod(a: TensorLike, axis: Axis = None, dtype: DTypeLike | None = None, keepdims: bool = False) -> Tensor:
     """The product over ``axis`` (None: all) of what is not NaN; 1 where nothing is.  Raises AxisError."""
     return reductions.prod(_filled("nanprod", a, 1)[0], axis=axis, dtype=dtype, keepdims=keepdims)
 
 
-def nancumsum(a: Any, axis: int | None = None, dtype: Any = None) -> Tensor:
+def nancumsum(a: TensorLike, axis: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """The sums so far along ``axis`` (None: of the flattened array), NaN counting as 0.  Raises AxisError."""
     return cumsum(_filled("nancumsum", a, 0)[0], axis, dtype)
 
 
-def nancumprod(a: Any, axis: int | None = None, dtype: Any = None) -> Tensor:
+def nancumprod(a: TensorLike, axis: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """The products so far along ``axis`` (None: of the flattened array), NaN counting as 1.  Raises AxisError."""
     return cumprod(_filled("nancumprod", a, 1)[0], axis, dtype)
 
 
-def _extreme(op: str, a: Any, axis: Axis, keepdims: bool, worst: float) -> Tensor:
+def _extreme(op: str, a: TensorLike, axis: Axis, keepdims: bool, worst: float) -> Tensor:
     x, gone = _filled(op, a, worst)
     f = getattr(reductions, op.removeprefix("nan"))
     found = f(x, axis=axis, keepdims=keepdims)
@@ -66,7 +69,7 @@ def _extreme(op: str, a: Any, axis: Axis, keepdims: bool, worst: float) -> Tenso
     return where(all_of(gone, axis=axis, keepdims=keepdims), float("nan"), found)
 
 
-def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def nanmax(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The largest element over ``axis`` (None: all) that is not NaN; NaN where none is.
 
     Ties share the gradient equally.  Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
@@ -74,7 +77,7 @@ def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _extreme("nanmax", a, axis, keepdims, -float("inf"))
 
 
-def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def nanmin(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The smallest element over ``axis`` (None: all) that is not NaN; NaN where none is.
 
     Ties share the gradient equally.  Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
@@ -82,7 +85,7 @@ def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _extreme("nanmin", a, axis, keepdims, float("inf"))
 
 
-def _position(op: str, a: Any, axis: int | None, keepdims: bool, worst: float) -> Tensor:
+def _position(op: str, a: TensorLike, axis: int | None, keepdims: bool, worst: float) -> Tensor:
     x, gone = _filled(op, a, worst)
     if gone is not None and x.size and unrecorded(lambda: bool(any_of(every(all_of(gone, axis=axis))))):
         raise AllNaNError(f"{op}: a slice along axis {axis} of {x.shape} holds nothing but NaN")
@@ -93,7 +96,7 @@ class AllNaNError(TapegradError, ValueError):
     """The position of an extreme is asked for where every element is NaN."""
 
 
-def nanargmax(a: Any, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+def nanargmax(a: TensorLike, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     """Position of the first largest element along ``axis`` (None: in the flattened array), NaN passed over.
 
     Raises AxisError, ShapeError for an empty axis, AllNaNError (a ValueError; it looks at the values).
@@ -101,7 +104,7 @@ def nanargmax(a: Any, axis: int | None = None, *, keepdims: bool = False) -> Ten
     return _position("nanargmax", a, axis, keepdims, -float("inf"))
 
 
-def nanargmin(a: Any, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+def nanargmin(a: TensorLike, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     """Position of the first smallest element along ``axis`` (None: in the flattened array), NaN passed over.
 
     Raises AxisError, ShapeError for an empty axis, AllNaNError (a ValueError; it looks at the values).
@@ -114,7 +117,7 @@ def _count(x: Tensor, gone: Tensor, axes: tuple[int, ...], keepdims: bool) -> Te
 
 
 @in_float32
-def nanmean(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def nanmean(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The mean over ``axis`` (None: all) of what is not NaN; NaN where nothing is.  Raises AxisError."""
     x, gone = _filled("nanmean", a, 0)
     if gone is None:
@@ -127,7 +130,7 @@ def nanmean(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 @in_float32
 def nanvar(
-    a: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, correction: float | None = None
+    a: TensorLike, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, correction: float | None = None
 ) -> Tensor:
     """The variance over ``axis`` (None: all) of what is not NaN: squared deviations, divided by ``count - ddof``.
 
@@ -152,7 +155,7 @@ def nanvar(
 
 @in_float32
 def nanstd(
-    a: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, correction: float | None = None
+    a: TensorLike, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, correction: float | None = None
 ) -> Tensor:
     """The square root of :func:`nanvar`; where that is 0, so is its gradient, as that of :func:`std`.
 

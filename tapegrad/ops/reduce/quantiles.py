@@ -13,7 +13,7 @@ from tapegrad.core.aval import normalize_axes
 from tapegrad.core.state import unrecorded
 from tapegrad.device import CPU, dtypes
 from tapegrad.errors import DTypeError, ShapeError, TapegradError
-from tapegrad.ops.dispatch import cast, promote, tensor
+from tapegrad.ops.dispatch import cast, promote, tensor, whole_in_float64
 from tapegrad.ops.elementwise.arithmetic import divide, maximum, minimum
 from tapegrad.ops.elementwise.comparison import ceil, equal, floor, isnan, logical_not
 from tapegrad.ops.elementwise.comparison import round as round_even
@@ -26,7 +26,7 @@ from tapegrad.ops.reduce.reductions import Axis, kept_shape, mean, sum
 from tapegrad.ops.reduce.reductions import all as all_of
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, moveaxis, permute_dims, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["median", "nanmedian", "nanpercentile", "nanquantile", "percentile", "quantile"]
 
@@ -68,7 +68,7 @@ def _next_unless(at: Tensor, stays: Callable[[Tensor, Tensor], Tensor]) -> Tenso
     return maximum(where(stays(at, low), low, low + 1), 0)
 
 
-def _rows(op: str, a: Any, axis: Axis) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
+def _rows(op: str, a: TensorLike, axis: Axis) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
     """``a`` with ``axis`` moved last and made one; those axes; the shape of a result that keeps them."""
     x = tensor(op, a)
     if x.dtype.kind == "c":
@@ -151,23 +151,26 @@ def _at(rows: _Sorted, count: Any, q: Tensor, method: str, weak: bool) -> Tensor
     return _line(before, after, part, weak)
 
 
-def _prepared(op: str, q: Any, scale: float, rows: Tensor) -> tuple[Tensor, bool]:
+def _prepared(op: str, q: TensorLike, scale: float, rows: Tensor) -> tuple[Tensor, bool]:
     """``q / scale`` as floats in [0, 1], and whether it is a Python number, whose dtype gives way to the data's."""
     weak = type(q) in (int, float)  # not NumPy's float64, which is a float, too
-    if isinstance(given := q, Tensor):
-        inside = not q.size or unrecorded(lambda: bool(all_of((given >= 0) & (given <= scale))))
+    if isinstance(q, Tensor):
+        levels = q
+        inside = not levels.size or unrecorded(lambda: bool(all_of((levels >= 0) & (levels <= scale))))
     else:  # looked at where it lies: nothing waits for the device
-        q = CPU.xp.asarray(q, dtype="float64" if weak or isinstance(q, (list, tuple)) else None)
-        inside = bool(((q >= 0) & (q <= scale)).all())
+        array = CPU.xp.asarray(q, dtype="float64" if weak or isinstance(q, (list, tuple)) else None)
+        inside = bool(((array >= 0) & (array <= scale)).all())
+        levels = tensor(op, array, rows)
     if not inside:
-        raise TapegradError(f"{op}: {given!r:.60} has elements outside [0, {scale}]")
-    (found,) = promote(op, (tensor(op, q, rows),), lambda d: d if dtypes.is_inexact(d) else dtypes.float64)
-    return (found if scale == 1 else divide(found, scale)), weak
+        raise TapegradError(f"{op}: {q!r:.60} has elements outside [0, {scale}]")
+    (levels,) = promote(op, (levels,), whole_in_float64)
+    return (levels if scale == 1 else divide(levels, scale)), weak
 
 
 def _quantiles(
-    op: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool, weights: Any, skip: bool, scale: float
-) -> Tensor:
+    op: str, a: TensorLike, q: TensorLike, axis: Axis, method: str, keepdims: bool, weights: TensorLike | None,
+    skip: bool, scale: float,
+) -> Tensor:  # fmt: skip
     if method not in POSITIONS or (weights is not None and method != "inverted_cdf"):
         usable = "inverted_cdf, with weights" if weights is not None else ", ".join(POSITIONS)
         raise TapegradError(f"{op}: method {method!r} is not one of {usable}")
@@ -222,8 +225,9 @@ def _weighted(rows: _Sorted, w: Tensor, q: Tensor, skip: bool) -> Tensor:
 
 
 def quantile(
-    a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False, weights: Any = None
-) -> Tensor:
+    a: TensorLike, q: TensorLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False,
+    weights: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
     """The quantiles ``q`` (in [0, 1]) of the elements over ``axis`` (None: all) (NumPy's ``quantile``).
 
     The shape is that of ``q``, then what is left of that of ``a``.  method: one of NumPy's thirteen.  weights (only
@@ -236,27 +240,30 @@ def quantile(
 
 
 def percentile(
-    a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False, weights: Any = None
-) -> Tensor:
+    a: TensorLike, q: TensorLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False,
+    weights: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
     """:func:`quantile` of ``q / 100``."""
     return _quantiles("percentile", a, q, axis, method, keepdims, weights, False, 100)
 
 
 def nanquantile(
-    a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False, weights: Any = None
-) -> Tensor:
+    a: TensorLike, q: TensorLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False,
+    weights: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
     """:func:`quantile` of the elements that are not NaN, whose gradient is 0; NaN where none is left."""
     return _quantiles("nanquantile", a, q, axis, method, keepdims, weights, True, 1)
 
 
 def nanpercentile(
-    a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False, weights: Any = None
-) -> Tensor:
+    a: TensorLike, q: TensorLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False,
+    weights: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
     """:func:`nanquantile` of ``q / 100``."""
     return _quantiles("nanpercentile", a, q, axis, method, keepdims, weights, True, 100)
 
 
-def median(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def median(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The median over ``axis`` (None: all): of an even number of elements the mean of the two in the middle.
 
     Its gradient goes to the middle element, or half and half to the two.  Integers are averaged in float64.  NaN if
@@ -270,7 +277,7 @@ def median(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return reshape(found, kept) if keepdims else found
 
 
-def nanmedian(a: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def nanmedian(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """:func:`median` of the elements that are not NaN, whose gradient is 0; NaN where none is left."""
     rows, _, kept = _rows("nanmedian", a, axis)
     if not dtypes.is_inexact(rows.dtype) or not rows.shape[-1]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import ShapedArray, normalize_axes
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
@@ -24,7 +24,10 @@ from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.shape.blocks import reshaped
 from tapegrad.ops.shape.join import concat, stack
 from tapegrad.ops.shape.shape import infer_reduction, kept_shape, lift_axes, permute_dims, reshape, sum_p
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 Axis = int | Sequence[int] | None
 
@@ -40,7 +43,7 @@ def _infer_nonempty(name: str) -> Any:
     return infer
 
 
-def sum(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def sum(x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Tensor:
     """The sum over ``axis`` (None: all); small integers are summed in 64 bits.  Raises AxisError."""
     x = tensor("sum", x)
     axes = normalize_axes("sum", axis, x.ndim)
@@ -48,7 +51,7 @@ def sum(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = Fal
     return barrier(sum_p, x, axis=axes, keepdims=bool(keepdims)) if axes else identity_of(x)
 
 
-def _in(op: str, x: Any, dtype: Any) -> Tensor:
+def _in(op: str, x: TensorLike, dtype: DTypeLike | None) -> Tensor:
     """``x`` in the dtype to average in."""
     x = tensor(op, x)
     if dtype is not None:
@@ -56,7 +59,7 @@ def _in(op: str, x: Any, dtype: Any) -> Tensor:
     return x if dtypes.is_inexact(x.dtype) else cast(x, dtypes.float64)
 
 
-def mean(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def mean(x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Tensor:
     """The mean over ``axis`` (None: all), in ``dtype`` if given; NaN for an empty array, as in NumPy.
 
     Integers are averaged in float64.  Raises AxisError.
@@ -177,14 +180,14 @@ def _reduced(prim: Primitive, name: str, x: Tensor, axis: Axis, keepdims: bool) 
     return reshaped(out, kept_shape(x.shape, axes)) if keepdims else out
 
 
-def _ordered(name: str, x: Any) -> Tensor:
+def _ordered(name: str, x: TensorLike) -> Tensor:
     x = tensor(name, x)
     if x.dtype.kind == "c":
         raise DTypeError(f"{name}: complex numbers have no order; take abs, real or imag first")
     return x
 
 
-def max(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+def max(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """The largest element over ``axis`` (None: all), NaN if there is one; ties share the gradient equally.
 
     Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
@@ -192,7 +195,7 @@ def max(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     return _reduced(max_p, "max", _ordered("max", x), axis, keepdims)
 
 
-def min(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+def min(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """The smallest element over ``axis`` (None: all), NaN if there is one; ties share the gradient equally.
 
     Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
@@ -200,7 +203,7 @@ def min(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     return _reduced(min_p, "min", _ordered("min", x), axis, keepdims)
 
 
-def prod(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+def prod(x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Tensor:
     """The product over ``axis`` (None: all), 1 if empty; its gradient is right where elements are 0.
 
     Small integers are multiplied in 64 bits.  Raises AxisError.
@@ -210,12 +213,12 @@ def prod(x: Any, /, axis: Axis = None, dtype: Any = None, *, keepdims: bool = Fa
     return _reduced(prod_p, "prod", x, axis, keepdims)
 
 
-def any(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+def any(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Whether some element over ``axis`` (None: all) is not 0; NaN is not 0.  Raises AxisError."""
     return _reduced(any_p, "any", _truth(tensor("any", x)), axis, keepdims)
 
 
-def all(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+def all(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Whether no element over ``axis`` (None: all) is 0.  Raises AxisError."""
     return _reduced(all_p, "all", _truth(tensor("all", x)), axis, keepdims)
 
@@ -224,13 +227,14 @@ def _truth(x: Tensor) -> Tensor:
     return cast(x, dtypes.bool_) if x.dtype.kind != "c" else not_equal(x, 0)
 
 
-def count_nonzero(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+def count_nonzero(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """How many elements over ``axis`` (None: all) are not 0.  Raises AxisError."""
     return sum(_truth(tensor("count_nonzero", x)), axis=axis, keepdims=keepdims)
 
 
 def var(
-    x: Any, /, axis: Axis = None, dtype: Any = None, *, correction: float = 0, ddof: float | None = None,
+    x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, correction: float = 0,
+    ddof: float | None = None,
     keepdims: bool = False,
 ) -> Tensor:  # fmt: skip
     """The variance over ``axis`` (None: all): squared deviations summed, divided by ``count - correction``.
@@ -251,7 +255,8 @@ def _var(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool) ->
 
 
 def std(
-    x: Any, /, axis: Axis = None, dtype: Any = None, *, correction: float = 0, ddof: float | None = None,
+    x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, correction: float = 0,
+    ddof: float | None = None,
     keepdims: bool = False,
 ) -> Tensor:  # fmt: skip
     """The square root of :func:`var`; where that is 0 (all elements equal, or one alone), so is its gradient.
@@ -268,7 +273,7 @@ def _std(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool) ->
 
 
 @in_float32
-def logsumexp(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+def logsumexp(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """``log(sum(exp(x)))`` over ``axis`` (None: all) without overflow; -inf if empty.  Raises AxisError.
 
     It is computed as ``m + log(sum(exp(x - m)))``; the derivative does not depend on ``m``, so tapes do not see it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.core.primitive import Sample, general
@@ -17,7 +17,7 @@ from tapegrad.ops.elementwise.exponential import exp, log
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.index.indexing import take_along_axis
 from tapegrad.ops.shape.join import concat
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 __all__ = ["cummax", "cummin", "logcumsumexp"]
 
@@ -42,7 +42,7 @@ running_place_p = general(
 )  # fmt: skip
 
 
-def _running(op: str, x: Any, axis: int, ufunc: str) -> Running:
+def _running(op: str, x: TensorLike, axis: int, ufunc: str) -> Running:
     x = tensor(op, x)
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: complex numbers have no order; take abs, real or imag first")
@@ -53,7 +53,7 @@ def _running(op: str, x: Any, axis: int, ufunc: str) -> Running:
     return Running(take_along_axis(x, places, axis=a), places)
 
 
-def cummax(input: Any, dim: int = -1) -> Running:
+def cummax(input: TensorLike, dim: int = -1) -> Running:
     """The largest element so far along ``dim``, and its position: the last one of equal elements, as in PyTorch.
 
     The gradient goes to that element.  After a NaN all is NaN.  Raises AxisError, DTypeError for complex.
@@ -61,7 +61,7 @@ def cummax(input: Any, dim: int = -1) -> Running:
     return _running("cummax", input, dim, "maximum")
 
 
-def cummin(input: Any, dim: int = -1) -> Running:
+def cummin(input: TensorLike, dim: int = -1) -> Running:
     """The smallest element so far along ``dim``, and its position: the last one of equal elements, as in PyTorch.
 
     The gradient goes to that element.  After a NaN all is NaN.  Raises AxisError, DTypeError for complex.
@@ -82,7 +82,7 @@ def _join(x: Tensor, y: Tensor) -> Tensor:
     return where(nothing, -float("inf"), log(where(nothing, 1, total)) + most)
 
 
-def logcumsumexp(input: Any, dim: int = -1) -> Tensor:
+def logcumsumexp(input: TensorLike, dim: int = -1) -> Tensor:
     """``log(cumsum(exp(x)))`` along ``dim`` without overflow (PyTorch's ``logcumsumexp``).
 
     Computed by doubling, in log n steps of whole arrays.  Elements of -inf count for nothing and have gradient 0.

@@ -6,13 +6,14 @@ An id outside ``[0, num_segments)`` drops its slice.  Sums add in the order of t
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, general
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes, phantom
 from tapegrad.device.numerics import scans
+from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import DTypeError, IndexingError, ShapeError, TapegradError
 from tapegrad.ops.create.creation import arange, ones
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
@@ -26,12 +27,17 @@ from tapegrad.ops.reduce.cumulative import cumulative_sum
 from tapegrad.ops.reduce.reductions import max as max_of
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    pass
 
 __all__ = ["index_add", "index_reduce", "segment_max", "segment_mean", "segment_min", "segment_prod", "segment_sum"]
 
 
-def _prepared(op: str, data: Any, segment_ids: Any, num_segments: int | None) -> tuple[Tensor, Tensor, int]:
+def _prepared(
+    op: str, data: TensorLike, segment_ids: TensorLike, num_segments: int | None
+) -> tuple[Tensor, Tensor, int]:
     """Data with the segmented axis first, an id in ``[0, n]`` for each slice (n: none), and n.
 
     Ids of several dimensions name slices of as many leading axes, which become one.
@@ -53,7 +59,7 @@ def _prepared(op: str, data: Any, segment_ids: Any, num_segments: int | None) ->
     return x, unrecorded(lambda: where(logical_or(ids < 0, ids >= n), n, ids)), n
 
 
-def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None) -> Tensor:
+def segment_sum(data: TensorLike, segment_ids: TensorLike, num_segments: int | None = None) -> Tensor:
     """The sum of the slices of ``data`` in each segment, along the first axis; 0 for a segment of nothing.
 
     num_segments: the result's length (None: one more than the largest id, which is then looked at).  Raises
@@ -69,7 +75,7 @@ def _counts(ids: Tensor, n: int, like: Tensor) -> Tensor:
     return reshape(barrier(scatter_add_p, one, ids, axis=0, n=n + 1)[:n], (n,) + (1,) * (like.ndim - 1))
 
 
-def segment_mean(data: Any, segment_ids: Any, num_segments: int | None = None) -> Tensor:
+def segment_mean(data: TensorLike, segment_ids: TensorLike, num_segments: int | None = None) -> Tensor:
     """The mean of the slices in each segment; 0 for a segment of nothing.  See :func:`segment_sum`."""
     x, ids, n = _prepared("segment_mean", data, segment_ids, num_segments)
     x = x if dtypes.is_inexact(x.dtype) else cast(x, dtypes.float64)
@@ -77,7 +83,7 @@ def segment_mean(data: Any, segment_ids: Any, num_segments: int | None = None) -
     return cast(divide(total, maximum(unrecorded(_counts, ids, n, x), 1)), x.dtype)
 
 
-def _worst(dtype: Any, largest: bool) -> float:
+def _worst(dtype: DType, largest: bool) -> float:
     """What loses against every element: JAX's value of a segment of nothing."""
     if dtype.kind in "iu":
         return int(dtypes.iinfo(dtype).min if largest else dtypes.iinfo(dtype).max)
@@ -105,7 +111,7 @@ def _push_extreme(t: Tensor, out: Tensor, x: Tensor, ids: Tensor, *, n: int) -> 
 
 
 def _extreme(name: str, ufunc: str) -> Primitive:
-    def run(xp: Any, x: Any, ids: Any, *, n: int) -> Any:
+    def run(xp: Namespace, x: Array, ids: Array, *, n: int) -> Array:
         return scans.extreme_of_groups(xp, x, ids, n, ufunc, _worst(x.dtype, ufunc == "maximum"))
 
     return general(
@@ -126,14 +132,14 @@ segment_max_p = _extreme("segment_max", "maximum")
 segment_min_p = _extreme("segment_min", "minimum")
 
 
-def _extreme_of(prim: Primitive, data: Any, segment_ids: Any, num_segments: int | None) -> Tensor:
+def _extreme_of(prim: Primitive, data: TensorLike, segment_ids: TensorLike, num_segments: int | None) -> Tensor:
     x, ids, n = _prepared(prim.name, data, segment_ids, num_segments)
     if x.dtype.kind in "bc":
         raise DTypeError(f"{prim.name}: not defined for {x.dtype}")
     return barrier(prim, x, ids, n=n + 1)[:n]
 
 
-def segment_max(data: Any, segment_ids: Any, num_segments: int | None = None) -> Tensor:
+def segment_max(data: TensorLike, segment_ids: TensorLike, num_segments: int | None = None) -> Tensor:
     """The largest element of each segment, NaN if there is one; -inf (the least integer) for a segment of nothing.
 
     Ties share the gradient equally.  See :func:`segment_sum`; raises DTypeError for bool and complex, too.
@@ -141,7 +147,7 @@ def segment_max(data: Any, segment_ids: Any, num_segments: int | None = None) ->
     return _extreme_of(segment_max_p, data, segment_ids, num_segments)
 
 
-def segment_min(data: Any, segment_ids: Any, num_segments: int | None = None) -> Tensor:
+def segment_min(data: TensorLike, segment_ids: TensorLike, num_segments: int | None = None) -> Tensor:
     """The smallest element of each segment, NaN if there is one; inf (the largest integer) for a segment of nothing.
 
     Ties share the gradient equally.  See :func:`segment_sum`; raises DTypeError for bool and complex, too.
@@ -149,7 +155,7 @@ def segment_min(data: Any, segment_ids: Any, num_segments: int | None = None) ->
     return _extreme_of(segment_min_p, data, segment_ids, num_segments)
 
 
-def segment_prod(data: Any, segment_ids: Any, num_segments: int | None = None) -> Tensor:
+def segment_prod(data: TensorLike, segment_ids: TensorLike, num_segments: int | None = None) -> Tensor:
     """The product of the slices of each segment; 1 for a segment of nothing; its gradient is right at zeros.
 
     Computed by doubling: log n products of whole arrays in the order of the segments.  See :func:`segment_sum`.
@@ -176,7 +182,7 @@ def segment_prod(data: Any, segment_ids: Any, num_segments: int | None = None) -
     return barrier(take_p, concat([x, one], axis=0), places, axis=0)
 
 
-def _sliced(op: str, input: Any, dim: int, index: Any, source: Any) -> tuple[Tensor, Tensor, Tensor, int]:
+def _sliced(op: str, input: TensorLike, dim: int, index: Any, source: TensorLike) -> tuple[Tensor, Tensor, Tensor, int]:
     """Both operands with axis ``dim`` first, the index in range, and ``dim`` counted from the front."""
     x, y = promote(op, (input, source))
     a = normalize_axis(op, dim, x.ndim)
@@ -189,7 +195,7 @@ def _sliced(op: str, input: Any, dim: int, index: Any, source: Any) -> tuple[Ten
     return x, places, y, a
 
 
-def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Tensor:
+def index_add(input: TensorLike, dim: int, index: Any, source: TensorLike, *, alpha: float = 1) -> Tensor:
     """``input`` with ``alpha`` times the slices of ``source`` along ``dim`` added where ``index`` says (PyTorch's).
 
     Repeated indices accumulate.  Raises ShapeError, AxisError, IndexingError.
@@ -199,7 +205,9 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: float = 1
     return moveaxis(x + added, 0, a)
 
 
-def index_reduce(input: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True) -> Tensor:
+def index_reduce(
+    input: TensorLike, dim: int, index: Any, source: TensorLike, reduce: str, *, include_self: bool = True
+) -> Tensor:
     """``input`` with slices along ``dim`` reduced together with those of ``source`` that ``index`` sends there.
 
     reduce: ``prod``, ``mean``, ``amax`` or ``amin``; include_self: whether the slice of ``input`` itself counts (one

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.device import checks, cxx
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.tally import contiguous, passed
+from tapegrad.device.types import Array, DType
 from tapegrad.errors import IndexingError
+
+if TYPE_CHECKING:
+    from tapegrad.device.cuda import CudaDevice
 
 _softmax = Kernel("softmax.cu", "tg_softmax")
 _softmax_vjp = Kernel("softmax.cu", "tg_softmax_vjp")
@@ -34,7 +38,7 @@ class _Rows:
     ``arrays``: how many rows a thread holds at a time, of 32 registers that are left for elements.
     """
 
-    def __init__(self, rows: int, width: int, dtype: Any, arrays: int = 1) -> None:
+    def __init__(self, rows: int, width: int, dtype: DType, arrays: int = 1) -> None:
         whole = 16 // dtype.itemsize
         pack = whole if width % whole == 0 else 1
         most = 32 // (accumulator(dtype).itemsize // 4) // arrays
@@ -48,25 +52,25 @@ class _Rows:
         each = _BLOCK // _WARP if threads == _WARP else 1
         self.block = threads * each
         self.grid = min(_MOST_BLOCKS, -(-rows // each))
-        self.macros = {"T": dtype, "PACK": pack, "HELD": held, "ROW_THREADS": threads}
+        self.macros: dict[str, Any] = {"T": dtype, "PACK": pack, "HELD": held, "ROW_THREADS": threads}
         self.sizes = (cxx.long(rows), cxx.long(width))
 
-    def run(self, device: Any, kernel: Kernel, *args: Any, **macros: Any) -> None:
+    def run(self, device: CudaDevice, kernel: Kernel, *args: Any, **macros: Any) -> None:
         """Run a kernel whose last parameters are the number of rows and their width."""
         kernel(device, self.grid, self.block, (*args, *self.sizes), **self.macros, **macros)
 
 
-def _contiguous(device: Any, *arrays: Any) -> list[Any]:
+def _contiguous(device: CudaDevice, *arrays: Any) -> list[Any]:
     return [contiguous(device.xp, x) for x in arrays]
 
 
-def _leads(x: Any, out: Any) -> Any:
+def _leads(x: Array, out: Array) -> Any:
     """How many cotangents share the rows of ``x``, as an argument."""
     return cxx.long(prod(out.shape[: out.ndim - x.ndim]))
 
 
 def _walk(kernel: Kernel) -> Any:
-    def run(device: Any, x: Any, *, out: Any) -> None:
+    def run(device: CudaDevice, x: Array, *, out: Array) -> None:
         if out.size:
             (x,) = _contiguous(device, x)
             _Rows(prod(x.shape[:-1]), x.shape[-1], x.dtype).run(device, kernel, x, out)
@@ -75,7 +79,7 @@ def _walk(kernel: Kernel) -> Any:
 
 
 def _walk_back(kernel: Kernel, arrays: int) -> Any:
-    def run(device: Any, y: Any, g: Any, *, out: Any) -> None:
+    def run(device: CudaDevice, y: Array, g: Array, *, out: Array) -> None:
         if out.size:
             y, g = _contiguous(device, y, g)
             rows = _Rows(prod(y.shape[:-1]), y.shape[-1], y.dtype, arrays)
@@ -90,7 +94,7 @@ softmax_vjp = _walk_back(_softmax_vjp, 2)
 log_softmax_vjp = _walk_back(_log_softmax_vjp, 1)
 
 
-def layer_norm(device: Any, x: Any, gamma: Any, beta: Any, *, out: Any, eps: float) -> None:
+def layer_norm(device: CudaDevice, x: Array, gamma: Array, beta: Array, *, out: Array, eps: float) -> None:
     """``(x - mean) / sqrt(variance + eps) * gamma + beta`` of each row."""
     if out.size:
         x, gamma, beta = _contiguous(device, x, gamma, beta)
@@ -98,7 +102,7 @@ def layer_norm(device: Any, x: Any, gamma: Any, beta: Any, *, out: Any, eps: flo
         rows.run(device, _layer_norm, x, gamma, beta, out, cxx.real(eps, x.dtype))
 
 
-def layer_norm_vjp_x(device: Any, x: Any, gamma: Any, g: Any, *, out: Any, eps: float) -> None:
+def layer_norm_vjp_x(device: CudaDevice, x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> None:
     """The cotangent of the rows."""
     if out.size:
         x, gamma, g = _contiguous(device, x, gamma, g)
@@ -110,7 +114,7 @@ _CHUNK, _MOST_CHUNKS = 64, 256
 _MOST_LEADS = 65535
 
 
-def layer_norm_vjp_gamma(device: Any, x: Any, g: Any, *, out: Any, eps: float) -> None:
+def layer_norm_vjp_gamma(device: CudaDevice, x: Array, g: Array, *, out: Array, eps: float) -> None:
     """The cotangent of ``gamma``: chunks of rows are summed first, then the chunks in order."""
     if not out.size:
         return
@@ -143,7 +147,7 @@ def _bad_label(least: int, most: int, low: int, high: int) -> IndexingError:
 _LABELS = checks.kind("labels", _bad_label)
 
 
-def cross_entropy(device: Any, x: Any, labels: Any, *, out: Any) -> None:
+def cross_entropy(device: CudaDevice, x: Array, labels: Array, *, out: Array) -> None:
     """``logsumexp(row) - row[label]`` of each row.  A label out of range raises IndexingError later."""
     if not out.size:
         return
@@ -153,7 +157,7 @@ def cross_entropy(device: Any, x: Any, labels: Any, *, out: Any) -> None:
     device.checks.asked()
 
 
-def cross_entropy_vjp(device: Any, x: Any, labels: Any, g: Any, *, out: Any) -> None:
+def cross_entropy_vjp(device: CudaDevice, x: Array, labels: Array, g: Array, *, out: Array) -> None:
     """``(softmax(x) - onehot(label)) * g`` of each row; the labels were checked on the way forward."""
     if out.size:
         x, labels, g = _contiguous(device, x, labels, g)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
 from tapegrad.device import threads
 from tapegrad.device.dtypes import accumulator
+from tapegrad.device.types import Array, DType, Namespace
 
 BLOCK = 65536
 """Elements per block: see ``engine.cpu.tiles``."""
@@ -21,18 +21,18 @@ def rows_per_block(width: int) -> int:
     return max(1, BLOCK // max(1, width))
 
 
-def matrix(xp: Any, x: Any) -> Any:
+def matrix(xp: Namespace, x: Array) -> Array:
     """``x`` as rows of its last axis: a view if it is contiguous, else a copy."""
     return xp.reshape(xp.ascontiguousarray(x), (prod(x.shape[:-1]), x.shape[-1]))
 
 
-def matrices(xp: Any, x: Any, ndim: int) -> Any:
+def matrices(xp: Namespace, x: Array, ndim: int) -> Array:
     """``x`` as a stack of such matrices of its last ``ndim`` axes: one for each cotangent of a Jacobian's rows."""
     lead = x.ndim - ndim
     return xp.reshape(xp.ascontiguousarray(x), (prod(x.shape[:lead]), prod(x.shape[lead:-1]), x.shape[-1]))
 
 
-def by_blocks(xp: Any, x: Any, scratch: tuple[Any, ...], body: Callable[..., None]) -> None:
+def by_blocks(xp: Namespace, x: Array, scratch: tuple[DType, ...], body: Callable[..., None]) -> None:
     """Call ``body(block number, slice of rows, *scratch)`` for each block of ``x``; ``scratch``: dtypes of arrays."""
     rows, width = x.shape
     step = rows_per_block(width)
@@ -57,17 +57,17 @@ def same_params(params: dict, n: int) -> dict:
     return params
 
 
-def wide(out: Any) -> tuple[Any]:
+def wide(out: Array) -> tuple[DType]:
     """The dtype in which rows of the result are computed, as the ``scratch`` of :func:`by_blocks`."""
     return (accumulator(out.dtype),)
 
 
-def target(out: Any, spare: Any) -> Any:
+def target(out: Array, spare: Array) -> Array:
     """Where a block is computed: its place in the result, or scratch of a wider dtype."""
     return out if out.dtype == spare.dtype else spare
 
 
-def deliver(xp: Any, work: Any, out: Any) -> None:
+def deliver(xp: Namespace, work: Array, out: Array) -> None:
     """Put a block computed in :func:`target` into its place in the result."""
     if work is not out:
         xp.copyto(out, work, casting="unsafe")
@@ -78,14 +78,14 @@ _SHORT = 4096
 ones by the latter, whose pairwise sums lose less."""
 
 
-def row_sums(xp: Any, x: Any, dtype: Any) -> Any:
+def row_sums(xp: Namespace, x: Array, dtype: DType) -> Array:
     """The sum of each row, as a column."""
     if x.shape[-1] <= _SHORT and x.dtype == dtype:
         return xp.einsum("ij->i", x)[:, None]
     return xp.add.reduce(x, axis=-1, keepdims=True, dtype=dtype)
 
 
-def row_dots(xp: Any, x: Any, y: Any, spare: Any) -> Any:
+def row_dots(xp: Namespace, x: Array, y: Array, spare: Array) -> Array:
     """The inner product of each row of ``x`` with that of ``y``, as a column; ``spare`` may be written over."""
     if x.shape[-1] <= _SHORT:
         return xp.einsum("ij,ij->i", x, y)[:, None]
@@ -93,7 +93,7 @@ def row_dots(xp: Any, x: Any, y: Any, spare: Any) -> Any:
     return xp.add.reduce(spare, axis=-1, keepdims=True)
 
 
-def row_maxima(xp: Any, x: Any) -> Any:
+def row_maxima(xp: Namespace, x: Array) -> Array:
     """The largest element of each row (NaN if there is one), as a column.
 
     On rows of 128 looking it up where ``argmax`` says takes 0.6 of the time of ``maximum.reduce``.
@@ -103,7 +103,7 @@ def row_maxima(xp: Any, x: Any) -> Any:
     return x[xp.arange(len(x)), xp.argmax(x, axis=-1)][:, None]
 
 
-def shifted_exp(xp: Any, x: Any, work: Any) -> Any:
+def shifted_exp(xp: Namespace, x: Array, work: Array) -> Array:
     """``exp(x - max)`` of each row into ``work``; returns the maxima.  A row of infinities gives NaN."""
     most = row_maxima(xp, x)
     with xp.errstate(invalid="ignore"):

@@ -6,11 +6,10 @@ logits again.  The derivative's own derivatives are composites.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
 from tapegrad.device.dtypes import in_float
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DTypeError, IndexingError, ShapeError
 from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import barrier, promote, tensor
@@ -30,7 +29,7 @@ from tapegrad.ops.rows._rows import (
 )
 from tapegrad.ops.rows.softmax import softmax, softmax_vjp_p
 from tapegrad.ops.shape.shape import expand_dims
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
 def _infer_cross_entropy(x: ShapedArray, labels: ShapedArray) -> ShapedArray:
@@ -42,7 +41,7 @@ def _infer_cross_entropy(x: ShapedArray, labels: ShapedArray) -> ShapedArray:
     return x.with_shape(labels.shape)
 
 
-def _checked(xp: Any, labels: Any, classes: int) -> Any:
+def _checked(xp: Namespace, labels: Array, classes: int) -> Array:
     labels = xp.reshape(labels, (-1,))
     wrong = (labels < 0) | (labels >= classes)
     if wrong.any():
@@ -53,11 +52,11 @@ def _checked(xp: Any, labels: Any, classes: int) -> Any:
     return labels
 
 
-def _run_cross_entropy(xp: Any, x: Any, labels: Any, *, out: Any) -> None:
+def _run_cross_entropy(xp: Namespace, x: Array, labels: Array, *, out: Array) -> None:
     labels, result = _checked(xp, labels, x.shape[-1]), xp.reshape(out, (-1,))
     x = matrix(xp, x)
 
-    def body(number: int, rows: slice, work: Any) -> None:
+    def body(number: int, rows: slice, work: Array) -> None:
         most = shifted_exp(xp, x[rows], work)
         loss = xp.log(row_sums(xp, work, work.dtype)[:, 0])
         at_label = x[rows][xp.arange(len(work)), labels[rows]]
@@ -97,7 +96,7 @@ cross_entropy_p = general(
 )  # fmt: skip
 
 
-def cross_entropy(logits: Any, labels: Any, /) -> Tensor:
+def cross_entropy(logits: TensorLike, labels: TensorLike, /) -> Tensor:
     """The loss ``logsumexp(row) - row[label]`` of each row, never making the probabilities.
 
     logits: ``(..., classes)``; labels: integers ``(...)``.  Raises ShapeError, DTypeError for labels that are not
@@ -107,12 +106,12 @@ def cross_entropy(logits: Any, labels: Any, /) -> Tensor:
     return barrier(cross_entropy_p, logits, tensor("cross_entropy", labels, logits))
 
 
-def _run_cross_entropy_vjp(xp: Any, x: Any, labels: Any, g: Any, *, out: Any) -> None:
+def _run_cross_entropy_vjp(xp: Namespace, x: Array, labels: Array, g: Array, *, out: Array) -> None:
     labels = _checked(xp, labels, x.shape[-1])
     results = matrices(xp, out, x.ndim)
     x, gs = matrix(xp, x), xp.reshape(g, (*results.shape[:-1], 1))
 
-    def body(number: int, rows: slice, spare: Any) -> None:
+    def body(number: int, rows: slice, spare: Array) -> None:
         for g, result in zip(gs, results):
             place = result[rows]
             work = target(place, spare)

@@ -11,6 +11,7 @@ from typing import Any
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
 from tapegrad.device.dtypes import accumulator, in_float
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import all_but
 from tapegrad.ops.create.creation import full, zeros_like
@@ -20,7 +21,7 @@ from tapegrad.ops.reduce.reductions import mean
 from tapegrad.ops.rows import _cuda_rows
 from tapegrad.ops.rows._rows import by_blocks, matrices, matrix, row_dots, row_sums, rows_per_block, same_params
 from tapegrad.ops.shape.shape import broadcast_to, reshape, sum_to
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
 def _check(op: str, x: ShapedArray, scale: ShapedArray) -> None:
@@ -44,7 +45,7 @@ def _infer_in_gamma(x: ShapedArray, g: ShapedArray, *, eps: float) -> ShapedArra
     return x.with_shape((*g.shape[: g.ndim - x.ndim], x.shape[-1]))
 
 
-def _normalize(xp: Any, x: Any, eps: float, centred: Any, spare: Any) -> Any:
+def _normalize(xp: Namespace, x: Array, eps: float, centred: Array, spare: Array) -> Array:
     """Rows of ``x`` less their mean, times the reciprocal deviation, into ``centred``; returns the latter.
 
     The variance is that of the centred values: one more pass, but no cancellation.
@@ -56,10 +57,10 @@ def _normalize(xp: Any, x: Any, eps: float, centred: Any, spare: Any) -> Any:
     return rstd
 
 
-def _run_layer_norm(xp: Any, x: Any, gamma: Any, beta: Any, *, out: Any, eps: float) -> None:
+def _run_layer_norm(xp: Namespace, x: Array, gamma: Array, beta: Array, *, out: Array, eps: float) -> None:
     x, result, wide = matrix(xp, x), matrix(xp, out), accumulator(out.dtype)
 
-    def body(number: int, rows: slice, centred: Any, spare: Any) -> None:
+    def body(number: int, rows: slice, centred: Any, spare: Array) -> None:
         _normalize(xp, x[rows], eps, centred, spare)
         xp.multiply(centred, gamma, out=centred)
         xp.add(centred, beta, out=result[rows], casting="same_kind")
@@ -95,7 +96,7 @@ layer_norm_p = general(
 )  # fmt: skip
 
 
-def layer_norm(x: Any, gamma: Any, beta: Any, /, *, eps: float = 1e-5) -> Tensor:
+def layer_norm(x: TensorLike, gamma: TensorLike, beta: TensorLike, /, *, eps: float = 1e-5) -> Tensor:
     """``(x - mean) / sqrt(variance + eps) * gamma + beta`` over the last axis (Ba, Kiros and Hinton, 2016).
 
     x: ``(..., k)``; gamma and beta: ``(k,)``.  Raises ShapeError.
@@ -113,11 +114,11 @@ def _scaled(x: Tensor, scale: Tensor, eps: float) -> Tensor:
     return barrier(layer_norm_p, x, scale, zeros_like(scale), eps=eps)
 
 
-def _run_in_x(xp: Any, x: Any, gamma: Any, g: Any, *, out: Any, eps: float) -> None:
+def _run_in_x(xp: Namespace, x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> None:
     gs, results, wide = matrices(xp, g, x.ndim), matrices(xp, out, x.ndim), accumulator(out.dtype)
     x, width = matrix(xp, x), x.shape[-1]
 
-    def body(number: int, rows: slice, h: Any, d: Any, spare: Any) -> None:
+    def body(number: int, rows: slice, h: Array, d: Array, spare: Array) -> None:
         rstd = _normalize(xp, x[rows], eps, h, spare)
         for g, result in zip(gs, results):
             xp.multiply(g[rows], gamma, out=d, dtype=wide)
@@ -182,12 +183,12 @@ def _ones(x: Tensor) -> Tensor:
     return full(x.shape[-1:], 1, dtype=x.dtype, device=x.device)
 
 
-def _run_in_gamma(xp: Any, x: Any, g: Any, *, out: Any, eps: float) -> None:
+def _run_in_gamma(xp: Namespace, x: Array, g: Array, *, out: Array, eps: float) -> None:
     gs, x, wide = matrices(xp, g, x.ndim), matrix(xp, x), accumulator(out.dtype)
     rows, width = x.shape
     parts = xp.empty((-(-rows // rows_per_block(width)), len(gs), width), wide)
 
-    def body(number: int, rows: slice, h: Any, spare: Any) -> None:
+    def body(number: int, rows: slice, h: Array, spare: Array) -> None:
         _normalize(xp, x[rows], eps, h, spare)
         for g, part in zip(gs, parts[number]):
             xp.multiply(h, g[rows], out=spare)

@@ -16,12 +16,13 @@ from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
 from tapegrad.device import CPU, dtypes, threads
 from tapegrad.device.numerics.windows import Window, taps
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.create.creation import arange, zeros
 from tapegrad.ops.dispatch import barrier, cast, promote
 from tapegrad.ops.products.convolution import fitted
 from tapegrad.ops.shape.shape import reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 _BLOCK = 65536  # elements of the larger operand in a task: see `engine.cpu.tiles`; a GPU takes all at once
 _BYTE = 256  # taps that one byte tells apart
@@ -46,7 +47,7 @@ def _positions(op: str, window: Window) -> Shape:
     return found
 
 
-def by_planes(xp: Any, window: Window, body: Callable[..., None], *arrays: Any) -> None:
+def by_planes(xp: Namespace, window: Window, body: Callable[..., None], *arrays: Array) -> None:
     """Call ``body`` with blocks of the arrays, whose leading axes (those the first one has before its planes) are made
     one."""
     cut = arrays[0].ndim - len(window.size)
@@ -78,8 +79,8 @@ def _infer_which(x: ShapedArray, *, window: Window) -> ShapedArray:
     return x.with_shape((*leading("pool_which", x, window.size), *_positions("pool_which", window))).with_dtype(dtype)
 
 
-def _run_which(xp: Any, x: Any, *, out: Any, window: Window) -> None:
-    def body(x: Any, out: Any) -> None:
+def _run_which(xp: Namespace, x: Array, *, out: Array, window: Window) -> None:
+    def body(x: Array, out: Array) -> None:
         best = xp.full(out.shape, -float("inf"), x.dtype)
         for number, at, meets in reversed(every_tap(window)):  # so that the first of equal ones is written last
             found, before = x[meets], best[at]
@@ -112,7 +113,7 @@ pool_which_p = general(
 )  # fmt: skip
 
 
-def _both(xp: Any, x: Any, which: Any, window: Window) -> tuple[Any, Any]:
+def _both(xp: Namespace, x: Array, which: Any, window: Window) -> tuple[Array, Array]:
     """The two with the same leading axes: a Jacobian's rows give one of them more."""
     cut, places = len(window.size), which.ndim - len(window.size)
     if x.shape[: x.ndim - cut] == which.shape[:places]:
@@ -121,10 +122,10 @@ def _both(xp: Any, x: Any, which: Any, window: Window) -> tuple[Any, Any]:
     return xp.broadcast_to(x, (*lead, *x.shape[-cut:])), xp.broadcast_to(which, (*lead, *which.shape[-cut:]))
 
 
-def _run_take(xp: Any, x: Any, which: Any, *, out: Any, window: Window) -> None:
+def _run_take(xp: Namespace, x: Array, which: Any, *, out: Array, window: Window) -> None:
     x, which = _both(xp, x, which, window)
 
-    def body(x: Any, which: Any, out: Any) -> None:
+    def body(x: Array, which: Array, out: Array) -> None:
         out.fill(0)
         for number, at, meets in every_tap(window):
             out[at] = xp.where(which[at] == number, x[meets], out[at])
@@ -132,10 +133,10 @@ def _run_take(xp: Any, x: Any, which: Any, *, out: Any, window: Window) -> None:
     by_planes(xp, window, body, x, which, out)
 
 
-def _run_put(xp: Any, g: Any, which: Any, *, out: Any, window: Window) -> None:
+def _run_put(xp: Namespace, g: Array, which: Any, *, out: Array, window: Window) -> None:
     g, which = _both(xp, g, which, window)
 
-    def body(g: Any, which: Any, out: Any) -> None:
+    def body(g: Tensor, which: Array, out: Array) -> None:
         total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
         for number, at, meets in every_tap(window):
             total[meets] += xp.where(which[at] == number, g[at], g.dtype.type(0))
@@ -191,8 +192,8 @@ pool_put_p: Primitive = linear(
 )
 
 
-def _run_sum(xp: Any, x: Any, *, out: Any, window: Window) -> None:
-    def body(x: Any, out: Any) -> None:
+def _run_sum(xp: Namespace, x: Array, *, out: Array, window: Window) -> None:
+    def body(x: Array, out: Array) -> None:
         total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
         for _, at, meets in every_tap(window):
             total[at] += x[meets]
@@ -201,8 +202,8 @@ def _run_sum(xp: Any, x: Any, *, out: Any, window: Window) -> None:
     by_planes(xp, window, body, x, out)
 
 
-def _run_spread(xp: Any, g: Any, *, out: Any, window: Window) -> None:
-    def body(g: Any, out: Any) -> None:
+def _run_spread(xp: Namespace, g: Array, *, out: Array, window: Window) -> None:
+    def body(g: Tensor, out: Array) -> None:
         total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
         for _, at, meets in every_tap(window):
             total[meets] += g[at]
@@ -242,13 +243,13 @@ pool_spread_p: Primitive = linear(
 )  # fmt: skip
 
 
-def max_pool(x: Any, /, *, window: Window) -> Tensor:
+def max_pool(x: TensorLike, /, *, window: Window) -> Tensor:
     """The largest element of each window of the trailing axes.  Raises ShapeError, DTypeError for complex numbers."""
     (x,) = promote("max_pool", (x,), dtypes.in_float)
     return barrier(pool_take_p, x, barrier(pool_which_p, x, window=window), window=window)
 
 
-def max_pool_places(x: Any, /, *, window: Window) -> tuple[Tensor, Tensor]:
+def max_pool_places(x: TensorLike, /, *, window: Window) -> tuple[Tensor, Tensor]:
     """:func:`max_pool`, and where in the flattened trailing axes each element comes from (int64)."""
     (x,) = promote("max_pool", (x,), dtypes.in_float)
     which = barrier(pool_which_p, x, window=window)
@@ -261,13 +262,13 @@ def max_pool_places(x: Any, /, *, window: Window) -> tuple[Tensor, Tensor]:
     return barrier(pool_take_p, x, which, window=window), place
 
 
-def sum_pool(x: Any, /, *, window: Window) -> Tensor:
+def sum_pool(x: TensorLike, /, *, window: Window) -> Tensor:
     """The sum of each window of the trailing axes, in which padding counts as zeros.  Raises ShapeError."""
     (x,) = promote("sum_pool", (x,), dtypes.in_float)
     return barrier(pool_sum_p, x, window=window)
 
 
-def spread_pool(x: Any, /, *, window: Window) -> Tensor:
+def spread_pool(x: TensorLike, /, *, window: Window) -> Tensor:
     """The transpose of :func:`sum_pool`: each element added to all of its window.  Raises ShapeError."""
     (x,) = promote("spread_pool", (x,), dtypes.in_float)
     return barrier(pool_spread_p, x, window=window)

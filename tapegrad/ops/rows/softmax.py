@@ -11,6 +11,7 @@ from typing import Any
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, general
 from tapegrad.device.dtypes import in_float
+from tapegrad.device.types import Array, Namespace
 from tapegrad.ops._batched import all_but
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.elementwise.exponential import exp
@@ -28,7 +29,7 @@ from tapegrad.ops.rows._rows import (
     wide,
 )
 from tapegrad.ops.shape.shape import moveaxis
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
 def _infer_last(*avals: ShapedArray) -> ShapedArray:
@@ -36,10 +37,10 @@ def _infer_last(*avals: ShapedArray) -> ShapedArray:
     return avals[-1]
 
 
-def _run_softmax(xp: Any, x: Any, *, out: Any) -> None:
+def _run_softmax(xp: Namespace, x: Array, *, out: Array) -> None:
     x, result = matrix(xp, x), matrix(xp, out)
 
-    def body(number: int, rows: slice, spare: Any) -> None:
+    def body(number: int, rows: slice, spare: Array) -> None:
         place = result[rows]
         work = target(place, spare)
         shifted_exp(xp, x[rows], work)
@@ -64,10 +65,10 @@ softmax_p = general(
 )
 
 
-def _run_softmax_vjp(xp: Any, y: Any, g: Any, *, out: Any) -> None:
+def _run_softmax_vjp(xp: Namespace, y: Array, g: Array, *, out: Array) -> None:
     y, gs, results = matrix(xp, y), matrices(xp, g, y.ndim), matrices(xp, out, y.ndim)
 
-    def body(number: int, rows: slice, spare: Any) -> None:
+    def body(number: int, rows: slice, spare: Array) -> None:
         for g, result in zip(gs, results):
             place = result[rows]
             work = target(place, spare)
@@ -111,10 +112,10 @@ softmax_vjp_p: Primitive = general(
 )
 
 
-def _run_log_softmax(xp: Any, x: Any, *, out: Any) -> None:
+def _run_log_softmax(xp: Namespace, x: Array, *, out: Array) -> None:
     x, result = matrix(xp, x), matrix(xp, out)
 
-    def body(number: int, rows: slice, work: Any) -> None:
+    def body(number: int, rows: slice, work: Array) -> None:
         most = shifted_exp(xp, x[rows], work)
         scale = xp.log(row_sums(xp, work, work.dtype))
         with xp.errstate(invalid="ignore"):
@@ -139,10 +140,10 @@ log_softmax_p = general(
 )
 
 
-def _run_log_softmax_vjp(xp: Any, y: Any, g: Any, *, out: Any) -> None:
+def _run_log_softmax_vjp(xp: Namespace, y: Array, g: Array, *, out: Array) -> None:
     y, gs, results = matrix(xp, y), matrices(xp, g, y.ndim), matrices(xp, out, y.ndim)
 
-    def body(number: int, rows: slice, spare: Any) -> None:
+    def body(number: int, rows: slice, spare: Array) -> None:
         for g, result in zip(gs, results):
             place = result[rows]
             work = target(place, spare)
@@ -181,7 +182,7 @@ log_softmax_vjp_p: Primitive = general(
 )
 
 
-def _along(op: str, prim: Any, x: Any, axis: int) -> Tensor:
+def _along(op: str, prim: Any, x: TensorLike, axis: int) -> Tensor:
     (x,) = promote(op, (x,), in_float)
     axis = normalize_axis(op, axis, x.ndim)
     if axis == x.ndim - 1:
@@ -189,11 +190,11 @@ def _along(op: str, prim: Any, x: Any, axis: int) -> Tensor:
     return moveaxis(barrier(prim, moveaxis(x, axis, -1)), -1, axis)
 
 
-def softmax(x: Any, /, axis: int = -1) -> Tensor:
+def softmax(x: TensorLike, /, axis: int = -1) -> Tensor:
     """``exp(x) / sum(exp(x))`` along ``axis``, without overflow.  Raises AxisError."""
     return _along("softmax", softmax_p, x, axis)
 
 
-def log_softmax(x: Any, /, axis: int = -1) -> Tensor:
+def log_softmax(x: TensorLike, /, axis: int = -1) -> Tensor:
     """``log(softmax(x))`` along ``axis``, without overflow.  Raises AxisError."""
     return _along("log_softmax", log_softmax_p, x, axis)

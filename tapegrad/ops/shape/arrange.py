@@ -14,23 +14,23 @@ from tapegrad.ops.elementwise.comparison import greater_equal, less_equal
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.shape.join import concat, flip, split
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, permute_dims, reshape, swapaxes
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 
-def ravel(x: Any, /, order: str = "C") -> Tensor:
+def ravel(x: TensorLike, /, order: str = "C") -> Tensor:
     """The elements in one dimension; order: C (last index fastest), or F (first).  Raises ShapeError."""
     x = tensor("ravel", x)
     return reshape(x, (x.size,), order)
 
 
 def _at_least(name: str, ndim: int, doc: str) -> Callable[..., Any]:
-    def one(x: Any) -> Tensor:
+    def one(x: TensorLike) -> Tensor:
         x = given = tensor(name, x)
         x = x if x.ndim else reshape(x, (1,))
         x = x if x.ndim >= min(ndim, 2) else expand_dims(x, 0)
         return own(x, given) if x.ndim >= ndim else expand_dims(x, 2)
 
-    def op(*xs: Any) -> Any:
+    def op(*xs: TensorLike) -> Any:
         return one(xs[0]) if len(xs) == 1 else tuple(map(one, xs))
 
     op.__name__ = op.__qualname__ = name
@@ -69,7 +69,7 @@ def column_stack(xs: Sequence[Any], /) -> Tensor:
 
 
 def _splitter(name: str, axis: int) -> Callable[[Any, Any], tuple[Tensor, ...]]:
-    def op(x: Any, indices_or_sections: Any, /) -> tuple[Tensor, ...]:
+    def op(x: TensorLike, indices_or_sections: Any, /) -> tuple[Tensor, ...]:
         x = tensor(name, x)
         if x.ndim <= axis and name != "hsplit":
             raise ShapeError(f"{name}: needs {axis + 1} dimensions, got shape {x.shape}")
@@ -83,17 +83,17 @@ def _splitter(name: str, axis: int) -> Callable[[Any, Any], tuple[Tensor, ...]]:
 hsplit, vsplit, dsplit = _splitter("hsplit", 1), _splitter("vsplit", 0), _splitter("dsplit", 2)
 
 
-def fliplr(x: Any, /) -> Tensor:
+def fliplr(x: TensorLike, /) -> Tensor:
     """The order along the second axis reversed.  Raises AxisError."""
     return flip(x, axis=1)
 
 
-def flipud(x: Any, /) -> Tensor:
+def flipud(x: TensorLike, /) -> Tensor:
     """The order along the first axis reversed.  Raises AxisError."""
     return flip(x, axis=0)
 
 
-def rot90(x: Any, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
+def rot90(x: TensorLike, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
     """``x`` turned ``k`` times by 90 degrees, from the first of ``axes`` towards the second.  Raises AxisError."""
     x = tensor("rot90", x)
     a, b = (normalize_axis("rot90", i, x.ndim) for i in axes)
@@ -111,14 +111,14 @@ def broadcast_shapes(*shapes: int | Sequence[int]) -> tuple[int, ...]:
     return aval.broadcast_shapes("broadcast_shapes", *(tuple(s) if isinstance(s, Sequence) else (s,) for s in shapes))
 
 
-def broadcast_arrays(*xs: Any) -> tuple[Tensor, ...]:
+def broadcast_arrays(*xs: TensorLike) -> tuple[Tensor, ...]:
     """Each of ``xs`` broadcast to the shape that all broadcast to: views.  Raises ShapeError."""
     tensors = [tensor("broadcast_arrays", x) for x in xs]
     shape = aval.broadcast_shapes("broadcast_arrays", *(t.shape for t in tensors))
     return tuple(broadcast_to(t, shape) for t in tensors)
 
 
-def meshgrid(*xs: Any, indexing: str = "xy", sparse: bool = False, copy: bool = True) -> tuple[Tensor, ...]:
+def meshgrid(*xs: TensorLike, indexing: str = "xy", sparse: bool = False, copy: bool = True) -> tuple[Tensor, ...]:
     """The coordinates of a grid from those along its axes: views, one for each of ``xs``.
 
     indexing: ``xy`` (the second axis is that of the first of ``xs``) or ``ij``.  sparse: not broadcast.  copy: for
@@ -135,7 +135,7 @@ def meshgrid(*xs: Any, indexing: str = "xy", sparse: bool = False, copy: bool = 
     return grid
 
 
-def _triangle(name: str, x: Any, k: int, inside: Callable[[Any, Any], Tensor]) -> Tensor:
+def _triangle(name: str, x: TensorLike, k: int, inside: Callable[[Any, Any], Tensor]) -> Tensor:
     x = tensor(name, x)
     if x.ndim < 2:
         raise ShapeError(f"{name}: needs two dimensions or more, got shape {x.shape}")
@@ -144,11 +144,11 @@ def _triangle(name: str, x: Any, k: int, inside: Callable[[Any, Any], Tensor]) -
     return where(mask, x, 0)
 
 
-def tril(x: Any, /, k: int = 0) -> Tensor:
+def tril(x: TensorLike, /, k: int = 0) -> Tensor:
     """The elements on and below diagonal ``k`` of the last two dimensions, zeros above.  Raises ShapeError."""
     return _triangle("tril", x, k, less_equal)
 
 
-def triu(x: Any, /, k: int = 0) -> Tensor:
+def triu(x: TensorLike, /, k: int = 0) -> Tensor:
     """The elements on and above diagonal ``k`` of the last two dimensions, zeros below.  Raises ShapeError."""
     return _triangle("triu", x, k, greater_equal)

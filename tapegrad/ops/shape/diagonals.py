@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import Shape, normalize_axis
 from tapegrad.errors import AxisError, ShapeError
@@ -12,7 +12,10 @@ from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.blocks import Part, slice_p, unslice_p, whole
 from tapegrad.ops.shape.join import tile
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = ["diag", "diag_embed", "diagflat", "diagonal", "fill_diagonal", "make_diagonal", "trace"]
 
@@ -24,7 +27,7 @@ def _steps(rows: int, columns: int, offset: int) -> Part:
     return (first if count else 0, count, columns + 1)
 
 
-def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+def diagonal(a: TensorLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """Diagonal ``offset`` (positive: above the main one) of the matrices along ``axis1`` and ``axis2``.
 
     It becomes the last axis.  The gradient goes back to the diagonal.  Raises AxisError, ShapeError for one dimension.
@@ -41,7 +44,7 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     return barrier(slice_p, flat, index=(*whole(lead), _steps(rows, columns, offset)))
 
 
-def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Tensor:
+def trace(a: TensorLike, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DTypeLike | None = None) -> Tensor:
     """The sum of diagonal ``offset`` of the matrices along ``axis1`` and ``axis2`` (NumPy's ``trace``).
 
     Small integers are summed in 64 bits.  Raises AxisError, ShapeError.
@@ -49,7 +52,7 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = 
     return sum(diagonal(a, offset, axis1, axis2), axis=-1, dtype=dtype)
 
 
-def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+def diag_embed(input: TensorLike, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Matrices with the last axis of ``input`` on diagonal ``offset`` and zeros elsewhere (PyTorch's ``diag_embed``).
 
     dim1, dim2: the axes of the result that the matrices lie along.  Raises AxisError.
@@ -67,12 +70,12 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> T
     return moveaxis(reshape(flat, (*lead, side, side)), (-2, -1), (one, other))
 
 
-def make_diagonal(D: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+def make_diagonal(D: TensorLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """The inverse of :func:`diagonal` (HIPS autograd's): see :func:`diag_embed`.  Raises AxisError."""
     return diag_embed(D, offset, axis1, axis2)
 
 
-def diag(v: Any, k: int = 0) -> Tensor:
+def diag(v: TensorLike, k: int = 0) -> Tensor:
     """Diagonal ``k`` of a matrix, or the matrix with the vector ``v`` on it.  Raises ShapeError for other ranks."""
     v = tensor("diag", v)
     if v.ndim not in (1, 2):
@@ -80,13 +83,13 @@ def diag(v: Any, k: int = 0) -> Tensor:
     return diag_embed(v, k) if v.ndim == 1 else diagonal(v, k)
 
 
-def diagflat(v: Any, k: int = 0) -> Tensor:
+def diagflat(v: TensorLike, k: int = 0) -> Tensor:
     """The matrix with all elements of ``v`` on diagonal ``k``."""
     v = tensor("diagflat", v)
     return diag_embed(reshape(v, (v.size,)), k)
 
 
-def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> Tensor:
+def fill_diagonal(a: TensorLike, val: TensorLike, wrap: bool = False) -> Tensor:
     """``a`` with ``val`` (a number, or values repeated as needed) on its main diagonal: a new tensor.
 
     wrap: the diagonal starts again below the last column of a tall matrix (NumPy's ``fill_diagonal``).  Gradients pass

@@ -16,7 +16,7 @@ from tapegrad.ops.elementwise.arithmetic import clip, minimum
 from tapegrad.ops.index.indexing import put_slice_p, take
 from tapegrad.ops.shape.blocks import concat_p, slice_p, stretch, unslice_p
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
-from tapegrad.tensor import Tensor, from_array, identity_of
+from tapegrad.tensor import Tensor, TensorLike, from_array, identity_of
 
 
 def concat(xs: Sequence[Any], /, axis: int | None = 0) -> Tensor:
@@ -28,7 +28,7 @@ def concat(xs: Sequence[Any], /, axis: int | None = 0) -> Tensor:
     return barrier(concat_p, *parts, axis=a)
 
 
-def unstack(x: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
+def unstack(x: TensorLike, /, axis: int = 0) -> tuple[Tensor, ...]:
     """The slices of ``x`` along ``axis``, without it.  Raises AxisError."""
     x = tensor("unstack", x)
     a = normalize_axis("unstack", axis, x.ndim)
@@ -36,7 +36,7 @@ def unstack(x: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
     return tuple(barrier(slice_p, x, index=(*whole[:a], i, *whole[a + 1 :])) for i in range(x.shape[a]))
 
 
-def split(x: Any, indices_or_sections: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
+def split(x: TensorLike, indices_or_sections: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
     """``x`` cut along ``axis`` into equal sections, or before each of the given positions (NumPy's ``split``).
 
     Raises AxisError, and ShapeError if equal sections do not come out even.
@@ -50,7 +50,7 @@ def split(x: Any, indices_or_sections: Any, /, axis: int = 0) -> tuple[Tensor, .
     return array_split(x, indices_or_sections, axis=a)
 
 
-def array_split(x: Any, indices_or_sections: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
+def array_split(x: TensorLike, indices_or_sections: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
     """As :func:`split`, but sections may be unequal: the first ones are longer by 1.  Raises AxisError, ShapeError."""
     x = tensor("array_split", x)
     a = normalize_axis("array_split", axis, x.ndim)
@@ -66,7 +66,7 @@ def array_split(x: Any, indices_or_sections: Any, /, axis: int = 0) -> tuple[Ten
     return tuple(own(stretch(x, a, p, max(0, q - p)), x) for p, q in zip(bounds, bounds[1:], strict=False))
 
 
-def flip(x: Any, /, axis: int | Sequence[int] | None = None) -> Tensor:
+def flip(x: TensorLike, /, axis: int | Sequence[int] | None = None) -> Tensor:
     """The order along ``axis`` (None: all) reversed: a view.  Raises AxisError."""
     x = tensor("flip", x)
     axes = normalize_axes("flip", axis, x.ndim)
@@ -74,7 +74,7 @@ def flip(x: Any, /, axis: int | Sequence[int] | None = None) -> Tensor:
     return barrier(slice_p, x, index=index) if axes else identity_of(x)
 
 
-def roll(x: Any, /, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
+def roll(x: TensorLike, /, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
     """Elements moved by ``shift`` places along ``axis``, around the end (None: in the flattened array).
 
     Raises AxisError, and ShapeError if the numbers of shifts and axes differ.
@@ -97,7 +97,7 @@ def roll(x: Any, /, shift: int | Sequence[int], axis: int | Sequence[int] | None
     return own(x, given)
 
 
-def tile(x: Any, repetitions: Any, /) -> Tensor:
+def tile(x: TensorLike, repetitions: Any, /) -> Tensor:
     """``x`` laid side by side ``repetitions`` times along each dimension (missing ones in front are 1)."""
     x = tensor("tile", x)
     times = tuple(repetitions) if isinstance(repetitions, (tuple, list)) else (int(repetitions),)
@@ -111,7 +111,7 @@ def tile(x: Any, repetitions: Any, /) -> Tensor:
     return reshape(wide, tuple(t * n for t, n in zip(times, shape, strict=True)))
 
 
-def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Tensor:
+def repeat(x: TensorLike, repeats: Any, /, axis: int | None = None) -> Tensor:
     """Each element ``repeats`` times in a row along ``axis`` (None: of the flattened array).
 
     repeats: one integer, or one for each position.  Raises AxisError, IndexingError, ShapeError.

@@ -21,7 +21,7 @@ from tapegrad.ops.reduce.reductions import max, mean, min
 from tapegrad.ops.shape import join
 from tapegrad.ops.shape.join import concat, flip
 from tapegrad.ops.shape.shape import broadcast_to, reshape, squeeze
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["pad"]
 
@@ -33,7 +33,7 @@ MODES = ("constant", "edge", "empty", "linear_ramp", "maximum", "mean", "median"
 
 
 def pad(
-    array: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0, end_values: Any = 0,
+    array: TensorLike, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0, end_values: Any = 0,
     stat_length: Any = None, reflect_type: str = "even",
 ) -> Tensor:  # fmt: skip
     """``array`` with more elements around it (NumPy's ``pad``).

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, linear
 from tapegrad.device import dtypes
 from tapegrad.device.numerics.windows import Window
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.products.convolution import fitted
 from tapegrad.ops.rows.pooling import by_planes, every_tap, leading, same_window
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
-def _run_unfold(xp: Any, x: Any, *, out: Any, window: Window) -> None:
-    def body(x: Any, out: Any) -> None:
+def _run_unfold(xp: Namespace, x: Array, *, out: Array, window: Window) -> None:
+    def body(x: Array, out: Array) -> None:
         out.fill(0)
         for number, at, meets in every_tap(window):
             out[:, number][at] = x[meets]
@@ -25,8 +25,8 @@ def _run_unfold(xp: Any, x: Any, *, out: Any, window: Window) -> None:
     by_planes(xp, window, body, x, out)
 
 
-def _run_fold(xp: Any, x: Any, *, out: Any, window: Window) -> None:
-    def body(out: Any, x: Any) -> None:
+def _run_fold(xp: Namespace, x: Array, *, out: Array, window: Window) -> None:
+    def body(out: Array, x: Array) -> None:
         total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
         for number, at, meets in every_tap(window):
             total[meets] += x[:, number][at]
@@ -78,7 +78,7 @@ fold_p: Primitive = linear(
 )  # fmt: skip
 
 
-def unfold_windows(x: Any, /, *, window: Window) -> Tensor:
+def unfold_windows(x: TensorLike, /, *, window: Window) -> Tensor:
     """``(..., *size)`` -> ``(..., taps, *positions)``: what each window of the trailing axes holds.
 
     Raises ShapeError.
@@ -87,7 +87,7 @@ def unfold_windows(x: Any, /, *, window: Window) -> Tensor:
     return barrier(unfold_p, x, window=window)
 
 
-def fold_windows(x: Any, /, *, window: Window) -> Tensor:
+def fold_windows(x: TensorLike, /, *, window: Window) -> Tensor:
     """``(..., taps, *positions)`` -> ``(..., *size)``: the transpose of :func:`unfold_windows`.  Raises ShapeError."""
     (x,) = promote("fold", (x,))
     return barrier(fold_p, x, window=window)

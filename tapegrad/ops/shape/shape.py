@@ -16,10 +16,10 @@ from tapegrad.core.primitive import Sample, linear
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.dispatch import barrier, tensor
 from tapegrad.ops.shape.blocks import reshape_p, reshaped
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 
-def reshape(x: Any, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None) -> Tensor:
+def reshape(x: TensorLike, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None) -> Tensor:
     """The elements in another shape, of which one length may be -1; order: C (last index fastest), or F (first).
 
     Raises ShapeError if the sizes differ.
@@ -64,7 +64,7 @@ permute_p = linear(
 )
 
 
-def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
+def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
     """The dimensions in the order ``axes``.  Raises AxisError unless it names each dimension once."""
     x = tensor("permute_dims", x)
     order = tuple(normalize_axis("permute_dims", a, x.ndim) for a in axes)
@@ -88,7 +88,7 @@ broadcast_p = linear(
 )
 
 
-def broadcast_to(x: Any, /, shape: int | Sequence[int]) -> Tensor:
+def broadcast_to(x: TensorLike, /, shape: int | Sequence[int]) -> Tensor:
     """``x`` repeated along new dimensions and those of length 1.  Raises ShapeError if it does not fit."""
     x = tensor("broadcast_to", x)
     wanted = shape if type(shape) is tuple else _lengths("broadcast_to", shape)
@@ -144,7 +144,7 @@ def sum_to(x: Tensor, shape: Shape, lead: int = 0) -> Tensor:
     return reshaped(barrier(sum_p, x, axis=axes, keepdims=not extra), shape)
 
 
-def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Tensor:
+def expand_dims(x: TensorLike, /, axis: int | Sequence[int] = 0) -> Tensor:
     """A dimension of length 1 inserted before each ``axis`` (counted in the result).  Raises AxisError."""
     x = tensor("expand_dims", x)
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
@@ -153,7 +153,7 @@ def expand_dims(x: Any, /, axis: int | Sequence[int] = 0) -> Tensor:
     return reshape(x, tuple(1 if i in axes else next(rest) for i in range(x.ndim + count)))
 
 
-def squeeze(x: Any, /, axis: int | Sequence[int] | None = None) -> Tensor:
+def squeeze(x: TensorLike, /, axis: int | Sequence[int] | None = None) -> Tensor:
     """Dimensions of length 1 removed: those of ``axis``, or all.  Raises ShapeError for a longer one."""
     x = tensor("squeeze", x)
     ones = tuple(i for i, n in enumerate(x.shape) if n == 1)
@@ -164,7 +164,7 @@ def squeeze(x: Any, /, axis: int | Sequence[int] | None = None) -> Tensor:
     return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
 
 
-def matrix_transpose(x: Any, /) -> Tensor:
+def matrix_transpose(x: TensorLike, /) -> Tensor:
     """The last two dimensions exchanged.  Raises ShapeError for fewer than two."""
     x = tensor("matrix_transpose", x)
     if x.ndim < 2:
@@ -172,13 +172,13 @@ def matrix_transpose(x: Any, /) -> Tensor:
     return permute_dims(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
-def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
+def transpose(x: TensorLike, axes: Sequence[int] | None = None) -> Tensor:
     """The dimensions in reverse order, or in the order ``axes`` (NumPy's ``transpose``)."""
     x = tensor("transpose", x)
     return permute_dims(x, tuple(reversed(range(x.ndim))) if axes is None else axes)
 
 
-def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int], /) -> Tensor:
+def moveaxis(x: TensorLike, source: int | Sequence[int], destination: int | Sequence[int], /) -> Tensor:
     """The dimensions ``source`` moved to the places ``destination``.  Raises AxisError."""
     x = tensor("moveaxis", x)
     sources = source if isinstance(source, (tuple, list)) else (source,)
@@ -195,7 +195,7 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     return permute_dims(x, tuple(found[i] if i in found else next(rest) for i in range(x.ndim)))
 
 
-def swapaxes(x: Any, axis1: int, axis2: int, /) -> Tensor:
+def swapaxes(x: TensorLike, axis1: int, axis2: int, /) -> Tensor:
     """Two dimensions exchanged.  Raises AxisError."""
     x = tensor("swapaxes", x)
     order = list(range(x.ndim))
