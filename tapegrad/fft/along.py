@@ -5,12 +5,12 @@ The transposes are those of the inner product ``Re(conj(a) * b)``, so a complex 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, linear
 from tapegrad.device import dtypes
+from tapegrad.device.types import DType, Params
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import barrier, cast, tensor
@@ -19,24 +19,24 @@ from tapegrad.ops.elementwise.complex import conj
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.shape.padding import pad
 from tapegrad.ops.shape.shape import reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["fft", "hfft", "ifft", "ihfft", "irfft", "rfft"]
 
 _SWAPPED = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
-def _complex_dtype(dtype: Any) -> Any:
+def _complex_dtype(dtype: DType) -> DType:
     """What a transform gives: single precision of single or half, else double."""
     narrow = dtype.kind in "fc" and dtypes.real_of(dtype).itemsize <= 4
     return dtypes.complex64 if narrow else dtypes.complex128
 
 
-def _real_dtype(dtype: Any) -> Any:
+def _real_dtype(dtype: DType) -> DType:
     return dtypes.real_of(dtype) if dtype.kind in "fc" else dtypes.float64
 
 
-def _sized(x: ShapedArray, axis: int, n: int, dtype: Any) -> ShapedArray:
+def _sized(x: ShapedArray, axis: int, n: int, dtype: DType) -> ShapedArray:
     return x.with_shape((*x.shape[:axis], n, *x.shape[axis + 1 :])).with_dtype(dtype)
 
 
@@ -49,73 +49,56 @@ def fitted(x: Tensor, n: int, axis: int) -> Tensor:
 
 
 def _weighted(x: Tensor, n: int, axis: int, inside: float) -> Tensor:
-    """Half a spectrum, all of it times ``inside`` but the ends that stand for themselves alone."""
+    """Half a spectrum times ``inside``, but for the points without a mirror image."""
     at = arange(x.shape[axis], device=x.device)
     ends = equal(at, 0) if n % 2 else logical_or(equal(at, 0), equal(at, n // 2))
     return x * reshape(cast(where(ends, 1.0, inside), dtypes.real_of(x.dtype)), (-1,) + (1,) * (x.ndim - 1 - axis))
 
 
-def _lift(params: dict, n: int) -> dict:
+def _lift(params: Params, n: int) -> Params:
     return {**params, "axis": params["axis"] + 1}
 
 
-def _flops(x: ShapedArray, *, n: int, axis: int, **params: Any) -> int:
+def _flops(x: ShapedArray, *, n: int, axis: int, **params: object) -> int:
     return 5 * (x.size // max(x.shape[axis], 1)) * n * max(n.bit_length(), 1)
 
 
-def _run(name: str) -> Callable[..., Any]:
-    def run(xp: Any, x: Any, *, n: int, axis: int, norm: str) -> Any:
-        return getattr(xp.fft, name)(x, n, axis, norm)
-
-    return run
+def _again(name: str, ct: Tensor, n: int, axis: int, norm: str) -> Tensor:
+    """What the transpose of a transform does: the transform called ``name``, scaled as the opposite direction."""
+    return barrier(_PRIMS[name], ct, n=n, axis=axis, norm=_SWAPPED[norm])
 
 
-def _to_complex(name: str, back: str) -> Primitive:
-    return linear(
+def _declare(
+    name: str, length: Callable[[int], int], dtype: Callable[[DType], DType], pull: Callable[..., Tensor],
+    samples: Sequence[Sample],
+) -> None:  # fmt: skip
+    """``pull(ct, n, axis, norm)``: the cotangent of an operand of the transform's own length."""
+    _PRIMS[name] = linear(
         name,
-        impl=_run(name),
-        infer=lambda x, *, n, axis, norm: _sized(x, axis, n, _complex_dtype(x.dtype)),
-        transpose=lambda ct, x, *, n, axis, norm: fitted(
-            barrier(_PRIMS[back], ct, n=n, axis=axis, norm=_SWAPPED[norm]), x.shape[axis], axis
-        ),
+        impl=lambda xp, x, *, n, axis, norm: getattr(xp.fft, name)(x, n, axis, norm),
+        infer=lambda x, *, n, axis, norm: _sized(x, axis, length(n), dtype(x.dtype)),
+        transpose=lambda ct, x, *, n, axis, norm: fitted(pull(ct, n, axis, norm), x.shape[axis], axis),
         lift=_lift,
         flops=_flops,
-        samples=[
-            Sample((2, 3), n=3, axis=1, norm="backward"),
-            Sample((2, 3), n=4, axis=0, norm="forward"),
-            Sample((3,), n=2, axis=0, norm="ortho"),
-        ],
+        samples=samples,
     )
 
 
 _PRIMS: dict[str, Primitive] = {}
-_PRIMS["fft"] = _to_complex("fft", "ifft")
-_PRIMS["ifft"] = _to_complex("ifft", "fft")
-_PRIMS["rfft"] = linear(
-    "rfft",
-    impl=_run("rfft"),
-    infer=lambda x, *, n, axis, norm: _sized(x, axis, n // 2 + 1, _complex_dtype(x.dtype)),
-    transpose=lambda ct, x, *, n, axis, norm: fitted(
-        barrier(_PRIMS["irfft"], _weighted(ct, n, axis, 0.5), n=n, axis=axis, norm=_SWAPPED[norm]), x.shape[axis], axis
-    ),
-    lift=_lift,
-    flops=_flops,
-    samples=[
-        Sample((2, 3), n=3, axis=1, norm="backward"),
-        Sample((2, 3), n=4, axis=0, norm="forward"),
-        Sample((3,), n=2, axis=0, norm="ortho"),
-    ],
-)
-_PRIMS["irfft"] = linear(
-    "irfft",
-    impl=_run("irfft"),
-    infer=lambda x, *, n, axis, norm: _sized(x, axis, n, _real_dtype(x.dtype)),
-    transpose=lambda ct, x, *, n, axis, norm: fitted(
-        _weighted(barrier(_PRIMS["rfft"], ct, n=n, axis=axis, norm=_SWAPPED[norm]), n, axis, 2.0), x.shape[axis], axis
-    ),
-    lift=_lift,
-    flops=_flops,
-    samples=[
+_LENGTHS = [
+    Sample((2, 3), n=3, axis=1, norm="backward"), Sample((2, 3), n=4, axis=0, norm="forward"),
+    Sample((3,), n=2, axis=0, norm="ortho"),
+]  # fmt: skip
+_declare("fft", lambda n: n, _complex_dtype, lambda ct, *how: _again("ifft", ct, *how), _LENGTHS)
+_declare("ifft", lambda n: n, _complex_dtype, lambda ct, *how: _again("fft", ct, *how), _LENGTHS)
+_declare(
+    "rfft", lambda n: n // 2 + 1, _complex_dtype,
+    lambda ct, n, axis, norm: _again("irfft", _weighted(ct, n, axis, 0.5), n, axis, norm), _LENGTHS,
+)  # fmt: skip
+_declare(
+    "irfft", lambda n: n, _real_dtype,
+    lambda ct, n, axis, norm: _weighted(_again("rfft", ct, n, axis, norm), n, axis, 2.0),
+    [
         Sample((2, 3), n=4, axis=1, norm="backward"), Sample((2, 3), n=3, axis=0, norm="forward"),
         Sample((4,), n=4, axis=0, norm="ortho"), Sample((3,), n=7, axis=0, norm="backward"),
     ],
@@ -134,13 +117,13 @@ def swapped(op: str, norm: str | None) -> str:
     return _SWAPPED[check_norm(op, norm)]
 
 
-def operand(op: str, x: Any) -> Tensor:
-    """A tensor in a dtype that is transformed: floats from outside NumPy in single precision."""
+def operand(op: str, x: TensorLike) -> Tensor:
+    """``x`` in a dtype that can be transformed: floats that NumPy itself lacks become float32."""
     x = tensor(op, x)
     return cast(x, dtypes.float32) if dtypes.is_extended(x.dtype) else x
 
 
-def transform(name: str, op: str, x: Tensor, n: Any, axis: int, norm: str | None) -> Tensor:
+def transform(name: str, op: str, x: Tensor, n: int | None, axis: int, norm: str | None) -> Tensor:
     """Primitive ``name`` for the function ``op``.  Raises ShapeError, AxisError."""
     axis = normalize_axis(op, axis, x.ndim)
     if n is None:
@@ -150,7 +133,7 @@ def transform(name: str, op: str, x: Tensor, n: Any, axis: int, norm: str | None
     return barrier(_PRIMS[name], x, n=int(n), axis=axis, norm=check_norm(op, norm))
 
 
-def fft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def fft(x: TensorLike, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The discrete Fourier transform along ``axis``, complex (NumPy's ``fft.fft``).
 
     n: ``x`` is cut or filled up with zeros to so many points; norm: which direction is scaled by ``1 / n``, "backward"
@@ -159,12 +142,12 @@ def fft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None
     return transform("fft", "fft", operand("fft", x), n, axis, norm)
 
 
-def ifft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def ifft(x: TensorLike, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The inverse of :func:`fft`; parameters as there.  Raises ShapeError, AxisError."""
     return transform("ifft", "ifft", operand("ifft", x), n, axis, norm)
 
 
-def rfft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def rfft(x: TensorLike, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The first half, ``n // 2 + 1`` points, of the Fourier transform of real numbers; parameters as of :func:`fft`.
 
     Raises ShapeError, also for complex numbers, and AxisError.
@@ -179,7 +162,7 @@ def check_real(op: str, x: Tensor) -> Tensor:
     return x
 
 
-def irfft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def irfft(x: TensorLike, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The inverse of :func:`rfft`: ``n`` real numbers (None: ``2 * (m - 1)`` for ``m`` points).
 
     The imaginary parts of the first point, and for even ``n`` of the last one, are not read and get gradient 0.  Raises
@@ -188,7 +171,7 @@ def irfft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = No
     return transform("irfft", "irfft", operand("irfft", x), n, axis, norm)
 
 
-def hfft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def hfft(x: TensorLike, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The Fourier transform, real, of a sequence given by its first half, the rest being its conjugate mirror image.
 
     n: how many points come out (None: ``2 * (m - 1)``); norm as of :func:`fft`.  Raises ShapeError, AxisError.
@@ -196,7 +179,7 @@ def hfft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = Non
     return transform("irfft", "hfft", conj(operand("hfft", x)), n, axis, swapped("hfft", norm))
 
 
-def ihfft(x: Any, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def ihfft(x: TensorLike, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The inverse of :func:`hfft`: ``n // 2 + 1`` points of real numbers.  Raises ShapeError, DTypeError, AxisError."""
     x = check_real("ihfft", operand("ihfft", x))
     return conj(transform("rfft", "ihfft", x, n, axis, swapped("ihfft", norm)))

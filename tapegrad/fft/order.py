@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import normalize_axis
-from tapegrad.device import dtypes
+from tapegrad.device import Device, dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.ops.shape.join import concat, roll
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "rfftfreq"]
 
 
-def _scaled(op: str, numbers: Tensor, n: int, d: float, dtype: Any) -> Tensor:
+def _scaled(op: str, numbers: Tensor, n: int, d: float, dtype: DTypeLike | None) -> Tensor:
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
     return cast(cast(numbers, dtypes.float64) * (1.0 / (n * d)), wanted)
 
@@ -26,7 +29,7 @@ def _check(op: str, n: int) -> None:
         raise ShapeError(f"{op}: n={n}; a transform has one point at least")
 
 
-def fftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
+def fftfreq(n: int, /, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
     """The frequencies of the ``n`` points of a transform of samples ``d`` apart; float32 unless said otherwise.
 
     Raises ShapeError for ``n < 1``.
@@ -36,7 +39,9 @@ def fftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: Any = None)
     return _scaled("fftfreq", concat([ahead, arange(-(n // 2), 0, device=device)]), n, d, dtype)
 
 
-def rfftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
+def rfftfreq(
+    n: int, /, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None
+) -> Tensor:
     """The frequencies of the ``n // 2 + 1`` points of a transform of ``n`` real samples ``d`` apart.
 
     float32 unless said otherwise.  Raises ShapeError for ``n < 1``.
@@ -45,18 +50,18 @@ def rfftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: Any = None
     return _scaled("rfftfreq", arange(0, n // 2 + 1, device=device), n, d, dtype)
 
 
-def _rolled(op: str, x: Any, axes: int | Sequence[int] | None, sign: int) -> Tensor:
+def _rolled(op: str, x: TensorLike, axes: int | Sequence[int] | None, sign: int) -> Tensor:
     x = tensor(op, x)
-    given = range(x.ndim) if axes is None else axes if isinstance(axes, (tuple, list)) else (axes,)
-    places = [normalize_axis(op, a, x.ndim) for a in given]
-    return roll(x, [sign * (x.shape[a] // 2) for a in places], axis=places) if places else identity_of(x)
+    wanted = range(x.ndim) if axes is None else axes if isinstance(axes, Sequence) else (axes,)
+    along = [normalize_axis(op, a, x.ndim) for a in wanted]
+    return roll(x, [sign * (x.shape[a] // 2) for a in along], axis=along) if along else identity_of(x)
 
 
-def fftshift(x: Any, /, axes: int | Sequence[int] | None = None) -> Tensor:
+def fftshift(x: TensorLike, /, axes: int | Sequence[int] | None = None) -> Tensor:
     """Frequency 0 moved to the middle along ``axes`` (None: all).  Raises AxisError."""
     return _rolled("fftshift", x, axes, 1)
 
 
-def ifftshift(x: Any, /, axes: int | Sequence[int] | None = None) -> Tensor:
+def ifftshift(x: TensorLike, /, axes: int | Sequence[int] | None = None) -> Tensor:
     """The inverse of :func:`fftshift`.  Raises AxisError."""
     return _rolled("ifftshift", x, axes, -1)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.fft.along import check_real, operand, swapped, transform
 from tapegrad.ops.dispatch import own
 from tapegrad.ops.elementwise.complex import conj
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "fft2", "fftn", "hfft2", "hfftn", "ifft2", "ifftn", "ihfft2", "ihfftn", "irfft2", "irfftn", "rfft2", "rfftn",
@@ -19,51 +18,52 @@ __all__ = [
 Lengths = Sequence[int] | None
 
 
-def _places(op: str, x: Tensor, s: Lengths, axes: Lengths, half: str = "") -> list[tuple[int, int]]:
-    """Length and axis of each transform, all told by the operand.  Raises ShapeError, AxisError.
+def _lengths_and_axes(op: str, x: Tensor, s: Lengths, axes: Lengths, half: str = "") -> list[tuple[int, int]]:
+    """Length and axis of each transform.  Raises ShapeError, AxisError.
 
-    half: whether along the last axis half of what is real is "made" or "given"; then there must be one.
+    half: "made" or "given" if the result or the operand is half a spectrum along the last axis; then there must be one.
     """
     if axes is None:
         axes = range(x.ndim) if s is None else range(-len(s), 0)
-    found = [normalize_axis(op, a, x.ndim) for a in axes]
-    if half and not found:
+    along = [normalize_axis(op, a, x.ndim) for a in axes]
+    if half and not along:
         raise AxisError(f"{op}: needs one axis at least")
-    lengths = [x.shape[a] for a in found]
+    lengths = [x.shape[a] for a in along]
     if s is not None:
-        if len(s) != len(found):
-            raise ShapeError(f"{op}: {len(s)} lengths in s={s!r} for {len(found)} axes of shape {x.shape}")
+        if len(s) != len(along):
+            raise ShapeError(f"{op}: {len(s)} lengths in s={s!r} for {len(along)} axes of shape {x.shape}")
         lengths = [have if n in (None, -1) else n for n, have in zip(s, lengths, strict=True)]
     elif half == "given":
         lengths[-1] = 2 * (lengths[-1] - 1)
-    return list(zip(lengths, found, strict=True))
+    return list(zip(lengths, along, strict=True))
 
 
-def _complex(name: str, op: str, x: Any, s: Lengths, axes: Lengths, norm: str | None) -> Tensor:
-    x = given = operand(op, x)
-    for n, axis in reversed(_places(op, x, s, axes)):
-        x = transform(name, op, x, n, axis, norm)
-    return own(x, given)
+def _complex(name: str, op: str, x: TensorLike, s: Lengths, axes: Lengths, norm: str | None) -> Tensor:
+    t = operand(op, x)
+    result = t
+    for n, axis in reversed(_lengths_and_axes(op, t, s, axes)):
+        result = transform(name, op, result, n, axis, norm)
+    return own(result, t)
 
 
-def _to_half(op: str, x: Any, s: Lengths, axes: Lengths, norm: str | None) -> Tensor:
+def _to_half(op: str, x: TensorLike, s: Lengths, axes: Lengths, norm: str | None) -> Tensor:
     x = check_real(op, operand(op, x))
-    *others, (n, axis) = _places(op, x, s, axes, "made")
+    *others, (n, axis) = _lengths_and_axes(op, x, s, axes, "made")
     x = transform("rfft", op, x, n, axis, norm)
     for n, axis in reversed(others):
         x = transform("fft", op, x, n, axis, norm)
     return x
 
 
-def _from_half(op: str, x: Any, s: Lengths, axes: Lengths, norm: str | None) -> Tensor:
+def _from_half(op: str, x: TensorLike, s: Lengths, axes: Lengths, norm: str | None) -> Tensor:
     x = operand(op, x)
-    *others, (last, end) = _places(op, x, s, axes, "given")
+    *others, (last, end) = _lengths_and_axes(op, x, s, axes, "given")
     for n, axis in others:
         x = transform("ifft", op, x, n, axis, norm)
     return transform("irfft", op, x, last, end, norm)
 
 
-def fftn(x: Any, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def fftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The Fourier transform along ``axes`` (None: all, or as many of the last as ``s`` has lengths).
 
     s: the number of points along each (None or -1: as many as there are); norm as of :func:`fft`.  Raises ShapeError,
@@ -72,12 +72,12 @@ def fftn(x: Any, /, s: Lengths = None, axes: Lengths = None, norm: str | None = 
     return _complex("fft", "fftn", x, s, axes, norm)
 
 
-def ifftn(x: Any, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def ifftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The inverse of :func:`fftn`.  Raises ShapeError, AxisError."""
     return _complex("ifft", "ifftn", x, s, axes, norm)
 
 
-def rfftn(x: Any, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def rfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The Fourier transform of real numbers along ``axes``, of which the last is halved, as by :func:`rfft`.
 
     Raises ShapeError, DTypeError, AxisError.
@@ -85,12 +85,12 @@ def rfftn(x: Any, /, s: Lengths = None, axes: Lengths = None, norm: str | None =
     return _to_half("rfftn", x, s, axes, norm)
 
 
-def irfftn(x: Any, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def irfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The inverse of :func:`rfftn`.  Raises ShapeError, AxisError."""
     return _from_half("irfftn", x, s, axes, norm)
 
 
-def hfftn(x: Any, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def hfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The real Fourier transform of what is Hermitian along ``axes``, the last given by its half (SciPy's ``hfftn``).
 
     Raises ShapeError, AxisError.
@@ -98,7 +98,7 @@ def hfftn(x: Any, /, s: Lengths = None, axes: Lengths = None, norm: str | None =
     return _from_half("hfftn", conj(operand("hfftn", x)), s, axes, swapped("hfftn", norm))
 
 
-def ihfftn(x: Any, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def ihfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The inverse of :func:`hfftn`.  Raises ShapeError, DTypeError, AxisError."""
     return conj(_to_half("ihfftn", x, s, axes, swapped("ihfftn", norm)))
 
@@ -106,7 +106,7 @@ def ihfftn(x: Any, /, s: Lengths = None, axes: Lengths = None, norm: str | None 
 def _flat(name: str, several: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``several`` with the last two axes for a default."""
 
-    def op(x: Any, /, s: Lengths = None, axes: Lengths = (-2, -1), norm: str | None = None) -> Tensor:
+    def op(x: TensorLike, /, s: Lengths = None, axes: Lengths = (-2, -1), norm: str | None = None) -> Tensor:
         return several(x, s, axes, norm)
 
     op.__name__ = op.__qualname__ = name

@@ -18,24 +18,26 @@ from tapegrad.memory import recompute_grad
 from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import moveaxis
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
-def _rate(op: str, func: Callable, args: tuple, tfirst: bool, like: Tensor) -> Rate:
+def _rate(op: str, func: Callable[..., TensorLike], args: tuple[Any, ...], tfirst: bool, like: Tensor) -> Rate:
     def rate(y: Tensor, t: Tensor) -> Tensor:
-        found = tensor(op, func(*((t, y) if tfirst else (y, t)), *args), like)
-        if found.shape != like.shape:
+        slope = tensor(op, func(*((t, y) if tfirst else (y, t)), *args), like)
+        if slope.shape != like.shape:
             raise ShapeError(
-                f"{op}: the function made {found.shape} of y with shape {like.shape}; they must be the same"
+                f"{op}: the function made {slope.shape} of y with shape {like.shape}; they must be the same"
             )
-        if found.dtype.kind == "c" and like.dtype.kind != "c":
-            raise DTypeError(f"{op}: the function made {found.dtype} of {like.dtype}; give y0 that dtype")
-        return cast(found, like.dtype)
+        if slope.dtype.kind == "c" and like.dtype.kind != "c":
+            raise DTypeError(f"{op}: the function made {slope.dtype} of {like.dtype}; give y0 that dtype")
+        return cast(slope, like.dtype)
 
     return rate
 
 
-def _prepared(op: str, y0: Any, t: Any, rtol: float | None, atol: float | None) -> tuple[Tensor, Tensor, float, float]:
+def _prepared(
+    op: str, y0: TensorLike, t: TensorLike, rtol: float | None, atol: float | None
+) -> tuple[Tensor, Tensor, float, float]:
     """The state, the times in its precision, and the tolerances.  Raises ShapeError, TapegradError."""
     (y,) = promote(op, (y0,), dtypes.in_float)
     kind = dtypes.real_of(y.dtype)
@@ -50,10 +52,10 @@ def _prepared(op: str, y0: Any, t: Any, rtol: float | None, atol: float | None) 
 
 
 def odeint(
-    func: Callable,
-    y0: Any,
-    t: Any,
-    args: tuple = (),
+    func: Callable[..., TensorLike],
+    y0: TensorLike,
+    t: TensorLike,
+    args: tuple[Any, ...] = (),
     *,
     tfirst: bool = False,
     rtol: float | None = None,
@@ -77,20 +79,20 @@ def odeint(
 
     def between(y: Tensor, slope: Tensor, start: Tensor, end: Tensor, length: float) -> tuple[Tensor, Tensor]:
         own = replace(stepper, length=length)  # a rerun takes the steps of the first run
-        there = own.through(y, slope, start, end)
+        state = own.through(y, slope, start, end)
         stepper.length = own.length
-        return there
+        return state
 
     advance = recompute_grad(between) if recompute else between
-    found, slope = [y], rate(y, times[0])
+    values, slope = [y], rate(y, times[0])
     for i in range(1, times.size):
         y, slope = advance(y, slope, times[i - 1], times[i], stepper.length)
-        found.append(y)
-    return stack(found)
+        values.append(y)
+    return stack(values)
 
 
 class OdeResult(NamedTuple):
-    """What :func:`solve_ivp` finds: times ``(n,)`` and values ``(*y0.shape, n)``."""
+    """The result of :func:`solve_ivp`: times ``(n,)`` and values ``(*y0.shape, n)``."""
 
     t: Tensor
     y: Tensor
@@ -98,13 +100,13 @@ class OdeResult(NamedTuple):
 
 
 def solve_ivp(
-    fun: Callable,
-    t_span: Any,
-    y0: Any,
+    fun: Callable[..., TensorLike],
+    t_span: TensorLike,
+    y0: TensorLike,
     method: str = "RK45",
-    t_eval: Any = None,
+    t_eval: TensorLike | None = None,
     *,
-    args: tuple = (),
+    args: tuple[Any, ...] = (),
     max_step: float = math.inf,
     rtol: float = 1e-3,
     atol: float = 1e-6,
@@ -128,7 +130,7 @@ def solve_ivp(
     return OdeResult(times, moveaxis(values, 0, -1))
 
 
-def _pair(t_span: Any) -> Any:
+def _pair(t_span: TensorLike) -> TensorLike:
     if isinstance(t_span, (tuple, list)) and len(t_span) == 2:
         return stack([cast(tensor("solve_ivp", t), dtypes.float64) for t in t_span])
     return t_span
@@ -150,9 +152,9 @@ def _at_times(stepper: Stepper, y: Tensor, span: Tensor, times: Tensor) -> Tenso
         raise TapegradError(f"solve_ivp: t_eval {times.shape} must be one row of times in the order of t_span")
     if not low <= wanted[0] <= high or not low <= wanted[-1] <= high:
         raise TapegradError(f"solve_ivp: t_eval from {wanted[0]} to {wanted[-1]} lies outside of {(first, last)}")
-    at, slope, found = span[0], stepper.rate(y, span[0]), []
+    at, slope, values = span[0], stepper.rate(y, span[0]), []
     for i in range(times.size):
         y, slope = stepper.through(y, slope, at, times[i])
         at = times[i]
-        found.append(y)
-    return stack(found)
+        values.append(y)
+    return stack(values)

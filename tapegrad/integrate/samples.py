@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.aval import normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import promote, tensor
 from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.shape import moveaxis
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
-def simpson(y: Any, x: Any = None, *, dx: float = 1.0, axis: int = -1) -> Tensor:
+def simpson(y: TensorLike, x: TensorLike | None = None, *, dx: float = 1.0, axis: int = -1) -> Tensor:
     """The integral of samples along ``axis`` by Simpson's rule (scipy.integrate.simpson).
 
     x: where the samples lie, ``(n,)`` or shaped as ``y`` (default: ``dx`` apart).  An even number of samples takes
@@ -29,21 +27,21 @@ def simpson(y: Any, x: Any = None, *, dx: float = 1.0, axis: int = -1) -> Tensor
     if n < 3:
         return sum(gaps * (values[..., 1:] + values[..., :-1]) / 2, axis=-1)
     odd = n if n % 2 else n - 1
-    found = _parabolas(values[..., :odd], gaps[..., : odd - 1])
-    return found if n % 2 else found + _last_interval(values[..., -3:], gaps[..., -2:])
+    integral = _parabolas(values[..., :odd], gaps[..., : odd - 1])
+    return integral if n % 2 else integral + _last_interval(values[..., -3:], gaps[..., -2:])
 
 
-def _gaps(x: Any, dx: float, y: Tensor, at: int) -> Tensor:
+def _gaps(x: TensorLike | None, dx: float, y: Tensor, at: int) -> Tensor:
     """The distances between neighbours, with the axis last."""
     n = y.shape[-1]
     if x is None:
         return tensor("simpson", y.device.array([dx] * (n - 1), dtype=dtypes.real_of(y.dtype)), y)
-    (places,) = promote("simpson", (x,), dtypes.in_float, y)
-    if places.ndim > 1:
-        places = moveaxis(places, at, -1)
-    if not places.ndim or places.shape[-1] != n or places.ndim not in (1, y.ndim):
-        raise ShapeError(f"simpson: x {places.shape} for samples {y.shape}, both with the axis {at} last")
-    return places[..., 1:] - places[..., :-1]
+    (points,) = promote("simpson", (x,), dtypes.in_float, y)
+    if points.ndim > 1:
+        points = moveaxis(points, at, -1)
+    if not points.ndim or points.shape[-1] != n or points.ndim not in (1, y.ndim):
+        raise ShapeError(f"simpson: x {points.shape} for samples {y.shape}, both with the axis {at} last")
+    return points[..., 1:] - points[..., :-1]
 
 
 def _parabolas(y: Tensor, h: Tensor) -> Tensor:

@@ -60,8 +60,8 @@ class Stepper:
         h = min(math.fabs(way), 0.01 * size / speed if size > 1e-5 and speed > 1e-5 else 1e-6)
         signed = math.copysign(h, way)
         most = max(speed, self._norm(self.rate(y + signed * slope, t + signed) - slope, y) / h)
-        found = min(100 * h, max(1e-6, h * 1e-3) if most <= 1e-15 else (0.01 / most) ** 0.2)
-        return found if found > 0 else 1e-6 * math.fabs(way)  # where values are not finite
+        length = min(100 * h, max(1e-6, h * 1e-3) if most <= 1e-15 else (0.01 / most) ** 0.2)
+        return length if length > 0 else 1e-6 * math.fabs(way)  # where values are not finite
 
     def advance(self, y: Tensor, slope: Tensor, start: Tensor, end: Tensor) -> Iterator[tuple[float, Tensor, Tensor]]:
         """The steps from ``start`` to ``end``: the share of the way that is done, the value and the slope there.
@@ -89,7 +89,7 @@ class Stepper:
                 )
             new, there, error = self._step(y, slope, start + way * done, way * share)
             factor = 10.0 if error == 0.0 else 0.2 if not error < math.inf else 0.9 * error**-0.2
-            if not final or factor < 1.0:  # what was cut short to end here says nothing about the next one
+            if not final or factor < 1.0:  # a step that was cut short says nothing about the next one
                 self.length = share * span * min(10.0, max(0.2, factor))
             if error <= 1.0:
                 done = 1.0 if final else done + share
@@ -98,10 +98,10 @@ class Stepper:
 
     def through(self, y: Tensor, slope: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
         """The value and the slope at ``end``."""
-        found = (0.0, y, slope)
-        for found in self.advance(y, slope, start, end):  # noqa: B007  (the last is what is wanted)
+        reached = (0.0, y, slope)
+        for reached in self.advance(y, slope, start, end):  # noqa: B007  (only the last is used)
             pass
-        return found[1:]
+        return reached[1:]
 
     def _step(self, y: Tensor, slope: Tensor, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor, float]:
         """One step: the value, the slope there, and the estimated error in units of what is allowed."""

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Primitive, general
-from tapegrad.device import dtypes
+from tapegrad.device import Device, dtypes
 from tapegrad.device.numerics import blas_threads
+from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import MOST_TOLD, FailedStack, LinAlgError, ShapeError, told
 from tapegrad.ops.create.creation import arange, eye
 from tapegrad.ops.dispatch import promote
@@ -25,45 +26,50 @@ from tapegrad.ops.elementwise.complex import conj
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.shape.arrange import tril, triu
 from tapegrad.ops.shape.shape import broadcast_to, matrix_transpose, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+Failed = tuple[tuple[int, ...], ...]
+Matrices = TypeVar("Matrices", Tensor, ShapedArray)
+TALL = [[2.0, 1.0], [-1.0, 3.0], [0.5, -0.5]]
+WIDE = [[2.0, -1.0, 0.5], [1.0, 3.0, -0.5]]
+"""Matrices for tests of primitives."""
 
 
-def floating(dtype: Any) -> Any:
+def floating(dtype: DType) -> DType:
     """The dtype of results: integers and bools are computed in float64, as NumPy does."""
     return dtype if dtypes.is_inexact(dtype) else dtypes.float64
 
 
-def complex_of(dtype: Any) -> Any:
+def complex_of(dtype: DType) -> DType:
     """The complex dtype that holds results of real matrices."""
     return dtypes.complex128 if dtype in (dtypes.float64, dtypes.complex128) else dtypes.complex64
 
 
-def _inner(dtype: Any) -> Any:
+def _inner(dtype: DType) -> DType:
     """What LAPACK computes in: half precision in single."""
     return dtypes.float32 if dtype.itemsize == 2 and dtypes.is_inexact(dtype) else floating(dtype)
 
 
-def matrices(op: str, *xs: Any) -> tuple[Tensor, ...]:
+def matrices(op: str, *xs: TensorLike) -> tuple[Tensor, ...]:
     """Operands of one inexact dtype.  Raises ShapeError, naming ``op``, for fewer than two dimensions."""
-    found = promote(op, xs, to=floating)
-    for x in found:
+    operands = promote(op, xs, to=floating)
+    for x in operands:
         if x.ndim < 2:
             raise ShapeError(f"{op}: needs a matrix, or a stack of them, got shape {x.shape}")
-    return found
+    return operands
 
 
-def matrix(op: str, x: Any) -> Tensor:
+def matrix(op: str, x: TensorLike) -> Tensor:
     """One operand; see :func:`matrices`."""
     return matrices(op, x)[0]
 
 
-def square(op: str, x: Any) -> Tensor:
+def square(op: str, x: TensorLike) -> Tensor:
     """A stack of square matrices.  Raises ShapeError naming ``op``."""
-    x = matrix(op, x)
-    return check_square(op, x)
+    return check_square(op, matrix(op, x))
 
 
-def check_square(op: str, x: Any) -> Any:
+def check_square(op: str, x: Matrices) -> Matrices:
     """``x`` (or an aval) itself.  Raises ShapeError unless the last two dimensions are equal."""
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise ShapeError(f"{op}: needs square matrices, got shape {x.shape}")
@@ -115,19 +121,24 @@ def over(x: Tensor, y: Tensor, but: Tensor | None = None) -> Tensor:
     return where(skip, 0, x / where(skip, 1, y))
 
 
-def on_diagonal(n: int, device: Any) -> Tensor:
+def on_diagonal(n: int, device: Device) -> Tensor:
     """The mask of the diagonal of an ``n`` by ``n`` matrix."""
     at = arange(n, device=device)
     return equal(reshape(at, (n, 1)), at)
 
 
+def infer_last(*avals: ShapedArray, **params: object) -> ShapedArray:
+    """The last operand's shape, in the dtype of results."""
+    return avals[-1].with_dtype(floating(avals[-1].dtype))
+
+
 def declare(
     name: str,
-    run: Callable[..., Any],
+    run: Callable[..., Array],
     infer: Callable[..., ShapedArray],
     *,
-    vjp: Sequence[Callable | None] = (),
-    jvp: Sequence[Callable | None] | None = None,
+    vjp: Sequence[Callable[..., Tensor] | None] = (),
+    jvp: Sequence[Callable[..., Tensor] | None] | None = None,
     flops: float = 0.0,
     stacks: bool = True,
     **fields: Any,
@@ -135,11 +146,12 @@ def declare(
     """A primitive on matrices: ``run(xp, *arrays, **params)`` is given what LAPACK takes.
 
     ``stacks``: whether it, and its rules, take stacks of them.  ``flops``: operations on the first operand over
-    ``m * n * min(m, n)``.  LAPACK's complaints become LinAlgError.
+    ``m * n * min(m, n)``.  Errors of LAPACK become LinAlgError.
     """
-    operands = tuple(_arrays_of(run))
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    operands = [p.name for p in inspect.signature(run).parameters.values() if p.kind is kind][1:]
 
-    def impl(xp: Any, *arrays: Any, **params: Any) -> Any:
+    def impl(xp: Namespace, *arrays: Array, **params: Any) -> Array:
         try:
             with blas_threads.for_matrices(arrays):
                 return run(xp, *[_computable(a) for a in arrays], **params)
@@ -148,7 +160,7 @@ def declare(
         one = lambda *operands: run(xp, *[_computable(a) for a in operands], **params)
         raise _failure(name, reason, list(arrays), partial(_failing, one, xp.linalg.LinAlgError)) from None
 
-    impl.__signature__ = _signature(operands)  # type: ignore[attr-defined]
+    impl.__signature__ = inspect.Signature([inspect.Parameter(p, kind) for p in ("xp", *operands)])  # type: ignore[attr-defined]
     return general(
         name,
         impl=impl,
@@ -163,7 +175,7 @@ def declare(
     )
 
 
-def _failure(name: str, reason: str, arrays: list[Any], failing: Callable) -> LinAlgError:
+def _failure(name: str, reason: str, arrays: list[Array], failing: Callable[[list[Array]], Failed]) -> LinAlgError:
     """The error, which names the matrices of a stack that fail."""
     shapes = " and ".join(str(a.shape) for a in arrays)
     batch = arrays[0].shape[:-2]
@@ -175,40 +187,32 @@ def _failure(name: str, reason: str, arrays: list[Any], failing: Callable) -> Li
     return error
 
 
-def _failing(one: Callable, complaint: type[Exception], arrays: list[Any]) -> tuple[tuple[int, ...], ...]:
+def _failing(one: Callable[..., Array], complaint: type[Exception], arrays: list[Array]) -> Failed:
     """The indices of the first matrices on which ``one`` fails."""
-    batch, found = arrays[0].shape[:-2], []
+    batch, failed = arrays[0].shape[:-2], list[tuple[int, ...]]()
     for index in product(*map(range, batch)):
         try:
             one(*(a[index] if a.shape[: len(batch)] == batch else a for a in arrays))
         except complaint:
-            found.append(index)
-            if len(found) == MOST_TOLD:
+            failed.append(index)
+            if len(failed) == MOST_TOLD:
                 break
-    return tuple(found)
+    return tuple(failed)
 
 
-def _arrays_of(run: Callable[..., Any]) -> list[str]:
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return [p.name for p in inspect.signature(run).parameters.values() if p.kind is kind][1:]
-
-
-def _signature(operands: Sequence[str]) -> Any:
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature([inspect.Parameter(name, kind) for name in ("xp", *operands)])
-
-
-def _computable(a: Any) -> Any:
+def _computable(a: Array) -> Array:
     inner = _inner(a.dtype)
     return a if a.dtype == inner else a.astype(inner)
 
 
-def one_by_one(xp: Any, run: Callable[..., Any], stacks: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
+def one_by_one(
+    xp: Namespace, run: Callable[..., Array], stacks: Sequence[Array], shape: tuple[int, ...], dtype: DType
+) -> Array:
     """``run`` on each matrix of equally long ``stacks`` in turn; results of ``shape``."""
     batch = stacks[0].shape[:-2]
     out = xp.empty((prod(batch), *shape), dtype=dtype)
     if out.size:
         flat = [x.reshape(-1, *x.shape[-2:]) for x in stacks]
-        for i, found in enumerate(zip(*flat, strict=True)):
-            out[i] = run(*found)
+        for i, operands in enumerate(zip(*flat, strict=True)):
+            out[i] = run(*operands)
     return out.reshape(*batch, *shape)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.device.numerics import scipy
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.linalg._common import declare, floating
+from tapegrad.linalg._common import declare, floating, infer_last
 from tapegrad.linalg.solving import solve
 from tapegrad.linalg.structured import toeplitz
 from tapegrad.ops.dispatch import barrier, promote, tensor
@@ -17,21 +15,17 @@ from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.join import flip, stack
 from tapegrad.ops.shape.padding import pad
 from tapegrad.ops.shape.shape import reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["solve_banded", "solve_toeplitz"]
 
 _BANDS = [[0.0, 0.5, -1.0, 0.25], [2.0, 3.0, -2.0, 1.5], [1.0, -0.5, 0.5, 0.0]]
 
 
-def _run_banded(xp: Any, x: Any, b: Any, *, lower: int, upper: int) -> Any:
+def _run_banded(xp: Namespace, x: Array, b: Array, *, lower: int, upper: int) -> Array:
     if not b.size:
         return xp.zeros_like(b)
     return scipy.on_host(xp, "solve_banded", (lower, upper))(x, b, check_finite=False)
-
-
-def _infer_banded(x: ShapedArray, b: ShapedArray, *, lower: int, upper: int) -> ShapedArray:
-    return b.with_dtype(floating(b.dtype))
 
 
 def _turned(x: Tensor, lower: int, upper: int) -> Tensor:
@@ -72,7 +66,7 @@ def _times_bands(x: Tensor, v: Tensor, lower: int, upper: int) -> Tensor:
 banded_p: Primitive = declare(
     "solve_banded",
     _run_banded,
-    _infer_banded,
+    infer_last,
     stacks=False,
     vjp=[
         _pull_bands,
@@ -89,12 +83,12 @@ banded_p: Primitive = declare(
 )  # fmt: skip
 
 
-def solve_banded(l_and_u: tuple[int, int], ab: Any, b: Any) -> Tensor:
+def solve_banded(l_and_u: tuple[int, int], ab: TensorLike, b: TensorLike) -> Tensor:
     """The ``x`` with ``a @ x = b`` for a banded ``a`` (SciPy's ``linalg.solve_banded``).
 
     l_and_u: how many diagonals lie below and above the main one; ab: ``(l + u + 1, n)``, with element ``(i, j)`` of
-    ``a`` at ``[u + i - j, j]``; b: ``(n,)`` or ``(n, k)``.  What of ``ab`` lies outside ``a`` gets gradient 0.  On CUDA
-    it is computed on the host.  Raises ShapeError, LinAlgError.
+    ``a`` at ``[u + i - j, j]``; b: ``(n,)`` or ``(n, k)``.  Elements of ``ab`` outside ``a`` get gradient 0.  On CUDA
+    the host computes it.  Raises ShapeError, LinAlgError.
     """
     lower, upper = (int(k) for k in l_and_u)
     x, b = promote("solve_banded", (ab, b), to=floating)
@@ -104,7 +98,7 @@ def solve_banded(l_and_u: tuple[int, int], ab: Any, b: Any) -> Tensor:
     return reshape(out, b.shape)
 
 
-def solve_toeplitz(c_or_cr: Any, b: Any) -> Tensor:
+def solve_toeplitz(c_or_cr: TensorLike, b: TensorLike) -> Tensor:
     """The ``x`` with ``toeplitz(c, r) @ x = b`` (SciPy's ``linalg.solve_toeplitz``), by elimination.
 
     c_or_cr: the first column, or a tuple of that and the first row; b: ``(n,)`` or ``(n, k)``.  Raises ShapeError,

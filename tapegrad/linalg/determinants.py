@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample
 from tapegrad.core.state import unrecorded
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import H, check_square, declare, floating, square
 from tapegrad.linalg.singular import svd
@@ -23,7 +24,7 @@ from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.diagonals import diag_embed, diagonal
 from tapegrad.ops.shape.join import concat, stack
 from tapegrad.ops.shape.shape import matrix_transpose
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["SlogdetResult", "det", "logdet", "slogdet"]
 
@@ -66,9 +67,9 @@ def cofactors(x: Tensor) -> Tensor:
     turn = unrecorded(lambda: det(u) * det(vh))
     lost = unrecorded(lambda: equal(s[..., : n - _CORNER], 0))  # more than three are 0: so are cofactors, derivatives
     b = H(u) @ x @ H(vh)
-    found = _corner_cofactors(b, diag_embed(cast(lost, b.dtype)))
-    found = where(lost[..., -1:, None], 0, found)
-    return turn[..., None, None] * (conj(u) @ found @ conj(vh))
+    middle = _corner_cofactors(b, diag_embed(cast(lost, b.dtype)))
+    middle = where(lost[..., -1:, None], 0, middle)
+    return turn[..., None, None] * (conj(u) @ middle @ conj(vh))
 
 
 def _corner_cofactors(b: Tensor, mended: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ det_p: Primitive = declare(
 )  # fmt: skip
 
 
-def det(x: Any, /) -> Tensor:
+def det(x: TensorLike, /) -> Tensor:
     """The determinant of each square matrix (NumPy's ``linalg.det``).
 
     x: ``(..., n, n)``.  The gradient, the matrix of cofactors, is right for singular matrices, too; so are derivatives
@@ -123,7 +124,7 @@ def _infer_slogdet(x: ShapedArray) -> ShapedArray:
     return x.with_shape((*x.shape[:-2], 2)).with_dtype(floating(x.dtype))
 
 
-def _run_slogdet(xp: Any, x: Any) -> Any:
+def _run_slogdet(xp: Namespace, x: Array) -> Array:
     sign, logabs = xp.linalg.slogdet(x)
     return xp.stack([sign, logabs.astype(sign.dtype)], axis=-1)
 
@@ -155,7 +156,7 @@ slogdet_p: Primitive = declare(
 )
 
 
-def slogdet(x: Any, /) -> SlogdetResult:
+def slogdet(x: TensorLike, /) -> SlogdetResult:
     """Sign and logarithm of the magnitude of each determinant (NumPy's ``linalg.slogdet``).
 
     x: ``(..., n, n)``; a singular matrix gives 0 and -inf, and asking for its gradient raises LinAlgError (on CUDA:
@@ -165,7 +166,7 @@ def slogdet(x: Any, /) -> SlogdetResult:
     return SlogdetResult(packed[..., 0], real(packed[..., 1]))
 
 
-def logdet(x: Any, /) -> Tensor:
+def logdet(x: TensorLike, /) -> Tensor:
     """The logarithm of each determinant (PyTorch's ``logdet``): NaN where a real one is negative, -inf where it is 0.
 
     x: ``(..., n, n)``.  Gradient as of :func:`slogdet`.  Raises ShapeError, LinAlgError.

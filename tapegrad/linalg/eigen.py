@@ -6,10 +6,11 @@ optimum beamforming* (2017), with eigenvectors of length 1.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import (
     H,
@@ -28,7 +29,7 @@ from tapegrad.ops.elementwise.complex import conj, real
 from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.diagonals import diagonal
 from tapegrad.ops.shape.join import concat
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["EigResult", "eig", "eigvals"]
 
@@ -47,7 +48,7 @@ def _infer_eig(x: ShapedArray) -> ShapedArray:
     return x.with_shape((*x.shape[:-2], x.shape[-1] + 1, x.shape[-1])).with_dtype(complex_of(x.dtype))
 
 
-def _run_eig(xp: Any, x: Any) -> Any:
+def _run_eig(xp: Namespace, x: Array) -> Array:
     w, v = xp.linalg.eig(x)
     return xp.concatenate([w[..., None, :], v], axis=-2)
 
@@ -111,8 +112,8 @@ eigvals_p: Primitive = declare(
 )
 
 
-def eig(a: Any) -> EigResult:
-    """Eigenvalues and eigenvectors of square matrices, always complex (NumPy's ``linalg.eig``, which looks).
+def eig(a: TensorLike) -> EigResult:
+    """Eigenvalues and eigenvectors of square matrices, always complex (NumPy's ``linalg.eig``: if need be).
 
     a: ``(..., n, n)``.  The gradient divides by the differences of eigenvalues, and through eigenvectors it has a
     meaning only for functions that do not depend on their phases.  Raises ShapeError, LinAlgError.
@@ -120,8 +121,8 @@ def eig(a: Any) -> EigResult:
     return EigResult(*_parts(barrier(eig_p, square("eig", a))))
 
 
-def eigvals(a: Any) -> Tensor:
-    """The eigenvalues of square matrices, always complex (NumPy's ``linalg.eigvals``, which looks).
+def eigvals(a: TensorLike) -> Tensor:
+    """The eigenvalues of square matrices, always complex (NumPy's ``linalg.eigvals``: if need be).
 
     a: ``(..., n, n)``.  The gradient exists for matrices that can be diagonalized; of others LinAlgError may be
     raised.  Raises ShapeError, LinAlgError.

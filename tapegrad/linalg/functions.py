@@ -7,13 +7,14 @@ The derivative of a function of matrices in direction ``e`` stands in the corner
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import scipy
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import (
     H,
@@ -33,7 +34,7 @@ from tapegrad.ops.elementwise.complex import imag, real
 from tapegrad.ops.reduce.reductions import all as all_of
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["expm", "expm_frechet", "logm", "solve_sylvester", "sqrtm"]
 
@@ -41,7 +42,7 @@ _A = [[2.0, 1.0, 0.5], [-1.0, 3.0, 0.25], [0.5, -0.5, 1.5]]
 _STACK = [[[0.5, 1.0], [-1.0, 0.25]], [[-0.5, 0.5], [0.25, 1.0]]]
 
 
-def _corner(function: Any, a: Tensor, e: Tensor) -> Tensor:
+def _corner(function: Callable[[Tensor], Tensor], a: Tensor, e: Tensor) -> Tensor:
     """The derivative of ``function`` at ``a`` in direction ``e``."""
     shape = (*e.shape[:-2], *a.shape[-2:])  # a Jacobian's rows give e one axis more than a has
     a, n = broadcast_to(a, shape), a.shape[-1]
@@ -53,7 +54,7 @@ def _infer_same(x: ShapedArray) -> ShapedArray:
     return check_square("expm", x).with_dtype(floating(x.dtype))
 
 
-def _run_expm(xp: Any, x: Any) -> Any:
+def _run_expm(xp: Namespace, x: Array) -> Array:
     run = scipy.linalg(xp).expm
     return one_by_one(xp, run, (x,), x.shape[-2:], x.dtype)
 
@@ -76,7 +77,7 @@ expm_p: Primitive = declare(
 )  # fmt: skip
 
 
-def expm(A: Any) -> Tensor:
+def expm(A: TensorLike) -> Tensor:
     """The exponential of each square matrix (SciPy's ``linalg.expm``).
 
     A: ``(..., n, n)``.  Each order of derivative takes an exponential of twice the size.  Raises ShapeError.
@@ -84,7 +85,9 @@ def expm(A: Any) -> Tensor:
     return _expm(square("expm", A))
 
 
-def expm_frechet(A: Any, E: Any, method: str | None = None, compute_expm: bool = True) -> Any:
+def expm_frechet(
+    A: TensorLike, E: TensorLike, method: str | None = None, compute_expm: bool = True
+) -> Tensor | tuple[Tensor, Tensor]:
     """``expm(A)`` and its derivative in direction ``E`` (SciPy's ``linalg.expm_frechet``).
 
     A, E: ``(..., n, n)``; method is accepted for SciPy's sake; compute_expm=False: the derivative alone.  Raises
@@ -94,8 +97,8 @@ def expm_frechet(A: Any, E: Any, method: str | None = None, compute_expm: bool =
     check_square("expm_frechet", a)
     if a.shape[-2:] != e.shape[-2:]:
         raise ShapeError(f"expm_frechet: a direction of shape {e.shape} for matrices of shape {a.shape}")
-    found = _corner(_expm, *stacked("expm_frechet", a, e))
-    return (_expm(a), found) if compute_expm else found
+    derivative = _corner(_expm, *stacked("expm_frechet", a, e))
+    return (_expm(a), derivative) if compute_expm else derivative
 
 
 def _infer_sylvester(a: ShapedArray, b: ShapedArray, q: ShapedArray) -> ShapedArray:
@@ -104,7 +107,7 @@ def _infer_sylvester(a: ShapedArray, b: ShapedArray, q: ShapedArray) -> ShapedAr
     return q.with_dtype(floating(q.dtype))
 
 
-def _run_sylvester(xp: Any, a: Any, b: Any, q: Any) -> Any:
+def _run_sylvester(xp: Namespace, a: Array, b: Array, q: Array) -> Array:
     return one_by_one(xp, scipy.on_host(xp, "solve_sylvester"), (a, b, q), q.shape[-2:], q.dtype)
 
 
@@ -131,7 +134,7 @@ sylvester_p: Primitive = declare(
 )
 
 
-def solve_sylvester(a: Any, b: Any, q: Any) -> Tensor:
+def solve_sylvester(a: TensorLike, b: TensorLike, q: TensorLike) -> Tensor:
     """The ``x`` with ``a @ x + x @ b = q`` (SciPy's ``linalg.solve_sylvester``).
 
     a: ``(..., m, m)``, b: ``(..., n, n)``, q: ``(..., m, n)``; no eigenvalue of ``a`` may be that of ``-b``.  On CUDA
@@ -145,10 +148,10 @@ def solve_sylvester(a: Any, b: Any, q: Any) -> Tensor:
     return _sylvester(a, b, q)
 
 
-def _principal(name: str, double: bool) -> Any:
+def _principal(name: str, double: bool) -> Callable[..., Array]:
     """The implementation of a function that is complex for real matrices with negative eigenvalues."""
 
-    def run(xp: Any, x: Any) -> Any:
+    def run(xp: Namespace, x: Array) -> Array:
         inner = dtypes.result_type(x.dtype, dtypes.float64) if double else x.dtype
         stacks = (x.astype(inner, copy=False),)
         return one_by_one(xp, scipy.on_host(xp, name), stacks, x.shape[-2:], complex_of(x.dtype))
@@ -186,7 +189,7 @@ logm_p: Primitive = declare(
 )
 
 
-def _real_if_so(prim: Primitive, A: Any) -> Tensor:
+def _real_if_so(prim: Primitive, A: TensorLike) -> Tensor:
     x = square(prim.name, A)
     out = barrier(prim, x)
     if x.dtype.kind == "c":
@@ -195,7 +198,7 @@ def _real_if_so(prim: Primitive, A: Any) -> Tensor:
     return cast(real(out), x.dtype) if so else out
 
 
-def sqrtm(A: Any) -> Tensor:
+def sqrtm(A: TensorLike) -> Tensor:
     """The principal square root of each matrix (SciPy's ``linalg.sqrtm``).
 
     A: ``(..., n, n)``, evaluated: the result of real matrices is real if all its elements are, else complex.  The
@@ -205,7 +208,7 @@ def sqrtm(A: Any) -> Tensor:
     return _real_if_so(sqrtm_p, A)
 
 
-def logm(A: Any) -> Tensor:
+def logm(A: TensorLike) -> Tensor:
     """The principal logarithm of each matrix (SciPy's ``linalg.logm``).
 
     A: ``(..., n, n)``, evaluated: the result of real matrices is real if all its elements are, else complex; computed

@@ -1,20 +1,21 @@
 """Hermitian matrices: Cholesky factors, eigenvalues and eigenvectors.
 
-LAPACK reads one triangle.  A matrix that is Hermitian, up to a part in a thousand of its largest element, stands for
-all of itself: the mean of both triangles is taken, and its gradient is Hermitian.  Of any other one a single triangle
-is read, and gets the whole gradient.
+LAPACK reads one triangle.  Of a matrix that is Hermitian, up to a part in a thousand of its largest element, the mean
+of both triangles is taken, and its gradient is Hermitian.  Of any other matrix one triangle is read, and gets the
+whole gradient.
 
 Derivatives: I. Murray, *Differentiation of the Cholesky decomposition* (2016); M. B. Giles (2008) for eigenvectors.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import (
     H,
@@ -24,6 +25,7 @@ from tapegrad.linalg._common import (
     floating,
     half_lower,
     half_upper,
+    infer_last,
     on_diagonal,
     over,
     row,
@@ -39,7 +41,7 @@ from tapegrad.ops.reduce.reductions import max
 from tapegrad.ops.shape.arrange import tril
 from tapegrad.ops.shape.diagonals import diagonal
 from tapegrad.ops.shape.join import concat
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["EighResult", "cho_factor", "cho_solve", "cholesky", "eigh", "eigvalsh"]
 
@@ -50,7 +52,7 @@ _SAMPLES = [(_A, False), (_STACK, True), ((0, 0), False), ((0, 2, 2), True)]
 
 
 def whole(x: Tensor) -> Tensor:
-    """``x``, both triangles of which have a share in what is computed from one, if it is Hermitian but for rounding."""
+    """``x``, or the mean of both triangles, so that both get a gradient, if it is Hermitian up to rounding."""
     if not x.size:
         return x
     return where(unrecorded(_is_nearly_hermitian, x), 0.5 * x + 0.5 * H(x), x)
@@ -73,11 +75,7 @@ def folded(g: Tensor, upper: bool) -> Tensor:
     return half_upper(both) if upper else half_lower(both)
 
 
-def _infer_same(x: ShapedArray, *, upper: bool) -> ShapedArray:
-    return x.with_dtype(floating(x.dtype))
-
-
-def _run_cholesky(xp: Any, x: Any, *, upper: bool) -> Any:
+def _run_cholesky(xp: Namespace, x: Array, *, upper: bool) -> Array:
     if not upper:
         return xp.linalg.cholesky(x)
     try:
@@ -105,26 +103,24 @@ def _pull_cholesky(ct: Tensor, out: Tensor, *, upper: bool) -> Tensor:
 cholesky_p: Primitive = declare(
     "cholesky",
     _run_cholesky,
-    _infer_same,
+    infer_last,
     vjp=[_pull_cholesky],
     jvp=[_push_cholesky],
     flops=0.35,
-    samples=[
-        *(Sample(a, upper=upper) for a, upper in _SAMPLES),
-    ],
+    samples=[Sample(a, upper=upper) for a, upper in _SAMPLES],
 )
 
 
-def cholesky(x: Any, /, *, upper: bool = False) -> Tensor:
+def cholesky(x: TensorLike, /, *, upper: bool = False) -> Tensor:
     """The lower triangular ``l`` with ``l @ l.mH = x``, or the upper one ``u`` with ``u.mH @ u = x``.
 
     x: ``(..., n, n)``, positive definite; one triangle is read.  The gradient is Hermitian if ``x`` is.  Raises
-    ShapeError, and LinAlgError if ``x`` is not positive definite (on CUDA CuPy does not tell).
+    ShapeError, and LinAlgError if ``x`` is not positive definite (on CUDA CuPy raises nothing).
     """
     return barrier(cholesky_p, whole(square("cholesky", x)), upper=bool(upper))
 
 
-def cho_factor(a: Any, lower: bool = False) -> tuple[Tensor, bool]:
+def cho_factor(a: TensorLike, lower: bool = False) -> tuple[Tensor, bool]:
     """A Cholesky factor for :func:`cho_solve`, and whether it is the lower one (SciPy's ``linalg.cho_factor``).
 
     The other triangle holds zeros.  Raises as :func:`cholesky`.
@@ -132,7 +128,7 @@ def cho_factor(a: Any, lower: bool = False) -> tuple[Tensor, bool]:
     return cholesky(a, upper=not lower), lower
 
 
-def cho_solve(c_and_lower: tuple[Any, bool], b: Any) -> Tensor:
+def cho_solve(c_and_lower: tuple[TensorLike, bool], b: TensorLike) -> Tensor:
     """The ``x`` with ``a @ x = b``, given :func:`cho_factor` of ``a`` (SciPy's ``linalg.cho_solve``).
 
     b: ``(n,)`` or ``(..., n, k)``.  Raises ShapeError, LinAlgError.
@@ -154,7 +150,7 @@ def _infer_eigh(x: ShapedArray, *, upper: bool) -> ShapedArray:
     return x.with_shape((*x.shape[:-2], x.shape[-1] + 1, x.shape[-1])).with_dtype(floating(x.dtype))
 
 
-def _run_eigh(xp: Any, x: Any, *, upper: bool) -> Any:
+def _run_eigh(xp: Namespace, x: Array, *, upper: bool) -> Array:
     w, v = xp.linalg.eigh(x, UPLO="U" if upper else "L")
     return xp.concatenate([w[..., None, :].astype(v.dtype), v], axis=-2)
 
@@ -221,7 +217,7 @@ def _triangle(op: str, UPLO: str) -> bool:
     return UPLO.upper() == "U"
 
 
-def eigh(x: Any, /, UPLO: str = "L") -> EighResult:
+def eigh(x: TensorLike, /, UPLO: str = "L") -> EighResult:
     """Eigenvalues, ascending, and orthonormal eigenvectors of Hermitian matrices (NumPy's ``linalg.eigh``).
 
     x: ``(..., n, n)``, of which triangle ``UPLO`` is read.  The gradient through the eigenvectors divides by the
@@ -233,11 +229,11 @@ def eigh(x: Any, /, UPLO: str = "L") -> EighResult:
     return EighResult(*_parts(barrier(eigh_p, whole(square("eigh", x)), upper=upper)))
 
 
-def eigvalsh(x: Any, /, UPLO: str = "L") -> Tensor:
+def eigvalsh(x: TensorLike, /, UPLO: str = "L") -> Tensor:
     """The eigenvalues, ascending, of Hermitian matrices (NumPy's ``linalg.eigvalsh``).
 
-    x: ``(..., n, n)``, of which triangle ``UPLO`` is read.  The gradient at repeated eigenvalues is that of the
-    eigenvectors that were found, and finite.  Raises ShapeError, LinAlgError.
+    x: ``(..., n, n)``, of which triangle ``UPLO`` is read.  The gradient at repeated eigenvalues is finite,
+    and depends on the eigenvectors that LAPACK chose.  Raises ShapeError, LinAlgError.
     """
     upper = _triangle("eigvalsh", UPLO)
     return barrier(eigvalsh_p, whole(square("eigvalsh", x)), upper=upper)

@@ -1,4 +1,4 @@
-"""Pseudo-inverses, least squares, ranks: what is computed from singular values.
+"""Pseudo-inverses, least squares and ranks, all by singular values.
 
 Derivatives: G. H. Golub and V. Pereyra, *The differentiation of pseudo-inverses and nonlinear least squares problems
 whose variables separate* (1973), for matrices of constant rank.
@@ -14,7 +14,7 @@ from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes, phantom
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.linalg._common import H, column, declare, floating, matrix, one_by_one
+from tapegrad.linalg._common import TALL, WIDE, H, column, declare, floating, matrix, one_by_one
 from tapegrad.linalg.hermitian import whole
 from tapegrad.linalg.singular import svdvals
 from tapegrad.ops.create.creation import zeros
@@ -29,8 +29,6 @@ from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["LstsqResult", "lstsq", "matrix_rank", "pinv"]
 
-_TALL = [[2.0, 1.0], [-1.0, 3.0], [0.5, -0.5]]
-_WIDE = [[2.0, -1.0, 0.5], [1.0, 3.0, -0.5]]
 _STACK = [[[2.0, 1.0], [-1.0, 3.0]], [[1.5, 0.5], [0.25, -2.5]]]
 
 
@@ -59,7 +57,7 @@ pinv_p: Primitive = declare(
     vjp=[lambda ct, x, out: _pull_pinv(H(ct), x, out)],
     jvp=[lambda t, x, out: _push_pinv(t, x, out)],
     flops=22.0,
-    samples=[Sample(a, rtol=1e-15) for a in (_TALL, _WIDE, _STACK, (0, 3), (2, 0), (0, 2, 2))],
+    samples=[Sample(a, rtol=1e-15) for a in (TALL, WIDE, _STACK, (0, 3), (2, 0), (0, 2, 2))],
 )
 
 
@@ -91,9 +89,9 @@ def pinv(
 ) -> Tensor:
     """The pseudo-inverse of each matrix, ``(..., n, m)`` for ``(..., m, n)`` (NumPy's ``linalg.pinv``).
 
-    rtol (NumPy's older name: rcond): singular values up to so much of the largest count as 0, one number, or one for
-    each matrix; None: the rounding error of the dtype times the larger dimension, as the array API standard says
-    (NumPy: 1e-15).  The gradient takes the rank for constant.  Raises ShapeError, LinAlgError.
+    rtol (NumPy's older name: rcond): singular values of at most this fraction of the largest count as 0, one number,
+    or one for each matrix; None: the rounding error of the dtype times the larger dimension, as the array API standard
+    says (NumPy: 1e-15).  The gradient takes the rank for constant.  Raises ShapeError, LinAlgError.
     """
     x = matrix("pinv", x)
     x = whole(x) if hermitian else x
@@ -172,16 +170,16 @@ lstsq_p: Primitive = declare(
     vjp=[_pull_lstsq_a, lambda ct, a, *, rcond: H(barrier(pinv_p, a, rtol=rcond)) @ ct],
     jvp=[_push_lstsq_a, lambda t, a, *, rcond: barrier(pinv_p, a, rtol=rcond) @ t],
     flops=12.0,
-    samples=[Sample(_TALL, (3, 2), rcond=1e-15), Sample(_WIDE, (2, 1), rcond=1e-15)],
+    samples=[Sample(TALL, (3, 2), rcond=1e-15), Sample(WIDE, (2, 1), rcond=1e-15)],
 )
 
 
 def lstsq(a: TensorLike, b: TensorLike, rcond: TensorLike | None = None) -> LstsqResult:
     """The ``x`` of least norm that minimizes ``|a @ x - b|`` (NumPy's ``linalg.lstsq``).
 
-    a: ``(m, n)``; b: ``(m,)`` or ``(m, k)``; rcond: singular values up to so much of the largest count as 0 (None:
-    the rounding error of the dtype times the larger dimension, -1: that of the dtype).  The residuals are empty
-    unless ``m > n`` and the rank is ``n``, so where ``m > n`` the rank is evaluated.  Gradients, of the solution and
+    a: ``(m, n)``; b: ``(m,)`` or ``(m, k)``; rcond: singular values of at most this fraction of the largest count as 0
+    (None: the rounding error of the dtype times the larger dimension, -1: that of the dtype).  The residuals are
+    empty unless ``m > n`` and the rank is ``n``, so where ``m > n`` the rank is evaluated.  Gradients, of the solution and
     of the residuals, take the rank for constant.  Raises ShapeError, LinAlgError.
     """
     a, b = promote("lstsq", (a, b), to=floating)

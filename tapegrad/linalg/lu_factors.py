@@ -6,14 +6,13 @@ of ``u`` (M. B. Giles, 2008).
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import scipy
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.linalg._common import H, declare, floating, matrix, one_by_one
+from tapegrad.linalg._common import TALL, WIDE, H, declare, floating, matrix, one_by_one
 from tapegrad.linalg.solving import solve_triangular, triangular
 from tapegrad.ops.create.creation import arange, eye, zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
@@ -24,27 +23,31 @@ from tapegrad.ops.index.sort import argsort
 from tapegrad.ops.shape.arrange import tril, triu
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, reshape, squeeze
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["lu", "lu_factor", "lu_solve"]
 
-_TALL = [[2.0, 1.0], [-1.0, 3.0], [0.5, -0.5]]
-_WIDE = [[2.0, -1.0, 0.5], [1.0, 3.0, -0.5]]
 _STACK = [[[2.0, 1.0], [-1.0, 3.0]], [[0.5, 1.5], [1.25, -2.5]]]
 
 
-def _run_lu(xp: Any, x: Any) -> Any:
+def _order(pivots: Array, m: int) -> list[int]:
+    """The order of ``m`` rows after each has been exchanged with the one that is named."""
+    order = list(range(m))
+    for i, p in enumerate(map(int, pivots.ravel().tolist())):
+        order[i], order[p] = order[p], order[i]
+    return order
+
+
+def _run_lu(xp: Namespace, x: Array) -> Array:
     m, n = x.shape[-2:]
     k = min(m, n)
 
-    def one(a: Any) -> Any:
+    def one(a: Array) -> Array:
         packed, pivots = scipy.linalg(xp).lu_factor(a, check_finite=False)
-        order = list(range(m))
-        for i, p in enumerate(pivots.tolist()):
-            order[i], order[p] = order[p], order[i]
-        found = xp.zeros((m + 2, max(m, n)), dtype=a.dtype)
-        found[:m, :n], found[m, :m], found[m + 1, :k] = packed, xp.asarray(order), pivots
-        return found
+        order = _order(pivots, m)
+        out = xp.zeros((m + 2, max(m, n)), dtype=a.dtype)
+        out[:m, :n], out[m, :m], out[m + 1, :k] = packed, xp.asarray(order), pivots
+        return out
 
     return one_by_one(xp, one, (x,), (m + 2, max(m, n)), x.dtype)
 
@@ -118,7 +121,7 @@ lu_p: Primitive = declare(
     vjp=[_pull_lu],
     jvp=[_push_lu],
     flops=0.7,
-    samples=[Sample(_TALL), Sample(_WIDE), Sample(_STACK), Sample((0, 0)), Sample((0, 2, 2))],
+    samples=[Sample(TALL), Sample(WIDE), Sample(_STACK), Sample((0, 0)), Sample((0, 2, 2))],
     doc="Both factors in one matrix; below it the order of the rows, and the exchanges that lead to it.",
 )
 
@@ -129,7 +132,7 @@ def _factored(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return cast(factors, a.dtype), order, pivots
 
 
-def lu_factor(a: Any) -> tuple[Tensor, Tensor]:
+def lu_factor(a: TensorLike) -> tuple[Tensor, Tensor]:
     """Both factors of each matrix in one, and the exchanges of rows, for :func:`lu_solve` (SciPy's ``lu_factor``).
 
     a: ``(..., m, n)``; exchanges: ``(..., min(m, n))``, int64.  Raises ShapeError.
@@ -139,7 +142,7 @@ def lu_factor(a: Any) -> tuple[Tensor, Tensor]:
     return factors, pivots
 
 
-def lu(a: Any, permute_l: bool = False, p_indices: bool = False) -> tuple[Tensor, ...]:
+def lu(a: TensorLike, permute_l: bool = False, p_indices: bool = False) -> tuple[Tensor, ...]:
     """``p, l, u`` with ``a = p @ l @ u``: a permutation, a unit lower triangle, an upper one (SciPy's ``linalg.lu``).
 
     a: ``(..., m, n)``; permute_l: ``p @ l`` and ``u``; p_indices: ``p`` as indices, ``a = l[p] @ u``.  The
@@ -162,12 +165,9 @@ def lu(a: Any, permute_l: bool = False, p_indices: bool = False) -> tuple[Tensor
     return cast(equal(reshape(back, (*back.shape, 1)), at), dtype), lower, upper
 
 
-def _run_order(xp: Any, x: Any, *, m: int) -> Any:
-    def one(pivots: Any) -> Any:
-        order = list(range(m))
-        for i, p in enumerate(map(int, pivots.ravel().tolist())):
-            order[i], order[p] = order[p], order[i]
-        return xp.asarray(order, dtype=dtypes.int64)[None]
+def _run_order(xp: Namespace, x: Array, *, m: int) -> Array:
+    def one(pivots: Array) -> Array:
+        return xp.asarray(_order(pivots, m), dtype=dtypes.int64)[None]
 
     return one_by_one(xp, one, (x[..., None, :],), (1, m), dtypes.int64)[..., 0, :]
 
@@ -181,7 +181,7 @@ order_p: Primitive = declare(
 )
 
 
-def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: int = 0) -> Tensor:
+def lu_solve(lu_and_piv: tuple[TensorLike, TensorLike], b: TensorLike, trans: int = 0) -> Tensor:
     """The ``x`` with ``a @ x = b``, given :func:`lu_factor` of ``a`` (SciPy's ``linalg.lu_solve``).
 
     b: ``(n,)`` or ``(..., n, k)``; trans: 1 solves with the transpose of ``a``, 2 with the conjugate transpose.  Raises

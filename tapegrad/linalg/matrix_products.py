@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.errors import ShapeError
@@ -15,7 +15,10 @@ from tapegrad.ops.products.products import matmul, tensordot, vecdot
 from tapegrad.ops.shape import diagonals
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, matrix_transpose, moveaxis, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = [
     "cross", "diagonal", "matmul", "matrix_power", "matrix_transpose", "multi_dot", "outer", "tensordot", "trace",
@@ -23,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def outer(x1: Any, x2: Any, /) -> Tensor:
+def outer(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """The product of each element of the vector ``x1`` with each of the vector ``x2``.  Raises ShapeError."""
     x, y = promote("outer", (x1, x2))
     if x.ndim != 1 or y.ndim != 1:
@@ -31,7 +34,7 @@ def outer(x1: Any, x2: Any, /) -> Tensor:
     return products.outer(x, y)
 
 
-def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Tensor:
+def cross(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
     """The cross product of vectors of length 3 along ``axis``; other dimensions broadcast.
 
     axis: negative, counted in both.  Raises ShapeError, AxisError.
@@ -48,40 +51,40 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Tensor:
     return moveaxis(out, -1, normalize_axis("cross", axis, out.ndim))
 
 
-def diagonal(x: Any, /, *, offset: int = 0) -> Tensor:
+def diagonal(x: TensorLike, /, *, offset: int = 0) -> Tensor:
     """Diagonal ``offset`` (positive: above the main one) of each matrix: a view.  Raises ShapeError."""
     return diagonals.diagonal(x, offset, -2, -1)
 
 
-def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
+def trace(x: TensorLike, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Tensor:
     """The sum of diagonal ``offset`` of each matrix; small integers are summed in 64 bits.  Raises ShapeError."""
     return diagonals.trace(x, offset, -2, -1, dtype)
 
 
-def matrix_power(x: Any, n: int, /) -> Tensor:
+def matrix_power(x: TensorLike, n: int, /) -> Tensor:
     """Each square matrix to the integer power ``n``, that of its inverse if negative (NumPy's ``linalg.matrix_power``).
 
     By squaring, so derivatives take as many products.  Raises ShapeError, LinAlgError.
     """
-    x = given = check_square("matrix_power", tensor("matrix_power", x))
+    base = factor = check_square("matrix_power", tensor("matrix_power", x))
     n = n.__index__()
     if n == 0:
-        return broadcast_to(identity(x), x.shape)
+        return broadcast_to(identity(base), base.shape)
     if n < 0:
-        x, n = inv(x), -n
+        factor, n = inv(base), -n
     if n == 3:
-        return matmul(matmul(x, x), x)
+        return matmul(matmul(factor, factor), factor)
     out: Tensor | None = None
     while n:
         if n & 1:
-            out = x if out is None else matmul(out, x)
+            out = factor if out is None else matmul(out, factor)
         n >>= 1
-        x = matmul(x, x) if n else x
+        factor = matmul(factor, factor) if n else factor
     assert out is not None
-    return own(out, given)
+    return own(out, base)
 
 
-def multi_dot(arrays: Sequence[Any], /) -> Tensor:
+def multi_dot(arrays: Sequence[TensorLike], /) -> Tensor:
     """The product of a chain of matrices, in the order that takes the fewest operations (NumPy's ``linalg.multi_dot``).
 
     arrays: two or more matrices, the first and the last may be vectors.  Raises ShapeError.
@@ -112,8 +115,8 @@ def _splits(sizes: list[int]) -> dict[tuple[int, int], int]:
     for length in range(1, count):
         for i in range(count - length):
             j = i + length
-            found = [(cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j)]
-            cost[i, j], split[i, j] = min(found)
+            costs = [(cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j)]
+            cost[i, j], split[i, j] = min(costs)
     return split
 
 

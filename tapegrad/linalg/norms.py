@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.device import dtypes
@@ -23,17 +22,23 @@ from tapegrad.ops.reduce.reductions import any as any_of
 from tapegrad.ops.reduce.reductions import max, min, sum
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import expand_dims, moveaxis, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["cond", "matrix_norm", "norm", "vector_norm"]
 
 Axis = int | Sequence[int] | None
+Order = float | str | None
 
 
-def _floats(op: str, x: Any) -> Tensor:
+def _floats(op: str, x: TensorLike) -> Tensor:
     if isinstance(x, (list, tuple)) and builtins.any(isinstance(part, Tensor) for part in x):
         x = stack(x)
     return promote(op, (x,), to=floating)[0]
+
+
+def _axes(op: str, axis: Axis, ndim: int) -> tuple[int, ...]:
+    wanted = range(ndim) if axis is None else axis if isinstance(axis, Sequence) else (axis,)
+    return tuple(normalize_axis(op, a, ndim) for a in wanted)
 
 
 def _squares(x: Tensor) -> Tensor:
@@ -56,7 +61,7 @@ def _count(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     return sum(where(isnan(magnitude), 1, sign(magnitude)), axis=axis, keepdims=keepdims)
 
 
-def _vector(op: str, x: Tensor, ord: Any, axis: tuple[int, ...], keepdims: bool) -> Tensor:
+def _vector(op: str, x: Tensor, ord: Order, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     if isinstance(ord, str):
         raise ShapeError(f"{op}: ord={ord!r} is a norm of matrices; give a number for vectors")
     if ord is None or ord == 2:
@@ -72,7 +77,7 @@ def _vector(op: str, x: Tensor, ord: Any, axis: tuple[int, ...], keepdims: bool)
     return _power_norm(x, ord, axis, keepdims)
 
 
-def _matrix(op: str, x: Tensor, ord: Any) -> Tensor:
+def _matrix(op: str, x: Tensor, ord: Order) -> Tensor:
     """A norm of the last two dimensions."""
     if ord in (None, "fro", "f"):
         return root_of_squares(sum(_squares(x), axis=(-2, -1)))
@@ -87,7 +92,7 @@ def _matrix(op: str, x: Tensor, ord: Any) -> Tensor:
 
 
 @in_float32
-def norm(x: Any, /, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def norm(x: TensorLike, /, ord: Order = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The norm of vectors (one axis) or matrices (two), or of all elements (NumPy's ``linalg.norm``).
 
     ord: for vectors None or 2 (Euclidean), inf, -inf, 0 (how many are not 0), 1, any power; for matrices None or
@@ -97,8 +102,7 @@ def norm(x: Any, /, ord: Any = None, axis: Axis = None, keepdims: bool = False) 
     x = _floats("norm", x)
     if axis is None and (ord is None or (ord in ("f", "fro") and x.ndim == 2) or (ord == 2 and x.ndim == 1)):
         return _vector("norm", x, None, tuple(range(x.ndim)), keepdims)
-    given = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
-    axes = tuple(normalize_axis("norm", a, x.ndim) for a in given)
+    axes = _axes("norm", axis, x.ndim)
     if len(axes) == 1:
         return _vector("norm", x, ord, axes, keepdims)
     if len(axes) != 2 or axes[0] == axes[1]:
@@ -108,25 +112,23 @@ def norm(x: Any, /, ord: Any = None, axis: Axis = None, keepdims: bool = False) 
 
 
 @in_float32
-def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2) -> Tensor:
+def vector_norm(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False, ord: Order = 2) -> Tensor:
     """The norm of the elements along ``axis`` (one or more; None: all), as :func:`norm` of vectors.
 
     Raises ShapeError, AxisError.
     """
     x = _floats("vector_norm", x)
-    given = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
-    axes = tuple(normalize_axis("vector_norm", a, x.ndim) for a in given)
-    return _vector("vector_norm", x, ord, axes, keepdims)
+    return _vector("vector_norm", x, ord, _axes("vector_norm", axis, x.ndim), keepdims)
 
 
-def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
+def matrix_norm(x: TensorLike, /, *, keepdims: bool = False, ord: Order = "fro") -> Tensor:
     """The norm of each matrix along the last two axes, as :func:`norm` of matrices.  Raises ShapeError, LinAlgError."""
     x = matrix("matrix_norm", x)
     out = _matrix("matrix_norm", x, ord)
     return reshape(out, (*out.shape, 1, 1)) if keepdims else out
 
 
-def cond(x: Any, /, p: Any = None) -> Tensor:
+def cond(x: TensorLike, /, p: Order = None) -> Tensor:
     """The condition number of each matrix in norm ``p`` (NumPy's ``linalg.cond``); inf for a singular one.
 
     p: None or 2: the largest singular value over the smallest, -2: the inverse of that; else an ord of :func:`norm`,

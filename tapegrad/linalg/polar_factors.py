@@ -7,27 +7,21 @@ chapter 8.
 
 from __future__ import annotations
 
-from typing import Any
-
-from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive, Sample
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.linalg._common import H, declare, floating, matrix
+from tapegrad.linalg._common import H, declare, infer_last, matrix
 from tapegrad.linalg.functions import solve_sylvester
 from tapegrad.linalg.solving import solve
 from tapegrad.ops.dispatch import barrier
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["polar"]
 
 
-def _run_polar(xp: Any, a: Any) -> Any:
+def _run_polar(xp: Namespace, a: Array) -> Array:
     w, _, vh = xp.linalg.svd(a, full_matrices=False)
     return w @ vh
-
-
-def _infer_polar(a: ShapedArray) -> ShapedArray:
-    return a.with_dtype(floating(a.dtype))
 
 
 def _hermitian_part(x: Tensor) -> Tensor:
@@ -53,7 +47,7 @@ def _push_polar(t: Tensor, a: Tensor, out: Tensor) -> Tensor:
 polar_p: Primitive = declare(
     "polar",
     _run_polar,
-    _infer_polar,
+    infer_last,
     vjp=[_pull_polar],
     jvp=[_push_polar],
     flops=22.0,
@@ -64,7 +58,7 @@ polar_p: Primitive = declare(
 )
 
 
-def polar(a: Any, side: str = "right") -> tuple[Tensor, Tensor]:
+def polar(a: TensorLike, side: str = "right") -> tuple[Tensor, Tensor]:
     """``u, p`` with ``a = u @ p`` (side ``right``) or ``p @ u`` (``left``), ``p`` positive semidefinite.
 
     a: ``(..., m, n)`` of full rank where a derivative is asked: at others it does not exist (SciPy's ``linalg.polar``).

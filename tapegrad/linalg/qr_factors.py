@@ -6,22 +6,21 @@ decomposition matrix backpropagation algorithms* (2020).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive, Sample
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.linalg._common import H, declare, floating, half_upper, matrix
+from tapegrad.linalg._common import TALL, WIDE, H, declare, floating, half_upper, matrix
 from tapegrad.linalg.solving import triangular
 from tapegrad.ops.dispatch import barrier
 from tapegrad.ops.shape.arrange import triu
 from tapegrad.ops.shape.join import concat
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["QRResult", "qr"]
 
-_TALL = [[2.0, 1.0], [-1.0, 3.0], [0.5, -0.5]]
-_WIDE = [[2.0, -1.0, 0.5], [1.0, 3.0, -0.5]]
 _STACK = [[[2.0, 1.0], [-1.0, 3.0]], [[0.5, 1.5], [1.25, -2.5]]]
 
 
@@ -37,7 +36,7 @@ def _infer_qr(x: ShapedArray) -> ShapedArray:
     return x.with_shape((*batch, m + n, n) if m >= n else (*batch, m, m + n)).with_dtype(floating(x.dtype))
 
 
-def _run_qr(xp: Any, x: Any) -> Any:
+def _run_qr(xp: Namespace, x: Array) -> Array:
     q, r = xp.linalg.qr(x)
     return xp.concatenate([q, r], axis=-2 if x.shape[-2] >= x.shape[-1] else -1)
 
@@ -91,12 +90,12 @@ qr_p: Primitive = declare(
     vjp=[_pull_qr],
     jvp=[_push_qr],
     flops=4.0,
-    samples=[Sample(_TALL), Sample(_WIDE), Sample(_STACK), Sample((0, 2)), Sample((3, 0)), Sample((0, 2, 2))],
+    samples=[Sample(TALL), Sample(WIDE), Sample(_STACK), Sample((0, 2)), Sample((3, 0)), Sample((0, 2, 2))],
     doc="Q above R (or, for wide matrices, beside it).",
 )
 
 
-def _run_complete(xp: Any, x: Any) -> Any:
+def _run_complete(xp: Namespace, x: Array) -> Array:
     q, r = xp.linalg.qr(x, mode="complete")
     return xp.concatenate([q, r], axis=-1)
 
@@ -106,12 +105,12 @@ qr_complete_p: Primitive = declare(
     _run_complete,
     lambda x: x.with_shape((*x.shape[:-1], x.shape[-2] + x.shape[-1])).with_dtype(floating(x.dtype)),
     flops=6.0,
-    samples=[Sample(_TALL)],
+    samples=[Sample(TALL)],
     doc="Q of all rows, and R; no derivative.",
 )
 
 
-def qr(x: Any, /, mode: str = "reduced") -> Any:
+def qr(x: TensorLike, /, mode: str = "reduced") -> Tensor | QRResult:
     """Orthonormal columns times an upper triangle, ``x = Q @ R`` (NumPy's ``linalg.qr``).
 
     x: ``(..., m, n)``; Q: ``(..., m, k)``, R: ``(..., k, n)`` with ``k = min(m, n)``; mode "complete": ``k = m``, which

@@ -6,13 +6,14 @@ Derivatives: M. B. Giles (2008); Z. Wan and S. Zhang, *Automatic differentiation
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive, Sample, general
 from tapegrad.device import dtypes
+from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import NoGradientError
-from tapegrad.linalg._common import H, column, declare, floating, matrix, on_diagonal, over, row
+from tapegrad.linalg._common import TALL, WIDE, H, column, declare, floating, matrix, on_diagonal, over, row
 from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.ops.elementwise.complex import conj, imag, real
@@ -20,14 +21,12 @@ from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.diagonals import diagonal
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["SVDResult", "svd", "svdvals"]
 
-_TALL = [[2.0, 1.0], [-1.0, 3.0], [0.5, -0.5]]
-_WIDE = [[2.0, -1.0, 0.5], [1.0, 3.0, -0.5]]
 _SQUARE = [[[2.0, 1.0], [-1.0, 3.0]], [[1.5, 0.5], [0.25, -2.5]]]
-_SAMPLES = [_TALL, _WIDE, _SQUARE, (0, 3), (2, 0), (0, 2, 2)]
+_SAMPLES = [TALL, WIDE, _SQUARE, (0, 3), (2, 0), (0, 2, 2)]
 
 
 class SVDResult(NamedTuple):
@@ -43,7 +42,7 @@ def _infer_svd(x: ShapedArray) -> ShapedArray:
     return x.with_shape((*batch, m + 1 + n, min(m, n))).with_dtype(floating(x.dtype))
 
 
-def _run_svd(xp: Any, x: Any) -> Any:
+def _run_svd(xp: Namespace, x: Array) -> Array:
     u, s, vh = xp.linalg.svd(x, full_matrices=False)
     return xp.concatenate([u, s[..., None, :].astype(u.dtype), vh.swapaxes(-1, -2)], axis=-2)
 
@@ -53,8 +52,8 @@ def _parts(packed: Tensor, m: int) -> tuple[Tensor, Tensor, Tensor]:
     return packed[..., :m, :], real(packed[..., m, :]), conj(packed[..., m + 1 :, :])
 
 
-def _gaps(s: Tensor, dtype: Any) -> Tensor:
-    """``s_j^2 - s_i^2``, each as a product: the difference of squares would lose what the difference has."""
+def _gaps(s: Tensor, dtype: DType) -> Tensor:
+    """``s_j^2 - s_i^2``, as a product, since a difference of squares would round a small difference away."""
     return cast((row(s) - column(s)) * (row(s) + column(s)), dtype)
 
 
@@ -68,12 +67,12 @@ def _pull_svd(ct: Tensor, out: Tensor, x_aval: ShapedArray) -> Tensor:
     middle = cast(gs, u.dtype)
     if u.dtype.kind == "c":
         middle = middle + over(diagonal(skew_u - skew_v, 0, -2, -1), cast(4 * s, u.dtype))
-    found = (u @ inner + u * row(middle)) @ H(v)
+    g = (u @ inner + u * row(middle)) @ H(v)
     if m > n:
-        found = found + over(gu - u @ inner_u, cast(row(s), u.dtype)) @ H(v)
+        g = g + over(gu - u @ inner_u, cast(row(s), u.dtype)) @ H(v)
     if n > m:
-        found = found + u @ H(over(gv - v @ inner_v, cast(row(s), u.dtype)))
-    return found
+        g = g + u @ H(over(gv - v @ inner_v, cast(row(s), u.dtype)))
+    return g
 
 
 def _push_svd(t: Tensor, out: Tensor) -> Tensor:
@@ -107,7 +106,7 @@ svd_p: Primitive = declare(
 )
 
 
-def _svd_rule(ct: Any) -> Any:
+def _svd_rule(ct: Tensor) -> Tensor:
     raise NoGradientError(
         "svd: the additional columns of U and rows of Vh that full_matrices=True gives have no derivative; take "
         "svd(x, full_matrices=False), or svdvals(x)"
@@ -126,7 +125,7 @@ full_part_p = general(
 )
 
 
-def _run_full(xp: Any, x: Any) -> Any:
+def _run_full(xp: Namespace, x: Array) -> Array:
     u, s, vh = xp.linalg.svd(x, full_matrices=True)
     flat = [a.reshape(*x.shape[:-2], prod(a.shape[x.ndim - 2 :])) for a in (u, s.astype(u.dtype), vh)]
     return xp.concatenate(flat, axis=-1)
@@ -183,16 +182,18 @@ svdvals_p: Primitive = declare(
 )
 
 
-def svdvals(x: Any, /) -> Tensor:
+def svdvals(x: TensorLike, /) -> Tensor:
     """The singular values of each matrix, descending (NumPy's ``linalg.svdvals``).
 
-    The gradient is that of the singular vectors that were found, finite at repeated values and at 0.  Raises
+    The gradient is finite at repeated values and at 0, and depends there on the vectors that LAPACK chose.  Raises
     ShapeError, and LinAlgError if LAPACK does not converge.
     """
     return barrier(svdvals_p, matrix("svdvals", x))
 
 
-def svd(x: Any, /, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
+def svd(
+    x: TensorLike, /, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
+) -> Tensor | SVDResult:
     """The singular value decomposition ``x = U @ diag(S) @ Vh`` (NumPy's ``linalg.svd``).
 
     x: ``(..., m, n)``; U: ``(..., m, m)``, Vh: ``(..., n, n)``, or with ``full_matrices=False`` only ``min(m, n)``

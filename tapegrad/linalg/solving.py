@@ -6,19 +6,20 @@ differentiation* (2008).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import Any
 
-from tapegrad.core.aval import ShapedArray, normalize_axis
+from tapegrad.core.aval import normalize_axis
 from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.device.numerics import scipy
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.linalg._common import H, check_square, column, declare, floating, one_by_one, square, stacked
+from tapegrad.linalg._common import H, check_square, column, declare, floating, infer_last, one_by_one, square, stacked
 from tapegrad.ops.dispatch import barrier, promote, tensor
 from tapegrad.ops.elementwise.complex import conj
 from tapegrad.ops.shape.arrange import tril, triu
 from tapegrad.ops.shape.shape import matrix_transpose, permute_dims, reshape, squeeze
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["inv", "solve", "solve_triangular", "tensorinv", "tensorsolve"]
 
@@ -26,14 +27,10 @@ _A = [[2.0, 1.0, 0.5], [-1.0, 3.0, 0.25], [0.5, -0.5, 1.5]]
 _STACK = [_A, [[1.5, 0.0, 0.5], [0.25, 2.0, -1.0], [1.0, 0.5, -2.0]]]
 
 
-def _infer_solve(a: ShapedArray, b: ShapedArray, **params: Any) -> ShapedArray:
-    return b.with_dtype(floating(b.dtype))
-
-
 solve_p: Primitive = declare(
     "solve",
     lambda xp, a, b: xp.linalg.solve(a, b),
-    _infer_solve,
+    infer_last,
     vjp=[
         lambda ct, a, out: -(solved(H(a), ct) @ H(out)),
         lambda ct, a: solved(H(a), ct),
@@ -54,12 +51,12 @@ def solved(a: Tensor, b: Tensor) -> Tensor:
     return barrier_of(solve_p, "solve", a, b)
 
 
-def barrier_of(prim: Primitive, op: str, a: Tensor, b: Tensor, **params: Any) -> Tensor:
+def barrier_of(prim: Primitive, op: str, a: Tensor, b: Tensor, **params: bool) -> Tensor:
     """A primitive of two stacks, broadcast against each other."""
     return barrier(prim, *stacked(op, a, b), **params)
 
 
-def _right_side(op: str, a: Any, b: Any) -> tuple[Tensor, Tensor, bool]:
+def _right_side(op: str, a: TensorLike, b: TensorLike) -> tuple[Tensor, Tensor, bool]:
     """The operands in one dtype, the right side as matrices, and whether it was one vector."""
     a, b = promote(op, (a, b), to=floating)
     check_square(op, a)
@@ -72,7 +69,7 @@ def _right_side(op: str, a: Any, b: Any) -> tuple[Tensor, Tensor, bool]:
     return a, b, vector
 
 
-def solve(a: Any, b: Any, /) -> Tensor:
+def solve(a: TensorLike, b: TensorLike, /) -> Tensor:
     """The ``x`` with ``a @ x = b`` (NumPy's ``linalg.solve``).
 
     a: ``(..., n, n)``; b: ``(n,)``, or ``(..., n, k)``; leading dimensions broadcast.  Raises ShapeError, and
@@ -86,7 +83,7 @@ def solve(a: Any, b: Any, /) -> Tensor:
 inv_p: Primitive = declare(
     "inv",
     lambda xp, x: xp.linalg.inv(x),
-    lambda x: x.with_dtype(floating(x.dtype)),
+    infer_last,
     vjp=[lambda ct, out: -(H(out) @ ct @ H(out))],
     jvp=[lambda t, out: -(out @ t @ out)],
     flops=2.0,
@@ -96,7 +93,7 @@ inv_p: Primitive = declare(
 )  # fmt: skip
 
 
-def inv(x: Any, /) -> Tensor:
+def inv(x: TensorLike, /) -> Tensor:
     """The inverse of each square matrix (NumPy's ``linalg.inv``).
 
     Raises ShapeError, and LinAlgError for a singular matrix (on CUDA CuPy gives infinities or NaN instead).
@@ -104,7 +101,7 @@ def inv(x: Any, /) -> Tensor:
     return barrier(inv_p, square("inv", x))
 
 
-def _run_triangular(xp: Any, a: Any, b: Any, *, lower: bool, unit: bool) -> Any:
+def _run_triangular(xp: Namespace, a: Array, b: Array, *, lower: bool, unit: bool) -> Array:
     run = scipy.linalg(xp).solve_triangular
     if xp.__name__ == "cupy" and b.size:  # CuPy's takes stacks, SciPy's does so since 1.17
         return run(a, b, lower=lower, unit_diagonal=unit)
@@ -118,14 +115,14 @@ def _run_triangular(xp: Any, a: Any, b: Any, *, lower: bool, unit: bool) -> Any:
 
 
 def _triangle(x: Tensor, lower: bool, unit: bool) -> Tensor:
-    """What of the operand is read."""
+    """The part of the operand that is read."""
     return tril(x, k=-int(unit)) if lower else triu(x, k=int(unit))
 
 
 triangular_p: Primitive = declare(
     "solve_triangular",
     _run_triangular,
-    _infer_solve,
+    infer_last,
     vjp=[
         lambda ct, a, out, *, lower, unit: -_triangle(
             triangular(H(a), ct, not lower, unit) @ H(out), lower, unit
@@ -153,7 +150,9 @@ def triangular(a: Tensor, b: Tensor, lower: bool, unit: bool = False) -> Tensor:
 _TRANS = {0: 0, "N": 0, 1: 1, "T": 1, 2: 2, "C": 2}
 
 
-def solve_triangular(a: Any, b: Any, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False) -> Tensor:
+def solve_triangular(
+    a: TensorLike, b: TensorLike, trans: int | str = 0, lower: bool = False, unit_diagonal: bool = False
+) -> Tensor:
     """The ``x`` with ``a @ x = b``, reading one triangle of ``a`` (SciPy's ``linalg.solve_triangular``).
 
     a: ``(..., n, n)``; b: ``(n,)`` or ``(..., n, k)``; trans: 0 or "N", 1 or "T" (``a.mT @ x = b``), 2 or "C" (the
@@ -170,7 +169,7 @@ def solve_triangular(a: Any, b: Any, trans: Any = 0, lower: bool = False, unit_d
     return squeeze(out, -1) if vector else out
 
 
-def tensorinv(a: Any, ind: int = 2) -> Tensor:
+def tensorinv(a: TensorLike, ind: int = 2) -> Tensor:
     """The inverse of ``a`` under ``tensordot`` over ``ind`` axes (NumPy's ``linalg.tensorinv``).
 
     Raises ShapeError unless the first ``ind`` axes hold as many elements as the others, LinAlgError if singular.
@@ -184,7 +183,7 @@ def tensorinv(a: Any, ind: int = 2) -> Tensor:
     return reshape(inv(reshape(a, (prod(before), prod(after)))), (*after, *before))
 
 
-def tensorsolve(a: Any, b: Any, axes: Any = None) -> Tensor:
+def tensorsolve(a: TensorLike, b: TensorLike, axes: Sequence[int] | None = None) -> Tensor:
     """The ``x`` with ``tensordot(a, x, axes=x.ndim) = b`` (NumPy's ``linalg.tensorsolve``).
 
     axes: those of ``a`` to move to its end first.  Raises ShapeError, AxisError; LinAlgError if singular.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from tapegrad.device import Device
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import floating
 from tapegrad.ops.create.creation import arange, eye, zeros
@@ -14,7 +13,7 @@ from tapegrad.ops.index.indexing import take
 from tapegrad.ops.shape.join import concat, flip, stack
 from tapegrad.ops.shape.padding import pad
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "block_diag", "circulant", "companion", "convolution_matrix", "fiedler", "fiedler_companion", "hankel",
@@ -22,19 +21,19 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _vector(op: str, x: Any) -> Tensor:
+def _vector(op: str, x: TensorLike) -> Tensor:
     x = tensor(op, x)
     if not x.ndim:
         raise ShapeError(f"{op}: needs a vector, got a scalar")
     return x
 
 
-def _grid(rows: int, columns: int, device: Any) -> tuple[Tensor, Tensor]:
-    """The numbers of rows, in a column, and those of columns."""
+def _grid(rows: int, columns: int, device: Device) -> tuple[Tensor, Tensor]:
+    """The indices of rows, as a column, and those of columns."""
     return reshape(arange(rows, device=device), (rows, 1)), arange(columns, device=device)
 
 
-def toeplitz(c: Any, r: Any = None) -> Tensor:
+def toeplitz(c: TensorLike, r: TensorLike | None = None) -> Tensor:
     """Matrices with first column ``c`` and first row ``r``, constant along diagonals (SciPy's ``linalg.toeplitz``).
 
     c: ``(..., m)``; r: ``(..., n)``, whose first element is not read; None: the conjugate of ``c``.
@@ -47,15 +46,15 @@ def toeplitz(c: Any, r: Any = None) -> Tensor:
     return take(line, (m - 1) + j - i, axis=-1)
 
 
-def circulant(c: Any) -> Tensor:
-    """Square matrices whose columns are the vector ``c`` turned ever further (SciPy's ``linalg.circulant``)."""
+def circulant(c: TensorLike) -> Tensor:
+    """Square matrices with first column ``c``, each other one shifted down once more (SciPy's ``linalg.circulant``)."""
     c = _vector("circulant", c)
     n = c.shape[-1]
     i, j = _grid(n, n, c.device)
     return take(c, (i - j) % max(n, 1), axis=-1)
 
 
-def hankel(c: Any, r: Any = None) -> Tensor:
+def hankel(c: TensorLike, r: TensorLike | None = None) -> Tensor:
     """Matrices with first column ``c`` and last row ``r``, constant along antidiagonals (SciPy's ``linalg.hankel``).
 
     c: ``(..., m)``; r: ``(..., n)``, whose first element is not read; None: zeros.
@@ -66,7 +65,7 @@ def hankel(c: Any, r: Any = None) -> Tensor:
     return take(concat([c, r[..., 1:]], axis=-1), i + j, axis=-1)
 
 
-def companion(a: Any) -> Tensor:
+def companion(a: TensorLike) -> Tensor:
     """The companion matrix of a polynomial with coefficients ``a``, highest first (SciPy's ``linalg.companion``).
 
     a: ``(..., n)`` with ``n >= 2`` and a first element that is not 0.  Raises ShapeError.
@@ -80,7 +79,7 @@ def companion(a: Any) -> Tensor:
     return concat([first, broadcast_to(below, (*a.shape[:-1], *below.shape))], axis=-2)
 
 
-def convolution_matrix(a: Any, n: int, mode: str = "full") -> Tensor:
+def convolution_matrix(a: TensorLike, n: int, mode: str = "full") -> Tensor:
     """The matrix whose product with a vector of ``n`` elements is its convolution with ``a``.
 
     a: ``(..., m)``; mode: as of ``convolve``, "full", "same" or "valid" (SciPy's ``linalg.convolution_matrix``).
@@ -99,7 +98,7 @@ def convolution_matrix(a: Any, n: int, mode: str = "full") -> Tensor:
     return take(pad(a, widths), (first + n - 1) + i - j, axis=-1)
 
 
-def fiedler(a: Any) -> Tensor:
+def fiedler(a: TensorLike) -> Tensor:
     """The symmetric matrices of ``|a_i - a_j|`` (SciPy's ``linalg.fiedler``); gradient 0 at ties.
 
     a: ``(..., n)``.
@@ -108,7 +107,7 @@ def fiedler(a: Any) -> Tensor:
     return abs(expand_dims(a, -1) - expand_dims(a, -2))
 
 
-def fiedler_companion(a: Any) -> Tensor:
+def fiedler_companion(a: TensorLike) -> Tensor:
     """A pentadiagonal companion matrix of a polynomial, highest coefficient first (SciPy's ``fiedler_companion``).
 
     a: a vector whose first element is not 0.  Raises ShapeError.
@@ -120,7 +119,7 @@ def fiedler_companion(a: Any) -> Tensor:
     if n <= 1:
         return -reshape(a[1:] / a[:1], (1, 1)) if n == 1 else zeros((0,), dtype=a.dtype, device=a.device)
     a = a / a[0]
-    at: dict[tuple[int, int], Any] = {(0, 0): -a[1], (1, 0): 1}
+    at: dict[tuple[int, int], Tensor | int] = {(0, 0): -a[1], (1, 0): 1}
     for i in range(0, n - 1, 2):
         at[i, i + 1] = -a[i + 2]
     for i in range(2, n, 2):
@@ -133,7 +132,7 @@ def fiedler_companion(a: Any) -> Tensor:
     return stack([stack([at.get((i, j), blank) + blank for j in range(n)]) for i in range(n)])
 
 
-def block_diag(*arrs: Any) -> Tensor:
+def block_diag(*arrs: TensorLike) -> Tensor:
     """The matrices ``arrs`` along the diagonal, zeros around (SciPy's ``linalg.block_diag``).
 
     Vectors are rows, scalars 1 by 1; more dimensions are stacks of one length.  Raises ShapeError.
@@ -150,7 +149,7 @@ def block_diag(*arrs: Any) -> Tensor:
     return concat(rows, axis=-2)
 
 
-def khatri_rao(a: Any, b: Any) -> Tensor:
+def khatri_rao(a: TensorLike, b: TensorLike) -> Tensor:
     """The Kronecker product of each column of ``a`` with that of ``b`` (SciPy's ``linalg.khatri_rao``).
 
     a: ``(..., n, k)``, b: ``(..., m, k)``; the result: ``(..., n * m, k)``.  Raises ShapeError.
@@ -158,5 +157,5 @@ def khatri_rao(a: Any, b: Any) -> Tensor:
     a, b = promote("khatri_rao", (a, b))
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-1]:
         raise ShapeError(f"khatri_rao: needs matrices of as many columns, got {a.shape} and {b.shape}")
-    found = expand_dims(a, -2) * expand_dims(b, -3)
-    return reshape(found, (*found.shape[:-3], a.shape[-2] * b.shape[-2], a.shape[-1]))
+    blocks = expand_dims(a, -2) * expand_dims(b, -3)
+    return reshape(blocks, (*blocks.shape[:-3], a.shape[-2] * b.shape[-2], a.shape[-1]))

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 import click
@@ -38,7 +38,7 @@ COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in sect
 
 def command_of(name: str) -> click.Command:
     """A command, imported."""
-    command: click.Command = getattr(import_module(f"tapegrad.profile.{COMMANDS[name][1]}"), name)
+    command: click.Command = resolve_name(f"tapegrad.profile.{COMMANDS[name][1]}:{name}")
     return command
 
 

@@ -10,7 +10,6 @@ fixed probability.
 
 from __future__ import annotations
 
-from tapegrad.random import methods
 from tapegrad.random.choosing import categorical, choice
 from tapegrad.random.continuous import (
     cauchy,
@@ -31,7 +30,6 @@ from tapegrad.random.stream import METHODS, Generator, default_generator, seed
 from tapegrad.random.uniforms import bernoulli, normal, permutation, uniform
 
 randint = integers
-METHODS.update(methods.FUNCTIONS)
 
 __all__ = [
     "Generator", "bernoulli", "beta", "binomial", "categorical", "cauchy", "chisquare", "choice", "default_generator",
@@ -40,3 +38,6 @@ __all__ = [
     "poisson", "power", "randint", "rayleigh", "seed", "standard_normal", "standard_t", "triangular",
     "truncated_normal", "uniform", "weibull",
 ]  # fmt: skip
+
+_APART = {"Generator", "default_generator", "randint", "seed"}
+METHODS.update({name: globals()[name] for name in __all__ if name not in _APART})

@@ -1,4 +1,4 @@
-"""Choosing among given things."""
+"""Draws of categories, and of elements of an array."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tapegrad.random.discrete import integers
 from tapegrad.random.drawing import lengths_of, unit
 from tapegrad.random.stream import Generator
 from tapegrad.random.uniforms import permutation
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
 def categorical(
-    logits: Any, axis: int = -1, shape: int | Sequence[int] | None = None, generator: Generator | None = None
+    logits: TensorLike, axis: int = -1, shape: int | Sequence[int] | None = None, generator: Generator | None = None
 ) -> Tensor:
     """Positions along ``axis``, position ``k`` with a probability proportional to ``exp(logits[k])``: int64.
 
@@ -50,7 +50,7 @@ def choice(
     a: Any,
     shape: int | Sequence[int] = (),
     replace: bool = True,
-    p: Any = None,
+    p: TensorLike | None = None,
     axis: int = 0,
     generator: Generator | None = None,
 ) -> Tensor:
@@ -69,7 +69,7 @@ def choice(
     return chosen if rows is None else take(rows, chosen.to_device(rows.device), axis=axis)
 
 
-def _positions(n: int, count: int, replace: bool, p: Any, generator: Generator | None) -> Tensor:
+def _positions(n: int, count: int, replace: bool, p: TensorLike | None, generator: Generator | None) -> Tensor:
     """``count`` of ``range(n)``, in random order."""
     if p is None:
         if replace and n:
@@ -81,8 +81,8 @@ def _positions(n: int, count: int, replace: bool, p: Any, generator: Generator |
     p = cast(p, dtypes.float64)
     if replace:
         sums = cumulative_sum(p)
-        found = searchsorted(sums, unit((count,), "float64", generator, p.device) * sums[-1], side="right")
-        return minimum(found, n - 1)
+        positions = searchsorted(sums, unit((count,), "float64", generator, p.device) * sums[-1], side="right")
+        return minimum(positions, n - 1)
     noise = gumbel((n,), dtype="float64", generator=generator, device=p.device)
     some = p > 0
     return argsort(where(some, log(where(some, p, 1.0)) + noise, -float("inf")), descending=True)[:count]

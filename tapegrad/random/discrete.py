@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING
 
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.core.aval import ShapedArray, shaped
-from tapegrad.core.primitive import Bad, Sample, general
-from tapegrad.device import CPU, dtypes
+from tapegrad.core.primitive import Bad, Primitive, Sample, general
+from tapegrad.device import CPU, Device, dtypes
 from tapegrad.device.numerics import sampling
+from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import DomainError, DTypeError, ShapeError
 from tapegrad.ops.dispatch import barrier, cast, tensor
 from tapegrad.ops.elementwise.arithmetic import maximum
 from tapegrad.ops.elementwise.exponential import exp
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.shape.join import stack
-from tapegrad.random.drawing import Draw, lengths_of, place
+from tapegrad.random.drawing import Draw, distribution, home, lengths_of
 from tapegrad.random.gammas import _log_gamma
 from tapegrad.random.stream import Generator, default_generator
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
-def _infer_one(lam: ShapedArray, *, key: int, counter: int, dtype: Any) -> ShapedArray:
-    return lam.with_dtype(dtype)
+def _infer(*parameters: ShapedArray, key: int, counter: int, dtype: DType) -> ShapedArray:
+    return parameters[0].with_dtype(dtype)
 
 
 poisson_p = general(
     "random_poisson",
     impl=sampling.poisson,
-    infer=_infer_one,
+    infer=_infer,
     samples=[
         Sample([0.0, 3.0, 70.0], key=3, counter=0, dtype=dtypes.float64),
         Bad([-1.0], key=3, counter=0, dtype=dtypes.float64, error=DomainError),
@@ -38,14 +43,10 @@ poisson_p = general(
 )
 
 
-def _infer_two(n: ShapedArray, p: ShapedArray, *, key: int, counter: int, dtype: Any) -> ShapedArray:
-    return n.with_dtype(dtype)
-
-
 binomial_p = general(
     "random_binomial",
     impl=sampling.binomial,
-    infer=_infer_two,
+    infer=_infer,
     samples=[
         Sample([0.0, 5.0, 900.0], [0.5, 0.9, 0.3], key=3, counter=0, dtype=dtypes.float64),
         Bad([3.0], [1.5], key=3, counter=0, dtype=dtypes.float64, error=DomainError),
@@ -54,10 +55,10 @@ binomial_p = general(
 )
 
 
-def _run_geometric(xp: Any, e: Any, p: Any) -> Any:
+def _run_geometric(xp: Namespace, e: Array, p: Array) -> Array:
     sure = p >= 1
-    found = xp.floor(e / -xp.log1p(xp.where(sure, -0.5, -p))) + 1
-    return xp.where(sure, 1.0, xp.maximum(found, 1)).astype(e.dtype)
+    tries = xp.floor(e / -xp.log1p(xp.where(sure, -0.5, -p))) + 1
+    return xp.where(sure, 1.0, xp.maximum(tries, 1)).astype(e.dtype)
 
 
 geometric_p = general(
@@ -69,109 +70,70 @@ geometric_p = general(
 )
 
 
-def _infer_integers(
-    *, key: int, counter: int, shape: tuple[int, ...], low: int, count: int, dtype: Any, device: Any
-) -> ShapedArray:
-    return shaped(shape, dtype, device)
-
-
 integers_p = general(
     "random_integers",
     impl=lambda xp, *, key, counter, shape, low, count, dtype, device: sampling.integers(
         xp, key=key, counter=counter, shape=shape, low=low, count=count, dtype=dtype
     ),
-    infer=_infer_integers,
+    infer=lambda *, key, counter, shape, low, count, dtype, device: shaped(shape, dtype, device),
     samples=[Sample(key=3, counter=0, shape=(2, 3), low=-2, count=10, dtype=dtypes.int64, device=CPU)],
     doc="Integers, each as likely.",
 )
 
 
-def _counts(op: str, shape: Any, parameters: tuple, dtype: Any, generator: Any, device: Any) -> tuple[Draw, Any]:
-    """A draw computed in float64, and the dtype of its result."""
-    return Draw(op, shape, parameters, "float64", generator, device), dtypes.asdtype(dtype)
-
-
-def _of(d: Draw, prim: Any, dtype: Any, *parameters: Tensor) -> Tensor:
-    """What a primitive draws, in a dtype: drawn as floats where that is one, so that a gradient can be refused."""
+def _of(d: Draw, prim: Primitive, *parameters: Tensor) -> Tensor:
+    """What a primitive draws, as floats, so that a gradient can be refused."""
     full = [d.full(p) for p in parameters]
     key, counter = d.generator.take(sampling.blocks(full[0].size))
-    return cast(barrier(prim, *full, key=key, counter=counter, dtype=dtypes.float64), dtype)
+    return barrier(prim, *full, key=key, counter=counter, dtype=dtypes.float64)
 
 
-def poisson(
-    shape: int | Sequence[int] = (),
-    lam: Any = 1.0,
-    dtype: Any = "int64",
-    generator: Generator | None = None,
-    device: Any = None,
-) -> Tensor:
+@distribution(counts=True, lam=1.0)
+def poisson(d: Draw, lam: Tensor) -> Tensor:
     """Poisson numbers of mean ``lam``: by inversion below 10, else by transformed rejection (Hoermann 1993).
 
     Raises DomainError for a negative, infinite or NaN ``lam``, ShapeError, DTypeError.
     """
-    d, wanted = _counts("poisson", shape, (lam,), dtype, generator, device)
-    return _of(d, poisson_p, wanted, *d.parameters)
+    return _of(d, poisson_p, lam)
 
 
-def binomial(
-    shape: int | Sequence[int] = (),
-    n: Any = 1,
-    p: Any = 0.5,
-    dtype: Any = "int64",
-    generator: Generator | None = None,
-    device: Any = None,
-) -> Tensor:
+@distribution(counts=True, n=1, p=0.5)
+def binomial(d: Draw, n: Tensor, p: Tensor) -> Tensor:
     """How many of ``n`` attempts of chance ``p`` succeed: by inversion, or transformed rejection (Hoermann 1993).
 
     Raises DomainError for a negative ``n`` or a ``p`` outside [0, 1], ShapeError, DTypeError.
     """
-    d, wanted = _counts("binomial", shape, (n, p), dtype, generator, device)
-    return _of(d, binomial_p, wanted, *d.parameters)
+    return _of(d, binomial_p, n, p)
 
 
-def negative_binomial(
-    shape: int | Sequence[int] = (),
-    n: Any = 1,
-    p: Any = 0.5,
-    dtype: Any = "int64",
-    generator: Generator | None = None,
-    device: Any = None,
-) -> Tensor:
+@distribution(counts=True, n=1, p=0.5)
+def negative_binomial(d: Draw, n: Tensor, p: Tensor) -> Tensor:
     """How many attempts of chance ``p`` fail before ``n`` succeed: Poisson numbers of gamma means.
 
     Raises DomainError where ``n`` or ``p`` is not positive, ShapeError, DTypeError.
     """
-    d, wanted = _counts("negative_binomial", shape, (n, p), dtype, generator, device)
-    n, p = d.parameters
     mean = stop_gradient(exp(_log_gamma(d, n))) * (1 - p) / p
-    return _of(d, poisson_p, wanted, mean)
+    return _of(d, poisson_p, mean)
 
 
-def geometric(
-    shape: int | Sequence[int] = (),
-    p: Any = 0.5,
-    dtype: Any = "int64",
-    generator: Generator | None = None,
-    device: Any = None,
-) -> Tensor:
+@distribution(counts=True, p=0.5)
+def geometric(d: Draw, p: Tensor) -> Tensor:
     """How many attempts of chance ``p`` there are up to the first success: 1, 2, ...
 
     Raises ShapeError, DTypeError.
     """
-    d, wanted = _counts("geometric", shape, (p,), dtype, generator, device)
-    (p,) = d.parameters
-    return cast(barrier(geometric_p, d.exponential(), d.full(p)), wanted)
+    return barrier(geometric_p, d.exponential(), d.full(p))
 
 
 def integers(
     shape: int | Sequence[int] = (),
     low: int = 0,
     high: int | None = None,
-    dtype: Any = "int64",
+    dtype: DTypeLike = "int64",
     generator: Generator | None = None,
     *,
     endpoint: bool = False,
-    device: Any = None,
+    device: Device | str | None = None,
 ) -> Tensor:
     """Integers from ``low`` up to, not including, ``high`` (None: from 0 up to ``low``), each exactly as likely.
 
@@ -179,31 +141,27 @@ def integers(
     DTypeError, ShapeError.
     """
     wanted = dtypes.asdtype(dtype)
-    if high is None:
-        low, high = 0, low
-    low, above = int(low), int(high) + endpoint
+    low, above = (0, low) if high is None else (low, high)
+    low, above = int(low), int(above) + endpoint
     if not dtypes.is_integer(wanted):
         raise DTypeError(f"random.integers: dtype must be an integer, got {wanted}")
     if low >= above or low < dtypes.iinfo(wanted).min or above - 1 > dtypes.iinfo(wanted).max:
         raise DomainError(f"random.integers: no {wanted} lies in [{low}, {above}), or not all of it")
     lengths = lengths_of(shape)
-    size = 1
-    for length in lengths:
-        size *= length
-    key, counter = (generator or default_generator).take(-(-size // 4))
+    key, counter = (generator or default_generator).take(-(-prod(lengths) // 4))
     return barrier(
         integers_p, key=key, counter=counter, shape=lengths, low=low, count=above - low, dtype=wanted,
-        device=place(device),
+        device=home(device),
     )  # fmt: skip
 
 
 def multinomial(
-    n: Any,
-    pvals: Any,
+    n: TensorLike,
+    pvals: TensorLike,
     shape: int | Sequence[int] = (),
-    dtype: Any = "int64",
+    dtype: DTypeLike = "int64",
     generator: Generator | None = None,
-    device: Any = None,
+    device: Device | str | None = None,
 ) -> Tensor:
     """How often each of ``K`` outcomes occurs in ``n`` attempts; the last axis of the result has length ``K``.
 
@@ -213,13 +171,13 @@ def multinomial(
     chances = tensor("random.multinomial", pvals)
     if not chances.ndim or not chances.shape[-1]:
         raise ShapeError(f"random.multinomial: pvals of shape {chances.shape}; need (..., K)")
-    d, wanted = _counts("multinomial", shape, (n, chances[..., 0]), dtype, generator, device)
+    d = Draw("multinomial", shape, (n, chances[..., 0]), "float64", generator, device)
     left: Tensor = d.full(d.parameters[0])
-    rest: Any = 1.0
-    found = []
+    rest: float | Tensor = 1.0
+    counts: list[Tensor] = []
     for k in range(chances.shape[-1] - 1):
         p = cast(chances[..., k], dtypes.float64)
         share = where(rest > 0, p / where(rest > 0, rest, 1.0), 0.0) if k else p
-        found.append(_of(d, binomial_p, dtypes.float64, left, where(share < 1, share, 1.0)))
-        left, rest = left - found[-1], maximum(rest - p, 0.0)
-    return cast(stack([*found, left], axis=-1), wanted)
+        counts.append(_of(d, binomial_p, left, where(share < 1, share, 1.0)))
+        left, rest = left - counts[-1], maximum(rest - p, 0.0)
+    return cast(stack([*counts, left], axis=-1), dtypes.asdtype(dtype))

@@ -1,16 +1,19 @@
-"""What all distributions draw from: uniform numbers and bits, and shapes and dtypes as users give them."""
+"""Uniform numbers and bits, from which all distributions are drawn, and the form that their functions share."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import Shape, broadcast_shapes, shaped
 from tapegrad.core.primitive import Sample, general
-from tapegrad.device import CPU, asdevice, current_device, dtypes
+from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
 from tapegrad.device.numerics import bits
+from tapegrad.device.types import DType
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.dispatch import SCALARS, barrier, cast, constant, tensor
 from tapegrad.ops.elementwise.arithmetic import maximum, sqrt
@@ -19,7 +22,13 @@ from tapegrad.ops.elementwise.exponential import log1p
 from tapegrad.ops.elementwise.trigonometric import cos
 from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.random.stream import Generator, default_generator
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+_BY_ANY = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 uniform_p = general(
     "random_uniform",
@@ -39,49 +48,47 @@ bits16_p = general(
 
 def lengths_of(shape: int | Sequence[int]) -> Shape:
     """A shape as users give it.  Raises DTypeError, ShapeError."""
-    lengths: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
     try:
-        found = tuple(map(operator.index, lengths))
+        lengths = tuple(map(operator.index, shape if isinstance(shape, (tuple, list)) else (shape,)))
     except TypeError:
         raise DTypeError(f"random: a shape is made of integers, got {shape!r:.60}") from None
-    if any(n < 0 for n in found):
+    if any(n < 0 for n in lengths):
         raise ShapeError(f"random: shape {shape} has a negative length")
-    return found
+    return lengths
 
 
-def unit(shape: Shape, dtype: Any, generator: Generator | None, device: Any = None) -> Tensor:
+def unit(shape: Shape, dtype: DTypeLike, generator: Generator | None, device: Device | str | None = None) -> Tensor:
     """Uniform in [0, 1) on a grid: multiples of 2**-53 (float64), 2**-24 (float32), or the coarser of a short float."""
-    drawn = drawn_dtype(dtype)
-    dtype = dtypes.asdtype(dtype)
+    drawn, wanted = drawn_dtype(dtype), dtypes.asdtype(dtype)
     size = prod(shape)
     words = size if drawn == dtypes.float64 else -(-size // 2)
     key, counter = (generator or default_generator).take(-(-words // 4))
-    found = barrier(uniform_p, key=key, counter=counter, shape=shape, dtype=drawn, device=place(device))
-    if dtype == drawn:
-        return found
-    steps = 2.0 ** (11 if dtype == dtypes.float16 else 8 if dtype.itemsize == 2 else 3)  # no rounding up to 1
-    return cast(floor(found * steps) / steps, dtype)
+    u = barrier(uniform_p, key=key, counter=counter, shape=shape, dtype=drawn, device=home(device))
+    if wanted == drawn:
+        return u
+    steps = 2.0 ** (11 if wanted == dtypes.float16 else 8 if wanted.itemsize == 2 else 3)  # no rounding up to 1
+    return cast(floor(u * steps) / steps, wanted)
 
 
-def near(device: Any, *parameters: Any) -> Any:
+def near(device: Device | str | None, *parameters: TensorLike) -> Device | str | None:
     """``device``; where none is named that of the first parameter which is a tensor or variable."""
-    return next((p.device for p in parameters if hasattr(p, "ref")), None) if device is None else device
+    return next((p.device for p in parameters if isinstance(p, Tensor | Variable)), None) if device is None else device
 
 
-def place(device: Any) -> Any:
+def home(device: Device | str | None) -> Device:
     """The device on which to draw."""
     return current_device() if device is None else asdevice(device)
 
 
-def drawn_dtype(dtype: Any) -> Any:
+def drawn_dtype(dtype: DTypeLike) -> DType:
     """The dtype in which numbers for ``dtype`` are made.  Raises DTypeError."""
-    dtype = dtypes.asdtype(dtype)
-    if not dtypes.is_inexact(dtype) or dtype.kind == "c":
-        raise DTypeError(f"random: dtype must be a float, got {dtype}")
-    return dtypes.float64 if dtype == dtypes.float64 else dtypes.float32
+    wanted = dtypes.asdtype(dtype)
+    if not dtypes.is_inexact(wanted) or wanted.kind == "c":
+        raise DTypeError(f"random: dtype must be a float, got {wanted}")
+    return dtypes.float64 if wanted == dtypes.float64 else dtypes.float32
 
 
-def is_number(x: Any, value: float) -> bool:
+def is_number(x: TensorLike, value: float) -> bool:
     """Whether ``x`` is the Python number ``value``."""
     return isinstance(x, SCALARS) and x == value
 
@@ -93,24 +100,29 @@ class Draw:
     """
 
     def __init__(
-        self, op: str, shape: Any, parameters: Sequence[Any], dtype: Any, generator: Generator | None, device: Any
+        self,
+        op: str,
+        shape: int | Sequence[int],
+        parameters: Sequence[TensorLike],
+        dtype: DTypeLike,
+        generator: Generator | None,
+        device: Device | str | None,
     ) -> None:
-        self.dtype = dtypes.asdtype(dtype)
         self.wide = drawn_dtype(dtype)
         self.generator = generator or default_generator
         tensors = [p for p in parameters if isinstance(p, Tensor)]
-        self.device = tensors[0].device if device is None and tensors else place(device)
+        self.device = tensors[0].device if device is None and tensors else home(device)
         beside = tensors[0] if tensors else None
         self.parameters = [self._parameter(op, p, beside) for p in parameters]
         self.shape = broadcast_shapes(f"random.{op}", lengths_of(shape), *(p.shape for p in self.parameters))
 
-    def _parameter(self, op: str, p: Any, beside: Tensor | None) -> Tensor:
+    def _parameter(self, op: str, p: TensorLike, beside: Tensor | None) -> Tensor:
         if isinstance(p, (int, float)) and not hasattr(p, "dtype"):
             return Tensor(constant(float(p), self.wide, self.device))
-        found = tensor(f"random.{op}", p, beside)
-        if found.dtype.kind == "c":
-            raise DTypeError(f"random.{op}: a parameter is {found.dtype}; parameters are real")
-        return cast(found, self.wide)
+        parameter = tensor(f"random.{op}", p, beside)
+        if parameter.dtype.kind == "c":
+            raise DTypeError(f"random.{op}: a parameter is {parameter.dtype}; parameters are real")
+        return cast(parameter, self.wide)
 
     def unit(self) -> Tensor:
         """Uniform in [0, 1)."""
@@ -128,11 +140,46 @@ class Draw:
         """A parameter in the whole shape."""
         return p if p.shape == self.shape else broadcast_to(p, self.shape)
 
-    def done(self, x: Tensor) -> Tensor:
-        """The result."""
-        return cast(self.full(x), self.dtype)
-
     def normal(self) -> Tensor:
         """Normal numbers of mean 0 and deviation 1 (Box and Muller 1958)."""
         u, v = self.unit(), self.unit()
         return sqrt(-2.0 * log1p(-u)) * cos(6.283185307179586 * v)
+
+
+def distribution(
+    *, counts: bool = False, **defaults: float
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Make ``sample(d, *parameters)`` the public function of a distribution, whose parameters have these defaults.
+
+    That takes ``shape``, the parameters, ``dtype``, ``generator`` and ``device``.  ``counts``: the numbers are whole:
+    computed in float64, of dtype int64 unless another one is asked for.
+    """
+
+    def public(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        name = sample.__name__
+        takes = {"shape": (), **defaults, "dtype": "int64" if counts else "float32", "generator": None, "device": None}
+        kinds = {"shape": "int | Sequence[int]", "dtype": "DTypeLike", "generator": "Generator | None",
+                 "device": "Device | str | None"}  # fmt: skip
+        signature = inspect.Signature(
+            [
+                inspect.Parameter(p, _BY_ANY, default=default, annotation=kinds.get(p, "TensorLike"))
+                for p, default in takes.items()
+            ],
+            return_annotation="Tensor",
+        )
+
+        @functools.wraps(sample)
+        def op(*args: Any, **named: Any) -> Tensor:
+            try:
+                given = {**takes, **signature.bind(*args, **named).arguments}
+            except TypeError as e:
+                raise TypeError(f"random.{name}: {e}") from None
+            dtype = "float64" if counts else given["dtype"]
+            parameters = [given[p] for p in defaults]
+            d = Draw(name, given["shape"], parameters, dtype, given["generator"], given["device"])
+            return cast(d.full(sample(d, *d.parameters)), dtypes.asdtype(given["dtype"]))
+
+        op.__signature__ = signature  # type: ignore[attr-defined]
+        return op
+
+    return public

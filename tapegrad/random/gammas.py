@@ -6,25 +6,29 @@ Logarithms are drawn: a gamma number of a small shape underflows, but a ratio of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Sample, general
-from tapegrad.device import dtypes
+from tapegrad.device import Device, dtypes
 from tapegrad.device.numerics import sampling
+from tapegrad.device.types import DType
 from tapegrad.errors import ShapeError
-from tapegrad.ops.dispatch import barrier, tensor
+from tapegrad.ops.dispatch import barrier, cast, tensor
 from tapegrad.ops.elementwise.arithmetic import sqrt
 from tapegrad.ops.elementwise.exponential import exp
 from tapegrad.ops.elementwise.sigmoid import sigmoid
 from tapegrad.ops.rows.softmax import softmax
-from tapegrad.random.drawing import Draw, lengths_of
+from tapegrad.random.drawing import Draw, distribution, lengths_of
 from tapegrad.random.stream import Generator
 from tapegrad.special.moments import tail_ratio
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
-def _infer(a: ShapedArray, *, key: int, counter: int, dtype: Any) -> ShapedArray:
+def _infer(a: ShapedArray, *, key: int, counter: int, dtype: DType) -> ShapedArray:
     return a.with_dtype(dtype)
 
 
@@ -48,99 +52,54 @@ def _log_gamma(d: Draw, a: Tensor) -> Tensor:
     return barrier(log_gamma_p, a, key=key, counter=counter, dtype=d.wide)
 
 
-def gamma(
-    shape: int | Sequence[int] = (),
-    alpha: Any = 1.0,
-    scale: Any = 1.0,
-    dtype: Any = "float32",
-    generator: Generator | None = None,
-    device: Any = None,
-) -> Tensor:
+@distribution(alpha=1.0, scale=1.0)
+def gamma(d: Draw, alpha: Tensor, scale: Tensor) -> Tensor:
     """Gamma numbers of shape ``alpha`` and mean ``alpha * scale``; differentiable in both.
 
     In ``alpha`` by implicit reparameterisation: as if each were the quantile of a fixed probability (Figurnov, Mohamed
     and Mnih, "Implicit reparameterization gradients", 2018).  NaN where ``alpha`` is not positive.  Raises DTypeError,
     ShapeError.
     """
-    d = Draw("gamma", shape, (alpha, scale), dtype, generator, device)
-    alpha, scale = d.parameters
-    return d.done(scale * exp(_log_gamma(d, alpha)))
+    return scale * exp(_log_gamma(d, alpha))
 
 
-def loggamma(
-    shape: int | Sequence[int] = (),
-    alpha: Any = 1.0,
-    dtype: Any = "float32",
-    generator: Generator | None = None,
-    device: Any = None,
-) -> Tensor:
+@distribution(alpha=1.0)
+def loggamma(d: Draw, alpha: Tensor) -> Tensor:
     """Logarithms of gamma numbers of shape ``alpha``, right where the numbers underflow.  See :func:`gamma`."""
-    d = Draw("loggamma", shape, (alpha,), dtype, generator, device)
-    (alpha,) = d.parameters
-    return d.done(_log_gamma(d, alpha))
+    return _log_gamma(d, alpha)
 
 
-def chisquare(
-    shape: int | Sequence[int] = (),
-    df: Any = 1.0,
-    dtype: Any = "float32",
-    generator: Generator | None = None,
-    device: Any = None,
-) -> Tensor:
+@distribution(df=1.0)
+def chisquare(d: Draw, df: Tensor) -> Tensor:
     """Chi-square numbers of ``df`` degrees of freedom, differentiable in it.  See :func:`gamma`."""
-    d = Draw("chisquare", shape, (df,), dtype, generator, device)
-    (df,) = d.parameters
-    return d.done(2 * exp(_log_gamma(d, 0.5 * df)))
+    return 2 * exp(_log_gamma(d, 0.5 * df))
 
 
-def beta(
-    shape: int | Sequence[int] = (),
-    a: Any = 1.0,
-    b: Any = 1.0,
-    dtype: Any = "float32",
-    generator: Generator | None = None,
-    device: Any = None,
-) -> Tensor:
+@distribution(a=1.0, b=1.0)
+def beta(d: Draw, a: Tensor, b: Tensor) -> Tensor:
     """Beta numbers, differentiable in both shapes: of two gamma numbers the part of one.  See :func:`gamma`."""
-    d = Draw("beta", shape, (a, b), dtype, generator, device)
-    a, b = d.parameters
-    return d.done(sigmoid(_log_gamma(d, a) - _log_gamma(d, b)))
+    return sigmoid(_log_gamma(d, a) - _log_gamma(d, b))
 
 
-def f(
-    shape: int | Sequence[int] = (),
-    dfnum: Any = 1.0,
-    dfden: Any = 1.0,
-    dtype: Any = "float32",
-    generator: Generator | None = None,
-    device: Any = None,
-) -> Tensor:
+@distribution(dfnum=1.0, dfden=1.0)
+def f(d: Draw, dfnum: Tensor, dfden: Tensor) -> Tensor:
     """Numbers of Fisher's F distribution, differentiable in both degrees of freedom.  See :func:`gamma`."""
-    d = Draw("f", shape, (dfnum, dfden), dtype, generator, device)
-    dfnum, dfden = d.parameters
     ratio = exp(_log_gamma(d, 0.5 * dfnum) - _log_gamma(d, 0.5 * dfden))
-    return d.done(ratio * dfden / dfnum)
+    return ratio * dfden / dfnum
 
 
-def standard_t(
-    shape: int | Sequence[int] = (),
-    df: Any = 1.0,
-    dtype: Any = "float32",
-    generator: Generator | None = None,
-    device: Any = None,
-) -> Tensor:
+@distribution(df=1.0)
+def standard_t(d: Draw, df: Tensor) -> Tensor:
     """Student's numbers of ``df`` degrees of freedom, differentiable in it.  See :func:`gamma`."""
-    d = Draw("standard_t", shape, (df,), dtype, generator, device)
-    (df,) = d.parameters
-    return d.done(d.normal() * sqrt(0.5 * df) * exp(-0.5 * _log_gamma(d, 0.5 * df)))
+    return d.normal() * sqrt(0.5 * df) * exp(-0.5 * _log_gamma(d, 0.5 * df))
 
 
 def dirichlet(
-    alpha: Any,
+    alpha: TensorLike,
     shape: int | Sequence[int] = (),
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     generator: Generator | None = None,
-    device: Any = None,
+    device: Device | str | None = None,
 ) -> Tensor:
     """Proportions that sum to 1, ``shape`` times those of ``alpha``, of shape ``(..., K)``; differentiable in it.
 
@@ -150,4 +109,4 @@ def dirichlet(
     if not alpha.ndim:
         raise ShapeError("random.dirichlet: alpha is a number; need an array of shape (..., K)")
     d = Draw("dirichlet", (*lengths_of(shape), *alpha.shape), (alpha,), dtype, generator, device)
-    return d.done(softmax(_log_gamma(d, d.parameters[0]), axis=-1))
+    return cast(softmax(_log_gamma(d, d.parameters[0]), axis=-1), dtypes.asdtype(dtype))

@@ -1,11 +1,11 @@
-"""What is made of normal numbers."""
+"""Distributions made of normal numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from tapegrad.device import dtypes
+from tapegrad.device import Device, dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.linalg import cholesky
 from tapegrad.ops.dispatch import cast, promote, real_float
@@ -14,67 +14,52 @@ from tapegrad.ops.elementwise.exponential import exp
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.shape import expand_dims
-from tapegrad.random.drawing import Draw, drawn_dtype, lengths_of
+from tapegrad.random.drawing import Draw, distribution, drawn_dtype, lengths_of
 from tapegrad.random.stream import Generator
 from tapegrad.random.uniforms import normal
 from tapegrad.special.normal import ndtr, ndtri
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
 def standard_normal(
     shape: int | Sequence[int] = (),
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     generator: Generator | None = None,
-    device: Any = None,
+    device: Device | str | None = None,
 ) -> Tensor:
     """Normal numbers of mean 0 and deviation 1: :func:`normal`, by NumPy's name."""
     return normal(shape, dtype=dtype, generator=generator, device=device)
 
 
-def lognormal(
-    shape: int | Sequence[int] = (),
-    mean: Any = 0.0,
-    sigma: Any = 1.0,
-    dtype: Any = "float32",
-    generator: Generator | None = None,
-    device: Any = None,
-) -> Tensor:
+@distribution(mean=0.0, sigma=1.0)
+def lognormal(d: Draw, mean: Tensor, sigma: Tensor) -> Tensor:
     """Numbers whose logarithm is normal, differentiable in both parameters.  Raises DTypeError, ShapeError."""
-    d = Draw("lognormal", shape, (mean, sigma), dtype, generator, device)
-    mean, sigma = d.parameters
-    return d.done(exp(mean + sigma * d.normal()))
+    return exp(mean + sigma * d.normal())
 
 
-def truncated_normal(
-    shape: int | Sequence[int] = (),
-    lower: Any = -2.0,
-    upper: Any = 2.0,
-    mean: Any = 0.0,
-    std: Any = 1.0,
-    dtype: Any = "float32",
-    generator: Generator | None = None,
-    device: Any = None,
-) -> Tensor:
+@distribution(lower=-2.0, upper=2.0, mean=0.0, std=1.0)
+def truncated_normal(d: Draw, lower: Tensor, upper: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Normal numbers within bounds, which are given in deviations from the mean; differentiable in all four.
 
     By inversion, on the side of 0 where the cumulative function is precise.  Raises DTypeError, ShapeError.
     """
-    d = Draw("truncated_normal", shape, (lower, upper, mean, std), dtype, generator, device)
-    lower, upper, mean, std = d.parameters
     flipped = lower > 0
     low, high = where(flipped, -upper, lower), where(flipped, -lower, upper)
     first, last = ndtr(low), ndtr(high)
     z = clip(ndtri(first + (last - first) * d.open()), low, high)
-    return d.done(mean + std * where(flipped, -z, z))
+    return mean + std * where(flipped, -z, z)
 
 
 def multivariate_normal(
-    mean: Any,
-    cov: Any,
+    mean: TensorLike,
+    cov: TensorLike,
     shape: int | Sequence[int] = (),
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     generator: Generator | None = None,
-    device: Any = None,
+    device: Device | str | None = None,
 ) -> Tensor:
     """Normal vectors: ``shape`` of them, each ``(d,)``; differentiable in ``mean`` and, by Cholesky, in ``cov``.
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from tapegrad.core import locks
 from tapegrad.core.cell import Cell
+from tapegrad.tensor import Tensor
 
-METHODS: dict[str, Callable[..., Any]] = {}
+METHODS: dict[str, Callable[..., Tensor]] = {}
 """The functions that are a generator's methods, too, by name; the package puts them here."""
 
 
@@ -43,15 +44,15 @@ class Generator:
     def state(self, value: tuple[int, int]) -> None:
         self._state.set((_seed(value[0]), int(value[1])))
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Callable[[tuple[int, int]], Generator], tuple[tuple[int, int]]]:
         return _restored, (self.state,)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
         if name not in METHODS:
             raise AttributeError(f"a Generator has no {name!r}; it has {', '.join(sorted(METHODS))}")
         function = METHODS[name]
 
-        def method(*args: Any, **named: Any) -> Any:
+        def method(*args: Any, **named: Any) -> Tensor:
             return function(*args, generator=self, **named)
 
         method.__name__, method.__doc__ = name, function.__doc__
@@ -62,9 +63,9 @@ class Generator:
 
 
 def _restored(state: tuple[int, int]) -> Generator:
-    found = Generator(0)
-    found.state = state
-    return found
+    generator = Generator(0)
+    generator.state = state
+    return generator
 
 
 def _seed(n: int) -> int:

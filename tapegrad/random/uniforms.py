@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tapegrad.device import dtypes
+from tapegrad.device import Device, dtypes
 from tapegrad.device.numerics.bits import blocks16
 from tapegrad.errors import DomainError
 from tapegrad.ops.create.creation import asarray
@@ -16,26 +16,29 @@ from tapegrad.ops.elementwise.exponential import log1p
 from tapegrad.ops.elementwise.trigonometric import cos
 from tapegrad.ops.index.indexing import take
 from tapegrad.ops.index.sort import argsort
-from tapegrad.random.drawing import bits16_p, drawn_dtype, is_number, lengths_of, near, place, unit
+from tapegrad.random.drawing import bits16_p, drawn_dtype, home, is_number, lengths_of, near, unit
 from tapegrad.random.stream import Generator, default_generator
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
 def uniform(
-    shape: int | Sequence[int] = (), low: Any = 0.0, high: Any = 1.0, dtype: Any = "float32",
-    generator: Generator | None = None, device: Any = None,
+    shape: int | Sequence[int] = (), low: Any = 0.0, high: Any = 1.0, dtype: DTypeLike = "float32",
+    generator: Generator | None = None, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """Uniform numbers in ``[low, high)`` (rounding may reach ``high``, as in NumPy); differentiable in the bounds.
 
     Raises DTypeError, ShapeError.
     """
-    found = unit(lengths_of(shape), dtype, generator, near(device, low, high))
-    return found if is_number(low, 0.0) and is_number(high, 1.0) else low + (high - low) * found
+    u = unit(lengths_of(shape), dtype, generator, near(device, low, high))
+    return u if is_number(low, 0.0) and is_number(high, 1.0) else low + (high - low) * u
 
 
 def normal(
-    shape: int | Sequence[int] = (), mean: Any = 0.0, std: Any = 1.0, dtype: Any = "float32",
-    generator: Generator | None = None, device: Any = None,
+    shape: int | Sequence[int] = (), mean: Any = 0.0, std: Any = 1.0, dtype: DTypeLike = "float32",
+    generator: Generator | None = None, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """Normal numbers (Box and Muller 1958), differentiable in ``mean`` and ``std``.
 
@@ -50,8 +53,8 @@ def normal(
 
 
 def bernoulli(
-    shape: int | Sequence[int] = (), p: Any = 0.5, dtype: Any = "float32", generator: Generator | None = None,
-    *, bits: int = 24, device: Any = None,
+    shape: int | Sequence[int] = (), p: TensorLike = 0.5, dtype: DTypeLike = "float32",
+    generator: Generator | None = None, *, bits: int = 24, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """1 with probability ``p``, else 0, decided by a float32 draw (``p`` rounded up to a multiple of 2**-24).
 
@@ -61,7 +64,7 @@ def bernoulli(
     if bits == 16 and isinstance(p, (int, float)):
         lengths, threshold = lengths_of(shape), round(float(p) * 65536)
         key, counter = (generator or default_generator).take(blocks16(lengths))
-        drawn = barrier(bits16_p, key=key, counter=counter, shape=lengths, device=place(device))
+        drawn = barrier(bits16_p, key=key, counter=counter, shape=lengths, device=home(device))
         return cast(less(drawn, threshold) if threshold < 65536 else drawn >= 0, dtypes.asdtype(dtype))
     return cast(less(unit(lengths_of(shape), "float32", generator, near(device, p)), p), dtypes.asdtype(dtype))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from tapegrad import fft
 from tapegrad.core.aval import Shape
@@ -12,7 +12,7 @@ from tapegrad.ops.dispatch import cast
 from tapegrad.ops.elementwise.comparison import round
 from tapegrad.ops.shape.shape import reshape
 from tapegrad.signal.modes import axes_of, centred, pair, swapped
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
 def fast_length(n: int) -> int:
@@ -29,7 +29,9 @@ def fast_length(n: int) -> int:
     return best
 
 
-def fftconvolve(in1: Any, in2: Any, mode: str = "full", axes: Any = None) -> Tensor:
+def fftconvolve(
+    in1: TensorLike, in2: TensorLike, mode: str = "full", axes: int | Sequence[int] | None = None
+) -> Tensor:
     """The convolution of two arrays along ``axes`` (None: all), by Fourier transforms (scipy.signal.fftconvolve).
 
     Other axes broadcast; modes as in :func:`convolve`.  Raises ShapeError, AxisError, and TapegradError for a mode.
@@ -46,18 +48,18 @@ def fftconvolve(in1: Any, in2: Any, mode: str = "full", axes: Any = None) -> Ten
     if not x.size or not y.size:
         return reshape(x, (-1,))[:0] * reshape(y, (-1,))[:0]
     long = tuple(a for a in along if 1 not in (x.shape[a], y.shape[a]))
-    found = _product(x, y, long)
+    result = _product(x, y, long)
     if not dtypes.is_inexact(x.dtype):
-        found = cast(round(found), x.dtype)
+        result = cast(round(result), x.dtype)
     if mode == "same":
-        return centred(found, x.shape)
+        return centred(result, x.shape)
     if mode == "valid":
-        return centred(found, _valid(found.shape, x.shape, y.shape, along))
-    return found
+        return centred(result, _valid(result.shape, x.shape, y.shape, along))
+    return result
 
 
-def _valid(found: Shape, x: Shape, y: Shape, along: tuple[int, ...]) -> Shape:
-    return tuple(x[a] - y[a] + 1 if a in along else n for a, n in enumerate(found))
+def _valid(full: Shape, x: Shape, y: Shape, along: tuple[int, ...]) -> Shape:
+    return tuple(x[a] - y[a] + 1 if a in along else n for a, n in enumerate(full))
 
 
 def _product(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -67,14 +69,14 @@ def _product(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
     wanted = [x.shape[a] + y.shape[a] - 1 for a in axes]
     sizes = tuple(map(fast_length, wanted))
     forward, back = (fft.fftn, fft.ifftn) if x.dtype.kind == "c" else (fft.rfftn, fft.irfftn)
-    found = back(forward(x, s=sizes, axes=axes) * forward(y, s=sizes, axes=axes), s=sizes, axes=axes)
+    product = back(forward(x, s=sizes, axes=axes) * forward(y, s=sizes, axes=axes), s=sizes, axes=axes)
     part = [slice(None)] * x.ndim
     for a, n in zip(axes, wanted, strict=True):
         part[a] = slice(n)
-    return found[tuple(part)]
+    return product[tuple(part)]
 
 
-def hilbert(x: Any, N: int | None = None, axis: int = -1) -> Tensor:
+def hilbert(x: TensorLike, N: int | None = None, axis: int = -1) -> Tensor:
     """The analytic signal of a real ``x`` (scipy.signal.hilbert): ``x`` plus i times its Hilbert transform.
 
     N: the length of the transform (default: that of ``x`` along ``axis``).  Raises DTypeError, AxisError.

@@ -9,6 +9,7 @@ from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import scipy
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.dispatch import barrier
 from tapegrad.ops.elementwise.complex import conj
@@ -17,13 +18,13 @@ from tapegrad.ops.shape.padding import pad
 from tapegrad.ops.shape.shape import expand_dims
 from tapegrad.signal.by_fft import fftconvolve
 from tapegrad.signal.modes import centred, pair, swapped
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 _METHODS = ("auto", "direct", "fft")
 _BOUNDARIES = {"fill": "constant", "wrap": "wrap", "symm": "symmetric"}
 
 
-def _run(xp: Any, x: Any, y: Any, *, full: bool) -> Any:
+def _run(xp: Namespace, x: Array, y: Array, *, full: bool) -> Array:
     kind = xp.int64 if x.dtype.kind == "b" else dtypes.accumulator(x.dtype)
     n = tuple(a + b - 1 for a, b in zip(x.shape, y.shape)) if full else x.shape
     if not x.size or not y.size or not prod(n):
@@ -60,11 +61,11 @@ convolve_p: Primitive = bilinear(
         Bad((3,), (2, 2), full=True, error=ShapeError), Bad((2, 3), (2, 4), full=False, error=ShapeError),
         Bad((0,), (2,), full=True, error=ShapeError),
     ],
-    doc="The convolution at all places where the operands overlap (``full``), or where ``y`` lies within ``x``.",
+    doc="The convolution wherever the operands overlap (``full``), or where ``y`` lies within ``x``.",
 )  # fmt: skip
 
 
-def convolve(in1: Any, in2: Any, mode: str = "full", method: str = "auto") -> Tensor:
+def convolve(in1: TensorLike, in2: TensorLike, mode: str = "full", method: str = "auto") -> Tensor:
     """The convolution of two arrays of one rank (scipy.signal.convolve).
 
     mode: ``full``; ``valid``, where one lies within the other; ``same``, the middle of ``full``, as large as ``in1``.
@@ -80,8 +81,8 @@ def convolve(in1: Any, in2: Any, mode: str = "full", method: str = "auto") -> Te
         return x * y
     if swapped("convolve", x.shape, y.shape, mode):
         x, y = y, x
-    found = barrier(convolve_p, x, y, full=mode != "valid")
-    return centred(found, x.shape) if mode == "same" else found
+    result = barrier(convolve_p, x, y, full=mode != "valid")
+    return centred(result, x.shape) if mode == "same" else result
 
 
 def _is_long(x: Tensor, y: Tensor) -> bool:
@@ -92,7 +93,7 @@ def _is_long(x: Tensor, y: Tensor) -> bool:
     return x.size * y.size > 40 * n * max(n, 2).bit_length()
 
 
-def correlate(in1: Any, in2: Any, mode: str = "full", method: str = "auto") -> Tensor:
+def correlate(in1: TensorLike, in2: TensorLike, mode: str = "full", method: str = "auto") -> Tensor:
     """The cross-correlation of two arrays of one rank (scipy.signal.correlate): ``in1`` convolved with ``in2``,
     reversed and conjugated; see :func:`convolve`.
     """
@@ -104,7 +105,9 @@ def _reversed(y: Tensor) -> Tensor:
     return conj(flip(y)) if y.ndim else conj(y)
 
 
-def _bounded(op: str, in1: Any, in2: Any, mode: str, boundary: str, fillvalue: Any, turn: bool) -> Tensor:
+def _bounded(
+    op: str, in1: TensorLike, in2: TensorLike, mode: str, boundary: str, fillvalue: TensorLike, turn: bool
+) -> Tensor:
     x, y = pair(op, in1, in2, mode)
     if x.ndim != 2:
         raise ShapeError(f"{op}: operands {x.shape} and {y.shape}; need two dimensions")
@@ -119,15 +122,17 @@ def _bounded(op: str, in1: Any, in2: Any, mode: str, boundary: str, fillvalue: A
         return barrier(convolve_p, x, kernel, full=False)
     plain = boundary == "fill" and isinstance(fillvalue, (int, float, complex)) and fillvalue == 0
     if plain:
-        found = barrier(convolve_p, x, kernel, full=True)
+        result = barrier(convolve_p, x, kernel, full=True)
     else:
-        fill = {"constant_values": fillvalue} if boundary == "fill" else {}
+        fill: dict[str, Any] = {"constant_values": fillvalue} if boundary == "fill" else {}
         around = pad(x, [(n - 1, n - 1) for n in y.shape], mode=_BOUNDARIES[boundary], **fill)
-        found = barrier(convolve_p, around, kernel, full=False)
-    return centred(found, x.shape, int(turn)) if mode == "same" else found
+        result = barrier(convolve_p, around, kernel, full=False)
+    return centred(result, x.shape, int(turn)) if mode == "same" else result
 
 
-def convolve2d(in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", fillvalue: Any = 0) -> Tensor:
+def convolve2d(
+    in1: TensorLike, in2: TensorLike, mode: str = "full", boundary: str = "fill", fillvalue: TensorLike = 0
+) -> Tensor:
     """The convolution of two matrices (scipy.signal.convolve2d).
 
     boundary: what lies around ``in1``: ``fillvalue`` (``fill``), itself again (``wrap``) or its mirror image
@@ -136,7 +141,9 @@ def convolve2d(in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", f
     return _bounded("convolve2d", in1, in2, mode, boundary, fillvalue, False)
 
 
-def correlate2d(in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", fillvalue: Any = 0) -> Tensor:
+def correlate2d(
+    in1: TensorLike, in2: TensorLike, mode: str = "full", boundary: str = "fill", fillvalue: TensorLike = 0
+) -> Tensor:
     """The cross-correlation of two matrices (scipy.signal.correlate2d); see :func:`convolve2d`."""
     return _bounded("correlate2d", in1, in2, mode, boundary, fillvalue, True)
 

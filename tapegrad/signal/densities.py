@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.aval import broadcast_shapes
 from tapegrad.errors import TapegradError
 from tapegrad.ops.dispatch import promote
@@ -11,19 +9,19 @@ from tapegrad.ops.elementwise.complex import conj, real
 from tapegrad.ops.reduce.reductions import mean
 from tapegrad.ops.shape.padding import pad
 from tapegrad.ops.shape.shape import broadcast_to
-from tapegrad.signal.spectral import along_last, cut_into, restored, scale_of
-from tapegrad.tensor import Tensor
+from tapegrad.signal.spectral import Detrend, Window, along_last, cut_into, restored, scale_of
+from tapegrad.tensor import Tensor, TensorLike
 
 
 def csd(
-    x: Any,
-    y: Any,
+    x: TensorLike,
+    y: TensorLike,
     fs: float = 1.0,
-    window: Any = "hann",
+    window: Window = "hann",
     nperseg: int | None = None,
     noverlap: int | None = None,
     nfft: int | None = None,
-    detrend: Any = "constant",
+    detrend: Detrend = "constant",
     return_onesided: bool = True,
     scaling: str = "density",
     axis: int = -1,
@@ -38,31 +36,31 @@ def csd(
 
 
 def welch(
-    x: Any,
+    x: TensorLike,
     fs: float = 1.0,
-    window: Any = "hann",
+    window: Window = "hann",
     nperseg: int | None = None,
     noverlap: int | None = None,
     nfft: int | None = None,
-    detrend: Any = "constant",
+    detrend: Detrend = "constant",
     return_onesided: bool = True,
     scaling: str = "density",
     axis: int = -1,
     average: str = "mean",
 ) -> tuple[Tensor, Tensor]:
     """The power spectral density by Welch's method (scipy.signal.welch): frequencies and densities; see :func:`csd`."""
-    frequencies, found = _density(
+    frequencies, densities = _density(
         "welch", x, None, fs, window, nperseg, noverlap, nfft, detrend, return_onesided, scaling, axis, average
     )
-    return frequencies, real(found)
+    return frequencies, real(densities)
 
 
 def periodogram(
-    x: Any,
+    x: TensorLike,
     fs: float = 1.0,
-    window: Any = "boxcar",
+    window: Window = "boxcar",
     nfft: int | None = None,
-    detrend: Any = "constant",
+    detrend: Detrend = "constant",
     return_onesided: bool = True,
     scaling: str = "density",
     axis: int = -1,
@@ -76,7 +74,8 @@ def periodogram(
 
 
 def _density(
-    op: str, x: Any, y: Any, fs: float, window: Any, nperseg: Any, noverlap: Any, nfft: Any, detrend: Any,
+    op: str, x: TensorLike, y: TensorLike | None, fs: float, window: Window, nperseg: int | None, noverlap: int | None,
+    nfft: int | None, detrend: Detrend,
     onesided: bool, scaling: str, axis: int, average: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     signal, at = along_last(op, x, axis)
@@ -89,12 +88,14 @@ def _density(
         raise TapegradError(f"{op}: average {average!r}; take 'mean'")
     one = cut.spectra(signal, detrend)
     two = one if other is None else cut.spectra(other, detrend)
-    found = mean(conj(one) * two, axis=-2) * scale_of(op, cut, fs, scaling)
+    densities = mean(conj(one) * two, axis=-2) * scale_of(op, cut, fs, scaling)
     if onesided:
-        count = found.shape[-1]
+        count = densities.shape[-1]
         last = count if cut.nfft % 2 else count - 1
-        found = found * found.device.array([2.0 if 0 < k < last else 1.0 for k in range(count)], dtype=cut.window.dtype)
-    return cut.frequencies(fs), restored(found, at)
+        densities = densities * densities.device.array(
+            [2.0 if 0 < k < last else 1.0 for k in range(count)], dtype=cut.window.dtype
+        )
+    return cut.frequencies(fs), restored(densities, at)
 
 
 def _alike(op: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

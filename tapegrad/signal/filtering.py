@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import scipy
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.join import concat, flip, stack
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
-def _run(xp: Any, x: Any, a: Any) -> Any:
+def _run(xp: Namespace, x: Array, a: Array) -> Array:
     kind = dtypes.accumulator(x.dtype)
     if not x.size:
         return xp.zeros(x.shape, dtype=kind)
@@ -80,13 +82,13 @@ all_pole_p: Primitive = general(
 
 def _weighted(x: Tensor, b: Tensor) -> Tensor:
     """``sum(b[k] * x[n - k])`` along the last axis."""
-    found = b[0] * x
+    total = b[0] * x
     for k in range(1, b.shape[0]):
-        found = found + b[k] * _delayed(x, k)
-    return found
+        total = total + b[k] * _delayed(x, k)
+    return total
 
 
-def _coefficients(op: str, b: Any, a: Any, x: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _coefficients(op: str, b: TensorLike, a: TensorLike, x: TensorLike) -> tuple[Tensor, Tensor, Tensor]:
     top, bottom, signal = promote(op, (b, a, x), dtypes.in_float)
     top, bottom = (reshape(c, (1,)) if not c.ndim else c for c in (top, bottom))
     if top.ndim != 1 or bottom.ndim != 1 or not top.size or not bottom.size:
@@ -96,14 +98,14 @@ def _coefficients(op: str, b: Any, a: Any, x: Any) -> tuple[Tensor, Tensor, Tens
     return top / bottom[0], bottom[1:] / bottom[0], signal
 
 
-def _state(op: str, zi: Any, beside: Tensor, order: int, shape: tuple[int, ...]) -> Tensor:
+def _state(op: str, zi: TensorLike, beside: Tensor, order: int, shape: tuple[int, ...]) -> Tensor:
     (state,) = promote(op, (zi,), beside=beside)
     if state.ndim != len(shape) + 1 or state.shape[-1] != order:
         raise ShapeError(f"{op}: zi {state.shape}; need {(*shape, order)}, or axes of length 1")
     return broadcast_to(state, (*shape, order))
 
 
-def lfilter(b: Any, a: Any, x: Any, axis: int = -1, zi: Any = None) -> Any:
+def lfilter(b: TensorLike, a: TensorLike, x: TensorLike, axis: int = -1, zi: TensorLike | None = None) -> Any:
     """The signal ``x`` filtered along ``axis`` by the rational transfer function ``b / a`` (scipy.signal.lfilter).
 
     zi: the initial state, shaped as ``x`` but for ``max(len(a), len(b)) - 1`` along ``axis``; with it the result is
@@ -146,7 +148,7 @@ def _final_state(top: Tensor, rest: Tensor, x: Tensor, y: Tensor, state: Tensor,
     return stack(parts, axis=-1) if parts else state
 
 
-def sosfilt(sos: Any, x: Any, axis: int = -1, zi: Any = None) -> Any:
+def sosfilt(sos: TensorLike, x: TensorLike, axis: int = -1, zi: Sequence[TensorLike] | None = None) -> Any:
     """The signal ``x`` filtered along ``axis`` by second-order sections, one after the other (scipy.signal.sosfilt).
 
     sos: ``(sections, 6)``, each ``b0 b1 b2 a0 a1 a2``; zi: ``(sections, ..., 2, ...)`` with 2 along ``axis``: then the

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tapegrad.core.aval import Shape, normalize_axes
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.dispatch import promote
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 _MODES = ("full", "valid", "same")
 
@@ -19,7 +18,7 @@ def centred(x: Tensor, shape: Sequence[int], late: int = 0) -> Tensor:
     return x[tuple(slice(i, i + m) for i, m in zip(first, shape, strict=True))]
 
 
-def pair(op: str, in1: Any, in2: Any, mode: str) -> tuple[Tensor, Tensor]:
+def pair(op: str, in1: TensorLike, in2: TensorLike, mode: str) -> tuple[Tensor, Tensor]:
     """Both operands as tensors of one dtype and rank.  Raises ShapeError, TapegradError for a mode."""
     x, y = promote(op, (in1, in2))
     if mode not in _MODES:
@@ -38,6 +37,6 @@ def swapped(op: str, x: Shape, y: Shape, mode: str) -> bool:
     raise ShapeError(f"{op}: mode 'valid' of {x} and {y}: one must be as long as the other in every dimension")
 
 
-def axes_of(op: str, axes: Any, ndim: int) -> tuple[int, ...]:
+def axes_of(op: str, axes: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """The axes to transform, sorted; None: all.  Raises AxisError."""
     return tuple(sorted(normalize_axes(op, axes if axes is None or isinstance(axes, int) else tuple(axes), ndim)))

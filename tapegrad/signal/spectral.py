@@ -5,8 +5,9 @@ Windows given by name are SciPy's; one given as an array may be a tensor with a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from tapegrad import fft
 from tapegrad.core.aval import normalize_axis
@@ -23,14 +24,14 @@ from tapegrad.ops.shape.join import concat, flip
 from tapegrad.ops.shape.padding import pad
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
 from tapegrad.signal.trends import detrend as without_trend
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
-def along_last(op: str, x: Any, axis: int) -> tuple[Tensor, int]:
+def along_last(op: str, x: TensorLike, axis: int) -> tuple[Tensor, int]:
     """The signal with its axis last, in floats, and which axis that was.  Raises AxisError."""
-    (found,) = promote(op, (x,), dtypes.in_float)
-    at = normalize_axis(op, axis, found.ndim)
-    return moveaxis(found, at, -1), at
+    (signal,) = promote(op, (x,), dtypes.in_float)
+    at = normalize_axis(op, axis, signal.ndim)
+    return moveaxis(signal, at, -1), at
 
 
 def restored(x: Tensor, at: int) -> Tensor:
@@ -43,6 +44,10 @@ def real_float(op: str, x: Tensor) -> Tensor:
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: a complex signal; take its real part")
     return x
+
+
+Window: TypeAlias = "str | tuple[Any, ...] | TensorLike"
+Detrend: TypeAlias = "str | Literal[False] | Callable[[Tensor], Tensor]"
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Cut:
         starts = reshape(arange(count, device=self.window.device) * self.step, (count, 1))
         return starts + arange(self.nperseg, device=self.window.device)
 
-    def spectra(self, x: Tensor, detrend: Any) -> Tensor:
+    def spectra(self, x: Tensor, detrend: Detrend) -> Tensor:
         """The windowed segments' transforms, ``(..., segments, frequencies)``."""
         parts = self.segments(x)
         if detrend:
@@ -78,12 +83,19 @@ class Cut:
 
     def frequencies(self, fs: float) -> Tensor:
         """Of each entry of a spectrum."""
-        found = (fft.rfftfreq if self.onesided else fft.fftfreq)(self.nfft, d=1 / fs, device=self.window.device)
-        return cast(found, dtypes.float64)
+        numbers = (fft.rfftfreq if self.onesided else fft.fftfreq)(self.nfft, d=1 / fs, device=self.window.device)
+        return cast(numbers, dtypes.float64)
 
 
 def cut_into(
-    op: str, x: Tensor, window: Any, nperseg: Any, noverlap: Any, nfft: Any, onesided: bool, n: int | None = None
+    op: str,
+    x: Tensor,
+    window: Window,
+    nperseg: int | None,
+    noverlap: int | None,
+    nfft: int | None,
+    onesided: bool,
+    n: int | None = None,
 ) -> Cut:
     """The parts of SciPy's arguments, with its defaults.  Raises ShapeError, TapegradError."""
     n = x.shape[-1] if n is None else n
@@ -137,13 +149,13 @@ def scale_of(op: str, cut: Cut, fs: float, scaling: str) -> Tensor:
 
 
 def stft(
-    x: Any,
+    x: TensorLike,
     fs: float = 1.0,
-    window: Any = "hann",
+    window: Window = "hann",
     nperseg: int | None = 256,
     noverlap: int | None = None,
     nfft: int | None = None,
-    detrend: Any = False,
+    detrend: Detrend = False,
     return_onesided: bool = True,
     boundary: str | None = "zeros",
     padded: bool = True,
@@ -162,17 +174,17 @@ def stft(
     if padded:
         gap = -(signal.shape[-1] - cut.nperseg) % cut.step % cut.nperseg
         signal = pad(signal, [(0, 0)] * (signal.ndim - 1) + [(0, gap)])
-    found = cut.spectra(signal, detrend) * sqrt(scale_of("stft", cut, fs, scaling))
-    times = (arange(found.shape[-2], dtype="float64", device=found.device) * cut.step + cut.nperseg / 2) / fs
+    spectra = cut.spectra(signal, detrend) * sqrt(scale_of("stft", cut, fs, scaling))
+    times = (arange(spectra.shape[-2], dtype="float64", device=spectra.device) * cut.step + cut.nperseg / 2) / fs
     if boundary:
         times = times - cut.nperseg / 2 / fs
-    return cut.frequencies(fs), times, moveaxis(found, -1, at)
+    return cut.frequencies(fs), times, moveaxis(spectra, -1, at)
 
 
 def istft(
-    Zxx: Any,
+    Zxx: TensorLike,
     fs: float = 1.0,
-    window: Any = "hann",
+    window: Window = "hann",
     nperseg: int | None = None,
     noverlap: int | None = None,
     nfft: int | None = None,
@@ -201,12 +213,12 @@ def istft(
     parts = (fft.irfft if input_onesided else fft.ifft)(z, n=nfft, axis=-1)[..., : cut.nperseg] * cut.window
     count, places = z.shape[-2], cut.places(z.shape[-2])
     n = cut.nperseg + (count - 1) * cut.step
-    found = barrier(scatter_add_p, parts / sqrt(scale_of("istft", cut, fs, scaling)), places, axis=parts.ndim - 2, n=n)
+    signal = barrier(scatter_add_p, parts / sqrt(scale_of("istft", cut, fs, scaling)), places, axis=parts.ndim - 2, n=n)
     squares = broadcast_to(cut.window * cut.window, (count, cut.nperseg))
     norm = barrier(scatter_add_p, squares, places, axis=0, n=n)
     if boundary:
         inner = slice(cut.nperseg // 2, n - cut.nperseg // 2)
-        found, norm = found[..., inner], norm[inner]
-    found = found / where(norm > 1e-10, norm, 1.0)
-    times = arange(found.shape[-1], dtype="float64", device=found.device) / fs
-    return times, moveaxis(found, -1, t - (f < t))
+        signal, norm = signal[..., inner], norm[inner]
+    signal = signal / where(norm > 1e-10, norm, 1.0)
+    times = arange(signal.shape[-1], dtype="float64", device=signal.device) / fs
+    return times, moveaxis(signal, -1, t - (f < t))

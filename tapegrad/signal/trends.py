@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.device import dtypes
@@ -12,10 +12,10 @@ from tapegrad.ops.dispatch import promote
 from tapegrad.ops.reduce.reductions import mean, sum
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import moveaxis
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
-def detrend(data: Any, axis: int = -1, type: str = "linear", bp: Any = 0) -> Tensor:
+def detrend(data: TensorLike, axis: int = -1, type: str = "linear", bp: int | Sequence[int] = 0) -> Tensor:
     """``data`` less its mean (``constant``) or its least-squares line (``linear``) along ``axis``
     (scipy.signal.detrend).
 

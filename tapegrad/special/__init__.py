@@ -18,13 +18,5 @@ from tapegrad.special.normal import *  # noqa: F403
 from tapegrad.special.reductions import *  # noqa: F403
 from tapegrad.special.transforms import *  # noqa: F403
 
-__all__: list[str] = []
-__all__ += bessel.__all__
-__all__ += entropies.__all__
-__all__ += faddeeva.__all__
-__all__ += gammas.__all__
-__all__ += incomplete.__all__
-__all__ += integrals.__all__
-__all__ += normal.__all__
-__all__ += reductions.__all__
-__all__ += transforms.__all__
+_PARTS = (bessel, entropies, faddeeva, gammas, incomplete, integrals, normal, reductions, transforms)
+__all__ = [name for part in _PARTS for name in part.__all__]

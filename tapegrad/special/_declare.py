@@ -13,15 +13,16 @@ from typing import Any
 from tapegrad.core.aval import ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Primitive, Sample, elementwise, general
 from tapegrad.device.numerics import special
+from tapegrad.device.types import Array, Namespace, Params
 from tapegrad.ops.dispatch import barrier, bind, cast, infer_same, named, promote, real_float, tensor
 from tapegrad.ops.shape.shape import broadcast_to
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
-Partial = Callable[..., Any] | float | None
+Partial = Callable[..., Tensor] | float | None
 Function = Callable[..., Tensor]
 
 
-def same_params(params: dict, n: int) -> dict:
+def same_params(params: Params, n: int) -> Params:
     """``lift`` of what works element by element."""
     return params
 
@@ -71,10 +72,10 @@ def barrier_of(
 ) -> Primitive:  # fmt: skip
     """A primitive of each element that runs when recorded; its rules are made of ``partials``."""
 
-    def impl(xp: Any, *arrays: Any, **params: Any) -> Any:
+    def impl(xp: Namespace, *arrays: Array, **params: Any) -> Array:
         return run(xp, *arrays, **params)
 
-    def infer(*avals: ShapedArray, **params: Any) -> ShapedArray:
+    def infer(*avals: ShapedArray, **params: object) -> ShapedArray:
         return infer_same(*avals, name=name)
 
     _sign(impl, ("xp", *operands), parameters)
@@ -95,7 +96,7 @@ def _standard(count: int, domain: tuple[float, float]) -> list[Sample]:
     return [Sample(*s, domain=domain) for s in shapes]
 
 
-def _sign(f: Callable, positional: Sequence[str], by_name: Sequence[str] = ()) -> None:
+def _sign(f: Callable[..., object], positional: Sequence[str], by_name: Sequence[str] = ()) -> None:
     """Give a made function the parameters that a rule or a primitive is to be known by."""
     kind = inspect.Parameter
     parameters = [kind(p, kind.POSITIONAL_OR_KEYWORD) for p in positional]
@@ -103,39 +104,31 @@ def _sign(f: Callable, positional: Sequence[str], by_name: Sequence[str] = ()) -
     f.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
 
-def _seeded(partial: Partial, seed: str) -> Callable | None:
+def _seeded(partial: Partial, seed: str) -> Callable[..., Tensor] | None:
     """The rule that multiplies a seed by a partial derivative."""
     if partial is None:
         return None
-    if not callable(partial):
-        return _constant(float(partial), seed)
-    known = inspect.signature(partial).parameters
+    value = partial
+    slope: Callable[..., Tensor | float] = value if callable(value) else lambda: value
+    known = inspect.signature(slope).parameters
     positional = [p for p, q in known.items() if q.kind is not inspect.Parameter.KEYWORD_ONLY]
     by_name = [p for p in known if p not in positional]
 
-    def rule(t: Tensor, *values: Any, **params: Any) -> Tensor:
-        return t * partial(*values, **params)
+    def rule(t: Tensor, *values: Tensor, **params: Any) -> Tensor:
+        return t * slope(*values, **params)
 
     _sign(rule, (seed, *positional), by_name)
     return rule
 
 
-def _constant(value: float, seed: str) -> Callable:
-    def rule(t: Tensor) -> Tensor:
-        return t * value
-
-    _sign(rule, (seed,))
-    return rule
-
-
-def together(name: str, xs: Sequence[Any]) -> list[Tensor]:
+def together(name: str, xs: Sequence[TensorLike]) -> list[Tensor]:
     """``xs`` as tensors of one real float dtype and one shape."""
     ts = promote(name, tuple(xs), real_float(name))
     shape = broadcast_shapes(name, *(t.shape for t in ts))
     return [t if t.shape == shape else broadcast_to(t, shape) for t in ts]
 
 
-def with_order(name: str, n: Any, x: Any) -> list[Tensor]:
+def with_order(name: str, n: TensorLike, x: TensorLike) -> list[Tensor]:
     """An order and an argument of one dtype and shape; a whole number as the order does not widen the argument."""
     (x,) = promote(name, (x,), real_float(name))
     if not isinstance(n, (int, float)):
@@ -148,7 +141,7 @@ def _public(prim: Primitive, apply: Callable) -> Callable[..., Tensor]:
     """The function that users call."""
     count, name, to = len(prim.operands), prim.name, real_float(prim.name)
 
-    def op(*xs: Any) -> Tensor:
+    def op(*xs: TensorLike) -> Tensor:
         if len(xs) != count:
             raise TypeError(f"{name}: takes {count} arguments ({', '.join(prim.operands)}), got {len(xs)}")
         return apply(prim, *(promote(name, xs, to) if apply is bind else together(name, xs)))

@@ -12,16 +12,16 @@ obey the same rules.  An integral over a distance ``w`` from 0 to infinity is th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from tapegrad.device.numerics import special
+from tapegrad.device.types import Array, Namespace
 
 _NODES = 128
 _LEAST = -3.7  # exp(y - exp(-y)) is below 1e-19 there
 _GONE = 45.0  # exp(-45) is below what counts
 
 
-def _integral(xp: Any, scale: Any, most: Any, weight: Callable) -> Any:
+def _integral(xp: Namespace, scale: Array, most: Array, weight: Callable[[Array], Array]) -> Array:
     """The integral of ``weight(w)``, which varies over ``scale`` and has vanished at ``most``."""
     step = (xp.log(most / scale) - _LEAST) / (_NODES - 1)
     total = 0.0
@@ -33,7 +33,7 @@ def _integral(xp: Any, scale: Any, most: Any, weight: Callable) -> Any:
     return total * step
 
 
-def gamma_tail(xp: Any, a: Any, u: Any, n: int) -> Any:
+def gamma_tail(xp: Namespace, a: Array, u: Array, n: int) -> Array:
     """The tail at ``u`` of ``(u - digamma(a))**n q(u)``, over ``q(u)``."""
     with special.quiet(xp):
         x = xp.exp(u)
@@ -44,20 +44,20 @@ def gamma_tail(xp: Any, a: Any, u: Any, n: int) -> Any:
         most = xp.where(low, below, xp.minimum(4.2, 10 / xp.sqrt(x)))
         side = xp.where(low, -1.0, 1.0)
 
-        def weight(w: Any) -> Any:
+        def weight(w: Array) -> Array:
             w = side * w
-            found = xp.exp(a * w - x * xp.expm1(w))
-            return found if not n else found * (u + w - centre) ** n
+            value = xp.exp(a * w - x * xp.expm1(w))
+            return value if not n else value * (u + w - centre) ** n
 
         return -side * _integral(xp, scale, xp.maximum(most, scale), weight)
 
 
-def beta_tail(xp: Any, a: Any, b: Any, v: Any, i: int, j: int) -> Any:
+def beta_tail(xp: Namespace, a: Array, b: Array, v: Array, i: int, j: int) -> Array:
     """The tail at ``v`` of ``(log t - E log t)**i (log(1 - t) - E log(1 - t))**j q(v)``, over ``q(v)``."""
     with special.quiet(xp):
         both = special.value(xp, "digamma", (a + b,))
         centres = special.value(xp, "digamma", (a,)) - both, special.value(xp, "digamma", (b,)) - both
-        # Mirrored where the upper tail is wanted: then everything is said of a lower one.
+        # Mirrored where the upper tail is asked for, so that the rest computes a lower one.
         t, rest = 1 / (1 + xp.exp(-v)), 1 / (1 + xp.exp(v))
         low = xp.where(t * (a + b) <= a, (rest * (a + b) > 1) | (t < rest), (t * (a + b) <= 1) & (t < rest))
         side = xp.where(low, 1.0, -1.0)
@@ -68,11 +68,11 @@ def beta_tail(xp: Any, a: Any, b: Any, v: Any, i: int, j: int) -> Any:
         scale = 1 / (xp.abs(near - (near + far) * t) + xp.sqrt((near + far) * t * (1 - t)))
         most = xp.minimum(1.0, 14 / xp.sqrt(curve)) + 1.7 * _GONE / curve
 
-        def weight(w: Any) -> Any:
+        def weight(w: Array) -> Array:
             bend = xp.log1p(xp.expm1(-w) * t)
-            found = xp.exp(-near * w - (near + far) * bend)
+            value = xp.exp(-near * w - (near + far) * bend)
             own, other = logs[0] - w - bend, logs[1] - bend
             first, second = xp.where(low, own, other) - centres[0], xp.where(low, other, own) - centres[1]
-            return found * first**i * second**j
+            return value * first**i * second**j
 
         return side * _integral(xp, scale, xp.maximum(most, scale), weight)

@@ -12,7 +12,7 @@ from typing import Any
 from tapegrad.ops.elementwise.arithmetic import abs
 from tapegrad.ops.elementwise.exponential import exp, expm1, log1p
 from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.elementwise.trigonometric import cos, sin
+from tapegrad.ops.elementwise.trigonometric import sin
 from tapegrad.tensor import Tensor
 
 
@@ -24,28 +24,23 @@ def horner(coefficients: Sequence[float], x: Tensor) -> Tensor:
     return total
 
 
-def near_zero(x: Tensor, reach: float, series: Callable[[Tensor], Tensor], formula: Callable[[Tensor], Tensor]) -> Any:
+def near_zero(
+    x: Tensor, reach: float, series: Callable[[Tensor], Tensor], formula: Callable[[Tensor], Tensor]
+) -> Tensor:
     """``series`` where ``x`` is within ``reach`` of 0, else ``formula``; neither sees the other's numbers."""
     small = abs(x) < reach
     return where(small, series(where(small, x, 0)), formula(where(small, 1, x)))
 
 
 _SINE = [(-1) ** k / factorial(2 * k + 1) for k in range(10)]
-_EXPREL = [1 / factorial(k + 1) for k in range(18)]
 _EXPREL_SLOPE = [(k + 1) / factorial(k + 2) for k in range(18)]
 _LOG1P = [(-1) ** k / (k + 1) for k in range(11)]
 _BOX = [(-1) ** (k + 1) * (k + 1) / (k + 2) for k in range(11)]
-_COSINE_LESS_ONE = [(-1) ** k / factorial(2 * k) for k in range(1, 11)]
 
 
 def sine_ratio(x: Tensor) -> Tensor:
     """``sin(x) / x``."""
     return near_zero(x, 1.0, lambda z: horner(_SINE, z * z), lambda z: sin(z) / z)
-
-
-def cosine_less_one(x: Tensor) -> Tensor:
-    """``(cos(x) - 1) / x``."""
-    return near_zero(x, 1.0, lambda z: z * horner(_COSINE_LESS_ONE, z * z), lambda z: (cos(z) - 1) / z)
 
 
 def exprel_slope(x: Tensor) -> Tensor:

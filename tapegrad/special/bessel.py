@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.device.numerics import special
@@ -12,7 +12,7 @@ from tapegrad.ops.elementwise.arithmetic import abs, sign
 from tapegrad.ops.elementwise.exponential import exp
 from tapegrad.special._declare import Function, barrier_of, pointwise, with_order
 from tapegrad.special._series import horner, near_zero
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "i0", "i0e", "i1", "i1e", "iv", "ive", "j0", "j1", "jn", "jv", "k0", "k0e", "k1", "k1e", "kn", "kv", "kve", "y0",
@@ -70,7 +70,7 @@ def _j1_over(x: Tensor) -> Tensor:
     return near_zero(x, 2.0, lambda z: horner(_ALTERNATING, z * z * 0.25), lambda z: j1(z) / z)
 
 
-def _of_order(name: str, slope: Any, doc: str, first: float = 0.7) -> Any:
+def _of_order(name: str, slope: Callable[..., Tensor], doc: str, first: float = 0.7) -> Function:
     """Declare a function of an order and an argument; ``slope(f, v, x, out)``: its derivative in the argument."""
 
     def partial(out: Tensor, v: Tensor, x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def _of_order(name: str, slope: Any, doc: str, first: float = 0.7) -> Any:
         doc,
     )
 
-    def op(v: Any, x: Any, /) -> Tensor:
+    def op(v: TensorLike, x: TensorLike, /) -> Tensor:
         return barrier(prim, *with_order(name, v, x))
 
     op.__name__ = op.__qualname__ = name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tapegrad.ops.elementwise.exponential import log, log1p
 from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.elementwise.trigonometric import hypot
 from tapegrad.special._declare import pointwise
 from tapegrad.tensor import Tensor
 
@@ -11,7 +12,7 @@ __all__ = ["entr", "huber", "kl_div", "pseudo_huber", "rel_entr", "xlog1py", "xl
 
 
 def _over(x: Tensor, y: Tensor) -> Tensor:
-    """``x / y``, but 0 / 0 is 0: what is 0 for every ``y`` does not vary with it."""
+    """``x / y``, but 0 / 0 is 0: the derivative of what is 0 for every ``y``."""
     return x / where((x == 0) & (y == 0), 1.0, y)
 
 
@@ -70,17 +71,11 @@ huber = pointwise(
 )  # fmt: skip
 
 
-def _root(delta: Tensor, r: Tensor) -> Tensor:
-    from tapegrad.ops.elementwise.trigonometric import hypot
-
-    return hypot(delta, r)
-
-
 pseudo_huber = pointwise(
     "pseudo_huber",
     [
-        lambda delta, r: _root(delta, r) + delta * delta / _root(delta, r) - 2 * delta,
-        lambda delta, r: r * delta / _root(delta, r),
+        lambda delta, r: hypot(delta, r) + delta * delta / hypot(delta, r) - 2 * delta,
+        lambda delta, r: r * delta / hypot(delta, r),
     ],
     operands=("delta", "r"), domain=(0.3, 2.0),
     doc="``delta**2 * (sqrt(1 + (r / delta)**2) - 1)``: smooth, and much as ``huber``.",

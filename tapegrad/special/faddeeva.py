@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tapegrad.core.primitive import Sample
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import special
+from tapegrad.device.types import DType
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.special._declare import barrier_of
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["wofz"]
 
@@ -24,13 +24,13 @@ _wofz_p = barrier_of(
 )
 
 
-def wofz(z: Any, /) -> Tensor:
+def wofz(z: TensorLike, /) -> Tensor:
     """The Faddeeva function ``exp(-z * z) * erfc(-i z)`` of complex numbers (SciPy's ``wofz``); holomorphic.
 
     Real numbers are made complex.
     """
 
-    def to(dtype: Any) -> Any:
+    def to(dtype: DType) -> DType:
         dtype = dtypes.in_float(dtype)
         if dtype.kind == "c":
             return dtype

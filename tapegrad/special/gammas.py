@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tapegrad.core.primitive import Sample
 from tapegrad.device.numerics import special
@@ -13,7 +12,7 @@ from tapegrad.ops.elementwise.comparison import floor
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.elementwise.trigonometric import cos, sin
 from tapegrad.special._declare import Function, barrier_of, pointwise, together, with_order
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "binom", "comb", "digamma", "factorial", "gamma", "gammaln", "gammasgn", "lgamma", "loggamma", "multigammaln",
@@ -65,7 +64,7 @@ _polygamma_p = barrier_of(
 )
 
 
-def polygamma(n: Any, x: Any, /) -> Tensor:
+def polygamma(n: TensorLike, x: TensorLike, /) -> Tensor:
     """The ``n``-th derivative of ``digamma`` at ``x`` (SciPy's ``polygamma``); it has no gradient in ``n``.
 
     n: 0, 1, 2, ..., a number or an array that broadcasts with ``x``; the dtype is that of ``x``.
@@ -91,7 +90,7 @@ _riemann_p = barrier_of(
 )
 
 
-def zeta(x: Any, q: Any = None, /) -> Tensor:
+def zeta(x: TensorLike, q: TensorLike | None = None, /) -> Tensor:
     """The sum of ``(k + q)**-x`` over ``k = 0, 1, ...`` (SciPy's ``zeta``); ``q=None``: Riemann's, ``q = 1``.
 
     The gradient is that in ``q``; asking for one in ``x`` raises NoGradientError.
@@ -105,7 +104,7 @@ zetac = pointwise(
 )  # fmt: skip
 
 
-def multigammaln(a: Any, d: int, /) -> Tensor:
+def multigammaln(a: TensorLike, d: int, /) -> Tensor:
     """Logarithm of the multivariate gamma function of dimension ``d`` (SciPy's ``multigammaln``).
 
     Defined for ``a > (d - 1) / 2``.  Raises ShapeError unless ``d`` is a positive integer.
@@ -122,7 +121,7 @@ def multigammaln(a: Any, d: int, /) -> Tensor:
 mvlgamma = multigammaln
 
 
-def factorial(n: Any, /) -> Tensor:
+def factorial(n: TensorLike, /) -> Tensor:
     """``gamma(n + 1)``, 0 for negative ``n`` (SciPy's ``factorial`` with ``exact=False``)."""
     (n,) = promote("factorial", (n,), real_float("factorial"))
     return where(n < 0, 0.0, gamma(where(n < 0, 0.0, n) + 1))
@@ -158,7 +157,7 @@ binom = pointwise(
 )  # fmt: skip
 
 
-def comb(N: Any, k: Any, /) -> Tensor:
+def comb(N: TensorLike, k: TensorLike, /) -> Tensor:
     """How many ways there are to choose ``k`` of ``N`` (SciPy's ``comb`` with ``exact=False``); 0 where there is none.
 
     As ``binom`` it is a smooth function of real numbers, and so are its gradients; they are 0 where it is 0.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from tapegrad.core.primitive import Sample
 from tapegrad.ops.dispatch import barrier
@@ -85,7 +85,7 @@ def beta_density(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     return exp(xlogy(a - 1, x) + xlog1py(b - 1, -x) - betaln(a, b))
 
 
-def _beta_in(first: int, second: int) -> Any:
+def _beta_in(first: int, second: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The derivative of ``betainc`` in ``a`` (1, 0) or ``b`` (0, 1)."""
 
     def partial(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ betaincc = pointwise(
 )
 
 
-def _quantile_in(first: int, second: int) -> Any:
+def _quantile_in(first: int, second: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def partial(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
         within = (out > 0) & (out < 1)
         x = where(within, out, 0.5)

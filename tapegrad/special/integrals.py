@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.device.numerics import special
@@ -15,7 +15,7 @@ from tapegrad.ops.elementwise.trigonometric import cos, cosh, sin, sinh
 from tapegrad.special._declare import Function, barrier_of, pointwise, with_order
 from tapegrad.special._series import horner, log1p_ratio, near_zero, sine_ratio
 from tapegrad.special.normal import erf
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["exp1", "expi", "expn", "fresnel", "hyp1f1", "owens_t", "shichi", "sici", "spence"]
 
@@ -47,7 +47,7 @@ _expn_p: Primitive = barrier_of(
 )
 
 
-def expn(n: Any, x: Any, /) -> Tensor:
+def expn(n: TensorLike, x: TensorLike, /) -> Tensor:
     """The integral of ``exp(-x t) / t**n`` from 1 to infinity (SciPy's ``expn``); no gradient in ``n``.
 
     n: 0, 1, 2, ...; the gradient at 0 is infinite for ``n < 2``, ``-1 / (n - 2)`` for ``n > 2``.
@@ -91,7 +91,7 @@ class Integrals(NamedTuple):
     cosine: Tensor
 
 
-def sici(x: Any, /) -> Integrals:
+def sici(x: TensorLike, /) -> Integrals:
     """The sine and cosine integrals of real numbers (SciPy's ``sici``).
 
     The cosine integral is -inf at 0 with gradient inf, NaN left of it; the sine integral's gradient at 0 is 1.
@@ -99,7 +99,7 @@ def sici(x: Any, /) -> Integrals:
     return Integrals(_sine(x), _cosine(x))
 
 
-def shichi(x: Any, /) -> Integrals:
+def shichi(x: TensorLike, /) -> Integrals:
     """The hyperbolic sine and cosine integrals of real numbers (SciPy's ``shichi``).
 
     The gradients at 0 are 1 and inf.
@@ -107,7 +107,7 @@ def shichi(x: Any, /) -> Integrals:
     return Integrals(_sinh_integral(x), _cosh_integral(x))
 
 
-def fresnel(z: Any, /) -> Integrals:
+def fresnel(z: TensorLike, /) -> Integrals:
     """Fresnel's integrals of ``sin`` and ``cos`` of ``pi t**2 / 2`` from 0 to a real ``z`` (SciPy's ``fresnel``)."""
     return Integrals(_fresnel_s(z), _fresnel_c(z))
 

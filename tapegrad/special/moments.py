@@ -6,44 +6,40 @@ of the same kind, so there are derivatives of any order.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from tapegrad.core.primitive import Primitive, Sample
+from tapegrad.device.types import Array, Namespace
 from tapegrad.ops.dispatch import barrier
+from tapegrad.ops.elementwise.activation import softplus
 from tapegrad.ops.elementwise.exponential import exp
+from tapegrad.ops.elementwise.sigmoid import sigmoid
 from tapegrad.special import _quadrature
 from tapegrad.special._declare import barrier_of
+from tapegrad.special.gammas import digamma, polygamma
 from tapegrad.tensor import Tensor
 
 
-def _wide(xp: Any, f: Any, arrays: tuple[Any, ...], *orders: int) -> Any:
-    """Computed in float64, whatever comes."""
+def _wide(xp: Namespace, f: Callable[..., Array], arrays: tuple[Array, ...], *orders: int) -> Array:
+    """``f`` computed in float64."""
     return f(xp, *(x.astype(xp.float64) for x in arrays), *orders).astype(arrays[-1].dtype)
 
 
-def _digamma(x: Tensor) -> Tensor:
-    from tapegrad.special.gammas import digamma  # built on this file
-
-    return digamma(x)
-
-
 def _trigamma(x: Tensor) -> Tensor:
-    from tapegrad.special.gammas import polygamma
-
     return polygamma(1, x)
 
 
-def _power(x: Tensor, n: int) -> Any:
+def _power(x: Tensor, n: int) -> Tensor | float:
     return x**n if n else 1.0
 
 
 def _gamma_in_a(out: Tensor, a: Tensor, u: Tensor, *, n: int) -> Tensor:
-    found = barrier(gamma_tail_p, a, u, n=n + 1) - out * (u - _digamma(a))
-    return found if not n else found - n * _trigamma(a) * barrier(gamma_tail_p, a, u, n=n - 1)
+    slope = barrier(gamma_tail_p, a, u, n=n + 1) - out * (u - digamma(a))
+    return slope if not n else slope - n * _trigamma(a) * barrier(gamma_tail_p, a, u, n=n - 1)
 
 
 def _gamma_in_u(out: Tensor, a: Tensor, u: Tensor, *, n: int) -> Tensor:
-    return _power(u - _digamma(a), n) - out * (a - exp(u))
+    return _power(u - digamma(a), n) - out * (a - exp(u))
 
 
 gamma_tail_p: Primitive = barrier_of(
@@ -67,29 +63,25 @@ def _beta(a: Tensor, b: Tensor, v: Tensor, m: int, n: int) -> Tensor:
 
 
 def _scores(a: Tensor, b: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    from tapegrad.ops.elementwise.activation import softplus
-
-    both = _digamma(a + b)
-    return -softplus(-v) - _digamma(a) + both, -softplus(v) - _digamma(b) + both
+    both = digamma(a + b)
+    return -softplus(-v) - digamma(a) + both, -softplus(v) - digamma(b) + both
 
 
 def _beta_in_a(out: Tensor, a: Tensor, b: Tensor, v: Tensor, *, m: int, n: int) -> Tensor:
-    found = _beta(a, b, v, m + 1, n) - out * _scores(a, b, v)[0]
+    slope = _beta(a, b, v, m + 1, n) - out * _scores(a, b, v)[0]
     if m:
-        found = found - m * (_trigamma(a) - _trigamma(a + b)) * _beta(a, b, v, m - 1, n)
-    return found if not n else found + n * _trigamma(a + b) * _beta(a, b, v, m, n - 1)
+        slope = slope - m * (_trigamma(a) - _trigamma(a + b)) * _beta(a, b, v, m - 1, n)
+    return slope if not n else slope + n * _trigamma(a + b) * _beta(a, b, v, m, n - 1)
 
 
 def _beta_in_b(out: Tensor, a: Tensor, b: Tensor, v: Tensor, *, m: int, n: int) -> Tensor:
-    found = _beta(a, b, v, m, n + 1) - out * _scores(a, b, v)[1]
+    slope = _beta(a, b, v, m, n + 1) - out * _scores(a, b, v)[1]
     if n:
-        found = found - n * (_trigamma(b) - _trigamma(a + b)) * _beta(a, b, v, m, n - 1)
-    return found if not m else found + m * _trigamma(a + b) * _beta(a, b, v, m - 1, n)
+        slope = slope - n * (_trigamma(b) - _trigamma(a + b)) * _beta(a, b, v, m, n - 1)
+    return slope if not m else slope + m * _trigamma(a + b) * _beta(a, b, v, m - 1, n)
 
 
 def _beta_in_v(out: Tensor, a: Tensor, b: Tensor, v: Tensor, *, m: int, n: int) -> Tensor:
-    from tapegrad.ops.elementwise.sigmoid import sigmoid
-
     first, second = _scores(a, b, v)
     return _power(first, m) * _power(second, n) - out * (a * sigmoid(-v) - b * sigmoid(v))
 

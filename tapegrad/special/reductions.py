@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.core.aval import normalize_axes
@@ -17,13 +17,17 @@ from tapegrad.ops.reduce.reductions import max, sum
 from tapegrad.ops.rows.softmax import log_softmax as _log_softmax
 from tapegrad.ops.rows.softmax import softmax as _softmax
 from tapegrad.ops.shape.shape import reshape
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["log_softmax", "logsumexp", "softmax"]
 
 
 def logsumexp(
-    a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, return_sign: bool = False
+    a: TensorLike,
+    axis: int | None = None,
+    b: TensorLike | None = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``log(sum(b * exp(a)))`` over ``axis`` without overflow (SciPy's ``logsumexp``).
 
@@ -48,7 +52,7 @@ def logsumexp(
     return reshape(out, shape), reshape(sign(total), shape)
 
 
-def _flat(op: Any, x: Any, axis: Any) -> Tensor:
+def _flat(op: Callable[..., Tensor], x: TensorLike, axis: int | None) -> Tensor:
     """``op`` along one axis, over several, or over all."""
     (x,) = promote(op.__name__, (x,), in_float)
     axes = normalize_axes(op.__name__, axis, x.ndim)
@@ -64,11 +68,11 @@ def _flat(op: Any, x: Any, axis: Any) -> Tensor:
     return shifted - log(sum(exp(shifted), axis=axes, keepdims=True))
 
 
-def softmax(x: Any, axis: Any = None) -> Tensor:
+def softmax(x: TensorLike, axis: int | None = None) -> Tensor:
     """``exp(x) / sum(exp(x))`` over ``axis`` (SciPy's ``softmax``); None: over all elements.  Raises AxisError."""
     return _flat(_softmax, x, axis)
 
 
-def log_softmax(x: Any, axis: Any = None) -> Tensor:
+def log_softmax(x: TensorLike, axis: int | None = None) -> Tensor:
     """``log(softmax(x))`` over ``axis`` (SciPy's ``log_softmax``); None: over all elements.  Raises AxisError."""
     return _flat(_log_softmax, x, axis)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tapegrad.ops.dispatch import Tensor
 from tapegrad.ops.elementwise.arithmetic import square
@@ -42,7 +41,7 @@ boxcox1p = pointwise(
 )
 
 
-def _unbox_in_lambda(y: Tensor, lmbda: Tensor, whole: Any) -> Any:
+def _unbox_in_lambda(y: Tensor, lmbda: Tensor, whole: Tensor) -> Tensor:
     return whole * square(y) * box_ratio(lmbda * y)
 
 

@@ -1,16 +1,15 @@
-"""What distributions of one number have in common: shapes, location and scale, support."""
+"""Distributions of one number: shapes, location and scale, support."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tapegrad.ops.dispatch import promote, real_float
 from tapegrad.ops.elementwise.exponential import exp, log
 from tapegrad.ops.elementwise.selection import where
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 INF = float("inf")
 Formula = Callable[..., Tensor]
@@ -47,44 +46,52 @@ class Univariate:
     def __repr__(self) -> str:
         return f"<distribution {self.name}>"
 
-    def cdf(self, *args: Any, **named: Any) -> Tensor:
+    def cdf(self, *args: TensorLike, **named: TensorLike) -> Tensor:
         """The probability of at most the number."""
         return self._cumulative("cdf", self.below, 0.0, 1.0, args, named)
 
-    def sf(self, *args: Any, **named: Any) -> Tensor:
+    def sf(self, *args: TensorLike, **named: TensorLike) -> Tensor:
         """The probability of more than the number, precise where it is small."""
         return self._cumulative("sf", self.above, 1.0, 0.0, args, named)
 
-    def logcdf(self, *args: Any, **named: Any) -> Tensor:
+    def logcdf(self, *args: TensorLike, **named: TensorLike) -> Tensor:
         """The logarithm of ``cdf``."""
         formula = self.log_below or (lambda *xs: _log(self.below(*xs)))
         return self._cumulative("logcdf", formula, -INF, 0.0, args, named)
 
-    def logsf(self, *args: Any, **named: Any) -> Tensor:
+    def logsf(self, *args: TensorLike, **named: TensorLike) -> Tensor:
         """The logarithm of ``sf``."""
         formula = self.log_above or (lambda *xs: _log(self.above(*xs)))
         return self._cumulative("logsf", formula, 0.0, -INF, args, named)
 
-    def _mass(self, op: str, args: tuple, named: dict) -> Tensor:
+    def _mass(self, op: str, args: tuple[TensorLike, ...], named: dict[str, TensorLike]) -> Tensor:
         """The logarithm of the density."""
         x, shapes, loc, scale, wrong = self._arguments(op, "x", args, named)
         y = (x - loc) / scale
         beyond = (y < self.lower) | (y > self.upper)
-        found = self.log_density(where(beyond, self.middle, y), *shapes) - log(scale)
-        return where(wrong, float("nan"), where(beyond, -INF, found))
+        mass = self.log_density(where(beyond, self.middle, y), *shapes) - log(scale)
+        return where(wrong, float("nan"), where(beyond, -INF, mass))
 
-    def _cumulative(self, op: str, formula: Formula, low: float, high: float, args: tuple, named: dict) -> Tensor:
+    def _cumulative(
+        self,
+        op: str,
+        formula: Formula,
+        low: float,
+        high: float,
+        args: tuple[TensorLike, ...],
+        named: dict[str, TensorLike],
+    ) -> Tensor:
         """A formula within the support; ``low`` and ``high``: what is true on either side of it."""
         x, shapes, loc, scale, wrong = self._arguments(op, "x", args, named)
         y = (x - loc) / scale
         under, over = y < self.lower, y > self.upper
-        found = formula(where(under | over, self.middle, y), *shapes)
-        return where(wrong, float("nan"), where(under, low, where(over, high, found)))
+        value = formula(where(under | over, self.middle, y), *shapes)
+        return where(wrong, float("nan"), where(under, low, where(over, high, value)))
 
     def _arguments(
-        self, op: str, first: str, args: tuple, named: dict
+        self, op: str, first: str, args: tuple[TensorLike, ...], named: dict[str, TensorLike]
     ) -> tuple[Tensor, list[Tensor], Tensor, Tensor, Tensor]:
-        """The number, the shapes, location and scale of one float dtype; where they make no sense (and are made 1)."""
+        """The number, the shapes, location and scale of one float dtype; where one is invalid (and made 1)."""
         label = f"{self.name}.{op}"
         kind = inspect.Parameter
         last = [("loc", 0), ("scale", 1)] if self.scaled else [("loc", 0)]
@@ -111,15 +118,15 @@ class Continuous(Univariate):
 
     quantile: Formula = lambda p: p
 
-    def logpdf(self, *args: Any, **named: Any) -> Tensor:
+    def logpdf(self, *args: TensorLike, **named: TensorLike) -> Tensor:
         """The logarithm of the density: -inf outside the support."""
         return self._mass("logpdf", args, named)
 
-    def pdf(self, *args: Any, **named: Any) -> Tensor:
+    def pdf(self, *args: TensorLike, **named: TensorLike) -> Tensor:
         """The density: 0 outside the support."""
         return exp(self._mass("pdf", args, named))
 
-    def ppf(self, *args: Any, **named: Any) -> Tensor:
+    def ppf(self, *args: TensorLike, **named: TensorLike) -> Tensor:
         """The number below which a probability ``q`` lies: the inverse of ``cdf``; NaN outside [0, 1]."""
         q, shapes, loc, scale, wrong = self._arguments("ppf", "q", args, named)
         wrong = wrong | ~((q >= 0) & (q <= 1))
@@ -133,10 +140,10 @@ class Discrete(Univariate):
     scaled: bool = False
     lower: float = 0.0
 
-    def logpmf(self, *args: Any, **named: Any) -> Tensor:
+    def logpmf(self, *args: TensorLike, **named: TensorLike) -> Tensor:
         """The logarithm of the probability of a number: -inf for what is no whole number of the support."""
         return self._mass("logpmf", args, named)
 
-    def pmf(self, *args: Any, **named: Any) -> Tensor:
+    def pmf(self, *args: TensorLike, **named: TensorLike) -> Tensor:
         """The probability of a number: 0 for what is no whole number of the support."""
         return exp(self._mass("pmf", args, named))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
@@ -19,7 +18,7 @@ from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import expand_dims, matrix_transpose, reshape
 from tapegrad.special.entropies import xlogy
 from tapegrad.special.gammas import gammaln
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["dirichlet", "multivariate_normal"]
 
@@ -30,7 +29,7 @@ class _Dirichlet:
     def __repr__(self) -> str:
         return "<distribution dirichlet>"
 
-    def logpdf(self, x: Any, alpha: Any) -> Tensor:
+    def logpdf(self, x: TensorLike, alpha: TensorLike) -> Tensor:
         """The logarithm of the density at ``x`` of shape ``(K,)`` or ``(K, N)``, or without the last of the ``K`` rows.
 
         That the proportions sum to 1, and that ``alpha`` is positive, is not checked.  Raises ShapeError.
@@ -45,7 +44,7 @@ class _Dirichlet:
         powers = reshape(alpha - 1, (alpha.size, *[1] * (x.ndim - 1)))
         return sum(xlogy(powers, x), axis=0) - sum(gammaln(alpha)) + gammaln(sum(alpha))
 
-    def pdf(self, x: Any, alpha: Any) -> Tensor:
+    def pdf(self, x: TensorLike, alpha: TensorLike) -> Tensor:
         """The density at ``x``; see ``logpdf``."""
         return exp(self.logpdf(x, alpha))
 
@@ -56,7 +55,9 @@ class _MultivariateNormal:
     def __repr__(self) -> str:
         return "<distribution multivariate_normal>"
 
-    def logpdf(self, x: Any, mean: Any = None, cov: Any = 1, allow_singular: bool = False) -> Tensor:
+    def logpdf(
+        self, x: TensorLike, mean: TensorLike | None = None, cov: TensorLike = 1, allow_singular: bool = False
+    ) -> Tensor:
         """The logarithm of the density at ``x`` of shape ``(..., d)`` (or ``(...)`` where ``d`` is 1).
 
         The covariance is positive definite, and its lower triangle is read; allow_singular: or semidefinite, and the
@@ -78,16 +79,20 @@ class _MultivariateNormal:
         unit = solve_triangular(root, matrix_transpose(rows), lower=True)
         return -0.5 * (reshape(sum(square(unit), axis=0), off.shape[:-1]) + d * math.log(2 * math.pi)) - _log_det(root)
 
-    def pdf(self, x: Any, mean: Any = None, cov: Any = 1, allow_singular: bool = False) -> Tensor:
+    def pdf(
+        self, x: TensorLike, mean: TensorLike | None = None, cov: TensorLike = 1, allow_singular: bool = False
+    ) -> Tensor:
         """The density at ``x``; see ``logpdf``."""
         return exp(self.logpdf(x, mean, cov, allow_singular))
 
-    def entropy(self, mean: Any = None, cov: Any = 1) -> Tensor:
+    def entropy(self, mean: TensorLike | None = None, cov: TensorLike = 1) -> Tensor:
         """The differential entropy, in nats; it does not depend on ``mean``."""
         _, _, cov = self._operands("multivariate_normal.entropy", 0.0, mean, cov)
         return _log_det(cholesky(cov)) + 0.5 * cov.shape[-1] * (math.log(2 * math.pi) + 1)
 
-    def _operands(self, op: str, x: Any, mean: Any, cov: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _operands(
+        self, op: str, x: TensorLike, mean: TensorLike | None, cov: TensorLike
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """``x``, the mean of shape (d,) or () and the covariance as a matrix."""
         x, mean, cov = promote(op, (x, 0.0 if mean is None else mean, cov), real_float(op))
         if mean.ndim > 1 or cov.ndim > 2 or (cov.ndim == 2 and cov.shape[0] != cov.shape[1]):
@@ -108,8 +113,8 @@ def _on_range(off: Tensor, cov: Tensor) -> Tensor:
     rank, volume = sum(cast(kept, cov.dtype)), sum(where(kept, log(where(kept, spread, 1.0)), 0.0))
     inverse = pinv(cov, rtol=1e6 * dtypes.finfo(cov.dtype).eps)
     beside = off - off @ inverse @ cov
-    found = -0.5 * (sum(off @ inverse * off, axis=-1) + rank * math.log(2 * math.pi) + volume)
-    return where(sum(square(beside), axis=-1) > square(least), -math.inf, found)
+    density = -0.5 * (sum(off @ inverse * off, axis=-1) + rank * math.log(2 * math.pi) + volume)
+    return where(sum(square(beside), axis=-1) > square(least), -math.inf, density)
 
 
 def _log_det(root: Tensor) -> Tensor:
