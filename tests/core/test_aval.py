@@ -31,6 +31,7 @@ def test_axes():
     assert normalize_axes("f", None, 3) == (0, 1, 2)
     assert normalize_axes("f", (-1, 0), 3) == (0, 2)
     assert normalize_axis("f", np.int64(-1), 2) == 1
+    assert (normalize_axis("f", -3, 3), normalize_axis("f", 2, 3)) == (0, 2)
     for bad in (3, -4, 1.5, "x"):
         with pytest.raises(AxisError, match="f: axis"):
             normalize_axis("f", bad, 3)

@@ -1,0 +1,59 @@
+"""Declarations: what a rule may keep, and which rules may run on bare arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad.core import primitive
+from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.primitive import REGISTRY, Site, elementwise, linear
+from tapegrad.device import CPU
+
+F32 = np.dtype("float32")
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    tg.zeros(1)  # every operation is declared
+    monkeypatch.setattr(primitive, "REGISTRY", dict(REGISTRY))
+    yield
+
+
+def same(*avals: ShapedArray) -> ShapedArray:
+    return avals[0]
+
+
+def test_no_linear_rule_keeps_what_the_operation_is_linear_in() -> None:
+    found = [prim for prim in REGISTRY.values() if prim.family == "linear"]
+    assert len(found) > 10
+    for prim in found:
+        rule = prim.rule(0)
+        assert rule is not None
+        assert 0 not in rule.slots_of(1) and (not prim.variadic or rule.slots_of(3) == ()), prim
+
+
+def test_a_linear_rule_reads_the_operands_behind_the_first_and_has_the_aval_of_that() -> None:
+    prim = linear("scaled", impl=lambda xp, x, by: x * by, infer=same, transpose=lambda ct, x, by: (ct, x, by))
+    rule = prim.rule(0)
+    assert rule is not None and rule.slots == (1,) and prim.rule(1) is None
+    aval = shaped((2,), F32, CPU)
+    assert rule("ct", {1: "by"}, [aval, aval, aval], {}, 0) == ("ct", aval, "by")
+
+
+def test_a_name_is_declared_once() -> None:
+    elementwise("frobnicate", infer=same, partials=(1,))
+    with pytest.raises(ValueError, match="'frobnicate' is declared twice"):
+        elementwise("frobnicate", infer=same, partials=(1,))
+
+
+@pytest.mark.parametrize(("partial", "small", "quick"), [(1, True, True), (1, False, False), (None, True, False)])
+def test_rules_of_small_values_alone_run_on_bare_arrays(partial: int | None, small: bool, quick: bool) -> None:
+    """Those of large values share kernels, and where a rule is lacking the general way says so."""
+    prim = elementwise("frobnicate", infer=same, partials=(partial,), ufunc="negative")
+    aval = shaped((2,), F32, CPU)
+    plans = Site(prim, (aval,), aval, small).plans
+    assert plans is not None and [plan.quick for plan in plans[1:]] == [quick]
