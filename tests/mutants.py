@@ -40,7 +40,8 @@ PARTS = {
              "tests/test_pickling.py", *SHARED],
     "engine": ["tests/engine", "tests/test_explain.py", "tests/cuda", *SHARED],
     "autodiff": ["tests/autodiff", "tests/test_values.py", "tests/test_primitives.py", *SHARED],
-    "memory": ["tests/memory", *SHARED],
+    "memory": ["tests/memory", "tests/profile/recorder", "tests/cuda/test_offload_on_device.py",
+               "tests/cuda/test_pressure_on_device.py", *SHARED],
 }  # fmt: skip
 """Folders of the package, and the tests of each."""
 FLIPPED: dict[type[ast.AST], type[ast.AST]] = {
@@ -138,14 +139,15 @@ def _changed(node: ast.AST) -> str | None:
 
 
 def sample(parts: list[str], count: int, seed: int) -> list[tuple[str, Mutant]]:
-    """``count`` mutants with their parts, drawn from all."""
+    """``count`` mutants with their parts, drawn from all; the first ones of a larger sample."""
     found = [
         (part, mutant)
         for part in parts
         for path in sorted((ROOT / "tapegrad" / part).rglob("*.py"))
         for mutant in mutants(path.relative_to(ROOT), path.read_text())
     ]
-    return random.Random(seed).sample(found, min(count, len(found)))
+    random.Random(seed).shuffle(found)
+    return found[:count]
 
 
 @functools.cache
@@ -304,7 +306,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: %(default)s)")
     parser.add_argument("--parts", default=",".join(PARTS), help="folders of the package (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of tests a mutant (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of tests a mutant (default: %(default)s)")
     parser.add_argument("--least", type=float, default=0.92, help="part to be noticed (default: %(default)s)")
     options = parser.parse_args(arguments)
     parts = options.parts.split(",")
