@@ -63,8 +63,9 @@ def test_the_root_of_a_view_of_a_view_owns_the_bytes() -> None:
 class Keeps:
     """A keeper that has room for one value."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupts: int = 0) -> None:
         self.calls: list[Any] = []
+        self.interrupts = interrupts
 
     def promised(self) -> int:
         return 5
@@ -75,6 +76,9 @@ class Keeps:
             raise tg.errors.BudgetError("no room")
 
     def settled(self, promised: int) -> None:
+        if self.interrupts:
+            self.interrupts -= 1
+            raise KeyboardInterrupt
         self.calls.append(promised)
 
 
@@ -87,4 +91,12 @@ def test_room_that_is_not_taken_is_given_back(monkeypatch: pytest.MonkeyPatch) -
         in_room([aval, aval], ["f"], lambda: pytest.fail("there is no room"))
     with pytest.raises(ZeroDivisionError):
         in_room([aval], ["f"], lambda: 1 // 0)
+    assert keeper.calls[-1] == 5
+
+
+def test_room_is_given_back_though_an_interrupt_comes_just_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Keeps(interrupts=1)
+    monkeypatch.setattr(_buffer, "keeper", keeper)
+    with pytest.raises(KeyboardInterrupt):
+        in_room([], ["f"], lambda: 3)
     assert keeper.calls[-1] == 5

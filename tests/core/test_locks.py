@@ -206,6 +206,26 @@ def test_a_lock_written_in_python_would_not_be_free() -> None:
     assert any("__enter__" in where for where in found)
 
 
+def test_an_error_inside_leaves_the_sections_around_it_their_lock() -> None:
+    lock = locks.lock()
+
+    @locks.section
+    def section(work: Callable[[], bool]) -> bool:
+        try:
+            with lock:
+                return work()
+        except BaseException:
+            locks.let_go(lock)
+            raise
+
+    def fails_inside() -> bool:
+        with pytest.raises(ZeroDivisionError):
+            section(lambda: 1 // 0 == 0)
+        return lock._is_owned()
+
+    assert section(fails_inside) and not lock._is_owned()
+
+
 def gradient(x: Any, count: int = 4) -> np.ndarray:
     with tg.GradientTape() as tape:
         tape.watch(x)

@@ -19,6 +19,7 @@ from tapegrad.device import phantom
 from tapegrad.device.cuda import CudaDevice
 from tapegrad.device.pool import POOL
 from tapegrad.errors import BudgetError, DryRunError
+from tapegrad.memory import predict
 from tapegrad.memory.checkpoint.reversible import reversible
 from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.predict import Runs, ShapeDtype, predict_peak
@@ -386,6 +387,25 @@ def test_the_curve_and_the_least_budget() -> None:
     again = predict_peak(step, x, budgets=[f"{kept[0].budget_bytes}B", 1], least=False)
     assert again.curve[0] == kept[0] and again.least_bytes is None
     assert again.curve[1].needed_bytes >= found.live_bytes
+
+
+class Needs:
+    """Dry runs that need so many bytes and take all they may; those that fail ask for one byte more."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def once(self, limit: int) -> tuple[Measure, int | None]:
+        m = Measure()
+        m.peak_bytes = limit // 512 * 512
+        return m, None if limit >= self.nbytes else limit + 1
+
+
+@pytest.mark.parametrize("low", [0, 1, 511, 512, 1000])
+@pytest.mark.parametrize("least", [512, 1024, 512 * 7, 512 * 64])
+def test_the_least_budget_is_found_from_wherever_the_search_begins(low: int, least: int) -> None:
+    runs: Any = Needs(least)
+    assert predict._least(runs, low, 512 * 64) == max(least, low // 512 * 512)
 
 
 def test_it_prints_as_a_table() -> None:

@@ -228,6 +228,20 @@ def test_moved_instead_of_dropped(weights, x, disk, share) -> None:
     assert disk.bytes_held == 0
 
 
+def test_what_has_come_back_is_not_brought_again(weights, x, disk) -> None:
+    """A second walk reads what the first one has brought back, where there is room for it to stay."""
+    plain, limit = gradients(weights, x), int(peak(weights, x) * 0.6)
+    with tg.memory_budget(limit, policy=offload_names("h", tier=disk)) as m:
+        with tg.GradientTape(persistent=True) as tape:
+            y = model(weights, x)
+    with tg.memory_budget("1GiB", policy=offload_names("h", tier=disk)) as roomy:
+        first, counts = values(tape.gradient(y, weights)), (roomy.fetches, roomy.prefetches)
+        second = values(tape.gradient(y, weights))
+    assert bits_equal(first, plain) and bits_equal(second, plain)
+    assert counts[0] == m.offloads > 0 and counts[1] > 0
+    assert (roomy.fetches, roomy.prefetches) == counts
+
+
 def test_no_room_no_move(weights, x, disk) -> None:
     with tg.memory_budget("1GiB", policy=offload_names("h", tier=disk)) as m:
         gradients(weights, x)
