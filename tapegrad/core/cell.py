@@ -23,7 +23,6 @@ class Seen(dict["Cell", tuple[Any, Any]]):
     """Cells that were used, each with its content before its first use, and its owner (a variable, or None)."""
 
     def __init__(self, overlays: tuple[Any, ...] = ()) -> None:
-        super().__init__()
         self.jumps: Jumps = {}
         self._left: dict[Cell, Any] = {}
         self._overlays = overlays  # under others, of a rerun inside, contents are of another time
