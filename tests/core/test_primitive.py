@@ -57,3 +57,11 @@ def test_rules_of_small_values_alone_run_on_bare_arrays(partial: int | None, sma
     aval = shaped((2,), F32, CPU)
     plans = Site(prim, (aval,), aval, small).plans
     assert plans is not None and [plan.quick for plan in plans[1:]] == [quick]
+
+
+def test_the_least_block_of_the_pool_is_worth_one() -> None:
+    prim = elementwise("frobnicate", infer=same, partials=(1,), ufunc="negative")
+    least = CPU.least_pooled // F32.itemsize
+    sites = [Site(prim, (aval,), aval, True) for aval in (shaped((n,), F32, CPU) for n in (least - 1, least))]
+    assert [site.pooled for site in sites] == [False, True]
+    assert type(CPU.empty((least,), F32).base) is not type(CPU.empty((least - 1,), F32).base)
