@@ -151,17 +151,17 @@ def count(sizes: Sizes, device: str, rate: float = 0.1) -> Count:
         model, x, ct = block.ours(tg, sizes, rate)
         block.gradients(tg, model, x, ct)  # constants and compiled kernels are there when counting begins
         with tg.measure() as measured:
-            counted = LEDGER.ran
+            counted = LEDGER._add_run
 
-            def ran(names: tuple[str, ...], read: int, written: int) -> None:
+            def add_run(names: tuple[str, ...], read: int, written: int) -> None:
                 detail.append((" ".join(names) or "(a further pass of the same)", read, written))
                 counted(names, read, written)
 
-            LEDGER.ran = ran  # type: ignore[method-assign]
+            LEDGER._add_run = add_run  # type: ignore[method-assign]
             try:
                 block.gradients(tg, model, x, ct)
             finally:
-                del LEDGER.ran
+                del LEDGER._add_run
     return Count(measured.kernel_runs, measured.bytes_moved, detail)
 
 

@@ -153,12 +153,12 @@ class Profile:
         return wrapped
 
     def run(self, step: Callable[[], Any], steps: int) -> None:
-        from tapegrad.engine import evaluate
-        from tapegrad.engine.cpu import tiles
+        from tapegrad.engine.cpu.tiles import Tiling
+        from tapegrad.engine.make import Application
 
-        saved = evaluate.compute, tiles.run
-        evaluate.compute = self.timed(evaluate.compute, lambda prim, arrays, params, aval: prim.name)
-        tiles.run = self.timed(tiles.run, _name_of_kernel)
+        saved = Application.run, Tiling.run
+        Application.run = self.timed(Application.run, lambda work, *arrays: work.names[0])
+        Tiling.run = self.timed(Tiling.run, lambda work, *arrays: _name_of_kernel(work))
         try:
             steps_seen, totals = [], []
             for _ in range(steps):
@@ -168,7 +168,7 @@ class Profile:
                 totals.append(time.perf_counter() - start)
                 steps_seen.append(self._step)
         finally:
-            evaluate.compute, tiles.run = saved
+            Application.run, Tiling.run = saved
         self.total = common.median(totals)
         for name, spent in steps_seen[-1].items():
             self.seconds[name] = common.median([sum(seen.get(name, ())) for seen in steps_seen])
@@ -180,12 +180,12 @@ class Profile:
         return [*found, ("everything else (Python, small arrays)", rest, 0)]
 
 
-def _name_of_kernel(program: Any, shape: Any, *_: Any) -> str:
+def _name_of_kernel(work: Any) -> str:
     counts: dict[str, int] = defaultdict(int)
-    for name in program.names:
+    for name in work.names:
         counts[name] += 1
     said = [name if n == 1 else f"{n} {name}" for name, n in counts.items()]
-    dims = "x".join(map(str, shape))
+    dims = "x".join(map(str, work.shape))
     return f"kernel {dims}: " + ", ".join(said[:6]) + (" ..." if len(said) > 6 else "")
 
 

@@ -7,9 +7,7 @@ from typing import TextIO
 from tapegrad.core.buffer import Buffer
 from tapegrad.device import cxx
 from tapegrad.engine import region
-from tapegrad.engine.cpu import tiles
-from tapegrad.engine.cuda import launch as cuda_launch
-from tapegrad.engine.evaluate import program_of, work_of
+from tapegrad.engine.make import of_region
 from tapegrad.tensor import Tensor
 
 
@@ -30,28 +28,21 @@ def explain(*tensors: Tensor, device: str | None = None, file: TextIO | None = N
         print(f"kernel {number}: {_explained(group, device)}", file=file)
 
 
-def _explained(group: list[Buffer], name: str | None) -> str:
-    device = group[0].node.aval.device
-    on_cuda = name.startswith("cuda") if name else device.kind == "cuda"
-    work, targets, _, shape, axes = work_of(group, device.lazy if name is None else on_cuda)
-    leaves = [b.array for b in work.leaves]
+def _explained(group: list[Buffer], device: str | None) -> str:
+    needed, targets, shape, work = of_region(group, device and device.partition(":")[0])
+    leaves = [b.array for b in needed.leaves]
     read, written = sum(map(cxx.extent, leaves)), sum(b.node.aval.nbytes for b in targets)
     lines = [
-        f"{len(work.order)} nodes over {shape}, {len(leaves)} inputs, {len(targets)} outputs; "
+        f"{len(needed.order)} nodes over {shape}, {len(leaves)} inputs, {len(targets)} outputs; "
         f"reads {read} bytes, writes {written}"
     ]
-    lines += [f"  x{i}: {b.node.aval!r}" for i, b in enumerate(work.leaves)]
-    names = {id(b): f"x{i}" for i, b in enumerate(work.leaves)}
-    for number, b in enumerate(work.order):
+    lines += [f"  x{i}: {b.node.aval!r}" for i, b in enumerate(needed.leaves)]
+    names = {id(b): f"x{i}" for i, b in enumerate(needed.leaves)}
+    for number, b in enumerate(needed.order):
         names[id(b)] = f"v{number}"
         operands = ", ".join(names[id(k)] for k in b.keeps)
-        where = f" over axes {b.node.params['axis']}" if b.node.prim.reduce else ""
+        axes = f" over axes {b.node.params['axis']}" if b.node.prim.reduce else ""
         asked = any(b is t for t in group)
         out = "  <- output" if asked else "  <- output, kept on the way" if any(b is t for t in targets) else ""
-        lines.append(f"  v{number}: {b.node.aval!r} = {b.node.prim.name}({operands}){where}{out}")
-    if on_cuda:
-        text = cuda_launch.text_of(work, targets, shape, axes)
-    else:
-        program, layouts = program_of(work, targets, shape, leaves, device.xp)
-        text = tiles.text_of(program, shape, layouts, axes or ())
-    return "\n".join([*lines, *(f"    {line}" for line in text.splitlines())])
+        lines.append(f"  v{number}: {b.node.aval!r} = {b.node.prim.name}({operands}){axes}{out}")
+    return "\n".join([*lines, *(f"    {line}" for line in work.text().splitlines())])

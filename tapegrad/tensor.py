@@ -11,14 +11,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.aval import Shape, shaped
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import leaf
+from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Site, elementwise
 from tapegrad.core.state import thread
 from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
-from tapegrad.engine.evaluate import apply_elementwise, array_of, fill
+from tapegrad.engine.evaluate import array_of, fill
 from tapegrad.errors import DetachedError, DeviceError, DTypeError, ImmutableError, ShapeError, UnsizedError
 
 if TYPE_CHECKING:
@@ -350,14 +350,13 @@ def identity_of(x: Tensor) -> Tensor:
     site = identity_p.memo.get(aval)
     if site is None:
         site = identity_p.memo[aval] = Site(identity_p, (aval,), aval, False)
-    return Tensor(apply_elementwise(identity_p, (buffer,), site))
+    return Tensor(thread.executor.elementwise(Node(identity_p, NO_PARAMS, aval, site), (buffer,)))
 
 
 def alias(buffer: Buffer) -> Buffer:
     """The same bytes as another value: a view of ``buffer`` (evaluated if need be) with a node of its own."""
     out = Buffer(array_of(buffer), leaf(buffer.node.aval), (buffer.root(),))
-    if (keeper := _buffer.keeper) is not None:
-        keeper.renamed(out, buffer)
+    account.current.renamed(out, buffer)
     for guard in thread.guards:
         guard.aliased(buffer, out)
     return out
@@ -378,5 +377,12 @@ def convert(x: Any, dtype: Any = None) -> Tensor:
         return x
     if isinstance(x, tuple(_readers)):
         return x._content()  # type: ignore[attr-defined]
-    device = device_of(x)
-    return from_array(device.array(x, dtype), device)
+    return upload(x, device_of(x), dtype)
+
+
+def upload(x: Any, device: Device, dtype: Any = None, copy: bool = True, shared: bool = False) -> Tensor:
+    """An array, number or nested sequence as a tensor on ``device``; ``shared``: the user has its memory, too.
+
+    Raises NotATensorError.
+    """
+    return from_array(thread.executor.device(device).array(x, dtype, copy), device, shared)

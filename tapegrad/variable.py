@@ -6,14 +6,14 @@ import itertools
 import weakref
 from typing import Any
 
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import dtypes
 from tapegrad.errors import DeviceError, DTypeError, ImmutableError, ShapeError
-from tapegrad.tensor import Ref, Tensor, add_reader, alias, device_of, from_array, identity_of
+from tapegrad.tensor import Ref, Tensor, add_reader, alias, device_of, identity_of, upload
 
 _number = itertools.count().__next__
 
@@ -54,8 +54,7 @@ class Variable:
         self._name = name if name is not None else f"variable_{self._number}"
         self.category = category or "parameter"
         everyone[self._number] = self
-        if (accountant := _buffer.accountant) is not None:
-            accountant.labelled(content.root(), self.category, self._name)
+        account.current.labelled(content.root(), self.category, self._name)
 
     @staticmethod
     def _content_of(x: Any, dtype: Any, device: Any = None) -> Buffer:
@@ -68,9 +67,8 @@ class Variable:
             found = alias(x._buffer)
             if found.root().node.aval.nbytes <= found.node.aval.nbytes:
                 return found
-            return from_array(x.device.array(found.array), x.device)._buffer  # a slice must not keep the rest alive
-        device = device or device_of(x)
-        return from_array(device.array(x, dtype), device)._buffer
+            return upload(found.array, x.device)._buffer  # a slice must not keep the rest alive
+        return upload(x, device or device_of(x), dtype)._buffer
 
     @property
     def shape(self) -> Shape:
@@ -154,8 +152,7 @@ class Variable:
                 "assignment does not broadcast"
             )
         self._cell.set(content, self)
-        if (accountant := _buffer.accountant) is not None:
-            accountant.labelled(content.root(), self.category, self._name)
+        account.current.labelled(content.root(), self.category, self._name)
         return self if read_value else None
 
     def assign_add(self, delta: Any, *, read_value: bool = True) -> Any:

@@ -49,10 +49,10 @@ def old_objects() -> None:
     constants are made anew, and the ledger forgets all else.  The collector need not look at it each time.
     """
     from tapegrad.core import buffer
+    from tapegrad.engine import executor
     from tapegrad.memory.ledger.ledger import LEDGER
-    from tapegrad.ops import dispatch
 
-    dispatch._constants.clear()
+    executor.CONSTANTS.clear()
     gc.collect()
     gc.freeze()
     buffer.uncounted.clear()

@@ -11,19 +11,20 @@ from explain_programs import explained, grown, indented, leaves_of
 
 import tapegrad as tg
 from tapegrad.engine.cpu import tiles
+from tapegrad.engine.cpu.tiles import Tiling
 from tapegrad.tensor import materialize
 
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts of the programs that run on the CPU."""
-    run, texts = tiles.run, list[str]()
+    run, texts = Tiling.run, list[str]()
 
-    def noting(program: Any, shape: Any, leaves: Any, layouts: Any, outputs: Any, axes: Any, device: Any) -> int:
-        texts.append(tiles.text_of(program, shape, layouts, axes))
-        return run(program, shape, leaves, layouts, outputs, axes, device)
+    def noting(work: Tiling, outputs: list[Any], temporaries: list[Any]) -> list[Any]:
+        texts.append(work.text())
+        return run(work, outputs, temporaries)
 
-    monkeypatch.setattr(tiles, "run", noting)
+    monkeypatch.setattr(Tiling, "run", noting)
     return texts
 
 

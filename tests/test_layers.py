@@ -238,25 +238,3 @@ def test_a_long_file_is_found_and_a_reason_is_accepted(copy: Path) -> None:
     assert "long.py: 501 lines" in offence
     (copy / "tapegrad" / "long.py").write_text('"""Planted; long because: it is a test."""\n' + "x = 1\n" * MAX_LINES)
     assert length_offences(copy / "tapegrad") == []
-
-
-def polled_twice(package: Path) -> list[str]:
-    """Lines that look a second time for who keeps or counts memory: another thread may have ended that meanwhile."""
-    places = ("_buffer.keeper.", "_buffer.accountant.", ": Any = _buffer.keeper", ": Any = _buffer.accountant")
-    return [
-        f"{path.relative_to(package)}:{number}"
-        for path in sorted(package.rglob("*.py"))
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if any(place in line for place in places)
-    ]
-
-
-def test_who_keeps_memory_is_asked_for_once() -> None:
-    assert polled_twice(PACKAGE) == []
-
-
-def test_a_second_look_is_found(copy: Path) -> None:
-    (copy / "more.py").write_text("if _buffer.keeper is not None:\n    _buffer.keeper.named(b, 'h')\n")
-    assert polled_twice(copy) == ["more.py:2"]
-    (copy / "more.py").write_text("keeper: Any = _buffer.keeper  # None would be found too late\n")
-    assert polled_twice(copy) == ["more.py:1"]

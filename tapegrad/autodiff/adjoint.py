@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core.aval import ShapedArray
-from tapegrad.core.state import during
-from tapegrad.device import phantom
+from tapegrad.core.state import during, thread
 from tapegrad.errors import NoGradientError
 from tapegrad.ops.reduce.reductions import sum
 from tapegrad.tensor import Tensor
@@ -32,14 +31,13 @@ def transposed(pull: Pull, avals: Sequence[ShapedArray], tangents: Sequence[Tens
             index = g._buffer.node.index
             cts[index] = cts[index] + t if index in cts else t
     found = trace.pull(cts)
-    if phantom.mode.dry:
-        return found
     probe = [u if t is None else t for u, t in zip(us, found, strict=True)]
 
     def sides() -> tuple[float, float]:
         return _inner(pull(*probe), tangents), _inner(probe, probe)
 
-    left, right = during(sides, recorders=(), guards=())  # of a batch, one example is looked at
+    alone = lambda: during(sides, recorders=(), guards=())  # of a batch, one example is looked at
+    left, right = thread.executor.in_earnest(alone, (0.0, 0.0))
     finite = left - left == 0 and right - right == 0
     if finite and abs(left - right) > 1e-3 * max(abs(left), abs(right)) + 1e-30:
         raise NoGradientError(f"it is not linear in its cotangents (adjoint identity: {left:.6g} against {right:.6g})")

@@ -10,14 +10,13 @@ can be lifted runs on all rows at once; the rule of another one is batched, oper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from tapegrad.autodiff import derivative
 from tapegrad.autodiff.batching import mapped
 from tapegrad.autodiff.compiled import compile_rules
 from tapegrad.autodiff.zeros import zeros_of
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
@@ -63,9 +62,8 @@ def backward(
     ``consume``: records are dropped as they are used, so each residual is freed at its last use.  ``path``: the values
     that depend on the sources; only these are followed (None: all).  ``also``: what to evaluate along with the result.
     """
-    accountant = _buffer.accountant
-    f: Callable[..., dict[int, Tensor]] = _walk if accountant is None else partial(accountant.walk, _walk)
-    return during(f, records, cts, keep, consume, path, lead, also, deferring=[], walks=thread.walks + 1)
+    walk = account.current.walk
+    return during(walk, _walk, records, cts, keep, consume, path, lead, also, deferring=[], walks=thread.walks + 1)
 
 
 def _walk(
@@ -77,14 +75,14 @@ def _walk(
     lead: int | None,
     also: Iterable[Buffer],
 ) -> dict[int, Tensor]:
-    accountant = _buffer.accountant
-    unseen = lead is None and not thread.recorders and accountant is None
+    who = account.current
+    unseen = lead is None and not thread.recorders and who is account.NOBODY
     for position in range(len(records) - 1, -1, -1):
         record = records.pop() if consume else records[position]
         node, inputs, plan, residuals = record
         if plan is None:
-            if accountant is not None and residuals:
-                accountant.differentiating(residuals[0].index)
+            if residuals:
+                who.differentiating(residuals[0].index)
             _pull_call(record, cts, keep, path, lead)
             continue
         index = node.index
@@ -95,8 +93,7 @@ def _walk(
             cts[index] = ct
         if unseen and plan.quick and type(residuals) is tuple and _pull_arrays(record, ct, cts, path):
             continue
-        if accountant is not None:
-            accountant.differentiating(index)
+        who.differentiating(index)
         _pull(record, _tensor(ct, node.aval), cts, path, lead)
         del record, residuals, ct
     found = {i: _tensor(cts[i], None) for i in keep if i in cts}

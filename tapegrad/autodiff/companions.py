@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.protocols import Call, Recorder
@@ -66,8 +66,7 @@ class Pusher:
         return during(f, *args, recorders=self._told_outside())
 
     def _told_outside(self) -> tuple[Recorder, ...]:
-        outer = self.outer()
-        return outer if outer or _buffer.keeper is None else (LISTENER,)
+        return account.current.told(self.outer(), LISTENER)
 
     def seed(self, x: Tensor, companion: Tensor) -> None:
         """Let ``x`` have ``companion``."""
@@ -75,8 +74,7 @@ class Pusher:
 
     def _give(self, buffer: Buffer, companion: Tensor) -> None:
         self.accompany(buffer, companion)
-        if (keeper := _buffer.keeper) is not None:
-            keeper.accompanied(buffer)
+        account.current.accompanied(buffer)
 
     def accompany(self, buffer: Buffer, companion: Tensor) -> None:
         """Let ``buffer`` have ``companion``; whoever makes values again knows."""

@@ -14,8 +14,8 @@ from tapegrad.autodiff.companions import Listener
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
-from tapegrad.core.state import during
-from tapegrad.engine.evaluate import compute, compute_elementwise
+from tapegrad.core.state import during, thread
+from tapegrad.engine.make import Application
 from tapegrad.tensor import Tensor, from_array
 
 Rules = Callable[[Tensor, dict[int, Tensor]], list[Tensor]]
@@ -95,10 +95,8 @@ class _Writer:
         f = f"f{len(self.globals)}"
         if prim.ufunc is not None:
             self.globals[f] = getattr(node.aval.device.xp, prim.ufunc)
-        elif prim.family == "elementwise":
-            self.globals[f] = lambda *arrays: compute_elementwise(prim, arrays, node.aval)
         else:
-            self.globals[f] = lambda *arrays: compute(prim, arrays, node.params, node.aval)
+            self.globals[f] = lambda *arrays: thread.executor.do(Application(prim, arrays, node.params, node.aval))[0]
         return f"{f}({operands})"
 
     def _result(self, t: Tensor) -> str:

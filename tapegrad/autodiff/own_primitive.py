@@ -17,10 +17,12 @@ from tapegrad.autodiff.packing import Layout
 from tapegrad.autodiff.wrapping import Wrapper
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core.aval import ShapedArray
+from tapegrad.core.node import Node
 from tapegrad.core.primitive import Primitive
 from tapegrad.core.rule import Rule
-from tapegrad.device import current_device, dtypes, phantom
-from tapegrad.engine.evaluate import apply, array_of
+from tapegrad.core.state import thread
+from tapegrad.device import current_device, dtypes
+from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import DryRunError, DTypeError, GradientError, GradientTypeError, NotATensorError
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import SCALARS, on_one_device, tensor
@@ -105,7 +107,7 @@ class OwnPrimitive(Wrapper):
         prim = self._form(operands)
         layout = self._layout(operands, tensors, static, device)
         try:
-            found = Tensor(apply(prim, buffers, {**static, "layout": layout}, layout.aval))
+            found = Tensor(thread.executor.apply(Node(prim, {**static, "layout": layout}, layout.aval), buffers))
         finally:
             self._body.ready.clear()
         return layout.unpacked(found)
@@ -117,16 +119,18 @@ class OwnPrimitive(Wrapper):
             told = self._infer(**dict(zip(operands, avals, strict=True)), **static)
             return Layout.told(self._name, told, device)
         key = (operands, *avals, *map(repr, static.values()))
-        if phantom.mode.dry:
-            if key not in self._layouts:
-                raise DryRunError(
-                    f"{self._name}: a dry run does not know what this returns for {avals}; give "
-                    "@tg.primitive(infer=f), where f returns (shape, dtype), or run it once before"
-                )
-            return self._layouts[key]
+        layout = thread.executor.in_earnest(lambda: self._by_running(key, tensors, static, device), None)
+        if layout is None and key not in self._layouts:
+            raise DryRunError(
+                f"{self._name}: a dry run does not know what this returns for {avals}; give @tg.primitive(infer=f), "
+                "where f returns (shape, dtype), or run it once before"
+            )
+        return layout or self._layouts[key]
+
+    def _by_running(self, key: tuple[Any, ...], tensors: list[Tensor], static: dict[str, Any], device: Any) -> Layout:
         if len(self._layouts) >= _MOST_LAYOUTS:
             self._layouts.clear()
-        found = self._body.run(device, [array_of(t._buffer) for t in tensors], operands, static)
+        found = self._body.run(device, [array_of(t._buffer) for t in tensors], key[0], static)
         layout = self._layouts[key] = Layout.of(self._name, found, device)
         self._body.ready.append(layout.packed(found))
         return layout

@@ -7,15 +7,14 @@ from sys import getrefcount
 from typing import Any, TypeVar
 
 from tapegrad.autodiff.backward import Record, backward, reachable
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.buffer import NOTHING, Buffer
 from tapegrad.core.node import Node, leaf
 from tapegrad.core.protocols import Call, Recipes, Recorder
 from tapegrad.core.rule import OUT, Plan
 from tapegrad.core.state import during, thread
-from tapegrad.device import phantom
 from tapegrad.device.dtypes import is_inexact
-from tapegrad.errors import DryRunError, TapeError
+from tapegrad.errors import TapeError
 from tapegrad.tensor import Tensor
 
 T = TypeVar("T")
@@ -31,8 +30,8 @@ class Recording:
         self._records: list[Record] = []
         self._tracked: set[int] = set()
         self._sweep_at = _FIRST_SWEEP
-        self._graph: Recipes | None = None
-        self._lines: dict[int, Any] = {}
+        self.graph: Recipes | None = None
+        self.lines: dict[int, Any] = {}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TapeError(
@@ -41,8 +40,7 @@ class Recording:
 
     def _begin(self) -> None:
         """Recording begins: whoever keeps memory within a budget has to know how values are made, from now on."""
-        if (keeper := _buffer.keeper) is not None:
-            self._graph = keeper.graph()
+        self.graph = account.current.graph()
 
     def follows(self, buffer: Buffer) -> bool:
         """Whether the value depends on something watched."""
@@ -82,19 +80,7 @@ class Recording:
             residuals = (out if slot < 0 else inputs[slot],)
         elif plan.slots:
             residuals = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots])
-        accountant = _buffer.accountant
-        if accountant is None:  # then there is no budget, either
-            self._records.append((node, nodes, plan, residuals))
-            return
-        if residuals and (keeper := _buffer.keeper) is not None:
-            if self._graph is None:
-                self._begin()
-            residuals = keeper.keep(residuals)
-        self._records.append((node, nodes, plan, residuals))
-        if accountant.detailed:
-            self._note_place(node)
-        for slot in plan.slots:
-            accountant.wanted(out if slot < 0 else inputs[slot], node.prim.name)
+        self._records.append((node, nodes, plan, account.current.recorded(self, node, residuals)))
 
     def read(self, variable: Any, value: Buffer) -> None:
         """A variable was read: of no concern to a bare recording."""
@@ -108,23 +94,14 @@ class Recording:
             results = tuple(b.node for b in outputs)
             self._tracked.update(n.index for n in results if is_inexact(n.aval.dtype))
             self._records.append((call, nodes, None, results))
-            if (accountant := _buffer.accountant) is not None:
-                for n in results:
-                    self._note_place(n)
-                    accountant.called(n)
-
-    def _note_place(self, node: Node) -> None:
-        accountant = _buffer.accountant
-        place = None if accountant is None else accountant.place()
-        if place is not None:
-            self._lines[node.index] = place
+            for n in results:
+                account.current.called(self, n)
 
     def _refuse_dry_run(self) -> None:
         """Raise DryRunError if a dry run asks for derivatives of what was recorded before it."""
-        if phantom.mode.dry and self._records:
+        if self._records:
             node, _, plan, residuals = self._records[-1]
-            if (node if plan is not None else residuals[0]).index < phantom.mode.since:
-                raise DryRunError("a dry run asks a tape that has recorded before; let the function open its own tape")
+            thread.executor.differentiable(node if plan is not None else residuals[0])
 
     def _sweep(self) -> None:
         """Drop the records of values that nobody can ask about any more: dead branches cost nothing for long.
@@ -136,7 +113,7 @@ class Recording:
         needed: set[int] = set()
         while self._records:
             record = self._records.pop()
-            if self._graph is None:
+            if self.graph is None:
                 dead = _is_dead(record)
             else:
                 dead = self._is_dead(record, needed)
@@ -147,9 +124,9 @@ class Recording:
         kept.reverse()
         self._records = kept
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
-        if self._lines:
+        if self.lines:
             left = {n.index for r in kept for n in ((r[0],) if r[2] is not None else r[3])}
-            self._lines = {i: place for i, place in self._lines.items() if i in left}
+            self.lines = {i: place for i, place in self.lines.items() if i in left}
 
     def _is_dead(self, record: Record, needed: set[int]) -> bool:
         """The same under a budget, where recipes refer to nodes: they know who else does; this is slower."""
@@ -164,7 +141,7 @@ class Recording:
 
     def _held(self, record: Record, needed: set[int]) -> list[bool | None]:
         """Of each value that a record has made, whether somebody may ask for it; None: only references can tell."""
-        graph: Any = self._graph
+        graph: Any = self.graph
         plan = record[2]
         mine = plan is not None and OUT in plan.slots
         made = record[3] if plan is None else (record[0],)
@@ -236,7 +213,7 @@ class Trace(Recording):
         try:
             return during(f, *args, recorders=(*thread.recorders, self, *others))
         finally:
-            self._graph = None
+            self.graph = None
 
     def pull(
         self,

@@ -16,7 +16,7 @@ from tapegrad.autodiff import rows
 from tapegrad.autodiff.backward import Record, backward, reachable
 from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.seeds import apart, wants_zeros, weights_of
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, next_index
 from tapegrad.core.primitive import LEAF
@@ -77,11 +77,11 @@ class GradientTape(Recording):
 
     def _stop(self) -> None:
         tell_no_more(self)
-        self._recording, self._graph = False, None
+        self._recording, self.graph = False, None
         self._left_at = next_index()
 
     def _forget(self) -> None:
-        self._records, self._tracked, self._watched, self._values, self._lines = [], set(), set(), {}, {}
+        self._records, self._tracked, self._watched, self._values, self.lines = [], set(), set(), {}, {}
 
     def _need_recording(self, what: str) -> None:
         if not self._recording or self not in thread.recorders:  # it may record elsewhere, or be hidden by a checkpoint
@@ -273,9 +273,9 @@ class GradientTape(Recording):
         total = self._sum(found, source) if dtypes.is_inexact(source.dtype) else None
         if total is None and zero:
             return zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
-        if total is not None and (accountant := _buffer.accountant) is not None:
+        if total is not None:
             name = f"gradient of {source.name if isinstance(source, Variable) else 'a tensor'}"
-            accountant.labelled(total._buffer.root(), "gradient", name)
+            account.current.labelled(total._buffer.root(), "gradient", name)
         return total
 
     def _node(self, x: Any) -> Node:

@@ -7,18 +7,15 @@ to be read).  There are no counts to keep right and no cycles, so bytes are free
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from tapegrad.core.aval import ShapedArray
     from tapegrad.core.node import Node
-    from tapegrad.core.protocols import Accountant, Keeper
 
 NOTHING: tuple[Buffer, ...] = ()
-T = TypeVar("T")
 
 
 class Buffer:
@@ -47,26 +44,18 @@ class Buffer:
         self.span = span
         self.loop = loop
         if array is not None and not keeps:
-            if accountant is None:
-                _uncounted_add(ref(self, _uncounted_discard))
-            else:
-                accountant.allocated(self)
+            _got_bytes(ref(self, _gone))
 
     def fill(self, array: Any) -> None:
         """Evaluation gives a pending buffer its bytes; it lets go of what it was to be made from."""
         keeps, span, loop = before = self.keeps, self.span, self.loop
         self.keeps, self.span, self.loop, self.array = NOTHING, None, None, array
-        if accountant is None:
-            _uncounted_add(ref(self, _uncounted_discard))
-        else:
-            try:
-                accountant.allocated(self)
-            except BaseException:  # bytes that nobody counts must not stay
-                self.array = None
-                self.keeps, self.span, self.loop = before
-                raise
-        if keeper is not None:
-            keeper.filled(self, keeps)
+        try:
+            _got_bytes(ref(self, _gone))
+        except BaseException:  # bytes that nobody counts must not stay
+            self.array = None
+            self.keeps, self.span, self.loop = before
+            raise
 
     def root(self) -> Buffer:
         """The buffer that owns the bytes of a filled buffer: itself, or a view's base."""
@@ -94,43 +83,12 @@ uncounted: set[ref[Buffer]] = set()
 
 The interpreter takes out those that go.  So whoever begins to count knows what is alive without a search.
 """
-_uncounted_add, _uncounted_discard = uncounted.add, uncounted.discard
+_gone = uncounted.discard
+_got_bytes: Callable[[ref[Buffer]], None] = uncounted.add
+"""Told of each buffer that gets bytes of its own; chosen by ``account``."""
 
 
-accountant: Accountant | None = None
-"""Who counts bytes and work; None: nobody, and counting costs one comparison."""
-keeper: Keeper | None = None
-"""Who keeps memory within a budget; None: values are what they are until nobody refers to them."""
-
-
-def in_room(avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: Any) -> T:
-    """What ``make(*args)`` returns, which makes buffers of values like ``avals``, by primitives of these ``names``.
-
-    Room is reserved in no other way: what ``make`` has not taken when it returns, or raises, is free for other threads.
-    Raises BudgetError.
-    """
-    who = keeper
-    if who is None:
-        return make(*args)
-    before = who.promised()
-    try:
-        try:
-            who.reserve(avals, names)
-            return make(*args)
-        finally:
-            who.settled(before)
-    except BaseException:
-        who.settled(before)  # once more, for an interrupt in the line above
-        raise
-
-
-def set_keeper(who: Keeper | None) -> None:
-    """Let ``who`` keep memory within its budget from now on; None: nobody."""
-    global keeper
-    keeper = who
-
-
-def set_accountant(who: Accountant | None) -> None:
-    """Let ``who`` count from now on; None stops counting."""
-    global accountant
-    accountant = who
+def tell_of_bytes(allocated: Callable[[Buffer], None] | None) -> None:
+    """Call ``allocated`` with each buffer that gets bytes of its own; None: note them as uncounted."""
+    global _got_bytes
+    _got_bytes = uncounted.add if allocated is None else lambda weak: allocated(weak())  # type: ignore[arg-type]

@@ -8,13 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, MutableMapping
 
-    from tapegrad.core.aval import ShapedArray
     from tapegrad.core.buffer import Buffer
     from tapegrad.core.node import Node
 
-    Run = Callable[[Node, tuple[Buffer, ...]], Buffer]
 
 T = TypeVar("T")
 
@@ -74,66 +72,48 @@ class Guard(Recorder, Protocol):
         """``new`` is the value of ``old``, of which no tape shall know."""
 
 
-class Runner(Protocol):
-    """Who gives nodes their values in a checkpointed run: one that notes values, or one that has noted them."""
+class Executor(Protocol):
+    """Who does works: plainly, counted, within a budget, dry, or postponed."""
 
-    def run(self, node: Node, inputs: tuple[Buffer, ...], run: Run) -> Buffer:
-        """The value of ``node``: of ``run``, the engine's way, or one that was there before."""
+    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """One application of an elementwise primitive, recorded: its value, or (lazy) a pending buffer."""
+
+    def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """One application of a barrier or view primitive, recorded; its value exists on return.
+
+        But see ``deferring`` in ``state``.
+        """
+
+    def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """The value of a node of any kind, in a new buffer or in ``into``; nobody is told."""
+
+    def kernel(self, targets: list[Buffer]) -> None:
+        """Evaluate pending buffers of one loop shape in one kernel."""
+
+    def do(self, work: Any) -> list[Any]:
+        """The arrays that ``work`` (``engine/make.py``) writes."""
+
+    def values(self, work: Any) -> list[Buffer]:
+        """Values without a recipe, which ``work`` yields."""
+
+    def device(self, device: Any) -> Any:
+        """What stands for ``device``: itself, or in a dry run one that lends phantoms."""
+
+    def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
+        """What ``f()`` says, which depends on values; ``otherwise`` in a dry run, which has none."""
+
+    def differentiable(self, node: Node) -> None:
+        """A walk begins at ``node``.  Raises DryRunError where a dry run may not ask for that."""
+
+    @property
+    def constants(self) -> MutableMapping[Any, Buffer]:
+        """Shared constants made so far."""
+
+    def phantom(self, array: Any, node: Node) -> Any:
+        """``array``, the value of ``node``, which a dry run did not compute.  Raises DryRunError outside of one."""
 
     def named(self, buffer: Buffer, name: str) -> None:
         """The user calls a value ``name``."""
-
-
-class Accountant(Protocol):
-    """Who counts bytes and work.  Without one (the default) counting costs one comparison."""
-
-    detailed: bool
-    """Whether it wants to hear of work (:meth:`ran`), or of bytes alone."""
-
-    def allocated(self, buffer: Buffer) -> None:
-        """``buffer`` has got bytes of its own; it is asked for a weak reference to learn when they go."""
-
-    def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
-        """``node`` is applied to ``inputs``, now or when its value is needed."""
-
-    def deferred(self, buffer: Buffer) -> None:
-        """``buffer`` was made pending: its bytes, if it ever gets any, are due to this place."""
-
-    def place(self) -> Any:
-        """Where the user's program is, if that is to be remembered."""
-
-    def wanted(self, buffer: Buffer, by: str) -> None:
-        """A tape keeps ``buffer`` for a rule, or a call, of the name ``by``."""
-
-    def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
-        """``buffer``'s bytes serve as ``category`` from now on; ``name``: what the user calls what holds them."""
-
-    def read(self, buffers: Sequence[Buffer]) -> None:
-        """A kernel reads ``buffers``; the nodes it computes may have been applied long before."""
-
-    def called(self, node: Node) -> None:
-        """``node`` is a result of a call that has a derivative of its own."""
-
-    def walk(self, f: Callable[..., T], *args: Any) -> T:
-        """What ``f(*args)``, a gradient walk of this thread, returns."""
-
-    def differentiating(self, index: int) -> None:
-        """The walk has come to the node of that index."""
-
-    def ran(self, names: tuple[str, ...], read: int, written: int) -> None:
-        """One kernel or barrier evaluated nodes of these primitives, reading and writing so many bytes."""
-
-    def restored(self) -> None:
-        """One value was made again."""
-
-    def evicted(self) -> None:
-        """One value was dropped under pressure."""
-
-    def reran(self) -> None:
-        """This thread reruns a checkpointed function."""
-
-    def scratch(self, nbytes: int) -> None:
-        """A kernel took so many bytes of workspace, the CPU's stand-in for registers, and gave them back."""
 
 
 class Residuals(Protocol):
@@ -156,53 +136,10 @@ class Recipes(Protocol):
         """
 
 
-class Keeper(Protocol):
-    """Who keeps memory within a budget: it makes room before bytes are taken, by dropping what only tapes want.
+class Recording(Recorder, Protocol):
+    """A recorder that keeps what rules read."""
 
-    Without one (the default) values are what they are until nobody refers to them.
-    """
-
-    def graph(self) -> Recipes:
-        """What a recording holds on to while it records: it may want dropped values again."""
-
-    def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-        """``node`` was applied to ``inputs``; its value is, or will be, in ``out``."""
-
-    def renamed(self, out: Buffer, source: Buffer) -> None:
-        """``out`` has the bytes of ``source`` under another node."""
-
-    def named(self, buffer: Buffer, name: str) -> None:
-        """The user calls the value of ``buffer`` ``name``."""
-
-    def filled(self, buffer: Buffer, keeps: tuple[Buffer, ...]) -> None:
-        """A pending buffer, which was to be made from ``keeps``, has got its bytes."""
-
-    def admit(self, buffer: Buffer, count: Callable[[Buffer], None]) -> None:
-        """Bytes are to be counted, by ``count``: those that :meth:`reserve` made room for, or others (a user's array).
-
-        Nobody else gets room between the two.
-        """
-
-    def keep(self, buffers: tuple[Buffer, ...]) -> Any:
-        """What a tape's record is to hold instead of ``buffers``: themselves, or :class:`Residuals`."""
-
-    def accompanied(self, buffer: Buffer) -> None:
-        """``buffer`` has got a companion (see ``autodiff/companions.py``), which is to come back with its value."""
-
-    def promised(self) -> int:
-        """Bytes that this thread has room for and has not taken yet."""
-
-    def reserve(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> None:
-        """Room is needed for values like these, of primitives of these names.  Raises BudgetError if there is none.
-
-        For :func:`in_room` alone.
-        """
-
-    def settled(self, promised: int) -> None:
-        """This thread has room for no more than ``promised`` bytes; a second call does nothing."""
-
-    def replaced(self, buffer: Buffer) -> None:
-        """The value of the buffer's node is here now: a copy of a view."""
-
-    def relieve(self, nbytes: int) -> bool:
-        """The device has refused so many bytes: drop something; False if nothing is left to drop."""
+    graph: Recipes | None
+    """How values can be made again, where somebody keeps memory within a budget."""
+    lines: dict[int, Any]
+    """Source lines of what it has recorded, by node index, where they are wanted."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 if TYPE_CHECKING:
     from tapegrad.core.buffer import Buffer
-    from tapegrad.core.protocols import Guard, Recorder, Runner
+    from tapegrad.core.protocols import Executor, Guard, Recorder
 
 T = TypeVar("T")
 
@@ -35,8 +35,8 @@ class _Thread(threading.local):
     """While a gradient walk runs: the reductions that wait to share a kernel."""
     guards: tuple[Guard, ...] = ()
     """Those for whom values are one example of many: asked before one is looked at."""
-    runner: Runner | None = None
-    """Asked, where something records, to apply nodes in the engine's stead."""
+    executor: Executor
+    """Who does works: the process's (see :func:`install`), or this thread's own."""
 
 
 thread = _Thread()
@@ -50,7 +50,6 @@ class Changes(TypedDict, total=False):
     walks: int
     deferring: list[Buffer] | None
     guards: tuple[Guard, ...]
-    runner: Runner | None
 
 
 def during(f: Callable[..., T], *args: Any, **changes: Unpack[Changes]) -> T:
@@ -66,6 +65,33 @@ def holding(local: threading.local, f: Callable[..., T], *args: Any, **changes: 
         return f(*args)
     finally:
         local.__dict__.update(before)
+
+
+def executed(f: Callable[..., T], *args: Any, by: Executor) -> T:
+    """What ``f(*args)`` returns, whose works ``by`` does in this thread, whatever is in force in the process."""
+    before = own_executor()
+    if before is not None:
+        return holding(thread, f, *args, executor=by)
+    try:
+        thread.__dict__["executor"] = by
+        return f(*args)
+    finally:
+        thread.__dict__.pop("executor", None)
+
+
+def own_executor() -> Executor | None:
+    """The executor of this thread alone, if it has one."""
+    return thread.__dict__.get("executor")
+
+
+def install(executor: Executor) -> None:
+    """Let ``executor`` do the works of all threads that have none of their own."""
+    _Thread.executor = executor
+
+
+def below() -> Executor:
+    """Who does works in the process, but for a thread's own executor."""
+    return _Thread.executor
 
 
 def unrecorded(f: Callable[..., T], *args: Any) -> T:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tapegrad.device import dtypes, foreign, phantom
+from tapegrad.device import dtypes, foreign
 from tapegrad.device.base import Device
 from tapegrad.device.pool import LEAST, POOL
 from tapegrad.device.pressure import retried
@@ -28,8 +28,6 @@ class CPUDevice(Device):
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An uninitialised C-contiguous array from the host pool."""
-        if phantom.mode.dry:
-            return phantom.empty(shape, dtype)
         try:
             return POOL.empty(shape, dtype)
         except MemoryError as e:
@@ -67,8 +65,6 @@ class CPUDevice(Device):
             found = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
         else:
             found, copy = from_python(x, dtype), False
-        if phantom.mode.dry:
-            return phantom.adopted(found, checked(np.empty(0, found.dtype), type(x).__name__, dtype)[0].dtype)
         found, fresh = checked(found, type(x).__name__, dtype)
         if fresh or not copy:
             return found
@@ -85,13 +81,11 @@ class CPUDevice(Device):
 
     def save(self, x: Any, into: Any) -> None:
         """A copy into the buffer, whatever the strides of ``x``."""
-        if not phantom.mode.dry:
-            np.ndarray(x.shape, x.dtype, into)[...] = x
+        np.ndarray(x.shape, x.dtype, into)[...] = x
 
     def load(self, x: Any, data: Any) -> None:
         """A copy out of the buffer."""
-        if not phantom.mode.dry:
-            x[...] = np.ndarray(x.shape, x.dtype, data)
+        x[...] = np.ndarray(x.shape, x.dtype, data)
 
     def is_view(self, x: Any, of: Any) -> bool:
         """Whether the two arrays share memory bounds."""

@@ -1,6 +1,6 @@
 """Phantom arrays: shape, dtype and strides without memory, so that a program can be followed without computing it.
 
-In a *dry run* (``mode.dry``, of one thread) every array that the engine would compute is a phantom: a NumPy array in
+In a *dry run* of a thread (``engine.executor.Dry``) every array that the engine would compute is a phantom: an array in
 one region of address space that is mapped read-only and never backed by memory.  Whatever looks at how arrays lie
 (views, the cost rule, layouts of kernels) works on phantoms as it is; whatever would compute with one raises
 DryRunError.  Phantoms stand for the arrays of every device.
@@ -24,23 +24,12 @@ _MOST, _LEAST = 2**44, 2**30
 _GRAIN = 512  # what device memory is aligned to, at least
 
 
-class _Mode(threading.local):
-    """Whether this thread's run is dry."""
-
-    dry = False
-    """Values are not computed, only avals are followed."""
-    since = 0
-    """The node index at which the dry run began: what was made before has a value."""
-    constants: dict[Any, Any]
-    """Constants made in the dry run; they go with it."""
-    place = 0
-    """Where in the region the next phantom lies."""
-
-    def __init__(self) -> None:
-        self.constants = {}
+class _Here(threading.local):
+    at = 0
+    """Where in the region the next phantom of this thread lies."""
 
 
-mode = _Mode()
+_here = _Here()
 
 
 class Phantom(np.ndarray):
@@ -61,6 +50,11 @@ class Phantom(np.ndarray):
 
     def fill(self, value: Any) -> None:
         """Nothing is written."""
+
+
+def begin() -> None:
+    """A dry run begins: the region is free."""
+    _here.at = 0
 
 
 def real(array: Any, node: Any) -> Any:
@@ -110,13 +104,13 @@ def _lying(shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None, 
         reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True) if n]
         below, above = sum(s for s in reach if s < 0), sum(s for s in reach if s > 0) + dtype.itemsize
     room = above - below + 3 * _GRAIN
-    if mode.place + room > len(_region()):
-        mode.place = 0
+    if _here.at + room > len(_region()):
+        _here.at = 0
     if room > len(_region()):
         raise DryRunError(f"an array of {above - below} bytes is larger than the address space of {len(_region())}")
-    offset = mode.place - below
+    offset = _here.at - below
     offset += (address - _start() - offset) % _GRAIN
-    mode.place += -(-room // _GRAIN) * _GRAIN
+    _here.at += -(-room // _GRAIN) * _GRAIN
     return np.ndarray.__new__(Phantom, shape, dtype, _region(), offset, strides)
 
 
@@ -138,11 +132,6 @@ def adopted(x: Any, dtype: Any) -> Any:
     if type(x) is not Phantom and x.dtype == dtype and x.flags.c_contiguous:
         return x
     return empty(x.shape, dtype)
-
-
-def copied(x: Any) -> Any:
-    """A C-contiguous copy; in a dry run, a phantom."""
-    return empty(x.shape, x.dtype) if mode.dry else x.copy()
 
 
 def viewed(prim: Any, x: Any, params: dict[str, Any], aval: Any) -> Any:
@@ -187,13 +176,12 @@ def of_ufunc(arrays: Sequence[Any], aval: Any) -> Phantom:
     return _lying(aval.shape, aval.dtype, walk.operands[-1].strides)
 
 
-def computed(prim: Any, arrays: Sequence[Any], params: dict[str, Any], aval: Any, reduce: Callable) -> Any:
+def computed(prim: Any, arrays: Sequence[Any], params: dict[str, Any], aval: Any, device: Any, reduce: Callable) -> Any:
     """What a barrier or view makes of ``arrays``.
 
-    ``reduce(x)`` reduces a small array on the CPU: it is done, on zeros, since NumPy chooses the layout.  Kernels of
-    the primitive's own are not launched, but tell of their passes over memory (see ``tally``).
+    ``device``: a dry one.  ``reduce(x)`` reduces a small array on the CPU: it is done, on zeros, since NumPy chooses
+    the layout.  Kernels of the primitive's own are not launched, but tell of their passes over memory (see ``tally``).
     """
-    device = aval.device
     if prim.view:
         return viewed(prim, arrays[0], params, aval)
     arrays = [like(x) for x in arrays]

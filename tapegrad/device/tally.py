@@ -34,8 +34,8 @@ def taken() -> list[tuple[int, int]]:
 
 
 def contiguous(xp: Any, x: Any) -> Any:
-    """``x`` in C order: itself, or a copy."""
+    """``x`` in C order: itself, or a copy (a phantom where there is no library, in a dry run)."""
     if x.flags.c_contiguous:
         return x
     passed(extent(x), x.nbytes)
-    return phantom.empty(x.shape, x.dtype) if phantom.mode.dry else xp.ascontiguousarray(x)
+    return phantom.empty(x.shape, x.dtype) if xp is None else xp.ascontiguousarray(x)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive, Sample
-from tapegrad.core.state import unrecorded
-from tapegrad.device import dtypes, phantom
+from tapegrad.core.state import thread, unrecorded
+from tapegrad.device import dtypes
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import TALL, WIDE, H, column, declare, floating, matrix, one_by_one
@@ -193,7 +193,7 @@ def lstsq(a: TensorLike, b: TensorLike, rcond: TensorLike | None = None) -> Lsts
     x = barrier(lstsq_p, a, right, rcond=share)
     s = svdvals(a)
     rank = matrix_rank(a, rtol=share)
-    if m > n and (phantom.mode.dry or int(rank) == n):
+    if m > n and thread.executor.in_earnest(lambda: int(rank) == n, True):
         residuals = sum(square(abs(right - a @ x)), axis=-2)
     else:
         residuals = zeros((0,), dtype=s.dtype, device=a.device)

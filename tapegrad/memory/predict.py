@@ -19,9 +19,10 @@ from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, shadowed
 from tapegrad.core.node import next_index
-from tapegrad.core.state import during
+from tapegrad.core.state import during, executed
 from tapegrad.device import asdevice, current_device, dtypes, is_array, phantom
 from tapegrad.device.numerics import bits
+from tapegrad.engine.executor import Dry
 from tapegrad.errors import BudgetError, DryRunError
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.ledger.figures import GRAIN, Measure
@@ -203,17 +204,17 @@ class Runs:
 
 def _dry(f: Callable[[int], T]) -> T:
     """What ``f`` returns, in a dry run; it gets the node index at which that begins."""
-    mode = phantom.mode
-    before = mode.dry, mode.since
-    state, writes = bits.host_state(), _Writes()
-    mode.dry, mode.since, mode.constants, mode.place = True, next_index(), {}, 0
+    since, state, writes = next_index(), bits.host_state(), _Writes()
     try:
         with shadowed(writes):
-            return during(f, mode.since, recorders=(), deferring=None)
+            return executed(_alone, f, since, by=Dry(since))
     finally:
-        (mode.dry, mode.since), mode.constants = before, {}
         bits.set_host_state(state)
         writes.undo()
+
+
+def _alone(f: Callable[[int], T], since: int) -> T:
+    return during(f, since, recorders=(), deferring=None)
 
 
 class _Writes(dict[Cell, Any]):

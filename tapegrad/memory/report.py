@@ -219,7 +219,7 @@ class _Found:
         if op is None:
             name = self._variables.get(node.index)
             op = f"variable {name}" if name is not None else "input" if node.prim is LEAF else node.prim.name
-        place = self._tape._lines.get(node.index)
+        place = self._tape.lines.get(node.index)
         if place is None and buffer is not None:
             place = LEDGER.place_of(buffer)
         line = UNKNOWN if place is None else line_of(place)

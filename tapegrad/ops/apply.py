@@ -7,9 +7,10 @@ from typing import Any
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import NO_PARAMS, Node
 from tapegrad.core.primitive import Primitive, Site
+from tapegrad.core.state import thread
 from tapegrad.device import dtypes
-from tapegrad.engine.evaluate import apply, apply_elementwise
 from tapegrad.engine.region import runs_at_once
 from tapegrad.errors import DeviceError, DTypeError
 from tapegrad.tensor import Tensor
@@ -59,11 +60,16 @@ def resolve(prim: Primitive, avals: ShapedArray | tuple[ShapedArray, ...]) -> Si
     return site
 
 
+def elementwise_on(prim: Primitive, inputs: tuple[Buffer, ...], site: Site) -> Buffer:
+    """Apply an elementwise primitive to operands of the avals of ``site``."""
+    return thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), inputs)
+
+
 def bind(prim: Primitive, *xs: Tensor) -> Tensor:
     """Apply an elementwise primitive to tensors of one dtype (by its own rule of shapes)."""
     buffers = tuple(x._buffer for x in xs)
     on_one_device(prim.name, buffers)
-    return Tensor(apply_elementwise(prim, buffers, resolve(prim, tuple(b.node.aval for b in buffers))))
+    return Tensor(elementwise_on(prim, buffers, resolve(prim, tuple(b.node.aval for b in buffers))))
 
 
 def barrier(prim: Primitive, *xs: Tensor, **params: Any) -> Tensor:
@@ -72,4 +78,4 @@ def barrier(prim: Primitive, *xs: Tensor, **params: Any) -> Tensor:
     if len(buffers) > 1:
         on_one_device(prim.name, buffers)
     aval = prim.infer(*(b.node.aval for b in buffers), **params)
-    return Tensor(apply(prim, buffers, params, aval))
+    return Tensor(thread.executor.apply(Node(prim, params, aval), buffers))

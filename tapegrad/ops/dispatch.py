@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import leaf
+from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Primitive, Site, elementwise
-from tapegrad.device import CPU, Device, asdevice, cuda_index, current_device, dtypes, phantom
+from tapegrad.core.state import thread
+from tapegrad.device import CPU, Device, asdevice, cuda_index, current_device, dtypes
 from tapegrad.device.types import DType
-from tapegrad.engine.evaluate import apply_elementwise
 from tapegrad.engine.region import runs_at_once
 from tapegrad.errors import DTypeError, NotATensorError, ShapeError
 from tapegrad.ops.apply import (
     barrier,
     bind,
+    elementwise_on,
     infer_same,
     on_one_device,
     resolve,
@@ -30,7 +31,7 @@ from tapegrad.ops.apply import (
 from tapegrad.ops.apply import infer_bool as infer_bool  # files that declare primitives find all they need here
 from tapegrad.ops.apply import infer_real as infer_real
 from tapegrad.ops.shape.blocks import concat_p, reshaped
-from tapegrad.tensor import Tensor, TensorLike, convert, device_of, from_array, identity_of
+from tapegrad.tensor import Tensor, TensorLike, convert, device_of, identity_of, upload
 from tapegrad.variable import Variable
 
 if TYPE_CHECKING:
@@ -44,24 +45,19 @@ Strong = Tensor | complex
 """An operand whose dtype counts in a promotion, or a Python number, whose does not."""
 SCALARS = (bool, int, float, complex)
 _LONG = (dtypes.float64, dtypes.complex128)
-_constants: dict[object, Buffer] = {}
 _MOST_CONSTANTS = 256
 
 
 def constant(value: complex, dtype: DType, device: Device) -> Buffer:
     """The shared 0-d buffer of a Python number."""
     key = (value if value else repr(value), type(value), dtype, device)  # 0.0 and -0.0 are equal but not the same
-    found = _constants.get(key)
+    known = thread.executor.constants
+    found = known.get(key)
     if found is None:
-        known = phantom.mode.constants if phantom.mode.dry else _constants
-        found = known.get(key)
-        if found is not None:
-            return found
         if len(known) >= _MOST_CONSTANTS:
             known.clear()
         dtypes.scalar_fits(value, dtype)
-        found = Buffer(device.constant(value, dtype), leaf(shaped((), dtype, device)))
-        known[key] = found
+        found = known[key] = Buffer(device.constant(value, dtype), leaf(shaped((), dtype, device)))
     return found
 
 
@@ -73,7 +69,7 @@ def tensor(op: str, x: TensorLike | Sequence[TensorLike], beside: Tensor | None 
         if isinstance(x, (list, tuple)):
             return _sequence(x, beside)
         if beside is not None and not _is_lasting(x) and cuda_index(x) is None:
-            return from_array(beside.device.array(x), beside.device)
+            return upload(x, beside.device)
         return convert(x)
     except NotATensorError as e:
         raise NotATensorError(f"{op}: {e}") from None
@@ -85,7 +81,7 @@ def _sequence(x: Sequence[TensorLike], beside: Tensor | None) -> Tensor:
         return asarray(x)
     if beside is None:
         return convert(x)
-    values = from_array(beside.device.array(x), beside.device)
+    values = upload(x, beside.device)
     return _in_full(x, values) if beside.dtype in _LONG else values
 
 
@@ -136,7 +132,7 @@ def cast(x: Tensor, dtype: DType) -> Tensor:
     if site is None:
         found = aval.with_dtype(dtype)
         site = cast_p.memo[aval, dtype] = Site(cast_p, (aval,), found, runs_at_once(found))
-    return Tensor(apply_elementwise(cast_p, (x._buffer,), site))
+    return Tensor(elementwise_on(cast_p, (x._buffer,), site))
 
 
 def own(found: Tensor, *given: object) -> Tensor:
@@ -185,7 +181,7 @@ def _in_full(x: TensorLike | Sequence[TensorLike], t: Tensor) -> Tensor:
     short = isinstance(x, (list, tuple)) and t.dtype in (dtypes.float32, dtypes.complex64)
     if not short or _holds_tensor(x):
         return t
-    return from_array(t.device.array(x, _LONG[t.dtype.kind == "c"]), t.device)
+    return upload(x, t.device, _LONG[t.dtype.kind == "c"])
 
 
 def _beside(xs: tuple[TensorLike, ...], strong: list[Strong]) -> list[Tensor]:
@@ -194,7 +190,7 @@ def _beside(xs: tuple[TensorLike, ...], strong: list[Strong]) -> list[Tensor]:
     if home is not None:
         for i, (x, t) in enumerate(zip(xs, strong)):
             if isinstance(t, Tensor) and not _is_lasting(x) and not t.ndim:
-                strong[i] = from_array(home.array(x), home)
+                strong[i] = upload(x, home)
     return [t for t in strong if isinstance(t, Tensor)]
 
 
@@ -254,7 +250,7 @@ def asarray(
         found = stack([asarray(item, dtype=dtype, device=device) for item in x])
         return found if wanted is None else cast(found, wanted)
     where = device_of(x) if device is None else asdevice(device)
-    return from_array(where.array(x, wanted, copy=copy is not False), where, shared=copy is False)
+    return upload(x, where, wanted, copy=copy is not False, shared=copy is False)
 
 
 def _check_shareable(x: TensorLike | Sequence[TensorLike], dtype: DType | None, device: Device | str | None) -> None:
@@ -298,11 +294,11 @@ def unary(
             buffer = x._buffer
             found = memo.get(buffer.node.aval)
             if found is not None:
-                return Tensor(apply_elementwise(prim, (buffer,), found))
+                return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, found.aval, found), (buffer,)))
         (t,) = promote(name, (x,), to)
         aval = t._buffer.node.aval
         chosen = narrow if narrow is not None and aval.narrow else prim
-        return Tensor(apply_elementwise(chosen, (t._buffer,), resolve(chosen, aval)))
+        return Tensor(elementwise_on(chosen, (t._buffer,), resolve(chosen, aval)))
 
     return named(op, prim, "x", module)
 
@@ -327,18 +323,18 @@ def _binary(prim: Primitive, to: ToDType | None, polite: bool) -> Callable[[Any,
                 by = y._buffer
                 found = memo.get((bx.node.aval, by.node.aval))
                 if found is not None:
-                    return Tensor(apply_elementwise(prim, (bx, by), found))
+                    return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, found.aval, found), (bx, by)))
             elif (type(y) is float or type(y) is int) and bx.node.aval.smooth:
                 by = constant(y, bx.node.aval.dtype, bx.node.aval.device)
                 found = memo.get((bx.node.aval, by.node.aval))
                 if found is not None:
-                    return Tensor(apply_elementwise(prim, (bx, by), found))
+                    return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, found.aval, found), (bx, by)))
         elif type(y) is Tensor and (type(x) is float or type(x) is int) and y._buffer.node.aval.smooth:
             by = y._buffer
             bx = constant(x, by.node.aval.dtype, by.node.aval.device)
             found = memo.get((bx.node.aval, by.node.aval))
             if found is not None:
-                return Tensor(apply_elementwise(prim, (bx, by), found))
+                return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, found.aval, found), (bx, by)))
         try:
             tx, ty = promote(name, (x, y), to)
         except NotATensorError:
@@ -346,7 +342,7 @@ def _binary(prim: Primitive, to: ToDType | None, polite: bool) -> Callable[[Any,
                 return NotImplemented
             raise
         bx, by = tx._buffer, ty._buffer
-        return Tensor(apply_elementwise(prim, (bx, by), resolve(prim, (bx.node.aval, by.node.aval))))
+        return Tensor(elementwise_on(prim, (bx, by), resolve(prim, (bx.node.aval, by.node.aval))))
 
     return op
 

@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tapegrad.core import buffer as _buffer
-from tapegrad.core.buffer import in_room
 from tapegrad.core.state import thread
-from tapegrad.device import many, phantom, tally
+from tapegrad.device import many, tally
 from tapegrad.device.kernel import Kernel
+from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
+from tapegrad.engine.make import Function
 from tapegrad.engine.region import runs_at_once
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.create.creation import asarray, astype
@@ -27,7 +27,7 @@ from tapegrad.ops.elementwise.comparison import isfinite
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.reduce.reductions import sum as sum_all
 from tapegrad.ops.shape.join import stack
-from tapegrad.tensor import Tensor, from_array, materialize
+from tapegrad.tensor import Tensor, materialize
 
 AT_ONCE = 32 * 2**20
 """Bytes of variables in one group, unless one alone has more: their new values exist beside the old ones for a while,
@@ -175,44 +175,45 @@ def _update(
             wanted = numbers if shrink is None else (*numbers, shrink)
             scalars = shared[first.device, first.dtype] = [_scalar(number, first) for number in wanted]
         for i in group:
-            new[i] = _on_cpu(formula, scalars[: len(numbers)], scalars[len(numbers) :], rows[i])
+            new[i] = _on_cpu(name, len(renewed), formula, scalars[: len(numbers)], scalars[len(numbers) :], rows[i])
     return new
 
 
 def _on_cpu(
-    formula: Callable[..., tuple[Any, ...]], numbers: list[Tensor], shrink: list[Tensor], row: tuple[Tensor, ...]
+    name: str,
+    count: int,
+    formula: Callable[..., tuple[Any, ...]],
+    numbers: list[Tensor],
+    shrink: list[Tensor],
+    row: tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    """One tensor's update: the formula in tensors, or, if small and nobody looks on, in their arrays: the same bits."""
-    device = row[0].device
-    accountant = _buffer.accountant
-    watched = thread.recorders or _buffer.keeper is not None or (accountant is not None and accountant.detailed)
-    if watched or phantom.mode.dry or row[0].dtype.kind != "f" or not runs_at_once(row[0]._buffer.node.aval):
-        x, *others = row
-        made = formula(sqrt, numbers, x * shrink[0] if shrink else x, *others)
+    """One tensor's update: the formula in tensors, or, if small and nobody records, in their arrays: the same bits."""
+    xp, aval = row[0].device.xp, row[0]._buffer.node.aval
+    if thread.recorders or aval.dtype.kind != "f" or not runs_at_once(aval):
+        made = formula(sqrt, numbers, row[0] * shrink[0] if shrink else row[0], *row[1:])
         materialize(*made)  # in one kernel
         return made
     plain, decay, (x, *others) = ([array_of(t._buffer) for t in part] for part in (numbers, shrink, row))
-    found = formula(device.xp.sqrt, plain, x * decay[0] if decay else x, *others)
-    return tuple(from_array(device.xp.asarray(a), device) for a in found)
+    call = lambda: [xp.asarray(a) for a in formula(xp.sqrt, plain, x * decay[0] if decay else x, *others)]
+    update = Function(name, [aval] * count, call, [*plain, *decay, x, *others], given=False)
+    return tuple(map(Tensor, thread.executor.values(update)))
 
 
 def _by_kernel(
     name: str, kernel: Kernel, rows: list[tuple[Tensor, ...]], renewed: tuple[int, ...], numbers: tuple[float, ...]
 ) -> list[tuple[Tensor, ...]]:
     """The same of tensors on one CUDA device, of one dtype, in one launch."""
-    device = rows[0][0].device
+    device = thread.executor.device(rows[0][0].device)
     materialize(*(t for row in rows for t in row))  # gradients that are still pending share kernels
     with device.active():
         read = [tuple(tally.contiguous(device.xp, array_of(t._buffer)) for t in row) for row in rows]
 
-    def launch() -> list[tuple[Tensor, ...]]:
-        written = [tuple(device.empty(row[i].shape, row[i].dtype) for i in renewed) for row in rows]
-        many.launch(kernel, device, [r + w for r, w in zip(read, written, strict=True)], numbers)
-        passes = tally.taken()
-        if (accountant := _buffer.accountant) is not None:
-            moved = tuple(sum(a.nbytes for row in arrays for a in row) for arrays in (read, written))
-            for more in (moved, *passes):
-                accountant.ran((name,) if more is moved else (), *more)
-        return [tuple(from_array(a, device) for a in row) for row in written]
+    count = len(renewed)
 
-    return in_room([row[i]._buffer.node.aval for row in rows for i in renewed], (name,), launch)
+    def launch(*written: Array) -> None:
+        arrays = [(*r, *written[k * count : (k + 1) * count]) for k, r in enumerate(read)]
+        many.launch(kernel, device, arrays, numbers)
+
+    avals = [row[i]._buffer.node.aval for row in rows for i in renewed]
+    values = thread.executor.values(Function(name, avals, launch, [a for row in read for a in row]))
+    return [tuple(Tensor(b) for b in values[k * count : (k + 1) * count]) for k in range(len(rows))]

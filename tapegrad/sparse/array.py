@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from tapegrad.core.primitive import Primitive
-from tapegrad.core.state import unrecorded
-from tapegrad.device import Device, dtypes, phantom
+from tapegrad.core.state import thread, unrecorded
+from tapegrad.device import Device, dtypes
 from tapegrad.device.types import DType
 from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import IndexingError, NotATensorError, ShapeError
@@ -207,8 +207,7 @@ def csr(data: TensorLike, indices: TensorLike, indptr: TensorLike, shape: tuple[
             f"sparse.csr: data {values.shape}, indices {columns.shape} and indptr {starts.shape} for shape "
             f"{(rows, width)}; need (nnz,), (nnz,) and ({rows + 1},)"
         )
-    if not phantom.mode.dry:
-        unrecorded(_check_pattern, columns, starts, width)
+    thread.executor.in_earnest(lambda: unrecorded(_check_pattern, columns, starts, width), None)
     return SparseTensor(values, columns, starts, (rows, width), False)
 
 
@@ -241,8 +240,8 @@ def coo(data: TensorLike, row: TensorLike, col: TensorLike, shape: tuple[int, in
         raise ShapeError(
             f"sparse.coo: data {values.shape}, row {rows.shape}, col {columns.shape}, shape {tuple(shape)}"
         )
-    if not phantom.mode.dry:
-        require(rows, 0, shape[0] - 1, *_wrong("row {wrong} for {count} rows", "sparse.coo"))
+    out_of_range = _wrong("row {wrong} for {count} rows", "sparse.coo")
+    thread.executor.in_earnest(lambda: require(rows, 0, shape[0] - 1, *out_of_range), None)
     order = unrecorded(argsort, rows)
     starts = unrecorded(lambda: searchsorted(take(rows, order), arange(shape[0] + 1, device=values.device)))
     return csr(take(values, order), unrecorded(take, columns, order), starts, shape)

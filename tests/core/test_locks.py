@@ -18,8 +18,7 @@ import pytest
 from checks import c64
 
 import tapegrad as tg
-from tapegrad.core import buffer as _buffer
-from tapegrad.core import locks
+from tapegrad.core import account, locks
 from tapegrad.core.state import thread
 from tapegrad.memory.budget import guard as guard_module
 from tapegrad.memory.budget.budget import MANAGER
@@ -283,7 +282,7 @@ def test_an_interrupt_anywhere_leaves_the_next_step_as_it_would_be(module: str, 
     for where in Interrupts([str(path)]).everywhere(lambda: within(x, limit)):
         count += 1
         assert all(map(is_free, locked)), where
-        assert _buffer.keeper is None and _buffer.accountant is None, where
+        assert account.current is account.NOBODY, where
         assert thread.recorders == () and thread.deferring is None, where
         assert live() == base and not LEDGER.promised_bytes and LEDGER.room == float("inf"), where
         if count % 8 == 0:

@@ -57,7 +57,7 @@ def test_one_module_changes_the_state_of_a_thread() -> None:
         "thread.recorders = ()",
         "thread.walks += 1",
         "a, thread.guards = 1, ()",
-        "del thread.runner",
+        "del thread.executor",
         "state.thread.hidden = ()",
         "setattr(thread, 'deferring', None)",
         "thread.__dict__.update(recorders=())",

@@ -10,21 +10,22 @@ from explain_programs import explained, grown, indented, leaves_of
 
 import tapegrad as tg
 from tapegrad.core.state import thread
-from tapegrad.engine.cuda import launch
+from tapegrad.engine.cuda.launch import Launch
 from tapegrad.engine.evaluate import waiting
 
 
 @pytest.fixture
 def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts of the kernels that are launched."""
-    start, found = launch._launch, list[str]()
+    run, texts = Launch.run, list[str]()
 
-    def noting(region: Any, ready: Any, *rest: Any) -> None:
-        found.append(ready.kernel.text)
-        start(region, ready, *rest)
+    def noting(work: Launch, outputs: list[Any], temporaries: list[Any]) -> list[Any]:
+        results = run(work, outputs, temporaries)
+        texts.extend([] if work._ready.empty else [work._ready.kernel.text])
+        return results
 
-    monkeypatch.setattr(launch, "_launch", noting)
-    return found
+    monkeypatch.setattr(Launch, "run", noting)
+    return texts
 
 
 @pytest.mark.parametrize("seed", range(12))

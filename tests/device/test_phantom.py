@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,19 +11,12 @@ from hypothesis import given, settings
 
 from tapegrad.core.aval import shaped
 from tapegrad.device import CPU, phantom
+from tapegrad.device.dry import dry
 from tapegrad.device.phantom import Phantom
 from tapegrad.errors import DryRunError
 
 F32 = np.dtype(np.float32)
 SLICES = [slice(None), slice(None, None, -1), slice(1, None), slice(None, None, 2), slice(0, 1), slice(0, 0)]
-
-
-@pytest.fixture
-def dry() -> Iterator[None]:
-    before = phantom.mode.dry
-    phantom.mode.dry = True
-    yield
-    phantom.mode.dry = before
 
 
 @st.composite
@@ -85,11 +77,11 @@ def test_phantoms_do_not_overlap(shapes: list[list[int]]) -> None:
 
 def test_the_region_is_used_again_but_not_under_a_copys_nose(monkeypatch: pytest.MonkeyPatch) -> None:
     x = phantom.empty((1000, 10), F32).T
-    monkeypatch.setattr(phantom.mode, "place", len(phantom._region()) - 512)
+    monkeypatch.setattr(phantom._here, "at", len(phantom._region()) - 512)
     y = phantom.empty((10,), F32)
-    assert phantom.mode.place < 10_000  # from the beginning
+    assert phantom._here.at < 10_000  # from the beginning
     x = phantom.like(y.reshape(5, 2)).T
-    monkeypatch.setattr(phantom.mode, "place", 0)
+    monkeypatch.setattr(phantom._here, "at", 0)
 
     class reshape:
         copies = True
@@ -120,13 +112,10 @@ def test_it_cannot_be_computed_with(use: Any) -> None:
     assert repr(phantom.empty((3,), F32)) == "Phantom(float32[3])"
 
 
-def test_what_a_device_makes_in_a_dry_run(dry: None) -> None:
-    mine = np.ones((3, 4))
-    assert type(CPU.empty((2, 2), F32)) is Phantom
-    assert CPU.array(mine) is mine  # not even copied
-    assert type(CPU.array(mine, F32)) is type(CPU.array(mine.T)) is Phantom
-    assert CPU.array([1.0, 2.0]).tolist() == [1.0, 2.0]
-    assert type(phantom.copied(mine)) is Phantom
-    phantom.mode.dry = False
+def test_what_a_device_makes_in_a_dry_run() -> None:
+    mine, there = np.ones((3, 4)), dry(CPU)
+    assert type(there.empty((2, 2), F32)) is Phantom
+    assert there.array(mine) is mine  # not even copied
+    assert type(there.array(mine, F32)) is type(there.array(mine.T)) is Phantom
+    assert there.array([1.0, 2.0]).tolist() == [1.0, 2.0]
     assert type(CPU.empty((2, 2), F32)) is np.ndarray and CPU.array(mine) is not mine
-    assert type(phantom.copied(mine)) is np.ndarray

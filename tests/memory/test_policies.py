@@ -9,7 +9,7 @@ import pytest
 from checks import bits_equal, no_garbage, values
 
 import tapegrad as tg
-from tapegrad.core.state import thread
+from tapegrad.core.state import own_executor
 from tapegrad.errors import PolicyError, RecomputeError
 from tapegrad.memory import policies
 from tapegrad.memory.offload import tiers
@@ -239,7 +239,7 @@ def test_an_exception_in_a_run_leaves_nothing_behind(weights, x) -> None:
 
     with pytest.raises(KeyError), tg.GradientTape():
         tg.recompute_grad(f, policy=save_names("h"))(x)
-    assert thread.runner is None
+    assert own_executor() is None
     assert tg.tanh(x).shape == x.shape
 
 

@@ -14,7 +14,8 @@ from cuda_cases import installed
 from shim.host import why_no_compiler
 
 import tapegrad as tg
-from tapegrad.core import buffer
+from tapegrad.core import account
+from tapegrad.core.state import own_executor
 from tapegrad.device import phantom
 from tapegrad.device.cuda import CudaDevice
 from tapegrad.device.pool import POOL
@@ -38,7 +39,7 @@ def quiet() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-    assert buffer.accountant is None and buffer.keeper is None and not phantom.mode.dry
+    assert account.current is account.NOBODY and own_executor() is None
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -34,13 +34,13 @@ from programs.draw import draw
 from programs.program import Program
 from programs.runs import NAMED, POLICIES, Modified, Run
 from programs.variants import WrongError, arrays, check_bits, compiled, counted
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.state import thread
+from tapegrad.engine import executor
 from tapegrad.errors import BudgetError
 from tapegrad.memory.budget.recipes import Graph
 from tapegrad.memory.offload.offload import default_tier
-from tapegrad.ops import dispatch
 
 PATIENCE = 60.0
 """Seconds after which a hang is certain, for one program takes milliseconds."""
@@ -67,7 +67,7 @@ def suitable(count: int, seed: int) -> list[tuple[Program, Callable, list[Any], 
 
 def census() -> Counter[str]:
     """How many of each kind there are."""
-    dispatch._constants.clear()
+    executor.CONSTANTS.clear()
     gc.collect()
     found = Counter(type(o).__name__ for o in gc.get_objects() if type(o) in KINDS)
     found["threads"] = threading.active_count()
@@ -276,8 +276,8 @@ class Stress:
 
     def _left(self, before: Counter[str]) -> None:
         """Everything is as it was, and a budget works."""
-        if _buffer.keeper is not None or _buffer.accountant is not None:
-            self.wrong.append(f"left in force: keeper {_buffer.keeper}, accountant {_buffer.accountant}")
+        if account.current is not account.NOBODY:
+            self.wrong.append(f"left in force: {account.current}")
         after = census()
         for what, count in after.items():
             if count > before[what]:

@@ -27,17 +27,16 @@ from programs.draw import draw
 from programs.program import Program
 from programs.runs import POLICIES, Modified, Run
 from tapegrad import nest
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.state import thread
 from tapegrad.device import threads
 from tapegrad.device.host_scalar import HostScalar
-from tapegrad.engine import region
+from tapegrad.engine import executor, region
 from tapegrad.engine.cpu import tiles
 from tapegrad.errors import BudgetError
 from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.ops import dispatch
 
 GRAIN = 512
 PATIENCE = 60
@@ -115,7 +114,7 @@ def check_bits(got: list[Any], wanted: list[Any], rounding: float = 0.0, joined:
 
 def check_clean() -> None:
     """No budget in force, nothing recorded."""
-    if _buffer.keeper is not None or thread.recorders != () or thread.deferring is not None:
+    if account.current is not account.NOBODY or thread.recorders != () or thread.deferring is not None:
         raise WrongError("a budget or a recorder is left")
 
 
@@ -176,7 +175,7 @@ class Case:
     def run(self, run: Run | None = None, main: Callable | None = None) -> list[Any]:
         """The results of one run on tapegrad, from which nothing must be left."""
         enabled = gc.isenabled()
-        dispatch._constants.clear()
+        executor.CONSTANTS.clear()
         if self.littered:
             gc.collect()
             self.littered = False
@@ -198,7 +197,7 @@ class Case:
                     self.littered = True
                     traceback.clear_frames(e.__traceback__)
                     raise BudgetError(str(e), e.needed_bytes) from None
-                dispatch._constants.clear()
+                executor.CONSTANTS.clear()
                 self.data, self.room, live = run.data - base, m.peak_bytes - run.data, m.live_bytes
             garbage = gc.collect()
         finally:
@@ -295,7 +294,7 @@ class Case:
         room = self.room
         spans = rng.choice(SPANS)
         parts = [rng.choice([1.0, 1.3, rng.random(), rng.random(), 0.0]) for _ in spans]
-        dispatch._constants.clear()
+        executor.CONSTANTS.clear()
         with counted() as m:
             base = m.live_bytes + self.data
         limits = tuple(base + int(room * part) for part in parts)
@@ -347,7 +346,7 @@ class Case:
                 except BaseException as e:
                     outcomes[place] = e
 
-        dispatch._constants.clear()
+        executor.CONSTANTS.clear()
         gc.collect()
         with counted() as outer:
             base = outer.live_bytes
@@ -373,7 +372,7 @@ class Case:
                         check_bits(found, wanted[place], case.rounding)
                     except WrongError as e:
                         raise WrongError(f"thread {place} (seed {case.seed}): {e}") from None
-            dispatch._constants.clear()
+            executor.CONSTANTS.clear()
             gc.collect()
             if outer.live_bytes != base:
                 raise WrongError(f"{outer.live_bytes - base} bytes are alive after the threads")

@@ -13,8 +13,10 @@ from math import prod
 from typing import Any
 
 from tapegrad.core.aval import Shape
-from tapegrad.device import phantom, threads
+from tapegrad.device import Device, threads
+from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.engine.cpu.emit import FULL, SCALAR, STRIDED, Program
+from tapegrad.engine.work import Work
 
 TILE = 131072
 """Elements.  Measured on 2 cores (1 MiB of L2 cache each), gelu and a chain of tanh, forward and backward, float32:
@@ -88,36 +90,61 @@ def _scalar(x: Any) -> Any:
     return x[(slice(0, 1),) * x.ndim].reshape(())
 
 
-def run(
-    program: Program,
-    shape: Shape,
-    leaves: list[Any],
-    layouts: list[str],
-    outputs: list[Any],
-    axes: tuple[int, ...],
-    device: Any,
-) -> int:
-    """Evaluate ``program`` over ``shape``; reductions write ``outputs`` in keepdims form.  Returns bytes of scratch."""
-    cut = tiles(program, shape, layouts, axes)
-    if cut.shape != shape:
-        shape = cut.shape
-        leaves = [x.reshape(shape) if kind == FULL else x for x, kind in zip(leaves, layouts, strict=True)]
-        outputs = [x.reshape(shape) for x in outputs]
-    ndim = len(shape)
-    views = [
-        _scalar(x) if kind == SCALAR else x.reshape((1,) * (ndim - x.ndim) + x.shape)
-        for x, kind in zip(leaves, layouts, strict=True)
-    ]
-    partials = [_partial(cut, r.dtype, outputs[r.output], axes, device) for r in program.reductions]
-    workers = [
-        _worker(program, cut, views, outputs, partials, axes, device)
-        for _ in range(min(threads.get_num_threads(), cut.tasks) if _is_long(program, shape) else 1)
-    ]
-    if not phantom.mode.dry:
+class Tiling(Work):
+    """One evaluation of ``program`` over ``shape``: what it writes and takes for itself, and how it runs.
+
+    ``writes``, ``temporaries``: shapes and dtypes.  Reductions write their outputs in keepdims form, by way of partial
+    results; each worker has rows of scratch for one tile.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        shape: Shape,
+        leaves: list[Array],
+        layouts: list[str],
+        writes: list[tuple[Shape, DType]],
+        axes: tuple[int, ...],
+        device: Device,
+    ) -> None:
+        self._program, self.shape, self._layouts, self._axes = program, shape, layouts, axes
+        self.device, self.names, self.reads = device, program.names, leaves
+        self._cut = cut = tiles(program, shape, layouts, axes)
+        if cut.shape != shape:
+            leaves = [x.reshape(cut.shape) if kind == FULL else x for x, kind in zip(leaves, layouts, strict=True)]
+        ndim = len(cut.shape)
+        self._leaves = [
+            _scalar(x) if kind == SCALAR else x.reshape((1,) * (ndim - x.ndim) + x.shape)
+            for x, kind in zip(leaves, layouts, strict=True)
+        ]
+        self.writes = writes
+        self._workers = min(threads.get_num_threads(), cut.tasks) if _is_long(program, shape) else 1
+        self._partials = [_partial(cut, r.dtype, *writes[r.output], axes) for r in program.reductions]
+        inner = cut.shape[cut.axis + 1 :]
+        scratch = [((cut.chunk, *inner), dtype) for dtype in program.scratch]
+        self.temporaries = [part for part in self._partials if part is not None] + self._workers * scratch
+        self.scratch_bytes = self._workers * cut.chunk * prod(inner) * sum(dtype.itemsize for dtype in program.scratch)
+
+    def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
+        """Evaluate into ``outputs``."""
+        program, cut, xp = self._program, self._cut, self.device.xp
+        whole = [x.reshape(cut.shape) for x in outputs] if not program.reductions else outputs
+        rest = iter(temporaries)
+        partials = [
+            outputs[r.output] if part is None else next(rest)
+            for r, part in zip(program.reductions, self._partials, strict=True)
+        ]
+        workers = [
+            _worker(program, cut, self._leaves, whole, partials, rows, self._axes, xp)
+            for rows in [[next(rest) for _ in program.scratch] for _ in range(self._workers)]
+        ]
         threads.run(workers, cut.tasks)
-        _finish(program, cut, partials, outputs, device)
-    inner = cut.chunk * prod(shape[cut.axis + 1 :])
-    return len(workers) * inner * sum(dtype.itemsize for dtype in program.scratch)
+        _finish(program, cut, partials, outputs, xp)
+        return outputs
+
+    def text(self) -> str:
+        """What it does, for readers: its tiles, and the steps of one (x: read, y: written, s: scratch)."""
+        return _text_of(self._program, self.shape, self._layouts, self._axes)
 
 
 def tiles(program: Program, shape: Shape, layouts: list[str], axes: tuple[int, ...]) -> Grid:
@@ -127,8 +154,7 @@ def tiles(program: Program, shape: Shape, layouts: list[str], axes: tuple[int, .
     return grid(shape if STRIDED in layouts else (prod(shape),), _tile[0], axes)
 
 
-def text_of(program: Program, shape: Shape, layouts: list[str], axes: tuple[int, ...]) -> str:
-    """What :func:`run` does, for readers: its tiles, and the steps of one (x: read, y: written, s: scratch)."""
+def _text_of(program: Program, shape: Shape, layouts: list[str], axes: tuple[int, ...]) -> str:
     cut = tiles(program, shape, layouts, axes)
     inner, turns = cut.chunk * prod(cut.shape[cut.axis + 1 :]), prod(cut.shape[a] for a in cut.reduced)
     lines = [
@@ -143,14 +169,14 @@ def text_of(program: Program, shape: Shape, layouts: list[str], axes: tuple[int,
     return "\n".join(lines)
 
 
-def _finish(program: Program, cut: Grid, partials: list[Any], outputs: list[Any], device: Any) -> None:
+def _finish(program: Program, cut: Grid, partials: list[Array], outputs: list[Array], xp: Namespace) -> None:
     """Combine the parts of reductions."""
     for r, partial in zip(program.reductions, partials, strict=True):
         out = outputs[r.output]
         if partial is not out:
-            ufunc = getattr(device.xp, r.ufunc)
+            ufunc = getattr(xp, r.ufunc)
             if partial.shape == out.shape:
-                device.xp.copyto(out, partial, casting="unsafe")
+                xp.copyto(out, partial, casting="unsafe")
             else:
                 ufunc.reduce(partial, axis=cut.axis, out=out, keepdims=True, dtype=r.dtype)
 
@@ -160,32 +186,33 @@ def _is_long(program: Program, shape: Shape) -> bool:
     return prod(shape) * (len(program.steps) + len(program.reductions)) >= 2**20
 
 
-def _partial(cut: Grid, dtype: Any, out: Any, axes: tuple[int, ...], device: Any) -> Any:
-    """Where tiles leave their parts of a reduction: ``out`` itself, or an array with a row per chunk."""
+def _partial(
+    cut: Grid, dtype: DType, shape: Shape, out_dtype: DType, axes: tuple[int, ...]
+) -> tuple[Shape, DType] | None:
+    """Where tiles leave their parts of a reduction: an array with a row per chunk, or (None) the output itself."""
     if cut.axis not in axes or cut.chunks == 1:
-        return out if out.dtype == dtype else device.empty(out.shape, dtype)
-    return device.empty((*out.shape[: cut.axis], cut.chunks, *out.shape[cut.axis + 1 :]), dtype)
+        return None if out_dtype == dtype else (shape, dtype)
+    return (*shape[: cut.axis], cut.chunks, *shape[cut.axis + 1 :]), dtype
 
 
 def _worker(
     program: Program,
     cut: Grid,
-    leaves: list[Any],
-    outputs: list[Any],
-    partials: list[Any],
+    leaves: list[Array],
+    outputs: list[Array],
+    partials: list[Array],
+    scratch: list[Array],
     axes: tuple[int, ...],
-    device: Any,
+    xp: Namespace,
 ) -> Callable[[int], None]:
     """A function that evaluates one task, with scratch of its own."""
     axis = cut.axis
-    inner = cut.shape[axis + 1 :]
-    scratch = [device.empty((cut.chunk, *inner), dtype) for dtype in program.scratch]
     kept_sizes = [cut.shape[a] for a in cut.kept]
     reduced_sizes = [cut.shape[a] for a in cut.reduced]
     steps = program.steps
     tile_axes = tuple(a - axis for a in axes if a >= axis)
     whole = {r.output for r in program.reductions}
-    ufuncs = [getattr(device.xp, r.ufunc) for r in program.reductions]
+    ufuncs = [getattr(xp, r.ufunc) for r in program.reductions]
     sources = [(x, _fixed(x.shape, axis) if x.ndim else None) for x in leaves]
 
     def view(x: Any, fixed: Any, before: list[int], rows: slice) -> Any:
@@ -205,19 +232,20 @@ def _worker(
         for turn in range(prod(reduced_sizes)):
             for a, i in zip(cut.reduced, _indices(turn, reduced_sizes), strict=True):
                 before[a] = i
-            values = [view(x, fixed, before, rows) for x, fixed in sources]
-            values += [None if i in whole else out[(*before, rows)] for i, out in enumerate(outputs)]
+            tile: tuple[Any, ...] = (*before, rows)
+            values: list[Any] = [view(x, fixed, before, rows) for x, fixed in sources]
+            values += [None if i in whole else out[tile] for i, out in enumerate(outputs)]
             values += temporaries
             for fn, operands, result in steps:
                 fn(*[values[i] for i in operands], out=values[result])
             for r, ufunc, partial in zip(program.reductions, ufuncs, partials, strict=True):
                 row = slice(chunk, chunk + 1) if axis in axes else rows
-                place = partial[(*(0 if a in axes else before[a] for a in range(axis)), row)]
-                value = values[r.source]
+                slot: tuple[Any, ...] = (*(0 if a in axes else before[a] for a in range(axis)), row)
+                part, value = partial[slot], values[r.source]
                 if turn == 0:
-                    ufunc.reduce(value, axis=tile_axes, out=place, keepdims=True, dtype=r.dtype)
+                    ufunc.reduce(value, axis=tile_axes, out=part, keepdims=True, dtype=r.dtype)
                 else:
-                    ufunc(place, ufunc.reduce(value, axis=tile_axes, keepdims=True, dtype=r.dtype), out=place)
+                    ufunc(part, ufunc.reduce(value, axis=tile_axes, keepdims=True, dtype=r.dtype), out=part)
 
     return task
 

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import tapegrad.engine.cuda.layout as layouts
 from tapegrad.core import locks
 from tapegrad.core.aval import Shape
 from tapegrad.core.buffer import Buffer
-from tapegrad.device import cxx, phantom
+from tapegrad.device import Device, cxx
 from tapegrad.device.kernel import options
+from tapegrad.device.phantom import Phantom, unread
+from tapegrad.device.types import Array
 from tapegrad.engine.cuda import element, emit
 from tapegrad.engine.cuda.element import TILED
 from tapegrad.engine.cuda.emit import COLUMN, ROW, Form
 from tapegrad.engine.cuda.layout import BY_DIMS, VALUE, Loop
 from tapegrad.engine.region import Region, Stages
 from tapegrad.engine.region import stages as stages_of
+from tapegrad.engine.work import Work
 
 _lock = locks.lock()
 _kernels: dict[Any, Kernel] = {}
@@ -101,26 +105,20 @@ def plan(
 
 
 @dataclass
-class Run:
-    """What running a region did: names of its primitives, its outputs, and per kernel the bytes read and written."""
-
-    names: tuple[str, ...]
-    outputs: list[Any]
-    moved: list[tuple[int, int]]
-    scratch: int
-
-
-@dataclass
 class Ready:
     """A region's kernel with all that does not change from one run to the next; made once for each shape and layout.
 
-    ``by_value``: which leaves are numbers; ``full``, ``results``: which targets are of full size, and which come of
-    reductions; ``places``: lengths and strides of leaves; ``sizes``: the arguments after the outputs; ``parts``: of a
-    split reduction, sizes and dtypes of the arrays in between; ``late``: leaves that joining them reads.
+    ``kernel``: None before the first run; ``form_key``: the loop, how leaves are read, how the kernel walks; ``empty``:
+    whether nothing is to be computed; ``by_value``: which leaves are numbers; ``full``, ``results``: which targets are
+    of full size, and which come of reductions; ``places``: lengths and strides of leaves; ``sizes``: the arguments
+    after the outputs; ``parts``: of a split reduction, sizes and dtypes of the arrays in between; ``late``: leaves that
+    joining them reads.
     """
 
     names: tuple[str, ...]
     kernel: Kernel | None
+    form_key: tuple[Loop, list[str], Form]
+    empty: bool
     by_value: list[bool]
     full: list[int]
     results: list[int]
@@ -136,44 +134,77 @@ class Ready:
 _ready: dict[Any, Ready] = {}
 
 
-def run(region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, device: Any) -> Run:
-    """Evaluate ``targets`` over ``shape``, reducing ``axes``; outputs have the targets' own shapes."""
+def _ready_for(
+    region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, device: Device
+) -> Ready:
     leaves = [b.array for b in region.leaves]
     key = (device, structure(region, targets), shape, axes, tuple(map(_lies, leaves)))
     ready = _ready.get(key)
     if ready is None:
-        ready = _prepare(region, targets, shape, axes, leaves, device)
-        if not phantom.mode.dry:  # its kernel was not compiled
-            with _lock:
-                if len(_ready) >= _MOST:
-                    _ready.clear()
-                _ready[key] = ready
-    outputs = [device.empty(b.node.aval.shape, b.node.aval.dtype) for b in targets]
-    if ready.kernel is None:
-        return Run(ready.names, outputs, [], 0)
-    full, results = [outputs[i] for i in ready.full], [outputs[i] for i in ready.results]
-    parts = [device.empty((size,), dtype) for size, dtype in ready.parts]
-    moved = [moved_by(leaves, [*full, *(parts or results)])]
-    if parts:
-        moved.append(moved_by(parts, results))
-    if not phantom.mode.dry:
-        _launch(region, ready, leaves, full, results, parts, device)
-    return Run(ready.names, outputs, moved, sum(x.nbytes for x in parts))
+        ready = _prepare(region, targets, shape, axes, leaves)
+        with _lock:
+            if len(_ready) >= _MOST:
+                _ready.clear()
+            _ready[key] = ready
+    return ready
 
 
-def _launch(
-    region: Region, ready: Ready, leaves: list[Any], full: list[Any], results: list[Any], parts: list[Any], device: Any
-) -> None:
-    kernel: Any = ready.kernel
-    args = [cxx.argument(x.value) if by_value else x for x, by_value in zip(leaves, ready.by_value)]
-    late = [args[i] for i in ready.late]
-    for b in element.drawn_of(region):
-        args += cxx.key(b.node.params["key"], b.node.params["counter"])
-    first = parts or results
-    device.launch(kernel.function, ready.grid, (_THREADS,), (*args, *full, *ready.places, *first, *ready.sizes))
-    if parts:
-        last = (*late, *parts, *results, *ready.last_sizes)
-        device.launch(kernel.finish, ready.last_grid, (_THREADS,), last)
+class Launch(Work):
+    """One evaluation of ``targets`` over ``shape``, reducing ``axes``, as one CUDA kernel (a split reduction: two)."""
+
+    def __init__(
+        self, region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, device: Device
+    ) -> None:
+        self._region, self._targets, self._shape, self._axes = region, targets, shape, axes
+        self.device = device
+        self.reads: list[Any] = [b.array for b in region.leaves]
+        self._ready = ready = _ready_for(region, targets, shape, axes, device)
+        self.names = ready.names
+        self.writes = [(b.node.aval.shape, b.node.aval.dtype) for b in targets]
+        self.temporaries = [] if ready.empty else [((size,), dtype) for size, dtype in ready.parts]
+        self.scratch_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in self.temporaries)
+
+    def _divided(self, outputs: list[Array]) -> tuple[list[Array], list[Array]]:
+        """The outputs of full size, and those of reductions."""
+        return [outputs[i] for i in self._ready.full], [outputs[i] for i in self._ready.results]
+
+    def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
+        """Of each kernel: the arrays that it reads, and those that it writes."""
+        if self._ready.empty:
+            return []
+        full, results = self._divided(outputs)
+        first = (self.reads, [*full, *(temporaries or results)])
+        return [first, (temporaries, results)] if temporaries else [first]
+
+    def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
+        """Evaluate into ``outputs``."""
+        ready, device = self._ready, self.device
+        if ready.empty:
+            return outputs
+        for x in self.reads:
+            if type(x) is Phantom:
+                raise unread("an array")
+        if ready.kernel is None:
+            ready.kernel = _compiled(self._region, self._targets, *ready.form_key, device)
+        args = [cxx.argument(x.value) if by_value else x for x, by_value in zip(self.reads, ready.by_value)]
+        late = [args[i] for i in ready.late]
+        for b in element.drawn_of(self._region):
+            args += cxx.key(b.node.params["key"], b.node.params["counter"])
+        full, results = self._divided(outputs)
+        sizes = (*ready.places, *(temporaries or results), *ready.sizes)
+        device.launch(ready.kernel.function, ready.grid, (_THREADS,), (*args, *full, *sizes))
+        if temporaries:
+            last = (*late, *temporaries, *results, *ready.last_sizes)
+            device.launch(ready.kernel.finish, ready.last_grid, (_THREADS,), last)
+        return outputs
+
+    def text(self) -> str:
+        """The kernel's text; empty where nothing is to be computed."""
+        if self._ready.empty:
+            return ""
+        loop, kinds, form = self._ready.form_key
+        stages = stages_of(self._region, self._targets)
+        return emit.text_of(self._region, stages, self._targets, kinds, loop, form)
 
 
 def _lies(x: Any) -> Any:
@@ -197,21 +228,23 @@ def planned(targets: list[Buffer]) -> list[Any]:
 
 
 def _prepare(
-    region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], device: Any
+    region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, leaves: list[Array]
 ) -> Ready:
     names = tuple(b.node.prim.name for b in region.order)
     number = {id(b): i for i, b in enumerate(targets)}
-    stages, full, results, loop, kinds, form = _plan_of(region, targets, shape, axes, leaves)
+    stages = stages_of(region, targets)
+    full, results = stages.divide(targets)
+    loop, kinds, form = plan(region, stages, shape, axes, leaves, planned(full))
     by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]
     places = [*loop.dims[1:], *(s for i in by_dims for s in loop.strides[i])] if by_dims else []
+    empty = not (loop.size or any(b.node.aval.size for b in results))
     ready = Ready(
-        names, None, [kind == VALUE for kind in kinds], [number[id(b)] for b in full],
+        names, None, (loop, kinds, form), empty, [kind == VALUE for kind in kinds], [number[id(b)] for b in full],
         [number[id(b)] for b in results], tuple(cxx.index(n, loop.wide) for n in places), (), (), [],
         element.late_of(region, stages), (), (),
     )  # fmt: skip
-    if _is_empty(loop, results):
+    if empty:
         return ready
-    ready.kernel = _kernel(region, stages, targets, kinds, loop, form, device)
     if axes is None:
         ready.sizes = (cxx.index(loop.size, loop.wide),)
         packs = max(1, loop.size // loop.vec)
@@ -219,25 +252,6 @@ def _prepare(
     else:
         _prepare_reduction(ready, stages, loop, form)
     return ready
-
-
-def _plan_of(
-    region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any]
-) -> tuple[Stages, list[Buffer], list[Buffer], Loop, list[str], Form]:
-    """All that decides the kernel: stages, targets of full size, those of reductions; and of :func:`plan`."""
-    stages = stages_of(region, targets)
-    full, results = stages.divide(targets)
-    return stages, full, results, *plan(region, stages, shape, axes, leaves, planned(full))
-
-
-def _is_empty(loop: Loop, results: list[Buffer]) -> bool:
-    return not (loop.size or any(b.node.aval.size for b in results))
-
-
-def text_of(region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None) -> str:
-    """The text of the kernel that :func:`run` launches; empty where nothing is to be computed."""
-    stages, _, results, loop, kinds, form = _plan_of(region, targets, shape, axes, [b.array for b in region.leaves])
-    return "" if _is_empty(loop, results) else emit.text_of(region, stages, targets, kinds, loop, form)
 
 
 def _prepare_reduction(ready: Ready, stages: Stages, loop: Loop, form: Form) -> None:
@@ -254,23 +268,21 @@ def _prepare_reduction(ready: Ready, stages: Stages, loop: Loop, form: Form) -> 
     ready.last_grid = (-(-loop.writes // (_THREADS if form.walk == COLUMN and form.lanes == 32 else 8)),)
 
 
-def _kernel(
-    region: Region, stages: Stages, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form, device: Any
+def _compiled(
+    region: Region, targets: list[Buffer], loop: Loop, kinds: list[str], form: Form, device: Device
 ) -> Kernel:
-    if phantom.mode.dry:
-        return Kernel("", None, None)
     key = (device, structure(region, targets), tuple(kinds), len(loop.dims), len(loop.kept), len(loop.reduced),
            loop.vec, loop.wide, form)  # fmt: skip
-    found = _kernels.get(key)
-    if found is None:
-        text = emit.text_of(region, stages, targets, kinds, loop, form)
+    kernel = _kernels.get(key)
+    if kernel is None:
+        text = emit.text_of(region, stages_of(region, targets), targets, kinds, loop, form)
         with _lock:
             if len(_kernels) >= _MOST:
                 _kernels.clear()
             function = device.compile(text, "tg_fused", options())
             finish = device.compile(text, "tg_finish", options()) if form.split else None
-            found = _kernels[key] = Kernel(text, function, finish)
-    return found
+            kernel = _kernels[key] = Kernel(text, function, finish)
+    return kernel
 
 
 def structure(region: Region, targets: list[Buffer]) -> tuple:
@@ -283,9 +295,3 @@ def structure(region: Region, targets: list[Buffer]) -> tuple:
         number[id(b)] = len(number)
     leaves = tuple(b.node.aval.dtype for b in region.leaves)
     return tuple(code), leaves, tuple(number[id(b)] for b in targets)
-
-
-def moved_by(read: Sequence[Any], written: Sequence[Any]) -> tuple[int, int]:
-    """Bytes of distinct arrays read and written, what broadcasting repeats counted once."""
-    distinct = {id(x): cxx.extent(x) for x in read}
-    return sum(distinct.values()), sum([x.nbytes for x in written])

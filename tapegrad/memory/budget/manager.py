@@ -8,18 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from tapegrad.core import buffer as _buffer
-from tapegrad.core import locks
+from tapegrad.core import account, locks
+from tapegrad.core.account import Account
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.locks import whole
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import LEAF
+from tapegrad.core.protocols import Recorder, Recording
 from tapegrad.core.state import thread
 from tapegrad.device import in_use, pressure
 from tapegrad.engine.evaluate import fill
+from tapegrad.engine.executor import BUDGETED
 from tapegrad.errors import BudgetError
 from tapegrad.memory.budget.companions import give, pushers, remember, wanted
 from tapegrad.memory.budget.oom import budget_error, collected, live_set
@@ -31,6 +33,7 @@ from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.offload.offload import Moved, keeps_memory, kept_bytes, reclaim
 from tapegrad.memory.policies import RECOMPUTE, Policy
 
+T = TypeVar("T")
 _PASSED_FOR = 32
 """Where so many values have been found held, they are looked at again only after so many rounds of eviction."""
 
@@ -58,8 +61,8 @@ class _Budget:
     """Stands for the block."""
 
 
-class Manager:
-    """The keeper of the process: one limit, the graph of what is being recorded, and the storages of all tapes."""
+class Manager(Account):
+    """The account within a budget: the ledger's, and one limit, the graph of all that is recorded, all storages."""
 
     def __init__(self) -> None:
         self._budgets: list[_Budget] = []
@@ -73,6 +76,11 @@ class Manager:
         self._rounds = 0
         self._lock = locks.lock()
         self.last_resorts: weakref.WeakSet[LastResort] = weakref.WeakSet()
+
+    applied, called, deferred = LEDGER.applied, LEDGER.called, LEDGER.deferred
+    labelled, wanted, scratch = LEDGER.labelled, LEDGER.wanted, LEDGER.scratch
+    read, ran, passed = LEDGER.read, LEDGER.ran, LEDGER.passed
+    walk, differentiating, rerun = LEDGER.walk, LEDGER.differentiating, LEDGER.rerun
 
     # Limits ----------------------------------------------------------------------------------------------------
 
@@ -105,7 +113,7 @@ class Manager:
         self._budgets = budgets
         self.limit = min([b.limit for b in budgets], default=inf)
         self._storages.policy = policies[-1] if policies else None
-        _buffer.set_keeper(self if budgets else None)
+        account.keep_with(self if budgets else None)
 
     def _limit_pools(self) -> None:
         for device in in_use():
@@ -113,7 +121,7 @@ class Manager:
 
     def _open_room(self) -> None:
         """Let kernels take room without asking, if nothing but the ledger has to be looked at."""
-        ask = self._asked or (_buffer.keeper is not None and (self.limit == inf or keeps_memory()))
+        ask = self._asked or (account.current is self and (self.limit == inf or keeps_memory()))
         LEDGER.limit(-inf if ask else self.limit)
 
     def mend(self) -> None:
@@ -132,7 +140,7 @@ class Manager:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """No budget is in force in the block; what is recorded there has a graph and candidates of its own."""
-        before, keeper, promises = dict(self.__dict__), _buffer.keeper, LEDGER.promises_apart({})
+        before, promises = dict(self.__dict__), LEDGER.promises_apart({})
         self._storages, self._graph = Storages(), None
         self._here, self._passed, self._asked, self.last_resorts = 0, [], False, weakref.WeakSet()
         self._decide([])
@@ -141,7 +149,7 @@ class Manager:
         finally:
             self._storages.clear()
             self.__dict__.update(before)
-            _buffer.set_keeper(keeper)
+            account.keep_with(self if self._budgets else None)
             LEDGER.promises_apart(promises)
             self._open_room()
             self._limit_pools()
@@ -210,6 +218,20 @@ class Manager:
                 return Residuals(things)
         return buffers
 
+    def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> Any:
+        """A record wants ``residuals`` for the rules of ``node``."""
+        kept: Any = residuals
+        if residuals:
+            if recording.graph is None:  # it began before the budget did
+                recording.graph = self.graph()
+            kept = self.keep(residuals)
+        LEDGER.recorded(recording, node, residuals)
+        return kept
+
+    def told(self, recorders: tuple[Recorder, ...], listener: Recorder) -> tuple[Recorder, ...]:
+        """With a listener, the graph learns how companions are made."""
+        return recorders or (listener,)
+
     def accompanied(self, buffer: Buffer) -> None:
         """A value has got a companion; a tape may have kept it before."""
         graph = self._present()
@@ -218,11 +240,20 @@ class Manager:
         if graph is not None and kept is not None and kept.buffer is buffer:
             remember(graph, kept, buffer, pushers())
 
-    promised = staticmethod(LEDGER.promised)
-    settled = staticmethod(LEDGER.settle_promise)
+    def in_room(self, avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: Any) -> T:
+        """What ``make(*args)`` returns, which makes buffers of values like these.  Raises BudgetError."""
+        before = LEDGER.promised()
+        try:
+            try:
+                self._reserve(avals, names)
+                return make(*args)
+            finally:
+                LEDGER.settle_promise(before)
+        except BaseException:
+            LEDGER.settle_promise(before)  # once more, for an interrupt in the line above
+            raise
 
-    def reserve(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> None:
-        """Make room for values like these.  Raises BudgetError."""
+    def _reserve(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> None:
         nbytes = 0
         for a in avals:
             nbytes += -(-a.nbytes // GRAIN) * GRAIN
@@ -231,11 +262,13 @@ class Manager:
                 self._offload()
             self._with_room(nbytes, names, LEDGER.promise_made, nbytes)
 
-    def admit(self, buffer: Buffer, count: Callable[[Buffer], None]) -> None:
-        """Bytes are to be counted, before others get room; those not announced (a user's array) need some, too."""
+    def allocated(self, buffer: Buffer) -> None:
+        """Count a buffer's bytes: those that :meth:`in_room` made room for, or others (a user's array)."""
+        if LEDGER.count(buffer, False):
+            return
         nbytes = max(0, rounded(buffer.node.aval.nbytes) - LEDGER.promised())
         name = "a new array" if buffer.node.prim is LEAF else buffer.node.prim.name
-        self._with_room(nbytes, (name,), count, buffer)
+        self._with_room(nbytes, (name,), LEDGER.count, buffer, True)
 
     def replaced(self, buffer: Buffer) -> None:
         """The value of the buffer's node is here now: a copy of a view."""
@@ -378,6 +411,7 @@ class Manager:
         return self._taken() + 3 * rounded(nbytes) <= self.limit
 
 
+Manager.executor = BUDGETED
 MANAGER = Manager()
 locks.in_child(MANAGER.in_child)
 pressure.helpers(lambda nbytes: MANAGER.relieve(nbytes), live_set)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.zeros import zeros_of
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Seen, lookout, overlay
 from tapegrad.core.node import Node, next_index
@@ -30,7 +30,7 @@ from tapegrad.device import current_device, device
 from tapegrad.device.numerics import bits
 from tapegrad.device.threads import NAME as HELPER
 from tapegrad.errors import RecomputeError
-from tapegrad.memory.checkpoint.rerun import Lookout, RerunTrace, come_for, counted_rerun
+from tapegrad.memory.checkpoint.rerun import Lookout, RerunTrace, come_for
 from tapegrad.tensor import Tensor, alias
 from tapegrad.variable import last_number, trainables
 
@@ -103,7 +103,7 @@ class Setting:
         return found, watch, seen
 
     def _counted(self, f: Callable[[Lookout], T], watch: Lookout) -> T:
-        return counted_rerun(f, watch, shift=self.began - next_index())
+        return account.current.rerun(f, watch, shift=self.began - next_index())
 
     def refuse_exchanged(self) -> None:
         """Raise RecomputeError if another thread has assigned to a variable in the middle of the first run."""
@@ -245,13 +245,11 @@ class Checkpoint:
 
     def tell_kept(self) -> None:
         """Tell the ledger what is kept."""
-        accountant = _buffer.accountant
-        if accountant is not None:
-            for thing in self.kept():
-                for b in (thing,) if isinstance(thing, Buffer) else getattr(thing, "things", ()):
-                    b = b if isinstance(b, Buffer) else b.buffer
-                    if b is not None:
-                        accountant.wanted(b, self.name)
+        for thing in self.kept():
+            for b in (thing,) if isinstance(thing, Buffer) else getattr(thing, "things", ()):
+                b = b if isinstance(b, Buffer) else b.buffer
+                if b is not None:
+                    account.current.wanted(b, self.name)
 
     def trace(self) -> RerunTrace:
         """The tape of a rerun."""

@@ -18,7 +18,7 @@ from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.zeros import zeros_of
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen
 from tapegrad.core.node import next_index
@@ -43,7 +43,6 @@ from tapegrad.memory.checkpoint.rerun import (
     StepTrace,
     Tracker,
     come_for,
-    counted_rerun,
     results_of,
 )
 from tapegrad.memory.checkpoint.snapshot import Position, Snapshot
@@ -91,9 +90,8 @@ class LoopCall(CheckpointedCall):
         if action.where == DISK:
             disk = self._disk = self._disk or Disk(self._owner.directory)
         walk.kept[action.step] = Snapshot(action.step, position, disk, walk)
-        if (accountant := _buffer.accountant) is not None:
-            for b in walk.kept[action.step].buffers():
-                accountant.wanted(b, self.name)
+        for b in walk.kept[action.step].buffers():
+            account.current.wanted(b, self.name)
         if disk is not None and not action.step:
             self._first_kept = walk.kept[0]
 
@@ -214,7 +212,7 @@ class LoopCall(CheckpointedCall):
 
     def _repeat(self, walk: Walk, steps: range, watch: Lookout) -> None:
         for i in steps:
-            counted_rerun(self._repeat_one, walk, i, watch)
+            account.current.rerun(self._repeat_one, walk, i, watch)
 
     def _repeat_one(self, walk: Walk, step: int, watch: Lookout) -> None:
         made_after = next_index()
@@ -251,7 +249,7 @@ class LoopCall(CheckpointedCall):
             for number, (count, current) in self._marks[step].items():
                 cell: Cell = self._owners[number]
                 trace.resume(number, count, cell.get().node.index if current else None)
-            y, results = trace.during(counted_rerun, run, others=(look,))
+            y, results = trace.during(account.current.rerun, run, others=(look,))
         self._compare_form(step, y, results)
         self.note_step(walk, look, seen)
         walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))

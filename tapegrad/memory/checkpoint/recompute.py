@@ -17,12 +17,10 @@ from typing import Any
 
 from tapegrad import nest
 from tapegrad.autodiff.wrapping import Wrapper
-from tapegrad.core import buffer as _buffer
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Seen
 from tapegrad.core.protocols import Recorder
 from tapegrad.core.state import thread
-from tapegrad.device import phantom
 from tapegrad.device.numerics import bits
 from tapegrad.engine.evaluate import array_of, fill
 from tapegrad.errors import RecomputeError
@@ -197,9 +195,8 @@ class CheckpointedCall(Checkpoint):
         """
         self._captures = [weakref.ref(b) for b in self.inputs]
         self.inputs = ()
-        if _buffer.keeper is not None:
-            self._args = nest.map_leaves(kept_by_tapes, self._args)
-            self._kwargs = nest.map_leaves(kept_by_tapes, self._kwargs)
+        self._args = nest.map_leaves(kept_by_tapes, self._args)
+        self._kwargs = nest.map_leaves(kept_by_tapes, self._kwargs)
 
     def kept(self) -> Iterator[Any]:
         """Arguments, watched values from outside (the function has them), and what a policy has saved."""
@@ -252,10 +249,10 @@ class CheckpointedCall(Checkpoint):
     def _checksum(self, results: list[Any]) -> tuple | None:
         if self._owner._check is None:
             return None
-        if phantom.mode.dry:
-            fill([r._buffer for r in results if isinstance(r, Tensor)])
-            return ()
-        return tuple(bits.checksum(_whole(r)) for r in results if isinstance(r, Tensor))
+        tensors = [r for r in results if isinstance(r, Tensor)]
+        fill([t._buffer for t in tensors])
+        nothing: tuple[bytes, ...] = ()
+        return thread.executor.in_earnest(lambda: tuple(bits.checksum(_whole(t)) for t in tensors), nothing)
 
 
 def _whole(x: Tensor) -> Any:

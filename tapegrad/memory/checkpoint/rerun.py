@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.recording import Trace
-from tapegrad.core import buffer as _buffer
-from tapegrad.core.buffer import Buffer, in_room
+from tapegrad.core import account
+from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, next_index
-from tapegrad.core.protocols import Call, Recorder, Runner
-from tapegrad.core.state import during, thread
-from tapegrad.device import is_array, phantom
+from tapegrad.core.protocols import Call, Recorder
+from tapegrad.core.state import thread
+from tapegrad.device import is_array
 from tapegrad.engine.evaluate import catch_up, postponed
+from tapegrad.engine.executor import Above
+from tapegrad.engine.make import copy_of
 from tapegrad.errors import RecomputeError
-from tapegrad.memory.ledger import phase
 from tapegrad.tensor import Tensor, convert, from_array
 from tapegrad.variable import Variable
-
-if TYPE_CHECKING:
-    from tapegrad.core.protocols import Run
-
-T = TypeVar("T")
 
 
 class Lookout:
@@ -84,18 +80,6 @@ class Lookout:
         """As for one node."""
         for b in inputs:
             self.use(b)
-
-
-def counted_rerun(f: Callable[..., T], *args: Any, shift: int = 0) -> T:
-    """What ``f(*args)`` returns; what it makes was there before; the ledger counts one rerun.
-
-    ``shift``: from the indices of its nodes to those of the nodes they repeat, if that is known.
-    """
-    accountant = _buffer.accountant
-    if accountant is None:
-        return f(*args)
-    accountant.reran()
-    return phase.during(f, *args, reruns=phase.HERE.reruns + 1, shift=shift)
 
 
 class Tracker:
@@ -230,15 +214,7 @@ class RerunTrace(Trace):
             self._stands_for(index, variable.construction_number, len(known) - 1)
 
 
-class Asked(Runner):
-    """A runner for the length of a call."""
-
-    def during(self, f: Callable[..., T], *args: Any) -> T:
-        """What ``f(*args)`` returns, whose nodes this runner applies."""
-        return during(f, *args, runner=self)
-
-
-class Postponing(Asked):
+class Postponing(Above):
     """Postpones what a rerun applies until a rule, or the function itself, reads it.
 
     So a rerun runs the whole function (it may print, count, draw), but computes no value that nobody reads, such as the
@@ -247,11 +223,12 @@ class Postponing(Asked):
     """
 
     def __init__(self, watch: Lookout) -> None:
+        super().__init__()
         self._watch = watch
         self._walks = thread.walks
         self._alone = len(thread.recorders) == 2 and not thread.guards  # the rerun's tape and its look-out
 
-    def run(self, node: Node, inputs: tuple[Buffer, ...], run: Run) -> Buffer:
+    def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """A postponed value; a view, or an elementwise one, only if what it is made from is postponed."""
         if (
             self._alone
@@ -264,10 +241,7 @@ class Postponing(Asked):
             at_once = prim.calls_user if node.site is None and not prim.view else not any(b.postponed for b in inputs)
             if not at_once:
                 return postponed(node, inputs)
-        return run(node, inputs)
-
-    def named(self, buffer: Buffer, name: str) -> None:
-        """The first run has heard it."""
+        return super().value(node, inputs)
 
 
 def come_for(nodes: Sequence[Node], needed: Iterable[int], come: dict[int, Any]) -> dict[int, Tensor]:
@@ -305,9 +279,9 @@ def alone(result: Any, start: int) -> Any:
     if whole or not array.flags.c_contiguous:
         return result
     node = buffer.node
-    copied = in_room((node.aval,), ("a slice of a result",), lambda: Buffer(phantom.copied(array), node))
-    if (keeper := _buffer.keeper) is not None:
-        keeper.replaced(copied)
+    who, copy = account.current, lambda: Buffer(thread.executor.do(copy_of(array, node.aval))[0], node)
+    copied = who.in_room((node.aval,), ("a slice of a result",), copy)
+    who.replaced(copied)
     for r in thread.recorders:
         if isinstance(r, Pusher):
             r.carry(buffer, copied)
@@ -323,7 +297,7 @@ def _snapshot(leaf: Any) -> Any:
     """A copy of a foreign array, which may change before the rerun; anything else is itself."""
     if type(leaf) is Argument:
         return leaf.tensor()
-    return leaf.copy() if is_array(leaf) and not phantom.mode.dry else leaf
+    return thread.executor.in_earnest(leaf.copy, leaf) if is_array(leaf) else leaf
 
 
 class Argument:
@@ -342,8 +316,7 @@ class Argument:
 
 def kept_by_tapes(leaf: Any) -> Any:
     """A tensor as an :class:`Argument` where somebody keeps memory within a budget; anything else is itself."""
-    keeper = _buffer.keeper
-    if not isinstance(leaf, Tensor) or keeper is None:
+    if not isinstance(leaf, Tensor):
         return leaf
-    residuals = keeper.keep((leaf._buffer,))
+    residuals = account.current.keep((leaf._buffer,))
     return leaf if type(residuals) is tuple else Argument(residuals)

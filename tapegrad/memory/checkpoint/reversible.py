@@ -13,8 +13,8 @@ from typing import Any
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.state import unrecorded
-from tapegrad.device import phantom
+from tapegrad.core.state import thread, unrecorded
+from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import DTypeError, NotATensorError, ReversibleError, ShapeError
 from tapegrad.memory.checkpoint.coupling import Slot, couple, slots
@@ -99,23 +99,21 @@ class Reversible:
             room = max(1, room // count)
             steps[axis] = slice(None, None, -(-a.shape[axis] // count) or 1)
         found = unrecorded(a.__getitem__, tuple(steps))
-        return array_of(found._buffer) if phantom.mode.dry else found.numpy(copy=True)
+        array = array_of(found._buffer)
+        return thread.executor.in_earnest(lambda: found.numpy(copy=True), array)
 
     def compare(self, sample: Any, a: Tensor) -> None:
         """Raise ReversibleError if ``a``, brought back, has drifted too far from what was sampled."""
         sum_of = functools.partial(a.sum, dtype="complex128" if a.dtype.kind == "c" else "float64")
-        if phantom.mode.dry:  # no values, so no drift
-            array_of(unrecorded(sum_of)._buffer)
-            self.sample(a)
-            return
-        total = unrecorded(sum_of).item()
-        if total - total != 0:
+        total = unrecorded(sum_of)
+        array_of(total._buffer)
+        if thread.executor.in_earnest(lambda: total.item() - total.item() != 0, False):
             raise ReversibleError(
                 f"{self!r}: inverting it gave values that are not finite (shape {a.shape}, {a.dtype}): its outputs, or "
                 "what f or g makes of them, overflow or are NaN; look for the cause in the forward pass"
             )
-        size = abs(sample).max(initial=0) or 1
-        drift = float(abs(self.sample(a) - sample).max(initial=0) / size)
+        back = self.sample(a)
+        drift = thread.executor.in_earnest(lambda: _drift(back, sample), 0.0)
         self.drift = max(self.drift, drift)
         tolerance = self._tolerance
         if tolerance is None:
@@ -126,6 +124,11 @@ class Reversible:
                 f"{drift:.2g}, past the tolerance {tolerance:.2g}: f and g expand rounding errors, or did not repeat; "
                 "use a wider dtype, fewer blocks, smaller weights, or recompute_grad in place of reversible"
             )
+
+
+def _drift(back: Array, sample: Array) -> float:
+    """The largest difference, relative to the largest value."""
+    return float(abs(back - sample).max(initial=0) / (abs(sample).max(initial=0) or 1))
 
 
 @functools.cache

@@ -9,26 +9,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.state import thread
 from tapegrad.engine.evaluate import array_of, fill
+from tapegrad.engine.executor import Above
 from tapegrad.errors import OffloadError, RecomputeError
 from tapegrad.memory.budget.manager import MANAGER
-from tapegrad.memory.checkpoint.rerun import Asked
 from tapegrad.memory.offload.offload import AHEAD, Moved, move
 from tapegrad.memory.policies import RECOMPUTE, SAVE, Policy, asked
-
-if TYPE_CHECKING:
-    from tapegrad.core.protocols import Run
 
 T = TypeVar("T")
 
 
-class Noting(Asked):
+class Noting(Above):
     """Notes, in a first run, the values that ``policy`` saves or offloads.
 
     ``saved``: by place, the primitive's node and the value: its buffer, or what was moved to a tier.  ``count``: of the
@@ -36,6 +33,7 @@ class Noting(Asked):
     """
 
     def __init__(self, policy: Policy, watch: Any) -> None:
+        super().__init__()
         self.saved: dict[int, tuple[Node, Buffer | Moved]] = {}
         self.count = 0
         self._policy = policy
@@ -44,13 +42,13 @@ class Noting(Asked):
         self._names: dict[int, tuple[str, ...]] = {}
         self._pending: set[int] = set()  # indices of values that have had no bytes so far
 
-    def run(self, node: Node, inputs: tuple[Buffer, ...], run: Run) -> Buffer:
+    def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """Run the node; then see what has got bytes: its value, or what it had to read."""
         if self._watch not in thread.recorders:
-            return run(node, inputs)
+            return super().value(node, inputs)
         self._places[node.index] = self.count
         self.count += 1
-        out = run(node, inputs)
+        out = super().value(node, inputs)
         for b in inputs:
             if b.node.index in self._pending and b.array is not None:
                 self._pending.discard(b.node.index)
@@ -77,10 +75,9 @@ class Noting(Asked):
     def settle(self) -> None:
         """The run is over: only what was saved is kept."""
         self._places, self._names, self._pending, self._watch = {}, {}, set(), None
-        if (accountant := _buffer.accountant) is not None:
-            for _, value in self.saved.values():
-                if isinstance(value, Buffer):
-                    accountant.wanted(value, "policy")
+        for _, value in self.saved.values():
+            if isinstance(value, Buffer):
+                account.current.wanted(value, "policy")
 
     def _ask(self, buffer: Buffer) -> None:
         """A value of the run has bytes of its own: keep them, or move them, if the policy says so."""
@@ -95,10 +92,11 @@ class Noting(Asked):
         self.saved[self._places[node.index]] = (node, buffer if moved is None else moved)
 
 
-class Taking(Asked):
+class Taking(Above):
     """Gives, in a rerun, the values that the first run has saved, in place of computing them."""
 
     def __init__(self, name: str, first: Noting, watch: Any) -> None:
+        super().__init__()
         self._name = name
         self._saved, self._expected = first.saved, first.count
         self._watch = watch
@@ -106,15 +104,15 @@ class Taking(Asked):
         values = [first.saved[place][1] for place in sorted(first.saved)]
         self._away = deque([v for v in values if isinstance(v, Moved)])
 
-    def run(self, node: Node, inputs: tuple[Buffer, ...], run: Run) -> Buffer:
+    def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """The value of the node: the one saved at its place, or a new one.  Raises RecomputeError."""
         if self._watch not in thread.recorders:
-            return run(node, inputs)
+            return super().value(node, inputs)
         place = self._count
         self._count += 1
         found = self._saved.get(place)
         if found is None:
-            return run(node, inputs)
+            return super().value(node, inputs)
         was, value = found
         if was.prim is not node.prim or was.aval != node.aval:
             raise RecomputeError(
@@ -127,11 +125,8 @@ class Taking(Asked):
             except MemoryError:
                 raise
             except Exception:  # the tier has lost it: the rerun has its inputs
-                return run(node, inputs)
+                return super().value(node, inputs)
         return Buffer(array_of(value), node, (value.root(),))
-
-    def named(self, buffer: Buffer, name: str) -> None:
-        """The first run has heard it."""
 
     def _fetch(self, value: Moved, node: Node) -> Buffer:
         out = value.fetch(node)

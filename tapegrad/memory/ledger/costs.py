@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import LEAF
+from tapegrad.device import cxx
+from tapegrad.device.types import Array
 
 FLOPS_PER_BYTE = 10
 """Arithmetic that takes as long as moving a byte: about 10 on the CPUs this was measured on (100 Gflop/s at 10 GB/s in
@@ -36,3 +38,9 @@ def cost_of(node: Node, inputs: Sequence[ShapedArray]) -> float:
         return 1.0 + node.aval.nbytes
     found = 1.0 + node.aval.nbytes + sum(a.nbytes for a in inputs)
     return found if prim.flops is None else found + prim.flops(*inputs, **node.params) / FLOPS_PER_BYTE
+
+
+def moved_by(read: Sequence[Array], written: Sequence[Array]) -> tuple[int, int]:
+    """Bytes of distinct arrays read, what broadcasting repeats counted once, and of arrays written."""
+    distinct = {id(x): cxx.extent(x) for x in read}
+    return sum(distinct.values()), sum([x.nbytes for x in written])

@@ -63,7 +63,7 @@ class Measure:
     """The most bytes alive at once in the block."""
     allocated_bytes: int = late(0)
     """Bytes allocated in the block, freed or not."""
-    scratch_bytes: int = 0
+    scratch_bytes: int = late(0)
     """The largest workspace of one kernel on the CPU (registers, on a GPU); not part of the bytes above."""
     kernel_runs: int = late(0)
     """Kernels and barriers run: a region counts as one."""

@@ -33,17 +33,20 @@ from math import inf
 from threading import get_ident
 from typing import Any, TypeVar
 
+from tapegrad.core import account, locks
 from tapegrad.core import buffer as _buffer
-from tapegrad.core import locks
+from tapegrad.core.account import Account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.locks import section, whole
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import LEAF
+from tapegrad.core.protocols import Recording
 from tapegrad.core.state import thread
-from tapegrad.device import phantom
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.phantom import Phantom
-from tapegrad.memory.ledger.costs import cost_of
+from tapegrad.device.types import Array
+from tapegrad.engine.executor import COUNTED
+from tapegrad.memory.ledger.costs import cost_of, moved_by
 from tapegrad.memory.ledger.entries import RANK, Entries, Entry
 from tapegrad.memory.ledger.figures import GRAIN, Measure, rounded
 from tapegrad.memory.ledger.journal import Journal
@@ -62,8 +65,8 @@ _LARGE, _SHARE = 2**20, 256
 the stack costs nothing, or of such a share of the limit."""
 
 
-class Ledger:
-    """The accountant: live entries, and the open measures to tell."""
+class Ledger(Account):
+    """The account that counts: live entries, and the open measures to tell."""
 
     def __init__(self) -> None:
         self._lock = locks.lock()
@@ -175,6 +178,7 @@ class Ledger:
         """An exception came in the middle of a section: make sums right again, and the lock free."""
         if locks.let_go(self._lock, self, self._held if self._lock._is_owned() else 0) <= 0:
             with self._lock:
+                self._drain()  # an entry that is about to leave may have lost its key to another one
                 self._entries.recount()
                 self._find_room()
 
@@ -189,7 +193,7 @@ class Ledger:
     @whole
     def open(self, measure: Measure) -> None:
         """Start telling ``measure``; before the first one, what is alive is entered."""
-        _buffer.set_accountant(self)
+        account.count_with(self)
         self._note_changes()
         live = self._entries.live_bytes
         self._open = [*self._open, measure]
@@ -217,7 +221,7 @@ class Ledger:
             self._entries.sum_up(False)
             self.detailed = False
         if not self._open:
-            _buffer.set_accountant(None)
+            account.count_with(None)
             self._epoch += 1
             self.journal = None
             self._wanted.clear()
@@ -297,31 +301,22 @@ class Ledger:
     # What the engine tells -------------------------------------------------------------------------------------
 
     def allocated(self, buffer: Buffer) -> None:
-        """A buffer got bytes."""
+        """A buffer got bytes, and there is no limit."""
         if type(buffer.array) is HostScalar:  # a kernel's argument: nothing lies on the device
             return
-        keeper = _buffer.keeper
-        if keeper is None:
-            self._count_freely(buffer)
-        elif not self._count(buffer, False):
-            keeper.admit(buffer, self._count_admitted)
-
-    def _count_freely(self, buffer: Buffer) -> None:
-        """Count a buffer's bytes where there is no limit."""
         if self._at_once:
-            self._count(buffer, True)
+            self.count(buffer, True)
             return
         place = self._places.pop(buffer, None) if self._places else None
         self._enter(buffer, self._category_of(buffer), place or (user_place() if self.detailed else _SMALL))
         if self._limit != inf:  # another thread has entered a budget meanwhile
             self._find_room()
 
-    def _count_admitted(self, buffer: Buffer) -> None:
-        self._count(buffer, True)
-
     @section
-    def _count(self, buffer: Buffer, admitted: bool) -> bool:
-        """Count a buffer's bytes if there is room; ``admitted``: there is."""
+    def count(self, buffer: Buffer, admitted: bool) -> bool:
+        """Count a buffer's bytes if there is room (``admitted``: there is); whether that was done."""
+        if type(buffer.array) is HostScalar:
+            return True
         nbytes = -(-buffer.node.aval.nbytes // GRAIN) * GRAIN
         try:
             with self._lock:
@@ -388,9 +383,14 @@ class Ledger:
         if buffer.postponed and self.journal is not None:  # it will be applied elsewhere
             self._locked(self.journal.called, buffer.node)
 
-    def place(self) -> Place | None:
-        """Where the user's program is (None: without details)."""
-        return user_place() if self.detailed else None
+    def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> Any:
+        """A tape keeps buffers, filled or pending, for the rules of ``node``."""
+        if self.detailed or self.journal is not None:
+            if self.detailed:
+                recording.lines[node.index] = user_place()
+            for b in residuals:
+                self.wanted(b, node.prim.name)
+        return residuals
 
     @whole
     def place_of(self, buffer: Buffer) -> Place | None:
@@ -430,8 +430,10 @@ class Ledger:
         if self.journal is not None:
             self._locked(self.journal.read, [self._entries.of(b.root()) for b in buffers])
 
-    def called(self, node: Node) -> None:
+    def called(self, recording: Recording, node: Node) -> None:
         """A call with a derivative of its own was made."""
+        if self.detailed:
+            recording.lines[node.index] = user_place()
         if self.journal is not None:
             self._locked(self.journal.called, node)
 
@@ -593,15 +595,24 @@ class Ledger:
 
     # Work, and what threads do ----------------------------------------------------------------------------------
 
-    def ran(self, names: tuple[str, ...], read: int, written: int) -> None:
-        """A kernel ran."""
-        self._events.append((self._add_run, names, read + written))
+    def ran(self, names: tuple[str, ...], moves: Sequence[tuple[Sequence[Array], Sequence[Array]]]) -> None:
+        """Kernels ran."""
+        if self.detailed:
+            for read, written in moves:
+                self._events.append((self._add_run, names, *moved_by(read, written)))
+                names = ()
 
-    def _add_run(self, names: tuple[str, ...], moved: int) -> None:
+    def passed(self, passes: Sequence[tuple[int, int]]) -> None:
+        """A kernel passed over memory."""
+        if self.detailed:
+            for read, written in passes:
+                self._events.append((self._add_run, (), read, written))
+
+    def _add_run(self, names: tuple[str, ...], read: int, written: int) -> None:
         for m in self._open:
             figures = m.__dict__
             figures["kernel_runs"] += 1
-            figures["bytes_moved"] += moved
+            figures["bytes_moved"] += read + written
             nodes = figures["nodes_run"]
             for name in names:
                 nodes[name] += 1
@@ -625,24 +636,32 @@ class Ledger:
             setattr(m, figure, getattr(m, figure) + 1)
 
     @whole
-    def reran(self) -> None:
-        """A checkpointed function is rerun in this thread."""
+    def _reran(self) -> None:
         for m in self._open:
             m.reruns += 1
 
-    @whole
+    def rerun(self, f: Callable[..., T], *args: Any, shift: int = 0) -> T:
+        """A checkpointed function, ``f(*args)``, runs again in this thread."""
+        self._reran()
+        return during(f, *args, reruns=HERE.reruns + 1, shift=shift)
+
     def scratch(self, nbytes: int) -> None:
         """A kernel took workspace."""
+        if self.detailed:
+            self._events.append((self._add_scratch, nbytes))
+
+    def _add_scratch(self, nbytes: int) -> None:
         for m in self._open:
-            m.scratch_bytes = max(m.scratch_bytes, nbytes)
+            figures = m.__dict__
+            figures["scratch_bytes"] = max(figures["scratch_bytes"], nbytes)
 
     def walk(self, f: Callable[..., T], *args: Any) -> T:
         """A gradient walk, ``f(*args)``."""
         try:
             return during(f, *args, walking=HERE.walking + 1, source=HERE.source)
         finally:
-            if not (HERE.walking or HERE.reruns or thread.recorders or phantom.mode.dry):
-                HERE.differentiated = True
+            if not (HERE.walking or HERE.reruns or thread.recorders):
+                HERE.differentiated = thread.executor.in_earnest(lambda: True, HERE.differentiated)
 
     def differentiating(self, index: int) -> None:
         """The walk has come to a node."""
@@ -656,4 +675,5 @@ def _old(buffer: Buffer) -> tuple[str, Place]:
 
 
 LEDGER = Ledger()
+Ledger.executor = COUNTED
 locks.in_child(LEDGER.in_child)

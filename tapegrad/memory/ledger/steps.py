@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tapegrad.device import phantom
+from tapegrad.core.state import thread
 from tapegrad.memory.ledger.phase import HERE
 
 GRADIENT, OPTIMIZER, PROGRAM = range(3)
@@ -28,8 +28,9 @@ class Steps:
 
     def mark(self, kind: int) -> None:
         """A step has ended; in a dry run none does."""
-        if phantom.mode.dry:
-            return
+        thread.executor.in_earnest(lambda: self._mark(kind), None)
+
+    def _mark(self, kind: int) -> None:
         HERE.differentiated = False
         if kind >= self._kind:
             self._kind = kind

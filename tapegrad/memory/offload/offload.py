@@ -17,10 +17,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tapegrad.core import locks
-from tapegrad.core.buffer import Buffer, in_room
+from tapegrad.core import account, locks
+from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import LEAF
+from tapegrad.core.state import thread
 from tapegrad.device import Device, phantom
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import OffloadError
@@ -118,7 +119,7 @@ class Moved:
             coming, self._coming = self._coming, None
         if coming is None:
             name = "bringing back " + ("a value" if node.prim is LEAF else node.prim.name)
-            return in_room((node.aval,), (name,), self._fetched, node)
+            return account.current.in_room((node.aval,), (name,), self._fetched, node)
         coming.array, coming.node = self._slot.get(), node  # the bytes that it has stood for
         LEDGER.labelled(coming, "rematerialized" if HERE.reruns else "temporary")
         LEDGER.moved("fetches")
@@ -139,17 +140,19 @@ def move(buffer: Buffer, answer: Any) -> Moved | None:
     array: Any = buffer.array
     if type(array) is HostScalar or not array.nbytes or not array.flags.c_contiguous:
         return None
-    if phantom.mode.dry:
-        slot: Slot = _DrySlot(buffer)
-    else:
-        tier = answer.tier if isinstance(answer, Offload) else default_tier(buffer.node.aval.device)
-        try:
-            slot = tier.put(buffer)
-        except Exception as e:
-            raise OffloadError(f"{type(tier).__name__} has not taken {buffer.node!r}: {e}") from e
-        _used.add(tier)
+    slot = thread.executor.in_earnest(lambda: _put(buffer, answer), None)
     LEDGER.moved("offloads")
-    return Moved(buffer.node, slot)
+    return Moved(buffer.node, slot or _DrySlot(buffer))
+
+
+def _put(buffer: Buffer, answer: Any) -> Slot | None:
+    tier = answer.tier if isinstance(answer, Offload) else default_tier(buffer.node.aval.device)
+    try:
+        slot = tier.put(buffer)
+    except Exception as e:
+        raise OffloadError(f"{type(tier).__name__} has not taken {buffer.node!r}: {e}") from e
+    _used.add(tier)
+    return slot
 
 
 def keeps_memory() -> bool:
@@ -159,15 +162,18 @@ def keeps_memory() -> bool:
 
 def kept_bytes() -> int:
     """Bytes of device memory that nobody has any more, but copies still use."""
-    if not _used or phantom.mode.dry:
-        return 0
-    return sum([getattr(tier, "kept_bytes", 0) for tier in _used])
+    return sum([getattr(tier, "kept_bytes", 0) for tier in _tiers_in_use()]) if _used else 0
+
+
+def _tiers_in_use() -> list[Tier]:
+    """Those that have been used; a dry run uses none."""
+    return thread.executor.in_earnest(lambda: list(_used), [])
 
 
 def reclaim(nbytes: int | None) -> int:
     """Let go of device memory that copies have used; see :meth:`tapegrad.memory.offload.tiers.Tier.reclaim`."""
     freed = 0
-    for tier in [] if phantom.mode.dry else list(_used):
+    for tier in _tiers_in_use():
         freed += tier.reclaim(None if nbytes is None else max(0, nbytes - freed))
     return freed
 

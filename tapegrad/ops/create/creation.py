@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tapegrad.core.aval import shaped
-from tapegrad.core.buffer import in_room
-from tapegrad.device import CPU, Device, asdevice, current_device, dtypes, phantom
+from tapegrad.core.aval import Shape, shaped
+from tapegrad.core.state import thread
+from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
+from tapegrad.device.types import Array, DType
+from tapegrad.engine.make import Function
 from tapegrad.ops.dispatch import asarray, cast, own, tensor
 from tapegrad.ops.shape.shape import broadcast_to
-from tapegrad.tensor import Tensor, TensorLike, from_array
+from tapegrad.tensor import Tensor, TensorLike
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
-
-_MIB = 2**20
 
 
 def constant(x: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
@@ -24,8 +24,12 @@ def constant(x: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
     return asarray(x, dtype=dtype)
 
 
-def _made(array: TensorLike, device: Device) -> Tensor:
-    return from_array(array, device)
+def _made(
+    name: str, shape: Shape, dtype: DType, device: Device, call: Callable[..., Any], given: bool = True
+) -> Tensor:
+    """The tensor that ``call`` writes into an array (``given``), or returns."""
+    work = Function(name, [shaped(shape, dtype, device)], call, given=given, is_kernel=False)
+    return Tensor(thread.executor.values(work)[0])
 
 
 def full(
@@ -43,17 +47,7 @@ def full(
     where = current_device() if device is None else asdevice(device)
     wanted = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    aval = shaped(lengths, wanted, where)
-
-    def make() -> Tensor:
-        out = where.empty(lengths, wanted)
-        if phantom.mode.dry:
-            return _made(out, where)
-        with where.active():
-            out[...] = fill_value
-        return _made(out, where)
-
-    return in_room((aval,), ("full",), make) if aval.nbytes >= _MIB else make()  # less is made room for when counted
+    return _made("full", lengths, wanted, where, lambda out: out.__setitem__(..., fill_value))
 
 
 def zeros(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
@@ -110,15 +104,18 @@ def arange(
     where = current_device() if device is None else asdevice(device)
     if stop is None:
         start, stop = 0, start
-    if phantom.mode.dry:
-        kind = CPU.array([start, stop, step]).dtype.kind
-        wanted = dtypes.of_python(kind, None) if dtype is None else dtypes.asdtype(dtype)
-        return _made(where.empty((max(0, math.ceil((stop - start) / step)),), wanted), where)
-    with where.active():
-        array = where.xp.arange(start, stop, step, dtype=None if dtype is None else dtypes.asdtype(dtype))
-        if dtype is None:
-            array = array.astype(dtypes.of_python(array.dtype.kind, array.dtype))
-    return _made(array, where)
+    if dtype is None:
+        kind = CPU.array([start, stop, step]).dtype
+        wanted = dtypes.of_python(kind.kind, kind)
+    else:
+        wanted = dtypes.asdtype(dtype)
+    count = max(0, math.ceil((stop - start) / step))
+
+    def make() -> list[Array]:
+        array = where.xp.arange(start, stop, step, dtype=None if dtype is None else wanted)
+        return [array.astype(wanted, copy=False)]
+
+    return _made("arange", (count,), wanted, where, make, given=False)
 
 
 def spaced(
@@ -127,10 +124,8 @@ def spaced(
     """``num`` evenly spaced numbers from the number ``start`` to ``stop``; float32 unless said otherwise."""
     where = current_device() if device is None else asdevice(device)
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
-    if phantom.mode.dry:
-        return _made(where.empty((num,), wanted), where)
-    with where.active():
-        return _made(where.xp.linspace(start, stop, num, endpoint=endpoint, dtype=wanted), where)
+    make = lambda: [where.xp.linspace(start, stop, num, endpoint=endpoint, dtype=wanted)]
+    return _made("linspace", (num,), wanted, where, make, given=False)
 
 
 def eye(
@@ -140,10 +135,8 @@ def eye(
     """Ones on diagonal ``k`` (positive: above the main one), zeros elsewhere."""
     where = current_device() if device is None else asdevice(device)
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
-    if phantom.mode.dry:
-        return _made(where.empty((n_rows, n_rows if n_cols is None else n_cols), wanted), where)
-    with where.active():
-        return _made(where.xp.eye(n_rows, n_cols, k=k, dtype=wanted), where)
+    make = lambda: [where.xp.eye(n_rows, n_cols, k=k, dtype=wanted)]
+    return _made("eye", (n_rows, n_rows if n_cols is None else n_cols), wanted, where, make, given=False)
 
 
 def astype(x: TensorLike, dtype: DTypeLike, /, *, copy: bool = True, device: Device | str | None = None) -> Tensor:

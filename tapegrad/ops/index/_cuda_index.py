@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from tapegrad.device import cxx, dtypes, phantom
+from tapegrad.device import cxx, dtypes
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.tally import contiguous, passed
 from tapegrad.device.types import Array, DType
@@ -65,7 +65,7 @@ def scatter_add(device: CudaDevice, x: Array, indices: Array, *, axis: int, n: i
         return
     xp = device.xp
     places, x = contiguous(xp, indices).reshape(-1), contiguous(xp, x)
-    if phantom.mode.dry:
+    if xp is None:  # a dry run: the copies are told of
         return
     before, width, count = prod(x.shape[:axis]), prod(x.shape[axis + indices.ndim :]), places.size
     order = xp.argsort(places, kind="stable")

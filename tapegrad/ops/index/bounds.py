@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import checks, dtypes, phantom, tally
 from tapegrad.device.host_scalar import HostScalar
@@ -74,10 +74,10 @@ def require(x: Tensor, low: int, high: int, name: Hashable, error: Callable[[int
             if least < low or most > high:
                 raise error(least if least < low else most, low, high)
         return
-    _cuda_index.within(device, array_of(x._buffer), low, high, checks.kind(name, _first_wrong(error)))
-    for read, written in tally.taken():
-        if (accountant := _buffer.accountant) is not None and accountant.detailed:
-            accountant.ran((), read, written)
+    _cuda_index.within(
+        thread.executor.device(device), array_of(x._buffer), low, high, checks.kind(name, _first_wrong(error))
+    )
+    account.current.passed(tally.taken())
 
 
 def _first_wrong(error: Callable[[int, int, int], Exception]) -> checks.Describe:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad.core.aval import broadcast_shapes, normalize_axis
-from tapegrad.core.state import unrecorded
-from tapegrad.device import dtypes, phantom
+from tapegrad.core.state import thread, unrecorded
+from tapegrad.device import dtypes
 from tapegrad.errors import IndexingError, ShapeError, TapegradError
 from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import maximum, minimum, remainder
@@ -52,7 +52,7 @@ def choose(a: TensorLike, choices: Any, mode: str = "raise") -> Tensor:
         raise IndexingError(f"choose: {places.dtype} numbers of {len(options)} choices; need integers, and a choice")
     n = len(options)
     if mode == "raise":
-        if places.size and not phantom.mode.dry and not within(every(places), n):
+        if places.size and not thread.executor.in_earnest(lambda: within(every(places), n), True):
             raise IndexingError(f"choose: a number is out of range for {n} choices; use mode='wrap' or 'clip'")
     elif mode not in ("wrap", "clip"):
         raise TapegradError(f"choose: mode {mode!r} is not one of raise, wrap, clip")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.state import thread
 from tapegrad.errors import NotATensorError
 from tapegrad.ops.dispatch import tensor
@@ -19,8 +19,6 @@ def name(x: TensorLike, name: str, /) -> Tensor:
     if not isinstance(name, str):
         raise NotATensorError(f'name: a name is a string, not {name!r:.60}; write name(x, "h")')
     t = tensor("name", x)
-    if thread.runner is not None:
-        thread.runner.named(t._buffer, name)
-    if (keeper := _buffer.keeper) is not None:
-        keeper.named(t._buffer, name)
+    thread.executor.named(t._buffer, name)
+    account.current.named(t._buffer, name)
     return t

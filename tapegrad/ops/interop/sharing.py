@@ -8,7 +8,7 @@ from typing import Any
 from tapegrad.device import Device, asdevice, dlpack
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.create.transfer import to_device
-from tapegrad.tensor import Tensor, TensorLike, from_array
+from tapegrad.tensor import Tensor, TensorLike, upload
 from tapegrad.variable import Variable
 
 __all__ = ["from_dlpack"]
@@ -30,7 +30,7 @@ def from_dlpack(x: TensorLike, /, *, device: Device | str | None = None, copy: b
         found = asarray(x)
     else:
         array, source = dlpack.imported(x)
-        found = from_array(source.array(array, copy=bool(copy)), source, shared=not copy)
+        found = upload(array, source, copy=bool(copy), shared=not copy)
     target = found.device if device is None else asdevice(device)
     if copy is False and target is not found.device:
         raise ValueError(f"from_dlpack: from {found.device} to {target} takes a copy; leave out copy=False")

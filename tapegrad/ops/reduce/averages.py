@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tapegrad.core.aval import normalize_axes
-from tapegrad.core.state import unrecorded
-from tapegrad.device import dtypes, phantom
+from tapegrad.core.state import thread, unrecorded
+from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.create.creation import full_like
 from tapegrad.ops.dispatch import cast, promote, tensor
@@ -50,7 +50,7 @@ def average(
     at_least = dtypes.float64 if x.dtype.kind in "biu" else w.dtype
     x, w = promote("average", (x, w), lambda d: dtypes.result_type(d, at_least))
     total = sum(w, axis=axes, keepdims=keepdims)
-    if not phantom.mode.dry and unrecorded(lambda: bool(any_of(equal(every(total), 0)))):
+    if thread.executor.in_earnest(lambda: unrecorded(lambda: bool(any_of(equal(every(total), 0)))), False):
         raise ZeroWeightsError("average: weights sum to 0, which nothing can be divided by")
     found = divide(sum(multiply(x, w), axis=axes, keepdims=keepdims), total)
     return (found, broadcast_to(total, found.shape)) if returned else found

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, general
-from tapegrad.core.state import unrecorded
-from tapegrad.device import dtypes, phantom
+from tapegrad.core.state import thread, unrecorded
+from tapegrad.device import dtypes
 from tapegrad.device.numerics import scans
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import DTypeError, IndexingError, ShapeError, TapegradError
@@ -170,7 +170,7 @@ def segment_prod(data: TensorLike, segment_ids: TensorLike, num_segments: int | 
         order = argsort(ids)
         found = barrier(take_p, ids, order, axis=0)
         tally = barrier(scatter_add_p, ones(ids.shape, dtype=dtypes.int64, device=ids.device), found, axis=0, n=n + 1)
-        longest = count if phantom.mode.dry else int(max_of(every(tally)).item())
+        longest = thread.executor.in_earnest(lambda: int(max_of(every(tally)).item()), count)
         return found, order, longest, where(tally > 0, cumulative_sum(tally) - 1, count)[:n]
 
     ids, order, longest, places = unrecorded(sorted_ids)

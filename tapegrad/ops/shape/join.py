@@ -16,7 +16,7 @@ from tapegrad.ops.elementwise.arithmetic import clip, minimum
 from tapegrad.ops.index.indexing import put_slice_p, take
 from tapegrad.ops.shape.blocks import concat_p, slice_p, stretch, unslice_p
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
-from tapegrad.tensor import Tensor, TensorLike, from_array, identity_of
+from tapegrad.tensor import Tensor, TensorLike, identity_of, upload
 
 
 def concat(xs: Sequence[Any], /, axis: int | None = 0) -> Tensor:
@@ -135,7 +135,7 @@ def repeat(x: TensorLike, repeats: Any, /, axis: int | None = None) -> Tensor:
     if counts.size not in (1, n) or counts.ndim > 1 or (counts.size and int(times.min()) < 0):
         raise ShapeError(f"repeat: repeats of shape {counts.shape} must be {n} numbers, none negative, for {x.shape}")
     places = CPU.xp.repeat(CPU.xp.arange(n), CPU.xp.broadcast_to(times, (n,)))
-    return take(x, from_array(x.device.array(places, copy=False), x.device), axis=a)
+    return take(x, upload(places, x.device, copy=False), axis=a)
 
 
 def padded(x: Tensor, widths: Sequence[tuple[int, int]], mode: str = "constant", constant_values: Any = 0) -> Tensor:

@@ -13,7 +13,7 @@ import pytest
 from checks import bits_equal, c64, no_garbage
 
 import tapegrad as tg
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.errors import BudgetError, RecomputeError
 from tapegrad.memory.budget import replay as replay_module
 from tapegrad.memory.budget.budget import MANAGER
@@ -34,7 +34,7 @@ def x() -> tg.Tensor:
 def nothing_is_left() -> Iterator[None]:
     gc.collect()  # what an earlier test's traceback holds would count
     yield
-    assert _buffer.keeper is None and _buffer.accountant is None
+    assert account.current is account.NOBODY
     assert MANAGER._present() is None and len(MANAGER._storages.candidates) == 0 and not LEDGER.promised_bytes
 
 

@@ -15,7 +15,7 @@ from cuda_cases import installed
 from shim import standin
 
 import tapegrad as tg
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.state import thread
 from tapegrad.device import asdevice
 from tapegrad.device.pool import HostPool
@@ -268,4 +268,4 @@ def test_each_allocation_on_a_gpu(cuda: str, budget: bool) -> None:
             nullcontext,  # the stand-in's own blocks are cycles; a buffer in one would still be counted as alive
         )
     assert (through > raised) if budget else (through == 0 and raised > 5)
-    assert _buffer.keeper is None
+    assert account.current is account.NOBODY

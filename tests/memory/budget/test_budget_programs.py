@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import tapegrad as tg
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.core.state import thread
 from tapegrad.engine import region
 from tapegrad.memory.budget.budget import MANAGER
@@ -37,7 +37,7 @@ def defaults() -> Iterator[None]:
 
 def check_nothing_is_left() -> None:
     """No budget in force, nothing recorded, nothing remembered."""
-    assert _buffer.keeper is None and thread.recorders == () and thread.deferring is None
+    assert account.current is account.NOBODY and thread.recorders == () and thread.deferring is None
     assert MANAGER._present() is None and len(MANAGER._storages.candidates) == 0 and not LEDGER.promised_bytes
 
 

@@ -15,7 +15,7 @@ import pytest
 from checks import c64
 
 import tapegrad as tg
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.device.pool import HostPool
 from tapegrad.engine import region
 from tapegrad.memory.budget.budget import MANAGER
@@ -35,7 +35,7 @@ def often() -> Iterator[None]:
     yield
     sys.setswitchinterval(interval)
     region.set_small(small)
-    assert _buffer.keeper is None and MANAGER._present() is None
+    assert account.current is account.NOBODY and MANAGER._present() is None
     assert len(MANAGER._storages.candidates) == 0 and not LEDGER.promised_bytes
 
 
@@ -111,7 +111,7 @@ def test_what_is_taken_is_never_told_as_less_while_promised_bytes_become_live() 
     def fill() -> None:
         try:
             for _ in range(400):
-                MANAGER.reserve((aval,), ("a test",))
+                MANAGER._reserve((aval,), ("a test",))
                 held.append(data(0))
         finally:
             over.set()
@@ -225,7 +225,7 @@ def test_a_forked_child_keeps_its_own_budgets_alone() -> None:
 import os, threading
 import numpy as np
 import tapegrad as tg
-from tapegrad.core import buffer
+from tapegrad.core import account
 from tapegrad.memory.budget.budget import MANAGER
 
 x = tg.asarray(np.ones((64, 64)))
@@ -264,7 +264,7 @@ with tg.memory_budget(2**18, offload) as m:
         assert MANAGER.limit == 2**16
         over.set()
         thread.join()
-assert buffer.keeper is None
+assert account.current is not MANAGER
 if child == 0:
     os._exit(0)
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -293,7 +293,7 @@ def test_one_budget_object_serves_several_threads() -> None:
             entered.wait(PATIENCE)
             left.wait(PATIENCE)
             held = tg.softmax(x)
-            assert m.live_bytes == base + UNIT and _buffer.keeper is MANAGER
+            assert m.live_bytes == base + UNIT and account.current is MANAGER
             del held
 
     together(first, second)
@@ -302,7 +302,7 @@ def test_one_budget_object_serves_several_threads() -> None:
 def test_a_budget_may_be_left_in_another_thread() -> None:
     budget = tg.memory_budget("1GiB")
     together(lambda: budget.__enter__() and None)
-    assert _buffer.keeper is MANAGER
+    assert account.current is MANAGER
     budget.__exit__(None, None, None)
 
 
@@ -310,4 +310,4 @@ def test_a_budget_that_an_interrupt_kept_from_being_left_ends_with_its_object() 
     budget = tg.memory_budget("1GiB")
     budget.__enter__()
     del budget
-    assert _buffer.keeper is None and _buffer.accountant is None
+    assert account.current is account.NOBODY

@@ -10,7 +10,7 @@ import pytest
 from checks import c64, no_garbage
 
 import tapegrad as tg
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.errors import BudgetError
 from tapegrad.memory.budget.budget import MANAGER
 
@@ -104,7 +104,7 @@ def test_derivatives_of_derivatives_have_the_plain_bits(step: str, mode: str) ->
         assert m.peak_bytes <= limit and m.live_bytes == base
         evicted += m.evictions
     assert evicted > 0
-    assert _buffer.keeper is None and MANAGER._present() is None
+    assert account.current is account.NOBODY and MANAGER._present() is None
 
 
 def test_a_rule_without_a_derivative_has_no_tangent_either() -> None:

@@ -15,10 +15,12 @@ import pytest
 from checks import c64, var64
 
 import tapegrad as tg
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.device.pool import HostPool
-from tapegrad.engine import compute, evaluate, region
-from tapegrad.engine.cpu import tiles
+from tapegrad.engine import region
+from tapegrad.engine.cpu.tiles import Tiling
+from tapegrad.engine.executor import Executor
+from tapegrad.engine.make import Application, Function
 from tapegrad.errors import BudgetError
 from tapegrad.memory.ledger.ledger import LEDGER
 
@@ -133,11 +135,9 @@ class Faults:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, self.at, self.error = 0, -1, ZeroDivisionError
         self._wrap(monkeypatch, HostPool, "empty")
-        self._wrap(monkeypatch, tiles, "run")
-        for module in (evaluate, compute):
-            for name in ("compute", "compute_elementwise", "copied"):
-                if hasattr(module, name):
-                    self._wrap(monkeypatch, module, name)
+        for work in (Tiling, Application, Function):
+            self._wrap(monkeypatch, work, "run")
+        self._wrap(monkeypatch, Executor, "_small_array")
 
     def _wrap(self, monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> None:
         function = getattr(where, name)
@@ -199,9 +199,10 @@ def test_room_is_reserved_in_one_place_alone() -> None:
     found = []
     for path in PACKAGE.rglob("*.py"):
         for n in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("reserve", "settled"):
+            called = n.func if isinstance(n, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in ("_reserve", "settle_promise"):
                 found.append(path.name)
-    assert set(found) == {"buffer.py"}
+    assert set(found) == {"manager.py"}
 
 
 def test_a_kernel_within_a_kernel_has_room_of_its_own() -> None:
@@ -220,12 +221,12 @@ def test_a_kernel_within_a_kernel_has_room_of_its_own() -> None:
     gc.collect()
     base = live()
     with tg.memory_budget(base + 2 * UNIT) as m:
-        y = _buffer.in_room((aval,), ("outer",), outer)
+        y = account.current.in_room((aval,), ("outer",), outer)
         assert before == [UNIT, 0] and LEDGER.promised_bytes == 0 and m.peak_bytes == base + 2 * UNIT
         del y
     with pytest.raises(BudgetError, match="softmax"), tg.memory_budget(base + UNIT):
-        _buffer.in_room((aval,), ("outer",), outer)
-    assert _buffer.keeper is None and LEDGER.promised_bytes == 0
+        account.current.in_room((aval,), ("outer",), outer)
+    assert account.current is account.NOBODY and LEDGER.promised_bytes == 0
 
 
 # What a budget that never binds costs --------------------------------------------------------------------------------

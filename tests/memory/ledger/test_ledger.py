@@ -17,7 +17,7 @@ import pytest
 from checks import c64, no_garbage, same, values, var64
 
 import tapegrad as tg
-from tapegrad.core import buffer
+from tapegrad.core import account
 from tapegrad.device.pool import POOL
 from tapegrad.memory.ledger.figures import CATEGORIES, rounded
 from tapegrad.memory.ledger.ledger import LEDGER
@@ -33,16 +33,16 @@ def quiet() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-    assert buffer.accountant is None
+    assert account.current is account.NOBODY
 
 
 def test_it_costs_nothing_when_unused() -> None:
-    assert buffer.accountant is None
+    assert account.current is account.NOBODY
     x = tg.exp(c64(np.ones(3)))
     assert LEDGER.by("category") == {} and LEDGER.live_bytes == 0
     with tg.measure():
-        assert buffer.accountant is LEDGER and LEDGER._entries
-    assert buffer.accountant is None and LEDGER.by("category") == {} and LEDGER.live_bytes == 0
+        assert account.current is LEDGER and LEDGER._entries
+    assert account.current is account.NOBODY and LEDGER.by("category") == {} and LEDGER.live_bytes == 0
     del x
 
 
@@ -235,7 +235,7 @@ def test_nested_blocks_count_each_its_own() -> None:
         assert (inner.allocated_bytes, inner.kernel_runs) == (1024, 1)
         frozen = inner.live_bytes
         c = tg.exp(x)
-        assert buffer.accountant is LEDGER
+        assert account.current is LEDGER
     assert (outer.allocated_bytes, outer.kernel_runs, inner.kernel_runs) == (3072, 3, 1)
     assert inner.live_bytes == frozen == outer.live_bytes - 1024
     del a, b, c
@@ -261,7 +261,7 @@ def test_exceptions_leave_the_ledger_right() -> None:
         del y, tape
         assert thread_is_not_rerunning()
         raise KeyError
-    assert buffer.accountant is None and m.reruns == 1
+    assert account.current is account.NOBODY and m.reruns == 1
     with tg.measure() as again:
         assert tg.exp(x) is not None
     assert again.live_by_category.get("rematerialized", 0) == 0
@@ -530,7 +530,7 @@ def test_a_measure_that_an_interrupt_kept_from_being_left_ends_with_its_object()
     block = tg.measure()
     m = block.__enter__()
     del block
-    assert buffer.accountant is None and m.now is None
+    assert account.current is account.NOBODY and m.now is None
 
 
 def test_figures_are_those_of_now_whenever_they_are_read() -> None:

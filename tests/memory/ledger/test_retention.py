@@ -11,7 +11,7 @@ import pytest
 from checks import c64, no_garbage
 
 import tapegrad as tg
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.memory.budget.budget import MANAGER
 
 SIDE = 16
@@ -25,7 +25,7 @@ PLENTY = "64MiB"
 def nothing_is_left() -> Iterator[None]:
     gc.collect()
     yield
-    assert _buffer.keeper is None and MANAGER._present() is None and len(MANAGER._storages.candidates) == 0
+    assert account.current is account.NOBODY and MANAGER._present() is None and len(MANAGER._storages.candidates) == 0
 
 
 def forward(h: Any, number: int = 0) -> Any:

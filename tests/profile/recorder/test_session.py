@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.core import buffer
+from tapegrad.core import account
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import HERE
 from tapegrad.memory.ledger.steps import STEPS
@@ -42,7 +42,7 @@ def quiet() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-    assert buffer.accountant is None
+    assert account.current is account.NOBODY
     assert STEPS._listeners == ()
     assert LEDGER.journal is None
     assert HERE.reruns == HERE.restoring == HERE.walking == HERE.shift == 0 and not HERE.optimizing

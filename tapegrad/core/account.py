@@ -1,0 +1,154 @@
+"""What the engine tells of bytes and work, and whom it asks for room: memory's side of everything that is done.
+
+One :class:`Account` is in force in the process: one that counts nothing and refuses nothing, the ledger, or the manager
+of a budget, who counts as well.  It is chosen when a block is entered and when one is left (:func:`count_with`,
+:func:`keep_with`), and with it the executor that does works.  Nobody asks which one it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from tapegrad.core import buffer as _buffer
+from tapegrad.core import state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tapegrad.core.aval import ShapedArray
+    from tapegrad.core.buffer import Buffer
+    from tapegrad.core.node import Node
+    from tapegrad.core.protocols import Executor, Recipes, Recorder, Recording
+
+T = TypeVar("T")
+Moves = "Sequence[tuple[Sequence[Any], Sequence[Any]]]"
+"""Of each kernel: the arrays that it reads, and those that it writes."""
+
+
+class Account:
+    """Counts nothing and refuses nothing; what the others do besides is said of each method."""
+
+    executor: ClassVar[Executor]
+    """Who does works while this account is in force."""
+
+    # Operations ------------------------------------------------------------------------------------------------
+
+    def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
+        """``node`` is applied to ``inputs``, now or when its value is needed."""
+
+    def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """``node`` was applied where somebody records; its value is, or will be, in ``out``."""
+
+    def renamed(self, out: Buffer, source: Buffer) -> None:
+        """``out`` has the bytes of ``source`` under another node."""
+
+    def named(self, buffer: Buffer, name: str) -> None:
+        """The user calls the value of ``buffer`` ``name``."""
+
+    def called(self, recording: Recording, node: Node) -> None:
+        """``node`` is a result of a call, which has a derivative of its own and which ``recording`` has recorded."""
+
+    # Bytes -----------------------------------------------------------------------------------------------------
+
+    def in_room(self, avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: Any) -> T:
+        """What ``make(*args)`` returns, which makes buffers of values like ``avals``, by primitives of these ``names``.
+
+        Within a budget room is made first.  What ``make`` has not taken when it returns, or raises, is free for other
+        threads.  Raises BudgetError.
+        """
+        return make(*args)
+
+    def allocated(self, buffer: Buffer) -> None:
+        """``buffer`` has got bytes of its own; a weak reference tells when they go."""
+
+    def filled(self, buffer: Buffer, keeps: tuple[Buffer, ...]) -> None:
+        """A pending buffer, which was to be made from ``keeps``, has got its bytes."""
+
+    def deferred(self, buffer: Buffer) -> None:
+        """``buffer`` was made pending: its bytes, if it ever gets any, are due to this source line."""
+
+    def replaced(self, buffer: Buffer) -> None:
+        """The value of the buffer's node is here now: a copy of a view."""
+
+    def accompanied(self, buffer: Buffer) -> None:
+        """``buffer`` has got a companion (see ``autodiff/companions.py``), which is to come back with its value."""
+
+    def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
+        """``buffer``'s bytes serve as ``category`` from now on; ``name``: what the user calls what holds them."""
+
+    def wanted(self, buffer: Buffer, by: str) -> None:
+        """A call of the name ``by`` keeps ``buffer``."""
+
+    def scratch(self, nbytes: int) -> None:
+        """A kernel took so many bytes of workspace, the CPU's stand-in for registers, and gave them back."""
+
+    # Recordings ------------------------------------------------------------------------------------------------
+
+    def graph(self) -> Recipes | None:
+        """What a recording holds on to while it records: it may want dropped values again."""
+        return None
+
+    def keep(self, buffers: tuple[Buffer, ...]) -> Any:
+        """What a tape's record is to hold instead of ``buffers``: themselves, or :class:`Residuals`."""
+        return buffers
+
+    def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> Any:
+        """What ``recording`` is to hold instead of ``residuals``, which the rules of ``node`` read."""
+        return residuals
+
+    def told(self, recorders: tuple[Recorder, ...], listener: Recorder) -> tuple[Recorder, ...]:
+        """Who is to be told of companions: ``recorders``, or, if there are none, perhaps the ``listener``."""
+        return recorders
+
+    # Work ------------------------------------------------------------------------------------------------------
+
+    def read(self, buffers: Sequence[Buffer]) -> None:
+        """A kernel reads ``buffers``; the nodes it computes may have been applied long before."""
+
+    def ran(self, names: tuple[str, ...], moves: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> None:
+        """Kernels or a barrier have evaluated nodes of these primitives; ``moves``: what each kernel read and wrote."""
+
+    def passed(self, passes: Sequence[tuple[int, int]]) -> None:
+        """So many more passes over memory, each with the bytes read and written."""
+
+    def walk(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)``, a gradient walk of this thread, returns."""
+        return f(*args)
+
+    def differentiating(self, index: int) -> None:
+        """The walk has come to the node of that index."""
+
+    def rerun(self, f: Callable[..., T], *args: Any, shift: int = 0) -> T:
+        """What ``f(*args)``, a checkpointed function run again, returns: what it makes was there before.
+
+        ``shift``: from the indices of its nodes to those of the nodes they repeat, if that is known.
+        """
+        return f(*args)
+
+
+NOBODY = Account()
+current: Account = NOBODY
+"""The account in force."""
+_counting: Account | None = None
+_keeping: Account | None = None
+
+
+def count_with(who: Account | None) -> None:
+    """Let ``who`` count from now on; None stops counting."""
+    global _counting
+    _counting = who
+    _choose()
+
+
+def keep_with(who: Account | None) -> None:
+    """Let ``who``, who counts as well, keep memory within a budget from now on; None: nobody."""
+    global _keeping
+    _keeping = who
+    _choose()
+
+
+def _choose() -> None:
+    global current
+    who = current = _keeping or _counting or NOBODY
+    _buffer.tell_of_bytes(None if who is NOBODY else who.allocated)
+    state.install(who.executor)

@@ -1,0 +1,99 @@
+"""Devices of dry runs: they lend phantoms, launch nothing and have no library, and are else like the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tapegrad.device import cxx, phantom
+from tapegrad.device.base import Device
+from tapegrad.device.cpu import CPU, checked
+from tapegrad.device.host_scalar import HostScalar
+from tapegrad.device.probe import is_array
+from tapegrad.device.types import Array, DType
+
+
+class DryDevice(Device):
+    """What stands for ``device``, so that works can tell of their passes over memory.  Its ``xp`` is None."""
+
+    __slots__ = ("_device",)
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device.name, device.kind, None, device.least_pooled, device.lazy)
+        self._device = device
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """A phantom."""
+        return phantom.empty(shape, dtype)
+
+    def array(self, x: Any, dtype: DType | None = None, copy: bool = True) -> Any:
+        """An array of the user's: itself where that takes no memory, else a phantom.  Raises NotATensorError."""
+        if self._device is not CPU and not isinstance(x, HostScalar) and (is_array(x) or type(x) is phantom.Phantom):
+            return phantom.adopted(x, x.dtype if dtype is None else dtype)
+        found = CPU.array(x, dtype, copy=False) if not isinstance(x, np.ndarray) else x
+        found = phantom.adopted(found, checked(np.empty(0, found.dtype), type(x).__name__, dtype)[0].dtype)
+        if self._device is CPU:
+            return found
+        cxx.known("asarray", found.dtype)
+        if not found.ndim:
+            return HostScalar(found if type(found) is phantom.Phantom else np.array(found), self._device)
+        return phantom.empty(found.shape, found.dtype)
+
+    def numpy(self, x: Any) -> Array:
+        """As the real one."""
+        return self._device.numpy(x)
+
+    def shared(self, x: Any, owner: Any) -> Array:
+        """As the real one."""
+        return self._device.shared(x, owner)
+
+    def save(self, x: Array, into: Any) -> None:
+        """Nothing is copied."""
+
+    def load(self, x: Array, data: Any) -> None:
+        """Nothing is copied."""
+
+    def is_view(self, x: Array, of: Array) -> bool:
+        """As the real one."""
+        return self._device.is_view(x, of)
+
+    def give_back(self) -> None:
+        """Nothing is held."""
+
+    def usage(self) -> tuple[int, int]:
+        """As the real one."""
+        return self._device.usage()
+
+    def limit(self, nbytes: int | None, live: Callable[[], int] | None = None) -> None:
+        """Nothing is held."""
+
+    def active(self) -> AbstractContextManager[Any]:
+        """A block in which nothing is different."""
+        return nullcontext()
+
+    def compile(self, text: str, name: str, options: tuple[str, ...]) -> None:
+        """Nothing is compiled."""
+
+    def launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int = 0) -> None:
+        """Nothing runs."""
+
+    @property
+    def checks(self) -> DryDevice:
+        """What kernels would find wrong: nothing."""
+        return self
+
+    def argument(self, kind: int, low: int, high: int) -> None:
+        """A kernel's argument, if it ran."""
+
+    def asked(self) -> None:
+        """Nothing was launched."""
+
+
+@cache
+def dry(device: Device) -> DryDevice:
+    """What stands for ``device`` in a dry run."""
+    return DryDevice(device)

@@ -1,0 +1,439 @@
+"""Executors: who applies primitives, now or later, and does their works.
+
+:class:`Executor` asks the account in force for room and tells it of all that is done (``core/account.py``);
+:class:`Plain` is the same with nobody to tell, and so the short path of small operations; :class:`Budgeted` copies
+small pieces so that they do not keep the rest; :class:`Dry` does nothing but follow shapes.  The account brings its
+executor along when a block is entered.  A thread may have one of its own: a dry run, a rerun (:class:`Above`).
+
+Only elementwise nodes are lazy.  Barriers run when they are recorded; views are made at once and own no bytes.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, MutableMapping
+from typing import Any, TypeVar
+
+from tapegrad.core import account, state
+from tapegrad.core.account import Account
+from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import Node, leaf
+from tapegrad.core.protocols import Executor as Protocol
+from tapegrad.core.state import thread
+from tapegrad.device import CPU, Device, dtypes, phantom, tally
+from tapegrad.device.dry import dry
+from tapegrad.device.host_scalar import HostScalar
+from tapegrad.device.phantom import Phantom
+from tapegrad.device.pressure import retried, scratch_keeper
+from tapegrad.device.types import Array
+from tapegrad.engine import make, region
+from tapegrad.engine.evaluate import announce, array_of, fill, same
+from tapegrad.engine.work import Work
+from tapegrad.errors import DryRunError
+
+T = TypeVar("T")
+CONSTANTS: dict[Any, Buffer] = {}
+_SPECIAL = {HostScalar, Phantom}
+_LEAST_CREATED = 2**20
+"""Bytes."""
+_SLIVER = 16
+_LEAST_ROOT = 4096
+"""Bytes.  A copy takes 512 at least, so copies of the rows of a smaller array would soon take more than it does."""
+
+
+class Executor:
+    """Does works, and tells the account in force of them."""
+
+    copies_slivers = False
+    """Whether a view that is a small piece of an array is copied, so that it does not keep the rest."""
+
+    # Applications, recorded ------------------------------------------------------------------------------------
+
+    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """One application of an elementwise primitive, recorded: run at once if small, else deferred."""
+        out = self.run_elementwise(node, inputs)
+        announce(node, inputs, out)
+        return out
+
+    def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """One application of a barrier or view primitive, recorded."""
+        out = self.run_barrier(node, inputs)
+        announce(node, inputs, out)
+        return out
+
+    def named(self, buffer: Buffer, name: str) -> None:
+        """The user calls a value ``name``."""
+
+    def device(self, device: Device) -> Device:
+        """What stands for ``device``: itself."""
+        return device
+
+    def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
+        """What ``f()`` says, which depends on values; ``otherwise`` in a dry run, which has none."""
+        return f()
+
+    def differentiable(self, node: Node) -> None:
+        """A walk begins at ``node``.  Raises DryRunError where a dry run may not ask for that."""
+
+    @property
+    def constants(self) -> MutableMapping[Any, Buffer]:
+        """Shared constants made so far."""
+        return CONSTANTS
+
+    def phantom(self, array: Array, node: Node) -> Array:
+        """``array``, the value of ``node``, which a dry run did not compute.  Raises DryRunError."""
+        raise phantom.unread(repr(node))
+
+    # Applications, of which nobody is told ---------------------------------------------------------------------
+
+    def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """A buffer for the value of a node: a new one, or ``into``."""
+        f = self.run_barrier if node.site is None else self.run_elementwise
+        return f(node, inputs, into)
+
+    def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """A buffer for the value of an elementwise node: filled if it is small, else pending."""
+        site: Any = node.site
+        who = account.current
+        if not site.small:
+            return self._deferred_elementwise(node, inputs, into, who)
+        who.applied(node, inputs)
+        for b in inputs:
+            if b.array is None:
+                fill(inputs)  # before there is room for the result
+                break
+        return who.in_room((site.aval,), (site.prim.name,), self._small, node, inputs, into)
+
+    def _deferred_elementwise(
+        self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None, who: Account
+    ) -> Buffer:
+        site: Any = node.site
+        if site.prim.view and inputs[0].array is not None:
+            who.applied(node, inputs)
+            return same(Buffer(None, node, inputs) if into is None else into, inputs[0])
+        must, span, loop = region.admit(inputs, site.aval)
+        if must:
+            fill(must)
+        who.applied(node, inputs)
+        if into is not None:
+            into.span, into.loop = span, loop
+            return into
+        out = Buffer(None, node, inputs, span, loop)
+        who.deferred(out)
+        return out
+
+    def _small(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None) -> Buffer:
+        site: Any = node.site
+        arrays = []
+        for b in inputs:
+            array = b.array
+            arrays.append(array_of(b) if array is None or type(array) in _SPECIAL else array)
+        array = self._small_array(site, arrays)
+        out = Buffer(array, node) if into is None else _filled(array, node, into)
+        account.current.ran((site.prim.name,), ((arrays, (array,)),))
+        return out
+
+    def _small_array(self, site: Any, arrays: list[Array]) -> Array:
+        aval = site.aval
+        if site.ufunc is None:
+            out = aval.device.empty(aval.shape, aval.dtype)
+            site.prim.impl(aval.device.xp, out, *arrays)
+            return out
+        if site.pooled:
+            return site.ufunc(*arrays, out=aval.device.empty(aval.shape, aval.dtype))
+        array = site.ufunc(*arrays)
+        return array if aval.ndim else aval.device.xp.asarray(array)  # ufuncs turn 0-d arrays into scalars
+
+    def run_barrier(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """A buffer for the value of a barrier or view."""
+        prim, aval = node.prim, node.aval
+        who = account.current
+        who.applied(node, inputs)
+        if prim.cxx_drawn is not None and aval.device.lazy:
+            return _pending(node, (), (1, 0), None, into)  # redrawn by every kernel that needs it, never stored
+        if prim.reduce is not None and not region.runs_at_once(inputs[0].node.aval):
+            if inputs[0].loop is not None or inputs[0].postponed:  # it is computed from results itself
+                fill(inputs)
+            out = _pending(node, inputs, (1, 1), (inputs[0].node.aval.shape, node.params["axis"]), into)
+            if thread.deferring is None:
+                fill((out,))
+            else:
+                thread.deferring.append(out)
+            return out
+        arrays = [array_of(b) for b in inputs]
+        if prim.view and not (prim.copies and not arrays[0].flags.c_contiguous):
+            return self._barrier(node, inputs, arrays, into)
+        return who.in_room((aval,), (prim.name,), self._barrier, node, inputs, arrays, into)
+
+    def _barrier(self, node: Node, inputs: tuple[Buffer, ...], arrays: list[Array], into: Buffer | None) -> Buffer:
+        prim, aval = node.prim, node.aval
+        work = make.Application(prim, arrays, node.params, aval)
+        try:
+            (array,) = self.do(work)
+        except MemoryError as e:
+            tally.taken()
+            (array,) = retried(e, aval.device, prim.name, aval.nbytes, lambda: self.do(work))
+        if prim.view and aval.device.is_view(array, arrays[0]):
+            root = inputs[0].root()
+            if not self.copies_slivers or not _is_sliver(array, aval, root):
+                if into is None:
+                    return Buffer(array, node, (root,))
+                into.array, into.keeps, into.span, into.loop = array, (root,), None, None
+                return into
+            copy = lambda: self._told(work, arrays, self.do(make.copy_of(array, aval))[0], node, into)
+            return account.current.in_room((aval,), (prim.name,), copy)
+        return self._told(work, arrays, array, node, into)
+
+    def _told(self, work: Work, arrays: list[Array], array: Array, node: Node, into: Buffer | None) -> Buffer:
+        """A buffer for what was made of ``arrays``; the account is told of the work."""
+        passes = tally.taken()
+        out = _filled(array, node, into)
+        account.current.ran(work.names, [(arrays, (array,))])
+        if passes:
+            account.current.passed(passes)
+        return out
+
+    def values(self, work: make.Function) -> list[Buffer]:
+        """Values without a recipe, which ``work`` yields."""
+        if not work.is_kernel and sum(a.nbytes for a in work.avals) < _LEAST_CREATED:
+            return self._values(work)  # there is room, or it is made when the bytes are counted
+        return account.current.in_room(work.avals, work.names, self._values, work)
+
+    def _values(self, work: make.Function) -> list[Buffer]:
+        arrays, passes = self.do(work), tally.taken()
+        results = [Buffer(array, leaf(aval)) for array, aval in zip(arrays, work.avals, strict=True)]
+        if work.is_kernel:
+            account.current.ran(work.names, [(work.reads, arrays)])
+            account.current.passed(passes)
+        return results
+
+    # Works -----------------------------------------------------------------------------------------------------
+
+    def kernel(self, targets: list[Buffer]) -> None:
+        """Evaluate pending buffers of one loop shape in one kernel."""
+        kernel = make.of_region(targets)
+        who = account.current
+        who.read(kernel.region.leaves)
+        avals = [b.node.aval for b in kernel.targets]
+        who.in_room(avals, [b.node.prim.name for b in kernel.targets], self._kernel, kernel)
+
+    def _kernel(self, kernel: make.Kernel) -> None:
+        work, who = kernel.work, account.current
+        temporaries = self._temporaries(work)
+        outputs = self._results(kernel, temporaries)
+        for b, out in zip(kernel.targets, outputs, strict=True):
+            keeps = b.keeps
+            b.fill(out.reshape(b.node.aval.shape))
+            who.filled(b, keeps)
+        who.ran(work.names, work.moves(outputs, temporaries))
+        who.scratch(work.scratch_bytes)
+
+    def _results(self, kernel: make.Kernel, temporaries: list[Array]) -> list[Array]:
+        return self.do(kernel.work, temporaries)
+
+    def _temporaries(self, work: Work) -> list[Array]:
+        return [work.device.empty(*lies) for lies in work.temporaries]
+
+    def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
+        """The arrays that ``work`` writes."""
+        outputs = [work.device.empty(*lies) for lies in work.writes]
+        return work.run(outputs, self._temporaries(work) if temporaries is None else temporaries)
+
+
+class Plain(Executor):
+    """Where nobody counts and nothing is refused."""
+
+    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """One application of an elementwise primitive, recorded: this is the path of every small operation."""
+        out = self.run_elementwise(node, inputs)
+        for recorder in thread.recorders:
+            recorder.record(node, inputs, out)
+        return out
+
+    def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """A buffer for the value of an elementwise node: filled if it is small, else pending."""
+        site: Any = node.site
+        aval, ufunc = site.aval, site.ufunc
+        if into is not None or not site.small:
+            return super().run_elementwise(node, inputs, into)
+        if ufunc is None:
+            return Buffer(self._small_array(site, [array_of(b) for b in inputs]), node)
+        a = inputs[0].array
+        if a is None:
+            a = array_of(inputs[0])
+        if len(inputs) == 1:
+            array = ufunc(a, out=aval.device.empty(aval.shape, aval.dtype)) if site.pooled else ufunc(a)
+        else:
+            b = inputs[1].array
+            if b is None:
+                b = array_of(inputs[1])
+            array = ufunc(a, b, out=aval.device.empty(aval.shape, aval.dtype)) if site.pooled else ufunc(a, b)
+        if not aval.ndim:
+            array = aval.device.xp.asarray(array)
+        return Buffer(array, node)
+
+
+class Budgeted(Executor):
+    """Within a budget."""
+
+    copies_slivers = True
+
+
+class Dry(Executor):
+    """Follows shapes and layouts; nothing is computed but what was asked for before ``since``, a node's index."""
+
+    def __init__(self, since: int) -> None:
+        self._since = since
+        phantom.begin()
+        self._constants: MutableMapping[Any, Buffer] = ChainMap({}, CONSTANTS)
+
+    @property
+    def copies_slivers(self) -> bool:  # type: ignore[override]
+        """As in earnest."""
+        return bool(getattr(state.below(), "copies_slivers", False))
+
+    def _small_array(self, site: Any, arrays: list[Array]) -> Array:
+        if site.ufunc is None or site.pooled:
+            return phantom.empty(site.aval.shape, site.aval.dtype)
+        return phantom.of_ufunc(arrays, site.aval)
+
+    def _temporaries(self, work: Work) -> list[Array]:
+        return [phantom.empty(*lies) for lies in work.temporaries]
+
+    def _results(self, kernel: make.Kernel, temporaries: list[Array]) -> list[Array]:
+        results = super()._results(kernel, temporaries)
+        for i, b in enumerate(kernel.targets):
+            if b.node.index < self._since:  # it will be looked at afterwards
+                results[i] = COUNTED.do(make.of_region([b]).work)[0]
+        return results
+
+    def device(self, device: Device) -> Device:
+        """One that lends phantoms."""
+        return dry(device)
+
+    def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
+        """``otherwise``."""
+        return otherwise
+
+    def differentiable(self, node: Node) -> None:
+        """Raise DryRunError for a node of before the dry run."""
+        if node.index < self._since:
+            raise DryRunError("a dry run asks a tape that has recorded before; let the function open its own tape")
+
+    @property
+    def constants(self) -> MutableMapping[Any, Buffer]:
+        """Those of this run go with it."""
+        return self._constants
+
+    def phantom(self, array: Array, node: Node) -> Array:
+        """The array itself."""
+        return array
+
+    def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
+        """Phantoms of the arrays that ``work`` would write."""
+        return work.phantoms()
+
+
+class Above:
+    """An executor over the one in force: what it does not do itself, that one does."""
+
+    def __init__(self) -> None:
+        self._outer: Protocol | None = None
+
+    def during(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns, whose nodes this executor applies."""
+        self._outer = state.own_executor()
+        return state.executed(f, *args, by=self)
+
+    @property
+    def below(self) -> Protocol:
+        """The executor in force without this one."""
+        return self._outer or state.below()
+
+    def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """The value of a node that somebody records."""
+        return self.below.run(node, inputs)
+
+    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """One application, recorded."""
+        out = self.value(node, inputs) if thread.recorders else self.below.run(node, inputs)
+        announce(node, inputs, out)
+        return out
+
+    apply = elementwise
+
+    def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """The value of a node; nobody is told."""
+        return self.below.run(node, inputs, into)
+
+    def kernel(self, targets: list[Buffer]) -> None:
+        """Evaluate pending buffers in one kernel."""
+        self.below.kernel(targets)
+
+    def do(self, work: Any) -> list[Any]:
+        """The arrays that ``work`` writes."""
+        return self.below.do(work)
+
+    def values(self, work: Any) -> list[Buffer]:
+        """Values without a recipe, which ``work`` yields."""
+        return self.below.values(work)
+
+    def device(self, device: Device) -> Device:
+        """What stands for ``device``."""
+        return self.below.device(device)
+
+    def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
+        """What ``f()`` says, or ``otherwise`` in a dry run."""
+        return self.below.in_earnest(f, otherwise)
+
+    def differentiable(self, node: Node) -> None:
+        """A walk begins at ``node``.  Raises DryRunError where a dry run may not ask for that."""
+        self.below.differentiable(node)
+
+    @property
+    def constants(self) -> MutableMapping[Any, Buffer]:
+        """Shared constants made so far."""
+        return self.below.constants
+
+    def phantom(self, array: Array, node: Node) -> Array:
+        """``array``, the value of ``node``, which a dry run did not compute."""
+        return self.below.phantom(array, node)
+
+    def named(self, buffer: Buffer, name: str) -> None:
+        """The user calls a value ``name``."""
+
+
+def _filled(array: Array, node: Node, into: Buffer | None) -> Buffer:
+    if into is None:
+        return Buffer(array, node)
+    keeps = into.keeps
+    into.fill(array)
+    account.current.filled(into, keeps)
+    return into
+
+
+def _pending(node: Node, inputs: tuple[Buffer, ...], span: Any, loop: Any, into: Buffer | None) -> Buffer:
+    if into is None:
+        into = Buffer(None, node, inputs, span, loop)
+    else:
+        into.span, into.loop = span, loop
+    account.current.deferred(into)
+    return into
+
+
+def _is_sliver(array: Array, aval: ShapedArray, root: Buffer) -> bool:
+    """Whether a view is so small a piece that it is copied; it must lie as its copy would."""
+    return array.flags.c_contiguous and max(_SLIVER * aval.nbytes, _LEAST_ROOT) <= root.node.aval.nbytes
+
+
+def _within(nbytes: int, work: Callable[[], None]) -> None:
+    """Scratch has its place in the budget, and in what is counted."""
+    account.current.scratch(nbytes)
+    account.current.in_room((shaped((nbytes,), dtypes.asdtype("uint8"), CPU),), ("scratch",), work)
+
+
+scratch_keeper(_within)
+COUNTED, BUDGETED, PLAIN = Executor(), Budgeted(), Plain()
+Account.executor = PLAIN
+state.install(PLAIN)

@@ -1,0 +1,137 @@
+"""The makers of works: of a region, of a primitive applied to arrays, of a function of arrays.
+
+Whoever runs, explains, predicts or counts gets its works here, so that none of them can differ from what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tapegrad.core.aval import Shape, ShapedArray
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.primitive import Primitive
+from tapegrad.device import dtypes, phantom
+from tapegrad.device.dry import dry
+from tapegrad.device.types import Array, Params
+from tapegrad.engine import region
+from tapegrad.engine.cpu import emit
+from tapegrad.engine.cpu.tiles import Tiling, layout
+from tapegrad.engine.cuda.launch import Launch
+from tapegrad.engine.work import Lies, Work
+
+
+class Kernel(NamedTuple):
+    """A region, what of it gets bytes, the loop, and the work that evaluates it."""
+
+    region: region.Region
+    targets: list[Buffer]
+    shape: Shape
+    work: Work
+
+
+def of_region(targets: list[Buffer], kind: str | None = None) -> Kernel:
+    """The kernel that gives the targets, of one loop shape, their bytes (and others that are worth theirs).
+
+    ``kind``: of the device for which it is written, ``"cpu"`` or ``"cuda"``; None: where the targets are.
+    """
+    device = targets[0].node.aval.device
+    on_cuda = device.lazy if kind is None else kind == "cuda"
+    needed = region.collect(targets)
+    targets = (region.with_results if on_cuda else region.with_costly)(needed, targets)
+    loops = [region.loop_of(b) for b in targets]
+    shape, axes = loops[0][0], next((a for _, a in loops if a is not None), None)
+    if on_cuda:
+        return Kernel(needed, targets, shape, Launch(needed, targets, shape, axes, device))
+    leaves = [b.array for b in needed.leaves]
+    layouts = [layout(x, shape) for x in leaves]
+    writes: list[Lies] = []
+    for b, (_, reduced) in zip(targets, loops, strict=True):
+        kept = shape if reduced is None else tuple(1 if i in reduced else n for i, n in enumerate(shape))
+        writes.append((kept, b.node.aval.dtype))
+    program = emit.program(needed, layouts, targets, device.xp)
+    return Kernel(needed, targets, shape, Tiling(program, shape, leaves, layouts, writes, axes or (), device))
+
+
+class Application(Work):
+    """A barrier, a view or an elementwise primitive, applied to ``reads`` at once."""
+
+    def __init__(self, prim: Primitive, reads: Sequence[Array], params: Params, aval: ShapedArray) -> None:
+        self.prim, self.reads, self.params, self.aval = prim, reads, params, aval
+        self.device, self.names = aval.device, (prim.name,)
+        given = prim.family == "elementwise" or prim.into or (prim.cuda is not None and self.device.lazy)
+        self.writes = ((aval.shape, aval.dtype),) if given else ()
+
+    def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
+        """The primitive's own kernels if it declares any, else what the library offers."""
+        if not self.device.lazy:
+            return self._run(outputs)
+        with self.device.active():
+            return self._run(outputs)
+
+    def _run(self, outputs: list[Array]) -> list[Array]:
+        prim, device, params = self.prim, self.device, self.params
+        if outputs:
+            (out,) = outputs
+            if prim.family == "elementwise":
+                prim.impl(device.xp, out, *self.reads)
+            elif prim.cuda is not None and device.lazy:
+                prim.cuda(device, *self.reads, out=out, **params)
+            else:
+                prim.impl(device.xp, *self.reads, out=out, **params)
+            return outputs
+        if not prim.view:
+            device.make_way(self.aval.nbytes)
+        result = (
+            self._reduced(self.reads[0]) if prim.reduce is not None else prim.impl(device.xp, *self.reads, **params)
+        )
+        if type(result) is not device.xp.ndarray or result.dtype != self.aval.dtype:
+            result = device.xp.asarray(result, dtype=self.aval.dtype)
+        return [result]
+
+    def _reduced(self, x: Array) -> Array:
+        ufunc, params = getattr(self.device.xp, self.prim.reduce or ""), self.params
+        accumulator = dtypes.accumulator(self.aval.dtype)
+        return ufunc.reduce(x, axis=params["axis"], dtype=accumulator, keepdims=params.get("keepdims", False))
+
+    def phantoms(self) -> list[Array]:
+        """As the primitive would lay it out; kernels of its own tell of their passes over memory."""
+        if self.prim.family == "elementwise":
+            return super().phantoms()
+        return [phantom.computed(self.prim, self.reads, self.params, self.aval, dry(self.device), self._reduced)]
+
+
+class Function(Work):
+    """A function of arrays that yields values like ``avals``: creation, copies, draws, an optimizer's update.
+
+    ``call(*outputs)`` writes them; where ``given`` is False, ``call()`` returns them as a list.  ``is_kernel``: whether
+    it counts among the kernels run; creation does not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        avals: Sequence[ShapedArray],
+        call: Callable[..., Any],
+        reads: Sequence[Array] = (),
+        given: bool = True,
+        is_kernel: bool = True,
+    ) -> None:
+        self.device, self.names, self.reads, self.avals = avals[0].device, (name,), reads, avals
+        self._call, self.is_kernel = call, is_kernel
+        self.writes = [(a.shape, a.dtype) for a in avals] if given else ()
+
+    def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
+        """Call the function, on its device."""
+        with self.device.active():
+            results = self._call(*outputs)
+        return outputs or results
+
+    def phantoms(self) -> list[Array]:
+        """C-contiguous ones."""
+        return [phantom.empty(a.shape, a.dtype) for a in self.avals]
+
+
+def copy_of(array: Array, aval: ShapedArray) -> Work:
+    """A copy of ``array``, whose aval is ``aval``, in memory of its own."""
+    return Function("copy", [aval], lambda out: aval.device.xp.copyto(out, array), [array])

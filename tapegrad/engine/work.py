@@ -1,0 +1,43 @@
+"""Works: things to do on a device.  Each says what it reads and writes, what it takes for itself, and how it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tapegrad.core.aval import Shape
+from tapegrad.device import Device, phantom
+from tapegrad.device.types import Array, DType
+
+Lies = tuple[Shape, DType]
+"""What a C-contiguous array is made of."""
+
+
+class Work:
+    """One thing to do on ``device``: evaluates primitives of these ``names`` from ``reads``.
+
+    ``writes``, ``temporaries``: the arrays that it is to be given; a work without ``writes`` makes its result itself.
+    ``scratch_bytes``: of the temporaries, what the ledger calls scratch.
+    """
+
+    device: Device
+    names: tuple[str, ...]
+    reads: Sequence[Array]
+    writes: Sequence[Lies]
+    temporaries: Sequence[Lies] = ()
+    scratch_bytes = 0
+
+    def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
+        """Do it; the arrays written."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it runs")
+
+    def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
+        """Of each kernel: the arrays that it reads, and those that it writes."""
+        return [(self.reads, outputs)]
+
+    def phantoms(self) -> list[Array]:
+        """What a dry run has in place of the arrays written (see ``device/phantom.py``)."""
+        return [phantom.empty(*lies) for lies in self.writes]
+
+    def text(self) -> str:
+        """What it does, for readers."""
+        return ", ".join(self.names)
