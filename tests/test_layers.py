@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -238,3 +239,28 @@ def test_a_long_file_is_found_and_a_reason_is_accepted(copy: Path) -> None:
     assert "long.py: 501 lines" in offence
     (copy / "tapegrad" / "long.py").write_text('"""Planted; long because: it is a test."""\n' + "x = 1\n" * MAX_LINES)
     assert length_offences(copy / "tapegrad") == []
+
+
+POLLS = re.compile(r"account\.current is|account\.NOBODY|is_dry|\.detailed\b")
+MAY_ASK = {"core/account.py", "memory/budget/manager.py", "memory/ledger/ledger.py", "memory/ledger/figures.py"}
+"""The blocks that choose the account, and the account itself."""
+
+
+def polls(package: Path) -> list[str]:
+    """Lines that ask who counts, or whether a budget or a dry run is there: an executor or an account knows."""
+    return [
+        f"{name}:{number}"
+        for path in sorted(package.rglob("*.py"))
+        if (name := path.relative_to(package).as_posix()) not in MAY_ASK
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if POLLS.search(line)
+    ]
+
+
+def test_nobody_asks_who_looks_on() -> None:
+    assert polls(PACKAGE) == []
+
+
+def test_a_question_is_found(copy: Path) -> None:
+    (copy / "more.py").write_text("who = account.current\nif account.current is not account.NOBODY:\n    pass\n")
+    assert polls(copy) == ["more.py:2"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from tapegrad.autodiff import derivative
 from tapegrad.autodiff.batching import mapped
-from tapegrad.autodiff.compiled import compile_rules
+from tapegrad.autodiff.compiled import listed
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import account
 from tapegrad.core.aval import ShapedArray, shaped
@@ -76,7 +76,7 @@ def _walk(
     also: Iterable[Buffer],
 ) -> dict[int, Tensor]:
     who = account.current
-    unseen = lead is None and not thread.recorders and who is account.NOBODY
+    unseen = lead is None and not thread.recorders
     for position in range(len(records) - 1, -1, -1):
         record = records.pop() if consume else records[position]
         node, inputs, plan, residuals = record
@@ -91,7 +91,7 @@ def _walk(
             continue
         if index in keep:
             cts[index] = ct
-        if unseen and plan.quick and type(residuals) is tuple and _pull_arrays(record, ct, cts, path):
+        if unseen and plan.quick and _pull_small(record, ct, cts, path):
             continue
         who.differentiating(index)
         _pull(record, _tensor(ct, node.aval), cts, path, lead)
@@ -106,37 +106,42 @@ def _tensor(ct: Any, aval: ShapedArray | None) -> Tensor:
     return ct if type(ct) is Tensor else from_array(ct, None if aval is None else aval.device)
 
 
-def _pull_arrays(record: Record, ct: Any, cts: Cotangents, path: set[int] | None) -> bool:
-    """One small elementwise node, on arrays, by its compiled rules; False: it has to go the general way."""
+def _pull_small(record: Record, ct: Any, cts: Cotangents, path: set[int] | None) -> bool:
+    """One small elementwise node, by the listed steps of its rules; False: it has to go the general way."""
     node, inputs, plan, residuals = record
     if path is not None and any(inputs[i].index not in path for i in plan.positions):  # type: ignore[union-attr]
         return False
-    pull = plan.compiled or _compile(node, plan)  # type: ignore[union-attr, arg-type]
-    found = pull(ct if type(ct) is not Tensor else ct._buffer.array, residuals)
+    steps = plan.steps or _listed(node, plan)  # type: ignore[union-attr, arg-type]
+    if steps is None:
+        return False
+    found = thread.executor.pull(steps, node, ct if type(ct) is not Tensor else ct._buffer, residuals)
     if found is None:
         return False
     for i, g in zip(plan.positions, found):  # type: ignore[union-attr]
         index = inputs[i].index
         have = cts.get(index)
+        if type(g) is Buffer:
+            g = Tensor(g)
         if have is None:
             cts[index] = g
-        elif type(have) is Tensor:
-            cts[index] = add(have, from_array(g, node.aval.device))
+        elif type(have) is Tensor or type(g) is Tensor:
+            cts[index] = add(_tensor(have, node.aval), _tensor(g, node.aval))
         else:
             total = have + g
             cts[index] = total if g.ndim else node.aval.device.xp.asarray(total)
     return True
 
 
-def _compile(node: Node, plan: Plan) -> Any:
+def _listed(node: Node, plan: Plan) -> Any:
     site: Any = node.site
     avals = [*site.avals, site.aval]
 
     def rules(seed: Tensor, values: dict[int, Tensor]) -> list[Tensor]:
         return [fit(apply_rule(node, r, i, seed, values, avals, node.params), avals[i]) for i, r in plan.pulls]
 
-    plan.compiled = compile_rules(rules, node.aval, plan.slots, [avals[slot] for slot in plan.slots])
-    return plan.compiled
+    plan.steps = listed(rules, node.aval, plan.slots, [avals[slot] for slot in plan.slots])
+    plan.quick = plan.steps is not None
+    return plan.steps
 
 
 def _pull(record: Record, ct: Tensor, cts: Cotangents, path: set[int] | None, lead: int | None) -> None:

@@ -1,107 +1,177 @@
-"""Rules as functions of arrays: what a rule does in tensors, written out once as calls of ufuncs.
+"""Rules of small nodes, listed once: what a rule does in tensors, as the nodes that it makes.
 
-For small arrays the handling of tensors costs more than the arithmetic.  A rule's operations depend on avals alone, so
-they are recorded once, on stand-in values, and become one Python function; it calls the same functions on the same
-arrays in the same order, so not a bit differs.  It serves backward walks that nobody records or measures.
+For small arrays the handling of tensors costs more than the arithmetic.  The operations of a rule depend on avals
+alone, so they are listed once, on values that nobody computes; what no result needs is left out.  Then an executor runs
+the list (:meth:`Steps.run`); where nobody counts, the list is one Python function that calls the same functions on the
+same arrays in the same order (``Steps.pull``).  So the same works run whoever looks on, and not a bit differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from tapegrad.autodiff.companions import Listener
-from tapegrad.core.aval import ShapedArray
+from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import Node
-from tapegrad.core.state import during, thread
+from tapegrad.core.node import Node, leaf
+from tapegrad.core.state import during, executed, thread
+from tapegrad.engine.executor import PLAIN, Executor
 from tapegrad.engine.make import Application
-from tapegrad.tensor import Tensor, from_array
+from tapegrad.ops.dispatch import constant
+from tapegrad.tensor import Tensor
 
 Rules = Callable[[Tensor, dict[int, Tensor]], list[Tensor]]
+Constant = tuple[Any, Any, Any]
+"""Value, dtype, device."""
 
 
-class _Listing(Listener):
-    """A recorder that lists every node made, with its operands and its buffer."""
+class _ValueNeeded(Exception):
+    """A rule looks at values, or makes some from nothing."""
+
+
+class _Constants(dict[Any, Buffer]):
+    """Stand-ins for constants, by key (see ``ops.dispatch.constant``)."""
+
+    def get(self, key: Any, default: Any = None) -> Buffer:
+        """The stand-in."""
+        if key not in self:
+            self[key] = Buffer(None, leaf(shaped((), key.dtype, key.device)))
+        return self[key]
+
+
+class _Listing(Executor):
+    """Lists every node made, with its operands and its buffer, which stays empty."""
 
     def __init__(self) -> None:
         self.nodes: list[tuple[Node, tuple[Buffer, ...], Buffer]] = []
+        self._constants = _Constants()
 
-    def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+    @property
+    def constants(self) -> _Constants:
+        """Stand-ins."""
+        return self._constants
+
+    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """List it."""
+        out = Buffer(None, node)
         self.nodes.append((node, inputs, out))
+        return out
+
+    apply = elementwise
+
+    def kernel(self, targets: list[Buffer]) -> None:
+        """A value is asked for."""
+        raise _ValueNeeded
+
+    def values(self, work: Any) -> list[Buffer]:
+        """Values are made."""
+        raise _ValueNeeded
 
 
-def compile_rules(rules: Rules, ct: ShapedArray, slots: tuple[int, ...], values: list[ShapedArray]) -> Callable:
-    """``f(ct, residuals) -> cotangents``: of an array and of buffers, arrays (None: some buffer is not filled).
+class Step(NamedTuple):
+    """``node``, to be applied anew to values by number; ``dead``: those that nothing reads afterwards."""
 
-    ``values``: avals of the residuals in ``slots``.
+    node: Node
+    operands: tuple[int, ...]
+    dead: tuple[int, ...]
+
+
+class Steps:
+    """Steps on values by number: the cotangent, residuals, constants, then the results of the steps in order.
+
+    ``pull(ct, residuals)``: what they yield on arrays, from an array and buffers (None: some buffer is not filled).
     """
-    seed = _stand_in(ct)
-    residuals = [_stand_in(a) for a in values]
+
+    def __init__(self, constants: list[Constant], steps: list[Step], results: list[int], arguments: int) -> None:
+        self._constants, self._steps, self._results = constants, steps, results
+        self._arguments = arguments
+        self.pull = self._function()
+
+    def run(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
+        """Cotangents, by the executor in force; None: some buffer is not filled."""
+        values: list[Any] = [ct, *residuals]
+        for b in values:
+            if b.array is None:
+                return None
+        if self._constants:
+            values += [constant(*c) for c in self._constants]
+        run = thread.executor.run
+        for step in self._steps:
+            node = step.node
+            inputs = tuple([values[i] for i in step.operands])
+            for i in step.dead:
+                values[i] = None
+            values.append(run(Node(node.prim, node.params, node.aval, node.site), inputs))
+            del inputs
+        return [values[i] for i in self._results]
+
+    def _function(self) -> Callable[[Any, Sequence[Buffer]], tuple[Any, ...] | None]:
+        count = self._arguments
+        names = [f"a{i}" for i in range(count)]
+        known: dict[str, Any] = {}
+        lines = [f"    a{i} = residuals[{i - 1}].array" for i in range(1, count)]
+        lines.append(f"    if {' or '.join(f'{a} is None' for a in names)}: return None")
+        for value, dtype, device in self._constants:
+            names.append(f"k{len(names)}")
+            known[names[-1]] = device.constant(value, dtype)
+        for step in self._steps:
+            names.append(f"v{len(names)}")
+            f = f"f{len(names)}"
+            known[f] = _on_arrays(step.node)
+            lines.append(f"    {names[-1]} = {f}({', '.join(names[i] for i in step.operands)})")
+        avals = {count + len(self._constants) + i: step.node.aval for i, step in enumerate(self._steps)}
+        found = []
+        for i in self._results:
+            flat = i in avals and not avals[i].ndim
+            if flat:
+                known["asarray"] = avals[i].device.xp.asarray  # ufuncs turn 0-d arrays into scalars
+            found.append(f"asarray({names[i]})" if flat else names[i])
+        exec("\n".join(["def pull(a0, residuals):", *lines, f"    return ({', '.join(found)},)"]), known)
+        return known["pull"]
+
+
+def _on_arrays(node: Node) -> Callable[..., Any]:
+    prim, site = node.prim, node.site
+    if prim.ufunc is not None:
+        return getattr(node.aval.device.xp, prim.ufunc)
+    if site is not None:
+        return lambda *arrays: PLAIN.small(site, list(arrays))
+    return lambda *arrays: PLAIN.do(Application(prim, arrays, node.params, node.aval))[0]
+
+
+def listed(rules: Rules, ct: ShapedArray, slots: tuple[int, ...], avals: list[ShapedArray]) -> Steps | None:
+    """The steps of ``rules`` for a cotangent of ``ct`` and residuals of ``avals`` in ``slots``; None: it has none."""
+    arguments = [Tensor(Buffer(None, leaf(a))) for a in (ct, *avals)]
     listing = _Listing()
-    with ct.device.xp.errstate(all="ignore"):  # the stand-in may lie outside the domain
-        results = during(rules, seed, dict(zip(slots, residuals, strict=True)), recorders=(listing,))
-    return _Writer(listing, [seed, *residuals]).function(results)
+    try:
+        results = during(_followed, listing, rules, arguments, slots, recorders=(), guards=(), deferring=None)
+    except _ValueNeeded:
+        return None
+    return _steps(listing, [t._buffer for t in arguments], [t._buffer for t in results])
 
 
-def _stand_in(aval: ShapedArray) -> Tensor:
-    array = aval.device.empty(aval.shape, aval.dtype)
-    array[...] = 1
-    return from_array(array, aval.device)
+def _followed(listing: _Listing, rules: Rules, arguments: list[Tensor], slots: tuple[int, ...]) -> list[Tensor]:
+    return executed(rules, arguments[0], dict(zip(slots, arguments[1:], strict=True)), by=listing)
 
 
-class _Writer:
-    """Writes the listed nodes as the body of a Python function; what no result needs is left out."""
-
-    def __init__(self, listing: _Listing, arguments: list[Tensor]) -> None:
-        self.listing = listing
-        self.names = {id(t._buffer): f"a{i}" for i, t in enumerate(arguments)}
-        self.count = len(arguments)
-        self.globals: dict[str, Any] = {}
-        self.lines: list[str] = []
-
-    def function(self, results: list[Tensor]) -> Callable:
-        for node, inputs, out in self._needed(results):
-            operands = ", ".join(self._name(b) for b in inputs)
-            name = self.names[id(out)] = f"v{len(self.lines)}"
-            self.lines.append(f"    {name} = {self._call(node, operands)}")
-        found = ", ".join(self._result(t) for t in results)
-        guards = " or ".join(f"a{i} is None" for i in range(self.count))
-        head = ["def pull(a0, residuals):"]
-        head += [f"    a{i} = residuals[{i - 1}].array" for i in range(1, self.count)]
-        head += [f"    if {guards}: return None"]
-        exec("\n".join([*head, *self.lines, f"    return ({found},)"]), self.globals)
-        return self.globals["pull"]
-
-    def _needed(self, results: list[Tensor]) -> list[tuple[Node, tuple[Buffer, ...], Buffer]]:
-        wanted = {id(t._buffer) for t in results}
-        kept = []
-        for node, inputs, out in reversed(self.listing.nodes):
-            if id(out) in wanted:
-                wanted.update(id(b) for b in inputs)
-                kept.append((node, inputs, out))
-        return kept[::-1]
-
-    def _name(self, b: Buffer) -> str:
-        """An argument, an earlier result, or a constant."""
-        if id(b) not in self.names:
-            name = self.names[id(b)] = f"k{len(self.globals)}"
-            self.globals[name] = b.array
-        return self.names[id(b)]
-
-    def _call(self, node: Node, operands: str) -> str:
-        prim = node.prim
-        f = f"f{len(self.globals)}"
-        if prim.ufunc is not None:
-            self.globals[f] = getattr(node.aval.device.xp, prim.ufunc)
-        else:
-            self.globals[f] = lambda *arrays: thread.executor.do(Application(prim, arrays, node.params, node.aval))[0]
-        return f"{f}({operands})"
-
-    def _result(self, t: Tensor) -> str:
-        name = self._name(t._buffer)
-        if t.ndim:
-            return name
-        self.globals["asarray"] = t.device.xp.asarray  # ufuncs turn 0-d arrays into scalars
-        return f"asarray({name})"
+def _steps(listing: _Listing, arguments: list[Buffer], results: list[Buffer]) -> Steps:
+    """The listed nodes that some result needs, with values by number."""
+    needed = {id(b) for b in results}
+    nodes = []
+    for node, inputs, out in reversed(listing.nodes):
+        if id(out) in needed:
+            needed.update(id(b) for b in inputs)
+            nodes.append((node, inputs, out))
+    nodes.reverse()
+    read = [(key, b) for key, b in listing.constants.items() if id(b) in needed]
+    numbers = {id(b): i for i, b in enumerate([*arguments, *(b for _, b in read), *(out for _, _, out in nodes)])}
+    last = {numbers[id(b)]: at for at, (_, inputs, _) in enumerate(nodes) for b in inputs}
+    last.update((numbers[id(b)], len(nodes)) for b in results)
+    steps = []
+    for at, (node, inputs, _) in enumerate(nodes):
+        operands = tuple(numbers[id(b)] for b in inputs)
+        steps.append(Step(node, operands, tuple(i for i in set(operands) if last[i] == at)))
+    constants = [(key.value, key.dtype, key.device) for key, _ in read]
+    for known in constants:  # shared ones are there from now on, as if the rules had run
+        constant(*known)
+    return Steps(constants, steps, [numbers[id(b)] for b in results], len(arguments))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
+    from collections.abc import Callable, MutableMapping, Sequence
 
     from tapegrad.core.buffer import Buffer
     from tapegrad.core.node import Node
@@ -95,6 +95,9 @@ class Executor(Protocol):
 
     def values(self, work: Any) -> list[Buffer]:
         """Values without a recipe, which ``work`` yields."""
+
+    def pull(self, steps: Any, node: Node, ct: Any, residuals: Any) -> Sequence[Any] | None:
+        """Cotangents of what ``node`` read, by the listed steps of its rules, as arrays or buffers; None: not so."""
 
     def device(self, device: Any) -> Any:
         """What stands for ``device``: itself, or in a dry run one that lends phantoms."""

@@ -73,12 +73,12 @@ class Rule:
 class Plan:
     """How one set of tracked operands is differentiated: which slots to keep, and a rule for each tracked operand."""
 
-    __slots__ = ("compiled", "lacking", "positions", "pulls", "quick", "slots")
+    __slots__ = ("lacking", "positions", "pulls", "quick", "slots", "steps")
 
     def __init__(self, slots: tuple[int, ...], pulls: tuple[tuple[int, Rule], ...], lacking: tuple[int, ...]) -> None:
         self.slots = slots
         self.pulls = pulls
         self.lacking = lacking  # tracked operands for which the primitive declares no rule
         self.positions = tuple(i for i, _ in pulls)
-        self.quick = False  # whether the rules may be compiled into a function of arrays, kept in `compiled`
-        self.compiled: Callable | None = None
+        self.quick = False  # whether the rules may be listed, as ``steps``
+        self.steps: Any = None

@@ -11,7 +11,7 @@ Only elementwise nodes are lazy.  Barriers run when they are recorded; views are
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 from tapegrad.core import account, state
@@ -68,6 +68,16 @@ class Executor:
     def device(self, device: Device) -> Device:
         """What stands for ``device``: itself."""
         return device
+
+    def pull(self, steps: Any, node: Node, ct: Any, residuals: Any) -> Sequence[Any] | None:
+        """Cotangents of what ``node`` read, by the listed steps of its rules (``autodiff/compiled.py``), as buffers.
+
+        ``ct``: a buffer, or an array.  None: some value is not there, and the rules themselves have to see to it.
+        """
+        account.current.differentiating(node.index)
+        if type(ct) is not Buffer:
+            ct = Buffer(ct, leaf(node.aval))
+        return steps.run(ct, residuals if type(residuals) is tuple else residuals.restored())
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` says, which depends on values; ``otherwise`` in a dry run, which has none."""
@@ -129,12 +139,12 @@ class Executor:
         for b in inputs:
             array = b.array
             arrays.append(array_of(b) if array is None or type(array) in _SPECIAL else array)
-        array = self._small_array(site, arrays)
+        array = self.small(site, arrays)
         out = Buffer(array, node) if into is None else _filled(array, node, into)
         account.current.ran((site.prim.name,), ((arrays, (array,)),))
         return out
 
-    def _small_array(self, site: Any, arrays: list[Array]) -> Array:
+    def small(self, site: Any, arrays: list[Array]) -> Array:
         aval = site.aval
         if site.ufunc is None:
             out = aval.device.empty(aval.shape, aval.dtype)
@@ -258,7 +268,7 @@ class Plain(Executor):
         if into is not None or not site.small:
             return super().run_elementwise(node, inputs, into)
         if ufunc is None:
-            return Buffer(self._small_array(site, [array_of(b) for b in inputs]), node)
+            return Buffer(self.small(site, [array_of(b) for b in inputs]), node)
         a = inputs[0].array
         if a is None:
             a = array_of(inputs[0])
@@ -272,6 +282,12 @@ class Plain(Executor):
         if not aval.ndim:
             array = aval.device.xp.asarray(array)
         return Buffer(array, node)
+
+    def pull(self, steps: Any, node: Node, ct: Any, residuals: Any) -> Sequence[Any] | None:
+        """Cotangents as arrays."""
+        if type(residuals) is not tuple:  # of a budget that has ended
+            return None
+        return steps.pull(ct.array if type(ct) is Buffer else ct, residuals)
 
 
 class Budgeted(Executor):
@@ -293,7 +309,7 @@ class Dry(Executor):
         """As in earnest."""
         return bool(getattr(state.below(), "copies_slivers", False))
 
-    def _small_array(self, site: Any, arrays: list[Array]) -> Array:
+    def small(self, site: Any, arrays: list[Array]) -> Array:
         if site.ufunc is None or site.pooled:
             return phantom.empty(site.aval.shape, site.aval.dtype)
         return phantom.of_ufunc(arrays, site.aval)
@@ -382,6 +398,10 @@ class Above:
     def device(self, device: Device) -> Device:
         """What stands for ``device``."""
         return self.below.device(device)
+
+    def pull(self, steps: Any, node: Node, ct: Any, residuals: Any) -> Sequence[Any] | None:
+        """Cotangents of what ``node`` read."""
+        return self.below.pull(steps, node, ct, residuals)
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` says, or ``otherwise`` in a dry run."""

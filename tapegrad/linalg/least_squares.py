@@ -179,8 +179,8 @@ def lstsq(a: TensorLike, b: TensorLike, rcond: TensorLike | None = None) -> Lsts
 
     a: ``(m, n)``; b: ``(m,)`` or ``(m, k)``; rcond: singular values of at most this fraction of the largest count as 0
     (None: the rounding error of the dtype times the larger dimension, -1: that of the dtype).  The residuals are
-    empty unless ``m > n`` and the rank is ``n``, so where ``m > n`` the rank is evaluated.  Gradients, of the solution and
-    of the residuals, take the rank for constant.  Raises ShapeError, LinAlgError.
+    empty unless ``m > n`` and the rank is ``n``, so where ``m > n`` the rank is evaluated.  Gradients, of the solution
+    and of the residuals, take the rank for constant.  Raises ShapeError, LinAlgError.
     """
     a, b = promote("lstsq", (a, b), to=floating)
     if a.ndim != 2 or b.ndim not in (1, 2) or a.shape[0] != b.shape[0]:

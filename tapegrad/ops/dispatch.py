@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
@@ -48,9 +48,19 @@ _LONG = (dtypes.float64, dtypes.complex128)
 _MOST_CONSTANTS = 256
 
 
-def constant(value: complex, dtype: DType, device: Device) -> Buffer:
+class ConstantKey(NamedTuple):
+    """What a shared constant is known by; ``text``: 0.0 and -0.0 are equal but not the same."""
+
+    value: Any
+    text: str
+    kind: type
+    dtype: DType
+    device: Device
+
+
+def constant(value: Any, dtype: Any, device: Device) -> Buffer:
     """The shared 0-d buffer of a Python number."""
-    key = (value if value else repr(value), type(value), dtype, device)  # 0.0 and -0.0 are equal but not the same
+    key = ConstantKey(value, "" if value else repr(value), type(value), dtype, device)
     known = thread.executor.constants
     found = known.get(key)
     if found is None:

@@ -35,6 +35,7 @@ from tapegrad.device.host_scalar import HostScalar
 from tapegrad.engine import executor, region
 from tapegrad.engine.cpu import tiles
 from tapegrad.errors import BudgetError
+from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.ledger import LEDGER
 
@@ -114,7 +115,7 @@ def check_bits(got: list[Any], wanted: list[Any], rounding: float = 0.0, joined:
 
 def check_clean() -> None:
     """No budget in force, nothing recorded."""
-    if account.current is not account.NOBODY or thread.recorders != () or thread.deferring is not None:
+    if account.current is MANAGER or thread.recorders != () or thread.deferring is not None:
         raise WrongError("a budget or a recorder is left")
 
 
