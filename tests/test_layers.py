@@ -262,5 +262,5 @@ def test_nobody_asks_who_looks_on() -> None:
 
 
 def test_a_question_is_found(copy: Path) -> None:
-    (copy / "more.py").write_text("who = account.current\nif account.current is not account.NOBODY:\n    pass\n")
-    assert polls(copy) == ["more.py:2"]
+    (copy / "tapegrad" / "more.py").write_text("who = account.current\nif who is not account.NOBODY:\n    pass\n")
+    assert polls(copy / "tapegrad") == ["more.py:2"]

@@ -51,14 +51,14 @@ _MOST_CONSTANTS = 256
 class ConstantKey(NamedTuple):
     """What a shared constant is known by; ``text``: 0.0 and -0.0 are equal but not the same."""
 
-    value: Any
+    value: complex
     text: str
     kind: type
     dtype: DType
     device: Device
 
 
-def constant(value: Any, dtype: Any, device: Device) -> Buffer:
+def constant(value: complex, dtype: DType, device: Device) -> Buffer:
     """The shared 0-d buffer of a Python number."""
     key = ConstantKey(value, "" if value else repr(value), type(value), dtype, device)
     known = thread.executor.constants
