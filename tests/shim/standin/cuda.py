@@ -196,7 +196,7 @@ class _Stream:
 
     def synchronize(self) -> None:
         synchronizes()
-        _done.update(mark for mark, stream in _pending.items() if stream == self.ptr)
+        _done.update(mark for mark, stream in list(_pending.items()) if stream == self.ptr)
         state.log("stream synchronize", self.ptr)
 
     def record(self, event: Event | None = None) -> Event:
