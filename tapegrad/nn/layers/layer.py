@@ -14,6 +14,7 @@ from tapegrad import ops, random
 from tapegrad.errors import DTypeError, TapegradError
 from tapegrad.memory import plan
 from tapegrad.nn import initializers
+from tapegrad.nn.layers import saving
 from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
 
@@ -125,15 +126,11 @@ class Layer:
 
     def save(self, path: str | PathLike[str], optimizer: Optimizer | None = None) -> None:
         """Write all variables, and the optimizer's, to a safetensors file.  See :func:`.saving.save`."""
-        from tapegrad.nn.layers import saving
-
-        saving.save(path, self, optimizer)
+        saving.save(path, str(self), list(named_variables(self)), optimizer)
 
     def load(self, path: str | PathLike[str], optimizer: Optimizer | None = None) -> None:
         """Read what ``save`` wrote; nothing changes unless all fits.  See :func:`.saving.load`."""
-        from tapegrad.nn.layers import saving
-
-        saving.load(path, self, optimizer)
+        saving.load(path, str(self), list(named_variables(self)), optimizer)
 
     def _as_own_dtype(self, x: TensorLike) -> Tensor:
         """``x`` as a tensor of the layer's dtype.  Raises DTypeError for complex numbers in a real layer."""

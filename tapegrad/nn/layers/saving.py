@@ -15,13 +15,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.errors import TapegradError
-from tapegrad.nn.layers.layer import Layer, named_variables
 from tapegrad.variable import Variable
 
 if TYPE_CHECKING:
     from tapegrad.optim import Optimizer
 
 _FORMAT = "tapegrad-1"
+
+Named = list[tuple[str, Variable]]
+"""The variables of a layer with their paths."""
 
 
 class SaveError(TapegradError, ValueError):
@@ -40,8 +42,8 @@ class MissingSafetensorsError(TapegradError, ImportError):
     """The package safetensors is not installed."""
 
 
-def save(path: str | os.PathLike[str], layer: Layer, optimizer: Optimizer | None = None) -> None:
-    """Write the variables of ``layer``, and the state of ``optimizer`` for them, to ``path``.
+def save(path: str | os.PathLike[str], layer: str, variables: Named, optimizer: Optimizer | None) -> None:
+    """Write the ``variables`` of ``layer``, and the state of ``optimizer`` for them, to ``path``.
 
     The file appears only when it is complete; a file that was there is replaced.  Hyperparameters and the state of
     random generators are not saved.
@@ -50,7 +52,7 @@ def save(path: str | os.PathLike[str], layer: Layer, optimizer: Optimizer | None
     SaveFileError (an OSError) where the file cannot be written, MissingSafetensorsError.
     """
     _require_safetensors()
-    state = _named_state(layer, optimizer)
+    state = _named_state(layer, variables, optimizer)
     metadata = {"format": _FORMAT}
     if optimizer is not None:
         metadata["optimizer"] = type(optimizer).__name__
@@ -59,8 +61,8 @@ def save(path: str | os.PathLike[str], layer: Layer, optimizer: Optimizer | None
     _write(os.fspath(path), arrays, metadata)
 
 
-def load(path: str | os.PathLike[str], layer: Layer, optimizer: Optimizer | None = None) -> None:
-    """Set the variables of ``layer``, and the state of ``optimizer`` if given, from a file that ``save`` wrote.
+def load(path: str | os.PathLike[str], layer: str, variables: Named, optimizer: Optimizer | None) -> None:
+    """Set the ``variables`` of ``layer``, and the state of ``optimizer`` if given, from a file that ``save`` wrote.
 
     Names, shapes and dtypes must be the same on both sides; optimizer state in the file is ignored without
     ``optimizer``.  Nothing is changed unless everything fits.
@@ -87,8 +89,8 @@ def load(path: str | os.PathLike[str], layer: Layer, optimizer: Optimizer | None
     if optimizer is None:
         arrays = {name: array for name, array in arrays.items() if not name.startswith("optimizer/")}
     else:
-        _build_for(where, metadata, arrays, layer, optimizer)
-    state = _named_state(layer, optimizer)
+        _build_for(where, metadata, arrays, variables, optimizer)
+    state = _named_state(layer, variables, optimizer)
     problems = list(_problems(state, arrays))
     if problems:
         more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
@@ -98,21 +100,20 @@ def load(path: str | os.PathLike[str], layer: Layer, optimizer: Optimizer | None
         variable.assign(arrays[name])
 
 
-def _named_state(layer: Layer, optimizer: Optimizer | None) -> dict[str, Variable]:
+def _named_state(layer: str, variables: Named, optimizer: Optimizer | None) -> dict[str, Variable]:
     """Every variable to save or load, by its name in the file."""
-    paths = list(named_variables(layer))
-    if not paths:
+    if not variables:
         raise SaveError(f"{layer} has no variables yet: call it once on an input, or call its build(input_shape)")
-    found = list(paths)
+    named = list(variables)
     if optimizer is not None:
-        found += [("optimizer/iterations", optimizer.iterations)]
-        for path, variable in paths:
-            found += [(f"optimizer/{slot}/{path}", v) for slot, v in optimizer.slots_of(variable).items()]
-        strangers = len(optimizer.variables) - (len(found) - len(paths))
+        named += [("optimizer/iterations", optimizer.iterations)]
+        for path, variable in variables:
+            named += [(f"optimizer/{slot}/{path}", v) for slot, v in optimizer.slots_of(variable).items()]
+        strangers = len(optimizer.variables) - (len(named) - len(variables))
         if strangers:
             raise SaveError(f"{optimizer} keeps {strangers} state variables for variables that are not in {layer}")
     state: dict[str, Variable] = {}
-    for name, variable in found:
+    for name, variable in named:
         if name in state:
             raise SaveError(f"{layer}: two variables have the path {name!r}; use other attribute names or dict keys")
         state[name] = variable
@@ -120,7 +121,7 @@ def _named_state(layer: Layer, optimizer: Optimizer | None) -> dict[str, Variabl
 
 
 def _build_for(
-    where: str, metadata: dict[str, str], arrays: dict[str, Any], layer: Layer, optimizer: Optimizer
+    where: str, metadata: dict[str, str], arrays: dict[str, Any], variables: Named, optimizer: Optimizer
 ) -> None:
     """Make the optimizer's state for the variables that have some in the file."""
     kind = metadata.get("optimizer")
@@ -129,7 +130,7 @@ def _build_for(
     if kind != type(optimizer).__name__:
         raise SaveError(f"load: {where} holds the state of {kind}, not of {type(optimizer).__name__}")
     having = {name.split("/", 2)[2] for name in arrays if name.startswith("optimizer/") and name.count("/") > 1}
-    optimizer.build(variable for path, variable in named_variables(layer) if path in having)
+    optimizer.build(variable for path, variable in variables if path in having)
 
 
 def _problems(state: dict[str, Variable], arrays: dict[str, Any]) -> Iterator[str]:
@@ -211,9 +212,9 @@ def _of_system(op: str, path: str, error: OSError) -> SaveFileError:
     if isinstance(error, FileNotFoundError):
         what = "there is no such file" if os.path.isdir(folder) else f"make the folder {folder} first"
     kind = SaveMissingError if isinstance(error, FileNotFoundError) else SaveFileError
-    found = kind(f"{op}: {path}: {error.strerror or error}" + (f"; {what}" if what else ""))
-    found.errno = error.errno
-    return found
+    told = kind(f"{op}: {path}: {error.strerror or error}" + (f"; {what}" if what else ""))
+    told.errno = error.errno
+    return told
 
 
 def _require_safetensors() -> None:
