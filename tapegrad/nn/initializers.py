@@ -95,7 +95,7 @@ def get(initializer: str | Initializer) -> Initializer:
     """
     if callable(initializer):
         return initializer
-    found = _BY_NAME.get(initializer)
-    if found is None:
+    maker = _BY_NAME.get(initializer)
+    if maker is None:
         raise TapegradError(f"initializer: wanted a function or one of {', '.join(_BY_NAME)}; got {initializer!r}")
-    return found
+    return maker

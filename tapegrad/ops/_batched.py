@@ -61,10 +61,10 @@ def take(operands: list[Tensor], companions: Companions, n: int, params: dict[st
     m = x.shape[axis]
     rows = moveaxis(many, axis + 1, 1)
     rows = reshape(rows, (n * m, *rows.shape[2:]))
-    found = barrier(prim, rows, _offset(wheres, n, m), axis=0)
+    rows_taken = barrier(prim, rows, _offset(wheres, n, m), axis=0)
     k = places.ndim
-    order = (0, *range(1 + k, 1 + k + axis), *range(1, 1 + k), *range(1 + k + axis, found.ndim))
-    return permute_dims(found, order)
+    order = (0, *range(1 + k, 1 + k + axis), *range(1, 1 + k), *range(1 + k + axis, rows_taken.ndim))
+    return permute_dims(rows_taken, order)
 
 
 def scatter_add(operands: list[Tensor], companions: Companions, n: int, params: dict[str, Any]) -> Tensor:
@@ -76,8 +76,8 @@ def scatter_add(operands: list[Tensor], companions: Companions, n: int, params: 
         return barrier(prim, many, places, axis=axis + 1, n=m)
     k = places.ndim
     order = (0, *range(1 + axis, 1 + axis + k), *range(1, 1 + axis), *range(1 + axis + k, many.ndim))
-    found = barrier(prim, permute_dims(many, order), _offset(wheres, n, m), axis=0, n=n * m)
-    return moveaxis(reshape(found, (n, m, *found.shape[1:])), 1, 1 + axis)
+    sums = barrier(prim, permute_dims(many, order), _offset(wheres, n, m), axis=0, n=n * m)
+    return moveaxis(reshape(sums, (n, m, *sums.shape[1:])), 1, 1 + axis)
 
 
 def _offset(places: Tensor, n: int, m: int) -> Tensor:

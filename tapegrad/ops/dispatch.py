@@ -28,7 +28,7 @@ from tapegrad.ops.apply import (
     on_one_device,
     resolve,
 )
-from tapegrad.ops.apply import infer_bool as infer_bool  # files that declare primitives find all they need here
+from tapegrad.ops.apply import infer_bool as infer_bool  # for files that declare primitives
 from tapegrad.ops.apply import infer_real as infer_real
 from tapegrad.ops.shape.blocks import concat_p, reshaped
 from tapegrad.tensor import Tensor, TensorLike, convert, device_of, identity_of, upload
@@ -62,13 +62,13 @@ def constant(value: complex, dtype: DType, device: Device) -> Buffer:
     """The shared 0-d buffer of a Python number."""
     key = ConstantKey(value, "" if value else repr(value), type(value), dtype, device)
     known = thread.executor.constants
-    found = known.get(key)
-    if found is None:
+    buffer = known.get(key)
+    if buffer is None:
         if len(known) >= _MOST_CONSTANTS:
             known.clear()
         dtypes.scalar_fits(value, dtype)
-        found = known[key] = Buffer(device.constant(value, dtype), leaf(shaped((), dtype, device)))
-    return found
+        buffer = known[key] = Buffer(device.constant(value, dtype), leaf(shaped((), dtype, device)))
+    return buffer
 
 
 def tensor(op: str, x: TensorLike | Sequence[TensorLike], beside: Tensor | None = None) -> Tensor:
@@ -140,17 +140,17 @@ def cast(x: Tensor, dtype: DType) -> Tensor:
         raise DTypeError(f"astype: a cast from {aval.dtype} to {dtype} drops the imaginary part; use tg.real first")
     site = cast_p.memo.get((aval, dtype))
     if site is None:
-        found = aval.with_dtype(dtype)
-        site = cast_p.memo[aval, dtype] = Site(cast_p, (aval,), found, runs_at_once(found))
+        wanted = aval.with_dtype(dtype)
+        site = cast_p.memo[aval, dtype] = Site(cast_p, (aval,), wanted, runs_at_once(wanted))
     return Tensor(elementwise_on(cast_p, (x._buffer,), site))
 
 
-def own(found: Tensor, *given: object) -> Tensor:
-    """``found``, a result; if it is one of the tensors ``given`` (nothing was to be done), a value of its own."""
-    for x in given:
-        if x is found:
-            return identity_of(found)
-    return found
+def own(result: Tensor, *operands: object) -> Tensor:
+    """``result``; if it is one of the ``operands`` (nothing was to be done), as a value of its own."""
+    for x in operands:
+        if x is result:
+            return identity_of(result)
+    return result
 
 
 def promote(
@@ -215,10 +215,10 @@ def _is_lasting(x: object) -> bool:
 
 
 def several(op: str, xs: Iterable[TensorLike]) -> tuple[Tensor, ...]:
-    found = tuple(xs)
-    if not found:
+    operands = tuple(xs)
+    if not operands:
         raise ShapeError(f"{op}: needs at least one tensor")
-    return promote(op, found)
+    return promote(op, operands)
 
 
 def stack(xs: Sequence[Any], /, axis: int = 0) -> Tensor:
@@ -250,15 +250,15 @@ def asarray(
     if copy is False:
         _check_shareable(x, wanted, device)
     if isinstance(x, (Tensor, Variable)):
-        given = found = convert(x)
-        if device is not None and asdevice(device) is not found.device:
-            found = found.to_device(device)
+        source = out = convert(x)
+        if device is not None and asdevice(device) is not out.device:
+            out = out.to_device(device)
         if wanted is not None:
-            found = cast(found, wanted)
-        return own(found, given) if copy or given is not x else found
+            out = cast(out, wanted)
+        return own(out, source) if copy or source is not x else out
     if isinstance(x, (list, tuple)) and _holds_tensor(x):
-        found = stack([asarray(item, dtype=dtype, device=device) for item in x])
-        return found if wanted is None else cast(found, wanted)
+        out = stack([asarray(item, dtype=dtype, device=device) for item in x])
+        return out if wanted is None else cast(out, wanted)
     where = device_of(x) if device is None else asdevice(device)
     return upload(x, where, wanted, copy=copy is not False, shared=copy is False)
 
@@ -302,9 +302,9 @@ def unary(
     def op(x: TensorLike, /) -> Tensor:
         if type(x) is Tensor:
             buffer = x._buffer
-            found = memo.get(buffer.node.aval)
-            if found is not None:
-                return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, found.aval, found), (buffer,)))
+            site = memo.get(buffer.node.aval)
+            if site is not None:
+                return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), (buffer,)))
         (t,) = promote(name, (x,), to)
         aval = t._buffer.node.aval
         chosen = narrow if narrow is not None and aval.narrow else prim
@@ -331,20 +331,20 @@ def _binary(prim: Primitive, to: ToDType | None, polite: bool) -> Callable[[Any,
             bx = x._buffer
             if type(y) is Tensor:
                 by = y._buffer
-                found = memo.get((bx.node.aval, by.node.aval))
-                if found is not None:
-                    return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, found.aval, found), (bx, by)))
+                site = memo.get((bx.node.aval, by.node.aval))
+                if site is not None:
+                    return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), (bx, by)))
             elif (type(y) is float or type(y) is int) and bx.node.aval.smooth:
                 by = constant(y, bx.node.aval.dtype, bx.node.aval.device)
-                found = memo.get((bx.node.aval, by.node.aval))
-                if found is not None:
-                    return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, found.aval, found), (bx, by)))
+                site = memo.get((bx.node.aval, by.node.aval))
+                if site is not None:
+                    return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), (bx, by)))
         elif type(y) is Tensor and (type(x) is float or type(x) is int) and y._buffer.node.aval.smooth:
             by = y._buffer
             bx = constant(x, by.node.aval.dtype, by.node.aval.device)
-            found = memo.get((bx.node.aval, by.node.aval))
-            if found is not None:
-                return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, found.aval, found), (bx, by)))
+            site = memo.get((bx.node.aval, by.node.aval))
+            if site is not None:
+                return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), (bx, by)))
         try:
             tx, ty = promote(name, (x, y), to)
         except NotATensorError:
@@ -387,7 +387,7 @@ def whole_in_float64(dtype: DType) -> DType:
 
 
 def named(op: Callable, prim: Primitive, arguments: str, module: str = "tapegrad") -> Callable:
-    """Give a made function its name, documentation and the public module in which it is found (by pickle, too)."""
+    """Give a made function its name, documentation and the public module by which users and pickle know it."""
     op.__module__, op.__name__, op.__qualname__ = module, prim.name, prim.name
     op.__doc__ = f"{prim.doc}\n\n{arguments}: tensors, arrays or numbers, broadcast against each other."
     op.primitive = prim  # type: ignore[attr-defined]
@@ -408,8 +408,8 @@ def in_float32(f: Callable[..., Tensor], beside: tuple[str, ...] = ()) -> Callab
         if signature is not None:
             kwargs = signature.bind(*args, **kwargs).arguments
             args, apart = (), {name: kwargs.pop(name) for name in beside if name in kwargs}
-        given = [x for x in (*args, *kwargs.values()) if hasattr(x, "dtype")]
-        kinds = {x.dtype for x in given if dtypes.is_inexact(x.dtype)}
+        typed = [x for x in (*args, *kwargs.values()) if hasattr(x, "dtype")]
+        kinds = {x.dtype for x in typed if dtypes.is_inexact(x.dtype)}
         if not any(dtypes.accumulator(kind) != kind for kind in kinds):
             return f(*args, **kwargs, **apart)
 
@@ -419,7 +419,7 @@ def in_float32(f: Callable[..., Tensor], beside: tuple[str, ...] = ()) -> Callab
                 return x
             return cast(tensor(f.__name__, x), dtypes.float32)
 
-        found = f(*map(wide, args), **{name: wide(x) for name, x in kwargs.items()}, **apart)
-        return cast(found, kinds.pop()) if len(kinds) == 1 else found
+        result = f(*map(wide, args), **{name: wide(x) for name, x in kwargs.items()}, **apart)
+        return cast(result, kinds.pop()) if len(kinds) == 1 else result
 
     return op

@@ -3,7 +3,7 @@
 On the CPU each tensor's update is one region, or, if it is small, done at once.  On CUDA, where launching costs more
 than most tensors take, all tensors of one dtype are updated by few launches (``kernels/optim.cu``), whose results have
 the bits of the formulas here.
-Nothing is recorded on CUDA: an update is no place to take derivatives.
+Nothing is recorded on CUDA: an update has no derivative.
 """
 
 from __future__ import annotations
@@ -123,20 +123,20 @@ def clip_by_global_norm(grads: Sequence[Any], clip_norm: float) -> tuple[list[An
 
 def groups(xs: Sequence[Any]) -> list[list[int]]:
     """Positions in ``xs`` (tensors or variables) of what is best updated together."""
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     filling: dict[Any, tuple[list[int], int]] = {}
     for i, x in enumerate(xs):
         on_gpu = x.device.kind == "cuda"
         if not on_gpu and x.nbytes > SMALL:
-            found.append([i])
+            batches.append([i])
             continue
         group, held = filling.get((x.device, x.dtype), ([], 0))
         if not group or len(group) == many.MANY or held + x.nbytes > (AT_ONCE if on_gpu else SMALL):
             group, held = [], 0
-            found.append(group)
+            batches.append(group)
         group.append(i)
         filling[x.device, x.dtype] = group, held + x.nbytes
-    return found
+    return batches
 
 
 def decayed(x: Tensor, shrink: float | None) -> Tensor:

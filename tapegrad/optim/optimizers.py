@@ -154,9 +154,9 @@ class Optimizer:
         """Assign new values to some variables and to their slots; the old ones are freed on return."""
         variables = [v for _, v in pairs]
         slots = [self._slots[id(v)][1] for v in variables]
-        xs, now = [v._content() for v in variables], [tuple(s._content() for s in own) for own in slots]
+        xs, state = [v._content() for v in variables], [tuple(s._content() for s in own) for own in slots]
         shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
-        new = self.update_many(xs, [g for g, _ in pairs], now, rate, step, shrink)
+        new = self.update_many(xs, [g for g, _ in pairs], state, rate, step, shrink)
         for v, own, (value, *others) in zip(variables, slots, new):
             for target, changed in zip((*own, v), (*others, value)):
                 target.assign(changed)
@@ -164,8 +164,8 @@ class Optimizer:
     def current_learning_rate(self) -> float:
         """The rate of the next step.  Raises TapegradError if a schedule gives none."""
         rate = self.learning_rate
-        now = rate(self._steps_done()) if callable(rate) else rate
-        return _at_least(self, "learning_rate", float(now), 0.0)
+        current = rate(self._steps_done()) if callable(rate) else rate
+        return _at_least(self, "learning_rate", float(current), 0.0)
 
     def _steps_done(self) -> int:
         held = self._iterations_now()

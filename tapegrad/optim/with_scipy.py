@@ -98,19 +98,19 @@ def minimize(
     of_vector = flat.of(f, args)
     if hess and hessp:
         raise TapegradError("minimize: hess and hessp are both True; a method takes one of them")
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if hess:
-        given["hess"] = lambda v: hessian(of_vector)(_numbers(v)).numpy(copy=True)
+        arguments["hess"] = lambda v: hessian(of_vector)(_numbers(v)).numpy(copy=True)
     if hessp:
-        given["hessp"] = lambda v, p: hvp(of_vector, _numbers(v), _numbers(p)).numpy(copy=True)
+        arguments["hessp"] = lambda v, p: hvp(of_vector, _numbers(v), _numbers(p)).numpy(copy=True)
     if callback is not None:
-        given["callback"] = lambda v: callback(flat.unflatten(v))
+        arguments["callback"] = lambda v: callback(flat.unflatten(v))
     if constraints:
-        given["constraints"] = _constraints(flat, constraints)
-    given.update(jac=True, method=method, bounds=bounds, tol=tol, options=options)
-    found = unrecorded(functools.partial(scipy.optimize.minimize, _objective(of_vector), flat.start, **given))
-    found.x = unrecorded(flat.unflatten, found.x)
-    return found
+        arguments["constraints"] = _constraints(flat, constraints)
+    arguments.update(jac=True, method=method, bounds=bounds, tol=tol, options=options)
+    result = unrecorded(functools.partial(scipy.optimize.minimize, _objective(of_vector), flat.start, **arguments))
+    result.x = unrecorded(flat.unflatten, result.x)
+    return result
 
 
 def _constraints(flat: _Flat, constraints: Any) -> Any:
@@ -124,6 +124,6 @@ def _constraints(flat: _Flat, constraints: Any) -> Any:
 def _constraint(flat: _Flat, constraint: dict[str, Any]) -> dict[str, Any]:
     """A constraint on the structure as one on the vector, with its Jacobian unless there is one."""
     of_vector = flat.of(constraint["fun"], tuple(constraint.get("args", ())))
-    found = {"type": constraint["type"], "fun": lambda v: ops.asarray(of_vector(_numbers(v))).numpy(copy=True)}
-    found["jac"] = constraint.get("jac") or (lambda v: jacobian(of_vector)(_numbers(v)).numpy(copy=True))
-    return found
+    converted = {"type": constraint["type"], "fun": lambda v: ops.asarray(of_vector(_numbers(v))).numpy(copy=True)}
+    converted["jac"] = constraint.get("jac") or (lambda v: jacobian(of_vector)(_numbers(v)).numpy(copy=True))
+    return converted

@@ -230,10 +230,10 @@ def activation(spec: str | Callable[[Tensor], Tensor] | None) -> Callable[[Tenso
         return _ACTIVATIONS["linear"]
     if callable(spec):
         return spec
-    found = _ACTIVATIONS.get(spec)
-    if found is None:
+    function = _ACTIVATIONS.get(spec)
+    if function is None:
         raise TapegradError(f"activation: wanted None, a function or one of {', '.join(_ACTIVATIONS)}; got {spec!r}")
-    return found
+    return function
 
 
 # Activations of several elements at once, and those that jax.nn or Chainer alone have.

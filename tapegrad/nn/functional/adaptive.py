@@ -23,12 +23,12 @@ __all__ = [
 
 def _sizes(op: str, x: Tensor, output_size: Any, dims: int) -> tuple[int, ...]:
     wanted = (output_size,) * dims if isinstance(output_size, int) or output_size is None else tuple(output_size)
-    found: tuple[int, ...] = tuple(n if m is None else m for n, m in zip(x.shape[-dims:], wanted))
-    if len(wanted) != dims or any(not isinstance(m, int) or m < 0 for m in found):
+    sizes: tuple[int, ...] = tuple(n if m is None else m for n, m in zip(x.shape[-dims:], wanted))
+    if len(wanted) != dims or any(not isinstance(m, int) or m < 0 for m in sizes):
         raise ShapeError(f"{op}: wanted an integer, or {dims} of them or None, for output_size, got {output_size!r}")
-    if not all(x.shape[-dims:]) and all(found):
+    if not all(x.shape[-dims:]) and all(sizes):
         raise ShapeError(f"{op}: the planes of {x.shape} have no elements to pool")
-    return found
+    return sizes
 
 
 def _bins(n: int, count: int) -> tuple[list[list[int]], list[list[bool]], list[int]]:
@@ -41,18 +41,18 @@ def _bins(n: int, count: int) -> tuple[list[list[int]], list[list[bool]], list[i
 
 
 def _gathered(x: Tensor, axis: int, count: int, fill: float) -> tuple[Tensor, Tensor]:
-    """``axis`` (negative) as the axes (bin, place in it), with ``fill`` where a bin is short; places and sizes."""
+    """``axis`` (negative) as the axes (bin, position in it), with ``fill`` where a bin is short; positions and sizes."""
     places, kept, sizes = _bins(x.shape[axis], count)
     at = (
         ops.asarray(places, dtype="int64", device=x.device)
         if count
         else ops.zeros((0, 1), dtype="int64", device=x.device)
     )
-    found = ops.take(x, at, axis=axis)
+    cells = ops.take(x, at, axis=axis)
     if len(set(sizes)) > 1:
         mask = ops.asarray(kept, dtype="bool", device=x.device)
-        found = ops.where(ops.reshape(mask, (*mask.shape, *(1,) * (-1 - axis))), found, fill)
-    return found, at
+        cells = ops.where(ops.reshape(mask, (*mask.shape, *(1,) * (-1 - axis))), cells, fill)
+    return cells, at
 
 
 def _adaptive_avg(dims: int, input: TensorLike, output_size: Any) -> Tensor:
@@ -61,9 +61,9 @@ def _adaptive_avg(dims: int, input: TensorLike, output_size: Any) -> Tensor:
     x = x if "float" in str(x.dtype) else ops.astype(x, "float64")
     for axis, count in zip(range(-dims, 0), _sizes(op, x, output_size, dims)):
         sizes = _bins(x.shape[axis], count)[2]
-        found, _ = _gathered(x, axis, count, 0.0)
+        cells, _ = _gathered(x, axis, count, 0.0)
         lengths = ops.asarray(sizes, dtype=x.dtype, device=x.device)
-        x = ops.sum(found, axis=axis) / ops.reshape(lengths, (-1, *(1,) * (-1 - axis)))
+        x = ops.sum(cells, axis=axis) / ops.reshape(lengths, (-1, *(1,) * (-1 - axis)))
     return x
 
 
@@ -92,19 +92,19 @@ def _adaptive_max(dims: int, input: TensorLike, output_size: Any, return_indices
     flat = None
     # One axis after the other, the last one first: of equal elements the first in C order remains.
     for axis, count in reversed(list(zip(range(-dims, 0), _sizes(op, x, output_size, dims)))):
-        found, at = _gathered(x, axis, count, -math.inf)
-        x, flat = _largest(found, at, axis, flat, math.prod(size[axis + 1 :]) if axis < -1 else 1)
+        cells, at = _gathered(x, axis, count, -math.inf)
+        x, flat = _largest(cells, at, axis, flat, math.prod(size[axis + 1 :]) if axis < -1 else 1)
     return (x, flat) if return_indices else x
 
 
-def _largest(found: Tensor, at: Tensor, axis: int, flat: Tensor | None, stride: int) -> tuple[Tensor, Tensor]:
-    """The largest of each bin (the axis ``axis``), and its place in the flattened plane."""
-    best = ops.argmax(found, axis=axis, keepdims=True)
-    values = ops.squeeze(ops.take_along_axis(found, best, axis=axis), axis=axis)
+def _largest(cells: Tensor, at: Tensor, axis: int, flat: Tensor | None, stride: int) -> tuple[Tensor, Tensor]:
+    """The largest of each bin (the axis ``axis``), and its position in the flattened plane."""
+    best = ops.argmax(cells, axis=axis, keepdims=True)
+    values = ops.squeeze(ops.take_along_axis(cells, best, axis=axis), axis=axis)
     spread = ops.reshape(at * stride, (*at.shape, *(1,) * (-1 - axis)))
     if flat is not None:
         spread = spread + ops.take(flat, at, axis=axis)
-    spread = ops.broadcast_to(spread, found.shape)
+    spread = ops.broadcast_to(spread, cells.shape)
     return values, ops.squeeze(ops.take_along_axis(spread, best, axis=axis), axis=axis)
 
 
@@ -149,10 +149,10 @@ def _fractional(
     n, c, size = *batch.shape[:2], batch.shape[2:]
     columns = ops.reshape(places, (n, c, math.prod(counts), math.prod(kernel)))
     flat = ops.reshape(batch, (n, c, math.prod(size)))
-    found = ops.take_along_axis(flat, ops.reshape(columns, (n, c, -1)), axis=-1)
-    found = ops.reshape(found, columns.shape)
-    best = ops.argmax(found, axis=-1, keepdims=True)
-    y, at = (ops.reshape(ops.take_along_axis(a, best, axis=-1), (n, c, *counts)) for a in (found, columns))
+    cells = ops.take_along_axis(flat, ops.reshape(columns, (n, c, -1)), axis=-1)
+    cells = ops.reshape(cells, columns.shape)
+    best = ops.argmax(cells, axis=-1, keepdims=True)
+    y, at = (ops.reshape(ops.take_along_axis(a, best, axis=-1), (n, c, *counts)) for a in (cells, columns))
     if single:
         y, at = ops.squeeze(y, axis=0), ops.squeeze(at, axis=0)
     return (y, at) if return_indices else y

@@ -109,10 +109,10 @@ def multi_head_attention_forward(
         k, v = (ops.pad(a, ((0, 0), (0, 0), (0, 1), (0, 0))) for a in (k, v))
         more += 1
     mask = _added(op, attn_mask, key_padding_mask, is_causal, (n, num_heads, t, s), more, q)
-    found = attention_weights(q, k, mask)
-    y = ops.matmul(dropout(found, dropout_p if training else 0.0), v)
+    shares = attention_weights(q, k, mask)
+    y = ops.matmul(dropout(shares, dropout_p if training else 0.0), v)
     y = linear(ops.reshape(ops.permute_dims(y, (2, 0, 1, 3)), (t, n, e)), out_proj_weight, out_proj_bias)
-    shown = (ops.mean(found, axis=1) if average_attn_weights else found) if need_weights else None
+    shown = (ops.mean(shares, axis=1) if average_attn_weights else shares) if need_weights else None
     if alone:
         y, shown = y[:, 0], None if shown is None else shown[0]
     return y, shown

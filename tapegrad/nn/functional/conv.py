@@ -25,10 +25,10 @@ Padding = int | str | Sequence[Any]
 
 def lengths(who: Any, name: str, value: Lengths, dims: int, least: int = 1) -> tuple[int, ...]:
     """One integer for each of ``dims`` dimensions.  Raises ShapeError."""
-    found = (value,) * dims if isinstance(value, int) else tuple(value)
-    if len(found) != dims or any(not isinstance(n, int) or n < least for n in found):
+    sizes = (value,) * dims if isinstance(value, int) else tuple(value)
+    if len(sizes) != dims or any(not isinstance(n, int) or n < least for n in sizes):
         raise ShapeError(f"{who}: wanted an integer or {dims} of them, at least {least}, for {name}, got {value!r}")
-    return found
+    return sizes
 
 
 def pads(

@@ -46,17 +46,17 @@ def embedding(
     """
     indices, table = ops.asarray(input), ops.asarray(weight)
     checks.integers("embedding", "input", indices)
-    found = ops.take(table, indices, axis=0)
+    rows = ops.take(table, indices, axis=0)
     if padding_idx is not None:
         padding = indices == _row("embedding", padding_idx, table.shape[0])
-        found = ops.where(ops.expand_dims(padding, axis=-1), stop_gradient(found), found)
+        rows = ops.where(ops.expand_dims(padding, axis=-1), stop_gradient(rows), rows)
     if max_norm is not None:
-        found = found * _shortening(found, max_norm, norm_type)
+        rows = rows * _shortening(rows, max_norm, norm_type)
     if scale_grad_by_freq:
         counts = _frequencies(indices, table.shape[0], table)
-        share = found / ops.expand_dims(ops.take(counts, indices, axis=0), axis=-1)
-        found = share + stop_gradient(found - share)
-    return found
+        share = rows / ops.expand_dims(ops.take(counts, indices, axis=0), axis=-1)
+        rows = share + stop_gradient(rows - share)
+    return rows
 
 
 def _row(op: str, index: int, n: int) -> int:
@@ -120,8 +120,8 @@ def _pooled(rows: Tensor, counted: Tensor, mode: str) -> Tensor:
         return ops.zeros((rows.shape[0], rows.shape[2]), dtype=rows.dtype, device=rows.device)
     if mode == "max":
         best = ops.argmax(ops.where(counted, rows, -float("inf")), axis=1, keepdims=True)
-        found = ops.take_along_axis(rows, best, axis=1)[:, 0]
-        return ops.where(ops.any(counted, axis=1), found, 0)
+        largest = ops.take_along_axis(rows, best, axis=1)[:, 0]
+        return ops.where(ops.any(counted, axis=1), largest, 0)
     total = ops.sum(ops.where(counted, rows, 0), axis=1)
     if mode == "sum":
         return total

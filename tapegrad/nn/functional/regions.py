@@ -39,17 +39,17 @@ def _images(op: str, x: TensorLike, rois: TensorLike, indices: TensorLike) -> tu
 def _bins(low: float, high: float, count: int, n: int) -> list[tuple[int, int]]:
     """Where each of ``count`` bins of a side from ``low`` to ``high`` begins and ends on ``n`` pixels."""
     step = max(high - low, 1) / count
-    limit = lambda place: int(min(max(place + low, 0), n))
+    limit = lambda point: int(min(max(point + low, 0), n))
     return [(limit(math.floor(i * step)), limit(math.ceil((i + 1) * step))) for i in range(count)]
 
 
 def _both_sides(rows: Rows, out: tuple[int, ...], size: tuple[int, ...], scale: float, wide: int = 0) -> list:
     """For each region the bins along the height, then those along the width, of rounded rectangles."""
-    found = []
+    sides = []
     for y0, x0, y1, x1 in rows:
         ends = [round(v * scale) for v in (y0, x0, y1, x1)]
-        found.append([_bins(ends[a], ends[a + 2] + wide, out[a], size[a]) for a in (0, 1)])
-    return found
+        sides.append([_bins(ends[a], ends[a + 2] + wide, out[a], size[a]) for a in (0, 1)])
+    return sides
 
 
 def _max_of_bins(images: Tensor, bins: list, out: tuple[int, ...]) -> Tensor:
@@ -73,15 +73,15 @@ def _largest(images: Tensor, flat: Tensor, mask: Tensor, out: tuple[int, ...]) -
     r, c = images.shape[:2]
     taps = math.prod(flat.shape[3:])
     planes = ops.reshape(images, (r, c, math.prod(images.shape[2:])))
-    found = ops.take_along_axis(planes, ops.reshape(flat, (r, 1, math.prod(out) * taps)), axis=-1)
-    found = ops.reshape(found, (r, c, *out, taps))
-    return _first_largest(found, ops.reshape(mask, (r, 1, *out, taps)))
+    values = ops.take_along_axis(planes, ops.reshape(flat, (r, 1, math.prod(out) * taps)), axis=-1)
+    values = ops.reshape(values, (r, c, *out, taps))
+    return _first_largest(values, ops.reshape(mask, (r, 1, *out, taps)))
 
 
-def _first_largest(found: Tensor, mask: Tensor) -> Tensor:
+def _first_largest(values: Tensor, mask: Tensor) -> Tensor:
     """The largest along the last axis of those in the mask; 0 if there is none."""
-    best = ops.argmax(ops.where(mask, found, -math.inf), axis=-1, keepdims=True)
-    largest = ops.take_along_axis(found, best, axis=-1)[..., 0]
+    best = ops.argmax(ops.where(mask, values, -math.inf), axis=-1, keepdims=True)
+    largest = ops.take_along_axis(values, best, axis=-1)[..., 0]
     return ops.where(ops.any(mask, axis=-1), largest, 0)
 
 
@@ -159,15 +159,15 @@ def _samples(rows: Rows, a: int, count: int, n: int, scale: float, ratio: int | 
     return weights, kept, most
 
 
-def _between(place: float | None, n: int) -> list[float]:
-    """The weights of the two pixels around a place."""
-    assert place is not None  # only those that are there are asked for
-    place = min(max(place, 0.0), n - 1.0)
-    low = min(int(place), n - 1)
+def _between(point: float | None, n: int) -> list[float]:
+    """The weights of the two pixels around a point."""
+    assert point is not None  # only those that are there are asked for
+    point = min(max(point, 0.0), n - 1.0)
+    low = min(int(point), n - 1)
     row = [0.0] * n
-    row[low] = 1.0 - (place - low)
+    row[low] = 1.0 - (point - low)
     if low + 1 < n:
-        row[low + 1] = place - low
+        row[low + 1] = point - low
     return row
 
 
@@ -217,10 +217,10 @@ def roi_max_align_2d(
     r, c = images.shape[:2]
     apart = ops.reshape(read, (r, c, out[0], sides[0][2], out[1], sides[1][2]))
     taps = sides[0][2] * sides[1][2]
-    found = ops.reshape(ops.permute_dims(apart, (0, 1, 2, 4, 3, 5)), (r, c, *out, taps))
+    values = ops.reshape(ops.permute_dims(apart, (0, 1, 2, 4, 3, 5)), (r, c, *out, taps))
     kept = [
         ops.reshape(ops.asarray(side[1], dtype="bool", device=images.device), (r, out[a], side[2]))
         for a, side in enumerate(sides)
     ]
     mask = ops.logical_and(kept[0][:, :, None, :, None], kept[1][:, None, :, None, :])
-    return _first_largest(found, ops.reshape(mask, (r, 1, *out, taps)))
+    return _first_largest(values, ops.reshape(mask, (r, 1, *out, taps)))

@@ -30,7 +30,7 @@ def interpolate(
     (3) or "area".  ``align_corners``: the outer pixels' centres, not edges, coincide.  ``recompute_scale_factor``: the
     scale is that of the rounded sizes.  Raises ShapeError, TapegradError.
     """
-    x = given = ops.asarray(input)
+    x = source = ops.asarray(input)
     dims = x.ndim - 2
     if dims not in (1, 2, 3) or _DIMS.get(mode, dims) != dims:
         raise ShapeError(f"interpolate: mode {mode!r} does not fit input {x.shape}; wanted (n, c, 1 to 3 sizes)")
@@ -48,7 +48,7 @@ def interpolate(
     )
     for axis, (n, scale) in enumerate(zip(wanted, scales), 2):
         x = rule(x, axis, n, scale, bool(align_corners))
-    return ops.asarray(x, copy=True) if x is given else x
+    return ops.asarray(x, copy=True) if x is source else x
 
 
 upsample = interpolate
@@ -57,20 +57,20 @@ upsample = interpolate
 def _sizes(
     size: tuple[int, ...], wanted: Any, factor: Any, recompute: bool
 ) -> tuple[tuple[int, ...], tuple[float | None, ...]]:
-    """The result's sizes, and the factors to use in place of their ratios."""
+    """The result's sizes, and the factors to use instead of their ratios."""
     dims = len(size)
     if (wanted is None) == (factor is None):
         raise ShapeError("interpolate: give either size or scale_factor")
     if factor is None:
-        found = (wanted,) * dims if isinstance(wanted, int) else tuple(wanted)
-        if len(found) != dims:
+        sizes = (wanted,) * dims if isinstance(wanted, int) else tuple(wanted)
+        if len(sizes) != dims:
             raise ShapeError(f"interpolate: wanted {dims} sizes, got {wanted!r}")
-        return found, (None,) * dims
+        return sizes, (None,) * dims
     factors = (factor,) * dims if isinstance(factor, (int, float)) else tuple(factor)
     if len(factors) != dims:
         raise ShapeError(f"interpolate: wanted {dims} scale factors, got {factor!r}")
-    found = tuple(math.floor(n * f) for n, f in zip(size, factors))
-    return found, (None,) * dims if recompute else factors
+    sizes = tuple(math.floor(n * f) for n, f in zip(size, factors))
+    return sizes, (None,) * dims if recompute else factors
 
 
 def _taken(x: Tensor, axis: int, places: Sequence[int]) -> Tensor:
@@ -130,7 +130,7 @@ T = TypeVar("T", float, Tensor)
 
 
 def cubic_weights(t: T) -> tuple[T, T, T, T]:
-    """Keys' weights (1981) with -0.75, as PyTorch, of the four neighbours of a place ``t`` after the second."""
+    """Keys' weights (1981) with -0.75, as PyTorch, of the four neighbours of a point ``t`` after the second."""
     a = -0.75
     near = lambda d: ((a + 2) * d - (a + 3)) * d * d + 1
     far = lambda d: ((a * d - 5 * a) * d + 8 * a) * d - 4 * a

@@ -49,7 +49,7 @@ def grid_sample(
     input: (n, c, h, w), grid: (n, H, W, 2), result: (n, c, H, W); or (n, c, d, h, w), (n, D, H, W, 3).  mode:
     "bilinear", "nearest" (no gradient in grid: it is 0) or "bicubic" (two sizes).  padding_mode: "zeros", "border" or
     "reflection".  ``align_corners``: -1 and 1 are the outer pixels' centres, not their edges.  At a border, and where a
-    place is at a pixel, the gradient in grid is that of one side.  Raises ShapeError, TapegradError.
+    point is at a pixel, the gradient in grid is that of one side.  Raises ShapeError, TapegradError.
     """
     x, places = ops.asarray(input), ops.asarray(grid)
     dims, op = x.ndim - 2, "grid_sample"
@@ -66,57 +66,57 @@ def grid_sample(
         raise ShapeError(f"{op}: the images of {x.shape} have no pixels")
     align = bool(align_corners)
     at = [_pixels(places[..., dims - 1 - a], n, align) for a, n in enumerate(x.shape[2:])]
-    inside = lambda place, n: _inside(place, n, padding_mode, align)
+    inside = lambda point, n: _inside(point, n, padding_mode, align)
     if mode != "bicubic":
-        at = [inside(place, n) for place, n in zip(at, x.shape[2:])]
+        at = [inside(point, n) for point, n in zip(at, x.shape[2:])]
     read = _reader(x)
     if mode == "nearest":
-        return ops.moveaxis(read([ops.round(place) for place in at], None), -1, 1)
-    taps = [_cubic_taps(place) if mode == "bicubic" else _linear_taps(place) for place in at]
+        return ops.moveaxis(read([ops.round(point) for point in at], None), -1, 1)
+    taps = [_cubic_taps(point) if mode == "bicubic" else _linear_taps(point) for point in at]
     total = None
     for several in itertools.product(*taps):
-        corners = [place for place, _ in several]
+        corners = [point for point, _ in several]
         if mode == "bicubic":
-            corners = [inside(place, n) for place, n in zip(corners, x.shape[2:])]
+            corners = [inside(point, n) for point, n in zip(corners, x.shape[2:])]
         part = read(corners, math.prod([weight for _, weight in several]))
         total = part if total is None else total + part
     assert total is not None  # there are taps
     return ops.moveaxis(total, -1, 1)
 
 
-def _pixels(place: Tensor, n: int, align: bool) -> Tensor:
-    """A place from -1 to 1 in pixels."""
-    return (place + 1) * (0.5 * (n - 1)) if align else ((place + 1) * n - 1) * 0.5
+def _pixels(point: Tensor, n: int, align: bool) -> Tensor:
+    """A point from -1 to 1 in pixels."""
+    return (point + 1) * (0.5 * (n - 1)) if align else ((point + 1) * n - 1) * 0.5
 
 
-def _inside(place: Tensor, n: int, padding_mode: str, align: bool) -> Tensor:
-    """A place outside the image brought back into it; the gradient at the border itself is 0."""
+def _inside(point: Tensor, n: int, padding_mode: str, align: bool) -> Tensor:
+    """A point outside the image brought back into it; the gradient at the border itself is 0."""
     if padding_mode == "zeros":
-        return place
+        return point
     if padding_mode == "reflection":
-        place = _reflected(place, 0.0 if align else -0.5, float(n - 1 if align else n))
-    return ops.where(place > 0, ops.where(place < n - 1, place, n - 1), 0)
+        point = _reflected(point, 0.0 if align else -0.5, float(n - 1 if align else n))
+    return ops.where(point > 0, ops.where(point < n - 1, point, n - 1), 0)
 
 
-def _reflected(place: Tensor, low: float, span: float) -> Tensor:
+def _reflected(point: Tensor, low: float, span: float) -> Tensor:
     """Mirrored at ``low`` and at ``low + span`` until it is between them."""
     if not span:
-        return ops.where(False, place, 0)
-    far = ops.abs(place - low)
+        return ops.where(False, point, 0)
+    far = ops.abs(point - low)
     turns = ops.floor(far / span)
     rest = far - turns * span
     return low + ops.where(turns % 2 == 0, rest, span - rest)
 
 
-def _linear_taps(place: Tensor) -> list[tuple[Tensor, Tensor]]:
-    low = ops.floor(place)
-    share = place - low
+def _linear_taps(point: Tensor) -> list[tuple[Tensor, Tensor]]:
+    low = ops.floor(point)
+    share = point - low
     return [(low, 1 - share), (low + 1, share)]
 
 
-def _cubic_taps(place: Tensor) -> list[tuple[Tensor, Tensor]]:
-    low = ops.floor(place)
-    return [(low + k, w) for k, w in zip(range(-1, 3), cubic_weights(place - low))]
+def _cubic_taps(point: Tensor) -> list[tuple[Tensor, Tensor]]:
+    low = ops.floor(point)
+    return [(low + k, w) for k, w in zip(range(-1, 3), cubic_weights(point - low))]
 
 
 def _reader(x: Tensor) -> Callable[[Sequence[Tensor], Any], Tensor]:
@@ -130,12 +130,12 @@ def _reader(x: Tensor) -> Callable[[Sequence[Tensor], Any], Tensor]:
     def read(at: Sequence[Tensor], weight: TensorLike) -> Tensor:
         flat = ops.reshape(ops.arange(n, device=x.device), (n, *(1,) * (at[0].ndim - 1)))
         kept: Any = True
-        for place, length in zip(at, size):
-            within = ops.logical_and(place >= 0, place <= length - 1)
+        for point, length in zip(at, size):
+            within = ops.logical_and(point >= 0, point <= length - 1)
             kept = ops.logical_and(kept, within)
-            flat = flat * length + ops.astype(ops.where(within, place, 0), "int64")
-        found = ops.where(ops.expand_dims(kept, axis=-1), ops.take(pixels, flat, axis=0), 0)
-        return found if weight is None else found * ops.expand_dims(weight, axis=-1)
+            flat = flat * length + ops.astype(ops.where(within, point, 0), "int64")
+        values = ops.where(ops.expand_dims(kept, axis=-1), ops.take(pixels, flat, axis=0), 0)
+        return values if weight is None else values * ops.expand_dims(weight, axis=-1)
 
     return read
 

@@ -107,18 +107,18 @@ class Layer:
     @property
     def trainable_variables(self) -> list[Variable]:
         """The variables to train: without those made with ``trainable=False`` and those of frozen layers."""
-        found = named_variables(self, only_trainable=True)
-        return sorted((v for _, v in found), key=lambda v: v.construction_number)
+        pairs = named_variables(self, only_trainable=True)
+        return sorted((v for _, v in pairs), key=lambda v: v.construction_number)
 
     @property
     def layers(self) -> list[Layer]:
         """The sublayers held directly (in attributes, lists, tuples, dicts), in order of assignment."""
-        found: dict[int, Layer] = {}
+        sublayers: dict[int, Layer] = {}
         for value in vars(self).values():
             for _, held in _held(value, "", set()):
                 if isinstance(held, Layer) and held is not self:
-                    found.setdefault(id(held), held)
-        return list(found.values())
+                    sublayers.setdefault(id(held), held)
+        return list(sublayers.values())
 
     def count_params(self) -> int:
         """How many numbers the variables hold."""
@@ -198,25 +198,25 @@ def _held(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
 
 def unwrapped(value: Any) -> Any:
     """The layer behind wrappers (``recompute_grad(layer)``) and bound methods of layers; anything else as it is."""
-    found = value
-    while callable(found) and not isinstance(found, Layer | Variable | Tensor | type):
-        inner = getattr(found, "__wrapped__", None)
+    inside = value
+    while callable(inside) and not isinstance(inside, Layer | Variable | Tensor | type):
+        inner = getattr(inside, "__wrapped__", None)
         if inner is None:
-            inner = getattr(found, "__self__", None)
+            inner = getattr(inside, "__self__", None)
             return inner if isinstance(inner, Layer) else value
-        found = inner
-    return found if isinstance(found, Layer) else value
+        inside = inner
+    return inside if isinstance(inside, Layer) else value
 
 
 def takes_training(cls: type[Layer]) -> bool:
     """Whether ``cls.call`` has an argument ``training``, or takes any keyword."""
-    found = _takes_training.get(cls)
-    if found is None:
+    known = _takes_training.get(cls)
+    if known is None:
         parameters = inspect.signature(cls.call).parameters
-        found = _takes_training[cls] = "training" in parameters or (
+        known = _takes_training[cls] = "training" in parameters or (
             cls.call is not Layer.call and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         )
-    return found
+    return known
 
 
 def _unique_name(cls: type) -> str:
@@ -227,7 +227,7 @@ def _unique_name(cls: type) -> str:
 
 
 def _fresh_seed() -> int:
-    """A seed from a fresh place of the global stream, so that ``random.seed`` decides all weights."""
+    """A fresh seed of the global stream, so that ``random.seed`` decides all weights."""
     key, position = random.default_generator.take(1)
     return key + ((position + 1) << 64)  # not the key of any seed below 2**64
 
@@ -240,7 +240,7 @@ def _is_structure(inputs: TensorLike) -> bool:
 
 
 def _shape_of(inputs: Any) -> Any:
-    """The shape of a tensor, or the same structure with shapes in the place of tensors."""
+    """The shape of a tensor, or the same structure with shapes instead of tensors."""
     if isinstance(inputs, dict):
         return {key: _shape_of(value) for key, value in inputs.items()}
     if isinstance(inputs, list | tuple):

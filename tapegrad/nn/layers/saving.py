@@ -181,7 +181,7 @@ def _write(path: str, arrays: dict[str, Any], metadata: dict[str, str]) -> None:
         ) from error
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         dtypes = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
-        raise SaveError(f"save: {path}: safetensors has no place for variables of {dtypes} ({error})") from error
+        raise SaveError(f"save: {path}: safetensors cannot hold variables of {dtypes} ({error})") from error
     finally:
         with suppress(OSError):  # the first error tells more
             os.unlink(partial)

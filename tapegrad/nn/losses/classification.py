@@ -33,7 +33,7 @@ def cross_entropy(
     Raises ShapeError, DTypeError for targets that are neither integers nor floats, IndexingError for other labels.
     """
     logits, target = ops.asarray(input), ops.asarray(target)
-    axis, given = 0 if logits.ndim == 1 else 1, logits.shape
+    axis, shape = 0 if logits.ndim == 1 else 1, logits.shape
     if not logits.ndim:
         raise ShapeError("cross_entropy: wanted input (n, c, ...) or (c,), got a scalar")
     classes, rest = logits.shape[axis], logits.shape[:axis] + logits.shape[axis + 1 :]
@@ -43,8 +43,8 @@ def cross_entropy(
         if weight.shape != (classes,):
             raise ShapeError(f"cross_entropy: wanted weight ({classes},), got {weight.shape}")
     if "float" in str(target.dtype):
-        if target.shape != given:
-            raise ShapeError(f"cross_entropy: wanted probabilities shaped as input {given}, got {target.shape}")
+        if target.shape != shape:
+            raise ShapeError(f"cross_entropy: wanted probabilities shaped as input {shape}, got {target.shape}")
         shares = _class_axis_last(target, axis) * (1.0 - label_smoothing) + label_smoothing / classes
         if weight is not None:
             shares = shares * weight
@@ -188,7 +188,7 @@ def at_label(logp: Tensor, labels: Tensor) -> Tensor:
 def checked_labels(
     who: str, target: Tensor, shape: tuple[int, ...], classes: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """Which labels count, and the labels with 0 in the place of those that do not."""
+    """Which labels count, and the labels with 0 for those that do not."""
     checks.integers(who, "labels", target)
     if target.shape != shape:
         raise ShapeError(f"{who}: wanted labels of shape {shape}, got {target.shape}")

@@ -151,12 +151,12 @@ def multilabel_margin_loss(input: TensorLike, target: TensorLike, reduction: str
     if x.ndim not in (1, 2) or not x.shape[-1]:
         raise ShapeError(f"{op}: wanted input (n, classes) or (classes,), got {x.shape}")
     checks.integers(op, "labels", t)
-    given = ops.cumulative_prod(ops.astype(t >= 0, "int64"), axis=-1) > 0
-    labels, classes = ops.where(given, t, 0), x.shape[-1]
+    valid = ops.cumulative_prod(ops.astype(t >= 0, "int64"), axis=-1) > 0
+    labels, classes = ops.where(valid, t, 0), x.shape[-1]
     checks.within(op, "labels", labels, classes)
     hits = ops.expand_dims(labels, axis=-1) == ops.arange(classes, device=x.device)
-    is_label = ops.any(ops.logical_and(hits, ops.expand_dims(given, axis=-1)), axis=-2)
-    counted = ops.logical_and(ops.expand_dims(given, axis=-1), ops.logical_not(ops.expand_dims(is_label, axis=-2)))
+    is_label = ops.any(ops.logical_and(hits, ops.expand_dims(valid, axis=-1)), axis=-2)
+    counted = ops.logical_and(ops.expand_dims(valid, axis=-1), ops.logical_not(ops.expand_dims(is_label, axis=-2)))
     mine = ops.expand_dims(ops.take_along_axis(x, labels, axis=-1), axis=-1)
     losses = ops.where(counted, _above(1 - (mine - ops.expand_dims(x, axis=-2))), 0)
     return reduced(op, ops.sum(losses, axis=(-2, -1)) / classes, reduction)

@@ -62,10 +62,10 @@ def _lengths(name: str, given: Any, n: int) -> list[int]:
     """Lengths on the host, where they shape the loop."""
     a = ops.asarray(given)
     checks.integers("ctc_loss", f"{name}_lengths", a)
-    found = ops.reshape(a, (-1,)).tolist()
-    if len(found) != n or any(k < 0 for k in found):
+    counts = ops.reshape(a, (-1,)).tolist()
+    if len(counts) != n or any(k < 0 for k in counts):
         raise ShapeError(f"ctc_loss: wanted {n} {name}_lengths >= 0, got {a.shape}")
-    return found
+    return counts
 
 
 def _padded(t: Tensor, lengths: list[int], blank: int) -> Tensor:
@@ -77,14 +77,14 @@ def _padded(t: Tensor, lengths: list[int], blank: int) -> Tensor:
         places = [[s + j if j < k else 0 for j in range(most)] for s, k in zip(starts, lengths)]
         if not most or not n:
             return ops.zeros((n, most), dtype="int64", device=t.device)
-        found = ops.take(t, ops.asarray(places, dtype="int64", device=t.device), axis=0)
+        rows = ops.take(t, ops.asarray(places, dtype="int64", device=t.device), axis=0)
     elif t.ndim == 2 and t.shape[0] == n and t.shape[1] >= most:
-        found = t[:, :most]
+        rows = t[:, :most]
     else:
         raise ShapeError(f"ctc_loss: targets {t.shape} do not hold {lengths} labels; wanted (n, s) or all in a row")
     ends = ops.asarray(lengths, dtype="int64", device=t.device)
     inside = ops.arange(most, device=t.device) < ops.expand_dims(ends, axis=1)
-    return ops.astype(ops.where(inside, found, blank), "int64")
+    return ops.astype(ops.where(inside, rows, blank), "int64")
 
 
 def _ctc(x: Tensor, labels: Tensor, long: list[int], short: list[int], blank: int) -> Tensor:
@@ -108,10 +108,10 @@ def _ctc(x: Tensor, labels: Tensor, long: list[int], short: list[int], blank: in
     last = ops.reshape(last, (n, 2))
     final = ops.take_along_axis(alpha, last, axis=1)
     none = ops.asarray([k == 0 for k in short], dtype="bool", device=device)
-    found = ops.where(none, final[:, 0], ops.logaddexp(final[:, 0], final[:, 1]))
+    score = ops.where(none, final[:, 0], ops.logaddexp(final[:, 0], final[:, 1]))
     # Without steps only the empty target can be.
     stepless = ops.asarray([k == 0 for k in long], dtype="bool", device=device)
-    return ops.where(stepless, ops.where(none, 0.0, never), found)
+    return ops.where(stepless, ops.where(none, 0.0, never), score)
 
 
 def _moved(x: Tensor, by: int, fill: float) -> Tensor:

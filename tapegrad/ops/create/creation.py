@@ -145,9 +145,9 @@ def astype(x: TensorLike, dtype: DTypeLike, /, *, copy: bool = True, device: Dev
     copy: accepted for the standard's sake; whether a tensor is another one cannot be told, since none changes.  Raises
     DTypeError for a complex ``x`` and a real ``dtype``, DeviceError.
     """
-    given = tensor("astype", x)
-    found = own(cast(given, dtypes.asdtype(dtype)), given)
-    return found if device is None else found.to_device(device)
+    source = tensor("astype", x)
+    out = own(cast(source, dtypes.asdtype(dtype)), source)
+    return out if device is None else out.to_device(device)
 
 
 __all__ = [

@@ -30,7 +30,7 @@ row_stack = vstack
 
 
 def apply_along_axis(func1d: Callable, axis: int, arr: TensorLike, *args: Any, **kwargs: Any) -> Tensor:
-    """``func1d(vector, *args, **kwargs)`` of every vector along ``axis``; its results take that axis' place.
+    """``func1d(vector, *args, **kwargs)`` of every vector along ``axis``; its results replace that axis.
 
     The function is called once for each vector, on the tape.  Raises AxisError, and ShapeError if there is none.
     """
@@ -38,11 +38,11 @@ def apply_along_axis(func1d: Callable, axis: int, arr: TensorLike, *args: Any, *
     a = normalize_axis("apply_along_axis", axis, x.ndim)
     rows = moveaxis(x, a, -1)
     lead = rows.shape[:-1]
-    found = [asarray(func1d(rows[place], *args, **kwargs)) for place in product(*map(range, lead))]
-    if not found:
+    results = [asarray(func1d(rows[index], *args, **kwargs)) for index in product(*map(range, lead))]
+    if not results:
         raise ShapeError(f"apply_along_axis: {x.shape} has no vectors along axis {a} to apply a function to")
-    out = reshape(stack(found), (*lead, *found[0].shape))
-    inner = found[0].ndim
+    out = reshape(stack(results), (*lead, *results[0].shape))
+    inner = results[0].ndim
     return moveaxis(out, tuple(range(len(lead), len(lead) + inner)), tuple(range(a, a + inner)))
 
 
@@ -51,15 +51,15 @@ def apply_over_axes(func: Callable, a: TensorLike, axes: int | Sequence[int]) ->
 
     Raises AxisError, and ShapeError for a result of another rank.
     """
-    x = given = tensor("apply_over_axes", a)
+    x = source = tensor("apply_over_axes", a)
     n = x.ndim
     for axis in axes if isinstance(axes, (tuple, list)) else (axes,):
-        place = normalize_axis("apply_over_axes", axis, n)
-        found = asarray(func(x, place))
-        x = expand_dims(found, place) if found.ndim == n - 1 else found
+        at = normalize_axis("apply_over_axes", axis, n)
+        result = asarray(func(x, at))
+        x = expand_dims(result, at) if result.ndim == n - 1 else result
         if x.ndim != n:
-            raise ShapeError(f"apply_over_axes: the function made {found.shape} of an array of {n} dimensions")
-    return own(x, given)
+            raise ShapeError(f"apply_over_axes: the function made {result.shape} of an array of {n} dimensions")
+    return own(x, source)
 
 
 def array(
@@ -67,8 +67,8 @@ def array(
     device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """``object`` as a tensor of at least ``ndmin`` dimensions (NumPy's ``array``): see :func:`asarray`."""
-    found = asarray(object, dtype=dtype, device=device, copy=copy)
-    return found if found.ndim >= ndmin else reshape(found, (1,) * (ndmin - found.ndim) + found.shape)
+    x = asarray(object, dtype=dtype, device=device, copy=copy)
+    return x if x.ndim >= ndmin else reshape(x, (1,) * (ndmin - x.ndim) + x.shape)
 
 
 def copy(a: TensorLike) -> Tensor:
@@ -77,7 +77,7 @@ def copy(a: TensorLike) -> Tensor:
 
 
 def fromfunction(function: Callable, shape: Sequence[int], *, dtype: DTypeLike | None = None, **kwargs: Any) -> Any:
-    """``function`` of the indices along each dimension at every place of ``shape``; float32 unless said otherwise."""
+    """``function`` of the indices along each dimension at every position of ``shape``; float32 unless said otherwise."""
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
     grid = indices(shape, dtype=wanted)
     return function(*(grid[k] for k in range(len(shape))), **kwargs)

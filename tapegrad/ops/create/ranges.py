@@ -49,14 +49,14 @@ def linspace(
     if _numbers(start, stop):
         if dtype is None and (isinstance(start, complex) or isinstance(stop, complex)):
             dtype = dtypes.complex64
-        found = creation.spaced(start, stop, count, dtype, device, endpoint)
-        return (found, (stop - start) / parts if parts > 0 else math.nan) if retstep else found
+        points = creation.spaced(start, stop, count, dtype, device, endpoint)
+        return (points, (stop - start) / parts if parts > 0 else math.nan) if retstep else points
     first, last = promote("linspace", (start, stop), whole_in_float64)
-    found, step = _spaced(first, last, count, endpoint)
-    found = moveaxis(found, 0, normalize_axis("linspace", axis, found.ndim))
+    points, step = _spaced(first, last, count, endpoint)
+    points = moveaxis(points, 0, normalize_axis("linspace", axis, points.ndim))
     if dtype is not None:
-        found = cast(found, dtypes.asdtype(dtype))
-    return (found, step) if retstep else found
+        points = cast(points, dtypes.asdtype(dtype))
+    return (points, step) if retstep else points
 
 
 def _spaced(first: Tensor, last: Tensor, count: int, endpoint: bool) -> tuple[Tensor, Tensor]:
@@ -68,10 +68,10 @@ def _spaced(first: Tensor, last: Tensor, count: int, endpoint: bool) -> tuple[Te
     if parts <= 0:
         return broadcast_to(at * gap + first, (count, *gap.shape)), gap * float("nan")
     step = divide(gap, parts)
-    found = where(equal(step, 0), at / parts * gap, at * step) + first
+    points = where(equal(step, 0), at / parts * gap, at * step) + first
     if endpoint and count > 1:
-        found = concat([found[:-1], expand_dims(broadcast_to(last, gap.shape), 0)], axis=0)
-    return found, step
+        points = concat([points[:-1], expand_dims(broadcast_to(last, gap.shape), 0)], axis=0)
+    return points, step
 
 
 def logspace(
@@ -93,11 +93,11 @@ def logspace(
         x, y, b = promote("logspace", (start, stop, base), whole_in_float64)
         shape = broadcast_shapes("logspace", x.shape, y.shape, b.shape[1:])
         exponents, _ = _spaced(broadcast_to(x, shape), broadcast_to(y, shape), num, endpoint)
-        found = moveaxis(power(b, exponents), 0, normalize_axis("logspace", axis, len(shape) + 1))
-        return found if dtype is None else cast(found, dtypes.asdtype(dtype))
+        points = moveaxis(power(b, exponents), 0, normalize_axis("logspace", axis, len(shape) + 1))
+        return points if dtype is None else cast(points, dtypes.asdtype(dtype))
     exponents = linspace(start, stop, num, endpoint, axis=axis, device=device)
-    found = power(base, exponents)
-    return found if dtype is None else cast(found, dtypes.asdtype(dtype))
+    points = power(base, exponents)
+    return points if dtype is None else cast(points, dtypes.asdtype(dtype))
 
 
 def geomspace(
@@ -121,12 +121,12 @@ def geomspace(
     turn = sign(first)
     x, y = first / turn, last / turn
     exponents, _ = _spaced(log10(x), log10(y), num, endpoint)
-    found = power(10.0, exponents)
-    ends = [expand_dims(x, 0), found[1:]] if num > 0 else [found]
+    points = power(10.0, exponents)
+    ends = [expand_dims(x, 0), points[1:]] if num > 0 else [points]
     if num > 1 and endpoint:
-        ends = [ends[0], found[1:-1], expand_dims(y, 0)]
-    found = moveaxis(concat(ends, axis=0) * turn, 0, normalize_axis("geomspace", axis, first.ndim + 1))
-    return found if dtype is None else cast(found, dtypes.asdtype(dtype))
+        ends = [ends[0], points[1:-1], expand_dims(y, 0)]
+    points = moveaxis(concat(ends, axis=0) * turn, 0, normalize_axis("geomspace", axis, first.ndim + 1))
+    return points if dtype is None else cast(points, dtypes.asdtype(dtype))
 
 
 def identity(n: int, dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
@@ -138,10 +138,10 @@ def tri(
     N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None, *, device: Device | str | None = None
 ) -> Tensor:
     """Ones on and below diagonal ``k`` of an ``N x M`` matrix, zeros above; float32 unless said otherwise."""
-    where_ = current_device() if device is None else asdevice(device)
-    rows, columns = arange(N, device=where_), arange(N if M is None else M, device=where_)
-    found = less_equal(columns, reshape(rows, (N, 1)) + k)
-    return cast(found, dtypes.float32 if dtype is None else dtypes.asdtype(dtype))
+    home = current_device() if device is None else asdevice(device)
+    rows, columns = arange(N, device=home), arange(N if M is None else M, device=home)
+    mask = less_equal(columns, reshape(rows, (N, 1)) + k)
+    return cast(mask, dtypes.float32 if dtype is None else dtypes.asdtype(dtype))
 
 
 def vander(x: TensorLike, N: int | None = None, increasing: bool = False) -> Tensor:
@@ -165,16 +165,16 @@ def vander(x: TensorLike, N: int | None = None, increasing: bool = False) -> Ten
 
 def multiply_up(columns: Tensor) -> Tensor:
     """Products from the first column on, one after the other as NumPy multiplies them."""
-    found = [columns[:, :1]]
+    powers = [columns[:, :1]]
     for k in range(1, columns.shape[1]):
-        found.append(multiply(found[-1], columns[:, k : k + 1]))
-    return concat(found, axis=1)
+        powers.append(multiply(powers[-1], columns[:, k : k + 1]))
+    return concat(powers, axis=1)
 
 
 def _window(name: str, m: int, *shape: float, dtype: DTypeLike | None, device: Device | str | None) -> Tensor:
-    where_: Device = current_device() if device is None else asdevice(device)
+    home: Device = current_device() if device is None else asdevice(device)
     values = getattr(CPU.xp, name)(m, *shape)
-    return asarray(values, dtype=dtypes.float32 if dtype is None else dtype, device=where_)
+    return asarray(values, dtype=dtypes.float32 if dtype is None else dtype, device=home)
 
 
 def bartlett(M: int, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:

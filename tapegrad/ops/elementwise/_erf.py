@@ -122,9 +122,9 @@ def _blockwise(xp: Namespace, out: Array, x: Array, formula: Any, rows: int) -> 
     Long doubles are computed as float64.
     """
     if x.dtype.itemsize > 8:
-        found = x.astype(xp.float64)
-        _blockwise(xp, found, found.copy(), formula, rows)
-        out[...] = found
+        narrow = x.astype(xp.float64)
+        _blockwise(xp, narrow, narrow.copy(), formula, rows)
+        out[...] = narrow
         return
     x, out = x.reshape(-1), out.reshape(-1)
     block = max(1, min(x.size, _BLOCK_BYTES // x.itemsize))

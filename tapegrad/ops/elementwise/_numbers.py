@@ -12,8 +12,8 @@ def precise(op: str, x: TensorLike, beside: Tensor | None = None) -> Tensor:
     """``x`` as a tensor; of Python floats, which elsewhere become float32, one of float64 (complex: complex128)."""
     if not isinstance(x, (list, tuple, *SCALARS)):
         return tensor(op, x, beside)
-    found = asarray(x, device=None if beside is None else beside.device)
-    if found.dtype == dtypes.float32 or found.dtype == dtypes.complex64:
-        wide = dtypes.float64 if found.dtype == dtypes.float32 else dtypes.complex128
-        found = asarray(x, dtype=wide, device=found.device)
-    return found
+    t = asarray(x, device=None if beside is None else beside.device)
+    if t.dtype == dtypes.float32 or t.dtype == dtypes.complex64:
+        wide = dtypes.float64 if t.dtype == dtypes.float32 else dtypes.complex128
+        t = asarray(x, dtype=wide, device=t.device)
+    return t

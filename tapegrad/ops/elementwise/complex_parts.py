@@ -70,13 +70,13 @@ def angle(z: TensorLike, deg: bool = False) -> Tensor:
     if z.dtype.kind == "c":
         x, y = real(z), imag(z)
         zero = equal(z, 0)
-        found = atan2(where(zero, 0, y), where(zero, 1, x))
+        phase = atan2(where(zero, 0, y), where(zero, 1, x))
         turned = logical_and(zero, signbit(x))
-        found = where(logical_and(turned, signbit(y)), -math.pi, where(turned, math.pi, found))
+        phase = where(logical_and(turned, signbit(y)), -math.pi, where(turned, math.pi, phase))
     else:
         z = cast(z, dtypes.in_float(z.dtype))
-        found = where(isnan(z), z, where(signbit(z), math.pi, cast(equal(z, z), z.dtype) * 0))
-    return multiply(found, 180 / math.pi) if deg else found
+        phase = where(isnan(z), z, where(signbit(z), math.pi, cast(equal(z, z), z.dtype) * 0))
+    return multiply(phase, 180 / math.pi) if deg else phase
 
 
 def _scaled(op: str, x: TensorLike, over: float, under: float) -> Tensor:

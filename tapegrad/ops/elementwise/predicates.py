@@ -131,5 +131,5 @@ def array_equiv(a1: TensorLike, a2: TensorLike) -> bool:
 
 def _same(x: Tensor, y: Tensor, equal_nan: bool) -> bool:
     x, y = promote("array_equal", (x, y))
-    found = equal(x, y)
-    return bool(all_of(logical_or(found, logical_and(isnan(x), isnan(y))) if equal_nan else found))
+    same = equal(x, y)
+    return bool(all_of(logical_or(same, logical_and(isnan(x), isnan(y))) if equal_nan else same))

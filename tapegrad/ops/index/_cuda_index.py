@@ -82,8 +82,8 @@ def scatter_add(device: CudaDevice, x: Array, indices: Array, *, axis: int, n: i
         _count_pieces(device, -(-(n + 1) // _THREADS), _THREADS, (starts, pieces, cxx.long(n)))
         firsts = xp.cumsum(pieces)
         parts = device.empty((before, most, width), dtypes.accumulator(x.dtype))
-        given = (x, order, starts, firsts, parts, *sizes, cxx.long(most))
-        _run(device, _scatter_pieces, before * most, width, x.dtype, *given, sums=parts.dtype)
+        piece_args = (x, order, starts, firsts, parts, *sizes, cxx.long(most))
+        _run(device, _scatter_pieces, before * most, width, x.dtype, *piece_args, sums=parts.dtype)
         x, order, starts, count, later = parts, xp.arange(most), firsts, most, True
 
 

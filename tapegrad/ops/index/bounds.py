@@ -26,32 +26,34 @@ def checked(op: str, indices: TensorLike, n: int, beside: Tensor) -> Tensor:
 
     Raises IndexingError for another dtype and out of range (it looks at the values).
     """
-    found = tensor(op, indices, beside)
-    if not dtypes.is_integer(found.dtype):
-        if found.size or found.dtype.kind == "b":
-            raise IndexingError(f"{op}: indices must be integers, got {found.dtype}; use astype, or a mask of bools")
-    if not found.size:
-        return cast(found, dtypes.int64)
-    given, found = found, cast(found, dtypes.int64)
-    if found.device.lazy:
+    positions = tensor(op, indices, beside)
+    if not dtypes.is_integer(positions.dtype):
+        if positions.size or positions.dtype.kind == "b":
+            raise IndexingError(
+                f"{op}: indices must be integers, got {positions.dtype}; use astype, or a mask of bools"
+            )
+    if not positions.size:
+        return cast(positions, dtypes.int64)
+    source, positions = positions, cast(positions, dtypes.int64)
+    if positions.device.lazy:
         wrong = ("index", op), lambda wrong, low, high: _out_of_range(op, wrong, high + 1)
-        unrecorded(require, every(given), -n, n - 1, *wrong)
-        return unrecorded(lambda: clip(where(found < 0, found + n, found), 0, n - 1))
-    array = array_of(every(found)._buffer)
+        unrecorded(require, every(source), -n, n - 1, *wrong)
+        return unrecorded(lambda: clip(where(positions < 0, positions + n, positions), 0, n - 1))
+    array = array_of(every(positions)._buffer)
     if phantom.is_phantom(array):  # taken to be in range, and none negative
-        return found
+        return positions
     least, most = int(array.min()), int(array.max())
     if least < -n or most >= n:
         raise _out_of_range(op, least if least < -n else most, n)
-    return where(found < 0, found + n, found) if least < 0 else found
+    return where(positions < 0, positions + n, positions) if least < 0 else positions
 
 
 def every(x: Tensor) -> Tensor:
     """What a check of ``x`` has to look at: in a batch (see ``vmap``) the values of all examples, else ``x`` itself."""
-    found = x._buffer
+    buffer = x._buffer
     for guard in reversed(thread.guards):
-        found = guard.whole(found)
-    return Tensor(found)
+        buffer = guard.whole(buffer)
+    return Tensor(buffer)
 
 
 def _out_of_range(op: str, index: int, n: int) -> IndexingError:

@@ -32,16 +32,16 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: TensorLi
     """
     if len(condlist) != len(choicelist) or not len(condlist):
         raise ShapeError(f"select: {len(condlist)} conditions for {len(choicelist)} choices; need as many, at least 1")
-    *choices, found = promote("select", (*choicelist, default))
-    conditions = [tensor("select", c, found) for c in condlist]
-    shape = broadcast_shapes("select", *(t.shape for t in (*conditions, *choices, found)))
+    *choices, chosen = promote("select", (*choicelist, default))
+    conditions = [tensor("select", c, chosen) for c in condlist]
+    shape = broadcast_shapes("select", *(t.shape for t in (*conditions, *choices, chosen)))
     for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
-        found = where(condition, choice, found)
-    return broadcast_to(found, shape)
+        chosen = where(condition, choice, chosen)
+    return broadcast_to(chosen, shape)
 
 
 def choose(a: TensorLike, choices: Any, mode: str = "raise") -> Tensor:
-    """For each element of ``a`` (integers) the element of ``choices[a]`` at its place; all broadcast.
+    """For each element of ``a`` (integers) the element of ``choices[a]`` at its position; all broadcast.
 
     mode: numbers out of range ``raise`` (it looks at them), ``wrap`` or ``clip``.  What is not chosen has gradient 0.
     Raises IndexingError, ShapeError.
@@ -59,10 +59,10 @@ def choose(a: TensorLike, choices: Any, mode: str = "raise") -> Tensor:
     else:
         places = remainder(places, n) if mode == "wrap" else minimum(maximum(places, 0), n - 1)
     shape = broadcast_shapes("choose", places.shape, *(t.shape for t in options))
-    found = options[0]
+    chosen = options[0]
     for k, option in enumerate(options[1:], 1):
-        found = where(equal(places, k), option, found)
-    return broadcast_to(found, shape)
+        chosen = where(equal(places, k), option, chosen)
+    return broadcast_to(chosen, shape)
 
 
 def _mask(op: str, condition: TensorLike, beside: Tensor) -> Tensor:
@@ -130,24 +130,24 @@ def piecewise(x: TensorLike, condlist: Any, funclist: Sequence[Any], *args: Any,
         funclist = [funclist[-1], *funclist[:-1]]
     if len(funclist) != len(conditions):
         raise ShapeError(f"piecewise: {len(funclist)} functions for {len(conditions)} conditions")
-    found = x * 0 if dtypes.is_integer(x.dtype) else where(equal(x, x), 0, 0 * cast(x, x.dtype))
+    values = x * 0 if dtypes.is_integer(x.dtype) else where(equal(x, x), 0, 0 * cast(x, x.dtype))
     for condition, f in zip(conditions, funclist, strict=True):
-        found = _on_part(found, x, condition, f, args, kw)
-    return found
+        values = _on_part(values, x, condition, f, args, kw)
+    return values
 
 
 def _is_array(x: TensorLike) -> bool:
     return isinstance(x, (list, tuple)) or bool(getattr(x, "ndim", 0))
 
 
-def _on_part(found: Tensor, x: Tensor, condition: Tensor, f: Any, args: Any, kw: Any) -> Tensor:
+def _on_part(values: Tensor, x: Tensor, condition: Tensor, f: Any, args: Any, kw: Any) -> Tensor:
     if not isinstance(f, Callable):  # type: ignore[arg-type]
-        return where(condition, f, found) if isinstance(f, (int, float, complex)) else At(found)[condition].set(f)
+        return where(condition, f, values) if isinstance(f, (int, float, complex)) else At(values)[condition].set(f)
     (places,) = nonzero(_mask("piecewise", condition, x))
     if not places.size:
-        return found
+        return values
     part = take(reshape(x, (x.size,)), places, axis=0)
-    flat = At(reshape(found, (x.size,)))[places].set(f(part, *args, **kw))
+    flat = At(reshape(values, (x.size,)))[places].set(f(part, *args, **kw))
     return reshape(flat, x.shape)
 
 

@@ -1,7 +1,7 @@
 """``x[index]`` and ``x.at[index]``, with NumPy's rules of indexing.
 
 An index is read once, left to right, into a basic part (positions, slices: a view) and arrays for some axes (at most
-one gather).  ``None`` and the place of 0-d masks become axes of length 1 before all else.
+one gather).  ``None`` and 0-d masks become axes of length 1 before all else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Index:
     """For each axis of ``shape``; of an axis with an array everything is taken."""
     arrays: dict[int, Tensor] = field(default_factory=dict)
     """Indices for axes of the basic part's result; all of one shape."""
-    place: int = 0
+    target: int = 0
     """Where the arrays' dimensions stand in the result."""
 
     @property
@@ -66,16 +66,16 @@ def _item(op: str, item: Any, x: Tensor) -> Any:
     if isinstance(item, (float, complex, str)):
         raise IndexingError(f"{op}: {item!r} is no index; use integers, slices, None, ..., arrays of integers or bools")
     try:
-        found = tensor(op, item, x)
+        t = tensor(op, item, x)
     except NotATensorError as e:
         raise IndexingError(f"{op}: {item!r:.60} is no index") from e
-    if isinstance(item, list) and not found.size:
-        found = cast(found, dtypes.int64)
-    if found.dtype.kind not in "biu":
-        raise IndexingError(f"{op}: an array of {found.dtype} is no index; use integers (astype) or a mask of bools")
-    if found.dtype.kind == "b" or found.ndim or any(guard.follows(found._buffer) for guard in thread.guards):
-        return found
-    return found.item()
+    if isinstance(item, list) and not t.size:
+        t = cast(t, dtypes.int64)
+    if t.dtype.kind not in "biu":
+        raise IndexingError(f"{op}: an array of {t.dtype} is no index; use integers (astype) or a mask of bools")
+    if t.dtype.kind == "b" or t.ndim or any(guard.follows(t._buffer) for guard in thread.guards):
+        return t
+    return t.item()
 
 
 def _axes_of(item: Any) -> int:
@@ -160,13 +160,13 @@ class _Reader:
         kept = [k for k, part in enumerate(parts) if not isinstance(part, int)]
         first, last = self.advanced[0], self.advanced[-1]
         together = last - first + 1 == len(self.advanced)
-        place = sum(k < first for k in kept) if together else 0
+        target = sum(k < first for k in kept) if together else 0
         try:
             common = broadcast_shapes(self.op, *(a.shape for a in self.arrays.values()))
         except ShapeError as e:
             raise IndexingError(str(e)) from None
         arrays = {kept.index(k): broadcast_to(a, common) for k, a in self.arrays.items()}
-        return _Index(shape, parts, arrays, place)
+        return _Index(shape, parts, arrays, target)
 
 
 def _gather_axis(index: _Index, shape: Shape) -> tuple[tuple[int, ...], Shape, int, Tensor]:
@@ -197,18 +197,18 @@ def getitem(x: TensorLike, index: Any, /) -> Tensor:
         return barrier(slice_p, x, index=(index, *[(0, n, 1) for n in x.shape[1:]]))
     if type(index) is Tensor and index.ndim and x.ndim and index.dtype.kind in "iu":
         return barrier(take_p, x, checked("x[...]", index, x.shape[0], x), axis=0)
-    found = _read("x[...]", index, x)
-    given, x = x, reshaped(x, found.shape)
-    if not found.is_whole:
-        x = barrier(slice_p, x, index=found.basic)
-    if not found.arrays:
-        return own(x, given)
-    order, merged, at, places = _gather_axis(found, x.shape)
+    parts = _read("x[...]", index, x)
+    source, x = x, reshaped(x, parts.shape)
+    if not parts.is_whole:
+        x = barrier(slice_p, x, index=parts.basic)
+    if not parts.arrays:
+        return own(x, source)
+    order, merged, at, places = _gather_axis(parts, x.shape)
     out = barrier(take_p, reshaped(permute_dims(x, order), merged), places, axis=at)
-    if at == found.place:
+    if at == parts.target:
         return out
     n = places.ndim
-    return moveaxis(out, tuple(range(at, at + n)), tuple(range(found.place, found.place + n)))
+    return moveaxis(out, tuple(range(at, at + n)), tuple(range(parts.target, parts.target + n)))
 
 
 class At:
@@ -268,9 +268,9 @@ def _change_places(op: str, x: Tensor, v: Tensor, index: _Index, adding: bool) -
     order, merged, at, places = _gather_axis(index, shape)
     n = places.ndim
     rest = (*merged[:at], *merged[at + 1 :])
-    wanted = (*rest[: index.place], *places.shape, *rest[index.place :])
+    wanted = (*rest[: index.target], *places.shape, *rest[index.target :])
     v = _fitted(op, v, wanted)
-    v = moveaxis(v, tuple(range(index.place, index.place + n)), tuple(range(at, at + n)))
+    v = moveaxis(v, tuple(range(index.target, index.target + n)), tuple(range(at, at + n)))
     if adding:
         change = barrier(scatter_add_p, v, places, axis=at, n=merged[at])
     else:

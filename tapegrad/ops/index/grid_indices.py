@@ -35,7 +35,7 @@ def indices(
     dimensions: Sequence[int], dtype: DTypeLike | None = None, sparse: bool = False, *,
     device: Device | str | None = None,
 ) -> Any:  # fmt: skip
-    """For each dimension the index along it at every place of a grid, stacked; sparse: a tuple that broadcasts.
+    """For each dimension the index along it at every point of a grid, stacked; sparse: a tuple that broadcasts.
 
     int64 unless said otherwise.  NumPy's ``indices``.
     """
@@ -57,17 +57,17 @@ def ix_(*args: Any) -> tuple[Tensor, ...]:
 
     Raises ShapeError unless all are vectors.
     """
-    found = []
-    for k, given in enumerate(args):
-        x = tensor("ix_", given)
+    axes = []
+    for k, vector in enumerate(args):
+        x = tensor("ix_", vector)
         if x.ndim != 1:
             raise ShapeError(f"ix_: needs vectors, got shape {x.shape}")
         if x.dtype.kind == "b":
             (x,) = nonzero(x)
         elif not x.size:
             x = cast(x, dtypes.int64)
-        found.append(reshape(x, (1,) * k + (x.size,) + (1,) * (len(args) - k - 1)))
-    return tuple(found)
+        axes.append(reshape(x, (1,) * k + (x.size,) + (1,) * (len(args) - k - 1)))
+    return tuple(axes)
 
 
 def diag_indices(n: int, ndim: int = 2) -> tuple[Tensor, ...]:
@@ -136,11 +136,11 @@ def unravel_index(indices: TensorLike, shape: int | Sequence[int], order: str = 
     if places.size and not within(places, n):
         raise IndexingError(f"unravel_index: a position is out of range for an array of shape {lengths}")
     places = cast(places, dtypes.int64)
-    found = []
+    coordinates = []
     for length in lengths[:: _order("unravel_index", order)]:
-        found.append(remainder(places, length))
+        coordinates.append(remainder(places, length))
         places = floor_divide(places, length)
-    return tuple(found[:: _order("unravel_index", order)])
+    return tuple(coordinates[:: _order("unravel_index", order)])
 
 
 def ravel_multi_index(multi_index: Any, dims: Sequence[int], mode: Any = "raise", order: str = "C") -> Tensor:
@@ -156,10 +156,10 @@ def ravel_multi_index(multi_index: Any, dims: Sequence[int], mode: Any = "raise"
     if not dtypes.is_integer(places[0].dtype):
         raise IndexingError(f"ravel_multi_index: indices must be integers, got {places[0].dtype}")
     step = _order("ravel_multi_index", order)
-    found: Any = 0
+    flat: Any = 0
     for x, n, how in list(zip(places, dims, modes, strict=True))[::-step]:
-        found = found * n + _held(cast(x, dtypes.int64), n, how)
-    return found
+        flat = flat * n + _held(cast(x, dtypes.int64), n, how)
+    return flat
 
 
 def _held(x: Tensor, n: int, mode: str) -> Tensor:

@@ -106,8 +106,8 @@ def _run_scatter_add(xp: Namespace, x: Array, indices: Array, *, axis: int, n: i
     rows, places = x.reshape(before, count, width), indices.reshape(-1)
     if before * width >= _WIDE:
         target = out.reshape(before, n, width)
-        for k, place in enumerate(places.tolist()):
-            row = target[:, place]
+        for k, position in enumerate(places.tolist()):
+            row = target[:, position]
             xp.add(row, rows[:, k], row)
         return
     flat, lanes, step = out.reshape(-1), xp.arange(width), _BATCH // (before * width)
@@ -135,9 +135,9 @@ scatter_add_p: Primitive = linear(
 
 def _run_last_place(xp: Namespace, indices: Array, *, n: int) -> Array:
     flat = indices.reshape(-1)
-    found = xp.full((n,), -1, dtype=flat.dtype)
-    xp.maximum.at(found, flat, xp.arange(flat.size))
-    return found
+    last = xp.full((n,), -1, dtype=flat.dtype)
+    xp.maximum.at(last, flat, xp.arange(flat.size))
+    return last
 
 
 last_place_p = general(
@@ -193,8 +193,8 @@ def take_along_axis(x: TensorLike, indices: TensorLike, /, axis: int = -1) -> Te
     x = broadcast_to(moveaxis(x, a, -1), (*lead, n))
     places = broadcast_to(moveaxis(places, a, -1), (*lead, count))
     rows = reshape(arange(prod(lead), device=x.device) * n, (*lead, 1))
-    found = barrier(take_p, reshape(x, (-1,)), places + rows, axis=0)
-    return moveaxis(found, -1, a)
+    taken = barrier(take_p, reshape(x, (-1,)), places + rows, axis=0)
+    return moveaxis(taken, -1, a)
 
 
 def _without(shape: Shape, axis: int) -> Shape:
@@ -210,5 +210,5 @@ def one_hot(indices: TensorLike, depth: int, /, *, axis: int = -1, dtype: DTypeL
     if not dtypes.is_integer(places.dtype):
         raise IndexingError(f"one_hot: indices must be integers, got {places.dtype}")
     a = normalize_axis("one_hot", axis, places.ndim + 1)
-    found = equal(reshape(places, (*places.shape, 1)), arange(depth, dtype=places.dtype, device=places.device))
-    return moveaxis(cast(found, dtypes.float32 if dtype is None else dtypes.asdtype(dtype)), -1, a)
+    hot = equal(reshape(places, (*places.shape, 1)), arange(depth, dtype=places.dtype, device=places.device))
+    return moveaxis(cast(hot, dtypes.float32 if dtype is None else dtypes.asdtype(dtype)), -1, a)

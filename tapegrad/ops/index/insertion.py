@@ -102,11 +102,11 @@ def scatter_add(input: TensorLike, dim: int, index: Any, src: TensorLike) -> Ten
 
 def _places(op: str, mask: TensorLike, x: Tensor) -> Tensor:
     """Flat positions where the mask of the size of ``x`` is not 0."""
-    found = tensor(op, mask, x)
-    if found.size != x.size:
-        raise ShapeError(f"{op}: a mask of shape {found.shape} for an array of shape {x.shape}")
-    found = found if found.dtype == dtypes.bool_ else not_equal(found, 0)
-    return nonzero(reshape(found, (found.size,)))[0]
+    t = tensor(op, mask, x)
+    if t.size != x.size:
+        raise ShapeError(f"{op}: a mask of shape {t.shape} for an array of shape {x.shape}")
+    t = t if t.dtype == dtypes.bool_ else not_equal(t, 0)
+    return nonzero(reshape(t, (t.size,)))[0]
 
 
 def place(arr: TensorLike, mask: TensorLike, vals: TensorLike) -> Tensor:
@@ -124,7 +124,7 @@ def place(arr: TensorLike, mask: TensorLike, vals: TensorLike) -> Tensor:
 
 
 def putmask(a: TensorLike, mask: TensorLike, values: TensorLike) -> Tensor:
-    """``a`` with the elements where ``mask`` is not 0 set to those of ``values`` at the same place: a new tensor.
+    """``a`` with the elements where ``mask`` is not 0 set to those of ``values`` at the same position: a new tensor.
 
     values: repeated to the size of ``a``.  Gradients pass to ``a`` elsewhere and to ``values``.  Raises ShapeError.
     """
@@ -163,14 +163,14 @@ def _host_indices(op: str, obj: Any, n: int) -> Any:
     """The positions that ``obj`` (slice, integer, integers, mask) names, on the host: lengths depend on them."""
     if isinstance(obj, slice):
         return CPU.xp.arange(*obj.indices(n))
-    found = obj.numpy() if isinstance(obj, Tensor) or hasattr(obj, "ref") else CPU.xp.asarray(obj)
-    if found.dtype.kind == "b":
-        if found.shape != (n,):
-            raise ShapeError(f"{op}: a mask of shape {found.shape} for an axis of length {n}")
-        return found.nonzero()[0]
-    if found.dtype.kind not in "iu" and found.size:
-        raise IndexingError(f"{op}: positions must be integers, got {found.dtype}")
-    return found.astype("int64")
+    array = obj.numpy() if isinstance(obj, Tensor) or hasattr(obj, "ref") else CPU.xp.asarray(obj)
+    if array.dtype.kind == "b":
+        if array.shape != (n,):
+            raise ShapeError(f"{op}: a mask of shape {array.shape} for an axis of length {n}")
+        return array.nonzero()[0]
+    if array.dtype.kind not in "iu" and array.size:
+        raise IndexingError(f"{op}: positions must be integers, got {array.dtype}")
+    return array.astype("int64")
 
 
 def _in_range(op: str, places: Any, n: int, most: int) -> Any:

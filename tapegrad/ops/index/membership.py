@@ -30,14 +30,14 @@ def isin(element: TensorLike, test_elements: TensorLike, assume_unique: bool = F
     x, among = promote("isin", (x, _beside(test_elements, x)))
     among = reshape(among, (among.size,))
     if not among.size:
-        found = full(x.shape, False, dtype=dtypes.bool_, device=x.device)
+        contained = full(x.shape, False, dtype=dtypes.bool_, device=x.device)
     elif x.dtype.kind == "c":  # without an order to search by
-        found = any_(equal(expand_dims(x, -1), among), axis=-1)
+        contained = any_(equal(expand_dims(x, -1), among), axis=-1)
     else:
         among = sort(among)
         places = minimum(searchsorted(among, x), among.size - 1)  # past the end: not the last one either
-        found = equal(take(among, places), x)
-    return logical_not(found) if invert else found
+        contained = equal(take(among, places), x)
+    return logical_not(contained) if invert else contained
 
 
 def _beside(elements: TensorLike, x: Tensor) -> Any:

@@ -188,14 +188,14 @@ def unique_all(x: TensorLike, /) -> UniqueAll:
 
 def unique_counts(x: TensorLike, /) -> UniqueCounts:
     """The distinct values of ``x`` and how often each occurs; see :func:`unique_all`."""
-    found = unique_all(x)
-    return UniqueCounts(found.values, found.counts)
+    distinct = unique_all(x)
+    return UniqueCounts(distinct.values, distinct.counts)
 
 
 def unique_inverse(x: TensorLike, /) -> UniqueInverse:
     """The distinct values of ``x`` and which one each element is; see :func:`unique_all`."""
-    found = unique_all(x)
-    return UniqueInverse(found.values, found.inverse_indices)
+    distinct = unique_all(x)
+    return UniqueInverse(distinct.values, distinct.inverse_indices)
 
 
 def unique_values(x: TensorLike, /) -> Tensor:

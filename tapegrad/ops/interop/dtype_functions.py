@@ -105,14 +105,14 @@ def finfo(type: Any, /) -> FloatInfo:
     dtype = dtypes.real_of(_dtype_of(type))
     if dtype.kind != "f" and not dtypes.is_extended(dtype):
         raise DTypeError(f"finfo: {dtype} is no float dtype; iinfo has the limits of integers")
-    found = dtypes.finfo(dtype)
+    limits = dtypes.finfo(dtype)
     return FloatInfo(
-        bits=int(found.bits),
-        eps=float(found.eps),
-        max=float(found.max),
-        min=float(found.min),
-        smallest_normal=float(found.smallest_normal),
-        smallest_subnormal=float(found.smallest_subnormal),
+        bits=int(limits.bits),
+        eps=float(limits.eps),
+        max=float(limits.max),
+        min=float(limits.min),
+        smallest_normal=float(limits.smallest_normal),
+        smallest_subnormal=float(limits.smallest_subnormal),
         dtype=dtype,
     )
 
@@ -122,5 +122,5 @@ def iinfo(type: Any, /) -> IntegerInfo:
     dtype = _dtype_of(type)
     if dtype.kind not in "iu":
         raise DTypeError(f"iinfo: {dtype} is no integer dtype; finfo has the limits of floats")
-    found = dtypes.iinfo(dtype)
-    return IntegerInfo(bits=int(found.bits), max=int(found.max), min=int(found.min), dtype=dtype)
+    limits = dtypes.iinfo(dtype)
+    return IntegerInfo(bits=int(limits.bits), max=int(limits.max), min=int(limits.min), dtype=dtype)

@@ -39,12 +39,12 @@ class Info:
 
     def devices(self) -> tuple[Device, ...]:
         """The CPU, and every CUDA device on which a kernel can be launched."""
-        found: list[Device] = [CPU]
+        devices: list[Device] = [CPU]
         while True:
             try:
-                found.append(asdevice(f"cuda:{len(found) - 1}"))
+                devices.append(asdevice(f"cuda:{len(devices) - 1}"))
             except DeviceError:  # there is no such device: those before it are all
-                return tuple(found)
+                return tuple(devices)
 
     def default_dtypes(self, *, device: Device | str | None = None) -> dict[str, Any]:
         """What Python numbers become, and the dtype of positions; the same on every device.  Raises DeviceError."""

@@ -36,11 +36,11 @@ def array_namespace(self: Any, /, *, api_version: str | None = None) -> Any:
 
 def public(name: str, module: str = "numpy") -> Callable[..., Any] | None:
     """Our function of NumPy's name, looked up in the module of ours that corresponds to ``module``."""
-    place: Any = sys.modules["tapegrad"]
+    owner: Any = sys.modules["tapegrad"]
     for part in module.split(".")[1:]:
-        place = getattr(place, part, None)
-    found = getattr(place, name, None) if name in getattr(place, "__all__", ()) else None
-    return found if callable(found) else None
+        owner = getattr(owner, part, None)
+    function = getattr(owner, name, None) if name in getattr(owner, "__all__", ()) else None
+    return function if callable(function) else None
 
 
 def array_ufunc(self: Any, ufunc: Any, method: str, *inputs: TensorLike, **kwargs: Any) -> Any:
@@ -137,9 +137,9 @@ def array_function(self: Any, func: Any, types: Any, args: tuple, kwargs: dict) 
 
 def _broadcast_arrays(*xs: TensorLike, subok: bool = False) -> tuple[Any, ...]:
     """Tensors by ours; what no tensor can hold (Matplotlib gives None and strings) by NumPy's."""
-    given: list[Any] = [_tensor_or_object("broadcast_arrays", x) for x in xs]
-    to = aval.broadcast_shapes("broadcast_arrays", *(x.shape for x in given))
-    return tuple(CPU.xp.broadcast_to(x, to) if is_array(x) else shape.broadcast_to(x, to) for x in given)
+    arrays: list[Any] = [_tensor_or_object("broadcast_arrays", x) for x in xs]
+    to = aval.broadcast_shapes("broadcast_arrays", *(x.shape for x in arrays))
+    return tuple(CPU.xp.broadcast_to(x, to) if is_array(x) else shape.broadcast_to(x, to) for x in arrays)
 
 
 def _tensor_or_object(op: str, x: TensorLike) -> Any:

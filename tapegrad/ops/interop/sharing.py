@@ -27,14 +27,14 @@ def from_dlpack(x: TensorLike, /, *, device: Device | str | None = None, copy: b
     where the producer refuses.
     """
     if isinstance(x, (Tensor, Variable)):
-        found = asarray(x)
+        t = asarray(x)
     else:
         array, source = dlpack.imported(x)
-        found = upload(array, source, copy=bool(copy), shared=not copy)
-    target = found.device if device is None else asdevice(device)
-    if copy is False and target is not found.device:
-        raise ValueError(f"from_dlpack: from {found.device} to {target} takes a copy; leave out copy=False")
-    return found if target is found.device else to_device(found, target)
+        t = upload(array, source, copy=bool(copy), shared=not copy)
+    target = t.device if device is None else asdevice(device)
+    if copy is False and target is not t.device:
+        raise ValueError(f"from_dlpack: from {t.device} to {target} takes a copy; leave out copy=False")
+    return t if target is t.device else to_device(t, target)
 
 
 def _dlpack(

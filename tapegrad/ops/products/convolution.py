@@ -23,15 +23,15 @@ def fitted(op: str, window: Window) -> Shape:
     """The positions of a window that fits into its padded image.  Raises ShapeError naming ``op``."""
     if not all(window.kernel):
         raise ShapeError(f"{op}: a kernel of size {window.kernel} is empty; every length must be at least 1")
-    found = window.positions
-    if min(found) < 1:
+    positions = window.positions
+    if min(positions) < 1:
         reach = tuple((k - 1) * d + 1 for k, d in zip(window.kernel, window.dilation))
         padded = tuple(n + low + high for n, (low, high) in zip(window.size, window.padding))
         raise ShapeError(
             f"{op}: a kernel of size {window.kernel} with dilation {window.dilation} covers {reach}, but the padded "
             f"input is {padded}; pad more, or take a smaller kernel"
         )
-    return found
+    return positions
 
 
 def _lead(op: str, x: ShapedArray, w: ShapedArray, own: int) -> Shape:
@@ -63,16 +63,16 @@ def _infer_conv(x: ShapedArray, w: ShapedArray, *, moves: Moves) -> ShapedArray:
 
 def _infer_in_x(g: ShapedArray, w: ShapedArray, *, moves: Moves, size: Shape) -> ShapedArray:
     own = len(size) + 2
-    found = g.with_shape((g.shape[-own], w.shape[1 - own] * moves.groups, *size))
-    _check("conv_in_x", _infer_conv(found, w.with_shape(w.shape[-own:]), moves=moves), g)
-    return g.with_shape((*_lead("conv_in_x", g, w, own), *found.shape))
+    aval = g.with_shape((g.shape[-own], w.shape[1 - own] * moves.groups, *size))
+    _check("conv_in_x", _infer_conv(aval, w.with_shape(w.shape[-own:]), moves=moves), g)
+    return g.with_shape((*_lead("conv_in_x", g, w, own), *aval.shape))
 
 
 def _infer_in_w(x: ShapedArray, g: ShapedArray, *, moves: Moves, kernel: Shape) -> ShapedArray:
     own = len(kernel) + 2
-    found = x.with_shape((g.shape[1 - own], x.shape[1 - own] // moves.groups, *kernel))
-    _check("conv_in_w", _infer_conv(x.with_shape(x.shape[-own:]), found, moves=moves), g)
-    return x.with_shape((*_lead("conv_in_w", x, g, own), *found.shape))
+    aval = x.with_shape((g.shape[1 - own], x.shape[1 - own] // moves.groups, *kernel))
+    _check("conv_in_w", _infer_conv(x.with_shape(x.shape[-own:]), aval, moves=moves), g)
+    return x.with_shape((*_lead("conv_in_w", x, g, own), *aval.shape))
 
 
 def _check(op: str, wanted: ShapedArray, g: ShapedArray) -> None:

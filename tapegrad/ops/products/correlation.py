@@ -59,20 +59,20 @@ def _of_mode(op: str, x: Tensor, y: Tensor, mode: Any) -> Tensor:
     mode = MODES.get(mode, mode)
     if mode == "valid":
         return barrier(valid_p, x, y)
-    found = barrier(full_p, x, y)
+    whole = barrier(full_p, x, y)
     if mode == "same":
         first = (y.size - 1) // 2
-        return found[first : first + x.size]
+        return whole[first : first + x.size]
     if mode != "full":
         raise TapegradError(f"{op}: mode {mode!r} is not one of full, same, valid")
-    return found
+    return whole
 
 
 def _vectors(op: str, a: TensorLike, v: TensorLike) -> tuple[Tensor, ...]:
-    found = promote(op, (a, v))
-    shaped = tuple(t if t.ndim else t.reshape((1,)) for t in found)
+    vectors = promote(op, (a, v))
+    shaped = tuple(t if t.ndim else t.reshape((1,)) for t in vectors)
     if any(t.ndim != 1 or not t.size for t in shaped):
-        raise ShapeError(f"{op}: needs two vectors, not empty, got shapes {[t.shape for t in found]}")
+        raise ShapeError(f"{op}: needs two vectors, not empty, got shapes {[t.shape for t in vectors]}")
     return shaped
 
 

@@ -164,16 +164,16 @@ def _expand(text: str, dims: int) -> list[Any]:
 
 def _lengths(subscripts: str, labels: list[list[Any]], shapes: list[Shape]) -> dict[Any, int]:
     """The length of each label; 1 gives way to another length."""
-    found: dict[Any, int] = {}
+    lengths: dict[Any, int] = {}
     for named, shape in zip(labels, shapes):
         for i, n in zip(named, shape, strict=True):
-            if found.setdefault(i, n) == 1:
-                found[i] = n
-            elif n not in (1, found[i]):
+            if lengths.setdefault(i, n) == 1:
+                lengths[i] = n
+            elif n not in (1, lengths[i]):
                 what = "an axis of '...'" if isinstance(i, int) else f"label {i!r}"
                 listed = ", ".join(map(str, shapes))
-                raise ShapeError(f"einsum: {what} of {subscripts!r} is {found[i]} and {n} long in shapes {listed}")
-    return found
+                raise ShapeError(f"einsum: {what} of {subscripts!r} is {lengths[i]} and {n} long in shapes {listed}")
+    return lengths
 
 
 def _prepared(x: Tensor, labels: list[Any], lengths: dict[Any, int]) -> _Term:

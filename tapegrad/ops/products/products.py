@@ -165,10 +165,10 @@ def dot(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     x, y = promote("dot", (x1, x2))
     if not x.ndim or not y.ndim:
         return x * y
-    place = max(y.ndim - 2, 0)
-    if x.shape[-1] != y.shape[place]:
+    axis = max(y.ndim - 2, 0)
+    if x.shape[-1] != y.shape[axis]:
         raise ShapeError(f"dot: inner sizes differ: {x.shape} and {y.shape}")
-    return tensordot(x, y, axes=([-1], [place]))
+    return tensordot(x, y, axes=([-1], [axis]))
 
 
 def vdot(x1: TensorLike, x2: TensorLike, /) -> Tensor:

@@ -67,8 +67,8 @@ def cross(
         first, second = u[1] * v[2], -(u[0] * v[2])
     else:
         first, second = -(u[2] * v[1]), u[2] * v[0]
-    found = stack([broadcast_to(first, lead), broadcast_to(second, lead), last], axis=-1)
-    return moveaxis(found, -1, normalize_axis("cross", axisc, found.ndim))
+    product = stack([broadcast_to(first, lead), broadcast_to(second, lead), last], axis=-1)
+    return moveaxis(product, -1, normalize_axis("cross", axisc, product.ndim))
 
 
 def block(arrays: Any) -> Tensor:
@@ -132,10 +132,10 @@ def rollaxis(a: TensorLike, axis: int, start: int = 0) -> Tensor:
     """Dimension ``axis`` moved to stand before ``start`` (NumPy's old name for ``moveaxis``).  Raises AxisError."""
     x = tensor("rollaxis", a)
     source = normalize_axis("rollaxis", axis, x.ndim)
-    place = start + x.ndim if start < 0 else start
-    if not 0 <= place <= x.ndim:
+    target = start + x.ndim if start < 0 else start
+    if not 0 <= target <= x.ndim:
         raise AxisError(f"rollaxis: start {start} is out of range for an array of {x.ndim} dimensions")
-    return moveaxis(x, source, place - 1 if source < place else place)
+    return moveaxis(x, source, target - 1 if source < target else target)
 
 
 def as_strided(x: TensorLike, shape: Sequence[int], strides: Sequence[int], storage_offset: int = 0) -> Tensor:

@@ -44,16 +44,16 @@ def average(
     x = tensor("average", a)
     axes = normalize_axes("average", axis, x.ndim)
     if weights is None:
-        found = mean(x, axis=axes, keepdims=keepdims)
-        return (found, full_like(found, math.prod(x.shape[i] for i in axes))) if returned else found
+        result = mean(x, axis=axes, keepdims=keepdims)
+        return (result, full_like(result, math.prod(x.shape[i] for i in axes))) if returned else result
     w = weights_like("average", weights, x, axis, axes)
     at_least = dtypes.float64 if x.dtype.kind in "biu" else w.dtype
     x, w = promote("average", (x, w), lambda d: dtypes.result_type(d, at_least))
     total = sum(w, axis=axes, keepdims=keepdims)
     if thread.executor.in_earnest(lambda: unrecorded(lambda: bool(any_of(equal(every(total), 0)))), False):
         raise ZeroWeightsError("average: weights sum to 0, which nothing can be divided by")
-    found = divide(sum(multiply(x, w), axis=axes, keepdims=keepdims), total)
-    return (found, broadcast_to(total, found.shape)) if returned else found
+    result = divide(sum(multiply(x, w), axis=axes, keepdims=keepdims), total)
+    return (result, broadcast_to(total, result.shape)) if returned else result
 
 
 class ZeroWeightsError(TapegradError, ZeroDivisionError):
@@ -65,12 +65,12 @@ def weights_like(op: str, weights: TensorLike, x: Tensor, axis: Axis, axes: tupl
     w = precise(op, weights, x)
     if w.shape == x.shape:
         return w
-    given = axis if isinstance(axis, (tuple, list)) else (axis,)
-    if axis is None or w.shape != tuple(x.shape[i] for i in given):
+    named = axis if isinstance(axis, (tuple, list)) else (axis,)
+    if axis is None or w.shape != tuple(x.shape[i] for i in named):
         raise ShapeError(
             f"{op}: weights of shape {w.shape} must have the shape {x.shape} of the data, or that of its axes {axis}"
         )
-    order = sorted(range(len(given)), key=lambda k: given[k] % x.ndim)
+    order = sorted(range(len(named)), key=lambda k: named[k] % x.ndim)
     w = permute_dims(w, order)
     return broadcast_to(reshape(w, tuple(n if i in axes else 1 for i, n in enumerate(x.shape))), x.shape)
 
@@ -127,9 +127,9 @@ def _samples(m: TensorLike, y: TensorLike | None, rowvar: bool, dtype: DTypeLike
 def _one_weight(fweights: TensorLike | None, aweights: TensorLike | None, x: Tensor) -> Tensor | None:
     """The weights of the observations multiplied."""
     w = None
-    for given in (fweights, aweights):
-        if given is not None:
-            (v,) = promote("cov", (precise("cov", given, x),), lambda d: dtypes.float64)
+    for factor in (fweights, aweights):
+        if factor is not None:
+            (v,) = promote("cov", (precise("cov", factor, x),), lambda d: dtypes.float64)
             if v.shape != x.shape[1:]:
                 raise ShapeError(f"cov: weights of shape {v.shape} for {x.shape[1]} observations")
             w = v if w is None else w * v
@@ -162,8 +162,8 @@ def cov(
         fact = total if not ddof else total - (ddof if aweights is None else ddof * sum(w * aweights) / total)
     x = x - reshape(middle, (middle.size, 1))
     weighted = x if w is None else x * w
-    found = matmul(x, conj(permute_dims(weighted, (1, 0))))
-    return squeeze(found * (divide(1.0, fact) if isinstance(fact, Tensor) else (1 / fact if fact else math.inf)))
+    products = matmul(x, conj(permute_dims(weighted, (1, 0))))
+    return squeeze(products * (divide(1.0, fact) if isinstance(fact, Tensor) else (1 / fact if fact else math.inf)))
 
 
 def corrcoef(

@@ -37,15 +37,15 @@ def _spacings(varargs: Sequence[Any], f: Tensor, axes: Sequence[int]) -> list[An
         given = given * len(axes)
     if len(given) != len(axes):
         raise ShapeError(f"gradient: {len(varargs)} spacings for {len(axes)} axes")
-    found = []
+    steps = []
     for h, a in zip(given, axes, strict=True):
         h = h if isinstance(h, (int, float)) else tensor("gradient", h, f)
         if isinstance(h, Tensor) and h.ndim:
             if h.shape != (f.shape[a],):
                 raise ShapeError(f"gradient: coordinates of shape {h.shape} for axis {a} of {f.shape}")
             h = diff(cast(h, dtypes.float64) if dtypes.is_integer(h.dtype) else h)
-        found.append(h)
-    return found
+        steps.append(h)
+    return steps
 
 
 def gradient(f: Any, *varargs: Any, axis: int | Sequence[int] | None = None, edge_order: int = 1) -> Any:
@@ -63,14 +63,14 @@ def gradient(f: Any, *varargs: Any, axis: int | Sequence[int] | None = None, edg
     normalize_axes("gradient", axes, x.ndim)  # no axis twice
     if edge_order not in (1, 2):
         raise TapegradError(f"gradient: edge_order={edge_order}; 1 or 2")
-    found = []
+    slopes = []
     for a, h in zip(axes, _spacings(varargs, x, axes), strict=True):
         if x.shape[a] < edge_order + 1:
             raise ShapeError(f"gradient: axis {a} of {x.shape} has fewer than {edge_order + 1} elements")
         even = not isinstance(h, Tensor) or not h.ndim
         parts = _even(x, a, h, edge_order) if even else _uneven(x, a, h, edge_order)
-        found.append(cast(concat(parts, axis=a), x.dtype))
-    return found[0] if len(found) == 1 else tuple(found)
+        slopes.append(cast(concat(parts, axis=a), x.dtype))
+    return slopes[0] if len(slopes) == 1 else tuple(slopes)
 
 
 def _three(x: Tensor, a: int, first: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,20 +145,20 @@ def cumulative_trapezoid(
     a = normalize_axis("cumulative_trapezoid", axis, y.ndim)
     d = _steps("cumulative_trapezoid", y, x, dx, a)
     parts = d * (_along(y, a, 1, None) + _along(y, a, None, -1)) / 2.0
-    found = cumulative_sum(parts, axis=a - y.ndim + parts.ndim)
+    sums = cumulative_sum(parts, axis=a - y.ndim + parts.ndim)
     if initial is None:
-        return found
-    first = broadcast_to(tensor("cumulative_trapezoid", initial, y), (*found.shape[:a], 1, *found.shape[a + 1 :]))
-    return concat([cast(first, found.dtype), found], axis=a)
+        return sums
+    first = broadcast_to(tensor("cumulative_trapezoid", initial, y), (*sums.shape[:a], 1, *sums.shape[a + 1 :]))
+    return concat([cast(first, sums.dtype), sums], axis=a)
 
 
 def ediff1d(ary: TensorLike, to_end: TensorLike | None = None, to_begin: TensorLike | None = None) -> Tensor:
     """Differences of neighbours in the flattened array, between ``to_begin`` and ``to_end``, flattened."""
     x = tensor("ediff1d", ary)
-    found = diff(reshape(x, (x.size,)))
+    steps = diff(reshape(x, (x.size,)))
     around = [None if part is None else cast(tensor("ediff1d", part, x), x.dtype) for part in (to_begin, to_end)]
     begin, end = ([] if part is None else [reshape(part, (part.size,))] for part in around)
-    return concat([*begin, found, *end]) if begin or end else found
+    return concat([*begin, steps, *end]) if begin or end else steps
 
 
 def interp(x: Array, xp: Namespace, fp: Array, left: Any = None, right: Any = None, period: Any = None) -> Tensor:
@@ -192,14 +192,14 @@ def _interpolated(at: Tensor, knots: Tensor, values: Tensor, left: Any, right: A
     low, high = (values[0] if left is None else left), (values[-1] if right is None else right)
     last = knots[-1]
     if n == 1:
-        found = broadcast_to(values[0], at.shape)
+        line = broadcast_to(values[0], at.shape)
     else:
-        place = unrecorded(lambda: minimum(maximum(searchsorted(knots, at, side="right") - 1, 0), n - 2))
+        interval = unrecorded(lambda: minimum(maximum(searchsorted(knots, at, side="right") - 1, 0), n - 2))
         inside = unrecorded(lambda: (at >= knots[0]) & (at <= last))
         at_last = unrecorded(equal, at, last)
-        x0, x1, y0, y1 = (barrier(take_p, part, place + k, axis=0) for part in (knots, values) for k in (0, 1))
+        x0, x1, y0, y1 = (barrier(take_p, part, interval + k, axis=0) for part in (knots, values) for k in (0, 1))
         held = where(inside, at, x0)
         slope = (y1 - y0) / where(equal(x0, x1), 1, x1 - x0)
-        found = where(at_last, slope * (held - x1) + y1, slope * (held - x0) + y0)
-    found = where(at < knots[0], low, where(at > last, high, found))
-    return where(isnan(at), cast(at, found.dtype) if found.dtype != at.dtype else at, found)
+        line = where(at_last, slope * (held - x1) + y1, slope * (held - x0) + y0)
+    line = where(at < knots[0], low, where(at > last, high, line))
+    return where(isnan(at), cast(at, line.dtype) if line.dtype != at.dtype else at, line)

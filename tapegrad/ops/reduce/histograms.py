@@ -110,8 +110,8 @@ def _bins_of(x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
     """The bin of each element of a vector, and whether it is in any; the last bin has its upper edge, too."""
     n = edges.size - 1
     last = edges[-1]
-    found = where(equal(x, last), n, searchsorted(edges, x, side="right")) - 1
-    return where(equal(x, last), n - 1, found), logical_and(x >= edges[0], x <= last)
+    bins = where(equal(x, last), n, searchsorted(edges, x, side="right")) - 1
+    return where(equal(x, last), n - 1, bins), logical_and(x >= edges[0], x <= last)
 
 
 def histogram(
@@ -137,16 +137,16 @@ def _counted(columns: Sequence[Tensor], edges: Sequence[Tensor], w: Tensor) -> t
     n = math.prod(shape)
 
     def bins() -> Tensor:
-        place: Any = 0
+        flat: Any = 0
         inside: Any = None
         for x, e, count in zip(columns, edges, shape, strict=True):
             at, good = _bins_of(*promote("histogram", (x, e)))
-            place = place * count + at
+            flat = flat * count + at
             inside = good if inside is None else logical_and(inside, good)
-        return where(inside, place, n)
+        return where(inside, flat, n)
 
-    place = unrecorded(bins)
-    return reshape(barrier(scatter_add_p, w, place, axis=0, n=n + 1)[:n], shape), shape
+    flat = unrecorded(bins)
+    return reshape(barrier(scatter_add_p, w, flat, axis=0, n=n + 1)[:n], shape), shape
 
 
 def histogramdd(

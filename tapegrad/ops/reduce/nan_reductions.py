@@ -63,10 +63,10 @@ def nancumprod(a: TensorLike, axis: int | None = None, dtype: DTypeLike | None =
 def _extreme(op: str, a: TensorLike, axis: Axis, keepdims: bool, worst: float) -> Tensor:
     x, gone = _filled(op, a, worst)
     f = getattr(reductions, op.removeprefix("nan"))
-    found = f(x, axis=axis, keepdims=keepdims)
+    extreme = f(x, axis=axis, keepdims=keepdims)
     if gone is None:
-        return found
-    return where(all_of(gone, axis=axis, keepdims=keepdims), float("nan"), found)
+        return extreme
+    return where(all_of(gone, axis=axis, keepdims=keepdims), float("nan"), extreme)
 
 
 def nanmax(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -148,9 +148,9 @@ def nanvar(
     deviation = multiply(subtract(x, middle), cast(logical_not(gone), wide))
     squares = squared_size(deviation)
     left = cast(count, wide) - less
-    found = divide(sum(squares, axis=axes, keepdims=True), where(left > 0, left, float("nan")))
+    variance = divide(sum(squares, axis=axes, keepdims=True), where(left > 0, left, float("nan")))
     shape = kept_shape(x.shape, axes) if keepdims else tuple(n for i, n in enumerate(x.shape) if i not in axes)
-    return reshape(found, shape)
+    return reshape(variance, shape)
 
 
 @in_float32

@@ -54,7 +54,7 @@ POSITIONS: dict[str, Position] = {
     "midpoint": lambda n, q: 0.5 * (floor((n - 1) * q) + ceil((n - 1) * q)),
     "nearest": lambda n, q: round_even((n - 1) * q),
 }
-"""For each of NumPy's methods (Hyndman and Fan 1996) the place, in ``n`` sorted elements, that quantile ``q`` is at."""
+"""For each of NumPy's methods (Hyndman and Fan 1996): where quantile ``q`` lies among ``n`` sorted elements."""
 
 DISCRETE = ("inverted_cdf", "closest_observation", "lower", "higher", "nearest")
 """Those that choose one element, so that a change of ``q`` changes nothing."""
@@ -97,8 +97,8 @@ class _Sorted:
     def at(self, places: Tensor | slice) -> Tensor:
         """Elements at ``places``, integers ``(..., k)``; with ``skip`` 0 for NaN."""
         picked = unrecorded(self._order_at, places)
-        found = take_along_axis(self.rows, picked, axis=-1)
-        return where(isnan(found), 0, found) if self._skip else found
+        values = take_along_axis(self.rows, picked, axis=-1)
+        return where(isnan(values), 0, values) if self._skip else values
 
     def _order_at(self, places: Tensor | slice) -> Tensor:
         order = self._order
@@ -186,11 +186,11 @@ def _quantiles(
     ordered = _Sorted(rows, skip)
     if weights is not None:
         w, _, _ = _rows(op, weights_like(op, weights, tensor(op, a), axis, axes), axis)
-        found = _weighted(ordered, ordered.by(w), flat, skip)
+        values = _weighted(ordered, ordered.by(w), flat, skip)
     else:
-        found = _of_sorted(ordered, flat, method, weak, skip)
-    found = reshape(moveaxis(found, -1, 0), (*q.shape, *rows.shape[:-1]))
-    return reshape(found, (*q.shape, *kept)) if keepdims else found
+        values = _of_sorted(ordered, flat, method, weak, skip)
+    values = reshape(moveaxis(values, -1, 0), (*q.shape, *rows.shape[:-1]))
+    return reshape(values, (*q.shape, *kept)) if keepdims else values
 
 
 def _of_sorted(rows: _Sorted, q: Tensor, method: str, weak: bool, skip: bool) -> Tensor:
@@ -220,8 +220,8 @@ def _weighted(rows: _Sorted, w: Tensor, q: Tensor, skip: bool) -> Tensor:
         return sum(expand_dims(reached, -1) < q, axis=-2), gone
 
     at, gone = unrecorded(places)
-    found = _gather(rows, cast(at, dtypes.float64))
-    return found if skip else where(gone[..., -1:], float("nan"), found)
+    values = _gather(rows, cast(at, dtypes.float64))
+    return values if skip else where(gone[..., -1:], float("nan"), values)
 
 
 def quantile(
@@ -271,10 +271,10 @@ def median(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """
     rows, _, kept = _rows("median", a, axis)
     n, ordered = rows.shape[-1], _Sorted(rows)
-    found = mean(ordered.at(slice((n - 1) // 2, n // 2 + 1)) if n else rows, axis=-1)
+    middle = mean(ordered.at(slice((n - 1) // 2, n // 2 + 1)) if n else rows, axis=-1)
     if n and dtypes.is_inexact(rows.dtype):
-        found = where(ordered.ends_in_nan()[..., 0], float("nan"), found)
-    return reshape(found, kept) if keepdims else found
+        middle = where(ordered.ends_in_nan()[..., 0], float("nan"), middle)
+    return reshape(middle, kept) if keepdims else middle
 
 
 def nanmedian(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -285,6 +285,6 @@ def nanmedian(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tenso
     count, ordered = _present(rows), _Sorted(rows, skip=True)
     wide = cast(count, dtypes.float64)
     before, after = _gather(ordered, floor((wide - 1) / 2)), _gather(ordered, floor(wide / 2))
-    found = where(equal(count % 2, 1), after, mean(stack([before, after], axis=-1), axis=-1))
-    found = where(equal(count, 0), float("nan"), found)[..., 0]
-    return reshape(found, kept) if keepdims else found
+    middle = where(equal(count % 2, 1), after, mean(stack([before, after], axis=-1), axis=-1))
+    middle = where(equal(count, 0), float("nan"), middle)[..., 0]
+    return reshape(middle, kept) if keepdims else middle

@@ -38,7 +38,7 @@ running_place_p = general(
         Sample((3, 5), axis=1, ufunc="maximum"), Sample([[2.0, 2.0], [1.0, 3.0]], axis=0, ufunc="minimum"),
         Sample((0, 2), axis=0, ufunc="maximum"),
     ],
-    doc="For each place along an axis the last place up to it where the extreme element stands.",
+    doc="For each position along an axis the last position up to it where the extreme element stands.",
 )  # fmt: skip
 
 
@@ -91,11 +91,11 @@ def logcumsumexp(input: TensorLike, dim: int = -1) -> Tensor:
     (x,) = promote("logcumsumexp", (input,), real_float("logcumsumexp"))
     if not x.ndim:
         return own(x, input)
-    given = x
+    source = x
     a = normalize_axis("logcumsumexp", dim, x.ndim)
     lead, n, reach = (slice(None),) * a, x.shape[a], 1
     while reach < n:
         early, late, before = ((*lead, part) for part in (slice(reach), slice(reach, None), slice(n - reach)))
         x = concat([x[early], _join(x[late], x[before])], axis=a)
         reach *= 2
-    return own(x, given)
+    return own(x, source)

@@ -168,10 +168,10 @@ def segment_prod(data: TensorLike, segment_ids: TensorLike, num_segments: int | 
 
     def sorted_ids() -> tuple[Tensor, Tensor, int, Tensor]:
         order = argsort(ids)
-        found = barrier(take_p, ids, order, axis=0)
-        tally = barrier(scatter_add_p, ones(ids.shape, dtype=dtypes.int64, device=ids.device), found, axis=0, n=n + 1)
+        ordered = barrier(take_p, ids, order, axis=0)
+        tally = barrier(scatter_add_p, ones(ids.shape, dtype=dtypes.int64, device=ids.device), ordered, axis=0, n=n + 1)
         longest = thread.executor.in_earnest(lambda: int(max_of(every(tally)).item()), count)
-        return found, order, longest, where(tally > 0, cumulative_sum(tally) - 1, count)[:n]
+        return ordered, order, longest, where(tally > 0, cumulative_sum(tally) - 1, count)[:n]
 
     ids, order, longest, places = unrecorded(sorted_ids)
     x, reach = barrier(take_p, x, order, axis=0), 1
@@ -221,8 +221,8 @@ def index_reduce(
     n = x.shape[0]
     if include_self:
         own = arange(n, device=x.device)
-        found = reductions[reduce](concat([x, y], axis=0), concat([own, places], axis=0), n)
+        reduced = reductions[reduce](concat([x, y], axis=0), concat([own, places], axis=0), n)
     else:
         named = unrecorded(_counts, places, n, x) > 0
-        found = where(named, reductions[reduce](y, places, n), x)
-    return moveaxis(cast(found, x.dtype), 0, a)
+        reduced = where(named, reductions[reduce](y, places, n), x)
+    return moveaxis(cast(reduced, x.dtype), 0, a)

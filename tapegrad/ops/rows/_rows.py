@@ -63,12 +63,12 @@ def wide(out: Array) -> tuple[DType]:
 
 
 def target(out: Array, spare: Array) -> Array:
-    """Where a block is computed: its place in the result, or scratch of a wider dtype."""
+    """Where a block is computed: in the result itself, or in scratch of a wider dtype."""
     return out if out.dtype == spare.dtype else spare
 
 
 def deliver(xp: Namespace, work: Array, out: Array) -> None:
-    """Put a block computed in :func:`target` into its place in the result."""
+    """Put a block computed in :func:`target` into the result."""
     if work is not out:
         xp.copyto(out, work, casting="unsafe")
 

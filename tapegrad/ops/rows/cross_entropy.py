@@ -113,12 +113,12 @@ def _run_cross_entropy_vjp(xp: Namespace, x: Array, labels: Array, g: Array, *, 
 
     def body(number: int, rows: slice, spare: Array) -> None:
         for g, result in zip(gs, results):
-            place = result[rows]
-            work = target(place, spare)
+            block = result[rows]
+            work = target(block, spare)
             shifted_exp(xp, x[rows], work)
             xp.multiply(work, g[rows] / row_sums(xp, work, work.dtype), out=work)
             work[xp.arange(len(work)), labels[rows]] -= g[rows, 0]
-            deliver(xp, work, place)
+            deliver(xp, work, block)
 
     by_blocks(xp, x, wide(out), body)
 

@@ -39,12 +39,12 @@ def leading(op: str, x: ShapedArray, wanted: Shape) -> Shape:
 @lru_cache(maxsize=1024)
 def _positions(op: str, window: Window) -> Shape:
     """As ``fitted``, if moreover every window meets the image."""
-    found = fitted(op, window)
-    for n, k, s, (low, _), d, count in zip(*window, found):
+    positions = fitted(op, window)
+    for n, k, s, (low, _), d, count in zip(*window, positions):
         if not all(any(0 <= t * s - low + i * d < n for i in range(k)) for t in range(count)):
             raise ShapeError(f"{op}: padding {window.padding} makes windows of size {window.kernel} that hold nothing; "
                              "pad by at most half a window")  # fmt: skip
-    return found
+    return positions
 
 
 def by_planes(xp: Namespace, window: Window, body: Callable[..., None], *arrays: Array) -> None:
@@ -83,9 +83,9 @@ def _run_which(xp: Namespace, x: Array, *, out: Array, window: Window) -> None:
     def body(x: Array, out: Array) -> None:
         best = xp.full(out.shape, -float("inf"), x.dtype)
         for number, at, meets in reversed(every_tap(window)):  # so that the first of equal ones is written last
-            found, before = x[meets], best[at]
-            wins = (found >= before) | (found != found)
-            best[at] = xp.where(wins, found, before)
+            candidates, before = x[meets], best[at]
+            wins = (candidates >= before) | (candidates != candidates)
+            best[at] = xp.where(wins, candidates, before)
             out[at] = xp.where(wins, out.dtype.type(number), out[at])
 
     by_planes(xp, window, body, x, out)
@@ -253,13 +253,13 @@ def max_pool_places(x: TensorLike, /, *, window: Window) -> tuple[Tensor, Tensor
     """:func:`max_pool`, and where in the flattened trailing axes each element comes from (int64)."""
     (x,) = promote("max_pool", (x,), dtypes.in_float)
     which = barrier(pool_which_p, x, window=window)
-    tap, place = cast(which, dtypes.int64), zeros((), dtype=dtypes.int64, device=x.device)
+    tap, position = cast(which, dtypes.int64), zeros((), dtype=dtypes.int64, device=x.device)
     positions, dims = window.positions, len(window.size)
     for a, (n, k, s, (low, _), d) in enumerate(zip(*window)):
         along = arange(positions[a], device=x.device) * s - low
         along = reshape(along, (-1, *(1,) * (dims - 1 - a)))
-        place = place * n + along + tap // prod(window.kernel[a + 1 :]) % k * d
-    return barrier(pool_take_p, x, which, window=window), place
+        position = position * n + along + tap // prod(window.kernel[a + 1 :]) % k * d
+    return barrier(pool_take_p, x, which, window=window), position
 
 
 def sum_pool(x: TensorLike, /, *, window: Window) -> Tensor:

@@ -41,11 +41,11 @@ def _run_softmax(xp: Namespace, x: Array, *, out: Array) -> None:
     x, result = matrix(xp, x), matrix(xp, out)
 
     def body(number: int, rows: slice, spare: Array) -> None:
-        place = result[rows]
-        work = target(place, spare)
+        block = result[rows]
+        work = target(block, spare)
         shifted_exp(xp, x[rows], work)
         xp.divide(work, row_sums(xp, work, work.dtype), out=work)
-        deliver(xp, work, place)
+        deliver(xp, work, block)
 
     by_blocks(xp, x, wide(out), body)
 
@@ -70,13 +70,13 @@ def _run_softmax_vjp(xp: Namespace, y: Array, g: Array, *, out: Array) -> None:
 
     def body(number: int, rows: slice, spare: Array) -> None:
         for g, result in zip(gs, results):
-            place = result[rows]
-            work = target(place, spare)
+            block = result[rows]
+            work = target(block, spare)
             xp.multiply(y[rows], g[rows], out=work, dtype=work.dtype)
             total = row_sums(xp, work, work.dtype)
             xp.subtract(g[rows], total, out=work)
             xp.multiply(work, y[rows], out=work)
-            deliver(xp, work, place)
+            deliver(xp, work, block)
 
     by_blocks(xp, y, wide(out), body)
 
@@ -145,8 +145,8 @@ def _run_log_softmax_vjp(xp: Namespace, y: Array, g: Array, *, out: Array) -> No
 
     def body(number: int, rows: slice, spare: Array) -> None:
         for g, result in zip(gs, results):
-            place = result[rows]
-            work = target(place, spare)
+            block = result[rows]
+            work = target(block, spare)
             xp.exp(y[rows], out=work, dtype=work.dtype)
             xp.multiply(work, row_sums(xp, g[rows], work.dtype), out=work)
             xp.subtract(g[rows], work, out=result[rows], casting="same_kind")

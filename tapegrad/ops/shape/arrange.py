@@ -25,10 +25,10 @@ def ravel(x: TensorLike, /, order: str = "C") -> Tensor:
 
 def _at_least(name: str, ndim: int, doc: str) -> Callable[..., Any]:
     def one(x: TensorLike) -> Tensor:
-        x = given = tensor(name, x)
+        x = source = tensor(name, x)
         x = x if x.ndim else reshape(x, (1,))
         x = x if x.ndim >= min(ndim, 2) else expand_dims(x, 0)
-        return own(x, given) if x.ndim >= ndim else expand_dims(x, 2)
+        return own(x, source) if x.ndim >= ndim else expand_dims(x, 2)
 
     def op(*xs: TensorLike) -> Any:
         return one(xs[0]) if len(xs) == 1 else tuple(map(one, xs))

@@ -79,7 +79,7 @@ def roll(x: TensorLike, /, shift: int | Sequence[int], axis: int | Sequence[int]
 
     Raises AxisError, and ShapeError if the numbers of shifts and axes differ.
     """
-    x = given = tensor("roll", x)
+    x = source = tensor("roll", x)
     if axis is None:
         if not isinstance(shift, Integral):
             raise ShapeError(f"roll: {shift!r} shifts the flattened array more than once; name the axes")
@@ -94,7 +94,7 @@ def roll(x: TensorLike, /, shift: int | Sequence[int], axis: int | Sequence[int]
         by = int(s) % n if n else 0
         if by:
             x = barrier(concat_p, stretch(x, a, n - by, by), stretch(x, a, 0, n - by), axis=a)
-    return own(x, given)
+    return own(x, source)
 
 
 def tile(x: TensorLike, repetitions: Any, /) -> Tensor:
@@ -159,7 +159,7 @@ def padded(x: Tensor, widths: Sequence[tuple[int, int]], mode: str = "constant",
 
 def _pad_from_inside(x: Tensor, widths: Sequence[tuple[int, int]], mode: str) -> Tensor:
     """Each padded dimension read again at places inside it."""
-    given = x
+    source = x
     for a, (before, after) in enumerate(widths):
         n = x.shape[a]
         if not before and not after:
@@ -167,7 +167,7 @@ def _pad_from_inside(x: Tensor, widths: Sequence[tuple[int, int]], mode: str) ->
         if n == 0:
             raise ShapeError(f"pad: axis {a} of {x.shape} is empty: mode {mode!r} has nothing to repeat")
         x = take(x, _places(arange(-before, n + after, device=x.device), n, mode), axis=a)
-    return own(x, given)
+    return own(x, source)
 
 
 def _places(at: Tensor, n: int, mode: str) -> Tensor:

@@ -68,10 +68,10 @@ def pad(
 
 def _widths(given: Any, ndim: int) -> Pairs:
     if isinstance(given, dict):
-        found: Pairs = [(0, 0)] * ndim
+        widths: Pairs = [(0, 0)] * ndim
         for axis, width in given.items():
-            found[normalize_axis("pad", axis, ndim)] = width if isinstance(width, tuple) else (width, width)
-        given = found
+            widths[normalize_axis("pad", axis, ndim)] = width if isinstance(width, tuple) else (width, width)
+        given = widths
     if hasattr(given, "tolist"):
         given = given.tolist()
     pairs = _pairs(given, ndim, "pad_width")
@@ -129,7 +129,7 @@ def _ramp(x: Tensor, a: int, before: int, after: int, low: Any, high: Any) -> tu
 
 def _statistic(x: Tensor, a: int, before: int, after: int, mode: str, lengths: Any) -> tuple[Tensor, ...]:
     n = x.shape[a]
-    found = []
+    statistics = []
     for length, width, last in ((lengths[0], before, False), (lengths[1], after, True)):
         count = n if length is None or length > n else int(length)
         if not count:
@@ -138,12 +138,12 @@ def _statistic(x: Tensor, a: int, before: int, after: int, mode: str, lengths: A
         value = STATISTICS[mode](part, axis=a, keepdims=True)
         if dtypes.is_integer(x.dtype):
             value = round_even(value)
-        found.append(broadcast_to(value, _wide(x, a, width)))
-    return tuple(found)
+        statistics.append(broadcast_to(value, _wide(x, a, width)))
+    return tuple(statistics)
 
 
 def _odd(x: Tensor, a: int, before: int, after: int, mode: str, _: str) -> tuple[Tensor, Tensor]:
-    """Reflected in place and value about the edge: every second copy turned, and each moved on by the whole rise."""
+    """Reflected in position and value about the edge: every second copy reversed, each raised by the whole rise."""
     n = x.shape[a]
     period = n if mode == "symmetric" else n - 1
     if not period:
@@ -156,7 +156,7 @@ def _odd(x: Tensor, a: int, before: int, after: int, mode: str, _: str) -> tuple
     column = (-1,) + (1,) * (x.ndim - 1 - a)
     first, last = _edge(x, a, False), _edge(x, a, True)
     copies, turned = reshape(cast(copies, x.dtype), column), reshape(turned, column)
-    found = take(x, places, axis=a)
-    found = where(turned, subtract(first + last, found), found) + multiply(copies, last - first)
+    mirrored = take(x, places, axis=a)
+    mirrored = where(turned, subtract(first + last, mirrored), mirrored) + multiply(copies, last - first)
     lead = (slice(None),) * a
-    return found[(*lead, slice(before))], found[(*lead, slice(before + n, None))]
+    return mirrored[(*lead, slice(before))], mirrored[(*lead, slice(before + n, None))]

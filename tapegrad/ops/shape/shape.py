@@ -42,9 +42,9 @@ def reshape(x: TensorLike, /, shape: int | Sequence[int], order: str = "C", *, c
 
 def _lengths(op: str, shape: Any) -> tuple[int, ...]:
     """A shape given as one length, as a sequence or as an array of integers.  Raises ShapeError."""
-    given = shape.tolist() if hasattr(shape, "tolist") else shape
+    lengths = shape.tolist() if hasattr(shape, "tolist") else shape
     try:
-        return tuple(map(index, given)) if isinstance(given, (tuple, list)) else (index(given),)
+        return tuple(map(index, lengths)) if isinstance(lengths, (tuple, list)) else (index(lengths),)
     except TypeError:
         raise ShapeError(f"{op}: a shape is made of integers, got {shape!r:.60}") from None
 
@@ -185,14 +185,14 @@ def moveaxis(x: TensorLike, source: int | Sequence[int], destination: int | Sequ
     places = destination if isinstance(destination, (tuple, list)) else (destination,)
     if len(sources) != len(places):
         raise AxisError(f"moveaxis: {len(sources)} sources for {len(places)} destinations")
-    found = {
+    origin = {
         normalize_axis("moveaxis", d, x.ndim): normalize_axis("moveaxis", s, x.ndim)
         for s, d in zip(sources, places, strict=True)
     }
-    if len(found) != len(places) or len(set(found.values())) != len(places):
+    if len(origin) != len(places) or len(set(origin.values())) != len(places):
         raise AxisError(f"moveaxis: {source} to {destination} names a dimension twice")
-    rest = iter([a for a in range(x.ndim) if a not in found.values()])
-    return permute_dims(x, tuple(found[i] if i in found else next(rest) for i in range(x.ndim)))
+    rest = iter([a for a in range(x.ndim) if a not in origin.values()])
+    return permute_dims(x, tuple(origin[i] if i in origin else next(rest) for i in range(x.ndim)))
 
 
 def swapaxes(x: TensorLike, axis1: int, axis2: int, /) -> Tensor:
