@@ -41,7 +41,7 @@ def _bins(n: int, count: int) -> tuple[list[list[int]], list[list[bool]], list[i
 
 
 def _gathered(x: Tensor, axis: int, count: int, fill: float) -> tuple[Tensor, Tensor]:
-    """``axis`` (negative) as the axes (bin, position in it), with ``fill`` where a bin is short; positions and sizes."""
+    """``axis`` (negative) as the axes (bin, position in it), with ``fill`` where a bin is short; both, and sizes."""
     places, kept, sizes = _bins(x.shape[axis], count)
     at = (
         ops.asarray(places, dtype="int64", device=x.device)
@@ -177,8 +177,7 @@ def _fractional_places(x: Tensor, samples: Tensor, counts: tuple[int, ...], kern
 
 def fractional_max_pool2d(
     input: TensorLike, kernel_size: Lengths, output_size: Any = None, output_ratio: Any = None,
-    return_indices: bool = False,
-    _random_samples: Any = None,
+    return_indices: bool = False, _random_samples: Any = None,
 ) -> Any:  # fmt: skip
     """The largest element of windows at random places that follow each other evenly (Graham, arXiv 1412.6071).
 
@@ -190,8 +189,7 @@ def fractional_max_pool2d(
 
 def fractional_max_pool3d(
     input: TensorLike, kernel_size: Lengths, output_size: Any = None, output_ratio: Any = None,
-    return_indices: bool = False,
-    _random_samples: Any = None,
+    return_indices: bool = False, _random_samples: Any = None,
 ) -> Any:  # fmt: skip
     """As :func:`fractional_max_pool2d` with (n, c, d, h, w) and samples (n, c, 3)."""
     return _fractional(3, input, kernel_size, output_size, output_ratio, return_indices, _random_samples)
@@ -217,8 +215,7 @@ def spatial_pyramid_pooling_2d(x: TensorLike, pyramid_height: int) -> Tensor:
 
 def unpooling_nd(
     x: TensorLike, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0,
-    outsize: Sequence[int] | None = None,
-    cover_all: bool = True,
+    outsize: Sequence[int] | None = None, cover_all: bool = True,
 ) -> Tensor:  # fmt: skip
     """Each element spread over its window, overlapping ones added up (Chainer's function): avg_pool's transpose.
 

@@ -36,9 +36,8 @@ def attention_weights(
 
 
 def scaled_dot_product_attention(
-    query: TensorLike, key: TensorLike, value: TensorLike, attn_mask: TensorLike | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, enable_gqa: bool = False,
+    query: TensorLike, key: TensorLike, value: TensorLike, attn_mask: TensorLike | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """``softmax(query @ key.mT * scale) @ value``; (..., t, k), (..., s, k), (..., s, v) -> (..., t, v).
 
@@ -67,14 +66,12 @@ def scaled_dot_product_attention(
 
 def multi_head_attention_forward(
     query: TensorLike, key: TensorLike, value: TensorLike, embed_dim_to_check: int, num_heads: int,
-    in_proj_weight: TensorLike, in_proj_bias: TensorLike,
-    bias_k: TensorLike, bias_v: TensorLike, add_zero_attn: bool, dropout_p: float, out_proj_weight: TensorLike,
-    out_proj_bias: TensorLike,
-    training: bool = True, key_padding_mask: TensorLike | None = None, need_weights: bool = True,
-    attn_mask: TensorLike | None = None,
+    in_proj_weight: TensorLike, in_proj_bias: TensorLike, bias_k: TensorLike, bias_v: TensorLike, add_zero_attn: bool,
+    dropout_p: float, out_proj_weight: TensorLike, out_proj_bias: TensorLike, training: bool = True,
+    key_padding_mask: TensorLike | None = None, need_weights: bool = True, attn_mask: TensorLike | None = None,
     use_separate_proj_weight: bool = False, q_proj_weight: TensorLike | None = None,
-    k_proj_weight: TensorLike | None = None,
-    v_proj_weight: TensorLike | None = None, *, average_attn_weights: bool = True, is_causal: bool = False,
+    k_proj_weight: TensorLike | None = None, v_proj_weight: TensorLike | None = None, *,
+    average_attn_weights: bool = True, is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Attention of several heads, with its projections: the result, and the weights if needed.
 

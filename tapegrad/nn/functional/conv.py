@@ -80,9 +80,7 @@ def _bias(op: str, y: Tensor, bias: TensorLike | None) -> Tensor:
 
 def convolve(
     op: Any, dims: int, input: TensorLike, weight: TensorLike, bias: TensorLike | None, stride: Lengths,
-    padding: Padding,
-    dilation: Lengths,
-    groups: int,
+    padding: Padding, dilation: Lengths, groups: int,
 ) -> Tensor:  # fmt: skip
     """What conv1d, conv2d and conv3d do; ``op`` opens the messages."""
     w = ops.asarray(weight)
@@ -100,8 +98,7 @@ def convolve(
 
 def conv1d(
     input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Padding = 0,
-    dilation: Lengths = 1,
-    groups: int = 1,
+    dilation: Lengths = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
     """Cross-correlation along one dimension.
 
@@ -113,8 +110,7 @@ def conv1d(
 
 def conv2d(
     input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Padding = 0,
-    dilation: Lengths = 1,
-    groups: int = 1,
+    dilation: Lengths = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
     """Cross-correlation along two dimensions: as :func:`conv1d` with (n, c, h, w) and (o, c / groups, kh, kw)."""
     return convolve("conv2d", 2, input, weight, bias, stride, padding, dilation, groups)
@@ -122,8 +118,7 @@ def conv2d(
 
 def conv3d(
     input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Padding = 0,
-    dilation: Lengths = 1,
-    groups: int = 1,
+    dilation: Lengths = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
     """Cross-correlation along three dimensions: as :func:`conv1d` with (n, c, d, h, w) and (o, c / groups, ...)."""
     return convolve("conv3d", 3, input, weight, bias, stride, padding, dilation, groups)
@@ -131,8 +126,7 @@ def conv3d(
 
 def _transposed(
     op: str, dims: int, input: TensorLike, weight: TensorLike, bias: TensorLike | None, stride: Lengths,
-    padding: Lengths,
-    output_padding: Lengths, groups: int, dilation: Lengths,
+    padding: Lengths, output_padding: Lengths, groups: int, dilation: Lengths,
 ) -> Tensor:  # fmt: skip
     strides, spaced = lengths(op, "stride", stride, dims), lengths(op, "dilation", dilation, dims)
     around, more = lengths(op, "padding", padding, dims, 0), lengths(op, "output_padding", output_padding, dims, 0)

@@ -120,8 +120,7 @@ def zoneout(h: TensorLike, x: TensorLike, ratio: float = 0.5, training: bool = T
 
 def simplified_dropconnect(
     x: TensorLike, W: TensorLike, b: TensorLike | None = None, ratio: float = 0.5, training: bool = True,
-    mask: TensorLike | None = None,
-    use_batchwise_mask: bool = True,
+    mask: TensorLike | None = None, use_batchwise_mask: bool = True,
 ) -> Tensor:  # fmt: skip
     """A linear layer whose weights are dropped, for each example anew unless ``use_batchwise_mask`` is false.
 

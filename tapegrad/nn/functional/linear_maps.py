@@ -36,8 +36,7 @@ def bilinear(input1: TensorLike, input2: TensorLike, weight: TensorLike, bias: T
 
 def embedding(
     input: TensorLike, weight: TensorLike, padding_idx: int | None = None, *, max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False,
 ) -> Tensor:  # fmt: skip
     """Rows of ``weight``; input: integers (...), weight: (n, k), result: (..., k).
 
@@ -79,9 +78,8 @@ def _shortening(rows: Tensor, most: float, p: float) -> Tensor:
 
 def embedding_bag(
     input: TensorLike, weight: TensorLike, offsets: TensorLike | None = None, max_norm: float | None = None,
-    norm_type: float = 2,
-    scale_grad_by_freq: bool = False, mode: str = "mean", *, per_sample_weights: TensorLike | None = None,
-    include_last_offset: bool = False, padding_idx: int | None = None,
+    norm_type: float = 2, scale_grad_by_freq: bool = False, mode: str = "mean", *,
+    per_sample_weights: TensorLike | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Sums, means or maxima of bags of rows of ``weight``; an empty bag gives zeros.
 

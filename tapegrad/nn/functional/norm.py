@@ -31,9 +31,8 @@ def _channels(op: str, x: Tensor, **parameters: Any) -> None:
 @functools.partial(in_float32, beside=("running_mean", "running_var"))
 def batch_norm(
     input: TensorLike, running_mean: TensorLike | None, running_var: TensorLike | None,
-    weight: TensorLike | None = None,
-    bias: TensorLike | None = None, training: bool = False,
-    momentum: float = 0.1, eps: float = 1e-5,
+    weight: TensorLike | None = None, bias: TensorLike | None = None, training: bool = False, momentum: float = 0.1,
+    eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
     """``(x - mean) / sqrt(variance + eps) * weight + bias`` for each channel (Ioffe and Szegedy, arXiv 1502.03167).
 

@@ -119,8 +119,7 @@ def _avg_pool(
 
 def avg_pool1d(
     input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
+    ceil_mode: bool = False, count_include_pad: bool = True,
 ) -> Tensor:  # fmt: skip
     """The mean of each window: as :func:`avg_pool2d` with (n, c, l)."""
     return _avg_pool(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad)
@@ -128,8 +127,7 @@ def avg_pool1d(
 
 def avg_pool2d(
     input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
     """The mean of each window, in which padding counts as zeros unless ``count_include_pad`` is false.
 
@@ -143,8 +141,7 @@ def avg_pool2d(
 
 def avg_pool3d(
     input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
     """The mean of each window: as :func:`avg_pool2d` with (n, c, d, h, w)."""
     return _avg_pool(3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)

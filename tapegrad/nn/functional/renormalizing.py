@@ -37,8 +37,7 @@ def fixed_batch_normalization(
 
 def batch_renormalization(
     x: TensorLike, gamma: TensorLike, beta: TensorLike, rmax: float, dmax: float, eps: float = 2e-5,
-    running_mean: TensorLike | None = None,
-    running_var: TensorLike | None = None, decay: float = 0.9,
+    running_mean: TensorLike | None = None, running_var: TensorLike | None = None, decay: float = 0.9,
 ) -> Tensor:  # fmt: skip
     """Batch normalization corrected towards the running statistics, within limits (Ioffe, arXiv 1702.03275).
 
@@ -85,8 +84,7 @@ def _projected(x: Tensor, rows: Tensor, mean: Tensor, projection: Tensor) -> Ten
 
 def decorrelated_batch_normalization(
     x: TensorLike, groups: int = 16, eps: float = 2e-5, running_mean: TensorLike | None = None,
-    running_projection: TensorLike | None = None,
-    decay: float = 0.9,
+    running_projection: TensorLike | None = None, decay: float = 0.9,
 ) -> Tensor:  # fmt: skip
     """Channels of each group whitened: ``covariance**(-1/2) (x - mean)`` (Huang et al., arXiv 1804.08450).
 

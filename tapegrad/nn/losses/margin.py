@@ -74,8 +74,7 @@ def cosine_embedding_loss(
 @in_float32
 def triplet_margin_loss(
     anchor: TensorLike, positive: TensorLike, negative: TensorLike, margin: float = 1.0, p: float = 2.0,
-    eps: float = 1e-6,
-    swap: bool = False, reduction: str = "mean",
+    eps: float = 1e-6, swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
     """``max(0, d(anchor, positive) - d(anchor, negative) + margin)`` with ``pairwise_distance``; (..., k) each.
 
@@ -97,8 +96,7 @@ def triplet_margin_with_distance_loss(
 
 def _triplet(
     op: str, anchor: TensorLike, positive: TensorLike, negative: TensorLike, distance: Callable[[Any, Any], Tensor],
-    margin: float,
-    swap: bool, reduction: str,
+    margin: float, swap: bool, reduction: str,
 ) -> Tensor:  # fmt: skip
     if margin <= 0:
         raise TapegradError(f"{op}: margin must be positive, got {margin}")

@@ -48,8 +48,7 @@ def black_out(x: TensorLike, t: TensorLike, W: TensorLike, samples: TensorLike, 
 
 def negative_sampling(
     x: TensorLike, t: TensorLike, W: TensorLike, sampler: Callable[[tuple[int, int]], Any], sample_size: int,
-    reduce: str = "sum",
-    *, return_samples: bool = False,
+    reduce: str = "sum", *, return_samples: bool = False,
 ) -> Any:  # fmt: skip
     """``softplus(-x . W[label]) + sum of softplus(x . W[sample])`` (Mikolov et al., arXiv 1310.4546; Chainer).
 

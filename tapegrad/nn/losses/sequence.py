@@ -19,8 +19,7 @@ __all__ = ["argmax_crf1d", "crf1d", "ctc_loss"]
 
 def ctc_loss(
     log_probs: TensorLike, targets: TensorLike, input_lengths: TensorLike, target_lengths: TensorLike, blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
+    reduction: str = "mean", zero_infinity: bool = False,
 ) -> Tensor:  # fmt: skip
     """``-log`` of the probability of all alignments that read as the target (Graves et al., 2006).
 

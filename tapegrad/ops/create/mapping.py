@@ -77,7 +77,7 @@ def copy(a: TensorLike) -> Tensor:
 
 
 def fromfunction(function: Callable, shape: Sequence[int], *, dtype: DTypeLike | None = None, **kwargs: Any) -> Any:
-    """``function`` of the indices along each dimension at every position of ``shape``; float32 unless said otherwise."""
+    """``function`` of the indices along each dimension at every point of ``shape``; float32 unless said otherwise."""
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
     grid = indices(shape, dtype=wanted)
     return function(*(grid[k] for k in range(len(shape))), **kwargs)

@@ -33,9 +33,8 @@ def _numbers(*xs: TensorLike) -> bool:
 
 
 def linspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False,
-    dtype: DTypeLike | None = None, *,
-    axis: int = 0, device: Device | str | None = None,
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False, dtype: DTypeLike | None = None,
+    *, axis: int = 0, device: Device | str | None = None,
 ) -> Any:  # fmt: skip
     """``num`` evenly spaced numbers from ``start`` to ``stop``, along a new ``axis`` if those are arrays.
 
@@ -76,8 +75,7 @@ def _spaced(first: Tensor, last: Tensor, count: int, endpoint: bool) -> tuple[Te
 
 def logspace(
     start: TensorLike, stop: TensorLike, num: int = 50, endpoint: bool = True, base: Any = 10.0,
-    dtype: DTypeLike | None = None, *,
-    axis: int = 0, device: Device | str | None = None,
+    dtype: DTypeLike | None = None, *, axis: int = 0, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """``base ** linspace(start, stop, num)`` (NumPy's ``logspace``).
 
@@ -102,8 +100,7 @@ def logspace(
 
 def geomspace(
     start: TensorLike, stop: TensorLike, num: int = 50, endpoint: bool = True, dtype: DTypeLike | None = None, *,
-    axis: int = 0,
-    device: Device | str | None = None,
+    axis: int = 0, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """``num`` numbers from ``start`` to ``stop``, each a fixed multiple of the one before (NumPy's ``geomspace``).
 

@@ -138,8 +138,7 @@ def _one_weight(fweights: TensorLike | None, aweights: TensorLike | None, x: Ten
 
 def cov(
     m: TensorLike, y: TensorLike | None = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None,
-    fweights: TensorLike | None = None,
-    aweights: TensorLike | None = None, *, dtype: DTypeLike | None = None,
+    fweights: TensorLike | None = None, aweights: TensorLike | None = None, *, dtype: DTypeLike | None = None,
 ) -> Tensor:  # fmt: skip
     """The covariance matrix of variables (rows, or columns without ``rowvar``) over observations (NumPy's ``cov``).
 

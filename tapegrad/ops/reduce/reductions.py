@@ -234,8 +234,7 @@ def count_nonzero(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False
 
 def var(
     x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, correction: float = 0,
-    ddof: float | None = None,
-    keepdims: bool = False,
+    ddof: float | None = None, keepdims: bool = False,
 ) -> Tensor:  # fmt: skip
     """The variance over ``axis`` (None: all): squared deviations summed, divided by ``count - correction``.
 
@@ -256,8 +255,7 @@ def _var(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool) ->
 
 def std(
     x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, correction: float = 0,
-    ddof: float | None = None,
-    keepdims: bool = False,
+    ddof: float | None = None, keepdims: bool = False,
 ) -> Tensor:  # fmt: skip
     """The square root of :func:`var`; where that is 0 (all elements equal, or one alone), so is its gradient.
 
