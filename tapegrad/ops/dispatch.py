@@ -313,6 +313,24 @@ def unary(
     return named(op, prim, "x", module)
 
 
+def curve(
+    name: str, slope: Callable[..., Tensor], *, doc: str, cxx: str = "", run: Callable[..., None] | None = None,
+    ufunc: str | None = None, domain: tuple[float, float] = (-2.0, 2.0), to: ToDType = dtypes.in_float,
+    infer: Callable[[ShapedArray], ShapedArray] = infer_same, costly: bool = False, widens: bool = True,
+    narrow: Unary | None = None, module: str = "tapegrad",
+) -> Unary:  # fmt: skip
+    """Declare a smooth function of each number, for half types computed in float32; its public function.
+
+    ``slope``: the derivative; ``cxx``: by default the function of that name; ``run``: by default the ufunc; else as of
+    ``elementwise`` and :func:`unary`; ``narrow``: a function made by this one.
+    """
+    prim = elementwise(
+        name, infer=infer, impl=run, ufunc=ufunc, exact=False, costly=costly, widens=widens, partials=[slope],
+        cxx=cxx or f"{name}({{x}})", domain=domain, doc=doc,
+    )  # fmt: skip
+    return unary(prim, to, narrow=getattr(narrow, "primitive", None), module=module)
+
+
 def binary(prim: Primitive, to: ToDType | None = None) -> Callable[[Any, Any], Tensor]:
     """The public function of a two-operand elementwise primitive; ``to`` maps the promoted dtype to compute in.
 

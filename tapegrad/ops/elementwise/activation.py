@@ -10,7 +10,7 @@ from tapegrad.core.primitive import elementwise
 from tapegrad.device.dtypes import in_float
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import TapegradError
-from tapegrad.ops.dispatch import in_float32, infer_real, infer_same, no_bool, promote, real_float, unary
+from tapegrad.ops.dispatch import curve, in_float32, infer_real, infer_same, no_bool, promote, real_float, unary
 from tapegrad.ops.elementwise import _erf
 from tapegrad.ops.elementwise.arithmetic import abs, maximum, minimum, reciprocal, square
 from tapegrad.ops.elementwise.exponential import exp, expm1
@@ -18,7 +18,6 @@ from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.elementwise.sigmoid import logistic, run_sigmoid, sigmoid
 from tapegrad.tensor import Tensor, TensorLike
 
-_SQRT_HALF = 0.7071067811865476
 _TWO_OVER_SQRT_PI = 1.1283791670955126
 _ROOT_OVER_TWO_PI = 0.3989422804014327
 _GELU_A, _GELU_B = 1.5957691216057308, 0.07135481627260025  # sqrt(8 / pi), and 0.044715 times that
@@ -48,17 +47,10 @@ def _silu_slope(x: Tensor) -> Tensor:
     return logistic(x) * (1 + x * logistic(-x))
 
 
-silu_p = elementwise(
-    "silu",
-    infer=infer_real("silu"),
-    impl=_run_silu,
-    exact=False,
-    partials=[_silu_slope],
-    cxx="tg_silu({x})",
-    domain=(-4.0, 4.0),
-    doc="``x * sigmoid(x)``, also called swish.",
-)
-_real_silu = unary(silu_p, real_float("silu"))
+_real_silu = curve(
+    "silu", _silu_slope, run=_run_silu, cxx="tg_silu({x})", domain=(-4.0, 4.0), infer=infer_real("silu"),
+    to=real_float("silu"), doc="``x * sigmoid(x)``, also called swish.",
+)  # fmt: skip
 
 
 def _run_mish(xp: Namespace, out: Array, x: Array) -> None:
@@ -80,17 +72,10 @@ def _mish_slope(x: Tensor) -> Tensor:
     return s * (1 + r) * below + 4 * x * s * square(r * below)
 
 
-mish_p = elementwise(
-    "mish",
-    infer=infer_real("mish"),
-    impl=_run_mish,
-    exact=False,
-    partials=[_mish_slope],
-    cxx="tg_mish({x})",
-    domain=(-4.0, 4.0),
-    doc="``x * tanh(softplus(x))`` (Misra, 2019).",
-)
-mish = unary(mish_p, real_float("mish"), module="tapegrad.nn.functional")
+mish = curve(
+    "mish", _mish_slope, run=_run_mish, cxx="tg_mish({x})", domain=(-4.0, 4.0), infer=infer_real("mish"),
+    to=real_float("mish"), module="tapegrad.nn.functional", doc="``x * tanh(softplus(x))`` (Misra, 2019).",
+)  # fmt: skip
 
 
 def _run_softsign(xp: Namespace, out: Array, x: Array) -> None:
@@ -101,16 +86,10 @@ def _run_softsign(xp: Namespace, out: Array, x: Array) -> None:
     xp.divide(near, out, out=out)
 
 
-softsign_p = elementwise(
-    "softsign",
-    infer=infer_same,
-    impl=_run_softsign,
-    exact=False,
-    partials=[lambda x: square(reciprocal(1 + abs(x)))],
-    cxx="tg_softsign({x})",
-    doc="``x / (1 + |x|)``.",
-)
-softsign = unary(softsign_p, real_float("softsign"))
+softsign = curve(
+    "softsign", lambda x: square(reciprocal(1 + abs(x))), run=_run_softsign, cxx="tg_softsign({x})",
+    to=real_float("softsign"), doc="``x / (1 + |x|)``.",
+)  # fmt: skip
 
 
 def _run_softplus(xp: Namespace, out: Array, x: Array) -> None:
@@ -121,17 +100,10 @@ def _run_softplus(xp: Namespace, out: Array, x: Array) -> None:
     xp.maximum(out, x, out=out)
 
 
-softplus_p = elementwise(
-    "softplus",
-    infer=infer_same,
-    impl=_run_softplus,
-    exact=False,
-    partials=[lambda x: logistic(x)],
-    cxx="tg_softplus({x})",
-    domain=(-4.0, 4.0),
+softplus = curve(
+    "softplus", lambda x: logistic(x), run=_run_softplus, cxx="tg_softplus({x})", domain=(-4.0, 4.0),
     doc="``log(1 + exp(x))``, without overflow.",
-)
-softplus = unary(softplus_p, in_float)
+)  # fmt: skip
 
 relu_p = elementwise(
     "relu",
@@ -145,28 +117,15 @@ relu_p = elementwise(
 )
 relu = unary(relu_p, no_bool("relu"))
 
-erf_p = elementwise(
-    "erf",
-    infer=infer_real("erf"),
-    impl=lambda xp, out, x: _erf.erf(xp, out, x),
-    exact=False,
-    partials=[lambda x: exp(-square(x)) * _TWO_OVER_SQRT_PI],
-    cxx="erf({x})",
+erf = curve(
+    "erf", lambda x: exp(-square(x)) * _TWO_OVER_SQRT_PI, run=_erf.erf, infer=infer_real("erf"), to=real_float("erf"),
     doc="The error function, ``2 / sqrt(pi)`` times the integral of ``exp(-t * t)`` from 0 to ``x``.",
-)
-erf = unary(erf_p, real_float("erf"))
+)  # fmt: skip
 
-erfc_p = elementwise(
-    "erfc",
-    infer=infer_real("erfc"),
-    impl=lambda xp, out, x: _erf.erfc(xp, out, x),
-    exact=False,
-    costly=True,
-    partials=[lambda x: exp(-square(x)) * -_TWO_OVER_SQRT_PI],
-    cxx="erfc({x})",
-    doc="``1 - erf(x)``, precise for large ``x``.",
-)
-erfc = unary(erfc_p, real_float("erfc"))
+erfc = curve(
+    "erfc", lambda x: exp(-square(x)) * -_TWO_OVER_SQRT_PI, run=_erf.erfc, infer=infer_real("erfc"),
+    to=real_float("erfc"), costly=True, doc="``1 - erf(x)``, precise for large ``x``.",
+)  # fmt: skip
 
 
 def _bell(x: Tensor) -> Tensor:
@@ -179,29 +138,16 @@ def _gelu_curve(x: Tensor) -> Tensor:
     return (2 - square(x)) * _bell(x)
 
 
-gelu_slope_p = elementwise(
-    "gelu_slope",
-    infer=infer_real("gelu_slope"),
-    impl=lambda xp, out, x: _erf.gelu_slope(xp, out, x),
-    exact=False,
-    partials=[_gelu_curve],
-    cxx="tg_gelu_slope({x})",
-    domain=(-4.0, 4.0),
-    doc="The derivative of ``gelu``.",
-)
-_gelu_slope = unary(gelu_slope_p, real_float("gelu"))
+_gelu_slope = curve(
+    "gelu_slope", _gelu_curve, run=_erf.gelu_slope, cxx="tg_gelu_slope({x})", domain=(-4.0, 4.0),
+    infer=infer_real("gelu_slope"), to=real_float("gelu"), doc="The derivative of ``gelu``.",
+)  # fmt: skip
 
-gelu_p = elementwise(
-    "gelu",
-    infer=infer_real("gelu"),
-    impl=lambda xp, out, x: _erf.gelu(xp, out, x),
-    exact=False,
-    partials=[lambda x: _gelu_slope(x)],
-    cxx="tg_gelu({x})",
-    domain=(-4.0, 4.0),
+_exact_gelu = curve(
+    "gelu", lambda x: _gelu_slope(x), run=_erf.gelu, cxx="tg_gelu({x})", domain=(-4.0, 4.0), infer=infer_real("gelu"),
+    to=real_float("gelu"),
     doc="``x * Phi(x)``, Phi the normal distribution's cumulative function; the tail keeps its relative precision.",
-)
-_exact_gelu = unary(gelu_p, real_float("gelu"))
+)  # fmt: skip
 
 
 def _run_gelu_tanh(xp: Namespace, out: Array, x: Array) -> None:
@@ -221,17 +167,11 @@ def _gelu_tanh_slope(x: Tensor) -> Tensor:
     return logistic(inner) * (1 + x * (_GELU_A + 3 * _GELU_B * square(x)) * logistic(-inner))
 
 
-gelu_tanh_p = elementwise(
-    "gelu_tanh",
-    infer=infer_real("gelu_tanh"),
-    impl=_run_gelu_tanh,
-    exact=False,
-    partials=[_gelu_tanh_slope],
-    cxx="tg_gelu_tanh({x})",
-    domain=(-4.0, 4.0),
+_tanh_gelu = curve(
+    "gelu_tanh", _gelu_tanh_slope, run=_run_gelu_tanh, cxx="tg_gelu_tanh({x})", domain=(-4.0, 4.0),
+    infer=infer_real("gelu_tanh"), to=real_float("gelu"),
     doc="``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))``.",
-)
-_tanh_gelu = unary(gelu_tanh_p, real_float("gelu"))
+)  # fmt: skip
 
 
 def _floating(op: str, x: TensorLike) -> Tensor:

@@ -8,7 +8,17 @@ from tapegrad.core.aval import ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, elementwise, general
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError
-from tapegrad.ops.dispatch import barrier, binary, cast, in_float32, infer_same, promote, real_float, tensor, unary
+from tapegrad.ops.dispatch import (
+    barrier,
+    binary,
+    cast,
+    curve,
+    in_float32,
+    infer_same,
+    promote,
+    real_float,
+    tensor,
+)
 from tapegrad.ops.elementwise import arithmetic
 from tapegrad.ops.elementwise.arithmetic import (
     divide,
@@ -35,17 +45,10 @@ __all__ = [
     "rsqrt", "squared_difference",
 ]  # fmt: skip
 
-cbrt_p = elementwise(
-    "cbrt",
-    infer=infer_same,
-    exact=False,
-    partials=[lambda out: reciprocal(3 * out * out)],
-    operands=("x",),
-    cxx="cbrt({x})",
-    domain=(0.3, 3.0),
+cbrt = curve(
+    "cbrt", lambda out: reciprocal(3 * out * out), to=real_float("cbrt"), domain=(0.3, 3.0),
     doc="Cube root, negative for a negative number; the gradient at 0 is inf.",
-)
-cbrt = unary(cbrt_p, real_float("cbrt"))
+)  # fmt: skip
 
 logaddexp2_p = elementwise(
     "logaddexp2",

@@ -6,53 +6,20 @@
 from __future__ import annotations
 
 from tapegrad.core.primitive import elementwise
-from tapegrad.device.dtypes import in_float, is_inexact
-from tapegrad.ops.dispatch import SCALARS, binary, infer_same, no_bool, real_float, unary
+from tapegrad.device.dtypes import is_inexact
+from tapegrad.ops.dispatch import SCALARS, binary, curve, infer_same, no_bool, real_float
 from tapegrad.ops.elementwise.arithmetic import both_zero, positive, reciprocal, sqrt, square
 from tapegrad.ops.elementwise.comparison import equal, not_equal
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.tensor import Tensor, TensorLike
 
-exp_p = elementwise(
-    "exp", widens=False, infer=infer_same, exact=False, partials=[lambda out: out], cxx="exp({x})", doc="``e ** x``."
-)
-exp = unary(exp_p, in_float)
-
-expm1_p = elementwise(
-    "expm1", infer=infer_same, exact=False, partials=[lambda x: exp(x)], cxx="expm1({x})",
-    doc="``exp(x) - 1``, precise near 0.",
-)  # fmt: skip
-expm1 = unary(expm1_p, in_float)
-
-exp2_p = elementwise(
-    "exp2", infer=infer_same, exact=False, partials=[lambda out: out * 0.6931471805599453], cxx="exp2({x})",
-    doc="``2 ** x``.",
-)  # fmt: skip
-exp2 = unary(exp2_p, in_float)
-
-log_p = elementwise(
-    "log", infer=infer_same, exact=False, partials=[lambda ct, x: ct / x], operands=("x",), cxx="log({x})",
-    domain=(0.2, 3.0), doc="Natural logarithm.",
-)  # fmt: skip
-log = unary(log_p, in_float)
-
-log2_p = elementwise(
-    "log2", infer=infer_same, exact=False, partials=[lambda x: 1.4426950408889634 / x], cxx="log2({x})",
-    domain=(0.2, 3.0), doc="Logarithm to base 2.",
-)  # fmt: skip
-log2 = unary(log2_p, in_float)
-
-log10_p = elementwise(
-    "log10", infer=infer_same, exact=False, partials=[lambda x: 0.4342944819032518 / x], cxx="log10({x})",
-    domain=(0.2, 3.0), doc="Logarithm to base 10.",
-)  # fmt: skip
-log10 = unary(log10_p, in_float)
-
-log1p_p = elementwise(
-    "log1p", infer=infer_same, exact=False, partials=[lambda x: reciprocal(1 + x)], cxx="log1p({x})",
-    domain=(-0.5, 2.0), doc="``log(1 + x)``, precise near 0.",
-)  # fmt: skip
-log1p = unary(log1p_p, in_float)
+exp = curve("exp", lambda out: out, widens=False, doc="``e ** x``.")
+expm1 = curve("expm1", lambda x: exp(x), doc="``exp(x) - 1``, precise near 0.")
+exp2 = curve("exp2", lambda out: out * 0.6931471805599453, doc="``2 ** x``.")
+log = curve("log", lambda ct, x: ct / x, domain=(0.2, 3.0), doc="Natural logarithm.")
+log2 = curve("log2", lambda x: 1.4426950408889634 / x, domain=(0.2, 3.0), doc="Logarithm to base 2.")
+log10 = curve("log10", lambda x: 0.4342944819032518 / x, domain=(0.2, 3.0), doc="Logarithm to base 10.")
+log1p = curve("log1p", lambda x: reciprocal(1 + x), domain=(-0.5, 2.0), doc="``log(1 + x)``, precise near 0.")
 
 
 def below(x: Tensor, out: Tensor) -> Tensor:
