@@ -43,15 +43,14 @@ def batch_norm(
     """
     x = ops.asarray(input)
     _channels("batch_norm", x, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
-    if training:
-        mean, variance = batch_statistics(x)
-        count = x.size // x.shape[1]
-        follow(running_mean, mean, momentum)
-        follow(running_var, variance * (count / max(1, count - 1)), momentum)
-    elif running_mean is None or running_var is None:
-        raise TapegradError("batch_norm: without training it wants running_mean and running_var; pass both")
-    else:
-        mean, variance = ops.asarray(running_mean), ops.asarray(running_var)
+    if not training:
+        if running_mean is None or running_var is None:
+            raise TapegradError("batch_norm: without training it wants running_mean and running_var; pass both")
+        return normalized(x, running_mean, running_var, weight, bias, eps)
+    mean, variance = batch_statistics(x)
+    count = x.size // x.shape[1]
+    follow(running_mean, mean, momentum)
+    follow(running_var, variance * (count / max(1, count - 1)), momentum)
     return normalized(x, mean, variance, weight, bias, eps)
 
 
@@ -78,7 +77,7 @@ def column(value: TensorLike, ndim: int) -> Tensor:
 
 @in_float32
 def normalized(
-    x: Tensor, mean: TensorLike, variance: TensorLike, weight: TensorLike, bias: TensorLike, eps: float
+    x: Tensor, mean: TensorLike, variance: TensorLike, weight: TensorLike | None, bias: TensorLike | None, eps: float
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + eps) * weight + bias``; x: (n, c, ...), all others (c,), the last two or None."""
     scale = 1.0 / ops.sqrt(ops.asarray(variance) + eps)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError
-from tapegrad.nn import checks, functional, initializers
+from tapegrad.nn import checks, initializers
 from tapegrad.nn.functional import conv, norm
 from tapegrad.nn.functional import pool as functional_pool
 from tapegrad.nn.functional.conv import Lengths, Padding
-from tapegrad.nn.layers.core import Activation
+from tapegrad.nn.layers.core import Activation, Affine, Normalization
 from tapegrad.nn.layers.layer import Layer
 from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 
-class _Conv(Layer):
+class _Conv(Affine):
     """``activation(conv(inputs, kernel) + bias)`` with as many sizes as ``dims``."""
 
-    bias: Variable | None
     dims: int
 
     def __init__(
@@ -44,17 +43,13 @@ class _Conv(Layer):
         name: str | None = None,
         dtype: DTypeLike = "float32",
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(activation, use_bias, kernel_initializer, bias_initializer, name, dtype)
         self.filters = checks.positive(self, "filters", filters)
         self.kernel_size = conv.lengths(self, "kernel_size", kernel_size, self.dims)
         self.strides = conv.lengths(self, "strides", strides, self.dims)
         self.padding = padding
         self.dilation_rate = conv.lengths(self, "dilation_rate", dilation_rate, self.dims)
         self.groups = checks.positive(self, "groups", groups)
-        self.activation = functional.activation(activation)
-        self.use_bias = use_bias
-        self.kernel_initializer = initializers.get(kernel_initializer)
-        self.bias_initializer = initializers.get(bias_initializer)
         if filters % groups:
             raise ShapeError(f"{self}: {filters} filters do not divide into {groups} groups")
 
@@ -72,7 +67,7 @@ class _Conv(Layer):
             (self.dims + 1, self.dims, *range(self.dims)),
         )
         self.kernel = self.add_weight((self.filters, channels, *self.kernel_size), drawn, name="kernel")
-        self.bias = self.add_weight((self.filters,), self.bias_initializer, name="bias") if self.use_bias else None
+        self._add_bias(self.filters)
 
     def call(self, inputs: TensorLike) -> Tensor:
         x = self._as_own_dtype(inputs)
@@ -182,7 +177,7 @@ class GlobalAveragePooling2D(Layer):
         return ops.mean(x, axis=(2, 3))
 
 
-class BatchNormalization(Layer):
+class BatchNormalization(Normalization):
     """``(x - mean) / sqrt(variance + epsilon) * gamma + beta`` for each channel (Ioffe and Szegedy, arXiv 1502.03167).
 
     inputs: (n, c, ...), gamma and beta: (c,).  With ``training=True`` by the batch's statistics, towards which the
@@ -191,9 +186,6 @@ class BatchNormalization(Layer):
 
     Raises ShapeError for other channels than it was built for.
     """
-
-    gamma: Variable | None
-    beta: Variable | None
 
     def __init__(
         self,
@@ -207,20 +199,14 @@ class BatchNormalization(Layer):
         name: str | None = None,
         dtype: DTypeLike = "float32",
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(epsilon, center, scale, gamma_initializer, beta_initializer, name, dtype)
         self.momentum = checks.rate(self, momentum)
-        self.epsilon = epsilon
-        self.center = center
-        self.scale = scale
-        self.gamma_initializer = initializers.get(gamma_initializer)
-        self.beta_initializer = initializers.get(beta_initializer)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         if len(input_shape) < 2:
             raise ShapeError(f"{self}: wanted inputs (n, channels, ...), got {tuple(input_shape)}")
         shape = (input_shape[1],)
-        self.gamma = self.add_weight(shape, self.gamma_initializer, name="gamma") if self.scale else None
-        self.beta = self.add_weight(shape, self.beta_initializer, name="beta") if self.center else None
+        self._add_scale(shape)
         self.moving_mean = self.add_weight(shape, "zeros", name="moving_mean", trainable=False)
         self.moving_variance = self.add_weight(shape, "ones", name="moving_variance", trainable=False)
 
@@ -229,8 +215,8 @@ class BatchNormalization(Layer):
         channels = self.moving_mean.shape
         if x.ndim < 2 or x.shape[1:2] != channels:
             raise ShapeError(f"{self}: wanted inputs (n, {channels[0]}, ...), for which it was built, got {x.shape}")
-        mean: Any = self.moving_mean
-        variance: Any = self.moving_variance
+        mean: Tensor | Variable = self.moving_mean
+        variance: Tensor | Variable = self.moving_variance
         if training:
             mean, variance = norm.batch_statistics(x)
             norm.follow(self.moving_mean, mean, 1.0 - self.momentum)

@@ -17,17 +17,58 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 Activation = str | Callable[[Tensor], Tensor] | None
+Start = str | initializers.Initializer
+"""How a weight starts: an initializer, or Keras' name of one."""
 
 
-class Dense(Layer):
+class Affine(Layer):
+    """What layers of a kernel, a bias and an activation have in common."""
+
+    bias: Variable | None
+
+    def __init__(
+        self, activation: Activation, use_bias: bool, kernel_initializer: Start, bias_initializer: Start,
+        name: str | None, dtype: DTypeLike,
+    ) -> None:  # fmt: skip
+        super().__init__(name=name, dtype=dtype)
+        self.activation = functional.activation(activation)
+        self.use_bias = use_bias
+        self.kernel_initializer = initializers.get(kernel_initializer)
+        self.bias_initializer = initializers.get(bias_initializer)
+
+    def _add_bias(self, count: int) -> None:
+        self.bias = self.add_weight((count,), self.bias_initializer, name="bias") if self.use_bias else None
+
+
+class Normalization(Layer):
+    """What layers that normalize, scale by ``gamma`` and add ``beta`` have in common."""
+
+    gamma: Variable | None
+    beta: Variable | None
+
+    def __init__(
+        self, epsilon: float, center: bool, scale: bool, gamma_initializer: Start, beta_initializer: Start,
+        name: str | None, dtype: DTypeLike,
+    ) -> None:  # fmt: skip
+        super().__init__(name=name, dtype=dtype)
+        self.epsilon = epsilon
+        self.center = center
+        self.scale = scale
+        self.gamma_initializer = initializers.get(gamma_initializer)
+        self.beta_initializer = initializers.get(beta_initializer)
+
+    def _add_scale(self, shape: tuple[int, ...]) -> None:
+        self.gamma = self.add_weight(shape, self.gamma_initializer, name="gamma") if self.scale else None
+        self.beta = self.add_weight(shape, self.beta_initializer, name="beta") if self.center else None
+
+
+class Dense(Affine):
     """``activation(inputs @ kernel + bias)`` over the last axis.
 
     inputs: (..., k), kernel: (k, units), bias: (units,), result: (..., units).
 
     Raises ShapeError where the last axis is missing or differs from the one the layer was built for.
     """
-
-    bias: Variable | None
 
     def __init__(
         self,
@@ -40,18 +81,14 @@ class Dense(Layer):
         name: str | None = None,
         dtype: DTypeLike = "float32",
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(activation, use_bias, kernel_initializer, bias_initializer, name, dtype)
         self.units = checks.positive(self, "units", units)
-        self.activation = functional.activation(activation)
-        self.use_bias = use_bias
-        self.kernel_initializer = initializers.get(kernel_initializer)
-        self.bias_initializer = initializers.get(bias_initializer)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         if not input_shape:
             raise ShapeError(f"{self}: wanted inputs (..., k), got a scalar; add an axis")
         self.kernel = self.add_weight((input_shape[-1], self.units), self.kernel_initializer, name="kernel")
-        self.bias = self.add_weight((self.units,), self.bias_initializer, name="bias") if self.use_bias else None
+        self._add_bias(self.units)
 
     def call(self, inputs: TensorLike, heads: int | None = None) -> Tensor:
         """``heads`` (of attention): (..., t, k) -> (..., heads, t, units / heads).
@@ -106,7 +143,7 @@ class Embedding(Layer):
         return ops.take(self.embeddings, indices, axis=0)
 
 
-class LayerNormalization(Layer):
+class LayerNormalization(Normalization):
     """``(x - mean) / sqrt(variance + epsilon) * gamma + beta`` over one or more axes (Ba et al., arXiv 1607.06450).
 
     inputs: (...), gamma and beta: the sizes of ``axis``, result: as inputs.  ``epsilon`` is 1e-3 as in Keras; PyTorch
@@ -114,9 +151,6 @@ class LayerNormalization(Layer):
 
     Raises AxisError for an axis the inputs do not have, ShapeError for other sizes than the layer was built for.
     """
-
-    gamma: Variable | None
-    beta: Variable | None
 
     def __init__(
         self,
@@ -130,18 +164,12 @@ class LayerNormalization(Layer):
         name: str | None = None,
         dtype: DTypeLike = "float32",
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(epsilon, center, scale, gamma_initializer, beta_initializer, name, dtype)
         self.axis = (axis,) if isinstance(axis, int) else tuple(axis)
-        self.epsilon = epsilon
-        self.center = center
-        self.scale = scale
-        self.gamma_initializer = initializers.get(gamma_initializer)
-        self.beta_initializer = initializers.get(beta_initializer)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         shape = tuple(input_shape[a] for a in self._axes(len(input_shape)))
-        self.gamma = self.add_weight(shape, self.gamma_initializer, name="gamma") if self.scale else None
-        self.beta = self.add_weight(shape, self.beta_initializer, name="beta") if self.center else None
+        self._add_scale(shape)
         self._shape = shape
 
     def call(self, inputs: TensorLike) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from tapegrad.device import checks, cxx
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.tally import contiguous, passed
-from tapegrad.device.types import Array, DType
+from tapegrad.device.types import Array
 from tapegrad.errors import IndexingError
 
 if TYPE_CHECKING:
@@ -33,12 +34,13 @@ _WARP, _BLOCK, _LONG = 32, 256, 512
 
 
 class _Rows:
-    """How rows of ``width`` elements of ``dtype`` are cut among threads, which the width and dtype alone decide.
+    """How the rows of ``x`` are cut among threads, which their width and dtype alone decide.
 
     ``arrays``: how many rows a thread holds at a time, of 32 registers that are left for elements.
     """
 
-    def __init__(self, rows: int, width: int, dtype: DType, arrays: int = 1) -> None:
+    def __init__(self, x: Array, arrays: int = 1) -> None:
+        rows, width, dtype = prod(x.shape[:-1]), x.shape[-1], x.dtype
         whole = 16 // dtype.itemsize
         pack = whole if width % whole == 0 else 1
         most = 32 // (accumulator(dtype).itemsize // 4) // arrays
@@ -60,7 +62,7 @@ class _Rows:
         kernel(device, self.grid, self.block, (*args, *self.sizes), **self.macros, **macros)
 
 
-def _contiguous(device: CudaDevice, *arrays: Any) -> list[Any]:
+def _contiguous(device: CudaDevice, *arrays: Array) -> list[Array]:
     return [contiguous(device.xp, x) for x in arrays]
 
 
@@ -69,21 +71,24 @@ def _leads(x: Array, out: Array) -> Any:
     return cxx.long(prod(out.shape[: out.ndim - x.ndim]))
 
 
-def _walk(kernel: Kernel) -> Any:
+def _walk(kernel: Kernel) -> Callable[..., None]:
+    """The function that runs ``kernel`` over the rows of one array."""
+
     def run(device: CudaDevice, x: Array, *, out: Array) -> None:
         if out.size:
             (x,) = _contiguous(device, x)
-            _Rows(prod(x.shape[:-1]), x.shape[-1], x.dtype).run(device, kernel, x, out)
+            _Rows(x).run(device, kernel, x, out)
 
     return run
 
 
-def _walk_back(kernel: Kernel, arrays: int) -> Any:
+def _walk_back(kernel: Kernel, arrays: int) -> Callable[..., None]:
+    """The function that runs ``kernel`` over the rows of a value and of each of its cotangents."""
+
     def run(device: CudaDevice, y: Array, g: Array, *, out: Array) -> None:
         if out.size:
             y, g = _contiguous(device, y, g)
-            rows = _Rows(prod(y.shape[:-1]), y.shape[-1], y.dtype, arrays)
-            rows.run(device, kernel, y, g, out, _leads(y, out))
+            _Rows(y, arrays).run(device, kernel, y, g, out, _leads(y, out))
 
     return run
 
@@ -98,16 +103,14 @@ def layer_norm(device: CudaDevice, x: Array, gamma: Array, beta: Array, *, out: 
     """``(x - mean) / sqrt(variance + eps) * gamma + beta`` of each row."""
     if out.size:
         x, gamma, beta = _contiguous(device, x, gamma, beta)
-        rows = _Rows(prod(x.shape[:-1]), x.shape[-1], x.dtype)
-        rows.run(device, _layer_norm, x, gamma, beta, out, cxx.real(eps, x.dtype))
+        _Rows(x).run(device, _layer_norm, x, gamma, beta, out, cxx.real(eps, x.dtype))
 
 
 def layer_norm_vjp_x(device: CudaDevice, x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> None:
     """The cotangent of the rows."""
     if out.size:
         x, gamma, g = _contiguous(device, x, gamma, g)
-        rows = _Rows(prod(x.shape[:-1]), x.shape[-1], x.dtype, 2)
-        rows.run(device, _layer_norm_vjp_x, x, gamma, g, out, cxx.real(eps, x.dtype), _leads(x, out))
+        _Rows(x, 2).run(device, _layer_norm_vjp_x, x, gamma, g, out, cxx.real(eps, x.dtype), _leads(x, out))
 
 
 _CHUNK, _MOST_CHUNKS = 64, 256
@@ -123,7 +126,7 @@ def layer_norm_vjp_gamma(device: CudaDevice, x: Array, g: Array, *, out: Array, 
         return
     x, g = _contiguous(device, x, g)
     count, width, wide = prod(x.shape[:-1]), x.shape[-1], accumulator(x.dtype)
-    rows = _Rows(count, width, x.dtype)
+    rows = _Rows(x)
     mean, rstd = device.empty((count,), wide), device.empty((count,), wide)
     rows.run(device, _layer_norm_moments, x, mean, rstd, cxx.real(eps, x.dtype))
     passed(x.nbytes, 2 * mean.nbytes)
@@ -153,7 +156,7 @@ def cross_entropy(device: CudaDevice, x: Array, labels: Array, *, out: Array) ->
         return
     x, labels = _contiguous(device, x, labels)
     check = device.checks.argument(_LABELS, 0, x.shape[-1])
-    _Rows(labels.size, x.shape[-1], x.dtype).run(device, _cross_entropy, x, labels, out, check, L=labels.dtype)
+    _Rows(x).run(device, _cross_entropy, x, labels, out, check, L=labels.dtype)
     device.checks.asked()
 
 
@@ -161,5 +164,4 @@ def cross_entropy_vjp(device: CudaDevice, x: Array, labels: Array, g: Array, *, 
     """``(softmax(x) - onehot(label)) * g`` of each row; the labels were checked on the way forward."""
     if out.size:
         x, labels, g = _contiguous(device, x, labels, g)
-        rows = _Rows(labels.size, x.shape[-1], x.dtype)
-        rows.run(device, _cross_entropy_vjp, x, labels, g, out, _leads(x, out), L=labels.dtype)
+        _Rows(x).run(device, _cross_entropy_vjp, x, labels, g, out, _leads(x, out), L=labels.dtype)

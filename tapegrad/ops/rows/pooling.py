@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
@@ -113,7 +112,7 @@ pool_which_p = general(
 )  # fmt: skip
 
 
-def _both(xp: Namespace, x: Array, which: Any, window: Window) -> tuple[Array, Array]:
+def _both(xp: Namespace, x: Array, which: Array, window: Window) -> tuple[Array, Array]:
     """The two with the same leading axes: a Jacobian's rows give one of them more."""
     cut, places = len(window.size), which.ndim - len(window.size)
     if x.shape[: x.ndim - cut] == which.shape[:places]:
@@ -122,7 +121,7 @@ def _both(xp: Namespace, x: Array, which: Any, window: Window) -> tuple[Array, A
     return xp.broadcast_to(x, (*lead, *x.shape[-cut:])), xp.broadcast_to(which, (*lead, *which.shape[-cut:]))
 
 
-def _run_take(xp: Namespace, x: Array, which: Any, *, out: Array, window: Window) -> None:
+def _run_take(xp: Namespace, x: Array, which: Array, *, out: Array, window: Window) -> None:
     x, which = _both(xp, x, which, window)
 
     def body(x: Array, which: Array, out: Array) -> None:
@@ -133,10 +132,10 @@ def _run_take(xp: Namespace, x: Array, which: Any, *, out: Array, window: Window
     by_planes(xp, window, body, x, which, out)
 
 
-def _run_put(xp: Namespace, g: Array, which: Any, *, out: Array, window: Window) -> None:
+def _run_put(xp: Namespace, g: Array, which: Array, *, out: Array, window: Window) -> None:
     g, which = _both(xp, g, which, window)
 
-    def body(g: Tensor, which: Array, out: Array) -> None:
+    def body(g: Array, which: Array, out: Array) -> None:
         total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
         for number, at, meets in every_tap(window):
             total[meets] += xp.where(which[at] == number, g[at], g.dtype.type(0))
@@ -203,7 +202,7 @@ def _run_sum(xp: Namespace, x: Array, *, out: Array, window: Window) -> None:
 
 
 def _run_spread(xp: Namespace, g: Array, *, out: Array, window: Window) -> None:
-    def body(g: Tensor, out: Array) -> None:
+    def body(g: Array, out: Array) -> None:
         total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
         for _, at, meets in every_tap(window):
             total[meets] += g[at]
