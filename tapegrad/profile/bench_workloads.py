@@ -21,7 +21,7 @@ class Workload:
 
     name: str
     size: str
-    variables: list[Any]
+    variables: list[tg.Variable]
     loss: Callable[[Wrap], tg.Tensor]
 
 

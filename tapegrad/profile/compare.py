@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tapegrad.memory.sizes import SizeError, parse_bytes
-from tapegrad.profile.report.rows import ordered, rerun_roots, rows, short_names, short_place
+from tapegrad.profile.report.rows import ordered, rerun_roots, rows, short_names, short_source
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.model import MARKS
 
@@ -113,12 +113,12 @@ def compare(before: Run, after: Run, by: str = "category") -> Comparison:
 
 def outcome(run: Run) -> str:
     """How a run ended, if it did not finish; nothing if it did."""
-    ended = run.meta["outcome"]
-    if ended["kind"] in ("finished", "exit") and ended["code"] == 0:
+    if run.finished:
         return ""
-    says = {"oom": "out of memory", "exception": "ended by an exception", "running": "still running"}
+    ended = run.meta["outcome"]
+    kinds = {"oom": "out of memory", "exception": "ended by an exception", "running": "still running"}
     message = ended.get("message", "")
-    return f"{says.get(ended['kind'], ended['kind'])} (code {ended['code']})" + (f": {message}" if message else "")
+    return f"{kinds.get(ended['kind'], ended['kind'])} (code {ended['code']})" + (f": {message}" if message else "")
 
 
 def steady_steps(run: Run) -> list[int]:
@@ -169,7 +169,7 @@ def _sizes(run: Run, by: str, files: dict[str, str]) -> Counter[str]:
     """Bytes of the groups at the peak."""
     sizes: Counter[str] = Counter()
     for row in ordered(rows(run, run.peak["seq"], by), "name"):
-        sizes[short_place(row.key, files) if by == "line" else row.key] += row.bytes
+        sizes[short_source(row.key, files) if by == "line" else row.key] += row.bytes
     return sizes
 
 
@@ -188,7 +188,7 @@ def _gradients(before: Run, after: Run) -> Gradients:
 
 
 def _digests(run: Run) -> dict[tuple[int, str, int], str]:
-    """Digests by step, name, and how-many-th of that name it is in the step."""
+    """Digests by step, name, and ordinal among those of that name in the step."""
     seen: dict[tuple[int, str], int] = defaultdict(int)
     digests = {}
     for step, name, digest in zip(*(run.gradients[column] for column in ("step", "name", "digest"))):

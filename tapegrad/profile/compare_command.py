@@ -49,13 +49,6 @@ def compare(
     The exit code is 3 if B exceeds a threshold, or did not finish though there is one, or if its gradients differ; 2 if
     a run cannot be read, 1 on other errors.
     """
-    if _compare(before, after, fail_above, time_above, by, rows, as_json):
-        raise click.exceptions.Exit(3)
-
-
-def _compare(
-    before: str, after: str, fail_above: str | None, time_above: str | None, by: str, rows: int, as_json: bool
-) -> bool:
     bounds: dict[str, Threshold] = {}
     try:
         if fail_above is not None:
@@ -81,7 +74,8 @@ def _compare(
         click.echo(json.dumps(_as_json(comparison, shown, by, rows, exceeded), indent=2))
     else:
         _print(comparison, shown, by, rows, exceeded)
-    return bool(exceeded)
+    if exceeded:
+        raise click.exceptions.Exit(3)
 
 
 def _as_json(comparison: Comparison, sides: list[Side], by: str, rows: int, exceeded: list[str]) -> dict[str, object]:
@@ -130,7 +124,7 @@ def _gradients(comparison: Comparison) -> str:
 
 def _table(out: Output, title: str, changes: Sequence[Change]) -> None:
     columns = [
-        Column(title, flexible=True, place=True), Column("A", right=True), Column("B", right=True),
+        Column(title, flexible=True, source=True), Column("A", right=True), Column("B", right=True),
         Column("change", right=True), Column("", right=True),
     ]  # fmt: skip
     out.table(columns, [_cells(change, out.plain) for change in changes])

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import click
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from tapegrad.errors import TapegradError
+from tapegrad.profile.report.table import Column, Output
+from tapegrad.profile.report.units import iec
 
 if TYPE_CHECKING:
     from tapegrad.profile.demo_train import Demo, Run
@@ -60,7 +60,7 @@ def demo(
         script = None if folder is None else write_script(folder)
         same = _run(quick, png, steps, batch, seed, threads)
     except BrokenPipeError:
-        raise  # whoever reads has had enough; click knows what to do
+        raise  # the reader has closed the pipe: click handles that
     except (TapegradError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if script is not None:
@@ -101,10 +101,14 @@ def _run(quick: bool, png: Path | None, steps: int | None, batch: int | None, se
     from tapegrad.device.threads import set_num_threads
     from tapegrad.profile import demo_plot, demo_text, demo_train
     from tapegrad.profile.demo_model import CHECKPOINTS
+    from tapegrad.profile.export.png import require_matplotlib
+    from tapegrad.profile.report.writable import problem_of
 
     begin = time.perf_counter()
     if png is not None:
-        demo_plot.require_writable(png)  # not after minutes of training
+        require_matplotlib("png")  # not after minutes of training
+        if (problem := problem_of("--png", png)) is not None:
+            raise OSError(problem)
     if threads is not None:
         set_num_threads(threads)
     settings = demo_train.QUICK if quick else demo_train.FULL
@@ -157,21 +161,17 @@ def _print_outcome(out: Console, work: Demo, run: Run, length: int) -> None:
 
 
 def _print_costs(out: Console, runs: list[Run], same: bool, compared: int) -> None:
-    table = Table(title="one training step", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("under\nrecompute_grad")
-    for heading in ("peak\nMiB", "of which\nactivations", "of which\nremade", "median\nstep", "\nreruns"):
-        table.add_column(heading, justify="right")
-    for run in runs:
-        milliseconds = statistics.median(run.seconds) * 1e3
-        table.add_row(
-            UNDER[run.checkpoint],
-            f"{run.peak_bytes / 2**20:.1f}",
-            f"{run.activation_bytes / 2**20:.1f}",
-            f"{run.remade_bytes / 2**20:.1f}",
-            f"{milliseconds:.0f} ms ({run.times(runs[0]):.2f}x)",
-            str(run.reruns),
-        )
-    out.print(table)
+    titles = ("peak", "activations", "remade", "median step", "reruns")
+    columns = [Column("under recompute_grad"), *(Column(title, right=True) for title in titles)]
+    cells = [
+        [
+            UNDER[run.checkpoint], iec(run.peak_bytes), iec(run.activation_bytes), iec(run.remade_bytes),
+            f"{statistics.median(run.seconds) * 1e3:.0f} ms ({run.times(runs[0]):.2f}x)", str(run.reruns),
+        ]
+        for run in runs
+    ]  # fmt: skip
+    out.print("one training step:")
+    Output(out).table(columns, cells)
     out.print(f"gradients bit-identical: {'yes' if same else 'NO'}", style="bold green" if same else "bold red")
     out.print(
         f"(every parameter's at steps 1 and {compared}, and the losses of {compared} steps)",

@@ -7,15 +7,18 @@ Pre-LN blocks (Xiong et al., arXiv 2002.04745), causal attention, a GELU MLP fou
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tapegrad as tg
 from tapegrad import nn
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
 CHECKPOINTS = ("plain", "blocks", "attention")
 
 
-def waves(shape: tuple[int, ...], dtype: Any, generator: tg.random.Generator) -> tg.Tensor:
+def waves(shape: tuple[int, ...], dtype: DTypeLike, generator: tg.random.Generator) -> tg.Tensor:
     """Where positions start to learn from: sines and cosines (Vaswani et al., 2017), of which neighbours are alike."""
     positions, width = shape
     frequencies = tg.exp(tg.arange(width // 2, dtype=dtype) * (-2 * math.log(1e4) / width))
@@ -75,7 +78,7 @@ def loss_of(model: CharTransformer, tokens: tg.Tensor, labels: tg.Tensor) -> tg.
 
 def loss_and_gradients(
     model: CharTransformer, tokens: tg.Tensor, labels: tg.Tensor
-) -> tuple[tg.Tensor, list[tg.Tensor], list[Any]]:
+) -> tuple[tg.Tensor, list[tg.Tensor], list[tg.Variable]]:
     """The loss, its gradients, and the variables they belong to."""
     with tg.GradientTape() as tape:
         loss = loss_of(model, tokens, labels)

@@ -8,11 +8,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tapegrad as tg
 from tapegrad.profile.demo_model import CharTransformer, loss_and_gradients, loss_of
 from tapegrad.profile.demo_text import Text
+
+if TYPE_CHECKING:
+    from tapegrad.memory.ledger.figures import Measure
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Run:
         """How many times as long as a step of ``other`` this one takes: the median over the rounds."""
         return statistics.median(mine / others for mine, others in zip(self.seconds, other.seconds, strict=True))
 
-    def count(self, m: Any) -> None:
+    def count(self, m: Measure) -> None:
         """Keep what ``tg.measure()`` saw of one step."""
         self.peak_bytes, self.reruns = m.peak_bytes, m.reruns
         self.activation_bytes = m.peak_by_category.get("activation", 0)
@@ -80,7 +83,7 @@ class Demo:
         self._start = [v.numpy() for v in self.model.variables]
 
     def batch(self, step: int) -> tuple[tg.Tensor, tg.Tensor]:
-        """The tokens and labels of a step, each (batch, context): the labels are the tokens one place later."""
+        """The tokens and labels of a step, each (batch, context): the labels are the tokens, shifted by one."""
         return self._windows(self.text.train, f"{self.settings.seed}/{step}", self.settings.batch)
 
     def _windows(self, numbers: tg.Tensor, seed: str, count: int) -> tuple[tg.Tensor, tg.Tensor]:

@@ -1,6 +1,6 @@
 """``tapegrad doctor``: what is installed, which devices work, and how to mend what does not.
 
-Every section is gathered apart: one that fails says so in its place, and the others still appear.
+Every section is gathered apart: one that fails shows its error instead, and the others still appear.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import platform
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tapegrad.device import Device
 from tapegrad.profile.report.units import first_line, iec
+
+if TYPE_CHECKING:
+    from tapegrad.device import Device
 
 OPTIONAL = {
     "matplotlib": "pip install 'tapegrad[plot]'", "safetensors": "pip install 'tapegrad[io]'",
@@ -58,7 +62,7 @@ def doctor(as_json: bool) -> None:
 
 def report() -> dict[str, Any]:
     """All that is known, in the order in which it is printed; never raises."""
-    sections: dict[str, Callable[[], Any]] = {
+    sections: dict[str, Callable[[], object]] = {
         "default device": _default_device, "versions": _versions, "CUDA": _cuda, "devices": _devices,
         "kernels": _kernels, "memory": _memory, "ledger = allocator": _ledger, "CPU": _cpu,
         "optional packages": _optional, "environment": _environment,
@@ -70,7 +74,7 @@ def report() -> dict[str, Any]:
     return said
 
 
-def _tried(gather: Callable[[], Any]) -> Any:
+def _tried(gather: Callable[[], object]) -> Any:
     """What ``gather`` returns, or its error as a value."""
     try:
         return gather()
@@ -113,7 +117,7 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _line(get: Callable[[], Any]) -> str:
+def _line(get: Callable[[], object]) -> str:
     """A value as text; an error as its first line."""
     try:
         return str(get())
@@ -153,7 +157,7 @@ def _nvml() -> str:
         pynvml.nvmlShutdown()
 
 
-def _cuda() -> dict[str, Any]:
+def _cuda() -> dict[str, object]:
     from tapegrad.device import cuda
 
     probe = cuda.probe()
@@ -171,14 +175,15 @@ def _headers() -> str:
     return next((str(file.parent) for file in files if file.is_file()), "not found")
 
 
-def _devices() -> dict[str, Any]:
+def _devices() -> dict[str, object]:
     from tapegrad.device import cuda
 
     return {f"cuda:{i}": _tried(lambda i=i: _one_device(i)) for i in range(cuda.probe().count)}  # type: ignore[misc]
 
 
-def _one_device(index: int) -> dict[str, Any]:
+def _one_device(index: int) -> dict[str, object]:
     from tapegrad.device import cuda
+    from tapegrad.device.dtypes import int32
     from tapegrad.device.kernel import options
 
     device = cuda.get(index)
@@ -192,35 +197,29 @@ def _one_device(index: int) -> dict[str, Any]:
         "free bytes": free,
         "total bytes": total,
     }
-    x = device.empty((1,), _int32())
+    x = device.empty((1,), int32)
     device.launch(device.compile(_TRIAL, "tg_doctor", options()), (1,), (1,), (x,))
     return {**said, "tapegrad's kernels run": int(device.numpy(x)[0]) == 7}
 
 
-def _int32() -> Any:
-    from tapegrad.device.dtypes import int32
-
-    return int32
-
-
-def _kernels() -> dict[str, Any]:
+def _kernels() -> dict[str, object]:
     from tapegrad.device.kernel import folder
 
     return {"folder": str(folder()), "files": len([*folder().glob("*.cu"), *folder().glob("*.cuh")])}
 
 
-def _memory() -> dict[str, Any]:
+def _memory() -> dict[str, object]:
     from tapegrad.device import cuda
     from tapegrad.device.pool import POOL
 
     host = {"type": type(POOL).__name__, "limit bytes": POOL.limit}
-    said: dict[str, Any] = {"host pool": {**host, "used bytes": POOL.lent_bytes, "kept bytes": POOL.idle_bytes}}
+    said: dict[str, object] = {"host pool": {**host, "used bytes": POOL.lent_bytes, "kept bytes": POOL.idle_bytes}}
     for i in range(cuda.probe().count):
         said[f"pool of cuda:{i}"] = _tried(lambda i=i: _pool(cuda.get(i)))  # type: ignore[misc]
     return said
 
 
-def _pool(device: Any) -> dict[str, Any]:
+def _pool(device: Device) -> dict[str, object]:
     """What CuPy allocates from on a device; only of its own pool are the bytes known."""
     with device.active():
         allocator = device.xp.cuda.get_allocator()
@@ -231,7 +230,7 @@ def _pool(device: Any) -> dict[str, Any]:
         return {"type": type(pool).__name__, **figures, "kept bytes": pool.free_bytes()}
 
 
-def _ledger() -> dict[str, Any]:
+def _ledger() -> dict[str, object]:
     from tapegrad.device import cuda
     from tapegrad.profile import doctor_check
 
@@ -246,7 +245,7 @@ def _checks(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: one for name, one in said["ledger = allocator"].items() if isinstance(one, dict)}
 
 
-def _cpu() -> dict[str, Any]:
+def _cpu() -> dict[str, object]:
     from tapegrad.device import CPU
     from tapegrad.device.threads import get_num_threads
 
@@ -315,11 +314,11 @@ def _text(sections: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _sized(name: str, value: Any) -> Any:
-    return iec(value) if name.endswith(" bytes") and value is not None else value
+def _sized(name: str, value: object) -> object:
+    return iec(value) if name.endswith(" bytes") and isinstance(value, int) else value
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:

@@ -1,6 +1,6 @@
 """The self-test of ``tapegrad doctor``: does the ledger count what the allocators give?
 
-A small training step with a checkpoint runs under the ledger, which is compared with the allocator's own books after
+A small training step with a checkpoint runs under the ledger, which is compared with the allocator's own counts after
 the forward pass, after the gradient, and when all is freed again.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 SLACK = 4096 + 64 + 512
 """Bytes by which an array on the CPU may differ: its block is whole pages and aligned, the ledger counts in 512."""
 MOST_ARRAYS = 8
-"""More arrays are not alive where the books are compared."""
+"""The most arrays that are alive when the counts are compared."""
 
 
 def cpu() -> dict[str, object]:
@@ -59,7 +59,7 @@ def _compared(name: str, held: Callable[[], int], rows: int, width: int) -> list
 
 
 def _moments(rows: int, width: int) -> Iterator[None]:
-    """A step of training, which stops where the books are compared."""
+    """A step of training, which stops where the counts are compared."""
     yield from _step(rows, width)
     yield  # all is freed
 

@@ -102,7 +102,7 @@ class _Profiling:
         self.page = self.target.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ".html")
         if options["html"]:
             try_output("--html", self.page)
-        # those of this command: the program may put others in their place, or close them
+        # those of this command: the program may replace or close its own
         self.errors, self.out = Console(file=sys.stderr, highlight=False), Console(file=sys.stdout, highlight=False)
 
     def run(self) -> int:
@@ -240,7 +240,7 @@ class _Profiling:
         if not self.options["quiet"]:
             try:
                 self._summarize(recorded)
-            except (BrokenPipeError, SystemExit):  # rich exits; but it is no failure that a reader has had enough
+            except (BrokenPipeError, SystemExit):  # rich exits; a pipe that is closed early is no failure
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     def _summarize(self, recorded: Run) -> None:

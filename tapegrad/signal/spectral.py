@@ -164,7 +164,7 @@ def stft(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The short-time Fourier transform (scipy.signal.stft): frequencies, times, and the complex spectra.
 
-    The result has the axis of the frequencies in the place of ``axis``, and that of the times last.  Raises ShapeError,
+    The result has the axis of the frequencies where ``axis`` was, and that of the times last.  Raises ShapeError,
     AxisError, and TapegradError for a window, boundary or scaling.
     """
     signal, at = along_last("stft", x, axis)

@@ -67,7 +67,8 @@ def pointwise(
 
 
 def barrier_of(
-    name: str, operands: Sequence[str], run: Callable, partials: Sequence[Partial], samples: Sequence[Sample], doc: str,
+    name: str, operands: Sequence[str], run: Callable[..., Array], partials: Sequence[Partial],
+    samples: Sequence[Sample], doc: str,
     parameters: Sequence[str] = (),
 ) -> Primitive:  # fmt: skip
     """A primitive of each element that runs when recorded; its rules are made of ``partials``."""
@@ -137,7 +138,7 @@ def with_order(name: str, n: TensorLike, x: TensorLike) -> list[Tensor]:
     return together(name, (n, x))
 
 
-def _public(prim: Primitive, apply: Callable) -> Callable[..., Tensor]:
+def _public(prim: Primitive, apply: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function that users call."""
     count, name, to = len(prim.operands), prim.name, real_float(prim.name)
 

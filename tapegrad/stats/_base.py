@@ -38,7 +38,7 @@ class Univariate:
     lower: float = -INF
     upper: float = INF
     middle: float = 0.0
-    """Some number of the support, at which a formula is evaluated in place of one outside."""
+    """Some number of the support, at which a formula is evaluated instead of one outside."""
     scaled: bool = True
     log_below: Formula | None = None
     log_above: Formula | None = None

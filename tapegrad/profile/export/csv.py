@@ -56,7 +56,7 @@ def _text(cell: str) -> str:
 def _rows(run: Run) -> Iterator[list[int | str]]:
     a, at_peak, clock, last = run.allocs, alive(run, run.peak["seq"]), Clock(run), last_categories(run)
     for i in range(run.count("allocs")):
-        file, line, function = run.place(a["stack"][i])
+        file, line, function = run.frame_of(a["stack"][i])
         yield [
             i, a["begin_seq"][i], _some(a["end_seq"][i]), a["begin_ns"][i], _some(a["end_ns"][i]), a["bytes"][i],
             a["requested"][i], CATEGORIES[a["category"][i]], CATEGORIES[last[i]], run.text(a["op"][i]),

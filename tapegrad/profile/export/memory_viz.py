@@ -31,7 +31,7 @@ class _Device:
     free: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     live: dict[int, int] = field(default_factory=dict)  # address -> allocation
 
-    def place(self, alloc: int, size: int) -> int:
+    def allocate(self, alloc: int, size: int) -> int:
         if self.free[size]:
             address = self.free[size].pop()
         else:
@@ -66,7 +66,7 @@ def document(run: Run) -> dict[str, object]:
         device = devices[numbers[a["device"][e.alloc]]]
         about = {"size": size, "stream": 0, "time_us": e.ns // 1000}
         if e.before < 0:
-            where[e.alloc] = address = device.place(e.alloc, size)
+            where[e.alloc] = address = device.allocate(e.alloc, size)
             frames = _frames(run, stacks, e.alloc)
             device.trace.append(
                 {"action": "alloc", "addr": address, **about, "frames": frames, "category": CATEGORIES[last[e.alloc]]}
@@ -113,7 +113,7 @@ def _segment(run: Run, stacks: Stacks, number: int, device: _Device) -> dict[str
 
 
 def _frames(run: Run, stacks: Stacks, alloc: int) -> list[dict[str, object]]:
-    """Innermost first, and before all what was done: op, dtype, shape and what holds it."""
+    """Innermost first, below a made frame that names op, dtype, shape and holder."""
     a = run.allocs
     text = lambda column: run.text(a[column][alloc])
     what = " ".join(part for part in (text("op"), text("dtype") + text("shape")) if part) or "(unknown)"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tapegrad.profile.export.files import write_text
-from tapegrad.profile.report.rows import place
+from tapegrad.profile.report.rows import Clock, source_line
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run
 from tapegrad.profile.runs.model import KINDS, MARKS
 from tapegrad.profile.runs.timeline import totals
@@ -72,7 +72,7 @@ def _calls(run: Run) -> list[Slice]:
     slices = []
     columns = ("begin_ns", "end_ns", "phase", "kind", "name", "file", "line", "step", "first")
     for begin, end, phase, kind, name, file, line, step, first in _columns(run.calls, *columns):
-        args = {"kind": KINDS[kind], "defined": place(run.text(file), line, ""), "step": step}
+        args = {"kind": KINDS[kind], "defined": source_line(run.text(file), line, ""), "step": step}
         if first >= 0:
             args["reruns"] = f"call {first}"
         slices.append(Slice(begin, max(begin, end), run.text(name) or "(unnamed)", "call", phase, args))
@@ -89,7 +89,7 @@ def _ops(run: Run) -> list[Slice]:
             end = min(end, max(ns, run.calls["end_ns"][call]))
         if (following := bisect_right(begins, ns)) < len(begins):
             end = min(end, begins[following])
-        args = {"line": place(*run.place(stack))}
+        args = {"line": source_line(*run.frame_of(stack))}
         slices.append(Slice(ns, max(ns, end), run.text(name) or "(unnamed)", "op", phase, args))
     return slices
 
@@ -140,15 +140,13 @@ def _flows(run: Run, ops: list[Slice]) -> Iterator[tuple[int, dict[str, object]]
 def _counters(run: Run) -> Iterator[tuple[int, dict[str, object]]]:
     used = {*run.allocs["category"], *run.changes["category"]}
     names = [(i, name) for i, name in enumerate(CATEGORIES) if i in used]
-    times = sorted(zip(run.ops["seq"], run.ops["ns"]))
+    clock = Clock(run)
     for _, ns, _, by in totals(run):
         yield ns, _counter("device memory", ns, {name: by[i] for i, name in names})
     for seq, *numbers in _columns(run.samples, "seq", "used_bytes", "reserved_bytes", "outside_bytes"):
-        at = bisect_right(times, (seq, 1 << 63)) - 1
-        ns = times[at][1] if at >= 0 else 0
         known = {k: n for k, n in zip(("used", "reserved", "outside"), numbers) if n >= 0}
         if known:
-            yield ns, _counter("pool", ns, known)
+            yield clock.ns(seq), _counter("pool", clock.ns(seq), known)
 
 
 def _counter(name: str, ns: int, args: dict[str, int]) -> dict[str, object]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.profile.export.files import ExportError
 from tapegrad.profile.report.escape import clip, shown
@@ -11,6 +13,10 @@ from tapegrad.profile.report.units import iec, unit_of
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.timeline import totals
 from tapegrad.profile.runs.whole import whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Those of the HTML page in daylight.
 COLOURS = {
@@ -30,22 +36,43 @@ def write(run: Run, path: str | os.PathLike[str], kind: str = "png") -> None:
 
     Raises OSError; ExportError, which says what to install, where matplotlib is missing.
     """
+    with picture(path, kind) as figure:
+        draw(run, figure)
+
+
+def require_matplotlib(kind: str) -> None:
+    """Raises ExportError, which says what to install."""
     try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise ExportError(f"--{kind} needs matplotlib: pip install 'tapegrad[plot]'") from error
+
+
+@contextmanager
+def picture(path: str | os.PathLike[str], kind: str) -> Iterator[Figure]:
+    """A figure to draw on, which is written to ``path`` at the end.  Raises OSError, ExportError."""
+    require_matplotlib(kind)
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     # Names from a run are no formulas, and text in an SVG stays text.
     settings: Any = {"text.usetex": False, "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "tapegrad"}
     with whole(path) as part, rc_context(settings):
         figure = Figure(figsize=(10, 5), layout="constrained")
         FigureCanvasAgg(figure)
-        draw(run, figure)
+        yield figure
         figure.savefig(part, dpi=150, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
 
 
-def draw(run: Run, figure: Any) -> None:
+def plain_axes(axes: Axes) -> None:
+    """Bytes from 0 on, horizontal lines, no frame at the top and the right."""
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def draw(run: Run, figure: Figure) -> None:
     """Draw the run on a figure of matplotlib's."""
     axes = figure.add_subplot()
     moments = thinned([(ns, total, by) for _, ns, total, by in totals(run)], _COLUMNS)
@@ -68,13 +95,11 @@ def draw(run: Run, figure: Any) -> None:
     names = (run.meta["program"], 48), (run.meta["device"]["name"], 24)
     program, device = (clip(shown(name, "ascii"), width, "...", keep_end=True) for name, width in names)
     axes.set_title(f"{program} on {device}: bytes alive", loc="left")
-    axes.set_ylim(bottom=0)
     axes.margins(x=0, y=0.12)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.3)
+    plain_axes(axes)
 
 
-def _areas(axes: Any, times: list[float], moments: list[Moment], divisor: int) -> None:
+def _areas(axes: Axes, times: list[float], moments: list[Moment], divisor: int) -> None:
     below = [0.0] * len(moments)
     for i, name in enumerate(CATEGORIES):
         largest = max(by[i] for _, _, by in moments)

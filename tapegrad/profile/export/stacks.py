@@ -26,7 +26,7 @@ class Stacks:
     def _recorded(self, stack: int) -> tuple[Frame, ...]:
         frames: list[Frame] = []
         while stack >= 0:
-            frames.append(self._run.place(stack))
+            frames.append(self._run.frame_of(stack))
             stack = self._run.stacks["parent"][stack]
         return tuple(reversed(frames))
 

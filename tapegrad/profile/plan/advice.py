@@ -7,7 +7,7 @@ import shlex
 
 from tapegrad.memory.program_files import own_name
 from tapegrad.profile.plan.problem import CallKey, Problem, held_bytes
-from tapegrad.profile.plan.words import calls_of, change_in_time, name_of, place
+from tapegrad.profile.plan.words import calls_of, change_in_time, file_line, name_of
 from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs.model import Run
 
@@ -71,7 +71,7 @@ def _loop(problem: Problem, least: int, best: int) -> list[tuple[str, str]]:
 
 def _defined(key: CallKey) -> str:
     """Where the user's own function or layer is written; nothing for one of the library's."""
-    return "" if own_name(key[2]) else f" ({place(key[2], key[3])})"
+    return "" if own_name(key[2]) else f" ({file_line(key[2], key[3])})"
 
 
 def _largest(problem: Problem) -> list[CallKey]:

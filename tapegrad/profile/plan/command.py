@@ -74,10 +74,9 @@ def _check(o: dict[str, Any]) -> None:
 
 
 def _note_incomplete(run: Run) -> None:
-    from tapegrad.profile.plan.problem import is_complete
     from tapegrad.profile.report.escape import shown
 
-    if not is_complete(run):
+    if not run.finished:
         how = shown(run.meta["outcome"]["kind"])
         click.echo(f"tapegrad: the run is incomplete ({how}): what is predicted holds only for what it did", err=True)
 

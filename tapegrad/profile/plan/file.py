@@ -1,4 +1,4 @@
-"""Plan files: JSON, described by ``schema.json``; read with distrust, as run files are."""
+"""Plan files: JSON, described by ``schema.json``; checked when read, as run files are."""
 
 from __future__ import annotations
 

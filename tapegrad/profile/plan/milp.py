@@ -11,8 +11,8 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
+from tapegrad.device.types import Array
 from tapegrad.profile.plan.problem import Candidate, Problem
 from tapegrad.profile.plan.simulate import alive_at
 from tapegrad.profile.plan.step import Key
@@ -70,7 +70,7 @@ class Milp:
             if not self._add_rows(chosen, limit if nbytes is not None else x[-1]):
                 return chosen
 
-    def _solve_rows(self, cost: list[float], limit: float, ns: int | None) -> Any:
+    def _solve_rows(self, cost: list[float], limit: float, ns: int | None) -> Array | None:
         from scipy import optimize
 
         constraints = []

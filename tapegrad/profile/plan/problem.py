@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tapegrad.memory.plan import Action
-from tapegrad.profile.plan.places import relative_to_program
+from tapegrad.profile.plan.program_folder import relative_to_program
 from tapegrad.profile.plan.simulate import Change, Profile, change_of, effect_of, lives_with, peak, profile
 from tapegrad.profile.plan.step import BACKWARD, Key, Life, Step
 from tapegrad.profile.runs import timeline
@@ -142,12 +142,6 @@ def representative(run: Run) -> int | None:
     if trained:
         return max(trained[1:] or trained, key=lambda i: (steps["peak_bytes"][i], i))
     return -1 if BACKWARD in o["phase"] else None
-
-
-def is_complete(run: Run) -> bool:
-    """Whether the program of a run has come to its end, and well."""
-    outcome = run.meta["outcome"]
-    return outcome["kind"] == "finished" or (outcome["kind"] == "exit" and outcome["code"] == 0)
 
 
 def held_bytes(run: Run) -> int:

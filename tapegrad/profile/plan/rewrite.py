@@ -11,10 +11,10 @@ import ast
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import CodeType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
 from tapegrad.memory.plan import Action
@@ -63,7 +63,7 @@ def installed(plan: Iterable[Action], note: Note = lambda text: None) -> Iterato
         if isinstance(file, str) and module.__name__ != "__main__" and targets_in(file, actions):
             note(f"{file}: was imported before the plan; its functions are left as they are")
 
-    def find_spec(name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target)
         loader: Any = None if spec is None else spec.loader
         if not isinstance(loader, SourceFileLoader) or not targets_in(loader.path, actions):

@@ -10,15 +10,15 @@ from rich.console import Console
 from tapegrad.memory.plan import Action
 from tapegrad.profile.compare import steady_steps
 from tapegrad.profile.plan.file import Plan, Point
-from tapegrad.profile.plan.problem import Outcome, Problem, is_complete
+from tapegrad.profile.plan.problem import Outcome, Problem
 from tapegrad.profile.plan.words import (
     calls_of,
     change_in_bytes,
     change_in_time,
+    file_line,
     moment,
     name_of,
     numbers,
-    place,
     short,
 )
 from tapegrad.profile.report.table import Column, Output
@@ -76,7 +76,7 @@ def _actions(plan: Plan, problem: Problem, chosen: Outcome, out: _Out) -> None:
     for a in plan.actions:
         key = a.kind, a.name, a.file, a.line
         of = "" if len(a.ordinals) == problem.calls_of(key) else f" ({numbers(a.ordinals)})"
-        out.line(f"{out.star} {a.do} {calls_of(problem, key, len(a.ordinals))}{of}   {place(a.file, a.line)}")
+        out.line(f"{out.star} {a.do} {calls_of(problem, key, len(a.ordinals))}{of}   {file_line(a.file, a.line)}")
     p = plan.predicted
     before = problem.outcome(())
     out.line(f"  predicted peak  {iec(p.peak_bytes)}   {change_in_bytes(p.peak_bytes - before.peak_bytes)}")
@@ -144,9 +144,9 @@ def _by_hand(actions: list[Action]) -> str:
 def verified(run: Run, plan: Plan) -> list[str]:
     """Lines that compare peak, and step time where it was predicted; both of steps but the first.
 
-    None for a run that has not come to its end, of which the plan says nothing.
+    None for a run that did not finish, for which the plan predicts nothing.
     """
-    if not is_complete(run):
+    if not run.finished:
         return []
     predicted = plan.predicted
     lines = [

@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 from tapegrad.memory.plan import Action
 from tapegrad.profile.plan.problem import CallKey, Outcome, Problem
+from tapegrad.profile.report.rows import step_of
 from tapegrad.profile.report.units import counted, iec, ms
 from tapegrad.profile.runs.model import PHASES
 
@@ -34,7 +35,7 @@ def numbers(ordinals: tuple[int, ...]) -> str:
     return ", ".join("-".join(map(str, part)) for part in parts)
 
 
-def place(file: str, line: int) -> str:
+def file_line(file: str, line: int) -> str:
     """``model.py:36``."""
     return f"{PurePath(file.replace(chr(92), '/')).name}:{line}"
 
@@ -44,9 +45,9 @@ def change_in_bytes(nbytes: int) -> str:
     return f"{'-' if nbytes < 0 else '+'}{iec(abs(nbytes))}"
 
 
-def change_in_time(now: int, before: int) -> str:
+def change_in_time(after: int, before: int) -> str:
     """``+4.1 %``; in ms where there is nothing to compare with."""
-    return f"{100 * (now - before) / before:+.1f} %" if before else f"+{ms(now)}"
+    return f"{100 * (after - before) / before:+.1f} %" if before else f"+{ms(after)}"
 
 
 def short(actions: list[Action]) -> str:
@@ -62,12 +63,12 @@ def moment(problem: Problem, outcome: Outcome) -> str:
     wanted = inner if side else seq
     alloc = next((i for i, begin in enumerate(a["begin_seq"]) if begin == wanted), -1)
     parts = []
-    step = next((i for i, (b, e) in enumerate(zip(run.steps["begin_seq"], run.steps["end_seq"])) if b <= seq <= e), -1)
+    step = step_of(run, seq)
     if step >= 0:
         parts.append(f"step {step}")
     if alloc >= 0:
-        file, line, function = run.place(a["stack"][alloc])
+        file, line, function = run.frame_of(a["stack"][alloc])
         parts.append("rerun" if side == -1 else PHASES[a["phase"][alloc]])
         if file:
-            parts.append(f"{function}() {place(file, line)}")
+            parts.append(f"{function}() {file_line(file, line)}")
     return ", ".join(parts)

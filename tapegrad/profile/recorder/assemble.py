@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
+from tapegrad.core.aval import ShapedArray
 from tapegrad.memory.ledger.journal import STEP, Journal
 from tapegrad.memory.ledger.parts import End, Row
 from tapegrad.memory.ledger.phase import FORWARD
@@ -37,7 +38,7 @@ class _Assembly:
         self._texts: dict[int, tuple[int, int]] = {}
 
     def run(self, marks: list[StepMark], samples: list[Sample], began_cpu_ns: int) -> Run:
-        """All of it."""
+        """The whole run."""
         run, journal = self._run, self._journal
         counting = _that_count(marks)
         self._find_steps(counting)
@@ -186,7 +187,7 @@ class _Assembly:
             if kind != STEP or seq in counting or seq not in steps:
                 self._row("marks", seq=seq, ns=ns - self._journal.began_ns, kind=kind, text=self._text(text))
 
-    def _aval(self, aval: Any) -> tuple[int, int]:
+    def _aval(self, aval: ShapedArray) -> tuple[int, int]:
         texts = self._texts.get(id(aval))
         if texts is None:
             shape = str(tuple(map(int, aval.shape)))

@@ -1,4 +1,4 @@
-"""Whether the ledger is right: it against the allocator's own books, while a program runs."""
+"""Compares the ledger with the allocator's own counts while a program runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Checker:
 
     On CUDA: bytes in use of CuPy's pool, before every operation, with tolerance 0; what the pool held for others when
     recording began is left out.  On the CPU: the bytes of NumPy's domain in ``tracemalloc``, at the end of each step,
-    with a tolerance of a page and a half per array: what the ledger has and NumPy has not (more is no difference, since
-    programs have arrays of their own).
+    with a tolerance of a page and a half per array: bytes that the ledger has and NumPy has not (not the other way
+    round, since programs have arrays of their own).
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Checker:
         self._traced = False
 
     def start(self, journal: Journal) -> None:
-        """From now on."""
+        """Begin."""
         self._journal = journal
         used, idle = current_device().usage()
         self._pooled = used >= 0
@@ -58,7 +58,7 @@ class Checker:
         self._drift = max(self._drift, difference)
 
     def stop(self) -> None:
-        """No more."""
+        """End."""
         if self._journal is not None:
             self._journal.before_op = None
         if self._traced:

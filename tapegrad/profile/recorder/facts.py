@@ -1,4 +1,4 @@
-"""What a run tells of the machine, the versions and the program."""
+"""What a run file holds about the machine, the versions and the program."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tapegrad
 from tapegrad.device import current_device
 from tapegrad.device.threads import get_num_threads
 from tapegrad.profile.recorder.program import Program
+from tapegrad.profile.top.processes import cpu
 
 
 def facts(program: Program) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def device_facts() -> dict[str, Any]:
     """Of the default device: its name, model, memory, and where its arrays come from."""
     device = current_device()
     if device.kind == "cpu":
-        return {"name": device.name, "model": _processor(), "total_bytes": _host_bytes(), "pool": "HostPool"}
+        return {"name": device.name, "model": _processor(), "total_bytes": cpu()["total_bytes"], "pool": "HostPool"}
     with device.active():
         runtime, index = device.xp.cuda.runtime, int(device.name.partition(":")[2] or 0)
         name = runtime.getDeviceProperties(index)["name"]
@@ -54,10 +55,3 @@ def _processor() -> str:
             return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
     except OSError:
         return platform.processor()
-
-
-def _host_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None

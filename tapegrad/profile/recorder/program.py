@@ -141,7 +141,7 @@ def _as_main(program: Program) -> Iterator[types.ModuleType]:
     sys.argv = ["-m" if program.is_module else program.name, *program.args]
     if not program.is_module:
         folder = os.path.dirname(os.path.realpath(program.path))
-        sys.path[:1] = [program.path if os.path.isdir(program.path) else folder]  # in the place of this command's own
+        sys.path[:1] = [program.path if os.path.isdir(program.path) else folder]  # instead of this command's own
     sys.modules["__main__"] = module
     try:
         yield module

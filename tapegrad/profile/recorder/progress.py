@@ -1,4 +1,4 @@
-"""What is seen of a program while it is recorded: lines at some steps, or a table; and what ``tapegrad top`` shows."""
+"""Output while a program is recorded: lines at some steps, or a table; and figures for ``tapegrad top``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
 from tapegrad.memory.ledger.figures import CATEGORIES
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.recorder.session import Session
+from tapegrad.profile.report.table import Column, Output
 from tapegrad.profile.report.units import iec, ms
 from tapegrad.profile.top.publish import SECONDS, Publisher
 
@@ -51,6 +51,7 @@ class Board:
     def __init__(self, session: Session, title: str) -> None:
         self._session, self._title = session, title
         console = Console(stderr=True, highlight=False)
+        self._output = Output(console)
         self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=True)
 
     def start(self) -> None:
@@ -64,15 +65,13 @@ class Board:
     def _table(self) -> RenderableType:
         with LEDGER.held():
             live, by = LEDGER.live_bytes, LEDGER.by("category")
-        table = Table(box=box.SIMPLE_HEAD, title=f"{self._title} · step {self._session.step}", title_justify="left")
-        table.add_column("alive now")
-        table.add_column("bytes", justify="right")
-        table.add_column("")
-        for name in CATEGORIES:
-            if n := by.get(name, 0):
-                table.add_row(name, iec(n), "█" * round(30 * n / max(1, live)))
-        table.add_row("total", iec(live), f"peak {iec(self._session.measure.peak_bytes)}", style="bold")
-        return table
+        cells: list[list[str | Text]] = [
+            [name, iec(n), "█" * round(30 * n / max(1, live))] for name in CATEGORIES if (n := by.get(name, 0))
+        ]
+        peak = f"peak {iec(self._session.measure.peak_bytes)}"
+        cells.append([Text(text, "bold") for text in ("total", iec(live), peak)])
+        columns = [Column("alive now"), Column("bytes", right=True), Column("")]
+        return Group(Text(f"{self._title} · step {self._session.step}"), *self._output.lines(columns, cells))
 
 
 class Beat:

@@ -11,7 +11,7 @@ _UNSAFE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def shown(text: str, encoding: str = "utf-8") -> str:
-    """``text`` with every character that a terminal obeys, or that ``encoding`` lacks, as its escape (``\\x1b``)."""
+    """``text`` with every character that controls a terminal, or that ``encoding`` lacks, as its escape (``\\x1b``)."""
     if text.isascii() and text.isprintable():
         return text
     safe = "".join(_escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in text)

@@ -1,4 +1,4 @@
-"""The files that ``tapegrad report`` writes: what they are called, what must not be overwritten, who writes them."""
+"""The files that ``tapegrad report`` writes: their names, what must not be overwritten, and their writers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDINGS = {
 }  # fmt: skip
 """The formats, and how the names of their files end if none is given."""
 STDOUT = "-"
-DERIVED = "\0"  # no file can be called so
+DERIVED = "\0"  # no file has this name
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ class View:
 def targets(asked: dict[str, str], run_path: str, force: bool) -> dict[str, Path | None]:
     """The file for each format that was asked for; None is stdout.
 
-    Raises UsageError if two formats want the same place, a picture wants stdout, or a file exists (unless ``force``).
+    Raises UsageError if two formats want the same file, a picture wants stdout, or a file exists (unless ``force``).
     """
     files: dict[str, Path | None] = {}
     for kind, name in asked.items():
         files[kind] = None if name == STDOUT else derived(run_path, kind) if name == DERIVED else Path(name)
     if asked.get("png") == STDOUT:
         raise click.UsageError("--png writes no text: give it the name of a file")
-    places = [path.resolve() if path is not None else None for path in files.values()]
-    if len(set(places)) < len(places):
+    resolved = [path.resolve() if path is not None else None for path in files.values()]
+    if len(set(resolved)) < len(resolved):
         raise click.UsageError("two files were asked for under one name; give each its own")
     for kind, path in files.items():
         _check(kind, path, run_path, force)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run
-from tapegrad.profile.runs.timeline import alive, totals
+from tapegrad.profile.runs.timeline import alive, last_seq, totals
 
 BY = ("category", "line", "op", "scope", "shape")
 SORTS = ("bytes", "count", "idle", "name")
@@ -67,8 +67,7 @@ class Clock:
 
     def __init__(self, run: Run) -> None:
         pairs = sorted(zip(run.ops["seq"], run.ops["ns"]))
-        self._seqs = [seq for seq, _ in pairs]
-        self._ns = [ns for _, ns in pairs]
+        self._seqs, self._ns = [seq for seq, _ in pairs], [ns for _, ns in pairs]
 
     def ns(self, seq: int) -> int:
         """When the last operation up to ``seq`` was applied."""
@@ -76,7 +75,7 @@ class Clock:
         return self._ns[i - 1] if i else 0
 
 
-def place(file: str, line: int, function: str) -> str:
+def source_line(file: str, line: int, function: str) -> str:
     """``model.py:41 attention()``, as far as it is known."""
     where = f"{file}:{line}" if file else ""
     call = function if not function or function.endswith((")", ">")) else f"{function}()"
@@ -100,8 +99,8 @@ def short_names(*runs: Run) -> dict[str, str]:
     return {file: file if end in ambiguous else end for file, end in ends.items()}
 
 
-def short_place(key: str, names: dict[str, str]) -> str:
-    """A place with the name of its file as :func:`short_names` has it."""
+def short_source(key: str, names: dict[str, str]) -> str:
+    """A source line with the name of its file as :func:`short_names` has it."""
     match = re.match(r"(.*):(-?\d+(?: .*)?)$", key, re.DOTALL)
     return f"{names.get(match[1], match[1])}:{match[2]}" if match else key
 
@@ -128,7 +127,7 @@ def rows(run: Run, seq: int, by: str = "category", sort: str = "bytes") -> list[
 
 def ordered(groups: Iterable[Row], sort: str) -> list[Row]:
     """Rows sorted by one of SORTS, the largest first, names from A to Z."""
-    keys: dict[str, Callable[[Row], tuple]] = {
+    keys: dict[str, Callable[[Row], tuple[int | str, ...]]] = {
         "bytes": lambda r: (-r.bytes, r.key), "count": lambda r: (-r.count, -r.bytes, r.key),
         "idle": lambda r: (-r.idle_ns, -r.bytes, r.key), "name": lambda r: (r.key,),
     }  # fmt: skip
@@ -147,7 +146,7 @@ def _key(run: Run, by: str, live: dict[int, int]) -> Callable[[int], str]:
 
     keys: dict[str, Callable[[int], str]] = {
         "category": lambda i: CATEGORIES[live[i]],
-        "line": lambda i: place(*run.place(a["stack"][i])),
+        "line": lambda i: source_line(*run.frame_of(a["stack"][i])),
         "op": lambda i: run.text(a["op"][i]) or "(unknown)",
         "scope": scope,
         "shape": lambda i: f"{run.text(a['dtype'][i])}{run.text(a['shape'][i])}" or "(unknown)",
@@ -191,7 +190,9 @@ def origin(run: Run, seq: int) -> Origin | None:
     if alloc < 0:
         return None
     a = run.allocs
-    return Origin(a["step"][alloc], PHASES[a["phase"][alloc]], run.text(a["op"][alloc]), *run.place(a["stack"][alloc]))
+    return Origin(
+        a["step"][alloc], PHASES[a["phase"][alloc]], run.text(a["op"][alloc]), *run.frame_of(a["stack"][alloc])
+    )
 
 
 def step_of(run: Run, seq: int) -> int:
@@ -204,7 +205,7 @@ def span(run: Run, step: int) -> tuple[int, int]:
     """The first and the last seq of a step, or of the whole run for -1."""
     if step >= 0:
         return run.steps["begin_seq"][step], run.steps["end_seq"][step]
-    return 0, max([*run.allocs["begin_seq"], *run.allocs["end_seq"], *run.marks["seq"], *run.ops["seq"], 0])
+    return 0, max([last_seq(run), *run.ops["seq"]])
 
 
 def unattributed(run: Run, seq: int) -> int:

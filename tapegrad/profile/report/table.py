@@ -20,12 +20,12 @@ _WIDEST = 120
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title; whether it is aligned right, as numbers; may be clipped; holds source lines (``place``)."""
+    """A column: its title; whether it is aligned right, as numbers; may be clipped; holds source lines."""
 
     title: str
     right: bool = False
     flexible: bool = False
-    place: bool = False
+    source: bool = False
 
 
 class Output:
@@ -63,7 +63,7 @@ class Output:
         return lines
 
 
-def clip_place(text: str, width: int, dots: str = "…") -> str:
+def clip_source(text: str, width: int, dots: str = "…") -> str:
     """``model.py:44 Transf…``: the function gives way first, then the start of the file, the line never."""
     match = re.match(r"(.*:\d+)( .*)$", text, re.DOTALL)
     if match is None or cell_len(text) <= width:
@@ -80,7 +80,7 @@ def _widths(columns: list[Column], cells: list[list[Text]], width: int) -> list[
     over = sum(widths) + _GAP * (len(columns) - 1) - width
     flexible = [i for i, c in enumerate(columns) if c.flexible]
     while over > 0:
-        widest = max(flexible, key=lambda i: (widths[i] > _NARROW and not columns[i].place, widths[i]), default=-1)
+        widest = max(flexible, key=lambda i: (widths[i] > _NARROW and not columns[i].source, widths[i]), default=-1)
         if widest < 0 or widths[widest] <= _NARROWEST:
             break
         widths[widest] -= 1
@@ -91,7 +91,7 @@ def _widths(columns: list[Column], cells: list[list[Text]], width: int) -> list[
 def _line(columns: list[Column], row: list[Text], widths: list[int], dots: str) -> Text:
     line = Text()
     for i, (column, cell, width) in enumerate(zip(columns, row, widths)):
-        cut = clip_place if column.place else clip
+        cut = clip_source if column.source else clip
         text = cut(cell.plain, width, dots) if column.flexible else cell.plain
         pad = " " * max(0, width - cell_len(text))
         line.append(" " * _GAP if i else "")

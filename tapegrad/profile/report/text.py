@@ -96,7 +96,7 @@ def print_oom(run: Run, console: Console, *, path: str | None = None) -> None:
     if first is not None:
         idle = f", idle for {out.ms(first.idle_ns)}" if first.idle_ns >= 0 else ""
         what = "largest idle" if any("cannot be dropped" in text for text in told) else "first to go"
-        lines.append(f"{what}: {out.place(first.key)} {out.op(first.op)}: {iec(first.bytes)}{idle}")
+        lines.append(f"{what}: {out.source(first.key)} {out.op(first.op)}: {iec(first.bytes)}{idle}")
     title = f"Out of memory on {out.text(run.meta['device']['name'])}{_when(origin.step if origin else -1, origin)}"
     out.panel(title, lines)
     if path is not None:
@@ -115,9 +115,9 @@ class _Out(Output):
         super().__init__(console)
         self.files = r.short_names(run)
 
-    def place(self, key: str) -> str:
+    def source(self, key: str) -> str:
         """``folder/model.py:41 attention()`` with as little of the folder as tells files apart, escaped."""
-        return self.text(r.short_place(key, self.files))
+        return self.text(r.short_source(key, self.files))
 
     def op(self, name: str) -> str:
         """The name of an operation, escaped."""
@@ -157,7 +157,7 @@ def _headline(run: Run, out: _Out, seq: int, is_peak: bool) -> None:
     out.line(f"{what} {_exact(total)} on {out.text(device['name'])}{share}{_reserved(run, seq)}", style="bold")
     origin = r.origin(run, seq)
     if origin is not None:
-        where = out.place(r.place(origin.file, origin.line, origin.function))
+        where = out.source(r.source_line(origin.file, origin.line, origin.function))
         op = f" ({out.op(origin.op)})" if origin.op else ""
         out.line(f"at {where}{op}{_when(r.step_of(run, seq), origin)}")
 
@@ -219,7 +219,7 @@ def _largest(run: Run, out: _Out, seq: int, limit: int, path: str | None) -> Non
 def _groups(out: _Out, title: str, groups: list[r.Row], total: int, by: str) -> None:
     by_line = by == "line"
     times = "x" if out.plain else "×"
-    columns = [Column(title, flexible=True, place=by_line)]
+    columns = [Column(title, flexible=True, source=by_line)]
     columns += [Column("op", flexible=True), Column("held by", flexible=True)] if by_line else []
     columns += [Column(f"n {times} size", right=True), Column("bytes", right=True)]
     columns += [Column("share", right=True)] if not by_line else []  # 80 columns hold either
@@ -229,7 +229,7 @@ def _groups(out: _Out, title: str, groups: list[r.Row], total: int, by: str) -> 
         size = f" {times} {iec(row.size)}" if row.size >= 0 else ""
         names = [out.op(row.op), out.text(row.holder)] if by_line else []
         share = [percent(row.bytes, total)] if not by_line else []
-        name = out.place(row.key) if by_line else out.op(row.key) if by == "op" else out.text(row.key)
+        name = out.source(row.key) if by_line else out.op(row.key) if by == "op" else out.text(row.key)
         key = Text(name, STYLES[row.category] if by == "category" else "")
         idle = out.ms(row.idle_ns) if row.idle_ns >= 0 else "-"
         cells.append([key, *names, f"{row.count:,}{size}", iec(row.bytes), *share, idle])
@@ -244,13 +244,13 @@ def _recomputed(run: Run, out: _Out, seq: int) -> None:
     out.line()
     times = "x" if out.plain else "×"
     columns = [
-        Column(f"Recomputed in step {step}" if step >= 0 else "Recomputed", flexible=True, place=True),
+        Column(f"Recomputed in step {step}" if step >= 0 else "Recomputed", flexible=True, source=True),
         Column("times", right=True), Column("brought back", right=True), Column("took", right=True),
         Column("not alive then", right=True),
     ]  # fmt: skip
     cells: list[list[str | Text]] = []
     for rerun in reruns:
-        name = out.place(r.place(rerun.file, rerun.line, rerun.name)) if rerun.file else out.text(rerun.name)
+        name = out.source(r.source_line(rerun.file, rerun.line, rerun.name)) if rerun.file else out.text(rerun.name)
         took = out.ms(rerun.ns) if rerun.ns else "-"
         cells.append([name, f"{rerun.count:,} {times}", iec(rerun.bytes), took, iec(rerun.spared_bytes)])
     out.table(columns, cells)

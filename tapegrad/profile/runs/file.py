@@ -1,4 +1,4 @@
-"""Run files on disk: JSON, compressed by gzip if the name ends in ``.gz``; read with distrust.
+"""Run files on disk: JSON, compressed by gzip if the name ends in ``.gz``; checked when read.
 
 A file may come from anywhere: whatever is wrong with it ends in one RunFileError with one line, never in another
 exception, and nothing in it is executed.  ``schema.json`` describes the format for others.

@@ -1,6 +1,6 @@
 """A recorded run: tables of integers, and the strings they point into.
 
-Every table is a dict of columns of equal length; a row has a number, its place in them.  Bytes and nanoseconds (since
+Every table is a dict of columns of equal length; a row has a number, its index in them.  Bytes and nanoseconds (since
 the recording began) are integers; -1 stands for "none".  ``seq`` numbers the events of the run: every allocation, free,
 change of category, operation and mark takes the next one, so each instant of the run has a number, and what is alive
 *at* ``seq`` is what was alive right after that event.
@@ -25,12 +25,12 @@ MARKS = ("step", "oom", "user", "recording stopped")
 
 # Columns that point somewhere: to strings ("strings"), to a table's rows, or into one of the tuples above.
 COLUMNS: dict[str, dict[str, str | None]] = {
-    # a place in the program
+    # a line of the program
     "frames": {"file": "strings", "line": None, "function": "strings"},
     # where something was made: the innermost frame, and the stack that called it (-1: not recorded)
     "stacks": {"frame": "frames", "parent": "stacks"},
-    # a call during which operations ran.  line: of its definition; step: -1 outside steps; ordinal: how many-th call of
-    # this kind, name, file and line it is in its step and phase; first: the call that a rerun repeats (-1: no rerun)
+    # a call during which operations ran.  line: of its definition; step: -1 outside steps; ordinal: number among
+    # calls of one kind, name, file and line in its step and phase; first: the call that a rerun repeats (-1: no rerun)
     "calls": {
         "kind": "kinds", "name": "strings", "file": "strings", "line": None, "parent": "calls", "step": "steps",
         "ordinal": None, "phase": "phases", "begin_seq": None, "end_seq": None, "begin_ns": None, "end_ns": None,
@@ -90,6 +90,11 @@ class Run:
             return self.__dict__["tables"][name]
         raise AttributeError(name)
 
+    @property
+    def finished(self) -> bool:
+        """Whether the program came to its end, and well."""
+        return self.meta["outcome"]["kind"] in ("finished", "exit") and self.meta["outcome"]["code"] == 0
+
     def count(self, table: str) -> int:
         """The number of rows of a table."""
         return len(next(iter(self.tables[table].values())))
@@ -98,7 +103,7 @@ class Run:
         """A string by its number; nothing for -1."""
         return "" if index < 0 else self.strings[index]
 
-    def place(self, stack: int) -> tuple[str, int, str]:
+    def frame_of(self, stack: int) -> tuple[str, int, str]:
         """File, line and function of a stack's innermost frame; ("", 0, "") for -1."""
         if stack < 0:
             return "", 0, ""

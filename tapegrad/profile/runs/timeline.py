@@ -127,13 +127,18 @@ def _peak_of_step(run: Run, step: int) -> int:
     return seq
 
 
+def last_seq(run: Run) -> int:
+    """The seq of the last event that is no operation."""
+    return max([*run.allocs["begin_seq"], *run.allocs["end_seq"], *run.marks["seq"], 0])
+
+
 def at(run: Run, moment: str) -> int:
     """The seq of ``"peak"``, ``"end"``, ``"oom"``, ``"step:3"`` (its peak; steps count from 0) or ``"seq:123"``.
 
     Raises ValueError with a line that says what there is instead.
     """
     kind, _, number = moment.partition(":")
-    last = max([*run.allocs["begin_seq"], *run.allocs["end_seq"], *run.marks["seq"], 0])
+    last = last_seq(run)
     if kind == "peak" and not number:
         return run.peak["seq"]
     if kind == "end" and not number:

@@ -63,7 +63,7 @@ def _replaced(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _sent(path: Path) -> Iterator[Path]:
-    # not written in place, since some writers seek
+    # not written directly, since some writers seek
     with tempfile.TemporaryDirectory(prefix="tapegrad-") as folder:
         part = Path(folder, "part")
         yield part

@@ -10,6 +10,8 @@ import time
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.text import Text
 
 from tapegrad.profile.report.escape import plain
 from tapegrad.profile.top import devices, processes
@@ -39,7 +41,7 @@ def top(once: bool, interval: float, as_json: bool, ascii_only: bool) -> None:
         return
     ascii_only = ascii_only or plain(getattr(sys.stdout, "encoding", None) or "ascii")
     if once or not _terminal():
-        click.echo("\n".join(_styled(_shown(ascii_only))))
+        Console(highlight=False).print(_view(ascii_only), soft_wrap=True)
         return
     try:
         _live(interval, ascii_only)
@@ -60,13 +62,10 @@ def gather() -> dict[str, Any]:
     return {"notes": notes, "devices": gpus, "cpu": processes.cpu(), "processes": ours}
 
 
-def _shown(ascii_only: bool) -> list[str]:
-    return lines(gather(), shutil.get_terminal_size((80, 24)).columns, ascii_only)
-
-
-def _styled(texts: list[str]) -> list[str]:
-    """Devices stand out; click leaves the style away where it does not belong."""
-    return [click.style(line, bold=True) if line.startswith(("GPU ", "CPU")) else line for line in texts]
+def _view(ascii_only: bool) -> Text:
+    """All that is known now, devices in bold."""
+    texts = lines(gather(), shutil.get_terminal_size((80, 24)).columns, ascii_only)
+    return Text("\n").join(Text(line, "bold" if line.startswith(("GPU ", "CPU")) else "") for line in texts)
 
 
 def _terminal() -> bool:
@@ -75,13 +74,8 @@ def _terminal() -> bool:
 
 def _live(interval: float, ascii_only: bool) -> None:
     from rich.live import Live
-    from rich.text import Text
 
-    def view() -> Text:
-        bold = ("GPU ", "CPU")
-        return Text("\n").join(Text(s, style="bold" if s.startswith(bold) else "") for s in _shown(ascii_only))
-
-    with Live(view(), auto_refresh=False, screen=True) as live:
+    with Live(_view(ascii_only), auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(interval)
-            live.update(view(), refresh=True)
+            live.update(_view(ascii_only), refresh=True)

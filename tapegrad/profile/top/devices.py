@@ -80,12 +80,12 @@ def _memory(nvml: _Nvml, handle: Any) -> dict[str, Any]:
 
 
 def _instances(nvml: _Nvml, handle: Any) -> list[dict[str, Any]]:
-    """The parts into which MIG divides a device; a place without one is skipped."""
+    """The parts into which MIG divides a device; an empty number is skipped."""
     instances = []
     for i in range(nvml.ask("DeviceGetMaxMigDeviceCount", handle) or 0):
         try:
             part = nvml.pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
-        except Exception:  # NVML has no other way to say that this place is empty
+        except Exception:  # NVML has no other way to say that there is none
             continue
         instances.append({"index": i, **_memory(nvml, part)})
     return instances

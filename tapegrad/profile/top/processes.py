@@ -1,4 +1,4 @@
-"""Processes: what ours have published, read with distrust, and what the system says of any."""
+"""Processes: what those of tapegrad have published, checked, and what the system knows of any."""
 
 from __future__ import annotations
 

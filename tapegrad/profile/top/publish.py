@@ -1,4 +1,4 @@
-"""What a profiled process says of itself to ``tapegrad top``: a small JSON file, replaced at most twice a second.
+"""What a profiled process tells ``tapegrad top``: a small JSON file, replaced at most twice a second.
 
 The files lie in a folder that only their user can enter, and which is refused if somebody else made it.
 """
@@ -33,7 +33,7 @@ def folder() -> Path:
 
 
 def require_ours(path: Path) -> None:
-    """Raises RuntimeFolderError unless ``place`` is a folder (not a link) of ours that nobody else can enter."""
+    """Raises RuntimeFolderError unless ``path`` is a folder (not a link) of ours that nobody else can enter."""
     if not hasattr(os, "getuid"):
         return
     status = path.lstat()

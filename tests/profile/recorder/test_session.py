@@ -224,13 +224,13 @@ def test_categories_holders_and_names() -> None:
     phases = {PHASES[p] for p in a["phase"]}
     assert {"forward", "backward", "optimizer"} <= phases
     in_forward = [i for i, p in enumerate(a["phase"]) if PHASES[p] == "forward"]
-    assert all(run.place(a["stack"][i])[0] == __file__ for i in in_forward)
+    assert all(run.frame_of(a["stack"][i])[0] == __file__ for i in in_forward)
 
 
 def test_backward_work_carries_the_line_and_call_of_what_it_differentiates() -> None:
     ws, x = weights(), f32(np.ones((32, 64)))
     run, _ = recorded(lambda: step(ws, x))
-    lines = {run.place(s)[2] for s, p in zip(run.ops["stack"], run.ops["phase"]) if PHASES[p] == "backward"}
+    lines = {run.frame_of(s)[2] for s, p in zip(run.ops["stack"], run.ops["phase"]) if PHASES[p] == "backward"}
     assert "block" in lines
     calls = {run.text(run.calls["name"][c]) for c, p in zip(run.ops["call"], run.ops["phase"])
              if PHASES[p] == "backward" and c >= 0}  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tapegrad.profile.report import rows, text
-from tapegrad.profile.report.table import clip_place
+from tapegrad.profile.report.table import clip_source
 from tapegrad.profile.report.units import ms, percent
 from tapegrad.profile.runs import Run
 from tests.profile.made_runs import MIB, Builder, empty, hostile, many, out_of_memory, training
@@ -164,7 +164,7 @@ def test_the_line_is_told_in_80_columns() -> None:
     ],
 )
 def test_a_place_gives_up_its_function_first(width: int, shown: str) -> None:
-    assert clip_place("model.py:44 attention()", width) == shown
+    assert clip_source("model.py:44 attention()", width) == shown
 
 
 def test_names_of_ops_and_calls() -> None:

@@ -65,7 +65,7 @@ def test_filter_by_text_by_category_and_by_line(show: Any) -> None:
     now, sizes = alive(run, run.peak["seq"]), run.allocs["bytes"]
     page.fill("#filter", "model.py:43 MATMUL")
     drawn(page)
-    expected = [a for a in now if run.place(run.allocs["stack"][a])[1] == 43]
+    expected = [a for a in now if run.frame_of(run.allocs["stack"][a])[1] == 43]
     assert sorted(integers(page, "#alive tbody tr")) == sorted(sizes[a] for a in expected) and expected
     assert integer(page, "#alive-shown") == sum(sizes[a] for a in expected)
     assert integer(page, "#alive-total") == run.peak["bytes"]
@@ -92,7 +92,8 @@ def test_groups_have_the_sums_of_their_members(show: Any, group: str) -> None:
     now, expected = alive(run, run.peak["seq"]), {}
     for a, category in now.items():
         key = {
-            "line": run.place(run.allocs["stack"][a])[:2], "op": run.allocs["op"][a], "shape": run.allocs["shape"][a],
+            "line": run.frame_of(run.allocs["stack"][a])[:2], "op": run.allocs["op"][a],
+            "shape": run.allocs["shape"][a],
             "call": -1 if run.allocs["call"][a] < 0 else run.calls["ordinal"][run.allocs["call"][a]],
             "category": category,
         }[group]  # fmt: skip

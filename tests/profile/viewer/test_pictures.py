@@ -21,7 +21,7 @@ def test_hovering_a_rectangle_tells_of_its_allocation(show: Any) -> None:
         box = box_of(page, a)
         page.mouse.move((box["left"] + box["right"]) / 2, (box["top"] + box["bottom"]) / 2)
         drawn(page)
-        file, line, function = run.place(run.allocs["stack"][a])
+        file, line, function = run.frame_of(run.allocs["stack"][a])
         card = page.inner_text("#card")
         assert page.get_attribute("#card", "data-alloc") == str(a)
         for text in (

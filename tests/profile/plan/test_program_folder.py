@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tapegrad.profile.plan.places import folder_of, relative_to_program
+from tapegrad.profile.plan.program_folder import folder_of, relative_to_program
 from tapegrad.profile.runs import Run
 from tests.profile.made_runs import Builder
 
