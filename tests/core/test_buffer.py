@@ -75,6 +75,9 @@ class Keeps:
         if len(avals) > 1:
             raise tg.errors.BudgetError("no room")
 
+    def filled(self, buffer: Buffer, keeps: tuple[Buffer, ...]) -> None:
+        self.calls.append((buffer, keeps))
+
     def settled(self, promised: int) -> None:
         if self.interrupts:
             self.interrupts -= 1
@@ -100,3 +103,11 @@ def test_room_is_given_back_though_an_interrupt_comes_just_then(monkeypatch: pyt
     with pytest.raises(KeyboardInterrupt):
         in_room([], ["f"], lambda: 3)
     assert keeper.calls[-1] == 5
+
+
+def test_who_keeps_memory_hears_of_bytes_and_of_what_they_were_made_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper, base = Keeps(), Buffer(np.zeros(4), node())
+    pending = Buffer(None, node(), (base,), (1, 1))
+    monkeypatch.setattr(_buffer, "keeper", keeper)
+    pending.fill(np.zeros(4))
+    assert keeper.calls == [(pending, (base,))]
