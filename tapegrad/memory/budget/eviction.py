@@ -196,7 +196,6 @@ class Candidates:
                 mine.join(beside.part.all())
             elif beside.place >= 0:
                 mine.edge.add(index)
-        mine.edge.discard(recipe.node.index)
 
     def returned(self, recipe: Recipe, graph: Graph) -> None:
         """``recipe``'s value was made again (and is a candidate anew, if it is wanted)."""
@@ -206,7 +205,6 @@ class Candidates:
         part = storage.part.all()
         storage.part = None
         part.members.discard(recipe.node.index)
-        part.edge.add(recipe.node.index)
         if len(part.members) > _MOST_DIVIDED:
             part.cost = max(0.0, part.cost - storage.cost)
         else:
