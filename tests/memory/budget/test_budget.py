@@ -67,6 +67,16 @@ def test_the_limit_holds_and_bits_are_the_same(x: tg.Tensor) -> None:
     assert m.live_bytes == base
 
 
+def test_what_a_replay_has_read_can_be_dropped_again(x: tg.Tensor) -> None:
+    """A value is spared while others are made from it, and no longer."""
+    with tg.memory_budget(live() + 8 * UNIT) as m, tg.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = tg.sum(layers(x, 20))
+        tape.gradient(y, x)
+        rows = [row for row in MANAGER._storages.candidates._rows if row is not None]
+        assert m.restored and rows and not any(recipe.storage.spared for recipe, _ in rows)
+
+
 @pytest.mark.parametrize("limit", [2**20, "1MiB", "1 MiB"])
 def test_limits_are_numbers_or_sizes(limit: Any, x: tg.Tensor) -> None:
     with tg.memory_budget(limit):

@@ -15,7 +15,7 @@ from tapegrad.memory.schedules.mixed import mixed, total_steps
 from tapegrad.memory.schedules.multistage import hierarchical, multistage
 from tapegrad.memory.schedules.online import ideal_states, online
 from tapegrad.memory.schedules.revolve import beta, extra_steps, revolve
-from tapegrad.memory.schedules.sqrt import by_segments, even_starts, sqrt, starts_by_bytes
+from tapegrad.memory.schedules.sqrt import _cut, by_segments, even_starts, sqrt, starts_by_bytes
 
 lengths, places = st.integers(0, 120), st.integers(1, 12)
 
@@ -161,6 +161,15 @@ def test_even_segments(n: int, k: int) -> None:
 def test_square_root_examples() -> None:
     for n, segments, extra in ((64, 8, 56), (100, 10, 90), (1000, 32, 968)):
         assert len(even_starts(n)) == segments and count(sqrt(n), n).steps == n + extra
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(0, 60))
+def test_the_next_threshold_is_the_least_that_cuts_otherwise(inside: list[int], more: int) -> None:
+    threshold = max(inside) + more
+    starts, _, least = _cut(inside, threshold)
+    assert threshold < least
+    assert all(_cut(inside, t)[0] == starts for t in range(threshold, least))
+    assert len(starts) == 1 or _cut(inside, least)[0] != starts
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 10)), min_size=1, max_size=9))
