@@ -10,9 +10,12 @@ import pytest
 from checks import c64, no_garbage
 
 import tapegrad as tg
+from tapegrad.autodiff.companions import Pusher
 from tapegrad.core import account
 from tapegrad.errors import BudgetError
 from tapegrad.memory.budget.budget import MANAGER
+from tapegrad.memory.budget.companions import companions_of, wanted
+from tapegrad.memory.budget.recipes import Graph
 
 SHAPE = (32, 32)
 RNG = np.random.default_rng(0)
@@ -154,3 +157,17 @@ def test_a_value_kept_before_its_companion_was_known_comes_back_with_it() -> Non
             assert np.array_equal(run(), wanted)
         evicted += m.evictions
     assert evicted > 0
+
+
+def test_only_companions_that_are_lacking_are_made_again() -> None:
+    outer, inner = Pusher(), Pusher()
+    x, tangent = tg.asarray([1.0]), tg.asarray([2.0])
+    inner.seed(x, tangent)
+    outer.seed(tangent, tg.asarray([3.0]))
+    companions = companions_of(Graph(lambda kept: {}), x._buffer, [outer, inner])
+    assert list(wanted(x._buffer, companions, [outer, inner])) == []
+    lacking = list(wanted(None, companions, [outer, inner]))
+    assert [c.source for c in lacking] == [tangent._buffer, outer.pushed(tangent)._buffer]
+    bare = tg.asarray([1.0])
+    assert [c.source for c in wanted(bare._buffer, companions, [outer, inner])] == [c.source for c in lacking]
+    assert list(wanted(None, None, [outer, inner])) == []
