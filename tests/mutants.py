@@ -38,7 +38,8 @@ SHARED = ["tests/test_laws.py", "tests/test_programs.py"]
 PARTS = {
     "core": ["tests/core", "tests/test_tensor.py", "tests/test_variable.py", "tests/test_primitives.py",
              "tests/test_pickling.py", *SHARED],
-    "engine": ["tests/engine", "tests/test_explain.py", "tests/cuda", *SHARED],
+    "engine": ["tests/engine", "tests/test_explain.py", "tests/cuda/test_regions.py", "tests/cuda/test_reductions.py",
+               "tests/cuda/test_scratch.py", "tests/cuda/test_checks.py", "tests/cuda/test_half_types.py", *SHARED],
     "autodiff": ["tests/autodiff", "tests/test_values.py", "tests/test_primitives.py", *SHARED],
     "memory": ["tests/memory", "tests/profile/recorder", "tests/cuda/test_offload_on_device.py",
                "tests/cuda/test_pressure_on_device.py", *SHARED],
@@ -216,9 +217,12 @@ def reach(copy: Path, file: str) -> dict[str, Any]:
         # Some count instructions, and fail where statements are noted: these are tried without.
         failed = [test["test"] for test in found["tests"] if test["outcome"] == "failed"]
         order.write_text(json.dumps(failed))
-        status, output = pytest(copy, [file], None, MUTANTS_TESTS=str(order)) if failed else (0, "")
-        if status:
-            sys.exit(f"{file} fails without any change:\n{output}")
+        _, output = pytest(copy, [file], None, MUTANTS_TESTS=str(order)) if failed else (0, "")
+        told = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+        useless = set(told.findall(output)) & set(failed)
+        for test in sorted(useless):
+            print(f"{test} fails without any change: left out", file=sys.stderr)
+        found["tests"] = [test for test in found["tests"] if test["test"] not in useless]
         kept.write_text(json.dumps(found))
     return json.loads(kept.read_text())
 

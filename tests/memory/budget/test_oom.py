@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import tapegrad as tg
-from tapegrad.core import buffer as _buffer
+from tapegrad.core import account
 from tapegrad.memory.budget.oom import live_set
 
 MIB = np.zeros((256, 1024), "float32")
@@ -16,7 +16,7 @@ def test_where_nobody_measures_it_names_what_is_alive_and_how_to_see_lines() -> 
     lines = live_set().splitlines()
     assert lines[0].startswith("Live: ") and "1.0 MiB" in lines[0] and "with tg.measure()" in lines[-1]
     assert any("1.0 MiB" in line for line in lines[1:-1]) and x.size
-    assert _buffer.accountant is None
+    assert account.current is account.NOBODY
 
 
 def test_where_somebody_measures_it_names_the_lines() -> None:

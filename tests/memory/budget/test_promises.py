@@ -195,6 +195,29 @@ def test_a_fault_at_any_launch_leaves_no_promise(
     assert live() == base
 
 
+def test_room_is_given_back_though_an_interrupt_comes_just_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, settle = c64(np.ones((SIDE, SIDE))), LEDGER.settle_promise
+    left: list[int] = []
+
+    def interrupted(promised: int) -> None:
+        if not left:
+            left.append(LEDGER.promised())
+            raise KeyboardInterrupt
+        settle(promised)
+
+    def refused() -> None:
+        raise ArithmeticError
+
+    with tg.memory_budget("1MiB"):
+        with pytest.raises(ArithmeticError):
+            account.current.in_room([x._buffer.node.aval], ["f"], refused)
+        assert not LEDGER.promised_bytes
+        monkeypatch.setattr(LEDGER, "settle_promise", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            account.current.in_room([x._buffer.node.aval], ["f"], lambda: None)
+        assert left == [UNIT] and not LEDGER.promised_bytes
+
+
 def test_room_is_reserved_in_one_place_alone() -> None:
     found = []
     for path in PACKAGE.rglob("*.py"):

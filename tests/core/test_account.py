@@ -1,0 +1,64 @@
+"""Who is told of bytes and work: nobody, who counts, or who keeps a budget, which counts as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad.core import account, state
+from tapegrad.core import buffer as _buffer
+from tapegrad.core.account import NOBODY, Account, count_with, keep_with
+from tapegrad.core.aval import shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import leaf
+from tapegrad.device import CPU
+
+
+class Counts(Account):
+    def __init__(self) -> None:
+        self.executor = NOBODY.executor  # type: ignore[misc]
+        self.heard: list[Buffer] = []
+
+    def allocated(self, buffer: Buffer) -> None:
+        self.heard.append(buffer)
+
+
+@pytest.fixture(autouse=True)
+def nobody() -> Iterator[None]:
+    tg.zeros(1)  # the engine is there
+    assert account.current is NOBODY
+    yield
+    keep_with(None), count_with(None)
+    assert account.current is NOBODY
+
+
+def filled() -> Buffer:
+    return Buffer(np.zeros(4), leaf(shaped((4,), np.dtype("float32"), CPU)))
+
+
+def test_one_hears_of_bytes() -> None:
+    ledger, manager, made = Counts(), Counts(), []
+    for who in (None, ledger):
+        count_with(who)
+        made.append(filled())
+    keep_with(manager)
+    made.append(filled())
+    count_with(None)  # who keeps a budget goes on counting
+    made.append(filled())
+    keep_with(None)
+    assert account.current is NOBODY
+    made.append(filled())
+    assert ledger.heard == made[1:2] and manager.heard == made[2:4]
+    assert [b for b in made if any(ref() is b for ref in list(_buffer.uncounted))] == [made[0], made[4]]
+
+
+def test_the_executor_is_that_of_the_account_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[object] = []
+    monkeypatch.setattr(state, "install", installed.append)
+    ledger, manager = Counts(), Counts()
+    ledger.executor, manager.executor = "counted", "budgeted"  # type: ignore[misc, assignment]
+    count_with(ledger), keep_with(manager), keep_with(None), count_with(None)
+    assert installed == ["counted", "budgeted", "counted", NOBODY.executor]
