@@ -7,20 +7,7 @@ from __future__ import annotations
 
 from tapegrad.fft.along import fft, hfft, ifft, ihfft, irfft, rfft
 from tapegrad.fft.order import fftfreq, fftshift, ifftshift, rfftfreq
-from tapegrad.fft.several import (
-    fft2,
-    fftn,
-    hfft2,
-    hfftn,
-    ifft2,
-    ifftn,
-    ihfft2,
-    ihfftn,
-    irfft2,
-    irfftn,
-    rfft2,
-    rfftn,
-)
+from tapegrad.fft.several import fft2, fftn, hfft2, hfftn, ifft2, ifftn, ihfft2, ihfftn, irfft2, irfftn, rfft2, rfftn
 
 __all__ = [
     "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "hfft2", "hfftn", "ifft", "ifft2", "ifftn", "ifftshift",

@@ -12,17 +12,7 @@ from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.linalg._common import (
-    H,
-    check_square,
-    column,
-    complex_of,
-    declare,
-    on_diagonal,
-    over,
-    row,
-    square,
-)
+from tapegrad.linalg._common import H, check_square, column, complex_of, declare, on_diagonal, over, row, square
 from tapegrad.linalg.solving import solved
 from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.ops.elementwise.complex import conj, real

@@ -10,16 +10,7 @@ from tapegrad.ops.elementwise.exponential import log, log1p
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.special.entropies import xlog1py, xlogy
 from tapegrad.special.gammas import gammaln
-from tapegrad.special.incomplete import (
-    betainc,
-    betaincc,
-    betaincinv,
-    betaln,
-    gammainc,
-    gammaincc,
-    gammaincinv,
-    stdtr,
-)
+from tapegrad.special.incomplete import betainc, betaincc, betaincinv, betaln, gammainc, gammaincc, gammaincinv, stdtr
 from tapegrad.special.normal import log_ndtr, ndtr, ndtri
 from tapegrad.stats._base import INF, Continuous, Discrete
 from tapegrad.tensor import Tensor

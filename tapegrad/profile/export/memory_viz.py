@@ -7,10 +7,10 @@ import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from tapegrad.profile.export.files import ExportError, write_text
 from tapegrad.profile.export.stacks import Stacks
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.timeline import events, last_categories
+from tapegrad.profile.runs.whole import ExportError, write_text
 
 _BASE = 2 << 20
 _LARGEST = 1 << 53

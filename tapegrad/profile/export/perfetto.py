@@ -12,11 +12,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tapegrad.profile.export.files import write_text
 from tapegrad.profile.report.rows import Clock, source_line
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run
 from tapegrad.profile.runs.model import KINDS, MARKS
 from tapegrad.profile.runs.timeline import totals
+from tapegrad.profile.runs.whole import write_text
 
 PID = 1
 

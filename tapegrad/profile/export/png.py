@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tapegrad.profile.export.files import ExportError
 from tapegrad.profile.report.escape import clip, shown
 from tapegrad.profile.report.units import iec, unit_of
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.timeline import totals
-from tapegrad.profile.runs.whole import whole
+from tapegrad.profile.runs.whole import ExportError, whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,10 +6,10 @@ import json
 import os
 from collections import Counter
 
-from tapegrad.profile.export.files import write_text
 from tapegrad.profile.export.stacks import Frame, Stacks
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.timeline import events
+from tapegrad.profile.runs.whole import write_text
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 Stack = tuple[int, ...]

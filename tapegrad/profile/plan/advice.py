@@ -7,7 +7,7 @@ import shlex
 
 from tapegrad.memory.program_files import own_name
 from tapegrad.profile.plan.problem import CallKey, Problem, held_bytes
-from tapegrad.profile.plan.words import calls_of, change_in_time, file_line, name_of
+from tapegrad.profile.plan.text import calls_of, change_in_time, file_line, name_of
 from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs.model import Run
 

@@ -214,7 +214,7 @@ def _print_batch(run: Run, scaled: Scaled, wanted: int, limit: int | None, large
     from rich.console import Console
 
     from tapegrad.profile.plan.batch import MOST
-    from tapegrad.profile.plan.words import change_in_bytes
+    from tapegrad.profile.plan.text import change_in_bytes
     from tapegrad.profile.report.table import Output
     from tapegrad.profile.report.units import iec, ms
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import linecache
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 from tapegrad.device import current_device
+from tapegrad.memory.checkpoint.recompute import Recompute
 from tapegrad.memory.ledger.figures import Measure
+from tapegrad.memory.ledger.frames import CHECKPOINT, LAYER, Special, code_of
 from tapegrad.memory.ledger.journal import STEP, STOPPED, Journal
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.parts import End
 from tapegrad.memory.ledger.phase import HERE
 from tapegrad.memory.ledger.steps import GRADIENT, STEPS
+from tapegrad.nn import Layer
 from tapegrad.profile.recorder.assemble import assemble
 from tapegrad.profile.recorder.checking import Checker
-from tapegrad.profile.recorder.origins import special
-from tapegrad.profile.recorder.sources import sources_of
 from tapegrad.profile.runs.model import Run
 
 _COUNTS = ("reruns", "restored", "evictions", "offloads")
@@ -155,3 +159,39 @@ class Session:
     def _readings(self) -> dict[int, End]:
         with LEDGER.held() as entries:
             return {e.number: (-1, -1, e.holder, e.read, e.next) for e in entries}
+
+
+def _layer(frame: FrameType) -> tuple[int, str, CodeType | None]:
+    layer = type(frame.f_locals["self"])
+    return LAYER, layer.__qualname__, code_of(layer.call)
+
+
+def _checkpoint(frame: FrameType) -> tuple[int, str, CodeType | None]:
+    f = frame.f_locals["self"].__wrapped__
+    name = getattr(f, "__qualname__", type(f).__qualname__)
+    return CHECKPOINT, f"recompute_grad({name})", code_of(f.call if isinstance(f, Layer) else f)
+
+
+def special() -> Special:
+    """By the id of their code: what the frames of ``Layer.__call__`` and of checkpointed runs are calls of."""
+    codes = ((Layer.__call__.__code__, _layer), (Recompute._run.__code__, _checkpoint))
+    return {id(code): (code, describe) for code, describe in codes}
+
+
+AROUND = 3
+"""Lines shown before and after a line that appears."""
+_WIDTH = 200
+
+
+def sources_of(run: Run) -> dict[str, dict[str, str]]:
+    """By file and line number: the lines in which something was made, and those around them."""
+    wanted: dict[str, set[int]] = defaultdict(set)
+    for file, line in zip(run.frames["file"], run.frames["line"]):
+        wanted[run.text(file)].update(range(max(1, line - AROUND), line + AROUND + 1))
+    sources: dict[str, dict[str, str]] = {}
+    for name, lines in wanted.items():
+        texts = linecache.getlines(name)
+        mine = {str(n): texts[n - 1].rstrip("\n")[:_WIDTH] for n in sorted(lines) if n <= len(texts)}
+        if mine:
+            sources[name] = mine
+    return sources

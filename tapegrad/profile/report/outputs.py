@@ -122,7 +122,7 @@ def write_html(run: Run, path: Path, source: bool) -> None:
 def _writer(kind: str) -> Callable[[Run, Path, View], None]:
     """Imported when it is needed: the text of a run must not wait for what draws pictures."""
     if kind == "json":
-        from tapegrad.profile.export.files import write_text
+        from tapegrad.profile.runs.whole import write_text
 
         return lambda run, path, view: write_text(path, [json.dumps(view.to_json(run), indent=2), "\n"])
     if kind == "html":

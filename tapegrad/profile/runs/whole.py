@@ -6,9 +6,11 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tapegrad.errors import TapegradError
 
 
 @contextmanager
@@ -38,8 +40,7 @@ def require_writable(path: str | os.PathLike[str]) -> None:
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return
-        target = Path(os.path.realpath(path))
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        part = _beside(Path(os.path.realpath(path)))
         try:
             part.write_bytes(b"")
         finally:
@@ -49,10 +50,15 @@ def require_writable(path: str | os.PathLike[str]) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def _beside(target: Path) -> Path:
+    """What is written first, and then takes the name ``target``."""
+    return target.with_name(f".{target.name}.{os.getpid()}.part")
+
+
 @contextmanager
 def _replaced(path: Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part = _beside(target)
     try:
         yield part
         part.replace(target)
@@ -69,3 +75,14 @@ def _sent(path: Path) -> Iterator[Path]:
         yield part
         with part.open("rb") as source, path.open("wb") as target:
             shutil.copyfileobj(source, target)
+
+
+class ExportError(TapegradError):
+    """A file that cannot be made of this run, or on this machine."""
+
+
+def write_text(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
+    """Write text to ``path``, in UTF-8: all of it, or (on an error) nothing.  Raises OSError."""
+    # names that were no UTF-8 where they came from are written as escapes; line ends stay as they are
+    with whole(path) as part, part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        file.writelines(parts)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tapegrad.profile.export.files import ExportError
 from tapegrad.profile.export.memory_viz import document, write
+from tapegrad.profile.runs.whole import ExportError
 from tests.profile.made_runs import MIB, Builder, empty, hostile, many, out_of_memory, training
 
 RUNS = {

@@ -149,7 +149,7 @@ def test_without_matplotlib_it_says_what_to_install(run, monkeypatch: pytest.Mon
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
-    from tapegrad.profile.export.files import write_text
+    from tapegrad.profile.runs.whole import write_text
 
     def parts():
         yield "a"
