@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from tapegrad.core.primitive import REGISTRY
+from tapegrad.device.types import Params
 from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import barrier
 from tapegrad.ops.elementwise.arithmetic import add
@@ -27,7 +27,7 @@ def widened(x: Tensor, companion: Tensor, ndim: int) -> Tensor:
     return reshape(companion, (len(companion), *(1,) * (ndim - x.ndim), *x.shape))
 
 
-def matmul(operands: list[Tensor], companions: Companions, n: int, params: dict[str, Any]) -> Tensor:
+def matmul(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor:
     """Of ``matmul``: leading axes are broadcast, so one matrix for all examples is not repeated."""
     ndim = max(x.ndim for x in operands)
     pairs = zip(operands, companions, strict=True)
@@ -40,7 +40,7 @@ def all_but(name: str, *plain: int) -> Callable:
     The others have to be alike in rank; else None: example by example.
     """
 
-    def batch(operands: list[Tensor], companions: Companions, n: int, params: dict[str, Any]) -> Tensor | None:
+    def batch(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor | None:
         ranks = {x.ndim for i, x in enumerate(operands) if i not in plain}
         if len(ranks) > 1 or any(companions[i] is not None for i in plain):
             return None
@@ -50,7 +50,7 @@ def all_but(name: str, *plain: int) -> Callable:
     return batch
 
 
-def take(operands: list[Tensor], companions: Companions, n: int, params: dict[str, Any]) -> Tensor:
+def take(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor:
     """Of ``take``: rows of all examples lie one after the other."""
     prim, axis = REGISTRY["take"], params["axis"]
     (x, places), (many, wheres) = operands, companions
@@ -67,7 +67,7 @@ def take(operands: list[Tensor], companions: Companions, n: int, params: dict[st
     return permute_dims(rows_taken, order)
 
 
-def scatter_add(operands: list[Tensor], companions: Companions, n: int, params: dict[str, Any]) -> Tensor:
+def scatter_add(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor:
     """Of ``scatter_add``, likewise."""
     prim, axis, m = REGISTRY["scatter_add"], params["axis"], params["n"]
     (x, places), (many, wheres) = operands, companions

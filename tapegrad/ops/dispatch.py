@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 Unary = Callable[[TensorLike], Tensor]
 """The public function of a primitive of one operand."""
+Binary = Callable[[TensorLike, TensorLike], Tensor]
+"""That of two."""
 ToDType = Callable[[DType], DType]
 """The dtype to compute in, from that to which operands promote."""
 Strong = Tensor | complex
@@ -221,7 +223,7 @@ def several(op: str, xs: Iterable[TensorLike]) -> tuple[Tensor, ...]:
     return promote(op, operands)
 
 
-def stack(xs: Sequence[Any], /, axis: int = 0) -> Tensor:
+def stack(xs: Sequence[TensorLike], /, axis: int = 0) -> Tensor:
     """Tensors of one shape along a new ``axis``.  Raises ShapeError, AxisError."""
     parts = several("stack", xs)
     shape = parts[0].shape
@@ -331,7 +333,7 @@ def curve(
     return unary(prim, to, narrow=getattr(narrow, "primitive", None), module=module)
 
 
-def binary(prim: Primitive, to: ToDType | None = None) -> Callable[[Any, Any], Tensor]:
+def binary(prim: Primitive, to: ToDType | None = None) -> Binary:
     """The public function of a two-operand elementwise primitive; ``to`` maps the promoted dtype to compute in.
 
     Its attribute ``operator`` does the same as an operator's method: it answers a foreign operand NotImplemented.
@@ -378,7 +380,7 @@ def _binary(prim: Primitive, to: ToDType | None, polite: bool) -> Callable[[Any,
 def no_bool(name: str, ordered: bool = False) -> ToDType:
     """For ``unary`` and ``binary``: the dtype itself, if it is not bool (and, ``ordered``, not complex)."""
 
-    def check(dtype: DType) -> Any:
+    def check(dtype: DType) -> DType:
         if dtype.kind == "b":
             raise DTypeError(f"{name}: not defined for bool; use logical_xor or astype")
         if ordered and dtype.kind == "c":
@@ -391,7 +393,7 @@ def no_bool(name: str, ordered: bool = False) -> ToDType:
 def real_float(name: str) -> ToDType:
     """For ``unary``: the float dtype in which to compute; complex numbers are refused."""
 
-    def check(dtype: DType) -> Any:
+    def check(dtype: DType) -> DType:
         if dtype.kind == "c":
             raise DTypeError(f"{name}: not defined for complex numbers; take real or imag first")
         return dtypes.in_float(dtype)
@@ -431,7 +433,7 @@ def in_float32(f: Callable[..., Tensor], beside: tuple[str, ...] = ()) -> Callab
         if not any(dtypes.accumulator(kind) != kind for kind in kinds):
             return f(*args, **kwargs, **apart)
 
-        def wide(x: TensorLike) -> Any:
+        def wide(x: TensorLike) -> TensorLike:
             kind = getattr(x, "dtype", None)
             if kind is None or dtypes.accumulator(kind) == kind:
                 return x

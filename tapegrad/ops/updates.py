@@ -27,7 +27,8 @@ from tapegrad.ops.elementwise.comparison import isfinite
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.reduce.reductions import sum as sum_all
 from tapegrad.ops.shape.join import stack
-from tapegrad.tensor import Tensor, materialize
+from tapegrad.tensor import Tensor, TensorLike, materialize
+from tapegrad.variable import Variable
 
 AT_ONCE = 32 * 2**20
 """Bytes of variables in one group, unless one alone has more: their new values exist beside the old ones for a while,
@@ -101,7 +102,7 @@ def momentum(
     return _update("momentum_update", _MOMENTUM, (xs, gs, vs), (0, 2), formula, shrink, numbers)
 
 
-def clip_by_global_norm(grads: Sequence[Any], clip_norm: float) -> tuple[list[Any], Tensor]:
+def clip_by_global_norm(grads: Sequence[TensorLike | None], clip_norm: float) -> tuple[list[Any], Tensor]:
     """All gradients times ``clip_norm / max(norm, clip_norm)``, and ``norm``, the root of the sum of all squares.
 
     None among the gradients stays None (Pascanu et al., "On the difficulty of training recurrent neural networks",
@@ -121,10 +122,10 @@ def clip_by_global_norm(grads: Sequence[Any], clip_norm: float) -> tuple[list[An
     return [None if t is None else t * astype(scale, t.dtype) for t in tensors], norm
 
 
-def groups(xs: Sequence[Any]) -> list[list[int]]:
+def groups(xs: Sequence[Tensor | Variable]) -> list[list[int]]:
     """Positions in ``xs`` (tensors or variables) of what is best updated together."""
     batches: list[list[int]] = []
-    filling: dict[Any, tuple[list[int], int]] = {}
+    filling: dict[object, tuple[list[int], int]] = {}
     for i, x in enumerate(xs):
         on_gpu = x.device.kind == "cuda"
         if not on_gpu and x.nbytes > SMALL:
@@ -161,7 +162,7 @@ def _update(
     """New values of the operands at positions ``renewed``, for each tensor."""
     rows = [promote(name, row) for row in zip(*operands, strict=True)]
     new: list[tuple[Tensor, ...]] = [()] * len(rows)
-    shared: dict[Any, list[Tensor]] = {}
+    shared: dict[object, list[Tensor]] = {}
     for group in groups([row[0] for row in rows]):
         first = rows[group[0]][0]
         if first.device.kind == "cuda":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tapegrad import ops
 from tapegrad.core.state import unrecorded
@@ -26,6 +26,7 @@ from tapegrad.variable import Variable
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "clip_by_global_norm"]
 
 Schedule = Callable[[int], float]
+Gradient: TypeAlias = "TensorLike | None"
 Row = Sequence[Tensor]
 Rows = Sequence[tuple[Tensor, ...]]
 
@@ -64,16 +65,16 @@ class Optimizer:
         # By identity (a Variable has no hash); the variable is kept, so its id is not used again.
         self._slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
         # What `iterations` held when last asked, and its number: to fetch it anew would be to wait for the device.
-        self._counted: tuple[Any, int] = (None, 0)
+        self._counted: tuple[object, int] = (None, 0)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_slots": list(self._slots.values()), "_counted": (None, 0)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Keys are the ids of the variables that came along: the model's, if they were pickled or copied together.
         self.__dict__.update(state, _slots={id(v): (v, slots) for v, slots in state["_slots"]})
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if "update" in cls.__dict__ and "update_many" not in cls.__dict__:
             cls.update_many = Optimizer.update_many  # type: ignore[method-assign]  # an inherited one has other formulas
@@ -122,7 +123,7 @@ class Optimizer:
         _, slots = self._slots.get(id(variable), (variable, ()))
         return dict(zip(self.slot_names, slots))
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]], *, skip_none: bool = False) -> None:
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]], *, skip_none: bool = False) -> None:
         """``apply`` for pairs, as Keras wants them: ``apply_gradients(zip(grads, variables))``."""
         pairs = list(grads_and_vars)
         for pair in pairs:
@@ -130,7 +131,7 @@ class Optimizer:
                 raise GradientError(f"{self}: wanted pairs (gradient, variable), got {type(pair).__name__}")
         self.apply([g for g, _ in pairs], [v for _, v in pairs], skip_none=skip_none)
 
-    def apply(self, grads: Sequence[Any], variables: Sequence[Variable], *, skip_none: bool = False) -> None:
+    def apply(self, grads: Sequence[Gradient], variables: Sequence[Variable], *, skip_none: bool = False) -> None:
         """One step: change every variable by its gradient, which has its shape.
 
         A gradient that is None is an error naming the variable, unless ``skip_none``, which leaves the variable and
@@ -142,7 +143,7 @@ class Optimizer:
             unrecorded(self._apply, list(grads), list(variables), skip_none)
         STEPS.mark(OPTIMIZER)
 
-    def _apply(self, grads: list[Any], variables: list[Variable], skip_none: bool) -> None:
+    def _apply(self, grads: list[Gradient], variables: list[Variable], skip_none: bool) -> None:
         pairs = self._checked_pairs(grads, variables, skip_none)
         rate, step = self.current_learning_rate(), self._steps_done() + 1
         for group in updates.groups([v for _, v in pairs]):
@@ -173,11 +174,13 @@ class Optimizer:
             self._counted = held, int(self.iterations.numpy())
         return self._counted[1]
 
-    def _iterations_now(self) -> Any:
+    def _iterations_now(self) -> object:
         """What ``iterations`` holds: another object after every assignment."""
         return unrecorded(self.iterations._content)._buffer
 
-    def _checked_pairs(self, grads: list[Any], variables: list[Variable], skip: bool) -> list[tuple[Tensor, Variable]]:
+    def _checked_pairs(
+        self, grads: list[Gradient], variables: list[Variable], skip: bool
+    ) -> list[tuple[Tensor, Variable]]:
         """The gradients to apply, as tensors in their variables' dtypes, clipped."""
         if len(grads) != len(variables):
             raise GradientError(f"{self}: wanted one gradient per variable, got {len(grads)} for {len(variables)}")
@@ -300,13 +303,13 @@ def _name(variable: Variable) -> str:
     return f'variable "{variable.name}" {variable.shape}'
 
 
-def _share(who: Any, name: str, value: float) -> float:
+def _share(who: object, name: str, value: float) -> float:
     if not 0 <= value < 1:
         raise TapegradError(f"{who}: wanted {name} in [0, 1), got {value!r}")
     return value
 
 
-def _at_least(who: Any, name: str, value: float, least: float) -> float:
+def _at_least(who: object, name: str, value: float, least: float) -> float:
     if not value >= least:
         raise TapegradError(f"{who}: wanted {name} of at least {least}, got {value!r}")
     return value

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest, ops
 from tapegrad.autodiff.functional import hessian, hvp, jacobian, value_and_grad
 from tapegrad.core.state import unrecorded
 from tapegrad.errors import DTypeError, GradientError, TapegradError
-from tapegrad.tensor import Tensor, TensorLike
+from tapegrad.tensor import Tensor
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
+
+    Vector = NDArray[float64]
 
 
 class _Flat:
     """A nested structure as one vector of float64."""
 
-    def __init__(self, name: str, x0: TensorLike) -> None:
+    def __init__(self, name: str, x0: Any) -> None:
         self._tree = x0
         self._leaves = [ops.asarray(x) for x in nest.flatten(x0)]
         if not self._leaves:
@@ -26,7 +32,7 @@ class _Flat:
                 raise DTypeError(f"{name}: cannot minimize over {x.dtype}; pass real and imaginary parts apart")
         self.start = ops.concat([ops.astype(x.reshape(x.size), "float64") for x in self._leaves]).numpy(copy=True)
 
-    def unflatten(self, flat: Any) -> Any:
+    def unflatten(self, flat: Vector) -> Any:
         """The structure with its numbers from ``flat``, in the dtypes and shapes of ``x0`` (integers: float64)."""
         vector, parts, first = ops.asarray(flat), [], 0
         if vector.shape != self.start.shape:
@@ -42,21 +48,23 @@ class _Flat:
         return lambda flat: f(self.unflatten(flat), *args)
 
 
-def _numbers(vector: Any) -> Tensor:
+def _numbers(vector: Vector) -> Tensor:
     return ops.asarray(vector, dtype="float64")
 
 
-def _objective(f: Callable[[Any], Any]) -> Callable[[Any], tuple[float, Any]]:
+def _objective(f: Callable[[Tensor], Any]) -> Callable[[Vector], tuple[float, Vector]]:
     both = value_and_grad(f)
 
-    def fun(flat: Any) -> tuple[float, Any]:
+    def fun(flat: Vector) -> tuple[float, Vector]:
         value, gradient = unrecorded(both, _numbers(flat))
         return float(value.item()), gradient.numpy(copy=True)
 
     return fun
 
 
-def scipy_objective(f: Callable, x0: TensorLike, args: tuple = ()) -> tuple[Callable, Any, Callable]:
+def scipy_objective(
+    f: Callable, x0: Any, args: tuple = ()
+) -> tuple[Callable[[Vector], tuple[float, Vector]], Vector, Callable[[Vector], Any]]:
     """What scipy.optimize wants of ``f(x, *args)``: ``(fun, flat_x0, unflatten)``.
 
     x0: a nested structure of tensors, arrays and numbers; ``fun(flat)`` gives the value, a float, and the gradient, a
@@ -69,17 +77,17 @@ def scipy_objective(f: Callable, x0: TensorLike, args: tuple = ()) -> tuple[Call
 
 def minimize(
     f: Callable,
-    x0: TensorLike,
+    x0: Any,
     args: tuple = (),
     method: str | None = None,
     *,
     hess: bool = False,
     hessp: bool = False,
-    bounds: Any = None,
+    bounds: object = None,
     constraints: Any = (),
     tol: float | None = None,
     callback: Callable[[Any], Any] | None = None,
-    options: dict[str, Any] | None = None,
+    options: dict[str, object] | None = None,
 ) -> Any:
     """The least value of ``f(x, *args)`` near ``x0`` by scipy.optimize.minimize, with exact gradients.
 
@@ -113,7 +121,7 @@ def minimize(
     return result
 
 
-def _constraints(flat: _Flat, constraints: Any) -> Any:
+def _constraints(flat: _Flat, constraints: Any) -> object:
     if isinstance(constraints, dict):
         return _constraint(flat, constraints)
     if isinstance(constraints, (list, tuple)):
@@ -121,7 +129,7 @@ def _constraints(flat: _Flat, constraints: Any) -> Any:
     return constraints
 
 
-def _constraint(flat: _Flat, constraint: dict[str, Any]) -> dict[str, Any]:
+def _constraint(flat: _Flat, constraint: dict[str, Any]) -> dict[str, object]:
     """A constraint on the structure as one on the vector, with its Jacobian unless there is one."""
     of_vector = flat.of(constraint["fun"], tuple(constraint.get("args", ())))
     converted = {"type": constraint["type"], "fun": lambda v: ops.asarray(of_vector(_numbers(v))).numpy(copy=True)}

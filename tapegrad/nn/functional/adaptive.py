@@ -20,8 +20,11 @@ __all__ = [
     "unpooling_1d", "unpooling_2d", "unpooling_3d", "unpooling_nd",
 ]  # fmt: skip
 
+Size = int | Sequence[int | None] | None
+"""Positions along each dimension; None: as many as the input has."""
 
-def _sizes(op: str, x: Tensor, output_size: Any, dims: int) -> tuple[int, ...]:
+
+def _sizes(op: str, x: Tensor, output_size: Size, dims: int) -> tuple[int, ...]:
     wanted = (output_size,) * dims if isinstance(output_size, int) or output_size is None else tuple(output_size)
     sizes: tuple[int, ...] = tuple(n if m is None else m for n, m in zip(x.shape[-dims:], wanted))
     if len(wanted) != dims or any(not isinstance(m, int) or m < 0 for m in sizes):
@@ -55,7 +58,7 @@ def _gathered(x: Tensor, axis: int, count: int, fill: float) -> tuple[Tensor, Te
     return cells, at
 
 
-def _adaptive_avg(dims: int, input: TensorLike, output_size: Any) -> Tensor:
+def _adaptive_avg(dims: int, input: TensorLike, output_size: Size) -> Tensor:
     op = f"adaptive_avg_pool{dims}d"
     x = planes(op, input, dims)
     x = x if "float" in str(x.dtype) else ops.astype(x, "float64")
@@ -67,12 +70,12 @@ def _adaptive_avg(dims: int, input: TensorLike, output_size: Any) -> Tensor:
     return x
 
 
-def adaptive_avg_pool1d(input: TensorLike, output_size: Any) -> Tensor:
+def adaptive_avg_pool1d(input: TensorLike, output_size: Size) -> Tensor:
     """Means of ``output_size`` bins: as :func:`adaptive_avg_pool2d` with (n, c, l)."""
     return _adaptive_avg(1, input, output_size)
 
 
-def adaptive_avg_pool2d(input: TensorLike, output_size: Any) -> Tensor:
+def adaptive_avg_pool2d(input: TensorLike, output_size: Size) -> Tensor:
     """Means of ``output_size`` bins along each size; bin i of m over n: from ``i * n // m`` to ``(i + 1) * n / m``.
 
     input: (n, c, h, w), result: (n, c, *output_size); None keeps a size.  Raises ShapeError.
@@ -80,12 +83,12 @@ def adaptive_avg_pool2d(input: TensorLike, output_size: Any) -> Tensor:
     return _adaptive_avg(2, input, output_size)
 
 
-def adaptive_avg_pool3d(input: TensorLike, output_size: Any) -> Tensor:
+def adaptive_avg_pool3d(input: TensorLike, output_size: Size) -> Tensor:
     """Means of ``output_size`` bins: as :func:`adaptive_avg_pool2d` with (n, c, d, h, w)."""
     return _adaptive_avg(3, input, output_size)
 
 
-def _adaptive_max(dims: int, input: TensorLike, output_size: Any, return_indices: bool) -> Any:
+def _adaptive_max(dims: int, input: TensorLike, output_size: Size, return_indices: bool) -> Any:
     op = f"adaptive_max_pool{dims}d"
     x = planes(op, input, dims)
     size = x.shape[-dims:]
@@ -108,12 +111,12 @@ def _largest(cells: Tensor, at: Tensor, axis: int, flat: Tensor | None, stride: 
     return values, ops.squeeze(ops.take_along_axis(spread, best, axis=axis), axis=axis)
 
 
-def adaptive_max_pool1d(input: TensorLike, output_size: Any, return_indices: bool = False) -> Any:
+def adaptive_max_pool1d(input: TensorLike, output_size: Size, return_indices: bool = False) -> Any:
     """The largest of each of ``output_size`` bins: as :func:`adaptive_max_pool2d` with (n, c, l)."""
     return _adaptive_max(1, input, output_size, return_indices)
 
 
-def adaptive_max_pool2d(input: TensorLike, output_size: Any, return_indices: bool = False) -> Any:
+def adaptive_max_pool2d(input: TensorLike, output_size: Size, return_indices: bool = False) -> Any:
     """The largest of each of ``output_size`` bins (see :func:`adaptive_avg_pool2d`); gradient to the first of equals.
 
     input: (n, c, h, w), result: (n, c, *output_size); ``return_indices``: also where in the flattened (h, w) it was.
@@ -122,14 +125,14 @@ def adaptive_max_pool2d(input: TensorLike, output_size: Any, return_indices: boo
     return _adaptive_max(2, input, output_size, return_indices)
 
 
-def adaptive_max_pool3d(input: TensorLike, output_size: Any, return_indices: bool = False) -> Any:
+def adaptive_max_pool3d(input: TensorLike, output_size: Size, return_indices: bool = False) -> Any:
     """The largest of each of ``output_size`` bins: as :func:`adaptive_max_pool2d` with (n, c, d, h, w)."""
     return _adaptive_max(3, input, output_size, return_indices)
 
 
 def _fractional(
-    dims: int, input: TensorLike, kernel_size: Lengths, output_size: Any, output_ratio: Any, return_indices: bool,
-    samples: TensorLike,
+    dims: int, input: TensorLike, kernel_size: Lengths, output_size: Lengths | None, output_ratio: Any,
+    return_indices: bool, samples: TensorLike | None,
 ) -> Any:  # fmt: skip
     op = f"fractional_max_pool{dims}d"
     x = planes(op, input, dims)
@@ -176,8 +179,9 @@ def _fractional_places(x: Tensor, samples: Tensor, counts: tuple[int, ...], kern
 
 
 def fractional_max_pool2d(
-    input: TensorLike, kernel_size: Lengths, output_size: Any = None, output_ratio: Any = None,
-    return_indices: bool = False, _random_samples: Any = None,
+    input: TensorLike, kernel_size: Lengths, output_size: Lengths | None = None,
+    output_ratio: float | Sequence[float] | None = None,
+    return_indices: bool = False, _random_samples: TensorLike | None = None,
 ) -> Any:  # fmt: skip
     """The largest element of windows at random places that follow each other evenly (Graham, arXiv 1412.6071).
 
@@ -188,8 +192,9 @@ def fractional_max_pool2d(
 
 
 def fractional_max_pool3d(
-    input: TensorLike, kernel_size: Lengths, output_size: Any = None, output_ratio: Any = None,
-    return_indices: bool = False, _random_samples: Any = None,
+    input: TensorLike, kernel_size: Lengths, output_size: Lengths | None = None,
+    output_ratio: float | Sequence[float] | None = None,
+    return_indices: bool = False, _random_samples: TensorLike | None = None,
 ) -> Any:  # fmt: skip
     """As :func:`fractional_max_pool2d` with (n, c, d, h, w) and samples (n, c, 3)."""
     return _fractional(3, input, kernel_size, output_size, output_ratio, return_indices, _random_samples)
@@ -215,7 +220,7 @@ def spatial_pyramid_pooling_2d(x: TensorLike, pyramid_height: int) -> Tensor:
 
 def unpooling_nd(
     x: TensorLike, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0,
-    outsize: Sequence[int] | None = None, cover_all: bool = True,
+    outsize: Lengths | None = None, cover_all: bool = True,
 ) -> Tensor:  # fmt: skip
     """Each element spread over its window, overlapping ones added up (Chainer's function): avg_pool's transpose.
 
@@ -237,19 +242,21 @@ def unpooling_nd(
     return spread_pool(x, window=Window(size, kernel, strides, pairs, (1,) * dims))
 
 
-def unpooling_1d(x: TensorLike, ksize: int, stride: int | None = None, pad: int = 0, outsize: Any = None,
+def unpooling_1d(x: TensorLike, ksize: int, stride: int | None = None, pad: int = 0, outsize: Lengths | None = None,
                  cover_all: bool = True) -> Tensor:  # fmt: skip
     """:func:`unpooling_nd` of (n, c, l)."""
     return unpooling_nd(planes("unpooling_1d", x, 1), ksize, stride, pad, outsize, cover_all)
 
 
-def unpooling_2d(x: TensorLike, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0, outsize: Any = None,
+def unpooling_2d(x: TensorLike, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0,
+outsize: Lengths | None = None,
                  cover_all: bool = True) -> Tensor:  # fmt: skip
     """:func:`unpooling_nd` of (n, c, h, w)."""
     return unpooling_nd(planes("unpooling_2d", x, 2), ksize, stride, pad, outsize, cover_all)
 
 
-def unpooling_3d(x: TensorLike, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0, outsize: Any = None,
+def unpooling_3d(x: TensorLike, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0,
+outsize: Lengths | None = None,
                  cover_all: bool = True) -> Tensor:  # fmt: skip
     """:func:`unpooling_nd` of (n, c, d, h, w)."""
     return unpooling_nd(planes("unpooling_3d", x, 3), ksize, stride, pad, outsize, cover_all)

@@ -23,7 +23,7 @@ Lengths = int | Sequence[int]
 Padding = int | str | Sequence[Any]
 
 
-def lengths(who: Any, name: str, value: Lengths, dims: int, least: int = 1) -> tuple[int, ...]:
+def lengths(who: object, name: str, value: Lengths, dims: int, least: int = 1) -> tuple[int, ...]:
     """One integer for each of ``dims`` dimensions.  Raises ShapeError."""
     sizes = (value,) * dims if isinstance(value, int) else tuple(value)
     if len(sizes) != dims or any(not isinstance(n, int) or n < least for n in sizes):
@@ -32,8 +32,9 @@ def lengths(who: Any, name: str, value: Lengths, dims: int, least: int = 1) -> t
 
 
 def pads(
-    who: Any, padding: Padding, size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilation: Any
-) -> tuple[tuple[int, int], ...]:
+    who: object, padding: Padding, size: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[tuple[int, int], ...]:  # fmt: skip
     """Pairs ``(before, after)``: of numbers, of a number for each dimension, or of a word.
 
     "same": as many positions as ``size / strides``, rounded up, the odd element of padding after the image (the rule of
@@ -58,7 +59,7 @@ def pads(
     return pairs
 
 
-def by_image(op: Any, input: TensorLike, dims: int, body: Callable[[Tensor], Tensor]) -> Tensor:
+def by_image(op: object, input: TensorLike, dims: int, body: Callable[[Tensor], Tensor]) -> Tensor:
     """``body`` of (n, channels, sizes ...), or of one image without the axis n.  Raises ShapeError."""
     x = ops.asarray(input)
     if x.ndim == dims + 1:
@@ -69,7 +70,7 @@ def by_image(op: Any, input: TensorLike, dims: int, body: Callable[[Tensor], Ten
     return body(x)
 
 
-def _bias(op: str, y: Tensor, bias: TensorLike | None) -> Tensor:
+def _bias(op: object, y: Tensor, bias: TensorLike | None) -> Tensor:
     if bias is None:
         return y
     b = ops.asarray(bias)
@@ -79,7 +80,7 @@ def _bias(op: str, y: Tensor, bias: TensorLike | None) -> Tensor:
 
 
 def convolve(
-    op: Any, dims: int, input: TensorLike, weight: TensorLike, bias: TensorLike | None, stride: Lengths,
+    op: object, dims: int, input: TensorLike, weight: TensorLike, bias: TensorLike | None, stride: Lengths,
     padding: Padding, dilation: Lengths, groups: int,
 ) -> Tensor:  # fmt: skip
     """What conv1d, conv2d and conv3d do; ``op`` opens the messages."""

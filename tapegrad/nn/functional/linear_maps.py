@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import DTypeError, ShapeError, TapegradError
@@ -146,7 +144,7 @@ def _in_bags(op: str, rows: Tensor, counted: Tensor, offsets: Tensor, last: bool
     return ops.take(rows, at, axis=0), ops.logical_and(inside, ops.take(counted, at, axis=0))
 
 
-def one_hot(tensor: Any, num_classes: int = -1) -> Tensor:
+def one_hot(tensor: TensorLike, num_classes: int = -1) -> Tensor:
     """1 at the position of the label, else 0, as int64; (...) -> (..., num_classes), by default the largest plus one.
 
     Raises DTypeError for labels that are not integers, IndexingError for one outside the classes.

@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def planes(op: Any, input: TensorLike, dims: int) -> Tensor:
+def planes(op: object, input: TensorLike, dims: int) -> Tensor:
     """The input, of which only the trailing axes matter.  Raises ShapeError."""
     x = ops.asarray(input)
     if x.ndim not in (dims + 1, dims + 2):
@@ -33,7 +33,7 @@ def planes(op: Any, input: TensorLike, dims: int) -> Tensor:
 
 
 def _window(
-    op: Any, dims: int, x: Tensor, kernel_size: Lengths, stride: Lengths | None, padding: Padding,
+    op: object, dims: int, x: Tensor, kernel_size: Lengths, stride: Lengths | None, padding: Padding,
     dilation: Lengths = 1, ceil_mode: bool = False,
 ) -> Window:  # fmt: skip
     kernel = lengths(op, "kernel_size", kernel_size, dims)

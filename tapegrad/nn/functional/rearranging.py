@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError
@@ -15,7 +14,9 @@ from tapegrad.tensor import Tensor, TensorLike
 __all__ = ["channel_shuffle", "fold", "pixel_shuffle", "pixel_unshuffle", "shift", "unfold"]
 
 
-def _window(op: str, size: tuple[int, ...], kernel_size: Lengths, dilation: Any, padding: Any, stride: Any) -> Window:
+def _window(
+    op: str, size: tuple[int, ...], kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
+) -> Window:
     around = lengths(op, "padding", padding, 2, 0)
     return Window(
         size,

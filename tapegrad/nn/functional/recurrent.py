@@ -75,7 +75,9 @@ def tree_lstm(*inputs: TensorLike) -> tuple[Tensor, Tensor]:
 
 
 State = tuple[Tensor, ...]
-Cell = Callable[[Tensor, State, Sequence[Any], Sequence[Any]], State]
+Cell = Callable[[Tensor, State, Sequence[TensorLike], Sequence[TensorLike]], State]
+Weights = Sequence[Sequence[TensorLike]]
+"""For each layer and direction the matrices, or the vectors, of its gates."""
 
 
 def _rnn_cell(activation: str) -> Cell:
@@ -83,13 +85,13 @@ def _rnn_cell(activation: str) -> Cell:
         raise TapegradError(f'n_step_rnn: wanted activation "tanh" or "relu", got {activation!r}')
     function = getattr(ops, activation)
 
-    def cell(x: Tensor, state: State, w: Sequence[Any], b: Sequence[Any]) -> State:
+    def cell(x: Tensor, state: State, w: Sequence[TensorLike], b: Sequence[TensorLike]) -> State:
         return (function(linear(x, w[0], b[0]) + linear(state[0], w[1], b[1])),)
 
     return cell
 
 
-def _gru_cell(x: Tensor, state: State, w: Sequence[Any], b: Sequence[Any]) -> State:
+def _gru_cell(x: Tensor, state: State, w: Sequence[TensorLike], b: Sequence[TensorLike]) -> State:
     (h,) = state
     r = ops.sigmoid(linear(x, w[0], b[0]) + linear(h, w[3], b[3]))
     z = ops.sigmoid(linear(x, w[1], b[1]) + linear(h, w[4], b[4]))
@@ -97,7 +99,7 @@ def _gru_cell(x: Tensor, state: State, w: Sequence[Any], b: Sequence[Any]) -> St
     return ((1 - z) * new + z * h,)
 
 
-def _lstm_cell(x: Tensor, state: State, w: Sequence[Any], b: Sequence[Any]) -> State:
+def _lstm_cell(x: Tensor, state: State, w: Sequence[TensorLike], b: Sequence[TensorLike]) -> State:
     h, c = state
     i, f, o, a = (linear(x, w[k], b[k]) + linear(h, w[k + 4], b[k + 4]) for k in range(4))
     c = ops.sigmoid(f) * c + ops.sigmoid(i) * ops.tanh(a)
@@ -119,8 +121,8 @@ def _pass(
 
 
 def _n_step(
-    op: str, layers: int, ratio: float, states: Sequence[Any], ws: Any, bs: Any, xs: Sequence[Any], cell: Cell,
-    both: bool, training: bool, matrices: int,
+    op: str, layers: int, ratio: float, states: Sequence[TensorLike], ws: Weights, bs: Weights,
+    xs: Sequence[TensorLike], cell: Cell, both: bool, training: bool, matrices: int,
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """The final states, each stacked, and the last layer's results of each step."""
     steps, first = [ops.asarray(x) for x in xs], [ops.asarray(s) for s in states]
@@ -148,8 +150,8 @@ def _n_step(
 
 
 def n_step_rnn(
-    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Any, bs: Any, xs: Sequence[Any], activation: str = "tanh",
-    *, training: bool = True,
+    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Weights, bs: Weights, xs: Sequence[TensorLike],
+    activation: str = "tanh", *, training: bool = True,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """``h = f(W0 x + b0 + W1 h + b1)`` over sequences, in ``n_layers`` layers: (hy, ys).
 
@@ -164,8 +166,8 @@ def n_step_rnn(
 
 
 def n_step_birnn(
-    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Any, bs: Any, xs: Sequence[Any], activation: str = "tanh",
-    *, training: bool = True,
+    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Weights, bs: Weights, xs: Sequence[TensorLike],
+    activation: str = "tanh", *, training: bool = True,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """As :func:`n_step_rnn` forwards and backwards: two entries of hx, ws and bs for each layer, ys of both."""
     (hy,), ys = _n_step(
@@ -175,8 +177,9 @@ def n_step_birnn(
 
 
 def n_step_gru(
-    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Any, bs: Any, xs: Sequence[Any], *, training: bool = True
-) -> tuple[Tensor, list[Tensor]]:
+    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Weights, bs: Weights, xs: Sequence[TensorLike], *,
+    training: bool = True,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """As :func:`n_step_rnn` with gated units (Cho et al., arXiv 1406.1078) and six matrices for each layer.
 
     ``r = s(W0 x + W3 h)``, ``z = s(W1 x + W4 h)``, ``h = (1 - z) * tanh(W2 x + r * (W5 h)) + z * h``, with biases.
@@ -186,16 +189,17 @@ def n_step_gru(
 
 
 def n_step_bigru(
-    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Any, bs: Any, xs: Sequence[Any], *, training: bool = True
-) -> tuple[Tensor, list[Tensor]]:
+    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Weights, bs: Weights, xs: Sequence[TensorLike], *,
+    training: bool = True,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """As :func:`n_step_gru` forwards and backwards: two entries of hx, ws and bs for each layer, ys of both."""
     (hy,), ys = _n_step("n_step_bigru", n_layers, dropout_ratio, [hx], ws, bs, xs, _gru_cell, True, training, 6)
     return hy, ys
 
 
 def n_step_lstm(
-    n_layers: int, dropout_ratio: float, hx: TensorLike, cx: TensorLike, ws: Any, bs: Any, xs: Sequence[Any],
-    *, training: bool = True,
+    n_layers: int, dropout_ratio: float, hx: TensorLike, cx: TensorLike, ws: Weights, bs: Weights,
+    xs: Sequence[TensorLike], *, training: bool = True,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """As :func:`n_step_rnn` with long short-term memory and eight matrices for each layer: (hy, cy, ys).
 
@@ -207,8 +211,8 @@ def n_step_lstm(
 
 
 def n_step_bilstm(
-    n_layers: int, dropout_ratio: float, hx: TensorLike, cx: TensorLike, ws: Any, bs: Any, xs: Sequence[Any],
-    *, training: bool = True,
+    n_layers: int, dropout_ratio: float, hx: TensorLike, cx: TensorLike, ws: Weights, bs: Weights,
+    xs: Sequence[TensorLike], *, training: bool = True,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """As :func:`n_step_lstm` forwards and backwards: two entries of hx, cx, ws and bs for each layer, ys of both."""
     (hy, cy), ys = _n_step(

@@ -12,13 +12,18 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tapegrad.errors import TapegradError
 from tapegrad.variable import Variable
 
 if TYPE_CHECKING:
+    from numpy import generic
+    from numpy.typing import NDArray
+
     from tapegrad.optim import Optimizer
+
+    Arrays = dict[str, NDArray[generic]]
 
 _FORMAT = "tapegrad-1"
 
@@ -120,9 +125,7 @@ def _named_state(layer: str, variables: Named, optimizer: Optimizer | None) -> d
     return state
 
 
-def _build_for(
-    where: str, metadata: dict[str, str], arrays: dict[str, Any], variables: Named, optimizer: Optimizer
-) -> None:
+def _build_for(where: str, metadata: dict[str, str], arrays: Arrays, variables: Named, optimizer: Optimizer) -> None:
     """Make the optimizer's state for the variables that have some in the file."""
     kind = metadata.get("optimizer")
     if kind is None or "optimizer/iterations" not in arrays:
@@ -133,7 +136,7 @@ def _build_for(
     optimizer.build(variable for path, variable in variables if path in having)
 
 
-def _problems(state: dict[str, Variable], arrays: dict[str, Any]) -> Iterator[str]:
+def _problems(state: dict[str, Variable], arrays: Arrays) -> Iterator[str]:
     """What does not fit, one line each."""
     for name, variable in state.items():
         array = arrays.get(name)
@@ -148,7 +151,7 @@ def _problems(state: dict[str, Variable], arrays: dict[str, Any]) -> Iterator[st
             yield f"{name}: in the file only"
 
 
-def _write(path: str, arrays: dict[str, Any], metadata: dict[str, str]) -> None:
+def _write(path: str, arrays: Arrays, metadata: dict[str, str]) -> None:
     """The whole file or nothing: written beside ``path``, on the disk before it takes its name.  Links are followed."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file

@@ -6,7 +6,6 @@ At a kink, where a margin is met exactly, the gradient is that of the side that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
@@ -85,7 +84,7 @@ def triplet_margin_loss(
 
 
 def triplet_margin_with_distance_loss(
-    anchor: TensorLike, positive: TensorLike, negative: TensorLike, *, distance_function: Callable[[Any, Any],
+    anchor: TensorLike, positive: TensorLike, negative: TensorLike, *, distance_function: Callable[[Tensor, Tensor],
     Tensor] | None = None,
     margin: float = 1.0, swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
@@ -95,8 +94,8 @@ def triplet_margin_with_distance_loss(
 
 
 def _triplet(
-    op: str, anchor: TensorLike, positive: TensorLike, negative: TensorLike, distance: Callable[[Any, Any], Tensor],
-    margin: float, swap: bool, reduction: str,
+    op: str, anchor: TensorLike, positive: TensorLike, negative: TensorLike,
+    distance: Callable[[Tensor, Tensor], Tensor], margin: float, swap: bool, reduction: str,
 ) -> Tensor:  # fmt: skip
     if margin <= 0:
         raise TapegradError(f"{op}: margin must be positive, got {margin}")

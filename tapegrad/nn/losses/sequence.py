@@ -118,7 +118,7 @@ def _moved(x: Tensor, by: int, fill: float) -> Tensor:
     return ops.pad(x, ((0, 0), (by, 0)), constant_values=fill)[:, : x.shape[1]]
 
 
-def _chain(op: str, cost: TensorLike, xs: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
+def _chain(op: str, cost: TensorLike, xs: Sequence[TensorLike]) -> tuple[Tensor, list[Tensor]]:
     c, steps = ops.asarray(cost), [ops.asarray(x) for x in xs]
     shapes = [x.shape for x in steps]
     if not steps or c.ndim != 2 or any(len(s) != 2 or c.shape != (s[1], s[1]) for s in shapes):
@@ -128,7 +128,7 @@ def _chain(op: str, cost: TensorLike, xs: Sequence[Any]) -> tuple[Tensor, list[T
     return c, steps
 
 
-def crf1d(cost: TensorLike, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean") -> Tensor:
+def crf1d(cost: TensorLike, xs: Sequence[TensorLike], ys: Sequence[TensorLike], reduce: str = "mean") -> Tensor:
     """``-log`` of the probability of label sequences in a linear chain (Lafferty et al., 2001; Chainer).
 
     cost: (k, k), from label to label; xs: for each step (batch, k), the labels' scores; ys: for each step (batch,).
@@ -152,7 +152,7 @@ def crf1d(cost: TensorLike, xs: Sequence[Any], ys: Sequence[Any], reduce: str = 
     return reduced("crf1d", losses, "none" if reduce == "no" else reduce)
 
 
-def argmax_crf1d(cost: TensorLike, xs: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
+def argmax_crf1d(cost: TensorLike, xs: Sequence[TensorLike]) -> tuple[Tensor, list[Tensor]]:
     """The largest score of a label sequence in a linear chain, (batch,), and for each step its labels (Viterbi, 1967).
 
     cost and xs: as of :func:`crf1d`.  Of equal paths the one with the first label counts, and gets the gradient.

@@ -66,15 +66,16 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device:
 
 
 def empty_like(
-    x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None, shape: Any = None
-) -> Tensor:
+    x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
+    shape: int | Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
     """A tensor of the shape and dtype of ``x``, to be ignored: zeros; see :func:`empty`."""
     return zeros_like(x, dtype=dtype, device=device, shape=shape)
 
 
 def full_like(
     x: TensorLike, /, fill_value: TensorLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
-    shape: Any = None,
+    shape: int | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """A tensor of the shape (but for ``shape``) and dtype (but for ``dtype``) of ``x`` filled with one number."""
     x = tensor("full_like", x)
@@ -83,15 +84,17 @@ def full_like(
 
 
 def zeros_like(
-    x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None, shape: Any = None
-) -> Tensor:
+    x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
+    shape: int | Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
     """Zeros of the shape and dtype of ``x``; see :func:`full_like`."""
     return full_like(x, 0, dtype=dtype, device=device, shape=shape)
 
 
 def ones_like(
-    x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None, shape: Any = None
-) -> Tensor:
+    x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
+    shape: int | Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
     """Ones of the shape and dtype of ``x``; see :func:`full_like`."""
     return full_like(x, 1, dtype=dtype, device=device, shape=shape)
 

@@ -74,7 +74,7 @@ def _spaced(first: Tensor, last: Tensor, count: int, endpoint: bool) -> tuple[Te
 
 
 def logspace(
-    start: TensorLike, stop: TensorLike, num: int = 50, endpoint: bool = True, base: Any = 10.0,
+    start: TensorLike, stop: TensorLike, num: int = 50, endpoint: bool = True, base: TensorLike = 10.0,
     dtype: DTypeLike | None = None, *, axis: int = 0, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """``base ** linspace(start, stop, num)`` (NumPy's ``logspace``).

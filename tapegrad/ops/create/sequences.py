@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import promote
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.padding import pad
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["pad_sequence", "transpose_sequence"]
 
 
-def pad_sequence(xs: Sequence[Any], length: int | None = None, padding: float = 0) -> Tensor:
+def pad_sequence(xs: Sequence[TensorLike], length: int | None = None, padding: float = 0) -> Tensor:
     """Arrays that differ in the first length only, stacked, with ``padding`` behind the shorter ones.
 
     length: that of the result's second axis (None: the longest).  Raises ShapeError.
@@ -31,7 +30,7 @@ def pad_sequence(xs: Sequence[Any], length: int | None = None, padding: float = 
     return stack([pad(t, ((0, n - t.shape[0]), *rest), constant_values=padding) for t in parts])
 
 
-def transpose_sequence(xs: Sequence[Any]) -> tuple[Tensor, ...]:
+def transpose_sequence(xs: Sequence[TensorLike]) -> tuple[Tensor, ...]:
     """For each position the elements there of all arrays that are long enough; the longest arrays come first.
 
     Raises ShapeError for arrays that are not in order of falling length.

@@ -19,7 +19,7 @@ def _run(xp: Namespace, x: Array, *, source: Device, device: Device) -> Array:
     return device.array(x if source.kind == device.kind else source.numpy(x))
 
 
-def _dry_run(x: TensorLike, *, source: Device, device: Device, out: Tensor) -> Any:
+def _dry_run(x: Array, *, source: Device, device: Device, out: Array) -> Array | HostScalar:
     return HostScalar(out, device) if source is CPU and not out.ndim else out  # as the device takes a host's number
 
 

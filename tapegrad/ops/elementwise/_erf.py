@@ -21,8 +21,8 @@ exponential would magnify, is found by splitting ``a`` (T. J. Dekker, Numer. Mat
 """
 
 import math
+from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from tapegrad.device.types import Array, Namespace
 
@@ -116,7 +116,7 @@ def gelu_slope(xp: Namespace, out: Array, x: Array) -> None:
     _blockwise(xp, out, x, _gelu_slope, 4)
 
 
-def _blockwise(xp: Namespace, out: Array, x: Array, formula: Any, rows: int) -> None:
+def _blockwise(xp: Namespace, out: Array, x: Array, formula: Callable[..., None], rows: int) -> None:
     """Apply ``formula(xp, out, x, scratch)`` to one block after the other; scratch has ``rows`` rows of a block.
 
     Long doubles are computed as float64.

@@ -6,8 +6,7 @@ at 0 (all as TensorFlow does).
 
 from __future__ import annotations
 
-from typing import Any
-
+from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
 from tapegrad.ops.dispatch import binary, bind, cast, infer_same, no_bool, own, promote, tensor, unary, whole_in_float64
@@ -80,7 +79,7 @@ def sign(x: TensorLike, /) -> Tensor:
 sign.primitive = sign_p  # type: ignore[attr-defined]
 
 
-def _infer_abs(x: Tensor) -> Any:
+def _infer_abs(x: ShapedArray) -> ShapedArray:
     return x.with_dtype(dtypes.real_of(x.dtype))
 
 

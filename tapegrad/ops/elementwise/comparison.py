@@ -5,18 +5,16 @@ Comparisons, logic and bits have no derivative (a tape does not follow them); ro
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
 from tapegrad.device.types import DType
 from tapegrad.errors import DTypeError
-from tapegrad.ops.dispatch import binary, infer_bool, infer_same, named, no_bool, tensor, unary
+from tapegrad.ops.dispatch import Binary, ToDType, Unary, binary, infer_bool, infer_same, named, no_bool, tensor, unary
 from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 
-def _comparison(name: str, symbol: str, doc: str) -> Any:
+def _comparison(name: str, symbol: str, doc: str) -> Binary:
     return binary(elementwise(name, infer=infer_bool, operands=("x", "y"), cxx=f"{{x}} {symbol} {{y}}", doc=doc))
 
 
@@ -28,7 +26,7 @@ greater = _comparison("greater", ">", "``x > y``.")
 greater_equal = _comparison("greater_equal", ">=", "``x >= y``.")
 
 
-def _to_bool(dtype: DType) -> Any:
+def _to_bool(dtype: DType) -> DType:
     return dtypes.bool_
 
 
@@ -47,8 +45,8 @@ logical_not = unary(
 )
 
 
-def _bits(name: str, kinds: str = "biu") -> Any:
-    def check(dtype: DType) -> Any:
+def _bits(name: str, kinds: str = "biu") -> ToDType:
+    def check(dtype: DType) -> DType:
         if dtype.kind not in kinds:
             raise DTypeError(f"{name}: needs integers{' or bools' if 'b' in kinds else ''}, got {dtype}")
         return dtype
@@ -56,7 +54,7 @@ def _bits(name: str, kinds: str = "biu") -> Any:
     return check
 
 
-def _bitwise(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Any:
+def _bitwise(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Binary:
     prim = elementwise(name, infer=infer_same, operands=("x", "y"), ufunc=ufunc, cxx=cxx, doc=doc)
     return binary(prim, _bits(name, "biu" if ufunc is None else "iu"))
 
@@ -74,7 +72,7 @@ bitwise_invert = unary(
 )
 
 
-def _test(name: str, cxx: str, doc: str) -> Any:
+def _test(name: str, cxx: str, doc: str) -> Unary:
     return unary(elementwise(name, infer=infer_bool, operands=("x",), cxx=cxx, doc=doc))
 
 
@@ -88,7 +86,7 @@ def _infer_rounded(x: ShapedArray) -> ShapedArray:
     return x
 
 
-def _rounding(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Any:
+def _rounding(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Unary:
     prim = elementwise(name, infer=_infer_rounded, partials=[0], ufunc=ufunc, cxx=cxx, doc=doc)
     rounded = unary(prim, no_bool(name, ordered=name != "round"))
 

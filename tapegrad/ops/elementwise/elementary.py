@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.aval import ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, elementwise, general
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError
 from tapegrad.ops.dispatch import (
+    Binary,
     barrier,
     binary,
     cast,
@@ -150,7 +149,10 @@ def float_power(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     return power(x, y)
 
 
-def nan_to_num(x: TensorLike, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Tensor:
+def nan_to_num(
+    x: TensorLike, copy: bool = True, nan: TensorLike = 0.0, posinf: TensorLike | None = None,
+    neginf: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
     """NaN replaced by ``nan``, infinities by ``posinf`` and ``neginf`` (None: the largest finite numbers).
 
     What is replaced has gradient 0.  ``copy`` is accepted for NumPy's sake: tensors never change.
@@ -188,7 +190,7 @@ def squared_difference(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 
 
 @in_float32
-def lerp(input: TensorLike, end: Any, weight: TensorLike) -> Tensor:
+def lerp(input: TensorLike, end: TensorLike, weight: TensorLike) -> Tensor:
     """``input + weight * (end - input)``, exact at both ends (PyTorch's ``lerp``); differentiable in all three."""
     start, stop, part = promote("lerp", (input, end, weight))
     gap = stop - start
@@ -262,7 +264,7 @@ def ldexp(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     return barrier(ldexp_p, broadcast_to(x, shape), broadcast_to(places, shape))
 
 
-def _of_integers(name: str, doc: str) -> Any:
+def _of_integers(name: str, doc: str) -> Binary:
     def infer(x: ShapedArray, y: ShapedArray) -> ShapedArray:
         if not dtypes.is_integer(x.dtype):
             raise DTypeError(f"{name}: needs integers, got {x.dtype}")

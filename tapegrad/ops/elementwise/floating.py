@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.primitive import Bad, Sample, elementwise, general
-from tapegrad.ops.dispatch import barrier, binary, infer_same, promote, real_float
+from tapegrad.ops.dispatch import Binary, barrier, binary, infer_same, promote, real_float
 from tapegrad.ops.elementwise.arithmetic import sign
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -20,7 +18,7 @@ copysign_p = elementwise(
     doc="The magnitude of ``x`` with the sign of ``y`` (that of -0.0 and of a NaN, too); at ``x == 0`` the gradient is "
     "0, as that of ``abs``; that of ``y`` is 0 everywhere.",
 )
-copysign: Any = binary(copysign_p, real_float("copysign"))
+copysign: Binary = binary(copysign_p, real_float("copysign"))
 
 nextafter_p = general(
     "nextafter",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tapegrad.core.aval import broadcast_shapes
@@ -33,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _infinite(name: str, x: TensorLike, side: Any) -> Tensor:
+def _infinite(name: str, x: TensorLike, side: Callable[[TensorLike, TensorLike], Tensor]) -> Tensor:
     x = tensor(name, x)
     if x.dtype.kind == "c":
         raise DTypeError(f"{name}: not defined for complex numbers; take real or imag first")
@@ -89,7 +90,9 @@ def size(a: TensorLike, axis: int | None = None) -> int:
     return a.size if axis is None else a.shape[axis]
 
 
-def isclose(a: TensorLike, b: TensorLike, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Tensor:
+def isclose(
+    a: TensorLike, b: TensorLike, rtol: TensorLike = 1e-05, atol: TensorLike = 1e-08, equal_nan: bool = False
+) -> Tensor:
     """Whether ``abs(a - b) <= atol + rtol * abs(b)``, or equal infinities, or with ``equal_nan`` both NaN.
 
     Raises ShapeError.
@@ -108,7 +111,9 @@ def _isclose(a: TensorLike, b: TensorLike, rtol: Any, atol: Any, equal_nan: bool
     return logical_or(near, logical_and(isnan(x), isnan(y))) if equal_nan else near
 
 
-def allclose(a: TensorLike, b: TensorLike, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> bool:
+def allclose(
+    a: TensorLike, b: TensorLike, rtol: TensorLike = 1e-05, atol: TensorLike = 1e-08, equal_nan: bool = False
+) -> bool:
     """Whether all elements are close as :func:`isclose` says: a Python bool, so it waits for the values."""
     return bool(all_of(isclose(a, b, rtol, atol, equal_nan)))
 

@@ -28,7 +28,9 @@ _SEGMENT = 256
 """Rows that one thread adds up in a round of a scatter-add (SEGMENT in ``gather.cu``)."""
 
 
-def _run(device: CudaDevice, kernel: Kernel, rows: int, width: int, dtype: DType, *args: Any, sums: Any = None) -> None:
+def _run(
+    device: CudaDevice, kernel: Kernel, rows: int, width: int, dtype: DType, *args: Any, sums: DType | None = None
+) -> None:
     """Run a kernel over ``rows`` results of ``width`` elements; its last parameters are the width and the lanes.
 
     ``sums``: the dtype of results, where the kernel asks.
@@ -37,7 +39,7 @@ def _run(device: CudaDevice, kernel: Kernel, rows: int, width: int, dtype: DType
     pack = whole if width % whole == 0 else 1
     lanes = min(8, max(0, (width // pack - 1).bit_length()))
     grid = min(_MOST_BLOCKS, -(-rows // (_THREADS >> lanes)))
-    macros = {} if sums is None else {"SUM": sums}
+    macros: dict[str, Any] = {} if sums is None else {"SUM": sums}
     kernel(device, grid, _THREADS, (*args, cxx.long(width), cxx.index(lanes, False)), T=dtype, PACK=pack, **macros)
 
 

@@ -25,7 +25,7 @@ from tapegrad.tensor import Tensor, TensorLike
 __all__ = ["argwhere", "choose", "compress", "extract", "flatnonzero", "piecewise", "select", "trim_zeros"]
 
 
-def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: TensorLike = 0) -> Tensor:
+def select(condlist: Sequence[TensorLike], choicelist: Sequence[TensorLike], default: TensorLike = 0) -> Tensor:
     """From the first of ``choicelist`` whose condition (bool) holds, else from ``default``; all broadcast.
 
     What is not chosen has gradient 0.  Raises ShapeError, DTypeError.
@@ -40,7 +40,7 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: TensorLi
     return broadcast_to(chosen, shape)
 
 
-def choose(a: TensorLike, choices: Any, mode: str = "raise") -> Tensor:
+def choose(a: TensorLike, choices: Sequence[TensorLike], mode: str = "raise") -> Tensor:
     """For each element of ``a`` (integers) the element of ``choices[a]`` at its position; all broadcast.
 
     mode: numbers out of range ``raise`` (it looks at them), ``wrap`` or ``clip``.  What is not chosen has gradient 0.
@@ -151,7 +151,7 @@ def _on_part(values: Tensor, x: Tensor, condition: Tensor, f: Any, args: Any, kw
     return reshape(flat, x.shape)
 
 
-def trim_zeros(filt: TensorLike, trim: str = "fb", axis: Any = None) -> Tensor:
+def trim_zeros(filt: TensorLike, trim: str = "fb", axis: int | Sequence[int] | None = None) -> Tensor:
     """Without the slices of zeros at the front (``f``) and back (``b``) of each ``axis`` (None: all).
 
     The values are looked at.  Raises AxisError, TapegradError for another ``trim``.

@@ -81,7 +81,7 @@ def put_along_axis(arr: TensorLike, indices: TensorLike, values: TensorLike, axi
     return At(x)[index].set(values)
 
 
-def scatter_add(input: TensorLike, dim: int, index: Any, src: TensorLike) -> Tensor:
+def scatter_add(input: TensorLike, dim: int, index: TensorLike, src: TensorLike) -> Tensor:
     """``input`` with each element of ``src`` added where ``index`` says along ``dim`` (PyTorch's ``scatter_add``).
 
     index: of as many dimensions as ``input``, no longer than ``src`` in any; repeated ones accumulate.  Differentiable

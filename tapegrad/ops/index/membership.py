@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.device import dtypes
 from tapegrad.ops.create.creation import asarray, full
 from tapegrad.ops.dispatch import SCALARS, promote, tensor
@@ -40,7 +38,7 @@ def isin(element: TensorLike, test_elements: TensorLike, assume_unique: bool = F
     return logical_not(contained) if invert else contained
 
 
-def _beside(elements: TensorLike, x: Tensor) -> Any:
+def _beside(elements: TensorLike, x: Tensor) -> TensorLike:
     """A sequence of Python numbers as a tensor on the device of ``x``, as weak as one of them: floats of its dtype."""
     if isinstance(elements, SCALARS) or hasattr(elements, "dtype"):
         return elements

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.device import dtypes
+from tapegrad.device.types import DType
 from tapegrad.errors import DTypeError
 from tapegrad.ops.dispatch import SCALARS
 from tapegrad.tensor import Tensor, convert
@@ -21,12 +22,12 @@ _KINDS = {
 }  # fmt: skip
 
 
-def _dtype_of(x: Tensor) -> Any:
+def _dtype_of(x: Any) -> DType:
     """The dtype of a tensor, variable or array, or the one that is meant."""
     return x.dtype if isinstance(x, Tensor) or hasattr(x, "__array__") else dtypes.asdtype(x)
 
 
-def result_type(*arrays_and_dtypes: Any) -> Any:
+def result_type(*arrays_and_dtypes: Any) -> DType:
     """The dtype that operands promote to: tensors, arrays, dtypes, and Python numbers, which are weak.
 
     Numbers alone become what the widest kind of them becomes: float32, say.  Raises DTypeError where dtypes do not

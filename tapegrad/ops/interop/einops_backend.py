@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -35,7 +36,7 @@ def offer_backend() -> None:
 class _Watch:
     """Waits in ``sys.meta_path`` for einops to be imported; it finds no module itself, and goes when it is done."""
 
-    def find_spec(self, name: str, path: Any = None, target: TensorLike | None = None) -> Any:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name != _MODULE:
             return None
         sys.meta_path.remove(self)
@@ -61,7 +62,7 @@ def _make(einops: Any) -> None:
 
         framework_name = "tapegrad"
 
-        def is_appropriate_type(self, tensor: Any) -> bool:
+        def is_appropriate_type(self, tensor: object) -> bool:
             return isinstance(tensor, (Tensor, Variable))
 
         def from_numpy(self, x: TensorLike) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
+from tapegrad.device.types import DType
 from tapegrad.errors import DeviceError
 from tapegrad.ops.interop.dtype_functions import isdtype
 
@@ -25,7 +26,7 @@ _MOST_DIMENSIONS = {"cpu": 64, "cuda": 32}
 class Info:
     """The answers of ``tapegrad.__array_namespace_info__()``."""
 
-    def capabilities(self) -> dict[str, Any]:
+    def capabilities(self) -> dict[str, object]:
         """What the namespace can do: boolean indexing, shapes that depend on values, how many dimensions."""
         return {
             "boolean indexing": True,
@@ -46,7 +47,7 @@ class Info:
             except DeviceError:  # there is no such device: those before it are all
                 return tuple(devices)
 
-    def default_dtypes(self, *, device: Device | str | None = None) -> dict[str, Any]:
+    def default_dtypes(self, *, device: Device | str | None = None) -> dict[str, DType]:
         """What Python numbers become, and the dtype of positions; the same on every device.  Raises DeviceError."""
         _check(device)
         return {

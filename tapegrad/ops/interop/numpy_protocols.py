@@ -108,7 +108,7 @@ _ANSWERS = {
 """NumPy's functions that answer about values, or write them, and return no array: they read a tensor's value."""
 
 
-def _value(x: Tensor) -> Any:
+def _value(x: Any) -> Any:
     return x.numpy() if hasattr(x, "ref") else x
 
 

@@ -64,6 +64,15 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "to_device": transfer.to_device,
 }  # fmt: skip
 """Methods that are the functions themselves (made ordinary functions, so that they bind)."""
+_POSITIONAL: dict[str, tuple[Callable[..., Tensor], ...]] = {
+    "axis dtype out keepdims": (reductions.sum, reductions.prod, reductions.mean),
+    "axis dtype out ddof keepdims": (reductions.var, reductions.std),
+    "axis out keepdims": (
+        reductions.max, reductions.min, reductions.any, reductions.all, sort.argmax, sort.argmin,
+    ),
+    "indices axis": (indexing.take,),
+}  # fmt: skip
+"""Methods some of whose arguments may be given by position, and the names of these."""
 
 
 def bind_operators() -> None:
@@ -77,17 +86,13 @@ def bind_operators() -> None:
     bind_method("__rpow__", _reflected(exponential.power))
     for name, f in _PLAIN.items():
         bind_method(name, f)
-    for f in (reductions.sum, reductions.prod, reductions.mean):
-        bind_method(f.__name__, _method(f, "axis", "dtype", "out", "keepdims"))
-    for f in (reductions.var, reductions.std):
-        bind_method(f.__name__, _method(f, "axis", "dtype", "out", "ddof", "keepdims"))
-    for f in (
-        reductions.max, reductions.min, reductions.any, reductions.all, sort.argmax, sort.argmin,
-    ):  # fmt: skip
-        bind_method(f.__name__, _method(f, "axis", "out", "keepdims"))
-    bind_method("take", _method(indexing.take, "indices", "axis"))
-    for f in (_reshape, _transpose, _flatten, _ravel):
-        bind_method(f.__name__[1:], f)
+    for names, functions in _POSITIONAL.items():
+        for f in functions:
+            bind_method(f.__name__, _method(f, *names.split()))
+    for name in ("flatten", "ravel"):
+        bind_method(name, _flatten)
+    bind_method("reshape", _reshape)
+    bind_method("transpose", _transpose)
     bind_method("T", property(lambda self: shape.transpose(self), doc="The dimensions in reverse order."))
     bind_method("mT", property(lambda self: shape.matrix_transpose(self), doc="The last two dimensions exchanged."))
     bind_method("real", property(lambda self: complex.real(self), doc=complex.real.__doc__))
@@ -134,10 +139,5 @@ def _transpose(self: Tensor, *axes: Any) -> Tensor:
 
 
 def _flatten(self: Tensor, order: str = "C") -> Tensor:
-    """The elements in one dimension; order: see :func:`reshape`."""
-    return shape.reshape(self, (self.size,), order)
-
-
-def _ravel(self: Tensor, order: str = "C") -> Tensor:
     """The elements in one dimension; order: see :func:`reshape`."""
     return shape.reshape(self, (self.size,), order)

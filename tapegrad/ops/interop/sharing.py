@@ -60,7 +60,7 @@ def _dlpack_device(self: Tensor | Variable) -> tuple[int, int]:
     return dlpack.place(self.device)
 
 
-def _cuda_array_interface(self: Tensor) -> dict[str, Any]:
+def _cuda_array_interface(self: Tensor) -> dict[str, object]:
     """Numba's protocol, on CUDA only."""
     with _on_gpu(self, "__cuda_array_interface__").active():
         return self._array.__cuda_array_interface__

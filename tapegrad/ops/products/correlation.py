@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.errors import ShapeError, TapegradError
@@ -51,10 +49,10 @@ valid_p: Primitive = bilinear(
     samples=[Sample((5,), (3,)), Sample((4,), (4,)), Sample((3,), (1,)), Bad((2,), (3,), error=ShapeError)],
     doc="The convolution of two vectors where the second lies within the first.",
 )
-MODES = {0: "valid", 1: "same", 2: "full"}
+MODES: dict[str | int, str] = {0: "valid", 1: "same", 2: "full"}
 
 
-def _of_mode(op: str, x: Tensor, y: Tensor, mode: Any) -> Tensor:
+def _of_mode(op: str, x: Tensor, y: Tensor, mode: str | int) -> Tensor:
     """The convolution of ``x`` with ``y``, which is not the longer one."""
     mode = MODES.get(mode, mode)
     if mode == "valid":

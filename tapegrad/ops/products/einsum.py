@@ -6,7 +6,7 @@ diagonal of repeated indices needs primitives of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -22,6 +22,8 @@ from tapegrad.ops.shape.shape import permute_dims, reshape
 from tapegrad.tensor import Tensor, TensorLike
 
 Labels = tuple[int, ...]
+Names = list[Hashable]
+"""A label for each axis: a letter, or a number that the user gave."""
 
 
 def _spec(labels: Labels) -> str:
@@ -79,12 +81,12 @@ class _Term:
     """An operand and a label for each of its axes, none twice."""
 
     x: Tensor
-    labels: list[Any]
+    labels: Names
 
-    def lengths(self) -> dict[Any, int]:
+    def lengths(self) -> dict[Hashable, int]:
         return dict(zip(self.labels, self.x.shape, strict=True))
 
-    def ordered(self, labels: Sequence[Any]) -> Tensor:
+    def ordered(self, labels: Sequence[Hashable]) -> Tensor:
         return permute_dims(self.x, [self.labels.index(i) for i in labels])
 
 
@@ -128,7 +130,7 @@ def _spelled(parts: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     return inputs + (f"->{text(parts[-1])}" if len(parts) % 2 else ""), pairs[0::2]
 
 
-def _parse(subscripts: str, ndims: list[int]) -> tuple[list[list[Any]], list[Any]]:
+def _parse(subscripts: str, ndims: list[int]) -> tuple[list[Names], Names]:
     """The labels of each operand and of the result; an ellipsis becomes the numbers -n to -1."""
     text = subscripts.replace(" ", "") if isinstance(subscripts, str) else ""
     left, arrow, right = text.partition("->")
@@ -157,14 +159,14 @@ def _parse(subscripts: str, ndims: list[int]) -> tuple[list[list[Any]], list[Any
     return labels, result
 
 
-def _expand(text: str, dims: int) -> list[Any]:
+def _expand(text: str, dims: int) -> Names:
     before, dots, after = text.partition("...")
     return [*before, *(range(-dims, 0) if dots else ()), *after]
 
 
-def _lengths(subscripts: str, labels: list[list[Any]], shapes: list[Shape]) -> dict[Any, int]:
+def _lengths(subscripts: str, labels: list[Names], shapes: list[Shape]) -> dict[Hashable, int]:
     """The length of each label; 1 gives way to another length."""
-    lengths: dict[Any, int] = {}
+    lengths: dict[Hashable, int] = {}
     for named, shape in zip(labels, shapes):
         for i, n in zip(named, shape, strict=True):
             if lengths.setdefault(i, n) == 1:
@@ -176,7 +178,7 @@ def _lengths(subscripts: str, labels: list[list[Any]], shapes: list[Shape]) -> d
     return lengths
 
 
-def _prepared(x: Tensor, labels: list[Any], lengths: dict[Any, int]) -> _Term:
+def _prepared(x: Tensor, labels: Names, lengths: dict[Hashable, int]) -> _Term:
     """Without axes that broadcast, and with the diagonals of repeated labels taken."""
     kept = [k for k, i in enumerate(labels) if x.shape[k] == lengths[i]]
     if len(kept) < x.ndim:
@@ -187,7 +189,7 @@ def _prepared(x: Tensor, labels: list[Any], lengths: dict[Any, int]) -> _Term:
     return _Term(x, distinct)
 
 
-def _next_pair(terms: list[_Term], result: list[Any]) -> tuple[int, int]:
+def _next_pair(terms: list[_Term], result: Names) -> tuple[int, int]:
     """The pair whose product shrinks the work most: least elements after, less those before; then least work."""
     best: tuple[Any, tuple[int, int]] | None = None
     for i in range(len(terms)):
@@ -202,7 +204,7 @@ def _next_pair(terms: list[_Term], result: list[Any]) -> tuple[int, int]:
     return best[1]
 
 
-def _summed(term: _Term, needed: set[Any]) -> _Term:
+def _summed(term: _Term, needed: set[Hashable]) -> _Term:
     """Summed over the labels that nobody needs."""
     gone = tuple(k for k, i in enumerate(term.labels) if i not in needed)
     if not gone:
@@ -210,7 +212,7 @@ def _summed(term: _Term, needed: set[Any]) -> _Term:
     return _Term(sum(term.x, axis=gone, dtype=term.x.dtype), [i for i in term.labels if i in needed])
 
 
-def _product(a: _Term, b: _Term, needed: set[Any]) -> _Term:
+def _product(a: _Term, b: _Term, needed: set[Hashable]) -> _Term:
     """The product of two terms, summed over what nobody else needs."""
     a, b = _summed(a, needed | set(b.labels)), _summed(b, needed | set(a.labels))
     shared = [i for i in a.labels if i in b.labels]
@@ -230,6 +232,6 @@ def _product(a: _Term, b: _Term, needed: set[Any]) -> _Term:
     return _Term(reshape(matmul(x, y), tuple(n[i] for i in labels)), labels)
 
 
-def _spread(b: _Term, batch: list[Any], rows: int, columns: list[Any]) -> Tensor:
+def _spread(b: _Term, batch: Names, rows: int, columns: Names) -> Tensor:
     n = b.lengths()
     return reshape(b.ordered([*batch, *columns]), (*(n[i] for i in batch), *(1,) * rows, *(n[i] for i in columns)))

@@ -11,6 +11,7 @@ from tapegrad.core.primitive import Bad, Sample, bilinear
 from tapegrad.device import gemm
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics import blas
+from tapegrad.device.types import Array
 from tapegrad.errors import ShapeError
 from tapegrad.ops import _batched
 from tapegrad.ops.dispatch import barrier, cast, promote
@@ -27,7 +28,7 @@ def _infer_matmul(x: ShapedArray, y: ShapedArray) -> ShapedArray:
     return shaped((*batch, x.shape[-2], y.shape[-1]), x.dtype, x.device)
 
 
-def _dry_matmul(x: TensorLike, y: TensorLike, *, out: Tensor) -> Any:
+def _dry_matmul(x: Array, y: Array, *, out: Array) -> Array:
     gemm.matmul(None, x, y, out)
     return out
 

@@ -216,7 +216,7 @@ def cdist(x1: TensorLike, x2: TensorLike, p: float = 2.0) -> Tensor:
     return _norm(expand_dims(x, -2) - expand_dims(y, -3), p, -1)
 
 
-def dist(input: TensorLike, other: Any, p: float = 2) -> Tensor:
+def dist(input: TensorLike, other: TensorLike, p: float = 2) -> Tensor:
     """The p-norm of ``input - other``, a number (PyTorch's ``dist``); its gradient is 0 where it is.
 
     Raises ShapeError.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, general, linear
 from tapegrad.device import dtypes
-from tapegrad.device.types import Array, Namespace
+from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops.create.creation import ones, zeros
 from tapegrad.ops.dispatch import barrier, cast, own, tensor
@@ -46,7 +46,7 @@ cumulative_sum_p: Primitive = linear(
 )  # fmt: skip
 
 
-def _prepared(op: str, x: TensorLike, axis: int | None, dtype: DTypeLike | None) -> tuple[Tensor, int, Any]:
+def _prepared(op: str, x: TensorLike, axis: int | None, dtype: DTypeLike | None) -> tuple[Tensor, int, DType]:
     """The operand in the dtype to compute in, the axis, the dtype of the result."""
     x = tensor(op, x)
     if axis is None:

@@ -8,7 +8,6 @@ from typing import Any
 from tapegrad.core.aval import normalize_axes, normalize_axis
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
-from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
 from tapegrad.ops.elementwise._numbers import precise
@@ -161,7 +160,10 @@ def ediff1d(ary: TensorLike, to_end: TensorLike | None = None, to_begin: TensorL
     return concat([*begin, steps, *end]) if begin or end else steps
 
 
-def interp(x: Array, xp: Namespace, fp: Array, left: Any = None, right: Any = None, period: Any = None) -> Tensor:
+def interp(
+    x: TensorLike, xp: TensorLike, fp: TensorLike, left: TensorLike | None = None, right: TensorLike | None = None,
+    period: float | None = None,
+) -> Tensor:  # fmt: skip
     """The line through the points ``(xp, fp)``, ``xp`` ascending, at ``x``, in float64 (NumPy's ``interp``).
 
     Outside: ``left`` and ``right`` (None: the end values); period: ``x`` and ``xp`` are taken modulo it.
@@ -187,7 +189,9 @@ def interp(x: Array, xp: Namespace, fp: Array, left: Any = None, right: Any = No
     return _interpolated(at, knots, values, left, right)
 
 
-def _interpolated(at: Tensor, knots: Tensor, values: Tensor, left: Any, right: Any) -> Tensor:
+def _interpolated(
+    at: Tensor, knots: Tensor, values: Tensor, left: TensorLike | None, right: TensorLike | None
+) -> Tensor:
     n = knots.size
     low, high = (values[0] if left is None else left), (values[-1] if right is None else right)
     last = knots[-1]

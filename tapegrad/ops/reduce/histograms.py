@@ -58,7 +58,7 @@ def _weights_of(op: str, weights: TensorLike | None, beside: Tensor) -> Tensor:
     return w
 
 
-def digitize(x: TensorLike, bins: Any, right: bool = False) -> Tensor:
+def digitize(x: TensorLike, bins: TensorLike, right: bool = False) -> Tensor:
     """Which bin each element is in: ``bins[i-1] <= x < bins[i]``, with ``right`` ``bins[i-1] < x <= bins[i]``.
 
     For falling ``bins`` the other way round (NumPy's ``digitize``).  No derivative.  Raises ShapeError unless ``bins``

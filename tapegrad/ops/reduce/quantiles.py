@@ -134,7 +134,7 @@ def _line(before: Tensor, after: Tensor, part: Tensor, weak: bool) -> Tensor:
     return where(late, after - gap * rest, before + gap * part)
 
 
-def _at(rows: _Sorted, count: Any, q: Tensor, method: str, weak: bool) -> Tensor:
+def _at(rows: _Sorted, count: Tensor | int, q: Tensor, method: str, weak: bool) -> Tensor:
     """Quantiles ``q`` (k) of sorted ``rows``, of which ``count`` elements (an int, or ``(..., 1)``) are there."""
     at = POSITIONS[method](count, q)
     if method in DISCRETE:

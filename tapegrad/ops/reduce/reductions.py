@@ -6,8 +6,8 @@ The order of summation is fixed by the shape alone (``engine.cpu.tiles``).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import ShapedArray, normalize_axes
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Axis = int | Sequence[int] | None
 
 
-def _infer_nonempty(name: str) -> Any:
+def _infer_nonempty(name: str) -> Callable[..., ShapedArray]:
     """As ``infer_reduction``; nothing can be chosen from an empty axis."""
 
     def infer(x: ShapedArray, *, axis: tuple[int, ...]) -> ShapedArray:

@@ -6,7 +6,7 @@ An id outside ``[0, num_segments)`` drops its slice.  Sums add in the order of t
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, general
@@ -182,7 +182,9 @@ def segment_prod(data: TensorLike, segment_ids: TensorLike, num_segments: int | 
     return barrier(take_p, concat([x, one], axis=0), places, axis=0)
 
 
-def _sliced(op: str, input: TensorLike, dim: int, index: Any, source: TensorLike) -> tuple[Tensor, Tensor, Tensor, int]:
+def _sliced(
+    op: str, input: TensorLike, dim: int, index: TensorLike, source: TensorLike
+) -> tuple[Tensor, Tensor, Tensor, int]:
     """Both operands with axis ``dim`` first, the index in range, and ``dim`` counted from the front."""
     x, y = promote(op, (input, source))
     a = normalize_axis(op, dim, x.ndim)
@@ -195,7 +197,7 @@ def _sliced(op: str, input: TensorLike, dim: int, index: Any, source: TensorLike
     return x, places, y, a
 
 
-def index_add(input: TensorLike, dim: int, index: Any, source: TensorLike, *, alpha: float = 1) -> Tensor:
+def index_add(input: TensorLike, dim: int, index: TensorLike, source: TensorLike, *, alpha: float = 1) -> Tensor:
     """``input`` with ``alpha`` times the slices of ``source`` along ``dim`` added where ``index`` says (PyTorch's).
 
     Repeated indices accumulate.  Raises ShapeError, AxisError, IndexingError.
@@ -206,7 +208,7 @@ def index_add(input: TensorLike, dim: int, index: Any, source: TensorLike, *, al
 
 
 def index_reduce(
-    input: TensorLike, dim: int, index: Any, source: TensorLike, reduce: str, *, include_self: bool = True
+    input: TensorLike, dim: int, index: TensorLike, source: TensorLike, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     """``input`` with slices along ``dim`` reduced together with those of ``source`` that ``index`` sends there.
 

@@ -66,7 +66,7 @@ def _contiguous(device: CudaDevice, *arrays: Array) -> list[Array]:
     return [contiguous(device.xp, x) for x in arrays]
 
 
-def _leads(x: Array, out: Array) -> Any:
+def _leads(x: Array, out: Array) -> object:
     """How many cotangents share the rows of ``x``, as an argument."""
     return cxx.long(prod(out.shape[: out.ndim - x.ndim]))
 

@@ -6,8 +6,6 @@ means and variances are computed again in backward rather than stored.  The deri
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
 from tapegrad.device.dtypes import accumulator, in_float
@@ -60,7 +58,7 @@ def _normalize(xp: Namespace, x: Array, eps: float, centred: Array, spare: Array
 def _run_layer_norm(xp: Namespace, x: Array, gamma: Array, beta: Array, *, out: Array, eps: float) -> None:
     x, result, wide = matrix(xp, x), matrix(xp, out), accumulator(out.dtype)
 
-    def body(number: int, rows: slice, centred: Any, spare: Array) -> None:
+    def body(number: int, rows: slice, centred: Array, spare: Array) -> None:
         _normalize(xp, x[rows], eps, centred, spare)
         xp.multiply(centred, gamma, out=centred)
         xp.add(centred, beta, out=result[rows], casting="same_kind")

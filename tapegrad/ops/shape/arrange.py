@@ -46,23 +46,23 @@ atleast_3d = _at_least(
 )  # fmt: skip
 
 
-def hstack(xs: Sequence[Any], /) -> Tensor:
+def hstack(xs: Sequence[TensorLike], /) -> Tensor:
     """Tensors side by side: along the second axis, or the only one.  Raises ShapeError."""
     parts = [atleast_1d(x) for x in xs]
     return concat(parts, axis=0 if parts and parts[0].ndim == 1 else 1)
 
 
-def vstack(xs: Sequence[Any], /) -> Tensor:
+def vstack(xs: Sequence[TensorLike], /) -> Tensor:
     """Tensors on top of each other; those of one dimension are rows.  Raises ShapeError."""
     return concat([atleast_2d(x) for x in xs], axis=0)
 
 
-def dstack(xs: Sequence[Any], /) -> Tensor:
+def dstack(xs: Sequence[TensorLike], /) -> Tensor:
     """Tensors behind each other: along the third axis.  Raises ShapeError."""
     return concat([atleast_3d(x) for x in xs], axis=2)
 
 
-def column_stack(xs: Sequence[Any], /) -> Tensor:
+def column_stack(xs: Sequence[TensorLike], /) -> Tensor:
     """Tensors side by side; those of one dimension are columns.  Raises ShapeError."""
     parts = [tensor("column_stack", x) for x in xs]
     return concat([reshape(x, (x.size, 1)) if x.ndim < 2 else x for x in parts], axis=1)
@@ -135,7 +135,7 @@ def meshgrid(*xs: TensorLike, indexing: str = "xy", sparse: bool = False, copy: 
     return grid
 
 
-def _triangle(name: str, x: TensorLike, k: int, inside: Callable[[Any, Any], Tensor]) -> Tensor:
+def _triangle(name: str, x: TensorLike, k: int, inside: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     x = tensor(name, x)
     if x.ndim < 2:
         raise ShapeError(f"{name}: needs two dimensions or more, got shape {x.shape}")

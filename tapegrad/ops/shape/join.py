@@ -19,7 +19,7 @@ from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
 from tapegrad.tensor import Tensor, TensorLike, identity_of, upload
 
 
-def concat(xs: Sequence[Any], /, axis: int | None = 0) -> Tensor:
+def concat(xs: Sequence[TensorLike], /, axis: int | None = 0) -> Tensor:
     """Tensors one after the other along ``axis`` (None: flattened first).  Raises ShapeError, AxisError."""
     parts = several("concat", xs)
     if axis is None:
@@ -138,7 +138,9 @@ def repeat(x: TensorLike, repeats: Any, /, axis: int | None = None) -> Tensor:
     return take(x, upload(places, x.device, copy=False), axis=a)
 
 
-def padded(x: Tensor, widths: Sequence[tuple[int, int]], mode: str = "constant", constant_values: Any = 0) -> Tensor:
+def padded(
+    x: Tensor, widths: Sequence[tuple[int, int]], mode: str = "constant", constant_values: TensorLike = 0
+) -> Tensor:
     """``x`` with elements around it: one number, or (``edge``, ``reflect``, ``symmetric``, ``wrap``) its own again.
 
     widths: before and after, for each dimension.  Raises ShapeError.

@@ -109,7 +109,7 @@ def _wide(x: Tensor, a: int, n: int) -> tuple[int, ...]:
     return (*x.shape[:a], n, *x.shape[a + 1 :])
 
 
-def _constant(x: Tensor, a: int, before: int, after: int, low: Any, high: Any) -> tuple[Tensor, ...]:
+def _constant(x: Tensor, a: int, before: int, after: int, low: TensorLike, high: TensorLike) -> tuple[Tensor, ...]:
     return tuple(
         broadcast_to(cast(tensor("pad", v, x), x.dtype), _wide(x, a, n)) for v, n in ((low, before), (high, after))
     )
@@ -119,7 +119,7 @@ def _edge(x: Tensor, a: int, last: bool) -> Tensor:
     return x[(slice(None),) * a + (slice(-1, None) if last else slice(0, 1),)]
 
 
-def _ramp(x: Tensor, a: int, before: int, after: int, low: Any, high: Any) -> tuple[Tensor, Tensor]:
+def _ramp(x: Tensor, a: int, before: int, after: int, low: TensorLike, high: TensorLike) -> tuple[Tensor, Tensor]:
     front, back = (
         linspace(cast(tensor("pad", end, x), x.dtype), squeeze(_edge(x, a, last), a), n, endpoint=False, axis=a)
         for end, n, last in ((low, before, False), (high, after, True))
