@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Primitive, general
-from tapegrad.device import Device, dtypes
+from tapegrad.device import dtypes
 from tapegrad.device.numerics import blas_threads
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import MOST_TOLD, FailedStack, LinAlgError, ShapeError, told
@@ -121,10 +121,10 @@ def over(x: Tensor, y: Tensor, but: Tensor | None = None) -> Tensor:
     return where(skip, 0, x / where(skip, 1, y))
 
 
-def on_diagonal(n: int, device: Device) -> Tensor:
-    """The mask of the diagonal of an ``n`` by ``n`` matrix."""
-    at = arange(n, device=device)
-    return equal(reshape(at, (n, 1)), at)
+def on_diagonal(values: Tensor) -> Tensor:
+    """The mask of the diagonal of a square matrix with as many rows as there are ``values``."""
+    at = arange(values.shape[-1], device=values.device)
+    return equal(column(at), at)
 
 
 def infer_last(*avals: ShapedArray, **params: object) -> ShapedArray:

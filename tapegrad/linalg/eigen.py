@@ -48,23 +48,19 @@ def _parts(packed: Tensor) -> tuple[Tensor, Tensor]:
     return packed[..., 0, :], packed[..., 1:, :]
 
 
-def _off(n: Tensor) -> Tensor:
-    return on_diagonal(n.shape[-1], n.device)
-
-
 def _pull_eig(ct: Tensor, out: Tensor) -> Tensor:
     (w, v), (gw, gv) = _parts(out), _parts(ct)
     inner = H(v) @ gv
     along = real(diagonal(inner, 0, -2, -1))  # eigenvectors keep their length
     inner = inner - (H(v) @ v) * row(cast(along, v.dtype))
-    inner = over(inner, conj(row(w) - column(w)), _off(w))
+    inner = over(inner, conj(row(w) - column(w)), on_diagonal(w))
     return solved(H(v), (inner @ H(v)) + column(gw) * H(v))
 
 
 def _push_eig(t: Tensor, out: Tensor) -> Tensor:
     w, v = _parts(out)
     inner = solved(v, t @ v)
-    turned = v @ over(inner, row(w) - column(w), _off(w))
+    turned = v @ over(inner, row(w) - column(w), on_diagonal(w))
     along = cast(real(sum(conj(v) * turned, axis=-2)), v.dtype)
     return concat([row(diagonal(inner, 0, -2, -1)), turned - v * row(along)], axis=-2)
 

@@ -162,7 +162,7 @@ def _parts(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rotations(inner: Tensor, w: Tensor) -> Tensor:
     """``inner`` over the differences of eigenvalues; 0 on the diagonal, and where it is 0."""
-    return over(inner, cast(row(w) - column(w), inner.dtype), on_diagonal(w.shape[-1], w.device))
+    return over(inner, cast(row(w) - column(w), inner.dtype), on_diagonal(w))
 
 
 def _pull_eigh(ct: Tensor, out: Tensor, *, upper: bool) -> Tensor:

@@ -62,7 +62,7 @@ def _pull_svd(ct: Tensor, out: Tensor, x_aval: ShapedArray) -> Tensor:
     (u, s, v), (gu, gs, gv) = _parts(out, m), _parts(ct, m)
     inner_u, inner_v = H(u) @ gu, H(v) @ gv
     skew_u, skew_v = inner_u - H(inner_u), inner_v - H(inner_v)
-    eye = on_diagonal(s.shape[-1], s.device)
+    eye = on_diagonal(s)
     inner = over(skew_u * row(s) + column(s) * skew_v, _gaps(s, u.dtype), eye)
     middle = cast(gs, u.dtype)
     if u.dtype.kind == "c":
@@ -80,7 +80,7 @@ def _push_svd(t: Tensor, out: Tensor) -> Tensor:
     u, s, v = _parts(out, m)
     tv, tu = t @ v, H(t) @ u
     inner = H(u) @ tv
-    eye, gaps = on_diagonal(s.shape[-1], s.device), _gaps(s, u.dtype)
+    eye, gaps = on_diagonal(s), _gaps(s, u.dtype)
     du = u @ over(inner * row(s) + column(s) * H(inner), gaps, eye)
     dv = v @ over(column(s) * inner + H(inner) * row(s), gaps, eye)
     if u.dtype.kind == "c":

@@ -48,12 +48,7 @@ solve_p: Primitive = declare(
 
 def solved(a: Tensor, b: Tensor) -> Tensor:
     """``a @ x = b`` for stacks of matrices."""
-    return barrier_of(solve_p, "solve", a, b)
-
-
-def barrier_of(prim: Primitive, op: str, a: Tensor, b: Tensor, **params: bool) -> Tensor:
-    """A primitive of two stacks, broadcast against each other."""
-    return barrier(prim, *stacked(op, a, b), **params)
+    return barrier(solve_p, *stacked("solve", a, b))
 
 
 def _right_side(op: str, a: TensorLike, b: TensorLike) -> tuple[Tensor, Tensor, bool]:
@@ -144,7 +139,7 @@ triangular_p: Primitive = declare(
 
 def triangular(a: Tensor, b: Tensor, lower: bool, unit: bool = False) -> Tensor:
     """``a @ x = b`` for stacks of triangular matrices."""
-    return barrier_of(triangular_p, "solve_triangular", a, b, lower=lower, unit=unit)
+    return barrier(triangular_p, *stacked("solve_triangular", a, b), lower=lower, unit=unit)
 
 
 _TRANS = {0: 0, "N": 0, 1: 1, "T": 1, 2: 2, "C": 2}

@@ -23,7 +23,7 @@ _FIXED = {CATEGORIES.index(c) for c in ("parameter", "optimizer", "gradient")}
 _INPUT = CATEGORIES.index("input")
 _OPTIMIZER = PHASES.index("optimizer")
 _CLEAR = 2
-"""How many times as many bytes the batch's dimension must explain as the next one to be taken for it."""
+"""The dimension of the batch must explain this many times the bytes that the next one explains."""
 MOST = 1 << 40
 
 
@@ -33,7 +33,7 @@ class BatchError(TapegradError, ValueError):
 
 @dataclass(frozen=True)
 class Scaled:
-    """Predictions as functions of the batch; ``now``: that of the run; ``assumed``: on what they rest.
+    """Predictions as functions of the batch; ``now``: that of the run; ``assumed``: what they assume.
 
     ``fitted``: whether times are; else they grow with the batch, of which a step's fixed costs are no part.
     """

@@ -198,9 +198,9 @@ def _wall_ns(run: Run, number: int | None) -> int:
 
 
 def _level(candidates: list[Candidate], step_ns: int, wall_ns: int) -> None:
-    """Times as those of a median step; calls of one thing that do as much take as long.
+    """Scale times to a median step, and give calls of one function that do the same work the same time.
 
-    What differs is what else the machine did: in the step that was looked at, and during each call.
+    Differences come from what else the machine did, in the step that was examined and during each call.
     """
     alike: dict[tuple[CallKey, int, int], list[Candidate]] = {}
     for c in candidates:

@@ -88,7 +88,7 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 
 
 class _Decorating(ast.NodeTransformer):
-    """Decorates definitions by their own names and first lines; what else has both is not in the plan when called."""
+    """Decorates definitions by their own names and first lines; others with both are not in the plan when called."""
 
     def __init__(self, wanted: set[tuple[str, int]]) -> None:
         self._wanted = wanted

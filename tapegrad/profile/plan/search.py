@@ -22,13 +22,13 @@ from tapegrad.profile.plan.step import Key
 
 _SECONDS = 1.0
 _GAP = 2e-3
-"""Of the extra time (or the peak): how far from the best a plan may be; to the last bit takes too long to prove."""
+"""How far a plan may be from the least extra time (or peak): to prove the exact least takes too long."""
 _FEW = 40
 """Up to so many calls the plan is the best one."""
 _UNIT = 512
 """Bytes are counted in the pool's grain, so that numbers stay well above the solver's tolerances."""
 _STRETCHES = 32
-"""Of so many stretches of the step, the highest moments become rows at once."""
+"""A step is divided into so many parts, and the highest moment of each becomes a row at once."""
 
 
 class _Milp:
@@ -105,7 +105,7 @@ class _Milp:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """HiGHS prints a line here and there, past Python, though it is told not to: not among what we print."""
+    """HiGHS sometimes prints a line, bypassing Python, though told not to: keep that out of our output."""
     sys.stdout.flush()
     try:
         kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)

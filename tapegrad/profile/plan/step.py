@@ -30,7 +30,7 @@ class Life:
 class Site:
     """A call in the step: the allocations of its forward pass, and when it ran, forward and backward.
 
-    ``close``: the last moment that is still its own: frees up to the next operation are its doing.
+    ``close``: its last moment, to which the frees up to the next operation belong.
     """
 
     call: int
@@ -95,9 +95,9 @@ class Step:
         return self.run.ops["ns"][row] - self.run.calls["begin_ns"][site.call] if row in self.op_rows else 0
 
     def _result_of(self, seq: int) -> int:
-        """When the value of the operation at ``seq`` came, if it came at once: a call may end before what pends does.
+        """When the value of the operation at ``seq`` was computed, if that was at once.
 
-        What the last operation of a call leaves pending is computed when somebody else reads it.
+        The last operation of a call may be left pending; then its value is computed when something else reads it.
         """
         a, o = self.run.allocs, self.run.ops
         at = bisect_left(o["seq"], seq)

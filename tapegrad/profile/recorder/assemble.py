@@ -40,7 +40,7 @@ class _Assembly:
     def run(self, marks: list[StepMark], samples: list[Sample], began_cpu_ns: int) -> Run:
         """The whole run."""
         run, journal = self._run, self._journal
-        counting = _that_count(marks)
+        counting = _of_highest_kind(marks)
         self._find_steps(counting)
         self._places()
         self._add_calls()
@@ -209,7 +209,7 @@ class _Assembly:
         return number
 
 
-def _that_count(marks: list[StepMark]) -> list[StepMark]:
+def _of_highest_kind(marks: list[StepMark]) -> list[StepMark]:
     """Marks of the highest kind: see ``memory/steps``."""
     highest = max((m.kind for m in marks), default=0)
     return [m for m in marks if m.kind == highest]

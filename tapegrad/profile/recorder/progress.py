@@ -55,11 +55,11 @@ class Board:
         self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=True)
 
     def start(self) -> None:
-        """Show it."""
+        """Begin to show it."""
         self._live.start()
 
     def stop(self) -> None:
-        """Take it away."""
+        """Remove it."""
         self._live.stop()
 
     def _table(self) -> RenderableType:
@@ -88,7 +88,7 @@ class Beat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and take the file away."""
+        """End, and remove the file."""
         self._over.set()
         self._thread.join()
         self._publisher.close()

@@ -118,7 +118,7 @@ class Session:
         self.recording = False
 
     def sample(self, seq: int) -> None:
-        """Ask the pool."""
+        """Note what the pool has in use, and has reserved."""
         live = LEDGER.live_bytes
         used, idle = current_device().usage()
         known = used >= 0

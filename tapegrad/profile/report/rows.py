@@ -63,7 +63,7 @@ class Rerun:
 
 
 class Clock:
-    """Nanoseconds by seq, as the operations tell them."""
+    """The time of a seq: that of the last operation up to it."""
 
     def __init__(self, run: Run) -> None:
         pairs = sorted(zip(run.ops["seq"], run.ops["ns"]))

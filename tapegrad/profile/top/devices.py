@@ -17,7 +17,7 @@ class _Nvml:
         self.notes: list[str] = []
 
     def ask(self, question: str, *arguments: Any) -> Any:
-        """What ``nvml<question>`` says.  An answer that this device does not have is no note: nothing can be done."""
+        """The answer of ``nvml<question>``.  What a device does not support is not noted: nothing can be done."""
         call: Callable[..., Any] | None = getattr(self.pynvml, f"nvml{question}", None)
         if call is None:
             return None

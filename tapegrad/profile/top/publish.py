@@ -82,7 +82,7 @@ class Publisher:
         self._written = part.replace(directory / f"{self._pid}.json")
 
     def close(self) -> None:
-        """Say no more, and take the file away."""
+        """Stop, and remove the file."""
         atexit.unregister(self.close)
         self._next = float("inf")
         if self._written is not None and self._pid == os.getpid():
