@@ -11,6 +11,7 @@ from tapegrad.core.node import NO_PARAMS, Node
 from tapegrad.core.primitive import Primitive, Site
 from tapegrad.core.state import thread
 from tapegrad.device import dtypes
+from tapegrad.device.types import Params
 from tapegrad.engine.region import runs_at_once
 from tapegrad.errors import DeviceError, DTypeError
 from tapegrad.tensor import Tensor
@@ -37,6 +38,21 @@ def infer_real(name: str) -> Callable[[ShapedArray], ShapedArray]:
 def infer_bool(*avals: ShapedArray, name: str = "comparison") -> ShapedArray:
     """Broadcast shapes; bool."""
     return infer_same(*avals, name=name).with_dtype(dtypes.bool_)
+
+
+def same_params(params: Params, n: int) -> Params:
+    """``lift`` of what counts axes from the last, or works element by element."""
+    return params
+
+
+def lift_axis(params: Params, n: int) -> Params:
+    """``lift`` of what has one ``axis``, counted from the first."""
+    return {**params, "axis": params["axis"] + 1}
+
+
+def lift_shape(params: Params, n: int) -> Params:
+    """``lift`` of what has the ``shape`` of its result."""
+    return {**params, "shape": (n, *params["shape"])}
 
 
 def on_one_device(op: str, buffers: tuple[Buffer, ...]) -> None:

@@ -87,6 +87,14 @@ def tensor(op: str, x: TensorLike | Sequence[TensorLike], beside: Tensor | None 
         raise NotATensorError(f"{op}: {e}") from None
 
 
+def ordered(op: str, x: TensorLike) -> Tensor:
+    """``x`` as a tensor whose elements have an order.  Raises DTypeError for complex numbers."""
+    t = tensor(op, x)
+    if t.dtype.kind == "c":
+        raise DTypeError(f"{op}: complex numbers have no order; take abs, real or imag first")
+    return t
+
+
 def _sequence(x: Sequence[TensorLike], beside: Tensor | None) -> Tensor:
     """A list or tuple: stacked, with gradients, if it holds tensors; its floats are as precise as ``beside``."""
     if _holds_tensor(x):

@@ -44,7 +44,7 @@ def _bins(n: int, count: int) -> tuple[list[list[int]], list[list[bool]], list[i
 
 
 def _gathered(x: Tensor, axis: int, count: int, fill: float) -> tuple[Tensor, Tensor]:
-    """``axis`` (negative) as the axes (bin, position in it), with ``fill`` where a bin is short; both, and sizes."""
+    """``axis`` (negative) as two: bin, position in it; with ``fill`` where a bin is short; positions along ``axis``."""
     places, kept, sizes = _bins(x.shape[axis], count)
     at = (
         ops.asarray(places, dtype="int64", device=x.device)

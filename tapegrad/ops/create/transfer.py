@@ -9,6 +9,7 @@ from tapegrad.core.primitive import Primitive, Sample, linear
 from tapegrad.device import CPU, Device, asdevice
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array, Namespace
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import barrier, tensor
 from tapegrad.tensor import Tensor, TensorLike, identity_of
 
@@ -29,7 +30,7 @@ to_device_p: Primitive = linear(
     infer=lambda x, *, source, device: shaped(x.shape, x.dtype, device),
     transpose=lambda ct, x, *, source, device: barrier(to_device_p, ct, source=device, device=source),
     dry=_dry_run,
-    lift=lambda params, n: params,
+    lift=same_params,
     samples=[Sample((2, 3), source=CPU, device=CPU)],
     doc="The same values on another device.",
 )

@@ -6,6 +6,7 @@ from tapegrad.core.aval import ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, elementwise, general
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import (
     Binary,
     barrier,
@@ -226,7 +227,7 @@ frexp_exponent_p = general(
     "frexp_exponent",
     impl=lambda xp, x: xp.frexp(x)[1],
     infer=_infer_exponents,
-    lift=lambda params, n: params,
+    lift=same_params,
     samples=[Sample((3, 4)), Sample(()), Sample((0,))],
     doc="The exponents of 2 that ``frexp`` gives.",
 )

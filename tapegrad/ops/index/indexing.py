@@ -15,17 +15,18 @@ from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import gather
-from tapegrad.device.types import Array, Namespace
+from tapegrad.device.types import Array, Namespace, Params
 from tapegrad.errors import IndexingError, ShapeError
-from tapegrad.ops import _batched
+from tapegrad.ops._batched import Companions, for_all
+from tapegrad.ops.apply import lift_axis
 from tapegrad.ops.create.creation import arange, zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.ops.elementwise.arithmetic import clip, remainder
+from tapegrad.ops.elementwise.arithmetic import add, clip, remainder
 from tapegrad.ops.elementwise.comparison import equal
 from tapegrad.ops.index import _cuda_index
 from tapegrad.ops.index.bounds import checked
 from tapegrad.ops.shape.blocks import Part, native_index, slice_p, sliced_shape, whole
-from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
+from tapegrad.ops.shape.shape import broadcast_to, moveaxis, permute_dims, reshape
 from tapegrad.tensor import Tensor, TensorLike
 
 if TYPE_CHECKING:
@@ -71,6 +72,42 @@ def _infer_take(x: ShapedArray, indices: ShapedArray, *, axis: int) -> ShapedArr
     return x.with_shape(x.shape[:axis] + indices.shape + x.shape[axis + 1 :])
 
 
+def _batch_take(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor:
+    """``batch`` of ``take``: rows of all examples lie one after the other."""
+    axis = params["axis"]
+    (x, places), (many, wheres) = operands, companions
+    if wheres is None:
+        return barrier(take_p, for_all(x, many, n), places, axis=axis + 1)
+    if many is None:
+        return moveaxis(barrier(take_p, x, wheres, axis=axis), axis, 0)
+    m = x.shape[axis]
+    rows = moveaxis(many, axis + 1, 1)
+    rows = reshape(rows, (n * m, *rows.shape[2:]))
+    rows_taken = barrier(take_p, rows, _offset(wheres, n, m), axis=0)
+    k = places.ndim
+    order = (0, *range(1 + k, 1 + k + axis), *range(1, 1 + k), *range(1 + k + axis, rows_taken.ndim))
+    return permute_dims(rows_taken, order)
+
+
+def _batch_scatter_add(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor:
+    """``batch`` of ``scatter_add``, likewise."""
+    axis, m = params["axis"], params["n"]
+    (x, places), (many, wheres) = operands, companions
+    many = for_all(x, many, n)
+    if wheres is None:
+        return barrier(scatter_add_p, many, places, axis=axis + 1, n=m)
+    k = places.ndim
+    order = (0, *range(1 + axis, 1 + axis + k), *range(1, 1 + axis), *range(1 + axis + k, many.ndim))
+    sums = barrier(scatter_add_p, permute_dims(many, order), _offset(wheres, n, m), axis=0, n=n * m)
+    return moveaxis(reshape(sums, (n, m, *sums.shape[1:])), 1, 1 + axis)
+
+
+def _offset(places: Tensor, n: int, m: int) -> Tensor:
+    """Positions in ``n`` runs of ``m`` each, one after the other."""
+    starts = arange(n, device=places.device) * m
+    return add(places, reshape(starts, (n, *(1,) * (places.ndim - 1))))
+
+
 take_p: Primitive = linear(
     "take",
     impl=_run_take,
@@ -78,8 +115,8 @@ take_p: Primitive = linear(
     infer=_infer_take,
     transpose=lambda ct, x, indices, *, axis: barrier(scatter_add_p, ct, indices, axis=axis, n=x.shape[axis]),
     into=True,
-    batch=_batched.take,
-    lift=lambda params, n: {"axis": params["axis"] + 1},
+    batch=_batch_take,
+    lift=lift_axis,
     samples=[
         Sample((5, 3), [[0, 2], [2, 2]], axis=0), Sample((2, 4, 3), [3, 0, 3], axis=1), Sample((4,), 2, axis=0),
         Bad((4,), [0.5], axis=0, error=IndexingError),
@@ -124,8 +161,8 @@ scatter_add_p: Primitive = linear(
     infer=lambda x, indices, *, axis, n: x.with_shape((*x.shape[:axis], n, *x.shape[axis + indices.ndim :])),
     transpose=lambda ct, indices, *, axis, n: barrier(take_p, ct, indices, axis=axis),
     into=True,
-    batch=_batched.scatter_add,
-    lift=lambda params, n: {**params, "axis": params["axis"] + 1},
+    batch=_batch_scatter_add,
+    lift=lift_axis,
     samples=[
         Sample((2, 2, 3), [[0, 2], [2, 2]], axis=0, n=4), Sample((2, 3, 300), [1, 0, 1], axis=1, n=2),
         Sample((3,), 1, axis=0, n=2),

@@ -8,9 +8,10 @@ from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Bad, Sample, general
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
-from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.errors import ShapeError
+from tapegrad.ops.apply import lift_axis
 from tapegrad.ops.create.creation import arange, ones
-from tapegrad.ops.dispatch import barrier, cast, tensor
+from tapegrad.ops.dispatch import barrier, cast, ordered, tensor
 from tapegrad.ops.elementwise.comparison import equal, isnan, logical_and, logical_not, logical_or
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.index.indexing import take_along_axis
@@ -34,17 +35,10 @@ argpartition_p = general(
     "argpartition",
     impl=lambda xp, x, *, kth, axis: xp.argpartition(x, list(kth) if len(kth) > 1 else kth[0], axis=axis),
     infer=_infer_partition,
-    lift=lambda params, n: {**params, "axis": params["axis"] + 1},
+    lift=lift_axis,
     samples=[Sample((3, 5), kth=(2,), axis=1), Bad((3,), kth=(3,), axis=0, error=ShapeError)],
     doc="A permutation that puts the elements ``kth`` in order, smaller ones before them, larger ones behind.",
 )
-
-
-def _ordered(op: str, x: TensorLike) -> Tensor:
-    x = tensor(op, x)
-    if x.dtype.kind == "c":
-        raise DTypeError(f"{op}: complex numbers have no order; take abs, real or imag first")
-    return x
 
 
 def argpartition(a: TensorLike, kth: Any, axis: int | None = -1) -> Tensor:
@@ -53,7 +47,7 @@ def argpartition(a: TensorLike, kth: Any, axis: int | None = -1) -> Tensor:
     Smaller ones come before, larger ones (NaN as the largest) behind; axis None: of the flattened array.  Raises
     AxisError, ShapeError for ``kth`` out of range, DTypeError for complex.
     """
-    x = _ordered("argpartition", a)
+    x = ordered("argpartition", a)
     if axis is None:
         x, axis = reshape(x, (x.size,)), 0
     several = isinstance(kth, (tuple, list)) or bool(getattr(kth, "ndim", False))
@@ -64,7 +58,7 @@ def argpartition(a: TensorLike, kth: Any, axis: int | None = -1) -> Tensor:
 
 def partition(a: TensorLike, kth: Any, axis: int | None = -1) -> Tensor:
     """The elements in the order of :func:`argpartition`; each takes its gradient along.  Raises as that does."""
-    x = _ordered("partition", a)
+    x = ordered("partition", a)
     if axis is None:
         x, axis = reshape(x, (x.size,)), 0
     return take_along_axis(x, argpartition(x, kth, axis), axis=axis)
@@ -91,7 +85,7 @@ def lexsort(keys: Any, axis: int = -1) -> Tensor:
     each = list(keys) if isinstance(keys, (tuple, list)) else [keys[k] for k in range(len(keys))]
     if not each:
         raise ShapeError("lexsort: needs at least one key")
-    tensors = [_ordered("lexsort", k) for k in each]
+    tensors = [ordered("lexsort", k) for k in each]
     a = normalize_axis("lexsort", axis, tensors[0].ndim)
     order = argsort(tensors[0], axis=a)
     for k in tensors[1:]:
@@ -117,7 +111,7 @@ def kthvalue(input: TensorLike, k: int, dim: int = -1, keepdim: bool = False) ->
 
     The gradient goes to that element.  Raises AxisError, ShapeError for ``k`` out of range, DTypeError for complex.
     """
-    x = _ordered("kthvalue", input)
+    x = ordered("kthvalue", input)
     if not x.ndim:
         return Chosen(*(reshape(t, ()) for t in kthvalue(reshape(x, (1,)), k)))
     a = normalize_axis("kthvalue", dim, x.ndim)
@@ -132,7 +126,7 @@ def topk(input: TensorLike, k: int, dim: int = -1, largest: bool = True, sorted:
 
     Each takes its gradient along.  Raises AxisError, ShapeError, DTypeError for complex.
     """
-    x = _ordered("topk", input)
+    x = ordered("topk", input)
     a = normalize_axis("topk", dim, x.ndim)
     if not 0 <= k <= x.shape[a]:
         raise ShapeError(f"topk: k={k}, but axis {a} of {x.shape} has {x.shape[a]} elements")
@@ -146,7 +140,7 @@ def mode(input: TensorLike, dim: int = -1, keepdim: bool = False) -> Chosen:
     The gradient goes to the element at that position.  Raises AxisError, ShapeError for an empty axis, DTypeError for
     complex.
     """
-    x = _ordered("mode", input)
+    x = ordered("mode", input)
     if not x.ndim:
         return Chosen(*(reshape(t, ()) for t in mode(reshape(x, (1,)))))
     a = normalize_axis("mode", dim, x.ndim)

@@ -7,20 +7,14 @@ from typing import NamedTuple
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
 from tapegrad.device import dtypes
-from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import all_but
-from tapegrad.ops.dispatch import barrier, promote, tensor
+from tapegrad.ops.apply import lift_axis
+from tapegrad.ops.dispatch import barrier, ordered, promote, tensor
 from tapegrad.ops.index.indexing import take_along_axis
 from tapegrad.ops.shape.join import flip
 from tapegrad.ops.shape.shape import expand_dims, reshape
 from tapegrad.tensor import Tensor, TensorLike, from_array
-
-
-def _ordered(op: str, x: TensorLike) -> Tensor:
-    x = tensor(op, x)
-    if x.dtype.kind == "c":
-        raise DTypeError(f"{op}: complex numbers have no order; take abs, real or imag first")
-    return x
 
 
 def _positions(name: str) -> Primitive:
@@ -33,7 +27,7 @@ def _positions(name: str) -> Primitive:
         name,
         impl=lambda xp, x, *, axis: getattr(xp, name)(x, axis=axis),
         infer=infer,
-        lift=lambda params, n: {"axis": params["axis"] + 1},
+        lift=lift_axis,
         samples=[Sample((3, 4), axis=1), Sample((2,), axis=0), Bad((0, 3), axis=0, error=ShapeError)],
     )
 
@@ -43,7 +37,7 @@ argmin_p = _positions("argmin")
 
 
 def _extreme(prim: Primitive, x: TensorLike, axis: int | None, keepdims: bool) -> Tensor:
-    x = _ordered(prim.name, x)
+    x = ordered(prim.name, x)
     if axis is None:
         out = barrier(prim, reshape(x, (x.size,)), axis=0)
         return reshape(out, (1,) * x.ndim) if keepdims else out
@@ -72,7 +66,7 @@ argsort_p = general(
     "argsort",
     impl=lambda xp, x, *, axis: xp.argsort(x, axis=axis, kind="stable"),
     infer=lambda x, *, axis: x.with_dtype(dtypes.int64),
-    lift=lambda params, n: {"axis": params["axis"] + 1},
+    lift=lift_axis,
     samples=[Sample((3, 4), axis=0), Sample((0,), axis=0)],
     doc="The permutation that sorts; equal elements keep their order.",
 )
@@ -86,7 +80,7 @@ def argsort(
     Equal elements keep their order, whatever ``kind`` or ``stable`` say (they are NumPy's and the standard's).  Raises
     AxisError, DTypeError for complex.
     """
-    x = _ordered("argsort", x)
+    x = ordered("argsort", x)
     if axis is None:
         x, axis = reshape(x, (x.size,)), 0
     a = normalize_axis("argsort", axis, x.ndim)
@@ -102,7 +96,7 @@ def sort(
 
     kind, stable: see :func:`argsort`.  Raises AxisError, DTypeError for complex.
     """
-    x = _ordered("sort", x)
+    x = ordered("sort", x)
     if axis is None:
         x, axis = reshape(x, (x.size,)), 0
     return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
@@ -117,7 +111,7 @@ class TopK(NamedTuple):
 
 def top_k(x: TensorLike, k: int, /, *, axis: int = -1) -> TopK:
     """The ``k`` largest elements along ``axis``, largest first, and their positions.  Raises AxisError, ShapeError."""
-    x = _ordered("top_k", x)
+    x = ordered("top_k", x)
     a = normalize_axis("top_k", axis, x.ndim)
     if not 0 <= k <= x.shape[a]:
         raise ShapeError(f"top_k: k={k}, but axis {a} of {x.shape} has {x.shape[a]} elements")

@@ -7,13 +7,14 @@ from math import prod
 from typing import Any
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes, normalize_axes, normalize_axis, shaped
-from tapegrad.core.primitive import Bad, Sample, bilinear
+from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.device import gemm
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics import blas
-from tapegrad.device.types import Array
+from tapegrad.device.types import Array, Params
 from tapegrad.errors import ShapeError
-from tapegrad.ops import _batched
+from tapegrad.ops._batched import Companions, widened
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import barrier, cast, promote
 from tapegrad.ops.elementwise.complex import conj
 from tapegrad.ops.reduce.reductions import sum
@@ -33,7 +34,14 @@ def _dry_matmul(x: Array, y: Array, *, out: Array) -> Array:
     return out
 
 
-matmul_p = bilinear(
+def _batch_matmul(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor:
+    """``batch`` of ``matmul``: leading axes are broadcast, so one matrix for all examples is not repeated."""
+    ndim = max(x.ndim for x in operands)
+    pairs = zip(operands, companions, strict=True)
+    return barrier(matmul_p, *(x if c is None else widened(x, c, ndim) for x, c in pairs))
+
+
+matmul_p: Primitive = bilinear(
     "matmul",
     impl=lambda xp, x, y, *, out: blas.matmul(xp, x, y, out),
     infer=_infer_matmul,
@@ -44,8 +52,8 @@ matmul_p = bilinear(
     into=True,
     dry=_dry_matmul,
     flops=lambda x, y: 2 * prod(broadcast_shapes("matmul", x.shape[:-1], (*y.shape[:-2], 1))) * prod(y.shape[-2:]),
-    lift=lambda params, n: params,
-    batch=_batched.matmul,
+    lift=same_params,
+    batch=_batch_matmul,
     samples=[
         Sample((3, 4), (4, 2)), Sample((5, 3, 4), (4, 2)), Sample((2, 1, 3, 4), (5, 4, 2)), Sample((0, 4), (4, 2)),
         Sample((3, 0), (0, 2)), Bad((3, 4), (3, 2), error=ShapeError), Bad((2, 3, 4), (3, 4, 2), error=ShapeError),

@@ -9,6 +9,7 @@ from tapegrad.core.primitive import Primitive, Sample, general, linear
 from tapegrad.device import dtypes
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import ShapeError
+from tapegrad.ops.apply import lift_axis
 from tapegrad.ops.create.creation import ones, zeros
 from tapegrad.ops.dispatch import barrier, cast, own, tensor
 from tapegrad.ops.elementwise.arithmetic import subtract
@@ -38,7 +39,7 @@ cumulative_sum_p: Primitive = linear(
     infer=_infer_cumulative,
     transpose=lambda ct, x, *, axis, reverse: barrier(cumulative_sum_p, ct, axis=axis, reverse=not reverse),
     into=True,
-    lift=lambda params, n: {**params, "axis": params["axis"] + 1},
+    lift=lift_axis,
     samples=[
         Sample((3, 4), axis=1, reverse=False), Sample((3, 4), axis=0, reverse=True),
         Sample((0, 2), axis=0, reverse=True),
@@ -136,7 +137,7 @@ cumulative_prod_p = general(
     vjp=[_pull_products],
     jvp=[_push_products],
     into=True,
-    lift=lambda params, n: {"axis": params["axis"] + 1},
+    lift=lift_axis,
     samples=[Sample((3, 5), axis=1), Sample((3, 2), axis=0), Sample((2, 0), axis=1), Sample((1,), axis=0)],
 )
 

@@ -12,8 +12,8 @@ from typing import Any
 from tapegrad.core.aval import normalize_axes
 from tapegrad.core.state import unrecorded
 from tapegrad.device import CPU, dtypes
-from tapegrad.errors import DTypeError, ShapeError, TapegradError
-from tapegrad.ops.dispatch import cast, promote, tensor, whole_in_float64
+from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.ops.dispatch import cast, ordered, promote, tensor, whole_in_float64
 from tapegrad.ops.elementwise.arithmetic import divide, maximum, minimum
 from tapegrad.ops.elementwise.comparison import ceil, equal, floor, isnan, logical_not
 from tapegrad.ops.elementwise.comparison import round as round_even
@@ -70,9 +70,7 @@ def _next_unless(at: Tensor, stays: Callable[[Tensor, Tensor], Tensor]) -> Tenso
 
 def _rows(op: str, a: TensorLike, axis: Axis) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
     """``a`` with ``axis`` moved last and made one; those axes; the shape of a result that keeps them."""
-    x = tensor(op, a)
-    if x.dtype.kind == "c":
-        raise DTypeError(f"{op}: complex numbers have no order; take abs, real or imag first")
+    x = ordered(op, a)
     if x.dtype.kind == "b":
         x = cast(x, dtypes.int64)
     axes = normalize_axes(op, axis, x.ndim)

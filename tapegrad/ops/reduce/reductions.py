@@ -14,9 +14,9 @@ from tapegrad.core.primitive import Bad, Primitive, Sample, general
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.engine.evaluate import waiting
-from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.errors import ShapeError
 from tapegrad.ops.create.creation import ones, ones_like, zeros
-from tapegrad.ops.dispatch import barrier, cast, in_float32, tensor
+from tapegrad.ops.dispatch import barrier, cast, in_float32, ordered, tensor
 from tapegrad.ops.elementwise.arithmetic import multiply, root_of_squares, squared_size, subtract
 from tapegrad.ops.elementwise.comparison import equal, isfinite, not_equal
 from tapegrad.ops.elementwise.exponential import exp, log
@@ -180,19 +180,12 @@ def _reduced(prim: Primitive, name: str, x: Tensor, axis: Axis, keepdims: bool) 
     return reshaped(out, kept_shape(x.shape, axes)) if keepdims else out
 
 
-def _ordered(name: str, x: TensorLike) -> Tensor:
-    x = tensor(name, x)
-    if x.dtype.kind == "c":
-        raise DTypeError(f"{name}: complex numbers have no order; take abs, real or imag first")
-    return x
-
-
 def max(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """The largest element over ``axis`` (None: all), NaN if there is one; ties share the gradient equally.
 
     Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
     """
-    return _reduced(max_p, "max", _ordered("max", x), axis, keepdims)
+    return _reduced(max_p, "max", ordered("max", x), axis, keepdims)
 
 
 def min(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
@@ -200,7 +193,7 @@ def min(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tenso
 
     Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
     """
-    return _reduced(min_p, "min", _ordered("min", x), axis, keepdims)
+    return _reduced(min_p, "min", ordered("min", x), axis, keepdims)
 
 
 def prod(x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Tensor:

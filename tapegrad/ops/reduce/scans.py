@@ -9,8 +9,8 @@ from tapegrad.core.primitive import Sample, general
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import scans
-from tapegrad.errors import DTypeError
-from tapegrad.ops.dispatch import barrier, own, promote, real_float, tensor
+from tapegrad.ops.apply import lift_axis
+from tapegrad.ops.dispatch import barrier, ordered, own, promote, real_float
 from tapegrad.ops.elementwise.arithmetic import maximum
 from tapegrad.ops.elementwise.comparison import equal, isfinite
 from tapegrad.ops.elementwise.exponential import exp, log
@@ -33,7 +33,7 @@ running_place_p = general(
     "running_place",
     impl=lambda xp, x, *, axis, ufunc: scans.last_extreme(xp, x, axis, ufunc),
     infer=lambda x, *, axis, ufunc: x.with_dtype(dtypes.int64),
-    lift=lambda params, n: {**params, "axis": params["axis"] + 1},
+    lift=lift_axis,
     samples=[
         Sample((3, 5), axis=1, ufunc="maximum"), Sample([[2.0, 2.0], [1.0, 3.0]], axis=0, ufunc="minimum"),
         Sample((0, 2), axis=0, ufunc="maximum"),
@@ -43,9 +43,7 @@ running_place_p = general(
 
 
 def _running(op: str, x: TensorLike, axis: int, ufunc: str) -> Running:
-    x = tensor(op, x)
-    if x.dtype.kind == "c":
-        raise DTypeError(f"{op}: complex numbers have no order; take abs, real or imag first")
+    x = ordered(op, x)
     if not x.ndim:
         return Running(identity_of(x), barrier(running_place_p, x[None], axis=0, ufunc=ufunc)[0])
     a = normalize_axis(op, axis, x.ndim)

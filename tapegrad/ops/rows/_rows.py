@@ -52,11 +52,6 @@ def by_blocks(xp: Namespace, x: Array, scratch: tuple[DType, ...], body: Callabl
         threads.run([worker() for _ in range(min(threads.get_num_threads(), tasks))], tasks)
 
 
-def same_params(params: dict, n: int) -> dict:
-    """For ``lift``: everything is counted from the last axis, and values are broadcast against more cotangents."""
-    return params
-
-
 def wide(out: Array) -> tuple[DType]:
     """The dtype in which rows of the result are computed, as the ``scratch`` of :func:`by_blocks`."""
     return (accumulator(out.dtype),)

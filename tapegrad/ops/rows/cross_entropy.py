@@ -11,6 +11,7 @@ from tapegrad.core.primitive import Bad, Primitive, Sample, general
 from tapegrad.device.dtypes import in_float
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DTypeError, IndexingError, ShapeError
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import barrier, promote, tensor
 from tapegrad.ops.elementwise.selection import where
@@ -22,7 +23,6 @@ from tapegrad.ops.rows._rows import (
     matrices,
     matrix,
     row_sums,
-    same_params,
     shifted_exp,
     target,
     wide,

@@ -12,12 +12,13 @@ from tapegrad.device.dtypes import accumulator, in_float
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import all_but
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.create.creation import full, zeros_like
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.elementwise.arithmetic import reciprocal, sqrt, square
 from tapegrad.ops.reduce.reductions import mean
 from tapegrad.ops.rows import _cuda_rows
-from tapegrad.ops.rows._rows import by_blocks, matrices, matrix, row_dots, row_sums, rows_per_block, same_params
+from tapegrad.ops.rows._rows import by_blocks, matrices, matrix, row_dots, row_sums, rows_per_block
 from tapegrad.ops.shape.shape import broadcast_to, reshape, sum_to
 from tapegrad.tensor import Tensor, TensorLike
 

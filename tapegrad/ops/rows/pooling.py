@@ -17,6 +17,7 @@ from tapegrad.device import CPU, dtypes, threads
 from tapegrad.device.numerics.windows import Window, taps
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.create.creation import arange, zeros
 from tapegrad.ops.dispatch import barrier, cast, promote
 from tapegrad.ops.products.convolution import fitted
@@ -66,11 +67,6 @@ def every_tap(window: Window) -> tuple[tuple[int, tuple, tuple], ...]:
     return tuple((n, (..., *at), (..., *meets)) for n, at, meets in taps(window, 0, window.positions[0]))
 
 
-def same_window(params: dict, n: int) -> dict:
-    """For ``lift``: leading axes are all alike."""
-    return params
-
-
 def _infer_which(x: ShapedArray, *, window: Window) -> ShapedArray:
     if x.dtype.kind not in "fV":
         raise DTypeError(f"pool_which: wanted real floats, got {x.dtype}; cast with astype")
@@ -101,7 +97,7 @@ pool_which_p = general(
     impl=_run_which,
     infer=_infer_which,
     into=True,
-    lift=same_window,
+    lift=same_params,
     samples=[
         Sample((2, 3, 4, 5), window=_PAIRS), Sample((2, 5, 4), window=_EDGED), Sample((7,), window=_LINE),
         Sample((0, 4, 5), window=_PAIRS), Sample([[1.0, 3, 3, 2, 2, 2, 1]], window=_LINE),
@@ -164,7 +160,7 @@ pool_take_p: Primitive = linear(
     infer=_infer_take,
     transpose=lambda ct, x, which, *, window: barrier(pool_put_p, ct, which, window=window),
     into=True,
-    lift=same_window,
+    lift=same_params,
     samples=[
         Sample((2, 4, 5), _WHICH, window=_PAIRS),
         Sample((3, 2, 4, 5), _WHICH, window=_PAIRS),
@@ -180,7 +176,7 @@ pool_put_p: Primitive = linear(
     infer=_infer_put,
     transpose=lambda ct, g, which, *, window: barrier(pool_take_p, ct, which, window=window),
     into=True,
-    lift=same_window,
+    lift=same_params,
     samples=[
         Sample((2, 2, 4), _WHICH, window=_PAIRS),
         Sample((3, 1, 2, 4), _WHICH, window=_PAIRS),
@@ -217,7 +213,7 @@ pool_sum_p: Primitive = linear(
     infer=lambda x, *, window: x.with_shape((*leading("pool_sum", x, window.size), *fitted("pool_sum", window))),
     transpose=lambda ct, x, *, window: barrier(pool_spread_p, ct, window=window),
     into=True,
-    lift=same_window,
+    lift=same_params,
     samples=[
         Sample((2, 3, 4, 5), window=_PAIRS), Sample((2, 5, 4), window=_EDGED), Sample((7,), window=_LINE),
         Sample((0, 4, 5), window=_PAIRS), Bad((4, 4), window=_PAIRS, error=ShapeError),
@@ -233,7 +229,7 @@ pool_spread_p: Primitive = linear(
     ),
     transpose=lambda ct, g, *, window: barrier(pool_sum_p, ct, window=window),
     into=True,
-    lift=same_window,
+    lift=same_params,
     samples=[
         Sample((2, 3, 2, 4), window=_PAIRS), Sample((2, 3, 2), window=_EDGED), Sample((2,), window=_LINE),
         Sample((0, 2, 4), window=_PAIRS), Bad((4, 4), window=_PAIRS, error=ShapeError),

@@ -13,6 +13,7 @@ from tapegrad.core.primitive import Primitive, Sample, general
 from tapegrad.device.dtypes import in_float
 from tapegrad.device.types import Array, Namespace
 from tapegrad.ops._batched import all_but
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.elementwise.exponential import exp
 from tapegrad.ops.reduce.reductions import sum
@@ -23,7 +24,6 @@ from tapegrad.ops.rows._rows import (
     matrices,
     matrix,
     row_sums,
-    same_params,
     shifted_exp,
     target,
     wide,

@@ -12,7 +12,7 @@ from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, linear
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.ops.apply import barrier
+from tapegrad.ops.apply import barrier, lift_axis, lift_shape
 from tapegrad.tensor import Tensor
 
 Part = int | tuple[int, int, int]
@@ -25,7 +25,7 @@ reshape_p = linear(
     transpose=lambda ct, x: reshaped(ct, x.shape),
     view=True,
     copies=True,
-    lift=lambda params, n: {"shape": (n, *params["shape"])},
+    lift=lift_shape,
     samples=[Sample((2, 6), shape=(3, 4)), Sample((), shape=(1, 1)), Sample((0, 3), shape=(3, 0))],
 )
 
@@ -126,7 +126,7 @@ concat_p = linear(
     transpose=_pull_concat,
     variadic=True,
     into=True,
-    lift=lambda params, n: {"axis": params["axis"] + 1},
+    lift=lift_axis,
     samples=[
         Sample((2, 3), (4, 3), axis=0), Sample((2, 3), (2, 0), (2, 1), axis=1), Sample((0,), axis=0),
         Bad((2, 3), (4, 2), axis=0, error=ShapeError), Bad((2, 3), (2,), axis=0, error=ShapeError),

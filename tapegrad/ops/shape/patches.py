@@ -10,9 +10,10 @@ from tapegrad.device import dtypes
 from tapegrad.device.numerics.windows import Window
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.products.convolution import fitted
-from tapegrad.ops.rows.pooling import by_planes, every_tap, leading, same_window
+from tapegrad.ops.rows.pooling import by_planes, every_tap, leading
 from tapegrad.tensor import Tensor, TensorLike
 
 
@@ -55,7 +56,7 @@ unfold_p: Primitive = linear(
     infer=_infer_unfold,
     transpose=lambda ct, x, *, window: barrier(fold_p, ct, window=window),
     into=True,
-    lift=same_window,
+    lift=same_params,
     samples=[
         Sample((2, 3, 4, 5), window=_PAIRS), Sample((2, 5, 4), window=_EDGED), Sample((7,), window=_LINE),
         Sample((0, 4, 5), window=_PAIRS), Bad((4, 4), window=_PAIRS, error=ShapeError),
@@ -69,7 +70,7 @@ fold_p: Primitive = linear(
     infer=_infer_fold,
     transpose=lambda ct, x, *, window: barrier(unfold_p, ct, window=window),
     into=True,
-    lift=same_window,
+    lift=same_params,
     samples=[
         Sample((2, 3, 4, 2, 4), window=_PAIRS), Sample((2, 6, 3, 2), window=_EDGED), Sample((2, 2), window=_LINE),
         Sample((0, 4, 2, 4), window=_PAIRS), Bad((4, 4, 4), window=_PAIRS, error=ShapeError),

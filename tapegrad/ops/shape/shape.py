@@ -14,6 +14,7 @@ from typing import Any
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, normalize_axes, normalize_axis
 from tapegrad.core.primitive import Sample, linear
 from tapegrad.errors import AxisError, ShapeError
+from tapegrad.ops.apply import lift_shape
 from tapegrad.ops.dispatch import barrier, tensor
 from tapegrad.ops.shape.blocks import reshape_p, reshaped
 from tapegrad.tensor import Tensor, TensorLike, identity_of
@@ -83,7 +84,7 @@ broadcast_p = linear(
     infer=_infer_broadcast,
     transpose=lambda ct, x: sum_to(ct, x.shape),
     view=True,
-    lift=lambda params, n: {"shape": (n, *params["shape"])},
+    lift=lift_shape,
     samples=[Sample((1, 3), shape=(2, 3)), Sample((2, 1, 1), shape=(2, 3, 0))],
 )
 

@@ -150,7 +150,7 @@ INNER = {
     "ops.products.convolution": {"conv", "conv_transpose", "fitted"},
     "ops.shape.patches": {"fold_windows", "unfold_windows"},
     "ops.rows.pooling": {
-        "by_planes", "every_tap", "leading", "max_pool", "max_pool_places", "same_window", "spread_pool", "sum_pool",
+        "by_planes", "every_tap", "leading", "max_pool", "max_pool_places", "spread_pool", "sum_pool",
     }, "ops.create.creation": {"spaced"},
 }  # fmt: skip
 
