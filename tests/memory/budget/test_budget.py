@@ -77,6 +77,18 @@ def test_what_a_replay_has_read_can_be_dropped_again(x: tg.Tensor) -> None:
         assert m.restored and rows and not any(recipe.storage.spared for recipe, _ in rows)
 
 
+def test_a_device_that_refuses_is_relieved_of_as_much_as_it_lacks(x: tg.Tensor) -> None:
+    wanted = gradient(x)
+    with tg.memory_budget("1MiB") as m, tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.sum(layers(x, 20))
+        for lacks, values in ((UNIT, 1), (UNIT + 1, 2), (0, 1)):
+            before = m.live_bytes
+            assert MANAGER.relieve(lacks) and before - m.live_bytes == values * UNIT
+        assert np.array_equal(tape.gradient(y, x).numpy(), wanted)
+    assert not MANAGER.relieve(UNIT)
+
+
 @pytest.mark.parametrize("limit", [2**20, "1MiB", "1 MiB"])
 def test_limits_are_numbers_or_sizes(limit: Any, x: tg.Tensor) -> None:
     with tg.memory_budget(limit):
