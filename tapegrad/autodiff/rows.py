@@ -17,8 +17,7 @@ MOST = 2**22
 
 def chunks(count: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Cut ``count`` rows evenly so that a chunk of cotangents of ``sizes`` stays small; at least one chunk."""
-    step = max(1, min(max(count, 1), MOST // max(1, *sizes)))
-    step = _step(count, -(-count // step))
+    step = _step(count, -(-count // max(1, MOST // max(1, *sizes))))
     for start in range(0, max(count, 1), step):
         yield start, min(count, start + step)
 
