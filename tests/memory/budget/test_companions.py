@@ -11,6 +11,7 @@ from checks import c64, no_garbage
 
 import tapegrad as tg
 from tapegrad.autodiff.companions import Pusher
+from tapegrad.autodiff.forward import Tangents
 from tapegrad.core import account
 from tapegrad.errors import BudgetError
 from tapegrad.memory.budget.budget import MANAGER
@@ -171,3 +172,26 @@ def test_only_companions_that_are_lacking_are_made_again() -> None:
     bare = tg.asarray([1.0])
     assert [c.source for c in wanted(bare._buffer, companions, [outer, inner])] == [c.source for c in lacking]
     assert list(wanted(None, None, [outer, inner])) == []
+
+
+def test_a_tangent_that_the_user_holds_is_not_made_again() -> None:
+    forward = Tangents()
+    forward.seed(X, V)
+
+    def work() -> tuple[int, int]:
+        held = []
+        with tg.GradientTape() as tape:
+            tape.watch(X)
+            h = X
+            for _ in range(6):
+                h = tg.softmax(h)
+                held.append(forward.pushed(h))
+            y = tg.sum(h * h)
+            del h
+        while MANAGER.relieve(1):
+            pass
+        assert len(held) == 6 and forward.pushed(tape.gradient(y, X)) is not None
+        return m.evictions, m.restored
+
+    with tg.memory_budget("10MiB") as m:
+        assert forward.during(work) == (6, 6)
