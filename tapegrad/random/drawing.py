@@ -93,6 +93,11 @@ def is_number(x: TensorLike, value: float) -> bool:
     return isinstance(x, SCALARS) and x == value
 
 
+def box_muller(u: Tensor, v: Tensor) -> Tensor:
+    """Normal numbers of mean 0 and deviation 1 from pairs of uniform ones (Box and Muller 1958)."""
+    return sqrt(-2.0 * log1p(-u)) * cos(6.283185307179586 * v)
+
+
 class Draw:
     """One call of a distribution: its parameters as tensors of the dtype to compute in, and the shape they make.
 
@@ -141,9 +146,8 @@ class Draw:
         return p if p.shape == self.shape else broadcast_to(p, self.shape)
 
     def normal(self) -> Tensor:
-        """Normal numbers of mean 0 and deviation 1 (Box and Muller 1958)."""
-        u, v = self.unit(), self.unit()
-        return sqrt(-2.0 * log1p(-u)) * cos(6.283185307179586 * v)
+        """Normal numbers of mean 0 and deviation 1."""
+        return box_muller(self.unit(), self.unit())
 
 
 def distribution(
@@ -168,7 +172,7 @@ def distribution(
             return_annotation="Tensor",
         )
 
-        @functools.wraps(sample)
+        @functools.wraps(sample, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
         def op(*args: Any, **named: Any) -> Tensor:
             try:
                 given = {**takes, **signature.bind(*args, **named).arguments}

@@ -10,13 +10,10 @@ from tapegrad.device.numerics.bits import blocks16
 from tapegrad.errors import DomainError
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import barrier, cast
-from tapegrad.ops.elementwise.arithmetic import sqrt
 from tapegrad.ops.elementwise.comparison import less
-from tapegrad.ops.elementwise.exponential import log1p
-from tapegrad.ops.elementwise.trigonometric import cos
 from tapegrad.ops.index.indexing import take
 from tapegrad.ops.index.sort import argsort
-from tapegrad.random.drawing import bits16_p, drawn_dtype, home, is_number, lengths_of, near, unit
+from tapegrad.random.drawing import bits16_p, box_muller, drawn_dtype, home, is_number, lengths_of, near, unit
 from tapegrad.random.stream import Generator, default_generator
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -48,7 +45,7 @@ def normal(
         raise DomainError(f"random.normal: std={std} is negative")
     lengths, where = lengths_of(shape), near(device, mean, std)
     u, v = (unit(lengths, drawn_dtype(dtype), generator, where) for _ in range(2))
-    z = cast(sqrt(-2.0 * log1p(-u)) * cos(6.283185307179586 * v), dtypes.asdtype(dtype))
+    z = cast(box_muller(u, v), dtypes.asdtype(dtype))
     return z if is_number(mean, 0.0) and is_number(std, 1.0) else mean + std * z
 
 
