@@ -19,7 +19,7 @@ from tapegrad.ops.index.grid_indices import within
 from tapegrad.ops.index.indexing import take
 from tapegrad.ops.reduce.reductions import any as any_of
 from tapegrad.ops.shape.join import stack
-from tapegrad.ops.shape.shape import broadcast_to, reshape
+from tapegrad.ops.shape.shape import broadcast_to, flat_or_along, reshape
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["argwhere", "choose", "compress", "extract", "flatnonzero", "piecewise", "select", "trim_zeros"]
@@ -82,9 +82,8 @@ def compress(condition: TensorLike, a: TensorLike, axis: int | None = None) -> T
     if mask.ndim != 1:
         raise ShapeError(f"compress: a condition of shape {mask.shape}; need a vector")
     (places,) = nonzero(_mask("compress", mask, x))
-    if axis is None:
-        x, axis = reshape(x, (x.size,)), 0
-    return take(x, places, axis=normalize_axis("compress", axis, x.ndim))
+    x, a = flat_or_along("compress", x, axis)
+    return take(x, places, axis=a)
 
 
 def extract(condition: TensorLike, arr: TensorLike) -> Tensor:

@@ -26,7 +26,7 @@ from tapegrad.ops.elementwise.comparison import equal
 from tapegrad.ops.index import _cuda_index
 from tapegrad.ops.index.bounds import checked
 from tapegrad.ops.shape.blocks import Part, native_index, slice_p, sliced_shape, whole
-from tapegrad.ops.shape.shape import broadcast_to, moveaxis, permute_dims, reshape
+from tapegrad.ops.shape.shape import broadcast_to, flat_or_along, moveaxis, permute_dims, reshape
 from tapegrad.tensor import Tensor, TensorLike
 
 if TYPE_CHECKING:
@@ -194,9 +194,7 @@ def take(x: TensorLike, indices: TensorLike, /, axis: int | None = None, *, mode
     repeated indices accumulates.  Raises AxisError, IndexingError.
     """
     x = tensor("take", x)
-    if axis is None:
-        x, axis = reshape(x, (-1,)) if x.size else reshape(x, (0,)), 0
-    a = normalize_axis("take", axis, x.ndim)
+    x, a = flat_or_along("take", x, axis)
     if mode != "raise":
         indices = _brought_in(tensor("take", indices, x), x.shape[a], mode)
     return barrier(take_p, x, checked("take", indices, x.shape[a], x), axis=a)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad.core.aval import normalize_axis
+from tapegrad.core.aval import Shape, normalize_axis
 from tapegrad.device import CPU, dtypes
 from tapegrad.errors import IndexingError, ShapeError, TapegradError
 from tapegrad.ops.create.creation import arange, asarray, zeros
@@ -18,7 +18,7 @@ from tapegrad.ops.index.bounds import checked
 from tapegrad.ops.index.getitem import At
 from tapegrad.ops.index.indexing import take
 from tapegrad.ops.shape.join import concat, tile
-from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
+from tapegrad.ops.shape.shape import broadcast_to, flat_or_along, moveaxis, reshape
 from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 __all__ = ["append", "delete", "insert", "place", "put", "put_along_axis", "putmask", "resize", "scatter_add"]
@@ -30,6 +30,13 @@ def _repeated(values: Tensor, count: int) -> Tensor:
     if flat.size >= count:
         return flat[:count]
     return tile(flat, -(-count // flat.size))[:count]
+
+
+def _with_flat(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """``x`` with ``values`` at flat positions."""
+    if not places.size:
+        return identity_of(x)
+    return reshape(At(reshape(x, (x.size,)))[places].set(values), x.shape)
 
 
 def put(a: TensorLike, ind: TensorLike, v: TensorLike, mode: str = "raise") -> Tensor:
@@ -51,9 +58,7 @@ def put(a: TensorLike, ind: TensorLike, v: TensorLike, mode: str = "raise") -> T
     elif mode == "clip":
         places = minimum(maximum(places, 0), x.size - 1)
     places = checked("put", places, x.size, x)
-    if not places.size or not values.size:
-        return identity_of(x)
-    return reshape(At(reshape(x, (x.size,)))[places].set(_repeated(values, places.size)), x.shape)
+    return _with_flat(x, places, _repeated(values, places.size)) if values.size else identity_of(x)
 
 
 def put_along_axis(arr: TensorLike, indices: TensorLike, values: TensorLike, axis: int | None) -> Tensor:
@@ -72,13 +77,15 @@ def put_along_axis(arr: TensorLike, indices: TensorLike, values: TensorLike, axi
         raise ShapeError(f"put_along_axis: indices of shape {places.shape} for {x.shape}: as many dimensions")
     places = checked("put_along_axis", places, x.shape[a], x)
     shape = tuple(places.shape[i] if i == a else n for i, n in enumerate(x.shape))
-    index = tuple(
-        broadcast_to(places, shape)
-        if i == a
-        else reshape(arange(n, device=x.device), (1,) * i + (n,) + (1,) * (x.ndim - 1 - i))
-        for i, n in enumerate(x.shape)
+    return At(x)[_grid(broadcast_to(places, shape), shape, a)].set(values)
+
+
+def _grid(places: Tensor, shape: Shape, a: int) -> tuple[Tensor, ...]:
+    """The index of an element for each of ``places`` (``shape``): ``places`` along axis ``a``, their own elsewhere."""
+    return tuple(
+        places if i == a else reshape(arange(n, device=places.device), (n,) + (1,) * (len(shape) - 1 - i))
+        for i, n in enumerate(shape)
     )
-    return At(x)[index].set(values)
 
 
 def scatter_add(input: TensorLike, dim: int, index: TensorLike, src: TensorLike) -> Tensor:
@@ -93,11 +100,7 @@ def scatter_add(input: TensorLike, dim: int, index: TensorLike, src: TensorLike)
     if places.ndim != x.ndim or y.ndim != x.ndim or any(m > n for m, n in zip(places.shape, y.shape, strict=True)):
         raise ShapeError(f"scatter_add: indices {places.shape} and source {y.shape} do not fit an array {x.shape}")
     places = checked("scatter_add", places, x.shape[a], x)
-    grid = tuple(
-        places if i == a else reshape(arange(n, device=x.device), (1,) * i + (n,) + (1,) * (x.ndim - 1 - i))
-        for i, n in enumerate(places.shape)
-    )
-    return At(x)[grid].add(y[tuple(slice(n) for n in places.shape)])
+    return At(x)[_grid(places, places.shape, a)].add(y[tuple(slice(n) for n in places.shape)])
 
 
 def _places(op: str, mask: TensorLike, x: Tensor) -> Tensor:
@@ -116,11 +119,9 @@ def place(arr: TensorLike, mask: TensorLike, vals: TensorLike) -> Tensor:
     """
     x = tensor("place", arr)
     places, values = _places("place", mask, x), cast(tensor("place", vals, x), x.dtype)
-    if not places.size:
-        return identity_of(x)
-    if not values.size:
+    if places.size and not values.size:
         raise ShapeError("place: no values to put where the mask is not 0")
-    return reshape(At(reshape(x, (x.size,)))[places].set(_repeated(values, places.size)), x.shape)
+    return _with_flat(x, places, _repeated(values, places.size))
 
 
 def putmask(a: TensorLike, mask: TensorLike, values: TensorLike) -> Tensor:
@@ -132,7 +133,7 @@ def putmask(a: TensorLike, mask: TensorLike, values: TensorLike) -> Tensor:
     places, v = _places("putmask", mask, x), cast(tensor("putmask", values, x), x.dtype)
     if not places.size or not v.size:
         return identity_of(x)
-    return reshape(At(reshape(x, (x.size,)))[places].set(take(_repeated(v, x.size), places, axis=0)), x.shape)
+    return _with_flat(x, places, take(_repeated(v, x.size), places, axis=0))
 
 
 def append(arr: TensorLike, values: TensorLike, axis: int | None = None) -> Tensor:
@@ -150,13 +151,6 @@ def resize(a: TensorLike, new_shape: int | Sequence[int]) -> Tensor:
     if not x.size or not count:
         return zeros(shape, dtype=x.dtype, device=x.device)
     return reshape(_repeated(x, count), shape)
-
-
-def _flat_or_along(op: str, arr: TensorLike, axis: int | None) -> tuple[Tensor, int]:
-    x = tensor(op, arr)
-    if axis is None:
-        return reshape(x, (x.size,)), 0
-    return x, normalize_axis(op, axis, x.ndim)
 
 
 def _host_indices(op: str, obj: Any, n: int) -> Any:
@@ -185,7 +179,7 @@ def delete(arr: TensorLike, obj: Any, axis: int | None = None) -> Tensor:
 
     What is deleted has gradient 0.  Raises AxisError, IndexingError.
     """
-    x, a = _flat_or_along("delete", arr, axis)
+    x, a = flat_or_along("delete", tensor("delete", arr), axis)
     n = x.shape[a]
     gone = _in_range("delete", _host_indices("delete", obj, n), n, n - 1)
     kept = CPU.xp.ones(n, bool)
@@ -199,7 +193,7 @@ def insert(arr: TensorLike, obj: Any, values: TensorLike, axis: int | None = Non
     axis None: both flattened.  Differentiable in ``arr`` and ``values``, which are cast to the dtype of ``arr`` and
     broadcast.  Raises AxisError, IndexingError, ShapeError.
     """
-    x, a = _flat_or_along("insert", arr, axis)
+    x, a = flat_or_along("insert", tensor("insert", arr), axis)
     n = x.shape[a]
     places = _in_range("insert", _host_indices("insert", obj, n), n, n)
     v = cast(tensor("insert", values, x), x.dtype)

@@ -18,7 +18,7 @@ from tapegrad.ops.index.indexing import take_along_axis
 from tapegrad.ops.index.sort import argmax, argsort, sort
 from tapegrad.ops.reduce.scans import cummax
 from tapegrad.ops.shape.join import concat
-from tapegrad.ops.shape.shape import moveaxis, reshape, squeeze
+from tapegrad.ops.shape.shape import flat_or_along, moveaxis, reshape, squeeze
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["argpartition", "kthvalue", "lexsort", "mode", "msort", "partition", "sort_complex", "topk"]
@@ -48,20 +48,17 @@ def argpartition(a: TensorLike, kth: Any, axis: int | None = -1) -> Tensor:
     AxisError, ShapeError for ``kth`` out of range, DTypeError for complex.
     """
     x = ordered("argpartition", a)
-    if axis is None:
-        x, axis = reshape(x, (x.size,)), 0
+    x, a = flat_or_along("argpartition", x, axis)
     several = isinstance(kth, (tuple, list)) or bool(getattr(kth, "ndim", False))
     wanted = tuple(int(k) for k in kth) if several else (int(kth),)
-    i = normalize_axis("argpartition", axis, x.ndim)
-    return barrier(argpartition_p, x, kth=wanted, axis=i)
+    return barrier(argpartition_p, x, kth=wanted, axis=a)
 
 
 def partition(a: TensorLike, kth: Any, axis: int | None = -1) -> Tensor:
     """The elements in the order of :func:`argpartition`; each takes its gradient along.  Raises as that does."""
     x = ordered("partition", a)
-    if axis is None:
-        x, axis = reshape(x, (x.size,)), 0
-    return take_along_axis(x, argpartition(x, kth, axis), axis=axis)
+    x, i = flat_or_along("partition", x, axis)
+    return take_along_axis(x, argpartition(x, kth, i), axis=i)
 
 
 def msort(a: TensorLike) -> Tensor:

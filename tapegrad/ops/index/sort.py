@@ -13,7 +13,7 @@ from tapegrad.ops.apply import lift_axis
 from tapegrad.ops.dispatch import barrier, ordered, promote, tensor
 from tapegrad.ops.index.indexing import take_along_axis
 from tapegrad.ops.shape.join import flip
-from tapegrad.ops.shape.shape import expand_dims, reshape
+from tapegrad.ops.shape.shape import expand_dims, flat_or_along, reshape
 from tapegrad.tensor import Tensor, TensorLike, from_array
 
 
@@ -81,9 +81,7 @@ def argsort(
     AxisError, DTypeError for complex.
     """
     x = ordered("argsort", x)
-    if axis is None:
-        x, axis = reshape(x, (x.size,)), 0
-    a = normalize_axis("argsort", axis, x.ndim)
+    x, a = flat_or_along("argsort", x, axis)
     if not descending:
         return barrier(argsort_p, x, axis=a)
     return x.shape[a] - 1 - flip(barrier(argsort_p, flip(x, axis=a), axis=a), axis=a)
@@ -97,9 +95,8 @@ def sort(
     kind, stable: see :func:`argsort`.  Raises AxisError, DTypeError for complex.
     """
     x = ordered("sort", x)
-    if axis is None:
-        x, axis = reshape(x, (x.size,)), 0
-    return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
+    x, a = flat_or_along("sort", x, axis)
+    return take_along_axis(x, argsort(x, axis=a, descending=descending), axis=a)
 
 
 class TopK(NamedTuple):

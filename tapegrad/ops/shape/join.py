@@ -15,7 +15,7 @@ from tapegrad.ops.dispatch import stack as stack  # beside ``concat`` for those 
 from tapegrad.ops.elementwise.arithmetic import clip, minimum
 from tapegrad.ops.index.indexing import put_slice_p, take
 from tapegrad.ops.shape.blocks import concat_p, slice_p, stretch, unslice_p
-from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
+from tapegrad.ops.shape.shape import broadcast_to, expand_dims, flat_or_along, reshape
 from tapegrad.tensor import Tensor, TensorLike, identity_of, upload
 
 
@@ -117,9 +117,7 @@ def repeat(x: TensorLike, repeats: Any, /, axis: int | None = None) -> Tensor:
     repeats: one integer, or one for each position.  Raises AxisError, IndexingError, ShapeError.
     """
     x = tensor("repeat", x)
-    if axis is None:
-        x, axis = reshape(x, (x.size,)), 0
-    a = normalize_axis("repeat", axis, x.ndim)
+    x, a = flat_or_along("repeat", x, axis)
     n = x.shape[a]
     if isinstance(repeats, Integral):
         times = int(repeats)

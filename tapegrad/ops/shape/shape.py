@@ -41,6 +41,11 @@ def reshape(x: TensorLike, /, shape: int | Sequence[int], order: str = "C", *, c
     return identity_of(x) if wanted == x.shape else barrier(reshape_p, x, shape=wanted)
 
 
+def flat_or_along(op: str, x: Tensor, axis: int | None) -> tuple[Tensor, int]:
+    """``x``, and ``axis`` counted from the first; of None ``x`` in one dimension, and 0.  Raises AxisError."""
+    return (reshape(x, (x.size,)), 0) if axis is None else (x, normalize_axis(op, axis, x.ndim))
+
+
 def _lengths(op: str, shape: Any) -> tuple[int, ...]:
     """A shape given as one length, as a sequence or as an array of integers.  Raises ShapeError."""
     lengths = shape.tolist() if hasattr(shape, "tolist") else shape

@@ -138,7 +138,7 @@ def test_array_namespace():
 INNER = {
     "ops.elementwise.arithmetic": {"both_zero", "root_of_squares", "squared_size"},
     "ops.create.transfer": {"to_device"},
-    "ops.shape.shape": {"infer_reduction", "kept_shape", "lift_axes", "sum_to"},
+    "ops.shape.shape": {"flat_or_along", "infer_reduction", "kept_shape", "lift_axes", "sum_to"},
     "ops.shape.blocks": {"native_index", "reshaped", "sliced_shape", "stretch", "whole"},
     "ops.elementwise.activation": {"logistic", "mish"},
     "ops.elementwise.sigmoid": {"logistic", "run_sigmoid", "sigmoid_slope"},
