@@ -10,8 +10,7 @@ from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.linalg import eigvals, inv, lstsq
 from tapegrad.ops.create.creation import arange, ones, zeros
 from tapegrad.ops.create.ranges import vander
-from tapegrad.ops.dispatch import own, promote
-from tapegrad.ops.elementwise._numbers import precise
+from tapegrad.ops.dispatch import own, precise, promote
 from tapegrad.ops.elementwise.arithmetic import abs, add, divide, multiply, sqrt, square, subtract
 from tapegrad.ops.elementwise.comparison import not_equal
 from tapegrad.ops.elementwise.complex import conj, imag, real

@@ -18,7 +18,6 @@ from tapegrad.ops.create.creation import (
     zeros,
     zeros_like,
 )
-from tapegrad.ops.elementwise import floating
 from tapegrad.ops.elementwise.activation import (
     elu,
     erf,
@@ -78,7 +77,6 @@ from tapegrad.ops.elementwise.comparison import (
 )
 from tapegrad.ops.elementwise.complex import conj, imag, real
 from tapegrad.ops.elementwise.exponential import exp, exp2, expm1, log, log1p, log2, log10, logaddexp, power
-from tapegrad.ops.elementwise.floating import *  # noqa: F403
 from tapegrad.ops.elementwise.selection import nonzero, where
 from tapegrad.ops.elementwise.sigmoid import sigmoid, tanh
 from tapegrad.ops.elementwise.trigonometric import (
@@ -96,9 +94,7 @@ from tapegrad.ops.elementwise.trigonometric import (
     sinh,
     tan,
 )
-from tapegrad.ops.index import membership
 from tapegrad.ops.index.indexing import one_hot, take, take_along_axis
-from tapegrad.ops.index.membership import *  # noqa: F403
 from tapegrad.ops.index.sort import (
     argmax,
     argmin,
@@ -218,8 +214,6 @@ __all__ = [
     "zeros", "zeros_like",
 ]  # fmt: skip
 __all__ += dtype_functions.__all__
-__all__ += floating.__all__
-__all__ += membership.__all__
 __all__ += sharing.__all__
 __all__ += numpy_functions.__all__
 __all__.sort()

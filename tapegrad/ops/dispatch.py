@@ -273,6 +273,17 @@ def asarray(
     return upload(x, where, wanted, copy=copy is not False, shared=copy is False)
 
 
+def precise(op: str, x: TensorLike, beside: Tensor | None = None) -> Tensor:
+    """``x`` as a tensor; of Python floats, which elsewhere become float32, one of float64 (complex: complex128)."""
+    if not isinstance(x, (list, tuple, *SCALARS)):
+        return tensor(op, x, beside)
+    t = asarray(x, device=None if beside is None else beside.device)
+    if t.dtype == dtypes.float32 or t.dtype == dtypes.complex64:
+        wide = dtypes.float64 if t.dtype == dtypes.float32 else dtypes.complex128
+        t = asarray(x, dtype=wide, device=t.device)
+    return t
+
+
 def _check_shareable(x: TensorLike | Sequence[TensorLike], dtype: DType | None, device: Device | str | None) -> None:
     """Raises ValueError where ``x`` cannot become a tensor of ``dtype`` on ``device`` without a copy."""
     has = None if isinstance(x, SCALARS) else getattr(x, "dtype", None)

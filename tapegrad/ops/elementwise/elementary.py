@@ -1,4 +1,4 @@
-"""NumPy's other functions of elements: rounding, parts of floats, products with a third operand."""
+"""NumPy's other functions of elements: rounding, floats taken apart, products with a third operand."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from tapegrad.ops.elementwise.arithmetic import (
     multiply,
     reciprocal,
     remainder,
+    sign,
     sqrt,
 )
 from tapegrad.ops.elementwise.comparison import equal, isfinite, isinf, isnan, less, signbit, trunc
@@ -40,9 +41,9 @@ from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 __all__ = [
-    "addcdiv", "addcmul", "around", "cbrt", "divmod", "fabs", "fix", "float_power", "fmax", "fmin", "fmod", "frexp",
-    "gcd", "heaviside", "lcm", "ldexp", "lerp", "linear_interpolate", "logaddexp2", "modf", "nan_to_num",
-    "rsqrt", "squared_difference",
+    "addcdiv", "addcmul", "around", "cbrt", "copysign", "divmod", "fabs", "fix", "float_power", "fmax", "fmin", "fmod",
+    "frexp", "gcd", "heaviside", "lcm", "ldexp", "lerp", "linear_interpolate", "logaddexp2", "modf", "nan_to_num",
+    "nextafter", "rsqrt", "squared_difference",
 ]  # fmt: skip
 
 cbrt = curve(
@@ -289,3 +290,31 @@ def _of_integers(name: str, doc: str) -> Binary:
 
 gcd = _of_integers("gcd", "The greatest common divisor.")
 lcm = _of_integers("lcm", "The least common multiple of the magnitudes.")
+
+
+copysign_p = elementwise(
+    "copysign",
+    infer=infer_same,
+    partials=[lambda x, y: sign(x) * copysign(1.0, y), 0],
+    operands=("x", "y"),
+    cxx="copysign({x}, {y})",
+    doc="The magnitude of ``x`` with the sign of ``y`` (that of -0.0 and of a NaN, too); at ``x == 0`` the gradient is "
+    "0, as that of ``abs``; that of ``y`` is 0 everywhere.",
+)
+copysign: Binary = binary(copysign_p, real_float("copysign"))
+
+nextafter_p = general(
+    "nextafter",
+    impl=lambda xp, x, y: xp.nextafter(x, y),
+    infer=lambda x, y: infer_same(x, y, name="nextafter"),
+    samples=[Sample((2, 3), (3,)), Sample((0,), ()), Bad((2,), (3,), error=ValueError)],
+    doc="The next number after ``x`` towards ``y``.",
+)
+
+
+def nextafter(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+    """The next floating-point number after each ``x1`` in the direction of ``x2``; equal ones give ``x2``.
+
+    Shapes broadcast; real floats (integers become floats).  There is no gradient.  Raises DTypeError, ShapeError.
+    """
+    return barrier(nextafter_p, *promote("nextafter", (x1, x2), real_float("nextafter")))

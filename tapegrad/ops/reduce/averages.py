@@ -10,8 +10,7 @@ from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.create.creation import full_like
-from tapegrad.ops.dispatch import cast, promote, tensor
-from tapegrad.ops.elementwise._numbers import precise
+from tapegrad.ops.dispatch import cast, precise, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import clip, divide, multiply, sqrt, subtract
 from tapegrad.ops.elementwise.comparison import equal
 from tapegrad.ops.elementwise.complex import conj, imag, real

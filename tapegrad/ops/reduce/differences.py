@@ -9,8 +9,7 @@ from tapegrad.core.aval import normalize_axes, normalize_axis
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError, TapegradError
-from tapegrad.ops.dispatch import barrier, cast, promote, tensor
-from tapegrad.ops.elementwise._numbers import precise
+from tapegrad.ops.dispatch import barrier, cast, precise, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import maximum, minimum, remainder
 from tapegrad.ops.elementwise.comparison import equal, isnan
 from tapegrad.ops.elementwise.selection import where

@@ -10,8 +10,7 @@ from tapegrad.core.state import unrecorded
 from tapegrad.device import CPU, dtypes
 from tapegrad.errors import DomainError, DTypeError, IndexingError, ShapeError
 from tapegrad.ops.create.creation import asarray, ones
-from tapegrad.ops.dispatch import barrier, cast, own, promote, tensor
-from tapegrad.ops.elementwise._numbers import precise
+from tapegrad.ops.dispatch import barrier, cast, own, precise, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import divide
 from tapegrad.ops.elementwise.comparison import equal, logical_and
 from tapegrad.ops.elementwise.selection import where
