@@ -35,7 +35,7 @@ class _Constants(dict[Any, Buffer]):
     def get(self, key: Any, default: Any = None) -> Buffer:
         """The stand-in."""
         if key not in self:
-            self[key] = Buffer(None, leaf(shaped((), key.dtype, key.device)))
+            self[key] = Buffer(None, leaf(shaped((), key[3], key[4])))
         return self[key]
 
 
@@ -95,12 +95,13 @@ class Steps:
                 return None
         if self._constants:
             values += [constant(*c) for c in self._constants]
-        run = thread.executor.run
+        executor = thread.executor
         for step in self._steps:
             node = step.node
             inputs = tuple([values[i] for i in step.operands])
             for i in step.dead:
                 values[i] = None
+            run = executor.run if node.site is None else executor.run_elementwise
             values.append(run(Node(node.prim, node.params, node.aval, node.site), inputs))
             del inputs
         return [values[i] for i in self._results]
@@ -171,7 +172,7 @@ def _steps(listing: _Listing, arguments: list[Buffer], results: list[Buffer]) ->
     for at, (node, inputs, _) in enumerate(nodes):
         operands = tuple(numbers[id(b)] for b in inputs)
         steps.append(Step(node, operands, tuple(i for i in set(operands) if last[i] == at)))
-    constants = [(key.value, key.dtype, key.device) for key, _ in read]
+    constants = [(key[0], key[3], key[4]) for key, _ in read]
     for known in constants:  # shared ones are there from now on, as if the rules had run
         constant(*known)
     return Steps(constants, steps, [numbers[id(b)] for b in results], len(arguments))

@@ -14,6 +14,7 @@ from tapegrad.core import state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from weakref import ref
 
     from tapegrad.core.aval import ShapedArray
     from tapegrad.core.buffer import Buffer
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from tapegrad.core.protocols import Executor, Recipes, Recorder, Recording
 
 T = TypeVar("T")
-Moves = "Sequence[tuple[Sequence[Any], Sequence[Any]]]"
-"""Of each kernel: the arrays that it reads, and those that it writes."""
 
 
 class Account:
@@ -58,8 +57,8 @@ class Account:
         """
         return make(*args)
 
-    def allocated(self, buffer: Buffer) -> None:
-        """``buffer`` has got bytes of its own; a weak reference tells when they go."""
+    def allocated(self, weak: ref[Buffer]) -> None:
+        """The buffer has got bytes of its own; a weak reference of the account's tells when they go."""
 
     def filled(self, buffer: Buffer, keeps: tuple[Buffer, ...]) -> None:
         """A pending buffer, which was to be made from ``keeps``, has got its bytes."""

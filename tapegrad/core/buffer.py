@@ -88,7 +88,7 @@ _got_bytes: Callable[[ref[Buffer]], None] = uncounted.add
 """Told of each buffer that gets bytes of its own; chosen by ``account``."""
 
 
-def tell_of_bytes(allocated: Callable[[Buffer], None] | None) -> None:
+def tell_of_bytes(allocated: Callable[[ref[Buffer]], None] | None) -> None:
     """Call ``allocated`` with each buffer that gets bytes of its own; None: note them as uncounted."""
     global _got_bytes
-    _got_bytes = uncounted.add if allocated is None else lambda weak: allocated(weak())  # type: ignore[arg-type]
+    _got_bytes = uncounted.add if allocated is None else allocated

@@ -87,6 +87,9 @@ class Executor(Protocol):
     def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """The value of a node of any kind, in a new buffer or in ``into``; nobody is told."""
 
+    def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """The value of an elementwise node; nobody is told."""
+
     def kernel(self, targets: list[Buffer]) -> None:
         """Evaluate pending buffers of one loop shape in one kernel."""
 

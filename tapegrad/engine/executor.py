@@ -109,11 +109,14 @@ class Executor:
         if not site.small:
             return self._deferred_elementwise(node, inputs, into, who)
         who.applied(node, inputs)
+        arrays = []
         for b in inputs:
-            if b.array is None:
-                fill(inputs)  # before there is room for the result
-                break
-        return who.in_room((site.aval,), (site.prim.name,), self._small, node, inputs, into)
+            array = b.array
+            arrays.append(array_of(b) if array is None or type(array) in _SPECIAL else array)
+        array = self.small(site, arrays)
+        out = Buffer(array, node) if into is None else _filled(array, node, into)  # where room is made, if need be
+        who.ran((site.prim.name,), ((arrays, (array,)),))
+        return out
 
     def _deferred_elementwise(
         self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None, who: Account
@@ -131,17 +134,6 @@ class Executor:
             return into
         out = Buffer(None, node, inputs, span, loop)
         who.deferred(out)
-        return out
-
-    def _small(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None) -> Buffer:
-        site: Any = node.site
-        arrays = []
-        for b in inputs:
-            array = b.array
-            arrays.append(array_of(b) if array is None or type(array) in _SPECIAL else array)
-        array = self.small(site, arrays)
-        out = Buffer(array, node) if into is None else _filled(array, node, into)
-        account.current.ran((site.prim.name,), ((arrays, (array,)),))
         return out
 
     def small(self, site: Any, arrays: list[Array]) -> Array:
@@ -266,7 +258,11 @@ class Plain(Executor):
         site: Any = node.site
         aval, ufunc = site.aval, site.ufunc
         if into is not None or not site.small:
-            return super().run_elementwise(node, inputs, into)
+            return (
+                super().run_elementwise(node, inputs, into)
+                if site.small
+                else self._deferred_elementwise(node, inputs, into, account.current)
+            )
         if ufunc is None:
             return Buffer(self.small(site, [array_of(b) for b in inputs]), node)
         a = inputs[0].array
@@ -382,6 +378,10 @@ class Above:
     def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """The value of a node; nobody is told."""
         return self.below.run(node, inputs, into)
+
+    def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """The value of an elementwise node; nobody is told."""
+        return self.below.run_elementwise(node, inputs, into)
 
     def kernel(self, targets: list[Buffer]) -> None:
         """Evaluate pending buffers in one kernel."""

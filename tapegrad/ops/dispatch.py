@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
@@ -50,19 +50,9 @@ _LONG = (dtypes.float64, dtypes.complex128)
 _MOST_CONSTANTS = 256
 
 
-class ConstantKey(NamedTuple):
-    """What a shared constant is known by; ``text``: 0.0 and -0.0 are equal but not the same."""
-
-    value: complex
-    text: str
-    kind: type
-    dtype: DType
-    device: Device
-
-
 def constant(value: complex, dtype: DType, device: Device) -> Buffer:
     """The shared 0-d buffer of a Python number."""
-    key = ConstantKey(value, "" if value else repr(value), type(value), dtype, device)
+    key = (value, "" if value else repr(value), type(value), dtype, device)  # 0.0 and -0.0 are equal but not the same
     known = thread.executor.constants
     buffer = known.get(key)
     if buffer is None:
@@ -384,6 +374,13 @@ def _binary(prim: Primitive, to: ToDType | None, polite: bool) -> Callable[[Any,
             site = memo.get((bx.node.aval, by.node.aval))
             if site is not None:
                 return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), (bx, by)))
+        if type(x) is Variable or type(y) is Variable:
+            x, y = (v._content() if type(v) is Variable else v for v in (x, y))
+            if type(x) is Tensor is type(y):
+                bx, by = x._buffer, y._buffer
+                site = memo.get((bx.node.aval, by.node.aval))
+                if site is not None:
+                    return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), (bx, by)))
         try:
             tx, ty = promote(name, (x, y), to)
         except NotATensorError:

@@ -262,8 +262,9 @@ class Manager(Account):
                 self._offload()
             self._with_room(nbytes, names, LEDGER.promise_made, nbytes)
 
-    def allocated(self, buffer: Buffer) -> None:
-        """Count a buffer's bytes: those that :meth:`in_room` made room for, or others (a user's array)."""
+    def allocated(self, weak: weakref.ref[Buffer]) -> None:
+        """Count a buffer's bytes: those that :meth:`in_room` made room for, or others (a small value, an array)."""
+        buffer: Any = weak()
         if LEDGER.count(buffer, False):
             return
         nbytes = max(0, rounded(buffer.node.aval.nbytes) - LEDGER.promised())

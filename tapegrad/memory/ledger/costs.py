@@ -42,5 +42,12 @@ def cost_of(node: Node, inputs: Sequence[ShapedArray]) -> float:
 
 def moved_by(read: Sequence[Array], written: Sequence[Array]) -> tuple[int, int]:
     """Bytes of distinct arrays read, what broadcasting repeats counted once, and of arrays written."""
-    distinct = {id(x): cxx.extent(x) for x in read}
-    return sum(distinct.values()), sum([x.nbytes for x in written])
+    seen, extent = set(), 0
+    for x in read:
+        if id(x) not in seen:
+            seen.add(id(x))
+            extent += x.nbytes if x.flags.c_contiguous else cxx.extent(x)
+    total = 0
+    for x in written:
+        total += x.nbytes
+    return extent, total

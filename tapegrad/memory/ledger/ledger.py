@@ -81,6 +81,8 @@ class Ledger(Account):
         self._entries = Entries()
         self._wanted = Wanted()
         self._places: weakref.WeakKeyDictionary[Buffer, Place] = weakref.WeakKeyDictionary()
+        self._placed = False
+        """Whether a place was noted since counting began."""
         self._peaked: list[Measure] = []
         self._epoch = 0
         """How often all measures were closed; categories are facts of one epoch."""
@@ -226,6 +228,7 @@ class Ledger(Account):
             self.journal = None
             self._wanted.clear()
             self._places.clear()
+            self._placed = False
 
     @whole
     def write(self, journal: Journal | None) -> None:
@@ -300,14 +303,15 @@ class Ledger(Account):
 
     # What the engine tells -------------------------------------------------------------------------------------
 
-    def allocated(self, buffer: Buffer) -> None:
+    def allocated(self, weak: weakref.ref[Buffer]) -> None:
         """A buffer got bytes, and there is no limit."""
+        buffer: Any = weak()
         if type(buffer.array) is HostScalar:  # a kernel's argument: nothing lies on the device
             return
         if self._at_once:
             self.count(buffer, True)
             return
-        place = self._places.pop(buffer, None) if self._places else None
+        place = self._places.pop(buffer, None) if self._placed else None
         self._enter(buffer, self._category_of(buffer), place or (user_place() if self.detailed else _SMALL))
         if self._limit != inf:  # another thread has entered a budget meanwhile
             self._find_room()
@@ -362,8 +366,8 @@ class Ledger(Account):
         if journal is not None and not (HERE.optimizing and journal.before_op is None):
             self._locked(journal.applied, node, inputs, self._entries.of)
         if self.detailed:
-            avals = () if node.site is not None else [b.node.aval for b in inputs]
-            self._events.append((self._add_cost, cost_of(node, avals), HERE.restoring))
+            cost = 1.0 + node.aval.nbytes if node.site is not None else cost_of(node, [b.node.aval for b in inputs])
+            self._events.append((self._add_cost, cost, HERE.restoring))
 
     @whole
     def _locked(self, tell: Callable[..., Any], *args: Any) -> Any:
@@ -380,6 +384,7 @@ class Ledger(Account):
         """A buffer was made pending here."""
         if self.detailed:
             self._locked(self._places.__setitem__, buffer, user_place())
+            self._placed = True
         if buffer.postponed and self.journal is not None:  # it will be applied elsewhere
             self._locked(self.journal.called, buffer.node)
 
@@ -494,9 +499,9 @@ class Ledger(Account):
         known = entries.by_key.get(id(buffer))
         if known is not None and known() is buffer:  # an interrupt came between its entry and its array
             return False
-        left = self._left if self._at_once else self._events.append
-        entry = entries.enter(buffer, category, place, self._epoch, left)
-        self._events.append((self._add_entry, entry))
+        events = self._events
+        left = self._left if self._at_once else events.append
+        events.append((self._add_entry, entries.enter(buffer, category, place, self._epoch, left)))
         return True
 
     def _add_entry(self, entry: Entry) -> None:
