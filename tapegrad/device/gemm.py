@@ -197,9 +197,11 @@ def _stack(xp: Any, x: Any, batch: tuple[int, ...]) -> _Stack:
 def _layout(x: Any) -> tuple[bool, int] | None:
     """Whether the memory of ``x`` holds the transposes, and the leading dimension; None if cuBLAS cannot read it."""
     width = x.itemsize
-    if any(stride < 0 or stride % width for stride, length in zip(x.strides, x.shape) if length > 1):
-        return None
-    rows, columns = ((length, stride // width) for length, stride in zip(x.shape[-2:], x.strides[-2:]))
+    for stride, length in zip(x.strides, x.shape):
+        if length > 1 and (stride < 0 or stride % width):
+            return None
+    (r, c), (pitch_r, pitch_c) = x.shape[-2:], x.strides[-2:]
+    rows, columns = (r, pitch_r // width), (c, pitch_c // width)
     for transposed, (length, stride), (others, pitch) in ((False, columns, rows), (True, rows, columns)):
         pitch = pitch if others > 1 else length  # the stride of a dimension of length 1 says nothing
         if (length == 1 or stride == 1) and length <= pitch <= _MOST:

@@ -235,7 +235,7 @@ class Executor:
         return self.do(kernel.work, temporaries)
 
     def _temporaries(self, work: Work) -> list[Array]:
-        return [work.device.empty(*lies) for lies in work.temporaries]
+        return [work.device.empty(*lies) for lies in work.temporaries] if work.temporaries else []
 
     def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
         """The arrays that ``work`` writes."""

@@ -39,7 +39,7 @@ def of_region(targets: list[Buffer], kind: str | None = None) -> Kernel:
     on_cuda = device.lazy if kind is None else kind == "cuda"
     needed = region.collect(targets)
     targets = (region.with_results if on_cuda else region.with_costly)(needed, targets)
-    loops = [region.loop_of(b) for b in targets]
+    loops = [needed.loop_of(b) for b in targets]
     shape, axes = loops[0][0], next((a for _, a in loops if a is not None), None)
     if on_cuda:
         return Kernel(needed, targets, shape, Launch(needed, targets, shape, axes, device))

@@ -32,6 +32,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
@@ -75,6 +77,11 @@ def runs_at_once(aval: ShapedArray) -> bool:
     return aval.size * max(4, aval.dtype.itemsize) < 8 * SMALL
 
 
+Span = tuple[int, int]
+Loop = tuple[tuple[int, ...], tuple[int, ...]]
+LoopOf = tuple[tuple[int, ...], tuple[int, ...] | None]
+
+
 @dataclass
 class Region:
     """Pending buffers in the order of their nodes, the filled buffers they read, and how often they read them."""
@@ -82,6 +89,26 @@ class Region:
     order: list[Buffer]
     leaves: list[Buffer]
     reads: dict[int, int]
+
+    @cached_property
+    def late(self) -> set[int]:
+        """Ids of its reductions and of what depends on them."""
+        found: set[int] = set()
+        for b in self.order:
+            if b.node.prim.reduce is not None:
+                found.add(id(b))
+            else:
+                for k in b.keeps:
+                    if id(k) in found:
+                        found.add(id(b))
+                        break
+        return found
+
+    def loop_of(self, target: Buffer) -> LoopOf:
+        """The shape that evaluating ``target`` loops over, and the axes it reduces (None: it needs no reduction)."""
+        if target.loop is None or id(target) not in self.late:  # its reductions may have been evaluated meanwhile
+            return target.node.aval.shape, None
+        return target.loop
 
     def exclusive_bytes(self) -> int:
         """Bytes of the leaves that only this region's pending buffers refer to."""
@@ -97,6 +124,9 @@ def viewed(view: Buffer) -> Buffer:
     while view.array is None and view.node.prim.view:
         view = view.keeps[0]
     return view
+
+
+_by_index = attrgetter("node.index")
 
 
 def collect(targets: Iterable[Buffer]) -> Region:
@@ -120,15 +150,11 @@ def collect(targets: Iterable[Buffer]) -> Region:
             else:
                 reads[id(b)] = 1
                 leaves.append(b)
-    order.sort(key=lambda b: b.node.index)
+    order.sort(key=_by_index)
     return Region(order, leaves, reads)
 
 
-Span = tuple[int, int]
-LoopOf = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], Span, LoopOf | None]:
+def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], Span, Loop | None]:
     """The cost rule for deferring a node of ``aval``: inputs to evaluate first, and its buffer's span and loop."""
     nodes, leaves, pending, grew = 1, 0, [], 0
     must = []
@@ -154,7 +180,7 @@ def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], 
     return must, (nodes, leaves), loop
 
 
-def _epilogue(inputs: tuple[Buffer, ...], aval: ShapedArray) -> LoopOf | None:
+def _epilogue(inputs: tuple[Buffer, ...], aval: ShapedArray) -> Loop | None:
     """The loop of the pending reductions from whose results the same kernel may compute this node, too.
 
     Only reductions that somebody has told to wait are pending.  All else that is read must be numbers, or lie as the
@@ -192,7 +218,9 @@ class Stages:
 
 def with_results(region: Region, targets: list[Buffer]) -> list[Buffer]:
     """``targets``, and each result of a reduction that somebody outside refers to: else it would be reduced again."""
-    late = _late(region)
+    late = region.late
+    if not late:
+        return targets
     readers = Counter(id(k) for b in region.order for k in b.keeps)
     have = {id(b) for b in targets}
     more = []
@@ -223,7 +251,9 @@ def with_costly(region: Region, targets: list[Buffer]) -> list[Buffer]:
 
 def stages(region: Region, targets: list[Buffer]) -> Stages:
     """The nodes of ``region`` by stage, each in order."""
-    late = _late(region)
+    late = region.late
+    if not late:
+        return Stages(region.order, [], [], late)
     totals = [b for b in region.order if b.node.prim.reduce is not None]
     after = [b for b in region.order if id(b) in late and b.node.prim.reduce is None]
     early = _read_by([k for b in totals for k in b.keeps] + [b for b in targets if id(b) not in late], late)
@@ -232,15 +262,6 @@ def stages(region: Region, targets: list[Buffer]) -> Stages:
     return Stages(
         [b for b in region.order if id(b) in early], totals, [b for b in region.order if id(b) in beside], late
     )
-
-
-def _late(region: Region) -> set[int]:
-    """Ids of the region's reductions and of what depends on them."""
-    found: set[int] = set()
-    for b in region.order:
-        if b.node.prim.reduce is not None or any(id(k) in found for k in b.keeps):
-            found.add(id(b))
-    return found
 
 
 def _read_by(buffers: list[Buffer], late: set[int]) -> set[int]:
@@ -264,8 +285,8 @@ def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
         return [targets]
     groups: list[tuple[tuple, set[int], list[Buffer]]] = []
     for target in sorted(targets, key=lambda b: b.node.index):
-        shape, axes = loop_of(target)
         region = collect([target])
+        shape, axes = region.loop_of(target)
         touched = {id(b) for b in region.order} | {id(b) for b in region.leaves if b.node.aval.ndim}
         joined: list[Buffer] = []
         rest = []
@@ -280,14 +301,3 @@ def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
                 rest.append(group)
         groups = [*rest, ((shape, axes), touched, [*joined, target])]
     return [members for _, _, members in groups]
-
-
-def _reduces(region: Region) -> bool:
-    return any(b.node.prim.reduce is not None for b in region.order)
-
-
-def loop_of(target: Buffer) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """The shape that evaluating ``target`` loops over, and the axes it reduces (None: it needs no reduction)."""
-    if target.loop is None or not _reduces(collect([target])):  # its reductions may have been evaluated meanwhile
-        return target.node.aval.shape, None
-    return target.loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes, shaped
@@ -81,6 +82,9 @@ def elementwise_on(prim: Primitive, inputs: tuple[Buffer, ...], site: Site) -> B
     return thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), inputs)
 
 
+_buffer_of: Callable[[Tensor], Buffer] = attrgetter("_buffer")
+
+
 def bind(prim: Primitive, *xs: Tensor) -> Tensor:
     """Apply an elementwise primitive to tensors of one dtype (by its own rule of shapes)."""
     buffers = tuple(x._buffer for x in xs)
@@ -90,8 +94,10 @@ def bind(prim: Primitive, *xs: Tensor) -> Tensor:
 
 def barrier(prim: Primitive, *xs: Tensor, **params: Any) -> Tensor:
     """Apply any other primitive to tensors."""
-    buffers = tuple(x._buffer for x in xs)
+    avals = []
+    for x in xs:
+        avals.append(x._buffer.node.aval)
+    buffers = tuple(map(_buffer_of, xs))
     if len(buffers) > 1:
         on_one_device(prim.name, buffers)
-    aval = prim.infer(*(b.node.aval for b in buffers), **params)
-    return Tensor(thread.executor.apply(Node(prim, params, aval), buffers))
+    return Tensor(thread.executor.apply(Node(prim, params, prim.infer(*avals, **params)), buffers))

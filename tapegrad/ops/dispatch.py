@@ -162,8 +162,23 @@ def promote(
 
     Raises NotATensorError, DTypeError and DeviceError, naming ``op``.
     """
-    strong: list[Strong] = [x if isinstance(x, SCALARS) and not hasattr(x, "dtype") else tensor(op, x) for x in xs]
-    tensors = [x for x in strong if isinstance(x, Tensor)]
+    strong: list[Strong] = []
+    tensors: list[Tensor] = []
+    alike = True
+    for x in xs:
+        if isinstance(x, SCALARS) and not hasattr(x, "dtype"):
+            strong.append(x)
+            alike = False
+            continue
+        t = tensor(op, x)
+        aval = t._buffer.node.aval
+        if tensors:
+            first = tensors[0]._buffer.node.aval
+            alike = alike and aval.dtype is first.dtype and aval.device is first.device
+        strong.append(t)
+        tensors.append(t)
+    if alike and to is None and not (tensors[0].dtype in _LONG and any(isinstance(x, (list, tuple)) for x in xs)):
+        return tuple(tensors)
     if len(tensors) > 1 and any(t.device is not tensors[0].device for t in tensors):
         tensors = _beside(xs, strong)
     if not tensors:  # Python numbers only: the dtype that the widest kind of them becomes

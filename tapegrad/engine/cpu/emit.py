@@ -55,7 +55,14 @@ def program(region: Region, layouts: list[str], targets: list[Buffer], xp: Any) 
     code = []
     for b in region.order:
         node = b.node
-        code.append((node.prim, node.aval.dtype.char, node.params.get("dtype"), tuple(number[id(k)] for k in b.keeps)))
+        code.append(
+            (
+                node.prim,
+                node.aval.dtype.char,
+                node.params.get("dtype"),
+                tuple(map(number.__getitem__, map(id, b.keeps))),
+            )
+        )
         number[id(b)] = len(number)
     outputs = tuple(number[id(b)] for b in targets)
     leaves = tuple((layout, b.node.aval.dtype.char) for layout, b in zip(layouts, region.leaves, strict=True))

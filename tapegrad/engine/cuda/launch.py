@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import tapegrad.engine.cuda.layout as layouts
@@ -166,7 +167,10 @@ class Launch(Work):
 
     def _divided(self, outputs: list[Array]) -> tuple[list[Array], list[Array]]:
         """The outputs of full size, and those of reductions."""
-        return [outputs[i] for i in self._ready.full], [outputs[i] for i in self._ready.results]
+        ready = self._ready
+        if not ready.results:  # most often: without two lists
+            return outputs, []
+        return [outputs[i] for i in ready.full], [outputs[i] for i in ready.results]
 
     def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
         """Of each kernel: the arrays that it reads, and those that it writes."""
@@ -285,13 +289,18 @@ def _compiled(
     return kernel
 
 
+_dtype = attrgetter("node.aval.dtype")
+
+
 def structure(region: Region, targets: list[Buffer]) -> tuple:
     """What of a region decides its text, apart from how its arrays lie."""
     number = {id(b): i for i, b in enumerate(region.leaves)}
     code = []
     for b in region.order:
         node = b.node
-        code.append((node.prim, node.aval.dtype, node.params.get("dtype"), tuple(number[id(k)] for k in b.keeps)))
+        code.append(
+            (node.prim, node.aval.dtype, node.params.get("dtype"), tuple(map(number.__getitem__, map(id, b.keeps))))
+        )
         number[id(b)] = len(number)
-    leaves = tuple(b.node.aval.dtype for b in region.leaves)
-    return tuple(code), leaves, tuple(number[id(b)] for b in targets)
+    leaves = tuple(map(_dtype, region.leaves))
+    return tuple(code), leaves, tuple(map(number.__getitem__, map(id, targets)))
