@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, leaf
+from tapegrad.core.primitive import Primitive
 from tapegrad.core.state import during, executed, thread
+from tapegrad.device.types import Params
 from tapegrad.engine.executor import PLAIN, Executor
 from tapegrad.engine.make import Application
+from tapegrad.ops.apply import resolve
 from tapegrad.ops.dispatch import constant
 from tapegrad.tensor import Tensor
 
@@ -69,9 +72,15 @@ class _Listing(Executor):
 
 
 class Step(NamedTuple):
-    """``node``, to be applied anew to values by number; ``dead``: those that nothing reads afterwards."""
+    """A primitive to be applied to values by number; ``dead``: those that nothing reads afterwards.
 
-    node: Node
+    ``avals``: of an elementwise primitive's operands, by which its site is known; the site itself leads back to here.
+    """
+
+    prim: Primitive
+    params: Params
+    aval: ShapedArray
+    avals: ShapedArray | tuple[ShapedArray, ...] | None
     operands: tuple[int, ...]
     dead: tuple[int, ...]
 
@@ -97,12 +106,14 @@ class Steps:
             values += [constant(*c) for c in self._constants]
         executor = thread.executor
         for step in self._steps:
-            node = step.node
             inputs = tuple([values[i] for i in step.operands])
             for i in step.dead:
                 values[i] = None
-            run = executor.run if node.site is None else executor.run_elementwise
-            values.append(run(Node(node.prim, node.params, node.aval, node.site), inputs))
+            if step.avals is None:
+                values.append(executor.run(Node(step.prim, step.params, step.aval), inputs))
+            else:
+                site = resolve(step.prim, step.avals)
+                values.append(executor.run_elementwise(Node(step.prim, step.params, step.aval, site), inputs))
             del inputs
         return [values[i] for i in self._results]
 
@@ -118,9 +129,9 @@ class Steps:
         for step in self._steps:
             names.append(f"v{len(names)}")
             f = f"f{len(names)}"
-            known[f] = _on_arrays(step.node)
+            known[f] = _on_arrays(step.prim, step.params, step.aval, step.avals)
             lines.append(f"    {names[-1]} = {f}({', '.join(names[i] for i in step.operands)})")
-        avals = {count + len(self._constants) + i: step.node.aval for i, step in enumerate(self._steps)}
+        avals = {count + len(self._constants) + i: step.aval for i, step in enumerate(self._steps)}
         found = []
         for i in self._results:
             flat = i in avals and not avals[i].ndim
@@ -128,16 +139,15 @@ class Steps:
                 known["asarray"] = avals[i].device.xp.asarray  # ufuncs turn 0-d arrays into scalars
             found.append(f"asarray({names[i]})" if flat else names[i])
         exec("\n".join(["def pull(a0, residuals):", *lines, f"    return ({', '.join(found)},)"]), known)
-        return known["pull"]
+        return known.pop("pull")  # else the two would hold each other
 
 
-def _on_arrays(node: Node) -> Callable[..., Any]:
-    prim, site = node.prim, node.site
+def _on_arrays(prim: Primitive, params: Params, aval: ShapedArray, avals: Any) -> Callable[..., Any]:
     if prim.ufunc is not None:
-        return getattr(node.aval.device.xp, prim.ufunc)
-    if site is not None:
-        return lambda *arrays: PLAIN.small(site, list(arrays))
-    return lambda *arrays: PLAIN.do(Application(prim, arrays, node.params, node.aval))[0]
+        return getattr(aval.device.xp, prim.ufunc)
+    if avals is not None:
+        return lambda *arrays: PLAIN.small(resolve(prim, avals), list(arrays))
+    return lambda *arrays: PLAIN.do(Application(prim, arrays, params, aval))[0]
 
 
 def listed(rules: Rules, ct: ShapedArray, slots: tuple[int, ...], avals: list[ShapedArray]) -> Steps | None:
@@ -171,7 +181,10 @@ def _steps(listing: _Listing, arguments: list[Buffer], results: list[Buffer]) ->
     steps = []
     for at, (node, inputs, _) in enumerate(nodes):
         operands = tuple(numbers[id(b)] for b in inputs)
-        steps.append(Step(node, operands, tuple(i for i in set(operands) if last[i] == at)))
+        site: Any = node.site
+        avals = None if site is None else site.avals if len(site.avals) > 1 else site.avals[0]
+        dead = tuple(i for i in set(operands) if last[i] == at)
+        steps.append(Step(node.prim, node.params, node.aval, avals, operands, dead))
     constants = [(key[0], key[3], key[4]) for key, _ in read]
     for known in constants:  # shared ones are there from now on, as if the rules had run
         constant(*known)

@@ -46,7 +46,7 @@ def moved_by(read: Sequence[Array], written: Sequence[Array]) -> tuple[int, int]
     for x in read:
         if id(x) not in seen:
             seen.add(id(x))
-            extent += x.nbytes if x.flags.c_contiguous else cxx.extent(x)
+            extent += cxx.extent(x)
     total = 0
     for x in written:
         total += x.nbytes
