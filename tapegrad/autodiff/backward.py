@@ -92,6 +92,7 @@ def _walk(
         if index in keep:
             cts[index] = ct
         if unseen and plan.quick and _pull_small(record, ct, cts, path):
+            del record, residuals, ct
             continue
         who.differentiating(index)
         _pull(record, _tensor(ct, node.aval), cts, path, lead)

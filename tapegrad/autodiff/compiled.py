@@ -9,17 +9,17 @@ same arrays in the same order (``Steps.pull``).  So the same works run whoever l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, leaf
-from tapegrad.core.primitive import Primitive
+from tapegrad.core.primitive import Primitive, Site
 from tapegrad.core.state import during, executed, thread
 from tapegrad.device.types import Params
 from tapegrad.engine.executor import PLAIN, Executor
 from tapegrad.engine.make import Application
-from tapegrad.ops.apply import resolve
 from tapegrad.ops.dispatch import constant
 from tapegrad.tensor import Tensor
 
@@ -74,13 +74,13 @@ class _Listing(Executor):
 class Step(NamedTuple):
     """A primitive to be applied to values by number; ``dead``: those that nothing reads afterwards.
 
-    ``avals``: of an elementwise primitive's operands, by which its site is known; the site itself leads back to here.
+    ``site``: of an elementwise one, without the plans that lead back to here.
     """
 
     prim: Primitive
     params: Params
     aval: ShapedArray
-    avals: ShapedArray | tuple[ShapedArray, ...] | None
+    site: Site | None
     operands: tuple[int, ...]
     dead: tuple[int, ...]
 
@@ -109,11 +109,8 @@ class Steps:
             inputs = tuple([values[i] for i in step.operands])
             for i in step.dead:
                 values[i] = None
-            if step.avals is None:
-                values.append(executor.run(Node(step.prim, step.params, step.aval), inputs))
-            else:
-                site = resolve(step.prim, step.avals)
-                values.append(executor.run_elementwise(Node(step.prim, step.params, step.aval, site), inputs))
+            run = executor.run if step.site is None else executor.run_elementwise
+            values.append(run(Node(step.prim, step.params, step.aval, step.site), inputs))
             del inputs
         return [values[i] for i in self._results]
 
@@ -129,7 +126,7 @@ class Steps:
         for step in self._steps:
             names.append(f"v{len(names)}")
             f = f"f{len(names)}"
-            known[f] = _on_arrays(step.prim, step.params, step.aval, step.avals)
+            known[f] = _on_arrays(step.prim, step.params, step.aval, step.site)
             lines.append(f"    {names[-1]} = {f}({', '.join(names[i] for i in step.operands)})")
         avals = {count + len(self._constants) + i: step.aval for i, step in enumerate(self._steps)}
         found = []
@@ -142,11 +139,11 @@ class Steps:
         return known.pop("pull")  # else the two would hold each other
 
 
-def _on_arrays(prim: Primitive, params: Params, aval: ShapedArray, avals: Any) -> Callable[..., Any]:
+def _on_arrays(prim: Primitive, params: Params, aval: ShapedArray, site: Site | None) -> Callable[..., Any]:
     if prim.ufunc is not None:
         return getattr(aval.device.xp, prim.ufunc)
-    if avals is not None:
-        return lambda *arrays: PLAIN.small(resolve(prim, avals), list(arrays))
+    if site is not None:
+        return lambda *arrays: PLAIN.small(site, list(arrays))
     return lambda *arrays: PLAIN.do(Application(prim, arrays, params, aval))[0]
 
 
@@ -181,10 +178,11 @@ def _steps(listing: _Listing, arguments: list[Buffer], results: list[Buffer]) ->
     steps = []
     for at, (node, inputs, _) in enumerate(nodes):
         operands = tuple(numbers[id(b)] for b in inputs)
-        site: Any = node.site
-        avals = None if site is None else site.avals if len(site.avals) > 1 else site.avals[0]
+        site = copy(node.site)
+        if site is not None:
+            site.plans = None
         dead = tuple(i for i in set(operands) if last[i] == at)
-        steps.append(Step(node.prim, node.params, node.aval, avals, operands, dead))
+        steps.append(Step(node.prim, node.params, node.aval, site, operands, dead))
     constants = [(key[0], key[3], key[4]) for key, _ in read]
     for known in constants:  # shared ones are there from now on, as if the rules had run
         constant(*known)

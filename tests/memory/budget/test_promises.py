@@ -22,7 +22,6 @@ from tapegrad.engine.cpu.tiles import Tiling
 from tapegrad.engine.executor import Executor
 from tapegrad.engine.make import Application, Function
 from tapegrad.errors import BudgetError
-from tapegrad.memory.budget import manager
 from tapegrad.memory.ledger.ledger import LEDGER
 
 SIDE = 16
@@ -251,48 +250,6 @@ def test_a_kernel_within_a_kernel_has_room_of_its_own() -> None:
     with pytest.raises(BudgetError, match="softmax"), tg.memory_budget(base + UNIT):
         account.current.in_room((aval,), ("outer",), outer)
     assert account.current is account.NOBODY and LEDGER.promised_bytes == 0
-
-
-class Keeps:
-    """Stands for the ledger: it has room for one value."""
-
-    def __init__(self, interrupts: int = 0) -> None:
-        self.settled: list[int] = []
-        self.interrupts = interrupts
-
-    def promised(self) -> int:
-        return 5
-
-    def promise(self, nbytes: int) -> bool:
-        if nbytes > UNIT:
-            raise BudgetError("no room")
-        return True
-
-    def settle_promise(self, promised: int) -> None:
-        if self.interrupts:
-            self.interrupts -= 1
-            raise KeyboardInterrupt
-        self.settled.append(promised)
-
-
-def test_room_that_is_not_taken_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    keeps, aval = Keeps(), c64(np.ones((SIDE, SIDE)))._buffer.node.aval
-    monkeypatch.setattr(manager, "LEDGER", keeps)
-    assert manager.MANAGER.in_room([aval], ["f"], lambda x: x + 1, 2) == 3
-    assert keeps.settled == [5]
-    with pytest.raises(BudgetError):
-        manager.MANAGER.in_room([aval, aval], ["f"], lambda: pytest.fail("there is no room"))
-    with pytest.raises(ZeroDivisionError):
-        manager.MANAGER.in_room([aval], ["f"], lambda: 1 // 0)
-    assert keeps.settled[-1] == 5
-
-
-def test_room_is_given_back_though_an_interrupt_comes_just_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    keeps = Keeps(interrupts=1)
-    monkeypatch.setattr(manager, "LEDGER", keeps)
-    with pytest.raises(KeyboardInterrupt):
-        manager.MANAGER.in_room([], ["f"], lambda: 3)
-    assert keeps.settled[-1] == 5
 
 
 # What a budget that never binds costs --------------------------------------------------------------------------------
