@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ class Counts(Account):
         self.executor = NOBODY.executor  # type: ignore[misc]
         self.heard: list[Buffer] = []
 
-    def allocated(self, buffer: Buffer) -> None:
-        self.heard.append(buffer)
+    def allocated(self, weak: ref[Buffer]) -> None:
+        self.heard.append(weak())
 
 
 @pytest.fixture(autouse=True)
