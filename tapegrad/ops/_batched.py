@@ -25,7 +25,7 @@ def widened(x: Tensor, companion: Tensor, ndim: int) -> Tensor:
     return reshape(companion, (len(companion), *(1,) * (ndim - x.ndim), *x.shape))
 
 
-def all_but(name: str, *plain: int) -> Callable:
+def all_but(name: str, *plain: int) -> Callable[[list[Tensor], Companions, int, Params], Tensor | None]:
     """``batch`` of an operation all of whose operands get the batch axis, but those at positions ``plain``.
 
     The others have to be alike in rank; else None: example by example.

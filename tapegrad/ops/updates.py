@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tapegrad.core.state import thread
 from tapegrad.device import many, tally
@@ -36,6 +36,9 @@ and for large tensors fewer launches gain nothing."""
 SMALL = 2**20
 """The same on the CPU, where a large tensor gains nothing from company; small ones share the numbers of the formula."""
 
+Value = TypeVar("Value", Tensor, Array)
+"""What a formula computes with: tensors, or on the CPU the arrays of small ones."""
+
 _ADAM = Kernel("optim.cu", "tg_adam")
 _SGD = Kernel("optim.cu", "tg_sgd")
 _MOMENTUM = Kernel("optim.cu", "tg_momentum")
@@ -60,7 +63,9 @@ def adam(
     """
     numbers = (float(factor), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2, float(epsilon))
 
-    def formula(root: Callable, numbers: Sequence[Any], x: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Any, ...]:
+    def formula(
+        root: Callable[[Value], Value], numbers: Sequence[Value], x: Value, g: Value, m: Value, v: Value
+    ) -> tuple[Value, ...]:
         scale, keep_m, add_m, keep_v, add_v, more = numbers
         m = keep_m * m + add_m * g
         v = keep_v * v + add_v * (g * g)
@@ -93,7 +98,9 @@ def momentum(
     Raises DeviceError.
     """
 
-    def formula(root: Callable, numbers: Sequence[Any], x: Tensor, g: Tensor, v: Tensor) -> tuple[Any, ...]:
+    def formula(
+        root: Callable[[Value], Value], numbers: Sequence[Value], x: Value, g: Value, v: Value
+    ) -> tuple[Value, ...]:
         down, keep = numbers[0] * g, numbers[1]
         v = keep * v - down
         return (x + keep * v - down if nesterov else x + v), v

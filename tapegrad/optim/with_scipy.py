@@ -43,7 +43,7 @@ class _Flat:
             first += x.size
         return nest.rebuild(self._tree, iter(parts))
 
-    def of(self, f: Callable, args: tuple = ()) -> Callable[[Any], Any]:
+    def of(self, f: Callable[..., Any], args: tuple[Any, ...] = ()) -> Callable[[Any], Any]:
         """``f`` as a function of the vector."""
         return lambda flat: f(self.unflatten(flat), *args)
 
@@ -63,7 +63,7 @@ def _objective(f: Callable[[Tensor], Any]) -> Callable[[Vector], tuple[float, Ve
 
 
 def scipy_objective(
-    f: Callable, x0: Any, args: tuple = ()
+    f: Callable[..., Any], x0: Any, args: tuple[Any, ...] = ()
 ) -> tuple[Callable[[Vector], tuple[float, Vector]], Vector, Callable[[Vector], Any]]:
     """What scipy.optimize wants of ``f(x, *args)``: ``(fun, flat_x0, unflatten)``.
 
@@ -76,9 +76,9 @@ def scipy_objective(
 
 
 def minimize(
-    f: Callable,
+    f: Callable[..., Any],
     x0: Any,
-    args: tuple = (),
+    args: tuple[Any, ...] = (),
     method: str | None = None,
     *,
     hess: bool = False,

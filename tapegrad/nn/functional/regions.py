@@ -21,6 +21,8 @@ __all__ = [
 ]  # fmt: skip
 
 Rows = list[list[float]]
+Bins = list[list[list[tuple[int, int]]]]
+"""For each region and side where each bin begins and ends."""
 
 
 def _images(op: str, x: TensorLike, rois: TensorLike, indices: TensorLike) -> tuple[Tensor, Rows]:
@@ -43,7 +45,7 @@ def _bins(low: float, high: float, count: int, n: int) -> list[tuple[int, int]]:
     return [(limit(math.floor(i * step)), limit(math.ceil((i + 1) * step))) for i in range(count)]
 
 
-def _both_sides(rows: Rows, out: tuple[int, ...], size: tuple[int, ...], scale: float, wide: int = 0) -> list:
+def _both_sides(rows: Rows, out: tuple[int, ...], size: tuple[int, ...], scale: float, wide: int = 0) -> Bins:
     """For each region the bins along the height, then those along the width, of rounded rectangles."""
     sides = []
     for y0, x0, y1, x1 in rows:
@@ -52,7 +54,7 @@ def _both_sides(rows: Rows, out: tuple[int, ...], size: tuple[int, ...], scale: 
     return sides
 
 
-def _max_of_bins(images: Tensor, bins: list, out: tuple[int, ...]) -> Tensor:
+def _max_of_bins(images: Tensor, bins: Bins, out: tuple[int, ...]) -> Tensor:
     """The largest element of each bin; 0 for an empty one."""
     places, kept = [], []
     for a in (0, 1):
@@ -132,7 +134,7 @@ def _mean_of(start: int, stop: int, n: int) -> list[float]:
     return [1.0 / (stop - start) if start <= i < stop else 0.0 for i in range(n)]
 
 
-def _mapped(images: Tensor, sides: list, out: Sequence[int]) -> Tensor:
+def _mapped(images: Tensor, sides: Sequence[list[Rows]], out: Sequence[int]) -> Tensor:
     """Images multiplied by matrices from both sides: (r, c, h, w) -> (r, c, *out)."""
     mapped = []
     for a, matrices in enumerate(sides):
@@ -141,7 +143,9 @@ def _mapped(images: Tensor, sides: list, out: Sequence[int]) -> Tensor:
     return ops.matmul(ops.matmul(mapped[0], images), mapped[1].mT)
 
 
-def _samples(rows: Rows, a: int, count: int, n: int, scale: float, ratio: int | None) -> tuple[list, list, int]:
+def _samples(
+    rows: Rows, a: int, count: int, n: int, scale: float, ratio: int | None
+) -> tuple[list[Rows], list[list[bool]], int]:
     """Bilinear weights (regions, count * most, n) of the sampled places along a side, which of them are there, and
     ``most``, how many of a bin at most.
     """
@@ -173,7 +177,7 @@ def _between(point: float | None, n: int) -> list[float]:
 
 def _align(
     op: str, x: TensorLike, rois: TensorLike, roi_indices: TensorLike, outsize: Lengths, scale: float, ratio: Any
-) -> tuple:
+) -> tuple[Any, ...]:
     images, rows = _images(op, x, rois, roi_indices)
     out = lengths(op, "outsize", outsize, 2)
     ratios = (ratio, ratio) if ratio is None or isinstance(ratio, int) else tuple(ratio)

@@ -29,7 +29,9 @@ asanyarray = ascontiguousarray = asarray
 row_stack = vstack
 
 
-def apply_along_axis(func1d: Callable, axis: int, arr: TensorLike, *args: Any, **kwargs: Any) -> Tensor:
+def apply_along_axis(
+    func1d: Callable[..., TensorLike], axis: int, arr: TensorLike, *args: Any, **kwargs: Any
+) -> Tensor:
     """``func1d(vector, *args, **kwargs)`` of every vector along ``axis``; its results replace that axis.
 
     The function is called once for each vector, on the tape.  Raises AxisError, and ShapeError if there is none.
@@ -46,7 +48,7 @@ def apply_along_axis(func1d: Callable, axis: int, arr: TensorLike, *args: Any, *
     return moveaxis(out, tuple(range(len(lead), len(lead) + inner)), tuple(range(a, a + inner)))
 
 
-def apply_over_axes(func: Callable, a: TensorLike, axes: int | Sequence[int]) -> Tensor:
+def apply_over_axes(func: Callable[[Tensor, int], TensorLike], a: TensorLike, axes: int | Sequence[int]) -> Tensor:
     """``func(x, axis)`` again and again, for each of ``axes``; an axis it removes is put back with length 1.
 
     Raises AxisError, and ShapeError for a result of another rank.
@@ -76,7 +78,9 @@ def copy(a: TensorLike) -> Tensor:
     return identity_of(tensor("copy", a))
 
 
-def fromfunction(function: Callable, shape: Sequence[int], *, dtype: DTypeLike | None = None, **kwargs: Any) -> Any:
+def fromfunction(
+    function: Callable[..., Any], shape: Sequence[int], *, dtype: DTypeLike | None = None, **kwargs: Any
+) -> Any:
     """``function`` of the indices along each dimension at every point of ``shape``; float32 unless said otherwise."""
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
     grid = indices(shape, dtype=wanted)

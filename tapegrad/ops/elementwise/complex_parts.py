@@ -10,7 +10,7 @@ from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DTypeError
-from tapegrad.ops.dispatch import bind, cast, infer_same, promote, real_float, tensor, unary
+from tapegrad.ops.dispatch import bind, cast, curve, infer_same, promote, real_float, tensor
 from tapegrad.ops.elementwise.arithmetic import abs, multiply, remainder
 from tapegrad.ops.elementwise.comparison import equal, isnan, less, logical_and, signbit
 from tapegrad.ops.elementwise.complex import imag, real
@@ -121,18 +121,11 @@ def _run_sinc(xp: Namespace, out: Array, x: Array) -> None:
     xp.divide(xp.sin(y), y, out=out)
 
 
-sinc_p = elementwise(
-    "sinc",
-    infer=infer_same,
-    impl=_run_sinc,
-    exact=False,
-    costly=True,
-    partials=[lambda x: _sinc_slope(x)],
-    operands=("x",),
+sinc = curve(
+    "sinc", lambda x: _sinc_slope(x), run=_run_sinc, costly=True,
     cxx="{x} == {type}(0) ? {type}(1) : sin({type}(3.141592653589793) * {x}) / ({type}(3.141592653589793) * {x})",
     doc="``sin(pi x) / (pi x)``, 1 at 0; every derivative is right at and near 0, too.",
-)
-sinc = unary(sinc_p, dtypes.in_float)
+)  # fmt: skip
 
 
 def real_if_close(a: TensorLike, tol: float = 100) -> Tensor:

@@ -74,13 +74,13 @@ def _make(einops: Any) -> None:
         def arange(self, start: int, stop: int) -> Tensor:
             return arange(start, stop)
 
-        def stack_on_zeroth_dimension(self, tensors: list) -> Tensor:
+        def stack_on_zeroth_dimension(self, tensors: list[Tensor]) -> Tensor:
             return stack(tensors)
 
         def tile(self, x: Tensor, repeats: tuple[int, ...]) -> Tensor:
             return tile(x, repeats)
 
-        def concat(self, tensors: list, axis: int) -> Tensor:
+        def concat(self, tensors: list[Tensor], axis: int) -> Tensor:
             return concat(tensors, axis=axis)
 
         def is_float_type(self, x: Tensor) -> bool:

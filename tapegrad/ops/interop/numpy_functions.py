@@ -29,26 +29,11 @@ from tapegrad.ops.shape import diagonals, padding
 from tapegrad.ops.shape.diagonals import *  # noqa: F403
 from tapegrad.ops.shape.padding import *  # noqa: F403
 
+_MODULES = (
+    averages, choices, complex_parts, correlation, diagonals, differences, distinct, elementary, grid_indices,
+    histograms, insertion, mapping, nan_reductions, padding, partial_sort, predicates, quantiles, ranges, scans,
+    segments, sequences, several,
+)  # fmt: skip
 __all__: list[str] = []
-__all__ += averages.__all__
-__all__ += choices.__all__
-__all__ += several.__all__
-__all__ += correlation.__all__
-__all__ += diagonals.__all__
-__all__ += differences.__all__
-__all__ += distinct.__all__
-__all__ += elementary.__all__
-__all__ += histograms.__all__
-__all__ += grid_indices.__all__
-__all__ += mapping.__all__
-__all__ += nan_reductions.__all__
-__all__ += padding.__all__
-__all__ += partial_sort.__all__
-__all__ += complex_parts.__all__
-__all__ += insertion.__all__
-__all__ += predicates.__all__
-__all__ += quantiles.__all__
-__all__ += ranges.__all__
-__all__ += scans.__all__
-__all__ += segments.__all__
-__all__ += sequences.__all__
+for _module in _MODULES:
+    __all__ += _module.__all__

@@ -97,7 +97,7 @@ def _method_of(name: str, method: str) -> Callable[..., Any] | None:
     return f if method == "__call__" else None
 
 
-def _outer(f: Callable, x: Tensor, y: Tensor) -> Any:
+def _outer(f: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
     return f(shape.reshape(x, (*x.shape, *(1,) * y.ndim)), y)
 
 
@@ -112,7 +112,7 @@ def _value(x: Any) -> Any:
     return x.numpy() if hasattr(x, "ref") else x
 
 
-def array_function(self: Any, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+def array_function(self: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """NumPy's functions on tensors: the function of the same name.  Raises TypeError if there is none."""
     if func.__name__ in _ANSWERS:
         return func(*nest.map_leaves(_value, args), **nest.map_leaves(_value, kwargs))
@@ -149,7 +149,9 @@ def _tensor_or_object(op: str, x: TensorLike) -> Any:
         return CPU.xp.asarray(x)
 
 
-def _placed(func: Any, positional: list[Any], args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def _placed(
+    func: Any, positional: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments given by NumPy's names in the places that they have with us, where those have other names or none."""
     left = dict(kwargs)
     for name, p in list(zip(_signature(func), positional, strict=False))[len(args) :]:

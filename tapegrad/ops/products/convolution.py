@@ -13,7 +13,7 @@ from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.device.dtypes import in_float
 from tapegrad.device.numerics import conv_lead
 from tapegrad.device.numerics.windows import Moves, Window
-from tapegrad.device.types import Array, Namespace
+from tapegrad.device.types import Array, Namespace, Params
 from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.tensor import Tensor, TensorLike
@@ -99,7 +99,7 @@ def _flops(x: Shape, w: Shape, positions: Shape, weight: Shape) -> int:
     return 2 * images * prod(positions) * prod(weight)
 
 
-def _same_moves(params: dict, n: int) -> dict:
+def _same_moves(params: Params, n: int) -> Params:
     """For ``lift``: everything is counted from the last axis, and axes in front broadcast."""
     return params
 

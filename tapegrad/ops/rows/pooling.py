@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
@@ -62,7 +63,7 @@ def by_planes(xp: Namespace, window: Window, body: Callable[..., None], *arrays:
     threads.run([run] * max(1, min(threads.get_num_threads(), tasks)), tasks)
 
 
-def every_tap(window: Window) -> tuple[tuple[int, tuple, tuple], ...]:
+def every_tap(window: Window) -> tuple[tuple[int, tuple[Any, ...], tuple[Any, ...]], ...]:
     """For each tap its number, where it is among results, and what it meets, leading axes included."""
     return tuple((n, (..., *at), (..., *meets)) for n, at, meets in taps(window, 0, window.positions[0]))
 

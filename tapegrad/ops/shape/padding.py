@@ -26,7 +26,7 @@ from tapegrad.tensor import Tensor, TensorLike
 __all__ = ["pad"]
 
 Pairs = list[tuple[Any, Any]]
-STATISTICS: dict[str, Callable] = {"maximum": max, "minimum": min, "mean": mean, "median": median}
+STATISTICS: dict[str, Callable[..., Tensor]] = {"maximum": max, "minimum": min, "mean": mean, "median": median}
 INSIDE = ("edge", "reflect", "symmetric", "wrap")
 MODES = ("constant", "edge", "empty", "linear_ramp", "maximum", "mean", "median", "minimum", "reflect", "symmetric",
          "wrap")  # fmt: skip

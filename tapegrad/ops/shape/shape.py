@@ -13,6 +13,7 @@ from typing import Any
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, normalize_axes, normalize_axis
 from tapegrad.core.primitive import Sample, linear
+from tapegrad.device.types import Params
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.apply import lift_shape
 from tapegrad.ops.dispatch import barrier, tensor
@@ -113,7 +114,7 @@ def infer_reduction(x: ShapedArray, *, axis: tuple[int, ...], keepdims: bool = F
     return x.with_shape(tuple(n for i, n in enumerate(x.shape) if i not in axis))
 
 
-def lift_axes(params: dict, n: int) -> dict:
+def lift_axes(params: Params, n: int) -> Params:
     """The same axes under one more leading axis."""
     return {**params, "axis": tuple(a + 1 for a in params["axis"])}
 
