@@ -108,10 +108,10 @@ class Applied:
                 return worked(*args, **kwargs)
             # A policy wants both runs to do the same; what a first call builds, such as weights, the next ones do not.
             policy = _offload if action.do == "offload" and (named, number) in self._met else None
-            found = recompute_grad(functools.wraps(f)(worked), policy=policy)(*args, **kwargs)
+            result = recompute_grad(functools.wraps(f)(worked), policy=policy)(*args, **kwargs)
             if worked.any:
                 self._met.add((named, number))  # type: ignore[arg-type]
-            return found
+            return result
         finally:
             if not worked.any:
                 self._local.ordinals.take_back(key)
@@ -166,12 +166,12 @@ _layer_keys: WeakKeyDictionary[type, tuple[Any, Key | None]] = WeakKeyDictionary
 def layer_key(cls: type) -> Key | None:
     """What calls of the layer class ``cls`` are calls of; None if its ``call`` is not written in Python."""
     f: Any = cls.call  # type: ignore[attr-defined]
-    found = _layer_keys.get(cls)
-    if found is None or found[0] is not f:
+    entry = _layer_keys.get(cls)
+    if entry is None or entry[0] is not f:
         code = getattr(inspect.unwrap(f), "__code__", None)
         key = None if code is None else ("layer", cls.__qualname__, full_name(code.co_filename), code.co_firstlineno)
-        found = _layer_keys[cls] = f, key
-    return found[1]
+        entry = _layer_keys[cls] = f, key
+    return entry[1]
 
 
 def planned(f: Callable) -> Callable:
@@ -247,7 +247,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise PlanError(f"{name}: larger than {MAX_BYTES >> 20} MiB; that is no plan")
         if data.startswith(b"\x1f\x8b"):  # gzip
             raise PlanError(f"{name}: this is a run, not a plan; make one with tapegrad plan")
-        found = json.loads(data.decode("utf-8"), parse_constant=_refuse)
+        content = json.loads(data.decode("utf-8"), parse_constant=_refuse)
     except OSError as e:
         raise PlanError(f"{name}: {e.strerror or e}") from e
     except PlanError:
@@ -255,19 +255,19 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:
         reason = (str(e).splitlines() or [type(e).__name__])[0][:100]
         raise PlanError(f"{name}: not a plan of tapegrad, or cut off ({reason})") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise PlanError(f"{name}: not a plan of tapegrad")
-    if type(found.get("version")) is not int or found["version"] != VERSION:
+    if type(content.get("version")) is not int or content["version"] != VERSION:
         raise PlanError(
-            f"{name}: of version {found.get('version')!r:.20}, and this tapegrad reads version {VERSION}; "
+            f"{name}: of version {content.get('version')!r:.20}, and this tapegrad reads version {VERSION}; "
             "make the plan again with tapegrad plan"
         )
-    return found
+    return content
 
 
-def actions_of(found: dict[str, Any], name: str) -> tuple[list[Action], int | None]:
+def actions_of(content: dict[str, Any], name: str) -> tuple[list[Action], int | None]:
     """The actions in a plan's JSON object, and its budget for the whole program.  Raises PlanError."""
-    rows, budget = found.get("actions"), found.get("memory_budget")
+    rows, budget = content.get("actions"), content.get("memory_budget")
     if not isinstance(rows, list):
         raise PlanError(f"{name}: 'actions' is not a list")
     if budget is not None and not (is_count(budget) and budget > 0):

@@ -147,13 +147,13 @@ def checked(what: str, policy: Any) -> Policy:
 
 def decide(policy: Policy, value: Value) -> Answer:
     """The policy's answer.  Raises PolicyError if it is none."""
-    found = policy(value)
-    if not isinstance(found, (Decision, Offload)):
+    answer = policy(value)
+    if not isinstance(answer, (Decision, Offload)):
         raise PolicyError(
-            f"policy {policy!r} answered {found!r} about {value.primitive} {value.aval!r}; "
+            f"policy {policy!r} answered {answer!r} about {value.primitive} {value.aval!r}; "
             "an answer is SAVE, RECOMPUTE, OFFLOAD or Offload(tier), of tapegrad.memory.policies"
         )
-    return found
+    return answer
 
 
 def asked(policy: Policy | None, node: Node, names: tuple[str, ...]) -> Answer:

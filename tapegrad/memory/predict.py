@@ -127,8 +127,8 @@ def predict_peak(f: Callable, *args: Any, budgets: Sequence[int | str] | None = 
             room = plain.peak_bytes - live
             limits = [live + int(share * room) // GRAIN * GRAIN for share in _SHARES]
         curve = tuple(_point(limit, *runs.once(limit), plain) for limit in limits if limit)
-        found = _least(runs, live, plain.peak_bytes) if least else None
-    return Prediction(live, plain.peak_bytes, plain.kernel_runs, plain.bytes_moved, plain.cost, curve, found)
+        lowest = _least(runs, live, plain.peak_bytes) if least else None
+    return Prediction(live, plain.peak_bytes, plain.kernel_runs, plain.bytes_moved, plain.cost, curve, lowest)
 
 
 def _point(limit: int, m: Measure, needed: int | None, plain: Measure) -> Point:
@@ -238,13 +238,13 @@ class _Writes(dict[Cell, Any]):
     def undo(self) -> None:
         """Give the cells what they had, as it was or as a buffer that is counted."""
         for cell, (former, root) in self._aside.items():
-            content, found = cell._content, former()
-            if found is None and content.keeps:
+            content, buffer = cell._content, former()
+            if buffer is None and content.keeps:
                 under = root() or Buffer(content.keeps[0].array, content.keeps[0].node)
-                found = Buffer(content.array, content.node, (under,))
-            elif found is None:
-                found = Buffer(content.array, content.node)
-            cell._content = found
+                buffer = Buffer(content.array, content.node, (under,))
+            elif buffer is None:
+                buffer = Buffer(content.array, content.node)
+            cell._content = buffer
         self.clear()
         for v in list(everyone.values()):
             if v._cell in self._aside:
@@ -253,9 +253,9 @@ class _Writes(dict[Cell, Any]):
 
 def _uncounted(buffer: Buffer) -> Buffer:
     keeps = (_uncounted(buffer.keeps[0]),) if buffer.keeps else ()
-    found = Buffer(None, buffer.node, keeps)
-    found.array = buffer.array  # only now: nobody is told
-    return found
+    double = Buffer(None, buffer.node, keeps)
+    double.array = buffer.array  # only now: nobody is told
+    return double
 
 
 def _stand_in(x: Any) -> Any:
@@ -278,10 +278,10 @@ def _refuse_variables(first: int) -> None:
     if not any(number > first for number in list(everyone.keys())):
         return
     gc.collect()
-    found = [v.name for number, v in sorted(everyone.items()) if number > first]
-    if found:
+    names = [v.name for number, v in sorted(everyone.items()) if number > first]
+    if names:
         raise DryRunError(
-            f"predict_peak: f has made variables that outlive it: {', '.join(found[:5])}{' ...' * (len(found) > 5)}; "
+            f"predict_peak: f has made variables that outlive it: {', '.join(names[:5])}{' ...' * (len(names) > 5)}; "
             "they have no values now.  Make the layer or optimizer that owns them anew, and build it before predicting "
             "(call the layer once on a small input, optimizer.build(variables))"
         )

@@ -26,8 +26,8 @@ def relative_name(file: str) -> str:
 
 def own_name(file: str) -> str:
     """``tapegrad/nn/layers/core.py`` for a file of that name in any copy of tapegrad; "" for others."""
-    _, found, rest = file.replace("\\", "/").rpartition("/tapegrad/")
-    return f"tapegrad/{rest}" if found and os.path.exists(os.path.join(_PACKAGES, "tapegrad", rest)) else ""
+    _, inside, rest = file.replace("\\", "/").rpartition("/tapegrad/")
+    return f"tapegrad/{rest}" if inside and os.path.exists(os.path.join(_PACKAGES, "tapegrad", rest)) else ""
 
 
 def program_folder() -> str | None:

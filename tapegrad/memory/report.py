@@ -131,13 +131,13 @@ def saved(tape: Recording) -> Saved:
 def _rows_of(tape: Recording) -> tuple[Row, ...]:
     if not isinstance(tape, Recording):
         raise NotATensorError(f"a report is of a GradientTape, not of {type(tape).__name__}")
-    found = _Found(tape)
+    table = _Table(tape)
     for record in list(tape._records):
-        found.add_record(record)
-    return tuple(found.rows[index] for index in sorted(found.rows))
+        table.add_record(record)
+    return tuple(table.rows[index] for index in sorted(table.rows))
 
 
-class _Found:
+class _Table:
     """Rows by node index, while they are collected."""
 
     def __init__(self, tape: Recording) -> None:

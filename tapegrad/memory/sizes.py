@@ -23,9 +23,9 @@ def parse_bytes(size: Any) -> int:
     """
     if hasattr(size, "__index__") and not isinstance(size, bool) and index(size) > 0:  # NumPy's integers, too
         return index(size)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", size) if isinstance(size, str) else None
-    if found is not None and found[2].lower() in _UNITS:
-        nbytes = int(float(found[1]) * _UNITS[found[2].lower()])
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", size) if isinstance(size, str) else None
+    if match is not None and match[2].lower() in _UNITS:
+        nbytes = int(float(match[1]) * _UNITS[match[2].lower()])
         if nbytes > 0:
             return nbytes
     raise SizeError(f"a size is a positive whole number of bytes or text such as '512MiB' or '2 GB', not {size!r}")

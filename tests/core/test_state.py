@@ -130,7 +130,7 @@ class Jumps(Interrupts):
 MODULES = """core.state autodiff.tape engine.evaluate variable autodiff.companions autodiff.forward autodiff.batching
 autodiff.vmap autodiff.functional autodiff.recording autodiff.backward autodiff.custom_gradient
 autodiff.adjoint memory.checkpoint.checkpoint memory.checkpoint.rerun memory.checkpoint.saving
-memory.checkpoint.recompute memory.checkpoint.loop memory.checkpoint.loop_first
+memory.checkpoint.recompute memory.checkpoint.loop
 memory.checkpoint.loop_call memory.checkpoint.coupling""".split()
 
 

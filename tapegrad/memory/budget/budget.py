@@ -47,16 +47,16 @@ class memory_budget:
         self._blocks: list[tuple[int, Measure]] = []  # with their threads: those it is used for now
 
     def __enter__(self) -> Measure:
-        found = Measure(detailed=False)
-        self._blocks.append((get_ident(), found))
+        measure = Measure(detailed=False)
+        self._blocks.append((get_ident(), measure))
         try:
-            LEDGER.open(found)
-            MANAGER.enter(self._limit, self._policy, found)
+            LEDGER.open(measure)
+            MANAGER.enter(self._limit, self._policy, measure)
         except BaseException:
-            self._close(found)
+            self._close(measure)
             raise
-        found.peak_bytes = LEDGER.live_bytes  # what was dropped on entering was alive before the block
-        return found
+        measure.peak_bytes = LEDGER.live_bytes  # what was dropped on entering was alive before the block
+        return measure
 
     def __exit__(self, *exc: object) -> None:
         me = get_ident()

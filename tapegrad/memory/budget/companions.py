@@ -40,39 +40,39 @@ def pushers() -> list[Pusher]:
 
 def companions_of(graph: Graph, buffer: Buffer, givers: list[Pusher]) -> Companions:
     """The companions that a value has now."""
-    found: Companions = weakref.WeakKeyDictionary()
-    for place, p in enumerate(givers):
+    companions: Companions = weakref.WeakKeyDictionary()
+    for i, p in enumerate(givers):
         companion = p.pushed(Tensor(buffer))
         if companion is not None:
             its = companion._buffer
-            found[p] = Companion(graph.recipes.get(its.node.index) or its, companions_of(graph, its, givers[:place]))
-    return found
+            companions[p] = Companion(graph.recipes.get(its.node.index) or its, companions_of(graph, its, givers[:i]))
+    return companions
 
 
 def remember(graph: Graph, kept: Kept, buffer: Buffer, givers: list[Pusher]) -> None:
     """What tapes keep of ``buffer`` brings back its present companions, too."""
-    found = companions_of(graph, buffer, givers)
+    companions = companions_of(graph, buffer, givers)
     if kept.companions is None:
-        kept.companions = found
+        kept.companions = companions
     else:
-        kept.companions.update(found)
+        kept.companions.update(companions)
 
 
 def wanted(buffer: Buffer | None, companions: Companions | None, givers: list[Pusher]) -> Iterator[Companion]:
     """The companions that ``buffer`` lacks (all, if it is not there), and theirs."""
     for p in givers:
-        found = None if companions is None else companions.get(p)
-        if found is not None and (buffer is None or not p.follows(buffer)):
-            yield found
-            yield from wanted(None, found.companions, givers)
+        companion = None if companions is None else companions.get(p)
+        if companion is not None and (buffer is None or not p.follows(buffer)):
+            yield companion
+            yield from wanted(None, companion.companions, givers)
 
 
 def give(buffer: Buffer, companions: Companions | None, givers: list[Pusher], made: dict[int, Buffer]) -> None:
     """Give ``buffer`` the companions that it lacks; ``made``: their buffers, by node index, or they have one."""
     for p in givers:
-        found = None if companions is None else companions.get(p)
-        if found is not None and not p.follows(buffer):
-            source = found.source
+        companion = None if companions is None else companions.get(p)
+        if companion is not None and not p.follows(buffer):
+            source = companion.source
             its = made[source.node.index] if type(source) is Recipe else source
-            give(its, found.companions, givers, made)
+            give(its, companion.companions, givers, made)
             p.accompany(buffer, Tensor(its))

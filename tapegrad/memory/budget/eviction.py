@@ -45,12 +45,12 @@ class Part:
 
     def all(self) -> Part:
         """The set that this one has become part of."""
-        found = self
-        while found._into is not None:
-            if found._into._into is not None:
-                found._into = found._into._into
-            found = found._into
-        return found
+        part = self
+        while part._into is not None:
+            if part._into._into is not None:
+                part._into = part._into._into
+            part = part._into
+        return part
 
     def join(self, other: Part) -> None:
         """Make ``other`` part of this set."""
@@ -92,7 +92,7 @@ class Candidates:
                 self._xp.concatenate([column, self._xp.full(count, fill)])
                 for column, fill in ((self._numerators, self._xp.inf), (self._sizes, 1.0), (self._places, 0.0))
             )
-        row = _of(recipe).place = self._free.pop()
+        row = _of(recipe).row = self._free.pop()
         _of(recipe).spared = 0
         self._rows[row] = (recipe, graph)
         self._sizes[row] = max(nbytes, 1)
@@ -103,17 +103,17 @@ class Candidates:
         """None is wanted any more."""
         for row in self._rows:
             if row is not None:
-                _of(row[0]).place = -1
+                _of(row[0]).row = -1
         self._rows, self._free = [], []
 
     def remove(self, recipe: Recipe) -> None:
         """It is dropped, or wanted no longer."""
         storage = recipe.storage
-        if storage is not None and storage.place >= 0:
-            self._rows[storage.place] = None
-            self._numerators[storage.place] = self._xp.inf
-            self._free.append(storage.place)
-            storage.place = -1
+        if storage is not None and storage.row >= 0:
+            self._rows[storage.row] = None
+            self._numerators[storage.row] = self._xp.inf
+            self._free.append(storage.row)
+            storage.row = -1
 
     def best(self, here: int) -> tuple[Recipe, Graph] | None:
         """The storage to drop first where the tape is at node ``here``."""
@@ -125,18 +125,18 @@ class Candidates:
 
     def pass_over(self, recipe: Recipe) -> bool:
         """Do not offer it until :meth:`refresh`: somebody holds it; False if it is no candidate any more."""
-        place = _of(recipe).place
-        if place >= 0:
-            self._numerators[place] = self._xp.inf
-        return place >= 0
+        row = _of(recipe).row
+        if row >= 0:
+            self._numerators[row] = self._xp.inf
+        return row >= 0
 
     def spare(self, recipes: Iterable[Recipe]) -> None:
         """Do not offer these while there are others: a replay under way will read them."""
         for recipe in recipes:
             storage = recipe.storage
-            if storage is not None and storage.place >= 0:
+            if storage is not None and storage.row >= 0:
                 storage.spared += 1
-                self._numerators[storage.place] = self._xp.inf
+                self._numerators[storage.row] = self._xp.inf
 
     def unspare(self, recipe: Recipe, graph: Graph) -> None:
         """The replay has read it for the last time."""
@@ -147,13 +147,13 @@ class Candidates:
 
     def offer_spared(self) -> bool:
         """Offer these, too, from now on; False if there are none."""
-        found = False
+        offered = False
         for row in self._rows:
             if row is not None and _of(row[0]).spared:
                 _of(row[0]).spared = 0
                 self.refresh(*row)
-                found = True
-        return found
+                offered = True
+        return offered
 
     def refresh(self, recipe: Recipe, graph: Graph) -> None:
         """Its neighbourhood has changed."""
@@ -161,9 +161,9 @@ class Candidates:
         if storage.spared:
             return
         if storage.transfer is not None:
-            if storage.place >= 0:
-                self._numerators[storage.place] = storage.transfer
-        elif storage.place >= 0:
+            if storage.row >= 0:
+                self._numerators[storage.row] = storage.transfer
+        elif storage.row >= 0:
             parts = {}
             for index in storage.near[-_MOST_NEAR:]:
                 other = graph.recipes.get(index)
@@ -171,7 +171,7 @@ class Candidates:
                     part = _of(other).part.all()
                     parts[id(part)] = part
                     part.edge.add(recipe.node.index)  # which may have been made, or made again, after the part
-            self._numerators[storage.place] = storage.cost + sum([p.cost for p in parts.values()])
+            self._numerators[storage.row] = storage.cost + sum([p.cost for p in parts.values()])
 
     # Evicted neighbourhoods ------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class Candidates:
             beside = _of(other)
             if beside.part is not None:
                 mine.join(beside.part.all())
-            elif beside.place >= 0:
+            elif beside.row >= 0:
                 mine.edge.add(index)
 
     def returned(self, recipe: Recipe, graph: Graph) -> None:
@@ -223,7 +223,7 @@ class Candidates:
     def _refresh_edge(self, part: Part, graph: Graph) -> None:
         for index in list(part.edge):
             other = graph.recipes.get(index)
-            if other is None or _of(other).place < 0:
+            if other is None or _of(other).row < 0:
                 part.edge.discard(index)
             else:
                 self.refresh(other, graph)

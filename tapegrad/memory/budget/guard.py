@@ -28,10 +28,10 @@ class Guard:
         nested = self._lock._is_owned()
         try:
             with self._lock:
-                found = f(*args)
+                result = f(*args)
                 if not nested:
                     self._after()
-                return found
+                return result
         except BaseException:
             if locks.let_go(self._lock, self) <= 0:
                 self.try_now()

@@ -32,19 +32,19 @@ class Storage:
 
     ``holders``: the nodes (by index) whose kept values hold these bytes.  ``near``: the storages next to it, with none
     in between.  ``cost``: of making it from those.  ``part``: while it is dropped, the set of dropped ones it belongs
-    to.  ``place``: while it is there, its row among the candidates for eviction.  ``spared``: how many
+    to.  ``row``: while it is there, its row among the candidates for eviction (-1: none).  ``spared``: how many
     replays under way will read it.  ``answer``: what the policy in force says of it.  ``transfer``: if that is to
     offload it, the cost of moving it away and back.
     """
 
-    __slots__ = ("answer", "cost", "holders", "near", "part", "place", "spared", "transfer")
+    __slots__ = ("answer", "cost", "holders", "near", "part", "row", "spared", "transfer")
 
     def __init__(self) -> None:
         self.holders: set[int] = set()
         self.near: list[int] = []
         self.cost = 0.0
         self.part: Any = None
-        self.place = -1
+        self.row = -1
         self.spared = 0
         self.answer: Any = None
         self.transfer: float | None = None
@@ -130,8 +130,8 @@ class Residuals:
 
     def there(self) -> tuple[Buffer, ...]:
         """The buffers that have not been dropped."""
-        found = [k.buffer if type(k) is Kept else k for k in self.things]
-        return tuple([b for b in found if b is not None])
+        buffers = [k.buffer if type(k) is Kept else k for k in self.things]
+        return tuple([b for b in buffers if b is not None])
 
 
 def _checksum(buffer: Buffer) -> bytes:
@@ -142,8 +142,8 @@ def _checksum(buffer: Buffer) -> bytes:
 def restored(things: tuple[Any, ...]) -> tuple[Buffer, ...]:
     """The buffers of kept values; buffers are themselves."""
     kept = [k for k in things if type(k) is Kept]
-    found = kept[0].graph.restore(kept) if kept else {}
-    return tuple([found[id(k)] if type(k) is Kept else k for k in things])
+    buffers = kept[0].graph.restore(kept) if kept else {}
+    return tuple([buffers[id(k)] if type(k) is Kept else k for k in things])
 
 
 class Index:
@@ -156,13 +156,13 @@ class Index:
 
     def get(self, index: int) -> Recipe | None:
         """The recipe of the node of that index, if there is one."""
-        found = self.refs.get(index)
-        return None if found is None else found()
+        ref = self.refs.get(index)
+        return None if ref is None else ref()
 
     def __getitem__(self, index: int) -> Recipe:
-        if (found := self.get(index)) is None:
+        if (value := self.get(index)) is None:
             raise KeyError(index)
-        return found
+        return value
 
     def __contains__(self, index: int) -> bool:
         return self.get(index) is not None
@@ -217,12 +217,12 @@ class Graph:
 
     def session(self) -> Session:
         """What a recording is to hold from its beginning to its end."""
-        found = self.present()
-        if found is None:
-            found = Session(self)
+        session = self.present()
+        if session is None:
+            session = Session(self)
             self._number += 1
-            self._session = weakref.ref(found)
-        return found
+            self._session = weakref.ref(session)
+        return session
 
     def present(self) -> Session | None:
         """The session, if something records."""
@@ -243,12 +243,12 @@ class Graph:
                 sources.append(source)
                 if source.session != self._number:
                     self._carry(source, b)
-        found = Recipe(node, tuple(sources), out)
-        found.session = self._number
-        self.recipes[node.index] = found
-        found.buffer = weakref.ref(out, self._dead)
-        self._live[found.buffer] = found
-        return found
+        recipe = Recipe(node, tuple(sources), out)
+        recipe.session = self._number
+        self.recipes[node.index] = recipe
+        recipe.buffer = weakref.ref(out, self._dead)
+        self._live[recipe.buffer] = recipe
+        return recipe
 
     def _note_shared(self, buffer: Buffer) -> None:
         """Note what memory of the user's holds when it is read."""
@@ -312,8 +312,10 @@ class Graph:
         known = int(kept is not None and kept.buffer is buffer)
         things = {0: kept, 1: buffer}
         del kept, buffer
-        found = _references(things)
-        return (things[0] is not None and found[0] - _OWN > mine) or (things[1] is not None and found[1] - _OWN > known)
+        counts = _references(things)
+        return (things[0] is not None and counts[0] - _OWN > mine) or (
+            things[1] is not None and counts[1] - _OWN > known
+        )
 
 
 def bytes_held_for(recipe: Recipe) -> int:
@@ -332,8 +334,8 @@ def bytes_held_for(recipe: Recipe) -> int:
                 seen.add(i.node.index)
                 stack.append(i)
     del i
-    found = _references(leaves)
-    ours = [leaves[key] for key, n in found.items() if n - _OWN <= known[key]]
+    counts = _references(leaves)
+    ours = [leaves[key] for key, n in counts.items() if n - _OWN <= known[key]]
     return sum(b.node.aval.nbytes for b in ours if b.array is not None and not b.keeps)
 
 
@@ -344,18 +346,18 @@ def roots(buffer: Buffer) -> list[Buffer]:
     """The filled buffers whose bytes ``buffer`` holds: its own, a view's base, or what a pending one is made from."""
     if buffer.array is not None:
         return [buffer.root()]
-    found: dict[int, Buffer] = {}
+    owners: dict[int, Buffer] = {}
     seen: set[int] = set()
     stack = [buffer]
     while stack:
         for b in stack.pop().keeps:
             if b.array is not None:
                 root = b.root()
-                found[id(root)] = root
+                owners[id(root)] = root
             elif id(b) not in seen:
                 seen.add(id(b))
                 stack.append(b)
-    return list(found.values())
+    return list(owners.values())
 
 
 def _references(things: dict[int, Any]) -> dict[int, int]:
@@ -374,7 +376,7 @@ _OWN = _own()  # counted, not known: interpreters differ in what they count
 def releasable(recipe: Recipe, holders: Iterable[Kept]) -> list[Kept] | None:
     """The kept values to drop so that the bytes of ``recipe``'s value go; None if somebody else holds them, too.
 
-    Somebody else: a handle of the user's, an operation under way, a pending value that is held.  It is found by
+    Somebody else: a handle of the user's, an operation under way, a pending value that is held.  That is known by
     counting references: those from kept values, and from views and pending buffers that only these hold, are known.
     """
     target = recipe.node.index
@@ -397,7 +399,7 @@ def releasable(recipe: Recipe, holders: Iterable[Kept]) -> list[Kept] | None:
     ):
         if index == target or any(k in reaching for k in below):
             reaching.add(key)
-    found = _references(buffers)
-    if any(found[key] - _OWN > known[key] for key in reaching):
+    counts = _references(buffers)
+    if any(counts[key] - _OWN > known[key] for key in reaching):
         return None
     return [k for k in holding if id(k.buffer) in reaching]

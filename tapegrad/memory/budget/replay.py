@@ -92,10 +92,10 @@ def _there(graph: Graph, order: list[Recipe]) -> dict[int, list[Recipe]]:
             storage = None if buffer is None else graph.recipes.get(buffer.root().node.index)
             if storage is not None:
                 last[storage.node.index] = recipe.node.index, storage
-    found: dict[int, list[Recipe]] = {}
+    storages: dict[int, list[Recipe]] = {}
     for at, storage in last.values():
-        found.setdefault(at, []).append(storage)
-    return found
+        storages.setdefault(at, []).append(storage)
+    return storages
 
 
 def _sources(recipe: Recipe) -> tuple[Any, ...]:
@@ -124,10 +124,10 @@ def _input(graph: Graph, source: Any, values: dict[int, Buffer], keeping: Keepin
     if type(source) is not Recipe:
         graph.check(source)
         return source
-    found = values.get(source.node.index) or source.value()
-    if found is None:
-        found = replay(graph, [source], keeping)[source.node.index]
-    return found
+    buffer = values.get(source.node.index) or source.value()
+    if buffer is None:
+        buffer = replay(graph, [source], keeping)[source.node.index]
+    return buffer
 
 
 def _fetched(graph: Graph, recipe: Recipe, keeping: Keeping) -> Buffer:

@@ -150,7 +150,7 @@ class Storages:
         storage.holders.add(holder.node.index)
         if recipe is not holder and recipe.node.index not in holder.roots:
             holder.roots = (*holder.roots, recipe.node.index)
-        if storage.place < 0:
+        if storage.row < 0:
             self._offer(graph, recipe, storage)
 
     def _offer(self, graph: Graph, recipe: Recipe, storage: Storage) -> None:
@@ -287,7 +287,7 @@ class Storages:
             recipe, graph = self._ready.pop(index)
             moved = (recipe.slot is None or index > here) and self.drop(recipe, graph, moving=True)
             storage = recipe.storage
-            if not moved and storage is not None and storage.place >= 0 and storage.transfer is not None:
+            if not moved and storage is not None and storage.row >= 0 and storage.transfer is not None:
                 self._ready[index] = (recipe, graph)  # the last in the line
 
     # Kept values that go ---------------------------------------------------------------------------------------

@@ -81,12 +81,12 @@ class Setting:
         self.start = watch.start
         with lookout() as seen:
             self.began = next_index()
-            found = during(f, watch, seen, recorders=(*pushers, watch))
+            results = during(f, watch, seen, recorders=(*pushers, watch))
         self.draws.end()
         self.cells = {cell: content for cell, (content, _) in seen.items()}
         self.jumps = seen.jumps
         self._exchanged = [v.name for cell, (_, v) in seen.items() if v is not None and cell in seen.jumps]
-        return found, watch, seen
+        return results, watch, seen
 
     def repeated(self, recording: Trace | None, f: Callable[[Lookout], T]) -> tuple[T, Lookout, Seen]:
         """What a rerun, ``f(watch)``, recorded by ``recording``, returns; the look-out and the cells seen.
@@ -97,10 +97,10 @@ class Setting:
         watch = Lookout(())
         with self.draws.repeated(), device(self._device), overlay(self.cells, self.jumps), lookout() as seen:
             if recording is not None:
-                found = recording.during(self._counted, f, watch, others=(watch,))
+                results = recording.during(self._counted, f, watch, others=(watch,))
             else:
-                found = during(self._counted, f, watch, recorders=(*thread.recorders, watch))
-        return found, watch, seen
+                results = during(self._counted, f, watch, recorders=(*thread.recorders, watch))
+        return results, watch, seen
 
     def _counted(self, f: Callable[[Lookout], T], watch: Lookout) -> T:
         return account.current.rerun(f, watch, shift=self.began - next_index())
@@ -160,8 +160,8 @@ class HostDraws:
         now = bits.set_host_state(self._begun, self.moved)
         try:
             yield
-            found = bits.host_state()
-            wrong = set(bits.moved(self._ended, found)) & set(bits.moved(self._begun, found)) & set(self.moved)
+            state = bits.host_state()
+            wrong = set(bits.moved(self._ended, state)) & set(bits.moved(self._begun, state)) & set(self.moved)
             if wrong:
                 raise self.another(tuple(wrong), "the rerun")
         finally:
@@ -210,10 +210,10 @@ class Checkpoint:
         self._variables = self._numbers(seen)
         own = {content.node.index for content in self.setting.cells.values() if isinstance(content, Buffer)}
         self._used, self._captured = watch.used.keys() | own, watch.captured.keys() - own - set(apart)
-        found = {b.node.index: b for b in given if watch.follows(b)}
-        found.update(watch.captured)
-        self._places = watch.watched_contents(found)
-        self.inputs = tuple(found.values())
+        inputs = {b.node.index: b for b in given if watch.follows(b)}
+        inputs.update(watch.captured)
+        self._places = watch.watched_contents(inputs)
+        self.inputs = tuple(inputs.values())
         self._nodes = tuple(b.node for b in self.inputs)
 
     def _numbers(self, seen: Seen) -> dict[int, str]:
@@ -272,8 +272,8 @@ class Checkpoint:
             if ct is not None:
                 seeds[index] = seeds[index] + ct if index in seeds else ct
         del upstream
-        found = trace.pull(seeds, lead, needed)
+        grads = trace.pull(seeds, lead, needed)
         return [
             zeros_of(n.aval, lead) if g is None and i in needed else g
-            for i, (g, n) in enumerate(zip(found, self._nodes, strict=True))
+            for i, (g, n) in enumerate(zip(grads, self._nodes, strict=True))
         ]

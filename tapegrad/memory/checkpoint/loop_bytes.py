@@ -60,12 +60,12 @@ def states_in(loop: Loop, state: Any, nbytes: int, schedule: Any, outer: list[Re
     Inside a budget: no more than it has room for, and at least one.  Raises RecomputeError if ``nbytes`` are too few.
     """
     needs = _needs_of(loop, state, outer, schedule in ("mixed", "sqrt") and loop.n is not None)
-    found, least = _fit(needs, nbytes, schedule, loop.n)
-    if found and MANAGER.limit < inf:
+    count, least = _fit(needs, nbytes, schedule, loop.n)
+    if count and MANAGER.limit < inf:
         room = int(MANAGER.limit) - LEDGER.live_bytes + needs.held
-        found = max(1, min(found, _fit(needs, room, schedule, loop.n)[0]))
-    if found:
-        return found
+        count = max(1, min(count, _fit(needs, room, schedule, loop.n)[0]))
+    if count:
+        return count
     raise RecomputeError(
         f"{loop.where}: bytes={nbytes} ({format_bytes(nbytes)}) is too little: no stored state fits.  One state takes "
         f"{needs.state} bytes, the record of one step {needs.tape or 'the rest'}; with one stored state the loop needs "
@@ -163,11 +163,11 @@ class _Probe(Trace):
     def differentiate(self, f: Callable, state: Any) -> None:
         """Run ``f(state)`` and pull ones back."""
         y = self.during(f, state)
-        found = [x for x in _tensors(y) if isinstance(x, Tensor)]
-        fill([x._buffer for x in found])
-        cts = {x._buffer.node.index: x * 0 + 1 for x in found if is_inexact(x.dtype)}
+        tensors = [x for x in _tensors(y) if isinstance(x, Tensor)]
+        fill([x._buffer for x in tensors])
+        cts = {x._buffer.node.index: x * 0 + 1 for x in tensors if is_inexact(x.dtype)}
         fill([ct._buffer for ct in cts.values()])
-        del y, found
+        del y, tensors
         self.pull(cts)
 
     def follows(self, buffer: Buffer) -> bool:

@@ -136,10 +136,10 @@ def recompute_grad(
 
 def _names(f: Callable, parameter: str) -> bool:
     try:
-        found = inspect.signature(f).parameters.get(parameter)
+        argument = inspect.signature(f).parameters.get(parameter)
     except (TypeError, ValueError):
         return False
-    return found is not None and found.kind in (found.KEYWORD_ONLY, found.POSITIONAL_OR_KEYWORD)
+    return argument is not None and argument.kind in (argument.KEYWORD_ONLY, argument.POSITIONAL_OR_KEYWORD)
 
 
 class CheckpointedCall(Checkpoint):

@@ -52,14 +52,14 @@ class Lookout:
             if self.watched(buffer):
                 self.captured[index] = buffer
 
-    def watched_contents(self, found: dict[int, Buffer]) -> dict[tuple[int, int], int]:
-        """Add to ``found`` the contents made in the run that are watched; their places in it."""
+    def watched_contents(self, inputs: dict[int, Buffer]) -> dict[tuple[int, int], int]:
+        """Add to ``inputs`` the contents made in the run that are watched; their places in it."""
         places: dict[tuple[int, int], int] = {}
         for number, contents in self.contents.items():
             for i, buffer in enumerate(contents):
                 if self.watched(buffer):
-                    places[number, i] = len(found)
-                    found[buffer.node.index] = buffer
+                    places[number, i] = len(inputs)
+                    inputs[buffer.node.index] = buffer
         return places
 
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
@@ -249,21 +249,21 @@ def come_for(nodes: Sequence[Node], needed: Iterable[int], come: dict[int, Any])
 
     The call adds to it, so that sums have the order, and the bits, of the plain function's.
     """
-    found = {}
+    cts = {}
     for i in needed:
         g = come.pop(nodes[i].index, None)
         if g is not None:
-            found[i] = g if isinstance(g, Tensor) else from_array(g, nodes[i].aval.device)
-    return found
+            cts[i] = g if isinstance(g, Tensor) else from_array(g, nodes[i].aval.device)
+    return cts
 
 
 def results_of(y: Any, watch: Lookout) -> list[Any]:
     """The leaves of a run's results, variables read, tensors noted as used."""
-    found = [convert(leaf) if isinstance(leaf, (Tensor, Variable)) else leaf for leaf in nest.flatten(y)]
-    for leaf in found:
+    results = [convert(leaf) if isinstance(leaf, (Tensor, Variable)) else leaf for leaf in nest.flatten(y)]
+    for leaf in results:
         if isinstance(leaf, Tensor):
             watch.use(leaf._buffer)
-    return found
+    return results
 
 
 def alone(result: Any, start: int) -> Any:

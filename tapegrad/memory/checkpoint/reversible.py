@@ -78,16 +78,16 @@ class Reversible:
 
     def checked(self, results: list[Any], a: Tensor) -> Tensor:
         """The one tensor that f or g has returned.  Raises NotATensorError, ShapeError, DTypeError."""
-        found = results[0] if len(results) == 1 else None
-        if not isinstance(found, Tensor):
+        result = results[0] if len(results) == 1 else None
+        if not isinstance(result, Tensor):
             raise NotATensorError(f"{self!r}: f and g must return one tensor, not {results!r:.60}")
-        if found.shape != a.shape:
+        if result.shape != a.shape:
             raise ShapeError(
-                f"{self!r}: f or g returned shape {found.shape} to be added to {a.shape}; they must be equal"
+                f"{self!r}: f or g returned shape {result.shape} to be added to {a.shape}; they must be equal"
             )
-        if found.dtype != a.dtype:
-            raise DTypeError(f"{self!r}: f or g returned {found.dtype} to be added to {a.dtype}; cast one of them")
-        return found
+        if result.dtype != a.dtype:
+            raise DTypeError(f"{self!r}: f or g returned {result.dtype} to be added to {a.dtype}; cast one of them")
+        return result
 
     def sample(self, a: Tensor) -> Any:
         """At most ``SAMPLE`` elements, from all over ``a``, on the host: a long chain must not fill the device."""
@@ -98,9 +98,9 @@ class Reversible:
             count = max(1, min(a.shape[axis], round(room ** (1 / (a.ndim - done)))))
             room = max(1, room // count)
             steps[axis] = slice(None, None, -(-a.shape[axis] // count) or 1)
-        found = unrecorded(a.__getitem__, tuple(steps))
-        array = array_of(found._buffer)
-        return thread.executor.in_earnest(lambda: found.numpy(copy=True), array)
+        part = unrecorded(a.__getitem__, tuple(steps))
+        array = array_of(part._buffer)
+        return thread.executor.in_earnest(lambda: part.numpy(copy=True), array)
 
     def compare(self, sample: Any, a: Tensor) -> None:
         """Raise ReversibleError if ``a``, brought back, has drifted too far from what was sampled."""

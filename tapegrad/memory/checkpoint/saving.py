@@ -101,19 +101,19 @@ class Taking(Above):
         self._saved, self._expected = first.saved, first.count
         self._watch = watch
         self._count = 0
-        values = [first.saved[place][1] for place in sorted(first.saved)]
+        values = [first.saved[index][1] for index in sorted(first.saved)]
         self._away = deque([v for v in values if isinstance(v, Moved)])
 
     def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """The value of the node: the one saved at its place, or a new one.  Raises RecomputeError."""
+        """The value of the node: the one saved at its index, or a new one.  Raises RecomputeError."""
         if self._watch not in thread.recorders:
             return super().value(node, inputs)
-        place = self._count
+        index = self._count
         self._count += 1
-        found = self._saved.get(place)
-        if found is None:
+        entry = self._saved.get(index)
+        if entry is None:
             return super().value(node, inputs)
-        was, value = found
+        was, value = entry
         if was.prim is not node.prim or was.aval != node.aval:
             raise RecomputeError(
                 f"{self._name}: the rerun applies {node!r} where the first run applied {was!r}, whose value the policy "
@@ -139,7 +139,7 @@ class Taking(Above):
         """What ``f(*args)`` returns, a rerun.  Raises RecomputeError."""
         try:
             self._start()
-            found = super().during(f, *args)
+            result = super().during(f, *args)
         finally:
             for value in self._away:  # of a rerun that ended early
                 value.cancel()
@@ -148,7 +148,7 @@ class Taking(Above):
                 f"{self._name}: the rerun applied {self._count} operations, the first run {self._expected}; with a "
                 "policy, a checkpointed function must apply the same ones each time"
             )
-        return found
+        return result
 
     def _start(self) -> None:
         """The next values start coming back, while there is room."""

@@ -59,11 +59,11 @@ class Plan:
     @property
     def runs(self) -> list[int]:
         """How often each function runs, forward and backward together."""
-        found = [0] * len(self.names)
+        counts = [0] * len(self.names)
         for a in self.actions:
             for i in range(a.start, a.stop) if isinstance(a, Advance) else [a.step] if isinstance(a, Tape) else []:
-                found[i] += 1
-        return found
+                counts[i] += 1
+        return counts
 
     def __str__(self) -> str:
         width = max((len(name) for name in self.names), default=0)
@@ -157,8 +157,8 @@ def _measured(f: Callable, name: str, x: Any, known: set[int]) -> tuple[Stage, A
     fill([t._buffer for t in seeds])
     with measure() as m:
         live = m.live_bytes
-        found = tape.gradient(targets, [inputs, list(variables)], output_gradients=seeds)
-        backward, made, rise = m.bytes_moved, _bytes(found, set()), m.peak_bytes - live
+        grads = tape.gradient(targets, [inputs, list(variables)], output_gradients=seeds)
+        backward, made, rise = m.bytes_moved, _bytes(grads, set()), m.peak_bytes - live
     fresh = [v for v in variables if v.construction_number not in known]
     known.update(v.construction_number for v in fresh)
     stage = Stage(name, forward, backward, out, max(taped, out), max(0, peak - max(taped, out)), max(0, rise - made))

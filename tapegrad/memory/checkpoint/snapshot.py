@@ -22,7 +22,7 @@ from tapegrad.memory.offload.tiers import Disk
 from tapegrad.tensor import Tensor
 
 if TYPE_CHECKING:
-    from tapegrad.memory.checkpoint.loop_first import Walk
+    from tapegrad.memory.checkpoint.loop_call import Walk
 
 _TOO_SMALL = 512  # bytes: not worth a file
 
@@ -110,14 +110,14 @@ class Snapshot:
         here = self._position
         if here is None:
             return None
-        found: dict[int, Buffer] = {}
+        buffers: dict[int, Buffer] = {}
 
         def get(x: Any) -> Any:
             if not isinstance(x, _Place):
                 return x
-            if x.index not in found:
-                found[x.index] = self._slots[x.index].get()
-            return Tensor(found[x.index]) if x.is_tensor else found[x.index]
+            if x.index not in buffers:
+                buffers[x.index] = self._slots[x.index].get()
+            return Tensor(buffers[x.index]) if x.is_tensor else buffers[x.index]
 
         kept = here.copied()
         cells = {cell: get(content) for cell, content in kept.cells.items()}

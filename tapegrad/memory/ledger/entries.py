@@ -68,8 +68,8 @@ class Entries:
 
     def of(self, buffer: Buffer) -> Entry | None:
         """The entry of a buffer."""
-        found = self.by_key.get(id(buffer))
-        return found if found is not None and found() is buffer else None
+        ref = self.by_key.get(id(buffer))
+        return ref if ref is not None and ref() is buffer else None
 
     def enter(self, buffer: Buffer, category: str, place: Place, epoch: int, left: Callable[[Any], None]) -> Entry:
         """A new entry, not yet counted; ``left`` is called with it when the buffer goes."""
@@ -111,21 +111,21 @@ class Entries:
 
     def forget(self, since: int) -> list[Buffer]:
         """Remove what nodes from index ``since`` on have made, and return it."""
-        found = [(entry, buffer) for entry in self if (buffer := entry()) is not None and buffer.node.index >= since]
-        for entry, _ in found:
+        late = [(entry, buffer) for entry in self if (buffer := entry()) is not None and buffer.node.index >= since]
+        for entry, _ in late:
             self.remove(entry)
-        return [buffer for _, buffer in found]
+        return [buffer for _, buffer in late]
 
     def tell(self, left: Callable[[Any], None]) -> None:
         """Call ``left`` from now on when a buffer goes."""
         for key, entry in list(self.by_key.items()):
             buffer = entry()
             if buffer is not None and entry.__callback__ is not left:
-                found = Entry(buffer, left)
+                copy = Entry(buffer, left)
                 for name in Entry.__slots__:
                     if hasattr(entry, name):
-                        setattr(found, name, getattr(entry, name))
-                self.by_key[key] = found
+                        setattr(copy, name, getattr(entry, name))
+                self.by_key[key] = copy
 
     def recount(self) -> None:
         """Work out the sums from what is alive: an exception came between an entry and its sum."""
@@ -154,11 +154,11 @@ class Entries:
         return {key: n for key, n in self._total(what).most_common() if n}
 
     def _total(self, what: str) -> Counter[Any]:
-        found: Counter[Any] = Counter()
+        totals: Counter[Any] = Counter()
         for entry in self:
             if entry.counted:
-                found[getattr(entry, what)] += entry.nbytes
-        return found
+                totals[getattr(entry, what)] += entry.nbytes
+        return totals
 
     def _add(self, entry: Entry, nbytes: int) -> None:
         for what, total in self.totals.items():

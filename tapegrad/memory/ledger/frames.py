@@ -97,11 +97,11 @@ class Frames:
                 mine = is_program(code.co_filename)
             if mine or id(code) in special:
                 if not known:
-                    found = call_of.get(id(frame)) if frame.f_trace_opcodes else None
-                    if found is None:
+                    number = call_of.get(id(frame)) if frame.f_trace_opcodes else None
+                    if number is None:
                         new.append(frame)
                     else:
-                        known, call = True, found
+                        known, call = True, number
                 if mine:
                     chain.append(frame)
                     if not self._full and known or code.co_name == "<module>":
@@ -117,16 +117,16 @@ class Frames:
     def _place(self, frame: FrameType, parent: int) -> int:
         code = frame.f_code
         key = (id(code), frame.f_lasti, parent)
-        found = self._place_of.get(key)
-        if found is None:
-            found = self._place_of[key] = len(self.places)
+        number = self._place_of.get(key)
+        if number is None:
+            number = self._place_of[key] = len(self.places)
             self.places.append((code, frame.f_lasti, parent))  # which keeps the code, and so its id
-        return found
+        return number
 
     def _enter(self, frame: FrameType, parent: int) -> int:
         frame.f_trace_opcodes = True
-        found = self._call_of[id(frame)] = self._numbered(frame, parent)
-        return found
+        number = self._call_of[id(frame)] = self._numbered(frame, parent)
+        return number
 
     def _numbered(self, frame: FrameType, parent: int) -> int:
         code = frame.f_code
@@ -181,10 +181,10 @@ class Frames:
 
 def program_frame(frame: FrameType) -> FrameType:
     """The innermost frame of the program's that ``frame`` is in; ``frame`` itself where there is none."""
-    found: FrameType | None = frame
-    while found is not None and not is_program(found.f_code.co_filename):
-        found = found.f_back
-    return found or frame
+    outer: FrameType | None = frame
+    while outer is not None and not is_program(outer.f_code.co_filename):
+        outer = outer.f_back
+    return outer or frame
 
 
 def code_of(f: Any) -> CodeType | None:
@@ -237,8 +237,8 @@ def _outermost() -> Any:
     """The outermost recorder; in a checkpoint, whose look-out hides the tapes outside, the outermost of those."""
     recorders = thread.recorders or thread.hidden
     while recorders:
-        found = recorders[0]
-        recorders = getattr(found, "outer", ())
+        recorder = recorders[0]
+        recorders = getattr(recorder, "outer", ())
         if not recorders:
-            return found
+            return recorder
     return None

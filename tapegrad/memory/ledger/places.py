@@ -29,10 +29,10 @@ def instruction_line(code: CodeType, at: int) -> int:
 
 def by_line(places: dict[Place, int]) -> dict[str, int]:
     """Bytes by line, the most first, from bytes by place."""
-    found: Counter[str] = Counter()
+    lines: Counter[str] = Counter()
     for place, nbytes in places.items():
-        found[line_of(place)] += nbytes
-    return {line: n for line, n in found.most_common() if n}
+        lines[line_of(place)] += nbytes
+    return {line: n for line, n in lines.most_common() if n}
 
 
 _inside: dict[str, bool] = {}

@@ -47,10 +47,10 @@ locks.in_child(_tiers.clear)  # a child's slots would lie where its parent's lie
 def default_tier(device: Device) -> Tier:
     """The tier of a device that serves unless a policy names one; made when first needed."""
     with _lock:
-        found = _tiers.get(device)
-        if found is None:
-            found = _tiers[device] = tiers.default(device)
-        return found
+        tier = _tiers.get(device)
+        if tier is None:
+            tier = _tiers[device] = tiers.default(device)
+        return tier
 
 
 class _DrySlot:
@@ -205,8 +205,8 @@ class Offloads:
 
     def prefetch(self, here: int, has_room: Callable[[int], bool]) -> None:
         """The walk is at node ``here``: start bringing back what it will read next, while ``has_room(nbytes)``."""
-        place = bisect_left(self._order, here)
-        for index in reversed(self._order[max(0, place - AHEAD) : place]):
+        end = bisect_left(self._order, here)
+        for index in reversed(self._order[max(0, end - AHEAD) : end]):
             moved = self._away[index]()
             if moved is not None and not moved.coming and not self.bring(moved, has_room):
                 return

@@ -84,7 +84,7 @@ def count(actions: Iterable[Action], n: int) -> Counts:
 
     Raises RecomputeError if they do not reverse each step once, last first, from data that exist.
     """
-    found = Counts()
+    counts = Counts()
     current: int | None = 0
     stored: dict[int, str] = {}
     taped: set[int] = set()
@@ -93,16 +93,16 @@ def count(actions: Iterable[Action], n: int) -> Counts:
         match a:
             case Advance(start, stop):
                 _need(current == start < stop < n + 1, a, current)
-                found.steps += stop - start
-                found.advanced += stop - start
+                counts.steps += stop - start
+                counts.advanced += stop - start
                 current = stop
             case Store(step, where):
                 _need(current == step and step not in stored, a, current)
                 stored[step] = where
-                found.writes += where == DISK
+                counts.writes += where == DISK
             case Restore(step):
                 _need(step in stored, a, current)
-                found.reads += stored[step] == DISK
+                counts.reads += stored[step] == DISK
                 current = step
             case Drop(step):
                 _need(step in stored, a, current)
@@ -110,19 +110,19 @@ def count(actions: Iterable[Action], n: int) -> Counts:
             case Tape(step):
                 _need(current == step < n and step not in taped, a, current)
                 taped.add(step)
-                found.steps += 1
+                counts.steps += 1
                 current = step + 1
             case Reverse(step):
                 _need(step in taped and step == left - 1, a, current)
                 taped.remove(step)
                 left, current = step, None
         held = sum(where == RAM for where in stored.values())
-        found.ram, found.tapes = max(found.ram, held), max(found.tapes, len(taped))
-        found.disk = max(found.disk, len(stored) - held)
+        counts.ram, counts.tapes = max(counts.ram, held), max(counts.tapes, len(taped))
+        counts.disk = max(counts.disk, len(stored) - held)
         # The tape of the step that is reversed next is what every schedule needs; it takes no unit.
-        found.units = max(found.units, held + len(taped - {left - 1}))
+        counts.units = max(counts.units, held + len(taped - {left - 1}))
     _need(not left and not stored and not taped, "the end", current)
-    return found
+    return counts
 
 
 def _need(good: bool, action: object, current: int | None) -> None:

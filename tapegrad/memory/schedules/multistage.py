@@ -22,17 +22,17 @@ def multistage(n: int, ram: int, disk: int) -> Iterator[Action]:
 
     Raises RecomputeError if both are 0.
     """
-    uses: list[int] = []  # of each place of the stack of stored states: how often it is written and read
-    for _, place in _places(n, ram + disk):
-        uses += [0] * (place + 1 - len(uses))
-        uses[place] += 1
-    often = sorted(range(len(uses)), key=lambda place: (-uses[place], -place))[:ram]
-    for action, place in _places(n, ram + disk, every=True):
-        yield Store(action.step, RAM if place in often else DISK) if isinstance(action, Store) else action
+    uses: list[int] = []  # of each level of the stack of stored states: how often it is written and read
+    for _, level in _places(n, ram + disk):
+        uses += [0] * (level + 1 - len(uses))
+        uses[level] += 1
+    often = sorted(range(len(uses)), key=lambda level: (-uses[level], -level))[:ram]
+    for action, level in _places(n, ram + disk, every=True):
+        yield Store(action.step, RAM if level in often else DISK) if isinstance(action, Store) else action
 
 
 def _places(n: int, c: int, every: bool = False) -> Iterator[tuple[Action, int]]:
-    """The actions of revolve that write or read a place in the stack of stored states, with it (or all actions)."""
+    """The actions of revolve that write or read a level in the stack of stored states, with it (or all actions)."""
     stack: list[int] = []
     for action in revolve(n, c):
         if isinstance(action, Store):

@@ -35,7 +35,7 @@ class Online:
     def at(self, step: int) -> list[Action]:
         """What to do with state ``step``."""
         level: float = 0
-        found: list[Action] = []
+        actions: list[Action] = []
         if len(self.kept) == self._c:
             if self._c == 1:
                 return []
@@ -48,10 +48,10 @@ class Online:
                 level = self._levels[gone] + 1
             self.kept.remove(gone)
             del self._levels[gone]
-            found.append(Drop(gone))
+            actions.append(Drop(gone))
         self.kept.append(step)
         self._levels[step] = level if step else inf
-        return [*found, Store(step)]
+        return [*actions, Store(step)]
 
     def _widest_start(self) -> int | None:
         """The first state whose loss leaves a gap that the states after it can still make up for."""
@@ -64,12 +64,12 @@ class Online:
     def _dispensable(self) -> int | None:
         """The first state that has one of a higher level after it."""
         highest = 0.0
-        found = None
+        best = None
         for step in reversed(self.kept[1:]):
             if self._levels[step] < highest:
-                found = step
+                best = step
             highest = max(highest, self._levels[step])
-        return found
+        return best
 
     def end(self, n: int) -> list[Action]:
         """What to do with state ``n - 1`` once step ``n - 1`` has turned out to be the last."""

@@ -109,18 +109,18 @@ def least_bytes(stages: Sequence[Stage], given: int = 0) -> tuple[int, int]:
     for length in range(len(stages)):
         for s in range(len(stages) - length):
             t = s + length
-            found = (table.tape_need(s, t), s)
+            least = (table.tape_need(s, t), s)
             if length:
                 rest = best[s + 1, t]
-                found = max(found, (table.taped[s] + rest[0], rest[1]))
+                least = max(least, (table.taped[s] + rest[0], rest[1]))
                 run = 0
                 for cut in range(s + 1, t + 1):
                     run = max(run, table.run_need(s, cut - 1))
                     late, early = best[cut, t], best[s, cut - 1]
-                    found = min(
-                        found, max((run + table.out[t + 1], cut - 1), (table.out[cut] + late[0], late[1]), early)
+                    least = min(
+                        least, max((run + table.out[t + 1], cut - 1), (table.out[cut] + late[0], late[1]), early)
                     )
-            best[s, t] = found
+            best[s, t] = least
     need, worst = best.get((0, len(stages) - 1), (0, 0))
     return need, worst
 

@@ -6,8 +6,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import ShapedArray
-from tapegrad.memory.ledger.journal import STEP, Journal
-from tapegrad.memory.ledger.parts import End, Row
+from tapegrad.memory.ledger.journal import STEP, End, Journal, Row
 from tapegrad.memory.ledger.phase import FORWARD
 from tapegrad.memory.ledger.places import instruction_line
 from tapegrad.profile.runs.model import CATEGORIES, Run

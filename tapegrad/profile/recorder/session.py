@@ -14,9 +14,8 @@ from tapegrad.device import current_device
 from tapegrad.memory.checkpoint.recompute import Recompute
 from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.frames import CHECKPOINT, LAYER, Special, code_of
-from tapegrad.memory.ledger.journal import STEP, STOPPED, Journal
+from tapegrad.memory.ledger.journal import STEP, STOPPED, End, Journal
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.ledger.parts import End
 from tapegrad.memory.ledger.phase import HERE
 from tapegrad.memory.ledger.steps import GRADIENT, STEPS
 from tapegrad.nn import Layer

@@ -136,7 +136,7 @@ class Line:
 
     def numerator(self, number: int) -> float:
         """What the candidates have noted for a storage that is there."""
-        return float(self.candidates._numerators[self.recipes[number].storage.place])
+        return float(self.candidates._numerators[self.recipes[number].storage.row])
 
     def searched(self, number: int) -> float:
         """Its cost, and the costs of all dropped storages that are joined to it, by search."""

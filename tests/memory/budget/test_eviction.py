@@ -107,7 +107,7 @@ def test_sets_too_large_to_be_divided_keep_the_cost_of_those_that_are_left(monke
     column = model.candidates._numerators
 
     def numerator(i: int) -> float:
-        return float(column[model.storages[i].storage.place])
+        return float(column[model.storages[i].storage.row])
 
     assert (numerator(0), numerator(6)) == (111111, 1111110)
     model.candidates.returned(model.storages[3], model.graph)
@@ -146,7 +146,7 @@ def test_what_is_no_candidate_is_passed_over_in_vain() -> None:
     assert len(model.candidates) == 2
     model.candidates.clear()
     assert len(model.candidates) == 0 and model.best(10) is None
-    assert all(recipe.storage.place == -1 for recipe in model.storages)
+    assert all(recipe.storage.row == -1 for recipe in model.storages)
     model.add(1)
     assert model.best(10) == 1
 
@@ -170,7 +170,7 @@ def test_what_tapes_have_stopped_wanting_is_nobodys_neighbour() -> None:
     model.candidates.remove(model.storages[0])
     del model.graph.recipes[0]
     model.candidates.evicted(model.storages[2], model.graph)
-    assert model.candidates._numerators[chain[3].place] == 1110
+    assert model.candidates._numerators[chain[3].row] == 1110
     nothing: Any = SimpleNamespace(storage=None)  # a recipe whose value no tape wants
     model.candidates.remove(nothing)
     model.candidates.spare([nothing])
@@ -183,7 +183,7 @@ def test_what_is_offloaded_costs_its_way_whatever_is_dropped_beside_it() -> None
     model.storages[0].storage.transfer = 3.0
     model.candidates.refresh(model.storages[0], model.graph)
     model.candidates.evicted(model.storages[1], model.graph)
-    assert model.candidates._numerators[model.storages[0].storage.place] == 3.0
+    assert model.candidates._numerators[model.storages[0].storage.row] == 3.0
     assert sorted(model.candidates._numerators)[1] == inf
 
 
