@@ -42,7 +42,8 @@ PARTS = {
                "tests/cuda/test_scratch.py", "tests/cuda/test_checks.py", "tests/cuda/test_half_types.py", *SHARED],
     "autodiff": ["tests/autodiff", "tests/test_values.py", "tests/test_primitives.py", *SHARED],
     "memory": ["tests/memory", "tests/profile/recorder", "tests/profile/plan/test_applying.py",
-               "tests/cuda/test_offload_on_device.py", "tests/cuda/test_pressure_on_device.py", *SHARED],
+               "tests/profile/plan/test_file.py", "tests/cuda/test_offload_on_device.py",
+               "tests/cuda/test_pressure_on_device.py", *SHARED],
 }  # fmt: skip
 """Folders of the package, and the tests of each."""
 FLIPPED: dict[type[ast.AST], type[ast.AST]] = {

@@ -218,6 +218,24 @@ def test_room_is_given_back_though_an_interrupt_comes_just_then(monkeypatch: pyt
         assert left == [UNIT] and not LEDGER.promised_bytes
 
 
+def test_as_much_is_promised_as_is_asked_for_whoever_makes_the_room() -> None:
+    """The ledger, while there is some; else the manager, who drops values for it."""
+    x = c64(np.ones((SIDE, SIDE)))
+    found = []
+    with tg.measure() as m:
+        base = m.live_bytes
+    with tg.memory_budget(base + 6 * UNIT) as m, tg.GradientTape() as tape:
+        tape.watch(x)
+        h = x
+        for _ in range(4):
+            h = tg.softmax(h)
+        for values in (1, 4):
+            evictions = m.evictions
+            account.current.in_room([x._buffer.node.aval] * values, ["f"], lambda: found.append(LEDGER.promised()))
+            assert (m.evictions > evictions) == (values == 4)
+    assert found == [UNIT, 4 * UNIT]
+
+
 def test_room_is_reserved_in_one_place_alone() -> None:
     found = []
     for path in PACKAGE.rglob("*.py"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from math import isqrt
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -161,6 +162,33 @@ def test_even_segments(n: int, k: int) -> None:
 def test_square_root_examples() -> None:
     for n, segments, extra in ((64, 8, 56), (100, 10, 90), (1000, 32, 968)):
         assert len(even_starts(n)) == segments and count(sqrt(n), n).steps == n + extra
+
+
+WRONG = {
+    "from a state that is not at hand": [Advance(1, 2)],
+    "beyond the end": [Store(0), Advance(0, 3)],
+    "nowhere": [Advance(0, 0)],
+    "a state that is not at hand": [Store(1)],
+    "twice": [Store(0), Store(0)],
+    "what was not stored": [Restore(0)],
+    "dropped before": [Store(0), Drop(0), Restore(0)],
+    "never stored": [Drop(0)],
+    "a step from another state": [Tape(1)],
+    "a step beyond the end": [Advance(0, 2), Tape(2)],
+    "a step on tape already": [Store(0), Tape(0), Restore(0), Tape(0)],
+    "a step that is not on tape": [Reverse(1)],
+    "not the last step": [Tape(0), Reverse(0)],
+    "steps left": [Advance(0, 1), Tape(1), Reverse(1)],
+    "a state left": [Store(0), Tape(0), Tape(1), Reverse(1), Reverse(0)],
+}
+
+
+@pytest.mark.parametrize("actions", WRONG.values(), ids=WRONG)
+def test_a_schedule_that_is_wrong_is_refused(actions: list[Any]) -> None:
+    right = [Tape(0), Tape(1), Reverse(1), Reverse(0)]
+    assert count(right, 2).steps == 2
+    with pytest.raises(RecomputeError, match="a schedule is wrong"):
+        count(actions, 2)
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(0, 60))
