@@ -47,7 +47,8 @@ class Guard:
                 self._after()
                 self._lock.release()
         except BaseException:
-            locks.let_go(self._lock, self)
+            while self._lock._is_owned():  # it was not before; `run`, which may have called, has left it
+                self._lock.release()
             raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from math import isqrt
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_square_root_examples() -> None:
         assert len(even_starts(n)) == segments and count(sqrt(n), n).steps == n + extra
 
 
-WRONG = {
+WRONG: dict[str, list[Any]] = {
     "from a state that is not at hand": [Advance(1, 2)],
     "beyond the end": [Store(0), Advance(0, 3)],
     "nowhere": [Advance(0, 0)],
@@ -183,11 +184,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("actions", WRONG.values(), ids=WRONG)
-def test_a_schedule_that_is_wrong_is_refused(actions: list[Any]) -> None:
+@pytest.mark.parametrize("what", WRONG)
+def test_a_schedule_that_is_wrong_is_refused_at_its_first_wrong_action(what: str) -> None:
+    actions = WRONG[what]
     right = [Tape(0), Tape(1), Reverse(1), Reverse(0)]
     assert count(right, 2).steps == 2
-    with pytest.raises(RecomputeError, match="a schedule is wrong"):
+    wrong = "the end" if what.endswith("left") else str(actions[-1])
+    with pytest.raises(RecomputeError, match="a schedule is wrong: " + re.escape(wrong)):
         count(actions, 2)
 
 
