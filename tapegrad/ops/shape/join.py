@@ -11,7 +11,7 @@ from tapegrad.device import CPU, dtypes
 from tapegrad.errors import IndexingError, ShapeError, TapegradError
 from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import barrier, cast, own, several, tensor
-from tapegrad.ops.dispatch import stack as stack  # beside ``concat`` for those who import
+from tapegrad.ops.dispatch import stack as stack  # beside ``concat``
 from tapegrad.ops.elementwise.arithmetic import clip, minimum
 from tapegrad.ops.index.indexing import put_slice_p, take
 from tapegrad.ops.shape.blocks import concat_p, slice_p, stretch, unslice_p
