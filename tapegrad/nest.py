@@ -9,7 +9,7 @@ from typing import Any
 from tapegrad.errors import StructureError
 
 
-def _keys(tree: dict) -> list:
+def _keys(tree: dict[str, Any]) -> list[Any]:
     try:
         return sorted(tree)
     except TypeError:  # keys of several types have no order of their own

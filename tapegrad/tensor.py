@@ -194,7 +194,7 @@ class Tensor:
     def __setitem__(self, index: Any, value: Any) -> None:
         raise ImmutableError("a tensor does not change in place; use x = x.at[index].set(value)")
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         value = self.numpy()
         self._refuse_detaching("a pickle")
         return _unpickled, (value, self.device.name)
@@ -202,7 +202,7 @@ class Tensor:
     def __copy__(self) -> Tensor:
         return self
 
-    def __deepcopy__(self, memo: dict) -> Tensor:
+    def __deepcopy__(self, memo: dict[str, Any]) -> Tensor:
         return self
 
     if TYPE_CHECKING:  # bound by tapegrad.ops
@@ -267,7 +267,7 @@ class Ref:
         """The tensor or variable."""
         return self._thing
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _ref, (self._thing,)
 
     def __eq__(self, other: object) -> bool:
@@ -294,7 +294,7 @@ def home(name: str) -> Device:
         return current_device()
 
 
-def bind_method(name: str, function: Callable | property) -> None:
+def bind_method(name: str, function: Callable[..., Any] | property) -> None:
     """Give both kinds of handle, tensors and (through reading) variables, an operator or method."""
     setattr(Tensor, name, function)
     for cls in _readers:
@@ -309,7 +309,7 @@ def add_reader(cls: type) -> None:
     _readers.append(cls)
 
 
-def _reading(function: Callable | property) -> Callable | property:
+def _reading(function: Callable[..., Any] | property) -> Callable[..., Any] | property:
     if isinstance(function, property):
         getter: Any = function.fget
         return property(lambda self: getter(self._content()), doc=function.__doc__)

@@ -19,7 +19,7 @@ class DerivativeError(TapegradError, AssertionError):
 
 
 def check_grads(
-    f: Callable,
+    f: Callable[..., Any],
     args: Sequence[Any],
     order: int = 2,
     modes: Sequence[str] = ("fwd", "rev"),
@@ -40,7 +40,15 @@ def check_grads(
 
 
 def _check(
-    f: Callable, xs: list[Tensor], level: int, order: int, modes: tuple, eps: float, rtol: float, atol: float, g: Any
+    f: Callable[..., Any],
+    xs: list[Tensor],
+    level: int,
+    order: int,
+    modes: tuple[str, ...],
+    eps: float,
+    rtol: float,
+    atol: float,
+    g: Any,
 ) -> None:
     ts = [_direction(x, g) for x in xs]
     up = nest.flatten(f(*[x + eps * t for x, t in zip(xs, ts, strict=True)]))

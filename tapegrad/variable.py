@@ -115,7 +115,7 @@ class Variable:
         """Grows with every variable made."""
         return self._number
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (Tensor(self._cell.get()), self.trainable, self.name, self.category)
 
     def read(self) -> Tensor:
@@ -227,7 +227,7 @@ class Variable:
     def __copy__(self) -> Variable:
         return Variable(self, self.trainable, self.name, category=self.category)
 
-    def __deepcopy__(self, memo: dict) -> Variable:
+    def __deepcopy__(self, memo: dict[str, Any]) -> Variable:
         return self.__copy__()
 
     def _refuse(self, other: Any) -> Any:

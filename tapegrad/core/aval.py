@@ -44,7 +44,7 @@ class ShapedArray:
         return shaped(self.shape, dtype, self.device)
 
 
-_known: weakref.WeakValueDictionary[tuple, ShapedArray] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[tuple[Any, ...], ShapedArray] = weakref.WeakValueDictionary()
 _lock = locks.lock()
 
 

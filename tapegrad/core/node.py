@@ -19,13 +19,14 @@ and a variable's value are nodes without a primitive.  Nothing here is ever chan
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tapegrad.core.primitive import LEAF
 
 if TYPE_CHECKING:
     from tapegrad.core.aval import ShapedArray
     from tapegrad.core.primitive import Primitive, Site
+    from tapegrad.core.rule import Params
 
 next_index = itertools.count(1).__next__
 
@@ -38,7 +39,7 @@ class Node:
 
     __slots__ = ("aval", "index", "params", "prim", "site")
 
-    def __init__(self, prim: Primitive, params: dict[str, Any], aval: ShapedArray, site: Site | None = None) -> None:
+    def __init__(self, prim: Primitive, params: Params, aval: ShapedArray, site: Site | None = None) -> None:
         self.prim = prim
         self.params = params
         self.aval = aval
@@ -49,10 +50,10 @@ class Node:
         return f"%{self.index}:{self.aval!r} = {self.prim.name}"
 
 
-NO_PARAMS: dict[str, Any] = {}
+NO_PARAMS: Params = {}
 
 
-SHARED: dict[str, Any] = {"shared": True}
+SHARED: Params = {"shared": True}
 """The parameters of a leaf in memory that others can write to."""
 
 

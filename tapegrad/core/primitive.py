@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tapegrad.core.aval import ShapedArray
-from tapegrad.core.rule import Plan, Rule
+from tapegrad.core.rule import Function, Params, Plan, Rule
 from tapegrad.device.dtypes import accumulator
 
 REGISTRY: dict[str, Primitive] = {}
@@ -34,7 +34,7 @@ class Sample:
     """A good test input: shapes (or arrays, or nested lists) of the operands, and parameters."""
 
     operands: tuple[Any, ...]
-    params: dict[str, Any]
+    params: Params
     domain: tuple[float, float] | None = None
 
     def __init__(self, *operands: Any, domain: tuple[float, float] | None = None, **params: Any) -> None:
@@ -86,7 +86,7 @@ class Primitive:
     name: str
     family: str
     operands: tuple[str, ...]
-    impl: Callable
+    impl: Function
     """``impl(xp, *arrays, **params) -> array``; elementwise: ``impl(xp, out, *arrays)``."""
     infer: Callable[..., ShapedArray]
     """``infer(*avals, **params) -> aval``; raises errors that name the operation, the shapes and the fix."""
@@ -117,7 +117,7 @@ class Primitive:
     walk conjugates around them); False: they take and give cotangents of a real loss, as TensorFlow defines them."""
     flops: Callable[..., int] | None = None
     """``flops(*avals, **params)``: arithmetic beyond moving operands and result (see ``memory/ledger/costs.py``)."""
-    lift: Callable[[dict, int], dict] | None = None
+    lift: Callable[[Params, int], Params] | None = None
     """Parameters of the same operation on operands with one more leading axis of length ``n``; None: run row by row."""
     batch: Any = None
     """How ``vmap`` applies it to operands some of which have one more leading axis: ``"all"``: by ``lift``, once all of
@@ -129,9 +129,9 @@ class Primitive:
     compute type) and ``{out_type}``; see ``kernels/scalar.cuh``."""
     cxx_drawn: str | None = None
     """Elementwise without operands, drawing random numbers: the template of ``kernels/drawn.cuh`` that draws packs."""
-    cuda: Callable | None = None
+    cuda: Function | None = None
     """Any other: ``cuda(device, *arrays, out=, **params)`` runs whole kernels; None: ``impl`` serves with CuPy, too."""
-    dry: Callable | None = None
+    dry: Function | None = None
     """``dry(*arrays, out=, **params) -> array``: what a dry run on a lazy device calls in place of ``impl``: it tells
     of the passes of ``impl`` and gives the phantom ``out``, or what ``impl`` would give (``device/phantom.py``)."""
     calls_user: bool = False
@@ -188,13 +188,15 @@ def _register(prim: Primitive) -> Primitive:
     return prim
 
 
-def _operands_of(impl: Callable, skip: int) -> tuple[str, ...]:
+def _operands_of(impl: Function, skip: int) -> tuple[str, ...]:
     """Names of the array arguments of ``impl``: its positional parameters after the first ``skip``."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
     return tuple(p.name for p in inspect.signature(impl).parameters.values() if p.kind in kinds)[skip:]
 
 
-def _rules(fns: Sequence[Any], operands: Sequence[str], retaining: bool = True) -> tuple[Rule | None, ...]:
+def _rules(
+    fns: Sequence[Function | float | None], operands: Sequence[str], retaining: bool = True
+) -> tuple[Rule | None, ...]:
     return tuple(None if fn is None else Rule(fn, operands, retaining) for fn in fns)
 
 
@@ -202,10 +204,10 @@ def elementwise(
     name: str,
     *,
     infer: Callable[..., ShapedArray],
-    partials: Sequence[Any] = (),
-    jvp: Sequence[Callable | None] | None = None,
+    partials: Sequence[Function | float | None] = (),
+    jvp: Sequence[Function | None] | None = None,
     operands: Sequence[str] = (),
-    impl: Callable | None = None,
+    impl: Function | None = None,
     ufunc: str | None = None,
     exact: bool = True,
     converts: bool = False,
@@ -256,7 +258,7 @@ def elementwise(
     )
 
 
-def _in_float32(impl: Callable) -> Callable:
+def _in_float32(impl: Function) -> Function:
     """``impl``, called for half types with copies in float32, its result rounded once."""
 
     @functools.wraps(impl)
@@ -276,9 +278,9 @@ def _in_float32(impl: Callable) -> Callable:
 def linear(
     name: str,
     *,
-    impl: Callable,
+    impl: Function,
     infer: Callable[..., ShapedArray],
-    transpose: Callable,
+    transpose: Function,
     variadic: bool = False,
     **fields: Any,
 ) -> Primitive:
@@ -302,9 +304,9 @@ def linear(
 def bilinear(
     name: str,
     *,
-    impl: Callable,
+    impl: Function,
     infer: Callable[..., ShapedArray],
-    transposes: Sequence[Callable],
+    transposes: Sequence[Function],
     **fields: Any,
 ) -> Primitive:
     """Declare a function linear in each of two operands; ``transposes``: the cotangent of each, reading the other."""
@@ -316,10 +318,10 @@ def bilinear(
 def general(
     name: str,
     *,
-    impl: Callable,
+    impl: Function,
     infer: Callable[..., ShapedArray],
-    vjp: Sequence[Callable | None] = (),
-    jvp: Sequence[Callable | None] | None = None,
+    vjp: Sequence[Function | None] = (),
+    jvp: Sequence[Function | None] | None = None,
     **fields: Any,
 ) -> Primitive:
     """Declare any other function: a VJP rule with ``ct`` and a JVP rule with ``t`` for each operand (or None)."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tapegrad.core.aval import ShapedArray
 
+Function: TypeAlias = Callable[..., Any]
+"""A function of a declaration: it takes what its parameters name."""
+Params: TypeAlias = dict[str, Any]
+"""Parameters of one application of a primitive, by name."""
 OUT = -1
 """The slot number of the result among a rule's residuals; operands have their positions."""
 
@@ -17,7 +21,7 @@ class Rule:
 
     __slots__ = ("arguments", "constant", "fn", "seeded", "slots")
 
-    def __init__(self, fn: Callable | float, operands: Sequence[str], retaining: bool = True) -> None:
+    def __init__(self, fn: Function | float, operands: Sequence[str], retaining: bool = True) -> None:
         self.fn: Any = fn
         self.constant = None if callable(fn) else fn
         self.arguments: list[tuple[str, Any]] = []
@@ -47,7 +51,7 @@ class Rule:
         seed: Any,
         values: Any,
         avals: Sequence[ShapedArray],
-        params: dict[str, Any],
+        params: Params,
         position: int,
     ) -> Any:
         """Apply the rule: ``seed`` is the (co)tangent, ``values[slot]`` the residuals as tensors.

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tapegrad.core.rule import Params as Params
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 """An array of the device's library: NumPy's, or CuPy's."""
 DType: TypeAlias = "np.dtype[Any]"
 """A dtype: NumPy's object, of ``ml_dtypes``, too."""
 Namespace: TypeAlias = ModuleType
 """``numpy`` or ``cupy``."""
-Params: TypeAlias = dict[str, Any]
-"""Parameters of one application of a primitive, by name."""

@@ -283,7 +283,7 @@ def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
     """
     if len(targets) == 1:
         return [targets]
-    groups: list[tuple[tuple, set[int], list[Buffer]]] = []
+    groups: list[tuple[LoopOf, set[int], list[Buffer]]] = []
     for target in sorted(targets, key=lambda b: b.node.index):
         region = collect([target])
         shape, axes = region.loop_of(target)

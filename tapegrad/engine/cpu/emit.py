@@ -7,12 +7,12 @@ scratch that is reused as soon as its last reader has run; a ufunc may write ove
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import Primitive
+from tapegrad.core.rule import Function
 from tapegrad.device.dtypes import accumulator
 from tapegrad.engine.region import Region
 
@@ -34,7 +34,7 @@ class Reduction:
 class Program:
     """Steps ``(function of the namespace, operand numbers, result number)`` for one tile."""
 
-    steps: tuple[tuple[Callable, tuple[int, ...], int], ...]
+    steps: tuple[tuple[Function, tuple[int, ...], int], ...]
     scratch: tuple[Any, ...]
     """The dtype of each scratch value."""
     reductions: tuple[Reduction, ...]
@@ -87,7 +87,7 @@ class _Emitter:
         self.first_scratch = self.first_output + len(targets)
         self.scratch: list[Any] = []
         self.free: dict[Any, list[int]] = {}
-        self.steps: list[tuple[Callable, tuple[int, ...], int]] = []
+        self.steps: list[tuple[Function, tuple[int, ...], int]] = []
         self.labels: list[str] = []
         self.packed: dict[int, int] = {}
         self.last: dict[int, int] = {}
@@ -162,7 +162,7 @@ class _Emitter:
             self.steps.append((lambda x, out, copy=self.xp.copyto: copy(out, x), (value,), self.packed[value]))
         return self.packed[value]
 
-    def _function(self, prim: Primitive) -> Callable:
+    def _function(self, prim: Primitive) -> Function:
         """``f(*operands, out=)``."""
         xp = self.xp
         if prim.ufunc is not None:

@@ -292,7 +292,7 @@ def _compiled(
 _dtype = attrgetter("node.aval.dtype")
 
 
-def structure(region: Region, targets: list[Buffer]) -> tuple:
+def structure(region: Region, targets: list[Buffer]) -> tuple[Any, ...]:
     """What of a region decides its text, apart from how its arrays lie."""
     number = {id(b): i for i, b in enumerate(region.leaves)}
     code = []

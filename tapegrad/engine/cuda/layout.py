@@ -122,7 +122,7 @@ def _merge(shape: Shape, strides: dict[int, list[int]]) -> tuple[Shape, dict[int
     return tuple(dims), {i: tuple(s) for i, s in merged.items()}
 
 
-def _split(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple, tuple]:
+def _split(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Kept and reduced dimensions with their linear strides, neighbours of one fate merged."""
     kept: list[tuple[int, int]] = []
     reduced: list[tuple[int, int]] = []
@@ -140,7 +140,7 @@ def _split(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple, tuple]:
     return tuple(kept), tuple(reduced)
 
 
-def _vec(leaves: list[Any], outputs: list[Any], kinds: list[str], reducing: tuple | None) -> int:
+def _vec(leaves: list[Any], outputs: list[Any], kinds: list[str], reducing: tuple[Any, ...] | None) -> int:
     """Elements of a pack: 16 bytes of the widest array.  In a reduction always 4, so that order depends on shape alone.
 
     A reduction whose runs of neighbours are no multiple of 4, or whose outputs are not aligned, goes one by one.
