@@ -30,8 +30,8 @@ def transposed(pull: Pull, avals: Sequence[ShapedArray], tangents: Sequence[Tens
         if g is not None:
             index = g._buffer.node.index
             cts[index] = cts[index] + t if index in cts else t
-    found = trace.pull(cts)
-    probe = [u if t is None else t for u, t in zip(us, found, strict=True)]
+    grads = trace.pull(cts)
+    probe = [u if t is None else t for u, t in zip(us, grads, strict=True)]
 
     def sides() -> tuple[float, float]:
         return _inner(pull(*probe), tangents), _inner(probe, probe)
@@ -41,7 +41,7 @@ def transposed(pull: Pull, avals: Sequence[ShapedArray], tangents: Sequence[Tens
     finite = left - left == 0 and right - right == 0
     if finite and abs(left - right) > 1e-3 * max(abs(left), abs(right)) + 1e-30:
         raise NoGradientError(f"it is not linear in its cotangents (adjoint identity: {left:.6g} against {right:.6g})")
-    return found
+    return grads
 
 
 def _inner(xs: Sequence[Tensor | None], ys: Sequence[Tensor]) -> float:

@@ -59,8 +59,8 @@ class Batches(Pusher):
 
     def whole(self, buffer: Buffer) -> Buffer:
         """The values of all examples."""
-        found = self._pushed.get(buffer)
-        return buffer if found is None else found._buffer
+        companion = self._pushed.get(buffer)
+        return buffer if companion is None else companion._buffer
 
     def aliased(self, old: Buffer, new: Buffer) -> None:
         """``new`` is the value of ``old``, of which no tape shall know: so are those of all examples."""
@@ -89,10 +89,10 @@ class Batches(Pusher):
     def _called_one_by_one(
         self, again: Callable, inputs: Sequence[Buffer], outputs: Sequence[Buffer], companions: list[Tensor | None]
     ) -> list[Tensor | None]:
-        found = [again(_example(inputs, companions, i)) for i in range(self.n)]
-        if not found:
+        results = [again(_example(inputs, companions, i)) for i in range(self.n)]
+        if not results:
             return [zeros_of(b.node.aval, 0) for b in outputs]
-        return [stack([row[k] for row in found]) for k in range(len(outputs))]
+        return [stack([row[k] for row in results]) for k in range(len(outputs))]
 
 
 def failure_of(error: LinAlgError, batches: Batches) -> LinAlgError:
@@ -117,11 +117,11 @@ def failure_of(error: LinAlgError, batches: Batches) -> LinAlgError:
     count = str(lengths[0]) if len(lengths) == 1 else str(lengths)
     shapes = " and ".join(str(a.shape[len(lengths) :]) for a in operands)
     what = "example" if len(failed) == 1 else "examples"
-    found = LinAlgError(
+    failure = LinAlgError(
         f"{batches.op}: {what} {told(failed)} of {count}: {stack.name}: {stack.reason} (of shape {shapes})"
     )
-    found.failed, found.stack = failed, FailedStack(stack.name, stack.reason, operands, stack.failing)
-    return found
+    failure.failed, failure.stack = failed, FailedStack(stack.name, stack.reason, operands, stack.failing)
+    return failure
 
 
 def _stacked(a: Any, companion: Tensor | None, n: int) -> Any:
@@ -157,9 +157,9 @@ def batched(node: Node, operands: list[Tensor], companions: list[Tensor | None],
     if prim.family == "elementwise":
         return _elementwise(node, operands, companions, n)
     if prim.batch is not None and prim.batch != "all":
-        found = prim.batch(operands, companions, n, node.params)
-        if found is not None:
-            return found
+        result = prim.batch(operands, companions, n, node.params)
+        if result is not None:
+            return result
     elif prim.lift is not None:
         if prim.batch == "all" or prim.variadic or len(operands) == 1:
             full = [_full(x, c, n) for x, c in zip(operands, companions, strict=True)]
@@ -192,10 +192,10 @@ def _one_by_one(node: Node, operands: list[Tensor], companions: list[Tensor | No
     if not n:
         return zeros_of(node.aval, 0)
     buffers = [x._buffer for x in operands]
-    found, failed = [], []
+    results, failed = [], []
     for i in range(n):
         try:
-            found.append(barrier(prim, *_example(buffers, companions, i), **node.params))
+            results.append(barrier(prim, *_example(buffers, companions, i), **node.params))
         except LinAlgError as e:
             error = e
             failed.append((i,))
@@ -205,4 +205,4 @@ def _one_by_one(node: Node, operands: list[Tensor], companions: list[Tensor | No
         again = LinAlgError(f"{error}; so fail examples {told(tuple(failed))} of {n}")
         again.failed = tuple(failed)
         raise again from None
-    return stack(found)
+    return stack(results)

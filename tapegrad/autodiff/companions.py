@@ -58,8 +58,8 @@ class Pusher:
     def outer(self) -> tuple[Recorder, ...]:
         """The recorders outside this one."""
         now = thread.recorders
-        found = now[: now.index(self)] if self in now else self._before
-        return tuple([r for r in found if r is not LISTENER]) if LISTENER in found else found
+        others = now[: now.index(self)] if self in now else self._before
+        return tuple([r for r in others if r is not LISTENER]) if LISTENER in others else others
 
     def outside(self, f: Callable[..., T], *args: Any) -> T:
         """What ``f(*args)`` returns, of which only the recorders outside this one are told."""
@@ -101,18 +101,18 @@ class Pusher:
         companions = [self._pushed.get(b) for b in inputs]
         if all(c is None for c in companions):
             return
-        found = self._push(node, inputs, out, companions)
-        if found is not None:
-            self._give(out, found)
+        companion = self._push(node, inputs, out, companions)
+        if companion is not None:
+            self._give(out, companion)
 
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """Push companions through a call by its own rule."""
         companions = [self._pushed.get(b) for b in inputs]
         if all(c is None for c in companions):
             return
-        for out, found in zip(outputs, self._push_call(call, inputs, outputs, companions), strict=True):
-            if found is not None:
-                self._give(out, found)
+        for out, companion in zip(outputs, self._push_call(call, inputs, outputs, companions), strict=True):
+            if companion is not None:
+                self._give(out, companion)
 
     def _push(
         self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]

@@ -47,8 +47,8 @@ class CustomGradient(Wrapper):
         watcher = Captures(inputs)
         recorders, run = thread.recorders, functools.partial(f, *args, **kwargs)
         with lookout() as seen:
-            found = during(run, recorders=(*recorders, watcher)) if recorders else run()
-        y, grad_fn = self._checked(found)
+            result = during(run, recorders=(*recorders, watcher)) if recorders else run()
+        y, grad_fn = self._checked(result)
         variables = [v for v in trainables(seen) if not any(v is x for x in inputs)]
         if variables and not _takes_variables(grad_fn):
             names = ", ".join(v.name for v in variables)
@@ -74,14 +74,16 @@ class CustomGradient(Wrapper):
         kwargs = nest.map_leaves(lambda x: next(given) if isinstance(x, (Tensor, Variable)) else x, kwargs)
         return nest.flatten(self(*args, **kwargs))
 
-    def _checked(self, found: Any) -> tuple[Any, Callable]:
-        if not isinstance(found, (tuple, list)) or len(found) != 2:
+    def _checked(self, result: Any) -> tuple[Any, Callable]:
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise GradientTypeError(
-                f"custom_gradient: {self._name} must return (y, gradient_function), got {type(found).__name__}"
+                f"custom_gradient: {self._name} must return (y, gradient_function), got {type(result).__name__}"
             )
-        if not callable(found[1]):
-            raise GradientTypeError(f"custom_gradient: {self._name} returned {found[1]!r:.60} as its gradient function")
-        return found[0], found[1]
+        if not callable(result[1]):
+            raise GradientTypeError(
+                f"custom_gradient: {self._name} returned {result[1]!r:.60} as its gradient function"
+            )
+        return result[0], result[1]
 
 
 def custom_gradient(f: Callable | None = None) -> Any:
@@ -112,15 +114,15 @@ def _in_order(f: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         parameters = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):
         return args, kwargs
-    found, rest = list(args), dict(kwargs)
+    values, rest = list(args), dict(kwargs)
     for p in parameters[len(args) :]:
         if p.kind is not p.POSITIONAL_OR_KEYWORD or p.name not in rest:
             break
         if not any(isinstance(x, (Tensor, Variable)) for x in nest.leaves(rest[p.name])):
             break
-        found.append(rest.pop(p.name))
+        values.append(rest.pop(p.name))
     names = [p.name for p in parameters if p.name in rest]
-    return tuple(found), {k: rest[k] for k in [*names, *sorted(set(rest) - set(names))]}
+    return tuple(values), {k: rest[k] for k in [*names, *sorted(set(rest) - set(names))]}
 
 
 def _takes_variables(grad_fn: Callable) -> bool:
@@ -184,12 +186,12 @@ class _Call:
     def _ask(self, cts: list[Any]) -> list[Any]:
         dys = [zeros_of(aval) if ct is None else ct for ct, aval in zip(cts, self._outputs, strict=True)]
         if self._variables:
-            found = self._grad_fn(*dys, variables=list(self._variables))
-            if not isinstance(found, (tuple, list)) or len(found) != 2:
+            answer = self._grad_fn(*dys, variables=list(self._variables))
+            if not isinstance(answer, (tuple, list)) or len(answer) != 2:
                 raise GradientTypeError(
                     f"{self.name}: the gradient function must return (gradients, list of variable gradients)"
                 )
-            grads, of_variables = found
+            grads, of_variables = answer
             if isinstance(of_variables, Tensor) or not isinstance(of_variables, (list, tuple)):
                 raise GradientTypeError(
                     f"{self.name}: variable gradients must be a list, got {type(of_variables).__name__}"
@@ -247,20 +249,16 @@ class _Call:
         outs = [i for i, a in enumerate(self._outputs) if dtypes.is_inexact(a.dtype)]
 
         def pull(*us: Tensor) -> list[Tensor | None]:
-            cts: list[Any] = [None] * len(self._outputs)
-            for i, u in zip(outs, us, strict=True):
-                cts[i] = u
-            found = self._ask(cts)
-            return [found[i] for i in given]
+            by_output = dict(zip(outs, us, strict=True))
+            grads = self._ask([by_output.get(i) for i in range(len(self._outputs))])
+            return [grads[i] for i in given]
 
         try:
             pushed = transposed(pull, [self._outputs[i] for i in outs], [tangents[i] for i in given])
         except NoGradientError as e:
             raise NoGradientError(f"{self.name}: no forward mode follows from its gradient function: {e}") from e
-        found: list[Any] = [None] * len(self._outputs)
-        for i, t in zip(outs, pushed, strict=True):
-            found[i] = t
-        return found
+        by_output = dict(zip(outs, pushed, strict=True))
+        return [by_output.get(i) for i in range(len(self._outputs))]
 
 
 class _MisshapenError(GradientError, ShapeError):

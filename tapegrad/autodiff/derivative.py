@@ -25,8 +25,8 @@ def apply(
     return _times(prim, rule, seed, rule(seed, values, avals, params, i))
 
 
-def _times(prim: Primitive, rule: Rule, seed: Tensor, found: Tensor) -> Tensor:
-    return seed * found if prim.family == "elementwise" and not rule.seeded else found
+def _times(prim: Primitive, rule: Rule, seed: Tensor, partial: Tensor) -> Tensor:
+    return seed * partial if prim.family == "elementwise" and not rule.seeded else partial
 
 
 def _wide(x: Tensor) -> Tensor:

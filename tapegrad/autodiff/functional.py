@@ -57,8 +57,8 @@ class _Sources:
         """One value for each leaf, in the structure of the chosen arguments, none of ``given``; zeros for None."""
         values = list(map(apart(given), values))
         filled = (zeros_of(t._buffer.node.aval) if g is None else g for t, g in zip(self.leaves, values, strict=True))
-        found = tuple(nest.rebuild(self.args[n], filled) for n in self.positions)
-        return found[0] if self.single else found
+        trees = tuple(nest.rebuild(self.args[n], filled) for n in self.positions)
+        return trees[0] if self.single else trees
 
 
 def _scalar(name: str, y: Any) -> Tensor:
@@ -87,8 +87,8 @@ def value_and_grad(f: Callable, argnums: Argnums = 0, has_aux: bool = False) -> 
         y, aux = out if has_aux else (out, None)
         y = _scalar("grad", y)
         seed = ones(y.shape, dtype=y.dtype, device=y.device)
-        found = sources.mirrored(trace.pull({y._buffer.node.index: seed}))
-        return ((y, aux), found) if has_aux else (y, found)
+        grads = sources.mirrored(trace.pull({y._buffer.node.index: seed}))
+        return ((y, aux), grads) if has_aux else (y, grads)
 
     return wrapped
 
@@ -99,8 +99,8 @@ def grad(f: Callable, argnums: Argnums = 0, has_aux: bool = False) -> Callable:
 
     @functools.wraps(f, updated=())
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        value, found = both(*args, **kwargs)
-        return (found, value[1]) if has_aux else found
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
 
     return wrapped
 
@@ -130,14 +130,14 @@ def vjp(f: Callable, *xs: Any) -> tuple[Any, Callable]:
 
 def _like(what: str, x: Any, of: Tensor) -> Tensor:
     """``x`` as a tensor of the shape and dtype of ``of`` (a number stands for every element)."""
-    found = asarray(x)
-    if found.shape != of.shape:
-        if found.ndim:
-            raise ShapeError(f"{what} has shape {found.shape}, its value {of.shape}")
-        found = broadcast_to(found, of.shape)
-    if found.dtype.kind == "c" and of.dtype.kind != "c":
-        raise DTypeError(f"{what} is {found.dtype}, its value {of.dtype}")
-    return cast(found, of.dtype)
+    result = asarray(x)
+    if result.shape != of.shape:
+        if result.ndim:
+            raise ShapeError(f"{what} has shape {result.shape}, its value {of.shape}")
+        result = broadcast_to(result, of.shape)
+    if result.dtype.kind == "c" and of.dtype.kind != "c":
+        raise DTypeError(f"{what} is {result.dtype}, its value {of.dtype}")
+    return cast(result, of.dtype)
 
 
 def jvp(f: Callable, xs: Any, tangents: Any) -> tuple[Any, Any]:
@@ -167,8 +167,8 @@ def jvp(f: Callable, xs: Any, tangents: Any) -> tuple[Any, Any]:
             leaf = asarray(leaf)
         if not isinstance(leaf, Tensor):
             return None
-        found = tangents_of.pushed(leaf)
-        return zeros_of(leaf._buffer.node.aval) if found is None else own(found)
+        t = tangents_of.pushed(leaf)
+        return zeros_of(leaf._buffer.node.aval) if t is None else own(t)
 
     return y, nest.map_leaves(tangent, y)
 
@@ -193,9 +193,9 @@ def jacobian(f: Callable, argnums: Argnums = 0) -> Callable:
                 seed = rows.basis(node.aval, start, stop)
                 pulled = trace.pull({node.index: seed}, lead=stop - start, consume=False)
                 parts.append({i: g for i, g in zip(indices, pulled, strict=True) if g is not None})
-            found = rows.joined(parts, node.aval.shape)
+            blocks = rows.joined(parts, node.aval.shape)
             blank = (zeros_of(t._buffer.node.aval.with_shape((*node.aval.shape, *t.shape))) for t in sources.leaves)
-            return sources.mirrored([found.get(i, b) for i, b in zip(indices, blank, strict=True)])
+            return sources.mirrored([blocks.get(i, b) for i, b in zip(indices, blank, strict=True)])
 
         return nest.map_leaves(of, y)
 
@@ -216,5 +216,5 @@ def hvp(f: Callable, xs: Any, vs: Any) -> Any:
     args = (xs,) if single else tuple(xs)
     directions = (vs,) if single or not isinstance(vs, (tuple, list)) else tuple(vs)
     nest.require_alike("hvp", "direction", directions, "arguments", args)
-    found = jvp(grad(f, tuple(range(len(args)))), args, directions)[1]
-    return found[0] if single else found
+    products = jvp(grad(f, tuple(range(len(args)))), args, directions)[1]
+    return products[0] if single else products

@@ -32,7 +32,7 @@ def scan(f: Callable, init: Any, xs: Any = None, length: int | None = None, reve
     if len(lengths) != 1 or None in lengths:
         raise ShapeError(f"scan: lengths {sorted(map(str, lengths))}; give xs of one length, or length=")
     steps = range(lengths.pop() or 0)
-    state, found = init, list[Any]()
+    state, ys = init, list[Any]()
     for i in reversed(steps) if reverse else steps:
         x = nest.rebuild(xs, (None if leaf is None else leaf[i] for leaf in leaves))
         out = f(state, x)
@@ -40,20 +40,20 @@ def scan(f: Callable, init: Any, xs: Any = None, length: int | None = None, reve
             raise StructureError(f"scan: f must return (state, y), step {i} returned {nest.shown(out)}")
         check_state("scan", i, state, out[0])
         state = out[0]
-        if found:
-            check_structure("scan", "y", i, found[0], out[1])
-        found.append(out[1])
+        if ys:
+            check_structure("scan", "y", i, ys[0], out[1])
+        ys.append(out[1])
     if reverse:
-        found.reverse()
-    return state, _stacked(found)
+        ys.reverse()
+    return state, _stacked(ys)
 
 
-def _stacked(found: list[Any]) -> Any:
-    if not found:
+def _stacked(ys: list[Any]) -> Any:
+    if not ys:
         return None
-    columns = zip(*(nest.flatten(y) for y in found), strict=True)
+    columns = zip(*(nest.flatten(y) for y in ys), strict=True)
     whole = [None if column[0] is None else stack([asarray(y) for y in column]) for column in columns]
-    return nest.rebuild(found[0], iter(whole))
+    return nest.rebuild(ys[0], iter(whole))
 
 
 def fori_loop(lower: int, upper: int, body: Callable, init: Any) -> Any:

@@ -107,10 +107,10 @@ class OwnPrimitive(Wrapper):
         prim = self._form(operands)
         layout = self._layout(operands, tensors, static, device)
         try:
-            found = Tensor(thread.executor.apply(Node(prim, {**static, "layout": layout}, layout.aval), buffers))
+            packed = Tensor(thread.executor.apply(Node(prim, {**static, "layout": layout}, layout.aval), buffers))
         finally:
             self._body.ready.clear()
-        return layout.unpacked(found)
+        return layout.unpacked(packed)
 
     def _layout(self, operands: tuple[str, ...], tensors: list[Tensor], static: dict[str, Any], device: Any) -> Layout:
         """What the function returns: told by ``infer``, or found by running it (its result is used, not made twice)."""
@@ -130,15 +130,15 @@ class OwnPrimitive(Wrapper):
     def _by_running(self, key: tuple[Any, ...], tensors: list[Tensor], static: dict[str, Any], device: Any) -> Layout:
         if len(self._layouts) >= _MOST_LAYOUTS:
             self._layouts.clear()
-        found = self._body.run(device, [array_of(t._buffer) for t in tensors], key[0], static)
-        layout = self._layouts[key] = Layout.of(self._name, found, device)
-        self._body.ready.append(layout.packed(found))
+        result = self._body.run(device, [array_of(t._buffer) for t in tensors], key[0], static)
+        layout = self._layouts[key] = Layout.of(self._name, result, device)
+        self._body.ready.append(layout.packed(result))
         return layout
 
     def _form(self, operands: tuple[str, ...]) -> Primitive:
         """The primitive for calls in which just these arguments are arrays."""
-        found = self._forms.get(operands)
-        if found is None:
+        form = self._forms.get(operands)
+        if form is None:
             body = self._body
 
             def impl(xp: Any, *arrays: Any, layout: Layout, **static: Any) -> Any:
@@ -147,14 +147,14 @@ class OwnPrimitive(Wrapper):
                 return layout.packed(body.run(layout.aval.device, list(arrays), operands, static))
 
             rules = [self._rule(n, operands) for n in operands]
-            found = self._forms[operands] = Primitive(
+            form = self._forms[operands] = Primitive(
                 self._name, "general", operands, impl, _not_inferred, tuple(pull for pull, _ in rules),
                 tuple(push for _, push in rules), holomorphic=False, calls_user=True,
                 lift=(lambda params, n: {**params, "layout": params["layout"].lifted(n)}) if self._batched else None,
             )  # fmt: skip
-            if all(pull is None for pull in found.vjp):  # type: ignore[union-attr]
-                found.vjp = ()
-        return found
+            if all(pull is None for pull in form.vjp):  # type: ignore[union-attr]
+                form.vjp = ()
+        return form
 
     def _rule(self, name: str, operands: tuple[str, ...]) -> tuple[Rule | None, Rule | None]:
         pull, push = self._pull.get(name), self._push.get(name)
@@ -184,7 +184,7 @@ def primitive(f: Callable | None = None, /, *, infer: Callable | None = None, ba
 
 
 def _parameters(name: str, signature: inspect.Signature) -> list[str]:
-    found = []
+    operands = []
     for p in signature.parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             raise TypeError(f"primitive: {name} takes {p}; its arguments must have names, for rules to ask for them")
@@ -192,8 +192,8 @@ def _parameters(name: str, signature: inspect.Signature) -> list[str]:
             raise TypeError(
                 f"primitive: rename the argument {p.name!r} of {name}: rules know another thing by that name"
             )
-        found.append(p.name)
-    return found
+        operands.append(p.name)
+    return operands
 
 
 def _is_array(op: str, name: str, x: Any) -> bool:
@@ -245,26 +245,26 @@ def _fitting(op: str, name: str, given: Any, aval: ShapedArray) -> Tensor:
             f"{op}: the rule of {name} returned {'None' if given is None else nest.shown(given)}; it returns one "
             "cotangent, that of its argument"
         )
-    found = asarray(given)
-    if found.shape != aval.shape:
+    grad = asarray(given)
+    if grad.shape != aval.shape:
         raise GradientError(
-            f"{op}: the rule of {name} returned shape {found.shape}, the argument has {aval.shape}; sum or reshape it"
+            f"{op}: the rule of {name} returned shape {grad.shape}, the argument has {aval.shape}; sum or reshape it"
         )
-    if found.dtype.kind == "c" and aval.dtype.kind != "c":
-        raise DTypeError(f"{op}: the rule of {name} returned {found.dtype}, the argument is {aval.dtype}; take tg.real")
-    return found
+    if grad.dtype.kind == "c" and aval.dtype.kind != "c":
+        raise DTypeError(f"{op}: the rule of {name} returned {grad.dtype}, the argument is {aval.dtype}; take tg.real")
+    return grad
 
 
 def _transposed(source: Callable, seed: str, ct: Tensor, aval: ShapedArray, layout: Layout, named: dict) -> Tensor:
     if seed == "t":  # the user gave the VJP rule
-        (found,) = transposed(
+        (ct_in,) = transposed(
             lambda u: [_fitting("defvjp", "an argument", source(ct=layout.unpacked(u), **named), aval)],
             [layout.aval],
             [ct],
         )
-        return zeros_of(layout.aval) if found is None else found
-    (found,) = transposed(lambda u: [layout.repacked("defjvp", source(t=u, **named))], [aval], [ct])
-    return zeros_of(aval) if found is None else found
+        return zeros_of(layout.aval) if ct_in is None else ct_in
+    (ct_in,) = transposed(lambda u: [layout.repacked("defjvp", source(t=u, **named))], [aval], [ct])
+    return zeros_of(aval) if ct_in is None else ct_in
 
 
 # The function behind one's own primitive: arrays in, arrays out.
@@ -298,10 +298,10 @@ class Body:
         bound = self.signature.bind_partial()
         bound.arguments.update({n: given[n] if n in given else static[n] for n in self.names})
         with device.active():
-            found = self.f(*bound.args, **bound.kwargs)
-            if isinstance(found, (tuple, list)):
-                return [self.result(x, arrays, device) for x in found]
-            return self.result(found, arrays, device)
+            result = self.f(*bound.args, **bound.kwargs)
+            if isinstance(result, (tuple, list)):
+                return [self.result(x, arrays, device) for x in result]
+            return self.result(result, arrays, device)
 
     def result(self, x: Any, arrays: list[Any], device: Any) -> Any:
         if isinstance(x, (Tensor, Variable)) or x is None:
@@ -311,10 +311,10 @@ class Body:
         dtype = None
         if isinstance(x, SCALARS) and not hasattr(x, "dtype") and arrays:
             dtype = dtypes.result_type(*(a.dtype for a in arrays), x)
-        found = device.array(x, dtype, copy=False)
-        if any(device.is_view(found, a) for a in arrays):
-            found = found.copy()
-        return found
+        array = device.array(x, dtype, copy=False)
+        if any(device.is_view(array, a) for a in arrays):
+            array = array.copy()
+        return array
 
 
 def _guarded(array: Any) -> Any:

@@ -33,10 +33,10 @@ class Layout:
         self.aval: ShapedArray = shaped(whole, dtype, device)
 
     @staticmethod
-    def of(op: str, found: Any, device: Any) -> Layout:
+    def of(op: str, result: Any, device: Any) -> Layout:
         """Of an array, or of a list of arrays.  Raises DTypeError if their dtypes are of different kinds."""
-        several = isinstance(found, list)
-        arrays = found if several else [found]
+        several = isinstance(result, list)
+        arrays = result if several else [result]
         return Layout([a.shape for a in arrays], several, _common(op, [a.dtype for a in arrays]), device)
 
     @staticmethod
@@ -53,11 +53,11 @@ class Layout:
         """With one more leading axis."""
         return Layout(self.shapes, self.several, self.aval.dtype, self.aval.device, (n, *self.lead))
 
-    def packed(self, found: Any) -> Any:
+    def packed(self, result: Any) -> Any:
         """One array of a list of arrays (or the only one itself).  Raises ShapeError if it is not what was expected."""
-        arrays = found if isinstance(found, list) else [found]
+        arrays = result if isinstance(result, list) else [result]
         shapes = [(*self.lead, *s) for s in self.shapes]
-        if isinstance(found, list) != self.several or [a.shape for a in arrays] != shapes:
+        if isinstance(result, list) != self.several or [a.shape for a in arrays] != shapes:
             raise ShapeError(f"a primitive returned shapes {[a.shape for a in arrays]}, expected {shapes}")
         if not self.several:
             return arrays[0].astype(self.aval.dtype, copy=False)
@@ -69,13 +69,13 @@ class Layout:
         """The results as a tuple of tensors (or the only one itself)."""
         if not self.several:
             return whole
-        found, start = [], 0
+        parts, start = [], 0
         lead = whole.shape[:-1]  # of a cotangent there may be more than when the operation ran
         for shape in self.shapes:
             size = prod(shape)
-            found.append(reshape(whole[..., start : start + size], (*lead, *shape)))
+            parts.append(reshape(whole[..., start : start + size], (*lead, *shape)))
             start += size
-        return tuple(found)
+        return tuple(parts)
 
     def repacked(self, op: str, given: Any) -> Tensor:
         """Tangents of the results as one.  Raises ShapeError."""
@@ -94,8 +94,8 @@ class Layout:
         return concat(flat, axis=-1)
 
 
-def _common(op: str, found: list[Any]) -> Any:
-    if len({d.kind for d in found}) > 1:
-        names = ", ".join(d.name for d in found)
+def _common(op: str, items: list[Any]) -> Any:
+    if len({d.kind for d in items}) > 1:
+        names = ", ".join(d.name for d in items)
         raise DTypeError(f"{op}: returned dtypes {names}: results of one primitive must be of one kind; cast them")
-    return dtypes.result_type(*found) if found else dtypes.float32
+    return dtypes.result_type(*items) if items else dtypes.float32

@@ -126,7 +126,7 @@ class Recording:
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
         if self.lines:
             left = {n.index for r in kept for n in ((r[0],) if r[2] is not None else r[3])}
-            self.lines = {i: place for i, place in self.lines.items() if i in left}
+            self.lines = {i: line for i, line in self.lines.items() if i in left}
 
     def _is_dead(self, record: Record, needed: set[int]) -> bool:
         """The same under a budget, where recipes refer to nodes: they know who else does; this is slower."""
@@ -181,10 +181,10 @@ def _is_dead(record: Record) -> bool:
     """Whether only the record itself refers to what it made: no tensor, no other record, no pending buffer."""
     if type(record[3]) is not tuple and OUT in record[2].slots:  # type: ignore[union-attr]  # kept within a budget
         return False
-    found = _references(record)
+    counts = _references(record)
     if record[2] is None:
-        return all(n == _CALLED[0] for n in found)
-    return found == (_KEPT if OUT in record[2].slots else _GONE)
+        return all(n == _CALLED[0] for n in counts)
+    return counts == (_KEPT if OUT in record[2].slots else _GONE)
 
 
 def _mask(nodes: tuple[Node, ...], tracked: set[int]) -> int:
@@ -228,5 +228,5 @@ class Trace(Recording):
         if consume:
             self._records = []
         path = None if len(wanted) == len(set(self._indices)) else reachable(records, wanted)
-        found = backward(records, cts, wanted, consume=consume, path=path, lead=lead)
-        return [found.get(i) for i in self._indices]
+        grads = backward(records, cts, wanted, consume=consume, path=path, lead=lead)
+        return [grads.get(i) for i in self._indices]

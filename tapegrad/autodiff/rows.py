@@ -35,7 +35,7 @@ def basis(aval: ShapedArray, start: int, stop: int) -> Tensor:
 
 def joined(parts: list[dict[int, Tensor]], shape: Shape) -> dict[int, Tensor]:
     """The chunks' cotangents as Jacobians of a target of ``shape``; a value missing in some chunks has zeros there."""
-    found = {}
+    jacobians = {}
     count = prod(shape)
     step = _step(count, len(parts))
     for index in dict.fromkeys(index for part in parts for index in part):
@@ -47,8 +47,8 @@ def joined(parts: list[dict[int, Tensor]], shape: Shape) -> dict[int, Tensor]:
             for k, part in enumerate(parts)
         ]
         whole = concat(pieces) if len(pieces) > 1 else some
-        found[index] = reshape(whole, (*shape, *whole.shape[1:]))
-    return found
+        jacobians[index] = reshape(whole, (*shape, *whole.shape[1:]))
+    return jacobians
 
 
 def batch_basis(aval: ShapedArray) -> tuple[Tensor, int]:
@@ -58,9 +58,9 @@ def batch_basis(aval: ShapedArray) -> tuple[Tensor, int]:
     return broadcast_to(expand_dims(unit, 1), (columns, *aval.shape)), columns
 
 
-def batch_result(found: Tensor | None, target: ShapedArray, source: ShapedArray, columns: int) -> Tensor:
+def batch_result(grad: Tensor | None, target: ShapedArray, source: ShapedArray, columns: int) -> Tensor:
     """Cotangents ``(columns, *source.shape)`` as ``(batch, *target.shape[1:], *source.shape[1:])``."""
     shape = (*target.shape, *source.shape[1:])
-    if found is None:
+    if grad is None:
         return zeros(shape, dtype=source.dtype, device=source.device)
-    return reshape(moveaxis(found, 0, 1), shape)
+    return reshape(moveaxis(grad, 0, 1), shape)

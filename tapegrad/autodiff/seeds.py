@@ -56,16 +56,16 @@ def _weight(i: int, target: Any, weight: Any) -> Tensor:
     if weight is None:
         return _ones(target)
     strict = isinstance(weight, (Tensor, Variable))
-    found = asarray(weight)
-    if found.dtype != aval.dtype:
-        if strict or not dtypes.can_cast(found.dtype, aval.dtype):
-            raise DTypeError(f"output_gradients: number {i} is {found.dtype}, its target {aval.dtype}; use tg.astype")
-        found = cast(found, aval.dtype)
-    if found.shape == aval.shape:
-        return found
-    if found.ndim == 0:
-        return broadcast_to(found, aval.shape)
-    raise ShapeError(f"output_gradients: number {i} has shape {found.shape}, its target {aval.shape}")
+    seed = asarray(weight)
+    if seed.dtype != aval.dtype:
+        if strict or not dtypes.can_cast(seed.dtype, aval.dtype):
+            raise DTypeError(f"output_gradients: number {i} is {seed.dtype}, its target {aval.dtype}; use tg.astype")
+        seed = cast(seed, aval.dtype)
+    if seed.shape == aval.shape:
+        return seed
+    if seed.ndim == 0:
+        return broadcast_to(seed, aval.shape)
+    raise ShapeError(f"output_gradients: number {i} has shape {seed.shape}, its target {aval.shape}")
 
 
 def _ones(x: Any) -> Tensor:

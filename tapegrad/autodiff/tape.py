@@ -94,14 +94,14 @@ class GradientTape(Recording):
         """
         return _Pause(self)
 
-    def _go_on(self, place: int) -> None:
-        """The block of :meth:`stop_recording` is left; ``place`` others were told before this tape."""
+    def _go_on(self, position: int) -> None:
+        """The block of :meth:`stop_recording` is left; ``position`` others were told before this tape."""
         if self._used:  # answered in the block: a new recording begins, as in TensorFlow
             self._forget()
             self._variables, self._used = {}, False
         self._begin()
         self._recording = True
-        tell(self, place)
+        tell(self, position)
 
     def reset(self) -> None:
         """Forget all operations and watches; go on recording.  Raises TapeStateError outside the block."""
@@ -121,13 +121,13 @@ class GradientTape(Recording):
         Integers have no gradient and raise an IntegerWatchWarning.  Raises NotATensorError for other things, and
         TapeStateError if the tape was never entered.
         """
-        found = nest.flatten(tensor)
-        for x in found:
+        leaves = nest.flatten(tensor)
+        for x in leaves:
             if not isinstance(x, (Tensor, Variable)):
                 raise NotATensorError(f"watch: {type(x).__name__} {x!r:.60} is neither a tensor nor a variable")
         if not self._entered:
             raise TapeStateError("watch: the tape was never entered; call it inside the tape's with block")
-        for x in found:
+        for x in leaves:
             if not dtypes.is_inexact(x.dtype):
                 warnings.warn(
                     f"watch: values of dtype {x.dtype} have no gradient (it will be None); cast to a float first",
@@ -178,9 +178,9 @@ class GradientTape(Recording):
                 cts[node.index] = weight if have is None else have + weight
         # A pending target goes on holding what it is made from; on the CPU only big ones pend, and they cost a pass.
         also = [t._buffer for t in targets if isinstance(t, Tensor) and t.device.lazy]
-        found = self._walk(records, cts, sought, consume, None, also)
+        grads = self._walk(records, cts, sought, consume, None, also)
         own = apart(weights)
-        return nest.rebuild(sources, (own(self._result(found, s, zero)) for s in sought))
+        return nest.rebuild(sources, (own(self._result(grads, s, zero)) for s in sought))
 
     def jacobian(
         self, target: Any, sources: Any, unconnected_gradients: Any = "none", parallel_iterations: Any = None,
@@ -201,8 +201,8 @@ class GradientTape(Recording):
             seed = rows.basis(node.aval, start, stop)
             last = consume and stop == size
             parts.append(self._walk(records, {node.index: seed}, sought, last, lead=stop - start))
-        found = rows.joined(parts, shape)
-        return nest.rebuild(sources, (self._result(found, s, zero, shape) for s in sought))
+        blocks = rows.joined(parts, shape)
+        return nest.rebuild(sources, (self._result(blocks, s, zero, shape) for s in sought))
 
     def batch_jacobian(
         self, target: Any, source: Any, unconnected_gradients: Any = "none", parallel_iterations: Any = None,
@@ -222,8 +222,8 @@ class GradientTape(Recording):
             )
         records, consume = self._take()
         seed, columns = rows.batch_basis(node.aval)
-        found = self._walk(records, {node.index: seed}, [source], consume, lead=columns)
-        return rows.batch_result(self._sum(found, source), node.aval, inner.aval, columns)
+        grads = self._walk(records, {node.index: seed}, [source], consume, lead=columns)
+        return rows.batch_result(self._sum(grads, source), node.aval, inner.aval, columns)
 
     def _take(self) -> tuple[list[Record], bool]:
         """The records to walk, and whether they are used up by it."""
@@ -251,10 +251,10 @@ class GradientTape(Recording):
             if consume:
                 records.clear()
             return {}
-        found = backward(records, cts, keep, consume=consume, path=path, lead=lead, also=also)
+        grads = backward(records, cts, keep, consume=consume, path=path, lead=lead, also=also)
         if consume:
             self._tracked, self._watched = set(), set()
-        return found
+        return grads
 
     def _indices(self, source: Any) -> set[int]:
         """The values that stand for a source: a tensor's own; of a variable, all that was read, and the present one."""
@@ -262,15 +262,15 @@ class GradientTape(Recording):
             return self._values.get(source.construction_number, set()) | {source._cell.get().node.index}
         return {source._buffer.node.index}
 
-    def _sum(self, found: dict[int, Tensor], source: Any) -> Tensor | None:
+    def _sum(self, grads: dict[int, Tensor], source: Any) -> Tensor | None:
         total = None
         for index in sorted(self._indices(source)):
-            if index in found:
-                total = found[index] if total is None else total + found[index]
+            if index in grads:
+                total = grads[index] if total is None else total + grads[index]
         return total
 
-    def _result(self, found: dict[int, Tensor], source: Any, zero: bool, lead: tuple[int, ...] = ()) -> Any:
-        total = self._sum(found, source) if dtypes.is_inexact(source.dtype) else None
+    def _result(self, grads: dict[int, Tensor], source: Any, zero: bool, lead: tuple[int, ...] = ()) -> Any:
+        total = self._sum(grads, source) if dtypes.is_inexact(source.dtype) else None
         if total is None and zero:
             return zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
         if total is not None:
@@ -287,11 +287,11 @@ class GradientTape(Recording):
         return [self._node(x)]
 
     def _leaves(self, role: str, tree: Any) -> list[Any]:
-        found = nest.flatten(tree)
-        for x in found:
+        leaves = nest.flatten(tree)
+        for x in leaves:
             if not isinstance(x, (Tensor, Variable)):
                 raise NotATensorError(f"{role}: {type(x).__name__} {x!r:.60} is neither a tensor nor a variable")
-        return found
+        return leaves
 
     def _warn_of_late(self, targets: list[Any]) -> None:
         if len(targets) < 2 or self._recording:

@@ -46,17 +46,17 @@ def vmap(f: Callable, in_axes: Axes = 0, out_axes: Axes = 0) -> Callable:
             y = batches.during(functools.partial(f, *inner_args, **inner_kwargs))
         except LinAlgError as e:
             raise _told_by_example(e, batches) from None
-        found = [_result(leaf, batches, a) for leaf, a in zip(nest.flatten(y), _axes("out_axes", y, out_axes))]
-        return nest.rebuild(y, iter(found))
+        results = [_result(leaf, batches, a) for leaf, a in zip(nest.flatten(y), _axes("out_axes", y, out_axes))]
+        return nest.rebuild(y, iter(results))
 
     return wrapped
 
 
 def _told_by_example(error: LinAlgError, batches: Batches) -> LinAlgError:
-    found = failure_of(error, batches)
+    failure = failure_of(error, batches)
     if not thread.guards:  # nobody outside knows more examples; do not hold the operands
-        found.stack = None
-    return found
+        failure.stack = None
+    return failure
 
 
 def _axes(what: str, tree: Any, axes: Any) -> list[int | None]:
@@ -103,5 +103,5 @@ def _result(leaf: Any, batches: Batches, axis: int | None) -> Any:
         if batches.follows(leaf._buffer):
             raise ShapeError("vmap: out_axes is None for a result that differs from example to example")
         return leaf
-    found = batches.every(leaf)
-    return moveaxis(found, 0, axis) if axis else found
+    whole = batches.every(leaf)
+    return moveaxis(whole, 0, axis) if axis else whole

@@ -44,8 +44,8 @@ class Wrapper:
 
 
 def _named(module: str, name: str) -> Any:
-    """What is found under a (dotted) name in a module that has been imported, or None."""
-    found: Any = sys.modules.get(module)
+    """What stands under a (dotted) name in a module that has been imported, or None."""
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value

@@ -47,10 +47,10 @@ def asdevice(name: str | Device) -> Device:
         return name
     if name == "cpu":
         return CPU
-    found = re.fullmatch(r"cuda(?::(\d+))?", name) if isinstance(name, str) else None
-    if found is None:
+    match = re.fullmatch(r"cuda(?::(\d+))?", name) if isinstance(name, str) else None
+    if match is None:
         raise DeviceError(f"device {name!r} is not available; devices are 'cpu', 'cuda' and 'cuda:N'")
-    return cuda.get(int(found[1] or 0))
+    return cuda.get(int(match[1] or 0))
 
 
 def is_array(x: object) -> bool:
@@ -77,8 +77,8 @@ def current_device() -> Device:
 
 def in_use() -> list[Device]:
     """The current device, and the others that have been asked for so far."""
-    found = current_device()
-    return [found, *(d for d in cuda.known() if d is not found)]
+    current = current_device()
+    return [current, *(d for d in cuda.known() if d is not current)]
 
 
 def set_default_device(name: str | Device) -> None:

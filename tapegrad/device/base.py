@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from tapegrad.device.types import Array, DType
 from tapegrad.errors import DeviceError
 
 
@@ -28,26 +29,26 @@ class Device(ABC):
         return self.name
 
     @abstractmethod
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """An uninitialised C-contiguous array from the device's pool."""
 
     @abstractmethod
-    def array(self, x: Any, dtype: Any = None, copy: bool = True) -> Any:
+    def array(self, x: Any, dtype: DType | None = None, copy: bool = True) -> Any:
         """``x`` (array, number, nested sequence) as an array (a copy is C-contiguous); Python floats become float32.
 
         Raises NotATensorError for objects that are no numbers.
         """
 
-    def constant(self, value: Any, dtype: Any) -> Any:
+    def constant(self, value: complex, dtype: DType) -> Any:
         """A number as what a buffer holds: a 0-d array, or a stand-in that kernels take as an argument."""
         return self.xp.asarray(value, dtype=dtype)
 
     @abstractmethod
-    def numpy(self, x: Any) -> Any:
+    def numpy(self, x: Any) -> Array:
         """A device array's value as a NumPy array, to be read at once: ``x`` itself on the CPU, else a copy."""
 
     @abstractmethod
-    def shared(self, x: Any, owner: Any) -> Any:
+    def shared(self, x: Any, owner: object) -> Any:
         """An array of the library on the memory of ``x`` for the user, who must not write to it.
 
         It, and whatever views of it there are, refer to ``owner``.

@@ -33,13 +33,13 @@ _lock = locks.lock()
 
 def kind(name: Hashable, error: Describe) -> int:
     """The number of a kind of check; ``name``: equal ones are one kind, of one error."""
-    found = _kinds.get(name)
-    if found is None:
+    number = _kinds.get(name)
+    if number is None:
         with _lock:
-            found = _kinds.setdefault(name, len(_errors))
-            if found == len(_errors):
+            number = _kinds.setdefault(name, len(_errors))
+            if number == len(_errors):
                 _errors.append(error)
-    return found
+    return number
 
 
 class Checks:

@@ -23,6 +23,7 @@ from tapegrad.core import locks
 from tapegrad.device.cuda import CudaDevice
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.pinned import Slab, Slabs
+from tapegrad.device.types import DType
 from tapegrad.errors import DeviceMemoryError, OffloadError
 
 
@@ -136,7 +137,7 @@ def _settle(*lanes: _Lane) -> None:
 class HostSlot:
     """The bytes of one array in host memory."""
 
-    def __init__(self, copier: Copier, shape: tuple[int, ...], dtype: Any, slab: Slab | None, written: Any) -> None:
+    def __init__(self, copier: Copier, shape: tuple[int, ...], dtype: DType, slab: Slab | None, written: Any) -> None:
         self.shape = shape
         self.dtype = dtype
         self.nbytes = dtype.itemsize

@@ -12,6 +12,7 @@ from tapegrad.device import dtypes, foreign
 from tapegrad.device.base import Device
 from tapegrad.device.pool import LEAST, POOL
 from tapegrad.device.pressure import retried
+from tapegrad.device.types import Array, DType
 from tapegrad.errors import NotATensorError
 
 
@@ -26,7 +27,7 @@ class CPUDevice(Device):
     def __reduce__(self) -> str:
         return "CPU"
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """An uninitialised C-contiguous array from the host pool."""
         try:
             return POOL.empty(shape, dtype)
@@ -54,28 +55,28 @@ class CPUDevice(Device):
         if nbytes >= LEAST:
             POOL.make_way(nbytes)
 
-    def array(self, x: Any, dtype: Any = None, copy: bool = True) -> Any:
+    def array(self, x: Any, dtype: DType | None = None, copy: bool = True) -> Array:
         """``x`` as a NumPy array; an array on another device is fetched.  Raises NotATensorError."""
         if isinstance(x, np.ndarray):
-            found = x
+            array = x
         elif foreign.index(x) is not None:
-            found, copy = fetch(x), False
+            array, copy = fetch(x), False
         elif hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
             foreign.refuse_gradients(x)
-            found = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
+            array = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
         else:
-            found, copy = from_python(x, dtype), False
-        found, fresh = checked(found, type(x).__name__, dtype)
+            array, copy = from_python(x, dtype), False
+        array, fresh = checked(array, type(x).__name__, dtype)
         if fresh or not copy:
-            return found
-        self.make_way(found.nbytes)
-        return np.array(found, order="C")
+            return array
+        self.make_way(array.nbytes)
+        return np.array(array, order="C")
 
-    def numpy(self, x: Any) -> Any:
+    def numpy(self, x: Any) -> Array:
         """The array itself."""
         return x
 
-    def shared(self, x: Any, owner: Any) -> Any:
+    def shared(self, x: Any, owner: object) -> Array:
         """A read-only array on the memory of ``x``."""
         return shared(x, owner)
 
@@ -97,19 +98,19 @@ class _Lent:
 
     __slots__ = ("__array_interface__", "owner")
 
-    def __init__(self, x: np.ndarray, owner: Any, writable: bool) -> None:
+    def __init__(self, x: np.ndarray, owner: object, writable: bool) -> None:
         self.owner = owner
         self.__array_interface__ = interface = x.__array_interface__
         interface["data"] = interface["data"][0], not writable
 
 
-def shared(x: np.ndarray, owner: Any, writable: bool = False) -> np.ndarray:
+def shared(x: np.ndarray, owner: object, writable: bool = False) -> np.ndarray:
     """An array on the memory of ``x`` that refers, as its views do, to ``owner``.
 
     A view would not do: the base of a view of a view is the array that owns the memory, not what lies in between.
     """
-    found = np.asarray(_Lent(x, owner, writable))
-    return found if found.dtype == x.dtype else found.view(x.dtype)  # the interface cannot name extension dtypes
+    array = np.asarray(_Lent(x, owner, writable))
+    return array if array.dtype == x.dtype else array.view(x.dtype)  # the interface cannot name extension dtypes
 
 
 def is_array(x: object) -> bool:
@@ -121,26 +122,26 @@ def fetch(x: Any) -> np.ndarray:
     """A NumPy copy of an array, of any library, that lies in a CUDA device's memory."""
     import cupy
 
-    found = x if isinstance(x, cupy.ndarray) else foreign.imported(cupy, x)
-    return found.get()
+    array = x if isinstance(x, cupy.ndarray) else foreign.imported(cupy, x)
+    return array.get()
 
 
-def checked(found: Any, kind: str, dtype: Any) -> tuple[Any, bool]:
+def checked(array: Array, kind: str, dtype: DType | None) -> tuple[Array, bool]:
     """A NumPy array of numbers in native byte order, cast to ``dtype``; and whether that made a copy.
 
     Raises NotATensorError.
     """
     fresh = False
-    if found.dtype.kind not in "biufc" and not dtypes.is_extended(found.dtype):
-        raise NotATensorError(f"asarray: cannot make a tensor of {kind} with dtype {found.dtype}")
-    if dtype is not None and found.dtype != dtype:
-        found, fresh = found.astype(dtype), True
-    if not found.dtype.isnative:
-        found, fresh = found.astype(found.dtype.newbyteorder("=")), True
-    return found, fresh
+    if array.dtype.kind not in "biufc" and not dtypes.is_extended(array.dtype):
+        raise NotATensorError(f"asarray: cannot make a tensor of {kind} with dtype {array.dtype}")
+    if dtype is not None and array.dtype != dtype:
+        array, fresh = array.astype(dtype), True
+    if not array.dtype.isnative:
+        array, fresh = array.astype(array.dtype.newbyteorder("=")), True
+    return array, fresh
 
 
-def from_python(x: Any, dtype: Any) -> np.ndarray:
+def from_python(x: Any, dtype: DType | None) -> np.ndarray:
     """Numbers and nested sequences of them, by the rule of TensorFlow: float -> float32, int -> int64.
 
     Raises NotATensorError.
@@ -148,12 +149,12 @@ def from_python(x: Any, dtype: Any) -> np.ndarray:
     try:
         if dtype is not None:
             return np.array(x, dtype=dtype)
-        found = np.array(x)
+        array = np.array(x)
     except (TypeError, ValueError) as e:
         raise NotATensorError(f"asarray: cannot make a tensor of {type(x).__name__} {x!r:.80}: {e}") from None
     if not isinstance(x, np.generic) and not _has_dtype(x):
-        found = found.astype(dtypes.of_python(found.dtype.kind, found.dtype), copy=False)
-    return found
+        array = array.astype(dtypes.of_python(array.dtype.kind, array.dtype), copy=False)
+    return array
 
 
 def _has_dtype(x: Any) -> bool:

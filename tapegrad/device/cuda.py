@@ -28,6 +28,7 @@ from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.pressure import outside, pool_room, retried
 from tapegrad.device.probe import Probe, look
+from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import DeviceError, KernelError
 
 
@@ -36,7 +37,7 @@ class CudaDevice(Device):
 
     __slots__ = ("_before", "_busy", "_checks", "_lent", "_lock", "_runtime", "_stream_of", "index")
 
-    def __init__(self, index: int, cupy: Any) -> None:
+    def __init__(self, index: int, cupy: Namespace) -> None:
         super().__init__(f"cuda:{index}", "cuda", cupy, 0, lazy=True)
         self.index = index
         self._runtime = cupy.cuda.runtime
@@ -93,20 +94,20 @@ class CudaDevice(Device):
         finally:  # what raised may have asked something before it did
             self._asked(stream)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Any:
         """An uninitialised C-contiguous array from CuPy's pool.  Raises DeviceMemoryError (MemoryError)."""
         try:
             if self._runtime.getDevice() == self.index:
                 stream = self.order()
-                found = self.xp.empty(shape, dtype)
+                array = self.xp.empty(shape, dtype)
                 self._asked(stream)
-                return found
+                return array
             return self._new(shape, dtype)
         except MemoryError as e:  # CuPy has given back its unused blocks and tried again by then
             what = f"{dtype.name}{list(shape)}"
             return retried(e, self, what, prod(shape) * dtype.itemsize, lambda: self._new(shape, dtype))
 
-    def _new(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def _new(self, shape: tuple[int, ...], dtype: DType) -> Any:
         with self.active():
             return self.xp.empty(shape, dtype)
 
@@ -134,11 +135,11 @@ class CudaDevice(Device):
             pool.set_limit(size=min(nbytes or before, before or nbytes or 0))
             self._before = None if nbytes is None else before
 
-    def constant(self, value: Any, dtype: Any) -> Any:
+    def constant(self, value: complex, dtype: DType) -> HostScalar:
         """A number that kernels take as an argument."""
         return HostScalar(np.asarray(value, dtype=dtype), self)
 
-    def array(self, x: Any, dtype: Any = None, copy: bool = True) -> Any:
+    def array(self, x: Any, dtype: DType | None = None, copy: bool = True) -> Any:
         """``x`` as a CuPy array here, or a 0-d host value as an argument of kernels.
 
         Arrays of other libraries in CUDA memory come through DLPack or ``__cuda_array_interface__``
@@ -147,23 +148,23 @@ class CudaDevice(Device):
         xp = self.xp
         with self.active():
             if isinstance(x, xp.ndarray):
-                found, theirs = x, None
+                array, theirs = x, None
             elif foreign.index(x) is not None:
-                found = theirs = foreign.imported(xp, x)
+                array = theirs = foreign.imported(xp, x)
             else:
                 return self._upload(x, dtype)
-            if found.device.id != self.index:
-                found, copy = self._from_another(found), False
-            cxx.known("asarray", found.dtype)
-            if any(n % found.itemsize for n in (*found.strides, found.data.ptr)):
-                found, copy = xp.array(found, order="C"), False  # a field of packed records; kernels count in elements
-            if dtype is not None and found.dtype != dtype:
-                found, copy = found.astype(dtype), False
+            if array.device.id != self.index:
+                array, copy = self._from_another(array), False
+            cxx.known("asarray", array.dtype)
+            if any(n % array.itemsize for n in (*array.strides, array.data.ptr)):
+                array, copy = xp.array(array, order="C"), False  # a field of packed records; kernels count in elements
+            if dtype is not None and array.dtype != dtype:
+                array, copy = array.astype(dtype), False
             if copy:
-                found = xp.array(found, order="C")
-            if theirs is not None and found is not theirs:
+                array = xp.array(array, order="C")
+            if theirs is not None and array is not theirs:
                 self._keep(theirs)
-            return found
+            return array
 
     def _from_another(self, x: Any) -> Any:
         """A C-contiguous copy of an array on another device, made on the current stream here.
@@ -174,15 +175,15 @@ class CudaDevice(Device):
         with source.active():
             near, before = self.xp.ascontiguousarray(x), cuda.Event(disable_timing=True)
             before.record(self._stream_of())
-        found = self.empty(x.shape, x.dtype)
+        array = self.empty(x.shape, x.dtype)
         with self.active():
             stream, after = self._stream_of(), cuda.Event(disable_timing=True)
             stream.wait_event(before)
-            found.data.copy_from_device_async(near.data, near.nbytes, stream)
+            array.data.copy_from_device_async(near.data, near.nbytes, stream)
             after.record(stream)
         with source.active():
             self._stream_of().wait_event(after)
-        return found
+        return array
 
     def _keep(self, theirs: Any) -> None:
         """Hold another library's array until what was asked so far is done: who knows on which stream it is freed."""
@@ -193,28 +194,28 @@ class CudaDevice(Device):
             event.record(self._stream_of())
             self._lent.append((event, theirs))
 
-    def _upload(self, x: Any, dtype: Any) -> Any:
-        found = cpu.CPU.array(x, dtype, copy=False)
-        cxx.known("asarray", found.dtype)
-        if not found.ndim:
-            return HostScalar(np.array(found), self)
-        found = np.ascontiguousarray(found)
+    def _upload(self, x: Any, dtype: DType | None) -> Array | HostScalar:
+        array = cpu.CPU.array(x, dtype, copy=False)
+        cxx.known("asarray", array.dtype)
+        if not array.ndim:
+            return HostScalar(np.array(array), self)
+        array = np.ascontiguousarray(array)
         try:
-            return self.xp.asarray(found)
+            return self.xp.asarray(array)
         except MemoryError as e:
-            return retried(e, self, "an array of the user's", found.nbytes, lambda: self.xp.asarray(found))
+            return retried(e, self, "an array of the user's", array.nbytes, lambda: self.xp.asarray(array))
 
-    def numpy(self, x: Any) -> Any:
+    def numpy(self, x: Any) -> Array:
         """A NumPy copy, fetched after everything that was asked of the device."""
         if type(x) is HostScalar:
             return x.value.copy()
         with self.active():
-            found = x.get()
+            array = x.get()
         if self._checks is not None:
             self._checks.look()
-        return found
+        return array
 
-    def shared(self, x: Any, owner: Any) -> Any:
+    def shared(self, x: Any, owner: object) -> Any:
         """A CuPy array on the memory of ``x`` (CuPy has no read-only arrays)."""
         if type(x) is HostScalar:
             return x.on_device()
@@ -228,12 +229,12 @@ class CudaDevice(Device):
 
     def save(self, x: Any, into: Any) -> None:
         """A copy into host memory, waited for."""
-        found = np.ndarray(x.shape, x.dtype, into)
+        target = np.ndarray(x.shape, x.dtype, into)
         if type(x) is HostScalar:
-            found[...] = x.value
+            target[...] = x.value
         else:
             with self.active():
-                x.get(out=found)
+                x.get(out=target)
 
     def load(self, x: Any, data: Any) -> None:
         """A copy from host memory, waited for: the buffer may go afterwards."""
@@ -359,15 +360,17 @@ def known() -> list[CudaDevice]:
 
 def get(index: int) -> CudaDevice:
     """The device number ``index``.  Raises DeviceError saying why there is none."""
-    found = probe()
-    if not found.count:
-        raise DeviceError(f"device 'cuda:{index}' is not available: {found.why}; to mend it: {found.fix}")
-    if not 0 <= index < found.count:
-        raise DeviceError(f"device 'cuda:{index}' is not available; there are {found.count} CUDA devices, from cuda:0")
+    libraries = probe()
+    if not libraries.count:
+        raise DeviceError(f"device 'cuda:{index}' is not available: {libraries.why}; to mend it: {libraries.fix}")
+    if not 0 <= index < libraries.count:
+        raise DeviceError(
+            f"device 'cuda:{index}' is not available; there are {libraries.count} CUDA devices, from cuda:0"
+        )
     with _lock:
         device = _devices.get(index)
         if device is None:
-            device = _devices[index] = CudaDevice(index, found.cupy)
+            device = _devices[index] = CudaDevice(index, libraries.cupy)
         return device
 
 

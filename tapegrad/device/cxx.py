@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tapegrad.device import phantom
+from tapegrad.device.types import DType
 from tapegrad.errors import DTypeError, KernelError
 
 _WIDE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
@@ -18,14 +19,14 @@ _KNOWN = {
 }  # fmt: skip
 
 
-def known(op: str, dtype: Any) -> None:
+def known(op: str, dtype: DType) -> None:
     """Raises DTypeError, naming ``op``, for a dtype that no kernel knows."""
     if dtype.name not in _KNOWN:
         raise DTypeError(f"{op}: no CUDA kernel knows dtype {dtype.name}; cast to one of {', '.join(sorted(_KNOWN))}")
 
 
 @cache
-def storage(dtype: Any) -> str:
+def storage(dtype: DType) -> str:
     """The type of an element in memory.  Raises KernelError for a dtype that kernels do not know."""
     if dtype.name not in _KNOWN:
         raise KernelError(f"no CUDA kernel knows dtype {dtype.name}; cast to one of {', '.join(sorted(_KNOWN))}")
@@ -33,13 +34,13 @@ def storage(dtype: Any) -> str:
 
 
 @cache
-def is_half(dtype: Any) -> bool:
+def is_half(dtype: DType) -> bool:
     """Whether elements are computed wider than they lie in memory, and so rounded after each operation."""
     return dtype.name in ("float16", "bfloat16")
 
 
 @cache
-def compute(dtype: Any) -> str:
+def compute(dtype: DType) -> str:
     """The type in which an element is computed."""
     name = storage(dtype)
     return _WIDE.get(dtype.name, name)
@@ -67,7 +68,7 @@ def long(n: int) -> Any:
     return np.int64(n)
 
 
-def real(x: float, dtype: Any) -> Any:
+def real(x: float, dtype: DType) -> Any:
     """A number as a kernel's argument of the compute type of a float ``dtype``."""
     return np.float64(x) if compute(dtype) == "double" else np.float32(x)
 
@@ -77,7 +78,7 @@ def argument(value: Any) -> Any:
     return np.float32(value) if compute(value.dtype) == "float" else value[()]
 
 
-def key(number: int, counter: int) -> list[Any]:
+def key(number: int, counter: int) -> list[np.generic]:
     """A Philox key of 128 bits and a position as kernel arguments."""
     return [np.uint64(number % 2**64), np.uint64(number >> 64), np.uint64(counter)]
 

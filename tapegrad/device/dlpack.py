@@ -15,6 +15,7 @@ import numpy as np
 from tapegrad.device import asdevice, cpu
 from tapegrad.device.base import Device
 from tapegrad.device.host_scalar import HostScalar
+from tapegrad.device.types import Array
 from tapegrad.errors import DeviceError, DTypeError, NotATensorError
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
@@ -27,7 +28,13 @@ def place(device: Device) -> tuple[int, int]:
 
 
 def capsule(
-    array: Any, owner: Any, device: Device, stream: Any, max_version: tuple[int, int] | None, to: Any, copy: bool | None
+    array: Any,
+    owner: object,
+    device: Device,
+    stream: Any,
+    max_version: tuple[int, int] | None,
+    to: Any,
+    copy: bool | None,
 ) -> Any:
     """A DLPack capsule of ``array``, or of a copy; ``to``: the place where the consumer wants it (None: where it is).
 
@@ -44,11 +51,11 @@ def capsule(
     if device.kind == "cpu":
         return _of_numpy(_shared(array, owner, max_version) if copy is False else array.copy(), max_version)
     with device.active():
-        found = array.copy() if copy and type(array) is not HostScalar else device.shared(array, owner)
-        return found.__dlpack__(stream=stream, max_version=max_version)
+        shared = array.copy() if copy and type(array) is not HostScalar else device.shared(array, owner)
+        return shared.__dlpack__(stream=stream, max_version=max_version)
 
 
-def _shared(array: Any, owner: Any, max_version: tuple[int, int] | None) -> Any:
+def _shared(array: Array, owner: object, max_version: tuple[int, int] | None) -> Any:
     """Its memory, read-only where the capsule can say so: who asks for no copy by an older DLPack is trusted."""
     tells = _VERSIONED and max_version is not None and max_version >= (1, 0)
     if not tells and not array.flags.writeable:
@@ -56,7 +63,7 @@ def _shared(array: Any, owner: Any, max_version: tuple[int, int] | None) -> Any:
     return cpu.shared(array, owner, writable=not tells)
 
 
-def _of_numpy(array: Any, max_version: tuple[int, int] | None) -> Any:
+def _of_numpy(array: Array, max_version: tuple[int, int] | None) -> Any:
     if array.dtype.kind == "V":  # added to NumPy by another package, such as bfloat16
         raise BufferError(f"__dlpack__: NumPy exports no {array.dtype.name}; use astype to make it float32 first")
     return array.__dlpack__(max_version=max_version) if _VERSIONED else array.__dlpack__()

@@ -34,30 +34,30 @@ class DryDevice(Device):
         """An array of the user's: itself where that takes no memory, else a phantom.  Raises NotATensorError."""
         if self._device is not CPU and not isinstance(x, HostScalar) and (is_array(x) or type(x) is phantom.Phantom):
             return phantom.adopted(x, x.dtype if dtype is None else dtype)
-        found = CPU.array(x, dtype, copy=False) if not isinstance(x, np.ndarray) else x
-        found = phantom.adopted(found, checked(np.empty(0, found.dtype), type(x).__name__, dtype)[0].dtype)
+        array = CPU.array(x, dtype, copy=False) if not isinstance(x, np.ndarray) else x
+        array = phantom.adopted(array, checked(np.empty(0, array.dtype), type(x).__name__, dtype)[0].dtype)
         if self._device is CPU:
-            return found
-        cxx.known("asarray", found.dtype)
-        if not found.ndim:
-            return HostScalar(found if type(found) is phantom.Phantom else np.array(found), self._device)
-        return phantom.empty(found.shape, found.dtype)
+            return array
+        cxx.known("asarray", array.dtype)
+        if not array.ndim:
+            return HostScalar(array if type(array) is phantom.Phantom else np.array(array), self._device)
+        return phantom.empty(array.shape, array.dtype)
 
     def numpy(self, x: Any) -> Array:
         """As the real one."""
         return self._device.numpy(x)
 
-    def shared(self, x: Any, owner: Any) -> Array:
+    def shared(self, x: Any, owner: object) -> Array:
         """As the real one."""
         return self._device.shared(x, owner)
 
-    def save(self, x: Array, into: Any) -> None:
+    def save(self, x: Any, into: Any) -> None:
         """Nothing is copied."""
 
-    def load(self, x: Array, data: Any) -> None:
+    def load(self, x: Any, data: Any) -> None:
         """Nothing is copied."""
 
-    def is_view(self, x: Array, of: Array) -> bool:
+    def is_view(self, x: Any, of: Any) -> bool:
         """As the real one."""
         return self._device.is_view(x, of)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes  # also makes the name "bfloat16" known to NumPy
 import numpy as np
 
+from tapegrad.device.types import DType
 from tapegrad.errors import DTypeError
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 bool_ = np.dtype("bool")
 int8, int16, int32, int64 = map(np.dtype, ("int8", "int16", "int32", "int64"))
@@ -20,7 +24,7 @@ _of_python = {"b": bool_, "i": int64, "u": uint64, "f": float32, "c": complex64}
 _weak = {bool: bool, int: int, float: float, complex: complex}
 
 
-def asdtype(spec: Any) -> Any:
+def asdtype(spec: DTypeLike) -> DType:
     """The dtype object of a name, type or dtype.  Raises DTypeError."""
     try:
         return np.dtype(getattr(spec, "dtype", spec) if not isinstance(spec, type) else spec)
@@ -28,27 +32,27 @@ def asdtype(spec: Any) -> Any:
         raise DTypeError(f"{spec!r} is not a dtype") from None
 
 
-def of_python(kind: str, otherwise: Any) -> Any:
+def of_python(kind: str, otherwise: DType) -> DType:
     """The dtype that Python numbers of ``kind`` become."""
     return _of_python.get(kind, otherwise)
 
 
-def is_extended(dtype: Any) -> bool:
+def is_extended(dtype: DType) -> bool:
     """Whether it is a float dtype from outside NumPy, such as ml_dtypes' bfloat16."""
     return dtype.kind == "V" and dtype.name.startswith(("bfloat16", "float8"))
 
 
-def is_inexact(dtype: Any) -> bool:
+def is_inexact(dtype: DType) -> bool:
     """Whether values of ``dtype`` can have derivatives."""
     return dtype.kind in "fc" or is_extended(dtype)
 
 
-def is_integer(dtype: Any) -> bool:
+def is_integer(dtype: DType) -> bool:
     """Whether ``dtype`` is a signed or unsigned integer (bool is not)."""
     return dtype.kind in "iu"
 
 
-def result_type(*items: Any) -> Any:
+def result_type(*items: DType | complex) -> DType:
     """NumPy 2's promotion of dtypes and Python scalars (scalars are weak).  Raises DTypeError.
 
     NumPy does not know that a Python number is weak beside a dtype from outside it, such as bfloat16.  Beside float16
@@ -67,49 +71,49 @@ def result_type(*items: Any) -> Any:
         raise DTypeError(f"dtypes {', '.join(map(str, items))} do not promote: {e}") from None
 
 
-def scalar_fits(value: Any, dtype: Any) -> None:
+def scalar_fits(value: complex, dtype: DType) -> None:
     """Check that a Python integer fits ``dtype``.  Raises OverflowError as NumPy does."""
     if dtype.kind in "iu":
         dtype.type(value)
 
 
-def in_float(dtype: Any) -> Any:
+def in_float(dtype: DType) -> DType:
     """The float dtype in which integers and bools are computed by functions such as exp (NumPy's: float64 for wide)."""
     return dtype if is_inexact(dtype) else np.result_type(dtype, np.float16 if dtype.itemsize == 1 else np.float32)
 
 
-def accumulator(dtype: Any) -> Any:
+def accumulator(dtype: DType) -> DType:
     """The dtype in which values of ``dtype`` are summed: at least float32."""
     return float32 if dtype == float16 or is_extended(dtype) else dtype
 
 
-def sum_dtype(dtype: Any) -> Any:
+def sum_dtype(dtype: DType) -> DType:
     """The dtype of a sum or product: small integers widen to 64 bits as the array API standard says."""
     if dtype.kind in "bi":
         return int64
     return uint64 if dtype.kind == "u" else dtype
 
 
-def finfo(dtype: Any) -> Any:
+def finfo(dtype: DType) -> Any:
     """Machine limits of a float dtype."""
     return ml_dtypes.finfo(dtype) if is_extended(dtype) else np.finfo(dtype)
 
 
-def iinfo(dtype: Any) -> Any:
+def iinfo(dtype: DType) -> Any:
     """Machine limits of an integer dtype."""
     return np.iinfo(dtype)
 
 
-def real_of(dtype: Any) -> Any:
+def real_of(dtype: DType) -> DType:
     """The dtype of the real part: half as wide as a complex one."""
     return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
 
 
-def rank(dtype: Any) -> int:
+def rank(dtype: DType) -> int:
     """0 to 3 for bool, integers, floats, complex numbers: a kind holds those of lower rank."""
     return {"b": 0, "i": 1, "u": 1, "c": 3}.get(dtype.kind, 2)
 
 
-def can_cast(a: Any, b: Any, casting: Any = "same_kind") -> bool:
+def can_cast(a: DType, b: DType, casting: Any = "same_kind") -> bool:
     """Whether dtype ``a`` casts to ``b`` under NumPy's rule."""
     return bool(np.can_cast(a, b, casting))

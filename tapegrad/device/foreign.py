@@ -11,6 +11,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from tapegrad.device.types import Namespace
 from tapegrad.errors import NotATensorError
 
 _CUDA, _MANAGED = 2, 13  # DLDeviceType
@@ -18,7 +19,7 @@ _LEGACY = 1  # cudaStreamLegacy
 _REFUSALS = (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
-def index(x: Any) -> int | None:
+def index(x: object) -> int | None:
     """The number of the CUDA device in whose memory the array ``x``, of any library, lies; None if it does not."""
     if hasattr(x, "__dlpack_device__"):
         kind, number = x.__dlpack_device__()
@@ -26,7 +27,7 @@ def index(x: Any) -> int | None:
     return 0 if _has_interface(x) else None
 
 
-def _has_interface(x: Any) -> bool:
+def _has_interface(x: object) -> bool:
     """Whether there is a ``__cuda_array_interface__``, be it one that raises: then its error is to be seen later."""
     try:
         return hasattr(x, "__cuda_array_interface__")
@@ -43,7 +44,7 @@ def refuse_gradients(x: Any) -> None:
         )
 
 
-def imported(xp: Any, x: Any) -> Any:
+def imported(xp: Namespace, x: Any) -> Any:
     """``x`` as a CuPy array on its own memory, which what runs next on the current stream may read.
 
     Raises NotATensorError naming why neither protocol serves.
@@ -67,14 +68,14 @@ def imported(xp: Any, x: Any) -> Any:
     ) from why[0]
 
 
-def _by_interface(xp: Any, x: Any) -> Any:
+def _by_interface(xp: Namespace, x: Any) -> Any:
     face = x.__cuda_array_interface__
     # CuPy would make the host wait for the stream; an event is enough.
-    found = xp.asarray(SimpleNamespace(__cuda_array_interface__={**face, "stream": None}, owner=x))
+    array = xp.asarray(SimpleNamespace(__cuda_array_interface__={**face, "stream": None}, owner=x))
     stream = face.get("stream") if face.get("version", 0) >= 3 else _LEGACY
     if stream is not None:
-        with found.device:
+        with array.device:
             event = xp.cuda.Event(disable_timing=True)
             xp.cuda.runtime.eventRecord(event.ptr, stream or _LEGACY)
             xp.cuda.get_current_stream().wait_event(event)
-    return found
+    return array

@@ -21,9 +21,9 @@ _lock = locks.lock()
 def folder() -> Path:
     """Where the sources lie: beside the package's modules in a wheel, in ``kernels/`` of a checkout."""
     here = Path(__file__).resolve().parent.parent
-    for place in (here / "_kernels", here.parent / "kernels"):
-        if (place / "scalar.cuh").is_file():
-            return place
+    for path in (here / "_kernels", here.parent / "kernels"):
+        if (path / "scalar.cuh").is_file():
+            return path
     raise KernelError(f"the kernel sources are missing: no scalar.cuh in {here / '_kernels'}; reinstall tapegrad")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from tapegrad.device import cxx
 from tapegrad.device.kernel import Kernel
+from tapegrad.device.types import DType
 
 MANY = 48
 """Tensors in one launch: as many as fit, with seven arrays each, into the 4096 bytes that a kernel may be given."""
@@ -34,7 +35,9 @@ def launch(kernel: Kernel, device: Any, rows: list[tuple[Any, ...]], numbers: tu
         kernel(device, blocks, _THREADS, args, T=dtype, TG_MANY=MANY, TG_CHUNK=CHUNK)
 
 
-def arguments(rows: list[tuple[list[int], int]], dtype: Any, numbers: tuple[float, ...]) -> tuple[tuple[Any, ...], int]:
+def arguments(
+    rows: list[tuple[list[int], int]], dtype: DType, numbers: tuple[float, ...]
+) -> tuple[tuple[Any, ...], int]:
     """The kernel's arguments for rows of addresses and sizes, and how many blocks it takes."""
     rows = [row for row in rows if row[1]]  # a tensor without elements has no block, and no place among them
     table = np.zeros((), _table(len(rows[0][0]) if rows else 0))

@@ -13,12 +13,17 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tapegrad.device.host_scalar import HostScalar
+from tapegrad.device.types import Array, DType, Params
 from tapegrad.errors import DryRunError
+
+if TYPE_CHECKING:
+    from tapegrad.core.aval import ShapedArray
+    from tapegrad.core.primitive import Primitive
 
 _MOST, _LEAST = 2**44, 2**30
 _GRAIN = 512  # what device memory is aligned to, at least
@@ -73,7 +78,7 @@ def unread(what: str) -> DryRunError:
     )
 
 
-def is_phantom(x: Any) -> bool:
+def is_phantom(x: object) -> bool:
     """Whether ``x``, what a buffer holds, has no contents."""
     return type(x) is Phantom or (type(x) is HostScalar and type(x.value) is Phantom)
 
@@ -97,7 +102,7 @@ def _start() -> int:
     return np.frombuffer(_region(), np.uint8, 1).ctypes.data % _GRAIN
 
 
-def _lying(shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None, address: int = 0) -> Phantom:
+def _lying(shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None, address: int = 0) -> Phantom:
     """A phantom at a place of its own; ``address``: where it begins, modulo the alignment of device memory."""
     below, above = 0, prod(shape) * dtype.itemsize
     if strides is not None:
@@ -114,12 +119,12 @@ def _lying(shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None, 
     return np.ndarray.__new__(Phantom, shape, dtype, _region(), offset, strides)
 
 
-def empty(shape: tuple[int, ...], dtype: Any) -> Phantom:
+def empty(shape: tuple[int, ...], dtype: DType) -> Phantom:
     """A C-contiguous phantom."""
     return _lying(tuple(shape), dtype, None)
 
 
-def like(x: Any) -> Any:
+def like(x: Array) -> Array:
     """A phantom that lies as the array ``x`` does (a phantom is itself)."""
     if type(x) is Phantom:
         return x
@@ -127,19 +132,19 @@ def like(x: Any) -> Any:
     return _lying(x.shape, x.dtype, x.strides, address)
 
 
-def adopted(x: Any, dtype: Any) -> Any:
+def adopted(x: Any, dtype: DType) -> Any:
     """An array given by the user as one of ``dtype``: itself where that takes no memory, else a phantom."""
     if type(x) is not Phantom and x.dtype == dtype and x.flags.c_contiguous:
         return x
     return empty(x.shape, dtype)
 
 
-def viewed(prim: Any, x: Any, params: dict[str, Any], aval: Any) -> Any:
+def viewed(prim: Primitive, x: Any, params: Params, aval: ShapedArray) -> Any:
     """What a view primitive makes of ``x``: a view (of a real array a real one), or a phantom where it has to copy."""
     near = like(x)
     if prim.copies:
-        found = reshaped(near, aval.shape)
-        if found is None:
+        view = reshaped(near, aval.shape)
+        if view is None:
             fresh = empty(aval.shape, aval.dtype)
             while np.may_share_memory(fresh, near):
                 fresh = empty(aval.shape, aval.dtype)
@@ -149,14 +154,14 @@ def viewed(prim: Any, x: Any, params: dict[str, Any], aval: Any) -> Any:
     return prim.impl(np, x.view(np.ndarray), **params).view(Phantom)
 
 
-def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
+def reshaped(x: Array, shape: tuple[int, ...]) -> Any:
     """A view of ``x`` in another shape, in C order; None if only a copy has it."""
     try:
         if _COPY:
             return x.reshape(shape, copy=False)
-        found = x.view()
-        found.shape = shape  # the only way that does not copy before NumPy 2.1
-        return found
+        view = x.view()
+        view.shape = shape  # the only way that does not copy before NumPy 2.1
+        return view
     except (ValueError, AttributeError):
         return None
 
@@ -164,7 +169,7 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
 _COPY = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 
 
-def of_ufunc(arrays: Sequence[Any], aval: Any) -> Phantom:
+def of_ufunc(arrays: Sequence[Array], aval: ShapedArray) -> Phantom:
     """What a ufunc makes of small arrays where it chooses the layout: NumPy keeps the order of the operands' axes."""
     if all(x.flags.c_contiguous for x in arrays):
         return empty(aval.shape, aval.dtype)
@@ -176,7 +181,9 @@ def of_ufunc(arrays: Sequence[Any], aval: Any) -> Phantom:
     return _lying(aval.shape, aval.dtype, walk.operands[-1].strides)
 
 
-def computed(prim: Any, arrays: Sequence[Any], params: dict[str, Any], aval: Any, device: Any, reduce: Callable) -> Any:
+def computed(
+    prim: Primitive, arrays: Sequence[Array], params: Params, aval: ShapedArray, device: Any, reduce: Callable
+) -> Any:
     """What a barrier or view makes of ``arrays``.
 
     ``device``: a dry one.  ``reduce(x)`` reduces a small array on the CPU: it is done, on zeros, since NumPy chooses
@@ -188,8 +195,8 @@ def computed(prim: Any, arrays: Sequence[Any], params: dict[str, Any], aval: Any
     if not device.lazy:
         if prim.reduce is None:
             return empty(aval.shape, aval.dtype)
-        found = reduce(arrays[0].view(np.ndarray))
-        return _lying(aval.shape, aval.dtype, found.strides)
+        reduced = reduce(arrays[0].view(np.ndarray))
+        return _lying(aval.shape, aval.dtype, reduced.strides)
     out = empty(aval.shape, aval.dtype)
     if prim.dry is not None:
         return prim.dry(*arrays, out=out, **params)

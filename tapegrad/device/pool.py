@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from tapegrad.core import locks
+from tapegrad.device.types import DType
 
 LEAST = 128 * 1024  # smaller requests: malloc keeps its own free lists and does not map pages each time
 _ALIGN = 64  # a cache line, and the widest vector register
@@ -56,7 +56,7 @@ class HostPool:
             with self._lock:
                 self._shrink(nbytes)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
         """An uninitialised C-contiguous array of ``shape``."""
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < LEAST or dtype.kind == "V":

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tapegrad.device.types import Namespace
 from tapegrad.errors import BudgetError, DeviceMemoryError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def pool_room(cupy: Any, nbytes: int, outside_bytes: int) -> str:
+def pool_room(cupy: Namespace, nbytes: int, outside_bytes: int) -> str:
     """What there is of memory on CuPy's current device, where ``nbytes`` could not be had.
 
     ``outside_bytes``: what cuBLAS holds beside the pool.

@@ -10,6 +10,7 @@ from typing import Any
 
 from tapegrad.device import phantom
 from tapegrad.device.cxx import extent
+from tapegrad.device.types import Namespace
 
 
 class _Said(threading.local):
@@ -27,13 +28,13 @@ def passed(read: int, written: int) -> None:
 
 def taken() -> list[tuple[int, int]]:
     """What was said since the last call."""
-    found = _said.passes
-    if found:
+    passes = _said.passes
+    if passes:
         _said.passes = []
-    return found
+    return passes
 
 
-def contiguous(xp: Any, x: Any) -> Any:
+def contiguous(xp: Namespace, x: Any) -> Any:
     """``x`` in C order: itself, or a copy (a phantom where there is no library, in a dry run)."""
     if x.flags.c_contiguous:
         return x

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from tapegrad.device.pool import POOL
+from tapegrad.device.types import Array, DType
 
 
-def philox(key: int, counter: int, words: int) -> Any:
+def philox(key: int, counter: int, words: int) -> Array:
     """``words`` 64-bit words of the Philox4x64-10 stream of ``key`` from 256-bit block number ``counter`` on.
 
     Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.  NumPy's Philox is the generator.
@@ -21,7 +22,7 @@ def philox(key: int, counter: int, words: int) -> Any:
     return np.random.Philox(key=key, counter=counter).random_raw(words)
 
 
-def uniform(key: int, counter: int, shape: tuple[int, ...], dtype: Any) -> Any:
+def uniform(key: int, counter: int, shape: tuple[int, ...], dtype: DType) -> Array:
     """Uniform floats in [0, 1): the top 53 bits of a word for float64, 24 bits of a half word for float32."""
     out = POOL.empty(shape, dtype)
     if dtype == np.float64:
@@ -46,7 +47,7 @@ def blocks16(shape: tuple[int, ...]) -> int:
     return -(-prod(shape) // (LANES * WORDS * FIELDS)) * LANES
 
 
-def bits16(key: int, counter: int, shape: tuple[int, ...]) -> Any:
+def bits16(key: int, counter: int, shape: tuple[int, ...]) -> Array:
     """Uniform numbers of 16 bits, four to a word, in the order of ``LANES``."""
     size = prod(shape)
     words = philox(key, counter, blocks16(shape) * WORDS).reshape(-1, LANES, WORDS)
@@ -58,7 +59,7 @@ HOSTS = ("NumPy's global generator (np.random)", "Python's generator (random)")
 """The generators of the host, which all threads share."""
 
 
-def host_state() -> tuple[Any, Any]:
+def host_state() -> tuple[dict[str, Any], tuple]:
     """The states of the generators in ``HOSTS``."""
     return np.random.get_state(legacy=False), random.getstate()
 
@@ -68,10 +69,10 @@ def moved(a: tuple, b: tuple) -> tuple[int, ...]:
     return tuple(i for i in range(len(HOSTS)) if not _same(a[i], b[i]))
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(_same(x, b[key]) for key, x in a.items())
-    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else bool(a == b)
+    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) else bool(a == b)
 
 
 def words_mark() -> Any:
@@ -91,7 +92,7 @@ _words: tuple[Any, Any] = None, None  # the generator, and where its state lies
 _MT19937_BYTES = 625 * 4  # 624 words and a position
 
 
-def host_state_after(state: tuple, mark: Any) -> tuple[Any, Any]:
+def host_state_after(state: tuple, mark: Any) -> tuple[dict[str, Any], tuple]:
     """:func:`host_state`, cheaper where NumPy's generator has not moved since ``state`` and ``mark`` were taken."""
     if words_mark() == mark and not state[0].get("has_gauss", 1):
         return state[0], random.getstate()
@@ -117,7 +118,7 @@ def set_host_state(state: tuple, which: tuple[int, ...] = (0, 1)) -> tuple:
         return before
 
 
-def checksum(x: Any) -> bytes:
+def checksum(x: Array) -> bytes:
     """A checksum of an array's bits."""
     octets: Any = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
     return hashlib.blake2b(octets, digest_size=16).digest()

@@ -11,18 +11,18 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from tapegrad.core import locks
 from tapegrad.device import gemm, threads
 from tapegrad.device.dtypes import accumulator
+from tapegrad.device.types import Array, Namespace
 
 _NAMES = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}")
 
 
-def _find() -> tuple[Callable[[], int], Callable[[int], Any]] | None:
+def _find() -> tuple[Callable[[], int], Callable[[int], None]] | None:
     """The functions that get and set the number, of the OpenBLAS that NumPy is linked with (None: another library)."""
     try:
         library = ctypes.CDLL(np._core._multiarray_umath.__file__)  # type: ignore[attr-defined]
@@ -71,7 +71,7 @@ _LEAST_BATCH, _TASK = 2**24, 2**21
 _LIBRARY = 2**19  # below, OpenBLAS stays on one thread by itself
 
 
-def matmul(xp: Any, x: Any, y: Any, out: Any) -> None:
+def matmul(xp: Namespace, x: Array, y: Array, out: Array) -> None:
     """``x @ y`` into ``out``: stacks of matrices, of which leading dimensions broadcast.
 
     Half types are multiplied in float32 and rounded once: by cuBLAS itself, and here, where NumPy would multiply them
@@ -104,7 +104,7 @@ def matmul(xp: Any, x: Any, y: Any, out: Any) -> None:
         _batch(x, y, out, each * many)
 
 
-def _one(x: Any, y: Any, out: Any, work: int) -> None:
+def _one(x: Array, y: Array, out: Array, work: int) -> None:
     """One product: its longer side is cut."""
     pieces = min(_PIECES, max(2, work // _PIECE)) if work >= _CUT else 1
     rows = out.shape[0] >= out.shape[1]
@@ -127,7 +127,7 @@ def _one(x: Any, y: Any, out: Any, work: int) -> None:
     _spread(run, -(-max(out.shape) // step))
 
 
-def _batch(x: Any, y: Any, out: Any, work: int) -> None:
+def _batch(x: Array, y: Array, out: Array, work: int) -> None:
     """Many small products: the longest batch dimension is cut."""
     batch = out.shape[:-2]
     x = np.broadcast_to(x, (*batch, *x.shape[-2:]))

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from tapegrad.device.types import Array
+
 LEAST, MOST = 64, 1024
 """Rows or columns: below, BLAS uses no threads itself; above, they pay."""
 
@@ -65,7 +67,7 @@ class _AsTheyAre:
 _pools, _as_they_are = _Pools(), _AsTheyAre()
 
 
-def for_matrices(arrays: Sequence[Any]) -> _Pools | _AsTheyAre:
+def for_matrices(arrays: Sequence[Array]) -> _Pools | _AsTheyAre:
     """A block in which BLAS has the threads that matrices like ``arrays`` (the last two dimensions) are worth."""
     most = max((n for a in arrays for n in a.shape[-2:]), default=0)
     alone = LEAST <= most <= MOST and threading.get_ident() == threading.main_thread().ident

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics import blas
 from tapegrad.device.numerics.windows import Moves, taps
 from tapegrad.device.pressure import with_scratch
+from tapegrad.device.types import Array, DType, Namespace
 
 # In elements.  On a CPU 1 MiB of float32 columns stays in a core's second cache; a GPU wants few, large launches.
 _COLUMNS_CPU, _COLUMNS_GPU = 2**18, 2**24
@@ -51,7 +52,7 @@ class _Cut(NamedTuple):
     rows: int
 
 
-def _cut(xp: Any, images: int, groups: int, height: int, positions: tuple[int, ...]) -> _Cut:
+def _cut(xp: Namespace, images: int, groups: int, height: int, positions: tuple[int, ...]) -> _Cut:
     """The cut for columns of ``height`` elements: rows of one image, else images of one group, else several groups."""
     limit = _COLUMNS_CPU if xp is np else _COLUMNS_GPU
     width, row = max(_LEAST, limit // height), prod(positions[1:])
@@ -73,7 +74,9 @@ def _split(count: int, parts: int) -> list[slice]:
 class _Run:
     """One convolution: its operands with the groups as an axis of their own, scratch and products."""
 
-    def __init__(self, xp: Any, image: tuple[int, ...], kernel: tuple[int, ...], dtype: Any, moves: Moves) -> None:
+    def __init__(
+        self, xp: Namespace, image: tuple[int, ...], kernel: tuple[int, ...], dtype: DType, moves: Moves
+    ) -> None:
         self.xp = xp
         self.window = moves.over(image[2:], kernel[2:])
         self.groups = moves.groups
@@ -83,16 +86,16 @@ class _Run:
         # NumPy multiplies float16 element by element; cuBLAS reads it and adds up in float32.
         self.inner = self.wide if xp is np else dtype
 
-    def apart(self, x: Any) -> Any:
+    def apart(self, x: Array) -> Array:
         """``(n, c, ...)`` as ``(groups, n, c / groups, ...)``."""
         return self.xp.moveaxis(x.reshape(x.shape[0], self.groups, -1, *x.shape[2:]), 1, 0)
 
-    def matrices(self, w: Any) -> Any:
+    def matrices(self, w: Array) -> Array:
         """The kernel as ``(groups, outputs, channels * taps)``."""
         w = self.xp.ascontiguousarray(w).reshape(self.groups, w.shape[0] // self.groups, -1)
         return w if w.dtype == self.inner else w.astype(self.inner)
 
-    def multiply(self, x: Any, y: Any, out: Any) -> None:
+    def multiply(self, x: Array, y: Array, out: Array) -> None:
         if self.xp is np:
             np.matmul(x, y, out=out)
         else:
@@ -114,7 +117,7 @@ class _Run:
         """Bytes of scratch for a block of ``rows`` rows of matrices: columns, outputs and products of a group."""
         return _GRAINS + rows * cut.groups * cut.images * cut.rows * prod(self.positions[1:]) * self.inner.itemsize
 
-    def kernel_bytes(self, w: Any) -> int:
+    def kernel_bytes(self, w: Array) -> int:
         """Bytes that :meth:`matrices` takes."""
         once = 0 if w.flags.c_contiguous else w.nbytes
         return once + (0 if w.dtype == self.inner else w.size * self.inner.itemsize)
@@ -125,35 +128,35 @@ class _Scratch:
 
     def __init__(self, run: _Run) -> None:
         self.run = run
-        self.buffers: dict[str, Any] = {}
-        self.bordered: Any = None
+        self.buffers: dict[str, Array] = {}
+        self.bordered: tuple[slice, tuple[int, ...]] | None = None
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    def take(self, name: str, shape: tuple[int, ...], dtype: DType) -> Array:
         """An array of ``shape`` on the worker's memory called ``name``, whose contents stay from use to use."""
         size = prod(shape)
-        found = self.buffers.get(name)
-        if found is None or found.size < size:
-            found = self.buffers[name] = self.run.xp.empty(size, dtype)
-        return found[:size].reshape(shape)
+        buffer = self.buffers.get(name)
+        if buffer is None or buffer.size < size:
+            buffer = self.buffers[name] = self.run.xp.empty(size, dtype)
+        return buffer[:size].reshape(shape)
 
-    def columns(self, image: Any, block: _Block, channels: slice) -> Any:
+    def columns(self, image: Array, block: _Block, channels: slice) -> Array:
         """``(groups, channels * taps, images * positions)`` of ``image``, ``(groups, images, channels, ...)``."""
         run, window = self.run, self.run.window
         part = run.xp.moveaxis(image[block.groups, block.images, channels], 1, 2)
         g, c, n = part.shape[:3]
         count = block.rows.stop - block.rows.start
         shape = (g, c, run.taps, n, count, *run.positions[1:])
-        found = self.take("columns", shape, run.inner)
+        matrix = self.take("columns", shape, run.inner)
         key = (block.rows, shape)
         meeting = taps(window, block.rows.start, count)
         if self.bordered != key:  # zeros around the image stay while blocks have one form
-            found.fill(0)
+            matrix.fill(0)
             self.bordered = key
         for tap in meeting:
-            found[(slice(None), slice(None), tap.number, slice(None), *tap.at)] = part[(..., *tap.meets)]
-        return found.reshape(g, c * run.taps, -1)
+            matrix[tap.columns] = part[(..., *tap.meets)]
+        return matrix.reshape(g, c * run.taps, -1)
 
-    def add_columns(self, columns: Any, image: Any, block: _Block) -> None:
+    def add_columns(self, columns: Array, image: Array, block: _Block) -> None:
         """Add columns to where in ``image``, ``(groups, images, channels, ...)``, they belong."""
         run = self.run
         count = block.rows.stop - block.rows.start
@@ -161,23 +164,23 @@ class _Scratch:
         g, c, n = part.shape[:3]
         columns = columns.reshape(g, c, run.taps, n, count, *run.positions[1:])
         for tap in taps(run.window, block.rows.start, count):
-            place = part[(..., *tap.meets)]
-            run.xp.add(place, columns[(slice(None), slice(None), tap.number, slice(None), *tap.at)], out=place)
+            window = part[(..., *tap.meets)]
+            run.xp.add(window, columns[tap.columns], out=window)
 
-    def outputs(self, ct: Any, block: _Block) -> Any:
+    def outputs(self, ct: Array, block: _Block) -> Array:
         """``(groups, outputs, images * positions)`` of ``ct``, ``(groups, images, outputs, rows, ...)``."""
         part = self.run.xp.moveaxis(ct[block.groups, block.images, :, block.rows], 1, 2)
         g, o, n = part.shape[:3]
-        found = self.take("outputs", part.shape, self.run.inner)
-        found[...] = part
-        return found.reshape(g, o, -1)
+        matrix = self.take("outputs", part.shape, self.run.inner)
+        matrix[...] = part
+        return matrix.reshape(g, o, -1)
 
 
 def _blocks(groups: list[slice], images: list[slice], rows: list[slice]) -> Iterator[_Block]:
     return (_Block(*each) for each in product(groups, images, rows))
 
 
-def forward(xp: Any, x: Any, w: Any, out: Any, moves: Moves) -> None:
+def forward(xp: Namespace, x: Array, w: Array, out: Array, moves: Moves) -> None:
     """``x``: (n, channels, ...), ``w``: (outputs, channels / groups, ...), ``out``: (n, outputs, positions ...)."""
     if not out.size or not w.size:
         out.fill(0)
@@ -188,16 +191,16 @@ def forward(xp: Any, x: Any, w: Any, out: Any, moves: Moves) -> None:
     cut = _cut(xp, len(x), groups, max(o, height), run.positions)
     blocks = list(_blocks(*map(_slices, (groups, len(x), run.positions[0]), cut)))
 
-    def worker(kernel: Any) -> Callable[[int], None]:
+    def worker(kernel: Array) -> Callable[[int], None]:
         scratch = _Scratch(run)
 
         def task(number: int) -> None:
             block = blocks[number]
             columns = scratch.columns(image, block, slice(None))
-            place = xp.moveaxis(result[block.groups, block.images, :, block.rows], 1, 2)
-            found = scratch.take("products", place.shape, run.inner)
-            run.multiply(kernel[block.groups], columns, found.reshape(len(place), o, -1))
-            place[...] = found
+            target = xp.moveaxis(result[block.groups, block.images, :, block.rows], 1, 2)
+            products = scratch.take("products", target.shape, run.inner)
+            run.multiply(kernel[block.groups], columns, products.reshape(len(target), o, -1))
+            target[...] = products
 
         return task
 
@@ -208,7 +211,7 @@ def forward(xp: Any, x: Any, w: Any, out: Any, moves: Moves) -> None:
     with_scratch(run.kernel_bytes(w) + run.workers(len(blocks)) * run.block(cut, height + o), work)
 
 
-def in_image(xp: Any, ct: Any, w: Any, out: Any, moves: Moves) -> None:
+def in_image(xp: Namespace, ct: Array, w: Array, out: Array, moves: Moves) -> None:
     """The transpose in the image: ``ct``: (n, outputs, positions ...), ``out``: (n, channels, ...)."""
     out.fill(0)
     if not out.size or not ct.size:
@@ -224,18 +227,18 @@ def in_image(xp: Any, ct: Any, w: Any, out: Any, moves: Moves) -> None:
     rows = _slices(run.positions[0], cut.rows)
     apart = out.dtype != run.wide
 
-    def worker(kernel: Any, image: Any) -> Callable[[int], None]:
+    def worker(kernel: Array, image: Array) -> Callable[[int], None]:
         scratch = _Scratch(run)
 
         def task(number: int) -> None:
             (group, images), part = several[number // len(channels)], channels[number % len(channels)]
-            place = image[group, images, part]
+            target = image[group, images, part]
             mine = kernel[group, :, part.start * run.taps : part.stop * run.taps]
             for block in _blocks([group], [images], rows):
                 outputs = scratch.outputs(given, block)
                 columns = scratch.take("columns", (len(mine), mine.shape[2], outputs.shape[2]), run.inner)
                 run.multiply(mine.swapaxes(1, 2), outputs, columns)
-                scratch.add_columns(columns, place, block)
+                scratch.add_columns(columns, target, block)
 
         return task
 
@@ -251,7 +254,7 @@ def in_image(xp: Any, ct: Any, w: Any, out: Any, moves: Moves) -> None:
     with_scratch(run.kernel_bytes(w) + each + (out.size * run.wide.itemsize if apart else 0), work)
 
 
-def in_kernel(xp: Any, x: Any, ct: Any, out: Any, moves: Moves) -> None:
+def in_kernel(xp: Namespace, x: Array, ct: Array, out: Array, moves: Moves) -> None:
     """The transpose in the kernel: ``x``: (n, channels, ...), ``ct``: (n, outputs, positions ...)."""
     if not x.size or not ct.size:
         out.fill(0)
@@ -268,7 +271,7 @@ def in_kernel(xp: Any, x: Any, ct: Any, out: Any, moves: Moves) -> None:
     tasks = list(product(range(len(sums)), group, channels))
     rows = _slices(run.positions[0], cut.rows)
 
-    def worker(totals: Any) -> Callable[[int], None]:
+    def worker(totals: Array) -> Callable[[int], None]:
         scratch = _Scratch(run)
 
         def task(number: int) -> None:
@@ -280,9 +283,9 @@ def in_kernel(xp: Any, x: Any, ct: Any, out: Any, moves: Moves) -> None:
             for block in _blocks([some], images, rows):
                 columns = scratch.columns(image, block, several)
                 outputs = scratch.outputs(given, block)
-                found = scratch.take("products", total.shape, run.inner)
-                run.multiply(outputs, columns.swapaxes(1, 2), found.reshape(len(total), o, -1))
-                xp.add(total, found, out=total)
+                products = scratch.take("products", total.shape, run.inner)
+                run.multiply(outputs, columns.swapaxes(1, 2), products.reshape(len(total), o, -1))
+                xp.add(total, products, out=total)
 
         return task
 
@@ -297,6 +300,6 @@ def in_kernel(xp: Any, x: Any, ct: Any, out: Any, moves: Moves) -> None:
     with_scratch(mine + (len(sums) + (len(sums) > 1)) * out.size * run.wide.itemsize, work)
 
 
-def _pieces(xp: Any, work: int) -> int:
+def _pieces(xp: Namespace, work: int) -> int:
     """How many tasks so many multiply-adds are worth."""
     return min(_PIECES, max(1, work // _PIECE)) if xp is np else 1

@@ -9,31 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import TypeAlias
 
 from tapegrad.device.numerics import conv
 from tapegrad.device.numerics.windows import Moves
 from tapegrad.device.pressure import with_scratch
+from tapegrad.device.types import Array, Namespace
 
 IMAGE, KERNEL, RESULT = "ngc", "goc", "ngo"
+Operand: TypeAlias = tuple[Array, str]
+"""An array, and the names of its axes before the sizes."""
 
 
-def forward(xp: Any, x: Any, w: Any, out: Any, moves: Moves) -> None:
+def forward(xp: Namespace, x: Array, w: Array, out: Array, moves: Moves) -> None:
     """As ``conv.forward``; x, w and out may have more axes in front, which broadcast."""
     _run(conv.forward, xp, (x, IMAGE), (w, KERNEL), (out, RESULT), moves)
 
 
-def in_image(xp: Any, ct: Any, w: Any, out: Any, moves: Moves) -> None:
+def in_image(xp: Namespace, ct: Array, w: Array, out: Array, moves: Moves) -> None:
     """As ``conv.in_image``; ct, w and out may have more axes in front, which broadcast."""
     _run(conv.in_image, xp, (ct, RESULT), (w, KERNEL), (out, IMAGE), moves)
 
 
-def in_kernel(xp: Any, x: Any, ct: Any, out: Any, moves: Moves) -> None:
+def in_kernel(xp: Namespace, x: Array, ct: Array, out: Array, moves: Moves) -> None:
     """As ``conv.in_kernel``; x, ct and out may have more axes in front, which broadcast."""
     _run(conv.in_kernel, xp, (x, IMAGE), (ct, RESULT), (out, KERNEL), moves)
 
 
-def _run(body: Callable[..., None], xp: Any, first: Any, second: Any, result: Any, moves: Moves) -> None:
+def _run(
+    body: Callable[..., None], xp: Namespace, first: Operand, second: Operand, result: Operand, moves: Moves
+) -> None:
     own = len(moves.strides) + 2
     out, lead = result[0], result[0].shape[: result[0].ndim - own]
     if not lead or not out.size:
@@ -52,7 +57,14 @@ def _run(body: Callable[..., None], xp: Any, first: Any, second: Any, result: An
 
 
 def _run_joined(
-    body: Callable[..., None], xp: Any, first: Any, second: Any, result: Any, moves: Moves, alone: list[bool], axis: str
+    body: Callable[..., None],
+    xp: Namespace,
+    first: Operand,
+    second: Operand,
+    result: Operand,
+    moves: Moves,
+    alone: list[bool],
+    axis: str,
 ) -> None:
     own = len(moves.strides) + 2
     out, lead = result[0], result[0].shape[: result[0].ndim - own]
@@ -73,10 +85,10 @@ def _run_joined(
     if at == 0:  # what the axes in front join is the next axis already
         body(xp, *arrays, out.reshape(flat), inner)
         return
-    found = xp.empty(flat, out.dtype)
-    body(xp, *arrays, found, inner)
-    found = found.reshape(*shape[:at], count, *shape[at:])
-    out[...] = xp.moveaxis(found, at, 0).reshape(out.shape)
+    joined = xp.empty(flat, out.dtype)
+    body(xp, *arrays, joined, inner)
+    joined = joined.reshape(*shape[:at], count, *shape[at:])
+    out[...] = xp.moveaxis(joined, at, 0).reshape(out.shape)
 
 
 def _apart(shape: tuple[int, ...], kind: str, groups: int) -> tuple[int, ...]:
@@ -93,7 +105,7 @@ def _together(shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
     return (shape[0], shape[1] * shape[2], *shape[3:])
 
 
-def _join(xp: Any, a: Any, kind: str, axis: str, groups: int) -> Any:
+def _join(xp: Namespace, a: Array, kind: str, axis: str, groups: int) -> Array:
     """``a``, with one axis in front, without it: ``axis`` has become that many times as long."""
     shape = _apart(a.shape[1:], kind, groups)
     at = kind.index(axis)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from tapegrad.device.types import Array, Namespace
 
-def take(xp: Any, x: Any, indices: Any, axis: int, out: Any) -> None:
+
+def take(xp: Namespace, x: Array, indices: Array, axis: int, out: Array) -> None:
     """Elements of ``x`` at ``indices`` (known to be in range, none negative) along ``axis``, into ``out``."""
     if xp is np:  # NumPy's default mode makes one copy more, to be able to fail without touching ``out``
         np.take(x, indices, axis=axis, out=out, mode="clip")

@@ -8,11 +8,11 @@ come to the host and the numbers go back: the same bits on every device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from tapegrad.device.numerics import bits, special
+from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import DomainError
 
 _FURTHER = 128
@@ -24,18 +24,18 @@ def blocks(size: int) -> int:
     return size
 
 
-def _host(x: Any) -> Any:
+def _host(x: Array) -> Array:
     """A NumPy array of float64."""
     return np.asarray(x.get() if hasattr(x, "get") else x, dtype=np.float64).reshape(-1)
 
 
-def _open(key: int, counter: int, rows: int, count: int) -> Any:
+def _open(key: int, counter: int, rows: int, count: int) -> Array:
     """``rows`` of ``count`` numbers strictly between 0 and 1."""
     words = bits.philox(key, counter, rows * count) >> np.uint64(11)
     return (words.reshape(count, rows).T + 0.5) * 2.0**-53
 
 
-def _until_accepted(key: int, counter: int, out: Any, rows: int, attempt: Callable) -> None:
+def _until_accepted(key: int, counter: int, out: Array, rows: int, attempt: Callable) -> None:
     """Fill ``out``: ``attempt(places, words)`` gives values for some places and whether they are accepted."""
     todo = np.arange(out.size)
     further = 0
@@ -47,7 +47,7 @@ def _until_accepted(key: int, counter: int, out: Any, rows: int, attempt: Callab
             further += 1
 
 
-def log_gamma(xp: Any, a: Any, *, key: int, counter: int, dtype: Any) -> Any:
+def log_gamma(xp: Namespace, a: Array, *, key: int, counter: int, dtype: DType) -> Array:
     """Logarithms of gamma variables of shapes ``a``; NaN where that is not positive.
 
     G. Marsaglia and W. W. Tsang, "A simple method for generating gamma variables", ACM TOMS 26 (2000).  Below 1 a
@@ -58,7 +58,7 @@ def log_gamma(xp: Any, a: Any, *, key: int, counter: int, dtype: Any) -> Any:
     d = more - 1 / 3
     c = 1 / np.sqrt(9 * np.where(d > 0, d, 1.0))
 
-    def attempt(places: Any, u: Any) -> tuple[Any, Any]:
+    def attempt(places: Array, u: Array) -> tuple[Array, Array]:
         normal = np.sqrt(-2 * np.log(u[0])) * np.cos(2 * np.pi * u[1])
         v = 1 + c[places] * normal
         log_v = 3 * np.log(np.where(v > 0, v, 1.0))
@@ -76,11 +76,11 @@ def log_gamma(xp: Any, a: Any, *, key: int, counter: int, dtype: Any) -> Any:
     return xp.asarray(out.reshape(a.shape).astype(dtype))
 
 
-def _log_factorial(k: Any) -> Any:
+def _log_factorial(k: Array) -> Array:
     return special.value(np, "gammaln", (k + 1.0,))
 
 
-def poisson(xp: Any, lam: Any, *, key: int, counter: int, dtype: Any) -> Any:
+def poisson(xp: Namespace, lam: Array, *, key: int, counter: int, dtype: DType) -> Array:
     """Poisson variables: by inversion where ``lam`` is small, else by transformed rejection.
 
     W. Hoermann, "The transformed rejection method for generating Poisson random variables" (1993): algorithm PTRS.
@@ -93,7 +93,7 @@ def poisson(xp: Any, lam: Any, *, key: int, counter: int, dtype: Any) -> Any:
     a = -0.059 + 0.02483 * b
     inverse, usual = 1.1239 + 1.1328 / (b - 3.4), 0.9277 - 3.6224 / (b - 2)
 
-    def attempt(places: Any, words: Any) -> tuple[Any, Any]:
+    def attempt(places: Array, words: Array) -> tuple[Array, Array]:
         few = mean[places] < _FEW
         u, v, m = words[0] - 0.5, words[1], mean[places]
         left = 0.5 - np.abs(u)
@@ -111,7 +111,7 @@ def poisson(xp: Any, lam: Any, *, key: int, counter: int, dtype: Any) -> Any:
     return xp.asarray(out.reshape(lam.shape).astype(dtype))
 
 
-def _inverted(u: Any, first: Any, ratio: Callable, most: int) -> Any:
+def _inverted(u: Array, first: Array, ratio: Callable, most: int) -> Array:
     """The least ``k`` with a probability of at most ``k`` above ``u``; ``ratio(k)``: of two neighbours'."""
     k, term, total = np.zeros(u.size), first.copy(), first.copy()
     for n in range(1, most + 1):
@@ -124,7 +124,7 @@ def _inverted(u: Any, first: Any, ratio: Callable, most: int) -> Any:
     return k
 
 
-def binomial(xp: Any, n: Any, p: Any, *, key: int, counter: int, dtype: Any) -> Any:
+def binomial(xp: Namespace, n: Array, p: Array, *, key: int, counter: int, dtype: DType) -> Array:
     """Binomial variables: by inversion where ``n p`` is small, else by transformed rejection.
 
     W. Hoermann, "The generation of binomial random variates", J. Stat. Comput. Simul. 46 (1993): algorithm BTRS.
@@ -143,7 +143,7 @@ def binomial(xp: Any, n: Any, p: Any, *, key: int, counter: int, dtype: Any) -> 
     top = _log_factorial(mode) + _log_factorial(trials - mode)
     log_odds = np.log(np.where(odds > 0, odds, 1.0))
 
-    def attempt(places: Any, words: Any) -> tuple[Any, Any]:
+    def attempt(places: Array, words: Array) -> tuple[Array, Array]:
         few = mean[places] < _FEW
         u, v, most = words[0] - 0.5, words[1], trials[places]
         left = 0.5 - np.abs(u)
@@ -166,7 +166,9 @@ def binomial(xp: Any, n: Any, p: Any, *, key: int, counter: int, dtype: Any) -> 
     return xp.asarray(out.reshape(n.shape).astype(dtype))
 
 
-def integers(xp: Any, *, key: int, counter: int, shape: tuple[int, ...], low: int, count: int, dtype: Any) -> Any:
+def integers(
+    xp: Namespace, *, key: int, counter: int, shape: tuple[int, ...], low: int, count: int, dtype: DType
+) -> Array:
     """Integers of ``low``, ..., ``low + count - 1``, each exactly as likely.
 
     A 64-bit word is rejected beyond the last multiple of ``count``.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from tapegrad.device.types import Array, Namespace
 
-def accumulate(xp: Any, ufunc: str, x: Any, axis: int) -> Any:
+
+def accumulate(xp: Namespace, ufunc: str, x: Array, axis: int) -> Array:
     """``ufunc`` (``maximum`` or ``minimum``) of all elements so far along ``axis``."""
     f = getattr(xp, ufunc)
     if xp is np:
@@ -21,17 +21,17 @@ def accumulate(xp: Any, ufunc: str, x: Any, axis: int) -> Any:
     return out
 
 
-def last_extreme(xp: Any, x: Any, axis: int, ufunc: str) -> Any:
+def last_extreme(xp: Namespace, x: Array, axis: int, ufunc: str) -> Array:
     """For each place along ``axis`` the last place up to it where the extreme element, or a NaN, stands."""
     most = accumulate(xp, ufunc, x, axis)
     places = xp.arange(x.shape[axis]).reshape((-1,) + (1,) * (x.ndim - 1 - axis))
-    found = x == most
+    hits = x == most
     if x.dtype.kind not in "biu":
-        found = xp.logical_or(found, xp.isnan(x))
-    return accumulate(xp, "maximum", xp.where(found, places, 0), axis)
+        hits = xp.logical_or(hits, xp.isnan(x))
+    return accumulate(xp, "maximum", xp.where(hits, places, 0), axis)
 
 
-def extreme_of_groups(xp: Any, x: Any, ids: Any, n: int, ufunc: str, worst: Any) -> Any:
+def extreme_of_groups(xp: Namespace, x: Array, ids: Array, n: int, ufunc: str, worst: float) -> Array:
     """``ufunc`` of the slices of each of ``n`` groups, from ``worst`` on; a NaN stays."""
     out = xp.full((n, *x.shape[1:]), worst, dtype=x.dtype)
     if xp is np:
@@ -41,12 +41,12 @@ def extreme_of_groups(xp: Any, x: Any, ids: Any, n: int, ufunc: str, worst: Any)
         wide, top = (xp.uint64, 0) if x.dtype.kind == "u" else (xp.uint64, 2**63)
         signed = x.astype("u8" if x.dtype.kind == "u" else "i8")
         keys = signed.view(wide) ^ xp.uint64(top)
-        found = xp.full(out.shape, int(worst) + top if x.dtype.kind == "i" else worst, dtype=wide)
-        getattr(xp, ufunc).at(found, ids, keys)
-        return (found ^ xp.uint64(top)).view(signed.dtype).astype(x.dtype)
+        extremes = xp.full(out.shape, int(worst) + top if x.dtype.kind == "i" else worst, dtype=wide)
+        getattr(xp, ufunc).at(extremes, ids, keys)
+        return (extremes ^ xp.uint64(top)).view(signed.dtype).astype(x.dtype)
     wide = x if x.dtype.itemsize >= 4 else x.astype("f4")
-    found = out.astype(wide.dtype)
-    getattr(xp, ufunc).at(found, ids, wide)
+    extremes = out.astype(wide.dtype)
+    getattr(xp, ufunc).at(extremes, ids, wide)
     lost = xp.zeros(out.shape, "i4")  # CuPy's loop may pass over a NaN
     xp.add.at(lost, ids, xp.isnan(x).astype("i4"))
-    return xp.where(lost > 0, xp.asarray(xp.nan, wide.dtype), found).astype(x.dtype)
+    return xp.where(lost > 0, xp.asarray(xp.nan, wide.dtype), extremes).astype(x.dtype)

@@ -11,26 +11,28 @@ from typing import Any
 
 import numpy as np
 
+from tapegrad.device.types import Namespace
 
-def special(xp: Any) -> Any:
+
+def special(xp: Namespace) -> Namespace:
     """``scipy.special`` for arrays of namespace ``xp``."""
     if xp is np:
-        import scipy.special as found
+        import scipy.special as module
     else:
-        import cupyx.scipy.special as found
-    return found
+        import cupyx.scipy.special as module
+    return module
 
 
-def linalg(xp: Any) -> Any:
+def linalg(xp: Namespace) -> Namespace:
     """``scipy.linalg`` for arrays of namespace ``xp``."""
     if xp is np:
-        import scipy.linalg as found
+        import scipy.linalg as module
     else:
-        import cupyx.scipy.linalg as found
-    return found
+        import cupyx.scipy.linalg as module
+    return module
 
 
-def on_host(xp: Any, name: str, *first: Any) -> Callable[..., Any]:
+def on_host(xp: Namespace, name: str, *first: object) -> Callable[..., Any]:
     """Function ``name`` of ``scipy.linalg``, its ``first`` arguments given, where CuPy has none: it is given copies."""
     import scipy.linalg
 
@@ -40,20 +42,20 @@ def on_host(xp: Any, name: str, *first: Any) -> Callable[..., Any]:
     return lambda *arrays, **options: xp.asarray(run(*map(xp.asnumpy, arrays), **options))
 
 
-def sparse(xp: Any) -> Any:
+def sparse(xp: Namespace) -> Namespace:
     """``scipy.sparse``, with its ``linalg``, for arrays of namespace ``xp``."""
     if xp is np:
-        import scipy.sparse as found
+        import scipy.sparse as module
     else:
-        import cupyx.scipy.sparse as found
+        import cupyx.scipy.sparse as module
         import cupyx.scipy.sparse.linalg  # noqa: F401
-    return found
+    return module
 
 
-def signal(xp: Any) -> Any:
+def signal(xp: Namespace) -> Namespace:
     """``scipy.signal`` for arrays of namespace ``xp``."""
     if xp is np:
-        import scipy.signal as found
+        import scipy.signal as module
     else:
-        import cupyx.scipy.signal as found
-    return found
+        import cupyx.scipy.signal as module
+    return module

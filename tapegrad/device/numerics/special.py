@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from tapegrad.device.numerics import scipy
+from tapegrad.device.types import Array, Namespace
 
 
 @cache
-def _found(xp: Any, name: str) -> Callable:
+def _function(xp: Namespace, name: str) -> Callable:
     """The function ``name`` for arrays of namespace ``xp``."""
     own = getattr(scipy.special(xp), name, None)
     if xp is np:
@@ -26,8 +27,8 @@ def _found(xp: Any, name: str) -> Callable:
     hosted = _quietly(getattr(scipy.special(np), name))
 
     def call(*arrays: Any) -> Any:
-        found = hosted(*(x.get() for x in arrays))
-        return tuple(map(xp.asarray, found)) if isinstance(found, tuple) else xp.asarray(found)
+        results = hosted(*(x.get() for x in arrays))
+        return tuple(map(xp.asarray, results)) if isinstance(results, tuple) else xp.asarray(results)
 
     return call
 
@@ -35,34 +36,34 @@ def _found(xp: Any, name: str) -> Callable:
 def _quietly(f: Callable) -> Callable:
     """``f`` without warnings of arithmetic: poles and overflow are values here."""
 
-    def call(*arrays: Any) -> Any:
+    def call(*arrays: Array) -> Array:
         with np.errstate(all="ignore"):
             return f(*arrays)
 
     return call
 
 
-def quiet(xp: Any) -> AbstractContextManager[Any]:
+def quiet(xp: Namespace) -> AbstractContextManager[None]:
     """A block without NumPy's warnings of arithmetic; CuPy has none."""
     return np.errstate(all="ignore") if xp is np else nullcontext()
 
 
-def value(xp: Any, name: str, arrays: tuple[Any, ...], part: int | None = None) -> Any:
+def value(xp: Namespace, name: str, arrays: tuple[Array, ...], part: int | None = None) -> Array:
     """The function ``name`` of ``arrays``; ``part``: which of its results.  Short floats are computed in float32."""
     narrow = arrays[-1].dtype
     if narrow.itemsize == 2:
         arrays = tuple(x.astype(xp.float32) for x in arrays)
-    found = _found(xp, name)(*arrays)
-    found = found if part is None else found[part]
-    return found if narrow.itemsize > 2 else found.astype(narrow)
+    result = _function(xp, name)(*arrays)
+    result = result if part is None else result[part]
+    return result if narrow.itemsize > 2 else result.astype(narrow)
 
 
-def write(xp: Any, name: str, out: Any, arrays: tuple[Any, ...]) -> None:
+def write(xp: Namespace, name: str, out: Array, arrays: tuple[Array, ...]) -> None:
     """The same, over the elements of ``out``, in float32 or float64."""
     with np.errstate(all="ignore"):
         getattr(scipy.special(xp), name)(*arrays, out=out)
 
 
-def riemann_zeta(xp: Any, x: Any) -> Any:
+def riemann_zeta(xp: Namespace, x: Array) -> Array:
     """Riemann's zeta function; CuPy has it less 1 only."""
     return value(xp, "zeta", (x,)) if xp is np else value(xp, "zetac", (x,)) + 1

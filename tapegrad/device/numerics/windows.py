@@ -45,6 +45,11 @@ class Tap(NamedTuple):
     at: tuple[slice, ...]
     meets: tuple[slice, ...]
 
+    @property
+    def columns(self) -> tuple[int | slice, ...]:
+        """Its part of an array with the axes groups, channels, taps, images and positions."""
+        return (slice(None), slice(None), self.number, slice(None), *self.at)
+
 
 @lru_cache(maxsize=1024)
 def taps(window: Window, first: int, count: int) -> tuple[Tap, ...]:
@@ -53,11 +58,11 @@ def taps(window: Window, first: int, count: int) -> tuple[Tap, ...]:
     for axis, positions in enumerate(window.positions):
         start, stop = (first, first + count) if axis == 0 else (0, positions)
         along.append([_meeting(window, axis, k, start, stop) for k in range(window.kernel[axis])])
-    found = []
+    kept = []
     for number, parts in enumerate(product(*along)):
         if all(part is not None for part in parts):
-            found.append(Tap(number, tuple(p[0] for p in parts), tuple(p[1] for p in parts)))  # type: ignore[index]
-    return tuple(found)
+            kept.append(Tap(number, tuple(p[0] for p in parts), tuple(p[1] for p in parts)))  # type: ignore[index]
+    return tuple(kept)
 
 
 def _meeting(window: Window, axis: int, k: int, start: int, stop: int) -> tuple[slice, slice] | None:
