@@ -79,11 +79,10 @@ class CustomGradient(Wrapper):
             raise GradientTypeError(
                 f"custom_gradient: {self._name} must return (y, gradient_function), got {type(result).__name__}"
             )
-        if not callable(result[1]):
-            raise GradientTypeError(
-                f"custom_gradient: {self._name} returned {result[1]!r:.60} as its gradient function"
-            )
-        return result[0], result[1]
+        y, grad_fn = result
+        if not callable(grad_fn):
+            raise GradientTypeError(f"custom_gradient: {self._name} returned {grad_fn!r:.60} as its gradient function")
+        return y, grad_fn
 
 
 def custom_gradient(f: Callable | None = None) -> Any:
