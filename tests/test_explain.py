@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 from typing import Any
 
@@ -76,3 +77,14 @@ def test_another_region_is_another_text(programs: list[str]) -> None:
     told = explained(tg.sin(x))
     tg.cos(x).numpy()
     assert not told.endswith(indented(programs[0]))
+
+
+@pytest.mark.parametrize("shape", [(300, 200), (40, 30, 50), (7, 900, 10)])
+def test_tiles_of_strided_arrays_are_those_that_cover_all(shape: tuple[int, ...], monkeypatch: Any) -> None:
+    monkeypatch.setattr(tiles, "_tile", [1000])
+    x = tg.asarray(np.ones(shape[::-1]))
+    told = explained(tg.permute_dims(x, tuple(range(x.ndim))[::-1]) * 2)
+    found = re.search(r"(\d+) tiles of at most (\d+) elements", told)
+    assert found is not None
+    count, most = map(int, found.groups())
+    assert most <= 1000 and x.size <= count * most

@@ -176,3 +176,10 @@ def test_a_costly_value_is_stored_for_a_rule_and_only_then():
     assert back.nodes_run["tanh"] == 1  # recomputed
     e = tg.erfc(x)
     np.testing.assert_allclose(g.numpy(), (8 * e * -2 / np.sqrt(np.pi) * tg.exp(-(x**2))).numpy(), rtol=1e-12)
+
+
+def test_a_span_counts_the_nodes_of_a_kernel_and_the_arrays_that_it_reads(x):
+    """What is read twice is counted twice, unless there seems to be too much; numbers are no arrays."""
+    a = x + 1
+    b = a * x
+    assert [t._buffer.span for t in (a, b, b * x, b - b)] == [(1, 1), (2, 2), (3, 3), (3, 1)]

@@ -565,3 +565,11 @@ def test_memory_that_was_changed_before_values_are_made_again_is_an_error(share:
         assert np.array_equal(shared_gradient(X.copy(), tg.asarray, True), wanted), "asarray has copied"
     with tg.memory_budget("1GiB"):
         shared_gradient(X.copy(), share, True)  # nothing is made again
+
+
+def test_what_has_no_room_is_named(x: tg.Tensor) -> None:
+    with tg.memory_budget(limit := live() + UNIT):
+        with pytest.raises(BudgetError, match=f"a new array needs {2 * UNIT} bytes more, but .* budget of {limit}"):
+            tg.asarray(np.ones(2 * SIDE * SIDE))
+        with pytest.raises(BudgetError, match="softmax needs"):
+            tg.softmax(tg.softmax(tg.softmax(x)) @ tg.softmax(x))

@@ -133,3 +133,8 @@ def test_rounding_never_exceeds_the_budget() -> None:
         Rotor([], 100)
     fixed = Rotor(stages, need * 2 + 5000, fixed=5000)
     assert fixed.cost == Rotor(stages, need * 2).cost
+
+
+def test_stages_that_take_no_bytes_need_no_budget() -> None:
+    plan = Rotor([Stage(f"s{i}", 1, 2, 0, 0) for i in range(3)], 0)
+    assert plan.cost == plan.plain_cost == 9 and count(plan.actions(), 3).steps == 3

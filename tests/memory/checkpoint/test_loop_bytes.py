@@ -1,0 +1,43 @@
+"""How many states a loop may store within a number of bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tapegrad.memory.checkpoint.loop_bytes import Needs, _fit
+from tapegrad.memory.schedules.actions import count
+from tapegrad.memory.schedules.sqrt import sqrt
+
+NEEDS = Needs(least=1000, held=100, state=30, tape=7)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 9, 30])
+def test_even_segments_take_what_their_schedule_says(n: int) -> None:
+    """The fewest that fit: they are run again least."""
+
+    def takes(c: int) -> int:
+        found = count(sqrt(n, c), n)
+        return NEEDS.least + (c - 1) * NEEDS.state + (found.tapes - 1) * NEEDS.tape
+
+    least = min(map(takes, range(1, n + 1)))
+    for room in range(least - 1, takes(1) + 2):
+        fitting = [c for c in range(1, n + 1) if takes(c) <= room]
+        assert _fit(NEEDS, room, "sqrt", n) == (fitting[0] if fitting else 0, least)
+
+
+def test_states_fit_while_there_is_room_and_steps() -> None:
+    assert [_fit(NEEDS, room, None, 5)[0] for room in (999, 1000, 1029, 1030, 1119, 1120, 9999)] == [
+        0,
+        1,
+        1,
+        2,
+        4,
+        5,
+        5,
+    ]
+    assert _fit(NEEDS, 1060, None, None) == (3, 1000)
+
+
+def test_a_mixed_schedule_has_its_units_besides_the_initial_state() -> None:
+    assert [_fit(NEEDS, room, "mixed", 5)[0] for room in (1029, 1030, 1059, 1060)] == [0, 1, 1, 2]
+    assert _fit(Needs(1000, 0, 7, 30), 1060, "mixed", 5) == (2, 1030)
