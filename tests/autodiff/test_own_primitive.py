@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -249,3 +250,14 @@ def test_a_dry_run_tells_static_arguments_apart():
     assert tg.memory.predict_peak(lambda x: repeated(x, 2), X).peak_bytes > 0
     with pytest.raises(DryRunError, match="run it once"):
         tg.memory.predict_peak(lambda x: repeated(x, 100), X)
+
+
+def test_what_has_only_a_shape_or_only_a_dtype_is_a_parameter():
+    @tg.primitive
+    def times(x, like):
+        return x * getattr(like, "shape", (2,))[0]
+
+    times.defvjp(lambda ct, like: ct * getattr(like, "shape", (2,))[0])
+    for like in (SimpleNamespace(shape=(3,)), SimpleNamespace(dtype="float32")):
+        factor = 3.0 if hasattr(like, "shape") else 2.0
+        assert np.array_equal(tg.grad(lambda x: tg.sum(times(x, like)))(X).numpy(), np.full(X.shape, factor))  # noqa: B023

@@ -182,3 +182,11 @@ def test_an_access_out_of_bounds_is_found(planted, cuda, on):
     standin.configure(check=True)
     with pytest.raises(KernelFault):
         dispatch.bind(planted("tg_load(x0[i + j + 100000])"), on(cuda, numbers(5, "float32"))).numpy()
+
+
+def test_kernels_made_ready_are_forgotten_when_there_are_too_many(cuda, on, monkeypatch):
+    monkeypatch.setattr(launch, "_MOST", 3)
+    monkeypatch.setattr(launch, "_ready", {})
+    for n in range(40, 50):
+        same_bits(arithmetic(on(cuda, numbers((n,), "float32"))), arithmetic(on(CPU, numbers((n,), "float32"))))
+        assert 1 <= len(launch._ready) <= 3

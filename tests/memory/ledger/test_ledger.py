@@ -19,7 +19,7 @@ from checks import c64, no_garbage, same, values, var64
 import tapegrad as tg
 from tapegrad.core import account
 from tapegrad.device.pool import POOL
-from tapegrad.memory.ledger.figures import CATEGORIES, rounded
+from tapegrad.memory.ledger.figures import CATEGORIES, Measure, rounded
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import HERE
 
@@ -556,3 +556,26 @@ def test_what_waits_to_be_summed_is_bounded_where_nothing_is_allocated() -> None
             x.T, x[1]
         assert len(LEDGER._events) < 5000
     assert m.cost == 6000
+
+
+def test_a_journal_begins_with_what_is_alive_by_category() -> None:
+    """Also what was made while somebody measured before: what it served as then is over."""
+    x = c64(np.zeros(1000))
+    with tg.measure(), tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.softmax(tg.softmax(x))
+        tape.gradient(y, x)
+    v = tg.Variable(np.zeros(500), name="v")
+    found: Counter[str] = Counter()
+
+    class Census:
+        def census(self, entries: Any) -> None:
+            for e in entries:
+                found[e.category] += e.nbytes
+
+    journal, m = Census(), Measure(detailed=False)
+    LEDGER.open(m)
+    LEDGER.write(journal)  # type: ignore[arg-type]
+    LEDGER.write(None)
+    assert dict(found) == LEDGER.by("category") and found["parameter"] >= v.nbytes
+    LEDGER.close(m)
