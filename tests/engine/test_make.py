@@ -1,0 +1,144 @@
+"""Works: what they say they write and take is all they are given, and all that they need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad.core.state import thread
+from tapegrad.device import CPU
+from tapegrad.engine import make
+from tapegrad.engine.cpu.tiles import Tiling
+from tapegrad.engine.executor import COUNTED, PLAIN, Executor, Plain
+from tapegrad.engine.work import Work
+
+
+def lent(lies: Any) -> list[np.ndarray]:
+    return [np.empty(shape, dtype) for shape, dtype in lies]
+
+
+def regions() -> list[Any]:
+    x = tg.asarray(np.linspace(-1, 1, 2_000_000).reshape(2, -1))
+    return [tg.tanh(x) * 2.0 + x, tg.exp(x[:, ::2]) + 1.0]
+
+
+def reduction(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Work]:
+    """A sum, and the work that evaluates it."""
+    works: list[Work] = []
+    do = PLAIN.do
+
+    def note(work: Work, *temporaries: Any) -> list[Any]:
+        works.append(work)
+        return do(work, *temporaries)
+
+    monkeypatch.setattr(PLAIN, "do", note)
+    total = tg.sum(tg.asarray(np.ones((3, 400_000))) * 2.0)
+    return total, works[-1]
+
+
+@pytest.mark.parametrize("i", [0, 1])
+def test_a_region_needs_no_more_than_it_says(i: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    y = regions()[i]
+    work = make.of_region([y._buffer]).work
+    outputs, temporaries = lent(work.writes), lent(work.temporaries)
+    monkeypatch.setattr(type(CPU), "empty", lambda *args: pytest.fail("memory that was not declared"))
+    assert work.run(outputs, temporaries) == outputs
+    monkeypatch.undo()
+    assert np.array_equal(outputs[0], y.numpy())
+    assert sum(t.nbytes for t in temporaries) >= work.scratch_bytes
+
+
+def test_the_parts_of_a_sum_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    total, work = reduction(monkeypatch)
+    assert work.temporaries and total.item() == 2 * 3 * 400_000
+    outputs, temporaries = lent(work.writes), lent(work.temporaries)
+    monkeypatch.setattr(type(CPU), "empty", lambda *args: pytest.fail("memory that was not declared"))
+    work.run(outputs, temporaries)
+    assert outputs[0].reshape(()) == total.item()
+    with pytest.raises(StopIteration):  # the twin: with fewer it cannot run
+        work.run(outputs, temporaries[:-1])
+
+
+def test_what_is_explained_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    y = tg.tanh(tg.asarray(np.ones(40_000))) + 1.0
+    explained = make.of_region([y._buffer]).work.text()
+    texts: list[str] = []
+    do = PLAIN.do
+    monkeypatch.setattr(PLAIN, "do", lambda work, *rest: texts.append(work.text()) or do(work, *rest))
+    y.numpy()
+    assert texts == [explained]
+
+
+def test_a_block_brings_its_executor_and_takes_it_along() -> None:
+    def by() -> Executor:
+        return thread.executor  # type: ignore[return-value]
+
+    assert by() is PLAIN
+    with tg.measure():
+        assert by() is COUNTED
+        with tg.memory_budget("1GiB"):
+            assert by().copies_slivers
+            with pytest.raises(KeyError), tg.memory_budget("1MiB"):
+                raise KeyError
+            assert by().copies_slivers
+        assert by() is COUNTED
+    assert by() is PLAIN
+
+
+@pytest.mark.parametrize("block", [tg.measure, lambda: tg.memory_budget("1GiB")], ids=["measure", "budget"])
+def test_the_same_works_run_whoever_looks_on(block: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name and in order, forward and back, of small values and of a region; the bits, too."""
+    x, w = tg.asarray(np.linspace(-1, 1, 5)), tg.Variable(np.linspace(0.5, 1, 5))
+    big = tg.asarray(np.linspace(-1, 1, 40_000))
+
+    def step() -> list[np.ndarray]:
+        with tg.GradientTape() as tape:
+            tape.watch([x, big])
+            y = tg.sum(tg.tanh(x * w + 0.5)) + tg.sum(tg.sigmoid(big) * big) * 1e-3
+        return [g.numpy(copy=True) for g in tape.gradient(y, [x, w, big])]
+
+    names: list[tuple[str, ...]] = []
+    for kind in (Tiling, make.Application):
+        run = kind.run
+
+        def note(work: Work, outputs: Any, temporaries: Any, run: Any = run) -> Any:
+            names.append(work.names)
+            return run(work, outputs, temporaries)
+
+        monkeypatch.setattr(kind, "run", note)
+    plain = step(), list(names)
+    names.clear()
+    with block():
+        watched = step(), list(names)
+    assert plain[1] == watched[1] and plain[1]
+    for a, b in zip(plain[0], watched[0], strict=True):
+        assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("block", [tg.measure, lambda: tg.memory_budget("1GiB")], ids=["measure", "budget"])
+def test_small_nodes_are_differentiated_alike_whoever_looks_on(block: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the listed steps of the same nodes in the same order."""
+    x, w = tg.asarray(np.linspace(-1, 1, 5)), tg.Variable(np.linspace(0.5, 1, 5))
+    names: list[str] = []
+    for kind in (Plain, Executor):
+        pull = kind.pull
+
+        def note(self: Any, steps: Any, node: Any, ct: Any, residuals: Any, pull: Any = pull) -> Any:
+            results = pull(self, steps, node, ct, residuals)
+            if results is not None:
+                names.append(node.prim.name)
+            return results
+
+        monkeypatch.setattr(kind, "pull", note)
+
+    def pulled() -> list[str]:
+        names.clear()
+        tg.grad(lambda x: tg.sum(tg.tanh(x * w + 0.5) * tg.sigmoid(x)))(x)
+        return list(names)
+
+    plain = pulled()
+    with block():
+        assert pulled() == plain and len(plain) >= 4
