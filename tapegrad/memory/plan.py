@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from tapegrad.core.node import next_index
@@ -31,6 +31,9 @@ from tapegrad.memory.ledger.frames import Ordinals
 from tapegrad.memory.ledger.phase import HERE
 from tapegrad.memory.ledger.steps import GRADIENT, STEPS
 from tapegrad.memory.program_files import full_name, relative_name
+
+if TYPE_CHECKING:
+    from tapegrad.core.protocols import Recorder
 
 FORMAT = "tapegrad.plan"
 VERSION = 1
@@ -127,7 +130,7 @@ class Applied:
             self._known[key] = self._relative.get((kind, name, relative_name(file), line))
         return self._known[key]
 
-    def _number(self, key: Any) -> int:
+    def _number(self, key: object) -> int:
         if HERE.differentiated:  # as profiles see the end of a step that nothing else marks
             STEPS.mark(GRADIENT)
         return self._local.ordinals.next(key)
@@ -148,7 +151,7 @@ class _Worked:
             self.any = self.any or next_index() > began + 1
 
 
-def _repeats(recorder: Any) -> bool:
+def _repeats(recorder: Recorder) -> bool:
     """Whether a recorder is one of a rerun."""
     return isinstance(recorder, RerunTrace) or (isinstance(recorder, Lookout) and not recorder.outer)
 
@@ -275,7 +278,7 @@ def actions_of(content: dict[str, Any], name: str) -> tuple[list[Action], int | 
     return [_action(row, f"{name}: action {i}") for i, row in enumerate(rows)], budget
 
 
-def _action(row: Any, what: str) -> Action:
+def _action(row: object, what: str) -> Action:
     if not isinstance(row, dict) or not {"do", "kind", "name", "file", "line", "ordinals"} <= set(row):
         raise PlanError(f"{what} does not have do, kind, name, file, line and ordinals")
     if row["do"] not in DEEDS or row["kind"] not in KINDS:
@@ -290,7 +293,7 @@ def _action(row: Any, what: str) -> Action:
     return Action(row["do"], row["kind"], row["name"], row["file"], row["line"], tuple(ordinals), relative)
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> bool:
     """Whether a value from a file is an integer from 0 on, and not too large to be meant."""
     return type(value) is int and 0 <= value < 1 << 62
 

@@ -21,13 +21,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import LEAF
 from tapegrad.errors import PolicyError
 from tapegrad.memory.offload.tiers import Tier
+
+if TYPE_CHECKING:
+    from tapegrad.device.types import Params
 
 
 class Decision(Enum):
@@ -61,7 +64,7 @@ class Value:
 
     primitive: str
     """The name of the primitive that made it."""
-    params: dict[str, Any]
+    params: Params
     """The primitive's parameters; not to be changed."""
     aval: ShapedArray
     """Shape, dtype and device."""

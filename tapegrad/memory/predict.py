@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, shaped
@@ -31,6 +31,11 @@ from tapegrad.memory.sizes import format_bytes, parse_bytes
 from tapegrad.tensor import Tensor, from_array
 from tapegrad.variable import Variable, everyone, last_number
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from tapegrad.device import Device
+
 T = TypeVar("T")
 _SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
@@ -40,8 +45,8 @@ class ShapeDtype:
     """Stands for an array that need not exist: shape, dtype and device (None: the current one)."""
 
     shape: Sequence[int]
-    dtype: Any = "float32"
-    device: Any = None
+    dtype: DTypeLike = "float32"
+    device: Device | str | None = None
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,7 @@ class _Writes(dict[Cell, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._aside: dict[Cell, tuple[Any, Any]] = {}
+        self._aside: dict[Cell, tuple[weakref.ref[Buffer], weakref.ref[Buffer]]] = {}
 
     def __setitem__(self, cell: Cell, content: Any) -> None:
         former = cell._content

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from os.path import basename
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.autodiff.recording import Recording
 from tapegrad.core.aval import ShapedArray
@@ -25,6 +25,9 @@ from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.places import line_of
 from tapegrad.memory.sizes import format_bytes
 from tapegrad.variable import everyone
+
+if TYPE_CHECKING:
+    from tapegrad.autodiff.recording import Record
 
 UNKNOWN = "?"
 _WIDTH = 100
@@ -151,7 +154,7 @@ class _Table:
             if number in everyone:
                 self._variables.update(dict.fromkeys(indices, everyone[number].name))
 
-    def add_record(self, record: Any) -> None:
+    def add_record(self, record: Record) -> None:
         """What one record keeps."""
         call, _, plan, things = record
         if plan is None:

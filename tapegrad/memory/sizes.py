@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from operator import index
-from typing import Any
 
 from tapegrad.errors import TapegradError
 
@@ -16,7 +15,7 @@ class SizeError(TapegradError, ValueError):
     """Something that is no size in bytes."""
 
 
-def parse_bytes(size: Any) -> int:
+def parse_bytes(size: object) -> int:
     """A size in bytes: an integer, or text such as ``"2GiB"`` (1024), ``"512 MB"`` (1000), ``"1.5 GiB"``.
 
     Raises SizeError (ValueError).

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.core.buffer import Buffer
@@ -25,7 +24,7 @@ class Companion:
 
     __slots__ = ("companions", "source")
 
-    def __init__(self, source: Any, companions: Companions) -> None:
+    def __init__(self, source: Recipe | Buffer, companions: Companions) -> None:
         self.source = source
         self.companions = companions
 

@@ -167,8 +167,8 @@ class Candidates:
             parts = {}
             for index in storage.near[-_MOST_NEAR:]:
                 other = graph.recipes.get(index)
-                if other is not None and _of(other).part is not None:
-                    part = _of(other).part.all()
+                if other is not None and (known := _of(other).part) is not None:
+                    part = known.all()
                     parts[id(part)] = part
                     part.edge.add(recipe.node.index)  # which may have been made, or made again, after the part
             self._numerators[storage.row] = storage.cost + sum([p.cost for p in parts.values()])
@@ -178,15 +178,12 @@ class Candidates:
     def evicted(self, recipe: Recipe, graph: Graph) -> None:
         """``recipe``'s value was dropped."""
         self.remove(recipe)
-        storage = _of(recipe)
-        storage.part = Part(storage.cost, {recipe.node.index})
-        self._join(recipe, graph)
-        self._refresh_edge(storage.part.all(), graph)
+        self._refresh_edge(self._joined(recipe, graph), graph)
 
-    def _join(self, recipe: Recipe, graph: Graph) -> None:
-        """Join the sets of those next to ``recipe`` with its own."""
+    def _joined(self, recipe: Recipe, graph: Graph) -> Part:
+        """A new set for ``recipe``, joined with those next to it."""
         storage = _of(recipe)
-        mine = storage.part.all()
+        mine = storage.part = Part(storage.cost, {recipe.node.index})
         for index in storage.near[-_MOST_NEAR:]:
             other = graph.recipes.get(index)
             if other is None:
@@ -196,6 +193,7 @@ class Candidates:
                 mine.join(beside.part.all())
             elif beside.row >= 0:
                 mine.edge.add(index)
+        return mine
 
     def returned(self, recipe: Recipe, graph: Graph) -> None:
         """``recipe``'s value was made again (and is a candidate anew, if it is wanted)."""
@@ -217,8 +215,7 @@ class Candidates:
         for r in members:
             _of(r).part = None
         for r in members:
-            _of(r).part = Part(_of(r).cost, {r.node.index})
-            self._join(r, graph)
+            self._joined(r, graph)
 
     def _refresh_edge(self, part: Part, graph: Graph) -> None:
         for index in list(part.edge):

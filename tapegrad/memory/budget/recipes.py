@@ -17,7 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, final
 
 from tapegrad.core import locks
 from tapegrad.core.buffer import Buffer
@@ -25,6 +25,13 @@ from tapegrad.core.node import SHARED, Node, leaf
 from tapegrad.core.state import thread
 from tapegrad.device.numerics import bits
 from tapegrad.errors import RecomputeError
+from tapegrad.memory.policies import RECOMPUTE, Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tapegrad.memory.budget.companions import Companions
+    from tapegrad.memory.budget.eviction import Part
 
 
 class Storage:
@@ -43,13 +50,14 @@ class Storage:
         self.holders: set[int] = set()
         self.near: list[int] = []
         self.cost = 0.0
-        self.part: Any = None
+        self.part: Part | None = None
         self.row = -1
         self.spared = 0
-        self.answer: Any = None
+        self.answer: Answer = RECOMPUTE
         self.transfer: float | None = None
 
 
+@final
 class Recipe:
     """How the value of ``node`` comes from ``inputs`` (recipes, or buffers of what has none).
 
@@ -65,11 +73,11 @@ class Recipe:
         "times",
     )  # fmt: skip
 
-    def __init__(self, node: Node, inputs: tuple[Any, ...], out: Buffer) -> None:
+    def __init__(self, node: Node, inputs: tuple[Recipe | Buffer, ...], out: Buffer) -> None:
         self.node = node
         self.inputs = inputs
-        self.buffer: Any = weakref.ref(out)
-        self.kept: Any = None
+        self.buffer = weakref.ref(out)
+        self.kept: weakref.ref[Kept] | None = None
         self.storage: Storage | None = None
         self.roots: tuple[int, ...] = ()
         self.times = 0
@@ -87,6 +95,7 @@ class Recipe:
         return None if self.kept is None else self.kept()
 
 
+@final
 class Kept:
     """What the records of tapes keep of one value: its buffer, until that is dropped.
 
@@ -101,7 +110,7 @@ class Kept:
         self.graph = graph
         self.buffer: Buffer | None = None
         self.sources: tuple[Kept, ...] = ()
-        self.companions: Any = None
+        self.companions: Companions | None = None
         self._gone = gone
 
     def fill(self, buffer: Buffer) -> None:
@@ -121,7 +130,7 @@ class Residuals:
 
     __slots__ = ("things",)
 
-    def __init__(self, things: tuple[Any, ...]) -> None:
+    def __init__(self, things: tuple[Kept | Buffer, ...]) -> None:
         self.things = things
 
     def restored(self) -> tuple[Buffer, ...]:
@@ -139,7 +148,7 @@ def _checksum(buffer: Buffer) -> bytes:
     return bits.checksum(buffer.array if device.kind == "cpu" else device.numpy(buffer.array))
 
 
-def restored(things: tuple[Any, ...]) -> tuple[Buffer, ...]:
+def restored(things: tuple[Kept | Buffer, ...]) -> tuple[Buffer, ...]:
     """The buffers of kept values; buffers are themselves."""
     kept = [k for k in things if type(k) is Kept]
     buffers = kept[0].graph.restore(kept) if kept else {}
@@ -231,7 +240,7 @@ class Graph:
     def add(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> Recipe:
         """Note how ``out`` was made, while something records."""
         refs = self.recipes.refs
-        sources: list[Any] = []
+        sources: list[Recipe | Buffer] = []
         for b in inputs:
             ref = refs.get(b.node.index)
             source = None if ref is None else ref()
@@ -324,7 +333,7 @@ def bytes_held_for(recipe: Recipe) -> int:
     leaves: dict[int, Buffer] = {}
     seen: set[int] = set()
     stack = [recipe]
-    i: Any = None
+    i: Recipe | Buffer | None = None
     while stack and len(seen) < _MOST_WALKED:
         for i in stack.pop().inputs:
             if type(i) is not Recipe:
@@ -360,7 +369,7 @@ def roots(buffer: Buffer) -> list[Buffer]:
     return list(owners.values())
 
 
-def _references(things: dict[int, Any]) -> dict[int, int]:
+def _references(things: Mapping[int, object]) -> dict[int, int]:
     """How often each thing is referred to; what only ``things`` refers to, so often as ``_OWN`` says."""
     return {key: sys.getrefcount(thing) for key, thing in things.items()}
 

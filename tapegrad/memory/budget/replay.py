@@ -7,7 +7,7 @@ What has moved to a tier is brought back from there.  Nobody is told of a value 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import LEAF
@@ -98,7 +98,7 @@ def _there(graph: Graph, order: list[Recipe]) -> dict[int, list[Recipe]]:
     return storages
 
 
-def _sources(recipe: Recipe) -> tuple[Any, ...]:
+def _sources(recipe: Recipe) -> tuple[Recipe | Buffer, ...]:
     """What a value is made from; nothing if its bytes are in a tier."""
     return recipe.inputs if recipe.slot is None else ()
 
@@ -120,7 +120,7 @@ def _missing(targets: list[Recipe]) -> tuple[list[Recipe], dict[int, int]]:
     return [order[i] for i in sorted(order)], uses
 
 
-def _input(graph: Graph, source: Any, values: dict[int, Buffer], keeping: Keeping) -> Buffer:
+def _input(graph: Graph, source: Recipe | Buffer, values: dict[int, Buffer], keeping: Keeping) -> Buffer:
     if type(source) is not Recipe:
         graph.check(source)
         return source

@@ -67,7 +67,7 @@ class Storages:
         if self.policy is not None:
             self.register(graph, recipe, buffer)
         else:
-            self._new.append(recipe.kept)
+            self._new.append(weakref.ref(kept))
             if len(self._new) >= _MOST_NEW:
                 self.register_new()
         return kept

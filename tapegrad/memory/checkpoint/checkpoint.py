@@ -30,7 +30,7 @@ from tapegrad.device import current_device, device
 from tapegrad.device.numerics import bits
 from tapegrad.device.threads import NAME as HELPER
 from tapegrad.errors import RecomputeError
-from tapegrad.memory.checkpoint.rerun import Lookout, RerunTrace, come_for
+from tapegrad.memory.checkpoint.rerun import Cotangents, Lookout, RerunTrace, Sums, come_for
 from tapegrad.tensor import Tensor, alias
 from tapegrad.variable import last_number, trainables
 
@@ -235,7 +235,7 @@ class Checkpoint:
                 "was bound to something else in between: pass it as an argument"
             )
 
-    def kept(self) -> Iterator[Any]:
+    def kept(self) -> Iterator[object]:
         """What is kept for the rerun: buffers, residuals that may be dropped, values moved away, recordings."""
         yield from ()
 
@@ -258,16 +258,16 @@ class Checkpoint:
     def pull(
         self,
         trace: RerunTrace,
-        upstream: Iterable[tuple[int, Any]],
+        upstream: Iterable[tuple[int, Tensor | None]],
         needed: frozenset[int],
         lead: int | None,
-        come: dict[int, Any],
-    ) -> list[Any]:
+        come: Sums,
+    ) -> Cotangents:
         """Cotangents of the inputs from those of values of the rerun (``upstream``, by index of the node).
 
         The walk adds to what has come for the inputs: so sums have the order, and the bits, of the plain function's.
         """
-        seeds: dict[int, Any] = {trace.source(i): g for i, g in come_for(self._nodes, needed, come).items()}
+        seeds: dict[int, Tensor] = {trace.source(i): g for i, g in come_for(self._nodes, needed, come).items()}
         for index, ct in upstream:
             if ct is not None:
                 seeds[index] = seeds[index] + ct if index in seeds else ct

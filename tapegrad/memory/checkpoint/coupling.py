@@ -30,7 +30,7 @@ from tapegrad.engine.evaluate import array_of, fill
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.checkpoint.checkpoint import Checkpoint, Setting, recorders_of_a_call, renamed
 from tapegrad.memory.checkpoint.recompute import Recompute
-from tapegrad.memory.checkpoint.rerun import Lookout, RerunTrace, results_of
+from tapegrad.memory.checkpoint.rerun import Cotangents, Lookout, RerunTrace, Sums, results_of
 from tapegrad.tensor import Tensor
 
 
@@ -81,7 +81,7 @@ slots: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
 class Block(Protocol):
     """What a coupling asks of the block that it belongs to."""
 
-    def checked(self, results: list[Any], a: Tensor) -> Tensor:
+    def checked(self, results: list[object], a: Tensor) -> Tensor:
         """The one tensor among the results of ``f``, fit to be added to ``a``."""
 
     def sample(self, a: Tensor) -> Any:
@@ -214,11 +214,11 @@ class _Call(Checkpoint):
         self.note_uses(watch, seen, (), (self._a.index,))
         return out
 
-    def kept(self) -> Iterator[Any]:
+    def kept(self) -> Iterator[object]:
         """The bytes that its slots hold."""
         yield from (slot.held for slot in (self.coupling.out, self.coupling.b) if slot.held is not None)
 
-    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
+    def pullback(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         """Rerun ``f``, bring back ``a``, pull the cotangent of ``out``: to ``a`` as it is, elsewhere through ``f``."""
         (ct,) = cts
         trace = self.trace()

@@ -54,7 +54,7 @@ class Needs:
     """What the record of another step adds."""
 
 
-def states_in(loop: Loop, state: Any, nbytes: int, schedule: Any, outer: list[Recorder]) -> int:
+def states_in(loop: Loop, state: Any, nbytes: int, schedule: str, outer: list[Recorder]) -> int:
     """How many states the schedule may store so that no more than ``nbytes`` are taken.
 
     Inside a budget: no more than it has room for, and at least one.  Raises RecomputeError if ``nbytes`` are too few.
@@ -73,7 +73,7 @@ def states_in(loop: Loop, state: Any, nbytes: int, schedule: Any, outer: list[Re
     )
 
 
-def _fit(needs: Needs, room: int, schedule: Any, n: int | None) -> tuple[int, int]:
+def _fit(needs: Needs, room: int, schedule: str, n: int | None) -> tuple[int, int]:
     """How many states fit into ``room`` (0: none does), and the least room that does."""
     most = MOST if n is None else max(n, 1)
     if schedule == "sqrt" and n is not None:  # whole segments are recorded; the fewest that fit are rerun least
@@ -185,7 +185,7 @@ class _Probe(Trace):
         super().record_call(call, inputs, outputs)
 
 
-def _tensors(tree: Any) -> list[Any]:
+def _tensors(tree: object) -> list[Tensor | Variable]:
     return [x for x in nest.flatten(tree) if isinstance(x, (Tensor, Variable))]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
@@ -31,13 +31,27 @@ from tapegrad.engine.evaluate import fill
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.checkpoint.checkpoint import HostDraws
 from tapegrad.memory.checkpoint.recompute import CheckpointedCall
-from tapegrad.memory.checkpoint.rerun import Lookout, RerunTrace, StepTrace, Tracker, alone, come_for, results_of
+from tapegrad.memory.checkpoint.rerun import (
+    Cotangents,
+    Lookout,
+    RerunTrace,
+    StepTrace,
+    Sums,
+    Tracker,
+    alone,
+    come_for,
+    results_of,
+)
 from tapegrad.memory.checkpoint.snapshot import Position, Snapshot
 from tapegrad.memory.offload.tiers import Disk
 from tapegrad.memory.schedules.actions import DISK, Action, Advance, Drop, Restore, Reverse, Store, Tape
 from tapegrad.memory.schedules.online import Online
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from tapegrad.core.aval import ShapedArray
+    from tapegrad.core.node import Node
 
 Marks = dict[int, tuple[int, bool]]
 """Of each variable changed inside (by number): how many of its new contents were read, whether the last is current."""
@@ -48,7 +62,7 @@ class Form:
     """What a state looks like: its structure, the avals of its tensors, and which of them depend on watched values."""
 
     structure: Any
-    avals: list[Any]
+    avals: list[ShapedArray | None]
     tracked: list[bool]
 
 
@@ -74,9 +88,9 @@ class Walk:
     taped: dict[int, Taped] = field(default_factory=dict)
     used: dict[int, Buffer] = field(default_factory=dict)
     numbers: dict[int, str] = field(default_factory=dict)
-    sums: dict[int, Any] = field(default_factory=dict)
+    sums: dict[int, Tensor] = field(default_factory=dict)
     """By position among the call's inputs: the cotangents that have come for them."""
-    state: list[Any] = field(default_factory=list)
+    state: Cotangents = field(default_factory=list)
     """Cotangents of the leaves of the state after the step to be reversed next."""
 
 
@@ -184,13 +198,13 @@ class FirstRun:
         cells = {cell: x for cell, (old, _) in list(self._seen.items()) if (x := cell.get()) is not old}
         return Position(self.walk.here.state, cells, bits.host_state())
 
-    def _enter(self, state: Any, results: list[Any]) -> None:
+    def _enter(self, state: Any, results: list[object]) -> None:
         """``state`` goes into the next step."""
         self._call.note(state, results, self._tracker.follows)
         self._tracker.next_step([r._buffer for r in results if isinstance(r, Tensor)])
         self.walk.here.state = state
 
-    def _step(self, i: int) -> list[Any]:
+    def _step(self, i: int) -> list[object]:
         marks: Marks = {}
         if self._watch.contents:
             owners = {owner.construction_number: cell for cell, (_, owner) in self._seen.items() if owner is not None}
@@ -217,18 +231,18 @@ class FirstRun:
         walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))
 
 
-def form_of(state: Any, results: list[Any]) -> Form:
+def form_of(state: Any, results: list[object]) -> Form:
     """The form of a state, whose leaves with variables read are ``results``."""
     avals = [r._buffer.node.aval if isinstance(r, Tensor) else None for r in results]
     return Form(nest.structure(state), avals, [])
 
 
-def indices_of(results: list[Any]) -> list[int | None]:
+def indices_of(results: list[object]) -> list[int | None]:
     """The indices of the nodes of the tensors among ``results``."""
     return [r._buffer.node.index if isinstance(r, Tensor) else None for r in results]
 
 
-def settled(y: Any, results: list[Any], made_after: int) -> Any:
+def settled(y: Any, results: list[object], made_after: int) -> Any:
     """A state with its values computed, none of which keeps more alive than itself; variables stay variables."""
     fill([r._buffer for r in results if isinstance(r, Tensor)])
     leaves = zip(nest.flatten(y), results, strict=True)
@@ -279,7 +293,7 @@ class LoopCall(CheckpointedCall):
         if disk is not None and not action.step:
             self._first_kept = walk.kept[0]
 
-    def kept(self) -> Iterator[Any]:
+    def kept(self) -> Iterator[object]:
         """Besides, stored states and recorded steps of the first run."""
         yield from super().kept()
         for walk, _ in list(self._left):
@@ -295,7 +309,7 @@ class LoopCall(CheckpointedCall):
             for snapshot in list(walk.kept.values()):
                 yield from snapshot.contents()
 
-    def note(self, state: Any, results: list[Any], tracked: Callable[[Buffer], bool]) -> None:
+    def note(self, state: Any, results: list[object], tracked: Callable[[Buffer], bool]) -> None:
         """Note the form of a state; equal ones are one object."""
         self._draws.next_step()
         form = form_of(state, results)
@@ -312,7 +326,7 @@ class LoopCall(CheckpointedCall):
         """Note, before a step, what was read of the variables that the loop changes."""
         self._marks.append(self._marks[-1] if self._marks and self._marks[-1] == marks else marks)
 
-    def sources(self, state: Any, step: int) -> tuple[list[int], list[Any]]:
+    def sources(self, state: Any, step: int) -> tuple[list[int], list[Node]]:
         """The leaves of the state that a step's cotangents are wanted for, each value once, and their nodes."""
         places, nodes = [], {}
         for position, (leaf, tracked) in enumerate(zip(nest.flatten(state), self._forms[step].tracked, strict=True)):
@@ -323,16 +337,14 @@ class LoopCall(CheckpointedCall):
 
     # The pullback ----------------------------------------------------------------------------------------------
 
-    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
+    def pullback(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         """Follow the schedule, or rerun everything under the recorders that follow the inputs."""
         with self._owner.named():
             if self._differentiated() or not self._owner.n:
                 return self._pull_plain(cts, needed, lead, come)
             return self._pull_by_schedule(cts, needed, lead, come)
 
-    def _pull_by_schedule(
-        self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]
-    ) -> list[Any]:
+    def _pull_by_schedule(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         try:
             walk, actions = self._left.pop()  # of several threads, one finds what the first run has kept
         except IndexError:
@@ -368,7 +380,7 @@ class LoopCall(CheckpointedCall):
             for r in thread.recorders
         )
 
-    def _pull_plain(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
+    def _pull_plain(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         before = self._args
         self._args = (self._beginning().state,)
         try:
@@ -423,7 +435,7 @@ class LoopCall(CheckpointedCall):
         trace = RerunTrace([*self._nodes, *nodes], self._places, self.setting.start)
         look = Lookout(())
 
-        def run() -> tuple[Any, list[Any]]:
+        def run() -> tuple[Any, list[object]]:
             y = self._owner.step(walk.here.state, step, True)
             results = results_of(y, look)
             self._draws.compare(step)
@@ -439,7 +451,7 @@ class LoopCall(CheckpointedCall):
         walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))
         walk.here.state = y
 
-    def _compare_form(self, step: int, y: Any, results: list[Any]) -> None:
+    def _compare_form(self, step: int, y: Any, results: list[object]) -> None:
         form, wanted = form_of(y, results), self._forms[step + 1]
         if (form.structure, form.avals) != (wanted.structure, wanted.avals):
             raise RecomputeError(
@@ -454,7 +466,7 @@ class LoopCall(CheckpointedCall):
         trace = taped.trace
         if isinstance(trace, StepTrace):  # of the first run, when the inputs were not known yet
             trace.become([n.index for n in self._nodes] + taped.indices)
-        seeds: dict[int, Any] = {trace.source(i): g for i, g in walk.sums.items()}
+        seeds: dict[int, Tensor] = {trace.source(i): g for i, g in walk.sums.items()}
         for index, ct in zip(taped.outs, walk.state, strict=True):
             if ct is not None and index is not None:
                 seeds[index] = seeds[index] + ct if index in seeds else ct

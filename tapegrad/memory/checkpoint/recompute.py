@@ -13,7 +13,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
 from tapegrad.autodiff.wrapping import Wrapper
@@ -27,9 +27,11 @@ from tapegrad.errors import RecomputeError
 from tapegrad.memory.checkpoint.checkpoint import Checkpoint, recorders_of_a_call, renamed
 from tapegrad.memory.checkpoint.rerun import (
     Argument,
+    Cotangents,
     Lookout,
     Postponing,
     RerunTrace,
+    Sums,
     alone,
     kept_by_tapes,
     results_of,
@@ -39,6 +41,9 @@ from tapegrad.memory.checkpoint.saving import Noting, Taking
 from tapegrad.memory.policies import Policy, checked
 from tapegrad.tensor import Tensor, identity_of
 from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from tapegrad.device.types import Array
 
 
 class Recompute(Wrapper):
@@ -153,10 +158,10 @@ class CheckpointedCall(Checkpoint):
         self._noted: Noting | None = None
         self._captures: list[weakref.ref[Buffer]] = []
 
-    def first_run(self, args: tuple, kwargs: dict, hidden: list[Recorder], pushers: tuple) -> tuple[Any, list[Any]]:
+    def first_run(self, args: tuple, kwargs: dict, hidden: list[Recorder], pushers: tuple) -> tuple[Any, list[object]]:
         """Run behind the barrier; sets ``inputs`` to the watched values that the results may depend on."""
 
-        def run(watch: Lookout, seen: Seen) -> tuple[Any, list[Any]]:
+        def run(watch: Lookout, seen: Seen) -> tuple[Any, list[object]]:
             y = self._run_first(args, kwargs, watch, seen)
             results = results_of(y, watch)
             fill([r._buffer for r in results if isinstance(r, Tensor)])
@@ -182,7 +187,7 @@ class CheckpointedCall(Checkpoint):
         self._noted.settle()
         return y
 
-    def expect(self, y: Any, results: list[Any]) -> None:
+    def expect(self, y: Any, results: list[object]) -> None:
         """Note the form of the first run's results, and their checksum if asked."""
         self._structure = nest.structure(y)
         self._avals = [r._buffer.node.aval if isinstance(r, Tensor) else None for r in results]
@@ -198,7 +203,7 @@ class CheckpointedCall(Checkpoint):
         self._args = nest.map_leaves(kept_by_tapes, self._args)
         self._kwargs = nest.map_leaves(kept_by_tapes, self._kwargs)
 
-    def kept(self) -> Iterator[Any]:
+    def kept(self) -> Iterator[object]:
         """Arguments, watched values from outside (the function has them), and what a policy has saved."""
         for leaf in nest.flatten((self._args, self._kwargs)):
             if isinstance(leaf, (Tensor, Argument)):
@@ -207,19 +212,19 @@ class CheckpointedCall(Checkpoint):
         if self._noted is not None:
             yield from (value for _, value in self._noted.saved.values())
 
-    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
+    def pullback(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         """Rerun, and pull the cotangents through the rerun's record."""
         trace, results = self._rerun()
         indices = [r._buffer.node.index for r in results if isinstance(r, Tensor)]
         del results
         return self.pull(trace, zip(indices, cts, strict=True), needed, lead, come)
 
-    def _rerun(self) -> tuple[RerunTrace, list[Any]]:
+    def _rerun(self) -> tuple[RerunTrace, list[object]]:
         self.times += 1
         trace = self.trace()
         args, kwargs = snapshots(self._args, self._kwargs)
 
-        def run(watch: Lookout) -> tuple[Any, list[Any]]:
+        def run(watch: Lookout) -> tuple[Any, list[object]]:
             runner = Postponing(watch) if self._noted is None else Taking(self.name, self._noted, watch)
             y = runner.during(self._owner._run, args, kwargs, True)
             results = results_of(y, watch)
@@ -230,7 +235,7 @@ class CheckpointedCall(Checkpoint):
         self._compare(y, results, seen, watch.used)
         return trace, results
 
-    def _compare(self, y: Any, results: list[Any], seen: Seen, used: dict[int, Buffer]) -> None:
+    def _compare(self, y: Any, results: list[object], seen: Seen, used: dict[int, Buffer]) -> None:
         """Raise RecomputeError unless the rerun repeated the first run."""
         if nest.structure(y) != self._structure:
             raise RecomputeError(
@@ -246,7 +251,7 @@ class CheckpointedCall(Checkpoint):
                 "something outside that changed, such as an array changed in place or a generator of its own"
             )
 
-    def _checksum(self, results: list[Any]) -> tuple | None:
+    def _checksum(self, results: list[object]) -> tuple | None:
         if self._owner._check is None:
             return None
         tensors = [r for r in results if isinstance(r, Tensor)]
@@ -255,7 +260,7 @@ class CheckpointedCall(Checkpoint):
         return thread.executor.in_earnest(lambda: tuple(bits.checksum(_whole(t)) for t in tensors), nothing)
 
 
-def _whole(x: Tensor) -> Any:
+def _whole(x: Tensor) -> Array:
     """The value of ``x`` as an array; under ``vmap`` that of all examples."""
     buffer = x._buffer
     for guard in reversed(thread.guards):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
@@ -15,12 +15,18 @@ from tapegrad.core.node import Node, next_index
 from tapegrad.core.protocols import Call, Recorder
 from tapegrad.core.state import thread
 from tapegrad.device import is_array
+from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import catch_up, postponed
 from tapegrad.engine.executor import Above
 from tapegrad.engine.make import copy_of
 from tapegrad.errors import RecomputeError
 from tapegrad.tensor import Tensor, convert, from_array
 from tapegrad.variable import Variable
+
+Cotangents: TypeAlias = list[Tensor | None]
+"""None: not connected, or zeros."""
+Sums: TypeAlias = "dict[int, Tensor | Array]"
+"""What a walk has summed so far, by node index."""
 
 
 class Lookout:
@@ -179,7 +185,7 @@ class RerunTrace(Trace):
         """The index of a source's node in this run."""
         return self._indices[position]
 
-    def compute(self, results: Iterable[Any]) -> None:
+    def compute(self, results: Iterable[object]) -> None:
         """Apply the postponed nodes that rules read on the way back from ``results``."""
         reached = {r._buffer.node.index for r in results if isinstance(r, Tensor)}
         wanted: list[Any] = []
@@ -244,7 +250,7 @@ class Postponing(Above):
         return super().value(node, inputs)
 
 
-def come_for(nodes: Sequence[Node], needed: Iterable[int], come: dict[int, Any]) -> dict[int, Tensor]:
+def come_for(nodes: Sequence[Node], needed: Iterable[int], come: Sums) -> dict[int, Tensor]:
     """What a walk has summed for a call's inputs, taken out, by position.
 
     The call adds to it, so that sums have the order, and the bits, of the plain function's.
@@ -257,7 +263,7 @@ def come_for(nodes: Sequence[Node], needed: Iterable[int], come: dict[int, Any])
     return cts
 
 
-def results_of(y: Any, watch: Lookout) -> list[Any]:
+def results_of(y: object, watch: Lookout) -> list[object]:
     """The leaves of a run's results, variables read, tensors noted as used."""
     results = [convert(leaf) if isinstance(leaf, (Tensor, Variable)) else leaf for leaf in nest.flatten(y)]
     for leaf in results:
@@ -266,7 +272,7 @@ def results_of(y: Any, watch: Lookout) -> list[Any]:
     return results
 
 
-def alone(result: Any, start: int) -> Any:
+def alone(result: object, start: int) -> object:
     """A slice of an intermediate result, made after ``start``, copied so that the rest of it can go.
 
     Slices with gaps stay as they are: a copy lies otherwise in memory, and what reads it might round otherwise.
@@ -314,7 +320,7 @@ class Argument:
         return Tensor(buffer)
 
 
-def kept_by_tapes(leaf: Any) -> Any:
+def kept_by_tapes(leaf: object) -> object:
     """A tensor as an :class:`Argument` where somebody keeps memory within a budget; anything else is itself."""
     if not isinstance(leaf, Tensor):
         return leaf

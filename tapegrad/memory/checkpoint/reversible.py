@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.core.buffer import Buffer
@@ -20,6 +20,9 @@ from tapegrad.errors import DTypeError, NotATensorError, ReversibleError, ShapeE
 from tapegrad.memory.checkpoint.coupling import Slot, couple, slots
 from tapegrad.memory.checkpoint.recompute import Recompute
 from tapegrad.tensor import Tensor, convert
+
+if TYPE_CHECKING:
+    from tapegrad.device.types import DType
 
 SAMPLE = 64
 """How many elements of a value, at most, are compared with what is brought back."""
@@ -76,7 +79,7 @@ class Reversible:
         _joined[y._buffer] = axis, [weakref.ref(slot) for slot in made if slot is not None]
         return y
 
-    def checked(self, results: list[Any], a: Tensor) -> Tensor:
+    def checked(self, results: list[object], a: Tensor) -> Tensor:
         """The one tensor that f or g has returned.  Raises NotATensorError, ShapeError, DTypeError."""
         result = results[0] if len(results) == 1 else None
         if not isinstance(result, Tensor):
@@ -132,7 +135,7 @@ def _drift(back: Array, sample: Array) -> float:
 
 
 @functools.cache
-def _epsilon(dtype: Any) -> float:
+def _epsilon(dtype: DType) -> float:
     """The machine epsilon of a real or complex dtype, also of those from outside NumPy."""
     number, step = dtype.type, 1.0
     while number(1 + step / 2) != number(1):

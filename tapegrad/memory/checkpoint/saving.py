@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
@@ -22,6 +22,9 @@ from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.offload.offload import AHEAD, Moved, move
 from tapegrad.memory.policies import RECOMPUTE, SAVE, Policy, asked
 
+if TYPE_CHECKING:
+    from tapegrad.core.protocols import Recorder
+
 T = TypeVar("T")
 
 
@@ -32,7 +35,7 @@ class Noting(Above):
     nodes applied.
     """
 
-    def __init__(self, policy: Policy, watch: Any) -> None:
+    def __init__(self, policy: Policy, watch: Recorder | None) -> None:
         super().__init__()
         self.saved: dict[int, tuple[Node, Buffer | Moved]] = {}
         self.count = 0
@@ -95,7 +98,7 @@ class Noting(Above):
 class Taking(Above):
     """Gives, in a rerun, the values that the first run has saved, in place of computing them."""
 
-    def __init__(self, name: str, first: Noting, watch: Any) -> None:
+    def __init__(self, name: str, first: Noting, watch: Recorder | None) -> None:
         super().__init__()
         self._name = name
         self._saved, self._expected = first.saved, first.count

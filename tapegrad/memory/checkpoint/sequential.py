@@ -92,7 +92,7 @@ class CheckpointedSequence:
             raise RecomputeError("checkpoint_sequential: give budget or segments, not both")
         self._budget = None if budget is None else parse_bytes(budget)
         self._starts = even_starts(len(self.functions), segments)
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[object, Plan] = {}
         self.plan: Plan | None = None
 
     @property
@@ -170,11 +170,11 @@ def _name(f: Callable) -> str:
     return name if isinstance(name, str) else getattr(f, "__name__", type(f).__name__)
 
 
-def _smooth(tree: Any) -> Iterator[Tensor]:
+def _smooth(tree: object) -> Iterator[Tensor]:
     return (t for t in nest.flatten(tree) if isinstance(t, Tensor) and is_inexact(t.dtype))
 
 
-def _bytes(tree: Any, others: set[int]) -> int:
+def _bytes(tree: object, others: set[int]) -> int:
     """Bytes that the tensors in ``tree`` keep, those of the ``others`` not counted."""
     roots = {(b := t._buffer.root()).node.index: b for t in nest.flatten(tree) if isinstance(t, Tensor)}
     return sum(rounded(b.node.aval.nbytes) for i, b in roots.items() if i not in others)

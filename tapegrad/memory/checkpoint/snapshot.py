@@ -22,6 +22,7 @@ from tapegrad.memory.offload.tiers import Disk
 from tapegrad.tensor import Tensor
 
 if TYPE_CHECKING:
+    from tapegrad.device.types import Array
     from tapegrad.memory.checkpoint.loop_call import Walk
 
 _TOO_SMALL = 512  # bytes: not worth a file
@@ -147,7 +148,7 @@ class _OnDisk:
         return Buffer(self._slot.get().transpose(self._back), self.node)
 
 
-def _dense_order(array: Any) -> tuple[int, ...] | None:
+def _dense_order(array: Array) -> tuple[int, ...] | None:
     """The order of axes in which the array is contiguous; None if it has gaps."""
     order = tuple(sorted(range(array.ndim), key=lambda i: -abs(array.strides[i])))
     return order if array.transpose(order).flags.c_contiguous else None

@@ -71,7 +71,7 @@ class Entries:
         ref = self.by_key.get(id(buffer))
         return ref if ref is not None and ref() is buffer else None
 
-    def enter(self, buffer: Buffer, category: str, place: Place, epoch: int, left: Callable[[Any], None]) -> Entry:
+    def enter(self, buffer: Buffer, category: str, place: Place, epoch: int, left: Callable[[Entry], None]) -> Entry:
         """A new entry, not yet counted; ``left`` is called with it when the buffer goes."""
         node = buffer.node
         prim = node.prim
@@ -116,7 +116,7 @@ class Entries:
             self.remove(entry)
         return [buffer for _, buffer in late]
 
-    def tell(self, left: Callable[[Any], None]) -> None:
+    def tell(self, left: Callable[[Entry], None]) -> None:
         """Call ``left`` from now on when a buffer goes."""
         for key, entry in list(self.by_key.items()):
             buffer = entry()

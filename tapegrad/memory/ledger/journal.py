@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from itertools import count
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
@@ -22,6 +22,9 @@ from tapegrad.engine.evaluate import array_of
 from tapegrad.memory.ledger.entries import Entry
 from tapegrad.memory.ledger.frames import CHECKPOINT, Call, Frames, Special, caller
 from tapegrad.memory.ledger.phase import BACKWARD, FORWARD, HERE, RECOMPUTE, phase
+
+if TYPE_CHECKING:
+    from types import CodeType
 
 _NEAR = (0, *(sign * off for off in range(1, 33) for sign in (1, -1)))
 STEP, OOM, USER, STOPPED = range(4)
@@ -176,7 +179,7 @@ class Journal:
                 return number
         return -1
 
-    def _instruction(self, place: int) -> Any:
+    def _instruction(self, place: int) -> tuple[CodeType, int] | None:
         return self.frames.places[place][:2] if place >= 0 else None
 
     # Rows ------------------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from os.path import dirname, join
-from types import CodeType
-from typing import Any
+from types import CodeType, FrameType
 
 _HERE = join(dirname(dirname(dirname(__file__))), "")
 Place = tuple[CodeType, int] | str
@@ -41,7 +40,7 @@ _inside: dict[str, bool] = {}
 
 def user_place() -> Place:
     """The innermost instruction outside this package."""
-    frame: Any = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
         name = code.co_filename

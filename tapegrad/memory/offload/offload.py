@@ -15,7 +15,7 @@ import weakref
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core import account, locks
 from tapegrad.core.buffer import Buffer
@@ -30,6 +30,10 @@ from tapegrad.memory.ledger.phase import HERE
 from tapegrad.memory.offload import tiers
 from tapegrad.memory.offload.tiers import Slot, Tier
 from tapegrad.memory.policies import Offload
+
+if TYPE_CHECKING:
+    from tapegrad.device.types import Array
+    from tapegrad.memory.policies import Answer
 
 AHEAD = 2
 """Values on their way back at once: one may arrive while the one before it is used."""
@@ -63,7 +67,7 @@ class _DrySlot:
     def prefetch(self) -> None:
         """Nothing starts."""
 
-    def get(self) -> Any:
+    def get(self) -> Array:
         """A phantom."""
         return phantom.empty(self._aval.shape, self._aval.dtype)
 
@@ -131,7 +135,7 @@ class Moved:
         return Buffer(array, node)
 
 
-def move(buffer: Buffer, answer: Any) -> Moved | None:
+def move(buffer: Buffer, answer: Answer) -> Moved | None:
     """Copy the bytes of a filled buffer to the tier of ``answer``; None if they could not come back as they lie.
 
     Those of an array that is not C-contiguous would come back contiguous, and what reads them might round otherwise.
@@ -145,7 +149,7 @@ def move(buffer: Buffer, answer: Any) -> Moved | None:
     return Moved(buffer.node, slot or _DrySlot(buffer))
 
 
-def _put(buffer: Buffer, answer: Any) -> Slot | None:
+def _put(buffer: Buffer, answer: Answer) -> Slot | None:
     tier = answer.tier if isinstance(answer, Offload) else default_tier(buffer.node.aval.device)
     try:
         slot = tier.put(buffer)

@@ -23,7 +23,7 @@ import os
 import tempfile
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from tapegrad.core import locks
 from tapegrad.core.buffer import Buffer
@@ -33,6 +33,9 @@ from tapegrad.device.cuda import CudaDevice
 from tapegrad.device.pinned import size_class
 from tapegrad.device.threads import NAME
 from tapegrad.errors import DeviceError, OffloadError
+
+if TYPE_CHECKING:
+    from tapegrad.device.types import Array, DType
 
 _GROWTH = 2**20  # places that a file grows by, in bytes: asking the disk for room takes longer than copying a page
 
@@ -143,7 +146,7 @@ class Disk:
         """Nothing to wait for: ``put`` has copied the bytes when it returns."""
         return 0
 
-    def _open(self) -> Any:
+    def _open(self) -> IO[bytes]:
         try:
             return tempfile.TemporaryFile(buffering=0, dir=self._directory)
         except OSError as e:
@@ -165,12 +168,12 @@ class Disk:
                     f"{e.strerror}; {total} bytes are taken there; give Disk a directory with more room"
                 ) from e
 
-    def _read(self, slot: DiskSlot, array: Any) -> None:
+    def _read(self, slot: DiskSlot, array: Array) -> None:
         slot.device.load(array, slot._map())
         with self._lock:
             self.bytes_read += slot.nbytes
 
-    def _later(self, slot: DiskSlot, array: Any) -> Future[None]:
+    def _later(self, slot: DiskSlot, array: Array) -> Future[None]:
         with self._lock:
             if self._reader is None:  # one: a disk reads no faster for being asked twice
                 self._reader = ThreadPoolExecutor(1, f"{NAME} disk")
@@ -185,7 +188,7 @@ class Disk:
 class DiskSlot:
     """One buffer's bytes in a file."""
 
-    def __init__(self, disk: Disk, shape: tuple[int, ...], dtype: Any, device: Device) -> None:
+    def __init__(self, disk: Disk, shape: tuple[int, ...], dtype: DType, device: Device) -> None:
         self.shape = shape
         self.dtype = dtype
         self.device = device
@@ -250,7 +253,7 @@ class DiskSlot:
 class _File:
     """A file of places of one size."""
 
-    def __init__(self, file: Any, size: int) -> None:
+    def __init__(self, file: IO[bytes], size: int) -> None:
         self.file = file
         self.size = size
         self.end = 0
@@ -270,7 +273,7 @@ class _File:
         return self.end - count * self.size
 
 
-def _extend(file: Any, start: int, size: int) -> None:
+def _extend(file: IO[bytes], start: int, size: int) -> None:
     """Make the disk find room now: a write through a mapping has no way to say that there is none."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), start, size)
