@@ -124,7 +124,7 @@ def failure_of(error: LinAlgError, batches: Batches) -> LinAlgError:
     return failure
 
 
-def _stacked(a: Any, companion: Tensor | None, n: int) -> Any:
+def _stacked(a: Tensor, companion: Tensor | None, n: int) -> Tensor:
     if companion is not None:
         return array_of(companion._buffer)
     return CPU.xp.broadcast_to(a, (n, *a.shape)) if is_array(a) else a

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
@@ -17,7 +16,7 @@ from tapegrad.variable import Variable
 class Captures:
     """A recorder that finds watched tensors which the function uses although they are no arguments."""
 
-    def __init__(self, arguments: list[Any]) -> None:
+    def __init__(self, arguments: list[object]) -> None:
         self._outer = thread.recorders
         self._known = {x._buffer.node.index for x in arguments if isinstance(x, Tensor)}
         self._found: set[int] = set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
@@ -16,6 +16,9 @@ from tapegrad.core.node import Node
 from tapegrad.core.protocols import Call, Recorder
 from tapegrad.core.state import during, thread
 from tapegrad.tensor import Tensor
+
+if TYPE_CHECKING:
+    from tapegrad.variable import Variable
 
 T = TypeVar("T")
 
@@ -28,7 +31,7 @@ class Listener:
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """Nothing to note."""
 
-    def read(self, variable: Any, value: Buffer) -> None:
+    def read(self, variable: Variable, value: Buffer) -> None:
         """Nothing to note."""
 
     def follows(self, buffer: Buffer) -> bool:
@@ -93,7 +96,7 @@ class Pusher:
         if old in self._pushed:
             self._give(new, self._pushed[old])
 
-    def read(self, variable: Any, value: Buffer) -> None:
+    def read(self, variable: Variable, value: Buffer) -> None:
         """A variable's companion is that of its value, if it was given one."""
 
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:

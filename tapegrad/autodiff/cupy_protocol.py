@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.autodiff.own_primitive import OwnPrimitive
 from tapegrad.errors import ImmutableError
 from tapegrad.ops.interop.numpy_protocols import public
 from tapegrad.tensor import bind_method
 from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from tapegrad.device.types import Array
 
 _NAMES = {"amax": "max", "amin": "min", "true_divide": "divide", "cupy_abs": "abs"}
 
@@ -59,7 +62,7 @@ def _override_reduction(
 def _run(kernel: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """A kernel on the arrays of tensors, as an operation without a derivative."""
 
-    def run(*arrays: Any) -> Any:
+    def run(*arrays: Array) -> Any:
         return kernel(*arrays, **kwargs)
 
     kinds = inspect.Parameter.POSITIONAL_ONLY

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
 from tapegrad.autodiff.adjoint import transposed
@@ -28,6 +28,9 @@ from tapegrad.ops.dispatch import SCALARS, cast
 from tapegrad.ops.shape.join import stack
 from tapegrad.tensor import Tensor, alias, convert
 from tapegrad.variable import Variable, trainables
+
+if TYPE_CHECKING:
+    from tapegrad.tensor import TensorLike
 
 
 class CustomGradient(Wrapper):
@@ -67,14 +70,14 @@ class CustomGradient(Wrapper):
         call.again = None
         return nest.rebuild(y, iter(outputs))
 
-    def _again(self, args: tuple, kwargs: dict, taken: list[Any]) -> list[Any]:
+    def _again(self, args: tuple, kwargs: dict, taken: list[object]) -> list[object]:
         """The function called on other tensors (the arguments' in order, then contents of variables)."""
         given = iter(taken)
         args = nest.map_leaves(lambda x: next(given) if isinstance(x, (Tensor, Variable)) else x, args)
         kwargs = nest.map_leaves(lambda x: next(given) if isinstance(x, (Tensor, Variable)) else x, kwargs)
         return nest.flatten(self(*args, **kwargs))
 
-    def _checked(self, result: Any) -> tuple[Any, Callable]:
+    def _checked(self, result: object) -> tuple[Any, Callable]:
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise GradientTypeError(
                 f"custom_gradient: {self._name} must return (y, gradient_function), got {type(result).__name__}"
@@ -100,7 +103,7 @@ def custom_gradient(f: Callable | None = None) -> Any:
     return CustomGradient if f is None else CustomGradient(f)
 
 
-def stop_gradient(x: Any) -> Tensor:
+def stop_gradient(x: TensorLike) -> Tensor:
     """The value of ``x``, through which no derivative of any order passes."""
     return Tensor(alias(convert(x)._buffer))
 
@@ -134,7 +137,7 @@ def _takes_variables(grad_fn: Callable) -> bool:
     )
 
 
-def _result(name: str, leaf: Any) -> Tensor:
+def _result(name: str, leaf: TensorLike | None) -> Tensor:
     if leaf is None:
         raise GradientError(f"custom_gradient: {name} returned None for an output")
     return asarray(leaf)
@@ -153,8 +156,8 @@ class _Call:
         self,
         name: str,
         grad_fn: Callable,
-        inputs: list[Any],
-        forms: list[Any],
+        inputs: list[object],
+        forms: list[object],
         positional: int,
         values: list[Buffer | None],
         variables: list[Variable],
@@ -175,14 +178,16 @@ class _Call:
         """The buffers of the record's inputs: tensor arguments, then variables read."""
         return (*(b for b in values if b is not None), *(seen[v._cell][0] for v in self._variables))
 
-    def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
+    def pullback(
+        self, cts: list[Tensor | None], needed: frozenset[int], lead: int | None, come: dict[int, Any]
+    ) -> list[Tensor | None]:
         """Ask ``grad_fn``: once, or for every row."""
         if lead is None:
             return self._ask(cts)
         rows = [self._ask([None if ct is None else ct[row] for ct in cts]) for row in range(lead)]
         return [_column([row[i] for row in rows], aval) for i, aval in enumerate(self._avals)]
 
-    def _ask(self, cts: list[Any]) -> list[Any]:
+    def _ask(self, cts: list[Tensor | None]) -> list[Tensor | None]:
         dys = [zeros_of(aval) if ct is None else ct for ct, aval in zip(cts, self._outputs, strict=True)]
         if self._variables:
             answer = self._grad_fn(*dys, variables=list(self._variables))
@@ -217,7 +222,7 @@ class _Call:
         taken = [flat[i] for i in self._places] + list(of_variables)
         return [self._fitted(i, g) for i, g in enumerate(taken)]
 
-    def _require_structure(self, grads: Any) -> None:
+    def _require_structure(self, grads: object) -> None:
         """Gradients come flat, or nested as the arguments are (whose objects, if there are any, may be left out)."""
         entries = list(grads) if isinstance(grads, (list, tuple)) else [grads]
         if not any(isinstance(g, (list, tuple, dict)) for g in entries) or self._optional:
@@ -228,7 +233,7 @@ class _Call:
                 f"{nest.shown(tuple(self._forms))}; return them in that structure, or in one flat list"
             )
 
-    def _fitted(self, i: int, g: Any) -> Tensor | None:
+    def _fitted(self, i: int, g: TensorLike | None) -> Tensor | None:
         """A returned gradient as a tensor of its argument's shape and dtype."""
         aval = self._avals[i]
         if g is None or not dtypes.is_inexact(aval.dtype):
@@ -242,7 +247,7 @@ class _Call:
             raise GradientTypeError(f"{self.name}: gradient {i} is {g.dtype}, its argument {aval.dtype}")
         return cast(g, aval.dtype)
 
-    def pushforward(self, tangents: list[Any]) -> list[Any]:
+    def pushforward(self, tangents: list[Any]) -> list[Tensor | None]:
         """J t, from the transpose of ``grad_fn``; it must be linear in its cotangents and made of tensor operations."""
         given = [i for i, t in enumerate(tangents) if t is not None]
         outs = [i for i, a in enumerate(self._outputs) if dtypes.is_inexact(a.dtype)]
@@ -264,7 +269,7 @@ class _MisshapenError(GradientError, ShapeError):
     """A gradient whose shape is not its argument's."""
 
 
-def _column(grads: list[Any], aval: ShapedArray) -> Tensor | None:
+def _column(grads: list[Tensor | None], aval: ShapedArray) -> Tensor | None:
     """The rows' gradients of one input, stacked; zeros for missing ones; None if all are missing."""
     if grads and all(g is None for g in grads):
         return None

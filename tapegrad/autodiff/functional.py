@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
 from tapegrad.autodiff import rows
@@ -23,6 +23,9 @@ from tapegrad.ops.dispatch import SCALARS, cast
 from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import Tensor, identity_of
 from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from tapegrad.tensor import TensorLike
 
 Argnums = int | Sequence[int]
 
@@ -43,7 +46,7 @@ class _Sources:
             self.args[n] = nest.map_leaves(self._fresh, args[n])
         self.leaves: list[Tensor] = nest.flatten([self.args[n] for n in self.positions])
 
-    def _fresh(self, x: Any) -> Tensor:
+    def _fresh(self, x: TensorLike) -> Tensor:
         t = identity_of(asarray(x))
         if not dtypes.is_inexact(t.dtype):
             raise DTypeError(f"{self.name}: cannot differentiate in an argument of dtype {t.dtype}; make it a float")
@@ -61,7 +64,7 @@ class _Sources:
         return trees[0] if self.single else trees
 
 
-def _scalar(name: str, y: Any) -> Tensor:
+def _scalar(name: str, y: object) -> Tensor:
     if not isinstance(y, Tensor):
         raise NotATensorError(f"{name}: the function must return a tensor, got {type(y).__name__}")
     if y.size != 1 or not dtypes.is_inexact(y.dtype):
@@ -128,7 +131,7 @@ def vjp(f: Callable, *xs: Any) -> tuple[Any, Callable]:
     return y, pullback
 
 
-def _like(what: str, x: Any, of: Tensor) -> Tensor:
+def _like(what: str, x: TensorLike, of: Tensor) -> Tensor:
     """``x`` as a tensor of the shape and dtype of ``of`` (a number stands for every element)."""
     result = asarray(x)
     if result.shape != of.shape:

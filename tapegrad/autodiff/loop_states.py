@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
 from tapegrad.errors import StructureError
 
+if TYPE_CHECKING:
+    from tapegrad.device.types import DType
+
 _NUMBERS = (bool, int, float, complex)
 
 
-def check_structure(name: str, what: str, step: int, before: Any, after: Any) -> None:
+def check_structure(name: str, what: str, step: int, before: object, after: object) -> None:
     """Raise StructureError unless ``after``, which ``step`` has returned, has the structure of ``before``."""
     if not nest.alike(after, before):
         raise StructureError(
@@ -19,7 +22,7 @@ def check_structure(name: str, what: str, step: int, before: Any, after: Any) ->
         )
 
 
-def check_state(name: str, step: int, before: Any, after: Any) -> None:
+def check_state(name: str, step: int, before: object, after: object) -> None:
     """Raise StructureError unless ``after``, which ``step`` has returned, has the form of ``before``.
 
     A Python number may become a 0-d tensor of any dtype, and the reverse; an array may become a tensor.
@@ -34,7 +37,7 @@ def check_state(name: str, step: int, before: Any, after: Any) -> None:
         )
 
 
-def _leaves(state: Any) -> list[Any]:
+def _leaves(state: object) -> list[object]:
     return [_leaf(x) for x in nest.leaves(state)]
 
 
@@ -55,17 +58,17 @@ def _fits(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def _text(state: Any) -> str:
+def _text(state: object) -> str:
     """The structure with the dtype and shape of each leaf."""
 
-    def text(x: Any) -> Any:
+    def text(x: object) -> object:
         form = _leaf(x)
         return _Plain(type(x).__name__ if form is None else form if isinstance(form, str) else _aval(*form))
 
     return repr(nest.map_leaves(text, state))
 
 
-def _aval(shape: tuple[int, ...], dtype: Any) -> str:
+def _aval(shape: tuple[int, ...], dtype: DType) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
 from tapegrad.autodiff.adjoint import transposed
@@ -28,6 +28,11 @@ from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import SCALARS, on_one_device, tensor
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from tapegrad.device import Device
+    from tapegrad.device.types import Array, Namespace
+    from tapegrad.tensor import TensorLike
 
 _RESERVED = ("ct", "t", "out", "i", "xs_aval", "layout")
 
@@ -48,7 +53,7 @@ class OwnPrimitive(Wrapper):
         self._pull: dict[str, Callable] = {}
         self._push: dict[str, Callable] = {}
         self._forms: dict[tuple[str, ...], Primitive] = {}
-        self._layouts: dict[Any, Layout] = {}
+        self._layouts: dict[object, Layout] = {}
         self._body = Body(f, self._name, self._signature, self._names)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -112,7 +117,9 @@ class OwnPrimitive(Wrapper):
             self._body.ready.clear()
         return layout.unpacked(packed)
 
-    def _layout(self, operands: tuple[str, ...], tensors: list[Tensor], static: dict[str, Any], device: Any) -> Layout:
+    def _layout(
+        self, operands: tuple[str, ...], tensors: list[Tensor], static: dict[str, Any], device: Device
+    ) -> Layout:
         """What the function returns: told by ``infer``, or found by running it (its result is used, not made twice)."""
         avals = [t._buffer.node.aval for t in tensors]
         if self._infer is not None:
@@ -127,7 +134,9 @@ class OwnPrimitive(Wrapper):
             )
         return layout or self._layouts[key]
 
-    def _by_running(self, key: tuple[Any, ...], tensors: list[Tensor], static: dict[str, Any], device: Any) -> Layout:
+    def _by_running(
+        self, key: tuple[Any, ...], tensors: list[Tensor], static: dict[str, Any], device: Device
+    ) -> Layout:
         if len(self._layouts) >= _MOST_LAYOUTS:
             self._layouts.clear()
         result = self._body.run(device, [array_of(t._buffer) for t in tensors], key[0], static)
@@ -141,7 +150,7 @@ class OwnPrimitive(Wrapper):
         if form is None:
             body = self._body
 
-            def impl(xp: Any, *arrays: Any, layout: Layout, **static: Any) -> Any:
+            def impl(xp: Namespace, *arrays: Any, layout: Layout, **static: Any) -> Any:
                 if body.ready:
                     return body.ready.pop()
                 return layout.packed(body.run(layout.aval.device, list(arrays), operands, static))
@@ -196,7 +205,7 @@ def _parameters(name: str, signature: inspect.Signature) -> list[str]:
     return operands
 
 
-def _is_array(op: str, name: str, x: Any) -> bool:
+def _is_array(op: str, name: str, x: object) -> bool:
     if isinstance(x, (Tensor, Variable)) or (hasattr(x, "dtype") and hasattr(x, "shape")):
         return True
     if any(isinstance(leaf, (Tensor, Variable)) for leaf in nest.leaves(x)):
@@ -239,7 +248,7 @@ def _made(
     return Rule(run, operands)
 
 
-def _fitting(op: str, name: str, given: Any, aval: ShapedArray) -> Tensor:
+def _fitting(op: str, name: str, given: TensorLike, aval: ShapedArray) -> Tensor:
     if given is None or isinstance(given, (tuple, list, dict)):
         raise GradientTypeError(
             f"{op}: the rule of {name} returned {'None' if given is None else nest.shown(given)}; it returns one "
@@ -292,7 +301,7 @@ class Body:
         """A value that has been made already."""
         return self._ready.values
 
-    def run(self, device: Any, arrays: list[Any], operands: tuple[str, ...], static: dict[str, Any]) -> Any:
+    def run(self, device: Device, arrays: list[Array], operands: tuple[str, ...], static: dict[str, Any]) -> Any:
         """The function's result as an array, or a list of several, in the memory of ``device``."""
         given = dict(zip(operands, (_guarded(a) for a in arrays), strict=True))
         bound = self.signature.bind_partial()
@@ -303,7 +312,7 @@ class Body:
                 return [self.result(x, arrays, device) for x in result]
             return self.result(result, arrays, device)
 
-    def result(self, x: Any, arrays: list[Any], device: Any) -> Any:
+    def result(self, x: Any, arrays: list[Array], device: Device) -> Any:
         if isinstance(x, (Tensor, Variable)) or x is None:
             raise NotATensorError(
                 f"{self.name}: returned {type(x).__name__}; a primitive computes with raw arrays and returns them"
@@ -317,7 +326,7 @@ class Body:
         return array
 
 
-def _guarded(array: Any) -> Any:
+def _guarded(array: Array) -> Array:
     """A view that cannot be written to, where the library knows such a thing."""
     if hasattr(array, "setflags"):
         array = array.view()

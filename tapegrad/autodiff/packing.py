@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
 from tapegrad.core.aval import Shape, ShapedArray, shaped
@@ -19,13 +19,17 @@ from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor
 
+if TYPE_CHECKING:
+    from tapegrad.device import Device
+    from tapegrad.device.types import Array, DType
+
 
 class Layout:
     """The shapes of an operation's results (one, or ``several``), after ``lead`` axes that all of them have."""
 
     __slots__ = ("aval", "lead", "several", "shapes")
 
-    def __init__(self, shapes: Sequence[Shape], several: bool, dtype: Any, device: Any, lead: Shape = ()) -> None:
+    def __init__(self, shapes: Sequence[Shape], several: bool, dtype: DType, device: Device, lead: Shape = ()) -> None:
         self.shapes = tuple(shapes)
         self.several = several
         self.lead = lead
@@ -33,14 +37,13 @@ class Layout:
         self.aval: ShapedArray = shaped(whole, dtype, device)
 
     @staticmethod
-    def of(op: str, result: Any, device: Any) -> Layout:
+    def of(op: str, result: Array | list[Array], device: Device) -> Layout:
         """Of an array, or of a list of arrays.  Raises DTypeError if their dtypes are of different kinds."""
-        several = isinstance(result, list)
-        arrays = result if several else [result]
-        return Layout([a.shape for a in arrays], several, _common(op, [a.dtype for a in arrays]), device)
+        arrays = result if isinstance(result, list) else [result]
+        return Layout([a.shape for a in arrays], arrays is result, _common(op, [a.dtype for a in arrays]), device)
 
     @staticmethod
-    def told(op: str, told: Any, device: Any) -> Layout:
+    def told(op: str, told: Any, device: Device) -> Layout:
         """Of what a user says: ``(shape, dtype)``, or a list of such pairs.  Raises ShapeError, DTypeError."""
         several = isinstance(told, list)
         try:
@@ -53,7 +56,7 @@ class Layout:
         """With one more leading axis."""
         return Layout(self.shapes, self.several, self.aval.dtype, self.aval.device, (n, *self.lead))
 
-    def packed(self, result: Any) -> Any:
+    def packed(self, result: Array | list[Array]) -> Array:
         """One array of a list of arrays (or the only one itself).  Raises ShapeError if it is not what was expected."""
         arrays = result if isinstance(result, list) else [result]
         shapes = [(*self.lead, *s) for s in self.shapes]
@@ -65,7 +68,7 @@ class Layout:
         flat = [a.reshape((*self.lead, -1)).astype(self.aval.dtype, copy=False) for a in arrays if a.size]
         return xp.concatenate(flat, axis=-1) if flat else xp.zeros(self.aval.shape, self.aval.dtype)
 
-    def unpacked(self, whole: Tensor) -> Any:
+    def unpacked(self, whole: Tensor) -> Tensor | tuple[Tensor, ...]:
         """The results as a tuple of tensors (or the only one itself)."""
         if not self.several:
             return whole
@@ -94,7 +97,7 @@ class Layout:
         return concat(flat, axis=-1)
 
 
-def _common(op: str, items: list[Any]) -> Any:
+def _common(op: str, items: list[DType]) -> DType:
     if len({d.kind for d in items}) > 1:
         names = ", ".join(d.name for d in items)
         raise DTypeError(f"{op}: returned dtypes {names}: results of one primitive must be of one kind; cast them")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from sys import getrefcount
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad.autodiff.backward import Record, backward, reachable
 from tapegrad.core import account
@@ -17,6 +17,9 @@ from tapegrad.device.dtypes import is_inexact
 from tapegrad.errors import TapeError
 from tapegrad.tensor import Tensor
 
+if TYPE_CHECKING:
+    from tapegrad.variable import Variable
+
 T = TypeVar("T")
 
 
@@ -24,7 +27,7 @@ class Recording:
     """A recorder that keeps records of all that depends on ``_tracked`` values (by node index)."""
 
     strict = False
-    """Whether a value that it follows must not become an array by the way (see ``Tensor.__array__``)."""
+    """Whether a value that it follows must not silently become an array (see ``Tensor.__array__``)."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []
@@ -33,7 +36,7 @@ class Recording:
         self.graph: Recipes | None = None
         self.lines: dict[int, Any] = {}
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         raise TapeError(
             "a tape is neither copied nor pickled: its records are values of this process; pickle the gradients"
         )
@@ -82,7 +85,7 @@ class Recording:
             residuals = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots])
         self._records.append((node, nodes, plan, account.current.recorded(self, node, residuals)))
 
-    def read(self, variable: Any, value: Buffer) -> None:
+    def read(self, variable: Variable, value: Buffer) -> None:
         """A variable was read: of no concern to a bare recording."""
 
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:

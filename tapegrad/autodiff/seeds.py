@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray
@@ -15,8 +15,11 @@ from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import Tensor, identity_of
 from tapegrad.variable import Variable
 
+if TYPE_CHECKING:
+    from tapegrad.tensor import TensorLike
 
-def wants_zeros(mode: Any) -> bool:
+
+def wants_zeros(mode: object) -> bool:
     """Whether unconnected sources get zeros.  Raises GradientError for an unknown mode."""
     name = getattr(mode, "value", mode)
     if name not in ("none", "zero"):
@@ -51,7 +54,7 @@ def weights_of(tree: Any, targets: list[Any], given: Any) -> list[Tensor]:
     return [_weight(i, t, w) for i, (t, w) in enumerate(zip(targets, weights, strict=True))]
 
 
-def _weight(i: int, target: Any, weight: Any) -> Tensor:
+def _weight(i: int, target: Any, weight: TensorLike | None) -> Tensor:
     aval: ShapedArray = (target._cell.get() if isinstance(target, Variable) else target._buffer).node.aval
     if weight is None:
         return _ones(target)
@@ -68,7 +71,7 @@ def _weight(i: int, target: Any, weight: Any) -> Tensor:
     raise ShapeError(f"output_gradients: number {i} has shape {seed.shape}, its target {aval.shape}")
 
 
-def _ones(x: Any) -> Tensor:
+def _ones(x: Tensor) -> Tensor:
     """Ones of the shape of ``x``, of which only one exists."""
     one = ones((), dtype=x.dtype, device=x.device)
     return broadcast_to(one, x.shape) if x.shape else one

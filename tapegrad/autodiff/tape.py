@@ -155,7 +155,7 @@ class GradientTape(Recording):
     # Differentiation -------------------------------------------------------------------------------------------
 
     def gradient(
-        self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = "none"
+        self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: object = "none"
     ) -> Any:
         """The gradient of ``target`` (an array's elements, and several targets, are summed) in each source.
 
@@ -183,7 +183,7 @@ class GradientTape(Recording):
         return nest.rebuild(sources, (own(self._result(grads, s, zero)) for s in sought))
 
     def jacobian(
-        self, target: Any, sources: Any, unconnected_gradients: Any = "none", parallel_iterations: Any = None,
+        self, target: Any, sources: Any, unconnected_gradients: object = "none", parallel_iterations: object = None,
         experimental_use_pfor: bool = True,
     ) -> Any:  # fmt: skip
         """The derivative of each element of ``target`` in each element of each source: shape ``target + source``.
@@ -205,7 +205,7 @@ class GradientTape(Recording):
         return nest.rebuild(sources, (self._result(blocks, s, zero, shape) for s in sought))
 
     def batch_jacobian(
-        self, target: Any, source: Any, unconnected_gradients: Any = "none", parallel_iterations: Any = None,
+        self, target: Any, source: Any, unconnected_gradients: object = "none", parallel_iterations: object = None,
         experimental_use_pfor: bool = True,
     ) -> Tensor:  # fmt: skip
         """For each example ``b`` (first axis of both) the derivative of ``target[b]`` in ``source[b]``.
@@ -241,8 +241,8 @@ class GradientTape(Recording):
         return records, True
 
     def _walk(
-        self, records: list[Record], cts: dict[int, Tensor], sought: list[Any], consume: bool, lead: int | None = None,
-        also: Sequence[Buffer] = (),
+        self, records: list[Record], cts: dict[int, Tensor], sought: list[Tensor | Variable], consume: bool,
+        lead: int | None = None, also: Sequence[Buffer] = (),
     ) -> dict[int, Tensor]:  # fmt: skip
         keep = set().union(*map(self._indices, sought))
         everything = set(self._watched).union(*self._values.values())
@@ -256,20 +256,22 @@ class GradientTape(Recording):
             self._tracked, self._watched = set(), set()
         return grads
 
-    def _indices(self, source: Any) -> set[int]:
+    def _indices(self, source: Tensor | Variable) -> set[int]:
         """The values that stand for a source: a tensor's own; of a variable, all that was read, and the present one."""
         if isinstance(source, Variable):
             return self._values.get(source.construction_number, set()) | {source._cell.get().node.index}
         return {source._buffer.node.index}
 
-    def _sum(self, grads: dict[int, Tensor], source: Any) -> Tensor | None:
+    def _sum(self, grads: dict[int, Tensor], source: Tensor | Variable) -> Tensor | None:
         total = None
         for index in sorted(self._indices(source)):
             if index in grads:
                 total = grads[index] if total is None else total + grads[index]
         return total
 
-    def _result(self, grads: dict[int, Tensor], source: Any, zero: bool, lead: tuple[int, ...] = ()) -> Any:
+    def _result(
+        self, grads: dict[int, Tensor], source: Tensor | Variable, zero: bool, lead: tuple[int, ...] = ()
+    ) -> Tensor | None:
         total = self._sum(grads, source) if dtypes.is_inexact(source.dtype) else None
         if total is None and zero:
             return zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
@@ -281,7 +283,7 @@ class GradientTape(Recording):
     def _node(self, x: Any) -> Node:
         return (x._cell.get() if isinstance(x, Variable) else x._buffer).node
 
-    def _nodes_of(self, role: str, x: Any) -> list[Node]:
+    def _nodes_of(self, role: str, x: object) -> list[Node]:
         if not isinstance(x, (Tensor, Variable)):
             raise NotATensorError(f"{role}: one tensor is needed, got {type(x).__name__}; stack several, or call again")
         return [self._node(x)]
@@ -293,7 +295,7 @@ class GradientTape(Recording):
                 raise NotATensorError(f"{role}: {type(x).__name__} {x!r:.60} is neither a tensor nor a variable")
         return leaves
 
-    def _warn_of_late(self, targets: list[Any]) -> None:
+    def _warn_of_late(self, targets: list[Tensor | Variable]) -> None:
         if len(targets) < 2 or self._recording:
             return
         for i, t in enumerate(targets):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
 from tapegrad.autodiff.batching import Batches, example_of, failure_of
@@ -16,6 +16,9 @@ from tapegrad.ops.dispatch import SCALARS
 from tapegrad.ops.shape.shape import moveaxis
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from tapegrad.tensor import TensorLike
 
 Axes = int | None | Sequence[Any] | dict[Any, Any]
 
@@ -59,7 +62,7 @@ def _told_by_example(error: LinAlgError, batches: Batches) -> LinAlgError:
     return failure
 
 
-def _axes(what: str, tree: Any, axes: Any) -> list[int | None]:
+def _axes(what: str, tree: Any, axes: Axes) -> list[int | None]:
     """One axis for each leaf of ``tree``; ``axes`` is nested as the tree is, or less deeply."""
     if axes is None or isinstance(axes, int):
         return [axes] * sum(1 for _ in nest.leaves(tree))
@@ -77,14 +80,14 @@ def _items(tree: dict) -> list[tuple[Any, Any]]:
     return sorted(tree.items(), key=lambda item: keys[item[0]])
 
 
-def _moved(x: Any, axis: int) -> Tensor:
+def _moved(x: TensorLike, axis: int) -> Tensor:
     t = asarray(x)
     if not t.ndim:
         raise ShapeError("vmap: an argument of no dimensions has no batch axis; give None for it in in_axes")
     return moveaxis(t, normalize_axis("vmap", axis, t.ndim), 0)
 
 
-def _length(f: Callable, batched: list[Any]) -> int:
+def _length(f: Callable, batched: list[Tensor]) -> int:
     lengths = {x.shape[0] for x in batched}
     if len(lengths) != 1:
         what = f"batches of lengths {sorted(lengths)}" if lengths else "no argument with a batch axis"

@@ -6,7 +6,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 
 class Wrapper:
@@ -17,7 +17,7 @@ class Wrapper:
     def __init__(self, f: Callable) -> None:
         functools.update_wrapper(self, f, updated=())  # type: ignore[arg-type]
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Binds as a function does, if a function is wrapped."""
         f = self.__wrapped__
         bind = getattr(type(f), "__get__", None)
@@ -27,7 +27,7 @@ class Wrapper:
         call: Any = self
         return types.MethodType(call, instance) if binds else self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         # What decorates a function of a module is found there by name, as the function would be.
         name = self.__dict__.get("__qualname__")
         if isinstance(name, str) and _named(self.__module__, name) is self:
