@@ -211,3 +211,8 @@ def test_what_fails_without_a_batch_is_told_as_it_is() -> None:
         tg.linalg.inv(np.zeros((50, 2, 2)))
     with pytest.raises(LinAlgError, match="examples 0, 1 of 2: solve"):
         tg.vmap(lambda b: tg.linalg.solve(np.zeros((3, 3)), b))(np.ones((2, 3)))
+
+
+def test_the_example_of_an_empty_batch_is_in_the_domain_of_most_functions():
+    """Warnings are errors."""
+    assert tg.vmap(lambda x: tg.log(x) + tg.sqrt(x) + 1 / x)(tg.zeros((0, 3))).shape == (0, 3)

@@ -138,3 +138,9 @@ def test_rounding_never_exceeds_the_budget() -> None:
 def test_stages_that_take_no_bytes_need_no_budget() -> None:
     plan = Rotor([Stage(f"s{i}", 1, 2, 0, 0) for i in range(3)], 0)
     assert plan.cost == plan.plain_cost == 9 and count(plan.actions(), 3).steps == 3
+
+
+def test_one_byte_too_few_is_too_few() -> None:
+    with pytest.raises(RecomputeError, match="least budget is 1 bytes"):
+        Rotor([Stage("s", 1, 2, 0, 1)], 0)
+    assert Rotor([Stage("s", 1, 2, 0, 1)], 1).cost == 3
