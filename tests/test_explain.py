@@ -88,3 +88,9 @@ def test_tiles_of_strided_arrays_are_those_that_cover_all(shape: tuple[int, ...]
     assert found is not None
     count, most = map(int, found.groups())
     assert most <= 1000 and x.size <= count * most
+
+
+def test_on_the_cpu_every_step_of_the_program_is_a_line() -> None:
+    x = tg.asarray(np.ones((200, 300)))
+    lines = [line.strip() for line in explained(tg.tanh(x * 2) + x).splitlines()]
+    assert lines[-3:] == ["s0 = multiply(x0, x1)", "s0 = tanh(s0)", "y0 = add(s0, x0)"]
