@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tapegrad.core import buffer as _buffer
-from tapegrad.core import state
+from tapegrad.core import locks, state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -128,6 +128,7 @@ class Account:
 NOBODY = Account()
 current: Account = NOBODY
 """The account in force."""
+_lock = locks.lock()
 _counting: Account | None = None
 _keeping: Account | None = None
 
@@ -146,8 +147,14 @@ def keep_with(who: Account | None) -> None:
     _choose()
 
 
+@locks.section
 def _choose() -> None:
     global current
-    who = current = _keeping or _counting or NOBODY
-    _buffer.tell_of_bytes(None if who is NOBODY else who.allocated)
-    state.install(who.executor)
+    try:
+        with _lock:  # another thread may enter a block, or leave one, at the same time
+            who = current = _keeping or _counting or NOBODY
+            _buffer.tell_of_bytes(None if who is NOBODY else who.allocated)
+            state.install(who.executor)
+    except BaseException:
+        locks.let_go(_lock)
+        raise

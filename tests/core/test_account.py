@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -63,3 +65,24 @@ def test_the_executor_is_that_of_the_account_in_force(monkeypatch: pytest.Monkey
     ledger.executor, manager.executor = "counted", "budgeted"  # type: ignore[misc, assignment]
     count_with(ledger), keep_with(manager), keep_with(None), count_with(None)
     assert installed == ["counted", "budgeted", "counted", NOBODY.executor]
+
+
+def test_blocks_of_several_threads_leave_one_account_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one thread is told of bytes, another one may not choose: the account, its ears and its executor agree."""
+    ledger, manager = Counts(), Counts()
+    told: list[object] = []
+    tell = _buffer.tell_of_bytes
+
+    def slowly(allocated: Any) -> None:
+        if not told:
+            told.append(None)
+            other.start()
+            other.join(0.2)
+        told.append(allocated)
+        tell(allocated)
+
+    monkeypatch.setattr(_buffer, "tell_of_bytes", slowly)
+    other = threading.Thread(target=keep_with, args=(manager,))
+    count_with(ledger)
+    other.join()
+    assert account.current is manager and told[-1] == manager.allocated

@@ -262,8 +262,10 @@ MODULES = [
     "memory.ledger.ledger",
     "memory.budget.manager",
     "memory.budget.budget",
+    "core.account",
     "core.buffer",
     "engine.evaluate",
+    "engine.executor",
     "memory.budget.storages",
 ]
 
