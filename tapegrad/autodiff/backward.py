@@ -175,7 +175,13 @@ def _pull(record: Record, ct: Tensor, cts: Cotangents, path: set[int] | None, le
 
 
 def apply_rule(
-    node: Node, rule: Rule, i: int, ct: Tensor, values: dict[int, Tensor], avals: list[ShapedArray], params: dict
+    node: Node,
+    rule: Rule,
+    i: int,
+    ct: Tensor,
+    values: dict[int, Tensor],
+    avals: list[ShapedArray],
+    params: dict[str, Any],
 ) -> Tensor:
     """What one rule yields: a partial derivative times ``ct``, or the cotangent itself."""
     if rule.constant is not None:

@@ -87,7 +87,11 @@ class Batches(Pusher):
         return self.alone(self._called_one_by_one, call.again, inputs, outputs, companions)
 
     def _called_one_by_one(
-        self, again: Callable, inputs: Sequence[Buffer], outputs: Sequence[Buffer], companions: list[Tensor | None]
+        self,
+        again: Callable[..., Any],
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        companions: list[Tensor | None],
     ) -> list[Tensor | None]:
         results = [again(_example(inputs, companions, i)) for i in range(self.n)]
         if not results:

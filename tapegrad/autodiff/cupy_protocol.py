@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NAMES = {"amax": "max", "amin": "min", "true_divide": "divide", "cupy_abs": "abs"}
 
 
-def _ours(kernel: Any) -> Callable | None:
+def _ours(kernel: Any) -> Callable[..., Any] | None:
     """Our function for one of CuPy's own kernels; None for a user's."""
     name = str(getattr(kernel, "name", ""))
     if not name.startswith("cupy_"):
@@ -59,7 +59,7 @@ def _override_reduction(
     return f(self, axis=axis, keepdims=keepdims, **options)
 
 
-def _run(kernel: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A kernel on the arrays of tensors, as an operation without a derivative."""
 
     def run(*arrays: Array) -> Any:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class CustomGradient(Wrapper):
     """What :func:`custom_gradient` makes of a function."""
 
-    def __init__(self, f: Callable) -> None:
+    def __init__(self, f: Callable[..., Any]) -> None:
         super().__init__(f)
         self._name = getattr(f, "__name__", type(f).__name__)
 
@@ -70,14 +70,14 @@ class CustomGradient(Wrapper):
         call.again = None
         return nest.rebuild(y, iter(outputs))
 
-    def _again(self, args: tuple, kwargs: dict, taken: list[object]) -> list[object]:
+    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any], taken: list[object]) -> list[object]:
         """The function called on other tensors (the arguments' in order, then contents of variables)."""
         given = iter(taken)
         args = nest.map_leaves(lambda x: next(given) if isinstance(x, (Tensor, Variable)) else x, args)
         kwargs = nest.map_leaves(lambda x: next(given) if isinstance(x, (Tensor, Variable)) else x, kwargs)
         return nest.flatten(self(*args, **kwargs))
 
-    def _checked(self, result: object) -> tuple[Any, Callable]:
+    def _checked(self, result: object) -> tuple[Any, Callable[..., Any]]:
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise GradientTypeError(
                 f"custom_gradient: {self._name} must return (y, gradient_function), got {type(result).__name__}"
@@ -88,7 +88,7 @@ class CustomGradient(Wrapper):
         return y, grad_fn
 
 
-def custom_gradient(f: Callable | None = None) -> Any:
+def custom_gradient(f: Callable[..., Any] | None = None) -> Any:
     """Decorator for ``f(*args, **kwargs) -> (y, grad_fn)``: ``grad_fn`` replaces the derivative of ``f``.
 
     ``grad_fn(*dys)`` gets a cotangent for each leaf of ``y`` (zeros for one not used) and returns one gradient (or
@@ -108,7 +108,9 @@ def stop_gradient(x: TensorLike) -> Tensor:
     return Tensor(alias(convert(x)._buffer))
 
 
-def _in_order(f: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _in_order(
+    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Tensors passed by name to positional parameters become positional, if all before them are."""
     if not any(isinstance(x, (Tensor, Variable)) for x in nest.leaves(kwargs)):
         return args, kwargs
@@ -127,7 +129,7 @@ def _in_order(f: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return tuple(values), {k: rest[k] for k in [*names, *sorted(set(rest) - set(names))]}
 
 
-def _takes_variables(grad_fn: Callable) -> bool:
+def _takes_variables(grad_fn: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(grad_fn).parameters.values()
     except (TypeError, ValueError):
@@ -155,7 +157,7 @@ class _Call:
     def __init__(
         self,
         name: str,
-        grad_fn: Callable,
+        grad_fn: Callable[..., Any],
         inputs: list[object],
         forms: list[object],
         positional: int,

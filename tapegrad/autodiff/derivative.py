@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive
-from tapegrad.core.rule import Rule
+from tapegrad.core.rule import Params, Rule
 from tapegrad.device.dtypes import float32
 from tapegrad.ops.dispatch import cast
 from tapegrad.tensor import Tensor
 
 
 def apply(
-    prim: Primitive, rule: Rule, i: int, seed: Tensor, values: dict[int, Tensor], avals: list[ShapedArray], params: dict
+    prim: Primitive,
+    rule: Rule,
+    i: int,
+    seed: Tensor,
+    values: dict[int, Tensor],
+    avals: list[ShapedArray],
+    params: Params,
 ) -> Tensor:
     """What ``rule`` for operand ``i`` yields of a (co)tangent: a partial derivative times it, or what it says itself.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tapegrad.autodiff import derivative
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.zeros import zeros_of
+from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.protocols import Call
@@ -63,7 +64,7 @@ def _push(node: Node, inputs: tuple[Buffer, ...], out: Buffer, tangents: list[Te
     return total
 
 
-def _along(rule: Rule, t: Tensor, values: dict[int, Tensor], avals: list, node: Node, i: int) -> Tensor:
+def _along(rule: Rule, t: Tensor, values: dict[int, Tensor], avals: list[ShapedArray], node: Node, i: int) -> Tensor:
     if rule.constant is not None:
         if rule.constant == 0:
             return zeros_of(node.aval)

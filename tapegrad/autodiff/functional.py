@@ -33,7 +33,7 @@ Argnums = int | Sequence[int]
 class _Sources:
     """The chosen arguments as fresh tensors, and the function called on them."""
 
-    def __init__(self, name: str, args: tuple, argnums: Argnums) -> None:
+    def __init__(self, name: str, args: tuple[Any, ...], argnums: Argnums) -> None:
         self.name = name
         chosen = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
         for n in chosen:
@@ -74,7 +74,7 @@ def _scalar(name: str, y: object) -> Tensor:
     return y
 
 
-def value_and_grad(f: Callable, argnums: Argnums = 0, has_aux: bool = False) -> Callable:
+def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
     """``f`` made to return ``(value, gradient)``; with ``has_aux``, ``f`` returns ``(value, aux)`` and so does this.
 
     ``f`` returns a tensor of one float.  Arguments that do not matter get zeros.  Raises ShapeError, GradientError.
@@ -96,7 +96,7 @@ def value_and_grad(f: Callable, argnums: Argnums = 0, has_aux: bool = False) -> 
     return wrapped
 
 
-def grad(f: Callable, argnums: Argnums = 0, has_aux: bool = False) -> Callable:
+def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
     """The gradient of ``f`` in the arguments ``argnums``; see :func:`value_and_grad`."""
     both = value_and_grad(f, argnums, has_aux)
 
@@ -108,7 +108,7 @@ def grad(f: Callable, argnums: Argnums = 0, has_aux: bool = False) -> Callable:
     return wrapped
 
 
-def vjp(f: Callable, *xs: Any) -> tuple[Any, Callable]:
+def vjp(f: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[..., Any]]:
     """``f(*xs)``, and a function from cotangents of the result (in its structure) to those of ``xs`` (a tuple).
 
     The function may be called again and again.  Raises GradientError and ShapeError for cotangents that do not fit.
@@ -143,7 +143,7 @@ def _like(what: str, x: TensorLike, of: Tensor) -> Tensor:
     return cast(result, of.dtype)
 
 
-def jvp(f: Callable, xs: Any, tangents: Any) -> tuple[Any, Any]:
+def jvp(f: Callable[..., Any], xs: Any, tangents: Any) -> tuple[Any, Any]:
     """``f(*xs)`` and its directional derivative along ``tangents``, by forward mode: no tape, nothing retained.
 
     A result that does not depend on ``xs`` has a tangent of zeros, one that is no number (an object, say) None.
@@ -176,7 +176,7 @@ def jvp(f: Callable, xs: Any, tangents: Any) -> tuple[Any, Any]:
     return y, nest.map_leaves(tangent, y)
 
 
-def jacobian(f: Callable, argnums: Argnums = 0) -> Callable:
+def jacobian(f: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:
     """The Jacobian of ``f``: for each output leaf, arrays of shape ``output + argument`` (reverse mode, rows together).
 
     Raises GradientError, DTypeError.
@@ -205,12 +205,12 @@ def jacobian(f: Callable, argnums: Argnums = 0) -> Callable:
     return wrapped
 
 
-def hessian(f: Callable, argnums: Argnums = 0) -> Callable:
+def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:
     """The Hessian of a function of one float: the Jacobian of its gradient.  Raises ShapeError, GradientError."""
     return jacobian(grad(f, argnums), argnums)
 
 
-def hvp(f: Callable, xs: Any, vs: Any) -> Any:
+def hvp(f: Callable[..., Any], xs: Any, vs: Any) -> Any:
     """The Hessian of ``f`` at ``xs`` times ``vs`` (forward over reverse: about the cost of two gradients).
 
     ``xs``, ``vs``: an argument and a direction, or tuples of them.  Returns the structure of ``xs``.

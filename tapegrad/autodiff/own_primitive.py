@@ -43,15 +43,15 @@ _MOST_LAYOUTS = 256
 class OwnPrimitive(Wrapper):
     """What :func:`primitive` makes of a function of arrays."""
 
-    def __init__(self, f: Callable, infer: Callable | None, batched: bool) -> None:
+    def __init__(self, f: Callable[..., Any], infer: Callable[..., Any] | None, batched: bool) -> None:
         super().__init__(f)
         self._name = getattr(f, "__name__", type(f).__name__)
         self._signature = inspect.signature(f)
         self._names = tuple(_parameters(self._name, self._signature))
         self._infer = infer
         self._batched = batched
-        self._pull: dict[str, Callable] = {}
-        self._push: dict[str, Callable] = {}
+        self._pull: dict[str, Callable[..., Any]] = {}
+        self._push: dict[str, Callable[..., Any]] = {}
         self._forms: dict[tuple[str, ...], Primitive] = {}
         self._layouts: dict[object, Layout] = {}
         self._body = Body(f, self._name, self._signature, self._names)
@@ -60,7 +60,7 @@ class OwnPrimitive(Wrapper):
         # Forms and layouts are made anew at the first call.
         return {**self.__dict__, "_forms": {}, "_layouts": {}}
 
-    def defvjp(self, *rules: Callable | None, **named: Callable | None) -> OwnPrimitive:
+    def defvjp(self, *rules: Callable[..., Any] | None, **named: Callable[..., Any] | None) -> OwnPrimitive:
         """Give a VJP rule for each argument, in order or by name (None: no derivative).
 
         A rule is a function in tensors.  It asks by name for ``ct`` (the cotangent of the result), ``out`` (the result)
@@ -73,7 +73,7 @@ class OwnPrimitive(Wrapper):
         self._define(self._pull, "ct", rules, named)
         return self
 
-    def defjvp(self, *rules: Callable | None, **named: Callable | None) -> OwnPrimitive:
+    def defjvp(self, *rules: Callable[..., Any] | None, **named: Callable[..., Any] | None) -> OwnPrimitive:
         """Give a JVP rule for each argument: as :meth:`defvjp`, from ``t``, the argument's tangent, to the result's.
 
         Reverse mode follows by transposition where :meth:`defvjp` gives no rule.
@@ -81,7 +81,9 @@ class OwnPrimitive(Wrapper):
         self._define(self._push, "t", rules, named)
         return self
 
-    def _define(self, into: dict[str, Callable], seed: str, rules: tuple, named: dict[str, Any]) -> None:
+    def _define(
+        self, into: dict[str, Callable[..., Any]], seed: str, rules: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         if len(rules) > len(self._names) or named.keys() - set(self._names):
             raise GradientTypeError(f"{self._name}: rules for the arguments {', '.join(self._names)} only")
         for name, rule in {**dict(zip(self._names, rules, strict=False)), **named}.items():
@@ -173,7 +175,9 @@ class OwnPrimitive(Wrapper):
         )
 
 
-def primitive(f: Callable | None = None, /, *, infer: Callable | None = None, batched: bool = False) -> Any:
+def primitive(
+    f: Callable[..., Any] | None = None, /, *, infer: Callable[..., Any] | None = None, batched: bool = False
+) -> Any:
     """Decorator that makes a function of raw arrays an operation with derivatives of its own.
 
     ``f`` gets the device's arrays (NumPy's, read-only; CuPy's, on the device's stream) in place of tensors, variables
@@ -218,7 +222,12 @@ def _not_inferred(*avals: ShapedArray, layout: Layout, **static: Any) -> ShapedA
 
 
 def _made(
-    op: str, rule: Callable | None, other: Callable | None, name: str, seed: str, operands: tuple[str, ...]
+    op: str,
+    rule: Callable[..., Any] | None,
+    other: Callable[..., Any] | None,
+    name: str,
+    seed: str,
+    operands: tuple[str, ...],
 ) -> Rule | None:
     """The engine's rule from the user's, or from the one for the ``other`` direction, whose transpose it is."""
     source = rule or other
@@ -264,7 +273,9 @@ def _fitting(op: str, name: str, given: TensorLike, aval: ShapedArray) -> Tensor
     return grad
 
 
-def _transposed(source: Callable, seed: str, ct: Tensor, aval: ShapedArray, layout: Layout, named: dict) -> Tensor:
+def _transposed(
+    source: Callable[..., Any], seed: str, ct: Tensor, aval: ShapedArray, layout: Layout, named: dict[str, Any]
+) -> Tensor:
     if seed == "t":  # the user gave the VJP rule
         (ct_in,) = transposed(
             lambda u: [_fitting("defvjp", "an argument", source(ct=layout.unpacked(u), **named), aval)],
@@ -285,14 +296,14 @@ class _Ready(threading.local):
     def __init__(self) -> None:
         self.values: list[Any] = []
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _Ready, ()
 
 
 class Body:
     """The function of arrays: what an implementation needs, and nothing that refers to the implementation."""
 
-    def __init__(self, f: Callable, name: str, signature: inspect.Signature, names: tuple[str, ...]) -> None:
+    def __init__(self, f: Callable[..., Any], name: str, signature: inspect.Signature, names: tuple[str, ...]) -> None:
         self.f, self.name, self.signature, self.names = f, name, signature, names
         self._ready = _Ready()
 

@@ -97,6 +97,8 @@ class Device(ABC):
         """The function ``name`` of CUDA C++ ``text``.  Raises KernelError."""
         raise DeviceError(f"device {self.name} runs no CUDA kernels")
 
-    def launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int = 0) -> None:
+    def launch(
+        self, function: Any, grid: tuple[Any, ...], block: tuple[Any, ...], args: tuple[Any, ...], shared: int = 0
+    ) -> None:
         """Run a compiled function on the current stream."""
         raise DeviceError(f"device {self.name} runs no CUDA kernels")

@@ -48,7 +48,7 @@ class CudaDevice(Device):
         self._before: int | None = None
         self._lent: deque[tuple[Any, Any]] = deque()
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.index,)
 
     def order(self) -> Any:
@@ -280,7 +280,9 @@ class CudaDevice(Device):
                 lines = "\n".join(f"{i:4} {line}" for i, line in enumerate(text.splitlines(), 1))
                 raise KernelError(f"{name} does not compile for {self}: {e}\n{lines}") from e
 
-    def launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int = 0) -> None:
+    def launch(
+        self, function: Any, grid: tuple[Any, ...], block: tuple[Any, ...], args: tuple[Any, ...], shared: int = 0
+    ) -> None:
         """Run a compiled function on the current stream.  Errors of the driver are CuPy's."""
         try:
             if self._runtime.getDevice() == self.index:
@@ -296,7 +298,9 @@ class CudaDevice(Device):
         except MemoryError as e:
             retried(e, self, "a kernel's memory", 0, lambda: self._launch(function, grid, block, args, shared))
 
-    def _launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int) -> None:
+    def _launch(
+        self, function: Any, grid: tuple[Any, ...], block: tuple[Any, ...], args: tuple[Any, ...], shared: int
+    ) -> None:
         with self.active():
             function(grid, block, args, shared_mem=shared)
 

@@ -78,7 +78,9 @@ class DryDevice(Device):
     def compile(self, text: str, name: str, options: tuple[str, ...]) -> None:
         """Nothing is compiled."""
 
-    def launch(self, function: Any, grid: tuple, block: tuple, args: tuple, shared: int = 0) -> None:
+    def launch(
+        self, function: Any, grid: tuple[Any, ...], block: tuple[Any, ...], args: tuple[Any, ...], shared: int = 0
+    ) -> None:
         """Nothing runs."""
 
     @property

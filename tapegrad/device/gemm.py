@@ -89,7 +89,7 @@ class _Stack(NamedTuple):
     steps: tuple[int, ...]  # for each dimension of the batch
 
 
-def _product(xp: Any, kind: tuple, x: Any, y: Any, out: Any, sizes: tuple[int, int, int]) -> None:
+def _product(xp: Any, kind: tuple[Any, ...], x: Any, y: Any, out: Any, sizes: tuple[int, int, int]) -> None:
     m, k, n = sizes
     batch = out.shape[:-2]
     a, b = _stack(xp, x, batch), _stack(xp, y, batch)
@@ -116,7 +116,7 @@ def _product(xp: Any, kind: tuple, x: Any, y: Any, out: Any, sizes: tuple[int, i
         call(inner, at_a, at_b, sum(i * step for i, step in zip(index, steps_out)))
 
 
-def _caller(xp: Any, kind: tuple, sizes: tuple[int, int, int], a: _Stack, b: _Stack, out: Any) -> Any:
+def _caller(xp: Any, kind: tuple[Any, ...], sizes: tuple[int, int, int], a: _Stack, b: _Stack, out: Any) -> Any:
     """A function that makes one call, for ``(count, steps of a, b and out)`` and where each begins, in elements.
 
     CuPy's binding sets the handle's stream to the current one in every call, so nothing is to be done about streams.

@@ -55,7 +55,14 @@ class Kernel:
         return f"<kernel {self.name} of {self.file}>"
 
     def __call__(
-        self, device: Any, grid: int | tuple, block: int | tuple, args: tuple, *, shared: int = 0, **macros: Any
+        self,
+        device: Any,
+        grid: int | tuple[Any, ...],
+        block: int | tuple[Any, ...],
+        args: tuple[Any, ...],
+        *,
+        shared: int = 0,
+        **macros: Any,
     ) -> None:
         """Run it; ``macros``: what capital names of the source stand for, dtypes by their storage types, or numbers.
 

@@ -45,7 +45,7 @@ class Phantom(np.ndarray):
     def __array_ufunc__(self, *args: Any, **kwargs: Any) -> Any:
         raise unread("an array")
 
-    def __array_function__(self, func: Callable, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
         if func in (np.may_share_memory, np.broadcast_to):
             return super().__array_function__(func, types, args, kwargs)
         raise unread("an array")
@@ -182,7 +182,7 @@ def of_ufunc(arrays: Sequence[Array], aval: ShapedArray) -> Phantom:
 
 
 def computed(
-    prim: Primitive, arrays: Sequence[Array], params: Params, aval: ShapedArray, device: Any, reduce: Callable
+    prim: Primitive, arrays: Sequence[Array], params: Params, aval: ShapedArray, device: Any, reduce: Callable[..., Any]
 ) -> Any:
     """What a barrier or view makes of ``arrays``.
 

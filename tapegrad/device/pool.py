@@ -25,7 +25,9 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "block", "pool")
 
-    def __init__(self, pool: HostPool, block: np.ndarray, address: int, shape: tuple, dtype: np.dtype) -> None:
+    def __init__(
+        self, pool: HostPool, block: np.ndarray, address: int, shape: tuple[int, ...], dtype: np.dtype
+    ) -> None:
         self.pool = pool
         self.block = block
         self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (address, False)}

@@ -112,7 +112,9 @@ def run(workers: list[Callable[[int], None]], tasks: int) -> None:
         raise failures[0]
 
 
-def _job(context: contextvars.Context, loop: Callable, worker: Callable, done: _thread.LockType) -> Job:
+def _job(
+    context: contextvars.Context, loop: Callable[..., None], worker: Callable[[int], None], done: _thread.LockType
+) -> Job:
     def job() -> None:
         try:
             context.run(loop, worker)

@@ -93,11 +93,11 @@ class Applied:
         self._met: set[tuple[Key, int]] = set()
         self._local = _Local()
 
-    def layer(self, layer: Any, inputs: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def layer(self, layer: Any, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What ``layer.call`` returns."""
         return self.call(layer_key(type(layer)), layer.call, (inputs, *args), kwargs)
 
-    def call(self, key: Key | None, f: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call(self, key: Key | None, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What ``f`` returns, checkpointed if the plan has chosen this call of ``key``."""
         named = self._named(key) if key is not None else None
         chosen = self._chosen[named] if named is not None else None
@@ -139,7 +139,7 @@ class Applied:
 class _Worked:
     """A function, and whether a call of it has made any node: profiles see no other calls, and number none."""
 
-    def __init__(self, f: Callable) -> None:
+    def __init__(self, f: Callable[..., Any]) -> None:
         self._f = f
         self.any = False
 
@@ -177,7 +177,7 @@ def layer_key(cls: type) -> Key | None:
     return entry[1]
 
 
-def planned(f: Callable) -> Callable:
+def planned(f: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator: calls of the function ``f`` ask the plan in force, if there is one."""
     code = f.__code__
     key = "function", f.__qualname__, full_name(code.co_filename), code.co_firstlineno

@@ -104,7 +104,9 @@ class Prediction:
         return "\n".join(lines)
 
 
-def predict_peak(f: Callable, *args: Any, budgets: Sequence[int | str] | None = None, least: bool = True) -> Prediction:
+def predict_peak(
+    f: Callable[..., Any], *args: Any, budgets: Sequence[int | str] | None = None, least: bool = True
+) -> Prediction:
     """What ``f(*args)``, say a training step with its tape, would take in memory and in work, without running it.
 
     ``args``: what ``f`` takes; in place of any array a :class:`ShapeDtype`, or another object with a ``shape`` and a
@@ -160,7 +162,7 @@ def _least(runs: Runs, low: int, high: int) -> int:
 class Runs:
     """Dry runs of ``f(*args)``, between entering and leaving."""
 
-    def __init__(self, f: Callable, args: tuple) -> None:
+    def __init__(self, f: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._f, self._args = f, args
         self._outer = Measure()
         self.live_bytes = 0
@@ -192,7 +194,7 @@ class Runs:
             for b in LEDGER.forget(since):  # what is left of the run has no value
                 b.array = phantom.empty(b.node.aval.shape, b.node.aval.dtype)
 
-    def _within(self, limit: int | None, inputs: tuple) -> int | None:
+    def _within(self, limit: int | None, inputs: tuple[Any, ...]) -> int | None:
         if limit is None:
             self._f(*inputs)
             return None

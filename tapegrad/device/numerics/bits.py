@@ -59,12 +59,12 @@ HOSTS = ("NumPy's global generator (np.random)", "Python's generator (random)")
 """The generators of the host, which all threads share."""
 
 
-def host_state() -> tuple[dict[str, Any], tuple]:
+def host_state() -> tuple[dict[str, Any], tuple[Any, ...]]:
     """The states of the generators in ``HOSTS``."""
     return np.random.get_state(legacy=False), random.getstate()
 
 
-def moved(a: tuple, b: tuple) -> tuple[int, ...]:
+def moved(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[int, ...]:
     """Positions among ``HOSTS`` of those that are in another state in ``b`` than in ``a``."""
     return tuple(i for i in range(len(HOSTS)) if not _same(a[i], b[i]))
 
@@ -92,7 +92,7 @@ _words: tuple[Any, Any] = None, None  # the generator, and where its state lies
 _MT19937_BYTES = 625 * 4  # 624 words and a position
 
 
-def host_state_after(state: tuple, mark: Any) -> tuple[dict[str, Any], tuple]:
+def host_state_after(state: tuple[Any, ...], mark: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
     """:func:`host_state`, cheaper where NumPy's generator has not moved since ``state`` and ``mark`` were taken."""
     if words_mark() == mark and not state[0].get("has_gauss", 1):
         return state[0], random.getstate()
@@ -104,7 +104,7 @@ def python_mark() -> Any:
     return random.getstate()[1]
 
 
-def set_host_state(state: tuple, which: tuple[int, ...] = (0, 1)) -> tuple:
+def set_host_state(state: tuple[Any, ...], which: tuple[int, ...] = (0, 1)) -> tuple[Any, ...]:
     """Set the generators ``which`` to ``state``; the states of before.
 
     No other thread draws from NumPy's in between.

@@ -35,7 +35,7 @@ def _open(key: int, counter: int, rows: int, count: int) -> Array:
     return (words.reshape(count, rows).T + 0.5) * 2.0**-53
 
 
-def _until_accepted(key: int, counter: int, out: Array, rows: int, attempt: Callable) -> None:
+def _until_accepted(key: int, counter: int, out: Array, rows: int, attempt: Callable[..., tuple[Array, Array]]) -> None:
     """Fill ``out``: ``attempt(places, words)`` gives values for some places and whether they are accepted."""
     todo = np.arange(out.size)
     further = 0
@@ -111,7 +111,7 @@ def poisson(xp: Namespace, lam: Array, *, key: int, counter: int, dtype: DType) 
     return xp.asarray(out.reshape(lam.shape).astype(dtype))
 
 
-def _inverted(u: Array, first: Array, ratio: Callable, most: int) -> Array:
+def _inverted(u: Array, first: Array, ratio: Callable[..., Array], most: int) -> Array:
     """The least ``k`` with a probability of at most ``k`` above ``u``; ``ratio(k)``: of two neighbours'."""
     k, term, total = np.zeros(u.size), first.copy(), first.copy()
     for n in range(1, most + 1):

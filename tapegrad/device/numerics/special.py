@@ -17,7 +17,7 @@ from tapegrad.device.types import Array, Namespace
 
 
 @cache
-def _function(xp: Namespace, name: str) -> Callable:
+def _function(xp: Namespace, name: str) -> Callable[..., Any]:
     """The function ``name`` for arrays of namespace ``xp``."""
     own = getattr(scipy.special(xp), name, None)
     if xp is np:
@@ -33,7 +33,7 @@ def _function(xp: Namespace, name: str) -> Callable:
     return call
 
 
-def _quietly(f: Callable) -> Callable:
+def _quietly(f: Callable[..., Any]) -> Callable[..., Any]:
     """``f`` without warnings of arithmetic: poles and overflow are values here."""
 
     def call(*arrays: Array) -> Array:

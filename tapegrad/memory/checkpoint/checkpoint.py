@@ -73,7 +73,7 @@ class Setting:
         self._device = current_device()
 
     def noting(
-        self, outer: Sequence[Recorder], pushers: tuple, f: Callable[[Lookout, Seen], T]
+        self, outer: Sequence[Recorder], pushers: tuple[Any, ...], f: Callable[[Lookout, Seen], T]
     ) -> tuple[T, Lookout, Seen]:
         """What the first run, ``f(watch, seen)``, returns, and the two.  Tapes in ``outer`` do not record."""
         self.draws.begin()

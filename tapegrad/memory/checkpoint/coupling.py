@@ -207,7 +207,7 @@ class _Call(Checkpoint):
         self.coupling = Coupling(block, f, self.setting)
         self._a, self._b = a._buffer.node, b._buffer.node
 
-    def first_run(self, a: Tensor, b: Tensor, hidden: list[Recorder], pushers: tuple) -> Tensor:
+    def first_run(self, a: Tensor, b: Tensor, hidden: list[Recorder], pushers: tuple[Any, ...]) -> Tensor:
         """``a + f(b)`` behind the barrier."""
         out, watch, seen = self.setting.noting(hidden, pushers, lambda watch, _: self.coupling.first_run(a, b, watch))
         self.coupling.sample(a)

@@ -30,7 +30,7 @@ Schedule = Callable[[int], Iterable[Action]]
 
 
 def checkpointed_loop(
-    step: Callable,
+    step: Callable[..., Any],
     state: Any,
     n: int | None = None,
     *,
@@ -123,7 +123,7 @@ class Loop(Recompute):
 
     def __init__(
         self,
-        step: Callable,
+        step: Callable[..., Any],
         name: str,
         n: int | None,
         more: Callable[[Any], Any] | None = None,
@@ -163,10 +163,10 @@ class Loop(Recompute):
                 e.needed_bytes,
             ) from e
 
-    def _new_call(self, args: tuple, kwargs: dict, hidden: list[Recorder]) -> CheckpointedCall:
+    def _new_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: list[Recorder]) -> CheckpointedCall:
         return LoopCall(self, self.name, args, kwargs, hidden)
 
-    def _run(self, args: tuple, kwargs: dict, again: bool) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> Any:
         """The plain loop."""
         (state,) = args
         i = 0
@@ -176,7 +176,7 @@ class Loop(Recompute):
         return state
 
 
-def _takes_index(step: Callable) -> bool:
+def _takes_index(step: Callable[..., Any]) -> bool:
     """Whether a step has two positional parameters without defaults."""
     try:
         parameters = inspect.signature(step).parameters.values()

@@ -160,7 +160,7 @@ class _Probe(Trace):
         self._outer = outer
         self.inputs: tuple[Buffer, ...] = ()
 
-    def differentiate(self, f: Callable, state: Any) -> None:
+    def differentiate(self, f: Callable[..., Any], state: Any) -> None:
         """Run ``f(state)`` and pull ones back."""
         y = self.during(f, state)
         tensors = [x for x in _tensors(y) if isinstance(x, Tensor)]

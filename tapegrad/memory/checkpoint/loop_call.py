@@ -252,7 +252,9 @@ def settled(y: Any, results: list[object], made_after: int) -> Any:
 class LoopCall(CheckpointedCall):
     """One run of a loop under tapes."""
 
-    def __init__(self, owner: Any, name: str, args: tuple, kwargs: dict, hidden: list[Recorder]) -> None:
+    def __init__(
+        self, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: list[Recorder]
+    ) -> None:
         super().__init__(owner, name, args, kwargs, hidden)
         self._owner: Any = owner
         self._draws = self.setting.draws = LoopDraws(name)
@@ -264,7 +266,7 @@ class LoopCall(CheckpointedCall):
 
     # The first run ---------------------------------------------------------------------------------------------
 
-    def _run_first(self, args: tuple, kwargs: dict, watch: Lookout, seen: Seen) -> Any:
+    def _run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Lookout, seen: Seen) -> Any:
         first = FirstRun(self, args[0], watch, seen)
         with self._owner.named():
             rest = first.run(self._owner.online() if self._owner.n is None else self._actions())

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 class Recompute(Wrapper):
     """What :func:`recompute_grad` makes of a function, method or layer: called like it, with its attributes."""
 
-    def __init__(self, f: Callable, check: str | None, policy: Policy | None = None) -> None:
+    def __init__(self, f: Callable[..., Any], check: str | None, policy: Policy | None = None) -> None:
         super().__init__(f)
         self._policy = policy
         self._says = _names(f, "is_recomputing")
@@ -72,17 +72,17 @@ class Recompute(Wrapper):
         call.tell_kept()
         return nest.rebuild(y, iter(outputs))
 
-    def _new_call(self, args: tuple, kwargs: dict, hidden: list[Recorder]) -> CheckpointedCall:
+    def _new_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: list[Recorder]) -> CheckpointedCall:
         name = f"recompute_grad({getattr(self, '__name__', type(self.__wrapped__).__name__)})"
         return CheckpointedCall(self, name, args, kwargs, hidden)
 
-    def _run(self, args: tuple, kwargs: dict, again: bool) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> Any:
         if self._says:
             kwargs = {**kwargs, "is_recomputing": again}
         return self.__wrapped__(*args, **kwargs)
 
 
-def _apart(y: Any, args: tuple, kwargs: dict) -> Any:
+def _apart(y: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``y``, in which an argument that was returned as it is is a value of its own, as any result of the call."""
     given = {id(x) for x in nest.leaves((args, kwargs)) if isinstance(x, Tensor)}
     if not any(id(x) in given for x in nest.leaves(y)):
@@ -91,7 +91,7 @@ def _apart(y: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def recompute_grad(
-    f: Callable | None = None,
+    f: Callable[..., Any] | None = None,
     *,
     use_data_dep: bool | None = None,
     tupleize_grads: bool = False,
@@ -139,7 +139,7 @@ def recompute_grad(
     return Recompute(f, check, policy)
 
 
-def _names(f: Callable, parameter: str) -> bool:
+def _names(f: Callable[..., Any], parameter: str) -> bool:
     try:
         argument = inspect.signature(f).parameters.get(parameter)
     except (TypeError, ValueError):
@@ -150,7 +150,9 @@ def _names(f: Callable, parameter: str) -> bool:
 class CheckpointedCall(Checkpoint):
     """One checkpointed call of a function: what its rerun needs, and what the rerun must repeat."""
 
-    def __init__(self, owner: Recompute, name: str, args: tuple, kwargs: dict, hidden: list[Recorder]) -> None:
+    def __init__(
+        self, owner: Recompute, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: list[Recorder]
+    ) -> None:
         super().__init__(name, hidden)
         self.times = 0
         self._owner = owner
@@ -158,7 +160,9 @@ class CheckpointedCall(Checkpoint):
         self._noted: Noting | None = None
         self._captures: list[weakref.ref[Buffer]] = []
 
-    def first_run(self, args: tuple, kwargs: dict, hidden: list[Recorder], pushers: tuple) -> tuple[Any, list[object]]:
+    def first_run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: list[Recorder], pushers: tuple[Any, ...]
+    ) -> tuple[Any, list[object]]:
         """Run behind the barrier; sets ``inputs`` to the watched values that the results may depend on."""
 
         def run(watch: Lookout, seen: Seen) -> tuple[Any, list[object]]:
@@ -179,7 +183,7 @@ class CheckpointedCall(Checkpoint):
             elif isinstance(leaf, Variable):
                 yield self.setting.cells.get(leaf._cell) or leaf._cell.get()
 
-    def _run_first(self, args: tuple, kwargs: dict, watch: Lookout, seen: Seen) -> Any:
+    def _run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Lookout, seen: Seen) -> Any:
         if self._owner._policy is None:
             return self._owner._run(args, kwargs, False)
         self._noted = Noting(self._owner._policy, watch)
@@ -251,7 +255,7 @@ class CheckpointedCall(Checkpoint):
                 "something outside that changed, such as an array changed in place or a generator of its own"
             )
 
-    def _checksum(self, results: list[object]) -> tuple | None:
+    def _checksum(self, results: list[object]) -> tuple[Any, ...] | None:
         if self._owner._check is None:
             return None
         tensors = [r for r in results if isinstance(r, Tensor)]

@@ -294,7 +294,7 @@ def alone(result: object, start: int) -> object:
     return Tensor(copied)
 
 
-def snapshots(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def snapshots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Containers and foreign arrays copied, because they may change before, or in, the rerun; all else is itself."""
     return nest.map_leaves(_snapshot, args), nest.map_leaves(_snapshot, kwargs)
 

@@ -34,14 +34,16 @@ _joined: weakref.WeakKeyDictionary[Buffer, tuple[int, list[weakref.ref[Slot]]]] 
 class Reversible:
     """A block made by :func:`reversible`; ``f`` and ``g`` are its functions, ``drift`` the largest drift so far."""
 
-    def __init__(self, f: Callable, g: Callable, axis: int, tolerance: float | None, check: bool) -> None:
+    def __init__(
+        self, f: Callable[..., Any], g: Callable[..., Any], axis: int, tolerance: float | None, check: bool
+    ) -> None:
         self.f, self.g = f, g
         self.drift = 0.0
         self._axis, self._tolerance, self._check = axis, tolerance, check
         self._halves = (Recompute(f, None), Recompute(g, None))
 
     @property
-    def parts(self) -> tuple[Callable, ...]:
+    def parts(self) -> tuple[Callable[..., Any], ...]:
         """The functions it is made of: a model finds their variables."""
         return self.f, self.g
 
@@ -144,7 +146,7 @@ def _epsilon(dtype: DType) -> float:
 
 
 def reversible(
-    f: Callable, g: Callable, *, axis: int = -1, tolerance: float | None = None, check: bool = True
+    f: Callable[..., Any], g: Callable[..., Any], *, axis: int = -1, tolerance: float | None = None, check: bool = True
 ) -> Reversible:
     """A block ``y1 = x1 + f(x2)``, ``y2 = x2 + g(y1)`` that is inverted for its gradient, instead of kept (RevNet).
 

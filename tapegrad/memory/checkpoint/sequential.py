@@ -28,7 +28,11 @@ _NONE: Any = object()
 
 
 def checkpoint_sequential(
-    functions: Iterable[Callable], x: Any = _NONE, *, budget: int | str | None = None, segments: int | None = None
+    functions: Iterable[Callable[..., Any]],
+    x: Any = _NONE,
+    *,
+    budget: int | str | None = None,
+    segments: int | None = None,
 ) -> Any:
     """``functions[-1](... functions[1](functions[0](x)))``, of which a tape keeps what the plan says.
 
@@ -85,9 +89,9 @@ class CheckpointedSequence:
     """A chain of functions with a plan; call it with the chain's input.  ``plan``: the last one used."""
 
     def __init__(
-        self, functions: Iterable[Callable], *, budget: int | str | None = None, segments: int | None = None
+        self, functions: Iterable[Callable[..., Any]], *, budget: int | str | None = None, segments: int | None = None
     ) -> None:
-        self.functions: Sequence[Callable] = list(functions)
+        self.functions: Sequence[Callable[..., Any]] = list(functions)
         if budget is not None and segments is not None:
             raise RecomputeError("checkpoint_sequential: give budget or segments, not both")
         self._budget = None if budget is None else parse_bytes(budget)
@@ -96,7 +100,7 @@ class CheckpointedSequence:
         self.plan: Plan | None = None
 
     @property
-    def parts(self) -> tuple[Callable, ...]:
+    def parts(self) -> tuple[Callable[..., Any], ...]:
         """The functions it is made of: a model finds their variables."""
         return tuple(self.functions)
 
@@ -138,7 +142,7 @@ class CheckpointedSequence:
         return stages, gradients
 
 
-def _measured(f: Callable, name: str, x: Any, known: set[int]) -> tuple[Stage, Any, int]:
+def _measured(f: Callable[..., Any], name: str, x: Any, known: set[int]) -> tuple[Stage, Any, int]:
     """One function run and differentiated: its figures, its output, and the bytes of its variables' gradients.
 
     ``known``: numbers of the variables whose gradients are counted already.
@@ -165,7 +169,7 @@ def _measured(f: Callable, name: str, x: Any, known: set[int]) -> tuple[Stage, A
     return stage, y, sum(rounded(v.nbytes) for v in fresh)
 
 
-def _name(f: Callable) -> str:
+def _name(f: Callable[..., Any]) -> str:
     name = getattr(f, "name", None)
     return name if isinstance(name, str) else getattr(f, "__name__", type(f).__name__)
 

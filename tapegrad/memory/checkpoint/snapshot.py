@@ -35,7 +35,7 @@ class Position:
     state: Any = None
     cells: dict[Cell, Any] = field(default_factory=dict)
     """Contents of the cells that differ from those at the beginning of the loop."""
-    random: tuple | None = None
+    random: tuple[Any, ...] | None = None
     """State of the host's generators, if it matters."""
 
     def copied(self) -> Position:

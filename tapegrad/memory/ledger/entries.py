@@ -17,7 +17,7 @@ RANK = {"temporary": 0, "user": 0, "input": 0, "activation": 1, "rematerialized"
 _PARTS = ("category", "primitive", "place")
 
 
-class Entry(weakref.ref):
+class Entry(weakref.ref[Buffer]):
     """What the ledger knows of one live buffer: a weak reference that tells when it goes."""
 
     __slots__ = (
