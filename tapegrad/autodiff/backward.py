@@ -91,7 +91,7 @@ def _walk(
             continue
         if index in keep:
             cts[index] = ct
-        if unseen and plan.quick and _pull_small(record, ct, cts, path):
+        if unseen and plan.quick and _pull_small(record, plan, ct, cts, path):
             del record, residuals, ct
             continue
         who.differentiating(index)
@@ -107,18 +107,18 @@ def _tensor(ct: Any, aval: ShapedArray | None) -> Tensor:
     return ct if type(ct) is Tensor else from_array(ct, None if aval is None else aval.device)
 
 
-def _pull_small(record: Record, ct: Any, cts: Cotangents, path: set[int] | None) -> bool:
+def _pull_small(record: Record, plan: Plan, ct: Any, cts: Cotangents, path: set[int] | None) -> bool:
     """One small elementwise node, by the listed steps of its rules; False: it has to go the general way."""
-    node, inputs, plan, residuals = record
-    if path is not None and any(inputs[i].index not in path for i in plan.positions):  # type: ignore[union-attr]
+    node, inputs, _, residuals = record
+    if path is not None and any(inputs[i].index not in path for i in plan.positions):
         return False
-    steps = plan.steps or _listed(node, plan)  # type: ignore[union-attr, arg-type]
+    steps = plan.steps or _listed(node, plan)
     if steps is None:
         return False
     found = thread.executor.pull(steps, node, ct if type(ct) is not Tensor else ct._buffer, residuals)
     if found is None:
         return False
-    for i, g in zip(plan.positions, found):  # type: ignore[union-attr]
+    for i, g in zip(plan.positions, found):
         index = inputs[i].index
         have = cts.get(index)
         if type(g) is Buffer:

@@ -163,7 +163,7 @@ class OwnPrimitive(Wrapper):
                 tuple(push for _, push in rules), holomorphic=False, calls_user=True,
                 lift=(lambda params, n: {**params, "layout": params["layout"].lifted(n)}) if self._batched else None,
             )  # fmt: skip
-            if all(pull is None for pull in form.vjp):  # type: ignore[union-attr]
+            if all(pull is None for pull, _ in rules):
                 form.vjp = ()
         return form
 

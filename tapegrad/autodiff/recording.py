@@ -182,12 +182,13 @@ _GONE, _KEPT, _CALLED = map(_references, _examples())
 
 def _is_dead(record: Record) -> bool:
     """Whether only the record itself refers to what it made: no tensor, no other record, no pending buffer."""
-    if type(record[3]) is not tuple and OUT in record[2].slots:  # type: ignore[union-attr]  # kept within a budget
+    plan = record[2]
+    if plan is None:
+        return all(n == _CALLED[0] for n in _references(record))
+    keeps = OUT in plan.slots
+    if keeps and type(record[3]) is not tuple:  # kept within a budget
         return False
-    counts = _references(record)
-    if record[2] is None:
-        return all(n == _CALLED[0] for n in counts)
-    return counts == (_KEPT if OUT in record[2].slots else _GONE)
+    return _references(record) == (_KEPT if keeps else _GONE)
 
 
 def _mask(nodes: tuple[Node, ...], tracked: set[int]) -> int:

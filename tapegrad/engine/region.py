@@ -168,8 +168,9 @@ def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], 
             must.append(b)
         else:
             pending.append(b)
-            nodes += b.span[0]  # type: ignore[index]
-            leaves += b.span[1]  # type: ignore[index]
+            below = b.span or (0, 0)  # a pending buffer has one
+            nodes += below[0]
+            leaves += below[1]
     if pending and (nodes > MAX_NODES or (leaves > MAX_EXCLUSIVE and (grew or len(pending) > 1))):
         region = collect(pending)
         filled = sum(leaf.node.aval.ndim > 0 for leaf in region.leaves)

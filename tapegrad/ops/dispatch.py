@@ -183,8 +183,8 @@ def promote(
         tensors = _beside(xs, strong)
     if not tensors:  # Python numbers only: the dtype that the widest kind of them becomes
         widest = max(range(len(xs)), key=lambda k: SCALARS.index(type(xs[k])))
-        strong[widest] = tensor(op, xs[widest], beside)
-        tensors = [strong[widest]]  # type: ignore[list-item]
+        number = strong[widest] = tensor(op, xs[widest], beside)
+        tensors = [number]
     device = tensors[0].device
     on_one_device(op, tuple(t._buffer for t in tensors))
     dtype = tensors[0].dtype

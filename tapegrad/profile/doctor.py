@@ -10,6 +10,7 @@ import json
 import os
 import platform
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,7 +179,7 @@ def _headers() -> str:
 def _devices() -> dict[str, object]:
     from tapegrad.device import cuda
 
-    return {f"cuda:{i}": _tried(lambda i=i: _one_device(i)) for i in range(cuda.probe().count)}  # type: ignore[misc]
+    return {f"cuda:{i}": _tried(partial(_one_device, i)) for i in range(cuda.probe().count)}
 
 
 def _one_device(index: int) -> dict[str, object]:
@@ -215,8 +216,14 @@ def _memory() -> dict[str, object]:
     host = {"type": type(POOL).__name__, "limit bytes": POOL.limit}
     said: dict[str, object] = {"host pool": {**host, "used bytes": POOL.lent_bytes, "kept bytes": POOL.idle_bytes}}
     for i in range(cuda.probe().count):
-        said[f"pool of cuda:{i}"] = _tried(lambda i=i: _pool(cuda.get(i)))  # type: ignore[misc]
+        said[f"pool of cuda:{i}"] = _tried(partial(_pool_of, i))
     return said
+
+
+def _pool_of(index: int) -> object:
+    from tapegrad.device import cuda
+
+    return _pool(cuda.get(index))
 
 
 def _pool(device: Device) -> dict[str, object]:
@@ -236,7 +243,7 @@ def _ledger() -> dict[str, object]:
 
     verdicts = {"cpu": _tried(doctor_check.cpu)}
     for i in range(cuda.probe().count):
-        verdicts[f"cuda:{i}"] = _tried(lambda i=i: doctor_check.cuda(i))  # type: ignore[misc]
+        verdicts[f"cuda:{i}"] = _tried(partial(doctor_check.cuda, i))
     return verdicts
 
 
@@ -254,7 +261,7 @@ def _cpu() -> dict[str, object]:
 
 
 def _optional() -> dict[str, str]:
-    return {name: _line(lambda name=name: _package(name)) for name in OPTIONAL}  # type: ignore[misc]
+    return {name: _line(partial(_package, name)) for name in OPTIONAL}
 
 
 def _package(name: str) -> str:
