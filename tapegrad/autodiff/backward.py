@@ -77,6 +77,7 @@ def _walk(
 ) -> dict[int, Tensor]:
     who = account.current
     unseen = lead is None and not thread.recorders
+    pull = thread.executor.pull
     for position in range(len(records) - 1, -1, -1):
         record = records.pop() if consume else records[position]
         node, inputs, plan, residuals = record
@@ -91,7 +92,7 @@ def _walk(
             continue
         if index in keep:
             cts[index] = ct
-        if unseen and plan.quick and _pull_small(record, plan, ct, cts, path):
+        if unseen and plan.quick and _pull_small(record, plan, pull, ct, cts, path):
             del record, residuals, ct
             continue
         who.differentiating(index)
@@ -107,7 +108,9 @@ def _tensor(ct: Any, aval: ShapedArray | None) -> Tensor:
     return ct if type(ct) is Tensor else from_array(ct, None if aval is None else aval.device)
 
 
-def _pull_small(record: Record, plan: Plan, ct: Any, cts: Cotangents, path: set[int] | None) -> bool:
+def _pull_small(
+    record: Record, plan: Plan, pull: Callable[..., Any], ct: Any, cts: Cotangents, path: set[int] | None
+) -> bool:
     """One small elementwise node, by the listed steps of its rules; False: it has to go the general way."""
     node, inputs, _, residuals = record
     if path is not None and any(inputs[i].index not in path for i in plan.positions):
@@ -115,7 +118,7 @@ def _pull_small(record: Record, plan: Plan, ct: Any, cts: Cotangents, path: set[
     steps = plan.steps or _listed(node, plan)
     if steps is None:
         return False
-    found = thread.executor.pull(steps, node, ct if type(ct) is not Tensor else ct._buffer, residuals)
+    found = pull(steps, node, ct if type(ct) is not Tensor else ct._buffer, residuals)
     if found is None:
         return False
     for i, g in zip(plan.positions, found):
