@@ -118,10 +118,10 @@ def _pull_small(
     steps = plan.steps or _listed(node, plan)
     if steps is None:
         return False
-    found = pull(steps, node, ct if type(ct) is not Tensor else ct._buffer, residuals)
-    if found is None:
+    gradients = pull(steps, node, ct if type(ct) is not Tensor else ct._buffer, residuals)
+    if gradients is None:
         return False
-    for i, g in zip(plan.positions, found):
+    for i, g in zip(plan.positions, gradients):
         index = inputs[i].index
         have = cts.get(index)
         if type(g) is Buffer:

@@ -129,13 +129,13 @@ class Steps:
             known[f] = _on_arrays(step.prim, step.params, step.aval, step.site)
             lines.append(f"    {names[-1]} = {f}({', '.join(names[i] for i in step.operands)})")
         avals = {count + len(self._constants) + i: step.aval for i, step in enumerate(self._steps)}
-        found = []
+        results = []
         for i in self._results:
             flat = i in avals and not avals[i].ndim
             if flat:
                 known["asarray"] = avals[i].device.xp.asarray  # ufuncs turn 0-d arrays into scalars
-            found.append(f"asarray({names[i]})" if flat else names[i])
-        exec("\n".join(["def pull(a0, residuals):", *lines, f"    return ({', '.join(found)},)"]), known)
+            results.append(f"asarray({names[i]})" if flat else names[i])
+        exec("\n".join(["def pull(a0, residuals):", *lines, f"    return ({', '.join(results)},)"]), known)
         return known.pop("pull")  # else the two would hold each other
 
 

@@ -1,6 +1,6 @@
-"""Protocols by which the engine calls up: what it asks of tapes, transformations, checkpoints, the ledger, budgets.
+"""Protocols by which the engine calls up: what it asks of tapes, transformations and checkpoints, and of executors.
 
-The engine knows nobody who keeps to them, and works with nobody there.
+The engine knows nobody who keeps to them, and works with nobody there.  What it asks of memory: see ``account``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from tapegrad.core.buffer import Buffer
     from tapegrad.core.node import Node
-
 
 T = TypeVar("T")
 
@@ -74,6 +73,10 @@ class Guard(Recorder, Protocol):
 
 class Executor(Protocol):
     """Who does works: plainly, counted, within a budget, dry, or postponed."""
+
+    @property
+    def copies_slivers(self) -> bool:
+        """Whether a view that is a small piece of an array is copied, so that it does not keep the rest."""
 
     def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of an elementwise primitive, recorded: its value, or (lazy) a pending buffer."""

@@ -101,18 +101,18 @@ def unrecorded(f: Callable[..., T], *args: Any) -> T:
     return during(f, *args, recorders=following, hidden=outer or thread.hidden)
 
 
-def tell(recorder: Recorder, place: int | None = None) -> None:
-    """Tell ``recorder`` of what happens from now on, after ``place`` others (None: after all).
+def tell(recorder: Recorder, position: int | None = None) -> None:
+    """Tell ``recorder`` of what happens from now on, after ``position`` others (None: after all).
 
     An interrupt may come when that is done already: the caller undoes it.
     """
     others = thread.recorders
-    thread.recorders = (*others, recorder) if place is None else (*others[:place], recorder, *others[place:])
+    thread.recorders = (*others, recorder) if position is None else (*others[:position], recorder, *others[position:])
 
 
 def tell_no_more(recorder: Recorder) -> None:
     """Tell ``recorder`` of nothing from now on."""
     recorders = thread.recorders
     if recorder in recorders:
-        place = recorders.index(recorder)
-        thread.recorders = recorders[:place] + recorders[place + 1 :]
+        position = recorders.index(recorder)
+        thread.recorders = recorders[:position] + recorders[position + 1 :]

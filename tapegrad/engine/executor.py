@@ -36,7 +36,7 @@ T = TypeVar("T")
 CONSTANTS: dict[Any, Buffer] = {}
 _SPECIAL = {HostScalar, Phantom}
 _LEAST_CREATED = 2**20
-"""Bytes."""
+"""Bytes of a new array for which room is made before it is made; for less it is made when the bytes are counted."""
 _SLIVER = 16
 _LEAST_ROOT = 4096
 """Bytes.  A copy takes 512 at least, so copies of the rows of a smaller array would soon take more than it does."""
@@ -45,8 +45,10 @@ _LEAST_ROOT = 4096
 class Executor:
     """Does works, and tells the account in force of them."""
 
-    copies_slivers = False
-    """Whether a view that is a small piece of an array is copied, so that it does not keep the rest."""
+    @property
+    def copies_slivers(self) -> bool:
+        """Whether a view that is a small piece of an array is copied, so that it does not keep the rest."""
+        return False
 
     # Applications, recorded ------------------------------------------------------------------------------------
 
@@ -137,6 +139,7 @@ class Executor:
         return out
 
     def small(self, site: Any, arrays: list[Array]) -> Array:
+        """The value of a small elementwise node, which ``site`` has prepared, from arrays."""
         aval = site.aval
         if site.ufunc is None:
             out = aval.device.empty(aval.shape, aval.dtype)
@@ -192,8 +195,7 @@ class Executor:
         passes = tally.taken()
         out = _filled(array, node, into)
         account.current.ran(work.names, [(arrays, (array,))])
-        if passes:
-            account.current.passed(passes)
+        account.current.passed(passes)
         return out
 
     def values(self, work: make.Function) -> list[Buffer]:
@@ -257,12 +259,10 @@ class Plain(Executor):
         """A buffer for the value of an elementwise node: filled if it is small, else pending."""
         site: Any = node.site
         aval, ufunc = site.aval, site.ufunc
-        if into is not None or not site.small:
-            return (
-                super().run_elementwise(node, inputs, into)
-                if site.small
-                else self._deferred_elementwise(node, inputs, into, account.current)
-            )
+        if not site.small:
+            return self._deferred_elementwise(node, inputs, into, account.current)
+        if into is not None:
+            return super().run_elementwise(node, inputs, into)
         if ufunc is None:
             return Buffer(self.small(site, [array_of(b) for b in inputs]), node)
         a = inputs[0].array
@@ -289,7 +289,10 @@ class Plain(Executor):
 class Budgeted(Executor):
     """Within a budget."""
 
-    copies_slivers = True
+    @property
+    def copies_slivers(self) -> bool:
+        """They are: what is left of an array may not be dropped while a piece of it is held."""
+        return True
 
 
 class Dry(Executor):
@@ -301,9 +304,9 @@ class Dry(Executor):
         self._constants: MutableMapping[Any, Buffer] = ChainMap({}, CONSTANTS)
 
     @property
-    def copies_slivers(self) -> bool:  # type: ignore[override]
+    def copies_slivers(self) -> bool:
         """As in earnest."""
-        return bool(getattr(state.below(), "copies_slivers", False))
+        return state.below().copies_slivers
 
     def small(self, site: Any, arrays: list[Array]) -> Array:
         if site.ufunc is None or site.pooled:
@@ -362,6 +365,11 @@ class Above:
     def below(self) -> Protocol:
         """The executor in force without this one."""
         return self._outer or state.below()
+
+    @property
+    def copies_slivers(self) -> bool:
+        """Whether a view that is a small piece of an array is copied."""
+        return self.below.copies_slivers
 
     def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """The value of a node that somebody records."""

@@ -102,7 +102,7 @@ class Application(Work):
 
 
 class Function(Work):
-    """A function of arrays that yields values like ``avals``: creation, copies, draws, an optimizer's update.
+    """A function of arrays that yields values like ``avals``: creation, copies, an optimizer's update.
 
     ``call(*outputs)`` writes them; where ``given`` is False, ``call()`` returns them as a list.  ``is_kernel``: whether
     it counts among the kernels run; creation does not.

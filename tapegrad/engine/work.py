@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from tapegrad.core.aval import Shape
@@ -12,7 +13,7 @@ Lies = tuple[Shape, DType]
 """What a C-contiguous array is made of."""
 
 
-class Work:
+class Work(ABC):
     """One thing to do on ``device``: evaluates primitives of these ``names`` from ``reads``.
 
     ``writes``, ``temporaries``: the arrays that it is to be given; a work without ``writes`` makes its result itself.
@@ -26,9 +27,9 @@ class Work:
     temporaries: Sequence[Lies] = ()
     scratch_bytes = 0
 
+    @abstractmethod
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Do it; the arrays written."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it runs")
 
     def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
         """Of each kernel: the arrays that it reads, and those that it writes."""

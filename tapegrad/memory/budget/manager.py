@@ -64,6 +64,8 @@ class _Budget:
 class Manager(Account):
     """The account within a budget: the ledger's, and one limit, the graph of all that is recorded, all storages."""
 
+    executor = BUDGETED
+
     def __init__(self) -> None:
         self._budgets: list[_Budget] = []
         self.limit = inf
@@ -412,7 +414,6 @@ class Manager(Account):
         return self._taken() + 3 * rounded(nbytes) <= self.limit
 
 
-Manager.executor = BUDGETED
 MANAGER = Manager()
 locks.in_child(MANAGER.in_child)
 pressure.helpers(lambda nbytes: MANAGER.relieve(nbytes), live_set)

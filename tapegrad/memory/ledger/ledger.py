@@ -68,6 +68,8 @@ the stack costs nothing, or of such a share of the limit."""
 class Ledger(Account):
     """The account that counts: live entries, and the open measures to tell."""
 
+    executor = COUNTED
+
     def __init__(self) -> None:
         self._lock = locks.lock()
         self._events: deque[Any] = deque()
@@ -680,5 +682,4 @@ def _old(buffer: Buffer) -> tuple[str, Place]:
 
 
 LEDGER = Ledger()
-Ledger.executor = COUNTED
 locks.in_child(LEDGER.in_child)
