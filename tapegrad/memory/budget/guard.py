@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tapegrad.core import locks
 
+Item = TypeVar("Item")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Guard:
-    """A lock.  What had to wait (``after``) is done by whoever leaves it last, or finds it free.
+class Guard(Generic[Item]):
+    """A lock, and a queue of what finalizers have to say, which is handled inside.
 
-    Finalizers run anywhere: in another thread, or in the middle of a guarded call of their own.  They queue what they
-    have to say and call :meth:`try_now`.
+    Finalizers run anywhere: in another thread, or in the middle of a guarded call of their own.  So :meth:`tell` never
+    waits: who is inside handles the queue when it leaves.  It looks once more when the lock is free, because a
+    finalizer may have found the lock taken just before.
     """
 
-    def __init__(self, after: Callable[[], None]) -> None:
+    def __init__(self, handle: Callable[[Item], None]) -> None:
         self._lock = locks.lock()
-        self._after = after
+        self._handle = handle
+        self._waiting: deque[Item] = deque()
 
     @locks.section
     def run(self, f: Callable[..., T], *args: Any) -> T:
@@ -29,27 +33,41 @@ class Guard:
         try:
             with self._lock:
                 result = f(*args)
-                if not nested:
-                    self._after()
-                return result
         except BaseException:
             if locks.let_go(self._lock, self) <= 0:
-                self.try_now()
+                self._try_now()
             raise
+        if self._waiting and not nested:
+            self._try_now()
+        return result
+
+    def tell(self, item: Item) -> None:
+        """Handle ``item`` now, or when nobody is inside any more."""
+        self._waiting.append(item)
+        self._try_now()
+
+    def forget(self) -> None:
+        """What waits is not handled."""
+        self._waiting.clear()
 
     @locks.section
-    def try_now(self) -> None:
-        """Do what had to wait unless somebody, perhaps this very thread, is inside, who then will."""
+    def _try_now(self) -> None:
+        """Handle the queue, unless somebody, perhaps this very thread, is inside, who then will."""
         if self._lock._is_owned():
             return
         try:
-            if self._lock.acquire(blocking=False):
-                self._after()
+            while self._waiting and self._lock.acquire(blocking=False):
+                self._handle_all()
                 self._lock.release()
         except BaseException:
             while self._lock._is_owned():  # it was not before; `run`, which may have called, has left it
                 self._lock.release()
             raise
+
+    def _handle_all(self) -> None:
+        while self._waiting:
+            self._handle(self._waiting[0])
+            self._waiting.popleft()  # only now: an interrupt may come at any time, and all this can be done twice
 
 
 def guarded(method: F) -> F:

@@ -33,11 +33,11 @@ class Storages:
     """What tapes keep, and the candidates for eviction among it."""
 
     def __init__(self) -> None:
-        self._gone: deque[tuple[Recipe, Graph]] = deque()
         self._new: deque[weakref.ref[Kept]] = deque()
         """Kept values that are not among the candidates yet: most budgets do not bind most of the time, and most values
         go before anything has to be dropped."""
-        self.guard = Guard(self._forget_gone)
+        self.guard = Guard(self._forget)
+        """Its queue: kept values that no record refers to any more."""
         self.candidates = Candidates()
         self.offloads = Offloads()
         self.policy: Policy | None = None
@@ -47,7 +47,7 @@ class Storages:
     @guarded
     def clear(self) -> None:
         """Forget everything."""
-        self._gone.clear()
+        self.guard.forget()
         self._new.clear()
         self._ready.clear()
         self.candidates.clear()
@@ -294,16 +294,10 @@ class Storages:
 
     def gone(self, recipe: Recipe, graph: Graph) -> None:
         """No record refers to a kept value any more (told by the interpreter, at any time, under any lock)."""
-        self._gone.append((recipe, graph))
-        self.guard.try_now()
+        self.guard.tell((recipe, graph))
 
-    def _forget_gone(self) -> None:
-        while self._gone:
-            recipe, graph = self._gone[0]
-            self._forget(recipe, graph)
-            self._gone.popleft()  # only now: an interrupt may come at any time, and all this can be done twice
-
-    def _forget(self, recipe: Recipe, graph: Graph) -> None:
+    def _forget(self, gone: tuple[Recipe, Graph]) -> None:
+        recipe, graph = gone
         if recipe.keeping() is None:
             index = recipe.node.index
             for root in (index, *recipe.roots):

@@ -50,10 +50,11 @@ def loss(x: Any, count: int) -> Any:
     return tg.sum(h)
 
 
-def gradient(x: Any, count: int = 15) -> np.ndarray:
+def gradient(x: Any, count: int = 15, recorded: Callable[[], object] = bool) -> np.ndarray:
     with tg.GradientTape() as tape:
         tape.watch(x)
         y = loss(x, count)
+    recorded()
     return tape.gradient(y, x).numpy()
 
 
@@ -92,11 +93,12 @@ def test_threads_share_one_limit(count: int, small: int) -> None:
     wanted = [gradient(x) for x in xs]
     base = live()
     limit = base + count * 12 * UNIT
+    all_recorded = threading.Barrier(count)  # else they may take turns by chance, and what each needs fits
 
     def work(x: tg.Tensor, w: np.ndarray) -> Callable[[], None]:
         def steps() -> None:
             for _ in range(6):
-                assert np.array_equal(gradient(x), w)
+                assert np.array_equal(gradient(x, recorded=lambda: all_recorded.wait(PATIENCE)), w)
 
         return steps
 
