@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import DeviceError
+
+T = TypeVar("T")
 
 
 class Device(ABC):
@@ -88,6 +90,10 @@ class Device(ABC):
     def make_way(self, nbytes: int) -> None:
         """So many bytes are to be taken beside the pool: its idle blocks go, if they do not fit within the limit."""
         return
+
+    def call(self, f: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """What ``f`` returns, called as in the block :meth:`active`."""
+        return f(*args, **kwargs)
 
     def active(self) -> AbstractContextManager[Any]:
         """A block in which the namespace's functions work on this device, after what it has been asked before."""

@@ -14,10 +14,10 @@ the stream that is current when it is handed in (``asarray``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from tapegrad.device.pressure import outside, pool_room, retried
 from tapegrad.device.probe import Probe, look
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import DeviceError, KernelError
+
+T = TypeVar("T")
 
 
 class CudaDevice(Device):
@@ -51,14 +53,46 @@ class CudaDevice(Device):
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.index,)
 
-    def order(self) -> Any:
-        """Make the current stream wait for what this device was asked on others; returns it.
+    def call(self, f: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """What ``f`` returns, called where this device is CuPy's current one.
 
-        Whoever asks something afterwards marks the stream (:meth:`_asked`): only then is there something to wait for.
+        The current stream waits for what this device was asked on others, and is marked afterwards: only then is there
+        something to wait for.
         """
+        if self._runtime.getDevice() != self.index:
+            with self.active():
+                return f(*args, **kwargs)
         stream, busy = self._stream_of(), self._busy
-        if not busy or (len(busy) == 1 and stream.ptr in busy):
-            return stream
+        if len(busy) > 1 or (busy and stream.ptr not in busy):
+            self._order(stream)
+        try:
+            return f(*args, **kwargs)
+        except RuntimeError as e:
+            if (lack := outside(e)) is not None:
+                raise lack from e
+            raise
+        finally:  # what raised may have asked something before it did
+            if stream.ptr not in busy:
+                self._mark(stream)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """This device is CuPy's current one inside the block, its stream ordered after earlier work."""
+        with nullcontext() if self._runtime.getDevice() == self.index else self.xp.cuda.Device(self.index):
+            stream = self._stream_of()
+            self._order(stream)
+            try:
+                yield
+            except RuntimeError as e:
+                if (lack := outside(e)) is not None:
+                    raise lack from e
+                raise
+            finally:
+                self._mark(stream)
+
+    def _order(self, stream: Any) -> None:
+        """Make ``stream`` wait for all others that have been asked something."""
+        busy = self._busy
         with self._lock:
             for pointer, other in list(busy.items()):
                 if pointer != stream.ptr:
@@ -67,49 +101,19 @@ class CudaDevice(Device):
                     stream.wait_event(event)
                     busy[stream.ptr] = stream  # before the other goes: who comes next must wait for one of them
                     del busy[pointer]
-        return stream
 
-    def _asked(self, stream: Any) -> None:
-        if stream.ptr not in self._busy:
-            with self._lock:
-                self._busy[stream.ptr] = stream
-
-    @contextmanager
-    def active(self) -> Any:
-        """This device is CuPy's current one inside the block, its stream ordered after earlier work."""
-        if self._runtime.getDevice() == self.index:
-            yield from self._ordered()
-        else:
-            with self.xp.cuda.Device(self.index):
-                yield from self._ordered()
-
-    def _ordered(self) -> Iterator[None]:
-        stream = self.order()
-        try:
-            yield
-        except RuntimeError as e:
-            if (lack := outside(e)) is not None:
-                raise lack from e
-            raise
-        finally:  # what raised may have asked something before it did
-            self._asked(stream)
+    def _mark(self, stream: Any) -> None:
+        with self._lock:
+            self._busy.setdefault(stream.ptr, stream)
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Any:
         """An uninitialised C-contiguous array from CuPy's pool.  Raises DeviceMemoryError (MemoryError)."""
         try:
-            if self._runtime.getDevice() == self.index:
-                stream = self.order()
-                array = self.xp.empty(shape, dtype)
-                self._asked(stream)
-                return array
-            return self._new(shape, dtype)
+            return self.call(self.xp.empty, shape, dtype)
         except MemoryError as e:  # CuPy has given back its unused blocks and tried again by then
             what = f"{dtype.name}{list(shape)}"
-            return retried(e, self, what, prod(shape) * dtype.itemsize, lambda: self._new(shape, dtype))
-
-    def _new(self, shape: tuple[int, ...], dtype: DType) -> Any:
-        with self.active():
-            return self.xp.empty(shape, dtype)
+            again = lambda: self.call(self.xp.empty, shape, dtype)
+            return retried(e, self, what, prod(shape) * dtype.itemsize, again)
 
     def give_back(self) -> None:
         """Unused blocks go from CuPy's pool to the driver: neighbours become one."""
@@ -285,24 +289,10 @@ class CudaDevice(Device):
     ) -> None:
         """Run a compiled function on the current stream.  Errors of the driver are CuPy's."""
         try:
-            if self._runtime.getDevice() == self.index:
-                stream = self.order()
-                function(grid, block, args, shared_mem=shared)
-                self._asked(stream)
-            else:
-                self._launch(function, grid, block, args, shared)
-        except RuntimeError as e:
-            if (lack := outside(e)) is None:
-                raise
-            retried(lack, self, "a kernel's memory", 0, lambda: self._launch(function, grid, block, args, shared))
+            self.call(function, grid, block, args, shared_mem=shared)
         except MemoryError as e:
-            retried(e, self, "a kernel's memory", 0, lambda: self._launch(function, grid, block, args, shared))
-
-    def _launch(
-        self, function: Any, grid: tuple[Any, ...], block: tuple[Any, ...], args: tuple[Any, ...], shared: int
-    ) -> None:
-        with self.active():
-            function(grid, block, args, shared_mem=shared)
+            again = lambda: self.call(function, grid, block, args, shared_mem=shared)
+            retried(e, self, "a kernel's memory", 0, again)
 
 
 _found: list[Probe] = []

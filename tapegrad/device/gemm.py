@@ -19,22 +19,26 @@ from __future__ import annotations
 
 import os
 import threading
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tapegrad.core.aval import Shape
+from tapegrad.device.dtypes import bfloat16, complex64, complex128, float16, float32, float64
 from tapegrad.device.tally import contiguous
+from tapegrad.device.types import DType
 from tapegrad.errors import KernelError
 
 KINDS = {
-    "float16": ("CUDA_R_16F", "CUBLAS_COMPUTE_32F", np.float32),
-    "bfloat16": ("CUDA_R_16BF", "CUBLAS_COMPUTE_32F", np.float32),
-    "float32": ("CUDA_R_32F", "CUBLAS_COMPUTE_32F", np.float32),
-    "float64": ("CUDA_R_64F", "CUBLAS_COMPUTE_64F", np.float64),
-    "complex64": ("CUDA_C_32F", "CUBLAS_COMPUTE_32F", np.complex64),
-    "complex128": ("CUDA_C_64F", "CUBLAS_COMPUTE_64F", np.complex128),
+    float16: ("CUDA_R_16F", "CUBLAS_COMPUTE_32F", np.float32),
+    bfloat16: ("CUDA_R_16BF", "CUBLAS_COMPUTE_32F", np.float32),
+    float32: ("CUDA_R_32F", "CUBLAS_COMPUTE_32F", np.float32),
+    float64: ("CUDA_R_64F", "CUBLAS_COMPUTE_64F", np.float64),
+    complex64: ("CUDA_C_32F", "CUBLAS_COMPUTE_32F", np.complex64),
+    complex128: ("CUDA_C_64F", "CUBLAS_COMPUTE_64F", np.complex128),
 }
 """By dtype: what cuBLAS calls it, what it accumulates in, and the type of the factors alpha and beta."""
 
@@ -44,8 +48,11 @@ CALL = 4 * 2**20
 # cuBLAS may add up the parts of a long sum in half precision, which overflows at 65504, unless told not to.
 _NO_HALF_SUMS = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION, for which CuPy has no name
 _MOST = 2**31 - 1  # sizes are C ints
+_MOST_PRODUCTS = 4096  # of which is known how they are made
 
-_one_and_zero = {t: (np.ones((), t), np.zeros((), t)) for t in (np.float32, np.float64, np.complex64, np.complex128)}
+_one_and_zero: dict[Any, Any] = {
+    t: (np.ones((), t), np.zeros((), t)) for t in (np.float32, np.float64, np.complex64, np.complex128)
+}
 _tf32: bool | None = None
 
 
@@ -62,93 +69,127 @@ def matmul(xp: Any, x: Any, y: Any, out: Any) -> None:
 
     Raises KernelError where cuBLAS is not installed.
     """
-    (m, k), n = x.shape[-2:], y.shape[-1]
-    kind = KINDS.get(out.dtype.name)
-    if kind is None or not x.dtype == y.dtype == out.dtype or max(m, k, n) > _MOST:
+    x_shape, y_shape, dtype = x.shape, y.shape, out.dtype
+    if dtype not in KINDS or not x.dtype == y.dtype == dtype or max(*x_shape[-2:], y_shape[-1]) > _MOST:
         if xp is not None:
             xp.matmul(x, y, out=out)
-    elif not k:
+    elif not x_shape[-1]:
         out.fill(0)
-    elif out.size and xp is None:
-        _product(xp, kind, x, y, out, (m, k, n))
     elif out.size:
-        device = out.device
-        if device.id == xp.cuda.runtime.getDevice():
-            _product(xp, kind, x, y, out, (m, k, n))
+        product = _product(x_shape, x.strides, y_shape, y.strides, out.shape[:-2], dtype.itemsize, CALL)
+        if xp is None:
+            _copied(xp, x, product.a.copies)
+            _copied(xp, y, product.b.copies)
+        elif out.device.id == xp.cuda.runtime.getDevice():
+            _multiply(xp, product, x, y, out)
         else:
-            with device:
-                _product(xp, kind, x, y, out, (m, k, n))
+            with out.device:
+                _multiply(xp, product, x, y, out)
 
 
 class _Stack(NamedTuple):
-    """A stack of matrices as cuBLAS is told of it; steps and leading dimension in elements."""
+    """A stack of matrices as cuBLAS is told of it; steps and leading dimension in elements.
 
-    array: Any  # keeps a copy alive until it has been used
+    ``copies``: the shapes, one after the other, in which it is copied first.
+    """
+
+    copies: tuple[Shape, ...]
     transposed: bool
     ld: int
     steps: tuple[int, ...]  # for each dimension of the batch
 
 
-def _product(xp: Any, kind: tuple[Any, ...], x: Any, y: Any, out: Any, sizes: tuple[int, int, int]) -> None:
-    m, k, n = sizes
-    batch = out.shape[:-2]
-    a, b = _stack(xp, x, batch), _stack(xp, y, batch)
-    dims = _joined(batch, a.steps, b.steps)
+class _Product(NamedTuple):
+    """The calls that make a product: one (``inner``: count, steps of a, b and out) for each index of ``outer``."""
+
+    m: int
+    n: int
+    k: int
+    a: _Stack
+    b: _Stack
+    inner: tuple[int, int, int, int]
+    outer: tuple[tuple[int, int, int, int], ...]
+
+
+@lru_cache(_MOST_PRODUCTS)
+def _product(
+    x_shape: Shape, x_strides: Shape, y_shape: Shape, y_strides: Shape, batch: Shape, width: int, call: int
+) -> _Product:
+    """How arrays that lie so are multiplied; ``width``: bytes of an element, ``call``: what a call is worth."""
+    (m, k), n = x_shape[-2:], y_shape[-1]
+    a, b = _stack(x_shape, x_strides, batch, width), _stack(y_shape, y_strides, batch, width)
+    dims, rows = _joined(batch, a.steps, b.steps), m
     if len(dims) > 1 and not a.transposed and dims[-1][1:] == (m * a.ld, 0) and m * dims[-1][0] <= _MOST:
-        m *= dims.pop()[0]
+        rows *= dims.pop()[0]
     if len(dims) > 1:
         uneven = [len(_joined(batch, stack.steps)) > 1 for stack in (a, b)]
-        copied = sum(prod(batch) * prod(s.array.shape[-2:]) for s, copy in zip((a, b), uneven) if copy)
+        copied = sum(prod(batch) * k * length for length, copy in zip((m, n), uneven) if copy)
         calls = prod(count for count, *_ in dims) // max(dims)[0]
-        if 2 * copied * out.itemsize < (calls - 1) * CALL:
-            m = sizes[0]
-            a, b = (_spread(xp, stack, batch) if copy else stack for stack, copy in zip((a, b), uneven))
+        if 2 * copied * width < (calls - 1) * call:
+            rows = m
+            a = _spread(a, (*batch, m, k), width) if uneven[0] else a
+            b = _spread(b, (*batch, k, n), width) if uneven[1] else b
             dims = _joined(batch, a.steps, b.steps)
-    if xp is None:  # all copies are told of by now
-        return
-    call = _caller(xp, kind, (m, k, n), a, b, out)
-    steps_out = [m * n * prod(count for count, *_ in dims[i + 1 :]) for i in range(len(dims))]
-    longest = max(range(len(dims)), key=lambda i: dims[i][0], default=0)
-    inner = (*dims.pop(longest), steps_out.pop(longest)) if dims else (1, 0, 0, m * n)
-    for index in np.ndindex(*(count for count, *_ in dims)):
-        at_a = sum(i * step for i, (_, step, _) in zip(index, dims))
-        at_b = sum(i * step for i, (_, _, step) in zip(index, dims))
-        call(inner, at_a, at_b, sum(i * step for i, step in zip(index, steps_out)))
+    steps_out = [rows * n * prod(count for count, *_ in dims[i + 1 :]) for i in range(len(dims))]
+    loops = [(count, *steps, step) for (count, *steps), step in zip(dims, steps_out)]
+    longest = max(range(len(loops)), key=lambda i: loops[i][0], default=0)
+    inner = loops.pop(longest) if loops else (1, 0, 0, rows * n)
+    return _Product(rows, n, k, a, b, inner, tuple(loops))  # type: ignore[arg-type]
 
 
-def _caller(xp: Any, kind: tuple[Any, ...], sizes: tuple[int, int, int], a: _Stack, b: _Stack, out: Any) -> Any:
-    """A function that makes one call, for ``(count, steps of a, b and out)`` and where each begins, in elements.
+def _copied(xp: Any, x: Any, copies: tuple[Shape, ...]) -> Any:
+    """``x`` in C order, in each of these shapes: without what broadcasting repeats, or with it."""
+    for shape in copies:
+        if prod(shape) < x.size:
+            x = x[tuple([slice(length) for length in shape])]
+        else:
+            x = (np if xp is None else xp).broadcast_to(x, shape)
+        x = contiguous(xp, x)
+    return x
+
+
+@lru_cache
+def _terms(xp: Any, dtype: DType, tf32: bool) -> tuple[Any, Any, Any, int, int]:
+    """CuPy's binding, what it calls the dtype and the type to compute in, and the addresses of the factors 1 and 0."""
+    cublas, (type_name, compute_name, factor) = _library(xp), KINDS[dtype]
+    one, zero = (number.ctypes.data for number in _one_and_zero[factor])
+    compute = getattr(cublas, compute_name + "_FAST_TF32" if tf32 else compute_name)
+    return cublas, getattr(xp.cuda.runtime, type_name), compute, one, zero
+
+
+def _multiply(xp: Any, product: _Product, x: Any, y: Any, out: Any) -> None:
+    """Make the copies and the calls.
 
     CuPy's binding sets the handle's stream to the current one in every call, so nothing is to be done about streams.
     """
-    cublas = _library(xp)
-    handle = _handle(xp, out.device)
-    type_name, compute_name, factor = kind
-    kept = cublas.getMathMode(handle) if out.itemsize == 2 else None
-    if out.dtype == np.float32 and _may_use_tf32():
-        compute_name += "_FAST_TF32"
-    dtype, compute = getattr(xp.cuda.runtime, type_name), getattr(cublas, compute_name)
-    flags = (cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_T)
-    one, zero = (number.ctypes.data for number in _one_and_zero[factor])
-    m, k, n = sizes
-    width = out.itemsize
-    at = [stack.data.ptr for stack in (a.array, b.array, out)]
-
-    def call(inner: tuple[int, int, int, int], at_a: int, at_b: int, at_out: int) -> None:
-        count, step_a, step_b, step_out = inner
-        if kept is not None:
-            cublas.setMathMode(handle, kept | _NO_HALF_SUMS)
-        try:
+    dtype, device = out.dtype, out.device
+    width = dtype.itemsize
+    cublas, kind, compute, one, zero = _terms(xp, dtype, dtype == float32 and _may_use_tf32())
+    handle = device.cublas_handle if device.id in _seen.devices else _first_handle(xp, device)
+    m, n, k, a, b, (count, step_a, step_b, step_out), outer = product
+    flag_a = cublas.CUBLAS_OP_T if a.transposed else cublas.CUBLAS_OP_N
+    flag_b = cublas.CUBLAS_OP_T if b.transposed else cublas.CUBLAS_OP_N
+    if a.copies or b.copies:
+        x, y = _copied(xp, x, a.copies), _copied(xp, y, b.copies)
+    first = x.data.ptr, y.data.ptr, out.data.ptr
+    kept = cublas.getMathMode(handle) if width == 2 else None
+    if kept is not None:
+        cublas.setMathMode(handle, kept | _NO_HALF_SUMS)
+    try:
+        for at_a, at_b, at_out in _places(first, outer, width) if outer else (first,):
             cublas.gemmStridedBatchedEx(
-                handle, flags[b.transposed], flags[a.transposed], n, m, k,
-                one, at[1] + at_b * width, dtype, b.ld, step_b, at[0] + at_a * width, dtype, a.ld, step_a,
-                zero, at[2] + at_out * width, dtype, n, step_out, count, compute, cublas.CUBLAS_GEMM_DEFAULT,
+                handle, flag_b, flag_a, n, m, k, one, at_b, kind, b.ld, step_b, at_a, kind, a.ld, step_a,
+                zero, at_out, kind, n, step_out, count, compute, cublas.CUBLAS_GEMM_DEFAULT,
             )  # fmt: skip
-        finally:
-            if kept is not None:
-                cublas.setMathMode(handle, kept)
+    finally:
+        if kept is not None:
+            cublas.setMathMode(handle, kept)
 
-    return call
+
+def _places(first: tuple[int, ...], outer: Sequence[tuple[int, ...]], width: int) -> Iterator[tuple[int, ...]]:
+    """Where each call finds a, b and out: ``first``, and so many steps of each dimension further."""
+    for index in np.ndindex(*(count for count, *_ in outer)):
+        yield tuple(at + width * sum(i * loop[j] for i, loop in zip(index, outer)) for j, at in enumerate(first, 1))
 
 
 class _Seen(threading.local):
@@ -171,10 +212,8 @@ def outside_bytes(device: int) -> int:
     return sum(nbytes for index, nbytes in list(_workspaces) if index == device)
 
 
-def _handle(xp: Any, device: Any) -> int:
-    """This thread's handle; the first time it is made, and what it takes is noted."""
-    if device.id in _seen.devices:
-        return device.cublas_handle
+def _first_handle(xp: Any, device: Any) -> int:
+    """This thread's handle, which is made, and what it takes is noted."""
     free = xp.cuda.runtime.memGetInfo()[0]
     found: int = device.cublas_handle
     _workspaces.append((device.id, max(0, free - xp.cuda.runtime.memGetInfo()[0])))  # or what others took just then
@@ -182,25 +221,39 @@ def _handle(xp: Any, device: Any) -> int:
     return found
 
 
-def _stack(xp: Any, x: Any, batch: tuple[int, ...]) -> _Stack:
-    """How cuBLAS reads ``x``; what it cannot read is copied, though not what broadcasting repeats along the batch."""
-    lead = x.ndim - 2
-    found = _layout(x)
-    if found is None:
-        once = tuple(slice(0, 1) if not stride else slice(None) for stride in x.strides[:lead])
-        x = contiguous(xp, x[once])
-        found = False, x.shape[-1]
-    steps = [0 if length == 1 else stride // x.itemsize for length, stride in zip(x.shape[:lead], x.strides)]
-    return _Stack(x, *found, (*[0] * (len(batch) - lead), *steps))
+def _stack(shape: Shape, strides: Shape, batch: Shape, width: int) -> _Stack:
+    """How cuBLAS reads a stack; what it cannot read is copied, though not what broadcasting repeats along the batch."""
+    lead = len(shape) - 2
+    found = _layout(shape, strides, width)
+    if found is not None:
+        return _Stack((), *found, _steps(shape, strides, batch, width))
+    once = (*(n if stride else 1 for n, stride in zip(shape[:lead], strides)), *shape[lead:])
+    return _Stack((once,), False, once[-1], _steps(once, _in_order(once, width), batch, width))
 
 
-def _layout(x: Any) -> tuple[bool, int] | None:
-    """Whether the memory of ``x`` holds the transposes, and the leading dimension; None if cuBLAS cannot read it."""
-    width = x.itemsize
-    for stride, length in zip(x.strides, x.shape):
+def _spread(stack: _Stack, shape: Shape, width: int) -> _Stack:
+    """The same with every matrix of the batch in memory."""
+    steps = _steps(shape, _in_order(shape, width), shape[:-2], width)
+    return _Stack((*stack.copies, shape), False, shape[-1], steps)
+
+
+def _steps(shape: Shape, strides: Shape, batch: Shape, width: int) -> tuple[int, ...]:
+    """Steps along the batch, 0 where an operand is broadcast."""
+    own = [0 if length == 1 else stride // width for length, stride in zip(shape[:-2], strides)]
+    return (*[0] * (len(batch) - len(own)), *own)
+
+
+def _in_order(shape: Shape, width: int) -> Shape:
+    """The strides of a C-contiguous array."""
+    return tuple(width * prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _layout(shape: Shape, strides: Shape, width: int) -> tuple[bool, int] | None:
+    """Whether the memory holds the transposes, and the leading dimension; None if cuBLAS cannot read it."""
+    for stride, length in zip(strides, shape):
         if length > 1 and (stride < 0 or stride % width):
             return None
-    (r, c), (pitch_r, pitch_c) = x.shape[-2:], x.strides[-2:]
+    (r, c), (pitch_r, pitch_c) = shape[-2:], strides[-2:]
     rows, columns = (r, pitch_r // width), (c, pitch_c // width)
     for transposed, (length, stride), (others, pitch) in ((False, columns, rows), (True, rows, columns)):
         pitch = pitch if others > 1 else length  # the stride of a dimension of length 1 says nothing
@@ -220,12 +273,6 @@ def _joined(batch: tuple[int, ...], *steps: tuple[int, ...]) -> list[tuple[int, 
         else:
             dims.append((count, *own))
     return dims
-
-
-def _spread(xp: Any, stack: _Stack, batch: tuple[int, ...]) -> _Stack:
-    """The same with every matrix of the batch in memory."""
-    x = stack.array
-    return _stack(xp, contiguous(xp, (np if xp is None else xp).broadcast_to(x, (*batch, *x.shape[-2:]))), batch)
 
 
 def _may_use_tf32() -> bool:

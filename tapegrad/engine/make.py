@@ -64,10 +64,7 @@ class Application(Work):
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """The primitive's own kernels if it declares any, else what the library offers."""
-        if not self.device.lazy:
-            return self._run(outputs)
-        with self.device.active():
-            return self._run(outputs)
+        return self.device.call(self._run, outputs) if self.device.lazy else self._run(outputs)
 
     def _run(self, outputs: list[Array]) -> list[Array]:
         prim, device, params = self.prim, self.device, self.params
@@ -123,8 +120,7 @@ class Function(Work):
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Call the function, on its device."""
-        with self.device.active():
-            results = self._call(*outputs)
+        results = self.device.call(self._call, *outputs)
         return outputs or results
 
     def phantoms(self) -> list[Array]:

@@ -22,7 +22,7 @@ class _Depth(threading.local):
 
 @contextmanager
 def changing(cupy: Any) -> Iterator[None]:
-    """Inside, each allocation, launch and block on a device is asked for on another stream than the one before.
+    """Inside, each allocation, launch, call and block on a device is asked for on another stream than the one before.
 
     An array of the user's is handed in on the stream that the user has chosen.
     """
@@ -68,7 +68,7 @@ def changing(cupy: Any) -> Iterator[None]:
             yield found
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("array", "empty", "launch"):
+        for name in ("array", "call", "empty", "launch"):
             patch.setattr(CudaDevice, name, turning(name))
         patch.setattr(CudaDevice, "active", active)
         yield
