@@ -18,19 +18,23 @@ def _keys(tree: dict[str, Any]) -> list[Any]:
 
 def leaves(tree: Any) -> Iterator[Any]:
     """The leaves, left to right."""
-    if isinstance(tree, dict):
-        for key in _keys(tree):
-            yield from leaves(tree[key])
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from leaves(item)
-    else:
-        yield tree
+    stack = [iter((tree,))]
+    while stack:
+        for item in stack[-1]:
+            if isinstance(item, dict):
+                stack.append(iter([item[key] for key in _keys(item)]))
+                break
+            if isinstance(item, (list, tuple)):
+                stack.append(iter(item))
+                break
+            yield item
+        else:
+            stack.pop()
 
 
 def flatten(tree: Any) -> list[Any]:
     """The leaves as a list."""
-    return list(leaves(tree))
+    return list(leaves(tree)) if isinstance(tree, (dict, list, tuple)) else [tree]
 
 
 def rebuild(tree: Any, values: Iterator[Any]) -> Any:

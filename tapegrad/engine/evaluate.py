@@ -91,6 +91,15 @@ def array_of(buffer: Buffer) -> Any:
     return _special(array, buffer) if type(array) in _SPECIAL else array
 
 
+def arrays_of(buffers: Iterable[Buffer]) -> list[Any]:
+    """The devices' arrays of ``buffers``, evaluated if need be."""
+    arrays = []
+    for b in buffers:
+        array = b.array
+        arrays.append(array_of(b) if array is None or type(array) in _SPECIAL else array)
+    return arrays
+
+
 _SPECIAL = {HostScalar, phantom.Phantom}
 
 
@@ -124,23 +133,27 @@ def fill(targets: Iterable[Buffer]) -> None:
     """
     try:
         with _lock:
-            todo = {id(b): b for b in targets if b.array is None}
-            if any(b.postponed for b in todo.values()):
-                catch_up(todo.values())
-                todo = {i: b for i, b in todo.items() if b.array is None}
-            views = [b for b in todo.values() if b.node.prim.view]
-            for b in views:
-                del todo[id(b)]
-                source = region.viewed(b)
-                if source.array is None:
-                    todo[id(source)] = source
+            pending: list[Buffer] = []
+            postponed: list[Buffer] = []
+            for b in targets:
+                if b.array is None:
+                    (postponed if b.postponed else pending).append(b)
+            if postponed:
+                catch_up(postponed)
+            todo: dict[int, Buffer] = {}
+            views: dict[int, Buffer] = {}
+            for b in (*pending, *postponed, *(thread.deferring or ())):
+                if b.node.prim.view and b.array is None:
+                    views[id(b)] = b
+                    b = region.viewed(b)
+                if b.array is None:
+                    todo[id(b)] = b
             if thread.deferring:
-                todo.update((id(b), b) for b in thread.deferring if b.array is None)
                 thread.deferring.clear()
             if todo:
                 for group in region.kernels(list(todo.values())):
                     thread.executor.kernel(group)
-            for b in views:
+            for b in views.values():
                 same(b, region.viewed(b))
     except BaseException:
         locks.let_go(_lock)

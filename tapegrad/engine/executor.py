@@ -23,18 +23,15 @@ from tapegrad.core.protocols import Executor as Protocol
 from tapegrad.core.state import thread
 from tapegrad.device import CPU, Device, dtypes, phantom, tally
 from tapegrad.device.dry import dry
-from tapegrad.device.host_scalar import HostScalar
-from tapegrad.device.phantom import Phantom
 from tapegrad.device.pressure import retried, scratch_keeper
 from tapegrad.device.types import Array
 from tapegrad.engine import make, region
-from tapegrad.engine.evaluate import announce, array_of, fill, same
+from tapegrad.engine.evaluate import announce, array_of, arrays_of, fill, same
 from tapegrad.engine.work import Work
 from tapegrad.errors import DryRunError
 
 T = TypeVar("T")
 CONSTANTS: dict[Any, Buffer] = {}
-_SPECIAL = {HostScalar, Phantom}
 _LEAST_CREATED = 2**20
 """Bytes of a new array for which room is made before it is made; for less it is made when the bytes are counted."""
 _SLIVER = 16
@@ -111,10 +108,7 @@ class Executor:
         if not site.small:
             return self._deferred_elementwise(node, inputs, into, who)
         who.applied(node, inputs)
-        arrays = []
-        for b in inputs:
-            array = b.array
-            arrays.append(array_of(b) if array is None or type(array) in _SPECIAL else array)
+        arrays = arrays_of(inputs)
         array = self.small(site, arrays)
         out = Buffer(array, node) if into is None else _filled(array, node, into)  # where room is made, if need be
         who.ran((site.prim.name,), ((arrays, (array,)),))
@@ -166,7 +160,7 @@ class Executor:
             else:
                 thread.deferring.append(out)
             return out
-        arrays = [array_of(b) for b in inputs]
+        arrays = arrays_of(inputs)
         if prim.view and not (prim.copies and not arrays[0].flags.c_contiguous):
             return self._barrier(node, inputs, arrays, into)
         return who.in_room((aval,), (prim.name,), self._barrier, node, inputs, arrays, into)
@@ -192,10 +186,11 @@ class Executor:
 
     def _told(self, work: Work, arrays: list[Array], array: Array, node: Node, into: Buffer | None) -> Buffer:
         """A buffer for what was made of ``arrays``; the account is told of the work."""
-        passes = tally.taken()
-        out = _filled(array, node, into)
-        account.current.ran(work.names, [(arrays, (array,))])
-        account.current.passed(passes)
+        passes, who = tally.taken(), account.current
+        out = Buffer(array, node) if into is None else _filled(array, node, into)
+        who.ran(work.names, [(arrays, (array,))])
+        if passes:
+            who.passed(passes)
         return out
 
     def values(self, work: make.Function) -> list[Buffer]:
@@ -219,34 +214,49 @@ class Executor:
         kernel = make.of_region(targets)
         who = account.current
         who.read(kernel.region.leaves)
-        avals = [b.node.aval for b in kernel.targets]
-        who.in_room(avals, [b.node.prim.name for b in kernel.targets], self._kernel, kernel)
+        avals, names = [], []
+        for b in kernel.targets:
+            avals.append(b.node.aval)
+            names.append(b.node.prim.name)
+        who.in_room(avals, names, self._kernel, kernel)
 
     def _kernel(self, kernel: make.Kernel) -> None:
         work, who = kernel.work, account.current
-        temporaries = self._temporaries(work)
+        temporaries = self._temporaries(work) if work.temporaries else []
         outputs = self._results(kernel, temporaries)
         for b, out in zip(kernel.targets, outputs, strict=True):
             keeps = b.keeps
             b.fill(out.reshape(b.node.aval.shape))
             who.filled(b, keeps)
         who.ran(work.names, work.moves(outputs, temporaries))
-        who.scratch(work.scratch_bytes)
+        if work.scratch_bytes:
+            who.scratch(work.scratch_bytes)
 
     def _results(self, kernel: make.Kernel, temporaries: list[Array]) -> list[Array]:
         return self.do(kernel.work, temporaries)
 
     def _temporaries(self, work: Work) -> list[Array]:
-        return [work.device.empty(*lies) for lies in work.temporaries] if work.temporaries else []
+        return [work.device.empty(*lies) for lies in work.temporaries]
 
     def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
         """The arrays that ``work`` writes."""
-        outputs = [work.device.empty(*lies) for lies in work.writes]
-        return work.run(outputs, self._temporaries(work) if temporaries is None else temporaries)
+        outputs = []
+        for shape, dtype in work.writes:
+            outputs.append(work.device.empty(shape, dtype))
+        if temporaries is None:
+            temporaries = self._temporaries(work) if work.temporaries else []
+        return work.run(outputs, temporaries)
 
 
 class Plain(Executor):
     """Where nobody counts and nothing is refused."""
+
+    def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """One application of a barrier or view primitive, recorded."""
+        out = self.run_barrier(node, inputs)
+        for recorder in thread.recorders:
+            recorder.record(node, inputs, out)
+        return out
 
     def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of an elementwise primitive, recorded: this is the path of every small operation."""

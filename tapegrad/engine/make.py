@@ -39,8 +39,12 @@ def of_region(targets: list[Buffer], kind: str | None = None) -> Kernel:
     on_cuda = device.lazy if kind is None else kind == "cuda"
     needed = region.collect(targets)
     targets = (region.with_results if on_cuda else region.with_costly)(needed, targets)
-    loops = [needed.loop_of(b) for b in targets]
-    shape, axes = loops[0][0], next((a for _, a in loops if a is not None), None)
+    loops: list[region.LoopOf] = []
+    axes = None
+    for b in targets:
+        loops.append((b.node.aval.shape, None) if b.loop is None else needed.loop_of(b))
+        axes = loops[-1][1] if axes is None else axes
+    shape = loops[0][0]
     if on_cuda:
         return Kernel(needed, targets, shape, Launch(needed, targets, shape, axes, device))
     leaves = [b.array for b in needed.leaves]

@@ -29,11 +29,10 @@ A region is the run of pending elementwise nodes of one shape that one kernel ev
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
@@ -126,7 +125,7 @@ def viewed(view: Buffer) -> Buffer:
     return view
 
 
-_by_index = attrgetter("node.index")
+_by_index, _ndim = attrgetter("node.index"), attrgetter("node.aval.ndim")
 
 
 def collect(targets: Iterable[Buffer]) -> Region:
@@ -135,10 +134,10 @@ def collect(targets: Iterable[Buffer]) -> Region:
     leaves: list[Buffer] = []
     reads: dict[int, int] = {}
     seen: set[int] = set()
-    stack = [b for b in targets if b.array is None]
+    stack = list(targets)
     while stack:
         buffer = stack.pop()
-        if id(buffer) in seen:
+        if buffer.array is not None or id(buffer) in seen:
             continue
         seen.add(id(buffer))
         order.append(buffer)
@@ -173,8 +172,7 @@ def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], 
             leaves += below[1]
     if pending and (nodes > MAX_NODES or (leaves > MAX_EXCLUSIVE and (grew or len(pending) > 1))):
         region = collect(pending)
-        filled = sum(leaf.node.aval.ndim > 0 for leaf in region.leaves)
-        nodes, leaves = 1 + len(region.order), filled + grew
+        nodes, leaves = 1 + len(region.order), sum(map(bool, map(_ndim, region.leaves))) + grew
         if nodes > MAX_NODES or leaves > MAX_LEAVES or region.exclusive_bytes() > MAX_EXCLUSIVE * max(aval.nbytes, 1):
             must += pending
             nodes, leaves, loop = 1, grew + len(pending), None
@@ -222,25 +220,34 @@ def with_results(region: Region, targets: list[Buffer]) -> list[Buffer]:
     late = region.late
     if not late:
         return targets
-    readers = Counter(id(k) for b in region.order for k in b.keeps)
-    have = {id(b) for b in targets}
+    readers = _readers(region)
+    have = set(map(id, targets))
     more = []
     for b in region.order:
-        if id(b) in late and id(b) not in have and sys.getrefcount(b) - OWN > readers[id(b)]:
+        if id(b) in late and id(b) not in have and sys.getrefcount(b) - OWN > readers.get(id(b), 0):
             more.append(b)
     return [*targets, *more]
+
+
+def _readers(region: Region) -> dict[int, int]:
+    """How often each buffer is read inside the region."""
+    readers: dict[int, int] = {}
+    for b in region.order:
+        for k in b.keeps:
+            readers[id(k)] = readers.get(id(k), 0) + 1
+    return readers
 
 
 def with_costly(region: Region, targets: list[Buffer]) -> list[Buffer]:
     """Rule 6: ``targets``, and the costly values from which something that is held elsewhere is made."""
     if not any(b.node.prim.costly for b in region.order):
         return targets
-    readers = Counter(id(k) for b in region.order for k in b.keeps)
-    done = {id(b) for b in targets}
+    readers = _readers(region)
+    done = set(map(id, targets))
     wanted: set[int] = set()
     more = []
     for b in reversed(region.order):
-        held = id(b) in wanted or sys.getrefcount(b) - OWN > readers[id(b)]
+        held = id(b) in wanted or sys.getrefcount(b) - OWN > readers.get(id(b), 0)
         if id(b) in done or not held:
             continue
         if b.node.prim.costly:
@@ -285,10 +292,13 @@ def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
     if len(targets) == 1:
         return [targets]
     groups: list[tuple[LoopOf, set[int], list[Buffer]]] = []
-    for target in sorted(targets, key=lambda b: b.node.index):
+    for target in sorted(targets, key=_by_index):
         region = collect([target])
         shape, axes = region.loop_of(target)
-        touched = {id(b) for b in region.order} | {id(b) for b in region.leaves if b.node.aval.ndim}
+        touched = set(map(id, region.order))
+        for b in region.leaves:
+            if b.node.aval.ndim:
+                touched.add(id(b))
         joined: list[Buffer] = []
         rest = []
         for group in groups:
@@ -301,4 +311,4 @@ def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
             else:
                 rest.append(group)
         groups = [*rest, ((shape, axes), touched, [*joined, target])]
-    return [members for _, _, members in groups]
+    return list(map(itemgetter(2), groups))

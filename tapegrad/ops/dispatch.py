@@ -166,19 +166,25 @@ def promote(
     tensors: list[Tensor] = []
     alike = True
     for x in xs:
-        if isinstance(x, SCALARS) and not hasattr(x, "dtype"):
+        if type(x) is Tensor:
+            t = x
+        elif isinstance(x, SCALARS) and not hasattr(x, "dtype"):
             strong.append(x)
             alike = False
             continue
-        t = tensor(op, x)
+        else:
+            t = tensor(op, x)
         aval = t._buffer.node.aval
         if tensors:
             first = tensors[0]._buffer.node.aval
             alike = alike and aval.dtype is first.dtype and aval.device is first.device
         strong.append(t)
         tensors.append(t)
-    if alike and to is None and not (tensors[0].dtype in _LONG and any(isinstance(x, (list, tuple)) for x in xs)):
-        return tuple(tensors)
+    if alike:
+        dtype = tensors[0]._buffer.node.aval.dtype
+        fits = to is None or to(dtype) is dtype
+        if fits and not (dtype in _LONG and any(isinstance(x, (list, tuple)) for x in xs)):
+            return tuple(tensors)
     if len(tensors) > 1 and any(t.device is not tensors[0].device for t in tensors):
         tensors = _beside(xs, strong)
     if not tensors:  # Python numbers only: the dtype that the widest kind of them becomes

@@ -11,6 +11,8 @@ from math import prod
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 import tapegrad.engine.cuda.layout as layouts
 from tapegrad.core import locks
 from tapegrad.core.aval import Shape
@@ -25,7 +27,7 @@ from tapegrad.engine.cuda.emit import COLUMN, ROW, Form
 from tapegrad.engine.cuda.layout import BY_DIMS, VALUE, Loop
 from tapegrad.engine.region import Region, Stages
 from tapegrad.engine.region import stages as stages_of
-from tapegrad.engine.work import Work
+from tapegrad.engine.work import Lies, Work
 
 _lock = locks.lock()
 _kernels: dict[Any, Kernel] = {}
@@ -112,22 +114,23 @@ class Ready:
     ``kernel``: None before the first run; ``form_key``: the loop, how leaves are read, how the kernel walks; ``empty``:
     whether nothing is to be computed; ``by_value``: which leaves are numbers; ``full``, ``results``: which targets are
     of full size, and which come of reductions; ``places``: lengths and strides of leaves; ``sizes``: the arguments
-    after the outputs; ``parts``: of a split reduction, sizes and dtypes of the arrays in between; ``late``: leaves that
-    joining them reads.
+    after the outputs; ``parts``: of a split reduction, shapes and dtypes of the arrays in between; ``late``: leaves
+    that joining them reads; ``drawn``: which nodes draw.
     """
 
     names: tuple[str, ...]
     kernel: Kernel | None
     form_key: tuple[Loop, list[str], Form]
     empty: bool
-    by_value: list[bool]
+    by_value: list[int]
     full: list[int]
     results: list[int]
     places: tuple[Any, ...]
     sizes: tuple[Any, ...]
     grid: tuple[int, ...]
-    parts: list[tuple[int, Any]]
+    parts: list[Lies]
     late: list[int]
+    drawn: list[int]
     last_sizes: tuple[Any, ...]
     last_grid: tuple[int, ...]
 
@@ -136,10 +139,16 @@ _ready: dict[Any, Ready] = {}
 
 
 def _ready_for(
-    region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, device: Device
+    region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], device: Device
 ) -> Ready:
-    leaves = [b.array for b in region.leaves]
-    key = (device, structure(region, targets), shape, axes, tuple(map(_lies, leaves)))
+    array_type = device.xp.ndarray
+    lies: list[Any] = []
+    for x in leaves:  # what of a leaf decides how it is read
+        if type(x) is array_type and array_type is not np.ndarray:
+            lies.append((x.shape, x.strides, x.data.ptr % 16))
+        else:
+            lies.append(None if cxx.is_argument(x) else (x.shape, x.strides, cxx.address(x) % 16))
+    key = (device, structure(region, targets), shape, axes, tuple(lies))
     ready = _ready.get(key)
     if ready is None:
         ready = _prepare(region, targets, shape, axes, leaves)
@@ -158,18 +167,20 @@ class Launch(Work):
     ) -> None:
         self._region, self._targets, self._shape, self._axes = region, targets, shape, axes
         self.device = device
-        self.reads: list[Any] = [b.array for b in region.leaves]
-        self._ready = ready = _ready_for(region, targets, shape, axes, device)
-        self.names = ready.names
-        self.writes = [(b.node.aval.shape, b.node.aval.dtype) for b in targets]
-        self.temporaries = [] if ready.empty else [((size,), dtype) for size, dtype in ready.parts]
-        self.scratch_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in self.temporaries)
+        self.reads: list[Any] = list(map(_array, region.leaves))
+        self._ready = ready = _ready_for(region, targets, shape, axes, self.reads, device)
+        self.names, self.temporaries = ready.names, ready.parts
+        self.writes = list(map(_lies, targets))
+        if self.temporaries:
+            self.scratch_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in self.temporaries)
 
     def _divided(self, outputs: list[Array]) -> tuple[list[Array], list[Array]]:
         """The outputs of full size, and those of reductions."""
         ready = self._ready
         if not ready.results:  # most often: without two lists
             return outputs, []
+        if not ready.full:
+            return [], outputs
         return [outputs[i] for i in ready.full], [outputs[i] for i in ready.results]
 
     def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
@@ -190,15 +201,19 @@ class Launch(Work):
                 raise unread("an array")
         if ready.kernel is None:
             ready.kernel = _compiled(self._region, self._targets, *ready.form_key, device)
-        args = [cxx.argument(x.value) if by_value else x for x, by_value in zip(self.reads, ready.by_value)]
-        late = [args[i] for i in ready.late]
-        for b in element.drawn_of(self._region):
-            args += cxx.key(b.node.params["key"], b.node.params["counter"])
+        args = self.reads
+        if ready.by_value or ready.drawn:
+            args = args.copy()
+            for i in ready.by_value:
+                args[i] = cxx.argument(args[i].value)
+            for i in ready.drawn:
+                params = self._region.order[i].node.params
+                args += cxx.key(params["key"], params["counter"])
         full, results = self._divided(outputs)
         sizes = (*ready.places, *(temporaries or results), *ready.sizes)
         device.launch(ready.kernel.function, ready.grid, (_THREADS,), (*args, *full, *sizes))
         if temporaries:
-            last = (*late, *temporaries, *results, *ready.last_sizes)
+            last = (*[args[i] for i in ready.late], *temporaries, *results, *ready.last_sizes)
             device.launch(ready.kernel.finish, ready.last_grid, (_THREADS,), last)
         return outputs
 
@@ -209,11 +224,6 @@ class Launch(Work):
         loop, kinds, form = self._ready.form_key
         stages = stages_of(self._region, self._targets)
         return emit.text_of(self._region, stages, self._targets, kinds, loop, form)
-
-
-def _lies(x: Any) -> Any:
-    """What of a leaf decides how it is read."""
-    return None if cxx.is_argument(x) else (x.shape, x.strides, cxx.address(x) % 16)
 
 
 class _Fresh:
@@ -243,9 +253,10 @@ def _prepare(
     places = [*loop.dims[1:], *(s for i in by_dims for s in loop.strides[i])] if by_dims else []
     empty = not (loop.size or any(b.node.aval.size for b in results))
     ready = Ready(
-        names, None, (loop, kinds, form), empty, [kind == VALUE for kind in kinds], [number[id(b)] for b in full],
-        [number[id(b)] for b in results], tuple(cxx.index(n, loop.wide) for n in places), (), (), [],
-        element.late_of(region, stages), (), (),
+        names, None, (loop, kinds, form), empty, [i for i, kind in enumerate(kinds) if kind == VALUE],
+        [number[id(b)] for b in full], [number[id(b)] for b in results],
+        tuple(cxx.index(n, loop.wide) for n in places), (), (), [], element.late_of(region, stages),
+        [i for i, b in enumerate(region.order) if b.node.prim.cxx_drawn is not None], (), (),
     )  # fmt: skip
     if empty:
         return ready
@@ -261,7 +272,7 @@ def _prepare(
 def _prepare_reduction(ready: Ready, stages: Stages, loop: Loop, form: Form) -> None:
     split = split_of(loop)
     if form.split:
-        ready.parts = [(split.parts * loop.writes, r.wide) for r in element.reductions_of(stages.totals)]
+        ready.parts = [((split.parts * loop.writes,), r.wide) for r in element.reductions_of(stages.totals)]
     numbers = [loop.writes, loop.reads, split.part]
     numbers += [n for n, _ in loop.kept[1:]] + [s for _, s in loop.kept]
     numbers += [n for n, _ in loop.reduced[1:]] + [s for _, s in loop.reduced]
@@ -289,12 +300,13 @@ def _compiled(
     return kernel
 
 
-_dtype = attrgetter("node.aval.dtype")
+_array, _dtype = attrgetter("array"), attrgetter("node.aval.dtype")
+_lies = attrgetter("node.aval.shape", "node.aval.dtype")
 
 
 def structure(region: Region, targets: list[Buffer]) -> tuple[Any, ...]:
     """What of a region decides its text, apart from how its arrays lie."""
-    number = {id(b): i for i, b in enumerate(region.leaves)}
+    number = dict(zip(map(id, region.leaves), range(len(region.leaves))))
     code = []
     for b in region.order:
         node = b.node

@@ -67,17 +67,18 @@ def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     x1: ``(..., m, k)`` or ``(k,)``; x2: ``(..., k, n)`` or ``(k,)``.  Raises ShapeError.
     """
     x, y = promote("matmul", (x1, x2))
-    if not x.ndim or not y.ndim:
-        raise ShapeError(f"matmul: operands of shape {x.shape} and {y.shape}; multiply scalars with *")
-    if x.shape[-1] != y.shape[-2 if y.ndim > 1 else 0]:
-        raise ShapeError(f"matmul: inner sizes differ: {x.shape} @ {y.shape}")
-    if x.ndim == 1:
-        return squeeze(matmul(expand_dims(x, 0), y), -2 if y.ndim > 1 else 0)
-    if y.ndim == 1:
+    left, right = x.shape, y.shape
+    if not left or not right:
+        raise ShapeError(f"matmul: operands of shape {left} and {right}; multiply scalars with *")
+    if left[-1] != right[-2 if len(right) > 1 else 0]:
+        raise ShapeError(f"matmul: inner sizes differ: {left} @ {right}")
+    if len(left) == 1:
+        return squeeze(matmul(expand_dims(x, 0), y), -2 if len(right) > 1 else 0)
+    if len(right) == 1:
         return squeeze(matmul(x, expand_dims(y, 1)), -1)
-    if x.ndim > 2 and y.ndim == 2:  # one product of tall matrices, and no batch of gradients to sum
-        flat = barrier(matmul_p, reshape(x, (prod(x.shape[:-1]), x.shape[-1])), y)
-        return reshape(flat, (*x.shape[:-1], y.shape[-1]))
+    if len(left) > 2 and len(right) == 2:  # one product of tall matrices, and no batch of gradients to sum
+        flat = barrier(matmul_p, reshape(x, (prod(left[:-1]), left[-1])), y)
+        return reshape(flat, (*left[:-1], right[-1]))
     return barrier(matmul_p, x, y)
 
 

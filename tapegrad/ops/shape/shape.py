@@ -32,14 +32,15 @@ def reshape(x: TensorLike, /, shape: int | Sequence[int], order: str = "C", *, c
         if order != "F":
             raise ShapeError(f"reshape: order {order!r} is not C or F")
         return transpose(reshape(transpose(x), wanted[::-1]))
+    aval = x._buffer.node.aval
     if -1 in wanted:
         known = -prod(wanted)
-        if wanted.count(-1) > 1 or known <= 0 or x.size % known:
-            raise ShapeError(f"reshape: cannot fill in -1 in {wanted} for an array of shape {x.shape}")
-        wanted = tuple(x.size // known if n == -1 else n for n in wanted)
-    if prod(wanted) != x.size or any(n < 0 for n in wanted):
-        raise ShapeError(f"reshape: {x.shape} has {x.size} elements, {wanted} has {prod(wanted)}")
-    return identity_of(x) if wanted == x.shape else barrier(reshape_p, x, shape=wanted)
+        if wanted.count(-1) > 1 or known <= 0 or aval.size % known:
+            raise ShapeError(f"reshape: cannot fill in -1 in {wanted} for an array of shape {aval.shape}")
+        wanted = tuple([aval.size // known if n == -1 else n for n in wanted])
+    if prod(wanted) != aval.size or min(wanted, default=0) < 0:
+        raise ShapeError(f"reshape: {aval.shape} has {aval.size} elements, {wanted} has {prod(wanted)}")
+    return identity_of(x) if wanted == aval.shape else barrier(reshape_p, x, shape=wanted)
 
 
 def flat_or_along(op: str, x: Tensor, axis: int | None) -> tuple[Tensor, int]:
@@ -57,14 +58,14 @@ def _lengths(op: str, shape: Any) -> tuple[int, ...]:
 
 
 def _infer_permute(x: ShapedArray, *, axes: tuple[int, ...]) -> ShapedArray:
-    return x.with_shape(tuple(x.shape[a] for a in axes))
+    return x.with_shape(tuple(map(x.shape.__getitem__, axes)))
 
 
 permute_p = linear(
     "permute_dims",
     impl=lambda xp, x, *, axes: xp.transpose(x, axes),
     infer=_infer_permute,
-    transpose=lambda ct, x, *, axes: permute_dims(ct, tuple(axes.index(a) for a in range(len(axes)))),
+    transpose=lambda ct, x, *, axes: permute_dims(ct, tuple(map(axes.index, range(len(axes))))),
     view=True,
     lift=lambda params, n: {"axes": (0, *(a + 1 for a in params["axes"]))},
     samples=[Sample((2, 3, 4), axes=(2, 0, 1)), Sample((), axes=()), Sample((0, 2), axes=(1, 0))],
@@ -74,10 +75,11 @@ permute_p = linear(
 def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
     """The dimensions in the order ``axes``.  Raises AxisError unless it names each dimension once."""
     x = tensor("permute_dims", x)
-    order = tuple(normalize_axis("permute_dims", a, x.ndim) for a in axes)
-    if sorted(order) != list(range(x.ndim)):
-        raise AxisError(f"permute_dims: axes {tuple(axes)} are not an order of the {x.ndim} dimensions of {x.shape}")
-    return identity_of(x) if order == tuple(range(x.ndim)) else barrier(permute_p, x, axes=order)
+    ndim = x.ndim
+    order = tuple([normalize_axis("permute_dims", a, ndim) for a in axes])
+    if sorted(order) != list(range(ndim)):
+        raise AxisError(f"permute_dims: axes {tuple(axes)} are not an order of the {ndim} dimensions of {x.shape}")
+    return identity_of(x) if order == tuple(range(ndim)) else barrier(permute_p, x, axes=order)
 
 
 def _infer_broadcast(x: ShapedArray, *, shape: Shape) -> ShapedArray:
@@ -111,7 +113,7 @@ def infer_reduction(x: ShapedArray, *, axis: tuple[int, ...], keepdims: bool = F
     """The axes removed, or kept with length 1."""
     if keepdims:
         return x.with_shape(kept_shape(x.shape, axis))
-    return x.with_shape(tuple(n for i, n in enumerate(x.shape) if i not in axis))
+    return x.with_shape(tuple([n for i, n in enumerate(x.shape) if i not in axis]))
 
 
 def lift_axes(params: Params, n: int) -> Params:
@@ -143,11 +145,12 @@ def sum_to(x: Tensor, shape: Shape, lead: int = 0) -> Tensor:
 
     The first ``lead`` axes of both are left alone.
     """
-    if x.shape == shape:
+    lengths = x.shape
+    if lengths == shape:
         return x
-    extra = x.ndim - len(shape)
+    extra = len(lengths) - len(shape)
     padded = shape[:lead] + (1,) * extra + shape[lead:]
-    axes = tuple(i for i in range(lead, x.ndim) if padded[i] != x.shape[i] or lead <= i < lead + extra)
+    axes = tuple([i for i in range(lead, len(lengths)) if padded[i] != lengths[i] or i < lead + extra])
     return reshaped(barrier(sum_p, x, axis=axes, keepdims=not extra), shape)
 
 
@@ -174,9 +177,10 @@ def squeeze(x: TensorLike, /, axis: int | Sequence[int] | None = None) -> Tensor
 def matrix_transpose(x: TensorLike, /) -> Tensor:
     """The last two dimensions exchanged.  Raises ShapeError for fewer than two."""
     x = tensor("matrix_transpose", x)
-    if x.ndim < 2:
+    ndim = x.ndim
+    if ndim < 2:
         raise ShapeError(f"matrix_transpose: needs two dimensions or more, got shape {x.shape}")
-    return permute_dims(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+    return barrier(permute_p, x, axes=(*range(ndim - 2), ndim - 1, ndim - 2))
 
 
 def transpose(x: TensorLike, axes: Sequence[int] | None = None) -> Tensor:
