@@ -47,7 +47,8 @@ def rebuild(tree: Any, values: Iterator[Any]) -> Any:
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(rebuild(item, values) for item in tree))
     if isinstance(tree, (list, tuple)):
-        return _like(tree, [rebuild(item, values) for item in tree])
+        items = [rebuild(x, values) if isinstance(x, (dict, list, tuple)) else next(values) for x in tree]
+        return _like(tree, items)
     return next(values)
 
 

@@ -10,6 +10,7 @@ can be lifted runs on all rows at once; the rule of another one is batched, oper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from tapegrad.autodiff import derivative
@@ -31,6 +32,7 @@ from tapegrad.ops.shape.shape import sum_to
 from tapegrad.tensor import Tensor, from_array
 
 Record = tuple[Any, tuple[Any, ...], Plan | None, tuple[Any, ...]]
+_aval = attrgetter("aval")
 Cotangents = dict[int, Any]
 """By node index: tensors, or (of small values, where nobody looks) bare arrays."""
 
@@ -96,7 +98,7 @@ def _walk(
             del record, residuals, ct
             continue
         who.differentiating(index)
-        _pull(record, _tensor(ct, node.aval), cts, path, lead)
+        _pull(record, ct if type(ct) is Tensor else _tensor(ct, node.aval), cts, path, lead)
         del record, residuals, ct
     found = {i: _tensor(cts[i], None) for i in keep if i in cts}
     fill([t._buffer for t in found.values()] + [*also])
@@ -155,25 +157,29 @@ def _pull(record: Record, ct: Tensor, cts: Cotangents, path: set[int] | None, le
     residuals: Any = kept
     if type(residuals) is not tuple:  # under a budget they may have to be made again
         residuals = residuals.restored()
-    values = {slot: Tensor(b) for slot, b in zip(plan.slots, residuals, strict=True)}
+    values = dict(zip(plan.slots, map(Tensor, residuals), strict=True))
     del residuals
     for i in plan.lacking:
         if path is None or inputs[i].index in path:
             raise NoGradientError(f"{node.prim.name}: has no gradient in operand {i} ({inputs[i].aval!r})")
+    plain = [*map(_aval, inputs), node.aval]
     for i, rule in plan.pulls:
         target = inputs[i]
         if path is not None and target.index not in path:
             continue
         if lead is None:
-            g = apply_rule(node, rule, i, ct, values, [*[n.aval for n in inputs], node.aval], node.params)
-            g = fit(g, target.aval)
+            g = apply_rule(node, rule, i, ct, values, plain, node.params)
+            if g._buffer.node.aval is not target.aval:
+                g = fit(g, target.aval)
+            if target.index not in cts:  # most often: the first cotangent of a value
+                cts[target.index] = g
+                continue
         elif node.prim.lift is not None or node.prim.family == "elementwise":
             avals = [lifted(n.aval, lead) for n in (*inputs, node)]
             params = node.params if node.prim.lift is None else node.prim.lift(node.params, lead)
             g = fit(apply_rule(node, rule, i, ct, values, avals, params), avals[i], 1)
         else:
-            avals = [*[n.aval for n in inputs], node.aval]
-            g = mapped("jacobian", _rule_of(node, rule, i, values, avals, target.aval), ct)
+            g = mapped("jacobian", _rule_of(node, rule, i, values, plain, target.aval), ct)
         accumulate(cts, target.index, g)
 
 
@@ -211,12 +217,11 @@ def _rule_of(
 
 def fit(g: Tensor, aval: ShapedArray, lead: int = 0) -> Tensor:
     """``g`` summed over what was broadcast, in the dtype of ``aval``."""
-    if g._buffer.node.aval is aval:
-        return g
-    if g.shape != aval.shape:
+    have = g._buffer.node.aval
+    if have.shape != aval.shape:
         g = sum_to(g, aval.shape, lead)
-    if g.dtype != aval.dtype:
-        if g.dtype.kind == "c" and aval.dtype.kind != "c":
+    if have.dtype != aval.dtype:
+        if have.dtype.kind == "c" and aval.dtype.kind != "c":
             g = real(g)
         g = cast(g, aval.dtype)
     return g

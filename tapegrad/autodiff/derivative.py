@@ -23,16 +23,15 @@ def apply(
 
     Of half types in float32, rounded once: rounded after each operation, a rule would lose what cancels in it.
     """
+    narrow = None
     if prim.widens and seed._buffer.node.aval.narrow:
         narrow, seed = seed.dtype, _wide(seed)
         values = {slot: _wide(values[slot]) for slot in rule.slots}
         avals = [a.with_dtype(float32) if a.narrow else a for a in avals]
-        return cast(_times(prim, rule, seed, rule(seed, values, avals, params, i)), narrow)
-    return _times(prim, rule, seed, rule(seed, values, avals, params, i))
-
-
-def _times(prim: Primitive, rule: Rule, seed: Tensor, partial: Tensor) -> Tensor:
-    return seed * partial if prim.family == "elementwise" and not rule.seeded else partial
+    g: Tensor = rule(seed, values, avals, params, i)
+    if prim.family == "elementwise" and not rule.seeded:
+        g = seed * g
+    return g if narrow is None else cast(g, narrow)
 
 
 def _wide(x: Tensor) -> Tensor:

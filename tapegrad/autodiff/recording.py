@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tapegrad.variable import Variable
 
 T = TypeVar("T")
+_node = attrgetter("node")
 
 
 class Recording:
@@ -64,10 +66,10 @@ class Recording:
                 nodes = (inputs[0].node, inputs[1].node)
                 plan = plans[(nodes[0].index in tracked) + 2 * (nodes[1].index in tracked)]
             else:
-                nodes = tuple([b.node for b in inputs])
+                nodes = tuple(map(_node, inputs))
                 plan = plans[_mask(nodes, tracked)]
         elif node.aval.smooth:
-            nodes = tuple([b.node for b in inputs])
+            nodes = tuple(map(_node, inputs))
             mask = _mask(nodes, tracked)
             plan = node.prim.plans.get((mask, len(nodes))) or node.prim.plan(mask, len(nodes))
         else:

@@ -128,7 +128,7 @@ class GradientTape(Recording):
         if not self._entered:
             raise TapeStateError("watch: the tape was never entered; call it inside the tape's with block")
         for x in leaves:
-            if not dtypes.is_inexact(x.dtype):
+            if not self._node(x).aval.smooth:
                 warnings.warn(
                     f"watch: values of dtype {x.dtype} have no gradient (it will be None); cast to a float first",
                     IntegerWatchWarning,
@@ -180,7 +180,7 @@ class GradientTape(Recording):
         also = [t._buffer for t in targets if isinstance(t, Tensor) and t.device.lazy]
         grads = self._walk(records, cts, sought, consume, None, also)
         own = apart(weights)
-        return nest.rebuild(sources, (own(self._result(grads, s, zero)) for s in sought))
+        return nest.rebuild(sources, iter([own(self._result(grads, s, zero)) for s in sought]))
 
     def jacobian(
         self, target: Any, sources: Any, unconnected_gradients: object = "none", parallel_iterations: object = None,
@@ -263,6 +263,11 @@ class GradientTape(Recording):
         return {source._buffer.node.index}
 
     def _sum(self, grads: dict[int, Tensor], source: Tensor | Variable) -> Tensor | None:
+        node = self._node(source)
+        if not node.aval.smooth:
+            return None
+        if isinstance(source, Tensor):
+            return grads.get(node.index)
         total = None
         for index in sorted(self._indices(source)):
             if index in grads:
@@ -272,12 +277,13 @@ class GradientTape(Recording):
     def _result(
         self, grads: dict[int, Tensor], source: Tensor | Variable, zero: bool, lead: tuple[int, ...] = ()
     ) -> Tensor | None:
-        total = self._sum(grads, source) if dtypes.is_inexact(source.dtype) else None
+        total = self._sum(grads, source)
         if total is None and zero:
             return zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
         if total is not None:
             name = f"gradient of {source.name if isinstance(source, Variable) else 'a tensor'}"
-            account.current.labelled(total._buffer.root(), "gradient", name)
+            b = total._buffer
+            account.current.labelled(b.root() if b.keeps else b, "gradient", name)
         return total
 
     def _node(self, x: Any) -> Node:

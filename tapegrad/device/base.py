@@ -91,7 +91,7 @@ class Device(ABC):
         """So many bytes are to be taken beside the pool: its idle blocks go, if they do not fit within the limit."""
         return
 
-    def call(self, f: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def call(self, f: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """What ``f`` returns, called as in the block :meth:`active`."""
         return f(*args, **kwargs)
 

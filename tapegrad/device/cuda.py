@@ -53,7 +53,7 @@ class CudaDevice(Device):
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.index,)
 
-    def call(self, f: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def call(self, f: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """What ``f`` returns, called where this device is CuPy's current one.
 
         The current stream waits for what this device was asked on others, and is marked afterwards: only then is there

@@ -164,7 +164,9 @@ def _multiply(xp: Any, product: _Product, x: Any, y: Any, out: Any) -> None:
     """
     dtype, device = out.dtype, out.device
     width = dtype.itemsize
-    cublas, kind, compute, one, zero = _terms(xp, dtype, dtype == float32 and _may_use_tf32())
+    cublas, kind, compute, one, zero = _terms(
+        xp, dtype, dtype == float32 and (os.environ.get("CUPY_TF32") == "1" if _tf32 is None else _tf32)
+    )
     handle = device.cublas_handle if device.id in _seen.devices else _first_handle(xp, device)
     m, n, k, a, b, (count, step_a, step_b, step_out), outer = product
     flag_a = cublas.CUBLAS_OP_T if a.transposed else cublas.CUBLAS_OP_N
@@ -273,10 +275,6 @@ def _joined(batch: tuple[int, ...], *steps: tuple[int, ...]) -> list[tuple[int, 
         else:
             dims.append((count, *own))
     return dims
-
-
-def _may_use_tf32() -> bool:
-    return os.environ.get("CUPY_TF32") == "1" if _tf32 is None else _tf32
 
 
 @cache

@@ -258,9 +258,22 @@ class Plain(Executor):
             recorder.record(node, inputs, out)
         return out
 
+    def run_barrier(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """A buffer for the value of a barrier or view."""
+        if node.prim.reduce is not None or node.prim.cxx_drawn is not None:
+            return super().run_barrier(node, inputs, into)
+        return self._barrier(node, inputs, arrays_of(inputs), into)
+
+    def _told(self, work: Work, arrays: list[Array], array: Array, node: Node, into: Buffer | None) -> Buffer:
+        tally.taken()
+        return Buffer(array, node) if into is None else _filled(array, node, into)
+
     def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of an elementwise primitive, recorded: this is the path of every small operation."""
-        out = self.run_elementwise(node, inputs)
+        if node.site.small:  # type: ignore[union-attr]
+            out = self.run_elementwise(node, inputs)
+        else:
+            out = self._deferred_elementwise(node, inputs, None, account.current)
         for recorder in thread.recorders:
             recorder.record(node, inputs, out)
         return out

@@ -68,27 +68,30 @@ class Application(Work):
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """The primitive's own kernels if it declares any, else what the library offers."""
-        return self.device.call(self._run, outputs) if self.device.lazy else self._run(outputs)
+        prim, device = self.prim, self.device
+        if not outputs:
+            return [device.call(self._made)]
+        (out,) = outputs
+        if prim.family == "elementwise":
+            device.call(prim.impl, device.xp, out, *self.reads)
+        elif prim.cuda is not None and device.lazy:
+            device.call(prim.cuda, device, *self.reads, out=out, **self.params)
+        else:
+            device.call(prim.impl, device.xp, *self.reads, out=out, **self.params)
+        return outputs
 
-    def _run(self, outputs: list[Array]) -> list[Array]:
-        prim, device, params = self.prim, self.device, self.params
-        if outputs:
-            (out,) = outputs
-            if prim.family == "elementwise":
-                prim.impl(device.xp, out, *self.reads)
-            elif prim.cuda is not None and device.lazy:
-                prim.cuda(device, *self.reads, out=out, **params)
-            else:
-                prim.impl(device.xp, *self.reads, out=out, **params)
-            return outputs
+    def _made(self) -> Array:
+        """A result in memory of the library's choice."""
+        prim, device = self.prim, self.device
         if not prim.view:
             device.make_way(self.aval.nbytes)
-        result = (
-            self._reduced(self.reads[0]) if prim.reduce is not None else prim.impl(device.xp, *self.reads, **params)
-        )
+        if prim.reduce is not None:
+            result = self._reduced(self.reads[0])
+        else:
+            result = prim.impl(device.xp, *self.reads, **self.params)
         if type(result) is not device.xp.ndarray or result.dtype != self.aval.dtype:
             result = device.xp.asarray(result, dtype=self.aval.dtype)
-        return [result]
+        return result
 
     def _reduced(self, x: Array) -> Array:
         ufunc, params = getattr(self.device.xp, self.prim.reduce or ""), self.params

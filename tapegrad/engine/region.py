@@ -157,7 +157,11 @@ def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], 
     """The cost rule for deferring a node of ``aval``: inputs to evaluate first, and its buffer's span and loop."""
     nodes, leaves, pending, grew = 1, 0, [], 0
     must = []
-    loop = _epilogue(inputs, aval) if aval.device.lazy else None
+    loop = None
+    for b in inputs:
+        if b.loop is not None and aval.device.lazy:
+            loop = _epilogue(inputs, aval)
+            break
     for b in inputs:
         if b.array is not None:
             if b.node.aval.ndim:

@@ -83,6 +83,8 @@ def elementwise_on(prim: Primitive, inputs: tuple[Buffer, ...], site: Site) -> B
 
 
 _buffer_of: Callable[[Tensor], Buffer] = attrgetter("_buffer")
+_aval_of: Callable[[Tensor], ShapedArray] = attrgetter("_buffer.node.aval")
+_device_of = attrgetter("device")
 
 
 def bind(prim: Primitive, *xs: Tensor) -> Tensor:
@@ -94,10 +96,8 @@ def bind(prim: Primitive, *xs: Tensor) -> Tensor:
 
 def barrier(prim: Primitive, *xs: Tensor, **params: Any) -> Tensor:
     """Apply any other primitive to tensors."""
-    avals = []
-    for x in xs:
-        avals.append(x._buffer.node.aval)
+    avals = list(map(_aval_of, xs))
     buffers = tuple(map(_buffer_of, xs))
-    if len(buffers) > 1:
+    if len(set(map(_device_of, avals))) > 1:
         on_one_device(prim.name, buffers)
     return Tensor(thread.executor.apply(Node(prim, params, prim.infer(*avals, **params)), buffers))

@@ -174,20 +174,12 @@ class Launch(Work):
         if self.temporaries:
             self.scratch_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in self.temporaries)
 
-    def _divided(self, outputs: list[Array]) -> tuple[list[Array], list[Array]]:
-        """The outputs of full size, and those of reductions."""
-        ready = self._ready
-        if not ready.results:  # most often: without two lists
-            return outputs, []
-        if not ready.full:
-            return [], outputs
-        return [outputs[i] for i in ready.full], [outputs[i] for i in ready.results]
-
     def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
         """Of each kernel: the arrays that it reads, and those that it writes."""
-        if self._ready.empty:
+        ready = self._ready
+        if ready.empty:
             return []
-        full, results = self._divided(outputs)
+        full, results = map(outputs.__getitem__, ready.full), list(map(outputs.__getitem__, ready.results))
         first = (self.reads, [*full, *(temporaries or results)])
         return [first, (temporaries, results)] if temporaries else [first]
 
@@ -209,7 +201,7 @@ class Launch(Work):
             for i in ready.drawn:
                 params = self._region.order[i].node.params
                 args += cxx.key(params["key"], params["counter"])
-        full, results = self._divided(outputs)
+        full, results = map(outputs.__getitem__, ready.full), list(map(outputs.__getitem__, ready.results))
         sizes = (*ready.places, *(temporaries or results), *ready.sizes)
         device.launch(ready.kernel.function, ready.grid, (_THREADS,), (*args, *full, *sizes))
         if temporaries:

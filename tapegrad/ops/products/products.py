@@ -8,7 +8,7 @@ from typing import Any
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes, normalize_axes, normalize_axis, shaped
 from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
-from tapegrad.device import gemm
+from tapegrad.device import Device, gemm
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics import blas
 from tapegrad.device.types import Array, Params
@@ -25,13 +25,12 @@ from tapegrad.tensor import Tensor, TensorLike
 def _infer_matmul(x: ShapedArray, y: ShapedArray) -> ShapedArray:
     if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-2]:
         raise ShapeError(f"matmul: inner sizes differ: {x.shape} @ {y.shape}")
-    batch = broadcast_shapes("matmul", x.shape[:-2], y.shape[:-2])
+    batch = broadcast_shapes("matmul", x.shape[:-2], y.shape[:-2]) if x.ndim > 2 or y.ndim > 2 else ()
     return shaped((*batch, x.shape[-2], y.shape[-1]), x.dtype, x.device)
 
 
-def _dry_matmul(x: Array, y: Array, *, out: Array) -> Array:
-    gemm.matmul(None, x, y, out)
-    return out
+def _matmul_on_cuda(device: Device, x: Array, y: Array, *, out: Array) -> None:
+    gemm.matmul(device.xp, x, y, out)
 
 
 def _batch_matmul(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor:
@@ -50,7 +49,7 @@ matmul_p: Primitive = bilinear(
         lambda ct, x: matmul(x.mT, ct),  # (m,k)' (m,n) -> (k,n)
     ],
     into=True,
-    dry=_dry_matmul,
+    cuda=_matmul_on_cuda,
     flops=lambda x, y: 2 * prod(broadcast_shapes("matmul", x.shape[:-1], (*y.shape[:-2], 1))) * prod(y.shape[-2:]),
     lift=same_params,
     batch=_batch_matmul,
@@ -67,7 +66,7 @@ def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     x1: ``(..., m, k)`` or ``(k,)``; x2: ``(..., k, n)`` or ``(k,)``.  Raises ShapeError.
     """
     x, y = promote("matmul", (x1, x2))
-    left, right = x.shape, y.shape
+    left, right = x._buffer.node.aval.shape, y._buffer.node.aval.shape
     if not left or not right:
         raise ShapeError(f"matmul: operands of shape {left} and {right}; multiply scalars with *")
     if left[-1] != right[-2 if len(right) > 1 else 0]:

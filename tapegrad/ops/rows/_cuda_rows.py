@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from tapegrad.core.aval import Shape
 from tapegrad.device import checks, cxx
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.tally import contiguous, passed
-from tapegrad.device.types import Array
+from tapegrad.device.types import Array, DType
 from tapegrad.errors import IndexingError
 
 if TYPE_CHECKING:
@@ -34,13 +36,13 @@ _WARP, _BLOCK, _LONG = 32, 256, 512
 
 
 class _Rows:
-    """How the rows of ``x`` are cut among threads, which their width and dtype alone decide.
+    """How the rows of an array are cut among threads, which their width and dtype alone decide.
 
     ``arrays``: how many rows a thread holds at a time, of 32 registers that are left for elements.
     """
 
-    def __init__(self, x: Array, arrays: int = 1) -> None:
-        rows, width, dtype = prod(x.shape[:-1]), x.shape[-1], x.dtype
+    def __init__(self, shape: Shape, dtype: DType, arrays: int) -> None:
+        rows, width = prod(shape[:-1]), shape[-1]
         whole = 16 // dtype.itemsize
         pack = whole if width % whole == 0 else 1
         most = 32 // (accumulator(dtype).itemsize // 4) // arrays
@@ -62,8 +64,15 @@ class _Rows:
         kernel(device, self.grid, self.block, (*args, *self.sizes), **self.macros, **macros)
 
 
+_known_rows = lru_cache(4096)(_Rows)
+
+
+def _rows(x: Array, arrays: int = 1) -> _Rows:
+    return _known_rows(x.shape, x.dtype, arrays)
+
+
 def _contiguous(device: CudaDevice, *arrays: Array) -> list[Array]:
-    return [contiguous(device.xp, x) for x in arrays]
+    return [x if x.flags.c_contiguous else contiguous(device.xp, x) for x in arrays]
 
 
 def _leads(x: Array, out: Array) -> object:
@@ -77,7 +86,7 @@ def _walk(kernel: Kernel) -> Callable[..., None]:
     def run(device: CudaDevice, x: Array, *, out: Array) -> None:
         if out.size:
             (x,) = _contiguous(device, x)
-            _Rows(x).run(device, kernel, x, out)
+            _rows(x).run(device, kernel, x, out)
 
     return run
 
@@ -88,7 +97,7 @@ def _walk_back(kernel: Kernel, arrays: int) -> Callable[..., None]:
     def run(device: CudaDevice, y: Array, g: Array, *, out: Array) -> None:
         if out.size:
             y, g = _contiguous(device, y, g)
-            _Rows(y, arrays).run(device, kernel, y, g, out, _leads(y, out))
+            _rows(y, arrays).run(device, kernel, y, g, out, _leads(y, out))
 
     return run
 
@@ -103,14 +112,14 @@ def layer_norm(device: CudaDevice, x: Array, gamma: Array, beta: Array, *, out: 
     """``(x - mean) / sqrt(variance + eps) * gamma + beta`` of each row."""
     if out.size:
         x, gamma, beta = _contiguous(device, x, gamma, beta)
-        _Rows(x).run(device, _layer_norm, x, gamma, beta, out, cxx.real(eps, x.dtype))
+        _rows(x).run(device, _layer_norm, x, gamma, beta, out, cxx.real(eps, x.dtype))
 
 
 def layer_norm_vjp_x(device: CudaDevice, x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> None:
     """The cotangent of the rows."""
     if out.size:
         x, gamma, g = _contiguous(device, x, gamma, g)
-        _Rows(x, 2).run(device, _layer_norm_vjp_x, x, gamma, g, out, cxx.real(eps, x.dtype), _leads(x, out))
+        _rows(x, 2).run(device, _layer_norm_vjp_x, x, gamma, g, out, cxx.real(eps, x.dtype), _leads(x, out))
 
 
 _CHUNK, _MOST_CHUNKS = 64, 256
@@ -126,7 +135,7 @@ def layer_norm_vjp_gamma(device: CudaDevice, x: Array, g: Array, *, out: Array, 
         return
     x, g = _contiguous(device, x, g)
     count, width, wide = prod(x.shape[:-1]), x.shape[-1], accumulator(x.dtype)
-    rows = _Rows(x)
+    rows = _rows(x)
     mean, rstd = device.empty((count,), wide), device.empty((count,), wide)
     rows.run(device, _layer_norm_moments, x, mean, rstd, cxx.real(eps, x.dtype))
     passed(x.nbytes, 2 * mean.nbytes)
@@ -156,7 +165,7 @@ def cross_entropy(device: CudaDevice, x: Array, labels: Array, *, out: Array) ->
         return
     x, labels = _contiguous(device, x, labels)
     check = device.checks.argument(_LABELS, 0, x.shape[-1])
-    _Rows(x).run(device, _cross_entropy, x, labels, out, check, L=labels.dtype)
+    _rows(x).run(device, _cross_entropy, x, labels, out, check, L=labels.dtype)
     device.checks.asked()
 
 
@@ -164,4 +173,4 @@ def cross_entropy_vjp(device: CudaDevice, x: Array, labels: Array, g: Array, *, 
     """``(softmax(x) - onehot(label)) * g`` of each row; the labels were checked on the way forward."""
     if out.size:
         x, labels, g = _contiguous(device, x, labels, g)
-        _Rows(x).run(device, _cross_entropy_vjp, x, labels, g, out, _leads(x, out), L=labels.dtype)
+        _rows(x).run(device, _cross_entropy_vjp, x, labels, g, out, _leads(x, out), L=labels.dtype)

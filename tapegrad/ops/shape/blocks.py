@@ -32,7 +32,7 @@ reshape_p = linear(
 
 def reshaped(x: Tensor, shape: Shape) -> Tensor:
     """``x`` in another shape, which fits; for use inside an operation: ``x`` itself if it has that shape."""
-    return x if shape == x.shape else barrier(reshape_p, x, shape=shape)
+    return x if shape == x._buffer.node.aval.shape else barrier(reshape_p, x, shape=shape)
 
 
 def native_index(index: tuple[Part, ...]) -> tuple[int | slice | EllipsisType, ...]:
