@@ -121,8 +121,8 @@ class Tensor:
 
     def look(self) -> None:
         """Tell those who follow one example of many that its value is looked at."""
-        for guard in thread.guards:
-            guard.looked_at(self._buffer)
+        for batch in thread.batches:
+            batch.looked_at(self._buffer)
 
     def item(self) -> Any:
         """The value of a tensor of one element as a Python number.  Raises ShapeError for other sizes."""
@@ -357,8 +357,8 @@ def alias(buffer: Buffer) -> Buffer:
     """The same bytes as another value: a view of ``buffer`` (evaluated if need be) with a node of its own."""
     out = Buffer(array_of(buffer), leaf(buffer.node.aval), (buffer.root(),))
     account.current.renamed(out, buffer)
-    for guard in thread.guards:
-        guard.aliased(buffer, out)
+    for batch in thread.batches:
+        batch.aliased(buffer, out)
     return out
 
 

@@ -42,12 +42,12 @@ class Batches(Pusher):
 
     def during(self, f: Callable[..., T], *args: Any) -> T:
         """What ``f(*args)`` returns, run on the first example."""
-        self._before, self._guards = thread.recorders, thread.guards
-        return during(f, *args, recorders=(*self._before, self), guards=(*self._guards, self))
+        self._before, self._batches = thread.recorders, thread.batches
+        return during(f, *args, recorders=(*self._before, self), batches=(*self._batches, self))
 
     def alone(self, f: Callable[..., T], *args: Any) -> T:
         """What ``f(*args)`` returns, in which only what is outside of this batch takes part."""
-        return during(f, *args, recorders=self._told_outside(), guards=self._guards)
+        return during(f, *args, recorders=self._told_outside(), batches=self._batches)
 
     def looked_at(self, buffer: Buffer) -> None:
         """Raises DryRunError if ``buffer`` holds the value of one example."""
@@ -136,7 +136,7 @@ def _stacked(a: Tensor, companion: Tensor | None, n: int) -> Tensor:
 
 def example_of(x: Tensor, batches: Batches) -> Tensor:
     """The first of the examples along the leading axis of ``x`` (ones, if there is none); ``batches`` knows it."""
-    example = during(_first_of, x, recorders=(), guards=())
+    example = during(_first_of, x, recorders=(), batches=())
     batches.seed(example, x)
     return example
 

@@ -152,7 +152,7 @@ def listed(rules: Rules, ct: ShapedArray, slots: tuple[int, ...], avals: list[Sh
     arguments = [Tensor(Buffer(None, leaf(a))) for a in (ct, *avals)]
     listing = _Listing()
     try:
-        results = during(_followed, listing, rules, arguments, slots, recorders=(), guards=(), deferring=None)
+        results = during(_followed, listing, rules, arguments, slots, recorders=(), batches=(), deferring=None)
     except _ValueNeeded:
         return None
     return _steps(listing, [t._buffer for t in arguments], [t._buffer for t in results])

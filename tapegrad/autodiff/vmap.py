@@ -57,7 +57,7 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callab
 
 def _told_by_example(error: LinAlgError, batches: Batches) -> LinAlgError:
     failure = failure_of(error, batches)
-    if not thread.guards:  # nobody outside knows more examples; do not hold the operands
+    if not thread.batches:  # nobody outside knows more examples; do not hold the operands
         failure.stack = None
     return failure
 

@@ -58,7 +58,7 @@ class Call(Protocol):
         """
 
 
-class Guard(Recorder, Protocol):
+class BatchRecorder(Recorder, Protocol):
     """A recorder for which a value is one example of many (see ``autodiff/batching.py``)."""
 
     def looked_at(self, buffer: Buffer) -> None:

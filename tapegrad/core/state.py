@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 if TYPE_CHECKING:
     from tapegrad.core.buffer import Buffer
-    from tapegrad.core.protocols import Executor, Guard, Recorder
+    from tapegrad.core.protocols import BatchRecorder, Executor, Recorder
 
 T = TypeVar("T")
 
@@ -33,8 +33,8 @@ class _Thread(threading.local):
     """Gradient walks under way."""
     deferring: list[Buffer] | None = None
     """While a gradient walk runs: the reductions that wait to share a kernel."""
-    guards: tuple[Guard, ...] = ()
-    """Those for whom values are one example of many: asked before one is looked at."""
+    batches: tuple[BatchRecorder, ...] = ()
+    """The recorders for which a value is one example of many: asked before one is looked at."""
     executor: Executor
     """Who does works: the process's (see :func:`install`), or this thread's own."""
 
@@ -49,7 +49,7 @@ class Changes(TypedDict, total=False):
     hidden: tuple[Recorder, ...]
     walks: int
     deferring: list[Buffer] | None
-    guards: tuple[Guard, ...]
+    batches: tuple[BatchRecorder, ...]
 
 
 def during(f: Callable[..., T], *args: Any, **changes: Unpack[Changes]) -> T:
@@ -95,9 +95,9 @@ def below() -> Executor:
 
 
 def unrecorded(f: Callable[..., T], *args: Any) -> T:
-    """What ``f(*args)`` returns; no tape records what it does, but who follows a batch goes on (see ``guards``)."""
-    outer, guards = thread.recorders, thread.guards
-    following = tuple([r for r in outer if r in guards]) if guards else ()
+    """What ``f(*args)`` returns; no tape records what it does, but who follows a batch goes on (see ``batches``)."""
+    outer, batches = thread.recorders, thread.batches
+    following = tuple([r for r in outer if r in batches]) if batches else ()
     return during(f, *args, recorders=following, hidden=outer or thread.hidden)
 
 

@@ -56,7 +56,7 @@ def test_one_module_changes_the_state_of_a_thread() -> None:
     [
         "thread.recorders = ()",
         "thread.walks += 1",
-        "a, thread.guards = 1, ()",
+        "a, thread.batches = 1, ()",
         "del thread.executor",
         "state.thread.hidden = ()",
         "setattr(thread, 'deferring', None)",
@@ -76,11 +76,11 @@ def now() -> dict[str, Any]:
 
 def test_the_state_is_changed_for_the_length_of_a_call() -> None:
     before = now()
-    guard = object()
-    assert during(now, walks=3, guards=(guard,)) == {**before, "walks": 3, "guards": (guard,)}
+    batch = object()
+    assert during(now, walks=3, batches=(batch,)) == {**before, "walks": 3, "batches": (batch,)}
     assert now() == before
-    inner = during(unrecorded, now, recorders=(1, guard), guards=(guard,))
-    assert (inner["recorders"], inner["hidden"]) == ((guard,), (1, guard)) and now() == before
+    inner = during(unrecorded, now, recorders=(1, batch), batches=(batch,))
+    assert (inner["recorders"], inner["hidden"]) == ((batch,), (1, batch)) and now() == before
     with pytest.raises(ZeroDivisionError):
         during(lambda: 1 // 0, deferring=[])
     assert now() == before

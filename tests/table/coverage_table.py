@@ -77,7 +77,7 @@ class _Listing:
 def kernels(found: Case) -> str:
     """How the forward run goes on a GPU."""
     listing = _Listing()
-    during(lambda: found.function(*(tg.asarray(x) for x in found.leaves)), recorders=(listing,), guards=(listing,))
+    during(lambda: found.function(*(tg.asarray(x) for x in found.leaves)), recorders=(listing,), batches=(listing,))
     barriers = [p for p in listing.prims.values() if p.family != "elementwise" and not p.view and p.cxx_drawn is None]
     if not barriers:
         return "view" if all(p.view for p in listing.prims.values()) else "fused"

@@ -267,6 +267,6 @@ class CheckpointedCall(Checkpoint):
 def _whole(x: Tensor) -> Array:
     """The value of ``x`` as an array; under ``vmap`` that of all examples."""
     buffer = x._buffer
-    for guard in reversed(thread.guards):
-        buffer = guard.whole(buffer)
+    for batch in reversed(thread.batches):
+        buffer = batch.whole(buffer)
     return x.device.numpy(array_of(buffer))

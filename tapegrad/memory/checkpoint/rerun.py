@@ -232,7 +232,7 @@ class Postponing(Above):
         super().__init__()
         self._watch = watch
         self._walks = thread.walks
-        self._alone = len(thread.recorders) == 2 and not thread.guards  # the rerun's tape and its look-out
+        self._alone = len(thread.recorders) == 2 and not thread.batches  # the rerun's tape and its look-out
 
     def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """A postponed value; a view, or an elementwise one, only if what it is made from is postponed."""
@@ -241,7 +241,7 @@ class Postponing(Above):
             and thread.recorders[-1] is self._watch
             and thread.deferring is None
             and thread.walks == self._walks
-            and not thread.guards
+            and not thread.batches
         ):
             prim = node.prim
             at_once = prim.calls_user if node.site is None and not prim.view else not any(b.postponed for b in inputs)

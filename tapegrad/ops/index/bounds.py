@@ -51,8 +51,8 @@ def checked(op: str, indices: TensorLike, n: int, beside: Tensor) -> Tensor:
 def every(x: Tensor) -> Tensor:
     """What a check of ``x`` has to look at: in a batch (see ``vmap``) the values of all examples, else ``x`` itself."""
     buffer = x._buffer
-    for guard in reversed(thread.guards):
-        buffer = guard.whole(buffer)
+    for batch in reversed(thread.batches):
+        buffer = batch.whole(buffer)
     return Tensor(buffer)
 
 

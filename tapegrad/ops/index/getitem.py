@@ -73,7 +73,7 @@ def _item(op: str, item: Any, x: Tensor) -> Any:
         t = cast(t, dtypes.int64)
     if t.dtype.kind not in "biu":
         raise IndexingError(f"{op}: an array of {t.dtype} is no index; use integers (astype) or a mask of bools")
-    if t.dtype.kind == "b" or t.ndim or any(guard.follows(t._buffer) for guard in thread.guards):
+    if t.dtype.kind == "b" or t.ndim or any(batch.follows(t._buffer) for batch in thread.batches):
         return t
     return t.item()
 
