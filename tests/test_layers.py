@@ -246,15 +246,25 @@ MAY_ASK = {"core/account.py", "memory/budget/manager.py", "memory/ledger/ledger.
 """The blocks that choose the account, and the account itself."""
 
 
-def polls(package: Path) -> list[str]:
-    """Lines that ask who counts, or whether a budget or a dry run is there: an executor or an account knows."""
+def lines_with(package: Path, pattern: re.Pattern[str], allowed: set[str]) -> list[str]:
+    """Lines that match ``pattern``, outside of the ``allowed`` files."""
     return [
         f"{name}:{number}"
         for path in sorted(package.rglob("*.py"))
-        if (name := path.relative_to(package).as_posix()) not in MAY_ASK
+        if (name := path.relative_to(package).as_posix()) not in allowed
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if POLLS.search(line)
+        if pattern.search(line)
     ]
+
+
+def polls(package: Path) -> list[str]:
+    """Lines that ask who counts, or whether a budget or a dry run is there: an executor or an account knows."""
+    return lines_with(package, POLLS, MAY_ASK)
+
+
+def reference_counts(package: Path) -> list[str]:
+    """Lines that ask the interpreter how often a thing is referred to, in a module that does not say why."""
+    return lines_with(package, re.compile("getrefcount"), {"core/references.py"})
 
 
 def test_nobody_asks_who_looks_on() -> None:
@@ -264,3 +274,12 @@ def test_nobody_asks_who_looks_on() -> None:
 def test_a_question_is_found(copy: Path) -> None:
     (copy / "tapegrad" / "more.py").write_text("who = account.current\nif who is not account.NOBODY:\n    pass\n")
     assert polls(copy / "tapegrad") == ["more.py:2"]
+
+
+def test_references_are_counted_in_one_place() -> None:
+    assert reference_counts(PACKAGE) == []
+
+
+def test_another_count_of_references_is_found(copy: Path) -> None:
+    (copy / "tapegrad" / "more.py").write_text("import sys\nmine = sys.getrefcount([]) < 3\n")
+    assert reference_counts(copy / "tapegrad") == ["more.py:2"]

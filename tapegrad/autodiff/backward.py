@@ -1,21 +1,19 @@
 """The backward walk: from cotangents of some values to cotangents of others, over a tape's records.
 
-A record is ``(node, inputs, plan, residuals)``: the input nodes, the plan for those the tape follows, and the buffers
-its rules have declared.  A call's record is ``(call, inputs, None, outputs)``, with None for inputs not followed.
-
 With ``lead`` (a length), every cotangent has one more leading axis: rows of a Jacobian.  A primitive whose parameters
 can be lifted runs on all rows at once; the rule of another one is batched, operation by operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
 from tapegrad.autodiff import derivative
 from tapegrad.autodiff.batching import mapped
 from tapegrad.autodiff.compiled import listed
+from tapegrad.autodiff.records import Applied, Called, Record
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import account
 from tapegrad.core.aval import ShapedArray, shaped
@@ -31,22 +29,9 @@ from tapegrad.ops.elementwise.complex import conj, real
 from tapegrad.ops.shape.shape import sum_to
 from tapegrad.tensor import Tensor, from_array
 
-Record = tuple[Any, tuple[Any, ...], Plan | None, tuple[Any, ...]]
 _aval = attrgetter("aval")
 Cotangents = dict[int, Any]
 """By node index: tensors, or (of small values, where nobody looks) bare arrays."""
-
-
-def reachable(records: Sequence[Record], sources: Iterable[int]) -> set[int]:
-    """Indices of the sources and of all values that depend on them."""
-    found = set(sources)
-    for node, inputs, plan, residuals in records:
-        if any(n is not None and n.index in found for n in inputs):
-            if plan is None:
-                found.update(n.index for n in residuals)
-            else:
-                found.add(node.index)
-    return found
 
 
 def backward(
@@ -82,24 +67,23 @@ def _walk(
     pull = thread.executor.pull
     for position in range(len(records) - 1, -1, -1):
         record = records.pop() if consume else records[position]
-        node, inputs, plan, residuals = record
-        if plan is None:
-            if residuals:
-                who.differentiating(residuals[0].index)
+        if type(record) is Called:
+            if record.results:
+                who.differentiating(record.results[0].index)
             _pull_call(record, cts, keep, path, lead)
             continue
-        index = node.index
+        index = record.node.index
         ct = cts.pop(index, None)
         if ct is None:
             continue
         if index in keep:
             cts[index] = ct
-        if unseen and plan.quick and _pull_small(record, plan, pull, ct, cts, path):
-            del record, residuals, ct
+        if unseen and record.plan.quick and _pull_small(record, pull, ct, cts, path):
+            del record, ct
             continue
         who.differentiating(index)
-        _pull(record, ct if type(ct) is Tensor else _tensor(ct, node.aval), cts, path, lead)
-        del record, residuals, ct
+        _pull(record, ct if type(ct) is Tensor else _tensor(ct, record.node.aval), cts, path, lead)
+        del record, ct
     found = {i: _tensor(cts[i], None) for i in keep if i in cts}
     fill([t._buffer for t in found.values()] + [*also])
     return found
@@ -110,17 +94,15 @@ def _tensor(ct: Any, aval: ShapedArray | None) -> Tensor:
     return ct if type(ct) is Tensor else from_array(ct, None if aval is None else aval.device)
 
 
-def _pull_small(
-    record: Record, plan: Plan, pull: Callable[..., Any], ct: Any, cts: Cotangents, path: set[int] | None
-) -> bool:
+def _pull_small(record: Applied, pull: Callable[..., Any], ct: Any, cts: Cotangents, path: set[int] | None) -> bool:
     """One small elementwise node, by the listed steps of its rules; False: it has to go the general way."""
-    node, inputs, _, residuals = record
+    inputs, plan = record.inputs, record.plan
     if path is not None and any(inputs[i].index not in path for i in plan.positions):
         return False
-    steps = plan.steps or _listed(node, plan)
+    steps = plan.steps or _listed(record.node, plan)
     if steps is None:
         return False
-    gradients = pull(steps, node, ct if type(ct) is not Tensor else ct._buffer, residuals)
+    gradients = pull(steps, record.node, ct if type(ct) is not Tensor else ct._buffer, record.residuals)
     if gradients is None:
         return False
     for i, g in zip(plan.positions, gradients):
@@ -131,10 +113,10 @@ def _pull_small(
         if have is None:
             cts[index] = g
         elif type(have) is Tensor or type(g) is Tensor:
-            cts[index] = add(_tensor(have, node.aval), _tensor(g, node.aval))
+            cts[index] = add(_tensor(have, record.node.aval), _tensor(g, record.node.aval))
         else:
             total = have + g
-            cts[index] = total if g.ndim else node.aval.device.xp.asarray(total)
+            cts[index] = total if g.ndim else record.node.aval.device.xp.asarray(total)
     return True
 
 
@@ -150,13 +132,10 @@ def _listed(node: Node, plan: Plan) -> Any:
     return plan.steps
 
 
-def _pull(record: Record, ct: Tensor, cts: Cotangents, path: set[int] | None, lead: int | None) -> None:
+def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, lead: int | None) -> None:
     """One node: cotangents of its inputs."""
-    node, inputs, plan, kept = record
-    assert plan is not None
-    residuals: Any = kept
-    if type(residuals) is not tuple:  # under a budget they may have to be made again
-        residuals = residuals.restored()
+    node, inputs, plan, kept = record.node, record.inputs, record.plan, record.residuals
+    residuals = kept if isinstance(kept, tuple) else kept.restored()  # under a budget they may have to be made again
     values = dict(zip(plan.slots, map(Tensor, residuals), strict=True))
     del residuals
     for i in plan.lacking:
@@ -238,9 +217,9 @@ def accumulate(cts: Cotangents, index: int, g: Tensor) -> None:
     cts[index] = g if have is None else add(_tensor(have, g._buffer.node.aval), g)
 
 
-def _pull_call(record: Record, cts: Cotangents, keep: set[int], path: set[int] | None, lead: int | None) -> None:
+def _pull_call(record: Called, cts: Cotangents, keep: set[int], path: set[int] | None, lead: int | None) -> None:
     """One call: its own rule, asked only for the inputs on the path, and only if a cotangent has come."""
-    call, inputs, _, outputs = record
+    call, inputs, outputs = record.call, record.inputs, record.results
     upstream = [cts.get(n.index) if n.index in keep else cts.pop(n.index, None) for n in outputs]
     upstream = [ct if ct is None else _tensor(ct, n.aval) for ct, n in zip(upstream, outputs, strict=True)]
     needed = frozenset(i for i, n in enumerate(inputs) if n is not None and (path is None or n.index in path))
@@ -248,13 +227,13 @@ def _pull_call(record: Record, cts: Cotangents, keep: set[int], path: set[int] |
         return
     fill([ct._buffer for ct in upstream if ct is not None])  # and with them what pends, before the call takes memory
     found = during(call.pullback, upstream, needed, lead, cts, deferring=None)
-    for i, g in enumerate(found):
-        if g is None or i not in needed:
+    for i, (source, g) in enumerate(zip(inputs, found)):
+        if source is None or g is None or i not in needed:
             continue
-        aval = inputs[i].aval if lead is None else lifted(inputs[i].aval, lead)
+        aval = source.aval if lead is None else lifted(source.aval, lead)
         if g.shape != aval.shape:
             raise GradientError(
                 f"{call.name}: the gradient of input {i} has shape {g.shape}, the input {aval.shape}; "
                 "sum or reshape it in the gradient function"
             )
-        accumulate(cts, inputs[i].index, g if g.dtype == aval.dtype else cast(g, aval.dtype))
+        accumulate(cts, source.index, g if g.dtype == aval.dtype else cast(g, aval.dtype))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from sys import getrefcount
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tapegrad.autodiff.backward import Record, backward, reachable
+from tapegrad.autodiff.backward import backward
+from tapegrad.autodiff.records import Applied, Called, Record, reachable
 from tapegrad.core import account
 from tapegrad.core.buffer import NOTHING, Buffer
-from tapegrad.core.node import Node, leaf
+from tapegrad.core.node import Node
 from tapegrad.core.protocols import Call, Recipes, Recorder
-from tapegrad.core.rule import OUT, Plan
 from tapegrad.core.state import during, thread
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.errors import TapeError
@@ -60,11 +59,14 @@ class Recording:
                 return
             nodes: tuple[Node, ...]
             if len(inputs) == 1:
-                nodes = (inputs[0].node,)
-                plan = plans[nodes[0].index in tracked]
+                first = inputs[0].node
+                nodes = (first,)
+                plan = plans[1 if first.index in tracked else 0]
             elif len(inputs) == 2:
-                nodes = (inputs[0].node, inputs[1].node)
-                plan = plans[(nodes[0].index in tracked) + 2 * (nodes[1].index in tracked)]
+                first, second = inputs[0].node, inputs[1].node
+                nodes = (first, second)
+                mask = 1 if first.index in tracked else 0
+                plan = plans[mask + 2 if second.index in tracked else mask]
             else:
                 nodes = tuple(map(_node, inputs))
                 plan = plans[_mask(nodes, tracked)]
@@ -74,18 +76,21 @@ class Recording:
             plan = node.prim.plans.get((mask, len(nodes))) or node.prim.plan(mask, len(nodes))
         else:
             return
-        if not plan.pulls and not plan.lacking:
+        if plan.nothing:
             return
         tracked.add(node.index)
         if len(self._records) >= self._sweep_at:
             self._sweep()
-        residuals: Any = NOTHING
+        residuals = NOTHING
         if len(plan.slots) == 1:  # most often: without a list in between
             slot = plan.slots[0]
             residuals = (out if slot < 0 else inputs[slot],)
         elif plan.slots:
             residuals = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots])
-        self._records.append((node, nodes, plan, account.current.recorded(self, node, residuals)))
+        record = Applied()
+        record.node, record.inputs, record.plan = node, nodes, plan
+        record.residuals = account.current.recorded(self, node, residuals)
+        self._records.append(record)
 
     def read(self, variable: Variable, value: Buffer) -> None:
         """A variable was read: of no concern to a bare recording."""
@@ -98,15 +103,14 @@ class Recording:
                 self._sweep()
             results = tuple(b.node for b in outputs)
             self._tracked.update(n.index for n in results if is_inexact(n.aval.dtype))
-            self._records.append((call, nodes, None, results))
+            self._records.append(Called(call, nodes, results))
             for n in results:
                 account.current.called(self, n)
 
     def _refuse_dry_run(self) -> None:
         """Raise DryRunError if a dry run asks for derivatives of what was recorded before it."""
         if self._records:
-            node, _, plan, residuals = self._records[-1]
-            thread.executor.differentiable(node if plan is not None else residuals[0])
+            thread.executor.differentiable(self._records[-1].results[0])
 
     def _sweep(self) -> None:
         """Drop the records of values that nobody can ask about any more: dead branches cost nothing for long.
@@ -119,78 +123,25 @@ class Recording:
         while self._records:
             record = self._records.pop()
             if self.graph is None:
-                dead = _is_dead(record)
-            else:
-                dead = self._is_dead(record, needed)
-                if not dead:
-                    needed.update(n.index for n in record[1] if n is not None)
-            if not dead:
+                if record.held():
+                    kept.append(record)
+            elif self._held(record, self.graph, needed):
                 kept.append(record)
+                needed.update(n.index for n in record.followed)
         kept.reverse()
         self._records = kept
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
         if self.lines:
-            left = {n.index for r in kept for n in ((r[0],) if r[2] is not None else r[3])}
+            left = {n.index for r in kept for n in r.results}
             self.lines = {i: line for i, line in self.lines.items() if i in left}
 
-    def _is_dead(self, record: Record, needed: set[int]) -> bool:
+    def _held(self, record: Record, graph: Recipes, needed: set[int]) -> bool:
         """The same under a budget, where recipes refer to nodes: they know who else does; this is slower."""
-        held = self._held(record, needed)
-        if True in held:
-            return False
-        if None not in held:
-            return True
-        if record[2] is None:
-            return all(h is False or n == _CALLED[0] for h, n in zip(held, _references(record), strict=True))
-        return _is_dead(record)
-
-    def _held(self, record: Record, needed: set[int]) -> list[bool | None]:
-        """Of each value that a record has made, whether somebody may ask for it; None: only references can tell."""
-        graph: Any = self.graph
-        plan = record[2]
-        mine = plan is not None and OUT in plan.slots
-        made = record[3] if plan is None else (record[0],)
-        return [n.index in needed or graph.held(n, mine) for n in made]
+        known = [n.index in needed or graph.held(n, record.keeps_result) for n in record.results]
+        return True in known or (None in known and record.held(known))
 
 
 _FIRST_SWEEP = 64
-
-
-def _references(record: Record) -> tuple[int, ...]:
-    """How often what a record has made is referred to: its node, or nodes, and its buffer if the record keeps it."""
-    node, _, plan, residuals = record
-    if plan is None:
-        return tuple([getrefcount(n) for n in residuals])
-    if OUT not in plan.slots:
-        return (getrefcount(node),)
-    out = residuals[plan.slots.index(OUT)]
-    return getrefcount(node), getrefcount(out)
-
-
-def _examples() -> list[Record]:
-    """Records of things that nothing else refers to: a value gone, a value kept by its record, a call."""
-    aval: Any = None
-    kept = Buffer(None, leaf(aval))
-    return [
-        (leaf(aval), (), Plan((), (), ()), ()),
-        (kept.node, (), Plan((OUT,), (), ()), (kept,)),
-        (None, (), None, (leaf(aval),)),
-    ]
-
-
-# Counted, not known: interpreters differ in what they count for a local name or an argument.
-_GONE, _KEPT, _CALLED = map(_references, _examples())
-
-
-def _is_dead(record: Record) -> bool:
-    """Whether only the record itself refers to what it made: no tensor, no other record, no pending buffer."""
-    plan = record[2]
-    if plan is None:
-        return all(n == _CALLED[0] for n in _references(record))
-    keeps = OUT in plan.slots
-    if keeps and type(record[3]) is not tuple:  # kept within a budget
-        return False
-    return _references(record) == (_KEPT if keeps else _GONE)
 
 
 def _mask(nodes: tuple[Node, ...], tracked: set[int]) -> int:

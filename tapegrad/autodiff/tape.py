@@ -13,8 +13,9 @@ from typing import Any
 
 from tapegrad import nest
 from tapegrad.autodiff import rows
-from tapegrad.autodiff.backward import Record, backward, reachable
+from tapegrad.autodiff.backward import backward
 from tapegrad.autodiff.recording import Recording
+from tapegrad.autodiff.records import Record, reachable
 from tapegrad.autodiff.seeds import apart, wants_zeros, weights_of
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer

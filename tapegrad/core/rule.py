@@ -77,12 +77,14 @@ class Rule:
 class Plan:
     """How one set of tracked operands is differentiated: which slots to keep, and a rule for each tracked operand."""
 
-    __slots__ = ("lacking", "positions", "pulls", "quick", "slots", "steps")
+    __slots__ = ("kept_result", "lacking", "nothing", "positions", "pulls", "quick", "slots", "steps")
 
     def __init__(self, slots: tuple[int, ...], pulls: tuple[tuple[int, Rule], ...], lacking: tuple[int, ...]) -> None:
         self.slots = slots
         self.pulls = pulls
         self.lacking = lacking  # tracked operands for which the primitive declares no rule
+        self.nothing = not pulls and not lacking  # whether no operand is tracked
+        self.kept_result = slots.index(OUT) if OUT in slots else None  # where among the residuals the result itself is
         self.positions = tuple(i for i, _ in pulls)
         self.quick = False  # whether the rules may be listed, as ``steps``
         self.steps: Any = None

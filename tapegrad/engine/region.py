@@ -28,12 +28,12 @@ A region is the run of pending elementwise nodes of one shape that one kernel ev
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter, itemgetter
 
+from tapegrad.core import references
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import REGISTRY
@@ -44,21 +44,6 @@ MAX_LEAVES = 16
 MAX_EXCLUSIVE = 3
 MAX_TOGETHER = 128
 """Nodes and arrays of targets that share a kernel: their addresses and strides must fit in 4 KiB of arguments."""
-
-
-def _own_references() -> int:
-    """What ``sys.getrefcount`` says of a thing that only a list holds, in a loop over that list.
-
-    It counts the list and, in some versions of Python, the loop's variable and its own argument.
-    """
-    things = [object()]
-    for thing in things:
-        found = sys.getrefcount(thing)
-    return found
-
-
-OWN = _own_references()
-"""References to a buffer that are a region's own, besides its readers'."""
 
 
 def set_small(elements: int) -> None:
@@ -111,11 +96,8 @@ class Region:
 
     def exclusive_bytes(self) -> int:
         """Bytes of the leaves that only this region's pending buffers refer to."""
-        found = 0
-        for leaf in self.leaves:
-            if sys.getrefcount(leaf) - OWN <= self.reads[id(leaf)]:
-                found += leaf.node.aval.nbytes
-        return found
+        counts = references.elsewhere(self.leaves)
+        return sum([b.node.aval.nbytes for b, n in zip(self.leaves, counts) if n <= self.reads[id(b)]])
 
 
 def viewed(view: Buffer) -> Buffer:
@@ -224,35 +206,28 @@ def with_results(region: Region, targets: list[Buffer]) -> list[Buffer]:
     late = region.late
     if not late:
         return targets
-    readers = _readers(region)
-    have = set(map(id, targets))
-    more = []
-    for b in region.order:
-        if id(b) in late and id(b) not in have and sys.getrefcount(b) - OWN > readers.get(id(b), 0):
-            more.append(b)
-    return [*targets, *more]
+    more = late & _held(region) - set(map(id, targets))
+    return [*targets, *[b for b in region.order if id(b) in more]]
 
 
-def _readers(region: Region) -> dict[int, int]:
-    """How often each buffer is read inside the region."""
+def _held(region: Region) -> set[int]:
+    """Ids of the pending buffers that somebody outside the region refers to."""
     readers: dict[int, int] = {}
     for b in region.order:
         for k in b.keeps:
             readers[id(k)] = readers.get(id(k), 0) + 1
-    return readers
+    counts = references.elsewhere(region.order)
+    return {id(b) for b, count in zip(region.order, counts) if count > readers.get(id(b), 0)}
 
 
 def with_costly(region: Region, targets: list[Buffer]) -> list[Buffer]:
     """Rule 6: ``targets``, and the costly values from which something that is held elsewhere is made."""
     if not any(b.node.prim.costly for b in region.order):
         return targets
-    readers = _readers(region)
-    done = set(map(id, targets))
-    wanted: set[int] = set()
+    done, wanted = set(map(id, targets)), _held(region)
     more = []
     for b in reversed(region.order):
-        held = id(b) in wanted or sys.getrefcount(b) - OWN > readers.get(id(b), 0)
-        if id(b) in done or not held:
+        if id(b) in done or id(b) not in wanted:
             continue
         if b.node.prim.costly:
             more.append(b)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from os.path import basename
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapegrad.autodiff.recording import Recording
+from tapegrad.autodiff.records import Called, Record
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
@@ -25,9 +26,6 @@ from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.places import line_of
 from tapegrad.memory.sizes import format_bytes
 from tapegrad.variable import everyone
-
-if TYPE_CHECKING:
-    from tapegrad.autodiff.recording import Record
 
 UNKNOWN = "?"
 _WIDTH = 100
@@ -156,9 +154,9 @@ class _Table:
 
     def add_record(self, record: Record) -> None:
         """What one record keeps."""
-        call, _, plan, things = record
-        if plan is None:
-            for node in things:
+        if isinstance(record, Called):
+            call = record.call
+            for node in record.results:
                 state = "recomputed" if isinstance(call, Checkpoint) else "custom"
                 row = self._row(node, state, call.name)
                 self._put(replace(row, times=getattr(call, "times", 0)))
@@ -170,7 +168,8 @@ class _Table:
                 for thing in call.kept():
                     self._add_thing(thing)
             return
-        for thing in things.things if isinstance(things, Residuals) else things:
+        kept = record.residuals
+        for thing in kept if isinstance(kept, tuple) else (kept,):
             self._add_thing(thing)
 
     def _add_thing(self, thing: Any) -> None:

@@ -11,8 +11,8 @@ from checks import bits_equal, c64, gradients, no_garbage, same, values, var64
 
 import tapegrad as tg
 from tapegrad import errors
-from tapegrad.autodiff.backward import reachable
 from tapegrad.autodiff.recording import Trace
+from tapegrad.autodiff.records import reachable
 
 BIG = 20_000
 

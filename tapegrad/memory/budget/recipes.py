@@ -12,24 +12,21 @@ buffer knows nothing of all this; what no tape needs goes at once, and a value's
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, final
 
-from tapegrad.core import locks
+from tapegrad.core import locks, references
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import SHARED, Node, leaf
+from tapegrad.core.node import SHARED, Node
 from tapegrad.core.state import thread
 from tapegrad.device.numerics import bits
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.policies import RECOMPUTE, Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tapegrad.memory.budget.companions import Companions
     from tapegrad.memory.budget.eviction import Part
 
@@ -319,12 +316,10 @@ class Graph:
             return None
         kept, buffer = recipe.keeping(), recipe.value()
         known = int(kept is not None and kept.buffer is buffer)
-        things = {0: kept, 1: buffer}
+        things = (kept, buffer)
         del kept, buffer
-        counts = _references(things)
-        return (things[0] is not None and counts[0] - _OWN > mine) or (
-            things[1] is not None and counts[1] - _OWN > known
-        )
+        counts = references.elsewhere(things)
+        return (things[0] is not None and counts[0] > mine) or (things[1] is not None and counts[1] > known)
 
 
 def bytes_held_for(recipe: Recipe) -> int:
@@ -343,8 +338,8 @@ def bytes_held_for(recipe: Recipe) -> int:
                 seen.add(i.node.index)
                 stack.append(i)
     del i
-    counts = _references(leaves)
-    ours = [leaves[key] for key, n in counts.items() if n - _OWN <= known[key]]
+    counts = references.elsewhere(leaves.values())
+    ours = [b for (key, b), n in zip(leaves.items(), counts, strict=True) if n <= known[key]]
     return sum(b.node.aval.nbytes for b in ours if b.array is not None and not b.keeps)
 
 
@@ -367,19 +362,6 @@ def roots(buffer: Buffer) -> list[Buffer]:
                 seen.add(id(b))
                 stack.append(b)
     return list(owners.values())
-
-
-def _references(things: Mapping[int, object]) -> dict[int, int]:
-    """How often each thing is referred to; what only ``things`` refers to, so often as ``_OWN`` says."""
-    return {key: sys.getrefcount(thing) for key, thing in things.items()}
-
-
-def _own() -> int:
-    aval: Any = None
-    return _references({0: Buffer(None, leaf(aval))})[0]
-
-
-_OWN = _own()  # counted, not known: interpreters differ in what they count
 
 
 def releasable(recipe: Recipe, holders: Iterable[Kept]) -> list[Kept] | None:
@@ -408,7 +390,7 @@ def releasable(recipe: Recipe, holders: Iterable[Kept]) -> list[Kept] | None:
     ):
         if index == target or any(k in reaching for k in below):
             reaching.add(key)
-    counts = _references(buffers)
-    if any(counts[key] - _OWN > known[key] for key in reaching):
+    counts = references.elsewhere(buffers.values())
+    if any(n > known[key] for key, n in zip(buffers, counts, strict=True) if key in reaching):
         return None
     return [k for k in holding if id(k.buffer) in reaching]

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.recording import Trace
+from tapegrad.autodiff.records import Applied
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, next_index
@@ -188,15 +189,14 @@ class RerunTrace(Trace):
     def compute(self, results: Iterable[object]) -> None:
         """Apply the postponed nodes that rules read on the way back from ``results``."""
         reached = {r._buffer.node.index for r in results if isinstance(r, Tensor)}
-        wanted: list[Any] = []
-        for node, inputs, plan, residuals in reversed(self._records):
-            made = residuals if plan is None else (node,)
-            if any(n.index in reached for n in made):
-                reached.update(n.index for n in inputs if n is not None)
-                if plan is not None:
-                    wanted.append(residuals)
+        wanted: list[Applied] = []
+        for record in reversed(self._records):
+            if any(n.index in reached for n in record.results):
+                reached.update(n.index for n in record.followed)
+                if type(record) is Applied:
+                    wanted.append(record)
         wanted.reverse()
-        catch_up(b for r in wanted for b in (r if type(r) is tuple else r.there()))
+        catch_up(b for record in wanted for b in record.there())
 
     def resume(self, number: int, count: int, index: int | None) -> None:
         """``count`` contents of a variable were read before; the last of them, ``index``, is its content now."""

@@ -1,0 +1,36 @@
+"""References: does anybody else refer to a thing?  The only place that asks the interpreter for its counts of them.
+
+Bytes are free as soon as nobody can ask for a value any more, and a recording drops what nobody can ask about.  Those
+who can ask are handles: tensors in the user's variables and containers, and local names of operations under way.  No
+handle tells of itself: a count kept by hand would cost a call wherever one is copied or goes, in every small operation,
+and a handle that forgot to tell would cost truth, not time.  The interpreter keeps this very count anyway.  What is
+known by other means (readers in a region, holders of a kept value, recipes) is subtracted from it by whoever asks.
+
+A debugger that copies local names counts like a handle: then more is kept, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from sys import getrefcount
+
+
+def elsewhere(things: Iterable[object]) -> list[int]:
+    """How often each thing is referred to besides by the collection ``things``, which names it once.
+
+    A local name of the caller's counts.
+    """
+    return [getrefcount(thing) - _LISTED for thing in things]
+
+
+def together(things: Iterable[object]) -> int:
+    """The sum of what :func:`elsewhere` says: of few things it takes half the time."""
+    count = 0
+    for thing in things:
+        count += getrefcount(thing) - _LOOPED
+    return count
+
+
+# Counted, not known: interpreters differ in what they count for a loop's variable or an argument.
+_LISTED = _LOOPED = 0
+(_LISTED,), _LOOPED = elsewhere([object()]), together([object()])
