@@ -29,7 +29,7 @@ from tapegrad.ops.elementwise.complex import conj, real
 from tapegrad.ops.shape.shape import sum_to
 from tapegrad.tensor import Tensor, from_array
 
-_aval = attrgetter("aval")
+_aval, _buffer = attrgetter("aval"), attrgetter("_buffer")
 Cotangents = dict[int, Any]
 """By node index: tensors, or (of small values, where nobody looks) bare arrays."""
 
@@ -84,8 +84,12 @@ def _walk(
         who.differentiating(index)
         _pull(record, ct if type(ct) is Tensor else _tensor(ct, record.node.aval), cts, path, lead)
         del record, ct
-    found = {i: _tensor(cts[i], None) for i in keep if i in cts}
-    fill([t._buffer for t in found.values()] + [*also])
+    found = {}
+    for i in keep:
+        if i in cts:
+            ct = cts[i]
+            found[i] = ct if type(ct) is Tensor else _tensor(ct, None)
+    fill([*map(_buffer, found.values()), *also])
     return found
 
 
@@ -147,7 +151,7 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
         if path is not None and target.index not in path:
             continue
         if lead is None:
-            g = apply_rule(node, rule, i, ct, values, plain, node.params)
+            g = ct if rule.constant == 1 else apply_rule(node, rule, i, ct, values, plain, node.params)
             if g._buffer.node.aval is not target.aval:
                 g = fit(g, target.aval)
             if target.index not in cts:  # most often: the first cotangent of a value

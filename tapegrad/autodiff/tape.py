@@ -122,14 +122,12 @@ class GradientTape(Recording):
         Integers have no gradient and raise an IntegerWatchWarning.  Raises NotATensorError for other things, and
         TapeStateError if the tape was never entered.
         """
-        leaves = nest.flatten(tensor)
-        for x in leaves:
-            if not isinstance(x, (Tensor, Variable)):
-                raise NotATensorError(f"watch: {type(x).__name__} {x!r:.60} is neither a tensor nor a variable")
+        leaves = self._leaves("watch", tensor)
         if not self._entered:
             raise TapeStateError("watch: the tape was never entered; call it inside the tape's with block")
         for x in leaves:
-            if not self._node(x).aval.smooth:
+            node = (x._cell.get() if isinstance(x, Variable) else x._buffer).node
+            if not node.aval.smooth:
                 warnings.warn(
                     f"watch: values of dtype {x.dtype} have no gradient (it will be None); cast to a float first",
                     IntegerWatchWarning,
@@ -138,8 +136,8 @@ class GradientTape(Recording):
             elif isinstance(x, Variable):
                 self._watch_variable(x, x._cell.get())
             else:
-                self._watched.add(x._buffer.node.index)
-                self._tracked.add(x._buffer.node.index)
+                self._watched.add(node.index)
+                self._tracked.add(node.index)
 
     def _watch_variable(self, variable: Variable, value: Buffer) -> None:
         number = variable.construction_number
@@ -264,13 +262,11 @@ class GradientTape(Recording):
         return {source._buffer.node.index}
 
     def _sum(self, grads: dict[int, Tensor], source: Tensor | Variable) -> Tensor | None:
-        node = self._node(source)
-        if not node.aval.smooth:
-            return None
         if isinstance(source, Tensor):
-            return grads.get(node.index)
+            node = source._buffer.node
+            return grads.get(node.index) if node.aval.smooth else None
         total = None
-        for index in sorted(self._indices(source)):
+        for index in sorted(self._indices(source)) if dtypes.is_inexact(source.dtype) else ():
             if index in grads:
                 total = grads[index] if total is None else total + grads[index]
         return total

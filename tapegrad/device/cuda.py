@@ -109,6 +109,9 @@ class CudaDevice(Device):
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Any:
         """An uninitialised C-contiguous array from CuPy's pool.  Raises DeviceMemoryError (MemoryError)."""
         try:
+            busy = self._busy
+            if self._runtime.getDevice() == self.index and len(busy) == 1 and self._stream_of().ptr in busy:
+                return self.xp.empty(shape, dtype)  # nothing to wait for, and nothing is asked of the stream
             return self.call(self.xp.empty, shape, dtype)
         except MemoryError as e:  # CuPy has given back its unused blocks and tried again by then
             what = f"{dtype.name}{list(shape)}"

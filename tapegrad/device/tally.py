@@ -18,19 +18,20 @@ class _Said(threading.local):
         self.passes: list[tuple[int, int]] = []
 
 
-_said = _Said()
+said = _Said()
+"""What this thread has said so far: its ``passes``."""
 
 
 def passed(read: int, written: int) -> None:
     """One more kernel has read and written so many bytes."""
-    _said.passes.append((read, written))
+    said.passes.append((read, written))
 
 
 def taken() -> list[tuple[int, int]]:
     """What was said since the last call."""
-    passes = _said.passes
+    passes = said.passes
     if passes:
-        _said.passes = []
+        said.passes = []
     return passes
 
 

@@ -38,7 +38,8 @@ def again(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
 
 def same(out: Buffer, source: Buffer) -> Buffer:
     """``out`` has the value of ``source``, which is filled: a view of all of it."""
-    out.array, out.keeps, out.span, out.loop = source.array, (source.root(),), None, None
+    root = source.root() if source.keeps else source
+    out.array, out.keeps, out.span, out.loop = source.array, (root,), None, None
     return out
 
 

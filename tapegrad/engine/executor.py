@@ -52,13 +52,15 @@ class Executor:
     def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of an elementwise primitive, recorded: run at once if small, else deferred."""
         out = self.run_elementwise(node, inputs)
-        announce(node, inputs, out)
+        if thread.recorders:
+            announce(node, inputs, out)
         return out
 
     def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of a barrier or view primitive, recorded."""
         out = self.run_barrier(node, inputs)
-        announce(node, inputs, out)
+        if thread.recorders:
+            announce(node, inputs, out)
         return out
 
     def named(self, buffer: Buffer, name: str) -> None:
@@ -115,21 +117,24 @@ class Executor:
         return out
 
     def _deferred_elementwise(
-        self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None, who: Account
+        self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None, who: Account | None
     ) -> Buffer:
         site: Any = node.site
         if site.prim.view and inputs[0].array is not None:
-            who.applied(node, inputs)
+            if who is not None:
+                who.applied(node, inputs)
             return same(Buffer(None, node, inputs) if into is None else into, inputs[0])
         must, span, loop = region.admit(inputs, site.aval)
         if must:
             fill(must)
-        who.applied(node, inputs)
+        if who is not None:
+            who.applied(node, inputs)
         if into is not None:
             into.span, into.loop = span, loop
             return into
         out = Buffer(None, node, inputs, span, loop)
-        who.deferred(out)
+        if who is not None:
+            who.deferred(out)
         return out
 
     def small(self, site: Any, arrays: list[Array]) -> Array:
@@ -174,7 +179,8 @@ class Executor:
             tally.taken()
             (array,) = retried(e, aval.device, prim.name, aval.nbytes, lambda: self.do(work))
         if prim.view and aval.device.is_view(array, arrays[0]):
-            root = inputs[0].root()
+            source = inputs[0]
+            root = source.root() if source.keeps else source
             if not self.copies_slivers or not _is_sliver(array, aval, root):
                 if into is None:
                     return Buffer(array, node, (root,))
@@ -186,7 +192,8 @@ class Executor:
 
     def _told(self, work: Work, arrays: list[Array], array: Array, node: Node, into: Buffer | None) -> Buffer:
         """A buffer for what was made of ``arrays``; the account is told of the work."""
-        passes, who = tally.taken(), account.current
+        who = account.current
+        passes = tally.taken() if tally.said.passes else ()
         out = Buffer(array, node) if into is None else _filled(array, node, into)
         who.ran(work.names, [(arrays, (array,))])
         if passes:
@@ -222,8 +229,7 @@ class Executor:
 
     def _kernel(self, kernel: make.Kernel) -> None:
         work, who = kernel.work, account.current
-        temporaries = self._temporaries(work) if work.temporaries else []
-        outputs = self._results(kernel, temporaries)
+        temporaries, outputs = self._evaluated(kernel)
         for b, out in zip(kernel.targets, outputs, strict=True):
             keeps = b.keeps
             b.fill(out.reshape(b.node.aval.shape))
@@ -232,8 +238,11 @@ class Executor:
         if work.scratch_bytes:
             who.scratch(work.scratch_bytes)
 
-    def _results(self, kernel: make.Kernel, temporaries: list[Array]) -> list[Array]:
-        return self.do(kernel.work, temporaries)
+    def _evaluated(self, kernel: make.Kernel) -> tuple[list[Array], list[Array]]:
+        """The temporaries that were lent, and the arrays written."""
+        work = kernel.work
+        temporaries = self._temporaries(work) if work.temporaries else []
+        return temporaries, self.do(work, temporaries)
 
     def _temporaries(self, work: Work) -> list[Array]:
         return [work.device.empty(*lies) for lies in work.temporaries]
@@ -264,8 +273,15 @@ class Plain(Executor):
             return super().run_barrier(node, inputs, into)
         return self._barrier(node, inputs, arrays_of(inputs), into)
 
+    def kernel(self, targets: list[Buffer]) -> None:
+        """Evaluate pending buffers of one loop shape in one kernel."""
+        kernel = make.of_region(targets)
+        for b, out in zip(kernel.targets, self.do(kernel.work), strict=True):
+            b.fill(out.reshape(b.node.aval.shape))
+
     def _told(self, work: Work, arrays: list[Array], array: Array, node: Node, into: Buffer | None) -> Buffer:
-        tally.taken()
+        if tally.said.passes:
+            tally.taken()
         return Buffer(array, node) if into is None else _filled(array, node, into)
 
     def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
@@ -273,7 +289,7 @@ class Plain(Executor):
         if node.site.small:  # type: ignore[union-attr]
             out = self.run_elementwise(node, inputs)
         else:
-            out = self._deferred_elementwise(node, inputs, None, account.current)
+            out = self._deferred_elementwise(node, inputs, None, None)
         for recorder in thread.recorders:
             recorder.record(node, inputs, out)
         return out
@@ -283,7 +299,7 @@ class Plain(Executor):
         site: Any = node.site
         aval, ufunc = site.aval, site.ufunc
         if not site.small:
-            return self._deferred_elementwise(node, inputs, into, account.current)
+            return self._deferred_elementwise(node, inputs, into, None)
         if into is not None:
             return super().run_elementwise(node, inputs, into)
         if ufunc is None:
@@ -339,12 +355,12 @@ class Dry(Executor):
     def _temporaries(self, work: Work) -> list[Array]:
         return [phantom.empty(*lies) for lies in work.temporaries]
 
-    def _results(self, kernel: make.Kernel, temporaries: list[Array]) -> list[Array]:
-        results = super()._results(kernel, temporaries)
+    def _evaluated(self, kernel: make.Kernel) -> tuple[list[Array], list[Array]]:
+        temporaries, results = super()._evaluated(kernel)
         for i, b in enumerate(kernel.targets):
             if b.node.index < self._since:  # it will be looked at afterwards
                 results[i] = COUNTED.do(make.of_region([b]).work)[0]
-        return results
+        return temporaries, results
 
     def device(self, device: Device) -> Device:
         """One that lends phantoms."""

@@ -273,7 +273,7 @@ def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
     groups: list[tuple[LoopOf, set[int], list[Buffer]]] = []
     for target in sorted(targets, key=_by_index):
         region = collect([target])
-        shape, axes = region.loop_of(target)
+        shape, axes = (target.node.aval.shape, None) if target.loop is None else region.loop_of(target)
         touched = set(map(id, region.order))
         for b in region.leaves:
             if b.node.aval.ndim:

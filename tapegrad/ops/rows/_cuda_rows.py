@@ -72,7 +72,11 @@ def _rows(x: Array, arrays: int = 1) -> _Rows:
 
 
 def _contiguous(device: CudaDevice, *arrays: Array) -> list[Array]:
-    return [x if x.flags.c_contiguous else contiguous(device.xp, x) for x in arrays]
+    found = list(arrays)
+    for i, x in enumerate(arrays):
+        if not x.flags.c_contiguous:
+            found[i] = contiguous(device.xp, x)
+    return found
 
 
 def _leads(x: Array, out: Array) -> object:

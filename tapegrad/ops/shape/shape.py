@@ -26,7 +26,7 @@ def reshape(x: TensorLike, /, shape: int | Sequence[int], order: str = "C", *, c
 
     Raises ShapeError if the sizes differ.
     """
-    x = tensor("reshape", x)
+    x = x if type(x) is Tensor else tensor("reshape", x)
     wanted = _lengths("reshape", shape)
     if order != "C":
         if order != "F":
@@ -176,8 +176,8 @@ def squeeze(x: TensorLike, /, axis: int | Sequence[int] | None = None) -> Tensor
 
 def matrix_transpose(x: TensorLike, /) -> Tensor:
     """The last two dimensions exchanged.  Raises ShapeError for fewer than two."""
-    x = tensor("matrix_transpose", x)
-    ndim = x.ndim
+    x = x if type(x) is Tensor else tensor("matrix_transpose", x)
+    ndim = x._buffer.node.aval.ndim
     if ndim < 2:
         raise ShapeError(f"matrix_transpose: needs two dimensions or more, got shape {x.shape}")
     return barrier(permute_p, x, axes=(*range(ndim - 2), ndim - 1, ndim - 2))
