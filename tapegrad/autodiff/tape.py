@@ -243,7 +243,9 @@ class GradientTape(Recording):
         self, records: list[Record], cts: dict[int, Tensor], sought: list[Tensor | Variable], consume: bool,
         lead: int | None = None, also: Sequence[Buffer] = (),
     ) -> dict[int, Tensor]:  # fmt: skip
-        keep = set().union(*map(self._indices, sought))
+        keep: set[int] = set()
+        for source in sought:
+            keep.add(source._buffer.node.index) if type(source) is Tensor else keep.update(self._indices(source))
         everything = set(self._watched).union(*self._values.values())
         path = None if everything <= keep else reachable(records, keep)
         if not keep:

@@ -181,7 +181,8 @@ class Executor:
         if prim.view and aval.device.is_view(array, arrays[0]):
             source = inputs[0]
             root = source.root() if source.keeps else source
-            if not self.copies_slivers or not _is_sliver(array, aval, root):
+            small = _SLIVER * aval.nbytes <= root.node.aval.nbytes
+            if not (small and self.copies_slivers and _is_sliver(array, root)):
                 if into is None:
                     return Buffer(array, node, (root,))
                 into.array, into.keeps, into.span, into.loop = array, (root,), None, None
@@ -489,9 +490,9 @@ def _pending(node: Node, inputs: tuple[Buffer, ...], span: Any, loop: Any, into:
     return into
 
 
-def _is_sliver(array: Array, aval: ShapedArray, root: Buffer) -> bool:
-    """Whether a view is so small a piece that it is copied; it must lie as its copy would."""
-    return array.flags.c_contiguous and max(_SLIVER * aval.nbytes, _LEAST_ROOT) <= root.node.aval.nbytes
+def _is_sliver(array: Array, root: Buffer) -> bool:
+    """Whether a view that is a small piece of ``root`` is copied; it must lie as its copy would."""
+    return array.flags.c_contiguous and root.node.aval.nbytes >= _LEAST_ROOT
 
 
 def _within(nbytes: int, work: Callable[[], None]) -> None:

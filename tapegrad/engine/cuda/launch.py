@@ -138,27 +138,6 @@ class Ready:
 _ready: dict[Any, Ready] = {}
 
 
-def _ready_for(
-    region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, leaves: list[Any], device: Device
-) -> Ready:
-    array_type = device.xp.ndarray
-    lies: list[Any] = []
-    for x in leaves:  # what of a leaf decides how it is read
-        if type(x) is array_type and array_type is not np.ndarray:
-            lies.append((x.shape, x.strides, x.data.ptr % 16))
-        else:
-            lies.append(None if cxx.is_argument(x) else (x.shape, x.strides, cxx.address(x) % 16))
-    key = (device, structure(region, targets), shape, axes, tuple(lies))
-    ready = _ready.get(key)
-    if ready is None:
-        ready = _prepare(region, targets, shape, axes, leaves)
-        with _lock:
-            if len(_ready) >= _MOST:
-                _ready.clear()
-            _ready[key] = ready
-    return ready
-
-
 class Launch(Work):
     """One evaluation of ``targets`` over ``shape``, reducing ``axes``, as one CUDA kernel (a split reduction: two)."""
 
@@ -168,7 +147,22 @@ class Launch(Work):
         self._region, self._targets, self._shape, self._axes = region, targets, shape, axes
         self.device = device
         self.reads: list[Any] = list(map(_array, region.leaves))
-        self._ready = ready = _ready_for(region, targets, shape, axes, self.reads, device)
+        array_type = device.xp.ndarray
+        lies: list[Any] = []
+        for x in self.reads:  # what of a leaf decides how it is read
+            if type(x) is array_type and array_type is not np.ndarray:
+                lies.append((x.shape, x.strides, x.data.ptr % 16))
+            else:
+                lies.append(None if cxx.is_argument(x) else (x.shape, x.strides, cxx.address(x) % 16))
+        key = (device, structure(region, targets), shape, axes, tuple(lies))
+        ready = _ready.get(key)
+        if ready is None:
+            ready = _prepare(region, targets, shape, axes, self.reads)
+            with _lock:
+                if len(_ready) >= _MOST:
+                    _ready.clear()
+                _ready[key] = ready
+        self._ready = ready
         self.names, self.temporaries = ready.names, ready.parts
         self.writes = list(map(_lies, targets))
         if self.temporaries:

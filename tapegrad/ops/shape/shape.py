@@ -113,7 +113,10 @@ def infer_reduction(x: ShapedArray, *, axis: tuple[int, ...], keepdims: bool = F
     """The axes removed, or kept with length 1."""
     if keepdims:
         return x.with_shape(kept_shape(x.shape, axis))
-    return x.with_shape(tuple([n for i, n in enumerate(x.shape) if i not in axis]))
+    kept = list(x.shape)
+    for i in sorted(axis, reverse=True):
+        del kept[i]
+    return x.with_shape(tuple(kept))
 
 
 def lift_axes(params: Params, n: int) -> Params:
