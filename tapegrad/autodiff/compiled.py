@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, NamedTuple
+from weakref import ref
 
+from tapegrad.core import account
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, leaf
 from tapegrad.core.primitive import Primitive, Site
+from tapegrad.core.run import Evaluated, Run
 from tapegrad.core.state import during, executed, thread
 from tapegrad.device.types import Params
 from tapegrad.engine.executor import PLAIN, Executor
@@ -91,10 +94,19 @@ class Steps:
     ``pull(ct, residuals)``: what they yield on arrays, from an array and buffers (None: some buffer is not filled).
     """
 
-    def __init__(self, constants: list[Constant], steps: list[Step], results: list[int], arguments: int) -> None:
+    def __init__(
+        self, constants: list[Constant], steps: list[Step], results: list[int], arguments: list[ShapedArray]
+    ) -> None:
         self._constants, self._steps, self._results = constants, steps, results
-        self._arguments = arguments
-        self.pull = self._function()
+        self._arguments = len(arguments)
+        self._first = len(arguments) + len(constants)
+        self.pull = self._function([])
+        self._made = [i for i in dict.fromkeys(results) if i >= self._first]
+        self._told = self._run(arguments)
+        self._dense: Any = None
+        self._shared: list[ref[Buffer]] = [
+            ref(constant(*c)) for c in constants
+        ]  # there from now on, as if the rules had run
 
     def run(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
         """Cotangents, by the executor in force; None: some buffer is not filled."""
@@ -114,7 +126,63 @@ class Steps:
             del inputs
         return [values[i] for i in self._results]
 
-    def _function(self) -> Callable[[Any, Sequence[Buffer]], tuple[Any, ...] | None]:
+    def _run(self, arguments: list[ShapedArray]) -> Run | None:
+        """What an account is told; None: it has to follow the steps one by one."""
+        sizes = [a.nbytes for a in arguments] + [dtype.itemsize for _, dtype, _ in self._constants]
+        if self._constants and not all(a.ndim for a in arguments):  # one of them may be a constant itself
+            return None
+        if any(self._arguments <= i < self._first for i in self._results):
+            return None
+        nodes = []
+        for step in self._steps:
+            if step.site is None or not step.site.small:
+                return None
+            nbytes = step.aval.nbytes
+            moved = sum([sizes[i] for i in set(step.operands)]) + nbytes
+            gone = tuple([i - self._first for i in step.dead if i >= self._first])
+            nodes.append(Evaluated(step.prim.name, nbytes, moved, gone))
+            sizes.append(nbytes)
+        return Run(tuple(nodes), tuple([i - self._first for i in self._made]))
+
+    def together(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
+        """Cotangents by ``pull``, of which the account is told in one step; None: it has to follow them one by one."""
+        run = self._told
+        if run is None:
+            return None
+        for weak in self._shared:
+            if weak() is None:
+                self._shared = [ref(constant(*c)) for c in self._constants]
+                break
+        dense = self._dense
+        if dense is None:
+            dense = self._dense = self._function(self._distinct())
+        arrays = dense(ct.array, residuals)
+        if arrays is None:
+            return None
+        made: dict[int, Buffer] = {}
+        results: list[Any] = []
+        for i, array in zip(self._results, arrays):
+            if i >= self._first:
+                out = made.get(i)
+                if out is None:
+                    step = self._steps[i - self._first]
+                    out = made[i] = Buffer(None, Node(step.prim, step.params, step.aval, step.site))
+                    out.array = array
+                results.append(out)
+            else:
+                results.append(residuals[i - 1] if i else ct)
+        if made and not account.current.pulled(run, *made.values()):
+            return None
+        return results
+
+    def _distinct(self) -> list[str]:
+        """Lines that see to it that each array has bytes of its own, which are its and no other's."""
+        count = self._arguments
+        tests = [f"type(a{i}) is not ndarray or a{i}.base is not None" for i in range(count)]
+        tests += [f"a{i} is a{k}" for i in range(count) for k in range(i)]
+        return [f"    if {' or '.join(tests)}: return None"]
+
+    def _function(self, guards: list[str]) -> Callable[[Any, Sequence[Buffer]], tuple[Any, ...] | None]:
         count = self._arguments
         names = [f"a{i}" for i in range(count)]
         known: dict[str, Any] = {}
@@ -123,11 +191,15 @@ class Steps:
         for value, dtype, device in self._constants:
             names.append(f"k{len(names)}")
             known[names[-1]] = device.constant(value, dtype)
+        if guards and self._steps:
+            lines += guards
+            known["ndarray"] = self._steps[0].aval.device.xp.ndarray
         for step in self._steps:
             names.append(f"v{len(names)}")
             f = f"f{len(names)}"
             known[f] = _on_arrays(step.prim, step.params, step.aval, step.site)
             lines.append(f"    {names[-1]} = {f}({', '.join(names[i] for i in step.operands)})")
+            lines += [f"    del {names[i]}" for i in step.dead if i >= self._first]
         avals = {count + len(self._constants) + i: step.aval for i, step in enumerate(self._steps)}
         results = []
         for i in self._results:
@@ -184,6 +256,4 @@ def _steps(listing: _Listing, arguments: list[Buffer], results: list[Buffer]) ->
         dead = tuple(i for i in set(operands) if last[i] == at)
         steps.append(Step(node.prim, node.params, node.aval, site, operands, dead))
     constants = [(key[0], key[3], key[4]) for key, _ in read]
-    for known in constants:  # shared ones are there from now on, as if the rules had run
-        constant(*known)
-    return Steps(constants, steps, [numbers[id(b)] for b in results], len(arguments))
+    return Steps(constants, steps, [numbers[id(b)] for b in results], [b.node.aval for b in arguments])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tapegrad.core.buffer import Buffer
     from tapegrad.core.node import Node
     from tapegrad.core.protocols import Executor, Recipes, Recorder, Recording, Residuals
+    from tapegrad.core.run import Run
 
 T = TypeVar("T")
 
@@ -65,6 +66,18 @@ class Account:
 
     def deferred(self, buffer: Buffer) -> None:
         """``buffer`` was made pending: its bytes, if it ever gets any, are due to this source line."""
+
+    def evaluated(self, run: Run, *buffers: Buffer) -> bool:
+        """The small nodes of ``run`` were evaluated; ``buffers``, new ones, hold the values that stay.
+
+        False: that has to be told node by node, since it is not certain that there is room for all.
+        """
+        for b in buffers:
+            b.told()
+        return True
+
+    pulled = evaluated
+    """The same of nodes of a gradient walk's own."""
 
     def replaced(self, buffer: Buffer) -> None:
         """The value of the buffer's node is here now: a copy of a view."""
@@ -130,6 +143,8 @@ class Account:
 NOBODY = Account()
 current: Account = NOBODY
 """The account in force."""
+one_by_one = False
+"""Whether the account in force is to be told of each node at the time, even of small ones."""
 _lock = locks.lock()
 _counting: Account | None = None
 _keeping: Account | None = None
@@ -147,6 +162,12 @@ def keep_with(who: Account | None) -> None:
     global _keeping
     _keeping = who
     _choose()
+
+
+def tell_one_by_one(wanted: bool) -> None:
+    """Tell the account of each node at the time; False: of small ones together."""
+    global one_by_one
+    one_by_one = wanted
 
 
 @locks.section

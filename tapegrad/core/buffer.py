@@ -26,7 +26,9 @@ class Buffer:
     to be computed from its results in the same kernel, the shape it loops over and the axes it reduces.
     """
 
-    __slots__ = ("__weakref__", "array", "keeps", "loop", "node", "span")
+    __slots__ = ("__weakref__", "array", "entry", "keeps", "loop", "node", "span")
+    entry: Any
+    """What the account knows of its bytes, from when it is told of them."""
     postponed: bool = False
     """Whether the node waits as a whole (see :class:`Postponed`): no kernel takes it in before it has been applied."""
 
@@ -45,6 +47,10 @@ class Buffer:
         self.loop = loop
         if array is not None and not keeps:
             _got_bytes(ref(self, _gone))
+
+    def told(self) -> None:
+        """Tell of its bytes, which its array has got since it was made."""
+        _got_bytes(ref(self, _gone))
 
     def fill(self, array: Any) -> None:
         """Evaluation gives a pending buffer its bytes; it lets go of what it was to be made from."""

@@ -24,6 +24,7 @@ from typing import Any
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.rule import Function, Params, Plan, Rule
+from tapegrad.core.run import Run
 from tapegrad.device.dtypes import accumulator
 
 REGISTRY: dict[str, Primitive] = {}
@@ -56,10 +57,10 @@ class Site:
 
     ``aval``: the result's; ``ufunc``: what to call at once (None: the primitive has no ufunc of its own, or the result
     is big enough to be deferred); ``pooled``: whether it is worth a block of the device's pool; ``plans``: by mask of
-    tracked operands (None: nothing to differentiate).
+    tracked operands (None: nothing to differentiate); ``runs``: see ``engine.executor.run_of``.
     """
 
-    __slots__ = ("aval", "avals", "plans", "pooled", "prim", "small", "ufunc")
+    __slots__ = ("aval", "avals", "plans", "pooled", "prim", "runs", "small", "ufunc")
 
     def __init__(self, prim: Primitive, avals: tuple[ShapedArray, ...], aval: ShapedArray, small: bool) -> None:
         self.prim = prim
@@ -68,6 +69,7 @@ class Site:
         self.small = small and not prim.view
         self.pooled = aval.nbytes >= aval.device.least_pooled
         self.ufunc = getattr(aval.device.xp, prim.ufunc) if small and prim.ufunc is not None else None
+        self.runs: tuple[Run, ...] = ()
         self.plans: list[Plan] | None = None
         if aval.smooth:  # without rules, too: then asking for the derivative is an error, not a silent None
             self.plans = [self._plan(mask) for mask in range(1 << len(avals))]

@@ -20,8 +20,9 @@ from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, leaf
 from tapegrad.core.protocols import Executor as Protocol
+from tapegrad.core.run import Evaluated, Run
 from tapegrad.core.state import thread
-from tapegrad.device import CPU, Device, dtypes, phantom, tally
+from tapegrad.device import CPU, Device, cxx, dtypes, phantom, tally
 from tapegrad.device.dry import dry
 from tapegrad.device.pressure import retried, scratch_keeper
 from tapegrad.device.types import Array
@@ -75,10 +76,19 @@ class Executor:
 
         ``ct``: a buffer, or an array.  None: some value is not there, and the rules themselves have to see to it.
         """
+        if type(residuals) is not tuple:
+            residuals = residuals.restored()
+        if not account.one_by_one and type(ct) is Buffer:
+            results = steps.together(ct, residuals)
+            if results is not None:
+                return results
+        return self._pull_singly(steps, node, ct, residuals)
+
+    def _pull_singly(self, steps: Any, node: Node, ct: Any, residuals: tuple[Buffer, ...]) -> Sequence[Any] | None:
         account.current.differentiating(node.index)
         if type(ct) is not Buffer:
             ct = Buffer(ct, leaf(node.aval))
-        return steps.run(ct, residuals if type(residuals) is tuple else residuals.restored())
+        return steps.run(ct, residuals)
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` says, which depends on values; ``otherwise`` in a dry run, which has none."""
@@ -109,9 +119,17 @@ class Executor:
         who = account.current
         if not site.small:
             return self._deferred_elementwise(node, inputs, into, who)
-        who.applied(node, inputs)
+        singly = account.one_by_one or into is not None
+        if singly:
+            who.applied(node, inputs)
         arrays = arrays_of(inputs)
         array = self.small(site, arrays)
+        if not singly:
+            out = Buffer(None, node)
+            out.array = array
+            if who.evaluated(run_of(site, arrays), out):
+                return out
+            who.applied(node, inputs)
         out = Buffer(array, node) if into is None else _filled(array, node, into)  # where room is made, if need be
         who.ran((site.prim.name,), ((arrays, (array,)),))
         return out
@@ -348,6 +366,10 @@ class Dry(Executor):
         """As in earnest."""
         return state.below().copies_slivers
 
+    def pull(self, steps: Any, node: Node, ct: Any, residuals: Any) -> Sequence[Any] | None:
+        """Step by step."""
+        return self._pull_singly(steps, node, ct, residuals if type(residuals) is tuple else residuals.restored())
+
     def small(self, site: Any, arrays: list[Array]) -> Array:
         if site.ufunc is None or site.pooled:
             return phantom.empty(site.aval.shape, site.aval.dtype)
@@ -470,6 +492,26 @@ class Above:
 
     def named(self, buffer: Buffer, name: str) -> None:
         """The user calls a value ``name``."""
+
+
+def run_of(site: Any, arrays: list[Array]) -> Run:
+    """The run of one small node: there is one for operands that own their bytes, and one if the two are the same."""
+    runs = site.runs
+    if not runs:
+        most, least = sum([a.nbytes for a in site.avals]), site.avals[0].nbytes if site.avals else 0
+        runs = site.runs = tuple([_run_of(site, moved) for moved in (most, least)])
+    if len(arrays) == 1:
+        if arrays[0].base is None:
+            return runs[0]
+    elif len(arrays) == 2:
+        a, b = arrays
+        if a.base is None and b.base is None:
+            return runs[a is b]
+    return _run_of(site, sum([cxx.extent(a) for a in {id(a): a for a in arrays}.values()]))
+
+
+def _run_of(site: Any, read: int) -> Run:
+    return Run((Evaluated(site.prim.name, site.aval.nbytes, read + site.aval.nbytes),))
 
 
 def _filled(array: Array, node: Node, into: Buffer | None) -> Buffer:

@@ -8,42 +8,43 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tapegrad.core.buffer import Buffer
-from tapegrad.memory.ledger.figures import GRAIN
 from tapegrad.memory.ledger.places import Place, by_line
 
 RANK = {"temporary": 0, "user": 0, "input": 0, "activation": 1, "rematerialized": 2, "gradient": 3, "optimizer": 4,
         "parameter": 5}  # fmt: skip
 """Categories by how much they tell."""
 _PARTS = ("category", "primitive", "place")
+NEW, LIVE, GONE = range(3)
+"""States of an entry: whether it was told of, so that its bytes are in the sums now or later, and that they are not."""
 
 
 class Entry(weakref.ref[Buffer]):
-    """What the ledger knows of one live buffer: a weak reference that tells when it goes."""
+    """What the ledger knows of one live buffer, which refers to it: a weak reference that tells when it goes."""
 
     __slots__ = (
         "category",
-        "counted",
         "epoch",
         "holder",
-        "key",
         "nbytes",
         "next",
         "number",
         "place",
         "primitive",
         "read",
+        "state",
+        "wanted",
     )
-    key: int
-    counted: bool
-    """Whether its bytes are in the sums."""
+    state: int
     epoch: int
     """Of the ledger, when ``category`` and ``place`` were set."""
     nbytes: int
     category: str
     primitive: str
     place: Place
+    wanted: bool
+    """Whether it was told that a tape keeps it."""
     number: int
-    """In the journal; it and what follows are set where one is written."""
+    """In the journal (-1: it is not there); what follows is set where one is written."""
     holder: str
     """What keeps it."""
     read: int
@@ -58,87 +59,73 @@ class Entries:
     def __init__(self) -> None:
         self.live_bytes = 0
         self.totals: dict[str, Counter[Any]] = {}
-        self.by_key: dict[int, Entry] = {}
+        self.new: dict[int, Entry] = {}
+        """By their ids: those that have come in the events that are being added, and are not in the totals yet."""
+        self._entries: dict[int, Entry] = {}
 
     def __len__(self) -> int:
-        return len(self.by_key)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(list(self.by_key.values()))
+        return iter(list(self._entries.values()))
 
     def of(self, buffer: Buffer) -> Entry | None:
         """The entry of a buffer."""
-        ref = self.by_key.get(id(buffer))
-        return ref if ref is not None and ref() is buffer else None
+        entry: Entry | None = getattr(buffer, "entry", None)
+        return entry if entry is not None and entry.state == LIVE else None
 
-    def enter(self, buffer: Buffer, category: str, place: Place, epoch: int, left: Callable[[Entry], None]) -> Entry:
-        """A new entry, not yet counted; ``left`` is called with it when the buffer goes."""
-        node = buffer.node
-        prim = node.prim
-        entry = Entry(buffer, left)
-        entry.key = key = id(buffer)
-        entry.nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
-        entry.counted = False
-        entry.number = -1
-        entry.epoch = epoch
-        entry.category = category
-        entry.place = place
-        entry.primitive = prim.name
-        self.by_key[key] = entry
-        return entry
-
-    def count(self, entry: Entry) -> bool:
-        """Add its bytes to the sums; False if that is done."""
-        if entry.counted:
-            return False
-        entry.counted = True
-        self.live_bytes += entry.nbytes
+    def take_in(self) -> None:
+        """Those that are new are in the totals from now on."""
+        self._entries.update(self.new)
         if self.totals:
-            self._add(entry, entry.nbytes)
-        return True
+            for entry in self.new.values():
+                self._add(entry, entry.nbytes)
+        self.new.clear()
 
-    def remove(self, entry: Entry) -> bool:
-        """Its bytes are gone; False if that is known."""
-        if not entry.counted:
-            return False
-        entry.counted = False
-        if self.by_key.get(entry.key) is entry:  # another buffer may lie at the same address by now
-            del self.by_key[entry.key]
-        self.live_bytes -= entry.nbytes
-        if self.totals:
-            self._add(entry, -entry.nbytes)
-        return True
+    def remove(self, entry: Entry) -> None:
+        """Its bytes are gone."""
+        entry.state = GONE
+        if self.new.pop(id(entry), None) is None:
+            del self._entries[id(entry)]
+            if self.totals:
+                self._add(entry, -entry.nbytes)
 
     def forget(self, since: int) -> list[Buffer]:
         """Remove what nodes from index ``since`` on have made, and return it."""
         late = [(entry, buffer) for entry in self if (buffer := entry()) is not None and buffer.node.index >= since]
         for entry, _ in late:
             self.remove(entry)
+            self.live_bytes -= entry.nbytes
         return [buffer for _, buffer in late]
 
     def tell(self, left: Callable[[Entry], None]) -> None:
         """Call ``left`` from now on when a buffer goes."""
-        for key, entry in list(self.by_key.items()):
+        for entry in self:
             buffer = entry()
             if buffer is not None and entry.__callback__ is not left:
                 copy = Entry(buffer, left)
                 for name in Entry.__slots__:
                     if hasattr(entry, name):
                         setattr(copy, name, getattr(entry, name))
-                self.by_key[key] = copy
+                del self._entries[id(entry)]
+                self._entries[id(copy)] = copy
+                buffer.entry = copy
 
-    def recount(self) -> None:
-        """Work out the sums from what is alive: an exception came between an entry and its sum."""
-        for key, entry in list(self.by_key.items()):
-            entry.counted = entry() is not None
-            if not entry.counted:
-                del self.by_key[key]
+    def recount(self, entries: list[Entry]) -> None:
+        """Work out the sums from what is alive, of these ``entries``, too: an exception came while they were added."""
+        for entry in (*self, *self.new.values(), *entries):
+            if entry.state != GONE:
+                entry.state = GONE if entry() is None else LIVE
+                if entry.state == LIVE:
+                    self._entries[id(entry)] = entry
+        self._entries = {key: entry for key, entry in self._entries.items() if entry.state == LIVE}
+        self.new.clear()
         self.live_bytes = sum([entry.nbytes for entry in self])
         self.sum_up(bool(self.totals))
 
     def relabel(self, entry: Entry, category: str) -> None:
         """Its bytes serve as ``category``."""
-        if self.totals and entry.counted:
+        if self.totals and entry.state == LIVE and id(entry) not in self.new:
             self.totals["category"][entry.category] -= entry.nbytes
             self.totals["category"][category] += entry.nbytes
         entry.category = category
@@ -156,10 +143,11 @@ class Entries:
     def _total(self, what: str) -> Counter[Any]:
         totals: Counter[Any] = Counter()
         for entry in self:
-            if entry.counted:
-                totals[getattr(entry, what)] += entry.nbytes
+            totals[getattr(entry, what)] += entry.nbytes
         return totals
 
     def _add(self, entry: Entry, nbytes: int) -> None:
-        for what, total in self.totals.items():
-            total[getattr(entry, what)] += nbytes
+        totals = self.totals
+        totals["category"][entry.category] += nbytes
+        totals["primitive"][entry.primitive] += nbytes
+        totals["place"][entry.place] += nbytes

@@ -26,9 +26,10 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from threading import get_ident
 from typing import Any, TypeVar
@@ -41,17 +42,19 @@ from tapegrad.core.locks import section, whole
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import LEAF
 from tapegrad.core.protocols import Recording
+from tapegrad.core.run import Run
 from tapegrad.core.state import thread
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.executor import COUNTED
+from tapegrad.memory.ledger.changes import Change, of_bytes, of_run
 from tapegrad.memory.ledger.costs import cost_of, moved_by
-from tapegrad.memory.ledger.entries import RANK, Entries, Entry
+from tapegrad.memory.ledger.entries import LIVE, NEW, RANK, Entries, Entry
 from tapegrad.memory.ledger.figures import GRAIN, Measure, rounded
 from tapegrad.memory.ledger.journal import Journal
 from tapegrad.memory.ledger.phase import HERE, during
-from tapegrad.memory.ledger.places import Place, user_place
+from tapegrad.memory.ledger.places import Place, forget_places, user_place
 from tapegrad.memory.ledger.steps import GRADIENT, STEPS
 from tapegrad.memory.ledger.wanted import Wanted
 from tapegrad.variable import everyone
@@ -73,8 +76,14 @@ class Ledger(Account):
     def __init__(self) -> None:
         self._lock = locks.lock()
         self._events: deque[Any] = deque()
-        """What has happened and is not in the sums yet, in order: what to call with which arguments; or an entry, which
-        the interpreter puts here when its buffer goes.  No event refers to a node: tapes count who does."""
+        """What has happened and is not in the sums yet, in order: a change, with the entries of the buffers that stay;
+        an entry, which the interpreter puts here when its buffer goes; a list of an entry and its new category; or what
+        to call.  No event refers to a node: tapes count who does."""
+        self._last: tuple[int, Place] = 0, _BEFORE
+        """The last small node that was evaluated by itself, by its index, and where."""
+        self._adding: list[Any] | None = None
+        """The events that are being added to the sums; ``_work_added``: whether what they say of work is."""
+        self._work_added = False
         self._at_once = False
         """Whether events are added as they happen: where they are written down with the time."""
         self._open: list[Measure] = []
@@ -182,8 +191,14 @@ class Ledger(Account):
         """An exception came in the middle of a section: make sums right again, and the lock free."""
         if locks.let_go(self._lock, self, self._held if self._lock._is_owned() else 0) <= 0:
             with self._lock:
-                self._drain()  # an entry that is about to leave may have lost its key to another one
-                self._entries.recount()
+                batch, self._adding = self._adding, None
+                if batch is not None and self._work_added:
+                    added = set(map(id, batch))
+                    while self._events and id(self._events[0]) in added:
+                        self._events.popleft()
+                    self._entries.recount([e for event in batch if type(event) is tuple for e in event[1:]])
+                self._drain()
+                self._entries.recount([])
                 self._find_room()
 
     def in_child(self) -> None:
@@ -231,6 +246,8 @@ class Ledger(Account):
             self._wanted.clear()
             self._places.clear()
             self._placed = False
+            self._last = 0, _BEFORE
+            forget_places()
 
     @whole
     def write(self, journal: Journal | None) -> None:
@@ -246,6 +263,7 @@ class Ledger(Account):
     def _update_at_once(self) -> None:
         """Events are added as they happen where a journal is written, or a timeline."""
         self._at_once = self.journal is not None or any(m.timeline for m in self._open)
+        account.tell_one_by_one(self._at_once)
         if self._at_once:
             self._entries.tell(self._left)
 
@@ -296,7 +314,7 @@ class Ledger(Account):
     def _renew(self, entry: Entry) -> None:
         buffer = entry()
         if buffer is not None:
-            entry.epoch = self._epoch
+            entry.epoch, entry.wanted = self._epoch, False
             entry.category, entry.place = _old(buffer)
 
     def _label_variables(self) -> None:
@@ -305,6 +323,7 @@ class Ledger(Account):
 
     # What the engine tells -------------------------------------------------------------------------------------
 
+    @section
     def allocated(self, weak: weakref.ref[Buffer]) -> None:
         """A buffer got bytes, and there is no limit."""
         buffer: Any = weak()
@@ -313,10 +332,14 @@ class Ledger(Account):
         if self._at_once:
             self.count(buffer, True)
             return
-        place = self._places.pop(buffer, None) if self._placed else None
-        self._enter(buffer, self._category_of(buffer), place or (user_place() if self.detailed else _SMALL))
-        if self._limit != inf:  # another thread has entered a budget meanwhile
-            self._find_room()
+        try:
+            place = self._places.pop(buffer, None) if self._placed else None
+            self._enter(buffer, self._category_of(buffer), place or (user_place() if self.detailed else _SMALL))
+            if self._limit != inf:  # another thread has entered a budget meanwhile
+                self._find_room()
+        except BaseException:
+            self.mend()
+            raise
 
     @section
     def count(self, buffer: Buffer, admitted: bool) -> bool:
@@ -358,18 +381,76 @@ class Ledger(Account):
             self.mend()
             raise
 
-    def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
-        """A node was applied."""
+    def pulled(self, run: Run, *buffers: Buffer) -> bool:
+        """A walk has evaluated small nodes: where the program asked for it."""
+        return self.evaluated(run, *buffers, place=HERE.place)
+
+    @section
+    def evaluated(self, run: Run, *buffers: Buffer, place: Place | None = None) -> bool:
+        """Small nodes were evaluated."""
+        change, events = of_run(run), self._events
+        try:
+            if len(events) >= _MOST_EVENTS or HERE.differentiated:
+                self._before_op()
+            limited = self._limit != inf
+            if HERE.restoring or (limited and not self._admit(change)):
+                return False
+            if HERE.reruns:
+                category = "rematerialized"
+            elif thread.recorders or thread.deferring is not None or HERE.optimizing:
+                category = "temporary"
+            else:
+                category = "user"
+            if place is None:
+                place = user_place(3) if self.detailed else _SMALL
+            if len(buffers) == 1:
+                self._last = buffers[0].node.index, place
+                entry = self._entry(buffers[0], *change.stays[0], category, place)
+                events.append((change, entry))
+                entry.state = LIVE
+            else:
+                entries = [
+                    self._entry(b, *stays, category, place) for b, stays in zip(buffers, change.stays, strict=True)
+                ]
+                events.append((change, *entries))
+                for entry in entries:
+                    entry.state = LIVE
+            if not limited and self._limit != inf:  # another thread has entered a budget meanwhile
+                self._find_room()
+            return True
+        except BaseException:
+            self.mend()
+            raise
+
+    def _admit(self, change: Change) -> bool:
+        """Take the room for a change; False if it is not certain that there is so much."""
+        with self._lock:
+            if _buffer.uncounted:
+                self._enter_uncounted()
+            if self._promises or change.top >= self._large:  # taken, or noted, for each buffer by itself
+                return False
+            if change.top > self.room:
+                self._drain()
+                if change.top > self.room:
+                    return False
+            self.room -= change.top
+            return True
+
+    def _before_op(self) -> None:
         if len(self._events) >= _MOST_EVENTS:  # whatever is queued, an operation comes before it
             self._note_changes()
         if HERE.differentiated and thread.recorders:
             STEPS.mark(GRADIENT)
+
+    def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
+        """A node was applied."""
+        self._before_op()
         journal = self.journal
         if journal is not None and not (HERE.optimizing and journal.before_op is None):
             self._locked(journal.applied, node, inputs, self._entries.of)
         if self.detailed:
             cost = 1.0 + node.aval.nbytes if node.site is not None else cost_of(node, [b.node.aval for b in inputs])
-            self._events.append((self._add_cost, cost, HERE.restoring))
+            self._events.append(partial(self._add_cost, cost, HERE.restoring))
 
     @whole
     def _locked(self, tell: Callable[..., Any], *args: Any) -> Any:
@@ -394,9 +475,15 @@ class Ledger(Account):
         """A tape keeps buffers, filled or pending, for the rules of ``node``."""
         if self.detailed or self.journal is not None:
             if self.detailed:
-                recording.lines[node.index] = user_place()
+                index, place = self._last
+                recording.lines[node.index] = place if index == node.index else user_place()
             for b in residuals:
-                self.wanted(b, node.prim.name)
+                entry = None if self._at_once or b.keeps or b.array is None else getattr(b, "entry", None)
+                if entry is None:
+                    self.wanted(b, node.prim.name)
+                elif not (entry.wanted and entry.epoch == self._epoch):
+                    entry.wanted = True
+                    self._events.append([entry, "activation"])
         return residuals
 
     @whole
@@ -411,8 +498,9 @@ class Ledger(Account):
             root = buffer.root()
             if root.array is not None and not self._at_once:
                 entry = self._entries.of(root)
-                if entry is not None and entry.category != "activation":
-                    self._events.append((self._relabel_entry, entry, "activation", ""))
+                if entry is not None and not (entry.wanted and entry.epoch == self._epoch):
+                    entry.wanted = True
+                    self._events.append([entry, "activation"])
             else:
                 self._note_wanted(buffer, f"vjp of {by}")
 
@@ -497,31 +585,28 @@ class Ledger(Account):
 
     def _enter(self, buffer: Buffer, category: str, place: Place) -> bool:
         """Whether the buffer is new here."""
-        entries = self._entries
-        known = entries.by_key.get(id(buffer))
-        if known is not None and known() is buffer:  # an interrupt came between its entry and its array
+        if self._entries.of(buffer) is not None:  # an interrupt came between its entry and its array
             return False
-        events = self._events
-        left = self._left if self._at_once else events.append
-        events.append((self._add_entry, entries.enter(buffer, category, place, self._epoch, left)))
+        node = buffer.node
+        nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
+        entry = self._entry(buffer, nbytes, node.prim.name, category, place)
+        self._events.append((of_bytes(nbytes), entry))
+        entry.state = LIVE
         return True
 
-    def _add_entry(self, entry: Entry) -> None:
-        """A buffer got bytes."""
-        if not self._entries.count(entry):
-            return
-        if self.journal is not None and (buffer := entry()) is not None:
-            self.journal.allocated(entry, buffer.node)
-        live = self._entries.live_bytes
-        for m in self._open:
-            figures = m.__dict__
-            figures["allocated_bytes"] += entry.nbytes
-            if live > figures["peak_bytes"]:
-                figures["peak_bytes"] = live
-                if m.detailed:
-                    self._peaked.append(m)
-            if m.timeline:
-                self._note_sample(m)
+    def _entry(self, buffer: Buffer, nbytes: int, primitive: str, category: str, place: Place) -> Entry:
+        """A new entry, not yet counted."""
+        entry = Entry(buffer, self._left if self._at_once else self._events.append)
+        entry.state = NEW
+        entry.number = -1
+        entry.nbytes = nbytes
+        entry.primitive = primitive
+        entry.category = category
+        entry.place = place
+        entry.epoch = self._epoch
+        entry.wanted = False
+        buffer.entry = entry
+        return entry
 
     @section
     def _left(self, entry: Entry) -> None:
@@ -537,38 +622,106 @@ class Ledger(Account):
 
     def _drain(self) -> None:
         """Add what has happened to the sums; the lock is held."""
+        if self._adding is not None:  # a finalizer came in between
+            return
         events = self._events
         while events:
-            event = events.popleft()
-            if type(event) is Entry:
-                self._take_out(event)
-            else:
-                event[0](*event[1:])
+            self._work_added = False
+            batch = self._adding = [events[0]] if self._at_once else list(events)
+            self._add(batch)
+            for _ in batch:
+                events.popleft()
+            self._adding = None
 
-    def _take_out(self, entry: Entry) -> None:
-        """Its buffer is gone."""
-        if self._peaked:
+    def _add(self, batch: list[Any]) -> None:
+        """Add these events: first what they say of sums, then who has come and gone.
+
+        What comes and goes in between matters to a peak alone: so a peak divides the batch.
+        """
+        live = start = top = self._entries.live_bytes
+        at = -1
+        changes: list[Change] = []
+        for i, event in enumerate(batch):
+            if type(event) is tuple:
+                change = event[0]
+                changes.append(change)
+                if live + change.top > top:
+                    top, at = live + change.top, i
+                live += change.net
+            elif type(event) is Entry and event.state == LIVE:
+                live -= event.nbytes
+        higher = [m for m in self._open if top > m.__dict__["peak_bytes"]] if top > start else []
+        if not all(any(m is known for known in higher) for m in self._peaked):
             self._note_peak()
-        if self._entries.remove(entry):
-            self.room += entry.nbytes
-            if self.journal is not None:
-                self.journal.left(entry)
+        self._work_added = True
+        if changes:
+            self._add_work(changes)
+        for m in higher:
+            m.__dict__["peak_bytes"] = top
+        self._entries.live_bytes = live
+        self._peaked = [m for m in higher if m.detailed]
+        if not self._peaked:
+            self._follow(batch)
+            return
+        inside = batch[at][0].inside
+        self._follow(batch[: at + (inside is None)])
+        if at < len(batch) - 1 or inside is not None:
+            self._note_peak(batch[at])
+            self._follow(batch[at + (inside is None) :])
+
+    def _add_work(self, changes: list[Change]) -> None:
+        for change, n in Counter(changes).items():
             for m in self._open:
-                if m.timeline:
-                    self._note_sample(m)
+                figures = m.__dict__
+                figures["allocated_bytes"] += n * change.allocated
+                if change.kernels and m.detailed:
+                    figures["kernel_runs"] += n * change.kernels
+                    figures["bytes_moved"] += n * change.moved
+                    figures["cost"] += n * change.cost
+                    nodes = figures["nodes_run"]
+                    for name, times in change.names.items():
+                        nodes[name] += n * times
+
+    def _follow(self, events: list[Any]) -> None:
+        """Who comes, goes or changes its category in these events."""
+        if not events:
+            return
+        entries, journal = self._entries, self.journal
+        new, freed = entries.new, 0
+        for event in events:
+            if type(event) is tuple:
+                freed += event[0].top - event[0].net
+                for entry in event[1:]:
+                    new[id(entry)] = entry
+                    if journal is not None and (buffer := entry()) is not None:
+                        journal.allocated(entry, buffer.node)
+            elif type(event) is list:
+                self._relabel_entry(*event)
+            elif type(event) is not Entry:
+                event()
+            elif event.state == LIVE:
+                freed += event.nbytes
+                entries.remove(event)
+                if journal is not None:
+                    journal.left(event)
+        self.room += freed
+        entries.take_in()
+        for m in self._open:
+            if m.timeline and type(events[0]) in (tuple, Entry):
+                self._note_sample(m)
 
     def _relabel(self, buffer: Buffer, category: str, holder: str) -> None:
         entry = self._entries.of(buffer)
         if entry is not None:
             self._drain()
+            if self._peaked and RANK[category] > RANK[entry.category]:
+                self._note_peak()
             self._relabel_entry(entry, category, holder)
 
-    def _relabel_entry(self, entry: Entry, category: str, holder: str) -> None:
+    def _relabel_entry(self, entry: Entry, category: str, holder: str = "") -> None:
         if entry.epoch < self._epoch:
             self._renew(entry)
         if RANK[category] > RANK[entry.category]:
-            if self._peaked:
-                self._note_peak()
             self._entries.relabel(entry, category)
             if self.journal is not None:
                 self.journal.changed(entry)
@@ -593,9 +746,16 @@ class Ledger(Account):
         if self._peaked:
             self._note_peak()
 
-    def _note_peak(self) -> None:
-        """Note what makes up a new peak, before it changes: while memory only grows, that need not be told."""
+    def _note_peak(self, event: Any = None) -> None:
+        """Note what makes up a new peak, which was reached inside ``event`` (None: at the end of what was added).
+
+        While memory only grows, that need not be done.
+        """
         parts = {what: dict(total) for what, total in self._entries.totals.items()}
+        for nbytes, primitive in (event is not None and event[0].inside) or ():
+            beside = event[1]
+            for what, key in (("category", beside.category), ("primitive", primitive), ("place", beside.place)):
+                parts[what][key] = parts[what].get(key, 0) + nbytes
         for m in self._peaked:
             m.peak_parts = parts
         self._peaked = []
@@ -606,14 +766,14 @@ class Ledger(Account):
         """Kernels ran."""
         if self.detailed:
             for read, written in moves:
-                self._events.append((self._add_run, names, *moved_by(read, written)))
+                self._events.append(partial(self._add_run, names, *moved_by(read, written)))
                 names = ()
 
     def passed(self, passes: Sequence[tuple[int, int]]) -> None:
         """A kernel passed over memory."""
         if self.detailed:
             for read, written in passes:
-                self._events.append((self._add_run, (), read, written))
+                self._events.append(partial(self._add_run, (), read, written))
 
     def _add_run(self, names: tuple[str, ...], read: int, written: int) -> None:
         for m in self._open:
@@ -655,7 +815,7 @@ class Ledger(Account):
     def scratch(self, nbytes: int) -> None:
         """A kernel took workspace."""
         if self.detailed:
-            self._events.append((self._add_scratch, nbytes))
+            self._events.append(partial(self._add_scratch, nbytes))
 
     def _add_scratch(self, nbytes: int) -> None:
         for m in self._open:
@@ -665,7 +825,8 @@ class Ledger(Account):
     def walk(self, f: Callable[..., T], *args: Any) -> T:
         """A gradient walk, ``f(*args)``."""
         try:
-            return during(f, *args, walking=HERE.walking + 1, source=HERE.source)
+            place = user_place() if self.detailed else None
+            return during(f, *args, walking=HERE.walking + 1, source=HERE.source, place=place)
         finally:
             if not (HERE.walking or HERE.reruns or thread.recorders):
                 HERE.differentiated = thread.executor.in_earnest(lambda: True, HERE.differentiated)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tapegrad.core.state import holding, thread
+from tapegrad.memory.ledger.places import Place
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, OTHER = range(5)
 """Phases: a tape records; its walk back; a rerun or restoration; an optimizer changes variables; anything else."""
@@ -22,6 +23,8 @@ class _Here(threading.local):
     """Gradient walks under way."""
     source: tuple[int, int] | None = None
     """Stack and call (of the journal) of what the innermost walk is differentiating."""
+    place: Place | None = None
+    """Where the program asked for the innermost walk, where places are noted."""
     shift = 0
     """What to add to the index of a node of the innermost rerun for that of the node it repeats; 0: not known."""
     optimizing = False

@@ -8,16 +8,27 @@ from os.path import dirname, join
 from types import CodeType, FrameType
 
 _HERE = join(dirname(dirname(dirname(__file__))), "")
-Place = tuple[CodeType, int] | str
-"""Where something was made: an instruction of the user's program, or a note in brackets."""
+
+
+class Instruction:
+    """An instruction of the user's program: there is one object for each, since the hash of a code takes long."""
+
+    __slots__ = ("at", "code")
+
+    def __init__(self, code: CodeType, at: int) -> None:
+        self.code = code
+        self.at = at
+
+
+Place = Instruction | str
+"""Where something was made: an instruction, or a note in brackets."""
 
 
 def line_of(place: Place) -> str:
     """``file:line``."""
     if isinstance(place, str):
         return place
-    code, at = place
-    return f"{code.co_filename}:{instruction_line(code, at)}"
+    return f"{place.code.co_filename}:{instruction_line(place.code, place.at)}"
 
 
 def instruction_line(code: CodeType, at: int) -> int:
@@ -35,19 +46,33 @@ def by_line(places: dict[Place, int]) -> dict[str, int]:
 
 
 _inside: dict[str, bool] = {}
-"""By file name: a code object's hash is computed from all its parts, each time."""
+"""By file name: whether it is this package's."""
+_MOST_KNOWN = 4096
+_known: dict[tuple[int, int], Instruction] = {}
+"""By the id of its code, which the instruction keeps alive, and its offset."""
 
 
-def user_place() -> Place:
-    """The innermost instruction outside this package."""
-    frame: FrameType | None = sys._getframe(2)
+def user_place(inside: int = 1) -> Place:
+    """The innermost instruction outside this package, to which the caller and ``inside`` - 1 of its callers belong."""
+    frame: FrameType | None = sys._getframe(inside + 1)
     while frame is not None:
         code = frame.f_code
         name = code.co_filename
-        inside = _inside.get(name)
-        if inside is None:
-            inside = _inside[name] = name.startswith(_HERE)
-        if not inside:
-            return code, frame.f_lasti
+        ours = _inside.get(name)
+        if ours is None:
+            ours = _inside[name] = name.startswith(_HERE)
+        if not ours:
+            key = id(code), frame.f_lasti
+            place = _known.get(key)
+            if place is None:
+                if len(_known) >= _MOST_KNOWN:
+                    forget_places()
+                place = _known[key] = Instruction(code, frame.f_lasti)
+            return place
         frame = frame.f_back
     return "(unknown)"
+
+
+def forget_places() -> None:
+    """Hold no code of the user's any more."""
+    _known.clear()

@@ -1,0 +1,31 @@
+"""Runs: small elementwise nodes that are evaluated one after another, of which an account is told in one step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Evaluated(NamedTuple):
+    """One node of a run: its primitive, the bytes of its value and those that its kernel moved.
+
+    ``last_read``: the numbers of the earlier nodes whose values go when this one is evaluated.
+    """
+
+    name: str
+    nbytes: int
+    moved: int
+    last_read: tuple[int, ...] = ()
+
+
+class Run:
+    """What is the same whenever these ``nodes`` are evaluated; ``results``: the numbers of those whose values stay.
+
+    ``change``: what it is to the account that was told of it first, which works that out once.
+    """
+
+    __slots__ = ("change", "nodes", "results")
+
+    def __init__(self, nodes: tuple[Evaluated, ...], results: tuple[int, ...] = (0,)) -> None:
+        self.nodes = nodes
+        self.results = results
+        self.change: Any = None

@@ -1,0 +1,148 @@
+"""What the ledger is told of small operations in one step: the same sums as if it is told of each at the time."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from checks import no_garbage
+
+import tapegrad as tg
+from tapegrad.autodiff import compiled
+from tapegrad.core import account
+from tapegrad.core.run import Evaluated, Run
+from tapegrad.engine import region
+from tapegrad.engine.region import set_small
+from tapegrad.memory.ledger.changes import Change, of_run
+from tapegrad.memory.ledger.figures import Measure
+from tapegrad.memory.ledger.ledger import LEDGER
+
+Program = Callable[[Any, Any], Any]
+FIGURES = ("live_bytes", "peak_bytes", "allocated_bytes", "kernel_runs", "bytes_moved", "nodes_run", "cost",
+           "live_by_category", "peak_by_category", "peak_by_primitive", "peak_by_line", "restored",
+           "evictions")  # fmt: skip
+PROGRAMS: dict[str, Program] = {
+    "a chain": lambda x, w: tg.tanh(tg.tanh(x) * w) * w,
+    "long rules": lambda x, w: tg.atan2(tg.sinh(x), tg.exp(w)) / (1.0 + x * x),
+    "one value twice": lambda x, w: (x * x) * (w + w) - x,
+    "operands that are views": lambda x, w: tg.sin(x[::-1]) * tg.broadcast_to(w[:1], (5,)),
+    "broadcasting": lambda x, w: tg.exp(tg.reshape(x, (5, 1)) * w),
+    "numbers": lambda x, w: tg.sum(tg.tanh(x * w)) ** 3 / 2.0,
+    "three operands": lambda x, w: tg.where(x > w, x * 2.0, w) + tg.clip(x, -0.5, 0.5),
+    "half": lambda x, w: tg.silu(tg.astype(x, tg.float16)) * tg.astype(w, tg.float16),
+    "complex": lambda x, w: tg.abs(tg.exp(x * 1j) * w),
+    "a checkpoint": lambda x, w: tg.recompute_grad(lambda q: tg.sin(tg.tanh(q) * w))(x * w),
+    "a second gradient": lambda x, w: twice(x, w),
+}  # fmt: skip
+
+
+def twice(x: Any, w: Any) -> Any:
+    with tg.GradientTape() as inner:
+        inner.watch(x)
+        y = tg.tanh(x * w)
+    return inner.gradient(y, x)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Nothing of another test may be freed while bytes are counted."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    assert account.current is account.NOBODY
+
+
+def measured(f: Program, seed: Any = None) -> tuple[Measure, list[Any]]:
+    x, w = (tg.asarray(np.linspace(a, 1.5, 5).astype(np.float32)) for a in (0.25, 0.5))
+    with tg.measure() as m:
+        with tg.GradientTape() as tape:
+            tape.watch([x, w])
+            y = f(x, w)
+        grads = tape.gradient(y, [x, w], output_gradients=y if seed else None)
+        there = [g.numpy() for g in grads if g is not None]
+        del tape, y, grads
+    return m, there
+
+
+def both(f: Program, monkeypatch: pytest.MonkeyPatch, seed: Any = None) -> tuple[Measure, Measure]:
+    """The figures where small operations are told of together, and one by one."""
+    measured(f, seed)  # constants are made, rules are listed
+    together, values = measured(f, seed)
+    with monkeypatch.context() as patch:
+        patch.setattr(account, "tell_one_by_one", lambda wanted: None)
+        patch.setattr(account, "one_by_one", True)
+        singly, expected = measured(f, seed)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(values, expected, strict=True))
+    return together, singly
+
+
+@pytest.mark.parametrize("seed", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_sums_are_those_of_nodes_told_one_by_one(name: str, seed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, singly = both(PROGRAMS[name], monkeypatch, seed)
+    assert {k: getattr(together, k) for k in FIGURES} == {k: getattr(singly, k) for k in FIGURES}
+
+
+@pytest.mark.parametrize("planted", ["moved", "nbytes", "last_read"])
+def test_an_error_in_what_is_told_is_seen(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(name: str, nbytes: int, moved: int, last_read: tuple[int, ...]) -> Evaluated:
+        node = Evaluated(name, nbytes, moved, last_read)
+        return node._replace(**{planted: () if planted == "last_read" else getattr(node, planted) + 512})
+
+    set_small(region.SMALL)  # sites are forgotten, and rules listed anew
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "Evaluated", wrong)
+        together, singly = both(PROGRAMS["a chain"], monkeypatch)
+    set_small(region.SMALL)
+    LEDGER.mend()  # its sums are for good
+    assert any(getattr(together, k) != getattr(singly, k) for k in FIGURES)
+
+
+def test_a_change_by_hand() -> None:
+    """Three values, of which the first goes when the second is there; the most at once is two."""
+    run = Run((Evaluated("exp", 100, 200), Evaluated("sin", 600, 700, (0,)), Evaluated("add", 8, 616)), (1, 2))
+    change = of_run(run)
+    assert of_run(run) is change is run.change
+    assert (change.allocated, change.net, change.top) == (512 + 1024 + 512, 1536, 1536)
+    assert change.inside == [(512, "exp"), (1024, "sin")] and change.stays == [(1024, "sin"), (512, "add")]
+    assert (change.kernels, change.moved, change.cost) == (3, 1516, 711.0)
+    assert Change(Run((Evaluated("exp", 100, 200),))).inside is None
+
+
+def test_a_peak_inside_is_what_was_there_then() -> None:
+    x = tg.asarray(np.ones(4, np.float32))
+    run = Run((Evaluated("exp", 512, 0), Evaluated("sin", 1024, 0, (0,))), (1,))
+    with tg.measure() as m:
+        before, parts = m.live_bytes, m.peak_by_primitive
+        y = tg.tanh(x)
+        assert account.current.evaluated(run, (made := tg.tanh(x)._buffer)) and m.live_bytes == before + 1024 + 1024
+    assert m.peak_bytes == before + 1024 + 512 + 1024
+    assert {k: n - parts.get(k, 0) for k, n in m.peak_by_primitive.items() if n != parts.get(k, 0)} == {
+        "tanh": 1024, "exp": 512, "sin": 1024,
+    }  # fmt: skip
+    del y, made
+
+
+def test_the_compiled_backward_runs_inside_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is what runs: the listed steps as one function, though somebody counts."""
+    taken: list[str] = []
+    run = compiled.Steps.run
+    monkeypatch.setattr(compiled.Steps, "run", lambda *a: taken.append("steps") or run(*a))
+    chain: Program = lambda x, w: tg.tanh(tg.tanh(x) * w) + x
+    measured(chain, seed=True)
+    assert not taken
+    with tg.measure(timeline=True):
+        measured(chain, seed=True)
+    assert taken
+
+
+def test_no_place_is_held_when_nothing_counts() -> None:
+    code: Any = compile("y = tg.tanh(x)", "<made>", "exec")
+    with no_garbage(), tg.measure():
+        exec(code, {"tg": tg, "x": tg.asarray(np.ones(4, np.float32))})
+    assert sys.getrefcount(code) == 2
