@@ -52,15 +52,15 @@ class Change:
 
 _MOST_KNOWN = 1024
 _of_bytes: dict[int, Change] = {}
+of_bytes = _of_bytes.get
+"""A buffer gets so many bytes, rounded ones; None: see :func:`new_of_bytes`."""
 
 
-def of_bytes(nbytes: int) -> Change:
-    """A buffer gets ``nbytes``, rounded ones."""
-    change = _of_bytes.get(nbytes)
-    if change is None:
-        if len(_of_bytes) >= _MOST_KNOWN:
-            _of_bytes.clear()
-        change = _of_bytes[nbytes] = Change(nbytes=nbytes)
+def new_of_bytes(nbytes: int) -> Change:
+    """The change that :func:`of_bytes` is to return from now on."""
+    if len(_of_bytes) >= _MOST_KNOWN:
+        _of_bytes.clear()
+    change = _of_bytes[nbytes] = Change(nbytes=nbytes)
     return change
 
 

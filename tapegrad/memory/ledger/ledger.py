@@ -48,7 +48,7 @@ from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.executor import COUNTED
-from tapegrad.memory.ledger.changes import Change, of_bytes, of_run
+from tapegrad.memory.ledger.changes import Change, new_of_bytes, of_bytes, of_run
 from tapegrad.memory.ledger.costs import cost_of, moved_by
 from tapegrad.memory.ledger.entries import LIVE, NEW, RANK, Entries, Entry
 from tapegrad.memory.ledger.figures import GRAIN, Measure, rounded
@@ -444,7 +444,8 @@ class Ledger(Account):
 
     def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
         """A node was applied."""
-        self._before_op()
+        if len(self._events) >= _MOST_EVENTS or HERE.differentiated:
+            self._before_op()
         journal = self.journal
         if journal is not None and not (HERE.optimizing and journal.before_op is None):
             self._locked(journal.applied, node, inputs, self._entries.of)
@@ -585,12 +586,13 @@ class Ledger(Account):
 
     def _enter(self, buffer: Buffer, category: str, place: Place) -> bool:
         """Whether the buffer is new here."""
-        if self._entries.of(buffer) is not None:  # an interrupt came between its entry and its array
+        entry = getattr(buffer, "entry", None)
+        if entry is not None and entry.state == LIVE:  # an interrupt came between its entry and its array
             return False
         node = buffer.node
         nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
         entry = self._entry(buffer, nbytes, node.prim.name, category, place)
-        self._events.append((of_bytes(nbytes), entry))
+        self._events.append((of_bytes(nbytes) or new_of_bytes(nbytes), entry))
         entry.state = LIVE
         return True
 
