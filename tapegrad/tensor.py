@@ -22,12 +22,14 @@ from tapegrad.engine.evaluate import array_of, fill
 from tapegrad.errors import DetachedError, DeviceError, DTypeError, ImmutableError, ShapeError, UnsizedError
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    import numpy.typing as npt
 
     from tapegrad.variable import Variable
 
-TensorLike: TypeAlias = "Tensor | Variable | ArrayLike"
+TensorLike: TypeAlias = "Tensor | Variable | npt.ArrayLike"
 """What an operation takes: a tensor, a variable, an array, a number, or nested sequences of these."""
+DTypeLike: TypeAlias = "npt.DTypeLike"
+"""What names a dtype: ``"float32"``, ``np.float32``, a dtype itself."""
 
 _LEAST_HELD = 512
 """Bytes; what the ledger counts in."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.device import Device, dtypes
@@ -11,10 +10,7 @@ from tapegrad.errors import ShapeError
 from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.ops.shape.join import concat, roll
-from tapegrad.tensor import Tensor, TensorLike, identity_of
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike, identity_of
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "rfftfreq"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.errors import ShapeError
@@ -15,10 +14,7 @@ from tapegrad.ops.products.products import matmul, tensordot, vecdot
 from tapegrad.ops.shape import diagonals
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, matrix_transpose, moveaxis, reshape
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 __all__ = [
     "cross", "diagonal", "matmul", "matrix_power", "matrix_transpose", "multi_dot", "outer", "tensordot", "trace",

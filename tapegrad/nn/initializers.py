@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapegrad import ops, random
 from tapegrad.errors import TapegradError
-from tapegrad.tensor import Tensor
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor
 
 __all__ = ["get", "glorot_uniform", "he_uniform", "lecun_uniform", "normal", "ones", "uniform", "zeros"]
 

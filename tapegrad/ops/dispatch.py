@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
@@ -31,11 +31,8 @@ from tapegrad.ops.apply import (
 from tapegrad.ops.apply import infer_bool as infer_bool  # for files that declare primitives
 from tapegrad.ops.apply import infer_real as infer_real
 from tapegrad.ops.shape.blocks import concat_p, reshaped
-from tapegrad.tensor import Tensor, TensorLike, convert, device_of, identity_of, upload
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike, convert, device_of, identity_of, upload
 from tapegrad.variable import Variable
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
 
 Unary = Callable[[TensorLike], Tensor]
 """The public function of a primitive of one operand."""

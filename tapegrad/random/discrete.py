@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.core.aval import ShapedArray, shaped
@@ -21,10 +20,7 @@ from tapegrad.ops.shape.join import stack
 from tapegrad.random.drawing import Draw, distribution, home, lengths_of
 from tapegrad.random.gammas import _log_gamma
 from tapegrad.random.stream import Generator, default_generator
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
 def _infer(*parameters: ShapedArray, key: int, counter: int, dtype: DType) -> ShapedArray:

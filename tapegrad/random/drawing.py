@@ -7,7 +7,7 @@ import inspect
 import operator
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapegrad.core.aval import Shape, broadcast_shapes, shaped
 from tapegrad.core.primitive import Sample, general
@@ -22,11 +22,8 @@ from tapegrad.ops.elementwise.exponential import log1p
 from tapegrad.ops.elementwise.trigonometric import cos
 from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.random.stream import Generator, default_generator
-from tapegrad.tensor import Tensor, TensorLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 from tapegrad.variable import Variable
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
 
 _BY_ANY = inspect.Parameter.POSITIONAL_OR_KEYWORD
 

@@ -6,7 +6,6 @@ Logarithms are drawn: a gamma number of a small shape underflows, but a ratio of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Sample, general
@@ -22,10 +21,7 @@ from tapegrad.ops.rows.softmax import softmax
 from tapegrad.random.drawing import Draw, distribution, lengths_of
 from tapegrad.random.stream import Generator
 from tapegrad.special.moments import tail_ratio
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
 def _infer(a: ShapedArray, *, key: int, counter: int, dtype: DType) -> ShapedArray:

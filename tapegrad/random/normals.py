@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tapegrad.device import Device, dtypes
 from tapegrad.errors import ShapeError
@@ -18,10 +17,7 @@ from tapegrad.random.drawing import Draw, distribution, drawn_dtype, lengths_of
 from tapegrad.random.stream import Generator
 from tapegrad.random.uniforms import normal
 from tapegrad.special.normal import ndtr, ndtri
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
 def standard_normal(

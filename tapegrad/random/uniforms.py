@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapegrad.device import Device, dtypes
 from tapegrad.device.numerics.bits import blocks16
@@ -15,10 +15,7 @@ from tapegrad.ops.index.indexing import take
 from tapegrad.ops.index.sort import argsort
 from tapegrad.random.drawing import bits16_p, box_muller, drawn_dtype, home, is_number, lengths_of, near, unit
 from tapegrad.random.stream import Generator, default_generator
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
 def uniform(

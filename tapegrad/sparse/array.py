@@ -21,10 +21,9 @@ from tapegrad.ops.index.indexing import scatter_add_p, take
 from tapegrad.ops.index.sort import argsort, searchsorted
 from tapegrad.ops.shape.shape import expand_dims, permute_dims, reshape, squeeze
 from tapegrad.sparse.products import LibraryMatrix, matrix, sparse_matmul_p
-from tapegrad.tensor import Tensor, TensorLike, convert
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike, convert
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
     from typing_extensions import TypeIs
 
 

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tapegrad.core.state import thread
 from tapegrad.device import CPU
 from tapegrad.device.types import Array
 from tapegrad.errors import NotATensorError
 from tapegrad.sparse.array import SparseLike, is_foreign, matmul
-from tapegrad.tensor import Tensor, TensorLike, bind_method
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike, bind_method
 from tapegrad.variable import Variable
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
-if TYPE_CHECKING:
-    pass
 
 _plain_matmul = Tensor.__matmul__
 _plain_rmatmul = Tensor.__rmatmul__

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tapegrad import ops, random
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.dispatch import in_float32
 from tapegrad.ops.elementwise import activation as activation_ops
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 __all__ = [
     "celu", "elu", "gelu", "hard_tanh", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu",

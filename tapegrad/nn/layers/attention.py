@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks, functional, initializers
 from tapegrad.nn.layers.core import Dense
 from tapegrad.nn.layers.layer import Layer
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
 class MultiHeadAttention(Layer):

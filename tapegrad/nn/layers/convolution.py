@@ -5,7 +5,7 @@ The names and arguments are Keras', the layout is PyTorch's: ``data_format="chan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError
@@ -15,11 +15,8 @@ from tapegrad.nn.functional import pool as functional_pool
 from tapegrad.nn.functional.conv import Lengths, Padding
 from tapegrad.nn.layers.core import Activation, Affine, Normalization
 from tapegrad.nn.layers.layer import Layer
-from tapegrad.tensor import Tensor, TensorLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 from tapegrad.variable import Variable
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
 
 
 class _Conv(Affine):

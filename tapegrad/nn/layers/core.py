@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import AxisError, NotATensorError, ShapeError
 from tapegrad.nn import checks, functional, initializers
 from tapegrad.nn.layers.layer import Layer, Transparent, unwrapped
-from tapegrad.tensor import Tensor, TensorLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 from tapegrad.variable import Variable
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
 
 Activation = str | Callable[[Tensor], Tensor] | None
 Start = str | initializers.Initializer

@@ -15,13 +15,11 @@ from tapegrad.errors import DTypeError, TapegradError
 from tapegrad.memory import plan
 from tapegrad.nn import initializers
 from tapegrad.nn.layers import saving
-from tapegrad.tensor import Tensor, TensorLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 from tapegrad.variable import Variable
 
 if TYPE_CHECKING:
     from os import PathLike
-
-    from numpy.typing import DTypeLike
 
     from tapegrad.optim import Optimizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapegrad.core.aval import Shape, shaped
 from tapegrad.core.state import thread
@@ -13,10 +13,7 @@ from tapegrad.device.types import Array, DType
 from tapegrad.engine.make import Function
 from tapegrad.ops.dispatch import asarray, cast, own, tensor
 from tapegrad.ops.shape.shape import broadcast_to
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
 def constant(x: TensorLike, dtype: DTypeLike | None = None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.device import Device, dtypes
@@ -15,10 +15,7 @@ from tapegrad.ops.index.grid_indices import indices
 from tapegrad.ops.shape.arrange import vstack
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import expand_dims, moveaxis, reshape
-from tapegrad.tensor import Tensor, TensorLike, identity_of
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike, identity_of
 
 __all__ = [
     "apply_along_axis", "apply_over_axes", "array", "asanyarray", "ascontiguousarray", "copy", "fromfunction",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapegrad.core.aval import broadcast_shapes, normalize_axis
 from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
@@ -17,10 +17,7 @@ from tapegrad.ops.elementwise.exponential import log10, power
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.shape.join import concat, flip
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, moveaxis, reshape
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 __all__ = [
     "bartlett", "blackman", "geomspace", "hamming", "hanning", "identity", "kaiser", "linspace", "logspace", "tri",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapegrad.core.aval import Shape
 from tapegrad.core.state import unrecorded
@@ -20,10 +20,7 @@ from tapegrad.ops.reduce.reductions import max as max_of
 from tapegrad.ops.reduce.reductions import min as min_of
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import broadcast_to, reshape
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 __all__ = [
     "diag_indices", "diag_indices_from", "indices", "ix_", "ravel_multi_index", "tril_indices", "tril_indices_from",

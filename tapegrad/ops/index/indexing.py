@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import Shape, ShapedArray, normalize_axis, shaped
 from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
@@ -27,10 +26,7 @@ from tapegrad.ops.index import _cuda_index
 from tapegrad.ops.index.bounds import checked
 from tapegrad.ops.shape.blocks import Part, native_index, slice_p, sliced_shape, whole
 from tapegrad.ops.shape.shape import broadcast_to, flat_or_along, moveaxis, permute_dims, reshape
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
 def _run_put_slice(xp: Namespace, x: Array, v: Array, *, index: tuple[Part, ...], out: Array) -> None:

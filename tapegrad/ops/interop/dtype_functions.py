@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapegrad.device import dtypes
 from tapegrad.device.types import DType
 from tapegrad.errors import DTypeError
 from tapegrad.ops.dispatch import SCALARS
-from tapegrad.tensor import Tensor, convert
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, convert
 
 __all__ = ["can_cast", "finfo", "iinfo", "isdtype", "result_type"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tapegrad.core.aval import normalize_axes
 from tapegrad.core.state import thread, unrecorded
@@ -23,10 +23,7 @@ from tapegrad.ops.shape.arrange import atleast_2d
 from tapegrad.ops.shape.diagonals import diag
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, permute_dims, reshape, squeeze
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 __all__ = ["aminmax", "average", "corrcoef", "cov", "ptp", "std_mean", "var_mean"]
 

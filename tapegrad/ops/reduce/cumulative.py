@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, general, linear
 from tapegrad.device import dtypes
@@ -16,10 +14,7 @@ from tapegrad.ops.elementwise.arithmetic import subtract
 from tapegrad.ops.shape.blocks import slice_p, unslice_p
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, reshape
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
 def _infer_cumulative(x: ShapedArray, *, axis: int, reverse: bool) -> ShapedArray:

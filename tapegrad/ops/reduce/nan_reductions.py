@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tapegrad.core.aval import normalize_axes
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
@@ -20,10 +18,7 @@ from tapegrad.ops.reduce.reductions import Axis, kept_shape, sum
 from tapegrad.ops.reduce.reductions import all as all_of
 from tapegrad.ops.reduce.reductions import any as any_of
 from tapegrad.ops.shape.shape import reshape
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 __all__ = [
     "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import ShapedArray, normalize_axes
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
@@ -24,10 +23,7 @@ from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.shape.blocks import reshaped
 from tapegrad.ops.shape.join import concat, stack
 from tapegrad.ops.shape.shape import infer_reduction, kept_shape, lift_axes, permute_dims, reshape, sum_p
-from tapegrad.tensor import Tensor, TensorLike, identity_of
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike, identity_of
 
 Axis = int | Sequence[int] | None
 

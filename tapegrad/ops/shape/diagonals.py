@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tapegrad.core.aval import Shape, normalize_axis
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.dispatch import barrier, cast, tensor
@@ -12,10 +10,7 @@ from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.blocks import Part, slice_p, unslice_p, whole
 from tapegrad.ops.shape.join import tile
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
-from tapegrad.tensor import Tensor, TensorLike
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 __all__ = ["diag", "diag_embed", "diagflat", "diagonal", "fill_diagonal", "make_diagonal", "trace"]
 
