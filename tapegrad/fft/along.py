@@ -12,13 +12,8 @@ from tapegrad.core.primitive import Primitive, Sample, linear
 from tapegrad.device import dtypes
 from tapegrad.device.types import DType, Params
 from tapegrad.errors import DTypeError, ShapeError
-from tapegrad.ops.create.creation import arange
+from tapegrad.ops import arange, conj, equal, logical_or, pad, reshape, where
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.ops.elementwise.comparison import equal, logical_or
-from tapegrad.ops.elementwise.complex import conj
-from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.shape.padding import pad
-from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["fft", "hfft", "ifft", "ihfft", "irfft", "rfft"]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from tapegrad.core.aval import normalize_axis
 from tapegrad.device import Device, dtypes
 from tapegrad.errors import ShapeError
-from tapegrad.ops.create.creation import arange
+from tapegrad.ops import arange, concat, roll
 from tapegrad.ops.dispatch import cast, tensor
-from tapegrad.ops.shape.join import concat, roll
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike, identity_of
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "rfftfreq"]

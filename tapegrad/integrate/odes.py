@@ -15,9 +15,8 @@ from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, ShapeError, TapegradError
 from tapegrad.integrate.steps import Rate, Stepper
 from tapegrad.memory import recompute_grad
+from tapegrad.ops import moveaxis, stack
 from tapegrad.ops.dispatch import cast, promote, tensor
-from tapegrad.ops.shape.join import stack
-from tapegrad.ops.shape.shape import moveaxis
 from tapegrad.tensor import Tensor, TensorLike
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from tapegrad.core.aval import normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
+from tapegrad.ops import moveaxis, sum
 from tapegrad.ops.dispatch import promote, tensor
-from tapegrad.ops.reduce.reductions import sum
-from tapegrad.ops.shape.shape import moveaxis
 from tapegrad.tensor import Tensor, TensorLike
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.errors import TapegradError
-from tapegrad.ops.elementwise.arithmetic import abs
-from tapegrad.ops.reduce.reductions import mean
+from tapegrad.ops import abs, mean
 from tapegrad.tensor import Tensor
 
 # Dormand and Prince, "A family of embedded Runge-Kutta formulae", J. Comput. Appl. Math. 6 (1980) 19: the pair 5(4).

@@ -9,12 +9,8 @@ from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import declare, floating, infer_last
 from tapegrad.linalg.solving import solve
 from tapegrad.linalg.structured import toeplitz
+from tapegrad.ops import conj, flip, pad, reshape, stack, sum
 from tapegrad.ops.dispatch import barrier, promote, tensor
-from tapegrad.ops.elementwise.complex import conj
-from tapegrad.ops.reduce.reductions import sum
-from tapegrad.ops.shape.join import flip, stack
-from tapegrad.ops.shape.padding import pad
-from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["solve_banded", "solve_toeplitz"]

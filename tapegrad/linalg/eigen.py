@@ -14,11 +14,9 @@ from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import H, check_square, column, complex_of, declare, on_diagonal, over, row, square
 from tapegrad.linalg.solving import solved
+from tapegrad.ops import concat, conj, real, sum
 from tapegrad.ops.dispatch import barrier, cast
-from tapegrad.ops.elementwise.complex import conj, real
-from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.diagonals import diagonal
-from tapegrad.ops.shape.join import concat
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["EigResult", "eig", "eigvals"]

@@ -27,13 +27,9 @@ from tapegrad.linalg._common import (
     square,
     stacked,
 )
-from tapegrad.ops.create.creation import zeros_like
+from tapegrad.ops import broadcast_to, concat, equal, imag, real, zeros_like
 from tapegrad.ops.dispatch import barrier, cast
-from tapegrad.ops.elementwise.comparison import equal
-from tapegrad.ops.elementwise.complex import imag, real
 from tapegrad.ops.reduce.reductions import all as all_of
-from tapegrad.ops.shape.join import concat
-from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["expm", "expm_frechet", "logm", "solve_sylvester", "sqrtm"]

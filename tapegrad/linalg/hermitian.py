@@ -32,15 +32,9 @@ from tapegrad.linalg._common import (
     square,
 )
 from tapegrad.linalg.solving import solve_triangular, triangular
+from tapegrad.ops import abs, concat, less_equal, max, real, tril, where
 from tapegrad.ops.dispatch import barrier, cast
-from tapegrad.ops.elementwise.arithmetic import abs
-from tapegrad.ops.elementwise.comparison import less_equal
-from tapegrad.ops.elementwise.complex import real
-from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.reduce.reductions import max
-from tapegrad.ops.shape.arrange import tril
 from tapegrad.ops.shape.diagonals import diagonal
-from tapegrad.ops.shape.join import concat
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["EighResult", "cho_factor", "cho_solve", "cholesky", "eigh", "eigvalsh"]

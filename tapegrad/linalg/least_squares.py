@@ -17,14 +17,9 @@ from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import TALL, WIDE, H, column, declare, floating, matrix, one_by_one
 from tapegrad.linalg.hermitian import whole
 from tapegrad.linalg.singular import svdvals
-from tapegrad.ops.create.creation import zeros
+from tapegrad.ops import abs, broadcast_to, greater, max, not_equal, reshape, square, squeeze, stack, sum, zeros
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
-from tapegrad.ops.elementwise.arithmetic import abs, square
-from tapegrad.ops.elementwise.comparison import greater, not_equal
 from tapegrad.ops.reduce.reductions import any as any_of
-from tapegrad.ops.reduce.reductions import max, sum
-from tapegrad.ops.shape.join import stack
-from tapegrad.ops.shape.shape import broadcast_to, reshape, squeeze
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["LstsqResult", "lstsq", "matrix_rank", "pinv"]

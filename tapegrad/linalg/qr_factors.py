@@ -14,9 +14,8 @@ from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import TALL, WIDE, H, declare, floating, half_upper, matrix
 from tapegrad.linalg.solving import triangular
+from tapegrad.ops import concat, triu
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.shape.arrange import triu
-from tapegrad.ops.shape.join import concat
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["QRResult", "qr"]

@@ -14,13 +14,9 @@ from tapegrad.device import dtypes
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import NoGradientError
 from tapegrad.linalg._common import TALL, WIDE, H, column, declare, floating, matrix, on_diagonal, over, row
-from tapegrad.ops.create.creation import zeros
+from tapegrad.ops import concat, conj, imag, real, reshape, sum, zeros
 from tapegrad.ops.dispatch import barrier, cast
-from tapegrad.ops.elementwise.complex import conj, imag, real
-from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.diagonals import diagonal
-from tapegrad.ops.shape.join import concat
-from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["SVDResult", "svd", "svdvals"]

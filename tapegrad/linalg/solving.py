@@ -15,10 +15,8 @@ from tapegrad.device.numerics import scipy
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import H, check_square, column, declare, floating, infer_last, one_by_one, square, stacked
+from tapegrad.ops import conj, matrix_transpose, permute_dims, reshape, squeeze, tril, triu
 from tapegrad.ops.dispatch import barrier, promote, tensor
-from tapegrad.ops.elementwise.complex import conj
-from tapegrad.ops.shape.arrange import tril, triu
-from tapegrad.ops.shape.shape import matrix_transpose, permute_dims, reshape, squeeze
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["inv", "solve", "solve_triangular", "tensorinv", "tensorsolve"]

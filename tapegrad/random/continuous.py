@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tapegrad.ops.elementwise.arithmetic import sqrt
-from tapegrad.ops.elementwise.exponential import exp, expm1, log, log1p
-from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.elementwise.trigonometric import tan
+from tapegrad.ops import exp, expm1, log, log1p, sqrt, tan, where
 from tapegrad.random.drawing import Draw, distribution
 from tapegrad.tensor import Tensor
 

@@ -12,11 +12,8 @@ from tapegrad.device import CPU, Device, dtypes
 from tapegrad.device.numerics import sampling
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import DomainError, DTypeError, ShapeError
+from tapegrad.ops import exp, maximum, stack, where
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.ops.elementwise.arithmetic import maximum
-from tapegrad.ops.elementwise.exponential import exp
-from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.shape.join import stack
 from tapegrad.random.drawing import Draw, distribution, home, lengths_of
 from tapegrad.random.gammas import _log_gamma
 from tapegrad.random.stream import Generator, default_generator

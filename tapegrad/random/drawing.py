@@ -15,12 +15,8 @@ from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
 from tapegrad.device.numerics import bits
 from tapegrad.device.types import DType
 from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.ops import broadcast_to, cos, floor, log1p, maximum, sqrt
 from tapegrad.ops.dispatch import SCALARS, barrier, cast, constant, tensor
-from tapegrad.ops.elementwise.arithmetic import maximum, sqrt
-from tapegrad.ops.elementwise.comparison import floor
-from tapegrad.ops.elementwise.exponential import log1p
-from tapegrad.ops.elementwise.trigonometric import cos
-from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.random.stream import Generator, default_generator
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 from tapegrad.variable import Variable

@@ -13,11 +13,8 @@ from tapegrad.device import Device, dtypes
 from tapegrad.device.numerics import sampling
 from tapegrad.device.types import DType
 from tapegrad.errors import ShapeError
+from tapegrad.ops import exp, sigmoid, softmax, sqrt
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.ops.elementwise.arithmetic import sqrt
-from tapegrad.ops.elementwise.exponential import exp
-from tapegrad.ops.elementwise.sigmoid import sigmoid
-from tapegrad.ops.rows.softmax import softmax
 from tapegrad.random.drawing import Draw, distribution, lengths_of
 from tapegrad.random.stream import Generator
 from tapegrad.special.moments import tail_ratio

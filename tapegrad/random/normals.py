@@ -7,12 +7,8 @@ from collections.abc import Sequence
 from tapegrad.device import Device, dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.linalg import cholesky
+from tapegrad.ops import clip, exp, expand_dims, sum, where
 from tapegrad.ops.dispatch import cast, promote, real_float
-from tapegrad.ops.elementwise.arithmetic import clip
-from tapegrad.ops.elementwise.exponential import exp
-from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.reduce.reductions import sum
-from tapegrad.ops.shape.shape import expand_dims
 from tapegrad.random.drawing import Draw, distribution, drawn_dtype, lengths_of
 from tapegrad.random.stream import Generator
 from tapegrad.random.uniforms import normal

@@ -8,11 +8,8 @@ from typing import Any
 from tapegrad.device import Device, dtypes
 from tapegrad.device.numerics.bits import blocks16
 from tapegrad.errors import DomainError
-from tapegrad.ops.create.creation import asarray
+from tapegrad.ops import argsort, asarray, less, take
 from tapegrad.ops.dispatch import barrier, cast
-from tapegrad.ops.elementwise.comparison import less
-from tapegrad.ops.index.indexing import take
-from tapegrad.ops.index.sort import argsort
 from tapegrad.random.drawing import bits16_p, box_muller, drawn_dtype, home, is_number, lengths_of, near, unit
 from tapegrad.random.stream import Generator, default_generator
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike

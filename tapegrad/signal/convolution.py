@@ -11,11 +11,8 @@ from tapegrad.device import dtypes
 from tapegrad.device.numerics import scipy
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.ops import conj, expand_dims, flip, pad
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.elementwise.complex import conj
-from tapegrad.ops.shape.join import flip
-from tapegrad.ops.shape.padding import pad
-from tapegrad.ops.shape.shape import expand_dims
 from tapegrad.signal.by_fft import fftconvolve
 from tapegrad.signal.modes import centred, pair, swapped
 from tapegrad.tensor import Tensor, TensorLike

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from tapegrad.core.aval import broadcast_shapes
 from tapegrad.errors import TapegradError
+from tapegrad.ops import broadcast_to, conj, mean, pad, real
 from tapegrad.ops.dispatch import promote
-from tapegrad.ops.elementwise.complex import conj, real
-from tapegrad.ops.reduce.reductions import mean
-from tapegrad.ops.shape.padding import pad
-from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.signal.spectral import Detrend, Window, along_last, cut_into, restored, scale_of
 from tapegrad.tensor import Tensor, TensorLike
 

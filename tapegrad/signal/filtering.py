@@ -11,11 +11,8 @@ from tapegrad.device import dtypes
 from tapegrad.device.numerics import scipy
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.ops.create.creation import zeros
+from tapegrad.ops import broadcast_to, concat, flip, moveaxis, reshape, stack, sum, zeros
 from tapegrad.ops.dispatch import barrier, promote
-from tapegrad.ops.reduce.reductions import sum
-from tapegrad.ops.shape.join import concat, flip, stack
-from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
 from tapegrad.tensor import Tensor, TensorLike
 
 

@@ -14,15 +14,9 @@ from tapegrad.core.aval import normalize_axis
 from tapegrad.device import CPU, dtypes
 from tapegrad.device.numerics import scipy
 from tapegrad.errors import DTypeError, ShapeError, TapegradError
-from tapegrad.ops.create.creation import arange
+from tapegrad.ops import arange, broadcast_to, concat, flip, moveaxis, pad, reshape, sqrt, sum, take, where
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
-from tapegrad.ops.elementwise.arithmetic import sqrt
-from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.index.indexing import scatter_add_p, take
-from tapegrad.ops.reduce.reductions import sum
-from tapegrad.ops.shape.join import concat, flip
-from tapegrad.ops.shape.padding import pad
-from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
+from tapegrad.ops.index.indexing import scatter_add_p
 from tapegrad.signal.trends import detrend as without_trend
 from tapegrad.tensor import Tensor, TensorLike
 

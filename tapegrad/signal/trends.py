@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from tapegrad.core.aval import normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError, TapegradError
-from tapegrad.ops.create.creation import arange
+from tapegrad.ops import arange, concat, mean, moveaxis, sum
 from tapegrad.ops.dispatch import promote
-from tapegrad.ops.reduce.reductions import mean, sum
-from tapegrad.ops.shape.join import concat
-from tapegrad.ops.shape.shape import moveaxis
 from tapegrad.tensor import Tensor, TensorLike
 
 

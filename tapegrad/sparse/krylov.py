@@ -28,10 +28,9 @@ from tapegrad.device.numerics import scipy
 from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import DTypeError, GradientError, ShapeError
+from tapegrad.ops import reshape, stack
 from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.products.products import matmul as dense_matmul
-from tapegrad.ops.shape.join import stack
-from tapegrad.ops.shape.shape import reshape
 from tapegrad.sparse.array import SparseLike, SparseTensor, is_sparse
 from tapegrad.sparse.array import matmul as sparse_matmul
 from tapegrad.sparse.direct import square

@@ -9,10 +9,7 @@ from collections.abc import Callable, Sequence
 from math import factorial
 from typing import Any
 
-from tapegrad.ops.elementwise.arithmetic import abs
-from tapegrad.ops.elementwise.exponential import exp, expm1, log1p
-from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.elementwise.trigonometric import sin
+from tapegrad.ops import abs, exp, expm1, log1p, sin, where
 from tapegrad.tensor import Tensor
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.device.numerics import special
+from tapegrad.ops import abs, exp, sign
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.elementwise.arithmetic import abs, sign
-from tapegrad.ops.elementwise.exponential import exp
 from tapegrad.special._declare import Function, barrier_of, pointwise, with_order
 from tapegrad.special._series import horner, near_zero
 from tapegrad.tensor import Tensor, TensorLike

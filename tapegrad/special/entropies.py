@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tapegrad.ops.elementwise.exponential import log, log1p
-from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.elementwise.trigonometric import hypot
+from tapegrad.ops import hypot, log, log1p, where
 from tapegrad.special._declare import pointwise
 from tapegrad.tensor import Tensor
 

@@ -7,10 +7,8 @@ import math
 from tapegrad.core.primitive import Sample
 from tapegrad.device.numerics import special
 from tapegrad.errors import ShapeError
+from tapegrad.ops import cos, floor, sin, where
 from tapegrad.ops.dispatch import barrier, promote, real_float
-from tapegrad.ops.elementwise.comparison import floor
-from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.elementwise.trigonometric import cos, sin
 from tapegrad.special._declare import Function, barrier_of, pointwise, together, with_order
 from tapegrad.tensor import Tensor, TensorLike
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tapegrad.core.primitive import Sample
+from tapegrad.ops import exp, log, log1p, sign, softplus, where
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.elementwise.activation import softplus
-from tapegrad.ops.elementwise.arithmetic import sign
-from tapegrad.ops.elementwise.exponential import exp, log, log1p
-from tapegrad.ops.elementwise.selection import where
 from tapegrad.special._declare import pointwise
 from tapegrad.special.entropies import xlog1py, xlogy
 from tapegrad.special.gammas import digamma, gammaln

@@ -7,11 +7,8 @@ from typing import NamedTuple
 
 from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.device.numerics import special
+from tapegrad.ops import cos, cosh, exp, sin, sinh, square, where
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.elementwise.arithmetic import square
-from tapegrad.ops.elementwise.exponential import exp
-from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.elementwise.trigonometric import cos, cosh, sin, sinh
 from tapegrad.special._declare import Function, barrier_of, pointwise, with_order
 from tapegrad.special._series import horner, log1p_ratio, near_zero, sine_ratio
 from tapegrad.special.normal import erf

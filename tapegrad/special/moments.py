@@ -10,10 +10,8 @@ from collections.abc import Callable
 
 from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.device.types import Array, Namespace
+from tapegrad.ops import exp, sigmoid, softplus
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.elementwise.activation import softplus
-from tapegrad.ops.elementwise.exponential import exp
-from tapegrad.ops.elementwise.sigmoid import sigmoid
 from tapegrad.special import _quadrature
 from tapegrad.special._declare import barrier_of
 from tapegrad.special.gammas import digamma, polygamma

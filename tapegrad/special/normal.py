@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tapegrad.ops.elementwise.activation import erf, erfc, log_sigmoid
-from tapegrad.ops.elementwise.arithmetic import square
-from tapegrad.ops.elementwise.exponential import exp, expm1, log, log1p
-from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.elementwise.sigmoid import sigmoid
+from tapegrad.ops import erf, erfc, exp, expm1, log, log1p, log_sigmoid, sigmoid, square, where
 from tapegrad.special._declare import pointwise, together
 from tapegrad.special._series import horner
 from tapegrad.tensor import Tensor

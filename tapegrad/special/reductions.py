@@ -7,16 +7,11 @@ from collections.abc import Callable
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.core.aval import normalize_axes
 from tapegrad.device.dtypes import in_float
+from tapegrad.ops import abs, exp, isfinite, log, max, reshape, sign, sum, where
 from tapegrad.ops.dispatch import promote
-from tapegrad.ops.elementwise.arithmetic import abs, sign
-from tapegrad.ops.elementwise.comparison import isfinite
-from tapegrad.ops.elementwise.exponential import exp, log
-from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.reduce.reductions import logsumexp as _logsumexp
-from tapegrad.ops.reduce.reductions import max, sum
 from tapegrad.ops.rows.softmax import log_softmax as _log_softmax
 from tapegrad.ops.rows.softmax import softmax as _softmax
-from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["log_softmax", "logsumexp", "softmax"]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 
+from tapegrad.ops import exp, exp2, expm1, log, log1p, power, sin, square
 from tapegrad.ops.dispatch import Tensor
-from tapegrad.ops.elementwise.arithmetic import square
 from tapegrad.ops.elementwise.comparison import round
 from tapegrad.ops.elementwise.complex_parts import sinc
 from tapegrad.ops.elementwise.elementary import cbrt
-from tapegrad.ops.elementwise.exponential import exp, exp2, expm1, log, log1p, power
-from tapegrad.ops.elementwise.trigonometric import sin
 from tapegrad.special._declare import pointwise
 from tapegrad.special._series import box_ratio, exprel_slope
 

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tapegrad.ops import exp, log, where
 from tapegrad.ops.dispatch import promote, real_float
-from tapegrad.ops.elementwise.exponential import exp, log
-from tapegrad.ops.elementwise.selection import where
 from tapegrad.tensor import Tensor, TensorLike
 
 INF = float("inf")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tapegrad.ops.elementwise.arithmetic import square
-from tapegrad.ops.elementwise.comparison import floor
-from tapegrad.ops.elementwise.exponential import log, log1p
-from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops import floor, log, log1p, square, where
 from tapegrad.special.entropies import xlog1py, xlogy
 from tapegrad.special.gammas import gammaln
 from tapegrad.special.incomplete import betainc, betaincc, betaincinv, betaln, gammainc, gammaincc, gammaincinv, stdtr
