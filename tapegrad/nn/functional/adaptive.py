@@ -8,6 +8,7 @@ from typing import Any
 
 from tapegrad import ops, random
 from tapegrad.errors import ShapeError
+from tapegrad.nn.functional._dimensions import in_dims
 from tapegrad.nn.functional.conv import Lengths, lengths
 from tapegrad.nn.functional.pool import planes
 from tapegrad.ops.products.convolution import Window
@@ -59,6 +60,10 @@ def _gathered(x: Tensor, axis: int, count: int, fill: float) -> tuple[Tensor, Te
 
 
 def _adaptive_avg(dims: int, input: TensorLike, output_size: Size) -> Tensor:
+    """Means of ``output_size`` bins along each size; bin i of m over n: from ``i * n // m`` to ``(i + 1) * n / m``.
+
+    input: (n, c, SIZES), result: (n, c, *output_size); None keeps a size.  Raises ShapeError.
+    """
     op = f"adaptive_avg_pool{dims}d"
     x = planes(op, input, dims)
     x = x if "float" in str(x.dtype) else ops.astype(x, "float64")
@@ -70,25 +75,15 @@ def _adaptive_avg(dims: int, input: TensorLike, output_size: Size) -> Tensor:
     return x
 
 
-def adaptive_avg_pool1d(input: TensorLike, output_size: Size) -> Tensor:
-    """Means of ``output_size`` bins: as :func:`adaptive_avg_pool2d` with (n, c, l)."""
-    return _adaptive_avg(1, input, output_size)
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = in_dims("adaptive_avg_pool{}d", _adaptive_avg)
 
 
-def adaptive_avg_pool2d(input: TensorLike, output_size: Size) -> Tensor:
-    """Means of ``output_size`` bins along each size; bin i of m over n: from ``i * n // m`` to ``(i + 1) * n / m``.
+def _adaptive_max(dims: int, input: TensorLike, output_size: Size, return_indices: bool = False) -> Any:
+    """The largest of each of ``output_size`` bins (see ``adaptive_avg_pool2d``); gradient to the first of equals.
 
-    input: (n, c, h, w), result: (n, c, *output_size); None keeps a size.  Raises ShapeError.
+    input: (n, c, SIZES), result: (n, c, *output_size); ``return_indices``: also where in the flattened (SIZES) it was.
+    Raises ShapeError.
     """
-    return _adaptive_avg(2, input, output_size)
-
-
-def adaptive_avg_pool3d(input: TensorLike, output_size: Size) -> Tensor:
-    """Means of ``output_size`` bins: as :func:`adaptive_avg_pool2d` with (n, c, d, h, w)."""
-    return _adaptive_avg(3, input, output_size)
-
-
-def _adaptive_max(dims: int, input: TensorLike, output_size: Size, return_indices: bool) -> Any:
     op = f"adaptive_max_pool{dims}d"
     x = planes(op, input, dims)
     size = x.shape[-dims:]
@@ -111,23 +106,7 @@ def _largest(cells: Tensor, at: Tensor, axis: int, flat: Tensor | None, stride: 
     return values, ops.squeeze(ops.take_along_axis(spread, best, axis=axis), axis=axis)
 
 
-def adaptive_max_pool1d(input: TensorLike, output_size: Size, return_indices: bool = False) -> Any:
-    """The largest of each of ``output_size`` bins: as :func:`adaptive_max_pool2d` with (n, c, l)."""
-    return _adaptive_max(1, input, output_size, return_indices)
-
-
-def adaptive_max_pool2d(input: TensorLike, output_size: Size, return_indices: bool = False) -> Any:
-    """The largest of each of ``output_size`` bins (see :func:`adaptive_avg_pool2d`); gradient to the first of equals.
-
-    input: (n, c, h, w), result: (n, c, *output_size); ``return_indices``: also where in the flattened (h, w) it was.
-    Raises ShapeError.
-    """
-    return _adaptive_max(2, input, output_size, return_indices)
-
-
-def adaptive_max_pool3d(input: TensorLike, output_size: Size, return_indices: bool = False) -> Any:
-    """The largest of each of ``output_size`` bins: as :func:`adaptive_max_pool2d` with (n, c, d, h, w)."""
-    return _adaptive_max(3, input, output_size, return_indices)
+adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = in_dims("adaptive_max_pool{}d", _adaptive_max)
 
 
 def _fractional(
@@ -242,21 +221,12 @@ def unpooling_nd(
     return spread_pool(x, window=Window(size, kernel, strides, pairs, (1,) * dims))
 
 
-def unpooling_1d(x: TensorLike, ksize: int, stride: int | None = None, pad: int = 0, outsize: Lengths | None = None,
-                 cover_all: bool = True) -> Tensor:  # fmt: skip
-    """:func:`unpooling_nd` of (n, c, l)."""
-    return unpooling_nd(planes("unpooling_1d", x, 1), ksize, stride, pad, outsize, cover_all)
+def _unpooling(
+    dims: int, x: TensorLike, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0,
+    outsize: Lengths | None = None, cover_all: bool = True,
+) -> Tensor:  # fmt: skip
+    """:func:`unpooling_nd` of (n, c, SIZES)."""
+    return unpooling_nd(planes(f"unpooling_{dims}d", x, dims), ksize, stride, pad, outsize, cover_all)
 
 
-def unpooling_2d(x: TensorLike, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0,
-outsize: Lengths | None = None,
-                 cover_all: bool = True) -> Tensor:  # fmt: skip
-    """:func:`unpooling_nd` of (n, c, h, w)."""
-    return unpooling_nd(planes("unpooling_2d", x, 2), ksize, stride, pad, outsize, cover_all)
-
-
-def unpooling_3d(x: TensorLike, ksize: Lengths, stride: Lengths | None = None, pad: Lengths = 0,
-outsize: Lengths | None = None,
-                 cover_all: bool = True) -> Tensor:  # fmt: skip
-    """:func:`unpooling_nd` of (n, c, d, h, w)."""
-    return unpooling_nd(planes("unpooling_3d", x, 3), ksize, stride, pad, outsize, cover_all)
+unpooling_1d, unpooling_2d, unpooling_3d = in_dims("unpooling_{}d", _unpooling)

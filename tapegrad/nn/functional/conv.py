@@ -10,6 +10,7 @@ from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.nn.functional._dimensions import in_dims
 from tapegrad.ops.products.convolution import Moves, Window, conv, conv_transpose
 from tapegrad.ops.shape.patches import unfold_windows
 from tapegrad.tensor import Tensor, TensorLike
@@ -97,38 +98,31 @@ def convolve(
     return by_image(op, input, dims, body)
 
 
-def conv1d(
-    input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Padding = 0,
-    dilation: Lengths = 1, groups: int = 1,
+def _conv(
+    dims: int, input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1,
+    padding: Padding = 0, dilation: Lengths = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Cross-correlation along one dimension.
+    """Cross-correlation along the sizes of an image.
 
-    input: (n, c, l), weight: (o, c / groups, k), bias: (o,), result: (n, o, positions).  ``padding``: a number, pairs
-    ``(before, after)`` for each dimension, "same" or "valid".  Raises ShapeError.
+    input: (n, c, SIZES), weight: (o, c / groups, ...), bias: (o,), result: (n, o, positions ...).  ``padding``: a
+    number, pairs ``(before, after)`` for each dimension, "same" or "valid".  Raises ShapeError.
     """
-    return convolve("conv1d", 1, input, weight, bias, stride, padding, dilation, groups)
+    return convolve(f"conv{dims}d", dims, input, weight, bias, stride, padding, dilation, groups)
 
 
-def conv2d(
-    input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Padding = 0,
-    dilation: Lengths = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Cross-correlation along two dimensions: as :func:`conv1d` with (n, c, h, w) and (o, c / groups, kh, kw)."""
-    return convolve("conv2d", 2, input, weight, bias, stride, padding, dilation, groups)
-
-
-def conv3d(
-    input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Padding = 0,
-    dilation: Lengths = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Cross-correlation along three dimensions: as :func:`conv1d` with (n, c, d, h, w) and (o, c / groups, ...)."""
-    return convolve("conv3d", 3, input, weight, bias, stride, padding, dilation, groups)
+conv1d, conv2d, conv3d = in_dims("conv{}d", _conv)
 
 
 def _transposed(
-    op: str, dims: int, input: TensorLike, weight: TensorLike, bias: TensorLike | None, stride: Lengths,
-    padding: Lengths, output_padding: Lengths, groups: int, dilation: Lengths,
+    dims: int, input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1,
+    padding: Lengths = 0, output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
 ) -> Tensor:  # fmt: skip
+    """The transpose of a convolution in its input.
+
+    input: (n, c, SIZES), weight: (c, o / groups, ...), bias: (o,), result: (n, o, ...), where of a size h and a kernel
+    k ``(h - 1) * stride - 2 * padding + dilation * (k - 1) + 1 + output_padding`` are made.  Raises ShapeError.
+    """
+    op = f"conv_transpose{dims}d"
     strides, spaced = lengths(op, "stride", stride, dims), lengths(op, "dilation", dilation, dims)
     around, more = lengths(op, "padding", padding, dims, 0), lengths(op, "output_padding", output_padding, dims, 0)
     (count,) = lengths(op, "groups", groups, 1)
@@ -154,38 +148,7 @@ def _transposed(
     return by_image(op, input, dims, body)
 
 
-def conv_transpose1d(
-    input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Lengths = 0,
-    output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
-) -> Tensor:  # fmt: skip
-    """The transpose of :func:`conv1d` in its input: as :func:`conv_transpose2d` with (n, c, l) and (c, ..., k)."""
-    return _transposed(
-        "conv_transpose1d", 1, input, weight, bias, stride, padding, output_padding, groups, dilation
-    )  # fmt: skip
-
-
-def conv_transpose2d(
-    input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Lengths = 0,
-    output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
-) -> Tensor:  # fmt: skip
-    """The transpose of :func:`conv2d` in its input.
-
-    input: (n, c, h, w), weight: (c, o / groups, kh, kw), bias: (o,), result: (n, o, H, W) with
-    ``H = (h - 1) * stride - 2 * padding + dilation * (kh - 1) + 1 + output_padding``.  Raises ShapeError.
-    """
-    return _transposed(
-        "conv_transpose2d", 2, input, weight, bias, stride, padding, output_padding, groups, dilation
-    )  # fmt: skip
-
-
-def conv_transpose3d(
-    input: TensorLike, weight: TensorLike, bias: TensorLike | None = None, stride: Lengths = 1, padding: Lengths = 0,
-    output_padding: Lengths = 0, groups: int = 1, dilation: Lengths = 1,
-) -> Tensor:  # fmt: skip
-    """The transpose of :func:`conv3d` in its input: as :func:`conv_transpose2d` with one more size."""
-    return _transposed(
-        "conv_transpose3d", 3, input, weight, bias, stride, padding, output_padding, groups, dilation
-    )  # fmt: skip
+conv_transpose1d, conv_transpose2d, conv_transpose3d = in_dims("conv_transpose{}d", _transposed)
 
 
 def depthwise_convolution_2d(

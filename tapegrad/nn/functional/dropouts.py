@@ -8,6 +8,7 @@ from __future__ import annotations
 from tapegrad import ops, random
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
+from tapegrad.nn.functional._dimensions import in_dims
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -44,37 +45,21 @@ def dropout(input: TensorLike, p: float = 0.5, training: bool = True) -> Tensor:
     return ops.asarray(x, copy=True) if not training or p == 0 else _dropped(x, p, x.shape)
 
 
-def _channel_shape(op: str, x: Tensor, dims: int) -> tuple[int, ...]:
-    """The shape of one number for each channel of (n, c, sizes ...) or (c, sizes ...).  Raises ShapeError."""
-    if x.ndim not in (dims + 1, dims + 2):
-        raise ShapeError(f"{op}: wanted input (n, channels, sizes ...) or (channels, sizes ...), got {x.shape}")
-    return (*x.shape[: x.ndim - dims], *(1,) * dims)
-
-
-def _channel_dropout(dims: int, input: TensorLike, p: float, training: bool) -> Tensor:
-    op = f"dropout{dims}d"
-    checks.rate(op, p)
-    x = ops.asarray(input)
-    shape = _channel_shape(op, x, dims)
-    return ops.asarray(x, copy=True) if not training or p == 0 else _dropped(x, p, shape)
-
-
-def dropout1d(input: TensorLike, p: float = 0.5, training: bool = True) -> Tensor:
-    """As :func:`dropout`, but of whole channels of (n, c, l).  Raises TapegradError, ShapeError."""
-    return _channel_dropout(1, input, p, training)
-
-
-def dropout2d(input: TensorLike, p: float = 0.5, training: bool = True) -> Tensor:
-    """As :func:`dropout`, but of whole channels of (n, c, h, w) (Tompson et al., arXiv 1411.4280).
+def _channel_dropout(dims: int, input: TensorLike, p: float = 0.5, training: bool = True) -> Tensor:
+    """As :func:`dropout`, but of whole channels of (n, c, SIZES) (Tompson et al., arXiv 1411.4280).
 
     Raises TapegradError, ShapeError.
     """
-    return _channel_dropout(2, input, p, training)
+    op = f"dropout{dims}d"
+    checks.rate(op, p)
+    x = ops.asarray(input)
+    if x.ndim not in (dims + 1, dims + 2):
+        raise ShapeError(f"{op}: wanted input (n, channels, sizes ...) or (channels, sizes ...), got {x.shape}")
+    shape = (*x.shape[: x.ndim - dims], *(1,) * dims)
+    return ops.asarray(x, copy=True) if not training or p == 0 else _dropped(x, p, shape)
 
 
-def dropout3d(input: TensorLike, p: float = 0.5, training: bool = True) -> Tensor:
-    """As :func:`dropout`, but of whole channels of (n, c, d, h, w).  Raises TapegradError, ShapeError."""
-    return _channel_dropout(3, input, p, training)
+dropout1d, dropout2d, dropout3d = in_dims("dropout{}d", _channel_dropout)
 
 
 def _alpha(x: Tensor, p: float, shape: tuple[int, ...]) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn import checks
+from tapegrad.nn.functional._dimensions import in_dims
 from tapegrad.nn.functional.conv import Lengths, Padding, lengths, pads
 from tapegrad.ops.products.convolution import Window
 from tapegrad.ops.rows.pooling import max_pool, max_pool_places, sum_pool
@@ -57,49 +58,38 @@ def _rounded_up(n: int, k: int, s: int, d: int, around: tuple[int, int]) -> tupl
 
 
 def _max_pool(
-    dims: int, input: TensorLike, kernel_size: Lengths, stride: Lengths | None, padding: Padding, dilation: Lengths,
-    ceil_mode: bool, return_indices: bool,
+    dims: int, input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0,
+    dilation: Lengths = 1, ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
+    """The largest element of each window; the gradient goes to the first of equal ones.
+
+    input: (n, c, SIZES), result: (n, c, positions ...); ``stride`` is by default ``kernel_size``.  ``ceil_mode``: a
+    last window may hang over the end.  ``return_indices``: the result and where in the flattened (SIZES) each comes
+    from.
+
+    Raises ShapeError.
+    """
     op = f"max_pool{dims}d"
     x = planes(op, input, dims)
     window = _window(op, dims, x, kernel_size, stride, padding, dilation, ceil_mode)
     return max_pool_places(x, window=window) if return_indices else max_pool(x, window=window)
 
 
-def max_pool1d(
-    input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, dilation: Lengths = 1,
-    ceil_mode: bool = False, return_indices: bool = False,
-) -> Any:  # fmt: skip
-    """The largest element of each window: as :func:`max_pool2d` with (n, c, l)."""
-    return _max_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-
-
-def max_pool2d(
-    input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, dilation: Lengths = 1,
-    ceil_mode: bool = False, return_indices: bool = False,
-) -> Any:  # fmt: skip
-    """The largest element of each window; the gradient goes to the first of equal ones.
-
-    input: (n, c, h, w), result: (n, c, positions ...); ``stride`` is by default ``kernel_size``.  ``ceil_mode``: a last
-    window may hang over the end.  ``return_indices``: the result and where in the flattened (h, w) each comes from.
-
-    Raises ShapeError.
-    """
-    return _max_pool(2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-
-
-def max_pool3d(
-    input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0, dilation: Lengths = 1,
-    ceil_mode: bool = False, return_indices: bool = False,
-) -> Any:  # fmt: skip
-    """The largest element of each window: as :func:`max_pool2d` with (n, c, d, h, w)."""
-    return _max_pool(3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+max_pool1d, max_pool2d, max_pool3d = in_dims("max_pool{}d", _max_pool)
 
 
 def _avg_pool(
-    dims: int, input: TensorLike, kernel_size: Lengths, stride: Lengths | None, padding: Padding, ceil_mode: bool,
-    count_include_pad: bool, divisor_override: int | None = None,
+    dims: int, input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
+    """The mean of each window, in which padding counts as zeros unless ``count_include_pad`` is false.
+
+    input: (n, c, SIZES), result: (n, c, positions ...); ``stride`` is by default ``kernel_size``.  ``ceil_mode``: a
+    last window may hang over the end, where nothing counts.  ``divisor_override``: sums are divided by this number
+    instead.
+
+    Raises ShapeError.
+    """
     op = f"avg_pool{dims}d"
     x = planes(op, input, dims)
     window = _window(op, dims, x, kernel_size, stride, padding, 1, ceil_mode)
@@ -125,31 +115,17 @@ def avg_pool1d(
     return _avg_pool(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
-def avg_pool2d(
-    input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0,
-    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
-) -> Tensor:  # fmt: skip
-    """The mean of each window, in which padding counts as zeros unless ``count_include_pad`` is false.
-
-    input: (n, c, h, w), result: (n, c, positions ...); ``stride`` is by default ``kernel_size``.  ``ceil_mode``: a last
-    window may hang over the end, where nothing counts.  ``divisor_override``: sums are divided by this number instead.
-
-    Raises ShapeError.
-    """
-    return _avg_pool(2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-
-
-def avg_pool3d(
-    input: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Padding = 0,
-    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
-) -> Tensor:  # fmt: skip
-    """The mean of each window: as :func:`avg_pool2d` with (n, c, d, h, w)."""
-    return _avg_pool(3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+_, avg_pool2d, avg_pool3d = in_dims("avg_pool{}d", _avg_pool)
 
 
 def _lp_pool(
-    dims: int, input: TensorLike, norm_type: float, kernel_size: Lengths, stride: Lengths | None, ceil_mode: bool
-) -> Tensor:
+    dims: int, input: TensorLike, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None,
+    ceil_mode: bool = False,
+) -> Tensor:  # fmt: skip
+    """``sum(x**p)**(1/p)`` of each window for ``p = norm_type``; where the sum is 0 the gradient is 0.
+
+    input: (n, c, SIZES), result: (n, c, positions ...).  Raises ShapeError.
+    """
     op = f"lp_pool{dims}d"
     x = planes(op, input, dims)
     window = _window(op, dims, x, kernel_size, stride, 0, 1, ceil_mode)
@@ -161,34 +137,18 @@ def _lp_pool(
     return ops.where(none, 0, ops.where(none, 1, total) ** (1.0 / norm_type))
 
 
-def lp_pool1d(
-    input: TensorLike, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None, ceil_mode: bool = False
-) -> Tensor:
-    """The p-norm of each window: as :func:`lp_pool2d` with (n, c, l)."""
-    return _lp_pool(1, input, norm_type, kernel_size, stride, ceil_mode)
-
-
-def lp_pool2d(
-    input: TensorLike, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None, ceil_mode: bool = False
-) -> Tensor:
-    """``sum(x**p)**(1/p)`` of each window for ``p = norm_type``; where the sum is 0 the gradient is 0.
-
-    input: (n, c, h, w), result: (n, c, positions ...).  Raises ShapeError.
-    """
-    return _lp_pool(2, input, norm_type, kernel_size, stride, ceil_mode)
-
-
-def lp_pool3d(
-    input: TensorLike, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None, ceil_mode: bool = False
-) -> Tensor:
-    """The p-norm of each window: as :func:`lp_pool2d` with (n, c, d, h, w)."""
-    return _lp_pool(3, input, norm_type, kernel_size, stride, ceil_mode)
+lp_pool1d, lp_pool2d, lp_pool3d = in_dims("lp_pool{}d", _lp_pool)
 
 
 def _max_unpool(
-    dims: int, input: TensorLike, indices: TensorLike, kernel_size: Lengths, stride: Lengths | None, padding: Lengths,
-    output_size: Sequence[int] | None,
+    dims: int, input: TensorLike, indices: TensorLike, kernel_size: Lengths, stride: Lengths | None = None,
+    padding: Lengths = 0, output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
+    """Elements put back to where the maximum took them from (``return_indices=True``), with zeros elsewhere.
+
+    input and indices: (n, c, positions ...), result: (n, c, SIZES).  Of several with one index the last one counts,
+    and it alone gets the gradient.  Raises ShapeError, IndexingError.
+    """
     op = f"max_unpool{dims}d"
     x, places = planes(op, input, dims), ops.asarray(indices)
     if places.shape != x.shape:
@@ -210,29 +170,4 @@ def _max_unpool(
     return ops.reshape(empty.at[at].set(ops.reshape(x, (x.size,))), (*lead, *size))
 
 
-def max_unpool1d(
-    input: TensorLike, indices: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths = 0,
-    output_size: Sequence[int] | None = None,
-) -> Tensor:  # fmt: skip
-    """Maxima put back to where they came from: as :func:`max_unpool2d` with (n, c, l)."""
-    return _max_unpool(1, input, indices, kernel_size, stride, padding, output_size)
-
-
-def max_unpool2d(
-    input: TensorLike, indices: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths = 0,
-    output_size: Sequence[int] | None = None,
-) -> Tensor:  # fmt: skip
-    """Elements put back to where ``max_pool2d(..., return_indices=True)`` took them from, with zeros elsewhere.
-
-    input and indices: (n, c, positions ...), result: (n, c, h, w).  Of several with one index the last one counts, and
-    it alone gets the gradient.  Raises ShapeError, IndexingError.
-    """
-    return _max_unpool(2, input, indices, kernel_size, stride, padding, output_size)
-
-
-def max_unpool3d(
-    input: TensorLike, indices: TensorLike, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths = 0,
-    output_size: Sequence[int] | None = None,
-) -> Tensor:  # fmt: skip
-    """Maxima put back to where they came from: as :func:`max_unpool2d` with (n, c, d, h, w)."""
-    return _max_unpool(3, input, indices, kernel_size, stride, padding, output_size)
+max_unpool1d, max_unpool2d, max_unpool3d = in_dims("max_unpool{}d", _max_unpool)
