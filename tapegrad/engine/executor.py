@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tapegrad.core import account, state
 from tapegrad.core.account import Account
-from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, leaf
 from tapegrad.core.protocols import Executor as Protocol

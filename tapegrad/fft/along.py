@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, linear
 from tapegrad.device import dtypes
-from tapegrad.device.types import DType, Params
+from tapegrad.device.types import DType
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops import arange, conj, equal, logical_or, pad, reshape, where
+from tapegrad.ops.apply import lift_axis
 from tapegrad.ops.dispatch import barrier, cast, tensor
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -50,10 +51,6 @@ def _weighted(x: Tensor, n: int, axis: int, inside: float) -> Tensor:
     return x * reshape(cast(where(ends, 1.0, inside), dtypes.real_of(x.dtype)), (-1,) + (1,) * (x.ndim - 1 - axis))
 
 
-def _lift(params: Params, n: int) -> Params:
-    return {**params, "axis": params["axis"] + 1}
-
-
 def _flops(x: ShapedArray, *, n: int, axis: int, **params: object) -> int:
     return 5 * (x.size // max(x.shape[axis], 1)) * n * max(n.bit_length(), 1)
 
@@ -73,7 +70,7 @@ def _declare(
         impl=lambda xp, x, *, n, axis, norm: getattr(xp.fft, name)(x, n, axis, norm),
         infer=lambda x, *, n, axis, norm: _sized(x, axis, length(n), dtype(x.dtype)),
         transpose=lambda ct, x, *, n, axis, norm: fitted(pull(ct, n, axis, norm), x.shape[axis], axis),
-        lift=_lift,
+        lift=lift_axis,
         flops=_flops,
         samples=samples,
     )

@@ -46,23 +46,14 @@ def _corner(function: Callable[[Tensor], Tensor], a: Tensor, e: Tensor) -> Tenso
     return function(block)[..., :n, n:]
 
 
-def _infer_same(x: ShapedArray) -> ShapedArray:
-    return check_square("expm", x).with_dtype(floating(x.dtype))
-
-
-def _run_expm(xp: Namespace, x: Array) -> Array:
-    run = scipy.linalg(xp).expm
-    return one_by_one(xp, run, (x,), x.shape[-2:], x.dtype)
-
-
 def _expm(x: Tensor) -> Tensor:
     return barrier(expm_p, x)
 
 
 expm_p: Primitive = declare(
     "expm",
-    _run_expm,
-    _infer_same,
+    lambda xp, x: one_by_one(xp, scipy.linalg(xp).expm, (x,), x.shape[-2:], x.dtype),
+    lambda x: check_square("expm", x).with_dtype(floating(x.dtype)),
     vjp=[lambda ct, x: _corner(_expm, H(x), ct)],
     jvp=[lambda t, x: _corner(_expm, x, t)],
     flops=30.0,
@@ -103,17 +94,13 @@ def _infer_sylvester(a: ShapedArray, b: ShapedArray, q: ShapedArray) -> ShapedAr
     return q.with_dtype(floating(q.dtype))
 
 
-def _run_sylvester(xp: Namespace, a: Array, b: Array, q: Array) -> Array:
-    return one_by_one(xp, scipy.on_host(xp, "solve_sylvester"), (a, b, q), q.shape[-2:], q.dtype)
-
-
 def _sylvester(a: Tensor, b: Tensor, q: Tensor) -> Tensor:
     return barrier(sylvester_p, *stacked("solve_sylvester", a, b, q))
 
 
 sylvester_p: Primitive = declare(
     "solve_sylvester",
-    _run_sylvester,
+    lambda xp, a, b, q: one_by_one(xp, scipy.on_host(xp, "solve_sylvester"), (a, b, q), q.shape[-2:], q.dtype),
     _infer_sylvester,
     vjp=[
         lambda ct, a, b, out: -(_sylvester(H(a), H(b), ct) @ H(out)),

@@ -98,17 +98,13 @@ def _cast_rule(ct: Tensor, x_aval: ShapedArray) -> Tensor:
     return cast(ct, x_aval.dtype)
 
 
-def _cast_push(t: Tensor, out_aval: ShapedArray) -> Tensor:
-    return cast(t, out_aval.dtype)
-
-
 cast_p = elementwise(
     "cast",
     widens=False,
     infer=infer_same,  # of the shape; the front end gives the dtype
     impl=lambda xp, out, x: xp.copyto(out, x, casting="unsafe"),
     partials=[_cast_rule],
-    jvp=[_cast_push],
+    jvp=[lambda t, out_aval: cast(t, out_aval.dtype)],
     converts=True,
     cxx="tg_cast<{out_type}>({x})",
     doc="The value in another dtype.",

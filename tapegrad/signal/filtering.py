@@ -12,6 +12,7 @@ from tapegrad.device.numerics import scipy
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops import broadcast_to, concat, flip, moveaxis, reshape, stack, sum, zeros
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -67,7 +68,7 @@ all_pole_p: Primitive = general(
     infer=_infer,
     vjp=[lambda ct, a: _back(ct, a), _pull_a],
     jvp=[lambda t, a: _filtered(t, a), _push_a],
-    lift=lambda params, n: params,
+    lift=same_params,
     domain=(-0.4, 0.4),
     samples=[
         Sample((6,), (2,)), Sample((2, 5), (3,)), Sample((2, 5), (0,)), Sample((2, 0), (1,)), Sample((2,), (3,)),

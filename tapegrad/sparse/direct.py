@@ -18,6 +18,7 @@ from tapegrad.device import dtypes
 from tapegrad.device.numerics import scipy
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DTypeError, LinAlgError, ShapeError
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.sparse.array import SparseLike, SparseTensor, apply_to_columns, asarray
 from tapegrad.sparse.products import batching, by_columns, matrix, sampled_product_p, sparse_matmul_p
@@ -121,7 +122,7 @@ spsolve_p: Primitive = general(
         _push_data,
         lambda t, data, indices, indptr, *, shape, transposed: _again(data, t, indices, indptr, shape, transposed),
     ],
-    lift=lambda params, n: params,
+    lift=same_params,
     batch=batching("spsolve", 1, 2),
     samples=[
         Sample(_VALUES, (3, 2), *_PATTERN, shape=(3, 3), transposed=False),

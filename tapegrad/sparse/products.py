@@ -19,6 +19,7 @@ from tapegrad.device.tally import contiguous
 from tapegrad.device.types import Array, DType, Namespace, Params
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import Companions, widened
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import barrier
 from tapegrad.tensor import Tensor
 
@@ -186,7 +187,7 @@ sparse_matmul_p: Primitive = bilinear(
         ),
     ],
     flops=_matmul_flops,
-    lift=lambda params, n: params,
+    lift=same_params,
     batch=batching("sparse_matmul", 1, 2),
     samples=[
         Sample((4,), (3, 2), *_PATTERN, shape=(3, 3), transposed=False),
@@ -251,7 +252,7 @@ sampled_product_p: Primitive = bilinear(
     flops=lambda x, y, indices, indptr: (
         2 * prod(broadcast_shapes("sampled_product", x.shape[:-2], y.shape[:-2])) * indices.size * x.shape[-1]
     ),
-    lift=lambda params, n: params,
+    lift=same_params,
     batch=batching("sampled_product", 2, 2),
     samples=[
         Sample((3, 2), (3, 2), *_PATTERN), Sample((5, 3, 2), (3, 2), *_PATTERN), Sample((3, 0), (3, 0), *_PATTERN),

@@ -13,18 +13,14 @@ from typing import Any
 from tapegrad.core.aval import ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Primitive, Sample, elementwise, general
 from tapegrad.device.numerics import special
-from tapegrad.device.types import Array, Namespace, Params
+from tapegrad.device.types import Array, Namespace
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import barrier, bind, cast, infer_same, named, promote, real_float, tensor
 from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import Tensor, TensorLike
 
 Partial = Callable[..., Tensor] | float | None
 Function = Callable[..., Tensor]
-
-
-def same_params(params: Params, n: int) -> Params:
-    """``lift`` of what works element by element."""
-    return params
 
 
 def pointwise(

@@ -6,7 +6,6 @@ at 0 (all as TensorFlow does).
 
 from __future__ import annotations
 
-from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
 from tapegrad.ops.dispatch import binary, bind, cast, infer_same, no_bool, own, promote, tensor, unary, whole_in_float64
@@ -79,25 +78,17 @@ def sign(x: TensorLike, /) -> Tensor:
 sign.primitive = sign_p  # type: ignore[attr-defined]
 
 
-def _infer_abs(x: ShapedArray) -> ShapedArray:
-    return x.with_dtype(dtypes.real_of(x.dtype))
-
-
 abs_p = elementwise(
     "abs",
-    infer=_infer_abs,
+    infer=lambda x: x.with_dtype(dtypes.real_of(x.dtype)),
     ufunc="absolute",
     widens=False,
     partials=[lambda x: sign(x)],
-    jvp=[lambda t, x: _push_abs(t, x)],
+    jvp=[lambda t, x: real(conj(sign(x)) * t)],
     cxx="tg_abs({x})",
     doc="Magnitude; the gradient at 0 is 0.",
 )
 abs = unary(abs_p)
-
-
-def _push_abs(t: Tensor, x: Tensor) -> Tensor:
-    return real(conj(sign(x)) * t)
 
 
 square_p = elementwise(
@@ -135,7 +126,7 @@ def _half_over(ct: Tensor, out: Tensor) -> Tensor:
 sqrt_p = elementwise(
     "sqrt",
     infer=infer_same,
-    partials=[lambda ct, out: _half_over(ct, out)],
+    partials=[_half_over],
     operands=("x",),
     cxx="sqrt({x})",
     domain=(0.2, 3.0),

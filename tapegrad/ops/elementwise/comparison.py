@@ -5,7 +5,6 @@ Comparisons, logic and bits have no derivative (a tape does not follow them); ro
 
 from __future__ import annotations
 
-from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
 from tapegrad.device.types import DType
@@ -82,12 +81,8 @@ isfinite = _test("isfinite", "tg_isfinite({x})", "Whether elements are neither N
 signbit = _test("signbit", "tg_signbit({x})", "Whether the sign bit is set (-0.0 has it).")
 
 
-def _infer_rounded(x: ShapedArray) -> ShapedArray:
-    return x
-
-
 def _rounding(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Unary:
-    prim = elementwise(name, infer=_infer_rounded, partials=[0], ufunc=ufunc, cxx=cxx, doc=doc)
+    prim = elementwise(name, infer=lambda x: x, partials=[0], ufunc=ufunc, cxx=cxx, doc=doc)
     rounded = unary(prim, no_bool(name, ordered=name != "round"))
 
     def op(x: TensorLike, /) -> Tensor:

@@ -13,8 +13,9 @@ from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.device.dtypes import in_float
 from tapegrad.device.numerics import conv_lead
 from tapegrad.device.numerics.windows import Moves, Window
-from tapegrad.device.types import Array, Namespace, Params
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
+from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -99,11 +100,6 @@ def _flops(x: Shape, w: Shape, positions: Shape, weight: Shape) -> int:
     return 2 * images * prod(positions) * prod(weight)
 
 
-def _same_moves(params: Params, n: int) -> Params:
-    """For ``lift``: everything is counted from the last axis, and axes in front broadcast."""
-    return params
-
-
 def _sizes(x: ShapedArray, moves: Moves) -> Shape:
     """The spatial sizes: of an image, a kernel or a result."""
     return x.shape[-len(moves.strides) :]
@@ -138,7 +134,7 @@ conv_p: Primitive = bilinear(
     flops=lambda x, w, *, moves: _flops(
         x.shape, w.shape, moves.over(_sizes(x, moves), _sizes(w, moves)).positions, w.shape[-len(moves.strides) - 2 :]
     ),
-    lift=_same_moves,
+    lift=same_params,
     samples=[
         Sample((2, 3, 5, 4), (2, 3, 3, 2), moves=_PLAIN), Sample((2, 4, 5, 5), (2, 2, 3, 2), moves=_MIXED),
         Sample((2, 2, 8), (3, 2, 2), moves=_SPARSE), Sample((2, 3, 2, 2), (4, 3, 1, 1), moves=_PLAIN),
@@ -164,7 +160,7 @@ conv_in_x_p: Primitive = bilinear(
     ],
     into=True,
     flops=lambda g, w, *, moves, size: _flops(g.shape, w.shape, _sizes(g, moves), w.shape[-len(size) - 2 :]),
-    lift=_same_moves,
+    lift=same_params,
     samples=[
         Sample((2, 2, 3, 3), (2, 3, 3, 2), moves=_PLAIN, size=(5, 4)),
         Sample((2, 2, 3, 4), (2, 2, 3, 2), moves=_MIXED, size=(5, 5)),
@@ -193,7 +189,7 @@ conv_in_w_p: Primitive = bilinear(
         _sizes(g, moves),
         (g.shape[-len(kernel) - 1], x.shape[-len(kernel) - 1] // moves.groups, *kernel),
     ),
-    lift=_same_moves,
+    lift=same_params,
     samples=[
         Sample((2, 3, 5, 4), (2, 2, 3, 3), moves=_PLAIN, kernel=(3, 2)),
         Sample((2, 4, 5, 5), (2, 2, 3, 4), moves=_MIXED, kernel=(3, 2)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tapegrad.core.aval import ShapedArray, normalize_axis
+from tapegrad.core.aval import normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, general, linear
 from tapegrad.device import dtypes
 from tapegrad.device.types import Array, DType, Namespace
@@ -17,10 +17,6 @@ from tapegrad.ops.shape.shape import broadcast_to, reshape
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
-def _infer_cumulative(x: ShapedArray, *, axis: int, reverse: bool) -> ShapedArray:
-    return x
-
-
 def _run_cumulative_sum(xp: Namespace, x: Array, *, axis: int, reverse: bool, out: Array) -> None:
     if reverse:
         back = (slice(None),) * axis + (slice(None, None, -1),)
@@ -31,7 +27,7 @@ def _run_cumulative_sum(xp: Namespace, x: Array, *, axis: int, reverse: bool, ou
 cumulative_sum_p: Primitive = linear(
     "cumulative_sum",
     impl=_run_cumulative_sum,
-    infer=_infer_cumulative,
+    infer=lambda x, *, axis, reverse: x,
     transpose=lambda ct, x, *, axis, reverse: barrier(cumulative_sum_p, ct, axis=axis, reverse=not reverse),
     into=True,
     lift=lift_axis,

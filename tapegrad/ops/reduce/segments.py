@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from tapegrad.core.aval import ShapedArray, normalize_axis
+from tapegrad.core.aval import normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, general
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import dtypes
@@ -90,10 +90,6 @@ def _worst(dtype: DType, largest: bool) -> float:
     return -math.inf if largest else math.inf
 
 
-def _infer_segments(x: ShapedArray, ids: ShapedArray, *, n: int) -> ShapedArray:
-    return x.with_shape((n, *x.shape[1:]))
-
-
 def _ties(x: Tensor, ids: Tensor, out: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Which elements are their segment's extreme one (as numbers), and how many share it."""
     mask = cast(equal(x, barrier(take_p, out, ids, axis=0)), dtypes.accumulator(x.dtype))
@@ -117,7 +113,7 @@ def _extreme(name: str, ufunc: str) -> Primitive:
     return general(
         name,
         impl=run,
-        infer=_infer_segments,
+        infer=lambda x, ids, *, n: x.with_shape((n, *x.shape[1:])),
         vjp=[_pull_extreme, None],
         jvp=[_push_extreme, None],
         samples=[

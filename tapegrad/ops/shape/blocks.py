@@ -111,17 +111,13 @@ def _infer_concat(*xs: ShapedArray, axis: int) -> ShapedArray:
     return first.with_shape((*first.shape[:axis], sum(x.shape[axis] for x in xs), *first.shape[axis + 1 :]))
 
 
-def _run_concat(xp: Namespace, *xs: Array, axis: int, out: Array) -> None:
-    xp.concatenate(xs, axis=axis, out=out)
-
-
 def _pull_concat(ct: Tensor, xs_aval: Sequence[ShapedArray], i: int, *, axis: int) -> Tensor:
     return stretch(ct, axis, sum(x.shape[axis] for x in xs_aval[:i]), xs_aval[i].shape[axis])
 
 
 concat_p = linear(
     "concat",
-    impl=_run_concat,
+    impl=lambda xp, *xs, axis, out: xp.concatenate(xs, axis=axis, out=out),
     infer=_infer_concat,
     transpose=_pull_concat,
     variadic=True,

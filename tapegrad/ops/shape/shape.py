@@ -57,14 +57,10 @@ def _lengths(op: str, shape: Any) -> tuple[int, ...]:
         raise ShapeError(f"{op}: a shape is made of integers, got {shape!r:.60}") from None
 
 
-def _infer_permute(x: ShapedArray, *, axes: tuple[int, ...]) -> ShapedArray:
-    return x.with_shape(tuple(map(x.shape.__getitem__, axes)))
-
-
 permute_p = linear(
     "permute_dims",
     impl=lambda xp, x, *, axes: xp.transpose(x, axes),
-    infer=_infer_permute,
+    infer=lambda x, *, axes: x.with_shape(tuple(map(x.shape.__getitem__, axes))),
     transpose=lambda ct, x, *, axes: permute_dims(ct, tuple(map(axes.index, range(len(axes))))),
     view=True,
     lift=lambda params, n: {"axes": (0, *(a + 1 for a in params["axes"]))},
@@ -82,14 +78,10 @@ def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
     return identity_of(x) if order == tuple(range(ndim)) else barrier(permute_p, x, axes=order)
 
 
-def _infer_broadcast(x: ShapedArray, *, shape: Shape) -> ShapedArray:
-    return x.with_shape(shape)
-
-
 broadcast_p = linear(
     "broadcast_to",
     impl=lambda xp, x, *, shape: xp.broadcast_to(x, shape),
-    infer=_infer_broadcast,
+    infer=lambda x, *, shape: x.with_shape(shape),
     transpose=lambda ct, x: sum_to(ct, x.shape),
     view=True,
     lift=lift_shape,
