@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample
 from tapegrad.core.state import unrecorded
 from tapegrad.device.types import Array, Namespace
@@ -84,15 +83,10 @@ def _corner_cofactors(b: Tensor, mended: Tensor) -> Tensor:
     return det(p)[..., None, None] * concat(rows, axis=-2)
 
 
-def _infer_det(x: ShapedArray) -> ShapedArray:
-    check_square("det", x)
-    return x.with_shape(x.shape[:-2]).with_dtype(floating(x.dtype))
-
-
 det_p: Primitive = declare(
     "det",
     lambda xp, x: xp.linalg.det(x),
-    _infer_det,
+    lambda x: check_square("det", x).with_shape(x.shape[:-2]).with_dtype(floating(x.dtype)),
     vjp=[lambda ct, x: ct[..., None, None] * conj(cofactors(x))],
     jvp=[lambda t, x: sum(cofactors(x) * t, axis=(-2, -1))],
     flops=0.7,
@@ -119,11 +113,6 @@ class SlogdetResult(NamedTuple):
     logabsdet: Tensor
 
 
-def _infer_slogdet(x: ShapedArray) -> ShapedArray:
-    check_square("slogdet", x)
-    return x.with_shape((*x.shape[:-2], 2)).with_dtype(floating(x.dtype))
-
-
 def _run_slogdet(xp: Namespace, x: Array) -> Array:
     sign, logabs = xp.linalg.slogdet(x)
     return xp.stack([sign, logabs.astype(sign.dtype)], axis=-1)
@@ -147,7 +136,7 @@ def _push_slogdet(t: Tensor, x: Tensor, out: Tensor) -> Tensor:
 slogdet_p: Primitive = declare(
     "slogdet",
     _run_slogdet,
-    _infer_slogdet,
+    lambda x: check_square("slogdet", x).with_shape((*x.shape[:-2], 2)).with_dtype(floating(x.dtype)),
     vjp=[_pull_slogdet],
     jvp=[_push_slogdet],
     flops=0.7,

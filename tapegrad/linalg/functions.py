@@ -142,14 +142,10 @@ def _principal(name: str, double: bool) -> Callable[..., Array]:
     return run
 
 
-def _infer_principal(x: ShapedArray) -> ShapedArray:
-    return check_square("sqrtm", x).with_dtype(complex_of(x.dtype))
-
-
 sqrtm_p: Primitive = declare(
     "sqrtm",
     _principal("sqrtm", double=False),
-    _infer_principal,
+    lambda x: check_square("sqrtm", x).with_dtype(complex_of(x.dtype)),
     vjp=[lambda ct, out: _sylvester(H(out), H(out), ct)],
     jvp=[lambda t, out: _sylvester(out, out, cast(t, out.dtype))],
     flops=30.0,
@@ -164,7 +160,7 @@ def _log(x: Tensor) -> Tensor:
 logm_p: Primitive = declare(
     "logm",
     _principal("logm", double=True),
-    _infer_principal,
+    lambda x: check_square("sqrtm", x).with_dtype(complex_of(x.dtype)),
     vjp=[lambda ct, x: H(_corner(_log, cast(x, ct.dtype), H(ct)))],  # on the same side of the branch cut as x
     jvp=[lambda t, x: _corner(_log, x, t)],
     flops=60.0,

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tapegrad.device import Device
 from tapegrad.profile.report.units import first_line, iec
 
 if TYPE_CHECKING:

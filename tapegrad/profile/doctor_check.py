@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 SLACK = 4096 + 64 + 512
 """Bytes by which an array on the CPU may differ: its block is whole pages and aligned, the ledger counts in 512."""
@@ -53,18 +54,13 @@ def _compared(name: str, held: Callable[[], int], rows: int, width: int) -> list
     moments = []
     with tg.device(name), tg.measure() as m:
         live, others = m.live_bytes, held()
-        for _ in _moments(rows, width):
+        for _ in chain(_step(rows, width), (None,)):  # once more when all is freed
             moments.append((m.live_bytes - live, held() - others))
     return moments
 
 
-def _moments(rows: int, width: int) -> Iterator[None]:
-    """A step of training, which stops where the counts are compared."""
-    yield from _step(rows, width)
-    yield  # all is freed
-
-
 def _step(rows: int, width: int) -> Iterator[None]:
+    """A step of training, which stops where the counts are compared."""
     import tapegrad as tg
 
     w = tg.Variable(tg.full((width, width), 1 / width, dtype="float32"))

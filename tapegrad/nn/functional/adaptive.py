@@ -8,7 +8,7 @@ from typing import Any
 
 from tapegrad import ops, random
 from tapegrad.errors import ShapeError
-from tapegrad.nn.functional._dimensions import in_dims
+from tapegrad.nn.functional._variants import in_dims
 from tapegrad.nn.functional.conv import Lengths, lengths
 from tapegrad.nn.functional.pool import planes
 from tapegrad.ops.products.convolution import Window

@@ -10,7 +10,7 @@ from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
-from tapegrad.nn.functional._dimensions import in_dims
+from tapegrad.nn.functional._variants import in_dims
 from tapegrad.ops.products.convolution import Moves, Window, conv, conv_transpose
 from tapegrad.ops.shape.patches import unfold_windows
 from tapegrad.tensor import Tensor, TensorLike

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tapegrad import ops, random
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
-from tapegrad.nn.functional._dimensions import in_dims
+from tapegrad.nn.functional._variants import in_dims
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [

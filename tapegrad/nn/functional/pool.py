@@ -12,7 +12,7 @@ from typing import Any
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn import checks
-from tapegrad.nn.functional._dimensions import in_dims
+from tapegrad.nn.functional._variants import in_dims
 from tapegrad.nn.functional.conv import Lengths, Padding, lengths, pads
 from tapegrad.ops.products.convolution import Window
 from tapegrad.ops.rows.pooling import max_pool, max_pool_places, sum_pool

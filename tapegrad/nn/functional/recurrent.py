@@ -6,10 +6,11 @@ The loops over steps are plain loops on the tape.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.nn.functional._variants import P, R, variant
 from tapegrad.nn.functional.dropouts import dropout
 from tapegrad.nn.functional.linear_maps import linear
 from tapegrad.tensor import Tensor, TensorLike
@@ -149,9 +150,15 @@ def _n_step(
     return [ops.stack(several, axis=0) for several in zip(*finals)], steps
 
 
-def n_step_rnn(
-    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Weights, bs: Weights, xs: Sequence[TensorLike],
-    activation: str = "tanh", *, training: bool = True,
+def _both_ways(kind: str, body: Callable[Concatenate[bool, P], R]) -> tuple[Callable[P, R], Callable[P, R]]:
+    """The function that goes forwards through the sequences, and that which goes both ways."""
+    twice = f"As :func:`n_step_{kind}` forwards and backwards: two entries of states, ws and bs a layer, ys of both."
+    return variant(f"n_step_{kind}", body, False, body.__doc__ or ""), variant(f"n_step_bi{kind}", body, True, twice)
+
+
+def _rnn(
+    both: bool, n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Weights, bs: Weights,
+    xs: Sequence[TensorLike], activation: str = "tanh", *, training: bool = True,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """``h = f(W0 x + b0 + W1 h + b1)`` over sequences, in ``n_layers`` layers: (hy, ys).
 
@@ -159,46 +166,32 @@ def n_step_rnn(
     each step (batch, k), batches never growing: sequences that end drop out, longest first.  hy: as hx, ys: for each
     step (batch, units).  ``dropout_ratio``: between layers, unless ``training`` is false.  Raises ShapeError.
     """
-    (hy,), ys = _n_step(
-        "n_step_rnn", n_layers, dropout_ratio, [hx], ws, bs, xs, _rnn_cell(activation), False, training, 2
-    )  # fmt: skip
+    op = "n_step_birnn" if both else "n_step_rnn"
+    (hy,), ys = _n_step(op, n_layers, dropout_ratio, [hx], ws, bs, xs, _rnn_cell(activation), both, training, 2)
     return hy, ys
 
 
-def n_step_birnn(
-    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Weights, bs: Weights, xs: Sequence[TensorLike],
-    activation: str = "tanh", *, training: bool = True,
-) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """As :func:`n_step_rnn` forwards and backwards: two entries of hx, ws and bs for each layer, ys of both."""
-    (hy,), ys = _n_step(
-        "n_step_birnn", n_layers, dropout_ratio, [hx], ws, bs, xs, _rnn_cell(activation), True, training, 2
-    )  # fmt: skip
-    return hy, ys
+n_step_rnn, n_step_birnn = _both_ways("rnn", _rnn)
 
 
-def n_step_gru(
-    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Weights, bs: Weights, xs: Sequence[TensorLike], *,
-    training: bool = True,
+def _gru(
+    both: bool, n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Weights, bs: Weights,
+    xs: Sequence[TensorLike], *, training: bool = True,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """As :func:`n_step_rnn` with gated units (Cho et al., arXiv 1406.1078) and six matrices for each layer.
 
     ``r = s(W0 x + W3 h)``, ``z = s(W1 x + W4 h)``, ``h = (1 - z) * tanh(W2 x + r * (W5 h)) + z * h``, with biases.
     """
-    (hy,), ys = _n_step("n_step_gru", n_layers, dropout_ratio, [hx], ws, bs, xs, _gru_cell, False, training, 6)
+    op = "n_step_bigru" if both else "n_step_gru"
+    (hy,), ys = _n_step(op, n_layers, dropout_ratio, [hx], ws, bs, xs, _gru_cell, both, training, 6)
     return hy, ys
 
 
-def n_step_bigru(
-    n_layers: int, dropout_ratio: float, hx: TensorLike, ws: Weights, bs: Weights, xs: Sequence[TensorLike], *,
-    training: bool = True,
-) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """As :func:`n_step_gru` forwards and backwards: two entries of hx, ws and bs for each layer, ys of both."""
-    (hy,), ys = _n_step("n_step_bigru", n_layers, dropout_ratio, [hx], ws, bs, xs, _gru_cell, True, training, 6)
-    return hy, ys
+n_step_gru, n_step_bigru = _both_ways("gru", _gru)
 
 
-def n_step_lstm(
-    n_layers: int, dropout_ratio: float, hx: TensorLike, cx: TensorLike, ws: Weights, bs: Weights,
+def _lstm(
+    both: bool, n_layers: int, dropout_ratio: float, hx: TensorLike, cx: TensorLike, ws: Weights, bs: Weights,
     xs: Sequence[TensorLike], *, training: bool = True,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """As :func:`n_step_rnn` with long short-term memory and eight matrices for each layer: (hy, cy, ys).
@@ -206,16 +199,9 @@ def n_step_lstm(
     ``i, f, o = s(W_k x + W_k+4 h)`` for k 0 to 2, ``c = f * c + i * tanh(W3 x + W7 h)``, ``h = o * tanh(c)``, with
     biases; cx: as hx.
     """
-    (hy, cy), ys = _n_step("n_step_lstm", n_layers, dropout_ratio, [hx, cx], ws, bs, xs, _lstm_cell, False, training, 8)
+    op = "n_step_bilstm" if both else "n_step_lstm"
+    (hy, cy), ys = _n_step(op, n_layers, dropout_ratio, [hx, cx], ws, bs, xs, _lstm_cell, both, training, 8)
     return hy, cy, ys
 
 
-def n_step_bilstm(
-    n_layers: int, dropout_ratio: float, hx: TensorLike, cx: TensorLike, ws: Weights, bs: Weights,
-    xs: Sequence[TensorLike], *, training: bool = True,
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    """As :func:`n_step_lstm` forwards and backwards: two entries of hx, cx, ws and bs for each layer, ys of both."""
-    (hy, cy), ys = _n_step(
-        "n_step_bilstm", n_layers, dropout_ratio, [hx, cx], ws, bs, xs, _lstm_cell, True, training, 8
-    )  # fmt: skip
-    return hy, cy, ys
+n_step_lstm, n_step_bilstm = _both_ways("lstm", _lstm)

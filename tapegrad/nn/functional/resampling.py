@@ -5,6 +5,7 @@ Places and weights are computed in double precision, so that results differ from
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -43,9 +44,10 @@ def interpolate(
         raise ShapeError(f"interpolate: {x.shape} to {wanted}: sizes must be positive")
     if mode == "area":
         return _AREA[dims - 1](x, wanted)
-    rule: Callable[..., Tensor] = {"nearest": _nearest, "nearest-exact": _nearest_exact, "bicubic": _cubic}.get(
-        mode, _linear
-    )
+    rules: dict[str, Callable[..., Tensor]] = {
+        "nearest": _nearest, "nearest-exact": functools.partial(_nearest, within=0.5), "bicubic": _cubic,
+    }  # fmt: skip
+    rule = rules.get(mode, _linear)
     for axis, (n, scale) in enumerate(zip(wanted, scales), 2):
         x = rule(x, axis, n, scale, bool(align_corners))
     return ops.asarray(x, copy=True) if x is source else x
@@ -84,16 +86,11 @@ def _step(n: int, m: int, scale: float | None) -> float:
     return 1.0 / scale if scale else n / m
 
 
-def _nearest(x: Tensor, axis: int, m: int, scale: float | None, align: bool) -> Tensor:
+def _nearest(x: Tensor, axis: int, m: int, scale: float | None, align: bool, within: float = 0.0) -> Tensor:
+    """``within``: which point of a pixel of the result counts, from 0 to 1."""
     n = x.shape[axis]
     step = _step(n, m, scale)
-    return _taken(x, axis, [min(math.floor(i * step), n - 1) for i in range(m)])
-
-
-def _nearest_exact(x: Tensor, axis: int, m: int, scale: float | None, align: bool) -> Tensor:
-    n = x.shape[axis]
-    step = _step(n, m, scale)
-    return _taken(x, axis, [min(math.floor((i + 0.5) * step), n - 1) for i in range(m)])
+    return _taken(x, axis, [min(math.floor((i + within) * step), n - 1) for i in range(m)])
 
 
 def _centres(n: int, m: int, scale: float | None, align: bool) -> list[float]:

@@ -39,9 +39,7 @@ def cross_entropy(
     classes, rest = logits.shape[axis], logits.shape[:axis] + logits.shape[axis + 1 :]
     logits = _class_axis_last(logits, axis)
     if weight is not None:
-        weight = ops.asarray(weight)
-        if weight.shape != (classes,):
-            raise ShapeError(f"cross_entropy: wanted weight ({classes},), got {weight.shape}")
+        weight = class_weights("cross_entropy", weight, classes)
     if "float" in str(target.dtype):
         if target.shape != shape:
             raise ShapeError(f"cross_entropy: wanted probabilities shaped as input {shape}, got {target.shape}")
@@ -79,9 +77,8 @@ def nll_loss(
         raise ShapeError("nll_loss: wanted input (n, c, ...) or (c,), got a scalar")
     classes, rest = logp.shape[axis], logp.shape[:axis] + logp.shape[axis + 1 :]
     kept, labels = checked_labels("nll_loss", target, rest, classes, ignore_index)
-    weight = ops.ones((classes,), dtype=logp.dtype, device=logp.device) if weight is None else ops.asarray(weight)
-    if weight.shape != (classes,):
-        raise ShapeError(f"nll_loss: wanted weight ({classes},), got {weight.shape}")
+    weight = ops.ones((classes,), dtype=logp.dtype, device=logp.device) if weight is None else weight
+    weight = class_weights("nll_loss", weight, classes)
     of_label = ops.where(kept, ops.take(weight, labels, axis=0), 0.0)
     losses = -at_label(_class_axis_last(logp, axis), labels) * of_label
     return _weighted("nll_loss", losses, of_label, reduction)
@@ -196,6 +193,14 @@ def checked_labels(
     labels = ops.where(kept, target, 0)
     checks.within(who, "labels", labels, classes)
     return kept, labels
+
+
+def class_weights(who: str, weight: TensorLike, classes: int) -> Tensor:
+    """One weight for each class.  Raises ShapeError."""
+    w = ops.asarray(weight)
+    if w.shape != (classes,):
+        raise ShapeError(f"{who}: wanted weight ({classes},), got {w.shape}")
+    return w
 
 
 def same_shape(who: str, input: TensorLike, target: TensorLike) -> tuple[Tensor, Tensor]:

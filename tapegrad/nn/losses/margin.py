@@ -11,7 +11,7 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn import checks
 from tapegrad.nn.functional.norm import p_norm
-from tapegrad.nn.losses.classification import at_label, checked_labels, reduced, same_shape
+from tapegrad.nn.losses.classification import at_label, checked_labels, class_weights, reduced, same_shape
 from tapegrad.nn.losses.distances import pairwise_distance
 from tapegrad.nn.losses.regression import chainers
 from tapegrad.ops.dispatch import in_float32
@@ -128,10 +128,8 @@ def multi_margin_loss(
     _, labels = checked_labels(op, t, x.shape[:-1], classes, -100)
     losses = _above(margin - ops.expand_dims(at_label(x, labels), axis=-1) + x) ** p
     if weight is not None:
-        w = ops.asarray(weight)
-        if w.shape != (classes,):
-            raise ShapeError(f"{op}: wanted weight ({classes},), got {w.shape}")
-        losses = losses * ops.expand_dims(ops.take(w, labels, axis=0), axis=-1)
+        of_label = ops.take(class_weights(op, weight, classes), labels, axis=0)
+        losses = losses * ops.expand_dims(of_label, axis=-1)
     other = ops.arange(classes, device=x.device) != ops.expand_dims(labels, axis=-1)
     return reduced(op, ops.sum(ops.where(other, losses, 0), axis=-1) / classes, reduction)
 

@@ -12,6 +12,7 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
 from tapegrad.nn.losses.classification import at_label, reduced
+from tapegrad.nn.losses.regression import chainers
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["argmax_crf1d", "crf1d", "ctc_loss"]
@@ -149,7 +150,7 @@ def crf1d(cost: TensorLike, xs: Sequence[TensorLike], ys: Sequence[TensorLike], 
         alpha = ops.logsumexp(ops.expand_dims(alpha[:batch], axis=2) + c, axis=1) + x
         score = score[:batch] + at_label(x, y) + at_label(ops.take(c, before[:batch], axis=0), y)
     losses = ops.concat([ops.logsumexp(alpha, axis=1) - score, *ended[::-1]], axis=0)
-    return reduced("crf1d", losses, "none" if reduce == "no" else reduce)
+    return reduced("crf1d", losses, chainers(reduce))
 
 
 def argmax_crf1d(cost: TensorLike, xs: Sequence[TensorLike]) -> tuple[Tensor, list[Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from tapegrad.core.aval import broadcast_shapes, normalize_axis
@@ -165,32 +166,23 @@ def multiply_up(columns: Tensor) -> Tensor:
     return concat(powers, axis=1)
 
 
-def _window(name: str, m: int, *shape: float, dtype: DTypeLike | None, device: Device | str | None) -> Tensor:
-    home: Device = current_device() if device is None else asdevice(device)
-    values = getattr(CPU.xp, name)(m, *shape)
-    return asarray(values, dtype=dtypes.float32 if dtype is None else dtype, device=home)
-
-
-def bartlett(M: int, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
-    """The triangular window of ``M`` points, 0 at both ends; float32 unless said otherwise."""
-    return _window("bartlett", M, dtype=dtype, device=device)
-
-
-def blackman(M: int, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
-    """Blackman's window of ``M`` points, three terms of cosines; float32 unless said otherwise."""
-    return _window("blackman", M, dtype=dtype, device=device)
-
-
-def hamming(M: int, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
-    """Hamming's window of ``M`` points, a raised cosine; float32 unless said otherwise."""
-    return _window("hamming", M, dtype=dtype, device=device)
-
-
-def hanning(M: int, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
-    """Hann's window of ``M`` points, a raised cosine, 0 at both ends; float32 unless said otherwise."""
-    return _window("hanning", M, dtype=dtype, device=device)
-
-
 def kaiser(M: int, beta: float, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
     """Kaiser's window of ``M`` points with shape ``beta``; float32 unless said otherwise."""
-    return _window("kaiser", M, beta, dtype=dtype, device=device)
+    home: Device = current_device() if device is None else asdevice(device)
+    return asarray(CPU.xp.kaiser(M, beta), dtype=dtypes.float32 if dtype is None else dtype, device=home)
+
+
+def _window(name: str, doc: str) -> Callable[..., Tensor]:
+    def op(M: int, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
+        home: Device = current_device() if device is None else asdevice(device)
+        return asarray(getattr(CPU.xp, name)(M), dtype=dtypes.float32 if dtype is None else dtype, device=home)
+
+    op.__name__ = op.__qualname__ = name
+    op.__doc__ = f"{doc}; float32 unless said otherwise."
+    return op
+
+
+bartlett = _window("bartlett", "The triangular window of ``M`` points, 0 at both ends")
+blackman = _window("blackman", "Blackman's window of ``M`` points, three terms of cosines")
+hamming = _window("hamming", "Hamming's window of ``M`` points, a raised cosine")
+hanning = _window("hanning", "Hann's window of ``M`` points, a raised cosine, 0 at both ends")

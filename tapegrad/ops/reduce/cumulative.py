@@ -49,11 +49,6 @@ def _prepared(op: str, x: TensorLike, axis: int | None, dtype: DTypeLike | None)
     return cast(x, dtypes.accumulator(wanted)), normalize_axis(op, axis, x.ndim), wanted
 
 
-def _after_initial(x: Tensor, axis: int, value: Tensor) -> Tensor:
-    """One more element, ``value``, in front along ``axis``."""
-    return concat([value, x], axis=axis)
-
-
 def _first_shape(x: Tensor, axis: int) -> tuple[int, ...]:
     return (*x.shape[:axis], 1, *x.shape[axis + 1 :])
 
@@ -68,7 +63,7 @@ def cumulative_sum(
     x, a, wanted = _prepared("cumulative_sum", x, axis, dtype)
     out = barrier(cumulative_sum_p, x, axis=a, reverse=False)
     if include_initial:
-        out = _after_initial(out, a, zeros(_first_shape(x, a), dtype=x.dtype, device=x.device))
+        out = concat([zeros(_first_shape(x, a), dtype=x.dtype, device=x.device), out], axis=a)
     return cast(out, wanted)
 
 
@@ -143,7 +138,7 @@ def cumulative_prod(
     x, a, wanted = _prepared("cumulative_prod", x, axis, dtype)
     x = barrier(cumulative_prod_p, x, axis=a)
     if include_initial:
-        x = _after_initial(x, a, ones(_first_shape(x, a), dtype=x.dtype, device=x.device))
+        x = concat([ones(_first_shape(x, a), dtype=x.dtype, device=x.device), x], axis=a)
     return cast(x, wanted)
 
 

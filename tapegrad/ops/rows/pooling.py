@@ -68,6 +68,18 @@ def every_tap(window: Window) -> tuple[tuple[int, tuple[Any, ...], tuple[Any, ..
     return tuple((n, (..., *at), (..., *meets)) for n, at, meets in taps(window, 0, window.positions[0]))
 
 
+def add_taps(xp: Namespace, window: Window, term: Callable[..., Array], out: Array, *arrays: Array) -> None:
+    """Add to all that each tap meets in ``out``, from 0 on, ``term(number of the tap, its index, *arrays)``."""
+
+    def body(out: Array, *arrays: Array) -> None:
+        total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
+        for number, at, meets in every_tap(window):
+            total[meets] += term(number, at, *arrays)
+        out[...] = total
+
+    by_planes(xp, window, body, out, *arrays)
+
+
 def _infer_which(x: ShapedArray, *, window: Window) -> ShapedArray:
     if x.dtype.kind not in "fV":
         raise DTypeError(f"pool_which: wanted real floats, got {x.dtype}; cast with astype")
@@ -87,9 +99,9 @@ def _run_which(xp: Namespace, x: Array, *, out: Array, window: Window) -> None:
     by_planes(xp, window, body, x, out)
 
 
-_PAIRS = Window((4, 5), (2, 2), (2, 1), ((0, 0), (0, 0)), (1, 1))
-_EDGED = Window((5, 4), (3, 2), (2, 2), ((1, 1), (0, 1)), (1, 2))
-_LINE = Window((7,), (2,), (3,), ((0, 0),), (1,))
+PAIRS = Window((4, 5), (2, 2), (2, 1), ((0, 0), (0, 0)), (1, 1))
+EDGED = Window((5, 4), (3, 2), (2, 2), ((1, 1), (0, 1)), (1, 2))
+LINE = Window((7,), (2,), (3,), ((0, 0),), (1,))
 _NARROW = Window((1,), (2,), (1,), ((1, 1),), (2,))  # with a hole just where the image is
 _WIDE = Window((2, 2), (3, 2), (1, 1), ((0, 0), (0, 0)), (1, 1))
 
@@ -100,9 +112,9 @@ pool_which_p = general(
     into=True,
     lift=same_params,
     samples=[
-        Sample((2, 3, 4, 5), window=_PAIRS), Sample((2, 5, 4), window=_EDGED), Sample((7,), window=_LINE),
-        Sample((0, 4, 5), window=_PAIRS), Sample([[1.0, 3, 3, 2, 2, 2, 1]], window=_LINE),
-        Bad((2, 5, 5), window=_PAIRS, error=ShapeError), Bad((5,), window=_PAIRS, error=ShapeError),
+        Sample((2, 3, 4, 5), window=PAIRS), Sample((2, 5, 4), window=EDGED), Sample((7,), window=LINE),
+        Sample((0, 4, 5), window=PAIRS), Sample([[1.0, 3, 3, 2, 2, 2, 1]], window=LINE),
+        Bad((2, 5, 5), window=PAIRS, error=ShapeError), Bad((5,), window=PAIRS, error=ShapeError),
         Bad((1,), window=_NARROW, error=ShapeError), Bad((2, 2), window=_WIDE, error=ShapeError),
     ],
     doc="The number of the tap at which each window has its first largest element; a NaN counts as largest.",
@@ -130,15 +142,8 @@ def _run_take(xp: Namespace, x: Array, which: Array, *, out: Array, window: Wind
 
 
 def _run_put(xp: Namespace, g: Array, which: Array, *, out: Array, window: Window) -> None:
-    g, which = _both(xp, g, which, window)
-
-    def body(g: Array, which: Array, out: Array) -> None:
-        total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
-        for number, at, meets in every_tap(window):
-            total[meets] += xp.where(which[at] == number, g[at], g.dtype.type(0))
-        out[...] = total
-
-    by_planes(xp, window, body, g, which, out)
+    term = lambda number, at, g, which: xp.where(which[at] == number, g[at], g.dtype.type(0))
+    add_taps(xp, window, term, out, *_both(xp, g, which, window))
 
 
 def _infer_take(x: ShapedArray, which: ShapedArray, *, window: Window) -> ShapedArray:
@@ -163,10 +168,10 @@ pool_take_p: Primitive = linear(
     into=True,
     lift=same_params,
     samples=[
-        Sample((2, 4, 5), _WHICH, window=_PAIRS),
-        Sample((3, 2, 4, 5), _WHICH, window=_PAIRS),
-        Sample((1, 7), [[1, 0]], window=_LINE),
-        Bad((2, 4, 4), _WHICH, window=_PAIRS, error=ShapeError),
+        Sample((2, 4, 5), _WHICH, window=PAIRS),
+        Sample((3, 2, 4, 5), _WHICH, window=PAIRS),
+        Sample((1, 7), [[1, 0]], window=LINE),
+        Bad((2, 4, 4), _WHICH, window=PAIRS, error=ShapeError),
     ],
     doc="The element of each window at a given tap.",
 )
@@ -179,10 +184,10 @@ pool_put_p: Primitive = linear(
     into=True,
     lift=same_params,
     samples=[
-        Sample((2, 2, 4), _WHICH, window=_PAIRS),
-        Sample((3, 1, 2, 4), _WHICH, window=_PAIRS),
-        Sample((1, 2), [[1, 0]], window=_LINE),
-        Bad((2, 4, 4), _WHICH, window=_PAIRS, error=ShapeError),
+        Sample((2, 2, 4), _WHICH, window=PAIRS),
+        Sample((3, 1, 2, 4), _WHICH, window=PAIRS),
+        Sample((1, 2), [[1, 0]], window=LINE),
+        Bad((2, 4, 4), _WHICH, window=PAIRS, error=ShapeError),
     ],
     doc="Elements added to where ``pool_take`` takes them from.",
 )
@@ -199,13 +204,7 @@ def _run_sum(xp: Namespace, x: Array, *, out: Array, window: Window) -> None:
 
 
 def _run_spread(xp: Namespace, g: Array, *, out: Array, window: Window) -> None:
-    def body(g: Array, out: Array) -> None:
-        total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
-        for _, at, meets in every_tap(window):
-            total[meets] += g[at]
-        out[...] = total
-
-    by_planes(xp, window, body, g, out)
+    add_taps(xp, window, lambda number, at, g: g[at], out, g)
 
 
 pool_sum_p: Primitive = linear(
@@ -216,8 +215,8 @@ pool_sum_p: Primitive = linear(
     into=True,
     lift=same_params,
     samples=[
-        Sample((2, 3, 4, 5), window=_PAIRS), Sample((2, 5, 4), window=_EDGED), Sample((7,), window=_LINE),
-        Sample((0, 4, 5), window=_PAIRS), Bad((4, 4), window=_PAIRS, error=ShapeError),
+        Sample((2, 3, 4, 5), window=PAIRS), Sample((2, 5, 4), window=EDGED), Sample((7,), window=LINE),
+        Sample((0, 4, 5), window=PAIRS), Bad((4, 4), window=PAIRS, error=ShapeError),
     ],
     doc="The sum of each window.",
 )  # fmt: skip
@@ -232,8 +231,8 @@ pool_spread_p: Primitive = linear(
     into=True,
     lift=same_params,
     samples=[
-        Sample((2, 3, 2, 4), window=_PAIRS), Sample((2, 3, 2), window=_EDGED), Sample((2,), window=_LINE),
-        Sample((0, 2, 4), window=_PAIRS), Bad((4, 4), window=_PAIRS, error=ShapeError),
+        Sample((2, 3, 2, 4), window=PAIRS), Sample((2, 3, 2), window=EDGED), Sample((2,), window=LINE),
+        Sample((0, 2, 4), window=PAIRS), Bad((4, 4), window=PAIRS, error=ShapeError),
     ],
     doc="Each element added to all of its window.",
 )  # fmt: skip

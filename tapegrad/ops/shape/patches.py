@@ -6,14 +6,13 @@ from math import prod
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, linear
-from tapegrad.device import dtypes
 from tapegrad.device.numerics.windows import Window
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.products.convolution import fitted
-from tapegrad.ops.rows.pooling import by_planes, every_tap, leading
+from tapegrad.ops.rows.pooling import EDGED, LINE, PAIRS, add_taps, by_planes, every_tap, leading
 from tapegrad.tensor import Tensor, TensorLike
 
 
@@ -27,13 +26,7 @@ def _run_unfold(xp: Namespace, x: Array, *, out: Array, window: Window) -> None:
 
 
 def _run_fold(xp: Namespace, x: Array, *, out: Array, window: Window) -> None:
-    def body(out: Array, x: Array) -> None:
-        total = xp.zeros(out.shape, dtypes.accumulator(out.dtype))
-        for number, at, meets in every_tap(window):
-            total[meets] += x[:, number][at]
-        out[...] = total
-
-    by_planes(xp, window, body, out, x)
+    add_taps(xp, window, lambda number, at, x: x[:, number][at], out, x)
 
 
 def _infer_unfold(x: ShapedArray, *, window: Window) -> ShapedArray:
@@ -46,10 +39,6 @@ def _infer_fold(x: ShapedArray, *, window: Window) -> ShapedArray:
     return x.with_shape((*leading("fold", x, columns), *window.size))
 
 
-_PAIRS = Window((4, 5), (2, 2), (2, 1), ((0, 0), (0, 0)), (1, 1))
-_EDGED = Window((5, 4), (3, 2), (2, 2), ((1, 1), (0, 1)), (1, 2))
-_LINE = Window((7,), (2,), (3,), ((0, 0),), (1,))
-
 unfold_p: Primitive = linear(
     "unfold",
     impl=_run_unfold,
@@ -58,8 +47,8 @@ unfold_p: Primitive = linear(
     into=True,
     lift=same_params,
     samples=[
-        Sample((2, 3, 4, 5), window=_PAIRS), Sample((2, 5, 4), window=_EDGED), Sample((7,), window=_LINE),
-        Sample((0, 4, 5), window=_PAIRS), Bad((4, 4), window=_PAIRS, error=ShapeError),
+        Sample((2, 3, 4, 5), window=PAIRS), Sample((2, 5, 4), window=EDGED), Sample((7,), window=LINE),
+        Sample((0, 4, 5), window=PAIRS), Bad((4, 4), window=PAIRS, error=ShapeError),
     ],
     doc="The elements of each window, with zeros for padding, along one more axis.",
 )  # fmt: skip
@@ -72,8 +61,8 @@ fold_p: Primitive = linear(
     into=True,
     lift=same_params,
     samples=[
-        Sample((2, 3, 4, 2, 4), window=_PAIRS), Sample((2, 6, 3, 2), window=_EDGED), Sample((2, 2), window=_LINE),
-        Sample((0, 4, 2, 4), window=_PAIRS), Bad((4, 4, 4), window=_PAIRS, error=ShapeError),
+        Sample((2, 3, 4, 2, 4), window=PAIRS), Sample((2, 6, 3, 2), window=EDGED), Sample((2, 2), window=LINE),
+        Sample((0, 4, 2, 4), window=PAIRS), Bad((4, 4, 4), window=PAIRS, error=ShapeError),
     ],
     doc="Elements added to where ``unfold`` takes them from.",
 )  # fmt: skip

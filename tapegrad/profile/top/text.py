@@ -19,7 +19,7 @@ _BAR = 15
 
 
 def lines(state: dict[str, Any], width: int, ascii_only: bool) -> list[str]:
-    """The report that ``found`` holds (see ``command.gather``), no line wider than ``width``."""
+    """What ``state`` says (see ``command.gather``) in lines that are no wider than ``width``."""
     ours = {one["pid"]: one for one in state["processes"]}
     draw = _Drawing(width, ascii_only)
     told: set[int] = set()
