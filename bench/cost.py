@@ -34,7 +34,7 @@ def main() -> None:
     import numpy as np
 
     common.load("tapegrad", options.threads)
-    from tapegrad.core.primitive import REGISTRY
+    from tapegrad.core.primitive import REGISTRY, Elementwise
 
     source = np.ones(BIG, np.float32)
     target = np.empty_like(source)
@@ -43,7 +43,7 @@ def main() -> None:
     )  # ns for 4 bytes there and back
     rows = []
     for prim in REGISTRY.values():
-        if prim.family != "elementwise" or not prim.vjp or prim.converts or len(prim.operands) > 2:
+        if not isinstance(prim, Elementwise) or not prim.vjp or prim.converts or len(prim.operands) > 2:
             continue
         row = {"primitive": prim.name, "costly": prim.costly}
         for dtype in ("float32", "float64"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from tapegrad.core.buffer import Buffer
+from tapegrad.core.primitive import Reduction
 from tapegrad.device import cxx
 from tapegrad.engine import region
 from tapegrad.engine.make import of_region
@@ -41,7 +42,7 @@ def _explained(group: list[Buffer], device: str | None) -> str:
     for number, b in enumerate(needed.order):
         names[id(b)] = f"v{number}"
         operands = ", ".join(names[id(k)] for k in b.keeps)
-        axes = f" over axes {b.node.params['axis']}" if b.node.prim.reduce else ""
+        axes = f" over axes {b.node.params['axis']}" if isinstance(b.node.prim, Reduction) else ""
         asked = any(b is t for t in group)
         out = "  <- output" if asked else "  <- output, kept on the way" if any(b is t for t in targets) else ""
         lines.append(f"  v{number}: {b.node.aval!r} = {b.node.prim.name}({operands}){axes}{out}")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.core.primitive import REGISTRY, Bad, Primitive, Sample, general
+from tapegrad.core.primitive import REGISTRY, Bad, Elementwise, Linearity, Opaque, Primitive, Sample, general
 from tapegrad.core.rule import OUT
 from tapegrad.device import dtypes, threads
 from tapegrad.engine import region
@@ -34,7 +34,7 @@ STANDARD = {
 
 def good_samples(prim: Primitive) -> list[Sample]:
     given = [s for s in prim.samples if not isinstance(s, Bad)]
-    if given or prim.family != "elementwise":
+    if given or not isinstance(prim, Elementwise):
         return given
     return [Sample(*shapes) for shapes in STANDARD[len(prim.operands)]]
 
@@ -54,14 +54,14 @@ def operand(prim: Primitive, name: str, spec: Any, dtype: str, rng: np.random.Ge
 
 def operands(prim: Primitive, sample: Sample, dtype: str) -> list[np.ndarray]:
     rng = np.random.default_rng(zlib.crc32(f"{prim.name} {sample}".encode()))
-    names = prim.operands if not prim.variadic else prim.operands * len(sample.operands)
+    names = prim.operands if prim.linearity is not Linearity.ALL else prim.operands * len(sample.operands)
     return [operand(prim, n, s, dtype, rng, sample) for n, s in zip(names, sample.operands, strict=True)]
 
 
 def call(prim: Primitive, xs: Any, params: dict[str, Any]) -> Tensor:
     if prim is dispatch.cast_p:
         return dispatch.cast(xs[0], np.dtype("float32" if xs[0].dtype == "float64" else "float64"))
-    if prim.family == "elementwise":
+    if isinstance(prim, Elementwise):
         return dispatch.bind(prim, *xs)
     return dispatch.barrier(prim, *xs, **params)
 
@@ -74,8 +74,8 @@ def smooth_operands(prim: Primitive, xs: list[np.ndarray]) -> list[int]:
 def takes(prim: Primitive, dtype: str) -> bool:
     """Whether ``prim`` computes in ``dtype``: the front ends cast everything else first."""
     kind = np.dtype(dtype).kind
-    if prim.ufunc is None:
-        return kind == "f" or prim.name in ("where", "cast") or prim.family in ("linear", "bilinear")
+    if not isinstance(prim, Elementwise) or prim.ufunc is None:
+        return kind == "f" or prim.name in ("where", "cast") or prim.linearity is not Linearity.NONE
     try:
         xs = [np.ones((), dtype)] * len(prim.operands)
         with np.errstate(all="ignore"):
@@ -117,11 +117,12 @@ def test_a_primitive_has_samples(prim):
     samples = good_samples(prim)
     assert samples, f"{prim.name} declares no sample and is not elementwise: nothing would test it"
     assert any(takes(prim, d) for d in ("float64", "int64", "bool")), f"no dtype is known that {prim.name} takes"
-    assert prim.jvp is not None or prim.family != "general" or not prim.differentiable, f"{prim.name} has no JVP rules"
+    pushed = prim.jvp is not None or isinstance(prim, Elementwise) or prim.linearity is not Linearity.NONE
+    assert pushed or not prim.differentiable, f"{prim.name} has no JVP rules"
 
 
 def test_a_primitive_without_samples_is_found():
-    lonely = Primitive("lonely", "general", ("x",), lambda xp, x: x, lambda x: x)
+    lonely = Opaque(name="lonely", operands=("x",), impl=lambda xp, x: x, infer=lambda x: x)
     assert not good_samples(lonely)
 
 
@@ -278,7 +279,7 @@ ELEMENTWISE = [
     pytest.param(prim, dtype, id=f"{prim.name}-{dtype}")
     for prim in REGISTRY.values()
     for dtype in ("float64", "float32", "int64", "bool")
-    if prim.family == "elementwise" and takes(prim, dtype)
+    if isinstance(prim, Elementwise) and takes(prim, dtype)
 ]
 
 

@@ -19,6 +19,7 @@ from tapegrad.core import account
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
+from tapegrad.core.primitive import Elementwise
 from tapegrad.core.rule import Plan, Rule
 from tapegrad.core.state import during, thread
 from tapegrad.engine.evaluate import fill
@@ -157,7 +158,7 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
             if target.index not in cts:  # most often: the first cotangent of a value
                 cts[target.index] = g
                 continue
-        elif node.prim.lift is not None or node.prim.family == "elementwise":
+        elif node.prim.lift is not None or isinstance(node.prim, Elementwise):
             avals = [lifted(n.aval, lead) for n in (*inputs, node)]
             params = node.params if node.prim.lift is None else node.prim.lift(node.params, lead)
             g = fit(apply_rule(node, rule, i, ct, values, avals, params), avals[i], 1)
@@ -183,10 +184,9 @@ def apply_rule(
             return -ct
         return zeros_of(ct._buffer.node.aval)
     prim = node.prim
-    holomorphic = node.aval.dtype.kind == "c" and prim.family != "linear" and prim.holomorphic
-    if not holomorphic:
+    if node.aval.dtype.kind != "c" or not prim.holomorphic or prim.is_linear:
         return derivative.apply(prim, rule, i, ct, values, avals, params)
-    if prim.family == "elementwise" and not rule.seeded:
+    if isinstance(prim, Elementwise) and not rule.seeded:
         return ct * conj(rule(ct, values, avals, params, i))
     # rules are written for the plain transpose; the cotangent of a real loss wants its conjugate
     return conj(rule(conj(ct), values, avals, params, i))

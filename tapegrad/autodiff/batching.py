@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.zeros import zeros_of
+from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
+from tapegrad.core.primitive import Elementwise, Linearity
 from tapegrad.core.protocols import Call
 from tapegrad.core.state import during, thread
 from tapegrad.device import CPU, is_array
@@ -158,18 +160,18 @@ def _example(inputs: Sequence[Buffer], companions: Sequence[Tensor | None], i: i
 def batched(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
     """The values of ``node`` for ``n`` examples: ``companions`` where an operand has one, else the operand itself."""
     prim = node.prim
-    if prim.family == "elementwise":
-        return _elementwise(node, operands, companions, n)
-    if prim.batch is not None and prim.batch != "all":
+    if isinstance(prim, Elementwise):
+        return _elementwise(prim, node.aval, operands, companions, n)
+    if callable(prim.batch):
         result = prim.batch(operands, companions, n, node.params)
         if result is not None:
             return result
     elif prim.lift is not None:
-        if prim.batch == "all" or prim.variadic or len(operands) == 1:
+        if prim.batch == "all" or prim.linearity is Linearity.ALL or len(operands) == 1:
             full = [_full(x, c, n) for x, c in zip(operands, companions, strict=True)]
             return barrier(prim, *full, **prim.lift(node.params, n))
         first = companions[0]
-        if prim.family == "linear" and first is not None and all(c is None for c in companions[1:]):
+        if prim.linearity is Linearity.FIRST and first is not None and all(c is None for c in companions[1:]):
             return barrier(prim, first, *operands[1:], **prim.lift(node.params, n))
     return _one_by_one(node, operands, companions, n)
 
@@ -178,16 +180,17 @@ def _full(x: Tensor, companion: Tensor | None, n: int) -> Tensor:
     return broadcast_to(expand_dims(x, 0), (n, *x.shape)) if companion is None else companion
 
 
-def _elementwise(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
-    prim = node.prim
-    ndim = node.aval.ndim
+def _elementwise(
+    prim: Elementwise, aval: ShapedArray, operands: list[Tensor], companions: list[Tensor | None], n: int
+) -> Tensor:
+    ndim = aval.ndim
     aligned = []
     for x, c in zip(operands, companions, strict=True):
         if c is not None and x.ndim < ndim:
             c = reshape(c, (n, *(1,) * (ndim - x.ndim), *x.shape))
         aligned.append(x if c is None else c)
     if prim is cast_p:
-        return cast(aligned[0], node.aval.dtype)
+        return cast(aligned[0], aval.dtype)
     return bind(prim, *aligned)
 
 

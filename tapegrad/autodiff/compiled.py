@@ -17,7 +17,7 @@ from tapegrad.core import account
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, leaf
-from tapegrad.core.primitive import Primitive, Site
+from tapegrad.core.primitive import Elementwise, Primitive, Site
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.core.state import during, executed, thread
 from tapegrad.device.types import Params
@@ -212,7 +212,7 @@ class Steps:
 
 
 def _on_arrays(prim: Primitive, params: Params, aval: ShapedArray, site: Site | None) -> Callable[..., Any]:
-    if prim.ufunc is not None:
+    if isinstance(prim, Elementwise) and prim.ufunc is not None:
         return getattr(aval.device.xp, prim.ufunc)
     if site is not None:
         return lambda *arrays: PLAIN.small(site, list(arrays))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tapegrad.core.aval import ShapedArray
-from tapegrad.core.primitive import Primitive
+from tapegrad.core.primitive import Elementwise, Primitive
 from tapegrad.core.rule import Params, Rule
 from tapegrad.device.dtypes import float32
 from tapegrad.ops.dispatch import cast
@@ -24,12 +24,12 @@ def apply(
     Of half types in float32, rounded once: rounded after each operation, a rule would lose what cancels in it.
     """
     narrow = None
-    if prim.widens and seed._buffer.node.aval.narrow:
+    if isinstance(prim, Elementwise) and prim.widens and seed._buffer.node.aval.narrow:
         narrow, seed = seed.dtype, _wide(seed)
         values = {slot: _wide(values[slot]) for slot in rule.slots}
         avals = [a.with_dtype(float32) if a.narrow else a for a in avals]
     g: Tensor = rule(seed, values, avals, params, i)
-    if prim.family == "elementwise" and not rule.seeded:
+    if isinstance(prim, Elementwise) and not rule.seeded:
         g = seed * g
     return g if narrow is None else cast(g, narrow)
 

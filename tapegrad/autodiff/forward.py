@@ -8,6 +8,7 @@ from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
+from tapegrad.core.primitive import Elementwise, Linearity
 from tapegrad.core.protocols import Call
 from tapegrad.core.rule import OUT, Rule
 from tapegrad.device.dtypes import is_inexact
@@ -43,18 +44,18 @@ def _push(node: Node, inputs: tuple[Buffer, ...], out: Buffer, tangents: list[Te
     values: dict[int, Tensor] = {i: Tensor(b) for i, b in enumerate(inputs)}
     values[OUT] = Tensor(out)
     avals = [*[b.node.aval for b in inputs], node.aval]
-    if prim.family == "linear":
+    if prim.is_linear:
         return _push_linear(node, inputs, tangents)
     total: Tensor | None = None
     for i, t in enumerate(tangents):
         if t is None:
             continue
-        if prim.family == "bilinear":
+        if prim.linearity is Linearity.EACH:
             operands = [Tensor(b) for b in inputs]
             operands[i] = t
             term = barrier(prim, *operands, **node.params)
         else:
-            rule = prim.jvp[i] if prim.jvp is not None else prim.rule(i) if prim.family == "elementwise" else None
+            rule = prim.jvp[i] if prim.jvp is not None else prim.rule(i) if isinstance(prim, Elementwise) else None
             if rule is None:
                 raise NoGradientError(f"{prim.name}: has no forward-mode derivative in operand {i}")
             term = _along(rule, t, values, avals, node, i)
@@ -75,7 +76,7 @@ def _along(rule: Rule, t: Tensor, values: dict[int, Tensor], avals: list[ShapedA
 def _push_linear(node: Node, inputs: tuple[Buffer, ...], tangents: list[Tensor | None]) -> Tensor | None:
     """A linear primitive applied to the tangents themselves."""
     prim = node.prim
-    if prim.variadic:
+    if prim.linearity is Linearity.ALL:
         filled = [t if t is not None else zeros_of(b.node.aval) for t, b in zip(tangents, inputs, strict=True)]
         return barrier(prim, *filled, **node.params)
     if tangents[0] is None:

@@ -18,7 +18,7 @@ from tapegrad.autodiff.wrapping import Wrapper
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.node import Node
-from tapegrad.core.primitive import Primitive
+from tapegrad.core.primitive import Opaque, Primitive
 from tapegrad.core.rule import Rule
 from tapegrad.core.state import thread
 from tapegrad.device import current_device, dtypes
@@ -158,9 +158,9 @@ class OwnPrimitive(Wrapper):
                 return layout.packed(body.run(layout.aval.device, list(arrays), operands, static))
 
             rules = [self._rule(n, operands) for n in operands]
-            form = self._forms[operands] = Primitive(
-                self._name, "general", operands, impl, _not_inferred, tuple(pull for pull, _ in rules),
-                tuple(push for _, push in rules), holomorphic=False, calls_user=True,
+            form = self._forms[operands] = Opaque(
+                name=self._name, operands=operands, impl=impl, infer=_not_inferred, vjp=tuple(p for p, _ in rules),
+                jvp=tuple(push for _, push in rules), holomorphic=False, calls_user=True,
                 lift=(lambda params, n: {**params, "layout": params["layout"].lifted(n)}) if self._batched else None,
             )  # fmt: skip
             if all(pull is None for pull, _ in rules):

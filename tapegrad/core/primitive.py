@@ -1,11 +1,13 @@
 """Primitives: kinds of operation, each with all its rules in one declaration.
 
-Families, and what is derived from the declaration:
+How a primitive is declared, and what is derived from the declaration:
 
 * ``elementwise``: the partial derivatives (or diagonal rules) give VJP, JVP and the fused kernel;
 * ``linear``: its transpose is the VJP, the operation itself is the JVP;
 * ``bilinear``: its transposes in each operand give the VJP, the operation itself (twice) the JVP;
 * ``general``: explicit VJP and JVP rules.
+
+How it runs is said by its class: :class:`Elementwise`, :class:`View`, or a :class:`Barrier`.
 
 Rules are written in tensors, so higher order is free.  **A rule's parameter names declare what it reads**: ``ct`` or
 ``t`` (cotangent, tangent), ``out`` (the result), an operand's name (its value), ``NAME_aval`` or ``out_aval`` (an aval,
@@ -20,7 +22,8 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.rule import Function, Params, Plan, Rule
@@ -52,106 +55,60 @@ class Bad(Sample):
         object.__setattr__(self, "error", error)
 
 
-class Site:
-    """An elementwise primitive with operands of certain avals.
+class Linearity(Enum):
+    """In what a primitive is linear."""
 
-    ``aval``: the result's; ``ufunc``: what to call at once (None: the primitive has no ufunc of its own, or the result
-    is big enough to be deferred); ``pooled``: whether it is worth a block of the device's pool; ``plans``: by mask of
-    tracked operands (None: nothing to differentiate); ``runs``: see ``engine.executor.run_of``.
-    """
-
-    __slots__ = ("aval", "avals", "plans", "pooled", "prim", "runs", "small", "ufunc")
-
-    def __init__(self, prim: Primitive, avals: tuple[ShapedArray, ...], aval: ShapedArray, small: bool) -> None:
-        self.prim = prim
-        self.avals = avals
-        self.aval = aval
-        self.small = small and not prim.view
-        self.pooled = aval.nbytes >= aval.device.least_pooled
-        self.ufunc = getattr(aval.device.xp, prim.ufunc) if small and prim.ufunc is not None else None
-        self.runs: tuple[Run, ...] = ()
-        self.plans: list[Plan] | None = None
-        if aval.smooth:  # without rules, too: then asking for the derivative is an error, not a silent None
-            self.plans = [self._plan(mask) for mask in range(1 << len(avals))]
-
-    def _plan(self, mask: int) -> Plan:
-        shared = self.prim.plan(mask, len(self.avals))
-        plan = Plan(shared.slots, shared.pulls, shared.lacking)
-        plan.quick = self.small and not plan.lacking
-        return plan
+    NONE = "general"
+    FIRST = "linear"
+    """In its first operand."""
+    ALL = "variadic linear"
+    """In all operands together, however many."""
+    EACH = "bilinear"
+    """In each of its two operands."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Primitive:
-    """A kind of operation.  Made by :func:`elementwise`, :func:`linear`, :func:`bilinear` and :func:`general`."""
+    """A kind of operation: what all of them have."""
 
     name: str
-    family: str
     operands: tuple[str, ...]
-    impl: Function
-    """``impl(xp, *arrays, **params) -> array``; elementwise: ``impl(xp, out, *arrays)``."""
     infer: Callable[..., ShapedArray]
     """``infer(*avals, **params) -> aval``; raises errors that name the operation, the shapes and the fix."""
     vjp: tuple[Rule | None, ...] | Rule = ()
     jvp: tuple[Rule | None, ...] | None = None
-    variadic: bool = False
-    view: bool = False
-    copies: bool = False
-    """Of a view: whether it has to copy where the operand's memory does not allow a view."""
-    exact: bool = True
-    """Whether the result's bits are independent of how operands lie in memory (false for transcendental functions)."""
-    converts: bool = False
-    """Elementwise: whether the result is the operand itself, rounded once to the result's dtype."""
-    costly: bool = False
-    """Elementwise: whether computing it on a CPU takes ten times as long as writing it and reading it back (see
-    ``engine/region.py``)."""
-    widens: bool = False
-    """Elementwise: whether rules for half types run in float32 and round once, what comes of them (needless where a
-    rule rounds at most once as it is)."""
-    ufunc: str | None = None
-    """Elementwise: the ufunc of the namespace that does it all (so it may write over an operand)."""
-    reduce: str | None = None
-    """The ufunc whose ``reduce`` this is: it may take a region as its prologue."""
-    into: bool = False
-    """Whether ``impl`` takes ``out=``, an array from the device's pool."""
+    linearity: Linearity = Linearity.NONE
     holomorphic: bool = True
     """Of complex results: whether VJP rules are those of a holomorphic function, written for the plain transpose (the
     walk conjugates around them); False: they take and give cotangents of a real loss, as TensorFlow defines them."""
-    flops: Callable[..., int] | None = None
-    """``flops(*avals, **params)``: arithmetic beyond moving operands and result (see ``memory/ledger/costs.py``)."""
     lift: Callable[[Params, int], Params] | None = None
     """Parameters of the same operation on operands with one more leading axis of length ``n``; None: run row by row."""
-    batch: Any = None
+    batch: Function | Literal["all"] | None = None
     """How ``vmap`` applies it to operands some of which have one more leading axis: ``"all"``: by ``lift``, once all of
     them have it; or ``batch(operands, companions, n, params) -> tensor``: a companion is the operand with that axis, or
     None (the result None: example by example).  With one operand, or the first alone batched of a linear one, ``lift``
     is enough."""
-    cxx: str | None = None
-    """Elementwise: the expression in CUDA C++ of ``{x}``, ... (operands' names), ``{type}`` (the first operand's
-    compute type) and ``{out_type}``; see ``kernels/scalar.cuh``."""
-    cxx_drawn: str | None = None
-    """Elementwise without operands, drawing random numbers: the template of ``kernels/drawn.cuh`` that draws packs."""
-    cuda: Function | None = None
-    """Any other: ``cuda(device, *arrays, out=, **params)`` runs whole kernels; None: ``impl`` serves with CuPy, too."""
-    dry: Function | None = None
-    """``dry(*arrays, out=, **params) -> array``: what a dry run on a lazy device calls in place of ``impl``: it tells
-    of the passes of ``impl`` and gives the phantom ``out``, or what ``impl`` would give (``device/phantom.py``)."""
-    calls_user: bool = False
-    """Whether ``impl`` calls a function of the user's: it may have effects, so it is never postponed."""
     samples: tuple[Sample, ...] = ()
     doc: str = ""
     domain: tuple[float, float] = (-2.0, 2.0)
     plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
-    memo: dict[Any, Site] = field(default_factory=dict)
-    """Sites of an elementwise primitive, by the operands' avals."""
+    given: tuple[bool, bool] = field(default=(False, False), init=False)
+    """Whether an array to write is made before it is computed: on an eager device, on a lazy one."""
+    view: ClassVar[bool] = False
+    """Whether the result is the operand's memory, and owns no bytes."""
 
     def __repr__(self) -> str:
-        return f"<{self.family} primitive {self.name}>"
+        return f"<{type(self).__name__.lower()} primitive {self.name}>"
 
     @property
     def differentiable(self) -> bool:
         """Whether some operand has a rule."""
         return bool(self.vjp)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is itself what pushes tangents forward: linear in its first operand, or in all together."""
+        return self.linearity in (Linearity.FIRST, Linearity.ALL)
 
     def rule(self, position: int) -> Rule | None:
         """The VJP rule of an operand (for elementwise: its partial or diagonal rule)."""
@@ -174,26 +131,183 @@ class Primitive:
             found = self.plans[mask, count] = Plan(tuple(slots), tuple(pulls), lacking)
         return found
 
+    def compute(self, xp: Any, arrays: Sequence[Any], params: Params, aval: ShapedArray, out: Any) -> Any:
+        """The value, of ``aval``, by functions of ``xp``: in ``out`` if that is :attr:`given`, else where they say."""
+        raise NotImplementedError
 
-def _nothing_to_apply(*args: Any, **params: Any) -> Any:
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Elementwise(Primitive):
+    """A function of each element: lazy, so a kernel takes it in."""
+
+    impl: Function
+    """``impl(xp, out, *arrays)`` writes into ``out``."""
+    ufunc: str | None = None
+    """The ufunc of the namespace that does it all (so it may write over an operand)."""
+    exact: bool = True
+    """Whether the result's bits are independent of how operands lie in memory (false for transcendental functions)."""
+    converts: bool = False
+    """Whether the result is the operand itself, rounded once to the result's dtype."""
+    costly: bool = False
+    """Whether computing it on a CPU takes ten times as long as writing it and reading it back (see
+    ``engine/region.py``)."""
+    widens: bool = True
+    """Whether rules for half types run in float32 and round once, what comes of them (needless where a rule rounds at
+    most once as it is)."""
+    cxx: str | None = None
+    """The expression in CUDA C++ of ``{x}``, ... (operands' names), ``{type}`` (the first operand's compute type) and
+    ``{out_type}``; see ``kernels/scalar.cuh``."""
+    memo: dict[Any, Site] = field(default_factory=dict)
+    """Sites, by the operands' avals."""
+
+    def __post_init__(self) -> None:
+        self.given = (True, True)
+
+    def compute(self, xp: Any, arrays: Sequence[Any], params: Params, aval: ShapedArray, out: Any) -> Any:
+        """By ``impl``."""
+        self.impl(xp, out, *arrays)
+        return out
+
+
+class Identity(Elementwise):
+    """Its result is the operand."""
+
+    view = True
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class View(Primitive):
+    """Another look at the operand's memory."""
+
+    impl: Function
+    """``impl(xp, array, **params) -> array``."""
+    copies: bool = False
+    """Whether it has to copy where the operand's memory does not allow a view."""
+    view = True
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Barrier(Primitive):
+    """What runs when it is recorded, and makes an array."""
+
+    flops: Callable[..., int] | None = None
+    """``flops(*avals, **params)``: arithmetic beyond moving operands and result (see ``memory/ledger/costs.py``)."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Reduction(Barrier):
+    """A ufunc's ``reduce`` over the axes ``axis``: it may take a region as its prologue."""
+
+    ufunc: str
+
+    def compute(self, xp: Any, arrays: Sequence[Any], params: Params, aval: ShapedArray, out: Any) -> Any:
+        """By the library, in a wide enough dtype."""
+        reduce, dtype = getattr(xp, self.ufunc).reduce, accumulator(aval.dtype)
+        return reduce(arrays[0], axis=params["axis"], dtype=dtype, keepdims=params.get("keepdims", False))
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Drawn(Barrier):
+    """Random numbers, without operands: on CUDA every kernel that needs them draws them again."""
+
+    impl: Function
+    """``impl(xp, **params) -> array``."""
+    template: str
+    """The template of ``kernels/drawn.cuh`` that draws packs."""
+
+    def compute(self, xp: Any, arrays: Sequence[Any], params: Params, aval: ShapedArray, out: Any) -> Any:
+        """By ``impl``."""
+        return self.impl(xp, **params)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Opaque(Barrier):
+    """Whatever arrays are computed from arrays in a way that the engine does not see."""
+
+    impl: Function
+    """``impl(xp, *arrays, **params) -> array``."""
+    into: bool = False
+    """Whether ``impl`` takes ``out=``, an array from the device's pool."""
+    cuda: Function | None = None
+    """``cuda(device, *arrays, out=, **params)`` runs whole kernels; None: ``impl`` serves with CuPy, too."""
+    dry: Function | None = None
+    """``dry(*arrays, out=, **params) -> array``: what a dry run on a lazy device calls in place of ``impl``: it tells
+    of the passes of ``impl`` and gives the phantom ``out``, or what ``impl`` would give (``device/phantom.py``)."""
+    calls_user: bool = False
+    """Whether ``impl`` calls a function of the user's: it may have effects, so it is never postponed."""
+
+    def __post_init__(self) -> None:
+        self.given = (self.into, self.into or self.cuda is not None)
+
+    def compute(self, xp: Any, arrays: Sequence[Any], params: Params, aval: ShapedArray, out: Any) -> Any:
+        """By ``impl``."""
+        if self.into:
+            self.impl(xp, *arrays, out=out, **params)
+            return out
+        return self.impl(xp, *arrays, **params)
+
+    def follow(self, device: Any, arrays: Sequence[Any], params: Params, out: Any) -> Any:
+        """What a dry run on a lazy device has: ``out``, or what ``dry`` says; kernels tell of their passes."""
+        if self.dry is not None:
+            return self.dry(*arrays, out=out, **params)
+        if self.cuda is not None:
+            self.cuda(device, *arrays, out=out, **params)
+        return out
+
+
+def _no_recipe(*avals: ShapedArray, **params: Any) -> ShapedArray:
     raise TypeError("a leaf has no recipe")
 
 
-LEAF = Primitive("leaf", "leaf", (), _nothing_to_apply, _nothing_to_apply, doc="A value that no operation has made.")
+LEAF = Primitive(name="leaf", operands=(), infer=_no_recipe, doc="A value that no operation has made.")
 """What inputs, constants and contents of variables have in place of a primitive; in no registry."""
 
 
-def _register(prim: Primitive) -> Primitive:
+class Site:
+    """An elementwise primitive with operands of certain avals.
+
+    ``aval``: the result's; ``ufunc``: what to call at once (None: the primitive has no ufunc of its own, or the result
+    is big enough to be deferred); ``pooled``: whether it is worth a block of the device's pool; ``plans``: by mask of
+    tracked operands (None: nothing to differentiate); ``runs``: see ``engine.executor.run_of``.
+    """
+
+    __slots__ = ("aval", "avals", "plans", "pooled", "prim", "runs", "small", "ufunc")
+
+    def __init__(self, prim: Elementwise, avals: tuple[ShapedArray, ...], aval: ShapedArray, small: bool) -> None:
+        self.prim = prim
+        self.avals = avals
+        self.aval = aval
+        self.small = small and not prim.view
+        self.pooled = aval.nbytes >= aval.device.least_pooled
+        self.ufunc = getattr(aval.device.xp, prim.ufunc) if small and prim.ufunc is not None else None
+        self.runs: tuple[Run, ...] = ()
+        self.plans: list[Plan] | None = None
+        if aval.smooth:  # without rules, too: then asking for the derivative is an error, not a silent None
+            self.plans = [self._plan(mask) for mask in range(1 << len(avals))]
+
+    def _plan(self, mask: int) -> Plan:
+        shared = self.prim.plan(mask, len(self.avals))
+        plan = Plan(shared.slots, shared.pulls, shared.lacking)
+        plan.quick = self.small and not plan.lacking
+        return plan
+
+
+P = TypeVar("P", bound=Primitive)
+
+
+def _register(prim: P) -> P:
     if prim.name in REGISTRY:
         raise ValueError(f"primitive {prim.name!r} is declared twice")
     REGISTRY[prim.name] = prim
     return prim
 
 
-def _operands_of(impl: Function, skip: int) -> tuple[str, ...]:
-    """Names of the array arguments of ``impl``: its positional parameters after the first ``skip``."""
+def _operands_of(impl: Function | None) -> tuple[str, ...]:
+    """Names of the array arguments of ``impl``: its positional parameters after ``xp``; a reduction's."""
+    if impl is None:
+        return ("x",)
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
-    return tuple(p.name for p in inspect.signature(impl).parameters.values() if p.kind in kinds)[skip:]
+    return tuple(p.name for p in inspect.signature(impl).parameters.values() if p.kind in kinds)[1:]
 
 
 def _rules(
@@ -221,7 +335,7 @@ def elementwise(
     holomorphic: bool = True,
     view: bool = False,
     doc: str = "",
-) -> Primitive:
+) -> Elementwise:
     """Declare a function of each element.
 
     ``partials``: for each operand a function of what its names say, giving the partial derivative, or with a parameter
@@ -237,15 +351,14 @@ def elementwise(
     if impl is not None and not exact:
         run = _in_float32(impl)
     return _register(
-        Primitive(
-            name,
-            "elementwise",
-            operands,
-            run,
-            infer,
-            rules,
-            None if jvp is None else _rules(jvp, operands),
-            view=view,
+        (Identity if view else Elementwise)(
+            name=name,
+            operands=operands,
+            impl=run,
+            infer=infer,
+            vjp=rules,
+            jvp=None if jvp is None else _rules(jvp, operands),
+            holomorphic=holomorphic,
             exact=exact,
             converts=converts,
             costly=costly,
@@ -254,7 +367,6 @@ def elementwise(
             cxx=cxx,
             domain=domain,
             samples=tuple(samples),
-            holomorphic=holomorphic,
             doc=doc,
         )  # fmt: skip
     )
@@ -277,30 +389,63 @@ def _in_float32(impl: Function) -> Function:
     return run
 
 
+class Fields(TypedDict, total=False):
+    """What else a declaration may say of a primitive that is not elementwise (see the classes)."""
+
+    view: bool
+    copies: bool
+    reduce: str
+    """The ufunc of a reduction, which needs no ``impl``."""
+    cxx_drawn: str
+    """The template of what is drawn."""
+    into: bool
+    cuda: Function | None
+    dry: Function | None
+    flops: Callable[..., int]
+    holomorphic: bool
+    lift: Callable[[Params, int], Params] | None
+    batch: Function | Literal["all"] | None
+    samples: Sequence[Sample]
+    domain: tuple[float, float]
+    doc: str
+
+
+def _declared(fields: Fields, **common: Any) -> Primitive:
+    """The primitive, of the class that its fields ask for."""
+    common.update(fields)
+    common["samples"] = tuple(common.get("samples", ()))
+    if common["impl"] is None:
+        del common["impl"]
+        return _register(Reduction(ufunc=common.pop("reduce"), **common))
+    if "cxx_drawn" in common:
+        return _register(Drawn(template=common.pop("cxx_drawn"), **common))
+    return _register((View if common.pop("view", False) else Opaque)(**common))
+
+
 def linear(
     name: str,
     *,
-    impl: Function,
     infer: Callable[..., ShapedArray],
     transpose: Function,
+    impl: Function | None = None,
     variadic: bool = False,
-    **fields: Any,
+    **fields: Unpack[Fields],
 ) -> Primitive:
     """Declare a function linear in its first operand (or, variadic, in all of them together).
 
     ``transpose(ct, x, ...)``: the cotangent of the operand; ``x`` is its aval, not its value; operands after the first
     (indices, say) have no derivative and may be read.
     """
-    operands = ("xs",) if variadic else _operands_of(impl, 1)
+    operands = ("xs",) if variadic else _operands_of(impl)
     rule = Rule(transpose, operands, retaining=False)
     rule.arguments = [
         ("value", where) if kind == "aval" and where > 0 and not variadic else (kind, where)
         for kind, where in rule.arguments
     ]
     rule.slots = tuple(where for kind, where in rule.arguments if kind == "value")
-    vjp: Any = rule if variadic else (rule, *[None] * (len(operands) - 1))
-    fields["samples"] = tuple(fields.get("samples", ()))
-    return _register(Primitive(name, "linear", operands, impl, infer, vjp, variadic=variadic, **fields))
+    vjp = rule if variadic else (rule, *[None] * (len(operands) - 1))
+    linearity = Linearity.ALL if variadic else Linearity.FIRST
+    return _declared(fields, impl=impl, name=name, linearity=linearity, operands=operands, infer=infer, vjp=vjp)
 
 
 def bilinear(
@@ -309,25 +454,24 @@ def bilinear(
     impl: Function,
     infer: Callable[..., ShapedArray],
     transposes: Sequence[Function],
-    **fields: Any,
+    **fields: Unpack[Fields],
 ) -> Primitive:
     """Declare a function linear in each of two operands; ``transposes``: the cotangent of each, reading the other."""
-    operands = _operands_of(impl, 1)
-    fields["samples"] = tuple(fields.get("samples", ()))
-    return _register(Primitive(name, "bilinear", operands, impl, infer, _rules(transposes, operands), **fields))
+    operands = _operands_of(impl)
+    vjp = _rules(transposes, operands)
+    return _declared(fields, impl=impl, name=name, linearity=Linearity.EACH, operands=operands, infer=infer, vjp=vjp)
 
 
 def general(
     name: str,
     *,
-    impl: Function,
     infer: Callable[..., ShapedArray],
+    impl: Function | None = None,
     vjp: Sequence[Function | None] = (),
     jvp: Sequence[Function | None] | None = None,
-    **fields: Any,
+    **fields: Unpack[Fields],
 ) -> Primitive:
     """Declare any other function: a VJP rule with ``ct`` and a JVP rule with ``t`` for each operand (or None)."""
-    operands = _operands_of(impl, 1)
-    fields["samples"] = tuple(fields.get("samples", ()))
+    operands = _operands_of(impl)
     push = None if jvp is None else _rules(jvp, operands)
-    return _register(Primitive(name, "general", operands, impl, infer, _rules(vjp, operands), push, **fields))
+    return _declared(fields, impl=impl, name=name, operands=operands, infer=infer, vjp=_rules(vjp, operands), jvp=push)

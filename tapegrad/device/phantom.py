@@ -23,7 +23,7 @@ from tapegrad.errors import DryRunError
 
 if TYPE_CHECKING:
     from tapegrad.core.aval import ShapedArray
-    from tapegrad.core.primitive import Primitive
+    from tapegrad.core.primitive import View
 
 _MOST, _LEAST = 2**44, 2**30
 _GRAIN = 512  # what device memory is aligned to, at least
@@ -139,7 +139,7 @@ def adopted(x: Any, dtype: DType) -> Any:
     return empty(x.shape, dtype)
 
 
-def viewed(prim: Primitive, x: Any, params: Params, aval: ShapedArray) -> Any:
+def viewed(prim: View, x: Any, params: Params, aval: ShapedArray) -> Any:
     """What a view primitive makes of ``x``: a view (of a real array a real one), or a phantom where it has to copy."""
     near = like(x)
     if prim.copies:
@@ -181,25 +181,6 @@ def of_ufunc(arrays: Sequence[Array], aval: ShapedArray) -> Phantom:
     return _lying(aval.shape, aval.dtype, walk.operands[-1].strides)
 
 
-def computed(
-    prim: Primitive, arrays: Sequence[Array], params: Params, aval: ShapedArray, device: Any, reduce: Callable[..., Any]
-) -> Any:
-    """What a barrier or view makes of ``arrays``.
-
-    ``device``: a dry one.  ``reduce(x)`` reduces a small array on the CPU: it is done, on zeros, since NumPy chooses
-    the layout.  Kernels of the primitive's own are not launched, but tell of their passes over memory (see ``tally``).
-    """
-    if prim.view:
-        return viewed(prim, arrays[0], params, aval)
-    arrays = [like(x) for x in arrays]
-    if not device.lazy:
-        if prim.reduce is None:
-            return empty(aval.shape, aval.dtype)
-        reduced = reduce(arrays[0].view(np.ndarray))
-        return _lying(aval.shape, aval.dtype, reduced.strides)
-    out = empty(aval.shape, aval.dtype)
-    if prim.dry is not None:
-        return prim.dry(*arrays, out=out, **params)
-    if prim.cuda is not None:
-        prim.cuda(device, *arrays, out=out, **params)
-    return out
+def reduced(reduce: Callable[[Array], Array], x: Array, aval: ShapedArray) -> Phantom:
+    """What ``reduce(x)`` makes of a small array on the CPU: it is done, on zeros, since NumPy chooses the layout."""
+    return _lying(aval.shape, aval.dtype, reduce(x.view(np.ndarray)).strides)

@@ -19,6 +19,7 @@ from tapegrad.core.account import Account
 from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, leaf
+from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Executor as Protocol
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.core.state import thread
@@ -172,9 +173,9 @@ class Executor:
         prim, aval = node.prim, node.aval
         who = account.current
         who.applied(node, inputs)
-        if prim.cxx_drawn is not None and aval.device.lazy:
+        if isinstance(prim, Drawn) and aval.device.lazy:
             return _pending(node, (), (1, 0), None, into)  # redrawn by every kernel that needs it, never stored
-        if prim.reduce is not None and not region.runs_at_once(inputs[0].node.aval):
+        if isinstance(prim, Reduction) and not region.runs_at_once(inputs[0].node.aval):
             if inputs[0].loop is not None or inputs[0].postponed:  # it is computed from results itself
                 fill(inputs)
             out = _pending(node, inputs, (1, 1), (inputs[0].node.aval.shape, node.params["axis"]), into)
@@ -184,7 +185,7 @@ class Executor:
                 thread.deferring.append(out)
             return out
         arrays = arrays_of(inputs)
-        if prim.view and not (prim.copies and not arrays[0].flags.c_contiguous):
+        if isinstance(prim, View) and not (prim.copies and not arrays[0].flags.c_contiguous):
             return self._barrier(node, inputs, arrays, into)
         return who.in_room((aval,), (prim.name,), self._barrier, node, inputs, arrays, into)
 
@@ -288,7 +289,7 @@ class Plain(Executor):
 
     def run_barrier(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """A buffer for the value of a barrier or view."""
-        if node.prim.reduce is not None or node.prim.cxx_drawn is not None:
+        if isinstance(node.prim, (Reduction, Drawn)):
             return super().run_barrier(node, inputs, into)
         return self._barrier(node, inputs, arrays_of(inputs), into)
 

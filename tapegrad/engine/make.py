@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.primitive import Primitive
-from tapegrad.device import dtypes, phantom
+from tapegrad.core.primitive import Elementwise, Opaque, Primitive, Reduction, View
+from tapegrad.device import phantom
 from tapegrad.device.dry import dry
 from tapegrad.device.types import Array, Params
 from tapegrad.engine import region
@@ -63,46 +63,43 @@ class Application(Work):
     def __init__(self, prim: Primitive, reads: Sequence[Array], params: Params, aval: ShapedArray) -> None:
         self.prim, self.reads, self.params, self.aval = prim, reads, params, aval
         self.device, self.names = aval.device, (prim.name,)
-        given = prim.family == "elementwise" or prim.into or (prim.cuda is not None and self.device.lazy)
-        self.writes = ((aval.shape, aval.dtype),) if given else ()
+        self.writes = ((aval.shape, aval.dtype),) if prim.given[self.device.lazy] else ()
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """The primitive's own kernels if it declares any, else what the library offers."""
         prim, device = self.prim, self.device
         if not outputs:
             return [device.call(self._made)]
-        (out,) = outputs
-        if prim.family == "elementwise":
-            device.call(prim.impl, device.xp, out, *self.reads)
-        elif prim.cuda is not None and device.lazy:
-            device.call(prim.cuda, device, *self.reads, out=out, **self.params)
+        if device.lazy and isinstance(prim, Opaque) and prim.cuda is not None:
+            device.call(prim.cuda, device, *self.reads, out=outputs[0], **self.params)
         else:
-            device.call(prim.impl, device.xp, *self.reads, out=out, **self.params)
+            device.call(prim.compute, device.xp, self.reads, self.params, self.aval, outputs[0])
         return outputs
 
     def _made(self) -> Array:
         """A result in memory of the library's choice."""
-        prim, device = self.prim, self.device
-        if not prim.view:
-            device.make_way(self.aval.nbytes)
-        if prim.reduce is not None:
-            result = self._reduced(self.reads[0])
-        else:
+        prim, device, aval = self.prim, self.device, self.aval
+        if isinstance(prim, View):
             result = prim.impl(device.xp, *self.reads, **self.params)
-        if type(result) is not device.xp.ndarray or result.dtype != self.aval.dtype:
-            result = device.xp.asarray(result, dtype=self.aval.dtype)
+        else:
+            device.make_way(aval.nbytes)
+            result = prim.compute(device.xp, self.reads, self.params, aval, None)
+        if type(result) is not device.xp.ndarray or result.dtype != aval.dtype:
+            result = device.xp.asarray(result, dtype=aval.dtype)
         return result
-
-    def _reduced(self, x: Array) -> Array:
-        ufunc, params = getattr(self.device.xp, self.prim.reduce or ""), self.params
-        accumulator = dtypes.accumulator(self.aval.dtype)
-        return ufunc.reduce(x, axis=params["axis"], dtype=accumulator, keepdims=params.get("keepdims", False))
 
     def phantoms(self) -> list[Array]:
         """As the primitive would lay it out; kernels of its own tell of their passes over memory."""
-        if self.prim.family == "elementwise":
+        prim, params, aval = self.prim, self.params, self.aval
+        if isinstance(prim, Elementwise):
             return super().phantoms()
-        return [phantom.computed(self.prim, self.reads, self.params, self.aval, dry(self.device), self._reduced)]
+        if isinstance(prim, View):
+            return [phantom.viewed(prim, self.reads[0], params, aval)]
+        arrays, device = [phantom.like(x) for x in self.reads], dry(self.device)
+        if isinstance(prim, Reduction) and not device.lazy:
+            return [phantom.reduced(lambda x: prim.compute(self.device.xp, [x], params, aval, None), arrays[0], aval)]
+        out = phantom.empty(aval.shape, aval.dtype)
+        return [prim.follow(device, arrays, params, out) if isinstance(prim, Opaque) and device.lazy else out]
 
 
 class Function(Work):

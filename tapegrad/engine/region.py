@@ -36,7 +36,7 @@ from operator import attrgetter, itemgetter
 from tapegrad.core import references
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.primitive import REGISTRY
+from tapegrad.core.primitive import REGISTRY, Elementwise, Reduction
 
 SMALL = 16384
 MAX_NODES = 96
@@ -51,7 +51,8 @@ def set_small(elements: int) -> None:
     global SMALL
     SMALL = elements
     for prim in REGISTRY.values():
-        prim.memo.clear()
+        if isinstance(prim, Elementwise):
+            prim.memo.clear()
 
 
 def runs_at_once(aval: ShapedArray) -> bool:
@@ -79,7 +80,7 @@ class Region:
         """Ids of its reductions and of what depends on them."""
         found: set[int] = set()
         for b in self.order:
-            if b.node.prim.reduce is not None:
+            if isinstance(b.node.prim, Reduction):
                 found.add(id(b))
             else:
                 for k in b.keeps:
@@ -222,18 +223,22 @@ def _held(region: Region) -> set[int]:
 
 def with_costly(region: Region, targets: list[Buffer]) -> list[Buffer]:
     """Rule 6: ``targets``, and the costly values from which something that is held elsewhere is made."""
-    if not any(b.node.prim.costly for b in region.order):
+    if not any(_is_costly(b) for b in region.order):
         return targets
     done, wanted = set(map(id, targets)), _held(region)
     more = []
     for b in reversed(region.order):
         if id(b) in done or id(b) not in wanted:
             continue
-        if b.node.prim.costly:
+        if _is_costly(b):
             more.append(b)
         else:
             wanted.update(id(k) for k in b.keeps)
     return [*targets, *more]
+
+
+def _is_costly(b: Buffer) -> bool:
+    return isinstance(b.node.prim, Elementwise) and b.node.prim.costly
 
 
 def stages(region: Region, targets: list[Buffer]) -> Stages:
@@ -241,8 +246,8 @@ def stages(region: Region, targets: list[Buffer]) -> Stages:
     late = region.late
     if not late:
         return Stages(region.order, [], [], late)
-    totals = [b for b in region.order if b.node.prim.reduce is not None]
-    after = [b for b in region.order if id(b) in late and b.node.prim.reduce is None]
+    totals = [b for b in region.order if isinstance(b.node.prim, Reduction)]
+    after = [b for b in region.order if id(b) in late and not isinstance(b.node.prim, Reduction)]
     early = _read_by([k for b in totals for k in b.keeps] + [b for b in targets if id(b) not in late], late)
     beside = _read_by([k for b in after for k in b.keeps], late)
     beside.update(id(b) for b in after)

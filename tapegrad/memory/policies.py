@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.node import Node
-from tapegrad.core.primitive import LEAF
+from tapegrad.core.primitive import LEAF, Barrier
 from tapegrad.errors import PolicyError
 from tapegrad.memory.offload.tiers import Tier
 
@@ -164,4 +164,5 @@ def asked(policy: Policy | None, node: Node, names: tuple[str, ...]) -> Answer:
     prim = node.prim
     if policy is None or prim is LEAF:
         return RECOMPUTE
-    return decide(policy, Value(prim.name, node.params, node.aval, names, prim.flops is not None))
+    product = isinstance(prim, Barrier) and prim.flops is not None
+    return decide(policy, Value(prim.name, node.params, node.aval, names, product))

@@ -9,7 +9,7 @@ from typing import Any
 from tapegrad.core.aval import ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import NO_PARAMS, Node
-from tapegrad.core.primitive import Primitive, Site
+from tapegrad.core.primitive import Elementwise, Primitive, Site
 from tapegrad.core.state import thread
 from tapegrad.device import dtypes
 from tapegrad.device.types import Params
@@ -64,7 +64,7 @@ def on_one_device(op: str, buffers: tuple[Buffer, ...]) -> None:
             raise DeviceError(f"{op}: operands on {device} and {b.node.aval.device}; move one with to_device")
 
 
-def resolve(prim: Primitive, avals: ShapedArray | tuple[ShapedArray, ...]) -> Site:
+def resolve(prim: Elementwise, avals: ShapedArray | tuple[ShapedArray, ...]) -> Site:
     """The site of ``prim`` for operands of ``avals`` (one aval, or a tuple of several): inferred once, then known."""
     site = prim.memo.get(avals)
     if site is None:
@@ -77,7 +77,7 @@ def resolve(prim: Primitive, avals: ShapedArray | tuple[ShapedArray, ...]) -> Si
     return site
 
 
-def elementwise_on(prim: Primitive, inputs: tuple[Buffer, ...], site: Site) -> Buffer:
+def elementwise_on(prim: Elementwise, inputs: tuple[Buffer, ...], site: Site) -> Buffer:
     """Apply an elementwise primitive to operands of the avals of ``site``."""
     return thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), inputs)
 
@@ -87,7 +87,7 @@ _aval_of: Callable[[Tensor], ShapedArray] = attrgetter("_buffer.node.aval")
 _device_of = attrgetter("device")
 
 
-def bind(prim: Primitive, *xs: Tensor) -> Tensor:
+def bind(prim: Elementwise, *xs: Tensor) -> Tensor:
     """Apply an elementwise primitive to tensors of one dtype (by its own rule of shapes)."""
     buffers = tuple(x._buffer for x in xs)
     on_one_device(prim.name, buffers)

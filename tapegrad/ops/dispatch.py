@@ -14,7 +14,7 @@ from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import NO_PARAMS, Node, leaf
-from tapegrad.core.primitive import Primitive, Site, elementwise
+from tapegrad.core.primitive import Elementwise, Primitive, Site, elementwise
 from tapegrad.core.state import thread
 from tapegrad.device import CPU, Device, asdevice, cuda_index, current_device, dtypes
 from tapegrad.device.types import DType
@@ -111,7 +111,7 @@ cast_p = elementwise(
 )
 
 
-real_p: Primitive = elementwise(
+real_p: Elementwise = elementwise(
     "real",
     widens=False,
     infer=lambda x: x.with_dtype(dtypes.real_of(x.dtype)),
@@ -311,10 +311,10 @@ def _home(x: object) -> Device:
 
 
 def unary(
-    prim: Primitive,
+    prim: Elementwise,
     to: ToDType | None = None,
     *,
-    narrow: Primitive | None = None,
+    narrow: Elementwise | None = None,
     module: str = "tapegrad",
 ) -> Unary:
     """The public function of a one-operand elementwise primitive; ``to`` maps the dtype to compute in.
@@ -356,7 +356,7 @@ def curve(
     return unary(prim, to, narrow=getattr(narrow, "primitive", None), module=module)
 
 
-def binary(prim: Primitive, to: ToDType | None = None) -> Binary:
+def binary(prim: Elementwise, to: ToDType | None = None) -> Binary:
     """The public function of a two-operand elementwise primitive; ``to`` maps the promoted dtype to compute in.
 
     Its attribute ``operator`` does the same as an operator's method: it answers a foreign operand NotImplemented.
@@ -366,7 +366,7 @@ def binary(prim: Primitive, to: ToDType | None = None) -> Binary:
     return op
 
 
-def _binary(prim: Primitive, to: ToDType | None, polite: bool) -> Callable[[Any, Any], Any]:
+def _binary(prim: Elementwise, to: ToDType | None, polite: bool) -> Callable[[Any, Any], Any]:
     memo, name = prim.memo, prim.name
 
     def op(x: TensorLike, y: TensorLike, /) -> Any:

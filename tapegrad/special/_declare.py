@@ -41,7 +41,7 @@ def pointwise(
     """
     source = scipy or name
     if cxx is not None:
-        prim = elementwise(
+        each = elementwise(
             name,
             infer=infer_same,
             impl=lambda xp, out, *arrays: special.write(xp, source, out, arrays),
@@ -54,7 +54,7 @@ def pointwise(
             samples=samples,
             doc=doc,
         )
-        return _public(prim, bind)
+        return _public(each, bind)
     shapes = samples or _standard(len(operands), domain)
     prim = barrier_of(
         name, operands, lambda xp, *arrays: special.value(xp, source, arrays, part), partials, shapes, doc

@@ -19,7 +19,7 @@ from shim.streams import changing
 from test_primitives import call, good_samples, operand
 
 import tapegrad as tg
-from tapegrad.core.primitive import REGISTRY, Bad, Primitive, Sample
+from tapegrad.core.primitive import REGISTRY, Bad, Elementwise, Linearity, Primitive, Reduction, Sample
 from tapegrad.core.state import during
 from tapegrad.device import CPU, dtypes
 from tapegrad.engine.evaluate import fill
@@ -35,7 +35,7 @@ ALL = (*SMOOTH, "bool", "int8", "uint8", "int32", "int64")
 
 def operands(prim: Primitive, sample: Sample, dtype: str) -> list[np.ndarray]:
     """The same numbers for every primitive of one domain, so that they are one leaf."""
-    names = prim.operands if not prim.variadic else prim.operands * len(sample.operands)
+    names = prim.operands if prim.linearity is not Linearity.ALL else prim.operands * len(sample.operands)
     found = []
     for place, (name, spec) in enumerate(zip(names, sample.operands, strict=True)):
         rng = np.random.default_rng(zlib.crc32(f"{place} {spec}".encode()))
@@ -54,7 +54,7 @@ PUBLIC = {f.primitive.name: f for f in vars(tg).values() if isinstance(getattr(f
 
 def apply(prim: Primitive, xs: list[Tensor], params: dict[str, Any]) -> Tensor:
     """As a user calls it, where there is a function for just that; a barrier itself."""
-    if prim.family == "elementwise" and prim.name in PUBLIC:
+    if isinstance(prim, Elementwise) and prim.name in PUBLIC:
         return PUBLIC[prim.name](*xs)
     return call(prim, xs, params)
 
@@ -63,11 +63,11 @@ def takes(prim: Primitive, dtype: str) -> bool:
     """Whether users can have it computed in ``dtype``, as far as no front end says."""
     if np.dtype(dtype).kind in "fV" or prim.name == "cast":
         return True
-    if prim.family == "elementwise":
+    if isinstance(prim, Elementwise):
         return prim.name in PUBLIC
     if np.dtype(dtype).kind == "c":
-        return prim.family in ("linear", "bilinear") or prim.name == "prod"
-    return prim.family in ("linear", "bilinear") or prim.reduce is not None or not prim.differentiable
+        return prim.linearity is not Linearity.NONE or prim.name == "prod"
+    return prim.linearity is not Linearity.NONE or isinstance(prim, Reduction) or not prim.differentiable
 
 
 def cases(
@@ -104,7 +104,8 @@ class Uploaded:
 
 def on_cpu(prim: Primitive, sample: Sample, xs: list[np.ndarray], failures: list[str]) -> Tensor | None:
     """The CPU engine's value, or None where it refuses the dtype."""
-    prim.memo.clear()  # what was bound without the front end must not be found by it
+    if isinstance(prim, Elementwise):
+        prim.memo.clear()  # what was bound without the front end must not be found by it
     try:
         with np.errstate(all="ignore"):
             y = apply(prim, [from_array(x) for x in xs], sample.params)
@@ -149,7 +150,7 @@ def differs(got: np.ndarray, wanted: np.ndarray, inner: str) -> str:
 
 @pytest.mark.parametrize("dtype", ALL)
 def test_values(dtype, cuda):
-    first = lambda prim: prim.family == "elementwise" and dtype != "float32"
+    first = lambda prim: isinstance(prim, Elementwise) and dtype != "float32"
     there, wanted, pending, failures = Uploaded(cuda), {}, {}, []
     for name, prim, sample in cases(lambda prim: takes(prim, dtype), first):
         xs = operands(prim, sample, dtype)
@@ -186,7 +187,9 @@ def pulled(prim: Primitive, sample: Sample, xs: list[Tensor], ct: np.ndarray, de
 def test_gradients(dtype, cuda):
     # Rules of what CuPy's functions compute are many small kernels, nearly the same in every dtype: two are enough.
     # Of the 16-bit dtypes, which share their kernels but for rounding, each primitive takes one, its values both.
-    by_cupy = lambda prim: prim.family == "general" and prim.cuda is None
+    by_cupy = lambda prim: (
+        prim.linearity is Linearity.NONE and not isinstance(prim, Elementwise) and getattr(prim, "cuda", None) is None
+    )
     short = dict(zip(sorted(REGISTRY), itertools.cycle(["float16", "bfloat16"]), strict=False))
     wanted_of = lambda prim: (
         prim.differentiable
@@ -235,7 +238,7 @@ def test_fused_equals_op_by_op(dtype, cuda):
     shapes = {1: ((7, 12),), 2: ((7, 12), (12,)), 3: ((7, 12), (7, 1), (7, 12))}
     recorded = {}
     for prim in REGISTRY.values():
-        if prim.family == "elementwise" and prim.name != "cast":
+        if isinstance(prim, Elementwise) and prim.name != "cast":
             sample = Sample(*shapes[len(prim.operands)])
             xs = operands(prim, sample, dtype)
             if on_cpu(prim, sample, xs, []) is not None:

@@ -17,6 +17,7 @@ from table.coverage_case import Case
 
 import tapegrad as tg
 from tapegrad.core.node import Node
+from tapegrad.core.primitive import Barrier, Drawn, Reduction
 from tapegrad.core.state import during
 
 DTYPES = {
@@ -78,10 +79,10 @@ def kernels(found: Case) -> str:
     """How the forward run goes on a GPU."""
     listing = _Listing()
     during(lambda: found.function(*(tg.asarray(x) for x in found.leaves)), recorders=(listing,), batches=(listing,))
-    barriers = [p for p in listing.prims.values() if p.family != "elementwise" and not p.view and p.cxx_drawn is None]
+    barriers = [p for p in listing.prims.values() if isinstance(p, Barrier) and not isinstance(p, Drawn)]
     if not barriers:
         return "view" if all(p.view for p in listing.prims.values()) else "fused"
-    kinds = {"own" if p.cuda is not None or p.reduce is not None else "CuPy" for p in barriers}
+    kinds = {"own" if isinstance(p, Reduction) or p.cuda is not None else "CuPy" for p in barriers}
     return " + ".join(sorted(kinds))
 
 

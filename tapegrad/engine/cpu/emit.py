@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tapegrad.core import primitive
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.primitive import Primitive
 from tapegrad.core.rule import Function
 from tapegrad.device.dtypes import accumulator
 from tapegrad.engine.region import Region
@@ -97,22 +97,21 @@ class _Emitter:
         reductions = []
         self._find_last_readers()
         for position, b in enumerate(self.region.order):
-            prim: Primitive = b.node.prim
+            prim = b.node.prim
             names.append(prim.name)
-            loose: tuple[str, ...] = () if prim.exact else (STRIDED,)
-            if prim.reduce is not None:
-                loose = (STRIDED, SCALAR)
-            operands = [self._read(k, loose) for k in b.keeps]
-            if prim.reduce is not None:
+            if isinstance(prim, primitive.Reduction):
                 dtype = accumulator(b.node.params.get("dtype") or b.node.aval.dtype)
-                reductions.append(Reduction(prim.reduce, operands[0], self.output[id(b)] - self.first_output, dtype))
+                operand = self._read(b.keeps[0], (STRIDED, SCALAR))
+                reductions.append(Reduction(prim.ufunc, operand, self.output[id(b)] - self.first_output, dtype))
                 continue  # its operand stays where it is until the tile's end
+            plain = prim if isinstance(prim, primitive.Elementwise) else None
+            operands = [self._read(k, () if plain is None or plain.exact else (STRIDED,)) for k in b.keeps]
             dying = self._dying(b, position)
             result = self.output.get(id(b))
             if result is None:
-                result = self._take(b.node.aval.dtype, dying if prim.ufunc is not None else [])
+                result = self._take(b.node.aval.dtype, dying if plain is not None and plain.ufunc is not None else [])
             self.where[id(b)] = result
-            self.steps.append((self._function(prim), tuple(operands), result))
+            self.steps.append((_not_run if plain is None else self._function(plain), tuple(operands), result))
             self.labels.append(prim.name)
             for value, dtype in dying:
                 if value != result:
@@ -123,7 +122,7 @@ class _Emitter:
     def _find_last_readers(self) -> None:
         end = len(self.region.order)
         for position, b in enumerate(self.region.order):
-            reduces = b.node.prim.reduce is not None
+            reduces = isinstance(b.node.prim, primitive.Reduction)
             for k in b.keeps:
                 self.last[id(k)] = end if reduces else max(position, self.last.get(id(k), 0))
 
@@ -162,9 +161,13 @@ class _Emitter:
             self.steps.append((lambda x, out, copy=self.xp.copyto: copy(out, x), (value,), self.packed[value]))
         return self.packed[value]
 
-    def _function(self, prim: Primitive) -> Function:
+    def _function(self, prim: primitive.Elementwise) -> Function:
         """``f(*operands, out=)``."""
         xp = self.xp
         if prim.ufunc is not None:
             return getattr(xp, prim.ufunc)
         return lambda *arrays, out: prim.impl(xp, out, *arrays)
+
+
+def _not_run(out: Any) -> None:
+    """A draw, in a program that is only shown: on a CPU the numbers are stored."""

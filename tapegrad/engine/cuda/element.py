@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapegrad.core.buffer import Buffer
+from tapegrad.core.primitive import Drawn, Elementwise, Reduction
 from tapegrad.device import cxx
 from tapegrad.device.dtypes import accumulator
 from tapegrad.engine.cuda.layout import BY_DIMS, EACH, LINE, ONE, PACK, RESULT, ROW, SAME, STRIDED, VALUE, Loop
@@ -35,20 +36,25 @@ class Reduced:
 def reductions_of(totals: list[Buffer]) -> list[Reduced]:
     """How each of the reductions ``totals`` adds up."""
     return [
-        Reduced(reduce, accumulator(b.node.params.get("dtype") or b.node.aval.dtype), b.node.aval.dtype)
+        Reduced(prim.ufunc, accumulator(b.node.params.get("dtype") or b.node.aval.dtype), b.node.aval.dtype)
         for b in totals
-        if (reduce := b.node.prim.reduce) is not None
+        if isinstance(prim := b.node.prim, Reduction)
     ]
 
 
 def drawn_of(region: Region) -> list[Buffer]:
     """The nodes that draw random numbers, whose keys are arguments."""
-    return [b for b in region.order if b.node.prim.cxx_drawn is not None]
+    return [b for b in region.order if isinstance(b.node.prim, Drawn)]
+
+
+def template_of(b: Buffer) -> str | None:
+    """What draws the numbers of a node, if it draws any."""
+    return b.node.prim.template if isinstance(b.node.prim, Drawn) else None
 
 
 def sharing_of(drawn: list[Buffer], vec: int) -> int:
     """How many packs of ``vec`` elements share a block of random words: more than one where all draws are uniform."""
-    kinds = {(b.node.prim.cxx_drawn, b.node.aval.dtype) for b in drawn}
+    kinds = {(template_of(b), b.node.aval.dtype) for b in drawn}
     if vec == 1 or len(kinds) != 1:
         return 1
     ((kind, dtype),) = kinds
@@ -83,7 +89,7 @@ class Element:
 
     def _is_tiled(self, b: Buffer) -> bool:
         """Whether the kernel around draws a block for four packs: sixteen-bit numbers, packs of four, no reduction."""
-        return b.node.prim.cxx_drawn == TILED and self.loop.vec == 4 and not self.reductions
+        return template_of(b) == TILED and self.loop.vec == 4 and not self.reductions
 
     def params(self) -> list[tuple[str, str]]:
         """(type, name) of what the kernel and ``tg_element`` take: leaves, keys, outputs, dimensions, strides."""
@@ -135,7 +141,7 @@ class Element:
                 place = "0" if kind == ONE else f"p{i}"
                 lines.append(f"const {cxx.compute(b.node.aval.dtype)} a{i} = tg_load(x{i}[{place}]);")
         for i, b in enumerate(self.drawn):
-            drawing = b.node.prim.cxx_drawn
+            drawing = template_of(b)
             if i in self.tiled or self.sharing > 1:
                 continue
             lines.append(f"const {drawing}<{cxx.storage(b.node.aval.dtype)}, N> d{i}(lo{i}, hi{i}, at{i}, i);")
@@ -237,7 +243,7 @@ class Element:
 
     def _expression(self, b: Buffer) -> str:
         prim = b.node.prim
-        if prim.cxx is None:
+        if not isinstance(prim, Elementwise) or prim.cxx is None:
             raise KernelError(f"{prim.name}: this elementwise primitive declares no CUDA expression (cxx=)")
         names = {name: self.name[id(k)] for name, k in zip(prim.operands, b.keeps)}
         first = b.keeps[0].node.aval.dtype if b.keeps else b.node.aval.dtype

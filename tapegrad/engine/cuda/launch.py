@@ -17,6 +17,7 @@ import tapegrad.engine.cuda.layout as layouts
 from tapegrad.core import locks
 from tapegrad.core.aval import Shape
 from tapegrad.core.buffer import Buffer
+from tapegrad.core.primitive import Drawn
 from tapegrad.device import Device, cxx
 from tapegrad.device.kernel import options
 from tapegrad.device.phantom import Phantom, unread
@@ -94,7 +95,7 @@ def plan(
 ) -> tuple[Loop, list[str], Form]:
     """The loop over ``shape``, how each leaf is read, and how the kernel walks; ``full``: outputs of full size."""
     drawn = element.drawn_of(region)
-    tiled = any(b.node.prim.cxx_drawn == TILED for b in drawn)
+    tiled = any(element.template_of(b) == TILED for b in drawn)
     early = {id(k) for b in (*stages.loop, *stages.totals) for k in b.keeps}
     in_loop = [i for i, b in enumerate(region.leaves) if id(b) in early]
     loop, found = layouts.loop_of(shape, axes, [leaves[i] for i in in_loop], full, tiled)
@@ -242,7 +243,7 @@ def _prepare(
         names, None, (loop, kinds, form), empty, [i for i, kind in enumerate(kinds) if kind == VALUE],
         [number[id(b)] for b in full], [number[id(b)] for b in results],
         tuple(cxx.index(n, loop.wide) for n in places), (), (), [], element.late_of(region, stages),
-        [i for i, b in enumerate(region.order) if b.node.prim.cxx_drawn is not None], (), (),
+        [i for i, b in enumerate(region.order) if isinstance(b.node.prim, Drawn)], (), (),
     )  # fmt: skip
     if empty:
         return ready

@@ -13,6 +13,7 @@ from tapegrad.autodiff.records import Applied
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, next_index
+from tapegrad.core.primitive import Barrier, Opaque
 from tapegrad.core.protocols import Call, Recorder
 from tapegrad.core.state import thread
 from tapegrad.device import is_array
@@ -244,7 +245,10 @@ class Postponing(Above):
             and not thread.batches
         ):
             prim = node.prim
-            at_once = prim.calls_user if node.site is None and not prim.view else not any(b.postponed for b in inputs)
+            if isinstance(prim, Barrier):
+                at_once = isinstance(prim, Opaque) and prim.calls_user
+            else:
+                at_once = not any(b.postponed for b in inputs)
             if not at_once:
                 return postponed(node, inputs)
         return super().value(node, inputs)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.node import Node
-from tapegrad.core.primitive import LEAF
+from tapegrad.core.primitive import LEAF, Barrier, Elementwise
 from tapegrad.device import cxx
 from tapegrad.device.types import Array
 
@@ -34,10 +34,12 @@ def cost_of(node: Node, inputs: Sequence[ShapedArray]) -> float:
     prim = node.prim
     if prim is LEAF or prim.view:
         return 1.0
-    if prim.family == "elementwise":
+    if isinstance(prim, Elementwise):
         return 1.0 + node.aval.nbytes
-    found = 1.0 + node.aval.nbytes + sum(a.nbytes for a in inputs)
-    return found if prim.flops is None else found + prim.flops(*inputs, **node.params) / FLOPS_PER_BYTE
+    moved = 1.0 + node.aval.nbytes + sum(a.nbytes for a in inputs)
+    if isinstance(prim, Barrier) and prim.flops is not None:
+        moved += prim.flops(*inputs, **node.params) / FLOPS_PER_BYTE
+    return moved
 
 
 def moved_by(read: Sequence[Array], written: Sequence[Array]) -> tuple[int, int]:

@@ -92,7 +92,6 @@ def _push_extreme(t: Tensor, out: Tensor, x: Tensor, *, axis: tuple[int, ...]) -
 def _extreme(name: str, ufunc: str) -> Primitive:
     return general(
         f"reduce_{name}",
-        impl=lambda xp, x, *, axis: getattr(xp, ufunc).reduce(x, axis=axis),
         infer=_infer_nonempty(name),
         vjp=[_pull_extreme],
         jvp=[_push_extreme],
@@ -143,7 +142,6 @@ def _pull_prod(ct: Tensor, x: Tensor, x_aval: ShapedArray, *, axis: tuple[int, .
 
 prod_p = general(
     "prod",
-    impl=lambda xp, x, *, axis: xp.multiply.reduce(x, axis=axis),
     infer=infer_reduction,
     vjp=[_pull_prod],
     jvp=[lambda t, x, *, axis: sum(t * _prod_partial(x, axis), axis=axis)],
@@ -158,7 +156,6 @@ prod_p = general(
 def _logical(name: str, ufunc: str) -> Primitive:
     return general(
         name,
-        impl=lambda xp, x, *, axis: getattr(xp, ufunc).reduce(x, axis=axis),
         infer=infer_reduction,
         reduce=ufunc,
         lift=lift_axes,

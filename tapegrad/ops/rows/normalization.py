@@ -83,7 +83,6 @@ layer_norm_p = general(
         lambda t, x_aval: broadcast_to(t, x_aval.shape),
     ],
     into=True,
-    exact=False,
     lift=same_params,
     batch=all_but("layer_norm", 1, 2),
     samples=[
@@ -162,7 +161,6 @@ layer_norm_vjp_x_p: Primitive = general(
         lambda t, x, gamma, *, eps: barrier(layer_norm_vjp_x_p, x, gamma, t, eps=eps),
     ],
     into=True,
-    exact=False,
     lift=same_params,
     batch=all_but("layer_norm_vjp_x", 1),
     samples=[
@@ -223,7 +221,6 @@ layer_norm_vjp_gamma_p: Primitive = general(
         lambda t, x, *, eps: barrier(layer_norm_vjp_gamma_p, x, t, eps=eps),
     ],
     into=True,
-    exact=False,
     lift=same_params,
     batch=all_but("layer_norm_vjp_gamma", 0),
     samples=[

@@ -123,7 +123,6 @@ def kept_shape(shape: tuple[int, ...], axis: tuple[int, ...]) -> tuple[int, ...]
 
 sum_p = linear(
     "sum",
-    impl=lambda xp, x, *, axis, keepdims=False: xp.add.reduce(x, axis=axis, keepdims=keepdims),
     infer=infer_reduction,
     transpose=lambda ct, x, *, axis: broadcast_to(reshaped(ct, kept_shape(x.shape, axis)), x.shape),
     reduce="add",
