@@ -259,8 +259,12 @@ def _no_recipe(*avals: ShapedArray, **params: Any) -> ShapedArray:
     raise TypeError("a leaf has no recipe")
 
 
-LEAF = Primitive(name="leaf", operands=(), infer=_no_recipe, doc="A value that no operation has made.")
-"""What inputs, constants and contents of variables have in place of a primitive; in no registry."""
+class Leaf(Primitive):
+    """What inputs, constants and contents of variables have in place of a primitive."""
+
+
+LEAF = Leaf(name="leaf", operands=(), infer=_no_recipe, doc="A value that no operation has made.")
+"""The only one; in no registry."""
 
 
 class Site:
