@@ -1,5 +1,6 @@
 """Recordings: what is kept, and dead branches."""
 
+import contextlib
 import weakref
 
 import numpy as np
@@ -42,12 +43,13 @@ def test_a_dead_chain_goes_as_a_whole():
     assert live(tape) <= 2 * recording._FIRST_SWEEP
 
 
-def test_nothing_that_can_be_asked_for_is_dropped(rng):
+@pytest.mark.parametrize("within", [contextlib.nullcontext(), tg.memory_budget("1GiB")], ids=["free", "budget"])
+def test_nothing_that_can_be_asked_for_is_dropped(within, rng):
     """Values held as tensors, in variables, by other tapes, by later records, by pending buffers, by calls."""
     x = tg.asarray(rng.normal(size=40_000))
     double = tg.custom_gradient(lambda q: (q * 2.0, lambda dy: dy * 2.0))
     again = tg.recompute_grad(tg.sin)
-    with tg.GradientTape(persistent=True) as outer, tg.GradientTape(persistent=True) as tape:
+    with within, tg.GradientTape(persistent=True) as outer, tg.GradientTape(persistent=True) as tape:
         outer.watch(x)
         tape.watch(x)
         held = [tg.tanh(x * float(k)) for k in range(1, 6)]

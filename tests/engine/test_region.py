@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 
 import numpy as np
@@ -78,6 +79,12 @@ def test_a_region_reads_a_limited_number_of_arrays(rng):
         work = region.collect([total._buffer])
         assert len(work.leaves) <= region.MAX_LEAVES + 1
     np.testing.assert_allclose(total.numpy(), sum(t.numpy() for t in held))
+
+
+def test_arrays_that_somebody_holds_anyway_may_be_many(rng):
+    held = [from_array(rng.uniform(size=BIG)) for _ in range(region.MAX_LEAVES)]
+    sums = list(itertools.accumulate(held, lambda a, b: a + b))
+    assert all(pending(*sums[1:]))
 
 
 def test_a_running_sum_of_big_arrays_pins_only_a_few(rng):

@@ -160,6 +160,7 @@ def test_plans_can_be_printed(x: tg.Tensor) -> None:
     gradients(sequence, x, [x, *weights])
     said = str(sequence.plan).splitlines()
     assert len(said) == 5 and "112.5 KiB" in said[1] and "1.000 times the work" in said[-1]
+    assert [len(line.split()) for line in said[:4]] == [4, 7, 7, 7], "every function's bytes are in its own line"
     sequence = checkpoint_sequential([tg.sin, tg.cos, tg.exp])
     gradients(sequence, x, [x])
     assert [line.split() for line in str(sequence.plan).splitlines()[1:]] == [

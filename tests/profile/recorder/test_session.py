@@ -244,6 +244,7 @@ def test_readings_tell_when_a_value_is_idle() -> None:
     kept = [i for i, c in alive(run, run.peak["seq"]).items() if CATEGORIES[c] == "activation" and a["op"][i] >= 0]
     idle = [(a["last_forward_seq"][i], a["next_backward_seq"][i]) for i in kept if a["begin_seq"][i] > 20]
     assert idle and all(0 <= last < then for last, then in idle if then >= 0) and any(then >= 0 for _, then in idle)
+    assert min(a["last_forward_seq"]) == min(a["next_backward_seq"]) == -1, "never read"
 
 
 def test_calls_are_numbered_and_nested() -> None:
@@ -387,6 +388,8 @@ def test_long_programs_keep_the_steps_that_matter_and_everything_that_lives() ->
             optimizer.apply(grads, ws)
 
     whole, _ = recorded(program)
+    tables = [whole.count(name) for name in ("allocs", "changes", "ops")]
+    assert whole.checks["events"] == sum(tables) + sum(seq >= 0 for seq in whole.allocs["end_seq"]) and all(tables)
     kept.clear()
     part, session = recorded(program, keep=2000)
     assert part.checks["dropped"] > 0 and part.checks["events"] >= whole.checks["events"] * 0.9
