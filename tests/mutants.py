@@ -85,8 +85,14 @@ class Mutant:
         return "".join(difflib.unified_diff(*lines, str(self.path), str(self.path), n=1))
 
     def key(self) -> tuple[str, str, str, str]:
-        """How ``mutants_equal.csv`` names it: without the number of the line, which changes for other reasons."""
-        line = (ROOT / self.path).read_text().splitlines()[self.line - 1].strip()
+        """How ``mutants_equal.csv`` names it: without the number of the line, which changes for other reasons.
+
+        A line that the file has several times is named together with the one before it.
+        """
+        lines = [line.strip() for line in (ROOT / self.path).read_text().splitlines()]
+        line = lines[self.line - 1]
+        if lines.count(line) > 1:
+            line = f"{lines[self.line - 2]} {line}"
         return str(self.path), line, _one_line(self.before), _one_line(self.after)
 
 

@@ -68,6 +68,14 @@ def test_long_rows_and_columns_are_split(shape, axes, dtype, cuda, on):
         same_bits(tg.max(on(cuda, base) - 3, axis=axes), (base - 3).max(axis=axes))
 
 
+@pytest.mark.parametrize(("columns", "parts"), [(127, 128), (128, 64)])
+def test_a_thread_joins_no_more_than_64_parts_of_a_column(columns, parts, cuda, on):
+    x = on(cuda, numbers((4096, columns), "float32"))
+    with tg.measure() as m:
+        tg.sum(x, axis=0)._array  # noqa: B018
+    assert m.scratch_bytes == 4 * parts * columns
+
+
 def test_nans_and_infinities_get_through_reductions(cuda, on):
     for shape, place in (((3, 40), (1, 7)), ((40, 3), (7, 1)), ((2, 20000), (1, 19999)), ((5000, 3), (4999, 2))):
         base = numbers(shape, "float32")
