@@ -230,6 +230,11 @@ class Opaque(Barrier):
     """Whether ``impl`` takes ``out=``, an array from the device's pool."""
     cuda: Function | None = None
     """``cuda(device, *arrays, out=, **params)`` runs whole kernels; None: ``impl`` serves with CuPy, too."""
+    temporaries: Function | None = None
+    """``temporaries(aval, *arrays, **params)``: shapes and dtypes of the arrays that ``cuda`` is lent, as
+    ``temporaries=``, for a result of ``aval``."""
+    scratch: Function | None = None
+    """``scratch(aval, *arrays, **params)``: bytes that ``impl`` takes for itself at most, and gives back."""
     dry: Function | None = None
     """``dry(*arrays, out=, **params) -> array``: what a dry run on a lazy device calls in place of ``impl``: it tells
     of the passes of ``impl`` and gives the phantom ``out``, or what ``impl`` would give (``device/phantom.py``)."""
@@ -404,6 +409,8 @@ class Fields(TypedDict, total=False):
     """The template of what is drawn."""
     into: bool
     cuda: Function | None
+    temporaries: Function
+    scratch: Function
     dry: Function | None
     flops: Callable[..., int]
     holomorphic: bool

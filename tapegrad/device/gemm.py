@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tapegrad.core.aval import Shape
+from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.device.dtypes import bfloat16, complex64, complex128, float16, float32, float64
 from tapegrad.device.tally import contiguous
 from tapegrad.device.types import DType
@@ -62,10 +62,20 @@ def allow_tf32(allow: bool | None = True) -> None:
     _tf32 = allow
 
 
-def matmul(xp: Any, x: Any, y: Any, out: Any) -> None:
+def temporaries(aval: ShapedArray, x: Any, y: Any) -> Sequence[tuple[Shape, DType]]:
+    """What :func:`matmul` copies operands into that cuBLAS cannot read, for a result of ``aval``."""
+    dtype = aval.dtype
+    if dtype not in KINDS or not aval.size or not x.shape[-1] or max(*x.shape[-2:], y.shape[-1]) > _MOST:
+        return ()
+    product = _product(x.shape, x.strides, y.shape, y.strides, aval.shape[:-2], dtype.itemsize, CALL)
+    return [(shape, dtype) for shape in product.copies] if product.copies else ()
+
+
+def matmul(xp: Any, x: Any, y: Any, out: Any, temporaries: Sequence[Any] = ()) -> None:
     """``x @ y`` into C-contiguous ``out``: stacks of matrices, of which leading dimensions broadcast.
 
     ``xp``: CuPy; None: nothing is multiplied, but the copies that it would take are told of (see ``tally``).
+    ``temporaries``: the arrays to copy into; none: they are made.
 
     Raises KernelError where cuBLAS is not installed.
     """
@@ -78,13 +88,13 @@ def matmul(xp: Any, x: Any, y: Any, out: Any) -> None:
     elif out.size:
         product = _product(x_shape, x.strides, y_shape, y.strides, out.shape[:-2], dtype.itemsize, CALL)
         if xp is None:
-            _copied(xp, x, product.a.copies)
-            _copied(xp, y, product.b.copies)
+            _copied(xp, x, product.a.copies, ())
+            _copied(xp, y, product.b.copies, ())
         elif out.device.id == xp.cuda.runtime.getDevice():
-            _multiply(xp, product, x, y, out)
+            _multiply(xp, product, x, y, out, temporaries)
         else:
             with out.device:
-                _multiply(xp, product, x, y, out)
+                _multiply(xp, product, x, y, out, temporaries)
 
 
 class _Stack(NamedTuple):
@@ -109,6 +119,7 @@ class _Product(NamedTuple):
     b: _Stack
     inner: tuple[int, int, int, int]
     outer: tuple[tuple[int, int, int, int], ...]
+    copies: tuple[Shape, ...]
 
 
 @lru_cache(_MOST_PRODUCTS)
@@ -134,17 +145,17 @@ def _product(
     loops = [(count, *steps, step) for (count, *steps), step in zip(dims, steps_out)]
     longest = max(range(len(loops)), key=lambda i: loops[i][0], default=0)
     inner = loops.pop(longest) if loops else (1, 0, 0, rows * n)
-    return _Product(rows, n, k, a, b, inner, tuple(loops))  # type: ignore[arg-type]
+    return _Product(rows, n, k, a, b, inner, tuple(loops), a.copies + b.copies)  # type: ignore[arg-type]
 
 
-def _copied(xp: Any, x: Any, copies: tuple[Shape, ...]) -> Any:
+def _copied(xp: Any, x: Any, copies: tuple[Shape, ...], temporaries: Sequence[Any]) -> Any:
     """``x`` in C order, in each of these shapes: without what broadcasting repeats, or with it."""
-    for shape in copies:
+    for i, shape in enumerate(copies):
         if prod(shape) < x.size:
             x = x[tuple([slice(length) for length in shape])]
         else:
             x = (np if xp is None else xp).broadcast_to(x, shape)
-        x = contiguous(xp, x)
+        x = contiguous(xp, x, temporaries[i] if temporaries else None)
     return x
 
 
@@ -157,7 +168,7 @@ def _terms(xp: Any, dtype: DType, tf32: bool) -> tuple[Any, Any, Any, int, int]:
     return cublas, getattr(xp.cuda.runtime, type_name), compute, one, zero
 
 
-def _multiply(xp: Any, product: _Product, x: Any, y: Any, out: Any) -> None:
+def _multiply(xp: Any, product: _Product, x: Any, y: Any, out: Any, temporaries: Sequence[Any]) -> None:
     """Make the copies and the calls.
 
     CuPy's binding sets the handle's stream to the current one in every call, so nothing is to be done about streams.
@@ -168,11 +179,12 @@ def _multiply(xp: Any, product: _Product, x: Any, y: Any, out: Any) -> None:
         xp, dtype, dtype == float32 and (os.environ.get("CUPY_TF32") == "1" if _tf32 is None else _tf32)
     )
     handle = device.cublas_handle if device.id in _seen.devices else _first_handle(xp, device)
-    m, n, k, a, b, (count, step_a, step_b, step_out), outer = product
+    m, n, k, a, b, (count, step_a, step_b, step_out), outer, copies = product
     flag_a = cublas.CUBLAS_OP_T if a.transposed else cublas.CUBLAS_OP_N
     flag_b = cublas.CUBLAS_OP_T if b.transposed else cublas.CUBLAS_OP_N
-    if a.copies or b.copies:
-        x, y = _copied(xp, x, a.copies), _copied(xp, y, b.copies)
+    if copies:
+        x = _copied(xp, x, a.copies, temporaries)
+        y = _copied(xp, y, b.copies, temporaries[len(a.copies) :])
     first = x.data.ptr, y.data.ptr, out.data.ptr
     kept = cublas.getMathMode(handle) if width == 2 else None
     if kept is not None:

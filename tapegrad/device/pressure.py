@@ -44,24 +44,12 @@ def outside(error: BaseException) -> OutsideError | None:
 
 _relieve: Callable[[int], bool] = lambda nbytes: False
 _explain: Callable[[], str] = lambda: ""
-_within: Callable[[int, Callable[[], None]], None] = lambda nbytes, work: work()
 
 
 def helpers(relieve: Callable[[int], bool], explain: Callable[[], str]) -> None:
     """``relieve(nbytes)`` drops about so many bytes, or answers False; ``explain()`` tells what is alive."""
     global _relieve, _explain
     _relieve, _explain = relieve, explain
-
-
-def scratch_keeper(within: Callable[[int, Callable[[], None]], None]) -> None:
-    """``within(nbytes, work)`` makes room for so many bytes of scratch, and calls ``work``."""
-    global _within
-    _within = within
-
-
-def with_scratch(nbytes: int, work: Callable[[], None]) -> None:
-    """Call ``work``, which takes at most so many bytes for itself and gives them back.  Raises BudgetError."""
-    _within(nbytes, work)
 
 
 def retried(error: MemoryError, device: Device, what: str, nbytes: int, make: Callable[[], Any]) -> Any:

@@ -35,9 +35,12 @@ def taken() -> list[tuple[int, int]]:
     return passes
 
 
-def contiguous(xp: Namespace, x: Any) -> Any:
-    """``x`` in C order: itself, or a copy (a phantom where there is no library, in a dry run)."""
+def contiguous(xp: Namespace, x: Any, into: Any = None) -> Any:
+    """``x`` in C order: itself, or a copy, in ``into`` if given (a phantom where there is no library, in a dry run)."""
     if x.flags.c_contiguous:
         return x
     passed(extent(x), x.nbytes)
+    if into is not None:
+        xp.copyto(into, x)
+        return into
     return phantom.empty(x.shape, x.dtype) if xp is None else xp.ascontiguousarray(x)

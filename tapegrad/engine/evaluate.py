@@ -152,7 +152,8 @@ def fill(targets: Iterable[Buffer]) -> None:
             if thread.deferring:
                 thread.deferring.clear()
             if todo:
-                for group in region.kernels(list(todo.values())):
+                pending = list(todo.values())
+                for group in region.kernels(pending) if len(pending) > 1 else (pending,):
                     thread.executor.kernel(group)
             for b in views.values():
                 same(b, region.viewed(b))

@@ -23,9 +23,9 @@ from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Executor as Protocol
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.core.state import thread
-from tapegrad.device import CPU, Device, cxx, dtypes, phantom, tally
+from tapegrad.device import Device, cxx, dtypes, phantom, tally
 from tapegrad.device.dry import dry
-from tapegrad.device.pressure import retried, scratch_keeper
+from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array
 from tapegrad.engine import make, region
 from tapegrad.engine.evaluate import announce, array_of, arrays_of, fill, same
@@ -192,11 +192,12 @@ class Executor:
     def _barrier(self, node: Node, inputs: tuple[Buffer, ...], arrays: list[Array], into: Buffer | None) -> Buffer:
         prim, aval = node.prim, node.aval
         work = make.Application(prim, arrays, node.params, aval)
+        do = self.do if not work.scratch_bytes else self._do_in_room
         try:
-            (array,) = self.do(work)
+            (array,) = do(work)
         except MemoryError as e:
             tally.taken()
-            (array,) = retried(e, aval.device, prim.name, aval.nbytes, lambda: self.do(work))
+            (array,) = retried(e, aval.device, prim.name, aval.nbytes, lambda: do(work))
         if prim.view and aval.device.is_view(array, arrays[0]):
             source = inputs[0]
             root = source.root() if source.keeps else source
@@ -209,6 +210,12 @@ class Executor:
             copy = lambda: self._told(work, arrays, self.do(make.copy_of(array, aval))[0], node, into)
             return account.current.in_room((aval,), (prim.name,), copy)
         return self._told(work, arrays, array, node, into)
+
+    def _do_in_room(self, work: Work) -> list[Array]:
+        """The arrays that ``work`` writes; its scratch has its place in the budget, and in what is counted."""
+        who, scratch = account.current, shaped((work.scratch_bytes,), dtypes.uint8, work.device)
+        who.scratch(work.scratch_bytes)
+        return who.in_room((scratch,), ("scratch",), self.do, work)
 
     def _told(self, work: Work, arrays: list[Array], array: Array, node: Node, into: Buffer | None) -> Buffer:
         """A buffer for what was made of ``arrays``; the account is told of the work."""
@@ -538,13 +545,6 @@ def _is_sliver(array: Array, root: Buffer) -> bool:
     return array.flags.c_contiguous and root.node.aval.nbytes >= _LEAST_ROOT
 
 
-def _within(nbytes: int, work: Callable[[], None]) -> None:
-    """Scratch has its place in the budget, and in what is counted."""
-    account.current.scratch(nbytes)
-    account.current.in_room((shaped((nbytes,), dtypes.asdtype("uint8"), CPU),), ("scratch",), work)
-
-
-scratch_keeper(_within)
 COUNTED, BUDGETED, PLAIN = Executor(), Budgeted(), Plain()
 Account.executor = PLAIN
 state.install(PLAIN)

@@ -18,7 +18,7 @@ from tapegrad.engine import region
 from tapegrad.engine.cpu import emit
 from tapegrad.engine.cpu.tiles import Tiling, layout
 from tapegrad.engine.cuda.launch import Launch
-from tapegrad.engine.work import Lies, Work
+from tapegrad.engine.work import Lies, Work, nbytes_of
 
 
 class Kernel(NamedTuple):
@@ -64,6 +64,13 @@ class Application(Work):
         self.prim, self.reads, self.params, self.aval = prim, reads, params, aval
         self.device, self.names = aval.device, (prim.name,)
         self.writes = ((aval.shape, aval.dtype),) if prim.given[self.device.lazy] else ()
+        if isinstance(prim, Opaque):
+            if prim.temporaries is not None and self.device.lazy:
+                self.temporaries = prim.temporaries(aval, *reads, **params)
+                if self.temporaries:
+                    self.scratch_bytes = nbytes_of(self.temporaries)
+            elif prim.scratch is not None:
+                self.scratch_bytes = prim.scratch(aval, *reads, **params)
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """The primitive's own kernels if it declares any, else what the library offers."""
@@ -71,7 +78,8 @@ class Application(Work):
         if not outputs:
             return [device.call(self._made)]
         if device.lazy and isinstance(prim, Opaque) and prim.cuda is not None:
-            device.call(prim.cuda, device, *self.reads, out=outputs[0], **self.params)
+            lent = {"temporaries": temporaries} if temporaries else {}
+            device.call(prim.cuda, device, *self.reads, out=outputs[0], **lent, **self.params)
         else:
             device.call(prim.compute, device.xp, self.reads, self.params, self.aval, outputs[0])
         return outputs

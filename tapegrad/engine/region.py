@@ -273,8 +273,6 @@ def kernels(targets: list[Buffer]) -> list[list[Buffer]]:
 
     A kernel's reductions all run over the same axes, so that its loop order is one.
     """
-    if len(targets) == 1:
-        return [targets]
     groups: list[tuple[LoopOf, set[int], list[Buffer]]] = []
     for target in sorted(targets, key=_by_index):
         region = collect([target])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import prod
 
 from tapegrad.core.aval import Shape
 from tapegrad.device import Device, phantom
@@ -13,11 +14,16 @@ Lies = tuple[Shape, DType]
 """What a C-contiguous array is made of."""
 
 
+def nbytes_of(arrays: Sequence[Lies]) -> int:
+    """Bytes of arrays that are yet to be made."""
+    return sum(prod(shape) * dtype.itemsize for shape, dtype in arrays)
+
+
 class Work(ABC):
     """One thing to do on ``device``: evaluates primitives of these ``names`` from ``reads``.
 
     ``writes``, ``temporaries``: the arrays that it is to be given; a work without ``writes`` makes its result itself.
-    ``scratch_bytes``: of the temporaries, what the ledger calls scratch.
+    ``scratch_bytes``: what the ledger calls scratch: of the temporaries, and of what it takes by itself.
     """
 
     device: Device

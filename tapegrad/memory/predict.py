@@ -134,7 +134,7 @@ def predict_peak(
             room = plain.peak_bytes - live
             limits = [live + int(share * room) // GRAIN * GRAIN for share in _SHARES]
         curve = tuple(_point(limit, *runs.once(limit), plain) for limit in limits if limit)
-        lowest = _least(runs, live, plain.peak_bytes) if least else None
+        lowest = _least(runs, live, plain.peak_bytes + plain.scratch_bytes) if least else None
     return Prediction(live, plain.peak_bytes, plain.kernel_runs, plain.bytes_moved, plain.cost, curve, lowest)
 
 

@@ -107,6 +107,37 @@ def tensor(*shape: int, seed: int = 0, scale: float = 0.1) -> tg.Tensor:
     return tg.asarray((np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32))
 
 
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_scratch_of_convolutions_is_predicted(where: str, lead: tuple[int, ...]) -> None:
+    """It is declared before it is taken, so room is made for it in a dry run, too."""
+
+    def f(x: tg.Tensor, w: tg.Tensor) -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch([x, w])
+            h = x
+            for _ in range(6):
+                h = tg.softmax(h)
+            one = lambda scale: tg.nn.functional.conv2d(h * scale, w, padding=1)
+            y = tg.vmap(one)(tg.ones(lead)) if lead else one(1.0)
+            loss = tg.sum(y * y)
+        return tape.gradient(loss, [x, w])
+
+    exact(f, tensor(4, 4, 16, 16), tensor(8, 4, 3, 3), shares=(9.0, 3.0, 1.5), fits=1)
+
+
+def test_copies_of_products_are_predicted(where: str) -> None:
+    def f(x: tg.Tensor, y: tg.Tensor) -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch([x, y])
+            h = x
+            for _ in range(4):
+                h = tg.softmax(h)
+            loss = tg.sum(tg.matmul(h[:, ::-1, ::2], y[:, ::2]))
+        return tape.gradient(loss, [x, y])
+
+    exact(f, tensor(4, 60, 100), tensor(4, 100, 60), shares=(2.0, 0.9), fits=1)
+
+
 def variables(count: int, *shape: int) -> list[tg.Variable]:
     return [tg.Variable(tensor(*shape, seed=i)) for i in range(count)]
 

@@ -24,7 +24,6 @@ from tapegrad.device import gemm, threads
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics import blas
 from tapegrad.device.numerics.windows import Moves, taps
-from tapegrad.device.pressure import with_scratch
 from tapegrad.device.types import Array, DType, Namespace
 
 # In elements.  On a CPU 1 MiB of float32 columns stays in a core's second cache; a GPU wants few, large launches.
@@ -34,6 +33,24 @@ _PIECES = 16  # tasks into which one long sum, or one image, is cut at most
 _PIECE = 2**22  # multiply-adds that are worth a task
 _GRAINS = 8 * 512  # what a pool adds to round the arrays of a block
 _PARTS = 2**20  # elements that the parts of a sum over images may take
+
+
+class Unmade:
+    """A C-contiguous array yet to be made, as far as preparing a convolution asks for one."""
+
+    class flags:
+        c_contiguous = True
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
+        self.shape, self.dtype, self.size = shape, dtype, prod(shape)
+        self.nbytes = self.size * dtype.itemsize
+
+
+class Prepared(NamedTuple):
+    """A convolution to be computed by ``run()``, which takes at most so many bytes for itself."""
+
+    nbytes: int
+    run: Callable[[], None]
 
 
 class _Block(NamedTuple):
@@ -180,18 +197,16 @@ def _blocks(groups: list[slice], images: list[slice], rows: list[slice]) -> Iter
     return (_Block(*each) for each in product(groups, images, rows))
 
 
-def forward(xp: Namespace, x: Array, w: Array, out: Array, moves: Moves) -> None:
+def forward(xp: Namespace, x: Array, w: Array, out: Array, moves: Moves) -> Prepared:
     """``x``: (n, channels, ...), ``w``: (outputs, channels / groups, ...), ``out``: (n, outputs, positions ...)."""
     if not out.size or not w.size:
-        out.fill(0)
-        return
+        return Prepared(0, lambda: out.fill(0))
     run, groups = _Run(xp, x.shape, w.shape, out.dtype, moves), moves.groups
-    image, result = run.apart(x), run.apart(out)
     o, height = w.shape[0] // groups, prod(w.shape[1:])
-    cut = _cut(xp, len(x), groups, max(o, height), run.positions)
-    blocks = list(_blocks(*map(_slices, (groups, len(x), run.positions[0]), cut)))
+    cut = _cut(xp, x.shape[0], groups, max(o, height), run.positions)
+    blocks = list(_blocks(*map(_slices, (groups, x.shape[0], run.positions[0]), cut)))
 
-    def worker(kernel: Array) -> Callable[[int], None]:
+    def worker(kernel: Array, image: Array, result: Array) -> Callable[[int], None]:
         scratch = _Scratch(run)
 
         def task(number: int) -> None:
@@ -205,29 +220,27 @@ def forward(xp: Namespace, x: Array, w: Array, out: Array, moves: Moves) -> None
         return task
 
     def work() -> None:
-        kernel = run.matrices(w)
-        run.spread(lambda: worker(kernel), len(blocks))
+        operands = run.matrices(w), run.apart(x), run.apart(out)
+        run.spread(lambda: worker(*operands), len(blocks))
 
-    with_scratch(run.kernel_bytes(w) + run.workers(len(blocks)) * run.block(cut, height + o), work)
+    return Prepared(run.kernel_bytes(w) + run.workers(len(blocks)) * run.block(cut, height + o), work)
 
 
-def in_image(xp: Namespace, ct: Array, w: Array, out: Array, moves: Moves) -> None:
+def in_image(xp: Namespace, ct: Array, w: Array, out: Array, moves: Moves) -> Prepared:
     """The transpose in the image: ``ct``: (n, outputs, positions ...), ``out``: (n, channels, ...)."""
-    out.fill(0)
     if not out.size or not ct.size:
-        return
+        return Prepared(0, lambda: out.fill(0))
     run, groups = _Run(xp, out.shape, w.shape, out.dtype, moves), moves.groups
     run.inner = run.wide  # products are added up afterwards, several to an element
-    given = run.apart(ct)
     o, height = w.shape[0] // groups, prod(w.shape[1:])
-    cut = _cut(xp, len(out), groups, max(o, height), run.positions)
-    several = list(product(_slices(groups, cut.groups), _slices(len(out), cut.images)))
+    cut = _cut(xp, out.shape[0], groups, max(o, height), run.positions)
+    several = list(product(_slices(groups, cut.groups), _slices(out.shape[0], cut.images)))
     pieces = _pieces(xp, ct.size * height) // len(several)
     channels = _split(height // run.taps, pieces)
     rows = _slices(run.positions[0], cut.rows)
     apart = out.dtype != run.wide
 
-    def worker(kernel: Array, image: Array) -> Callable[[int], None]:
+    def worker(kernel: Array, given: Array, image: Array) -> Callable[[int], None]:
         scratch = _Scratch(run)
 
         def task(number: int) -> None:
@@ -243,25 +256,24 @@ def in_image(xp: Namespace, ct: Array, w: Array, out: Array, moves: Moves) -> No
         return task
 
     def work() -> None:
-        total = xp.zeros(out.shape, run.wide) if apart else out
-        kernel, image = run.matrices(w), run.apart(total)
-        run.spread(lambda: worker(kernel, image), tasks)
+        total = xp.empty(out.shape, run.wide) if apart else out
+        total.fill(0)
+        operands = run.matrices(w), run.apart(ct), run.apart(total)
+        run.spread(lambda: worker(*operands), tasks)
         if apart:
             out[...] = total
 
     tasks = len(several) * len(channels)
     each = run.workers(tasks) * run.block(cut, o + channels[0].stop * run.taps)
-    with_scratch(run.kernel_bytes(w) + each + (out.size * run.wide.itemsize if apart else 0), work)
+    return Prepared(run.kernel_bytes(w) + each + (out.size * run.wide.itemsize if apart else 0), work)
 
 
-def in_kernel(xp: Namespace, x: Array, ct: Array, out: Array, moves: Moves) -> None:
+def in_kernel(xp: Namespace, x: Array, ct: Array, out: Array, moves: Moves) -> Prepared:
     """The transpose in the kernel: ``x``: (n, channels, ...), ``ct``: (n, outputs, positions ...)."""
     if not x.size or not ct.size:
-        out.fill(0)
-        return
+        return Prepared(0, lambda: out.fill(0))
     run, groups = _Run(xp, x.shape, out.shape, out.dtype, moves), moves.groups
-    image, given = run.apart(x), run.apart(ct)
-    n, o, c = len(x), given.shape[2], image.shape[2]
+    n, o, c = x.shape[0], ct.shape[1] // groups, x.shape[1] // groups
     pieces = _pieces(xp, ct.size * c * run.taps)
     sums = _split(n, min(pieces, max(1, _PARTS // out.size)))
     channels = _split(c, -(-pieces // len(sums)))
@@ -271,7 +283,7 @@ def in_kernel(xp: Namespace, x: Array, ct: Array, out: Array, moves: Moves) -> N
     tasks = list(product(range(len(sums)), group, channels))
     rows = _slices(run.positions[0], cut.rows)
 
-    def worker(totals: Array) -> Callable[[int], None]:
+    def worker(image: Array, given: Array, totals: Array) -> Callable[[int], None]:
         scratch = _Scratch(run)
 
         def task(number: int) -> None:
@@ -291,13 +303,14 @@ def in_kernel(xp: Namespace, x: Array, ct: Array, out: Array, moves: Moves) -> N
 
     def work() -> None:
         totals = xp.empty((len(sums), groups, o, c, run.taps), run.wide)
-        run.spread(lambda: worker(totals), len(tasks))
+        operands = run.apart(x), run.apart(ct), totals
+        run.spread(lambda: worker(*operands), len(tasks))
         whole = totals[0] if len(sums) == 1 else xp.sum(totals, axis=0)
         out[...] = whole.reshape(out.shape)
 
     products = cut.groups * o * each * run.taps * run.inner.itemsize
     mine = run.workers(len(tasks)) * (run.block(cut, each * run.taps + o) + products)
-    with_scratch(mine + (len(sums) + (len(sums) > 1)) * out.size * run.wide.itemsize, work)
+    return Prepared(mine + (len(sums) + (len(sums) > 1)) * out.size * run.wide.itemsize, work)
 
 
 def _pieces(xp: Namespace, work: int) -> int:

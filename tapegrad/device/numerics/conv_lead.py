@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tapegrad.device.numerics import conv
+from tapegrad.device.numerics.conv import Prepared, Unmade
 from tapegrad.device.numerics.windows import Moves
-from tapegrad.device.pressure import with_scratch
 from tapegrad.device.types import Array, Namespace
 
 IMAGE, KERNEL, RESULT = "ngc", "goc", "ngo"
@@ -21,74 +21,57 @@ Operand: TypeAlias = tuple[Array, str]
 """An array, and the names of its axes before the sizes."""
 
 
-def forward(xp: Namespace, x: Array, w: Array, out: Array, moves: Moves) -> None:
+def forward(xp: Namespace, x: Array, w: Array, out: Array, moves: Moves) -> Prepared:
     """As ``conv.forward``; x, w and out may have more axes in front, which broadcast."""
-    _run(conv.forward, xp, (x, IMAGE), (w, KERNEL), (out, RESULT), moves)
+    return _prepared(conv.forward, xp, (x, IMAGE), (w, KERNEL), (out, RESULT), moves)
 
 
-def in_image(xp: Namespace, ct: Array, w: Array, out: Array, moves: Moves) -> None:
+def in_image(xp: Namespace, ct: Array, w: Array, out: Array, moves: Moves) -> Prepared:
     """As ``conv.in_image``; ct, w and out may have more axes in front, which broadcast."""
-    _run(conv.in_image, xp, (ct, RESULT), (w, KERNEL), (out, IMAGE), moves)
+    return _prepared(conv.in_image, xp, (ct, RESULT), (w, KERNEL), (out, IMAGE), moves)
 
 
-def in_kernel(xp: Namespace, x: Array, ct: Array, out: Array, moves: Moves) -> None:
+def in_kernel(xp: Namespace, x: Array, ct: Array, out: Array, moves: Moves) -> Prepared:
     """As ``conv.in_kernel``; x, ct and out may have more axes in front, which broadcast."""
-    _run(conv.in_kernel, xp, (x, IMAGE), (ct, RESULT), (out, KERNEL), moves)
+    return _prepared(conv.in_kernel, xp, (x, IMAGE), (ct, RESULT), (out, KERNEL), moves)
 
 
-def _run(
-    body: Callable[..., None], xp: Namespace, first: Operand, second: Operand, result: Operand, moves: Moves
-) -> None:
+def _prepared(
+    body: Callable[..., Prepared], xp: Namespace, first: Operand, second: Operand, result: Operand, moves: Moves
+) -> Prepared:
     own = len(moves.strides) + 2
-    out, lead = result[0], result[0].shape[: result[0].ndim - own]
+    out, lead = result[0], result[0].shape[:-own]
     if not lead or not out.size:
-        body(xp, first[0], second[0], out, moves)
-        return
+        return body(xp, first[0], second[0], out, moves)
     count = prod(lead)
-    alone = [prod(a.shape[: a.ndim - own]) == 1 for a, _ in (first, second)]
+    alone = [prod(a.shape[:-own]) == 1 for a, _ in (first, second)]
     # Which axis takes those in front: of the two arrays that have them, the one the third array lacks.
     axis = "g" if not any(alone) else (set("ngoc") - set((first if alone[0] else second)[1])).pop()
-    copies = 0 if axis == result[1][0] else out.nbytes
-    copies += sum(
-        count * prod(a.shape[a.ndim - own :]) * a.itemsize
-        for (a, kind), without in zip((first, second), alone) if not (without and axis not in kind)
-    )  # fmt: skip
-    with_scratch(copies, lambda: _run_joined(body, xp, first, second, result, moves, alone, axis))
+    joins = [not without or axis in kind for (_, kind), without in zip((first, second), alone)]
+    inner = moves._replace(groups=moves.groups * count if axis == "g" else moves.groups)
+    joined: list[Any] = []
+    for (a, kind), join in zip((first, second, result), (*joins, True)):
+        shape = a.shape[-own:]
+        joined.append(Unmade(_joined(shape, kind, axis, count, moves.groups), a.dtype) if join else a.reshape(shape))
+    copied = [*joins, axis != result[1][0]]  # else what the axes in front join is the next axis already
+    copies = sum(a.nbytes for a, copy in zip(joined, copied) if copy)
 
+    def run() -> None:
+        arrays = [
+            _join(xp, xp.broadcast_to(a, (*lead, *a.shape[-own:])), len(lead), kind, axis, moves.groups)
+            if join else a.reshape(a.shape[-own:])
+            for (a, kind), join in zip((first, second), joins)
+        ]  # fmt: skip
+        kind, flat = result[1], joined[2].shape
+        if not copied[2]:
+            body(xp, *arrays, out.reshape(flat), inner).run()
+            return
+        found = xp.empty(flat, out.dtype)
+        body(xp, *arrays, found, inner).run()
+        shape, at = _apart(out.shape[len(lead) :], kind, moves.groups), kind.index(axis)
+        out[...] = xp.moveaxis(found.reshape(*shape[:at], count, *shape[at:]), at, 0).reshape(out.shape)
 
-def _run_joined(
-    body: Callable[..., None],
-    xp: Namespace,
-    first: Operand,
-    second: Operand,
-    result: Operand,
-    moves: Moves,
-    alone: list[bool],
-    axis: str,
-) -> None:
-    own = len(moves.strides) + 2
-    out, lead = result[0], result[0].shape[: result[0].ndim - own]
-    count = prod(lead)
-    arrays = []
-    for (a, kind), without in zip((first, second), alone):
-        if without and axis not in kind:
-            arrays.append(a.reshape(a.shape[a.ndim - own :]))
-        else:
-            whole = xp.broadcast_to(a, (*lead, *a.shape[a.ndim - own :]))
-            arrays.append(_join(xp, whole.reshape(count, *whole.shape[len(lead) :]), kind, axis, moves.groups))
-    kind, groups = result[1], moves.groups
-    shape = _apart(out.shape[len(lead) :], kind, groups)
-    at = kind.index(axis)
-    joined = (*shape[:at], count * shape[at], *shape[at + 1 :])
-    flat = _together(joined, kind)
-    inner = moves._replace(groups=groups * count if axis == "g" else groups)
-    if at == 0:  # what the axes in front join is the next axis already
-        body(xp, *arrays, out.reshape(flat), inner)
-        return
-    joined = xp.empty(flat, out.dtype)
-    body(xp, *arrays, joined, inner)
-    joined = joined.reshape(*shape[:at], count, *shape[at:])
-    out[...] = xp.moveaxis(joined, at, 0).reshape(out.shape)
+    return Prepared(copies + body(xp, *joined, inner).nbytes, run)
 
 
 def _apart(shape: tuple[int, ...], kind: str, groups: int) -> tuple[int, ...]:
@@ -105,9 +88,14 @@ def _together(shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
     return (shape[0], shape[1] * shape[2], *shape[3:])
 
 
-def _join(xp: Namespace, a: Array, kind: str, axis: str, groups: int) -> Array:
-    """``a``, with one axis in front, without it: ``axis`` has become that many times as long."""
-    shape = _apart(a.shape[1:], kind, groups)
-    at = kind.index(axis)
-    moved = xp.moveaxis(a.reshape(a.shape[0], *shape), 0, at)
-    return moved.reshape(_together((*shape[:at], a.shape[0] * shape[at], *shape[at + 1 :]), kind))
+def _joined(shape: tuple[int, ...], kind: str, axis: str, count: int, groups: int) -> tuple[int, ...]:
+    """The shape whose ``axis`` has become ``count`` times as long."""
+    shape, at = _apart(shape, kind, groups), kind.index(axis)
+    return _together((*shape[:at], count * shape[at], *shape[at + 1 :]), kind)
+
+
+def _join(xp: Namespace, a: Array, lead: int, kind: str, axis: str, groups: int) -> Array:
+    """``a``, with ``lead`` axes in front, without them: ``axis`` has become that many times as long."""
+    count, own = prod(a.shape[:lead]), a.shape[lead:]
+    moved = xp.moveaxis(a.reshape(count, *_apart(own, kind, groups)), 0, kind.index(axis))
+    return moved.reshape(_joined(own, kind, axis, count, groups))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from operator import attrgetter
 from typing import Any
 
@@ -28,7 +27,7 @@ from tapegrad.engine.cuda.emit import COLUMN, ROW, Form
 from tapegrad.engine.cuda.layout import BY_DIMS, VALUE, Loop
 from tapegrad.engine.region import Region, Stages
 from tapegrad.engine.region import stages as stages_of
-from tapegrad.engine.work import Lies, Work
+from tapegrad.engine.work import Lies, Work, nbytes_of
 
 _lock = locks.lock()
 _kernels: dict[Any, Kernel] = {}
@@ -167,7 +166,7 @@ class Launch(Work):
         self.names, self.temporaries = ready.names, ready.parts
         self.writes = list(map(_lies, targets))
         if self.temporaries:
-            self.scratch_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in self.temporaries)
+            self.scratch_bytes = nbytes_of(self.temporaries)
 
     def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
         """Of each kernel: the arrays that it reads, and those that it writes."""

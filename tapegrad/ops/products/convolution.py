@@ -6,12 +6,14 @@ Operands may have more axes in front, which broadcast: rows of a Jacobian, or th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.device.dtypes import in_float
 from tapegrad.device.numerics import conv_lead
+from tapegrad.device.numerics.conv import Prepared, Unmade
 from tapegrad.device.numerics.windows import Moves, Window
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
@@ -82,15 +84,24 @@ def _check(op: str, wanted: ShapedArray, g: ShapedArray) -> None:
 
 
 def _run_conv(xp: Namespace, x: Array, w: Array, *, out: Array, moves: Moves) -> None:
-    conv_lead.forward(xp, x, w, out, moves)
+    conv_lead.forward(xp, x, w, out, moves).run()
 
 
 def _run_in_x(xp: Namespace, g: Array, w: Array, *, out: Array, moves: Moves, size: Shape) -> None:
-    conv_lead.in_image(xp, g, w, out, moves)
+    conv_lead.in_image(xp, g, w, out, moves).run()
 
 
 def _run_in_w(xp: Namespace, x: Array, g: Array, *, out: Array, moves: Moves, kernel: Shape) -> None:
-    conv_lead.in_kernel(xp, x, g, out, moves)
+    conv_lead.in_kernel(xp, x, g, out, moves).run()
+
+
+def _scratch(prepared: Callable[..., Prepared]) -> Callable[..., int]:
+    """The bytes that a convolution takes for itself."""
+
+    def scratch(aval: ShapedArray, x: Array, y: Array, *, moves: Moves, **sizes: Shape) -> int:
+        return prepared(aval.device.xp, x, y, Unmade(aval.shape, aval.dtype), moves).nbytes
+
+    return scratch
 
 
 def _flops(x: Shape, w: Shape, positions: Shape, weight: Shape) -> int:
@@ -125,6 +136,7 @@ _SOLID = Moves((1, 2, 1), ((1, 0), (0, 1), (0, 0)), (1, 1, 1), 1)
 conv_p: Primitive = bilinear(
     "conv",
     impl=_run_conv,
+    scratch=_scratch(conv_lead.forward),
     infer=_infer_conv,
     transposes=[
         lambda ct, w, x_aval, *, moves: _in_x(ct, w, moves, _sizes(x_aval, moves)),
@@ -153,6 +165,7 @@ conv_p: Primitive = bilinear(
 conv_in_x_p: Primitive = bilinear(
     "conv_in_x",
     impl=_run_in_x,
+    scratch=_scratch(conv_lead.in_image),
     infer=_infer_in_x,
     transposes=[
         lambda ct, w, *, moves, size: _conv(ct, w, moves),
@@ -177,6 +190,7 @@ conv_in_x_p: Primitive = bilinear(
 conv_in_w_p: Primitive = bilinear(
     "conv_in_w",
     impl=_run_in_w,
+    scratch=_scratch(conv_lead.in_kernel),
     infer=_infer_in_w,
     transposes=[
         lambda ct, g, x_aval, *, moves, kernel: _in_x(g, ct, moves, _sizes(x_aval, moves)),

@@ -29,8 +29,8 @@ def _infer_matmul(x: ShapedArray, y: ShapedArray) -> ShapedArray:
     return shaped((*batch, x.shape[-2], y.shape[-1]), x.dtype, x.device)
 
 
-def _matmul_on_cuda(device: Device, x: Array, y: Array, *, out: Array) -> None:
-    gemm.matmul(device.xp, x, y, out)
+def _matmul_on_cuda(device: Device, x: Array, y: Array, *, out: Array, temporaries: Sequence[Array] = ()) -> None:
+    gemm.matmul(device.xp, x, y, out, temporaries)
 
 
 def _batch_matmul(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor:
@@ -50,6 +50,7 @@ matmul_p: Primitive = bilinear(
     ],
     into=True,
     cuda=_matmul_on_cuda,
+    temporaries=gemm.temporaries,
     flops=lambda x, y: 2 * prod(broadcast_shapes("matmul", x.shape[:-1], (*y.shape[:-2], 1))) * prod(y.shape[-2:]),
     lift=same_params,
     batch=_batch_matmul,

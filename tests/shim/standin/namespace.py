@@ -156,6 +156,9 @@ def _function(name: str, signature: str) -> Any:
             result = result.astype(narrow.pop()) if narrow else result
         if name in ZERO_D:
             result = np.asarray(result)
+        if result is None:  # such as copyto: they write into the first array
+            state.log("op", name=name, reads=ranges(found[1:]), writes=ranges(found[:1]))
+            return None
         return finish(result, found, name, kwargs.get("out"))
 
     call.module = module  # type: ignore[attr-defined]
