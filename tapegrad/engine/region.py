@@ -213,11 +213,11 @@ def with_results(region: Region, targets: list[Buffer]) -> list[Buffer]:
 
 def _held(region: Region) -> set[int]:
     """Ids of the pending buffers that somebody outside the region refers to."""
+    counts = references.elsewhere(region.order)  # before a local name refers to any of them
     readers: dict[int, int] = {}
     for b in region.order:
         for k in b.keeps:
             readers[id(k)] = readers.get(id(k), 0) + 1
-    counts = references.elsewhere(region.order)
     return {id(b) for b, count in zip(region.order, counts) if count > readers.get(id(b), 0)}
 
 

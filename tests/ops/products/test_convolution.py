@@ -292,7 +292,6 @@ def test_a_jacobian_runs_all_rows_at_once(rng, monkeypatch):
     f = lambda x, w: F.conv2d(x, w, stride=2, padding=1)
     calls = []
     for name in ("in_image", "in_kernel"):
-
         prepare = getattr(device_conv, name)
 
         def counted(*args, name=name, prepare=prepare):
