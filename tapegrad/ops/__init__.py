@@ -117,19 +117,7 @@ from tapegrad.ops.interop.sharing import *  # noqa: F403
 from tapegrad.ops.products.einsum import einsum
 from tapegrad.ops.products.products import dot, inner, matmul, matvec, outer, tensordot, vdot, vecdot, vecmat
 from tapegrad.ops.reduce.cumulative import cumprod, cumsum, cumulative_prod, cumulative_sum, diff
-from tapegrad.ops.reduce.reductions import (
-    all,
-    any,
-    count_nonzero,
-    logsumexp,
-    max,
-    mean,
-    min,
-    prod,
-    std,
-    sum,
-    var,
-)
+from tapegrad.ops.reduce.reductions import all, any, count_nonzero, logsumexp, max, mean, min, prod, std, sum, var
 from tapegrad.ops.rows.cross_entropy import cross_entropy
 from tapegrad.ops.rows.normalization import layer_norm
 from tapegrad.ops.rows.softmax import log_softmax, softmax
@@ -154,17 +142,7 @@ from tapegrad.ops.shape.arrange import (
     vsplit,
     vstack,
 )
-from tapegrad.ops.shape.join import (
-    array_split,
-    concat,
-    flip,
-    repeat,
-    roll,
-    split,
-    stack,
-    tile,
-    unstack,
-)
+from tapegrad.ops.shape.join import array_split, concat, flip, repeat, roll, split, stack, tile, unstack
 from tapegrad.ops.shape.padding import pad as pad  # so that the checker of types sees it
 from tapegrad.ops.shape.shape import (
     broadcast_to,

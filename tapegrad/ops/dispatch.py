@@ -20,14 +20,7 @@ from tapegrad.device import CPU, Device, asdevice, cuda_index, current_device, d
 from tapegrad.device.types import DType
 from tapegrad.engine.region import runs_at_once
 from tapegrad.errors import DTypeError, NotATensorError, ShapeError
-from tapegrad.ops.apply import (
-    barrier,
-    bind,
-    elementwise_on,
-    infer_same,
-    on_one_device,
-    resolve,
-)
+from tapegrad.ops.apply import barrier, bind, elementwise_on, infer_same, on_one_device, resolve
 from tapegrad.ops.apply import infer_bool as infer_bool  # for files that declare primitives
 from tapegrad.ops.apply import infer_real as infer_real
 from tapegrad.ops.shape.blocks import concat_p, reshaped
@@ -339,10 +332,10 @@ def unary(
 
 
 def curve(
-    name: str, slope: Callable[..., Tensor], *, doc: str, cxx: str = "", run: Callable[..., None] | None = None,
+    name: str, slope: Callable[..., Tensor] | float, *, doc: str, cxx: str = "", run: Callable[..., None] | None = None,
     ufunc: str | None = None, domain: tuple[float, float] = (-2.0, 2.0), to: ToDType = dtypes.in_float,
-    infer: Callable[[ShapedArray], ShapedArray] = infer_same, costly: bool = False, widens: bool = True,
-    narrow: Unary | None = None, module: str = "tapegrad",
+    infer: Callable[[ShapedArray], ShapedArray] = infer_same, exact: bool = False, costly: bool = False,
+    widens: bool = True, narrow: Unary | None = None, module: str = "tapegrad",
 ) -> Unary:  # fmt: skip
     """Declare a smooth function of each number, for half types computed in float32; its public function.
 
@@ -350,7 +343,7 @@ def curve(
     ``elementwise`` and :func:`unary`; ``narrow``: a function made by this one.
     """
     prim = elementwise(
-        name, infer=infer, impl=run, ufunc=ufunc, exact=False, costly=costly, widens=widens, partials=[slope],
+        name, infer=infer, impl=run, ufunc=ufunc, exact=exact, costly=costly, widens=widens, partials=[slope],
         cxx=cxx or f"{name}({{x}})", domain=domain, doc=doc,
     )  # fmt: skip
     return unary(prim, to, narrow=getattr(narrow, "primitive", None), module=module)
@@ -405,6 +398,19 @@ def _binary(prim: Elementwise, to: ToDType | None, polite: bool) -> Callable[[An
         return Tensor(elementwise_on(prim, (bx, by), resolve(prim, (bx.node.aval, by.node.aval))))
 
     return op
+
+
+def of_two(
+    name: str, partials: Sequence[Callable[..., Tensor] | float], *, cxx: str, doc: str, to: ToDType | None = None,
+    ufunc: str | None = None, exact: bool = True, costly: bool = False, widens: bool = True,
+    domain: tuple[float, float] = (-2.0, 2.0),
+) -> Binary:  # fmt: skip
+    """Declare a function of two numbers ``x`` and ``y``: see ``elementwise``, :func:`binary`; its public function."""
+    prim = elementwise(
+        name, infer=infer_same, ufunc=ufunc, exact=exact, costly=costly, widens=widens, partials=partials, cxx=cxx,
+        domain=domain, doc=doc,
+    )  # fmt: skip
+    return binary(prim, to)
 
 
 def no_bool(name: str, ordered: bool = False) -> ToDType:

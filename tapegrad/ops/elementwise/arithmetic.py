@@ -8,45 +8,46 @@ from __future__ import annotations
 
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
-from tapegrad.ops.dispatch import binary, bind, cast, infer_same, no_bool, own, promote, tensor, unary, whole_in_float64
+from tapegrad.ops.dispatch import (
+    bind,
+    cast,
+    curve,
+    infer_same,
+    no_bool,
+    of_two,
+    own,
+    promote,
+    tensor,
+    unary,
+    whole_in_float64,
+)
 from tapegrad.ops.elementwise.comparison import equal, logical_and
 from tapegrad.ops.elementwise.comparison import round as rint
 from tapegrad.ops.elementwise.complex import conj, imag, real
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.tensor import Tensor, TensorLike, identity_of
 
-add_p = elementwise("add", infer=infer_same, partials=[1, 1], cxx="tg_plus({x}, {y})", doc="``x + y``.")
-add = binary(add_p)
-
-subtract_p = elementwise("subtract", infer=infer_same, partials=[1, -1], cxx="tg_minus({x}, {y})", doc="``x - y``.")
-subtract = binary(subtract_p, no_bool("subtract"))
-
-multiply_p = elementwise(
+add = of_two("add", [1, 1], cxx="tg_plus({x}, {y})", doc="``x + y``.")
+subtract = of_two("subtract", [1, -1], cxx="tg_minus({x}, {y})", to=no_bool("subtract"), doc="``x - y``.")
+multiply = of_two(
     "multiply",
+    [lambda y: y, lambda x: x],
     widens=False,
-    infer=infer_same,
-    partials=[lambda y: y, lambda x: x],
     cxx="tg_times({x}, {y})",
     doc="``x * y``.",
 )
-multiply = binary(multiply_p)
 
-divide_p = elementwise(
+divide = of_two(
     "divide",
-    infer=infer_same,
-    partials=[lambda ct, y: ct / y, lambda ct, out, y: -ct * (out / y)],
-    operands=("x", "y"),
+    [lambda ct, y: ct / y, lambda ct, out, y: -ct * (out / y)],
     cxx="{x} / {y}",
     domain=(0.5, 2.0),
     doc="``x / y``; integers are divided in float64.",
+    to=whole_in_float64,
 )
-divide = binary(divide_p, whole_in_float64)
 
-negative_p = elementwise("negative", infer=infer_same, partials=[-1], cxx="tg_negate({x})", doc="``-x``.")
-negative = unary(negative_p, no_bool("negative"))
-
-positive_p = elementwise("positive", infer=infer_same, partials=[1], cxx="{x}", doc="``+x``.")
-positive = unary(positive_p, no_bool("positive"))
+negative = curve("negative", -1, exact=True, cxx="tg_negate({x})", to=no_bool("negative"), doc="``-x``.")
+positive = curve("positive", 1, exact=True, cxx="{x}", to=no_bool("positive"), doc="``+x``.")
 
 sign_p = elementwise("sign", infer=infer_same, partials=[0], cxx="tg_sign({x})", doc="-1, 0 or 1; gradient 0.")
 _real_sign = unary(sign_p, no_bool("sign"))
@@ -91,10 +92,7 @@ abs_p = elementwise(
 abs = unary(abs_p)
 
 
-square_p = elementwise(
-    "square", infer=infer_same, partials=[lambda x: 2 * x], cxx="tg_times({x}, {x})", doc="``x * x``."
-)
-square = unary(square_p, no_bool("square"))
+square = curve("square", lambda x: 2 * x, exact=True, cxx="tg_times({x}, {x})", to=no_bool("square"), doc="``x * x``.")
 
 
 def squared_size(x: Tensor) -> Tensor:
@@ -102,15 +100,10 @@ def squared_size(x: Tensor) -> Tensor:
     return square(real(x)) + square(imag(x)) if x.dtype.kind == "c" else square(x)
 
 
-reciprocal_p = elementwise(
-    "reciprocal",
-    infer=infer_same,
-    partials=[lambda out: -(out * out)],
-    cxx="{out_type}(1) / {x}",
-    domain=(0.5, 2.0),
-    doc="``1 / x``.",
-)
-reciprocal = unary(reciprocal_p, whole_in_float64)
+reciprocal = curve(
+    "reciprocal", lambda out: -(out * out), exact=True, cxx="{out_type}(1) / {x}", domain=(0.5, 2.0),
+    to=whole_in_float64, doc="``1 / x``.",
+)  # fmt: skip
 
 
 def both_zero(x: Tensor, y: Tensor) -> Tensor:
@@ -123,16 +116,10 @@ def _half_over(ct: Tensor, out: Tensor) -> Tensor:
     return 0.5 * ct / where(both_zero(ct, out), 1, out)
 
 
-sqrt_p = elementwise(
-    "sqrt",
-    infer=infer_same,
-    partials=[_half_over],
-    operands=("x",),
-    cxx="sqrt({x})",
-    domain=(0.2, 3.0),
+sqrt = curve(
+    "sqrt", _half_over, exact=True, cxx="sqrt({x})", domain=(0.2, 3.0),
     doc="Square root; the gradient at 0 is inf, but 0 where the cotangent is: ``where(x > 0, sqrt(x), 0)`` is safe.",
-)
-sqrt = unary(sqrt_p, dtypes.in_float)
+)  # fmt: skip
 
 
 def root_of_squares(x: Tensor) -> Tensor:
@@ -141,46 +128,37 @@ def root_of_squares(x: Tensor) -> Tensor:
     return where(zero, 0, sqrt(where(zero, 1, x)))
 
 
-maximum_p = elementwise(
+maximum = of_two(
     "maximum",
+    [lambda ct, x, y: where(x >= y, ct, 0), lambda ct, x, y: where(x >= y, 0, ct)],
     widens=False,
-    infer=infer_same,
-    partials=[lambda ct, x, y: where(x >= y, ct, 0), lambda ct, x, y: where(x >= y, 0, ct)],
-    operands=("x", "y"),
     cxx="tg_max({x}, {y})",
     doc="The larger element (NaN if either is); a tie gives the whole gradient to ``x``.",
 )
-maximum = binary(maximum_p)
 
-minimum_p = elementwise(
+minimum = of_two(
     "minimum",
+    [lambda ct, x, y: where(x <= y, ct, 0), lambda ct, x, y: where(x <= y, 0, ct)],
     widens=False,
-    infer=infer_same,
-    partials=[lambda ct, x, y: where(x <= y, ct, 0), lambda ct, x, y: where(x <= y, 0, ct)],
-    operands=("x", "y"),
     cxx="tg_min({x}, {y})",
     doc="The smaller element (NaN if either is); a tie gives the whole gradient to ``x``.",
 )
-minimum = binary(minimum_p)
 
-floor_divide_p = elementwise(
-    "floor_divide", infer=infer_same, partials=[0, 0], cxx="tg_floordiv({x}, {y})", domain=(0.5, 2.0),
-    exact=False, costly=True, doc="``floor(x / y)``; gradient 0.",
+floor_divide = of_two(
+    "floor_divide", [0, 0], cxx="tg_floordiv({x}, {y})", domain=(0.5, 2.0), exact=False, costly=True,
+    to=no_bool("floor_divide", ordered=True), doc="``floor(x / y)``; gradient 0.",
 )  # fmt: skip
-floor_divide = binary(floor_divide_p, no_bool("floor_divide", ordered=True))
 
-remainder_p = elementwise(
+remainder = of_two(
     "remainder",
-    infer=infer_same,
-    partials=[1, lambda ct, x, y: -ct * floor_divide(x, y)],
-    operands=("x", "y"),
+    [1, lambda ct, x, y: -ct * floor_divide(x, y)],
     exact=False,
     costly=True,
     cxx="tg_remainder({x}, {y})",
     domain=(0.5, 2.0),
     doc="``x - floor(x / y) * y``, with the sign of ``y``.",
+    to=no_bool("remainder", ordered=True),
 )
-remainder = binary(remainder_p, no_bool("remainder", ordered=True))
 
 
 def round(x: TensorLike, /, decimals: int = 0) -> Tensor:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes
-from tapegrad.core.primitive import Bad, Primitive, Sample, elementwise, general
+from tapegrad.core.primitive import Bad, Primitive, Sample, general
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError
 from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import (
     Binary,
     barrier,
-    binary,
     cast,
     curve,
     in_float32,
     infer_same,
+    of_two,
     promote,
     real_float,
     tensor,
@@ -51,17 +51,15 @@ cbrt = curve(
     doc="Cube root, negative for a negative number; the gradient at 0 is inf.",
 )  # fmt: skip
 
-logaddexp2_p = elementwise(
+logaddexp2 = of_two(
     "logaddexp2",
-    infer=infer_same,
+    [lambda out, x: exp2(below(x, out)), lambda out, y: exp2(below(y, out))],
     exact=False,
     costly=True,
-    partials=[lambda out, x: exp2(below(x, out)), lambda out, y: exp2(below(y, out))],
-    operands=("x", "y"),
     cxx="tg_logaddexp({x} * {type}(0.6931471805599453), {y} * {type}(0.6931471805599453)) * {type}(1.4426950408889634)",
     doc="``log2(2**x + 2**y)`` without overflow.",
+    to=real_float("logaddexp2"),
 )
-logaddexp2 = binary(logaddexp2_p, real_float("logaddexp2"))
 
 
 def fmax(x1: TensorLike, x2: TensorLike, /) -> Tensor:
@@ -292,16 +290,14 @@ gcd = _of_integers("gcd", "The greatest common divisor.")
 lcm = _of_integers("lcm", "The least common multiple of the magnitudes.")
 
 
-copysign_p = elementwise(
+copysign: Binary = of_two(
     "copysign",
-    infer=infer_same,
-    partials=[lambda x, y: sign(x) * copysign(1.0, y), 0],
-    operands=("x", "y"),
+    [lambda x, y: sign(x) * copysign(1.0, y), 0],
     cxx="copysign({x}, {y})",
     doc="The magnitude of ``x`` with the sign of ``y`` (that of -0.0 and of a NaN, too); at ``x == 0`` the gradient is "
     "0, as that of ``abs``; that of ``y`` is 0 everywhere.",
+    to=real_float("copysign"),
 )
-copysign: Binary = binary(copysign_p, real_float("copysign"))
 
 nextafter_p = general(
     "nextafter",

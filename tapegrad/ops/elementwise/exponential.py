@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from tapegrad.core.primitive import elementwise
 from tapegrad.device.dtypes import is_inexact
-from tapegrad.ops.dispatch import SCALARS, binary, curve, infer_same, no_bool, real_float
+from tapegrad.ops.dispatch import SCALARS, curve, no_bool, of_two, real_float
 from tapegrad.ops.elementwise.arithmetic import both_zero, positive, reciprocal, sqrt, square
 from tapegrad.ops.elementwise.comparison import equal, not_equal
 from tapegrad.ops.elementwise.selection import where
@@ -28,30 +27,26 @@ def below(x: Tensor, out: Tensor) -> Tensor:
     return where(same, 0, x) - where(same, 0, out)
 
 
-logaddexp_p = elementwise(
+logaddexp = of_two(
     "logaddexp",
-    infer=infer_same,
+    [lambda out, x: exp(below(x, out)), lambda out, y: exp(below(y, out))],
     exact=False,
     costly=True,
-    partials=[lambda out, x: exp(below(x, out)), lambda out, y: exp(below(y, out))],
-    operands=("x", "y"),
     cxx="tg_logaddexp({x}, {y})",
     doc="``log(exp(x) + exp(y))`` without overflow.",
+    to=real_float("logaddexp"),
 )
-logaddexp = binary(logaddexp_p, real_float("logaddexp"))
 
-power_p = elementwise(
+power = of_two(
     "power",
-    infer=infer_same,
+    [lambda x, y: y * x ** where(both_zero(x, y), 1, y - 1), lambda out, x: out * _safe_log(x)],
     exact=False,
-    partials=[lambda x, y: y * x ** where(both_zero(x, y), 1, y - 1), lambda out, x: out * _safe_log(x)],
-    operands=("x", "y"),
     cxx="tg_pow({x}, {y})",
     domain=(0.3, 2.0),
     doc="``x ** y``; the gradient of ``x ** 0`` in ``x`` is 0 at 0, too.  An integer to a negative power is an error on"
     " the CPU (NumPy's ValueError), and on a GPU the whole part of the result: 0, 1 or -1.",
+    to=no_bool("power"),
 )
-power = binary(power_p, no_bool("power"))
 
 
 def _safe_log(x: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tapegrad.core.primitive import elementwise
-from tapegrad.ops.dispatch import Unary, binary, curve, infer_same, real_float
+from tapegrad.ops.dispatch import Unary, curve, of_two, real_float
 from tapegrad.ops.elementwise.arithmetic import reciprocal, sqrt, square
 
 sin: Unary = curve("sin", lambda x: cos(x), doc="Sine.")
@@ -15,18 +14,16 @@ acos = curve(
 )
 atan = curve("atan", lambda x: reciprocal(1 + square(x)), ufunc="arctan", doc="Inverse tangent.")
 
-atan2_p = elementwise(
+atan2 = of_two(
     "atan2",
-    infer=infer_same,
+    [lambda x, y: y / (square(x) + square(y)), lambda x, y: -x / (square(x) + square(y))],
     ufunc="arctan2",
     exact=False,
-    partials=[lambda x, y: y / (square(x) + square(y)), lambda x, y: -x / (square(x) + square(y))],
-    operands=("x", "y"),
     cxx="atan2({x}, {y})",
     domain=(0.3, 2.0),
     doc="The angle of the point with ordinate ``x`` and abscissa ``y``.",
+    to=real_float("atan2"),
 )
-atan2 = binary(atan2_p, real_float("atan2"))
 
 sinh: Unary = curve("sinh", lambda x: cosh(x), doc="Hyperbolic sine.")
 cosh: Unary = curve("cosh", lambda x: sinh(x), doc="Hyperbolic cosine.")
@@ -40,9 +37,7 @@ atanh = curve(
     doc="Inverse hyperbolic tangent.",
 )  # fmt: skip
 
-hypot_p = elementwise(
-    "hypot", infer=infer_same, exact=False, partials=[lambda out, x: x / out, lambda out, y: y / out],
-    operands=("x", "y"), costly=True,
-    cxx="hypot({x}, {y})", domain=(0.3, 2.0), doc="``sqrt(x*x + y*y)`` without overflow.",
+hypot = of_two(
+    "hypot", [lambda out, x: x / out, lambda out, y: y / out], cxx="hypot({x}, {y})", domain=(0.3, 2.0), exact=False,
+    costly=True, to=real_float("hypot"), doc="``sqrt(x*x + y*y)`` without overflow.",
 )  # fmt: skip
-hypot = binary(hypot_p, real_float("hypot"))

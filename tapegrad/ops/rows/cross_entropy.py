@@ -17,16 +17,7 @@ from tapegrad.ops.dispatch import barrier, promote, tensor
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.rows import _cuda_rows
-from tapegrad.ops.rows._rows import (
-    by_blocks,
-    deliver,
-    matrices,
-    matrix,
-    row_sums,
-    shifted_exp,
-    target,
-    wide,
-)
+from tapegrad.ops.rows._rows import by_blocks, deliver, matrices, matrix, row_sums, shifted_exp, target, wide
 from tapegrad.ops.rows.softmax import softmax, softmax_vjp_p
 from tapegrad.ops.shape.shape import expand_dims
 from tapegrad.tensor import Tensor, TensorLike

@@ -18,16 +18,7 @@ from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.elementwise.exponential import exp
 from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.rows import _cuda_rows
-from tapegrad.ops.rows._rows import (
-    by_blocks,
-    deliver,
-    matrices,
-    matrix,
-    row_sums,
-    shifted_exp,
-    target,
-    wide,
-)
+from tapegrad.ops.rows._rows import by_blocks, deliver, matrices, matrix, row_sums, shifted_exp, target, wide
 from tapegrad.ops.shape.shape import moveaxis
 from tapegrad.tensor import Tensor, TensorLike
 
