@@ -20,7 +20,8 @@ from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import Elementwise
-from tapegrad.core.rule import Plan, Rule
+from tapegrad.core.protocols import Steps
+from tapegrad.core.rule import Params, Plan, Rule
 from tapegrad.core.state import during, thread
 from tapegrad.engine.evaluate import fill
 from tapegrad.errors import GradientError, NoGradientError
@@ -125,8 +126,9 @@ def _pull_small(record: Applied, pull: Callable[..., Any], ct: Any, cts: Cotange
     return True
 
 
-def _listed(node: Node, plan: Plan) -> Any:
-    site: Any = node.site
+def _listed(node: Node, plan: Plan) -> Steps | None:
+    site = node.site
+    assert site is not None
     avals = [*site.avals, site.aval]
 
     def rules(seed: Tensor, values: dict[int, Tensor]) -> list[Tensor]:
@@ -174,7 +176,7 @@ def apply_rule(
     ct: Tensor,
     values: dict[int, Tensor],
     avals: list[ShapedArray],
-    params: dict[str, Any],
+    params: Params,
 ) -> Tensor:
     """What one rule yields: a partial derivative times ``ct``, or the cotangent itself."""
     if rule.constant is not None:

@@ -27,6 +27,7 @@ from tapegrad.ops.dispatch import constant
 from tapegrad.tensor import Tensor
 
 Rules = Callable[[Tensor, dict[int, Tensor]], list[Tensor]]
+Pull = Callable[[Any, Sequence[Buffer]], tuple[Any, ...] | None]
 Constant = tuple[Any, Any, Any]
 """Value, dtype, device."""
 
@@ -103,7 +104,7 @@ class Steps:
         self.pull = self._function([])
         self._made = [i for i in dict.fromkeys(results) if i >= self._first]
         self._told = self._run(arguments)
-        self._dense: Any = None
+        self._dense: Pull | None = None
         self._shared: list[ref[Buffer]] = [
             ref(constant(*c)) for c in constants
         ]  # there from now on, as if the rules had run
@@ -182,7 +183,7 @@ class Steps:
         tests += [f"a{i} is a{k}" for i in range(count) for k in range(i)]
         return [f"    if {' or '.join(tests)}: return None"]
 
-    def _function(self, guards: list[str]) -> Callable[[Any, Sequence[Buffer]], tuple[Any, ...] | None]:
+    def _function(self, guards: list[str]) -> Pull:
         count = self._arguments
         names = [f"a{i}" for i in range(count)]
         known: dict[str, Any] = {}

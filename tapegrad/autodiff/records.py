@@ -11,7 +11,7 @@ from typing import TypeAlias, final
 
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
-from tapegrad.core.protocols import Call, Residuals
+from tapegrad.core.protocols import Call, Retained
 from tapegrad.core.references import elsewhere, together
 from tapegrad.core.rule import Plan
 
@@ -30,7 +30,7 @@ class Applied:
     node: Node
     inputs: tuple[Node, ...]
     plan: Plan
-    residuals: tuple[Buffer, ...] | Residuals
+    residuals: Retained
 
     @property
     def results(self) -> tuple[Node, ...]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tapegrad.core.aval import ShapedArray
     from tapegrad.core.buffer import Buffer
     from tapegrad.core.node import Node
-    from tapegrad.core.protocols import Executor, Recipes, Recorder, Recording, Residuals
+    from tapegrad.core.protocols import Executor, Recipes, Recorder, Recording, Retained
     from tapegrad.core.run import Run
 
 T = TypeVar("T")
@@ -100,13 +100,11 @@ class Account:
         """What a recording holds on to while it records: it may want dropped values again."""
         return None
 
-    def keep(self, buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...] | Residuals:
+    def keep(self, buffers: tuple[Buffer, ...]) -> Retained:
         """What a tape's record is to hold instead of ``buffers``: themselves, or :class:`Residuals`."""
         return buffers
 
-    def recorded(
-        self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]
-    ) -> tuple[Buffer, ...] | Residuals:
+    def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> Retained:
         """What ``recording`` is to hold instead of ``residuals``, which the rules of ``node`` read."""
         return residuals
 

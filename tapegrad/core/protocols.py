@@ -5,7 +5,7 @@ The engine knows nobody who keeps to them, and works with nobody there.  What it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping, Sequence
@@ -102,7 +102,7 @@ class Executor(Protocol):
     def values(self, work: Any) -> list[Buffer]:
         """Values without a recipe, which ``work`` yields."""
 
-    def pull(self, steps: Any, node: Node, ct: Any, residuals: Any) -> Sequence[Any] | None:
+    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
         """Cotangents of what ``node`` read, by the listed steps of its rules, as arrays or buffers; None: not so."""
 
     def device(self, device: Any) -> Any:
@@ -133,6 +133,23 @@ class Residuals(Protocol):
 
     def restored(self) -> tuple[Buffer, ...]:
         """The buffers, made again if need be."""
+
+
+Retained: TypeAlias = "tuple[Buffer, ...] | Residuals"
+"""What a record holds of what its rules read."""
+
+
+class Steps(Protocol):
+    """The rules of a small node, listed (see ``autodiff/compiled.py``).  None: some value is not there."""
+
+    pull: Callable[[Any, Sequence[Buffer]], tuple[Any, ...] | None]
+    """Cotangents as arrays, from an array and residuals; nobody is told."""
+
+    def run(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
+        """Cotangents, step by step, by the executor in force."""
+
+    def together(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
+        """Cotangents, of which the account is told in one step; None also where it has to follow each."""
 
 
 class Recipes(Protocol):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tapegrad.core.aval import ShapedArray
+
+if TYPE_CHECKING:
+    from tapegrad.core.protocols import Steps
 
 Function: TypeAlias = Callable[..., Any]
 """A function of a declaration: it takes what its parameters name."""
@@ -87,4 +90,4 @@ class Plan:
         self.kept_result = slots.index(OUT) if OUT in slots else None  # where among the residuals the result itself is
         self.positions = tuple(i for i, _ in pulls)
         self.quick = False  # whether the rules may be listed, as ``steps``
-        self.steps: Any = None
+        self.steps: Steps | None = None

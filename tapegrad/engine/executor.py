@@ -21,6 +21,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, leaf
 from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Executor as Protocol
+from tapegrad.core.protocols import Retained, Steps
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.core.state import thread
 from tapegrad.device import Device, cxx, dtypes, phantom, tally
@@ -72,12 +73,12 @@ class Executor:
         """What stands for ``device``: itself."""
         return device
 
-    def pull(self, steps: Any, node: Node, ct: Any, residuals: Any) -> Sequence[Any] | None:
+    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
         """Cotangents of what ``node`` read, by the listed steps of its rules (``autodiff/compiled.py``), as buffers.
 
         ``ct``: a buffer, or an array.  None: some value is not there, and the rules themselves have to see to it.
         """
-        if type(residuals) is not tuple:
+        if not isinstance(residuals, tuple):
             residuals = residuals.restored()
         if not account.one_by_one and type(ct) is Buffer:
             results = steps.together(ct, residuals)
@@ -85,7 +86,7 @@ class Executor:
                 return results
         return self._pull_singly(steps, node, ct, residuals)
 
-    def _pull_singly(self, steps: Any, node: Node, ct: Any, residuals: tuple[Buffer, ...]) -> Sequence[Any] | None:
+    def _pull_singly(self, steps: Steps, node: Node, ct: Any, residuals: tuple[Buffer, ...]) -> Sequence[Any] | None:
         account.current.differentiating(node.index)
         if type(ct) is not Buffer:
             ct = Buffer(ct, leaf(node.aval))
@@ -345,9 +346,9 @@ class Plain(Executor):
             array = aval.device.xp.asarray(array)
         return Buffer(array, node)
 
-    def pull(self, steps: Any, node: Node, ct: Any, residuals: Any) -> Sequence[Any] | None:
+    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
         """Cotangents as arrays."""
-        if type(residuals) is not tuple:  # of a budget that has ended
+        if not isinstance(residuals, tuple):  # of a budget that has ended
             return None
         return steps.pull(ct.array if type(ct) is Buffer else ct, residuals)
 
@@ -374,9 +375,9 @@ class Dry(Executor):
         """As in earnest."""
         return state.below().copies_slivers
 
-    def pull(self, steps: Any, node: Node, ct: Any, residuals: Any) -> Sequence[Any] | None:
+    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
         """Step by step."""
-        return self._pull_singly(steps, node, ct, residuals if type(residuals) is tuple else residuals.restored())
+        return self._pull_singly(steps, node, ct, residuals if isinstance(residuals, tuple) else residuals.restored())
 
     def small(self, site: Any, arrays: list[Array]) -> Array:
         if site.ufunc is None or site.pooled:
@@ -477,7 +478,7 @@ class Above:
         """What stands for ``device``."""
         return self.below.device(device)
 
-    def pull(self, steps: Any, node: Node, ct: Any, residuals: Any) -> Sequence[Any] | None:
+    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
         """Cotangents of what ``node`` read."""
         return self.below.pull(steps, node, ct, residuals)
 

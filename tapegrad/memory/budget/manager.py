@@ -17,7 +17,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.locks import whole
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import LEAF
-from tapegrad.core.protocols import Recorder, Recording
+from tapegrad.core.protocols import Recorder, Recording, Retained
 from tapegrad.core.state import thread
 from tapegrad.device import in_use, pressure
 from tapegrad.engine.evaluate import fill
@@ -208,7 +208,7 @@ class Manager(Account):
         if graph is not None and recipe is not None:
             self._storages.filled(graph, recipe, keeps)
 
-    def keep(self, buffers: tuple[Buffer, ...]) -> Any:
+    def keep(self, buffers: tuple[Buffer, ...]) -> Retained:
         """A record wants ``buffers``; those with a recipe may be dropped later."""
         graph = self._present() or self._new_graph()
         givers = pushers() if len(thread.recorders) > 1 else []
@@ -221,9 +221,9 @@ class Manager(Account):
                 return Residuals(things)
         return buffers
 
-    def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> Any:
+    def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> Retained:
         """A record wants ``residuals`` for the rules of ``node``."""
-        kept: Any = residuals
+        kept: Retained = residuals
         if residuals:
             if recording.graph is None:  # it began before the budget did
                 recording.graph = self.graph()

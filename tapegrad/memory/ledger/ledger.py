@@ -472,7 +472,7 @@ class Ledger(Account):
         if buffer.postponed and self.journal is not None:  # it will be applied elsewhere
             self._locked(self.journal.called, buffer.node)
 
-    def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> Any:
+    def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
         """A tape keeps buffers, filled or pending, for the rules of ``node``."""
         if self.detailed or self.journal is not None:
             if self.detailed:
