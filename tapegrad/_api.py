@@ -48,6 +48,7 @@ from tapegrad.ops.interop.info import API_VERSION as __array_api_version__  # no
 from tapegrad.ops.interop.info import namespace_info as __array_namespace_info__  # noqa: F401
 from tapegrad.polynomial import *  # noqa: F403
 from tapegrad.polynomial import __all__ as _polynomial
+from tapegrad.program.function import function
 from tapegrad.special import i0
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
@@ -72,6 +73,7 @@ __all__ += [
     "OwnPrimitive",
     "fft",
     "fori_loop",
+    "function",
     "integrate",
     "linalg",
     "primitive",

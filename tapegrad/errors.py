@@ -96,6 +96,10 @@ class DryRunError(TapegradError, RuntimeError):
     """A value is read that a dry run (``tg.memory.predict_peak``) has not computed."""
 
 
+class FunctionError(DryRunError):
+    """A function that is captured (``tg.function``) does what no program can repeat, such as reading a value."""
+
+
 class NotATensorError(TapegradError, TypeError, ValueError):
     """Something that is neither a tensor, a variable, an array nor a number was passed where one is needed."""
 

@@ -10,6 +10,7 @@ from tapegrad.core import account
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen
+from tapegrad.core.live import LiveNumber
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import dtypes
 from tapegrad.errors import DeviceError, DTypeError, ImmutableError, ShapeError
@@ -172,7 +173,7 @@ class Variable:
                 raise DeviceError(
                     f"{how}: variable {self.name!r} is on {self.device}, not {x.device}; move the value with to_device"
                 )
-        else:
+        elif not isinstance(x, LiveNumber):
             kind, mine = (dtypes.rank(d) for d in (self.device.array(x, copy=False).dtype, self.dtype))
             if kind > mine:
                 raise DTypeError(f"{how}: variable {self.name!r} is {self.dtype} and cannot hold {x!r:.60}; convert it")

@@ -93,6 +93,11 @@ class Cell:
             self._content = content
 
 
+def seen_by_overlays() -> bool:
+    """Whether this thread sees other contents of cells than the rest of the process."""
+    return bool(_cells.overlays)
+
+
 @contextmanager
 def lookout() -> Iterator[Seen]:
     """Note each cell used in the block, in this thread, with its content before its first use."""

@@ -111,6 +111,15 @@ class Executor(Protocol):
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` says, which depends on values; ``otherwise`` in a dry run, which has none."""
 
+    def decided(self, f: Callable[[], T], otherwise: T) -> T:
+        """As :meth:`in_earnest`, of a decision on which later works depend: a step with one cannot be captured."""
+
+    def number(self, f: Callable[[], Any]) -> Any:
+        """A number that ``f()`` tells, and that may differ at each call; a live one while a step is captured."""
+
+    def on_values(self, f: Callable[..., object], *arrays: Any) -> bool:
+        """Call ``f``, which raises an error, on arrays that have values; False in a dry run, which has none."""
+
     def differentiable(self, node: Node) -> None:
         """A walk begins at ``node``.  Raises DryRunError where a dry run may not ask for that."""
 

@@ -23,7 +23,7 @@ from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Executor as Protocol
 from tapegrad.core.protocols import Retained, Steps
 from tapegrad.core.run import Evaluated, Run
-from tapegrad.core.state import thread
+from tapegrad.core.state import during, thread
 from tapegrad.device import Device, cxx, dtypes, phantom, tally
 from tapegrad.device.dry import dry
 from tapegrad.device.pressure import retried
@@ -95,6 +95,19 @@ class Executor:
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` says, which depends on values; ``otherwise`` in a dry run, which has none."""
         return f()
+
+    def decided(self, f: Callable[[], T], otherwise: T) -> T:
+        """What ``f()`` says, which depends on values, and on which later works depend."""
+        return self.in_earnest(f, otherwise)
+
+    def number(self, f: Callable[[], Any]) -> Any:
+        """What ``f()`` says: a number that may differ at each call."""
+        return during(f, guards=()) if thread.guards else f()
+
+    def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
+        """Call ``f``, which raises an error, on arrays.  True: they have values."""
+        f(*arrays)
+        return True
 
     def differentiable(self, node: Node) -> None:
         """A walk begins at ``node``.  Raises DryRunError where a dry run may not ask for that."""
@@ -402,6 +415,10 @@ class Dry(Executor):
         """``otherwise``."""
         return otherwise
 
+    def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
+        """Nothing: arrays have no values."""
+        return False
+
     def differentiable(self, node: Node) -> None:
         """Raise DryRunError for a node of before the dry run."""
         if node.index < self._since:
@@ -485,6 +502,18 @@ class Above:
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` says, or ``otherwise`` in a dry run."""
         return self.below.in_earnest(f, otherwise)
+
+    def decided(self, f: Callable[[], T], otherwise: T) -> T:
+        """A decision that depends on values."""
+        return self.below.decided(f, otherwise)
+
+    def number(self, f: Callable[[], Any]) -> Any:
+        """A number that ``f()`` tells."""
+        return self.below.number(f)
+
+    def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
+        """Call ``f`` on arrays that have values."""
+        return self.below.on_values(f, *arrays)
 
     def differentiable(self, node: Node) -> None:
         """A walk begins at ``node``.  Raises DryRunError where a dry run may not ask for that."""

@@ -6,19 +6,21 @@ Whoever runs, explains, predicts or counts gets its works here, so that none of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.buffer import Buffer
+from tapegrad.core.live import LiveInt
 from tapegrad.core.primitive import Elementwise, Opaque, Primitive, Reduction, View
-from tapegrad.device import phantom
+from tapegrad.device import dtypes, phantom
 from tapegrad.device.dry import dry
 from tapegrad.device.types import Array, Params
 from tapegrad.engine import region
 from tapegrad.engine.cpu import emit
 from tapegrad.engine.cpu.tiles import Tiling, layout
 from tapegrad.engine.cuda.launch import Launch
-from tapegrad.engine.work import Lies, Work, nbytes_of
+from tapegrad.engine.work import Call, Lies, Work, nbytes_of
 
 
 class Kernel(NamedTuple):
@@ -96,6 +98,26 @@ class Application(Work):
             result = device.xp.asarray(result, dtype=aval.dtype)
         return result
 
+    def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
+        """The primitive itself where it writes into an array; else a copy of what it returns."""
+        prim, xp, params, (out,) = self.prim, self.device.xp, self.params, outputs
+        live = {name: number for name, number in params.items() if isinstance(number, LiveInt)}
+        if live:
+            return [(lambda: xp.copyto(out, prim.compute(xp, reads, self._present(live), self.aval, None)), ())]
+        if isinstance(prim, Opaque) and prim.into:
+            return [(partial(prim.impl, xp, out=out, **params), tuple(reads))]
+        if isinstance(prim, Reduction) and dtypes.accumulator(self.aval.dtype) == self.aval.dtype:
+            reduce = getattr(xp, prim.ufunc).reduce
+            return [(reduce, (*reads, params["axis"], self.aval.dtype, out, params.get("keepdims", False)))]
+        if self.writes:
+            return [(prim.compute, (xp, reads, params, self.aval, out))]
+        again = Application(prim, reads, params, self.aval)
+        return [(lambda: xp.copyto(out, again.run([], [])[0]), ())]
+
+    def _present(self, live: dict[str, LiveInt]) -> dict[str, Any]:
+        """The parameters, with present values of live numbers."""
+        return {**self.params, **{name: number.now() for name, number in live.items()}}
+
     def phantoms(self) -> list[Array]:
         """As the primitive would lay it out; kernels of its own tell of their passes over memory."""
         prim, params, aval = self.prim, self.params, self.aval
@@ -113,8 +135,8 @@ class Application(Work):
 class Function(Work):
     """A function of arrays that yields values like ``avals``: creation, copies, an optimizer's update.
 
-    ``call(*outputs)`` writes them; where ``given`` is False, ``call()`` returns them as a list.  ``is_kernel``: whether
-    it counts among the kernels run; creation does not.
+    ``call(*outputs, *reads)`` writes them; where ``given`` is False, ``call(*reads)`` returns them as a list.
+    ``is_kernel``: whether it counts among the kernels run; creation does not.
     """
 
     def __init__(
@@ -132,8 +154,19 @@ class Function(Work):
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Call the function, on its device."""
-        results = self.device.call(self._call, *outputs)
+        results = self.device.call(self._call, *outputs, *self.reads)
         return outputs or results
+
+    def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
+        """The function itself where it writes into arrays; else copies of what it returns."""
+        if self.writes:
+            return [(self._call, (*outputs, *reads))]
+
+        def copied() -> None:
+            for out, result in zip(outputs, self._call(*reads), strict=True):
+                self.device.xp.copyto(out, result)
+
+        return [(copied, ())]
 
     def phantoms(self) -> list[Array]:
         """C-contiguous ones."""
@@ -142,4 +175,4 @@ class Function(Work):
 
 def copy_of(array: Array, aval: ShapedArray) -> Work:
     """A copy of ``array``, whose aval is ``aval``, in memory of its own."""
-    return Function("copy", [aval], lambda out: aval.device.xp.copyto(out, array), [array])
+    return Function("copy", [aval], lambda out, x: aval.device.xp.copyto(out, x), [array])

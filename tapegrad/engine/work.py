@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 from tapegrad.core.aval import Shape
 from tapegrad.device import Device, phantom
@@ -12,6 +13,8 @@ from tapegrad.device.types import Array, DType
 
 Lies = tuple[Shape, DType]
 """What a C-contiguous array is made of."""
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function, and what to call it with."""
 
 
 def nbytes_of(arrays: Sequence[Lies]) -> int:
@@ -36,6 +39,10 @@ class Work(ABC):
     @abstractmethod
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Do it; the arrays written."""
+
+    def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
+        """The calls that do the work on other arrays, which lie as its own do, into ``outputs``."""
+        raise NotImplementedError(f"{', '.join(self.names)} on {self.device}")
 
     def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
         """Of each kernel: the arrays that it reads, and those that it writes."""

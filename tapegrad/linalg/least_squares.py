@@ -188,7 +188,7 @@ def lstsq(a: TensorLike, b: TensorLike, rcond: TensorLike | None = None) -> Lsts
     x = barrier(lstsq_p, a, right, rcond=share)
     s = svdvals(a)
     rank = matrix_rank(a, rtol=share)
-    if m > n and thread.executor.in_earnest(lambda: int(rank) == n, True):
+    if m > n and thread.executor.decided(lambda: int(rank) == n, True):
         residuals = sum(square(abs(right - a @ x)), axis=-2)
     else:
         residuals = zeros((0,), dtype=s.dtype, device=a.device)

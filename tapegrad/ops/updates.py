@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from tapegrad.core.live import LiveNumber
 from tapegrad.core.state import thread
 from tapegrad.device import many, tally
 from tapegrad.device.kernel import Kernel
@@ -61,7 +62,7 @@ def adam(
     ``m = beta_1 m + (1 - beta_1) g``, ``v = beta_2 v + (1 - beta_2) g^2``, ``x -= factor m / (sqrt(v) + epsilon)``.
     Raises DeviceError.
     """
-    numbers = (float(factor), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2, float(epsilon))
+    numbers = (_number(factor), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2, float(epsilon))
 
     def formula(
         root: Callable[[Value], Value], numbers: Sequence[Value], x: Value, g: Value, m: Value, v: Value
@@ -79,7 +80,7 @@ def sgd(
 ) -> list[tuple[Tensor, ...]]:
     """For each ``x`` with gradient ``g``: the new one, ``x shrink - rate g``.  Raises DeviceError."""
     formula = lambda root, numbers, x, g: (x - numbers[0] * g,)
-    return _update("sgd_update", _SGD, (xs, gs), (0,), formula, shrink, (float(rate),))
+    return _update("sgd_update", _SGD, (xs, gs), (0,), formula, shrink, (_number(rate),))
 
 
 def momentum(
@@ -105,7 +106,7 @@ def momentum(
         v = keep * v - down
         return (x + keep * v - down if nesterov else x + v), v
 
-    numbers = (float(rate), float(momentum), int(bool(nesterov)))
+    numbers = (_number(rate), float(momentum), int(bool(nesterov)))
     return _update("momentum_update", _MOMENTUM, (xs, gs, vs), (0, 2), formula, shrink, numbers)
 
 
@@ -150,6 +151,10 @@ def groups(xs: Sequence[Tensor | Variable]) -> list[list[int]]:
 def decayed(x: Tensor, shrink: float | None) -> Tensor:
     """``x`` times ``shrink``, a number that changes from step to step; None: as it is."""
     return x if shrink is None else x * _scalar(shrink, x)
+
+
+def _number(value: float) -> float:
+    return value if isinstance(value, LiveNumber) else float(value)
 
 
 def _scalar(value: float, like: Tensor) -> Tensor:
@@ -202,7 +207,12 @@ def _on_cpu(
         materialize(*made)  # in one kernel
         return made
     plain, decay, (x, *others) = ([array_of(t._buffer) for t in part] for part in (numbers, shrink, row))
-    call = lambda: [xp.asarray(a) for a in formula(xp.sqrt, plain, x * decay[0] if decay else x, *others)]
+    scalars = len(plain)
+
+    def call(*arrays: Array) -> list[Array]:
+        plain, decay, (x, *others) = arrays[:scalars], arrays[scalars : -len(row)], arrays[-len(row) :]
+        return [xp.asarray(a) for a in formula(xp.sqrt, plain, x * decay[0] if decay else x, *others)]
+
     update = Function(name, [aval] * count, call, [*plain, *decay, x, *others], given=False)
     return tuple(map(Tensor, thread.executor.values(update)))
 
@@ -218,9 +228,11 @@ def _by_kernel(
 
     count = len(renewed)
 
-    def launch(*written: Array) -> None:
-        arrays = [(*r, *written[k * count : (k + 1) * count]) for k, r in enumerate(read)]
-        many.launch(kernel, device, arrays, numbers)
+    def launch(*arrays: Array) -> None:
+        written, reads = arrays[: len(rows) * count], arrays[len(rows) * count :]
+        width = len(reads) // len(rows)
+        parts = [(*reads[k * width : (k + 1) * width], *written[k * count : (k + 1) * count]) for k in range(len(rows))]
+        many.launch(kernel, device, parts, numbers)
 
     avals = [row[i]._buffer.node.aval for row in rows for i in renewed]
     values = thread.executor.values(Function(name, avals, launch, [a for row in read for a in row]))

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from tapegrad import ops
-from tapegrad.core.state import unrecorded
+from tapegrad.core.live import present
+from tapegrad.core.state import thread, unrecorded
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
 from tapegrad.memory.ledger.phase import optimizing
 from tapegrad.memory.ledger.steps import OPTIMIZER, STEPS
@@ -145,7 +146,8 @@ class Optimizer:
 
     def _apply(self, grads: list[Gradient], variables: list[Variable], skip_none: bool) -> None:
         pairs = self._checked_pairs(grads, variables, skip_none)
-        rate, step = self.current_learning_rate(), self._steps_done() + 1
+        number = thread.executor.number
+        rate, step = number(self.current_learning_rate), number(lambda: self._steps_done() + 1)
         for group in updates.groups([v for _, v in pairs]):
             self._change([pairs[i] for i in group], rate, step)
         self.iterations.assign(step)
@@ -274,10 +276,14 @@ class Adam(Optimizer):
         return Adam.update_many(self, [x], [g], [slots], rate, step, None)[0]
 
     def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
-        factor = rate * math.sqrt(1.0 - self.beta_2**step) / (1.0 - self.beta_1**step)
+        factor = thread.executor.number(lambda: self._factor(rate, step))
         betas = {"beta_1": self.beta_1, "beta_2": self.beta_2}
         ms, vs = ([own[i] for own in slots] for i in (0, 1))
         return updates.adam(xs, gs, ms, vs, factor=factor, **betas, epsilon=self.epsilon, shrink=shrink)
+
+    def _factor(self, rate: float, step: int) -> float:
+        rate, step = present(rate), present(step)
+        return rate * math.sqrt(1.0 - self.beta_2**step) / (1.0 - self.beta_1**step)
 
 
 class AdamW(Adam):

@@ -206,7 +206,7 @@ def csr(data: TensorLike, indices: TensorLike, indptr: TensorLike, shape: tuple[
             f"sparse.csr: data {values.shape}, indices {columns.shape} and indptr {starts.shape} for shape "
             f"{(rows, width)}; need (nnz,), (nnz,) and ({rows + 1},)"
         )
-    thread.executor.in_earnest(lambda: unrecorded(_check_pattern, columns, starts, width), None)
+    thread.executor.decided(lambda: unrecorded(_check_pattern, columns, starts, width), None)
     return SparseTensor(values, columns, starts, (rows, width), False)
 
 
@@ -240,7 +240,7 @@ def coo(data: TensorLike, row: TensorLike, col: TensorLike, shape: tuple[int, in
             f"sparse.coo: data {values.shape}, row {rows.shape}, col {columns.shape}, shape {tuple(shape)}"
         )
     out_of_range = _wrong("row {wrong} for {count} rows", "sparse.coo")
-    thread.executor.in_earnest(lambda: require(rows, 0, shape[0] - 1, *out_of_range), None)
+    thread.executor.decided(lambda: require(rows, 0, shape[0] - 1, *out_of_range), None)
     order = unrecorded(argsort, rows)
     starts = unrecorded(lambda: searchsorted(take(rows, order), arange(shape[0] + 1, device=values.device)))
     return csr(take(values, order), unrecorded(take, columns, order), starts, shape)

@@ -7,7 +7,8 @@ results are combined in tile order, so a sum's bits depend neither on threads no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,7 +17,7 @@ from tapegrad.core.aval import Shape
 from tapegrad.device import Device, threads
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.engine.cpu.emit import FULL, SCALAR, STRIDED, Program
-from tapegrad.engine.work import Work
+from tapegrad.engine.work import Call, Work
 
 TILE = 131072
 """Elements.  Measured on 2 cores (1 MiB of L2 cache each), gelu and a chain of tanh, forward and backward, float32:
@@ -29,6 +30,10 @@ _tile = [TILE]
 def set_tile_size(elements: int) -> None:
     """Elements per tile of regions without reductions; changes no result."""
     _tile[0] = max(1, int(elements))
+
+
+Tasks = Callable[[int], Iterator[Call]]
+"""The calls of a task, by its number; each is to be made before the next is asked for."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,25 @@ class Tiling(Work):
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Evaluate into ``outputs``."""
+        workers, partials = self._workers_on(outputs, temporaries)
+        threads.run([_doing(w) for w in workers], self._cut.tasks)
+        _finish(self._program, self._cut, partials, outputs, self.device.xp)
+        return outputs
+
+    def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
+        """Of a single tile each step by itself; else all tiles, on threads."""
+        program, cut, xp = self._program, self._cut, self.device.xp
+        again = Tiling(program, self.shape, list(reads), self._layouts, list(self.writes), self._axes, self.device)
+        workers, partials = again._workers_on(outputs, temporaries)
+        calls: list[Call] = [(threads.run, ([_doing(w) for w in workers], cut.tasks))]
+        if cut.tasks == 1 and not cut.reduced:
+            calls = list(workers[0](0))
+        if any(part is not outputs[r.output] for r, part in zip(program.reductions, partials, strict=True)):
+            calls.append((_finish, (program, cut, partials, outputs, xp)))
+        return calls
+
+    def _workers_on(self, outputs: list[Array], temporaries: list[Array]) -> tuple[list[Tasks], list[Array]]:
+        """Tasks with scratch of each worker's own, and the parts of reductions."""
         program, cut, xp = self._program, self._cut, self.device.xp
         whole = [x.reshape(cut.shape) for x in outputs] if not program.reductions else outputs
         rest = iter(temporaries)
@@ -138,9 +162,7 @@ class Tiling(Work):
             _worker(program, cut, self._leaves, whole, partials, rows, self._axes, xp)
             for rows in [[next(rest) for _ in program.scratch] for _ in range(self._workers)]
         ]
-        threads.run(workers, cut.tasks)
-        _finish(program, cut, partials, outputs, xp)
-        return outputs
+        return workers, partials
 
     def text(self) -> str:
         """What it does, for readers: its tiles, and the steps of one (x: read, y: written, s: scratch)."""
@@ -204,8 +226,8 @@ def _worker(
     scratch: list[Array],
     axes: tuple[int, ...],
     xp: Namespace,
-) -> Callable[[int], None]:
-    """A function that evaluates one task, with scratch of its own."""
+) -> Tasks:
+    """The calls of each task, with scratch of its own."""
     axis = cut.axis
     kept_sizes = [cut.shape[a] for a in cut.kept]
     reduced_sizes = [cut.shape[a] for a in cut.reduced]
@@ -221,7 +243,7 @@ def _worker(
         index = [0 if fixed[a] else before[a] for a in range(axis)]
         return x[(*index, slice(None) if fixed[axis] else rows)]
 
-    def task(number: int) -> None:
+    def task(number: int) -> Iterator[Call]:
         number, chunk = divmod(number, cut.chunks)
         before = [0] * axis
         for a, i in zip(cut.kept, _indices(number, kept_sizes), strict=True):
@@ -237,15 +259,24 @@ def _worker(
             values += [None if i in whole else out[tile] for i, out in enumerate(outputs)]
             values += temporaries
             for fn, operands, result in steps:
-                fn(*[values[i] for i in operands], out=values[result])
+                inputs, out = [values[i] for i in operands], values[result]
+                yield (fn, (*inputs, out)) if type(fn) is xp.ufunc else (functools.partial(fn, out=out), tuple(inputs))
             for r, ufunc, partial in zip(program.reductions, ufuncs, partials, strict=True):
                 row = slice(chunk, chunk + 1) if axis in axes else rows
                 slot: tuple[Any, ...] = (*(0 if a in axes else before[a] for a in range(axis)), row)
                 part, value = partial[slot], values[r.source]
                 if turn == 0:
-                    ufunc.reduce(value, axis=tile_axes, out=part, keepdims=True, dtype=r.dtype)
+                    yield ufunc.reduce, (value, tile_axes, r.dtype, part, True)
                 else:
-                    ufunc(part, ufunc.reduce(value, axis=tile_axes, keepdims=True, dtype=r.dtype), out=part)
+                    yield ufunc, (part, ufunc.reduce(value, tile_axes, r.dtype, None, True), part)
+
+    return task
+
+
+def _doing(tasks: Tasks) -> Callable[[int], None]:
+    def task(number: int) -> None:
+        for f, args in tasks(number):
+            f(*args)
 
     return task
 

@@ -12,6 +12,7 @@ from tapegrad.core import account
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import checks, dtypes, phantom, tally
 from tapegrad.device.host_scalar import HostScalar
+from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import IndexingError
 from tapegrad.ops.dispatch import cast, tensor
@@ -40,12 +41,18 @@ def checked(op: str, indices: TensorLike, n: int, beside: Tensor) -> Tensor:
         unrecorded(require, every(source), -n, n - 1, *wrong)
         return unrecorded(lambda: clip(where(positions < 0, positions + n, positions), 0, n - 1))
     array = array_of(every(positions)._buffer)
-    if phantom.is_phantom(array):  # taken to be in range, and none negative
-        return positions
+    if not phantom.is_phantom(array):
+        _within(array, -n, n - 1, op)
+        return where(positions < 0, positions + n, positions) if int(array.min()) < 0 else positions
+    if thread.executor.on_values(lambda array: _within(array, -n, n - 1, op), array):
+        return where(positions < 0, positions + n, positions)
+    return positions  # taken to be in range, and none negative
+
+
+def _within(array: Array, low: int, high: int, op: str) -> None:
     least, most = int(array.min()), int(array.max())
-    if least < -n or most >= n:
-        raise _out_of_range(op, least if least < -n else most, n)
-    return where(positions < 0, positions + n, positions) if least < 0 else positions
+    if least < low or most > high:
+        raise _out_of_range(op, least if least < low else most, high + 1)
 
 
 def every(x: Tensor) -> Tensor:
@@ -69,12 +76,18 @@ def require(x: Tensor, low: int, high: int, name: Hashable, error: Callable[[int
     if not x.size:
         return
     device, number = x.device, x._buffer.array
+
+    def look(array: Array) -> None:
+        least, most = int(array.min()), int(array.max())
+        if least < low or most > high:
+            raise error(least if least < low else most, low, high)
+
     if not device.lazy or type(number) is HostScalar:
         array = number.value if type(number) is HostScalar else array_of(x._buffer)
-        if not phantom.is_phantom(array):  # a dry run has no values
-            least, most = int(array.min()), int(array.max())
-            if least < low or most > high:
-                raise error(least if least < low else most, low, high)
+        if phantom.is_phantom(array):
+            thread.executor.on_values(look, array)
+        else:
+            look(array)
         return
     _cuda_index.within(
         thread.executor.device(device), array_of(x._buffer), low, high, checks.kind(name, _first_wrong(error))

@@ -52,7 +52,7 @@ def choose(a: TensorLike, choices: Sequence[TensorLike], mode: str = "raise") ->
         raise IndexingError(f"choose: {places.dtype} numbers of {len(options)} choices; need integers, and a choice")
     n = len(options)
     if mode == "raise":
-        if places.size and not thread.executor.in_earnest(lambda: within(every(places), n), True):
+        if places.size and not thread.executor.decided(lambda: within(every(places), n), True):
             raise IndexingError(f"choose: a number is out of range for {n} choices; use mode='wrap' or 'clip'")
     elif mode not in ("wrap", "clip"):
         raise TapegradError(f"choose: mode {mode!r} is not one of raise, wrap, clip")

@@ -46,7 +46,7 @@ def average(
     at_least = dtypes.float64 if x.dtype.kind in "biu" else w.dtype
     x, w = promote("average", (x, w), lambda d: dtypes.result_type(d, at_least))
     total = sum(w, axis=axes, keepdims=keepdims)
-    if thread.executor.in_earnest(lambda: unrecorded(lambda: bool(any_of(equal(every(total), 0)))), False):
+    if thread.executor.decided(lambda: unrecorded(lambda: bool(any_of(equal(every(total), 0)))), False):
         raise ZeroWeightsError("average: weights sum to 0, which nothing can be divided by")
     result = divide(sum(multiply(x, w), axis=axes, keepdims=keepdims), total)
     return (result, broadcast_to(total, result.shape)) if returned else result

@@ -1,0 +1,296 @@
+"""Capturing: a dry run of a function whose works are written down with the memory that they use.
+
+Arguments and variables have no contents in the run, so a look at a value is an error, and no value can be frozen.  What
+a work reads and writes is known by its address: phantoms have addresses of their own (``device/phantom.py``).
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from tapegrad import nest
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.cell import Cell, lookout, shadowed
+from tapegrad.core.live import LiveNumber, live_int
+from tapegrad.core.node import leaf, next_index
+from tapegrad.core.state import during, executed
+from tapegrad.device import CPU, Device, dtypes, phantom
+from tapegrad.device.dry import DryDevice
+from tapegrad.device.phantom import Phantom
+from tapegrad.device.types import Array, DType
+from tapegrad.engine.evaluate import fill
+from tapegrad.engine.executor import Dry
+from tapegrad.engine.work import Call, Work
+from tapegrad.errors import DryRunError
+from tapegrad.program.program import Kind, Output, Program, Slot, Step, View, Write, pruned
+from tapegrad.tensor import Tensor
+
+T = TypeVar("T")
+PACKAGE = __name__.partition(".")[0]
+
+
+class UncapturableError(DryRunError):
+    """Something that no program can repeat; the message is the reason, for ``.stats.fallbacks``."""
+
+
+class Stream:
+    """A random stream: its key and position when a replay begins."""
+
+    def __init__(self, cell: Cell, content: tuple[int, int]) -> None:
+        self.cell = cell
+        self.key, self.position = content
+        self.content = live_int(content[0], lambda: self.key), live_int(content[1], lambda: self.position)
+
+
+class _Device(DryDevice):
+    """Lends phantoms; what the function makes of arrays and numbers of the host are constants, with their values."""
+
+    __slots__ = ("_capture",)
+
+    def __init__(self, device: Device, capture: Capture) -> None:
+        super().__init__(device)
+        self._capture = capture
+
+    def array(self, x: Any, dtype: DType | None = None, copy: bool = True) -> Any:
+        """A constant of the program, or a live number."""
+        if isinstance(x, LiveNumber):
+            return self._capture.filled(x, dtypes.float32 if dtype is None else dtype)
+        return self._device.array(x, dtype, copy)
+
+
+class _Cells(dict[Cell, Any]):
+    """What the function sees in cells, and what it writes there."""
+
+    def __init__(self, recorder: Capture) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self.variables: dict[Cell, Buffer] = {}
+        self.streams: dict[Cell, Stream] = {}
+
+    def get(self, cell: Cell, content: Any = None) -> Any:
+        """What a cell holds: of a variable nothing but shape and dtype."""
+        if cell in self:
+            return self[cell]
+        if isinstance(content, Buffer):
+            aval = content.node.aval
+            if aval.device is not CPU:
+                raise UncapturableError(f"a variable lies on {aval.device}; programs are built on the CPU alone yet")
+            array = phantom.empty(aval.shape, aval.dtype)
+            self._recorder.slot(array, Kind.VARIABLE, cell)
+            buffer = self.variables[cell] = self[cell] = Buffer(array, leaf(aval))
+            return buffer
+        stream = self.streams[cell] = Stream(cell, content)
+        self[cell] = stream.content
+        return stream.content
+
+    def written(self) -> list[tuple[Cell, Any]]:
+        """The cells that the function has written, with what it has left there."""
+        unchanged = {**self.variables, **{cell: s.content for cell, s in self.streams.items()}}
+        return [(cell, content) for cell, content in self.items() if content is not unchanged.get(cell)]
+
+
+class Capture(Dry):
+    """Writes down the works of a dry run."""
+
+    def __init__(self, since: int) -> None:
+        super().__init__(since)
+        self.steps: list[Step] = []
+        self._starts: list[int] = []
+        self._slots: list[Slot] = []
+        self._constants_by_id: dict[int, Slot] = {}
+        self._devices: dict[str, _Device] = {}
+        self.cells = _Cells(self)
+
+    # What the engine asks ------------------------------------------------------------------------------------------
+
+    def device(self, device: Device) -> Device:
+        """One that lends phantoms, and makes constants."""
+        if device is not CPU:
+            raise UncapturableError(f"programs on {device} are not built yet")
+        return self._devices.setdefault(device.name, _Device(device, self))
+
+    def small(self, site: Any, arrays: list[Array]) -> Array:
+        """Note a ufunc on small arrays."""
+        out = super().small(site, arrays)
+        prim, ufunc, xp = site.prim, site.ufunc, site.aval.device.xp
+
+        def calls(reads: Sequence[Array], outputs: list[Array], _: list[Array]) -> list[Call]:
+            return [(prim.impl, (xp, *outputs, *reads))] if ufunc is None else [(ufunc, (*reads, *outputs))]
+
+        self._note((prim.name,), arrays, [out], [], calls, shares=ufunc is not None)
+        return out
+
+    def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
+        """Note a work."""
+        outputs = work.phantoms()
+        if not (len(outputs) == 1 and self._lies_in_a_slot(outputs[0])):  # a view takes no work
+            if temporaries is None:
+                temporaries = self._temporaries(work)
+            self._note(work.names, work.reads, outputs, temporaries, work.calls)
+        return outputs
+
+    def decided(self, f: Callable[[], T], otherwise: T) -> T:
+        """No program can repeat it."""
+        raise UncapturableError(f"what is done in {_where()} depends on values")
+
+    def number(self, f: Callable[[], Any]) -> Any:
+        """A live number; as an array it is a slot that each replay fills."""
+        return LiveNumber(f)
+
+    def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
+        """Note a check of values: each replay makes it."""
+        calls = lambda reads, outputs, temporaries: [(f, tuple(reads))]
+        self._note(("check",), arrays, [], [], calls, effect=True)
+        return True
+
+    def of_kind(self, kind: Kind) -> list[Slot]:
+        """The slots of one kind."""
+        return [slot for slot in self._slots if slot.kind is kind]
+
+    # Slots ---------------------------------------------------------------------------------------------------------
+
+    def slot(self, array: Array, kind: Kind, source: Any = None) -> Slot:
+        """A new slot: the memory of ``array``."""
+        if self._lies_in_a_slot(array):
+            raise UncapturableError("the step takes more address space than there is to follow it")
+        low, high = _bounds(array)
+        position = bisect_right(self._starts, low)
+        slot = Slot(kind, high - low, source)
+        self._starts.insert(position, low)
+        self._slots.insert(position, slot)
+        return slot
+
+    def filled(self, live: LiveNumber, dtype: DType) -> Array:
+        """A 0-d array that each replay fills with a live number."""
+        array = phantom.empty((), dtype)
+        self.slot(array, Kind.NUMBER, (live.now, dtype))
+        return array
+
+    def view(self, array: Array, who: Sequence[str]) -> View:
+        """Which part of which slot ``array`` is."""
+        if type(array) is not Phantom:
+            slot = self._constants_by_id.get(id(array))
+            if slot is None:
+                slot = self._constants_by_id[id(array)] = Slot(Kind.CONSTANT, array.nbytes, array)
+            return View(slot, 0, array.shape, array.strides, array.dtype)
+        low, high = _bounds(array)
+        lies = _address(array)
+        position = bisect_right(self._starts, low) - 1
+        if position < 0 or high - self._starts[position] > self._slots[position].nbytes:
+            raise UncapturableError(f"{', '.join(who)} reads an array that no work of the function has made")
+        return View(self._slots[position], lies - self._starts[position], array.shape, array.strides, array.dtype)
+
+    def _lies_in_a_slot(self, array: Array) -> bool:
+        if type(array) is not Phantom:
+            return True
+        low, _ = _bounds(array)
+        position = bisect_right(self._starts, low) - 1
+        return position >= 0 and low < self._starts[position] + max(1, self._slots[position].nbytes)
+
+    def _note(
+        self, names: Sequence[str], reads: Sequence[Array], writes: Sequence[Array], temporaries: Sequence[Array],
+        calls: Callable[..., list[Call]], shares: bool = False, effect: bool = False,
+    ) -> None:  # fmt: skip
+        read = [self.view(x, names) for x in reads]
+        for x in (*writes, *temporaries):
+            self.slot(x, Kind.MADE)
+        made, own = ([self.view(x, names) for x in xs] for xs in (writes, temporaries))
+        self.steps.append(Step(tuple(names), read, made, own, calls, shares, effect, users_line()))
+
+
+def _address(array: Array) -> int:
+    """Where the first element lies."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _bounds(array: Array) -> tuple[int, int]:
+    """The bytes of memory from the lowest to the end of the highest element."""
+    low = high = _address(array)
+    if array.size:
+        reach = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+        low, high = low + sum(s for s in reach if s < 0), high + sum(s for s in reach if s > 0) + array.itemsize
+    return low, high
+
+
+def _where() -> str:
+    line = users_line()
+    return "the function" if line is None else f"{line[0]}:{line[1]}"
+
+
+def users_line() -> tuple[str, int] | None:
+    """The file and line of the innermost code that is not this package's."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def capture(f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Program:
+    """The program of ``f(*args, **named)``, whose tensors are its arguments, in the order of ``nest``.
+
+    Raises UncapturableError, and whatever ``f`` raises.
+    """
+    since = next_index()
+    recorder = Capture(since)
+    with shadowed(recorder.cells), lookout() as seen:
+        built = executed(_alone, recorder, f, args, named, by=recorder)
+    program = built(seen)
+    return pruned(program)
+
+
+def _alone(recorder: Capture, f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    return during(_traced, recorder, f, args, named, recorders=(), deferring=None, guards=())
+
+
+def _traced(recorder: Capture, f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    tensors: list[Tensor] = []
+    arguments: list[View] = []
+
+    def stand_in(x: Any) -> Any:
+        if type(x) is not Tensor:
+            return x
+        aval = x._buffer.node.aval
+        given = x._buffer.array
+        lies_in_order = given is None or given.flags.c_contiguous
+        array = phantom.empty(aval.shape, aval.dtype) if lies_in_order else phantom.like(given)
+        recorder.slot(array, Kind.ARGUMENT, len(tensors))
+        arguments.append(recorder.view(array, ("an argument",)))
+        tensors.append(Tensor(Buffer(array, leaf(aval))))
+        return tensors[-1]
+
+    inputs, by_name = nest.map_leaves(stand_in, tuple(args)), nest.map_leaves(stand_in, named)
+    result = f(*inputs, **by_name)
+    leaves = nest.flatten(result)
+    written = recorder.cells.written()
+    fill([x._buffer for x in leaves if type(x) is Tensor])
+    fill([content for _, content in written if isinstance(content, Buffer)])
+    outputs = [_output(recorder, x, tensors) for x in leaves]
+
+    def built(seen: Any) -> Program:
+        owners = {cell: owner for cell, (_, owner) in seen.items()}
+        writes = [_write(recorder, cell, owners.get(cell), content) for cell, content in written]
+        reads = [(slot.source, slot) for slot in recorder.of_kind(Kind.VARIABLE)]
+        return Program(recorder.steps, result, outputs, writes, arguments, reads, list(recorder.cells.streams.values()))
+
+    return built
+
+
+def _output(recorder: Capture, x: Any, tensors: list[Tensor]) -> Output:
+    if type(x) is not Tensor:
+        return Output(None, None, x)
+    for i, tensor in enumerate(tensors):
+        if x._buffer is tensor._buffer:
+            return Output(None, None, None, i)
+    array = x._buffer.array
+    if type(array) is not Phantom:
+        return Output(None, None, x)
+    return Output(recorder.view(array, ("the result",)), x._buffer.node.aval)
+
+
+def _write(recorder: Capture, cell: Cell, owner: Any, content: Any) -> Write:
+    if isinstance(content, Buffer):
+        return Write(cell, owner, recorder.view(content.array, ("assign",)), content.node.aval)
+    return Write(cell, owner, None, None, content)

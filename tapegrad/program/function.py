@@ -1,0 +1,311 @@
+"""``tg.function``: a function whose calls are captured, one program for each signature, and replayed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import numpy as np
+
+from tapegrad import nest
+from tapegrad.core import locks
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.cell import Cell, lookout, seen_by_overlays, shadowed
+from tapegrad.core.state import during, own_executor, thread
+from tapegrad.device import CPU, is_array, threads
+from tapegrad.engine.evaluate import array_of
+from tapegrad.errors import DryRunError, FunctionError, TapegradError
+from tapegrad.program.capture import PACKAGE, capture
+from tapegrad.program.program import Program
+from tapegrad.program.replay import Replay
+from tapegrad.tensor import Tensor, convert
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+@dataclass
+class Stats:
+    """What a function has done: programs made, calls replayed, and why calls were not (reason: how many)."""
+
+    traces: int = 0
+    replays: int = 0
+    fallbacks: dict[str, int] = field(default_factory=dict)
+
+    def fell_back(self, reason: str) -> None:
+        """One more call that ran eagerly."""
+        self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+
+
+class _Entry:
+    """One signature: its program, and whether a replay of it has been compared with an eager run; or a reason."""
+
+    def __init__(self, key: Any, held: tuple[Any, ...]) -> None:
+        self.key, self.held = key, held
+        self.program: Program | None = None
+        self.replay: Replay | None = None
+        self.reason: str | None = None
+        self.verified = False
+
+
+class Function(Generic[P, R]):
+    """A captured function; see :func:`function`."""
+
+    def __init__(self, f: Callable[P, R], max_signatures: int) -> None:
+        functools.update_wrapper(self, f)
+        self._f = f
+        self._most = max_signatures
+        self._entries: dict[Any, _Entry] = {}
+        self._lock = locks.lock()
+        self._methods: weakref.WeakKeyDictionary[Any, Function[..., R]] = weakref.WeakKeyDictionary()
+        self.stats = Stats()
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        """As a method: each object has programs of its own."""
+        if owner is None:
+            return self
+        bound = self._methods.get(owner)
+        if bound is None:
+            weak = weakref.ref(owner)
+
+            @functools.wraps(self._f)
+            def method(*args: Any, **named: Any) -> R:
+                return self._f(weak(), *args, **named)  # type: ignore[arg-type]
+
+            bound = self._methods[owner] = Function(method, self._most)
+        return bound
+
+    def __repr__(self) -> str:
+        return f"<tg.function of {getattr(self._f, '__qualname__', self._f)!s}, {len(self._entries)} signatures>"
+
+    @locks.section
+    def __call__(self, *args: P.args, **named: P.kwargs) -> R:
+        if thread.recorders or thread.guards or own_executor() is not None or seen_by_overlays():
+            self.stats.fell_back("called inside a tape, a transformation or another captured function: inlined")
+            return self._f(*args, **named)
+        try:
+            with self._lock:
+                return self._called(*nest.map_leaves(_tensor, (args, named)))
+        except BaseException:
+            locks.let_go(self._lock, self)
+            raise
+
+    def _called(self, args: tuple[Any, ...], named: dict[str, Any]) -> R:
+        if os.environ.get("TAPEGRAD_FUNCTION") == "0":
+            return _eager(self._f, args, named)
+        key, held, tensors = _signature(args, named)
+        entry = self._entries.get(key)
+        if entry is None:
+            return self._first(_Entry(key, held), args, named)
+        if entry.reason is not None:
+            self.stats.fell_back(entry.reason)
+            return self._f(*args, **named)
+        if entry.replay is None:
+            self._prepare(entry)
+            if entry.replay is None:
+                return self._called(args, named)
+        if not entry.verified:
+            return self._compared(entry, args, named, tensors)
+        leaves, writes = entry.replay.run(tensors)
+        entry.replay.commit(writes)
+        self.stats.replays += 1
+        return nest.rebuild(entry.program.result, iter(leaves))  # type: ignore[union-attr]
+
+    def _first(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any]) -> R:
+        """The first call of a signature runs eagerly; then the program is made."""
+        if len(self._entries) >= self._most:
+            reason = f"more than {self._most} signatures (max_signatures)"
+            if reason not in self.stats.fallbacks:
+                warnings.warn(f"{self!r}: {reason}; further ones run eagerly.  {self._advice(entry)}", stacklevel=5)
+            self.stats.fell_back(reason)
+            return self._f(*args, **named)
+        result = _eager(self._f, args, named)
+        try:
+            entry.program = capture(self._f, args, named)
+            self.stats.traces += 1
+        except FunctionError:
+            raise
+        except DryRunError as e:
+            entry.reason = str(e)
+        except Exception as e:
+            entry.reason = f"{type(e).__name__}: {e}"
+        self._entries[entry.key] = entry
+        return result
+
+    def _advice(self, entry: _Entry) -> str:
+        """What differs from the nearest signature known."""
+        nearest = min(self._entries.values(), key=lambda e: len(_differences(e.key, entry.key)))
+        return "The nearest signature differs in: " + "; ".join(_differences(nearest.key, entry.key)[:3])
+
+    def _prepare(self, entry: _Entry) -> None:
+        try:
+            entry.replay = Replay(entry.program)  # type: ignore[arg-type]
+        except (TapegradError, NotImplementedError) as e:
+            entry.reason = f"{type(e).__name__}: {e}"
+
+    def _compared(self, entry: _Entry, args: Any, named: Any, tensors: list[Tensor]) -> R:
+        """The second call: a replay, and an eager run whose results count, must agree in every bit."""
+        failure: Exception | None = None
+        try:
+            leaves, writes = entry.replay.run(tensors)  # type: ignore[union-attr]
+        except Exception as e:
+            leaves, writes, failure = [], [], e
+        result = _eager(self._f, args, named)
+        if failure is not None:
+            entry.reason = f"a replay raised {type(failure).__name__} where an eager run did not: {failure}"
+        else:
+            wrong = _first_difference(leaves, nest.flatten(result), writes)
+            if wrong is not None:
+                entry.reason = f"a replay differs from an eager run in {wrong}"
+        if entry.reason is not None:
+            warnings.warn(f"{self!r} runs eagerly: {entry.reason}", stacklevel=5)
+            entry.replay = entry.program = None
+        entry.verified = True
+        return result
+
+    def release(self) -> None:
+        """Free the arenas of all programs; the next calls begin anew."""
+        with self._lock:
+            self._entries.clear()
+
+
+@overload
+def function(f: Callable[P, R], /, *, max_signatures: int = ...) -> Function[P, R]: ...
+
+
+@overload
+def function(f: None = ..., /, *, max_signatures: int = ...) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+
+
+def function(f: Any = None, /, *, max_signatures: int = 8) -> Any:
+    """``f``, whose works are captured at its first call and replayed, without Python's overhead, from the third on.
+
+    ``f`` is a function or method, say a whole training step: tape, gradients, ``optimizer.apply_gradients``.  For each
+    signature (structure, shapes, dtypes, values of Python numbers, which arguments are the same tensor) the first call
+    runs eagerly, and once more without computing, to write down its works; the second call runs both ways, and the
+    bits must agree; further calls replay.  Arrays among the arguments become tensors.
+
+    Variables are read and written as ever, their values are live; so are learning rates, step counts and the streams
+    of ``tg.random``.  Other Python values are frozen with the program, and effects of Python (``print``, ``append``)
+    happen while it runs eagerly and while it is written down, not in a replay.  Values written to variables come last,
+    all or none.
+
+    ``max_signatures``: for more, calls run eagerly, with one warning.  ``.stats`` tells what calls did, and the reason
+    of each that ran eagerly.  ``TAPEGRAD_FUNCTION=0`` in the environment runs everything eagerly, with the same errors.
+
+    Raises FunctionError where ``f`` looks at a value (``if t:``, ``float(t)``, ``.numpy()``).  TensorFlow's
+    ``tf.function`` rewrites such code (AutoGraph); this does not.
+    """
+    make = lambda f: Function(f, max_signatures)
+    return make if f is None else make(f)
+
+
+# Signatures --------------------------------------------------------------------------------------------------------
+
+
+def _tensor(x: Any) -> Any:
+    return convert(x) if is_array(x) else x
+
+
+def _signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor]]:
+    """What decides on the program; what has to stay alive so that it means the same; and the tensors."""
+    tensors: list[Tensor] = []
+    positions: dict[int, int] = {}
+    held: list[Any] = []
+    parts: list[Any] = []
+    for x in nest.leaves((args, named)):
+        if type(x) is Tensor:
+            buffer = x._buffer
+            aval, array = buffer.node.aval, buffer.array
+            lies = None if array is None or array.flags.c_contiguous else array.strides
+            parts.append((aval, lies, positions.setdefault(id(buffer), len(tensors))))
+            tensors.append(x)
+        elif isinstance(x, _PLAIN):
+            parts.append((type(x), x, repr(x) if isinstance(x, (float, complex)) else None))
+        else:
+            parts.append((type(x), id(x)))
+            held.append(x)
+    shape = (nest.structure(args), nest.structure(named))
+    return (shape, tuple(parts), threads.get_num_threads()), tuple(held), tensors
+
+
+def _differences(a: Any, b: Any) -> list[str]:
+    if a[0] != b[0]:
+        return ["the structure of the arguments"]
+    pairs = zip(a[1], b[1], strict=True)
+    found = [f"argument {i}: {_shown(x)} and {_shown(y)}" for i, (x, y) in enumerate(pairs) if x != y]
+    return found + (["the number of threads"] if a[2] != b[2] else [])
+
+
+def _shown(part: Any) -> str:
+    if isinstance(part[0], type):
+        return f"{part[0].__name__} {part[1]!r}" if len(part) == 3 else f"another {part[0].__name__}"
+    return repr(part[0])
+
+
+# Eager runs --------------------------------------------------------------------------------------------------------
+
+
+class _Look:
+    """Refuses a look at a value by the user's code."""
+
+    def looked_at(self, buffer: Buffer) -> None:
+        """Raise FunctionError unless it is this package's code that looks."""
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") in _READERS:
+            frame = frame.f_back
+        if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
+            return
+        raise FunctionError(
+            f"{frame.f_code.co_filename}:{frame.f_lineno}: the value of {buffer.node!r} is read inside a captured "
+            "function (tg.function), which would be frozen in its program: use tg.where in place of `if`, tg.fori_loop "
+            "or tg.while_loop in place of a loop on a value, or return the tensor and read it outside"
+        )
+
+    def whole(self, buffer: Buffer) -> Buffer:
+        """The value itself."""
+        return buffer
+
+    def aliased(self, old: Buffer, new: Buffer) -> None:
+        """Nothing to note."""
+
+
+_READERS = ("tapegrad.tensor", "tapegrad.variable", __name__)
+_LOOK: Any = _Look()
+
+
+def _eager(f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any]) -> R:
+    """What ``f`` returns; what it writes to variables is written if it succeeds."""
+    writes: dict[Cell, Any] = {}
+    with shadowed(writes), lookout() as seen:
+        result = during(f, *args, guards=(_LOOK,), **named)
+    for cell, content in writes.items():
+        cell.set(content, seen[cell][1] if cell in seen else None)
+    return result
+
+
+def _first_difference(replayed: Sequence[Any], eager: Sequence[Any], writes: Sequence[Any]) -> str | None:
+    """Where bits differ; the variables hold what the eager run has written."""
+    if len(replayed) != len(eager):
+        return "the number of results"
+    for i, (a, b) in enumerate(zip(replayed, eager, strict=True)):
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and not _same(a._buffer, b._buffer):
+            return f"result {i}"
+    for write, content in writes:
+        now = write.cell.get()
+        same = _same(content, now) if isinstance(content, Buffer) else content == now
+        if not same:
+            return f"what is written to {getattr(write.owner, 'name', 'a random stream')}"
+    return None
+
+
+def _same(a: Buffer, b: Buffer) -> bool:
+    x, y = (np.ascontiguousarray(CPU.numpy(array_of(c))) for c in (a, b))
+    return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()

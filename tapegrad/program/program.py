@@ -1,0 +1,148 @@
+"""Programs: the works of one call of a function, in order, and the memory that they read and write.
+
+A *slot* is an allocation of the call: an argument, what a variable holds, a constant, a live number, or what a work
+made.  A *view* is a part of a slot.  Views that share bytes name one slot: nobody has to follow who is a view of what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from tapegrad.core.aval import Shape, ShapedArray
+from tapegrad.core.cell import Cell
+from tapegrad.device.types import Array, DType
+from tapegrad.engine.work import Call
+
+
+class Kind(Enum):
+    """Where the bytes of a slot come from."""
+
+    ARGUMENT = "argument"
+    VARIABLE = "variable"
+    CONSTANT = "constant"
+    NUMBER = "number"
+    MADE = "made"
+
+
+@dataclass(eq=False)
+class Slot:
+    """One allocation of ``nbytes``.
+
+    ``source``: of an argument its position among the tensors given, of a variable its cell, of a constant the array,
+    of a live number who tells it, and its dtype.  ``first``, ``last``: the steps that use it first and last.
+    """
+
+    kind: Kind
+    nbytes: int
+    source: Any = None
+    first: int = 0
+    last: int = -1
+
+
+class View(NamedTuple):
+    """A part of a slot: where it begins (bytes from the slot's beginning), and how it lies."""
+
+    slot: Slot
+    offset: int
+    shape: Shape
+    strides: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first element to the end of the last one, where no stride is negative."""
+        if 0 in self.shape:
+            return 0
+        return sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + self.dtype.itemsize
+
+
+@dataclass(eq=False)
+class Step:
+    """One work of the program.
+
+    ``calls(reads, writes, temporaries)``: what does it on arrays.  ``shares``: whether a write may take the place of a
+    read that ends here.  ``effect``: whether it is done though nobody reads what it writes (a check of values).
+    """
+
+    names: tuple[str, ...]
+    reads: Sequence[View]
+    writes: Sequence[View]
+    temporaries: Sequence[View]
+    calls: Callable[[Sequence[Array], list[Array], list[Array]], list[Call]]
+    shares: bool = False
+    effect: bool = False
+    place: tuple[str, int] | None = None
+
+
+class Output(NamedTuple):
+    """A leaf of the result: a view to copy out, or what is given as it is."""
+
+    view: View | None
+    aval: ShapedArray | None
+    value: Any = None
+    argument: int | None = None
+
+
+class Write(NamedTuple):
+    """What the call leaves in a cell: a variable's new value, or a random stream's key and position."""
+
+    cell: Cell
+    owner: Any
+    view: View | None
+    aval: ShapedArray | None
+    content: Any = None
+
+
+@dataclass(eq=False)
+class Program:
+    """What a call does: its steps, the structure and leaves of its result, and what it writes to cells."""
+
+    steps: list[Step]
+    result: Any
+    outputs: list[Output]
+    writes: list[Write]
+    arguments: list[View]
+    reads: list[tuple[Cell, Slot]]
+    """The variables that it reads."""
+    streams: list[Any] = field(default_factory=list)
+    """The random streams that it draws from."""
+
+
+def pruned(program: Program) -> Program:
+    """The program without steps whose results nobody reads; lifetimes of slots are those of its steps."""
+    needed = {id(v.slot) for v in results(program)}
+    steps: list[Step] = []
+    for step in reversed(program.steps):
+        if step.effect or any(id(v.slot) in needed for v in step.writes):
+            steps.append(step)
+            needed.update(id(v.slot) for v in step.reads)
+            needed.update(id(v.slot) for v in step.writes)
+    program.steps = steps[::-1]
+    _find_lifetimes(program)
+    return program
+
+
+def results(program: Program) -> Iterable[View]:
+    """What is copied out of the program: leaves of the result, and new values of variables."""
+    yield from (o.view for o in program.outputs if o.view is not None)
+    yield from (w.view for w in program.writes if w.view is not None)
+
+
+def _find_lifetimes(program: Program) -> None:
+    """A slot lives from the first step that uses it to the last one; what is given out, to the end."""
+    end = len(program.steps)
+    seen: set[int] = set()
+    for i, step in enumerate(program.steps):
+        for v in (*step.reads, *step.writes, *step.temporaries):
+            slot = v.slot
+            if id(slot) not in seen:
+                seen.add(id(slot))
+                slot.first = -1 if slot.kind is Kind.ARGUMENT else i
+            slot.last = i
+    for v in results(program):
+        if id(v.slot) not in seen:
+            v.slot.first = -1
+        v.slot.last = end
