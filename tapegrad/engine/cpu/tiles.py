@@ -92,7 +92,7 @@ def layout(x: Any, shape: Shape) -> str:
 
 def _scalar(x: Any) -> Any:
     """The one element of an array whose elements are all the same place in memory, as a 0-d array."""
-    return x[(slice(0, 1),) * x.ndim].reshape(())
+    return x[(slice(0, 1),) * x.ndim].reshape(()) if x.ndim else x
 
 
 class Tiling(Work):
