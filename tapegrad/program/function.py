@@ -18,7 +18,8 @@ from tapegrad.core import locks
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, lookout, seen_by_overlays, shadowed
 from tapegrad.core.state import during, own_executor, thread
-from tapegrad.device import CPU, is_array, threads
+from tapegrad.device import is_array, threads
+from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import DryRunError, FunctionError, TapegradError
 from tapegrad.program.capture import PACKAGE, capture
@@ -113,8 +114,9 @@ class Function(Generic[P, R]):
                 return self._called(args, named)
         if not entry.verified:
             return self._compared(entry, args, named, tensors)
-        leaves, writes = entry.replay.run(tensors)
-        entry.replay.commit(writes)
+        entry.replay.run(tensors)
+        leaves = entry.replay.results(tensors)
+        entry.replay.commit()
         self.stats.replays += 1
         return nest.rebuild(entry.program.result, iter(leaves))  # type: ignore[union-attr]
 
@@ -152,9 +154,11 @@ class Function(Generic[P, R]):
 
     def _compared(self, entry: _Entry, args: Any, named: Any, tensors: list[Tensor]) -> R:
         """The second call: a replay, and an eager run whose results count, must agree in every bit."""
+        replay: Any = entry.replay
         failure: Exception | None = None
         try:
-            leaves, writes = entry.replay.run(tensors)  # type: ignore[union-attr]
+            replay.run(tensors)
+            leaves, writes = replay.results(tensors), [(w, _copy(x)) for w, x in replay.writes()]
         except Exception as e:
             leaves, writes, failure = [], [], e
         result = _eager(self._f, args, named)
@@ -296,16 +300,20 @@ def _first_difference(replayed: Sequence[Any], eager: Sequence[Any], writes: Seq
     if len(replayed) != len(eager):
         return "the number of results"
     for i, (a, b) in enumerate(zip(replayed, eager, strict=True)):
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and not _same(a._buffer, b._buffer):
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and not _same(array_of(a._buffer), array_of(b._buffer)):
             return f"result {i}"
     for write, content in writes:
         now = write.cell.get()
-        same = _same(content, now) if isinstance(content, Buffer) else content == now
+        same = _same(content, array_of(now)) if isinstance(content, np.ndarray) else content == now
         if not same:
             return f"what is written to {getattr(write.owner, 'name', 'a random stream')}"
     return None
 
 
-def _same(a: Buffer, b: Buffer) -> bool:
-    x, y = (np.ascontiguousarray(CPU.numpy(array_of(c))) for c in (a, b))
+def _same(x: Array, y: Array) -> bool:
+    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
     return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+
+def _copy(x: Any) -> Any:
+    return x.copy() if isinstance(x, np.ndarray) else x

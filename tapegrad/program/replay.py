@@ -7,123 +7,92 @@ other memory, the calls that read it are made anew.  What the program writes to 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tapegrad.core import account
-from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell
 from tapegrad.core.live import LiveInt
 from tapegrad.core.node import leaf
-from tapegrad.device import CPU, dtypes
-from tapegrad.device.types import Array, DType
+from tapegrad.device import CPU
+from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
-from tapegrad.engine.work import Call
-from tapegrad.program import arena
-from tapegrad.program.program import Kind, Program, Slot, View, Write, results
+from tapegrad.program.code import Code
+from tapegrad.program.memory import Memory
+from tapegrad.program.program import Kind, Program, Slot, Write, results
 from tapegrad.tensor import Tensor
 
-ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register."""
 _SMALL = 32 * 1024
 """Bytes of a variable that is copied for each replay."""
-_LINES = 1000
-"""Lines of one generated function; compiling takes longer than in proportion to its lines."""
 
 
 class Replay:
-    """A program with its arena and its code."""
+    """A program with its memory and its code."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.layout = arena.plan(program, ALIGNMENT)
-        self.runs = 0
-        aval = shaped((self.layout.nbytes + ALIGNMENT,), dtypes.asdtype("uint8"), CPU)
-        self._arena: Buffer = account.current.in_room((aval,), ("function",), _bytes, aval)
-        account.current.labelled(self._arena, "activation", "the arena of a captured function")
-        memory: Array = self._arena.array
-        self._memory = memory[-memory.ctypes.data % ALIGNMENT :][: self.layout.nbytes]
-        self._arrays: dict[int, Array] = {}
-        self._numbers = [(self._own(slot, slot.source[1]), slot.source[0]) for slot in self._slots(Kind.NUMBER)]
+        self.memory = memory = Memory(program)
+        self._code = Code()
+        self._numbers = [(memory.own(slot, slot.source[1]), slot.source[0]) for slot in self._slots(Kind.NUMBER)]
         used = {id(slot) for slot in self._slots(Kind.ARGUMENT)}
-        self._arguments = [(i, self._array(view)) for i, view in enumerate(program.arguments) if id(view.slot) in used]
+        self._arguments = [(i, memory.array(v)) for i, v in enumerate(program.arguments) if id(v.slot) in used]
         small = [(cell, slot) for cell, slot in program.reads if slot.nbytes <= _SMALL]
-        self._small = [(cell, self._own(slot, np.dtype(np.uint8))) for cell, slot in small]
+        self._small = [(cell, memory.own(slot, np.dtype(np.uint8))) for cell, slot in small]
         self._large = [(cell, slot) for cell, slot in program.reads if slot.nbytes > _SMALL]
         self._contents: dict[Cell, Buffer] = {}
         self._readers = self._find_readers()
-        self._names: dict[str, Any] = {}
         self._bind_variables()
-        calls = [self._bind(i) for i in range(len(program.steps))]
-        self._blocks = _compiled(calls, self._names)
-        self._outputs = [None if o.view is None else self._array(o.view) for o in program.outputs]
+        moving = {i for readers in self._readers.values() for i in readers}
+        for i in range(len(program.steps)):
+            self._code.add(self._calls(i), i if i in moving else None)
+        self._code.compile()
+        self._outputs = [None if o.view is None else memory.array(o.view) for o in program.outputs]
+        self._written = [None if w.view is None else memory.array(w.view) for w in program.writes]
+
+    # Binding -------------------------------------------------------------------------------------------------------
 
     def _slots(self, kind: Kind) -> list[Slot]:
         views = (v for s in self.program.steps for v in (*s.reads, *s.writes))
         return list({id(v.slot): v.slot for v in (*views, *results(self.program)) if v.slot.kind is kind}.values())
 
-    # Binding -------------------------------------------------------------------------------------------------------
-
-    def _own(self, slot: Slot, dtype: DType) -> Array:
-        """Memory of a slot's own, outside of the arena."""
-        array = self._arrays[id(slot)] = np.zeros(slot.nbytes // dtype.itemsize, dtype)
-        return array
-
-    def _array(self, view: View) -> Array:
-        """The array that is the view."""
-        slot = view.slot
-        if slot.kind is Kind.CONSTANT:
-            return slot.source
-        if arena.in_arena(slot):
-            return _on(self._memory, self.layout.offsets[id(slot)] + view.offset, view)
-        base = self._arrays[id(slot)]
-        if slot.kind is Kind.VARIABLE and not view.offset and (base.shape, base.strides) == (view.shape, view.strides):
-            return base
-        return _on(base, view.offset, view)
-
     def _find_readers(self) -> dict[int, list[int]]:
-        """The steps that read each variable's slot."""
+        """The steps that read each large variable's slot."""
+        large = {id(slot) for _, slot in self._large}
         readers: dict[int, list[int]] = {}
         for i, step in enumerate(self.program.steps):
-            for slot in {id(v.slot): v.slot for v in step.reads if v.slot.kind is Kind.VARIABLE}.values():
-                readers.setdefault(id(slot), []).append(i)
+            for key in {id(v.slot) for v in step.reads} & large:
+                readers.setdefault(key, []).append(i)
         return readers
 
-    def _bind(self, i: int) -> list[Call]:
-        """The calls of step ``i``; their functions and arguments get names for the code."""
+    def _calls(self, i: int) -> list[Any]:
         step = self.program.steps[i]
-        arrays = ([self._array(v) for v in views] for views in (step.reads, step.writes, step.temporaries))
-        calls = step.calls(*arrays)
-        for k, (f, args) in enumerate(calls):
-            self._names[f"f{i}_{k}"] = f
-            for n, x in enumerate(args):
-                self._names[f"a{i}_{k}_{n}"] = x
-        return calls
+        reads, writes, temporaries = (
+            [self.memory.array(v) for v in views] for views in (step.reads, step.writes, step.temporaries)
+        )
+        return step.calls(reads, writes, temporaries)
 
     def _bind_variables(self) -> list[int]:
-        """Variables are read where they lie now; the steps that read one which has moved."""
+        """Large variables are read where they lie now; the steps that read one which has moved."""
         moved: list[int] = []
         for cell, slot in self._large:
             content = cell.get()
             if content is not self._contents.get(cell):
-                array = array_of(content)
-                if not array.flags.c_contiguous:
-                    array = np.ascontiguousarray(array)
-                if self._arrays.get(id(slot)) is not array:
-                    self._arrays[id(slot)] = array
+                array = np.ascontiguousarray(array_of(content))
+                if self.memory.moved(slot, array):
                     moved += self._readers.get(id(slot), ())
                 self._contents[cell] = content
         return moved
 
     # Running -------------------------------------------------------------------------------------------------------
 
-    def run(self, tensors: Sequence[Tensor]) -> tuple[list[Any], list[tuple[Write, Any]]]:
-        """The leaves of the result, and what is to be written to cells; nothing is written yet."""
+    def run(self, tensors: Sequence[Tensor]) -> None:
+        """Do all works; no variable is written yet."""
         for i in self._bind_variables():
-            self._bind(i)
+            self._code.change(self._calls(i), i)
         for cell, target in self._small:
             array = array_of(cell.get())
             target.view(array.dtype).reshape(array.shape)[...] = array
@@ -133,37 +102,62 @@ class Replay:
             target[0] = now()
         for stream in self.program.streams:
             stream.key, stream.position = stream.cell.get()
-        for block in self._blocks:
+        for block in self._code.blocks:
             block()
-        self.runs += 1
-        return self._results(tensors), [(w, self._content(w)) for w in self.program.writes]
 
-    def commit(self, writes: Sequence[tuple[Write, Any]]) -> None:
-        """Write to cells, all or none."""
-        for write, content in writes:
-            write.cell.set(content, write.owner)
-            if isinstance(content, Buffer) and write.owner is not None:
-                account.current.labelled(content, write.owner.category, write.owner.name)
-
-    def _results(self, tensors: Sequence[Tensor]) -> list[Any]:
+    def results(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """The leaves of the result: the caller's own."""
         leaves: list[Any] = []
         for output, array in zip(self.program.outputs, self._outputs, strict=True):
             if output.argument is not None:
                 leaves.append(tensors[output.argument])
-            elif array is None:
-                leaves.append(output.value)
             else:
-                leaves.append(Tensor(_copied(array, output.aval)))
+                leaves.append(output.value if array is None else Tensor(_copied(array, output.aval)))
         return leaves
 
-    def _content(self, write: Write) -> Any:
-        if write.view is None:
-            return tuple(n.now() if isinstance(n, LiveInt) else n for n in write.content)
-        return _copied(self._array(write.view), write.aval)
+    def writes(self) -> list[tuple[Write, Any]]:
+        """What is to be written to each cell: an array of the arena, or a random stream's key and position."""
+        pairs: list[tuple[Write, Any]] = []
+        for write, array in zip(self.program.writes, self._written, strict=True):
+            if array is None:
+                pairs.append((write, tuple(n.now() if isinstance(n, LiveInt) else n for n in write.content)))
+            else:
+                pairs.append((write, array))
+        return pairs
+
+    def commit(self) -> None:
+        """Write to cells: all or none."""
+        todo = [self._writing(write, value) for write, value in self.writes()]
+        try:
+            while todo:
+                todo[-1]()
+                todo.pop()
+        except BaseException:
+            for write in todo:  # an interrupt: what has begun is ended
+                write()
+            raise
+
+    def _writing(self, write: Write, value: Any) -> Callable[[], None]:
+        """What writes ``value``: in place where it is a large variable of which nobody else has the old value."""
+        cell = write.cell
+        if not isinstance(value, np.ndarray):
+            return lambda: cell.set(value)
+        content = self._contents.get(cell)
+        if content is not None and cell.get() is content and sys.getrefcount(content) == _OURS:
+            array = content.array
+            return lambda: np.copyto(array, value)
+        fresh, owner = _copied(value, write.aval), write.owner
+
+        def assign() -> None:
+            cell.set(fresh, owner)
+            if owner is not None:
+                account.current.labelled(fresh, owner.category, owner.name)
+
+        return assign
 
 
-def _bytes(aval: Any) -> Buffer:
-    return Buffer(CPU.empty(aval.shape, aval.dtype), leaf(aval))
+_OURS = 4
+"""References to a buffer that nobody else has: the cell's, the replay's, and two of the call that counts them."""
 
 
 def _copied(array: Array, aval: Any) -> Buffer:
@@ -175,24 +169,3 @@ def _copy(array: Array, aval: Any) -> Buffer:
     out = CPU.empty(aval.shape, aval.dtype)
     np.copyto(out, array)
     return Buffer(out, leaf(aval))
-
-
-def _on(memory: Array, offset: int, view: View) -> Array:
-    if not view.nbytes and 0 in view.shape:
-        return np.empty(view.shape, view.dtype)
-    return np.ndarray(view.shape, view.dtype, memory, offset, view.strides)
-
-
-def _compiled(calls: Sequence[list[Call]], names: dict[str, Any]) -> list[Callable[[], None]]:
-    """Functions that make all calls in order, of so many lines each."""
-    lines = [
-        f" f{i}_{k}({', '.join(f'a{i}_{k}_{n}' for n in range(len(args)))})"
-        for i, made in enumerate(calls)
-        for k, (_, args) in enumerate(made)
-    ]
-    blocks: list[Callable[[], None]] = []
-    for start in range(0, len(lines), _LINES):
-        code = compile("def block():\n" + "\n".join(lines[start : start + _LINES]), "<program>", "exec")
-        exec(code, names)
-        blocks.append(names.pop("block"))
-    return blocks

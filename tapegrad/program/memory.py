@@ -1,0 +1,68 @@
+"""The memory of a program: one arena, and small places outside of it for live numbers and small variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tapegrad.core import account
+from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import leaf
+from tapegrad.device import CPU, dtypes
+from tapegrad.device.types import Array, DType
+from tapegrad.program import arena
+from tapegrad.program.program import Kind, Program, Slot, View
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register."""
+
+
+class Memory:
+    """Where the slots of a program lie.  The ledger counts the arena as one entry."""
+
+    def __init__(self, program: Program) -> None:
+        self.layout = arena.plan(program, ALIGNMENT)
+        aval = shaped((self.layout.nbytes + ALIGNMENT,), dtypes.asdtype("uint8"), CPU)
+        self._arena: Buffer = account.current.in_room((aval,), ("function",), _bytes, aval)
+        account.current.labelled(self._arena, "activation", "the arena of a captured function")
+        memory: Array = self._arena.array
+        self._bytes = memory[-memory.ctypes.data % ALIGNMENT :][: self.layout.nbytes]
+        self._bases: dict[int, Array] = {}
+        self._views: dict[Any, Array] = {}  # one array for all views that lie alike: fewer objects stay in the cache
+
+    def own(self, slot: Slot, dtype: DType) -> Array:
+        """Memory of a slot's own, outside of the arena."""
+        array = self._bases[id(slot)] = np.zeros(slot.nbytes // dtype.itemsize, dtype)
+        return array
+
+    def moved(self, slot: Slot, array: Array) -> bool:
+        """A large variable lies in ``array`` now; False if it did before."""
+        before = self._bases.get(id(slot))
+        self._bases[id(slot)] = array
+        return before is not array
+
+    def array(self, view: View) -> Array:
+        """The array that is the view."""
+        slot = view.slot
+        if slot.kind is Kind.CONSTANT:
+            return slot.source
+        if not arena.in_arena(slot):
+            return _on(self._bases[id(slot)], view.offset, view)
+        at = self.layout.offsets[id(slot)] + view.offset
+        key = (at, *view[2:])
+        array = self._views.get(key)
+        if array is None:
+            array = self._views[key] = _on(self._bytes, at, view)
+        return array
+
+
+def _bytes(aval: ShapedArray) -> Buffer:
+    return Buffer(CPU.empty(aval.shape, aval.dtype), leaf(aval))
+
+
+def _on(memory: Array, offset: int, view: View) -> Array:
+    if 0 in view.shape:
+        return np.empty(view.shape, view.dtype)
+    return np.ndarray(view.shape, view.dtype, memory, offset, view.strides)
