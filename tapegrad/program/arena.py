@@ -54,6 +54,17 @@ def plan(program: Program, alignment: int) -> Layout:
     return Layout(offsets, nbytes, bound)
 
 
+def apart(program: Program, alignment: int) -> Layout:
+    """A layout in which no two slots share bytes: what a plan is checked against."""
+    blocks = _blocks(program, alignment)
+    offsets: dict[int, int] = {}
+    total = 0
+    for slot in (slot for b in blocks for slot in b.slots):
+        offsets[id(slot)] = total
+        total += -(-slot.nbytes // alignment) * alignment
+    return Layout(offsets, total, _lower_bound(blocks))
+
+
 def in_arena(slot: Slot) -> bool:
     """Whether the slot's bytes are the arena's: arguments are copied there."""
     return slot.kind in (Kind.MADE, Kind.ARGUMENT)

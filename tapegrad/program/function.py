@@ -24,7 +24,7 @@ from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import DryRunError, FunctionError, TapegradError
 from tapegrad.program.capture import PACKAGE, capture
 from tapegrad.program.program import Program
-from tapegrad.program.replay import Replay
+from tapegrad.program.replay import Replay, first_difference
 from tapegrad.tensor import Tensor, convert
 
 P = ParamSpec("P")
@@ -125,7 +125,7 @@ class Function(Generic[P, R]):
         if len(self._entries) >= self._most:
             reason = f"more than {self._most} signatures (max_signatures)"
             if reason not in self.stats.fallbacks:
-                warnings.warn(f"{self!r}: {reason}; further ones run eagerly.  {self._advice(entry)}", stacklevel=5)
+                warnings.warn(f"{self!r}: {reason}; further ones run eagerly; {self._advice(entry.key)}", stacklevel=5)
             self.stats.fell_back(reason)
             return self._f(*args, **named)
         result = _eager(self._f, args, named)
@@ -141,10 +141,10 @@ class Function(Generic[P, R]):
         self._entries[entry.key] = entry
         return result
 
-    def _advice(self, entry: _Entry) -> str:
+    def _advice(self, key: Any) -> str:
         """What differs from the nearest signature known."""
-        nearest = min(self._entries.values(), key=lambda e: len(_differences(e.key, entry.key)))
-        return "The nearest signature differs in: " + "; ".join(_differences(nearest.key, entry.key)[:3])
+        differences = min((_differences(known, key) for known in self._entries), key=len)
+        return "the nearest signature differs in " + "; ".join(differences[:3])
 
     def _prepare(self, entry: _Entry) -> None:
         try:
@@ -173,6 +173,37 @@ class Function(Generic[P, R]):
             entry.replay = entry.program = None
         entry.verified = True
         return result
+
+    def explain(self, *args: P.args, **named: P.kwargs) -> str:
+        """Whether a call with these arguments has a program, and if not, what differs from the nearest signature."""
+        with self._lock:
+            converted = nest.map_leaves(_tensor, (args, named))
+            key, _, _ = _signature(*converted)
+            entry = self._entries.get(key)
+            if entry is None:
+                return "miss: " + (self._advice(key) if self._entries else "nothing has been captured yet")
+            if entry.reason is not None:
+                return f"runs eagerly: {entry.reason}"
+            steps = 0 if entry.program is None else len(entry.program.steps)
+            return f"hit: a program of {steps} works, " + ("replayed" if entry.verified else "not yet replayed")
+
+    def verify(self, *args: P.args, **named: P.kwargs) -> str | None:
+        """Compare a replay with an eager run, bit by bit: None if they agree, else the first difference.
+
+        The call counts as an eager one: variables are written once.  Raises FunctionError if there is no program.
+        """
+        with self._lock:
+            given, by_name = nest.map_leaves(_tensor, (args, named))
+            key, _, tensors = _signature(given, by_name)
+            entry = self._entries.get(key)
+            if entry is None or entry.program is None:
+                raise FunctionError(f"{self!r}: {self.explain(*args, **named)}; call it first")
+            wrong = first_difference(entry.program, tensors)
+            replay = entry.replay or Replay(entry.program)
+            replay.run(tensors)
+            leaves, writes = replay.results(tensors), [(w, _copy(x)) for w, x in replay.writes()]
+            result = _eager(self._f, given, by_name)
+            return wrong or _first_difference(leaves, nest.flatten(result), writes)
 
     def release(self) -> None:
         """Free the arenas of all programs; the next calls begin anew."""

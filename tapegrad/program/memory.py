@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ ALIGNMENT = 64
 class Memory:
     """Where the slots of a program lie.  The ledger counts the arena as one entry."""
 
-    def __init__(self, program: Program) -> None:
-        self.layout = arena.plan(program, ALIGNMENT)
+    def __init__(self, program: Program, plan: Callable[[Program, int], arena.Layout] = arena.plan) -> None:
+        self.layout = plan(program, ALIGNMENT)
         aval = shaped((self.layout.nbytes + ALIGNMENT,), dtypes.asdtype("uint8"), CPU)
         self._arena: Buffer = account.current.in_room((aval,), ("function",), _bytes, aval)
         account.current.labelled(self._arena, "activation", "the arena of a captured function")

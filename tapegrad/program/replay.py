@@ -21,6 +21,7 @@ from tapegrad.core.node import leaf
 from tapegrad.device import CPU
 from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
+from tapegrad.program import arena
 from tapegrad.program.code import Code
 from tapegrad.program.memory import Memory
 from tapegrad.program.program import Kind, Program, Slot, Write, results
@@ -33,9 +34,9 @@ _SMALL = 32 * 1024
 class Replay:
     """A program with its memory and its code."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, plan: Callable[[Program, int], arena.Layout] = arena.plan) -> None:
         self.program = program
-        self.memory = memory = Memory(program)
+        self.memory = memory = Memory(program, plan)
         self._code = Code()
         self._numbers = [(memory.own(slot, slot.source[1]), slot.source[0]) for slot in self._slots(Kind.NUMBER)]
         used = {id(slot) for slot in self._slots(Kind.ARGUMENT)}
@@ -91,6 +92,12 @@ class Replay:
 
     def run(self, tensors: Sequence[Tensor]) -> None:
         """Do all works; no variable is written yet."""
+        self._begin(tensors)
+        for block in self._code.blocks:
+            block()
+
+    def _begin(self, tensors: Sequence[Tensor]) -> None:
+        """What comes from outside is where the works read it."""
         for i in self._bind_variables():
             self._code.change(self._calls(i), i)
         for cell, target in self._small:
@@ -102,8 +109,6 @@ class Replay:
             target[0] = now()
         for stream in self.program.streams:
             stream.key, stream.position = stream.cell.get()
-        for block in self._code.blocks:
-            block()
 
     def results(self, tensors: Sequence[Tensor]) -> list[Any]:
         """The leaves of the result: the caller's own."""
@@ -142,9 +147,8 @@ class Replay:
         cell = write.cell
         if not isinstance(value, np.ndarray):
             return lambda: cell.set(value)
-        content = self._contents.get(cell)
-        if content is not None and cell.get() is content and sys.getrefcount(content) == _OURS:
-            array = content.array
+        if cell in self._contents and _is_ours(cell, self._contents):
+            array = self._contents[cell].array
             return lambda: np.copyto(array, value)
         fresh, owner = _copied(value, write.aval), write.owner
 
@@ -156,8 +160,44 @@ class Replay:
         return assign
 
 
-_OURS = 4
-"""References to a buffer that nobody else has: the cell's, the replay's, and two of the call that counts them."""
+def first_difference(program: Program, tensors: Sequence[Tensor]) -> str | None:
+    """The first step that gives other bits in the arena than where no two slots share bytes, with the user's line."""
+    planned, apart = Replay(program), Replay(program, arena.apart)
+    for replay in (planned, apart):
+        replay._begin(tensors)
+    for i, step in enumerate(program.steps):
+        for replay in (planned, apart):
+            for f, args in replay._calls(i):
+                f(*args)
+        for v in step.writes:
+            x, y = (np.ascontiguousarray(replay.memory.array(v)) for replay in (planned, apart))
+            if x.tobytes() != y.tobytes():
+                where = "" if step.place is None else f" of {step.place[0]}:{step.place[1]}"
+                return f"step {i}, {', '.join(step.names)}{where}"
+    return None
+
+
+def _references(cell: Cell, contents: dict[Cell, Buffer]) -> int:
+    content = contents[cell]
+    return sys.getrefcount(content)
+
+
+def _own() -> int:
+    aval: Any = None
+    cell = Cell(Buffer(None, leaf(aval)))
+    return _references(cell, {cell: cell.get()})
+
+
+_OWN = _own()  # counted, not known: interpreters differ in what they count
+
+
+def _is_ours(cell: Cell, contents: dict[Cell, Buffer]) -> bool:
+    """Whether nobody but the cell and the replay has what the cell held: no handle, no view of it, no tape."""
+    content = contents[cell]
+    if content is not cell.get() or content.keeps:
+        return False
+    del content
+    return _references(cell, contents) == _OWN
 
 
 def _copied(array: Array, aval: Any) -> Buffer:
