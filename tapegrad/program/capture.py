@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tapegrad import nest
+from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.cell import Cell, lookout, shadowed
+from tapegrad.core.cell import Cell, Seen, lookout, shadowed
 from tapegrad.core.live import LiveNumber, live_int
 from tapegrad.core.node import leaf, next_index
 from tapegrad.core.state import during, executed
@@ -23,7 +24,8 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import fill
 from tapegrad.engine.executor import Dry
-from tapegrad.engine.work import Call, Work
+from tapegrad.engine.work import Call as Made
+from tapegrad.engine.work import Work
 from tapegrad.errors import DryRunError
 from tapegrad.program.program import Kind, Output, Program, Slot, Step, View, Write, pruned
 from tapegrad.tensor import Tensor
@@ -117,7 +119,7 @@ class Capture(Dry):
         out = super().small(site, arrays)
         prim, ufunc, xp = site.prim, site.ufunc, site.aval.device.xp
 
-        def calls(reads: Sequence[Array], outputs: list[Array], _: list[Array]) -> list[Call]:
+        def calls(reads: Sequence[Array], outputs: list[Array], _: list[Array]) -> list[Made]:
             return [(prim.impl, (xp, *outputs, *reads))] if ufunc is None else [(ufunc, (*reads, *outputs))]
 
         self._note((prim.name,), arrays, [out], [], calls, shares=ufunc is not None)
@@ -192,7 +194,7 @@ class Capture(Dry):
 
     def _note(
         self, names: Sequence[str], reads: Sequence[Array], writes: Sequence[Array], temporaries: Sequence[Array],
-        calls: Callable[..., list[Call]], shares: bool = False, effect: bool = False,
+        calls: Callable[..., list[Made]], shares: bool = False, effect: bool = False,
     ) -> None:  # fmt: skip
         read = [self.view(x, names) for x in reads]
         for x in (*writes, *temporaries):
@@ -233,64 +235,72 @@ def capture(f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -
 
     Raises UncapturableError, and whatever ``f`` raises.
     """
-    since = next_index()
-    recorder = Capture(since)
+    return pruned(in_a_dry_run(lambda call: call.program(call.result(f, args, named))))
+
+
+def in_a_dry_run(f: Callable[[Call], T]) -> T:
+    """What ``f`` makes of a call that is written down; what it writes to cells is dropped."""
+    recorder = Capture(next_index())
     with shadowed(recorder.cells), lookout() as seen:
-        built = executed(_alone, recorder, f, args, named, by=recorder)
-    program = built(seen)
-    return pruned(program)
+        return executed(_alone, f, Call(recorder, seen), by=recorder)
 
 
-def _alone(recorder: Capture, f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
-    return during(_traced, recorder, f, args, named, recorders=(), deferring=None, guards=())
+def _alone(f: Callable[[Call], T], call: Call) -> T:
+    return during(f, call, recorders=(), deferring=None, guards=())
 
 
-def _traced(recorder: Capture, f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
-    tensors: list[Tensor] = []
-    arguments: list[View] = []
+class Call:
+    """A call of a function that is being written down."""
 
-    def stand_in(x: Any) -> Any:
-        if type(x) is not Tensor:
-            return x
-        aval = x._buffer.node.aval
-        given = x._buffer.array
+    def __init__(self, recorder: Capture, seen: Seen) -> None:
+        self.recorder = recorder
+        self._seen = seen
+        self.tensors: list[Tensor] = []
+        self.arguments: list[View] = []
+
+    def result(self, f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """What ``f`` returns where all tensors among its arguments are stand-ins."""
+        inputs, by_name = (nest.map_leaves(self._stand_in, tree) for tree in (tuple(args), named))
+        return f(*inputs, **by_name)
+
+    def _stand_in(self, x: Any) -> Any:
+        return self.stand_in(x._buffer.node.aval, x._buffer.array) if type(x) is Tensor else x
+
+    def stand_in(self, aval: ShapedArray, given: Any = None) -> Tensor:
+        """One more argument: a tensor without contents, which lies as ``given`` does (None: C-contiguous)."""
         lies_in_order = given is None or given.flags.c_contiguous
         array = phantom.empty(aval.shape, aval.dtype) if lies_in_order else phantom.like(given)
-        recorder.slot(array, Kind.ARGUMENT, len(tensors))
-        arguments.append(recorder.view(array, ("an argument",)))
-        tensors.append(Tensor(Buffer(array, leaf(aval))))
-        return tensors[-1]
+        self.recorder.slot(array, Kind.ARGUMENT, len(self.tensors))
+        self.arguments.append(self.recorder.view(array, ("an argument",)))
+        self.tensors.append(Tensor(Buffer(array, leaf(aval))))
+        return self.tensors[-1]
 
-    inputs, by_name = nest.map_leaves(stand_in, tuple(args)), nest.map_leaves(stand_in, named)
-    result = f(*inputs, **by_name)
-    leaves = nest.flatten(result)
-    written = recorder.cells.written()
-    fill([x._buffer for x in leaves if type(x) is Tensor])
-    fill([content for _, content in written if isinstance(content, Buffer)])
-    outputs = [_output(recorder, x, tensors) for x in leaves]
+    def program(self, result: Any) -> Program:
+        """The program so far, with what it returns and writes."""
+        leaves = nest.flatten(result)
+        written = self.recorder.cells.written()
+        fill([x._buffer for x in leaves if type(x) is Tensor])
+        fill([content for _, content in written if isinstance(content, Buffer)])
+        owners = {cell: owner for cell, (_, owner) in self._seen.items()}
+        writes = [self._write(cell, owners.get(cell), content) for cell, content in written]
+        reads = [(s.source, owners.get(s.source), s) for s in self.recorder.of_kind(Kind.VARIABLE)]
+        streams = list(self.recorder.cells.streams.values())
+        outputs = [self.output(x) for x in leaves]
+        return Program(list(self.recorder.steps), result, outputs, writes, list(self.arguments), reads, streams)
 
-    def built(seen: Any) -> Program:
-        owners = {cell: owner for cell, (_, owner) in seen.items()}
-        writes = [_write(recorder, cell, owners.get(cell), content) for cell, content in written]
-        reads = [(slot.source, slot) for slot in recorder.of_kind(Kind.VARIABLE)]
-        return Program(recorder.steps, result, outputs, writes, arguments, reads, list(recorder.cells.streams.values()))
+    def output(self, x: Any) -> Output:
+        """A leaf of a result."""
+        if type(x) is not Tensor:
+            return Output(None, None, x)
+        for i, tensor in enumerate(self.tensors):
+            if x._buffer is tensor._buffer:
+                return Output(None, None, None, i)
+        array = x._buffer.array
+        if type(array) is not Phantom:
+            return Output(None, None, x)
+        return Output(self.recorder.view(array, ("the result",)), x._buffer.node.aval)
 
-    return built
-
-
-def _output(recorder: Capture, x: Any, tensors: list[Tensor]) -> Output:
-    if type(x) is not Tensor:
-        return Output(None, None, x)
-    for i, tensor in enumerate(tensors):
-        if x._buffer is tensor._buffer:
-            return Output(None, None, None, i)
-    array = x._buffer.array
-    if type(array) is not Phantom:
-        return Output(None, None, x)
-    return Output(recorder.view(array, ("the result",)), x._buffer.node.aval)
-
-
-def _write(recorder: Capture, cell: Cell, owner: Any, content: Any) -> Write:
-    if isinstance(content, Buffer):
-        return Write(cell, owner, recorder.view(content.array, ("assign",)), content.node.aval)
-    return Write(cell, owner, None, None, content)
+    def _write(self, cell: Cell, owner: Any, content: Any) -> Write:
+        if isinstance(content, Buffer):
+            return Write(cell, owner, self.recorder.view(content.array, ("assign",)), content.node.aval)
+        return Write(cell, owner, None, None, content)

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-import numpy as np
-
 from tapegrad import nest
+from tapegrad.autodiff.recording import Recording
 from tapegrad.core import locks
-from tapegrad.core.buffer import Buffer
-from tapegrad.core.cell import Cell, lookout, seen_by_overlays, shadowed
-from tapegrad.core.state import during, own_executor, thread
+from tapegrad.core.cell import seen_by_overlays
+from tapegrad.core.state import own_executor, thread, unrecorded
 from tapegrad.device import is_array, threads
-from tapegrad.device.types import Array
-from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import DryRunError, FunctionError, TapegradError
-from tapegrad.program.capture import PACKAGE, capture
+from tapegrad.program.capture import capture
+from tapegrad.program.derivative import capture_joint
+from tapegrad.program.eager import copied, difference, eager
 from tapegrad.program.program import Program
 from tapegrad.program.replay import Replay, first_difference
+from tapegrad.program.taped import TapedCall
 from tapegrad.tensor import Tensor, convert
 
 P = ParamSpec("P")
@@ -56,6 +54,27 @@ class _Entry:
         self.verified = False
 
 
+class _Taped:
+    """One signature on a tape: what records a call, or the reason why its operations are recorded one by one."""
+
+    def __init__(self, held: tuple[Any, ...]) -> None:
+        self.held = held
+        self.call: TapedCall | None = None
+        self.reason: str | None = None
+
+    def prepare(self, f: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], tensors: Any) -> None:
+        """Write down the function and its gradient, and compare them with an eager run."""
+        try:
+            call = TapedCall(capture_joint(f, args, named))
+            self.reason = call.wrong(f, args, named, tensors)
+        except FunctionError:
+            raise
+        except Exception as e:
+            self.reason = str(e) if isinstance(e, DryRunError) else f"{type(e).__name__}: {e}"
+        else:
+            self.call = call if self.reason is None else None
+
+
 class Function(Generic[P, R]):
     """A captured function; see :func:`function`."""
 
@@ -64,6 +83,7 @@ class Function(Generic[P, R]):
         self._f = f
         self._most = max_signatures
         self._entries: dict[Any, _Entry] = {}
+        self._taped: dict[Any, _Taped] = {}
         self._lock = locks.lock()
         self._methods: weakref.WeakKeyDictionary[Any, Function[..., R]] = weakref.WeakKeyDictionary()
         self.stats = Stats()
@@ -88,19 +108,20 @@ class Function(Generic[P, R]):
 
     @locks.section
     def __call__(self, *args: P.args, **named: P.kwargs) -> R:
-        if thread.recorders or thread.guards or own_executor() is not None or seen_by_overlays():
-            self.stats.fell_back("called inside a tape, a transformation or another captured function: inlined")
+        if thread.guards or own_executor() is not None or seen_by_overlays() or not _by_tapes(thread.recorders):
+            self.stats.fell_back("called inside a transformation or another captured function: inlined")
             return self._f(*args, **named)
         try:
             with self._lock:
-                return self._called(*nest.map_leaves(_tensor, (args, named)))
+                given, by_name = nest.map_leaves(_tensor, (args, named))
+                return (self._on_a_tape if thread.recorders else self._called)(given, by_name)
         except BaseException:
             locks.let_go(self._lock, self)
             raise
 
     def _called(self, args: tuple[Any, ...], named: dict[str, Any]) -> R:
         if os.environ.get("TAPEGRAD_FUNCTION") == "0":
-            return _eager(self._f, args, named)
+            return eager(self._f, args, named)
         key, held, tensors = _signature(args, named)
         entry = self._entries.get(key)
         if entry is None:
@@ -128,7 +149,7 @@ class Function(Generic[P, R]):
                 warnings.warn(f"{self!r}: {reason}; further ones run eagerly; {self._advice(entry.key)}", stacklevel=5)
             self.stats.fell_back(reason)
             return self._f(*args, **named)
-        result = _eager(self._f, args, named)
+        result = eager(self._f, args, named)
         try:
             entry.program = capture(self._f, args, named)
             self.stats.traces += 1
@@ -158,14 +179,14 @@ class Function(Generic[P, R]):
         failure: Exception | None = None
         try:
             replay.run(tensors)
-            leaves, writes = replay.results(tensors), [(w, _copy(x)) for w, x in replay.writes()]
+            leaves, writes = replay.results(tensors), [(w, copied(x)) for w, x in replay.writes()]
         except Exception as e:
             leaves, writes, failure = [], [], e
-        result = _eager(self._f, args, named)
+        result = eager(self._f, args, named)
         if failure is not None:
             entry.reason = f"a replay raised {type(failure).__name__} where an eager run did not: {failure}"
         else:
-            wrong = _first_difference(leaves, nest.flatten(result), writes)
+            wrong = difference(leaves, nest.flatten(result), writes)
             if wrong is not None:
                 entry.reason = f"a replay differs from an eager run in {wrong}"
         if entry.reason is not None:
@@ -173,6 +194,25 @@ class Function(Generic[P, R]):
             entry.replay = entry.program = None
         entry.verified = True
         return result
+
+    def _on_a_tape(self, args: tuple[Any, ...], named: dict[str, Any]) -> R:
+        """A call that tapes record: one record, whose forward and backward are replayed."""
+        if os.environ.get("TAPEGRAD_FUNCTION") == "0":
+            return self._f(*args, **named)
+        key, held, tensors = _signature(args, named)
+        entry = self._taped.get(key)
+        if entry is None:
+            entry = self._taped[key] = _Taped(held)
+            result = self._f(*args, **named)
+            unrecorded(entry.prepare, self._f, args, named, tensors)
+            if entry.reason is None:
+                self.stats.traces += 1
+            return result
+        if entry.call is None:
+            self.stats.fell_back(f"on a tape: {entry.reason}")
+            return self._f(*args, **named)
+        self.stats.replays += 1
+        return entry.call(self._f, args, named, tensors)
 
     def explain(self, *args: P.args, **named: P.kwargs) -> str:
         """Whether a call with these arguments has a program, and if not, what differs from the nearest signature."""
@@ -201,14 +241,15 @@ class Function(Generic[P, R]):
             wrong = first_difference(entry.program, tensors)
             replay = entry.replay or Replay(entry.program)
             replay.run(tensors)
-            leaves, writes = replay.results(tensors), [(w, _copy(x)) for w, x in replay.writes()]
-            result = _eager(self._f, given, by_name)
-            return wrong or _first_difference(leaves, nest.flatten(result), writes)
+            leaves, writes = replay.results(tensors), [(w, copied(x)) for w, x in replay.writes()]
+            result = eager(self._f, given, by_name)
+            return wrong or difference(leaves, nest.flatten(result), writes)
 
     def release(self) -> None:
         """Free the arenas of all programs; the next calls begin anew."""
         with self._lock:
             self._entries.clear()
+            self._taped.clear()
 
 
 @overload
@@ -240,6 +281,10 @@ def function(f: Any = None, /, *, max_signatures: int = 8) -> Any:
     """
     make = lambda f: Function(f, max_signatures)
     return make if f is None else make(f)
+
+
+def _by_tapes(recorders: Sequence[Any]) -> bool:
+    return all(isinstance(r, Recording) for r in recorders)
 
 
 # Signatures --------------------------------------------------------------------------------------------------------
@@ -283,68 +328,3 @@ def _shown(part: Any) -> str:
     if isinstance(part[0], type):
         return f"{part[0].__name__} {part[1]!r}" if len(part) == 3 else f"another {part[0].__name__}"
     return repr(part[0])
-
-
-# Eager runs --------------------------------------------------------------------------------------------------------
-
-
-class _Look:
-    """Refuses a look at a value by the user's code."""
-
-    def looked_at(self, buffer: Buffer) -> None:
-        """Raise FunctionError unless it is this package's code that looks."""
-        frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__") in _READERS:
-            frame = frame.f_back
-        if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
-            return
-        raise FunctionError(
-            f"{frame.f_code.co_filename}:{frame.f_lineno}: the value of {buffer.node!r} is read inside a captured "
-            "function (tg.function), which would be frozen in its program: use tg.where in place of `if`, tg.fori_loop "
-            "or tg.while_loop in place of a loop on a value, or return the tensor and read it outside"
-        )
-
-    def whole(self, buffer: Buffer) -> Buffer:
-        """The value itself."""
-        return buffer
-
-    def aliased(self, old: Buffer, new: Buffer) -> None:
-        """Nothing to note."""
-
-
-_READERS = ("tapegrad.tensor", "tapegrad.variable", __name__)
-_LOOK: Any = _Look()
-
-
-def _eager(f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any]) -> R:
-    """What ``f`` returns; what it writes to variables is written if it succeeds."""
-    writes: dict[Cell, Any] = {}
-    with shadowed(writes), lookout() as seen:
-        result = during(f, *args, guards=(_LOOK,), **named)
-    for cell, content in writes.items():
-        cell.set(content, seen[cell][1] if cell in seen else None)
-    return result
-
-
-def _first_difference(replayed: Sequence[Any], eager: Sequence[Any], writes: Sequence[Any]) -> str | None:
-    """Where bits differ; the variables hold what the eager run has written."""
-    if len(replayed) != len(eager):
-        return "the number of results"
-    for i, (a, b) in enumerate(zip(replayed, eager, strict=True)):
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and not _same(array_of(a._buffer), array_of(b._buffer)):
-            return f"result {i}"
-    for write, content in writes:
-        now = write.cell.get()
-        same = _same(content, array_of(now)) if isinstance(content, np.ndarray) else content == now
-        if not same:
-            return f"what is written to {getattr(write.owner, 'name', 'a random stream')}"
-    return None
-
-
-def _same(x: Array, y: Array) -> bool:
-    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
-    return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
-
-
-def _copy(x: Any) -> Any:
-    return x.copy() if isinstance(x, np.ndarray) else x

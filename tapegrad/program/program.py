@@ -105,8 +105,8 @@ class Program:
     outputs: list[Output]
     writes: list[Write]
     arguments: list[View]
-    reads: list[tuple[Cell, Slot]]
-    """The variables that it reads."""
+    reads: list[tuple[Cell, Any, Slot]]
+    """The variables that it reads: cell, owner, slot."""
     streams: list[Any] = field(default_factory=list)
     """The random streams that it draws from."""
 

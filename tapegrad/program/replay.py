@@ -41,9 +41,9 @@ class Replay:
         self._numbers = [(memory.own(slot, slot.source[1]), slot.source[0]) for slot in self._slots(Kind.NUMBER)]
         used = {id(slot) for slot in self._slots(Kind.ARGUMENT)}
         self._arguments = [(i, memory.array(v)) for i, v in enumerate(program.arguments) if id(v.slot) in used]
-        small = [(cell, slot) for cell, slot in program.reads if slot.nbytes <= _SMALL]
-        self._small = [(cell, memory.own(slot, np.dtype(np.uint8))) for cell, slot in small]
-        self._large = [(cell, slot) for cell, slot in program.reads if slot.nbytes > _SMALL]
+        small = [read for read in program.reads if read[2].nbytes <= _SMALL]
+        self._small = [(cell, owner, memory.own(slot, np.dtype(np.uint8))) for cell, owner, slot in small]
+        self._large = [read for read in program.reads if read[2].nbytes > _SMALL]
         self._contents: dict[Cell, Buffer] = {}
         self._readers = self._find_readers()
         self._bind_variables()
@@ -62,7 +62,7 @@ class Replay:
 
     def _find_readers(self) -> dict[int, list[int]]:
         """The steps that read each large variable's slot."""
-        large = {id(slot) for _, slot in self._large}
+        large = {id(slot) for _, _, slot in self._large}
         readers: dict[int, list[int]] = {}
         for i, step in enumerate(self.program.steps):
             for key in {id(v.slot) for v in step.reads} & large:
@@ -79,8 +79,8 @@ class Replay:
     def _bind_variables(self) -> list[int]:
         """Large variables are read where they lie now; the steps that read one which has moved."""
         moved: list[int] = []
-        for cell, slot in self._large:
-            content = cell.get()
+        for cell, owner, slot in self._large:
+            content = cell.get(owner)
             if content is not self._contents.get(cell):
                 array = np.ascontiguousarray(array_of(content))
                 if self.memory.moved(slot, array):
@@ -100,8 +100,8 @@ class Replay:
         """What comes from outside is where the works read it."""
         for i in self._bind_variables():
             self._code.change(self._calls(i), i)
-        for cell, target in self._small:
-            array = array_of(cell.get())
+        for cell, owner, target in self._small:
+            array = array_of(cell.get(owner))
             target.view(array.dtype).reshape(array.shape)[...] = array
         for position, target in self._arguments:
             target[...] = array_of(tensors[position]._buffer)

@@ -1,0 +1,154 @@
+"""A captured function on a tape: one record, whose forward and backward are programs of their own.
+
+The function and its gradient are written down in one dry run.  What the backward reads of the forward (arguments,
+contents of variables, values made on the way) is carried from one program to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tapegrad import nest
+from tapegrad.autodiff.tape import GradientTape
+from tapegrad.core.aval import shaped
+from tapegrad.device import CPU, dtypes
+from tapegrad.engine.evaluate import fill
+from tapegrad.program.capture import Call, in_a_dry_run
+from tapegrad.program.program import Kind, Output, Program, Slot, Step, View, pruned
+from tapegrad.tensor import Tensor
+from tapegrad.variable import Variable
+
+_BYTE = dtypes.asdtype("uint8")
+
+
+@dataclass(eq=False)
+class Joint:
+    """The two programs.
+
+    ``count``: leaves of the result; after them the forward yields what is carried.  ``weighed``: the leaves that have
+    cotangents.  ``carried``: what the backward takes before the cotangents: arguments (by position), variables, values.
+    ``sources``: what it yields gradients of: arguments (by position) and variables; None where there is none.
+    """
+
+    forward: Program
+    backward: Program
+    count: int
+    weighed: list[int]
+    carried: list[tuple[Kind, Any]]
+    sources: list[int | Variable]
+    has_gradient: list[bool]
+
+
+def capture_joint(f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Joint:
+    """The programs of ``f(*args, **named)`` and of its gradient.  Raises UncapturableError, and what ``f`` raises."""
+    return in_a_dry_run(lambda call: _captured(call, f, args, named))
+
+
+def _captured(call: Call, f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Joint:
+    with GradientTape() as tape:
+
+        def watched(*inputs: Any, **by_name: Any) -> Any:
+            tape.watch([t for t in call.tensors if dtypes.is_inexact(t.dtype)])
+            return f(*inputs, **by_name)
+
+        result = call.result(watched, args, named)
+    forward = call.program(result)
+    steps, arguments = len(forward.steps), len(call.tensors)
+    leaves = nest.flatten(result)
+    weighed = [i for i, x in enumerate(leaves) if type(x) is Tensor and dtypes.is_inexact(x.dtype)]
+    cts = [call.stand_in(leaves[i]._buffer.node.aval) for i in weighed]
+    inputs = [i for i in range(arguments) if dtypes.is_inexact(call.tensors[i].dtype)]
+    variables = list(tape.watched_variables())
+    wanted = [*(call.tensors[i] for i in inputs), *variables]
+    grads: list[Any] = [None] * len(wanted)
+    if weighed:
+        grads = tape.gradient([leaves[i] for i in weighed], wanted, output_gradients=cts)
+    found = [g for g in grads if g is not None]
+    fill([g._buffer for g in found])
+    backward = call.recorder.steps[steps:]
+    carrier = _Carrier(arguments, backward)
+    outputs = [carrier.output(call.output(g), call) for g in found]
+    rewritten = [carrier.step(step) for step in backward]
+    outputs = [carrier.placed(output) for output in outputs]
+    kinds = [carrier.kind(slot) for slot in carrier.slots]
+    forward.outputs += [Output(_bytes_of(s), _flat(s)) for s in carrier.slots if s.kind in (Kind.MADE, Kind.NUMBER)]
+    taken = [*carrier.slots, *(v.slot for v in call.arguments[arguments:])]
+    given = [carrier.whole(slot, call) for slot in taken]
+    return Joint(
+        pruned(forward),
+        pruned(Program(rewritten, found, outputs, [], given, [])),
+        len(leaves), weighed, kinds, [*inputs, *variables], [g is not None for g in grads],
+    )  # fmt: skip
+
+
+class _Carrier:
+    """Gives the backward slots of its own for what the forward has left."""
+
+    def __init__(self, arguments: int, backward: Sequence[Step]) -> None:
+        self._arguments = arguments
+        self._made = {id(v.slot) for step in backward for v in (*step.writes, *step.temporaries)}
+        self._new: dict[int, Slot] = {}
+        self.slots: list[Slot] = []
+        """The slots of the forward that are carried."""
+
+    def slot(self, slot: Slot) -> Slot:
+        """What stands for a slot of the forward."""
+        if slot.kind is Kind.CONSTANT or id(slot) in self._made:
+            return slot
+        new = self._new.get(id(slot))
+        if new is None:
+            new = self._new[id(slot)] = Slot(Kind.ARGUMENT, slot.nbytes)
+            if not self._is_cotangent(slot):
+                self.slots.append(slot)
+        return new
+
+    def _is_cotangent(self, slot: Slot) -> bool:
+        return slot.kind is Kind.ARGUMENT and slot.source >= self._arguments
+
+    def _view(self, view: View) -> View:
+        return view._replace(slot=self.slot(view.slot))
+
+    def output(self, output: Output, call: Call) -> Output:
+        """A gradient, in the backward's slots."""
+        if output.argument is not None and output.argument < self._arguments:  # it is an argument of the forward
+            view = call.arguments[output.argument]
+            output = Output(view, call.tensors[output.argument]._buffer.node.aval)
+        return output if output.view is None else output._replace(view=self._view(output.view))
+
+    def placed(self, output: Output) -> Output:
+        """A gradient that is a cotangent itself, by its position among what the backward takes."""
+        if output.argument is None:
+            return output
+        return output._replace(argument=len(self.slots) + output.argument - self._arguments)
+
+    def step(self, step: Step) -> Step:
+        """A step of the backward, in its slots."""
+        reads = [self._view(v) for v in step.reads]
+        return Step(step.names, reads, step.writes, step.temporaries, step.calls, step.shares, step.effect, step.place)
+
+    def kind(self, slot: Slot) -> tuple[Kind, Any]:
+        """What is carried: an argument by position, a variable's cell, or a value."""
+        return (Kind.MADE, None) if slot.kind is Kind.NUMBER else (slot.kind, slot.source)
+
+    def whole(self, slot: Slot, call: Call) -> View:
+        """All of a slot, as the backward takes it."""
+        new = self.slot(slot)
+        if slot.kind is Kind.ARGUMENT:
+            return call.arguments[slot.source]._replace(slot=new)
+        if slot.kind is Kind.VARIABLE:
+            content = call.recorder.cells.variables[slot.source]
+            array = content.array
+            return View(new, 0, array.shape, array.strides, array.dtype)
+        return View(new, 0, (slot.nbytes,), (1,), _BYTE)
+
+
+def _bytes_of(slot: Slot) -> View:
+    return View(slot, 0, (slot.nbytes,), (1,), _BYTE)
+
+
+def _flat(slot: Slot) -> Any:
+    return shaped((slot.nbytes,), np.dtype(_BYTE), CPU)
