@@ -102,7 +102,7 @@ class Executor:
 
     def number(self, f: Callable[[], Any]) -> Any:
         """What ``f()`` says: a number that may differ at each call."""
-        return during(f, guards=()) if thread.guards else f()
+        return during(f, batches=()) if thread.batches else f()
 
     def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
         """Call ``f``, which raises an error, on arrays.  True: they have values."""

@@ -246,7 +246,7 @@ def in_a_dry_run(f: Callable[[Call], T]) -> T:
 
 
 def _alone(f: Callable[[Call], T], call: Call) -> T:
-    return during(f, call, recorders=(), deferring=None, guards=())
+    return during(f, call, recorders=(), deferring=None, batches=())
 
 
 class Call:

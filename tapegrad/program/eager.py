@@ -52,7 +52,7 @@ def eager(f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any]) -> 
     """What ``f`` returns; what it writes to variables is written if it succeeds."""
     writes: dict[Cell, Any] = {}
     with shadowed(writes), lookout() as seen:
-        result = during(f, *args, guards=(_LOOK,), **named)
+        result = during(f, *args, batches=(_LOOK,), **named)
     for cell, content in writes.items():
         cell.set(content, seen[cell][1] if cell in seen else None)
     return result

@@ -108,7 +108,7 @@ class Function(Generic[P, R]):
 
     @locks.section
     def __call__(self, *args: P.args, **named: P.kwargs) -> R:
-        if thread.guards or own_executor() is not None or seen_by_overlays() or not _by_tapes(thread.recorders):
+        if thread.batches or own_executor() is not None or seen_by_overlays() or not _by_tapes(thread.recorders):
             self.stats.fell_back("called inside a transformation or another captured function: inlined")
             return self._f(*args, **named)
         try:
