@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,6 +21,17 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 def nbytes_of(arrays: Sequence[Lies]) -> int:
     """Bytes of arrays that are yet to be made."""
     return sum(prod(shape) * dtype.itemsize for shape, dtype in arrays)
+
+
+def into(f: Callable[..., Any], reads: Sequence[Any], out: Array) -> Call:
+    """The call of a ufunc, or of another function with ``out=``, that writes ``out``; by position it costs least."""
+    if type(f).__name__ == "ufunc" and getattr(f, "__name__", "") not in _BY_NAME:
+        return f, (*reads, out)
+    return partial(f, out=out), tuple(reads)
+
+
+_BY_NAME = {"maximum", "minimum"}
+"""NumPy 2.4 warns where these get ``out`` by position."""
 
 
 class Work(ABC):

@@ -25,7 +25,7 @@ from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import fill
 from tapegrad.engine.executor import Dry
 from tapegrad.engine.work import Call as Made
-from tapegrad.engine.work import Work
+from tapegrad.engine.work import Work, into
 from tapegrad.errors import DryRunError
 from tapegrad.program.program import Kind, Output, Program, Slot, Step, View, Write, pruned
 from tapegrad.tensor import Tensor
@@ -120,7 +120,7 @@ class Capture(Dry):
         prim, ufunc, xp = site.prim, site.ufunc, site.aval.device.xp
 
         def calls(reads: Sequence[Array], outputs: list[Array], _: list[Array]) -> list[Made]:
-            return [(prim.impl, (xp, *outputs, *reads))] if ufunc is None else [(ufunc, (*reads, *outputs))]
+            return [(prim.impl, (xp, *outputs, *reads)) if ufunc is None else into(ufunc, reads, outputs[0])]
 
         self._note((prim.name,), arrays, [out], [], calls, shares=ufunc is not None)
         return out

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tapegrad import nest
 from tapegrad.autodiff.tape import GradientTape
 from tapegrad.core.aval import shaped
@@ -151,4 +149,4 @@ def _bytes_of(slot: Slot) -> View:
 
 
 def _flat(slot: Slot) -> Any:
-    return shaped((slot.nbytes,), np.dtype(_BYTE), CPU)
+    return shaped((slot.nbytes,), _BYTE, CPU)

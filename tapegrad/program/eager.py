@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, lookout, shadowed
 from tapegrad.core.state import during
+from tapegrad.device import CPU, is_array
 from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import FunctionError
@@ -67,16 +66,16 @@ def difference(replayed: Sequence[Any], eager: Sequence[Any], writes: Sequence[A
             return f"result {i}"
     for write, content in writes:
         now = write.cell.get()
-        same = same_bits(content, array_of(now)) if isinstance(content, np.ndarray) else content == now
+        same = same_bits(content, array_of(now)) if is_array(content) else content == now
         if not same:
             return f"what is written to {getattr(write.owner, 'name', 'a random stream')}"
     return None
 
 
 def same_bits(x: Array, y: Array) -> bool:
-    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
+    x, y = CPU.xp.ascontiguousarray(x), CPU.xp.ascontiguousarray(y)
     return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
 
 
 def copied(x: Any) -> Any:
-    return x.copy() if isinstance(x, np.ndarray) else x
+    return x.copy() if is_array(x) else x

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from tapegrad.core import account
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
@@ -35,7 +33,7 @@ class Memory:
 
     def own(self, slot: Slot, dtype: DType) -> Array:
         """Memory of a slot's own, outside of the arena."""
-        array = self._bases[id(slot)] = np.zeros(slot.nbytes // dtype.itemsize, dtype)
+        array = self._bases[id(slot)] = CPU.xp.zeros(slot.nbytes // dtype.itemsize, dtype)
         return array
 
     def moved(self, slot: Slot, array: Array) -> bool:
@@ -65,5 +63,5 @@ def _bytes(aval: ShapedArray) -> Buffer:
 
 def _on(memory: Array, offset: int, view: View) -> Array:
     if 0 in view.shape:
-        return np.empty(view.shape, view.dtype)
-    return np.ndarray(view.shape, view.dtype, memory, offset, view.strides)
+        return CPU.xp.empty(view.shape, view.dtype)
+    return CPU.xp.ndarray(view.shape, view.dtype, memory, offset, view.strides)

@@ -11,14 +11,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell
 from tapegrad.core.live import LiveInt
 from tapegrad.core.node import leaf
-from tapegrad.device import CPU
+from tapegrad.device import CPU, dtypes, is_array
 from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.program import arena
@@ -42,7 +40,7 @@ class Replay:
         used = {id(slot) for slot in self._slots(Kind.ARGUMENT)}
         self._arguments = [(i, memory.array(v)) for i, v in enumerate(program.arguments) if id(v.slot) in used]
         small = [read for read in program.reads if read[2].nbytes <= _SMALL]
-        self._small = [(cell, owner, memory.own(slot, np.dtype(np.uint8))) for cell, owner, slot in small]
+        self._small = [(cell, owner, memory.own(slot, dtypes.asdtype("uint8"))) for cell, owner, slot in small]
         self._large = [read for read in program.reads if read[2].nbytes > _SMALL]
         self._contents: dict[Cell, Buffer] = {}
         self._readers = self._find_readers()
@@ -82,7 +80,7 @@ class Replay:
         for cell, owner, slot in self._large:
             content = cell.get(owner)
             if content is not self._contents.get(cell):
-                array = np.ascontiguousarray(array_of(content))
+                array = CPU.xp.ascontiguousarray(array_of(content))
                 if self.memory.moved(slot, array):
                     moved += self._readers.get(id(slot), ())
                 self._contents[cell] = content
@@ -145,11 +143,11 @@ class Replay:
     def _writing(self, write: Write, value: Any) -> Callable[[], None]:
         """What writes ``value``: in place where it is a large variable of which nobody else has the old value."""
         cell = write.cell
-        if not isinstance(value, np.ndarray):
+        if not is_array(value):
             return lambda: cell.set(value)
         if cell in self._contents and _is_ours(cell, self._contents):
             array = self._contents[cell].array
-            return lambda: np.copyto(array, value)
+            return lambda: CPU.xp.copyto(array, value)
         fresh, owner = _copied(value, write.aval), write.owner
 
         def assign() -> None:
@@ -170,7 +168,7 @@ def first_difference(program: Program, tensors: Sequence[Tensor]) -> str | None:
             for f, args in replay._calls(i):
                 f(*args)
         for v in step.writes:
-            x, y = (np.ascontiguousarray(replay.memory.array(v)) for replay in (planned, apart))
+            x, y = (CPU.xp.ascontiguousarray(replay.memory.array(v)) for replay in (planned, apart))
             if x.tobytes() != y.tobytes():
                 where = "" if step.place is None else f" of {step.place[0]}:{step.place[1]}"
                 return f"step {i}, {', '.join(step.names)}{where}"
@@ -207,5 +205,5 @@ def _copied(array: Array, aval: Any) -> Buffer:
 
 def _copy(array: Array, aval: Any) -> Buffer:
     out = CPU.empty(aval.shape, aval.dtype)
-    np.copyto(out, array)
+    CPU.xp.copyto(out, array)
     return Buffer(out, leaf(aval))

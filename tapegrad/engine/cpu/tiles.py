@@ -7,7 +7,6 @@ results are combined in tile order, so a sum's bits depend neither on threads no
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,7 +16,7 @@ from tapegrad.core.aval import Shape
 from tapegrad.device import Device, threads
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.engine.cpu.emit import FULL, SCALAR, STRIDED, Program
-from tapegrad.engine.work import Call, Work
+from tapegrad.engine.work import Call, Work, into
 
 TILE = 131072
 """Elements.  Measured on 2 cores (1 MiB of L2 cache each), gelu and a chain of tanh, forward and backward, float32:
@@ -259,8 +258,7 @@ def _worker(
             values += [None if i in whole else out[tile] for i, out in enumerate(outputs)]
             values += temporaries
             for fn, operands, result in steps:
-                inputs, out = [values[i] for i in operands], values[result]
-                yield (fn, (*inputs, out)) if type(fn) is xp.ufunc else (functools.partial(fn, out=out), tuple(inputs))
+                yield into(fn, [values[i] for i in operands], values[result])
             for r, ufunc, partial in zip(program.reductions, ufuncs, partials, strict=True):
                 row = slice(chunk, chunk + 1) if axis in axes else rows
                 slot: tuple[Any, ...] = (*(0 if a in axes else before[a] for a in range(axis)), row)
@@ -268,7 +266,7 @@ def _worker(
                 if turn == 0:
                     yield ufunc.reduce, (value, tile_axes, r.dtype, part, True)
                 else:
-                    yield ufunc, (part, ufunc.reduce(value, tile_axes, r.dtype, None, True), part)
+                    yield into(ufunc, (part, ufunc.reduce(value, tile_axes, r.dtype, None, True)), part)
 
     return task
 
