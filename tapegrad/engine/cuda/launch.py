@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
-
 import tapegrad.engine.cuda.layout as layouts
 from tapegrad.core import locks
 from tapegrad.core.aval import Shape
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import Drawn
-from tapegrad.device import Device, cxx
+from tapegrad.device import CPU, Device, cxx
 from tapegrad.device.kernel import options
 from tapegrad.device.phantom import Phantom, unread
 from tapegrad.device.types import Array
@@ -150,7 +148,7 @@ class Launch(Work):
         array_type = device.xp.ndarray
         lies: list[Any] = []
         for x in self.reads:  # what of a leaf decides how it is read
-            if type(x) is array_type and array_type is not np.ndarray:
+            if type(x) is array_type and array_type is not CPU.xp.ndarray:
                 lies.append((x.shape, x.strides, x.data.ptr % 16))
             else:
                 lies.append(None if cxx.is_argument(x) else (x.shape, x.strides, cxx.address(x) % 16))
