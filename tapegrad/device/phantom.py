@@ -1,6 +1,6 @@
 """Phantom arrays: shape, dtype and strides without memory, so that a program can be followed without computing it.
 
-In a *dry run* of a thread (``engine.executor.Dry``) every array that the engine would compute is a phantom: an array in
+In a *dry run* of a thread (``engine.dry_run.Dry``) every array that the engine would compute is a phantom: an array in
 one region of address space that is mapped read-only and never backed by memory.  Whatever looks at how arrays lie
 (views, the cost rule, layouts of kernels) works on phantoms as it is; whatever would compute with one raises
 DryRunError.  Phantoms stand for the arrays of every device.

@@ -2,15 +2,14 @@
 
 :class:`Executor` asks the account in force for room and tells it of all that is done (``core/account.py``);
 :class:`Plain` is the same with nobody to tell, and so the short path of small operations; :class:`Budgeted` copies
-small pieces so that they do not keep the rest; :class:`Dry` does nothing but follow shapes.  The account brings its
-executor along when a block is entered.  A thread may have one of its own: a dry run, a rerun (:class:`Above`).
+small pieces so that they do not keep the rest.  The account brings its executor along when a block is entered.  A
+thread may have one of its own: a dry run (``dry_run.py``), a rerun (``above.py``).
 
 Only elementwise nodes are lazy.  Barriers run when they are recorded; views are made at once and own no bytes.
 """
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,18 +19,15 @@ from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, leaf
 from tapegrad.core.primitive import Drawn, Reduction, View
-from tapegrad.core.protocols import Executor as Protocol
 from tapegrad.core.protocols import Retained, Steps
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.core.state import during, thread
 from tapegrad.device import Device, cxx, dtypes, phantom, tally
-from tapegrad.device.dry import dry
 from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array
 from tapegrad.engine import make, region
 from tapegrad.engine.evaluate import announce, array_of, arrays_of, fill, same
 from tapegrad.engine.work import Work
-from tapegrad.errors import DryRunError
 
 T = TypeVar("T")
 CONSTANTS: dict[Any, Buffer] = {}
@@ -373,163 +369,6 @@ class Budgeted(Executor):
     def copies_slivers(self) -> bool:
         """They are: what is left of an array may not be dropped while a piece of it is held."""
         return True
-
-
-class Dry(Executor):
-    """Follows shapes and layouts; nothing is computed but what was asked for before ``since``, a node's index."""
-
-    def __init__(self, since: int) -> None:
-        self._since = since
-        phantom.begin()
-        self._constants: MutableMapping[Any, Buffer] = ChainMap({}, CONSTANTS)
-
-    @property
-    def copies_slivers(self) -> bool:
-        """As in earnest."""
-        return state.below().copies_slivers
-
-    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
-        """Step by step."""
-        return self._pull_singly(steps, node, ct, residuals if isinstance(residuals, tuple) else residuals.restored())
-
-    def small(self, site: Any, arrays: list[Array]) -> Array:
-        if site.ufunc is None or site.pooled:
-            return phantom.empty(site.aval.shape, site.aval.dtype)
-        return phantom.of_ufunc(arrays, site.aval)
-
-    def _temporaries(self, work: Work) -> list[Array]:
-        return [phantom.empty(*lies) for lies in work.temporaries]
-
-    def _evaluated(self, kernel: make.Kernel) -> tuple[list[Array], list[Array]]:
-        temporaries, results = super()._evaluated(kernel)
-        for i, b in enumerate(kernel.targets):
-            if b.node.index < self._since:  # it will be looked at afterwards
-                results[i] = COUNTED.do(make.of_region([b]).work)[0]
-        return temporaries, results
-
-    def device(self, device: Device) -> Device:
-        """One that lends phantoms."""
-        return dry(device)
-
-    def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
-        """``otherwise``."""
-        return otherwise
-
-    def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
-        """Nothing: arrays have no values."""
-        return False
-
-    def differentiable(self, node: Node) -> None:
-        """Raise DryRunError for a node of before the dry run."""
-        if node.index < self._since:
-            raise DryRunError("a dry run asks a tape that has recorded before; let the function open its own tape")
-
-    @property
-    def constants(self) -> MutableMapping[Any, Buffer]:
-        """Those of this run go with it."""
-        return self._constants
-
-    def phantom(self, array: Array, node: Node) -> Array:
-        """The array itself."""
-        return array
-
-    def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
-        """Phantoms of the arrays that ``work`` would write."""
-        return work.phantoms()
-
-
-class Above:
-    """An executor over the one in force: what it does not do itself, that one does."""
-
-    def __init__(self) -> None:
-        self._outer: Protocol | None = None
-
-    def during(self, f: Callable[..., T], *args: Any) -> T:
-        """What ``f(*args)`` returns, whose nodes this executor applies."""
-        self._outer = state.own_executor()
-        return state.executed(f, *args, by=self)
-
-    @property
-    def below(self) -> Protocol:
-        """The executor in force without this one."""
-        return self._outer or state.below()
-
-    @property
-    def copies_slivers(self) -> bool:
-        """Whether a view that is a small piece of an array is copied."""
-        return self.below.copies_slivers
-
-    def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """The value of a node that somebody records."""
-        return self.below.run(node, inputs)
-
-    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """One application, recorded."""
-        out = self.value(node, inputs) if thread.recorders else self.below.run(node, inputs)
-        announce(node, inputs, out)
-        return out
-
-    apply = elementwise
-
-    def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
-        """The value of a node; nobody is told."""
-        return self.below.run(node, inputs, into)
-
-    def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
-        """The value of an elementwise node; nobody is told."""
-        return self.below.run_elementwise(node, inputs, into)
-
-    def kernel(self, targets: list[Buffer]) -> None:
-        """Evaluate pending buffers in one kernel."""
-        self.below.kernel(targets)
-
-    def do(self, work: Any) -> list[Any]:
-        """The arrays that ``work`` writes."""
-        return self.below.do(work)
-
-    def values(self, work: Any) -> list[Buffer]:
-        """Values without a recipe, which ``work`` yields."""
-        return self.below.values(work)
-
-    def device(self, device: Device) -> Device:
-        """What stands for ``device``."""
-        return self.below.device(device)
-
-    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
-        """Cotangents of what ``node`` read."""
-        return self.below.pull(steps, node, ct, residuals)
-
-    def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
-        """What ``f()`` says, or ``otherwise`` in a dry run."""
-        return self.below.in_earnest(f, otherwise)
-
-    def decided(self, f: Callable[[], T], otherwise: T) -> T:
-        """A decision that depends on values."""
-        return self.below.decided(f, otherwise)
-
-    def number(self, f: Callable[[], Any]) -> Any:
-        """A number that ``f()`` tells."""
-        return self.below.number(f)
-
-    def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
-        """Call ``f`` on arrays that have values."""
-        return self.below.on_values(f, *arrays)
-
-    def differentiable(self, node: Node) -> None:
-        """A walk begins at ``node``.  Raises DryRunError where a dry run may not ask for that."""
-        self.below.differentiable(node)
-
-    @property
-    def constants(self) -> MutableMapping[Any, Buffer]:
-        """Shared constants made so far."""
-        return self.below.constants
-
-    def phantom(self, array: Array, node: Node) -> Array:
-        """``array``, the value of ``node``, which a dry run did not compute."""
-        return self.below.phantom(array, node)
-
-    def named(self, buffer: Buffer, name: str) -> None:
-        """The user calls a value ``name``."""
 
 
 def run_of(site: Any, arrays: list[Array]) -> Run:

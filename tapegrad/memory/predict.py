@@ -22,7 +22,7 @@ from tapegrad.core.node import next_index
 from tapegrad.core.state import during, executed
 from tapegrad.device import asdevice, current_device, dtypes, is_array, phantom
 from tapegrad.device.numerics import bits
-from tapegrad.engine.executor import Dry
+from tapegrad.engine.dry_run import Dry
 from tapegrad.errors import BudgetError, DryRunError
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.ledger.figures import GRAIN, Measure

@@ -22,8 +22,8 @@ from tapegrad.device import CPU, Device, dtypes, phantom
 from tapegrad.device.dry import DryDevice
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array, DType
+from tapegrad.engine.dry_run import Dry
 from tapegrad.engine.evaluate import fill
-from tapegrad.engine.executor import Dry
 from tapegrad.engine.work import Call as Made
 from tapegrad.engine.work import Work, into
 from tapegrad.errors import DryRunError

@@ -18,8 +18,8 @@ from tapegrad.core.protocols import Call, Recorder
 from tapegrad.core.state import thread
 from tapegrad.device import is_array
 from tapegrad.device.types import Array
+from tapegrad.engine.above import Above
 from tapegrad.engine.evaluate import catch_up, postponed
-from tapegrad.engine.executor import Above
 from tapegrad.engine.make import copy_of
 from tapegrad.errors import RecomputeError
 from tapegrad.tensor import Tensor, convert, from_array

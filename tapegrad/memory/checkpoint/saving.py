@@ -15,8 +15,8 @@ from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.state import thread
+from tapegrad.engine.above import Above
 from tapegrad.engine.evaluate import array_of, fill
-from tapegrad.engine.executor import Above
 from tapegrad.errors import OffloadError, RecomputeError
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.offload.offload import AHEAD, Moved, move

@@ -1,0 +1,112 @@
+"""Executors over the one in force: what they do not do themselves, that one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, TypeVar
+
+from tapegrad.core import state
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import Node
+from tapegrad.core.protocols import Executor as Protocol
+from tapegrad.core.protocols import Retained, Steps
+from tapegrad.core.state import thread
+from tapegrad.device import Device
+from tapegrad.device.types import Array
+from tapegrad.engine.evaluate import announce
+
+T = TypeVar("T")
+
+
+class Above:
+    """An executor over the one in force: what it does not do itself, that one does."""
+
+    def __init__(self) -> None:
+        self._outer: Protocol | None = None
+
+    def during(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns, whose nodes this executor applies."""
+        self._outer = state.own_executor()
+        return state.executed(f, *args, by=self)
+
+    @property
+    def below(self) -> Protocol:
+        """The executor in force without this one."""
+        return self._outer or state.below()
+
+    @property
+    def copies_slivers(self) -> bool:
+        """Whether a view that is a small piece of an array is copied."""
+        return self.below.copies_slivers
+
+    def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """The value of a node that somebody records."""
+        return self.below.run(node, inputs)
+
+    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """One application, recorded."""
+        out = self.value(node, inputs) if thread.recorders else self.below.run(node, inputs)
+        announce(node, inputs, out)
+        return out
+
+    apply = elementwise
+
+    def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """The value of a node; nobody is told."""
+        return self.below.run(node, inputs, into)
+
+    def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """The value of an elementwise node; nobody is told."""
+        return self.below.run_elementwise(node, inputs, into)
+
+    def kernel(self, targets: list[Buffer]) -> None:
+        """Evaluate pending buffers in one kernel."""
+        self.below.kernel(targets)
+
+    def do(self, work: Any) -> list[Any]:
+        """The arrays that ``work`` writes."""
+        return self.below.do(work)
+
+    def values(self, work: Any) -> list[Buffer]:
+        """Values without a recipe, which ``work`` yields."""
+        return self.below.values(work)
+
+    def device(self, device: Device) -> Device:
+        """What stands for ``device``."""
+        return self.below.device(device)
+
+    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
+        """Cotangents of what ``node`` read."""
+        return self.below.pull(steps, node, ct, residuals)
+
+    def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
+        """What ``f()`` says, or ``otherwise`` in a dry run."""
+        return self.below.in_earnest(f, otherwise)
+
+    def decided(self, f: Callable[[], T], otherwise: T) -> T:
+        """A decision that depends on values."""
+        return self.below.decided(f, otherwise)
+
+    def number(self, f: Callable[[], Any]) -> Any:
+        """A number that ``f()`` tells."""
+        return self.below.number(f)
+
+    def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
+        """Call ``f`` on arrays that have values."""
+        return self.below.on_values(f, *arrays)
+
+    def differentiable(self, node: Node) -> None:
+        """A walk begins at ``node``.  Raises DryRunError where a dry run may not ask for that."""
+        self.below.differentiable(node)
+
+    @property
+    def constants(self) -> MutableMapping[Any, Buffer]:
+        """Shared constants made so far."""
+        return self.below.constants
+
+    def phantom(self, array: Array, node: Node) -> Array:
+        """``array``, the value of ``node``, which a dry run did not compute."""
+        return self.below.phantom(array, node)
+
+    def named(self, buffer: Buffer, name: str) -> None:
+        """The user calls a value ``name``."""

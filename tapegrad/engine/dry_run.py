@@ -1,0 +1,84 @@
+"""The executor of dry runs: it follows shapes and layouts, and computes nothing."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, TypeVar
+
+from tapegrad.core import state
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import Node
+from tapegrad.core.protocols import Retained, Steps
+from tapegrad.device import Device, phantom
+from tapegrad.device.dry import dry
+from tapegrad.device.types import Array
+from tapegrad.engine import make
+from tapegrad.engine.executor import CONSTANTS, COUNTED, Executor
+from tapegrad.engine.work import Work
+from tapegrad.errors import DryRunError
+
+T = TypeVar("T")
+
+
+class Dry(Executor):
+    """Follows shapes and layouts; nothing is computed but what was asked for before ``since``, a node's index."""
+
+    def __init__(self, since: int) -> None:
+        self._since = since
+        phantom.begin()
+        self._constants: MutableMapping[Any, Buffer] = ChainMap({}, CONSTANTS)
+
+    @property
+    def copies_slivers(self) -> bool:
+        """As in earnest."""
+        return state.below().copies_slivers
+
+    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
+        """Step by step."""
+        return self._pull_singly(steps, node, ct, residuals if isinstance(residuals, tuple) else residuals.restored())
+
+    def small(self, site: Any, arrays: list[Array]) -> Array:
+        if site.ufunc is None or site.pooled:
+            return phantom.empty(site.aval.shape, site.aval.dtype)
+        return phantom.of_ufunc(arrays, site.aval)
+
+    def _temporaries(self, work: Work) -> list[Array]:
+        return [phantom.empty(*lies) for lies in work.temporaries]
+
+    def _evaluated(self, kernel: make.Kernel) -> tuple[list[Array], list[Array]]:
+        temporaries, results = super()._evaluated(kernel)
+        for i, b in enumerate(kernel.targets):
+            if b.node.index < self._since:  # it will be looked at afterwards
+                results[i] = COUNTED.do(make.of_region([b]).work)[0]
+        return temporaries, results
+
+    def device(self, device: Device) -> Device:
+        """One that lends phantoms."""
+        return dry(device)
+
+    def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
+        """``otherwise``."""
+        return otherwise
+
+    def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
+        """Nothing: arrays have no values."""
+        return False
+
+    def differentiable(self, node: Node) -> None:
+        """Raise DryRunError for a node of before the dry run."""
+        if node.index < self._since:
+            raise DryRunError("a dry run asks a tape that has recorded before; let the function open its own tape")
+
+    @property
+    def constants(self) -> MutableMapping[Any, Buffer]:
+        """Those of this run go with it."""
+        return self._constants
+
+    def phantom(self, array: Array, node: Node) -> Array:
+        """The array itself."""
+        return array
+
+    def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
+        """Phantoms of the arrays that ``work`` would write."""
+        return work.phantoms()
