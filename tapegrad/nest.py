@@ -72,9 +72,9 @@ def map_leaves(f: Callable[[Any], Any], tree: Any) -> Any:
 def structure(tree: Any) -> Any:
     """A value equal for structures that are alike, whatever their leaves; printable."""
     if isinstance(tree, dict):
-        return (type(tree).__name__, tuple((k, structure(tree[k])) for k in _keys(tree)))
+        return (type(tree), tuple((k, structure(tree[k])) for k in _keys(tree)))
     if isinstance(tree, (list, tuple)):
-        return (type(tree).__name__, tuple(structure(item) for item in tree))
+        return (type(tree), tuple(structure(item) for item in tree))
     return "*"
 
 

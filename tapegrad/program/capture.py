@@ -257,6 +257,7 @@ class Call:
         self._seen = seen
         self.tensors: list[Tensor] = []
         self.arguments: list[View] = []
+        self._known: dict[int, int] = {}
 
     def result(self, f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
         """What ``f`` returns where all tensors among its arguments are stand-ins."""
@@ -264,7 +265,14 @@ class Call:
         return f(*inputs, **by_name)
 
     def _stand_in(self, x: Any) -> Any:
-        return self.stand_in(x._buffer.node.aval, x._buffer.array) if type(x) is Tensor else x
+        if type(x) is not Tensor:
+            return x
+        known = self._known.setdefault(id(x._buffer), len(self.tensors))
+        if known == len(self.tensors):
+            return self.stand_in(x._buffer.node.aval, x._buffer.array)
+        self.arguments.append(self.arguments[known])
+        self.tensors.append(self.tensors[known])
+        return self.tensors[known]
 
     def stand_in(self, aval: ShapedArray, given: Any = None) -> Tensor:
         """One more argument: a tensor without contents, which lies as ``given`` does (None: C-contiguous)."""

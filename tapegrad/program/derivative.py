@@ -59,7 +59,8 @@ def _captured(call: Call, f: Callable[..., Any], args: Sequence[Any], named: dic
     leaves = nest.flatten(result)
     weighed = [i for i, x in enumerate(leaves) if type(x) is Tensor and dtypes.is_inexact(x.dtype)]
     cts = [call.stand_in(leaves[i]._buffer.node.aval) for i in weighed]
-    inputs = [i for i in range(arguments) if dtypes.is_inexact(call.tensors[i].dtype)]
+    first = {id(t): i for i, t in reversed(list(enumerate(call.tensors)))}  # one tensor may be given twice
+    inputs = [i for i in sorted(first.values()) if dtypes.is_inexact(call.tensors[i].dtype)]
     variables = list(tape.watched_variables())
     wanted = [*(call.tensors[i] for i in inputs), *variables]
     grads: list[Any] = [None] * len(wanted)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from tapegrad import nest
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, lookout, shadowed
 from tapegrad.core.state import during
@@ -15,6 +17,7 @@ from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import FunctionError
 from tapegrad.program.capture import PACKAGE
 from tapegrad.tensor import Tensor
+from tapegrad.variable import Variable
 
 R = TypeVar("R")
 
@@ -26,6 +29,8 @@ class _Look:
         """Raise FunctionError unless it is this package's code that looks."""
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_globals.get("__name__") in _READERS:
+            if frame.f_code is _STORES:
+                return
             frame = frame.f_back
         if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
             return
@@ -44,14 +49,20 @@ class _Look:
 
 
 _READERS = ("tapegrad.tensor", "tapegrad.variable", __name__)
+_STORES = Variable._content_of.__code__
+"""What stores a value in a variable: no number is made of it."""
 _LOOK: Any = _Look()
 
 
 def eager(f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any]) -> R:
-    """What ``f`` returns; what it writes to variables is written if it succeeds."""
+    """What ``f`` returns; what it writes to variables is written if it succeeds.
+
+    Lists and dicts among the arguments are copies: ``f`` may change them.
+    """
     writes: dict[Cell, Any] = {}
+    args, named = nest.map_leaves(lambda x: x, (args, named))
     with shadowed(writes), lookout() as seen:
-        result = during(f, *args, batches=(_LOOK,), **named)
+        result = during(functools.partial(f, **named), *args, batches=(_LOOK,))
     for cell, content in writes.items():
         cell.set(content, seen[cell][1] if cell in seen else None)
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from tapegrad.core.cell import seen_by_overlays
 from tapegrad.core.state import own_executor, thread, unrecorded
 from tapegrad.device import is_array, threads
 from tapegrad.errors import DryRunError, FunctionError, TapegradError
-from tapegrad.program.capture import capture
+from tapegrad.program.capture import PACKAGE, capture
 from tapegrad.program.derivative import capture_joint
 from tapegrad.program.eager import copied, difference, eager
 from tapegrad.program.program import Program
@@ -107,7 +108,7 @@ class Function(Generic[P, R]):
         return f"<tg.function of {getattr(self._f, '__qualname__', self._f)!s}, {len(self._entries)} signatures>"
 
     @locks.section
-    def __call__(self, *args: P.args, **named: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **named: P.kwargs) -> R:
         if thread.batches or own_executor() is not None or seen_by_overlays() or not _by_tapes(thread.recorders):
             self.stats.fell_back("called inside a transformation or another captured function: inlined")
             return self._f(*args, **named)
@@ -146,7 +147,7 @@ class Function(Generic[P, R]):
         if len(self._entries) >= self._most:
             reason = f"more than {self._most} signatures (max_signatures)"
             if reason not in self.stats.fallbacks:
-                warnings.warn(f"{self!r}: {reason}; further ones run eagerly; {self._advice(entry.key)}", stacklevel=5)
+                _warn(f"{self!r}: {reason}; further ones run eagerly; {self._advice(entry.key)}")
             self.stats.fell_back(reason)
             return self._f(*args, **named)
         result = eager(self._f, args, named)
@@ -190,7 +191,7 @@ class Function(Generic[P, R]):
             if wrong is not None:
                 entry.reason = f"a replay differs from an eager run in {wrong}"
         if entry.reason is not None:
-            warnings.warn(f"{self!r} runs eagerly: {entry.reason}", stacklevel=5)
+            _warn(f"{self!r} runs eagerly: {entry.reason}")
             entry.replay = entry.program = None
         entry.verified = True
         return result
@@ -290,6 +291,14 @@ def _by_tapes(recorders: Sequence[Any]) -> bool:
 # Signatures --------------------------------------------------------------------------------------------------------
 
 
+def _warn(message: str) -> None:
+    """Warn where the user's code calls this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
 def _tensor(x: Any) -> Any:
     return convert(x) if is_array(x) else x
 
@@ -308,7 +317,7 @@ def _signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor
             parts.append((aval, lies, positions.setdefault(id(buffer), len(tensors))))
             tensors.append(x)
         elif isinstance(x, _PLAIN):
-            parts.append((type(x), x, repr(x) if isinstance(x, (float, complex)) else None))
+            parts.append((type(x), repr(x) if isinstance(x, (float, complex)) else x, None))  # nan is not nan
         else:
             parts.append((type(x), id(x)))
             held.append(x)
@@ -326,5 +335,5 @@ def _differences(a: Any, b: Any) -> list[str]:
 
 def _shown(part: Any) -> str:
     if isinstance(part[0], type):
-        return f"{part[0].__name__} {part[1]!r}" if len(part) == 3 else f"another {part[0].__name__}"
+        return f"{part[0].__name__} {part[1]}" if len(part) == 3 else f"another {part[0].__name__}"
     return repr(part[0])

@@ -38,7 +38,8 @@ class Replay:
         self._code = Code()
         self._numbers = [(memory.own(slot, slot.source[1]), slot.source[0]) for slot in self._slots(Kind.NUMBER)]
         used = {id(slot) for slot in self._slots(Kind.ARGUMENT)}
-        self._arguments = [(i, memory.array(v)) for i, v in enumerate(program.arguments) if id(v.slot) in used]
+        given = {id(v.slot): i for i, v in enumerate(program.arguments) if id(v.slot) in used}
+        self._arguments = [(i, memory.array(program.arguments[i])) for i in given.values()]
         small = [read for read in program.reads if read[2].nbytes <= _SMALL]
         self._small = [(cell, owner, memory.own(slot, dtypes.asdtype("uint8"))) for cell, owner, slot in small]
         self._large = [read for read in program.reads if read[2].nbytes > _SMALL]
