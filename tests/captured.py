@@ -45,7 +45,7 @@ def alike(program: Callable[[Callable[..., Any]], Any], *stats: tuple[int, int] 
     assert len(got) == len(wanted)
     wrong = [i for i, (g, w) in enumerate(zip(got, wanted, strict=True)) if g != w]
     assert not wrong, f"leaves {wrong} of {len(got)} differ; {[f.stats for f in made]}"
-    for f, (traces, replays, *fallbacks) in zip(made, stats, strict=True):
+    for f, (traces, replays, *fallbacks) in zip(made, stats, strict=bool(stats)):
         found = (f.stats.traces, f.stats.replays, sum(f.stats.fallbacks.values()))
         assert found == (traces, replays, *(fallbacks or [0])), f.stats
     return made

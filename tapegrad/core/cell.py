@@ -24,6 +24,8 @@ class Seen(dict["Cell", tuple[Any, Any]]):
 
     def __init__(self, overlays: tuple[Any, ...] = ()) -> None:
         self.jumps: Jumps = {}
+        self.made: set[Cell] = set()
+        """The cells that were made meanwhile."""
         self._left: dict[Cell, Any] = {}
         self._overlays = overlays  # under others, of a rerun inside, contents are of another time
 
@@ -69,6 +71,8 @@ class Cell:
 
     def __init__(self, content: Any) -> None:
         self._content = content
+        for seen in _cells.lookouts:
+            seen.made.add(self)
 
     def get(self, owner: Any = None) -> Any:
         """The content as this thread sees it; look-outs note the ``owner`` with it."""

@@ -69,6 +69,8 @@ class _Cells(dict[Cell, Any]):
     def __init__(self, recorder: Capture) -> None:
         super().__init__()
         self._recorder = recorder
+        self.made: set[Cell] = set()
+        """The cells that the function has made: they are its own, what they hold is a value like others."""
         self.variables: dict[Cell, Buffer] = {}
         self.streams: dict[Cell, Stream] = {}
 
@@ -76,6 +78,8 @@ class _Cells(dict[Cell, Any]):
         """What a cell holds: of a variable nothing but shape and dtype."""
         if cell in self:
             return self[cell]
+        if cell in self.made:
+            return content
         if isinstance(content, Buffer):
             aval = content.node.aval
             if aval.device is not CPU:
@@ -91,7 +95,7 @@ class _Cells(dict[Cell, Any]):
     def written(self) -> list[tuple[Cell, Any]]:
         """The cells that the function has written, with what it has left there."""
         unchanged = {**self.variables, **{cell: s.content for cell, s in self.streams.items()}}
-        return [(cell, content) for cell, content in self.items() if content is not unchanged.get(cell)]
+        return [(c, content) for c, content in self.items() if c not in self.made and content is not unchanged.get(c)]
 
 
 class Capture(Dry):
@@ -242,6 +246,7 @@ def in_a_dry_run(f: Callable[[Call], T]) -> T:
     """What ``f`` makes of a call that is written down; what it writes to cells is dropped."""
     recorder = Capture(next_index())
     with shadowed(recorder.cells), lookout() as seen:
+        recorder.cells.made = seen.made
         return executed(_alone, f, Call(recorder, seen), by=recorder)
 
 

@@ -20,6 +20,8 @@ from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
 R = TypeVar("R")
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+"""Classes of values that are known by what they say."""
 
 
 class _Look:
@@ -54,15 +56,20 @@ _STORES = Variable._content_of.__code__
 _LOOK: Any = _Look()
 
 
-def eager(f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any]) -> R:
-    """What ``f`` returns; what it writes to variables is written if it succeeds.
+def eager(
+    f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any], then: Callable[[R], None] | None = None
+) -> R:
+    """What ``f`` returns; what it writes to variables is written if it succeeds, and ``then``, which gets the result.
 
     Lists and dicts among the arguments are copies: ``f`` may change them.
     """
     writes: dict[Cell, Any] = {}
     args, named = nest.map_leaves(lambda x: x, (args, named))
-    with shadowed(writes), lookout() as seen:
-        result = during(functools.partial(f, **named), *args, batches=(_LOOK,))
+    with shadowed(writes):
+        with lookout() as seen:
+            result = during(functools.partial(f, **named), *args, batches=(_LOOK,))
+        if then is not None:
+            then(result)
     for cell, content in writes.items():
         cell.set(content, seen[cell][1] if cell in seen else None)
     return result
@@ -73,7 +80,8 @@ def difference(replayed: Sequence[Any], eager: Sequence[Any], writes: Sequence[A
     if len(replayed) != len(eager):
         return "the number of results"
     for i, (a, b) in enumerate(zip(replayed, eager, strict=True)):
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and not same_bits(array_of(a._buffer), array_of(b._buffer)):
+        tensors = type(a) is type(b) is Tensor
+        if not (same_bits(array_of(a._buffer), array_of(b._buffer)) if tensors else _identical(a, b)):
             return f"result {i}"
     for write, content in writes:
         now = write.cell.get()
@@ -81,6 +89,20 @@ def difference(replayed: Sequence[Any], eager: Sequence[Any], writes: Sequence[A
         if not same:
             return f"what is written to {getattr(write.owner, 'name', 'a random stream')}"
     return None
+
+
+def unlike(again: Sequence[Any], results: Sequence[Any]) -> str | None:
+    """Why results other than tensors cannot be given by each call: a second run has given others (None: it has not)."""
+    if len(again) != len(results):
+        return "the number of results differs from call to call"
+    for i, (a, b) in enumerate(zip(again, results, strict=True)):
+        if type(b) is not Tensor and not _identical(a, b):
+            return f"result {i}, of class {type(b).__name__}, is another one at each call"
+    return None
+
+
+def _identical(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, PLAIN) and repr(a) == repr(b))
 
 
 def same_bits(x: Array, y: Array) -> bool:

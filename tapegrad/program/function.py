@@ -20,7 +20,7 @@ from tapegrad.device import is_array, threads
 from tapegrad.errors import DryRunError, FunctionError, TapegradError
 from tapegrad.program.capture import PACKAGE, capture
 from tapegrad.program.derivative import capture_joint
-from tapegrad.program.eager import copied, difference, eager
+from tapegrad.program.eager import PLAIN, copied, difference, eager, unlike
 from tapegrad.program.program import Program
 from tapegrad.program.replay import Replay, first_difference
 from tapegrad.program.taped import TapedCall
@@ -28,7 +28,6 @@ from tapegrad.tensor import Tensor, convert
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass
@@ -86,23 +85,34 @@ class Function(Generic[P, R]):
         self._entries: dict[Any, _Entry] = {}
         self._taped: dict[Any, _Taped] = {}
         self._lock = locks.lock()
-        self._methods: weakref.WeakKeyDictionary[Any, Function[..., R]] = weakref.WeakKeyDictionary()
+        self._methods: dict[int, tuple[weakref.ref[Any], Function[..., R]]] = {}  # by identity, not by equality
         self.stats = Stats()
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
         """As a method: each object has programs of its own."""
         if owner is None:
             return self
-        bound = self._methods.get(owner)
-        if bound is None:
-            weak = weakref.ref(owner)
+        known = self._methods.get(id(owner))
+        if known is None or known[0]() is not owner:
+            methods, key = self._methods, id(owner)
+            try:
+                weak = weakref.ref(owner, lambda _: methods.pop(key, None))
+            except TypeError:  # an object that cannot be followed is an argument like others
+                return functools.partial(self, owner)
 
             @functools.wraps(self._f)
             def method(*args: Any, **named: Any) -> R:
                 return self._f(weak(), *args, **named)  # type: ignore[arg-type]
 
-            bound = self._methods[owner] = Function(method, self._most)
-        return bound
+            known = self._methods[key] = weak, Function(method, self._most)
+        return Method(owner, known[1])
+
+    def __reduce__(self) -> Any:
+        name = self.__qualname__
+        known: Any = sys.modules.get(self.__module__)
+        for part in name.split("."):
+            known = getattr(known, part, None)
+        return name if known is self else (Function, (self._f, self._most))
 
     def __repr__(self) -> str:
         return f"<tg.function of {getattr(self._f, '__qualname__', self._f)!s}, {len(self._entries)} signatures>"
@@ -150,18 +160,25 @@ class Function(Generic[P, R]):
                 _warn(f"{self!r}: {reason}; further ones run eagerly; {self._advice(entry.key)}")
             self.stats.fell_back(reason)
             return self._f(*args, **named)
-        result = eager(self._f, args, named)
+        result = eager(self._f, args, named, functools.partial(self._capture, entry, args, named))
+        self._entries[entry.key] = entry
+        return result
+
+    def _capture(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
+        """Make the program of a call that has given ``result``, or tell the reason why there is none."""
         try:
-            entry.program = capture(self._f, args, named)
-            self.stats.traces += 1
+            program = capture(self._f, args, named)
         except FunctionError:
             raise
         except DryRunError as e:
             entry.reason = str(e)
         except Exception as e:
             entry.reason = f"{type(e).__name__}: {e}"
-        self._entries[entry.key] = entry
-        return result
+        else:
+            entry.reason = unlike([o.value for o in program.outputs], nest.flatten(result))
+            if entry.reason is None:
+                entry.program = program
+                self.stats.traces += 1
 
     def _advice(self, key: Any) -> str:
         """What differs from the nearest signature known."""
@@ -253,6 +270,23 @@ class Function(Generic[P, R]):
             self._taped.clear()
 
 
+class Method:
+    """A captured function of one object, which it keeps alive; it has all that the function has."""
+
+    def __init__(self, owner: Any, f: Function[..., Any]) -> None:
+        functools.update_wrapper(self, f)
+        self.__self__, self.__func__ = owner, f
+
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
+        return self.__func__(*args, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__func__, name)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.__self__, self.__name__)
+
+
 @overload
 def function(f: Callable[P, R], /, *, max_signatures: int = ...) -> Function[P, R]: ...
 
@@ -316,7 +350,7 @@ def _signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor
             lies = None if array is None or array.flags.c_contiguous else array.strides
             parts.append((aval, lies, positions.setdefault(id(buffer), len(tensors))))
             tensors.append(x)
-        elif isinstance(x, _PLAIN):
+        elif isinstance(x, PLAIN):
             parts.append((type(x), repr(x) if isinstance(x, (float, complex)) else x, None))  # nan is not nan
         else:
             parts.append((type(x), id(x)))
