@@ -146,8 +146,10 @@ class Optimizer:
 
     def _apply(self, grads: list[Gradient], variables: list[Variable], skip_none: bool) -> None:
         pairs = self._checked_pairs(grads, variables, skip_none)
-        number = thread.executor.number
-        rate, step = number(self.current_learning_rate), number(lambda: self._steps_done() + 1)
+        number, (counted, done) = thread.executor.number, self._counted
+        if counted is not self._iterations_now():
+            done = number(self._steps_done)
+        rate, step = number(lambda: self._rate_after(present(done))), done + 1
         for group in updates.groups([v for _, v in pairs]):
             self._change([pairs[i] for i in group], rate, step)
         self.iterations.assign(step)
@@ -166,8 +168,11 @@ class Optimizer:
 
     def current_learning_rate(self) -> float:
         """The rate of the next step.  Raises TapegradError if a schedule gives none."""
+        return self._rate_after(self._steps_done() if callable(self.learning_rate) else 0)
+
+    def _rate_after(self, steps: int) -> float:
         rate = self.learning_rate
-        current = rate(self._steps_done()) if callable(rate) else rate
+        current = rate(steps) if callable(rate) else rate
         return _at_least(self, "learning_rate", float(current), 0.0)
 
     def _steps_done(self) -> int:

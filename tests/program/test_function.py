@@ -1,4 +1,4 @@
-"""Captured functions give the bits of eager ones: arguments, results, variables, random numbers, derivatives, layers."""
+"""Captured functions give the bits of eager ones: arguments, results, variables, random numbers, derivatives."""
 
 from __future__ import annotations
 
@@ -283,10 +283,14 @@ def test_empty_arrays_and_arrays_of_no_dimensions(shape):
     alike(program, (1, CALLS - 2))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128", "int8", "uint64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float32", "float64", "complex64", "complex128", "int8", "uint64", "bool"]
+)
 def test_dtypes(dtype):
     def program(function):
-        f = function(lambda x: (x * x, x + x, tg.sum(x), x == x, tg.astype(x, "complex64"), tg.where(x == x[::-1], x, x[::-1])))
+        f = function(
+            lambda x: (x * x, x + x, tg.sum(x), x == x, tg.astype(x, "complex64"), tg.where(x == x[::-1], x, x[::-1]))
+        )
         return [f(tg.asarray((data(9, seed=i) * 4).astype(dtype))) for i in range(CALLS)]
 
     alike(program, (1, CALLS - 2))
