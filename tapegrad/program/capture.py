@@ -72,6 +72,8 @@ class _Cells(dict[Cell, Any]):
         self.made: set[Cell] = set()
         """The cells that the function has made: they are its own, what they hold is a value like others."""
         self.variables: dict[Cell, Buffer] = {}
+        self.views: dict[Cell, View] = {}
+        """How the variables lie."""
         self.streams: dict[Cell, Stream] = {}
 
     def get(self, cell: Cell, content: Any = None) -> Any:
@@ -84,8 +86,9 @@ class _Cells(dict[Cell, Any]):
             aval = content.node.aval
             if aval.device is not CPU:
                 raise UncapturableError(f"a variable lies on {aval.device}; programs are built on the CPU alone yet")
-            array = phantom.empty(aval.shape, aval.dtype)
+            array = _without_contents(aval, content.array)
             self._recorder.slot(array, Kind.VARIABLE, cell)
+            self.views[cell] = self._recorder.view(array, ("a variable",))
             buffer = self.variables[cell] = self[cell] = Buffer(array, leaf(aval))
             return buffer
         stream = self.streams[cell] = Stream(cell, content)
@@ -152,10 +155,6 @@ class Capture(Dry):
         self._note(("check",), arrays, [], [], calls, effect=True)
         return True
 
-    def of_kind(self, kind: Kind) -> list[Slot]:
-        """The slots of one kind."""
-        return [slot for slot in self._slots if slot.kind is kind]
-
     # Slots ---------------------------------------------------------------------------------------------------------
 
     def slot(self, array: Array, kind: Kind, source: Any = None) -> Slot:
@@ -205,6 +204,12 @@ class Capture(Dry):
             self.slot(x, Kind.MADE)
         made, own = ([self.view(x, names) for x in xs] for xs in (writes, temporaries))
         self.steps.append(Step(tuple(names), read, made, own, calls, shares, effect, users_line()))
+
+
+def _without_contents(aval: ShapedArray, given: Array | None) -> Array:
+    if given is None or given.flags.c_contiguous:
+        return phantom.empty(aval.shape, aval.dtype)
+    return phantom.like(given)
 
 
 def _address(array: Array) -> int:
@@ -281,8 +286,7 @@ class Call:
 
     def stand_in(self, aval: ShapedArray, given: Any = None) -> Tensor:
         """One more argument: a tensor without contents, which lies as ``given`` does (None: C-contiguous)."""
-        lies_in_order = given is None or given.flags.c_contiguous
-        array = phantom.empty(aval.shape, aval.dtype) if lies_in_order else phantom.like(given)
+        array = _without_contents(aval, given)
         self.recorder.slot(array, Kind.ARGUMENT, len(self.tensors))
         self.arguments.append(self.recorder.view(array, ("an argument",)))
         self.tensors.append(Tensor(Buffer(array, leaf(aval))))
@@ -296,7 +300,7 @@ class Call:
         fill([content for _, content in written if isinstance(content, Buffer)])
         owners = {cell: owner for cell, (_, owner) in self._seen.items()}
         writes = [self._write(cell, owners.get(cell), content) for cell, content in written]
-        reads = [(s.source, owners.get(s.source), s) for s in self.recorder.of_kind(Kind.VARIABLE)]
+        reads = [(cell, owners.get(cell), view) for cell, view in self.recorder.cells.views.items()]
         streams = list(self.recorder.cells.streams.values())
         outputs = [self.output(x) for x in leaves]
         return Program(list(self.recorder.steps), result, outputs, writes, list(self.arguments), reads, streams)

@@ -59,7 +59,7 @@ def _captured(call: Call, f: Callable[..., Any], args: Sequence[Any], named: dic
     leaves = nest.flatten(result)
     weighed = [i for i, x in enumerate(leaves) if type(x) is Tensor and dtypes.is_inexact(x.dtype)]
     cts = [call.stand_in(leaves[i]._buffer.node.aval) for i in weighed]
-    first = {id(t): i for i, t in reversed(list(enumerate(call.tensors)))}  # one tensor may be given twice
+    first = {id(t): i for i, t in reversed(list(enumerate(call.tensors[:arguments])))}  # one tensor may be given twice
     inputs = [i for i in sorted(first.values()) if dtypes.is_inexact(call.tensors[i].dtype)]
     variables = list(tape.watched_variables())
     wanted = [*(call.tensors[i] for i in inputs), *variables]
@@ -139,9 +139,7 @@ class _Carrier:
         if slot.kind is Kind.ARGUMENT:
             return call.arguments[slot.source]._replace(slot=new)
         if slot.kind is Kind.VARIABLE:
-            content = call.recorder.cells.variables[slot.source]
-            array = content.array
-            return View(new, 0, array.shape, array.strides, array.dtype)
+            return call.recorder.cells.views[slot.source]._replace(slot=new)
         return View(new, 0, (slot.nbytes,), (1,), _BYTE)
 
 

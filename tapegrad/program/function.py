@@ -22,7 +22,7 @@ from tapegrad.program.capture import PACKAGE, capture
 from tapegrad.program.derivative import capture_joint
 from tapegrad.program.eager import PLAIN, copied, difference, eager, unlike
 from tapegrad.program.program import Program
-from tapegrad.program.replay import Replay, first_difference
+from tapegrad.program.replay import RelaidError, Replay, first_difference
 from tapegrad.program.taped import TapedCall
 from tapegrad.tensor import Tensor, convert
 
@@ -108,7 +108,7 @@ class Function(Generic[P, R]):
         return Method(owner, known[1])
 
     def __reduce__(self) -> Any:
-        name = self.__qualname__
+        name: str = getattr(self, "__qualname__", "")
         known: Any = sys.modules.get(self.__module__)
         for part in name.split("."):
             known = getattr(known, part, None)
@@ -140,6 +140,14 @@ class Function(Generic[P, R]):
         if entry.reason is not None:
             self.stats.fell_back(entry.reason)
             return self._f(*args, **named)
+        try:
+            return self._replayed(entry, args, named, tensors)
+        except RelaidError as e:
+            self.stats.fell_back(str(e))
+            return eager(self._f, args, named)
+
+    def _replayed(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any], tensors: list[Tensor]) -> R:
+        """A call of a known signature.  Raises RelaidError before anything is done."""
         if entry.replay is None:
             self._prepare(entry)
             if entry.replay is None:
@@ -198,6 +206,8 @@ class Function(Generic[P, R]):
         try:
             replay.run(tensors)
             leaves, writes = replay.results(tensors), [(w, copied(x)) for w, x in replay.writes()]
+        except RelaidError:
+            raise
         except Exception as e:
             leaves, writes, failure = [], [], e
         result = eager(self._f, args, named)
@@ -229,8 +239,13 @@ class Function(Generic[P, R]):
         if entry.call is None:
             self.stats.fell_back(f"on a tape: {entry.reason}")
             return self._f(*args, **named)
+        try:
+            result = entry.call(self._f, args, named, tensors)
+        except RelaidError as e:
+            self.stats.fell_back(f"on a tape: {e}")
+            return self._f(*args, **named)
         self.stats.replays += 1
-        return entry.call(self._f, args, named, tensors)
+        return result
 
     def explain(self, *args: P.args, **named: P.kwargs) -> str:
         """Whether a call with these arguments has a program, and if not, what differs from the nearest signature."""

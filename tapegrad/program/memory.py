@@ -36,11 +36,9 @@ class Memory:
         array = self._bases[id(slot)] = CPU.xp.zeros(slot.nbytes // dtype.itemsize, dtype)
         return array
 
-    def moved(self, slot: Slot, array: Array) -> bool:
-        """A large variable lies in ``array`` now; False if it did before."""
-        before = self._bases.get(id(slot))
-        self._bases[id(slot)] = array
-        return before is not array
+    def put(self, slot: Slot, array: Array) -> None:
+        """A large variable lies in ``array`` now."""
+        self._bases[id(slot)] = _in_order(array)
 
     def array(self, view: View) -> Array:
         """The array that is the view."""
@@ -59,6 +57,23 @@ class Memory:
 
 def _bytes(aval: ShapedArray) -> Buffer:
     return Buffer(CPU.empty(aval.shape, aval.dtype), leaf(aval))
+
+
+def laid_like(array: Array) -> Array:
+    """An array that lies as ``array`` does, or C-contiguous where that would take more memory than the elements do."""
+    reach = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)] if array.size else []
+    before, behind = -sum(s for s in reach if s < 0), sum(s for s in reach if s > 0)
+    if array.flags.c_contiguous or before + behind + array.itemsize > array.nbytes:
+        return CPU.empty(array.shape, array.dtype)
+    memory = CPU.empty(((before + behind) // array.itemsize + 1,), array.dtype)
+    return CPU.xp.ndarray(array.shape, array.dtype, memory, before, array.strides)
+
+
+def _in_order(array: Array) -> Array:
+    """The same memory from its lowest address on, C-contiguous where ``array`` has no gaps."""
+    forward = array[tuple(slice(None, None, -1 if s < 0 else 1) for s in array.strides)]
+    once = forward[tuple(slice(0, None if s else 1) for s in array.strides)]
+    return once.transpose(sorted(range(array.ndim), key=lambda axis: -once.strides[axis]))
 
 
 def _on(memory: Array, offset: int, view: View) -> Array:

@@ -52,11 +52,14 @@ class View(NamedTuple):
     dtype: DType
 
     @property
-    def nbytes(self) -> int:
-        """Bytes from the first element to the end of the last one, where no stride is negative."""
-        if 0 in self.shape:
-            return 0
-        return sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + self.dtype.itemsize
+    def order(self) -> tuple[int, ...] | None:
+        """The strides; None: C-contiguous."""
+        expected = self.dtype.itemsize
+        for n, s in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if n != 1 and s != expected:
+                return self.strides if 0 not in self.shape else None
+            expected *= n
+        return None
 
 
 @dataclass(eq=False)
@@ -105,8 +108,8 @@ class Program:
     outputs: list[Output]
     writes: list[Write]
     arguments: list[View]
-    reads: list[tuple[Cell, Any, Slot]]
-    """The variables that it reads: cell, owner, slot."""
+    reads: list[tuple[Cell, Any, View]]
+    """The variables that it reads: cell, owner, and how they lie."""
     streams: list[Any] = field(default_factory=list)
     """The random streams that it draws from."""
 

@@ -21,8 +21,8 @@ from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.program import arena
 from tapegrad.program.code import Code
-from tapegrad.program.memory import Memory
-from tapegrad.program.program import Kind, Program, Slot, Write, results
+from tapegrad.program.memory import Memory, laid_like
+from tapegrad.program.program import Kind, Program, Slot, View, Write, results
 from tapegrad.tensor import Tensor
 
 _SMALL = 32 * 1024
@@ -40,18 +40,33 @@ class Replay:
         used = {id(slot) for slot in self._slots(Kind.ARGUMENT)}
         given = {id(v.slot): i for i, v in enumerate(program.arguments) if id(v.slot) in used}
         self._arguments = [(i, memory.array(program.arguments[i])) for i in given.values()]
-        small = [read for read in program.reads if read[2].nbytes <= _SMALL]
-        self._small = [(cell, owner, memory.own(slot, dtypes.asdtype("uint8"))) for cell, owner, slot in small]
-        self._large = [read for read in program.reads if read[2].nbytes > _SMALL]
+        small = [read for read in program.reads if read[2].slot.nbytes <= _SMALL]
+        self._small = [(cell, owner, self._place(view)) for cell, owner, view in small]
+        self._large = {cell: (owner, view) for cell, owner, view in program.reads if view.slot.nbytes > _SMALL}
         self._contents: dict[Cell, Buffer] = {}
+        self._moved: set[int] = set()
         self._readers = self._find_readers()
         self._bind_variables()
         moving = {i for readers in self._readers.values() for i in readers}
         for i in range(len(program.steps)):
             self._code.add(self._calls(i), i if i in moving else None)
         self._code.compile()
-        self._outputs = [None if o.view is None else memory.array(o.view) for o in program.outputs]
-        self._written = [None if w.view is None else memory.array(w.view) for w in program.writes]
+        self._outputs, self._written = ([self._bound(x.view) for x in xs] for xs in (program.outputs, program.writes))
+
+    def _place(self, view: View) -> tuple[Array, Any]:
+        """Memory of a small variable's own, and how it lies."""
+        self.memory.own(view.slot, dtypes.asdtype("uint8"))
+        array = self.memory.array(view)
+        return array, view.order
+
+    def _bound(self, view: View | None) -> Array | View | None:
+        """The array of a result; of a large variable, which moves, the view."""
+        if view is None or (view.slot.kind is Kind.VARIABLE and view.slot.nbytes > _SMALL):
+            return view
+        return self.memory.array(view)
+
+    def _now(self, bound: Array | View) -> Array:
+        return self.memory.array(bound) if isinstance(bound, View) else bound
 
     # Binding -------------------------------------------------------------------------------------------------------
 
@@ -61,7 +76,7 @@ class Replay:
 
     def _find_readers(self) -> dict[int, list[int]]:
         """The steps that read each large variable's slot."""
-        large = {id(slot) for _, _, slot in self._large}
+        large = {id(view.slot) for _, view in self._large.values()}
         readers: dict[int, list[int]] = {}
         for i, step in enumerate(self.program.steps):
             for key in {id(v.slot) for v in step.reads} & large:
@@ -75,17 +90,16 @@ class Replay:
         )
         return step.calls(reads, writes, temporaries)
 
-    def _bind_variables(self) -> list[int]:
-        """Large variables are read where they lie now; the steps that read one which has moved."""
-        moved: list[int] = []
-        for cell, owner, slot in self._large:
+    def _bind_variables(self) -> None:
+        """Large variables are read where they lie now.  Raises RelaidError."""
+        for cell, (owner, view) in self._large.items():
             content = cell.get(owner)
             if content is not self._contents.get(cell):
-                array = CPU.xp.ascontiguousarray(array_of(content))
-                if self.memory.moved(slot, array):
-                    moved += self._readers.get(id(slot), ())
+                array = array_of(content)
+                _require_order(array, view.order, owner)
+                self._moved.update(self._readers.get(id(view.slot), ()))  # first: an interrupt may come at any time
+                self.memory.put(view.slot, array)
                 self._contents[cell] = content
-        return moved
 
     # Running -------------------------------------------------------------------------------------------------------
 
@@ -97,11 +111,15 @@ class Replay:
 
     def _begin(self, tensors: Sequence[Tensor]) -> None:
         """What comes from outside is where the works read it."""
-        for i in self._bind_variables():
+        self._bind_variables()
+        for i in sorted(self._moved):
             self._code.change(self._calls(i), i)
-        for cell, owner, target in self._small:
+            self._moved.discard(i)
+        for cell, owner, (target, order) in self._small:
             array = array_of(cell.get(owner))
-            target.view(array.dtype).reshape(array.shape)[...] = array
+            if _order(array) != order:
+                _require_order(array, order, owner)
+            target[...] = array
         for position, target in self._arguments:
             target[...] = array_of(tensors[position]._buffer)
         for target, now in self._numbers:
@@ -116,7 +134,7 @@ class Replay:
             if output.argument is not None:
                 leaves.append(tensors[output.argument])
             else:
-                leaves.append(output.value if array is None else Tensor(_copied(array, output.aval)))
+                leaves.append(output.value if array is None else Tensor(_copied(self._now(array), output.aval)))
         return leaves
 
     def writes(self) -> list[tuple[Write, Any]]:
@@ -126,7 +144,7 @@ class Replay:
             if array is None:
                 pairs.append((write, tuple(n.now() if isinstance(n, LiveInt) else n for n in write.content)))
             else:
-                pairs.append((write, array))
+                pairs.append((write, self._now(array)))
         return pairs
 
     def commit(self) -> None:
@@ -146,7 +164,7 @@ class Replay:
         cell = write.cell
         if not is_array(value):
             return lambda: cell.set(value)
-        if cell in self._contents and _is_ours(cell, self._contents):
+        if cell in self._contents and self._may_overwrite(write) and _is_ours(cell, self._contents):
             array = self._contents[cell].array
             return lambda: CPU.xp.copyto(array, value)
         fresh, owner = _copied(value, write.aval), write.owner
@@ -157,6 +175,26 @@ class Replay:
                 account.current.labelled(fresh, owner.category, owner.name)
 
         return assign
+
+    def _may_overwrite(self, write: Write) -> bool:
+        """Whether a variable's new value lies as the old one does, and is not a variable's old value itself."""
+        view, old = write.view, self._large[write.cell][1]
+        return view is not None and view.slot.kind is not Kind.VARIABLE and view.order == old.order
+
+
+class RelaidError(Exception):
+    """A variable does not lie in memory as it did in the captured call: arithmetic may round otherwise."""
+
+
+def _order(array: Array) -> tuple[int, ...] | None:
+    """How an array lies; None: C-contiguous."""
+    return None if array.flags.c_contiguous else array.strides
+
+
+def _require_order(array: Array, order: tuple[int, ...] | None, owner: Any) -> None:
+    if _order(array) != order:
+        name = getattr(owner, "name", "a variable")
+        raise RelaidError(f"the elements of {name} lie in another order than when the program was made")
 
 
 def first_difference(program: Program, tensors: Sequence[Tensor]) -> str | None:
@@ -205,6 +243,6 @@ def _copied(array: Array, aval: Any) -> Buffer:
 
 
 def _copy(array: Array, aval: Any) -> Buffer:
-    out = CPU.empty(aval.shape, aval.dtype)
+    out = laid_like(array)
     CPU.xp.copyto(out, array)
     return Buffer(out, leaf(aval))
