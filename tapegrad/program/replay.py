@@ -7,7 +7,6 @@ other memory, the calls that read it are made anew.  What the program writes to 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell
 from tapegrad.core.live import LiveInt
 from tapegrad.core.node import leaf
+from tapegrad.core.references import elsewhere
 from tapegrad.device import CPU, dtypes, is_array
 from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
@@ -214,27 +214,13 @@ def first_difference(program: Program, tensors: Sequence[Tensor]) -> str | None:
     return None
 
 
-def _references(cell: Cell, contents: dict[Cell, Buffer]) -> int:
-    content = contents[cell]
-    return sys.getrefcount(content)
-
-
-def _own() -> int:
-    aval: Any = None
-    cell = Cell(Buffer(None, leaf(aval)))
-    return _references(cell, {cell: cell.get()})
-
-
-_OWN = _own()  # counted, not known: interpreters differ in what they count
-
-
 def _is_ours(cell: Cell, contents: dict[Cell, Buffer]) -> bool:
     """Whether nobody but the cell and the replay has what the cell held: no handle, no view of it, no tape."""
     content = contents[cell]
     if content is not cell.get() or content.keeps:
         return False
     del content
-    return _references(cell, contents) == _OWN
+    return elsewhere([contents[cell]]) == [2]
 
 
 def _copied(array: Array, aval: Any) -> Buffer:
