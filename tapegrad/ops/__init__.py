@@ -109,7 +109,6 @@ from tapegrad.ops.index.sort import (
 )
 from tapegrad.ops.interop import dtype_functions, numpy_functions, sharing
 from tapegrad.ops.interop.dtype_functions import *  # noqa: F403
-from tapegrad.ops.interop.methods import bind_methods
 from tapegrad.ops.interop.names import name
 from tapegrad.ops.interop.numpy_functions import *  # noqa: F403
 from tapegrad.ops.interop.operators import bind_operators
@@ -197,4 +196,3 @@ __all__ += numpy_functions.__all__
 __all__.sort()
 
 bind_operators()
-bind_methods()

@@ -12,6 +12,7 @@ from tapegrad.ops.dispatch import cast
 from tapegrad.ops.elementwise.comparison import round
 from tapegrad.ops.shape.shape import reshape
 from tapegrad.signal.modes import axes_of, centred, pair, swapped
+from tapegrad.signal.spectral import along_last, real_float, restored
 from tapegrad.tensor import Tensor, TensorLike
 
 
@@ -81,8 +82,6 @@ def hilbert(x: TensorLike, N: int | None = None, axis: int = -1) -> Tensor:
 
     N: the length of the transform (default: that of ``x`` along ``axis``).  Raises DTypeError, AxisError.
     """
-    from tapegrad.signal.spectral import along_last, real_float, restored
-
     signal, at = along_last("hilbert", x, axis)
     signal = real_float("hilbert", signal)
     n = signal.shape[-1] if N is None else N

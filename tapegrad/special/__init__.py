@@ -7,10 +7,9 @@ which are the package's own.  On CUDA those with a line of their own are fused, 
 
 from __future__ import annotations
 
-from tapegrad.special import bessel, entropies, faddeeva, gammas, incomplete, integrals, normal, reductions, transforms
+from tapegrad.special import bessel, entropies, gammas, incomplete, integrals, normal, reductions, transforms
 from tapegrad.special.bessel import *  # noqa: F403
 from tapegrad.special.entropies import *  # noqa: F403
-from tapegrad.special.faddeeva import *  # noqa: F403
 from tapegrad.special.gammas import *  # noqa: F403
 from tapegrad.special.incomplete import *  # noqa: F403
 from tapegrad.special.integrals import *  # noqa: F403
@@ -18,5 +17,5 @@ from tapegrad.special.normal import *  # noqa: F403
 from tapegrad.special.reductions import *  # noqa: F403
 from tapegrad.special.transforms import *  # noqa: F403
 
-_PARTS = (bessel, entropies, faddeeva, gammas, incomplete, integrals, normal, reductions, transforms)
+_PARTS = (bessel, entropies, gammas, incomplete, integrals, normal, reductions, transforms)
 __all__ = [name for part in _PARTS for name in part.__all__]

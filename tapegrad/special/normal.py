@@ -1,17 +1,22 @@
-"""Error functions, the normal distribution's, and the logistic ones."""
+"""Error functions, with the Faddeeva function, which is complex; the normal distribution's, and the logistic ones."""
 
 from __future__ import annotations
 
 import math
 
+from tapegrad.core.primitive import Sample
+from tapegrad.device import dtypes
+from tapegrad.device.numerics import special
+from tapegrad.device.types import DType
 from tapegrad.ops import erf, erfc, exp, expm1, log, log1p, log_sigmoid, sigmoid, square, where
-from tapegrad.special._declare import pointwise, together
+from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.special._declare import barrier_of, pointwise, together
 from tapegrad.special._series import horner
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
     "dawsn", "erf", "erfc", "erfcinv", "erfcx", "erfi", "erfinv", "expit", "log1mexp", "log_expit", "log_ndtr",
-    "logit", "ndtr", "ndtri",
+    "logit", "ndtr", "ndtri", "wofz",
 ]  # fmt: skip
 
 _HALF_SQRT_PI = math.sqrt(math.pi) / 2
@@ -98,3 +103,28 @@ def log1mexp(x: float | Tensor, /) -> Tensor:
     (x,) = together("log1mexp", (x,))
     near = x < math.log(2)
     return where(near, log(-expm1(-where(near, x, 1.0))), log1p(-exp(-where(near, 1.0, x))))
+
+
+_wofz_p = barrier_of(
+    "wofz",
+    ("z",),
+    lambda xp, z: special.value(xp, "wofz", (z,)),
+    [lambda out, z: -2 * z * out + 2j / math.sqrt(math.pi)],
+    [Sample([[0.5 + 0.2j, -0.3 + 1.5j], [2.0 - 0.1j, 0.1j]])],
+    "``exp(-z * z) * erfc(-i z)``.",
+)
+
+
+def wofz(z: TensorLike, /) -> Tensor:
+    """The Faddeeva function ``exp(-z * z) * erfc(-i z)`` of complex numbers (SciPy's ``wofz``); holomorphic.
+
+    Real numbers are made complex.
+    """
+
+    def to(dtype: DType) -> DType:
+        dtype = dtypes.in_float(dtype)
+        if dtype.kind == "c":
+            return dtype
+        return dtypes.complex128 if dtype.itemsize > 4 else dtypes.complex64
+
+    return barrier(_wofz_p, *promote("wofz", (z,), to))

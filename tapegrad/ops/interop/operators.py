@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from tapegrad.errors import ImmutableError, NotATensorError
-from tapegrad.ops.create import creation, transfer
+from tapegrad.ops.create import creation, mapping, transfer
 from tapegrad.ops.dispatch import SCALARS
 from tapegrad.ops.elementwise import arithmetic, comparison, complex, exponential, selection
-from tapegrad.ops.index import getitem, indexing, sort
+from tapegrad.ops.index import choices, getitem, indexing, partial_sort, sort
 from tapegrad.ops.interop import einops_backend, numpy_protocols, sharing
 from tapegrad.ops.products import products
-from tapegrad.ops.reduce import cumulative, reductions
-from tapegrad.ops.shape import join, shape
-from tapegrad.tensor import Tensor, bind_method
+from tapegrad.ops.reduce import averages, cumulative, reductions
+from tapegrad.ops.shape import diagonals, join, shape
+from tapegrad.tensor import Tensor, TensorLike, bind_method
 
 
 def _operator(f: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Any]:
@@ -61,7 +61,9 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "__invert__": comparison.bitwise_invert, "__getitem__": getitem.getitem, "astype": creation.astype,
     "clip": arithmetic.clip, "conj": complex.conj, "cumsum": cumulative.cumsum, "nonzero": selection.nonzero,
     "repeat": join.repeat, "round": arithmetic.round, "squeeze": shape.squeeze, "swapaxes": shape.swapaxes,
-    "to_device": transfer.to_device,
+    "to_device": transfer.to_device, "argpartition": partial_sort.argpartition, "choose": choices.choose,
+    "copy": mapping.copy, "cumprod": cumulative.cumprod, "diagonal": diagonals.diagonal, "dot": products.dot,
+    "ptp": averages.ptp, "trace": diagonals.trace,
 }  # fmt: skip
 """Methods that are the functions themselves (made ordinary functions, so that they bind)."""
 _POSITIONAL: dict[str, tuple[Callable[..., Tensor], ...]] = {
@@ -103,6 +105,8 @@ def bind_operators() -> None:
     bind_method("__array_namespace__", numpy_protocols.array_namespace)
     sharing.bind_protocols()
     einops_backend.offer_backend()
+    for method in (_argsort, _compress, _searchsorted):
+        bind_method(method.__name__[1:], method)
 
 
 def _method(f: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
@@ -141,3 +145,18 @@ def _transpose(self: Tensor, *axes: Any) -> Tensor:
 def _flatten(self: Tensor, order: str = "C") -> Tensor:
     """The elements in one dimension; order: see :func:`reshape`."""
     return shape.reshape(self, (self.size,), order)
+
+
+def _argsort(self: Tensor, axis: int | None = -1, **options: Any) -> Tensor:
+    """Positions of the elements in order along ``axis`` (None: in the flattened array): see ``tg.argsort``."""
+    return sort.argsort(self.ravel(), axis=0, **options) if axis is None else sort.argsort(self, axis=axis, **options)
+
+
+def _compress(self: Tensor, condition: TensorLike, axis: int | None = None) -> Tensor:
+    """The slices along ``axis`` where ``condition`` holds: see ``tg.compress``."""
+    return choices.compress(condition, self, axis)
+
+
+def _searchsorted(self: Tensor, v: TensorLike, side: str = "left", sorter: TensorLike | None = None) -> Tensor:
+    """Where to insert ``v`` so that the vector stays sorted: see ``tg.searchsorted``."""
+    return sort.searchsorted(self, v, side=side, sorter=sorter)
