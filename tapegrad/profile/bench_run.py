@@ -75,7 +75,7 @@ def _counted(work: Workload, way: Way) -> list[bytes]:
 
 
 def _step(work: Workload, way: Way) -> list[tg.Tensor]:
-    """The gradients, computed (not only asked for)."""
+    """The gradients; waits until they are computed."""
     limit: AbstractContextManager[object] = nullcontext()
     if way.budget_bytes is not None:
         limit = tg.memory_budget(way.budget_bytes)

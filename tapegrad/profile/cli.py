@@ -93,7 +93,7 @@ class LazyGroup(click.Group):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A reader that closes the pipe early is no failure, though click and rich exit with 1 then."""
+    """Exit with 0 where a reader closes the pipe early: click and rich would exit with 1."""
     try:
         yield
     except BrokenPipeError:

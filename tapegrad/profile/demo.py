@@ -84,7 +84,7 @@ def write_script(folder: Path) -> Path:
 
 
 def _print_next(script: Path) -> None:
-    """What to type now."""
+    """Print the commands to try next."""
     out = Console(highlight=False)
     out.print(f"\nwrote {script}; where do its bytes go, and what would help?", markup=False, soft_wrap=True)
     for command in (

@@ -126,7 +126,7 @@ def _line(get: Callable[[], object]) -> str:
 
 
 def _version(number: int) -> str:
-    """12090 is 12.9; 0 is what a missing driver says."""
+    """CUDA's number of a version as text: 12090 is 12.9; a missing driver says 0."""
     return f"{number // 1000}.{number % 1000 // 10}" if number else "missing"
 
 

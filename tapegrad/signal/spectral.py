@@ -29,7 +29,7 @@ def along_last(op: str, x: TensorLike, axis: int) -> tuple[Tensor, int]:
 
 
 def restored(x: Tensor, at: int) -> Tensor:
-    """The last axis where it was."""
+    """``x`` with its last axis moved back to position ``at``."""
     return moveaxis(x, -1, at)
 
 
@@ -76,7 +76,7 @@ class Cut:
         return (fft.rfft if self.onesided else fft.fft)(parts, n=self.nfft, axis=-1)
 
     def frequencies(self, fs: float) -> Tensor:
-        """Of each entry of a spectrum."""
+        """The frequency of each entry of a spectrum."""
         numbers = (fft.rfftfreq if self.onesided else fft.fftfreq)(self.nfft, d=1 / fs, device=self.window.device)
         return cast(numbers, dtypes.float64)
 

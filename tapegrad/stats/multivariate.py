@@ -24,7 +24,7 @@ __all__ = ["dirichlet", "multivariate_normal"]
 
 
 class _Dirichlet:
-    """Of ``K`` proportions that sum to 1; ``alpha``: ``K`` positive numbers."""
+    """The distribution of ``K`` proportions that sum to 1; ``alpha``: ``K`` positive numbers."""
 
     def __repr__(self) -> str:
         return "<distribution dirichlet>"
@@ -50,7 +50,7 @@ class _Dirichlet:
 
 
 class _MultivariateNormal:
-    """Of ``d`` numbers; ``mean``: ``(d,)`` or a number, 0 by default; ``cov``: ``(d, d)``, a diagonal or a number."""
+    """That of ``d`` numbers; ``mean``: ``(d,)`` or a number (0); ``cov``: ``(d, d)``, a diagonal or a number."""
 
     def __repr__(self) -> str:
         return "<distribution multivariate_normal>"

@@ -36,7 +36,7 @@ def _sizes(op: str, x: Tensor, output_size: Size, dims: int) -> tuple[int, ...]:
 
 
 def _bins(n: int, count: int) -> tuple[list[list[int]], list[list[bool]], list[int]]:
-    """For each of ``count`` bins over ``n`` elements its places (as many for each), which of them count, how many."""
+    """For ``count`` bins over ``n`` elements: the positions each reads (equally many), which count, how many do."""
     ends = [(i * n // count, -(-(i + 1) * n // count)) for i in range(count)]
     most = max((stop - start for start, stop in ends), default=1)
     places = [[min(start + j, n - 1) for j in range(most)] for start, _ in ends]
@@ -45,7 +45,7 @@ def _bins(n: int, count: int) -> tuple[list[list[int]], list[list[bool]], list[i
 
 
 def _gathered(x: Tensor, axis: int, count: int, fill: float) -> tuple[Tensor, Tensor]:
-    """``axis`` (negative) as two: bin, position in it; with ``fill`` where a bin is short; positions along ``axis``."""
+    """``x`` with ``axis`` (negative) split into bins and their elements (``fill`` for missing ones); the positions."""
     places, kept, sizes = _bins(x.shape[axis], count)
     at = (
         ops.asarray(places, dtype="int64", device=x.device)

@@ -34,7 +34,7 @@ def affine_grid(theta: TensorLike, size: Sequence[int], align_corners: bool | No
 
 
 def _own(n: int, align: bool) -> list[float]:
-    """The places of ``n`` pixels from -1 to 1."""
+    """The positions of ``n`` pixels on the scale from -1 to 1."""
     if n == 1:
         return [0.0]
     return [2 * i / (n - 1) - 1 if align else (2 * i + 1) / n - 1 for i in range(n)]
@@ -85,7 +85,7 @@ def grid_sample(
 
 
 def _pixels(point: Tensor, n: int, align: bool) -> Tensor:
-    """A point from -1 to 1 in pixels."""
+    """A point on the scale from -1 to 1, in pixels."""
     return (point + 1) * (0.5 * (n - 1)) if align else ((point + 1) * n - 1) * 0.5
 
 

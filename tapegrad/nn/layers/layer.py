@@ -178,7 +178,7 @@ def named_variables(layer: Layer, *, only_trainable: bool = False) -> Iterator[t
 
 
 def _held(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """The variables and layers that an attribute holds, not going into layers."""
+    """The variables and layers that an attribute holds, without those inside of its layers."""
     value = unwrapped(value)
     if isinstance(value, Variable | Layer):
         yield path, value

@@ -148,7 +148,7 @@ def mode(input: TensorLike, dim: int = -1, keepdim: bool = False) -> Chosen:
 
 
 def _places_of_modes(x: Tensor, a: int) -> Tensor:
-    """Along the last axis."""
+    """The position of the mode of each row, along the last axis."""
     rows = moveaxis(x, a, -1)
     order = argsort(rows, axis=-1)
     rows = take_along_axis(rows, order, axis=-1)

@@ -152,7 +152,7 @@ def _tensor_or_object(op: str, x: TensorLike) -> Any:
 def _placed(
     func: Any, positional: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments given by NumPy's names in the places that they have with us, where those have other names or none."""
+    """Arguments under NumPy's names, moved to the positions of those that have another name, or none, with us."""
     left = dict(kwargs)
     for name, p in list(zip(_signature(func), positional, strict=False))[len(args) :]:
         if name not in left or (p.name == name and p.kind is not p.POSITIONAL_ONLY):

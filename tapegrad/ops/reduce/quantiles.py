@@ -124,7 +124,7 @@ def _gather(rows: _Sorted, places: Tensor) -> Tensor:
 
 
 def _line(before: Tensor, after: Tensor, part: Tensor, weak: bool) -> Tensor:
-    """Between two elements, rounded as NumPy rounds."""
+    """A point between two elements, interpolated and rounded as NumPy does."""
     late, rest = part >= 0.5, 1 - part
     if weak:
         part, rest = cast(part, before.dtype), cast(rest, before.dtype)

@@ -84,7 +84,7 @@ def segment_mean(data: TensorLike, segment_ids: TensorLike, num_segments: int | 
 
 
 def _worst(dtype: DType, largest: bool) -> float:
-    """What loses against every element: JAX's value of a segment of nothing."""
+    """The value of an empty segment (JAX's), which every element wins against."""
     if dtype.kind in "iu":
         return int(dtypes.iinfo(dtype).min if largest else dtypes.iinfo(dtype).max)
     return -math.inf if largest else math.inf

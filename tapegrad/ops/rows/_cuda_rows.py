@@ -80,7 +80,7 @@ def _contiguous(device: CudaDevice, *arrays: Array) -> list[Array]:
 
 
 def _leads(x: Array, out: Array) -> object:
-    """How many cotangents share the rows of ``x``, as an argument."""
+    """How many cotangents share the rows of ``x``, as an argument of a kernel."""
     return cxx.long(prod(out.shape[: out.ndim - x.ndim]))
 
 

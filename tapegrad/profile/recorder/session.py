@@ -110,7 +110,7 @@ class Session:
             self._record()
 
     def _pause(self) -> None:
-        """No more events; the program goes on."""
+        """Stop recording; the program goes on."""
         self._alive = self._readings()
         LEDGER.note(STOPPED, f"after {self.steps} steps")
         LEDGER.write(None)

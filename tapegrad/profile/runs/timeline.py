@@ -115,7 +115,7 @@ def peaks(run: Run, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _at_least(highest: tuple[int, int], nbytes: int, begin: int) -> tuple[int, int]:
-    """What was alive when a range began counts, too."""
+    """The highest of a range, in which what was alive when it began counts, too."""
     return highest if highest[1] >= 0 or not nbytes else (nbytes, begin)
 
 

@@ -51,7 +51,7 @@ def require_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _beside(target: Path) -> Path:
-    """What is written first, and then takes the name ``target``."""
+    """The file that is written first, and renamed to ``target`` when it is whole."""
     return target.with_name(f".{target.name}.{os.getpid()}.part")
 
 

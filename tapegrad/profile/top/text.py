@@ -67,7 +67,7 @@ def _room(device: dict[str, Any], draw: _Drawing) -> str:
 
 
 class _Drawing:
-    """Lines under way."""
+    """Collects the lines of the report."""
 
     def __init__(self, width: int, ascii_only: bool) -> None:
         self.width, self.ascii_only = width, ascii_only
