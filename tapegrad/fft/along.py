@@ -28,10 +28,6 @@ def _complex_dtype(dtype: DType) -> DType:
     return dtypes.complex64 if narrow else dtypes.complex128
 
 
-def _real_dtype(dtype: DType) -> DType:
-    return dtypes.real_of(dtype) if dtype.kind in "fc" else dtypes.float64
-
-
 def _sized(x: ShapedArray, axis: int, n: int, dtype: DType) -> ShapedArray:
     return x.with_shape((*x.shape[:axis], n, *x.shape[axis + 1 :])).with_dtype(dtype)
 
@@ -88,7 +84,7 @@ _declare(
     lambda ct, n, axis, norm: _again("irfft", _weighted(ct, n, axis, 0.5), n, axis, norm), _LENGTHS,
 )  # fmt: skip
 _declare(
-    "irfft", lambda n: n, _real_dtype,
+    "irfft", lambda n: n, lambda dtype: dtypes.real_of(dtype) if dtype.kind in "fc" else dtypes.float64,
     lambda ct, n, axis, norm: _weighted(_again("rfft", ct, n, axis, norm), n, axis, 2.0),
     [
         Sample((2, 3), n=4, axis=1, norm="backward"), Sample((2, 3), n=3, axis=0, norm="forward"),

@@ -141,29 +141,23 @@ class LstsqResult(NamedTuple):
     s: Tensor
 
 
-def _infer_lstsq(a: ShapedArray, b: ShapedArray, *, rcond: float) -> ShapedArray:
-    return b.with_shape((*b.shape[:-2], a.shape[-1], b.shape[-1])).with_dtype(floating(b.dtype))
-
-
 def _run_lstsq(xp: Namespace, a: Array, b: Array, *, rcond: float) -> Array:
     shape = (a.shape[-1], b.shape[-1])
     return one_by_one(xp, lambda a, b: xp.linalg.lstsq(a, b, rcond=rcond)[0], (a, b), shape, b.dtype)
 
 
-def _pull_lstsq_a(ct: Tensor, a: Tensor, b: Tensor, *, rcond: float) -> Tensor:
-    return _pull_pinv(b @ H(ct), a, barrier(pinv_p, a, rtol=rcond))
-
-
-def _push_lstsq_a(t: Tensor, a: Tensor, b: Tensor, *, rcond: float) -> Tensor:
-    return _push_pinv(t, a, barrier(pinv_p, a, rtol=rcond)) @ b
-
-
 lstsq_p: Primitive = declare(
     "lstsq",
     _run_lstsq,
-    _infer_lstsq,
-    vjp=[_pull_lstsq_a, lambda ct, a, *, rcond: H(barrier(pinv_p, a, rtol=rcond)) @ ct],
-    jvp=[_push_lstsq_a, lambda t, a, *, rcond: barrier(pinv_p, a, rtol=rcond) @ t],
+    lambda a, b, *, rcond: b.with_shape((*b.shape[:-2], a.shape[-1], b.shape[-1])).with_dtype(floating(b.dtype)),
+    vjp=[
+        lambda ct, a, b, *, rcond: _pull_pinv(b @ H(ct), a, barrier(pinv_p, a, rtol=rcond)),
+        lambda ct, a, *, rcond: H(barrier(pinv_p, a, rtol=rcond)) @ ct,
+    ],
+    jvp=[
+        lambda t, a, b, *, rcond: _push_pinv(t, a, barrier(pinv_p, a, rtol=rcond)) @ b,
+        lambda t, a, *, rcond: barrier(pinv_p, a, rtol=rcond) @ t,
+    ],
     flops=12.0,
     samples=[Sample(TALL, (3, 2), rcond=1e-15), Sample(WIDE, (2, 1), rcond=1e-15)],
 )

@@ -6,28 +6,23 @@ from collections.abc import Sequence
 from math import prod
 
 from tapegrad.autodiff.custom_gradient import stop_gradient
-from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.aval import shaped
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
 from tapegrad.device import CPU, Device, dtypes
 from tapegrad.device.numerics import sampling
-from tapegrad.device.types import Array, DType, Namespace
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DomainError, DTypeError, ShapeError
 from tapegrad.ops import exp, maximum, stack, where
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.random.drawing import Draw, distribution, home, lengths_of
+from tapegrad.random.drawing import Draw, distribution, home, infer_drawn, lengths_of
 from tapegrad.random.gammas import _log_gamma
 from tapegrad.random.stream import Generator, default_generator
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
-
-def _infer(*parameters: ShapedArray, key: int, counter: int, dtype: DType) -> ShapedArray:
-    return parameters[0].with_dtype(dtype)
-
-
 poisson_p = general(
     "random_poisson",
     impl=sampling.poisson,
-    infer=_infer,
+    infer=infer_drawn,
     samples=[
         Sample([0.0, 3.0, 70.0], key=3, counter=0, dtype=dtypes.float64),
         Bad([-1.0], key=3, counter=0, dtype=dtypes.float64, error=DomainError),
@@ -39,7 +34,7 @@ poisson_p = general(
 binomial_p = general(
     "random_binomial",
     impl=sampling.binomial,
-    infer=_infer,
+    infer=infer_drawn,
     samples=[
         Sample([0.0, 5.0, 900.0], [0.5, 0.9, 0.3], key=3, counter=0, dtype=dtypes.float64),
         Bad([3.0], [1.5], key=3, counter=0, dtype=dtypes.float64, error=DomainError),

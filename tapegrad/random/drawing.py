@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from tapegrad.core.aval import Shape, broadcast_shapes, shaped
+from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.primitive import Sample, general
 from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
 from tapegrad.device.numerics import bits
@@ -37,6 +37,11 @@ bits16_p = general(
     cxx_drawn="tg_bits16",
     samples=[Sample(key=1, counter=0, shape=(2, 3), device=CPU)],
 )
+
+
+def infer_drawn(*parameters: ShapedArray, key: int, counter: int, dtype: DType) -> ShapedArray:
+    """A number for each element of the parameters, which have one shape."""
+    return parameters[0].with_dtype(dtype)
 
 
 def lengths_of(shape: int | Sequence[int]) -> Shape:

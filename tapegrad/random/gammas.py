@@ -7,28 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Sample, general
 from tapegrad.device import Device, dtypes
 from tapegrad.device.numerics import sampling
-from tapegrad.device.types import DType
 from tapegrad.errors import ShapeError
 from tapegrad.ops import exp, sigmoid, softmax, sqrt
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.random.drawing import Draw, distribution, lengths_of
+from tapegrad.random.drawing import Draw, distribution, infer_drawn, lengths_of
 from tapegrad.random.stream import Generator
 from tapegrad.special.moments import tail_ratio
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
-
-def _infer(a: ShapedArray, *, key: int, counter: int, dtype: DType) -> ShapedArray:
-    return a.with_dtype(dtype)
-
-
 log_gamma_p = general(
     "random_log_gamma",
     impl=sampling.log_gamma,
-    infer=_infer,
+    infer=infer_drawn,
     # Where the logarithm of a gamma number moves as its shape does, its probability held.  Not what differences of
     # draws show: there another attempt may be accepted.
     vjp=[lambda ct, out, a: -ct * tail_ratio(a, out)],

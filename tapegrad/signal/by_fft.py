@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tapegrad import fft
-from tapegrad.core.aval import Shape
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import cast
@@ -55,12 +54,9 @@ def fftconvolve(
     if mode == "same":
         return centred(result, x.shape)
     if mode == "valid":
-        return centred(result, _valid(result.shape, x.shape, y.shape, along))
+        shape = tuple(x.shape[a] - y.shape[a] + 1 if a in along else n for a, n in enumerate(result.shape))
+        return centred(result, shape)
     return result
-
-
-def _valid(full: Shape, x: Shape, y: Shape, along: tuple[int, ...]) -> Shape:
-    return tuple(x[a] - y[a] + 1 if a in along else n for a, n in enumerate(full))
 
 
 def _product(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -40,10 +40,6 @@ def _infer_in_x(x: ShapedArray, gamma: ShapedArray, g: ShapedArray, *, eps: floa
     return g
 
 
-def _infer_in_gamma(x: ShapedArray, g: ShapedArray, *, eps: float) -> ShapedArray:
-    return x.with_shape((*g.shape[: g.ndim - x.ndim], x.shape[-1]))
-
-
 def _normalize(xp: Namespace, x: Array, eps: float, centred: Array, spare: Array) -> Array:
     """Rows of ``x`` less their mean, times the reciprocal deviation, into ``centred``; returns the latter.
 
@@ -214,7 +210,7 @@ layer_norm_vjp_gamma_p: Primitive = general(
     "layer_norm_vjp_gamma",
     impl=_run_in_gamma,
     cuda=_cuda_rows.layer_norm_vjp_gamma,
-    infer=_infer_in_gamma,
+    infer=lambda x, g, *, eps: x.with_shape((*g.shape[: g.ndim - x.ndim], x.shape[-1])),
     vjp=[_in_gamma_pull_x, _in_gamma_pull_g],
     jvp=[
         lambda t, x, g, out_aval, *, eps: _sum_rows(g * _derivative(x, t, eps), out_aval),
