@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from tapegrad.core.node import Node
 
 NOTHING: tuple[Buffer, ...] = ()
+fills = 0
+"""How often a pending buffer has got its bytes: what a walk over pending ones has found holds until the next time."""
 
 
 class Buffer:
     """The cache slot of ``node``'s value.
 
     ``keeps``: the inputs of a pending buffer, or the base of a view; ``span``: upper bounds on the pending nodes and
-    the filled arrays that its evaluation takes in (None when filled); ``loop``: of a pending reduction, and of what is
-    to be computed from its results in the same kernel, the shape it loops over and the axes it reduces.
+    the filled arrays that its evaluation takes in, and what the engine knows of these (None when filled); ``loop``: of
+    a pending reduction, and of what is to be computed from its results in the same kernel, the shape it loops over and
+    the axes it reduces.
     """
 
     __slots__ = ("__weakref__", "array", "entry", "keeps", "loop", "node", "span")
@@ -37,7 +40,7 @@ class Buffer:
         array: Any,
         node: Node,
         keeps: tuple[Buffer, ...] = NOTHING,
-        span: tuple[int, int] | None = None,
+        span: tuple[Any, ...] | None = None,
         loop: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     ) -> None:
         self.array = array
@@ -54,6 +57,8 @@ class Buffer:
 
     def fill(self, array: Any) -> None:
         """Evaluation gives a pending buffer its bytes; it lets go of what it was to be made from."""
+        global fills
+        fills += 1
         keeps, span, loop = before = self.keeps, self.span, self.loop
         self.keeps, self.span, self.loop, self.array = NOTHING, None, None, array
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tapegrad.core import account, locks
+from tapegrad.core import buffer as buffers
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer, Postponed
 from tapegrad.core.node import Node
@@ -38,6 +39,7 @@ def again(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
 
 def same(out: Buffer, source: Buffer) -> Buffer:
     """``out`` has the value of ``source``, which is filled: a view of all of it."""
+    buffers.fills += 1
     root = source.root() if source.keeps else source
     out.array, out.keeps, out.span, out.loop = source.array, (root,), None, None
     return out

@@ -32,7 +32,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter, itemgetter
+from typing import Any
+from weakref import ref
 
+from tapegrad.core import buffer as buffers
 from tapegrad.core import references
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
@@ -62,7 +65,8 @@ def runs_at_once(aval: ShapedArray) -> bool:
     return aval.size * max(4, aval.dtype.itemsize) < 8 * SMALL
 
 
-Span = tuple[int, int]
+Span = tuple[Any, ...]
+"""Of a pending buffer: bounds on the nodes and arrays that it needs, and if it is known the reach that it ended."""
 Loop = tuple[tuple[int, ...], tuple[int, ...]]
 LoopOf = tuple[tuple[int, ...], tuple[int, ...] | None]
 
@@ -140,7 +144,8 @@ def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], 
     """The cost rule for deferring a node of ``aval``: inputs to evaluate first, and its buffer's span and loop."""
     nodes, leaves, pending, grew = 1, 0, [], 0
     must = []
-    loop = None
+    loop, newest = None, 0
+    reach: Reach | None = None
     for b in inputs:
         if b.loop is not None and aval.device.lazy:
             loop = _epilogue(inputs, aval)
@@ -157,13 +162,70 @@ def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], 
             below = b.span or (0, 0)  # a pending buffer has one
             nodes += below[0]
             leaves += below[1]
+            if len(below) > 2 and b.node.index > newest:
+                reach, newest = below[2], b.node.index
+    if reach is not None and (reach.at != buffers.fills or not reach.take_in(pending)):
+        reach = None
     if pending and (nodes > MAX_NODES or (leaves > MAX_EXCLUSIVE and (grew or len(pending) > 1))):
-        region = collect(pending)
-        nodes, leaves = 1 + len(region.order), sum(map(bool, map(_ndim, region.leaves))) + grew
-        if nodes > MAX_NODES or leaves > MAX_LEAVES or region.exclusive_bytes() > MAX_EXCLUSIVE * max(aval.nbytes, 1):
-            must += pending
-            nodes, leaves, loop = 1, grew + len(pending), None
-    return must, (nodes, leaves), loop
+        reach = reach or Reach(collect(pending))
+        nodes, leaves = 1 + reach.nodes, reach.arrays + grew
+        if nodes > MAX_NODES or leaves > MAX_LEAVES or reach.exclusive_bytes() > MAX_EXCLUSIVE * max(aval.nbytes, 1):
+            return must + pending, (1, grew + len(pending)), None
+    if reach is None or must:
+        return must, (nodes, leaves), loop
+    reach.grow(inputs)
+    return must, (nodes, leaves, reach, reach.nodes), loop
+
+
+class Reach:
+    """What a walk from the last of a chain of pending values would find; it grows with the chain.
+
+    So for a value that is made of the last one only what it needs besides is walked through.  It keeps nothing alive.
+    """
+
+    __slots__ = ("_leaves", "_reads", "_within", "arrays", "at", "nodes")
+
+    def __init__(self, region: Region) -> None:
+        self.at = buffers.fills  # it holds only as long as none of them is evaluated
+        self.nodes = len(region.order)
+        self.arrays = sum(map(bool, map(_ndim, region.leaves)))
+        self._within = set(map(id, region.order))  # others know of it themselves
+        self._leaves = list(map(ref, region.leaves))
+        self._reads = region.reads
+
+    def take_in(self, pending: list[Buffer]) -> bool:
+        """Add what ``pending`` need besides; False if the last of the chain is not among them."""
+        for b in pending:
+            if b.span is not None and len(b.span) > 2 and b.span[2] is self and b.span[3] == self.nodes:
+                break
+        else:
+            return False
+        stack = list(pending)
+        while stack:
+            b = stack.pop()
+            if b.array is None and id(b) not in self._within and not (b.span and len(b.span) > 2 and b.span[2] is self):
+                self._within.add(id(b))
+                self.grow(b.keeps)
+                stack += b.keeps
+        return True
+
+    def grow(self, inputs: tuple[Buffer, ...]) -> None:
+        """One more value is made of ``inputs``."""
+        self.nodes += 1
+        for b in inputs:
+            if b.array is None:
+                continue
+            if id(b) in self._reads:
+                self._reads[id(b)] += 1
+            else:
+                self._reads[id(b)] = 1
+                self._leaves.append(ref(b))
+                self.arrays += b.node.aval.ndim > 0
+
+    def exclusive_bytes(self) -> int:
+        """As :meth:`Region.exclusive_bytes`."""
+        leaves: Any = [weak() for weak in self._leaves]  # all alive: the chain is made from them
+        return Region([], leaves, self._reads).exclusive_bytes()
 
 
 def _epilogue(inputs: tuple[Buffer, ...], aval: ShapedArray) -> Loop | None:
@@ -208,7 +270,7 @@ def with_results(region: Region, targets: list[Buffer]) -> list[Buffer]:
     if not late:
         return targets
     more = late & _held(region) - set(map(id, targets))
-    return [*targets, *[b for b in region.order if id(b) in more]]
+    return [*targets, *[b for b in region.order if id(b) in more]] if more else targets
 
 
 def _held(region: Region) -> set[int]:

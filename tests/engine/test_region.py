@@ -189,4 +189,45 @@ def test_a_span_counts_the_nodes_of_a_kernel_and_the_arrays_that_it_reads(x):
     """What is read twice is counted twice, unless there seems to be too much; numbers are no arrays."""
     a = x + 1
     b = a * x
-    assert [t._buffer.span for t in (a, b, b * x, b - b)] == [(1, 1), (2, 2), (3, 3), (3, 1)]
+    assert [t._buffer.span[:2] for t in (a, b, b * x, b - b)] == [(1, 1), (2, 2), (3, 3), (3, 1)]
+
+
+LINKS = {
+    "array": lambda h, w: h * w,
+    "itself": lambda h, w: h * tg.tanh(h),
+    "branch": lambda h, w: h * 0.5 - tg.sin(w * 0.1) * w,
+}
+
+
+@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
+@pytest.mark.parametrize("arrays", [1, 6, 20])
+def test_a_long_chain_is_walked_a_constant_number_of_times(arrays, link, rng, monkeypatch):
+    """However many arrays it reads: each node is met about once by the rule, and once by the kernel."""
+    met, collect = [0], region.collect
+
+    def noting(targets):
+        found = collect(targets)
+        met[0] += len(found.order) + len(found.leaves)
+        return found
+
+    monkeypatch.setattr(region, "collect", noting)
+    held = [from_array(1 + 1e-6 * rng.uniform(size=BIG)) for _ in range(arrays)]
+    h, length = held[0], 300
+    first = h._buffer.node.index
+    for i in range(length):
+        h = link(h, held[i % arrays])
+    assert met[0] <= 3 * (h._buffer.node.index - first)
+
+
+def test_what_is_evaluated_within_a_chain_is_known_to_the_rule(rng):
+    """The same cuts as by walking each time: a value within a chain that gets its bytes is an array from then on."""
+    held = [from_array(rng.uniform(size=BIG)) for _ in range(5)]
+    h = held[0]
+    for w in held[1:]:
+        h = h + w
+    middle = h
+    h = h * held[1] - held[2]
+    assert h._buffer.span[:2] == (6, 6)
+    middle._array  # noqa: B018
+    h = h + held[3]
+    assert h._buffer.span[:2] == (3, 4)

@@ -144,8 +144,11 @@ def sum_to(x: Tensor, shape: Shape, lead: int = 0) -> Tensor:
         return x
     extra = len(lengths) - len(shape)
     padded = shape[:lead] + (1,) * extra + shape[lead:]
-    axes = tuple([i for i in range(lead, len(lengths)) if padded[i] != lengths[i] or i < lead + extra])
-    return reshaped(barrier(sum_p, x, axis=axes, keepdims=not extra), shape)
+    axes = list(range(lead, lead + extra))
+    for i in range(lead + extra, len(lengths)):
+        if padded[i] != lengths[i]:
+            axes.append(i)
+    return reshaped(barrier(sum_p, x, axis=tuple(axes), keepdims=not extra), shape)
 
 
 def expand_dims(x: TensorLike, /, axis: int | Sequence[int] = 0) -> Tensor:
