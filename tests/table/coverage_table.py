@@ -35,8 +35,8 @@ central differences in float64, forward against reverse mode, and the second ord
 
 * **by**: who differentiates it: H(IPS autograd), P(yTorch), J(AX), C(hainer), as far as their documentation says.
 * **VJP, JVP**: the order up to which reverse and forward mode are checked.
-* **CUDA**: `fused`: elementwise, part of generated kernels; `view`: no work; else the barriers in it: `own` kernels, or
-  CuPy's functions.
+* **CUDA**: `fused`: elementwise, part of generated kernels; `view`: no work; else the barriers in it: `own` kernels
+  (of products: own calls of cuBLAS), or CuPy's functions.
 * **dtypes** that it takes, with a gradient of the operand's dtype: f2 bf f4 f8 c8 c16 (float16 to complex128);
   {versions}.
 
