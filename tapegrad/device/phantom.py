@@ -72,9 +72,9 @@ def real(array: Any, node: Any) -> Any:
 def unread(what: str) -> DryRunError:
     """The error for a look at a value that was never computed."""
     return DryRunError(
-        f"the value of {what} is read, but it comes from a dry run (predict_peak), which computes none: a function can "
-        "be predicted if what it does does not depend on values (`if`, .item(), .numpy(), masks as indices), and "
-        "nothing that it makes can be used afterwards"
+        f"the value of {what} is read, but it comes from a dry run (predict_peak, or a captured function that is being "
+        "written down), which computes none: what the function does may not depend on values (`if`, .item(), .numpy(), "
+        "masks as indices), and nothing that it makes can be used afterwards, but for its results"
     )
 
 

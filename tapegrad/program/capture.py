@@ -7,6 +7,7 @@ a work reads and writes is known by its address: phantoms have addresses of thei
 from __future__ import annotations
 
 import sys
+import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from tapegrad.core.node import leaf, next_index
 from tapegrad.core.state import during, executed
 from tapegrad.device import CPU, Device, dtypes, phantom
 from tapegrad.device.dry import DryDevice
+from tapegrad.device.float_errors import errors_now
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.dry_run import Dry
@@ -112,6 +114,7 @@ class Capture(Dry):
         self._constants_by_id: dict[int, Slot] = {}
         self._devices: dict[str, _Device] = {}
         self.cells = _Cells(self)
+        self._errors = errors_now()
 
     # What the engine asks ------------------------------------------------------------------------------------------
 
@@ -143,7 +146,7 @@ class Capture(Dry):
 
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
         """No program can repeat it."""
-        raise UncapturableError(f"what is done in {_where()} depends on values")
+        raise UncapturableError(f"what is done in {_told(users_line())} depends on values")
 
     def number(self, f: Callable[[], Any]) -> Any:
         """A live number; as an array it is a slot that each replay fills."""
@@ -203,7 +206,9 @@ class Capture(Dry):
         for x in (*writes, *temporaries):
             self.slot(x, Kind.MADE)
         made, own = ([self.view(x, names) for x in xs] for xs in (writes, temporaries))
-        self.steps.append(Step(tuple(names), read, made, own, calls, shares, effect, users_line()))
+        errors = errors_now()
+        as_around = None if errors == self._errors else errors
+        self.steps.append(Step(tuple(names), read, made, own, calls, shares, effect, users_line(), as_around))
 
 
 def _without_contents(aval: ShapedArray, given: Array | None) -> Array:
@@ -226,15 +231,28 @@ def _bounds(array: Array) -> tuple[int, int]:
     return low, high
 
 
-def _where() -> str:
-    line = users_line()
-    return "the function" if line is None else f"{line[0]}:{line[1]}"
+def why_not(e: Exception) -> str:
+    """Why no program was made, where the dry run has raised ``e``."""
+    if isinstance(e, UncapturableError):
+        return str(e)
+    if isinstance(e, DryRunError):
+        lines = [(f, n) for f, n in traceback.walk_tb(e.__traceback__) if not _is_ours(f)]
+        return f"what is done in {_told(lines and (lines[-1][0].f_code.co_filename, lines[-1][1]))} depends on values"
+    return f"{type(e).__name__}: {e}"
+
+
+def _told(line: Any) -> str:
+    return f"{line[0]}:{line[1]}" if line else "the function"
+
+
+def _is_ours(frame: Any) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE
 
 
 def users_line() -> tuple[str, int] | None:
     """The file and line of the innermost code that is not this package's."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
+    while frame is not None and _is_ours(frame):
         frame = frame.f_back
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 

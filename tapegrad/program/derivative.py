@@ -7,7 +7,7 @@ contents of variables, values made on the way) is carried from one program to th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tapegrad import nest
@@ -127,7 +127,7 @@ class _Carrier:
     def step(self, step: Step) -> Step:
         """A step of the backward, in its slots."""
         reads = [self._view(v) for v in step.reads]
-        return Step(step.names, reads, step.writes, step.temporaries, step.calls, step.shares, step.effect, step.place)
+        return replace(step, reads=reads)
 
     def kind(self, slot: Slot) -> tuple[Kind, Any]:
         """What is carried: an argument by position, a variable's cell, or a value."""

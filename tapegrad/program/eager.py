@@ -50,7 +50,7 @@ class _Look:
         """Nothing to note."""
 
 
-_READERS = ("tapegrad.tensor", "tapegrad.variable", __name__)
+_READERS = ("tapegrad.tensor", "tapegrad.variable", "tapegrad.sparse.interop", "tapegrad.ops.interop.sharing", __name__)
 _STORES = Variable._content_of.__code__
 """What stores a value in a variable: no number is made of it."""
 _LOOK: Any = _Look()

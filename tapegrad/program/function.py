@@ -17,8 +17,8 @@ from tapegrad.core import locks
 from tapegrad.core.cell import seen_by_overlays
 from tapegrad.core.state import own_executor, thread, unrecorded
 from tapegrad.device import is_array, threads
-from tapegrad.errors import DryRunError, FunctionError, TapegradError
-from tapegrad.program.capture import PACKAGE, capture
+from tapegrad.errors import BudgetError, FunctionError, TapegradError
+from tapegrad.program.capture import PACKAGE, capture, why_not
 from tapegrad.program.derivative import capture_joint
 from tapegrad.program.eager import PLAIN, copied, difference, eager, unlike
 from tapegrad.program.program import Program
@@ -70,7 +70,7 @@ class _Taped:
         except FunctionError:
             raise
         except Exception as e:
-            self.reason = str(e) if isinstance(e, DryRunError) else f"{type(e).__name__}: {e}"
+            self.reason = why_not(e)
         else:
             self.call = call if self.reason is None else None
 
@@ -143,8 +143,12 @@ class Function(Generic[P, R]):
         try:
             return self._replayed(entry, args, named, tensors)
         except RelaidError as e:
-            self.stats.fell_back(str(e))
-            return eager(self._f, args, named)
+            reason = str(e)
+        except BudgetError as e:  # there may be room without the arena
+            entry.replay = entry.program = None
+            reason = entry.reason = f"no room for the program: {e}"
+        self.stats.fell_back(reason)
+        return eager(self._f, args, named)
 
     def _replayed(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any], tensors: list[Tensor]) -> R:
         """A call of a known signature.  Raises RelaidError before anything is done."""
@@ -178,10 +182,8 @@ class Function(Generic[P, R]):
             program = capture(self._f, args, named)
         except FunctionError:
             raise
-        except DryRunError as e:
-            entry.reason = str(e)
         except Exception as e:
-            entry.reason = f"{type(e).__name__}: {e}"
+            entry.reason = why_not(e)
         else:
             entry.reason = unlike([o.value for o in program.outputs], nest.flatten(result))
             if entry.reason is None:

@@ -78,6 +78,8 @@ class Step:
     shares: bool = False
     effect: bool = False
     place: tuple[str, int] | None = None
+    errors: Any = None
+    """How floating-point errors are treated (see ``device/float_errors.py``); None: as the caller treats them."""
 
 
 class Output(NamedTuple):

@@ -49,7 +49,7 @@ class Replay:
         self._bind_variables()
         moving = {i for readers in self._readers.values() for i in readers}
         for i in range(len(program.steps)):
-            self._code.add(self._calls(i), i if i in moving else None)
+            self._code.add(self._calls(i), i if i in moving else None, program.steps[i].errors)
         self._code.compile()
         self._outputs, self._written = ([self._bound(x.view) for x in xs] for xs in (program.outputs, program.writes))
 
