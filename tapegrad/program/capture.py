@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -45,8 +46,8 @@ class Stream:
 
     def __init__(self, cell: Cell, content: tuple[int, int]) -> None:
         self.cell = cell
-        self.key, self.position = content
-        self.content = live_int(content[0], lambda: self.key), live_int(content[1], lambda: self.position)
+        self.now = now = list(content)
+        self.content = live_int(content[0], lambda: now[0]), live_int(content[1], lambda: now[1])
 
 
 class _Device(DryDevice):
@@ -56,7 +57,7 @@ class _Device(DryDevice):
 
     def __init__(self, device: Device, capture: Capture) -> None:
         super().__init__(device)
-        self._capture = capture
+        self._capture = weakref.proxy(capture)  # no cycle: what a run has made goes with it
 
     def array(self, x: Any, dtype: DType | None = None, copy: bool = True) -> Any:
         """A constant of the program, or a live number."""
@@ -70,7 +71,7 @@ class _Cells(dict[Cell, Any]):
 
     def __init__(self, recorder: Capture) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._recorder = weakref.proxy(recorder)
         self.made: set[Cell] = set()
         """The cells that the function has made: they are its own, what they hold is a value like others."""
         self.variables: dict[Cell, Buffer] = {}

@@ -125,7 +125,7 @@ class Replay:
         for target, now in self._numbers:
             target[0] = now()
         for stream in self.program.streams:
-            stream.key, stream.position = stream.cell.get()
+            stream.now[:] = stream.cell.get()
 
     def results(self, tensors: Sequence[Tensor]) -> list[Any]:
         """The leaves of the result: the caller's own."""

@@ -57,7 +57,7 @@ class Op:
     """A step: its text with ``{0}``, ``{1}`` for values; ``sort`` of each of them; what it is not fit for.
 
     ``sorts``: ``t`` any tensor, ``s`` a tensor of the shape of the first, ``v`` a variable.  ``tags``: "draw" (another
-    run draws other numbers), "escape" (a value leaves the function), "state" (a variable changes), "crooked" (a rule is
+    run draws other numbers), "escape" (a value leaves the function), "state" (a variable changes), "host" (Python draws), "crooked" (a rule is
     not the derivative), "tape" (names the tape), "round" (equal to rounding only), "nonlinear" (of cotangents: no
     forward mode), "look" (at values), "array" (given away), "complex", "costly".
     """
@@ -290,7 +290,7 @@ OPS: list[Op] = [
         weight=0.8,
     ),
     Op("dropout", "tg.nn.functional.dropout({0}, 0.4)", "t", ("draw", "global"), weight=0.6),
-    Op("host draw", "{0} * float(np.random.uniform(0.5, 1.5))", "t", ("draw", "global"), weight=0.3),
+    Op("host draw", "{0} * float(np.random.uniform(0.5, 1.5))", "t", ("draw", "global", "host"), weight=0.3),
     Op("complex", "tg.real(tg.exp({0} * 1j) * ({1} + 0.5j))", "ts", ("complex",), weight=0.4),
     Op("control flow", "{0} * (1.5 if float(tg.sum({0}).item()) > 0.1 else 0.5)", "t", ("look",), weight=0.4),
     Op("watch", "tape.watch({0})", "t", ("tape",), results=0, weight=0.5),

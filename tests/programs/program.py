@@ -16,6 +16,11 @@ from typing import Any
 from programs import ops
 
 INDENT = "    "
+_CALLS = """step, out = run.captured(step), []
+for k in range({}):
+    out.append(step(x * (1.0 - 0.02 * k), d))
+    out.append([v0.read_value(), v1.read_value(), v2.read_value(), v3.read_value(), v4.read_value(), *gen.state])
+return out"""
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -118,17 +123,22 @@ class Program:
             "run.reach(0)",
         ]
 
-    def text(self) -> str:
-        """The source of ``main``."""
+    def text(self, calls: int = 0) -> str:
+        """The source of ``main``.
+
+        With ``calls`` the differentiation is a function of its own, which ``run.captured`` is told of, and which is
+        called so many times; what variables and the generator hold after each call is compared, too.
+        """
         lines = ["def main(tg, run):", *(INDENT + line for line in self.prologue())]
         used = {word for step in self.all_steps() for word in _WORD.findall(step.text)}
         lines += [INDENT + line for name, text in ops.RULES.items() if name in used for line in text.splitlines()]
-        lines += ["    def forward(x):"]
         body = self._block(self.steps, {*self.targets, *self.handles, "x"}, top=True)
-        lines += [INDENT * 2 + line for line in body]
-        lines.append(f"        return [{', '.join(self.targets)}], [{', '.join(self.handles)}]")
-        lines += [INDENT + line for line in ops.WAYS[self.way].text(dict(self.options)).splitlines()]
-        return "\n".join(lines) + "\n"
+        rest = ["def forward(x):", *(INDENT + line for line in body)]
+        rest.append(f"{INDENT}return [{', '.join(self.targets)}], [{', '.join(self.handles)}]")
+        rest += ops.WAYS[self.way].text(dict(self.options)).splitlines()
+        if calls:
+            rest = ["def step(x, d):", *(INDENT + line for line in rest), *_CALLS.format(calls).splitlines()]
+        return "\n".join([*lines, *(INDENT + line for line in rest)]) + "\n"
 
     def _block(self, steps: tuple[Step, ...], wanted: set[str], top: bool = False, params: tuple = ()) -> list[str]:
         """The lines of ``steps``; with ``tidy`` names that nothing reads any more are deleted."""

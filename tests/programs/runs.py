@@ -45,10 +45,25 @@ class Run:
             state = step(state)
         return state
 
+    def captured(self, f: Callable) -> Callable:
+        """A function that is called several times."""
+        return f
+
     def reach(self, point: int) -> None:
         """A point of the program is reached."""
         if point == 0 and self.measure is not None:
             self.data = self.measure.live_bytes
+
+
+class Captured(Run):
+    """With its function captured; ``stats`` are the function's."""
+
+    stats: Any = None
+
+    def captured(self, f: Callable) -> Callable:
+        found = tg.function(f)
+        self.stats = found.stats
+        return found
 
 
 @dataclass

@@ -25,7 +25,7 @@ import tapegrad as tg
 from programs import ops, reference
 from programs.draw import draw
 from programs.program import Program
-from programs.runs import POLICIES, Modified, Run
+from programs.runs import POLICIES, Captured, Modified, Run
 from tapegrad import nest
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
@@ -41,6 +41,7 @@ from tapegrad.memory.ledger.ledger import LEDGER
 
 GRAIN = 512
 PATIENCE = 60
+CALLS = 4
 SPANS = [((0, 3),), ((0, 3),), ((0, 3),), ((1, 3),), ((0, 2),), ((0, 2), (2, 3)), ((0, 3), (1, 2)), ((0, 2), (1, 3))]
 
 
@@ -52,10 +53,10 @@ class NoProgramError(Exception):
     """The reference cannot run it."""
 
 
-def compiled(program: Program) -> Callable:
-    """``main`` of a program."""
+def compiled(program: Program, calls: int = 0) -> Callable:
+    """``main`` of a program; with ``calls`` that of so many calls of one function."""
     scope: dict[str, Any] = {"np": np}
-    exec(compile(program.text(), f"<program {program.seed}>", "exec"), scope)
+    exec(compile(program.text(calls), f"<program {program.seed}>", "exec"), scope)
     return scope["main"]
 
 
@@ -113,6 +114,10 @@ def check_bits(got: list[Any], wanted: list[Any], rounding: float = 0.0, joined:
                 )
 
 
+def _differ(a: Any, b: Any) -> bool:
+    return np.ascontiguousarray(a).tobytes() != np.ascontiguousarray(b).tobytes()
+
+
 def check_clean() -> None:
     """No budget in force, nothing recorded."""
     if account.current is MANAGER or thread.recorders != () or thread.deferring is not None:
@@ -152,7 +157,7 @@ class Case:
         self.main = compiled(program)
         tags = {tag for step in program.all_steps() for op in ops.OPS if op.text == step.text for tag in op.tags}
         self.crooked, self.draws, self.shared = "crooked" in tags, "draw" in tags, "global" in tags
-        self.complex = "complex" in tags
+        self.complex, self.looks = "complex" in tags, bool(tags & {"escape", "array", "look", "host"})
         order = ops.WAYS[program.way].order
         loose = 1e-3 if program.dtype == "float32" else 1e-7
         self.rounding = loose if "round" in tags else 0.0
@@ -321,6 +326,20 @@ class Case:
         if errors:
             check_bits(self.run(), self.plain, self.rounding)
 
+    def check_captured(self) -> None:
+        """The differentiation captured: the bits of an eager one in each of its calls, replayed from the third on."""
+        if self.looks:
+            return
+        main, run = compiled(self.program, CALLS), Captured()
+        wanted = self.run(Run(), main)
+        got = self.run(run, main)
+        check_bits(got, wanted)
+        wrong = [i for i, (g, w) in enumerate(zip(got, wanted, strict=True)) if w is not None and _differ(g, w)]
+        if wrong:
+            raise WrongError(f"results {wrong} differ in signs of zeros or of what is no number")
+        if run.stats.fallbacks or run.stats.replays != CALLS - 2:
+            raise WrongError(f"not captured: {run.stats}")
+
     def check_threads(self) -> None:
         """Two threads, another program in the other, one budget."""
         rng = self.choice("threads")
@@ -385,12 +404,13 @@ class Case:
         "tiles",
         "ledger",
         "checkpoints",
+        "captured",
         "budget",
         "checkpoints in a budget",
         "threads",
     )
 
-    SHARES: ClassVar = {"tiles": 0.3, "ledger": 0.3, "checkpoints": 0.3, "threads": 0.4}
+    SHARES: ClassVar = {"tiles": 0.3, "ledger": 0.3, "captured": 0.5, "checkpoints": 0.3, "threads": 0.4}
     """Of how many programs these variants are tried, if all are asked for: what takes time is to find much."""
 
     def check(self, variant: str) -> None:
