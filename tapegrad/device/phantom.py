@@ -124,6 +124,11 @@ def empty(shape: tuple[int, ...], dtype: DType) -> Phantom:
     return _lying(tuple(shape), dtype, None)
 
 
+def strided(shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Phantom:
+    """A phantom of these strides (bytes)."""
+    return _lying(shape, dtype, strides)
+
+
 def like(x: Array) -> Array:
     """A phantom that lies as the array ``x`` does (a phantom is itself)."""
     if type(x) is Phantom:

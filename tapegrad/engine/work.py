@@ -47,6 +47,8 @@ class Work(ABC):
     writes: Sequence[Lies]
     temporaries: Sequence[Lies] = ()
     scratch_bytes = 0
+    mislaid: dict[int, tuple[int, ...]] | None = None
+    """Of calls that have copied results: the strides of each result that lay otherwise than expected, by its number."""
 
     @abstractmethod
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
@@ -55,6 +57,13 @@ class Work(ABC):
     def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
         """The calls that do the work on other arrays, which lie as its own do, into ``outputs``."""
         raise NotImplementedError(f"{', '.join(self.names)} on {self.device}")
+
+    def copies(self, outputs: list[Array], results: Sequence[Array]) -> None:
+        """Copy what calls have returned to where it is expected, and note what lay otherwise."""
+        for i, (out, result) in enumerate(zip(outputs, results, strict=True)):
+            if out.strides != result.strides and not (out.flags.c_contiguous and result.flags.c_contiguous):
+                self.mislaid = {**(self.mislaid or {}), i: result.strides}
+            self.device.xp.copyto(out, result)
 
     def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
         """Of each kernel: the arrays that it reads, and those that it writes."""

@@ -30,7 +30,7 @@ from tapegrad.engine.evaluate import fill
 from tapegrad.engine.work import Call as Made
 from tapegrad.engine.work import Work, into
 from tapegrad.errors import DryRunError
-from tapegrad.program.program import Kind, Output, Program, Slot, Step, View, Write, pruned
+from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, Write, pruned
 from tapegrad.tensor import Tensor
 
 T = TypeVar("T")
@@ -107,8 +107,9 @@ class _Cells(dict[Cell, Any]):
 class Capture(Dry):
     """Writes down the works of a dry run."""
 
-    def __init__(self, since: int) -> None:
+    def __init__(self, since: int, layouts: Layouts) -> None:
         super().__init__(since)
+        self._layouts, self._number = layouts, 0
         self.steps: list[Step] = []
         self._starts: list[int] = []
         self._slots: list[Slot] = []
@@ -138,11 +139,15 @@ class Capture(Dry):
 
     def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
         """Note a work."""
+        number = self._number = self._number + 1
         outputs = work.phantoms()
+        for i, strides in self._layouts.get(number, {}).items():
+            outputs[i] = phantom.strided(outputs[i].shape, outputs[i].dtype, strides)
         if not (len(outputs) == 1 and self._lies_in_a_slot(outputs[0])):  # a view takes no work
             if temporaries is None:
                 temporaries = self._temporaries(work)
-            self._note(work.names, work.reads, outputs, temporaries, work.calls)
+            made = None if work.writes else (number, work)
+            self._note(work.names, work.reads, outputs, temporaries, work.calls, made=made)
         return outputs
 
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
@@ -202,14 +207,16 @@ class Capture(Dry):
     def _note(
         self, names: Sequence[str], reads: Sequence[Array], writes: Sequence[Array], temporaries: Sequence[Array],
         calls: Callable[..., list[Made]], shares: bool = False, effect: bool = False,
+        made: tuple[int, Work] | None = None,
     ) -> None:  # fmt: skip
         read = [self.view(x, names) for x in reads]
         for x in (*writes, *temporaries):
             self.slot(x, Kind.MADE)
-        made, own = ([self.view(x, names) for x in xs] for xs in (writes, temporaries))
+        written, own = ([self.view(x, names) for x in xs] for xs in (writes, temporaries))
         errors = errors_now()
         as_around = None if errors == self._errors else errors
-        self.steps.append(Step(tuple(names), read, made, own, calls, shares, effect, users_line(), as_around))
+        step = Step(tuple(names), read, written, own, calls, shares, effect, users_line(), made, as_around)
+        self.steps.append(step)
 
 
 def _without_contents(aval: ShapedArray, given: Array | None) -> Array:
@@ -258,17 +265,19 @@ def users_line() -> tuple[str, int] | None:
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
-def capture(f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Program:
+def capture(
+    f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any], layouts: Layouts | None = None
+) -> Program:
     """The program of ``f(*args, **named)``, whose tensors are its arguments, in the order of ``nest``.
 
     Raises UncapturableError, and whatever ``f`` raises.
     """
-    return pruned(in_a_dry_run(lambda call: call.program(call.result(f, args, named))))
+    return pruned(in_a_dry_run(lambda call: call.program(call.result(f, args, named)), layouts))
 
 
-def in_a_dry_run(f: Callable[[Call], T]) -> T:
+def in_a_dry_run(f: Callable[[Call], T], layouts: Layouts | None = None) -> T:
     """What ``f`` makes of a call that is written down; what it writes to cells is dropped."""
-    recorder = Capture(next_index())
+    recorder = Capture(next_index(), layouts or {})
     with shadowed(recorder.cells), lookout() as seen:
         recorder.cells.made = seen.made
         return executed(_alone, f, Call(recorder, seen), by=recorder)

@@ -16,7 +16,7 @@ from tapegrad.core.aval import shaped
 from tapegrad.device import CPU, dtypes
 from tapegrad.engine.evaluate import fill
 from tapegrad.program.capture import Call, in_a_dry_run
-from tapegrad.program.program import Kind, Output, Program, Slot, Step, View, pruned
+from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, pruned
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
@@ -41,9 +41,11 @@ class Joint:
     has_gradient: list[bool]
 
 
-def capture_joint(f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Joint:
+def capture_joint(
+    f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any], layouts: Layouts | None = None
+) -> Joint:
     """The programs of ``f(*args, **named)`` and of its gradient.  Raises UncapturableError, and what ``f`` raises."""
-    return in_a_dry_run(lambda call: _captured(call, f, args, named))
+    return in_a_dry_run(lambda call: _captured(call, f, args, named), layouts)
 
 
 def _captured(call: Call, f: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Joint:

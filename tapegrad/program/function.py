@@ -21,8 +21,8 @@ from tapegrad.errors import BudgetError, FunctionError, TapegradError
 from tapegrad.program.capture import PACKAGE, capture, why_not
 from tapegrad.program.derivative import capture_joint
 from tapegrad.program.eager import PLAIN, copied, difference, eager, unlike
-from tapegrad.program.program import Program
-from tapegrad.program.replay import RelaidError, Replay, first_difference
+from tapegrad.program.program import Layouts, Program
+from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
 from tapegrad.program.taped import TapedCall
 from tapegrad.tensor import Tensor, convert
 
@@ -49,6 +49,7 @@ class _Entry:
     def __init__(self, key: Any, held: tuple[Any, ...]) -> None:
         self.key, self.held = key, held
         self.program: Program | None = None
+        self.layouts: Layouts = {}
         self.replay: Replay | None = None
         self.reason: str | None = None
         self.verified = False
@@ -62,13 +63,21 @@ class _Taped:
         self.call: TapedCall | None = None
         self.reason: str | None = None
 
-    def prepare(self, f: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], tensors: Any) -> None:
+    def prepare(
+        self, f: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], tensors: Any,
+        layouts: Layouts | None = None,
+    ) -> None:  # fmt: skip
         """Write down the function and its gradient, and compare them with an eager run."""
         try:
-            call = TapedCall(capture_joint(f, args, named))
+            call = TapedCall(capture_joint(f, args, named, layouts))
             self.reason = call.wrong(f, args, named, tensors)
         except FunctionError:
             raise
+        except MislaidError as e:
+            if layouts is not None and e.layouts.items() <= layouts.items():
+                self.reason = str(e)
+            else:
+                self.prepare(f, args, named, tensors, {**(layouts or {}), **e.layouts})
         except Exception as e:
             self.reason = why_not(e)
         else:
@@ -142,6 +151,8 @@ class Function(Generic[P, R]):
             return self._f(*args, **named)
         try:
             return self._replayed(entry, args, named, tensors)
+        except MislaidError as e:
+            return self._captured_again(entry, e, args, named)
         except RelaidError as e:
             reason = str(e)
         except BudgetError as e:  # there may be room without the arena
@@ -179,7 +190,7 @@ class Function(Generic[P, R]):
     def _capture(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
         """Make the program of a call that has given ``result``, or tell the reason why there is none."""
         try:
-            program = capture(self._f, args, named)
+            program = capture(self._f, args, named, entry.layouts)
         except FunctionError:
             raise
         except Exception as e:
@@ -189,6 +200,18 @@ class Function(Generic[P, R]):
             if entry.reason is None:
                 entry.program = program
                 self.stats.traces += 1
+
+    def _captured_again(self, entry: _Entry, e: MislaidError, args: tuple[Any, ...], named: dict[str, Any]) -> R:
+        """A call that runs eagerly, and whose program is made anew, for how results lie."""
+        entry.program = entry.replay = None
+        entry.verified = False
+        if e.layouts.items() <= entry.layouts.items():
+            entry.reason = str(e)
+        entry.layouts.update(e.layouts)
+        self.stats.fell_back(str(e))
+        return eager(
+            self._f, args, named, None if entry.reason else functools.partial(self._capture, entry, args, named)
+        )
 
     def _advice(self, key: Any) -> str:
         """What differs from the nearest signature known."""
@@ -208,7 +231,7 @@ class Function(Generic[P, R]):
         try:
             replay.run(tensors)
             leaves, writes = replay.results(tensors), [(w, copied(x)) for w, x in replay.writes()]
-        except RelaidError:
+        except (RelaidError, MislaidError):
             raise
         except Exception as e:
             leaves, writes, failure = [], [], e
@@ -243,7 +266,7 @@ class Function(Generic[P, R]):
             return self._f(*args, **named)
         try:
             result = entry.call(self._f, args, named, tensors)
-        except RelaidError as e:
+        except (RelaidError, MislaidError) as e:
             self.stats.fell_back(f"on a tape: {e}")
             return self._f(*args, **named)
         self.stats.replays += 1

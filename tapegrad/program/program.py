@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.cell import Cell
 from tapegrad.device.types import Array, DType
-from tapegrad.engine.work import Call
+from tapegrad.engine.work import Call, Work
 
 
 class Kind(Enum):
@@ -78,8 +78,14 @@ class Step:
     shares: bool = False
     effect: bool = False
     place: tuple[str, int] | None = None
+    made: tuple[int, Work] | None = None
+    """The number and the work of results of which only the library knows how they lie (see ``Layouts``)."""
     errors: Any = None
     """How floating-point errors are treated (see ``device/float_errors.py``); None: as the caller treats them."""
+
+
+Layouts = dict[int, dict[int, tuple[int, ...]]]
+"""Strides of results that do not lie as a dry run expects: by the number of the work, and of the result."""
 
 
 class Output(NamedTuple):

@@ -22,7 +22,7 @@ from tapegrad.engine.evaluate import array_of
 from tapegrad.program import arena
 from tapegrad.program.code import Code
 from tapegrad.program.memory import Memory, laid_like
-from tapegrad.program.program import Kind, Program, Slot, View, Write, results
+from tapegrad.program.program import Kind, Layouts, Program, Slot, View, Write, results
 from tapegrad.tensor import Tensor
 
 _SMALL = 32 * 1024
@@ -51,6 +51,7 @@ class Replay:
         for i in range(len(program.steps)):
             self._code.add(self._calls(i), i if i in moving else None, program.steps[i].errors)
         self._code.compile()
+        self._unsure = [step.made for step in program.steps if step.made is not None]
         self._outputs, self._written = ([self._bound(x.view) for x in xs] for xs in (program.outputs, program.writes))
 
     def _place(self, view: View) -> tuple[Array, Any]:
@@ -108,6 +109,15 @@ class Replay:
         self._begin(tensors)
         for block in self._code.blocks:
             block()
+        if self._unsure:
+            self._require_layouts()
+
+    def _require_layouts(self) -> None:
+        layouts = {number: dict(work.mislaid) for number, work in self._unsure if work.mislaid}
+        for _, work in self._unsure:
+            work.mislaid = None
+        if layouts:
+            raise MislaidError(layouts)
 
     def _begin(self, tensors: Sequence[Tensor]) -> None:
         """What comes from outside is where the works read it."""
@@ -184,6 +194,14 @@ class Replay:
 
 class RelaidError(Exception):
     """A variable does not lie in memory as it did in the captured call: arithmetic may round otherwise."""
+
+
+class MislaidError(Exception):
+    """Results lie in memory otherwise than the dry run took for granted: what reads them may round otherwise."""
+
+    def __init__(self, layouts: Layouts) -> None:
+        super().__init__("results of the library lie otherwise in memory than a dry run can know")
+        self.layouts = layouts
 
 
 def _order(array: Array) -> tuple[int, ...] | None:
