@@ -134,7 +134,9 @@ class Capture(Dry):
         def calls(reads: Sequence[Array], outputs: list[Array], _: list[Array]) -> list[Made]:
             return [(prim.impl, (xp, *outputs, *reads)) if ufunc is None else into(ufunc, reads, outputs[0])]
 
-        self._note((prim.name,), arrays, [out], [], calls, shares=ufunc is not None)
+        # NumPy multiplies complex numbers otherwise, and single halves, where the result overwrites an operand.
+        shares = ufunc is not None and out.size > 1 and out.dtype.kind != "c"
+        self._note((prim.name,), arrays, [out], [], calls, shares=shares)
         return out
 
     def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
