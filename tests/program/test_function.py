@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections import namedtuple
 from dataclasses import dataclass
 from functools import partial
@@ -228,6 +229,26 @@ def test_results_that_are_arguments_variables_numbers_and_none():
         return out
 
     alike(program, (1, CALLS - 2))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "complex64", "complex128"])
+def test_single_numbers_that_could_take_the_place_of_operands(dtype):
+    """NumPy rounds them otherwise where it writes over an operand."""
+
+    def program(function):
+        @function
+        def f(x):
+            y = x * 1.5
+            for _ in range(6):
+                y = y * (x + 0.5)
+            return y, (y * 0.75) ** 2
+
+        values = (data(60, seed=2) + 1j * data(60, seed=3)).astype(dtype)
+        return [f(tg.asarray(v)) for v in values]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alike(program, (1, 58))
 
 
 def test_a_result_that_is_a_view_of_an_argument_or_a_constant():

@@ -57,9 +57,9 @@ class Op:
     """A step: its text with ``{0}``, ``{1}`` for values; ``sort`` of each of them; what it is not fit for.
 
     ``sorts``: ``t`` any tensor, ``s`` a tensor of the shape of the first, ``v`` a variable.  ``tags``: "draw" (another
-    run draws other numbers), "escape" (a value leaves the function), "state" (a variable changes), "host" (Python draws), "crooked" (a rule is
+    run draws other numbers), "escape" (a value leaves the function), "state" (a variable changes), "crooked" (a rule is
     not the derivative), "tape" (names the tape), "round" (equal to rounding only), "nonlinear" (of cotangents: no
-    forward mode), "look" (at values), "array" (given away), "complex", "costly".
+    forward mode), "look" (at values), "host" (Python draws a number), "array" (given away), "complex", "costly".
     """
 
     kind: str
