@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tapegrad import nest
-from tapegrad.core.aval import ShapedArray
+from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen, lookout, shadowed
 from tapegrad.core.live import LiveNumber, live_int
@@ -25,6 +25,7 @@ from tapegrad.device.dry import DryDevice
 from tapegrad.device.float_errors import errors_now
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array, DType
+from tapegrad.engine import make
 from tapegrad.engine.dry_run import Dry
 from tapegrad.engine.evaluate import fill
 from tapegrad.engine.work import Call as Made
@@ -63,6 +64,10 @@ class _Device(DryDevice):
         """A constant of the program, or a live number."""
         if isinstance(x, LiveNumber):
             return self._capture.filled(x, dtypes.float32 if dtype is None else dtype)
+        if type(x) is Phantom:
+            return self._capture.do(
+                make.copy_of(x, shaped(x.shape, x.dtype if dtype is None else dtype, self._device))
+            )[0]
         return self._device.array(x, dtype, copy)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -56,18 +55,20 @@ _STORES = Variable._content_of.__code__
 _LOOK: Any = _Look()
 
 
+def called(f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any]) -> R:
+    """What ``f`` returns for copies of lists and dicts: it may change them."""
+    own, by_name = nest.map_leaves(lambda x: x, (args, named))
+    return f(*own, **by_name)
+
+
 def eager(
     f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any], then: Callable[[R], None] | None = None
 ) -> R:
-    """What ``f`` returns; what it writes to variables is written if it succeeds, and ``then``, which gets the result.
-
-    Lists and dicts among the arguments are copies: ``f`` may change them.
-    """
+    """What ``f`` returns; what it writes to variables is written if it succeeds, and ``then``, which gets the result."""
     writes: dict[Cell, Any] = {}
-    args, named = nest.map_leaves(lambda x: x, (args, named))
     with shadowed(writes):
         with lookout() as seen:
-            result = during(functools.partial(f, **named), *args, batches=(_LOOK,))
+            result = during(called, f, args, named, batches=(_LOOK,))
         if then is not None:
             then(result)
     for cell, content in writes.items():

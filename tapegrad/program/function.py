@@ -20,7 +20,7 @@ from tapegrad.device import is_array, threads
 from tapegrad.errors import BudgetError, FunctionError, TapegradError
 from tapegrad.program.capture import PACKAGE, capture, why_not
 from tapegrad.program.derivative import capture_joint
-from tapegrad.program.eager import PLAIN, copied, difference, eager, unlike
+from tapegrad.program.eager import PLAIN, called, copied, difference, eager, unlike
 from tapegrad.program.program import Layouts, Program
 from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
 from tapegrad.program.taped import TapedCall
@@ -256,7 +256,7 @@ class Function(Generic[P, R]):
         entry = self._taped.get(key)
         if entry is None:
             entry = self._taped[key] = _Taped(held)
-            result = self._f(*args, **named)
+            result = called(self._f, args, named)
             unrecorded(entry.prepare, self._f, args, named, tensors)
             if entry.reason is None:
                 self.stats.traces += 1

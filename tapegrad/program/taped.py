@@ -14,7 +14,7 @@ from tapegrad.core.state import during, thread
 from tapegrad.errors import FunctionError
 from tapegrad.ops.create.creation import ones_like
 from tapegrad.program.derivative import Joint
-from tapegrad.program.eager import difference
+from tapegrad.program.eager import called, difference
 from tapegrad.program.program import Kind
 from tapegrad.program.replay import Replay
 from tapegrad.tensor import Tensor
@@ -95,7 +95,7 @@ class TapedCall:
         """The leaves of the result and the gradients, eagerly; ``cts``: of all tensors, or of those weighed."""
         with GradientTape() as tape:
             tape.watch([t for t in tensors if t.dtype.kind in "fcV"])
-            leaves = nest.flatten(f(*args, **named))
+            leaves = nest.flatten(called(f, args, named))
         targets = [x for x in leaves if type(x) is Tensor]
         if len(cts) != len(targets):
             targets = [leaves[i] for i in self._joint.weighed]

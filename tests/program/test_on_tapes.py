@@ -1,0 +1,182 @@
+"""Captured functions on tapes: one record each, with the bits of eager calls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from captured import alike
+
+import tapegrad as tg
+
+
+def data(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def arguments_popped(function):
+    @function
+    def f(d):
+        return tg.sin(d.pop("x")) * d["y"]
+
+    out = []
+    for i in range(5):
+        x = tg.asarray(data(3, seed=i))
+        with tg.GradientTape() as t:
+            t.watch(x)
+            y = f({"x": x, "y": x})
+        out += [y, t.gradient(y, x)]
+    return out
+
+
+def variables_and_streams(function):
+    v = tg.Variable(data(3))
+    c = tg.Variable(0.0, trainable=False)
+    g = tg.random.Generator(3)
+
+    @function
+    def f(x):
+        c.assign_add(1.0)
+        return tg.sin(x * v) * c + g.normal((3,)), v * 2.0
+
+    out = []
+    for i in range(6):
+        x = tg.asarray(data(3, seed=i))
+        with tg.GradientTape(persistent=True) as t:
+            t.watch(x)
+            a, b = f(x)
+            z = tg.sum(a * b)
+            q = tg.sum(f(x)[0])
+        out += [t.gradient(z, [x, v]), t.gradient(q, [x, v]), c.numpy(), a]
+        v.assign_sub(t.gradient(z, v) * 0.1)
+    return out
+
+
+def one_tensor_given_twice(function):
+    f = function(lambda a, b: tg.sin(a) * b)
+    out = []
+    for i in range(5):
+        x = tg.asarray(data(3, seed=i))
+        with tg.GradientTape() as t:
+            t.watch(x)
+            y = f(x, x)
+        out += [y, t.gradient(y, x)]
+    return out
+
+
+def results_that_are_arguments(function):
+    f = function(lambda a, b: (a, a * b, b, None, 3))
+    out = []
+    for i in range(5):
+        x = tg.asarray(data(3, seed=i))
+        w = tg.asarray(data(3, seed=i + 9))
+        with tg.GradientTape() as t:
+            t.watch([x, w])
+            r = f(x, w)
+            z = tg.sum(r[0] * r[1] * r[2])
+        out += [r, t.gradient(z, [x, w])]
+    return out
+
+
+def second_order(function):
+    f = function(lambda a: tg.sin(a) * a)
+    out = []
+    for i in range(5):
+        x = tg.asarray(data(3, seed=i))
+        with tg.GradientTape() as o:
+            o.watch(x)
+            with tg.GradientTape() as t:
+                t.watch(x)
+                y = tg.sum(f(x))
+            g = t.gradient(y, x)
+        out += [g, o.gradient(g, x)]
+    return out
+
+
+def what_is_not_connected(function):
+    v = tg.Variable(data(3))
+    f = function(lambda a, b: (tg.sin(a), tg.argmax(b), tg.stop_gradient(b * v)))
+    out = []
+    for i in range(5):
+        x = tg.asarray(data(3, seed=i))
+        w = tg.asarray(data(3, seed=i + 9))
+        with tg.GradientTape(persistent=True) as t:
+            t.watch([x, w])
+            r = f(x, w)
+            z = tg.sum(r[0]) + tg.sum(r[2])
+        out += [t.gradient(z, [x, w, v]), t.gradient(z, [x, w, v], unconnected_gradients="zero")]
+    return out
+
+
+def integers_and_empty_arrays(function):
+    f = function(lambda a, i: (tg.take(a, i, axis=0), tg.sum(a[:0])))
+    out = []
+    for k in range(5):
+        x = tg.asarray(data(4, 3, seed=k))
+        i = tg.asarray(np.array([k % 4, 1]))
+        with tg.GradientTape() as t:
+            t.watch(x)
+            r = f(x, i)
+            z = tg.sum(r[0] * r[0]) + r[1]
+        out += [r, t.gradient(z, x)]
+    return out
+
+
+def one_of_several_results(function):
+    f = function(lambda a: (tg.sin(a), tg.cos(a)))
+    out = []
+    for k in range(5):
+        x = tg.asarray(data(4, 3, seed=k))
+        with tg.GradientTape() as t:
+            t.watch(x)
+            r = f(x)
+        out += [t.gradient(r[1], x)]
+    return out
+
+
+def with_and_without_a_tape(function):
+    v = tg.Variable(data(3))
+    f = function(lambda a: tg.sum(tg.sin(a) * v))
+    out = []
+    for k in range(8):
+        x = tg.asarray(data(3, seed=k))
+        if k % 2:
+            out.append(f(x))
+        else:
+            with tg.GradientTape() as t:
+                y = f(x)
+            out.append((y, t.gradient(y, v)))
+        v.assign_sub(x * 0.1)
+    return out
+
+
+def a_variable_assigned_before_the_gradient(function):
+    v = tg.Variable(data(150, 150))
+    f = function(lambda a: tg.sum(tg.sin(v) * a))
+    g = function(lambda a: v.assign_sub(a * 0.1, read_value=False))
+    out = []
+    for k in range(6):
+        x = tg.asarray(data(150, 150, seed=k))
+        with tg.GradientTape() as t:
+            y = f(x)
+        g(x)
+        out.append((y, t.gradient(y, v)))
+    return out
+
+
+PROGRAMS = {
+    arguments_popped: ((1, 4),),
+    variables_and_streams: ((1, 11),),
+    one_tensor_given_twice: ((1, 4),),
+    results_that_are_arguments: ((1, 4),),
+    second_order: ((1, 4),),
+    what_is_not_connected: ((1, 4),),
+    integers_and_empty_arrays: ((1, 4),),
+    one_of_several_results: ((1, 4),),
+    with_and_without_a_tape: ((2, 5),),
+    a_variable_assigned_before_the_gradient: ((1, 5), (1, 4)),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_on_a_tape(program):
+    alike(program, *PROGRAMS[program])
