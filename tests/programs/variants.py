@@ -331,6 +331,7 @@ class Case:
         if self.looks:
             return
         main, run = compiled(self.program, CALLS), Captured()
+        self.littered = True  # by the function and its globals
         wanted = self.run(Run(), main)
         got = self.run(run, main)
         check_bits(got, wanted)
