@@ -70,6 +70,12 @@ def get_num_threads() -> int:
     return _crew.count
 
 
+def alone() -> bool:
+    """Whether no other thread runs Python, but for helpers, which look at nothing by themselves."""
+    me = threading.current_thread()
+    return all(t is me or t.name == NAME for t in threading.enumerate())
+
+
 def set_num_threads(n: int) -> None:
     """Evaluate tiles with ``n`` threads; no result depends on it.  Raises TapegradError for n < 1."""
     if n < 1:

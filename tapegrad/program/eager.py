@@ -64,7 +64,7 @@ def called(f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any]) ->
 def eager(
     f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any], then: Callable[[R], None] | None = None
 ) -> R:
-    """What ``f`` returns; what it writes to variables is written if it succeeds, and ``then``, which gets the result."""
+    """What ``f`` returns.  If it and ``then``, which gets the result, succeed, variables get what ``f`` writes."""
     writes: dict[Cell, Any] = {}
     with shadowed(writes):
         with lookout() as seen:

@@ -16,7 +16,7 @@ from tapegrad.core.cell import Cell
 from tapegrad.core.live import LiveInt
 from tapegrad.core.node import leaf
 from tapegrad.core.references import elsewhere
-from tapegrad.device import CPU, dtypes, is_array
+from tapegrad.device import CPU, dtypes, is_array, threads
 from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.program import arena
@@ -159,7 +159,8 @@ class Replay:
 
     def commit(self) -> None:
         """Write to cells: all or none."""
-        todo = [self._writing(write, value) for write, value in self.writes()]
+        alone = threads.alone()  # another thread could see a value half written
+        todo = [self._writing(write, value, alone) for write, value in self.writes()]
         try:
             while todo:
                 todo[-1]()
@@ -169,12 +170,12 @@ class Replay:
                 write()
             raise
 
-    def _writing(self, write: Write, value: Any) -> Callable[[], None]:
-        """What writes ``value``: in place where it is a large variable of which nobody else has the old value."""
+    def _writing(self, write: Write, value: Any, in_place: bool) -> Callable[[], None]:
+        """What writes ``value``; ``in_place``, if allowed, to a large variable whose old value nobody else has."""
         cell = write.cell
         if not is_array(value):
             return lambda: cell.set(value)
-        if cell in self._contents and self._may_overwrite(write) and _is_ours(cell, self._contents):
+        if in_place and cell in self._contents and self._may_overwrite(write) and _is_ours(cell, self._contents):
             array = self._contents[cell].array
             return lambda: CPU.xp.copyto(array, value)
         fresh, owner = _copied(value, write.aval), write.owner

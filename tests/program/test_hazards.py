@@ -443,6 +443,34 @@ def test_other_threads_work_while_one_captures():
     assert not wrong
 
 
+def test_another_thread_never_sees_a_value_half_written():
+    v, ones = tg.Variable(np.zeros((500, 500))), tg.asarray(np.ones((500, 500)))
+    f = tg.function(lambda x: v.assign(v + x, read_value=False))
+    torn, seen, stop = [], [], threading.Event()
+
+    def work():
+        while not stop.is_set():
+            found = v.numpy(copy=True)
+            seen.append(found[0, 0])
+            if found.min() != found.max():
+                torn.append(found)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    other = threading.Thread(target=work)
+    other.start()
+    try:
+        for _ in range(60):
+            f(ones)
+    finally:
+        sys.setswitchinterval(before)
+        stop.set()
+        other.join(60)
+    assert not torn
+    assert len(set(seen)) > 1
+    assert f.stats.replays == 58
+
+
 def test_programs_go_with_their_function_without_the_collector():
     big = tg.Variable(data(100, 100))
     marks = []
