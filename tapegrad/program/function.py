@@ -177,11 +177,7 @@ class Function(Generic[P, R]):
 
     def _first(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any]) -> R:
         """The first call of a signature runs eagerly; then the program is made."""
-        if len(self._entries) >= self._most:
-            reason = f"more than {self._most} signatures (max_signatures)"
-            if reason not in self.stats.fallbacks:
-                _warn(f"{self!r}: {reason}; further ones run eagerly; {self._advice(entry.key)}")
-            self.stats.fell_back(reason)
+        if self._is_full(self._entries, entry.key):
             return self._f(*args, **named)
         result = eager(self._f, args, named, functools.partial(self._capture, entry, args, named))
         self._entries[entry.key] = entry
@@ -213,10 +209,15 @@ class Function(Generic[P, R]):
             self._f, args, named, None if entry.reason else functools.partial(self._capture, entry, args, named)
         )
 
-    def _advice(self, key: Any) -> str:
-        """What differs from the nearest signature known."""
-        differences = min((_differences(known, key) for known in self._entries), key=len)
-        return "the nearest signature differs in " + "; ".join(differences[:3])
+    def _is_full(self, entries: dict[Any, Any], key: Any) -> bool:
+        """Whether there is no place for one more signature; the first time it warns."""
+        if len(entries) < self._most:
+            return False
+        reason = f"more than {self._most} signatures (max_signatures)"
+        if reason not in self.stats.fallbacks:
+            _warn(f"{self!r}: {reason}; further ones run eagerly; {_advice(entries, key)}")
+        self.stats.fell_back(reason)
+        return True
 
     def _prepare(self, entry: _Entry) -> None:
         try:
@@ -255,9 +256,12 @@ class Function(Generic[P, R]):
         key, held, tensors = _signature(args, named)
         entry = self._taped.get(key)
         if entry is None:
-            entry = self._taped[key] = _Taped(held)
+            if self._is_full(self._taped, key):
+                return self._f(*args, **named)
+            entry = _Taped(held)
             result = called(self._f, args, named)
             unrecorded(entry.prepare, self._f, args, named, tensors)
+            self._taped[key] = entry
             if entry.reason is None:
                 self.stats.traces += 1
             return result
@@ -279,7 +283,7 @@ class Function(Generic[P, R]):
             key, _, _ = _signature(*converted)
             entry = self._entries.get(key)
             if entry is None:
-                return "miss: " + (self._advice(key) if self._entries else "nothing has been captured yet")
+                return "miss: " + (_advice(self._entries, key) if self._entries else "nothing has been captured yet")
             if entry.reason is not None:
                 return f"runs eagerly: {entry.reason}"
             steps = 0 if entry.program is None else len(entry.program.steps)
@@ -397,6 +401,12 @@ def _signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor
             held.append(x)
     shape = (nest.structure(args), nest.structure(named))
     return (shape, tuple(parts), threads.get_num_threads()), tuple(held), tensors
+
+
+def _advice(entries: dict[Any, Any], key: Any) -> str:
+    """What differs from the nearest signature known."""
+    differences = min((_differences(known, key) for known in entries), key=len)
+    return "the nearest signature differs in " + "; ".join(differences[:3])
 
 
 def _differences(a: Any, b: Any) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from captured import alike
+from captured import alike, bits
 
 import tapegrad as tg
 
@@ -180,3 +180,58 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_on_a_tape(program):
     alike(program, *PROGRAMS[program])
+
+
+def taped(f, x):
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.sum(f(x))
+    return y, tape.gradient(y, x)
+
+
+def test_nine_shapes_on_a_tape_warn_once_and_run_eagerly():
+    f = tg.function(lambda x: tg.sin(x) * x)
+    for n in range(1, 9):
+        taped(f, tg.asarray(data(n)))
+    with pytest.warns(UserWarning, match="more than 8 signatures") as told:
+        for n in (9, 10, 9):
+            x = tg.asarray(data(n))
+            assert bits(taped(f, x)) == bits(taped(lambda x: tg.sin(x) * x, x))
+    assert len(told) == 1
+    assert f.stats.fallbacks == {"more than 8 signatures (max_signatures)": 3}
+
+
+def test_an_exception_in_the_first_call_on_a_tape():
+    fail = [True]
+
+    @tg.function
+    def f(x):
+        if fail[0]:
+            raise KeyError("once")
+        return tg.sin(x)
+
+    x = tg.asarray(data(3))
+    with pytest.raises(KeyError, match="once"):
+        taped(f, x)
+    fail[0] = False
+    for _ in range(3):
+        assert bits(taped(f, x)) == bits(taped(tg.sin, x))
+    assert (f.stats.traces, f.stats.replays, f.stats.fallbacks) == (1, 2, {})
+
+
+def test_a_float_error_in_a_replay_on_a_tape_leaves_variables():
+    v = tg.Variable(np.ones(3, "float32"))
+
+    @tg.function
+    def f(x):
+        v.assign_add(tg.ones((3,)))
+        return v / x
+
+    good, bad = tg.asarray(np.ones(3, "float32")), tg.asarray(np.zeros(3, "float32"))
+    with np.errstate(all="raise"):
+        for _ in range(4):
+            taped(f, good)
+            before = bits(v)
+            with pytest.raises(FloatingPointError):
+                taped(f, bad)
+            assert bits(v) == before or f.stats.replays == 0
