@@ -178,3 +178,23 @@ def test_the_cotangent_of_a_call_is_computed_before_the_call_takes_memory() -> N
             y = tg.sum(y)
         tape.gradient(y, x)
     assert m.peak_bytes - before < 4.5 * x.nbytes
+
+
+def test_what_pends_has_its_bytes_before_a_call_takes_memory_for_its_own() -> None:
+    """The cotangent that a call is given is computed by then, and what it was made from may go."""
+    filled = []
+
+    @tg.custom_gradient
+    def double(x: tg.Tensor) -> tuple[tg.Tensor, Callable[[tg.Tensor], tg.Tensor]]:
+        def grad(dy: tg.Tensor) -> tg.Tensor:
+            filled.append(dy._buffer.array is not None)
+            return dy * 2.0
+
+        return x * 2.0, grad
+
+    x = tg.asarray(np.full(2 * BIG, 0.5))
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        z = tg.sum(tg.sin(double(x)))
+    assert tape.gradient(z, x).numpy()[0] == 2.0 * np.cos(1.0)
+    assert filled == [True]

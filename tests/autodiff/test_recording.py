@@ -88,3 +88,17 @@ def test_an_operation_without_a_rule_is_an_error_when_asked(monkeypatch):
     with pytest.raises(NoGradientError, match="opaque"):
         tape.gradient(y, x)
     assert tape.gradient(z, x).numpy().tolist() == [2.0, 2.0]
+
+
+def test_dead_calls_are_dropped_within_a_budget_too():
+    """No recipe says who holds the results of a call: references to their nodes do."""
+    double = tg.custom_gradient(lambda q: (q * 2.0, lambda dy: dy * 2.0))
+    x = tg.asarray(np.full(8, 0.5))
+    with tg.memory_budget("16MiB"), tg.GradientTape() as tape:
+        tape.watch(x)
+        held = [double(x * float(k)) for k in range(3)]
+        for _ in range(20 * recording._FIRST_SWEEP):
+            double(x)
+        assert live(tape) <= 2 * recording._FIRST_SWEEP
+        y = held[1] + held[2]
+    assert tape.gradient(y, x).numpy().tolist() == [6.0] * 8
