@@ -133,3 +133,10 @@ def test_threads_evaluate_one_value_once(x: tg.Tensor) -> None:
             t.join()
     assert m.nodes_run["tanh"] == 1 and len(found) == 8
     assert all(np.array_equal(f, found[0]) for f in found)
+
+
+def test_a_barrier_has_room_before_it_runs() -> None:
+    x = c64(np.ones((200, 200)))
+    with tg.measure() as m, pytest.raises(tg.errors.BudgetError), tg.memory_budget(m.live_bytes + x.nbytes // 2):
+        x @ x
+    assert m.kernel_runs == 0
