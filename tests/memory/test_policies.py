@@ -324,6 +324,22 @@ def test_what_a_policy_is_told(weights, x) -> None:
     assert seen["matmul"].product and seen["matmul"].nbytes == BYTES and seen["matmul"].aval.shape == (ROWS, N)
 
 
+def test_a_policy_is_asked_once_about_a_value_that_waits(x) -> None:
+    told: list[str] = []
+
+    def policy(value: policies.Value) -> policies.Answer:
+        told.append(value.primitive)
+        return RECOMPUTE
+
+    def f(x: tg.Tensor) -> tg.Tensor:
+        h = tg.tanh(x)
+        return tg.sum(h, axis=0) + tg.sum(h[1:] @ h[1:].mT) + tg.sum(h.mT @ h)
+
+    with tg.GradientTape():
+        tg.recompute_grad(f, policy=policy)(x)
+    assert told.count("tanh") == 1
+
+
 # Errors --------------------------------------------------------------------------------------------------------------
 
 

@@ -84,6 +84,7 @@ def test_the_same_tensor_twice_and_results_that_are_arguments() -> None:
     agrees(lambda a, b: a * a + b, [x], x, x)
     agrees(lambda a: (a, a * 2.0, a), [x], x)
     agrees(lambda a, b: (b, a), [x, y], x, y)
+    assert tg.recompute_grad(lambda a: a)(x) is not x, "without a tape, too"
 
 
 def test_results_of_any_kind() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checks import c64, no_garbage, same, values, var64
+from cuda_cases import installed
 
 import tapegrad as tg
 from tapegrad.core import account
@@ -220,6 +221,15 @@ def test_no_work_is_counted_for_views_and_reads() -> None:
     with tg.measure() as m:
         tg.reshape(x, (20,)), tg.permute_dims(x, (1, 0)), x[1:, ::2], v.read(), x.numpy(), tg.stop_gradient(x)
     assert (m.kernel_runs, m.bytes_moved, m.nodes_run, m.allocated_bytes) == (0, 0, Counter(), 0)
+
+
+def test_a_copy_that_a_product_makes_of_an_operand_is_work() -> None:
+    with installed():
+        x, w = (tg.asarray(np.ones(shape), device="cuda") for shape in ((8, 6), (3, 4)))
+        with tg.measure() as m:
+            x[::2, ::2] @ w
+    assert m.kernel_runs == 2 and m.nodes_run == Counter(matmul=1)
+    assert m.bytes_moved == (96 + 96) + (96 + 96 + 128)  # the copy, and the product
 
 
 # Blocks

@@ -78,6 +78,11 @@ def test_a_pyramid_pays_more_the_less_it_has() -> None:
     assert Rotor(stages, need).cost < inf
 
 
+def test_running_a_stage_needs_room_beside_the_gradient_of_what_follows() -> None:
+    stages = [Stage("a", 1, 1, 0, 100, forward_overhead=700), Stage("b", 1, 1, 600, 600)]
+    assert least_bytes(stages) == (1300, 0) and Rotor(stages, 1300).cost == 1 + (1 + 1) + (1 + 1)
+
+
 stage = st.builds(
     lambda f, b, out, more, over, under: Stage("s", f, b, 100 * out, 100 * (out + more), 100 * over, 100 * under),
     st.integers(1, 5), st.integers(1, 9), st.integers(0, 6), st.integers(0, 6), st.integers(0, 2), st.integers(0, 2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,15 @@ def test_a_copy_of_tapegrad_is_met() -> None:
         with apply_plan([dataclasses.replace(action, relative=relative)]) as applied:
             assert trained(model(), X)[0] == reruns
         assert (applied.unmet() == []) == (reruns == [1, 1])
+
+
+def test_a_program_in_a_linked_folder_names_its_files_by_either_path(tmp_path: Path, monkeypatch: Any) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(link / "main.py"))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    assert [relative_name(str(folder / "model.py")) for folder in (real, link, tmp_path)] == ["model.py", "model.py", ""]
 
 
 def test_state_and_random_numbers_are_those_of_one_run() -> None:
