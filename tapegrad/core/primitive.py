@@ -454,7 +454,7 @@ def linear(
         for kind, where in rule.arguments
     ]
     rule.slots = tuple(where for kind, where in rule.arguments if kind == "value")
-    vjp = rule if variadic else (rule, *[None] * (len(operands) - 1))
+    vjp = rule if variadic else (rule,)
     linearity = Linearity.ALL if variadic else Linearity.FIRST
     return _declared(fields, impl=impl, name=name, linearity=linearity, operands=operands, infer=infer, vjp=vjp)
 

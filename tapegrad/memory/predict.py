@@ -232,7 +232,6 @@ class _Writes(dict[Cell, Any]):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._aside: dict[Cell, tuple[weakref.ref[Buffer], weakref.ref[Buffer]]] = {}
 
     def __setitem__(self, cell: Cell, content: Any) -> None:
