@@ -463,8 +463,9 @@ def test_stand_ins() -> None:
         found = predict_peak(f, {"a": [x], "b": 1.0}, budgets=[], least=False)
         assert found.peak_bytes - found.live_bytes == one.peak_bytes - one.live_bytes
         assert found.live_bytes - one.live_bytes == 400_384
-    with pytest.raises(SizeError):
-        predict_peak(f, real, budgets=["much"])
+    for wrong in ("much", "0 MB", 0, -1, True):
+        with pytest.raises(SizeError):
+            predict_peak(f, real, budgets=[wrong])
 
 
 def test_nothing_is_allocated() -> None:

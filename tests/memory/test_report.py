@@ -60,6 +60,16 @@ def test_rows_by_hand() -> None:
     assert report(tape).rows == () and saved(tape).kept_bytes == 0  # used up
 
 
+def test_what_a_variable_held_before_it_was_assigned_has_its_name() -> None:
+    x, w = tensor(300, 100), tg.Variable(tensor(100, 80), name="weights")
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.sum(x @ w)
+        w.assign_add(w)
+    assert [r.op for r in saved(tape).rows] == ["input", "variable weights"]
+    del y
+
+
 def test_the_bytes_are_the_ledgers_and_lines_are_known_in_a_measurement() -> None:
     x, w = tensor(512, 256), tg.Variable(tensor(256, 256))
     with tg.measure(), tg.GradientTape() as tape:

@@ -458,6 +458,18 @@ def test_few_bytes_are_an_error_at_once_that_says_how_many_are_needed() -> None:
         checkpointed_loop(lambda s: s, c64(1.0), 20, bytes="many")
 
 
+def test_bytes_for_a_loop_of_no_steps_and_of_one() -> None:
+    step, x = Counted(lambda s: s * 2.0), c64(np.ones(100))
+    for n, runs in ((0, 0), (1, 2)):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = checkpointed_loop(step, x, n, bytes="1MiB")
+        assert values(tape.gradient(y, x))[0] == 2.0**n and step.take() == runs
+    with tg.GradientTape() as tape, pytest.raises(errors.RecomputeError, match="too little"):
+        tape.watch(x)
+        checkpointed_loop(step, x, 1, bytes=100)
+
+
 @pytest.mark.parametrize("options", [{"snapshots": 20}, {}, {"bytes": 1_000_000}, {"snapshots": 20, "schedule": "sqrt"},
                                      {"open": 1, "snapshots": 20}])  # fmt: skip
 @pytest.mark.parametrize("states", [12, 20])

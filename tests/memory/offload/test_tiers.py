@@ -19,6 +19,7 @@ from tapegrad.core.node import leaf
 from tapegrad.device import CPU
 from tapegrad.errors import OffloadError
 from tapegrad.memory.offload import tiers
+from tapegrad.memory.offload.offload import default_tier
 
 PAGE = 4096
 
@@ -296,6 +297,20 @@ def test_many_threads(disk):
     disk._reader.shutdown()
     gc.collect()
     assert disk.bytes_held == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_has_tiers_of_its_own():
+    x = filled(np.arange(9.0))
+    default_tier(CPU).put(x)
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(int(default_tier(CPU).put(x).get().sum() != 36))
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_the_cpu_offloads_to_disk():
