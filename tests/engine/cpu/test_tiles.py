@@ -48,6 +48,13 @@ def unfused(make):
         region.set_small(16384)
 
 
+def test_sums_of_half_are_added_in_single_and_written_in_half():
+    x = from_array(np.ones((200, 300), "float16"))
+    rows, columns = tg.sum(x * 2, axis=1), tg.sum(x * 2, axis=0)
+    assert rows.dtype == columns.dtype == np.float16
+    assert set(rows.numpy()) == {600} and set(columns.numpy()) == {400}
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_elementwise_kernels(shape, dtype, rng):

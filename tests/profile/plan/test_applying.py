@@ -261,7 +261,11 @@ def test_a_program_in_a_linked_folder_names_its_files_by_either_path(tmp_path: P
     link.symlink_to(real)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(link / "main.py"))
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    assert [relative_name(str(folder / "model.py")) for folder in (real, link, tmp_path)] == ["model.py", "model.py", ""]
+    assert [relative_name(str(folder / "model.py")) for folder in (real, link, tmp_path)] == [
+        "model.py",
+        "model.py",
+        "",
+    ]
 
 
 def test_state_and_random_numbers_are_those_of_one_run() -> None:

@@ -247,6 +247,20 @@ def test_readings_tell_when_a_value_is_idle() -> None:
     assert min(a["last_forward_seq"]) == min(a["next_backward_seq"]) == -1, "never read"
 
 
+def test_a_value_that_waits_belongs_to_the_phase_in_which_it_was_asked_for() -> None:
+    x = f32(np.ones((200, 200)))
+
+    def program() -> None:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.exp(x)
+        y.numpy()
+
+    run, _ = recorded(program)
+    phases = [PHASES[p] for p, op in zip(run.allocs["phase"], run.allocs["op"]) if op >= 0 and run.text(op) == "exp"]
+    assert phases == ["forward"]
+
+
 def test_calls_are_numbered_and_nested() -> None:
     ws, x = weights(), f32(np.ones((32, 64)))
     run, _ = recorded(lambda: [step(ws, x) for _ in range(2)])
