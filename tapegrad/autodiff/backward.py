@@ -7,6 +7,7 @@ can be lifted runs on all rows at once; the rule of another one is batched, oper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -33,7 +34,8 @@ from tapegrad.tensor import Tensor, from_array
 
 _aval, _buffer = attrgetter("aval"), attrgetter("_buffer")
 Cotangents = dict[int, Any]
-"""By node index: tensors, or (of small values, where nobody looks) bare arrays."""
+"""By node index: tensors, or of small values buffers, or (where nobody counts) bare arrays."""
+_MOST_SUMS = 1024
 
 
 def backward(
@@ -84,19 +86,21 @@ def _walk(
             del record, ct
             continue
         who.differentiating(index)
-        _pull(record, ct if type(ct) is Tensor else _tensor(ct, record.node.aval), cts, path, lead)
+        _pull(record, ct if type(ct) is Tensor else tensor_of(ct, record.node.aval), cts, path, lead)
         del record, ct
     found = {}
     for i in keep:
         if i in cts:
             ct = cts[i]
-            found[i] = ct if type(ct) is Tensor else _tensor(ct, None)
+            found[i] = ct if type(ct) is Tensor else tensor_of(ct, None)
     fill([*map(_buffer, found.values()), *also])
     return found
 
 
-def _tensor(ct: Any, aval: ShapedArray | None) -> Tensor:
+def tensor_of(ct: Any, aval: ShapedArray | None) -> Tensor:
     """A cotangent as a tensor."""
+    if type(ct) is Buffer:
+        return Tensor(ct)
     return ct if type(ct) is Tensor else from_array(ct, None if aval is None else aval.device)
 
 
@@ -108,22 +112,30 @@ def _pull_small(record: Applied, pull: Callable[..., Any], ct: Any, cts: Cotange
     steps = plan.steps or _listed(record.node, plan)
     if steps is None:
         return False
-    gradients = pull(steps, record.node, ct if type(ct) is not Tensor else ct._buffer, record.residuals)
+    gradients = pull(steps, record.node, ct._buffer if type(ct) is Tensor else ct, record.residuals)
     if gradients is None:
         return False
     for i, g in zip(plan.positions, gradients):
         index = inputs[i].index
         have = cts.get(index)
-        if type(g) is Buffer:
-            g = Tensor(g)
         if have is None:
             cts[index] = g
-        elif type(have) is Tensor or type(g) is Tensor:
-            cts[index] = add(_tensor(have, record.node.aval), _tensor(g, record.node.aval))
+        elif type(have) is not type(g):
+            cts[index] = add(tensor_of(have, record.node.aval), tensor_of(g, record.node.aval))
+        elif type(g) is Buffer:
+            cts[index] = pull(_sum_of(g.node.aval), record.node, have, (g,))[0]
         else:
             total = have + g
             cts[index] = total if g.ndim else record.node.aval.device.xp.asarray(total)
     return True
+
+
+@lru_cache(_MOST_SUMS)
+def _sum_of(aval: ShapedArray) -> Steps:
+    """Steps that add two cotangents."""
+    steps = listed(lambda a, values: [a + values[0]], aval, (0,), [aval])
+    assert steps is not None
+    return steps
 
 
 def _listed(node: Node, plan: Plan) -> Steps | None:
@@ -220,14 +232,14 @@ def lifted(aval: ShapedArray, lead: int) -> ShapedArray:
 def accumulate(cts: Cotangents, index: int, g: Tensor) -> None:
     """Add to the cotangent of a value."""
     have = cts.get(index)
-    cts[index] = g if have is None else add(_tensor(have, g._buffer.node.aval), g)
+    cts[index] = g if have is None else add(tensor_of(have, g._buffer.node.aval), g)
 
 
 def _pull_call(record: Called, cts: Cotangents, keep: set[int], path: set[int] | None, lead: int | None) -> None:
     """One call: its own rule, asked only for the inputs on the path, and only if a cotangent has come."""
     call, inputs, outputs = record.call, record.inputs, record.results
     upstream = [cts.get(n.index) if n.index in keep else cts.pop(n.index, None) for n in outputs]
-    upstream = [ct if ct is None else _tensor(ct, n.aval) for ct, n in zip(upstream, outputs, strict=True)]
+    upstream = [ct if ct is None else tensor_of(ct, n.aval) for ct, n in zip(upstream, outputs, strict=True)]
     needed = frozenset(i for i, n in enumerate(inputs) if n is not None and (path is None or n.index in path))
     if not needed or all(ct is None for ct in upstream):
         return

@@ -101,8 +101,9 @@ class Steps:
         self._constants, self._steps, self._results = constants, steps, results
         self._arguments = len(arguments)
         self._first = len(arguments) + len(constants)
-        self.pull = self._function([])
+        self.pull = self._function([], results)
         self._made = [i for i in dict.fromkeys(results) if i >= self._first]
+        self._makers = [steps[i - self._first] for i in self._made]
         self._told = self._run(arguments)
         self._dense: Pull | None = None
         self._shared: list[ref[Buffer]] = [
@@ -154,27 +155,24 @@ class Steps:
             if weak() is None:
                 self._shared = [ref(constant(*c)) for c in self._constants]
                 break
-        dense = self._dense
-        if dense is None:
-            dense = self._dense = self._function(self._distinct())
-        arrays = dense(ct.array, residuals)
+        arrays = (self._dense or self._made_dense())(ct.array, residuals)
         if arrays is None:
             return None
-        made: dict[int, Buffer] = {}
-        results: list[Any] = []
-        for i, array in zip(self._results, arrays):
-            if i >= self._first:
-                out = made.get(i)
-                if out is None:
-                    step = self._steps[i - self._first]
-                    out = made[i] = Buffer(None, Node(step.prim, step.params, step.aval, step.site))
-                    out.array = array
-                results.append(out)
-            else:
-                results.append(residuals[i - 1] if i else ct)
-        if made and not account.current.pulled(run, *made.values()):
+        made = []
+        for step, array in zip(self._makers, arrays):
+            out = Buffer(None, Node(step.prim, step.params, step.aval, step.site))
+            out.array = array
+            made.append(out)
+        if made and not account.current.pulled(run, *made):
             return None
-        return results
+        if self._made == self._results:
+            return made
+        places = dict(zip(self._made, made))
+        return [places[i] if i >= self._first else residuals[i - 1] if i else ct for i in self._results]
+
+    def _made_dense(self) -> Pull:
+        self._dense = dense = self._function(self._distinct(), self._made)
+        return dense
 
     def _distinct(self) -> list[str]:
         """Lines that see to it that each array has bytes of its own, which are its and no other's."""
@@ -183,7 +181,7 @@ class Steps:
         tests += [f"a{i} is a{k}" for i in range(count) for k in range(i)]
         return [f"    if {' or '.join(tests)}: return None"]
 
-    def _function(self, guards: list[str]) -> Pull:
+    def _function(self, guards: list[str], wanted: list[int]) -> Pull:
         count = self._arguments
         names = [f"a{i}" for i in range(count)]
         known: dict[str, Any] = {}
@@ -203,12 +201,14 @@ class Steps:
             lines += [f"    del {names[i]}" for i in step.dead if i >= self._first]
         avals = {count + len(self._constants) + i: step.aval for i, step in enumerate(self._steps)}
         results = []
-        for i in self._results:
+        for i in wanted:
             flat = i in avals and not avals[i].ndim
             if flat:
                 known["asarray"] = avals[i].device.xp.asarray  # ufuncs turn 0-d arrays into scalars
             results.append(f"asarray({names[i]})" if flat else names[i])
-        exec("\n".join(["def pull(a0, residuals):", *lines, f"    return ({', '.join(results)},)"]), known)
+        exec(
+            "\n".join(["def pull(a0, residuals):", *lines, f"    return ({''.join(f'{r}, ' for r in results)})"]), known
+        )
         return known.pop("pull")  # else the two would hold each other
 
 

@@ -67,17 +67,18 @@ class Account:
     def deferred(self, buffer: Buffer) -> None:
         """``buffer`` was made pending: its bytes, if it ever gets any, are due to this source line."""
 
-    def evaluated(self, run: Run, *buffers: Buffer) -> bool:
-        """The small nodes of ``run`` were evaluated; ``buffers``, new ones, hold the values that stay.
+    def evaluated(self, run: Run, buffer: Buffer) -> bool:
+        """The small node of ``run`` was evaluated; ``buffer``, a new one, holds its value.
 
-        False: that has to be told node by node, since it is not certain that there is room for all.
+        False: that has to be told in several steps, since it is not certain that there is room.
         """
+        return self.pulled(run, buffer)
+
+    def pulled(self, run: Run, *buffers: Buffer) -> bool:
+        """A gradient walk has evaluated the small nodes of ``run``; ``buffers`` hold the values that stay."""
         for b in buffers:
             b.told()
         return True
-
-    pulled = evaluated
-    """The same of nodes of a gradient walk's own."""
 
     def replaced(self, buffer: Buffer) -> None:
         """The value of the buffer's node is here now: a copy of a view."""

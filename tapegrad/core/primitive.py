@@ -277,7 +277,7 @@ class Site:
 
     ``aval``: the result's; ``ufunc``: what to call at once (None: the primitive has no ufunc of its own, or the result
     is big enough to be deferred); ``pooled``: whether it is worth a block of the device's pool; ``plans``: by mask of
-    tracked operands (None: nothing to differentiate); ``runs``: see ``engine.executor.run_of``.
+    tracked operands (None: nothing to differentiate); ``runs``: see ``engine.executor.runs_of``.
     """
 
     __slots__ = ("aval", "avals", "plans", "pooled", "prim", "runs", "small", "ufunc")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from typing import Any, TypeVar
 
 from tapegrad.core import state
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
-from tapegrad.core.protocols import Retained, Steps
 from tapegrad.device import Device, phantom
 from tapegrad.device.dry import dry
 from tapegrad.device.types import Array
@@ -33,10 +32,6 @@ class Dry(Executor):
     def copies_slivers(self) -> bool:
         """As in earnest."""
         return state.below().copies_slivers
-
-    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
-        """Step by step."""
-        return self._pull_singly(steps, node, ct, residuals if isinstance(residuals, tuple) else residuals.restored())
 
     def small(self, site: Any, arrays: list[Array]) -> Array:
         if site.ufunc is None or site.pooled:

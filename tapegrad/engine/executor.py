@@ -22,7 +22,7 @@ from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Retained, Steps
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.core.state import during, thread
-from tapegrad.device import Device, cxx, dtypes, phantom, tally
+from tapegrad.device import Device, dtypes, phantom, tally
 from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array
 from tapegrad.engine import make, region
@@ -74,19 +74,10 @@ class Executor:
 
         ``ct``: a buffer, or an array.  None: some value is not there, and the rules themselves have to see to it.
         """
-        if not isinstance(residuals, tuple):
-            residuals = residuals.restored()
-        if not account.one_by_one and type(ct) is Buffer:
-            results = steps.together(ct, residuals)
-            if results is not None:
-                return results
-        return self._pull_singly(steps, node, ct, residuals)
-
-    def _pull_singly(self, steps: Steps, node: Node, ct: Any, residuals: tuple[Buffer, ...]) -> Sequence[Any] | None:
         account.current.differentiating(node.index)
         if type(ct) is not Buffer:
             ct = Buffer(ct, leaf(node.aval))
-        return steps.run(ct, residuals)
+        return steps.run(ct, residuals if isinstance(residuals, tuple) else residuals.restored())
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` says, which depends on values; ``otherwise`` in a dry run, which has none."""
@@ -130,19 +121,13 @@ class Executor:
         who = account.current
         if not site.small:
             return self._deferred_elementwise(node, inputs, into, who)
-        singly = account.one_by_one or into is not None
-        if singly:
-            who.applied(node, inputs)
+        who.applied(node, inputs)
         arrays = arrays_of(inputs)
-        array = self.small(site, arrays)
-        if not singly:
-            out = Buffer(None, node)
-            out.array = array
-            if who.evaluated(run_of(site, arrays), out):
-                return out
-            who.applied(node, inputs)
+        return self._ran_small(node, arrays, self.small(site, arrays), into, who)
+
+    def _ran_small(self, node: Node, arrays: list[Array], array: Array, into: Buffer | None, who: Account) -> Buffer:
         out = Buffer(array, node) if into is None else _filled(array, node, into)  # where room is made, if need be
-        who.ran((site.prim.name,), ((arrays, (array,)),))
+        who.ran((node.prim.name,), ((arrays, (array,)),))
         return out
 
     def _deferred_elementwise(
@@ -294,6 +279,44 @@ class Executor:
         return work.run(outputs, temporaries)
 
 
+class Counted(Executor):
+    """Where the account in force may be told of small nodes afterwards."""
+
+    def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """A buffer for the value of an elementwise node: filled if it is small, else pending."""
+        site: Any = node.site
+        if not site.small or into is not None or account.one_by_one:
+            return super().run_elementwise(node, inputs, into)
+        arrays, same = arrays_of(inputs), False
+        if len(arrays) == 1:
+            own = arrays[0].base is None
+        elif len(arrays) == 2:
+            a, b = arrays
+            own, same = a.base is None and b.base is None, a is b
+        else:
+            own = all(a.base is None for a in arrays) and len({id(a) for a in arrays}) == len(arrays)
+        ufunc = site.ufunc
+        array = self.small(site, arrays) if ufunc is None or site.pooled or not site.aval.ndim else ufunc(*arrays)
+        who = account.current
+        if own:
+            out = Buffer(None, node)
+            out.array = array
+            if who.evaluated((site.runs or runs_of(site))[same], out):
+                return out
+        who.applied(node, inputs)
+        return self._ran_small(node, arrays, array, None, who)
+
+    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
+        """All steps together, if they may be told of afterwards."""
+        if not isinstance(residuals, tuple):
+            residuals = residuals.restored()
+        if not account.one_by_one and type(ct) is Buffer:
+            results = steps.together(ct, residuals)
+            if results is not None:
+                return results
+        return super().pull(steps, node, ct, residuals)
+
+
 class Plain(Executor):
     """Where nobody counts and nothing is refused."""
 
@@ -362,7 +385,7 @@ class Plain(Executor):
         return steps.pull(ct.array if type(ct) is Buffer else ct, residuals)
 
 
-class Budgeted(Executor):
+class Budgeted(Counted):
     """Within a budget."""
 
     @property
@@ -371,24 +394,12 @@ class Budgeted(Executor):
         return True
 
 
-def run_of(site: Any, arrays: list[Array]) -> Run:
-    """The run of one small node: there is one for operands that own their bytes, and one if the two are the same."""
-    runs = site.runs
-    if not runs:
-        most, least = sum([a.nbytes for a in site.avals]), site.avals[0].nbytes if site.avals else 0
-        runs = site.runs = tuple([_run_of(site, moved) for moved in (most, least)])
-    if len(arrays) == 1:
-        if arrays[0].base is None:
-            return runs[0]
-    elif len(arrays) == 2:
-        a, b = arrays
-        if a.base is None and b.base is None:
-            return runs[a is b]
-    return _run_of(site, sum([cxx.extent(a) for a in {id(a): a for a in arrays}.values()]))
-
-
-def _run_of(site: Any, read: int) -> Run:
-    return Run((Evaluated(site.prim.name, site.aval.nbytes, read + site.aval.nbytes),))
+def runs_of(site: Any) -> tuple[Run, Run]:
+    """The run of a small node whose operands own their bytes, and that of one whose operands are the same array."""
+    nbytes = site.aval.nbytes
+    reads = sum([a.nbytes for a in site.avals]), max([a.nbytes for a in site.avals], default=0)
+    found = site.runs = tuple([Run((Evaluated(site.prim.name, nbytes, read + nbytes),)) for read in reads])
+    return found
 
 
 def _filled(array: Array, node: Node, into: Buffer | None) -> Buffer:
@@ -414,6 +425,6 @@ def _is_sliver(array: Array, root: Buffer) -> bool:
     return array.flags.c_contiguous and root.node.aval.nbytes >= _LEAST_ROOT
 
 
-COUNTED, BUDGETED, PLAIN = Executor(), Budgeted(), Plain()
+COUNTED, BUDGETED, PLAIN = Counted(), Budgeted(), Plain()
 Account.executor = PLAIN
 state.install(PLAIN)

@@ -182,14 +182,13 @@ class Manager(Account):
     def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """A node was applied where something records."""
         graph = None if self._graph is None else self._graph()
-        if graph is not None and graph.present() is not None:
-            graph.add(node, inputs, out)
+        if graph is not None and graph.add(node, inputs, out):
             self._here = node.index
 
     def renamed(self, out: Buffer, source: Buffer) -> None:
         """The same bytes under another node: a view."""
         graph = self._present()
-        if graph is not None and graph.present() is not None and source.node.index in graph.recipes:
+        if graph is not None and source.node.index in graph.recipes:
             graph.add(out.node, (source,), out)
 
     def named(self, buffer: Buffer, name: str) -> None:
@@ -210,7 +209,7 @@ class Manager(Account):
 
     def keep(self, buffers: tuple[Buffer, ...]) -> Retained:
         """A record wants ``buffers``; those with a recipe may be dropped later."""
-        graph = self._present() or self._new_graph()
+        graph = (None if self._graph is None else self._graph()) or self._new_graph()
         givers = pushers() if len(thread.recorders) > 1 else []
         things = self._storages.keep(graph, buffers)
         for thing, b in zip(things, buffers, strict=True) if givers else ():
@@ -378,11 +377,21 @@ class Manager(Account):
 
     # Making values again ---------------------------------------------------------------------------------------
 
-    def restore(self, kept: list[Kept]) -> dict[int, Buffer]:
-        """The buffers of kept values, by their ids; what is missing is made again."""
+    def restore(self, kept: list[Kept]) -> list[Any]:
+        """The buffers of kept values; what is missing is made again."""
+        here, present = 0, []
+        for k in kept:
+            here = max(here, k.recipe.node.index)
+            present.append(k.buffer)
+        self._here = here
+        if None not in present and not thread.recorders and not self._storages.offloads.any:
+            return present
+        return [*map(self._restored(kept).__getitem__, map(id, kept))]
+
+    def _restored(self, kept: list[Kept]) -> dict[int, Buffer]:
+        """By the ids of kept values; with companions, and what a tier will be asked for next."""
         found: dict[int, Any] = {id(k): k.buffer for k in kept}
         missing = [k.recipe for k in kept if found[id(k)] is None]
-        self._here = max([k.recipe.node.index for k in kept])
         givers, there = pushers(), {}
         if givers:
             sources = [c.source for k in kept for c in wanted(found[id(k)], k.companions, givers)]

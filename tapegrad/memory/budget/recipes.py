@@ -62,26 +62,29 @@ class Recipe:
     view or pending value, the storages it holds (by index).  ``times``: how often it was made again.  ``names``: what
     the user calls it.  ``slot``: its bytes in a tier, once they have been moved there.  ``pinned``: its buffer,
     if it has been decided to keep that in place of what it was made from.  ``session``: the number of the last one
-    that has used it.
+    that has used it.  Without ``__slots__``: of most values the defaults stay.
     """
 
-    __slots__ = (
-        "__weakref__", "buffer", "inputs", "kept", "names", "node", "pinned", "roots", "session", "slot", "storage",
-        "times",
-    )  # fmt: skip
+    kept: weakref.ref[Kept] | None = None
+    storage: Storage | None = None
+    roots: tuple[int, ...] = ()
+    times = 0
+    names: tuple[str, ...] = ()
+    slot: Any = None
+    pinned: Buffer | None = None
 
-    def __init__(self, node: Node, inputs: tuple[Recipe | Buffer, ...], out: Buffer) -> None:
+    def __init__(
+        self,
+        node: Node,
+        inputs: tuple[Recipe | Buffer, ...],
+        out: Buffer,
+        gone: Callable[[weakref.ref[Buffer]], Any] | None = None,
+        session: int = 0,
+    ) -> None:
         self.node = node
         self.inputs = inputs
-        self.buffer = weakref.ref(out)
-        self.kept: weakref.ref[Kept] | None = None
-        self.storage: Storage | None = None
-        self.roots: tuple[int, ...] = ()
-        self.times = 0
-        self.names: tuple[str, ...] = ()
-        self.slot: Any = None
-        self.pinned: Buffer | None = None
-        self.session = 0
+        self.buffer = weakref.ref(out) if gone is None else weakref.ref(out, gone)
+        self.session = session
 
     def value(self) -> Buffer | None:
         """The buffer, if there is one."""
@@ -119,7 +122,8 @@ class Kept:
             return
         if self.recipe.keeping() is self:  # a weak reference finds what is being deleted until it is
             self.recipe.kept = None
-        self._gone(self.recipe, self.graph)
+        if self.recipe.storage is not None or self.recipe.roots:  # else nobody has offered it for eviction
+            self._gone(self.recipe, self.graph)
 
 
 class Residuals:
@@ -148,8 +152,8 @@ def _checksum(buffer: Buffer) -> bytes:
 def restored(things: tuple[Kept | Buffer, ...]) -> tuple[Buffer, ...]:
     """The buffers of kept values; buffers are themselves."""
     kept = [k for k in things if type(k) is Kept]
-    buffers = kept[0].graph.restore(kept) if kept else {}
-    return tuple([buffers[id(k)] if type(k) is Kept else k for k in things])
+    made = iter(kept[0].graph.restore(kept) if kept else ())
+    return tuple([next(made) if type(k) is Kept else k for k in things])
 
 
 class Index:
@@ -174,11 +178,14 @@ class Index:
         return self.get(index) is not None
 
     def __setitem__(self, index: int, recipe: Recipe) -> None:
-        with self._lock:  # recordings of several threads share a graph
-            self.refs[index] = weakref.ref(recipe)
-            if len(self.refs) > self._clear_at:
-                self.refs = {i: r for i, r in self.refs.items() if r() is not None}
-                self._clear_at = max(4096, 2 * len(self.refs))
+        refs = self.refs
+        refs[index] = weakref.ref(recipe)
+        if len(refs) > self._clear_at:
+            with self._lock:  # recordings of several threads share a graph: they may add while one of them clears
+                for i in list(refs):  # makes no tuples, so no collection begins, and no other thread runs meanwhile
+                    if (known := refs.get(i)) is not None and known() is None:
+                        refs.pop(i, None)
+                self._clear_at = max(4096, 2 * len(refs))
 
     def values(self) -> list[Recipe]:
         """All recipes there are."""
@@ -212,7 +219,7 @@ class Graph:
     Who holds a recipe: a kept value, a recipe that is made from it, and, while something records, its value.
     """
 
-    def __init__(self, restore: Callable[[list[Kept]], dict[int, Buffer]]) -> None:
+    def __init__(self, restore: Callable[[list[Kept]], list[Buffer]]) -> None:
         self.recipes = Index()
         self.restore = restore
         self._session: weakref.ref[Session] | None = None
@@ -234,8 +241,10 @@ class Graph:
         """The session, if something records."""
         return None if self._session is None else self._session()
 
-    def add(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> Recipe:
-        """Note how ``out`` was made, while something records."""
+    def add(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> bool:
+        """Note how ``out`` was made, if something records; whether something does."""
+        if self._session is None or self._session() is None:
+            return False
         refs = self.recipes.refs
         sources: list[Recipe | Buffer] = []
         for b in inputs:
@@ -249,12 +258,10 @@ class Graph:
                 sources.append(source)
                 if source.session != self._number:
                     self._carry(source, b)
-        recipe = Recipe(node, tuple(sources), out)
-        recipe.session = self._number
+        recipe = Recipe(node, tuple(sources), out, self._dead, self._number)
         self.recipes[node.index] = recipe
-        recipe.buffer = weakref.ref(out, self._dead)
         self._live[recipe.buffer] = recipe
-        return recipe
+        return True
 
     def _note_shared(self, buffer: Buffer) -> None:
         """Note what memory of the user's holds when it is read."""

@@ -105,10 +105,18 @@ class Storages:
             if kept.buffer is not None:
                 self.register(graph, kept.recipe, kept.buffer)
 
-    @guarded
     def keep(self, graph: Graph, buffers: tuple[Buffer, ...]) -> tuple[Kept | Buffer, ...]:
         """What a record is to hold of ``buffers``."""
-        return tuple([self.kept(graph, b) for b in buffers])
+        things: list[Kept | Buffer] = []
+        for b in buffers:
+            ref = graph.recipes.refs.get(b.node.index)
+            recipe = None if ref is None else ref()
+            kept = None if recipe is None or recipe.kept is None else recipe.kept()
+            if recipe is not None and (kept is None or kept.buffer is None):
+                things.append(self.guard.run(self.kept, graph, b))
+            else:
+                things.append(b if kept is None else kept)
+        return tuple(things)
 
     @guarded
     def spare(self, recipes: Iterable[Recipe]) -> None:

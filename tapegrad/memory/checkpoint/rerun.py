@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from tapegrad import nest
+from tapegrad.autodiff.backward import tensor_of
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.records import Applied
@@ -17,17 +18,16 @@ from tapegrad.core.primitive import Barrier, Opaque
 from tapegrad.core.protocols import Call, Recorder
 from tapegrad.core.state import thread
 from tapegrad.device import is_array
-from tapegrad.device.types import Array
 from tapegrad.engine.above import Above
 from tapegrad.engine.evaluate import catch_up, postponed
 from tapegrad.engine.make import copy_of
 from tapegrad.errors import RecomputeError
-from tapegrad.tensor import Tensor, convert, from_array
+from tapegrad.tensor import Tensor, convert
 from tapegrad.variable import Variable
 
 Cotangents: TypeAlias = list[Tensor | None]
 """None: not connected, or zeros."""
-Sums: TypeAlias = "dict[int, Tensor | Array]"
+Sums: TypeAlias = "dict[int, Any]"
 """What a walk has summed so far, by node index."""
 
 
@@ -263,7 +263,7 @@ def come_for(nodes: Sequence[Node], needed: Iterable[int], come: Sums) -> dict[i
     for i in needed:
         g = come.pop(nodes[i].index, None)
         if g is not None:
-            cts[i] = g if isinstance(g, Tensor) else from_array(g, nodes[i].aval.device)
+            cts[i] = tensor_of(g, nodes[i].aval)
     return cts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tapegrad.core.run import Run
+from tapegrad.memory.ledger.costs import units
 from tapegrad.memory.ledger.figures import rounded
 
 
@@ -12,20 +13,21 @@ class Change:
     """Bytes that come in one event, and the work that was done.
 
     ``stays``: sizes and primitives of the values that are there afterwards; ``net``: their sum; ``top``: the most
-    bytes that came at once; ``inside``: sizes and primitives of what was there then, unless it is what stays.
+    bytes that came at once; ``back``: those of them that are gone afterwards; ``inside``: sizes and primitives of what
+    was there then, unless it is what stays.
     """
 
-    __slots__ = ("allocated", "cost", "inside", "kernels", "moved", "names", "net", "stays", "top")
+    __slots__ = ("allocated", "back", "cost", "inside", "kernels", "moved", "names", "net", "stays", "top")
 
     def __init__(self, run: Run | None = None, nbytes: int = 0) -> None:
         self.names: Counter[str] = Counter()
-        self.kernels = self.moved = 0
-        self.cost = 0.0
+        self.kernels = self.moved = self.cost = 0
         self.allocated = self.net = self.top = nbytes
         self.stays: list[tuple[int, str]] = []
         self.inside: list[tuple[int, str]] | None = None
         if run is not None:
             self._follow(run)
+        self.back = self.top - self.net
 
     def _follow(self, run: Run) -> None:
         alive: dict[int, tuple[int, str]] = {}
@@ -42,7 +44,7 @@ class Change:
                 live -= alive.pop(gone)[0]
             self.names[node.name] += 1
             self.moved += node.moved
-            self.cost += 1.0 + node.nbytes
+            self.cost += units(1.0 + node.nbytes)
         self.kernels = len(run.nodes)
         self.net = live
         self.stays = [alive[i] for i in run.results]
@@ -64,9 +66,7 @@ def new_of_bytes(nbytes: int) -> Change:
     return change
 
 
-def of_run(run: Run) -> Change:
-    """The nodes of ``run`` are evaluated."""
-    change: Change | None = run.change
-    if change is None:
-        change = run.change = Change(run)
+def new_of_run(run: Run) -> Change:
+    """What ``run`` is to have as its change from now on."""
+    run.change = change = Change(run)
     return change

@@ -42,6 +42,11 @@ def cost_of(node: Node, inputs: Sequence[ShapedArray]) -> float:
     return moved
 
 
+def units(cost: float) -> int:
+    """A cost as a whole number: of bytes moved by so much arithmetic as one operation takes."""
+    return round(cost * FLOPS_PER_BYTE)
+
+
 def moved_by(read: Sequence[Array], written: Sequence[Array]) -> tuple[int, int]:
     """Bytes of distinct arrays read, what broadcasting repeats counted once, and of arrays written."""
     seen, extent = set(), 0

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tapegrad.memory.ledger.costs import FLOPS_PER_BYTE, units
 from tapegrad.memory.ledger.places import by_line
 
 CATEGORIES = (
@@ -48,6 +49,16 @@ class LiveBytes(Figure):
         return super().__get__(m, owner) if m is None or m.now is None else m.now()
 
 
+class Cost(Figure):
+    """Kept in whole numbers, in which sums do not depend on their order: of what ``costs.units`` says."""
+
+    def __get__(self, m: Any, owner: type) -> Any:
+        return self._start if m is None else super().__get__(m, owner) / FLOPS_PER_BYTE
+
+    def __set__(self, m: Any, value: Any) -> None:
+        super().__set__(m, units(value))
+
+
 def late(start: Any, kind: type[Figure] = Figure) -> Any:
     """The declaration of a figure that begins with ``start``."""
     return kind(start)
@@ -73,11 +84,11 @@ class Measure:
     """How often nodes of each primitive were evaluated."""
     reruns: int = 0
     """Reruns of functions under ``recompute_grad``."""
-    cost: float = late(0.0)
+    cost: float = late(0.0, Cost)
     """What all nodes cost by the estimate of ``memory/ledger/costs.py``, in bytes moved."""
     evictions: int = 0
     """Values dropped under pressure."""
-    restored_cost: float = late(0.0)
+    restored_cost: float = late(0.0, Cost)
     """The part of ``cost`` that went into values made again after an eviction."""
     restored: int = 0
     """Values made again, node by node, after that."""

@@ -48,9 +48,9 @@ from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.executor import COUNTED
-from tapegrad.memory.ledger.changes import Change, new_of_bytes, of_bytes, of_run
-from tapegrad.memory.ledger.costs import cost_of, moved_by
-from tapegrad.memory.ledger.entries import LIVE, NEW, RANK, Entries, Entry
+from tapegrad.memory.ledger.changes import Change, new_of_bytes, new_of_run, of_bytes
+from tapegrad.memory.ledger.costs import cost_of, moved_by, units
+from tapegrad.memory.ledger.entries import GONE, LIVE, NEW, RANK, Entries, Entry
 from tapegrad.memory.ledger.figures import GRAIN, Measure, rounded
 from tapegrad.memory.ledger.journal import Journal
 from tapegrad.memory.ledger.phase import HERE, during
@@ -381,46 +381,57 @@ class Ledger(Account):
             self.mend()
             raise
 
-    def pulled(self, run: Run, *buffers: Buffer) -> bool:
-        """A walk has evaluated small nodes: where the program asked for it."""
-        return self.evaluated(run, *buffers, place=HERE.place)
-
     @section
-    def evaluated(self, run: Run, *buffers: Buffer, place: Place | None = None) -> bool:
-        """Small nodes were evaluated."""
-        change, events = of_run(run), self._events
+    def evaluated(self, run: Run, buffer: Buffer) -> bool:
+        """A small node was evaluated."""
         try:
-            if len(events) >= _MOST_EVENTS or HERE.differentiated:
-                self._before_op()
-            limited = self._limit != inf
-            if HERE.restoring or (limited and not self._admit(change)):
+            change: Change = run.change or new_of_run(run)
+            category, limited = self._category_now(), self._limit != inf
+            if category is None or (limited and not self._admit(change)):
                 return False
-            if HERE.reruns:
-                category = "rematerialized"
-            elif thread.recorders or thread.deferring is not None or HERE.optimizing:
-                category = "temporary"
-            else:
-                category = "user"
-            if place is None:
-                place = user_place(3) if self.detailed else _SMALL
-            if len(buffers) == 1:
-                self._last = buffers[0].node.index, place
-                entry = self._entry(buffers[0], *change.stays[0], category, place)
-                events.append((change, entry))
-                entry.state = LIVE
-            else:
-                entries = [
-                    self._entry(b, *stays, category, place) for b, stays in zip(buffers, change.stays, strict=True)
-                ]
-                events.append((change, *entries))
-                for entry in entries:
-                    entry.state = LIVE
+            place: Place = _SMALL
+            if self.detailed:
+                place = user_place(4)
+                self._last = buffer.node.index, place
+            entry = self._entry(buffer, *change.stays[0], category, place)
+            self._events.append((change, entry))
+            entry.state = LIVE
             if not limited and self._limit != inf:  # another thread has entered a budget meanwhile
                 self._find_room()
             return True
         except BaseException:
             self.mend()
             raise
+
+    @section
+    def pulled(self, run: Run, *buffers: Buffer) -> bool:
+        """A walk has evaluated small nodes, where the program asked for it."""
+        try:
+            change: Change = run.change or new_of_run(run)
+            category, limited = self._category_now(), self._limit != inf
+            if category is None or (limited and not self._admit(change)):
+                return False
+            place: Place = (HERE.place or user_place()) if self.detailed else _SMALL
+            event: list[Any] = [change]
+            for buffer, (nbytes, primitive) in zip(buffers, change.stays, strict=True):
+                event.append(self._entry(buffer, nbytes, primitive, category, place))
+            self._events.append(tuple(event))
+            for buffer in buffers:
+                buffer.entry.state = LIVE
+            if not limited and self._limit != inf:
+                self._find_room()
+            return True
+        except BaseException:
+            self.mend()
+            raise
+
+    def _category_now(self) -> str | None:
+        """Of what a small node makes in this thread; None: it has to be told by itself."""
+        if len(self._events) >= _MOST_EVENTS or HERE.differentiated:
+            self._before_op()
+        if HERE.reruns:
+            return None if HERE.restoring else "rematerialized"
+        return "temporary" if thread.recorders or thread.deferring is not None or HERE.optimizing else "user"
 
     def _admit(self, change: Change) -> bool:
         """Take the room for a change; False if it is not certain that there is so much."""
@@ -451,13 +462,13 @@ class Ledger(Account):
             self._locked(journal.applied, node, inputs, self._entries.of)
         if self.detailed:
             cost = 1.0 + node.aval.nbytes if node.site is not None else cost_of(node, [b.node.aval for b in inputs])
-            self._events.append(partial(self._add_cost, cost, HERE.restoring))
+            self._events.append(partial(self._add_cost, units(cost), HERE.restoring))
 
     @whole
     def _locked(self, tell: Callable[..., Any], *args: Any) -> Any:
         return tell(*args)
 
-    def _add_cost(self, cost: float, again: int) -> None:
+    def _add_cost(self, cost: int, again: int) -> None:
         for m in self._open:
             figures = m.__dict__
             figures["cost"] += cost
@@ -644,14 +655,16 @@ class Ledger(Account):
         at = -1
         changes: list[Change] = []
         for i, event in enumerate(batch):
-            if type(event) is tuple:
+            kind = type(event)
+            if kind is Entry:
+                if event.state == LIVE:
+                    live -= event.nbytes
+            elif kind is tuple:
                 change = event[0]
                 changes.append(change)
                 if live + change.top > top:
                     top, at = live + change.top, i
                 live += change.net
-            elif type(event) is Entry and event.state == LIVE:
-                live -= event.nbytes
         higher = [m for m in self._open if top > m.__dict__["peak_bytes"]] if top > start else []
         if not all(any(m is known for known in higher) for m in self._peaked):
             self._note_peak()
@@ -691,21 +704,28 @@ class Ledger(Account):
         entries, journal = self._entries, self.journal
         new, freed = entries.new, 0
         for event in events:
-            if type(event) is tuple:
-                freed += event[0].top - event[0].net
-                for entry in event[1:]:
-                    new[id(entry)] = entry
-                    if journal is not None and (buffer := entry()) is not None:
-                        journal.allocated(entry, buffer.node)
-            elif type(event) is list:
+            kind = type(event)
+            if kind is tuple:
+                change, entry = event[0], event[1]
+                new[id(entry)] = entry
+                freed += change.back
+                if len(event) > 2:
+                    new.update([(id(entry), entry) for entry in event])
+                    del new[id(change)]
+                if journal is not None and (buffer := entry()) is not None:
+                    journal.allocated(entry, buffer.node)
+            elif kind is Entry:
+                if event.state == LIVE:
+                    freed += event.nbytes
+                    if new.pop(id(event), None) is None:
+                        entries.remove(event)
+                    event.state = GONE
+                    if journal is not None:
+                        journal.left(event)
+            elif kind is list:
                 self._relabel_entry(*event)
-            elif type(event) is not Entry:
+            else:
                 event()
-            elif event.state == LIVE:
-                freed += event.nbytes
-                entries.remove(event)
-                if journal is not None:
-                    journal.left(event)
         self.room += freed
         entries.take_in()
         for m in self._open:
