@@ -48,6 +48,13 @@ def unfused(make):
         region.set_small(16384)
 
 
+def test_tiles_that_are_numbered_by_several_axes(rng):
+    x = from_array(rng.normal(size=(4, 3, 7, 900))[:, :, ::-1])
+    tiles.set_tile_size(500)
+    make = lambda: tg.exp(x) * 2.0 + x
+    np.testing.assert_array_equal(make().numpy(), unfused(make))
+
+
 def test_sums_of_half_are_added_in_single_and_written_in_half():
     x = from_array(np.ones((200, 300), "float16"))
     rows, columns = tg.sum(x * 2, axis=1), tg.sum(x * 2, axis=0)

@@ -223,6 +223,14 @@ def test_no_work_is_counted_for_views_and_reads() -> None:
     assert (m.kernel_runs, m.bytes_moved, m.nodes_run, m.allocated_bytes) == (0, 0, Counter(), 0)
 
 
+def test_the_parts_of_a_peak_can_be_asked_for_before_the_block_ends() -> None:
+    x = c64(np.ones((100, 100)))
+    with no_garbage(), tg.measure() as m:
+        y = x @ x
+        assert m.peak_by_primitive["matmul"] == rounded(x.nbytes)
+    del y
+
+
 def test_a_copy_that_a_product_makes_of_an_operand_is_work() -> None:
     with installed():
         x, w = (tg.asarray(np.ones(shape), device="cuda") for shape in ((8, 6), (3, 4)))
