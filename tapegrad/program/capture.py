@@ -18,7 +18,7 @@ from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen, lookout, shadowed
 from tapegrad.core.live import LiveNumber, live_int
-from tapegrad.core.node import leaf, next_index
+from tapegrad.core.node import Node, leaf, next_index
 from tapegrad.core.state import during, executed
 from tapegrad.device import CPU, Device, dtypes, phantom
 from tapegrad.device.dry import DryDevice
@@ -120,6 +120,8 @@ class Capture(Dry):
         self._slots: list[Slot] = []
         self._constants_by_id: dict[int, Slot] = {}
         self._devices: dict[str, _Device] = {}
+        self.outside: dict[int, Buffer] = {}
+        """Values made before that the function uses, by their node's index."""
         self.cells = _Cells(self)
         self._errors = errors_now()
 
@@ -130,6 +132,22 @@ class Capture(Dry):
         if device is not CPU:
             raise UncapturableError(f"programs on {device} are not built yet")
         return self._devices.setdefault(device.name, _Device(device, self))
+
+    def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """As in any dry run; noted is what comes from outside."""
+        self.uses(inputs)
+        return super().run_elementwise(node, inputs, into)
+
+    def run_barrier(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
+        """As in any dry run; noted is what comes from outside."""
+        self.uses(inputs)
+        return super().run_barrier(node, inputs, into)
+
+    def uses(self, inputs: Sequence[Buffer]) -> None:
+        """The function uses values: those made before are constants of the program."""
+        for b in inputs:
+            if b.node.index < self._since:
+                self.outside[b.node.index] = b
 
     def small(self, site: Any, arrays: list[Array]) -> Array:
         """Note a ufunc on small arrays."""
@@ -349,6 +367,7 @@ class Call:
                 return Output(None, None, None, i)
         array = x._buffer.array
         if type(array) is not Phantom:
+            self.recorder.uses((x._buffer,))
             return Output(None, None, x)
         return Output(self.recorder.view(array, ("the result",)), x._buffer.node.aval)
 

@@ -13,6 +13,7 @@ from typing import Any
 from tapegrad import nest
 from tapegrad.autodiff.tape import GradientTape
 from tapegrad.core.aval import shaped
+from tapegrad.core.buffer import Buffer
 from tapegrad.device import CPU, dtypes
 from tapegrad.engine.evaluate import fill
 from tapegrad.program.capture import Call, in_a_dry_run
@@ -30,6 +31,7 @@ class Joint:
     ``count``: leaves of the result; after them the forward yields what is carried.  ``weighed``: the leaves that have
     cotangents.  ``carried``: what the backward takes before the cotangents: arguments (by position), variables, values.
     ``sources``: what it yields gradients of: arguments (by position) and variables; None where there is none.
+    ``outside``: values made before that the function uses, of which it yields no gradient.
     """
 
     forward: Program
@@ -39,6 +41,7 @@ class Joint:
     carried: list[tuple[Kind, Any]]
     sources: list[int | Variable]
     has_gradient: list[bool]
+    outside: list[Buffer]
 
 
 def capture_joint(
@@ -83,6 +86,7 @@ def _captured(call: Call, f: Callable[..., Any], args: Sequence[Any], named: dic
         pruned(forward),
         pruned(Program(rewritten, found, outputs, [], given, [])),
         len(leaves), weighed, kinds, [*inputs, *variables], [g is not None for g in grads],
+        list(call.recorder.outside.values()),
     )  # fmt: skip
 
 

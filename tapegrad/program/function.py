@@ -268,6 +268,10 @@ class Function(Generic[P, R]):
         if entry.call is None:
             self.stats.fell_back(f"on a tape: {entry.reason}")
             return self._f(*args, **named)
+        lost = entry.call.loses(thread.recorders)
+        if lost is not None:
+            self.stats.fell_back(f"on a tape: {lost}")
+            return self._f(*args, **named)
         try:
             result = entry.call(self._f, args, named, tensors)
         except (RelaidError, MislaidError) as e:

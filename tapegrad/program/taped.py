@@ -6,19 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad import nest
-from tapegrad.autodiff.custom_gradient import custom_gradient
 from tapegrad.autodiff.tape import GradientTape
+from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import locks
+from tapegrad.core.aval import ShapedArray
 from tapegrad.core.cell import shadowed
+from tapegrad.core.protocols import Recorder
 from tapegrad.core.state import during, thread
 from tapegrad.errors import FunctionError
 from tapegrad.ops.create.creation import ones_like
+from tapegrad.ops.dispatch import stack
 from tapegrad.program.derivative import Joint
-from tapegrad.program.eager import called, difference
+from tapegrad.program.eager import difference
 from tapegrad.program.program import Kind
 from tapegrad.program.replay import Replay
-from tapegrad.tensor import Tensor
-from tapegrad.variable import Variable
+from tapegrad.tensor import Tensor, alias
 
 
 class TapedCall:
@@ -27,36 +29,39 @@ class TapedCall:
     def __init__(self, joint: Joint) -> None:
         self._joint = joint
         self._forward, self._backward = Replay(joint.forward), Replay(joint.backward)
-        self._keys = [s if isinstance(s, int) else id(s) for s in joint.sources]
+        self._positions = [s for s in joint.sources if isinstance(s, int)]
+        self._variables = [s for s in joint.sources if not isinstance(s, int)]
         self._lock = locks.lock()
 
     def __call__(self, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor]) -> Any:
         """The result of a replayed call, recorded."""
         joint = self._joint
-        static: dict[int, Any] = {}
-
-        @custom_gradient
-        def call(*inputs: Tensor) -> Any:
-            for _, owner, _ in joint.forward.reads:
-                owner.value()  # tapes note that it is read
-            leaves, carried = self._run(tensors)
-            self._forward.commit()
-            made = [i for i, x in enumerate(leaves) if type(x) is Tensor]
-            static.update(enumerate(leaves))
-
-            def gradient(*dys: Tensor, variables: Sequence[Variable] = ()) -> Any:
-                if thread.recorders:
-                    answers = self._again(f, args, named, tensors, dys)
-                else:
-                    answers = self._pull(carried, [dys[made.index(i)] for i in joint.weighed])
-                by_input = [answers.get(i) for i in range(len(inputs))]
-                return (by_input, [answers.get(id(v)) for v in variables]) if variables else by_input
-
-            return [leaves[i] for i in made], gradient
-
-        recorded = iter(call(*tensors))
-        leaves = [next(recorded) if type(x) is Tensor else x for x in static.values()]
+        for _, owner, _ in joint.forward.reads:
+            owner.value()  # tapes note that it is read
+        contents = [v._cell.get(v) for v in self._variables]
+        leaves, carried = self._run(tensors)
+        outputs = [leaves[i] for i in joint.weighed]
+        for i, x in zip(joint.weighed, outputs, strict=True):
+            if any(x is t for t in tensors):  # a tape follows the result as a value of its own
+                leaves[i] = Tensor(alias(x._buffer))
+        record = _Record(self, f, args, named, tensors, carried, [x._buffer.node.aval for x in outputs])
+        inputs = (*(tensors[i]._buffer for i in self._positions), *contents)
+        results = tuple([leaves[i]._buffer for i in joint.weighed])
+        self._forward.commit()
+        if results:
+            for recorder in thread.recorders:
+                recorder.record_call(record, inputs, results)
         return nest.rebuild(joint.forward.result, iter(leaves))
+
+    def loses(self, recorders: Sequence[Recorder]) -> str | None:
+        """Why the record would have no gradient of something that a tape watches; None: it has all."""
+        joint = self._joint
+        if any(r.follows(b) for b in joint.outside for r in recorders):
+            return "it uses a tensor from outside that a tape watches: pass that as an argument"
+        for cell, owner, _ in joint.forward.reads:
+            if not any(owner is s for s in joint.sources) and any(r.follows(cell.get()) for r in recorders):
+                return f"it reads {owner.name!r}, which is not trainable and which a tape watches"
+        return None
 
     def _run(self, tensors: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
         """The leaves of the result, and what the backward is to take."""
@@ -72,47 +77,76 @@ class TapedCall:
                 carried.append(Tensor(source.get()) if kind is Kind.VARIABLE else next(made))
         return leaves, carried
 
-    def _pull(self, carried: list[Tensor], cts: Sequence[Tensor]) -> dict[int, Any]:
-        """Gradients, by the position of an argument or the id of a variable."""
+    def pull(self, carried: list[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
+        """Gradients of the sources."""
         given = [*carried, *cts]
         with self._lock:
             self._backward.run(given)
             grads = iter(self._backward.results(given))
-        return {k: next(grads) for k, has in zip(self._keys, self._joint.has_gradient, strict=True) if has}
+        return [next(grads) if has else None for has in self._joint.has_gradient]
 
-    def _again(self, f: Any, args: Any, named: Any, tensors: list[Tensor], dys: Sequence[Tensor]) -> dict[int, Any]:
+    def again(self, f: Any, args: Any, named: Any, tensors: list[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
         """Gradients that can be differentiated again: by running the function once more, operation by operation."""
         if self._joint.forward.writes:
             raise FunctionError(
                 "a captured function that draws random numbers or writes to variables was recorded on a tape, and its "
                 "gradient is differentiated again: call the function itself, not the captured one"
             )
-        return dict(zip(self._keys, self._gradient(f, args, named, tensors, dys)[1], strict=True))
+        return self._gradient(f, args, named, tensors, cts)[1]
 
     def _gradient(
         self, f: Any, args: Any, named: Any, tensors: list[Tensor], cts: Sequence[Tensor]
     ) -> tuple[list[Any], list[Any]]:
-        """The leaves of the result and the gradients, eagerly; ``cts``: of all tensors, or of those weighed."""
+        """The leaves of the result, and gradients of the sources, eagerly."""
         with GradientTape() as tape:
-            tape.watch([t for t in tensors if t.dtype.kind in "fcV"])
-            leaves = nest.flatten(called(f, args, named))
-        targets = [x for x in leaves if type(x) is Tensor]
-        if len(cts) != len(targets):
-            targets = [leaves[i] for i in self._joint.weighed]
-        wanted = [tensors[s] if isinstance(s, int) else s for s in self._joint.sources]
+            tape.watch([tensors[i] for i in self._positions])
+            leaves = nest.flatten(f(*args, **named))
+        targets = [leaves[i] for i in self._joint.weighed]
+        wanted = [*(tensors[i] for i in self._positions), *self._variables]
         return leaves, tape.gradient(targets, wanted, output_gradients=list(cts)) if targets else [None] * len(wanted)
 
     def wrong(self, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor]) -> str | None:
         """Where forward or backward differ from an eager run in some bit (None: nowhere); nothing is written."""
         leaves, carried = self._run(tensors)
         cts = [ones_like(leaves[i]) for i in self._joint.weighed]
-        mine = self._pull(carried, cts)
+        mine = self.pull(carried, cts)
         with shadowed({}):
             wanted, grads = during(self._gradient, f, args, named, tensors, cts, recorders=())
         where = difference(leaves, wanted, ())
         if where is not None:
             return f"a replay differs from an eager run in {where}"
-        for key, g in zip(self._keys, grads, strict=True):
-            if (key in mine) != (g is not None) or (g is not None and difference([mine[key]], [g], ()) is not None):
+        for g, h in zip(mine, grads, strict=True):
+            if (g is None) != (h is None) or (g is not None and difference([g], [h], ()) is not None):
                 return "a replayed gradient differs from that of an eager run"
         return None
+
+
+class _Record:
+    """One call, as a tape's record sees it: its inputs are the sources, its outputs the leaves that are weighed."""
+
+    again: Callable[[list[Any]], list[Any]] | None = None
+    pushforward = None
+    """Forward mode sees what a call does inside: calls are not replayed there."""
+
+    def __init__(
+        self, taped: TapedCall, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor],
+        carried: list[Tensor], outputs: list[ShapedArray],
+    ) -> None:  # fmt: skip
+        self.name = f"tg.function of {getattr(f, '__name__', type(f).__name__)}"
+        self._taped, self._carried, self._outputs = taped, carried, outputs
+        self._call = f, args, named, tensors
+
+    def pullback(
+        self, cts: list[Tensor | None], needed: frozenset[int], lead: int | None, come: dict[int, Any]
+    ) -> list[Tensor | None]:
+        """By the backward program; for several rows of cotangents, row by row."""
+        if lead is None:
+            return self._pulled(cts)
+        rows = [self._pulled([None if ct is None else ct[i] for ct in cts]) for i in range(lead)]
+        return [None if column[0] is None else stack(column) for column in zip(*rows, strict=True)]
+
+    def _pulled(self, cts: list[Tensor | None]) -> list[Tensor | None]:
+        weights = [zeros_of(aval) if ct is None else ct for ct, aval in zip(cts, self._outputs, strict=True)]
+        if thread.recorders:
+            return self._taped.again(*self._call, weights)
+        return self._taped.pull(self._carried, weights)

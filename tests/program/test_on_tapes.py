@@ -235,3 +235,53 @@ def test_a_float_error_in_a_replay_on_a_tape_leaves_variables():
             with pytest.raises(FloatingPointError):
                 taped(f, bad)
             assert bits(v) == before or f.stats.replays == 0
+
+
+def test_a_watched_tensor_from_outside_keeps_its_gradient():
+    c, x = tg.asarray(data(5)), tg.asarray(data(5))
+    f = tg.function(lambda x: tg.sum(x * c))
+    for watched in ([x], [x], [x, c], [x, c]):
+        with tg.GradientTape() as tape:
+            tape.watch(watched)
+            y = f(x)
+        for g, want in zip(tape.gradient(y, watched), (c, x), strict=False):
+            assert bits(g) == bits(want)
+    assert f.stats.replays == 1
+    (reason,) = f.stats.fallbacks
+    assert "pass that as an argument" in reason and f.stats.fallbacks[reason] == 2
+
+
+def test_a_result_from_outside_keeps_its_gradient():
+    c, x = tg.asarray(data(5)), tg.asarray(data(5))
+    f = tg.function(lambda x: (x * 2, c))
+    for _ in range(3):
+        with tg.GradientTape() as tape:
+            tape.watch([x, c])
+            y = tg.sum(f(x)[1] * 3)
+        assert bits(tape.gradient(y, c)) == bits(tg.ones(5, "float32") * 3)
+
+
+def test_a_watched_variable_that_is_not_trainable_keeps_its_gradient():
+    v, x = tg.Variable(data(5), trainable=False), tg.asarray(data(5))
+    f = tg.function(lambda x: tg.sum(x * v))
+    for _ in range(3):
+        with tg.GradientTape() as tape:
+            tape.watch([x, v])
+            y = f(x)
+        assert bits(tape.gradient(y, v)) == bits(x)
+    assert [r for r in f.stats.fallbacks if "not trainable" in r]
+
+
+def test_a_jacobian_through_a_captured_call():
+    x = tg.asarray(data(4))
+    f = tg.function(lambda x: tg.tanh(x) * 3)
+    for _ in range(3):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = f(x)
+        got = tape.jacobian(y, x)
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.tanh(x) * 3
+        assert np.allclose(got.numpy(), tape.jacobian(y, x).numpy(), rtol=1e-6)
+    assert f.stats.replays == 2
