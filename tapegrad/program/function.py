@@ -20,7 +20,7 @@ from tapegrad.device import is_array, threads
 from tapegrad.errors import BudgetError, FunctionError, TapegradError
 from tapegrad.program.capture import PACKAGE, capture, why_not
 from tapegrad.program.derivative import capture_joint
-from tapegrad.program.eager import PLAIN, called, copied, difference, eager, unlike
+from tapegrad.program.eager import PLAIN, copied, difference, eager, unlike
 from tapegrad.program.program import Layouts, Program
 from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
 from tapegrad.program.taped import TapedCall
@@ -259,8 +259,8 @@ class Function(Generic[P, R]):
             if self._is_full(self._taped, key):
                 return self._f(*args, **named)
             entry = _Taped(held)
-            result = called(self._f, args, named)
-            unrecorded(entry.prepare, self._f, args, named, tensors)
+            prepare = lambda _: unrecorded(entry.prepare, self._f, args, named, tensors)
+            result = eager(self._f, args, named, prepare)
             self._taped[key] = entry
             if entry.reason is None:
                 self.stats.traces += 1

@@ -7,6 +7,7 @@ import pytest
 from captured import alike, bits
 
 import tapegrad as tg
+from tapegrad.errors import FunctionError
 
 
 def data(*shape: int, seed: int = 0) -> np.ndarray:
@@ -285,3 +286,20 @@ def test_a_jacobian_through_a_captured_call():
             y = tg.tanh(x) * 3
         assert np.allclose(got.numpy(), tape.jacobian(y, x).numpy(), rtol=1e-6)
     assert f.stats.replays == 2
+
+
+            assert bits(v) == before
+
+
+def test_a_look_at_a_value_on_a_tape():
+    v = tg.Variable(np.ones(3, "float32"))
+
+    @tg.function
+    def f(x):
+        v.assign_add(x)
+        return x * float(tg.sum(x))
+
+    for _ in range(3):
+        with pytest.raises(FunctionError, match="test_on_tapes.py:"):
+            taped(f, tg.asarray(data(3)))
+        assert (v.numpy() == 1.0).all()
