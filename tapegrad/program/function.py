@@ -16,7 +16,7 @@ from tapegrad.autodiff.recording import Recording
 from tapegrad.core import locks
 from tapegrad.core.cell import seen_by_overlays
 from tapegrad.core.state import own_executor, thread, unrecorded
-from tapegrad.device import is_array, threads
+from tapegrad.device import CPU, is_array, threads
 from tapegrad.errors import BudgetError, FunctionError, TapegradError
 from tapegrad.program.capture import PACKAGE, capture, why_not
 from tapegrad.program.derivative import capture_joint
@@ -370,6 +370,10 @@ def _by_tapes(recorders: Sequence[Any]) -> bool:
     return all(isinstance(r, Recording) for r in recorders)
 
 
+_BY_TEXT = (float, complex, CPU.xp.generic)
+_BY_VALUE = (*PLAIN, CPU.xp.generic)
+
+
 # Signatures --------------------------------------------------------------------------------------------------------
 
 
@@ -398,8 +402,8 @@ def _signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor
             lies = None if array is None or array.flags.c_contiguous else array.strides
             parts.append((aval, lies, positions.setdefault(id(buffer), len(tensors))))
             tensors.append(x)
-        elif isinstance(x, PLAIN):
-            parts.append((type(x), repr(x) if isinstance(x, (float, complex)) else x, None))  # nan is not nan
+        elif isinstance(x, _BY_VALUE):
+            parts.append((type(x), repr(x) if isinstance(x, _BY_TEXT) else x, None))  # nan is not nan
         else:
             parts.append((type(x), id(x)))
             held.append(x)

@@ -98,6 +98,14 @@ def test_python_numbers_of_equal_value_and_other_type():
     alike(program, (5, 10))
 
 
+def test_scalars_of_numpy_are_known_by_value():
+    def program(function):
+        f = function(lambda x, n, k: x * n + k)
+        return [f(data(3, seed=i), np.float32(0.5), np.int64(3 + i % 2)) for i in range(12)]
+
+    alike(program, (2, 8))
+
+
 def test_a_changed_python_number_is_another_signature():
     def program(function):
         f = function(lambda x, n: x * n)
