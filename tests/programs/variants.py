@@ -331,9 +331,9 @@ class Case:
         if self.looks:
             return
         main, run = compiled(self.program, CALLS), Captured()
-        self.littered = True  # by the function and its globals
         wanted = self.run(Run(), main)
         got = self.run(run, main)
+        self.littered = True  # the function and its globals refer to each other
         check_bits(got, wanted)
         wrong = [i for i, (g, w) in enumerate(zip(got, wanted, strict=True)) if w is not None and _differ(g, w)]
         if wrong:
