@@ -31,6 +31,7 @@ class Joint:
     ``count``: leaves of the result; after them the forward yields what is carried.  ``weighed``: the leaves that have
     cotangents.  ``carried``: what the backward takes before the cotangents: arguments (by position), variables, values.
     ``sources``: what it yields gradients of: arguments (by position) and variables; None where there is none.
+    ``depends``: of each of these gradients, the cotangents on which it depends (by position among the weighed).
     ``outside``: values made before that the function uses, of which it yields no gradient.
     """
 
@@ -41,6 +42,7 @@ class Joint:
     carried: list[tuple[Kind, Any]]
     sources: list[int | Variable]
     has_gradient: list[bool]
+    depends: list[frozenset[int]]
     outside: list[Buffer]
 
 
@@ -86,8 +88,27 @@ def _captured(call: Call, f: Callable[..., Any], args: Sequence[Any], named: dic
         pruned(forward),
         pruned(Program(rewritten, found, outputs, [], given, [])),
         len(leaves), weighed, kinds, [*inputs, *variables], [g is not None for g in grads],
+        _dependence(rewritten, outputs, given[len(carrier.slots) :], len(carrier.slots)),
         list(call.recorder.outside.values()),
     )  # fmt: skip
+
+
+def _dependence(
+    steps: Sequence[Step], outputs: Sequence[Output], cotangents: Sequence[View], before: int
+) -> list[frozenset[int]]:
+    """For each gradient the cotangents on which it depends; ``before``: the arguments before the first of them."""
+    nothing: frozenset[int] = frozenset()
+    known = {id(v.slot): frozenset([j]) for j, v in enumerate(cotangents)}
+    for step in steps:
+        together = nothing.union(*(known.get(id(v.slot), nothing) for v in step.reads))
+        for v in step.writes:
+            known[id(v.slot)] = known.get(id(v.slot), nothing) | together
+    return [
+        known.get(id(o.view.slot), nothing)
+        if o.view is not None
+        else nothing if o.argument is None else frozenset([o.argument - before])
+        for o in outputs
+    ]  # fmt: skip
 
 
 class _Carrier:

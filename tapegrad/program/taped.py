@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tapegrad import nest
@@ -77,13 +77,18 @@ class TapedCall:
                 carried.append(Tensor(source.get()) if kind is Kind.VARIABLE else next(made))
         return leaves, carried
 
-    def pull(self, carried: list[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
-        """Gradients of the sources."""
+    def pull(self, carried: list[Tensor], cts: Sequence[Tensor], absent: Collection[int] = ()) -> list[Tensor | None]:
+        """Gradients of the sources; None where they depend on ``absent`` cotangents alone."""
         given = [*carried, *cts]
         with self._lock:
             self._backward.run(given)
             grads = iter(self._backward.results(given))
-        return [next(grads) if has else None for has in self._joint.has_gradient]
+        depends = iter(self._joint.depends)
+        answers: list[Tensor | None] = []
+        for has in self._joint.has_gradient:
+            gradient, on = (next(grads), next(depends)) if has else (None, ())
+            answers.append(None if absent and on and all(i in absent for i in on) else gradient)
+        return answers
 
     def again(self, f: Any, args: Any, named: Any, tensors: list[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
         """Gradients that can be differentiated again: by running the function once more, operation by operation."""
@@ -146,7 +151,8 @@ class _Record:
         return [None if column[0] is None else stack(column) for column in zip(*rows, strict=True)]
 
     def _pulled(self, cts: list[Tensor | None]) -> list[Tensor | None]:
+        absent = {i for i, ct in enumerate(cts) if ct is None}
         weights = [zeros_of(aval) if ct is None else ct for ct, aval in zip(cts, self._outputs, strict=True)]
         if thread.recorders:
             return self._taped.again(*self._call, weights)
-        return self._taped.pull(self._carried, weights)
+        return self._taped.pull(self._carried, weights, absent)
