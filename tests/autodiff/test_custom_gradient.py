@@ -295,6 +295,11 @@ def test_a_captured_watched_tensor_is_a_constant_with_a_warning() -> None:
             with pytest.warns(errors.CapturedTensorWarning, match="1 watched tensor"):
                 y = f(x)
         same(tape.gradient(y, [x, c]), [10.0 if len(watched) == 2 else None, None])
+    double = tg.custom_gradient(lambda q: (q * 2.0, lambda ct: ct * 2.0))
+    inside = tg.custom_gradient(lambda q: (q * double(c), lambda ct: ct * 10.0))
+    with tg.GradientTape() as tape, pytest.warns(errors.CapturedTensorWarning, match="1 watched tensor"):
+        tape.watch(c)
+        inside(x)
     quiet = tg.custom_gradient(lambda q: (q * tg.stop_gradient(c), lambda ct: ct * 10.0))
     with tg.GradientTape() as tape:
         tape.watch([x])

@@ -450,6 +450,7 @@ def test_few_bytes_are_an_error_at_once_that_says_how_many_are_needed() -> None:
     with pytest.raises(errors.RecomputeError, match="bytes=1000 .* is too little: no stored state fits") as e:
         wave_gradient(20, bytes=1000)
     assert "checkpointed_loop(step) at " in str(e.value) and f"{__file__}:" in str(e.value)
+    assert f"One state takes {48 * 48 * 8 * 2 + 512} bytes" in str(e.value)
     least = int(re.search(r"the loop needs (\d+) bytes", str(e.value))[1])  # type: ignore[index]
     assert wave_gradient(20, bytes=least)[1] <= least
     with pytest.raises(errors.RecomputeError, match="one stored state"):
