@@ -11,6 +11,7 @@ import pytest
 
 import tapegrad as tg
 from tapegrad.engine import region
+from tapegrad.engine.evaluate import fill
 from tapegrad.tensor import from_array
 
 BIG = (200, 100)
@@ -161,6 +162,16 @@ def test_targets_of_one_shape_that_share_work_share_a_kernel(x):
     assert len(region.kernels([a._buffer, lonely._buffer])) == 2
     other = from_array(np.ones(40000)) + 1
     assert len(region.kernels([a._buffer, other._buffer])) == 2
+
+
+def test_targets_of_several_shapes_that_read_one_array_have_kernels_of_their_own(rng):
+    row, m = from_array(rng.uniform(size=region.SMALL)), from_array(rng.uniform(size=(2, region.SMALL)))
+    with tg.measure() as measured:
+        one, two = row + 1.0, row * m
+        fill([one._buffer, two._buffer])
+    assert measured.kernel_runs == 2
+    np.testing.assert_array_equal(one.numpy(), row.numpy() + 1)
+    np.testing.assert_array_equal(two.numpy(), row.numpy() * m.numpy())
 
 
 def test_a_costly_value_is_stored_for_a_rule_and_only_then():

@@ -104,6 +104,7 @@ def test_a_plain_tape_keeps_none_of_what_is_offloaded(weights, x, disk) -> None:
     assert m.nodes_run["tanh"] == LAYERS
     gc.collect()
     assert disk.bytes_held == 0 and disk.bytes_read == away
+    assert offload.kept_bytes() == 0, "a disk keeps no device memory"
 
 
 def test_the_peak_does_not_grow_with_depth(x, disk) -> None:
