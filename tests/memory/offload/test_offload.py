@@ -133,6 +133,10 @@ def test_values_are_on_their_way_before_they_are_read(weights, x, disk) -> None:
         started, asked = log.log.index(("prefetch", n)), log.log.index(("get", n))
         assert started < log.log.index(("get", n + 1)) + (n == away - 1) * 2 and started < asked
     assert m.prefetches >= away - 1
+    coming: set[int] = set()
+    for what, n in log.log:
+        (coming.add if what == "prefetch" else coming.discard)(n)
+        assert len(coming) <= 2, "each takes memory before it is read"
 
 
 def test_a_held_value_stays(weights, x, disk) -> None:
