@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from tapegrad import nest
-from tapegrad.autodiff.recording import Recording
+from tapegrad.autodiff.companions import Pusher
 from tapegrad.core import locks
-from tapegrad.core.cell import seen_by_overlays
 from tapegrad.core.state import own_executor, thread, unrecorded
 from tapegrad.device import CPU, is_array, threads
+from tapegrad.engine.executor import Executor
 from tapegrad.errors import BudgetError, FunctionError, TapegradError
 from tapegrad.program.capture import PACKAGE, capture, why_not
 from tapegrad.program.derivative import capture_joint
@@ -128,7 +128,7 @@ class Function(Generic[P, R]):
 
     @locks.section
     def __call__(self, /, *args: P.args, **named: P.kwargs) -> R:
-        if thread.batches or own_executor() is not None or seen_by_overlays() or not _by_tapes(thread.recorders):
+        if thread.batches or isinstance(own_executor(), Executor) or not _by_tapes(thread.recorders):
             self.stats.fell_back("called inside a transformation or another captured function: inlined")
             return self._f(*args, **named)
         try:
@@ -367,7 +367,7 @@ def function(f: Any = None, /, *, max_signatures: int = 8) -> Any:
 
 
 def _by_tapes(recorders: Sequence[Any]) -> bool:
-    return all(isinstance(r, Recording) for r in recorders)
+    return not any(isinstance(r, Pusher) for r in recorders)
 
 
 _BY_TEXT = (float, complex, CPU.xp.generic)
