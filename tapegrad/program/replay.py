@@ -137,10 +137,10 @@ class Replay:
         for stream in self.program.streams:
             stream.now[:] = stream.cell.get()
 
-    def results(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """The leaves of the result: the caller's own."""
+    def results(self, tensors: Sequence[Tensor], count: int | None = None) -> list[Any]:
+        """The leaves of the result, or the first ``count`` of them: the caller's own."""
         leaves: list[Any] = []
-        for output, array in zip(self.program.outputs, self._outputs, strict=True):
+        for output, array in zip(self.program.outputs[:count], self._outputs[:count], strict=True):
             if output.argument is not None:
                 leaves.append(tensors[output.argument])
             else:

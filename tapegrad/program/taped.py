@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tapegrad import nest
+from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.tape import GradientTape
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import locks
@@ -39,7 +40,8 @@ class TapedCall:
         for _, owner, _ in joint.forward.reads:
             owner.value()  # tapes note that it is read
         contents = [v._cell.get(v) for v in self._variables]
-        leaves, carried = self._run(tensors)
+        kept = any(isinstance(r, Recording) for r in thread.recorders)  # a checkpoint's first run keeps no record
+        leaves, carried = self._run(tensors, kept)
         outputs = [leaves[i] for i in joint.weighed]
         for i, x in zip(joint.weighed, outputs, strict=True):
             if any(x is t for t in tensors):  # a tape follows the result as a value of its own
@@ -63,11 +65,13 @@ class TapedCall:
                 return f"it reads {owner.name!r}, which is not trainable and which a tape watches"
         return None
 
-    def _run(self, tensors: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
-        """The leaves of the result, and what the backward is to take."""
+    def _run(self, tensors: list[Tensor], kept: bool = True) -> tuple[list[Any], list[Tensor]]:
+        """The leaves of the result, and what the backward is to take if the call is ``kept``."""
         joint = self._joint
         self._forward.run(tensors)
-        results = self._forward.results(tensors)
+        results = self._forward.results(tensors, None if kept else joint.count)
+        if not kept:
+            return results, []
         leaves, made = results[: joint.count], iter(results[joint.count :])
         carried: list[Tensor] = []
         for kind, source in joint.carried:
