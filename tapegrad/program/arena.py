@@ -7,11 +7,13 @@ smallest arena wins.  Training steps are nearly stacks, so the best of few order
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from tapegrad.device import CPU
 from tapegrad.program.program import Kind, Program, Slot, View, results
+
+_XP = CPU.xp
 
 
 class Block(NamedTuple):
@@ -106,17 +108,21 @@ def _join(groups: dict[int, list[Slot]], i: int, reads: Sequence[View], write: V
 def _placed(blocks: Sequence[Block]) -> tuple[int, dict[int, int]]:
     """Bytes taken, and the offset of each slot, where blocks are placed in this order."""
     offsets: dict[int, int] = {}
-    there: list[tuple[int, int, int, int]] = []  # begin, end, first, last: by where they begin
-    total = 0
+    there = _XP.empty((4, len(blocks)), _XP.int64)  # first, last, begin, end
+    count = total = 0
     for b in blocks:
         at = 0
-        for begin, end, first, last in there:
-            if begin >= at + b.nbytes:
-                break
-            if end > at and first <= b.last and last >= b.first:
-                at = end
+        first, last, begin, end = there[:, :count]
+        meets = _XP.flatnonzero((first <= b.last) & (last >= b.first))
+        if len(meets):
+            meets = meets[begin[meets].argsort(kind="stable")]
+            begins, ends = begin[meets], _XP.maximum.accumulate(end[meets])
+            if begins[0] < b.nbytes:
+                gaps = _XP.flatnonzero(begins[1:] >= ends[:-1] + b.nbytes)
+                at = int(ends[gaps[0]] if len(gaps) else ends[-1])
         if b.nbytes:
-            insort(there, (at, at + b.nbytes, b.first, b.last))
+            there[:, count] = b.first, b.last, at, at + b.nbytes
+            count += 1
         total = max(total, at + b.nbytes)
         for slot in b.slots:
             offsets[id(slot)] = at

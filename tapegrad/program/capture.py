@@ -19,6 +19,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen, lookout, shadowed
 from tapegrad.core.live import LiveNumber, live_int
 from tapegrad.core.node import Node, leaf, next_index
+from tapegrad.core.primitive import Opaque
 from tapegrad.core.state import during, executed
 from tapegrad.device import CPU, Device, dtypes, phantom
 from tapegrad.device.dry import DryDevice
@@ -31,6 +32,7 @@ from tapegrad.engine.evaluate import fill
 from tapegrad.engine.work import Call as Made
 from tapegrad.engine.work import Work, into
 from tapegrad.errors import DryRunError
+from tapegrad.memory.ledger.costs import cost_of, cost_of_application
 from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, Write, pruned
 from tapegrad.tensor import Tensor
 
@@ -122,6 +124,7 @@ class Capture(Dry):
         self._devices: dict[str, _Device] = {}
         self.outside: dict[int, Buffer] = {}
         """Values made before that the function uses, by their node's index."""
+        self._kernel_cost: float | None = None
         self.cells = _Cells(self)
         self._errors = errors_now()
 
@@ -159,8 +162,15 @@ class Capture(Dry):
 
         # NumPy multiplies complex numbers otherwise, and single halves, where the result overwrites an operand.
         shares = ufunc is not None and out.size > 1 and out.dtype.kind != "c"
-        self._note((prim.name,), arrays, [out], [], calls, shares=shares)
+        self._note((prim.name,), arrays, [out], [], calls, 1.0 + site.aval.nbytes, shares=shares)
         return out
+
+    def _evaluated(self, kernel: make.Kernel) -> tuple[list[Array], list[Array]]:
+        self._kernel_cost = sum(cost_of(b.node, [k.node.aval for k in b.keeps]) for b in kernel.region.order)
+        try:
+            return super()._evaluated(kernel)
+        finally:
+            self._kernel_cost = None
 
     def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
         """Note a work."""
@@ -172,8 +182,19 @@ class Capture(Dry):
             if temporaries is None:
                 temporaries = self._temporaries(work)
             made = None if work.writes else (number, work)
-            self._note(work.names, work.reads, outputs, temporaries, work.calls, made=made)
+            once = isinstance(work, make.Application) and isinstance(work.prim, Opaque) and work.prim.calls_user
+            cost = self._cost(work, outputs)
+            self._note(work.names, work.reads, outputs, temporaries, work.calls, cost, made=made, once=once)
         return outputs
+
+    def _cost(self, work: Work, outputs: Sequence[Array]) -> float:
+        """What the work takes, by the engine's rule."""
+        if self._kernel_cost is not None:
+            return self._kernel_cost
+        if isinstance(work, make.Application):
+            avals = [shaped(x.shape, x.dtype, CPU) for x in work.reads]
+            return cost_of_application(work.prim, work.params, work.aval, avals)
+        return 1.0 + sum(x.nbytes for x in (*work.reads, *outputs))
 
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
         """No program can repeat it."""
@@ -186,7 +207,7 @@ class Capture(Dry):
     def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
         """Note a check of values: each replay makes it."""
         calls = lambda reads, outputs, temporaries: [(f, tuple(reads))]
-        self._note(("check",), arrays, [], [], calls, effect=True)
+        self._note(("check",), arrays, [], [], calls, 1.0 + sum(x.nbytes for x in arrays), effect=True)
         return True
 
     # Slots ---------------------------------------------------------------------------------------------------------
@@ -231,8 +252,8 @@ class Capture(Dry):
 
     def _note(
         self, names: Sequence[str], reads: Sequence[Array], writes: Sequence[Array], temporaries: Sequence[Array],
-        calls: Callable[..., list[Made]], shares: bool = False, effect: bool = False,
-        made: tuple[int, Work] | None = None,
+        calls: Callable[..., list[Made]], cost: float, shares: bool = False, effect: bool = False,
+        made: tuple[int, Work] | None = None, once: bool = False,
     ) -> None:  # fmt: skip
         read = [self.view(x, names) for x in reads]
         for x in (*writes, *temporaries):
@@ -240,7 +261,10 @@ class Capture(Dry):
         written, own = ([self.view(x, names) for x in xs] for xs in (writes, temporaries))
         errors = errors_now()
         as_around = None if errors == self._errors else errors
-        step = Step(tuple(names), read, written, own, calls, shares, effect, users_line(), made, as_around)
+        line, number = users_line(), len(self.steps)
+        step = Step(
+            tuple(names), read, written, own, calls, shares, effect, line, made, as_around, once, cost, number
+        )
         self.steps.append(step)
 
 

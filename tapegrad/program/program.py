@@ -68,6 +68,9 @@ class Step:
 
     ``calls(reads, writes, temporaries)``: what does it on arrays.  ``shares``: whether a write may take the place of a
     read that ends here.  ``effect``: whether it is done though nobody reads what it writes (a check of values).
+    ``once``: whether it is done once and no more (it calls a function of the user's).  ``cost``: what it takes, in
+    bytes moved (``memory/ledger/costs.py``).  ``number``: which work of the captured call it is; a step that does it
+    again has the same.
     """
 
     names: tuple[str, ...]
@@ -82,6 +85,9 @@ class Step:
     """The number and the work of results of which only the library knows how they lie (see ``Layouts``)."""
     errors: Any = None
     """How floating-point errors are treated (see ``device/float_errors.py``); None: as the caller treats them."""
+    once: bool = False
+    cost: float = 1.0
+    number: int = 0
 
 
 Layouts = dict[int, dict[int, tuple[int, ...]]]

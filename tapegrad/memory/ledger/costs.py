@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.node import Node
-from tapegrad.core.primitive import LEAF, Barrier, Elementwise
+from tapegrad.core.primitive import LEAF, Barrier, Elementwise, Primitive
 from tapegrad.device import cxx
-from tapegrad.device.types import Array
+from tapegrad.device.types import Array, Params
 
 FLOPS_PER_BYTE = 10
 """Arithmetic that takes as long as moving a byte: about 10 on the CPUs this was measured on (100 Gflop/s at 10 GB/s in
@@ -31,14 +31,18 @@ def transfer_of(nbytes: int, there: bool) -> float:
 
 def cost_of(node: Node, inputs: Sequence[ShapedArray]) -> float:
     """The cost of applying ``node`` to values of these avals, in bytes moved; at least 1."""
-    prim = node.prim
+    return cost_of_application(node.prim, node.params, node.aval, inputs)
+
+
+def cost_of_application(prim: Primitive, params: Params, aval: ShapedArray, inputs: Sequence[ShapedArray]) -> float:
+    """The cost of applying ``prim`` to values of the avals ``inputs``, which yields one like ``aval``."""
     if prim is LEAF or prim.view:
         return 1.0
     if isinstance(prim, Elementwise):
-        return 1.0 + node.aval.nbytes
-    moved = 1.0 + node.aval.nbytes + sum(a.nbytes for a in inputs)
+        return 1.0 + aval.nbytes
+    moved = 1.0 + aval.nbytes + sum(a.nbytes for a in inputs)
     if isinstance(prim, Barrier) and prim.flops is not None:
-        moved += prim.flops(*inputs, **node.params) / FLOPS_PER_BYTE
+        moved += prim.flops(*inputs, **params) / FLOPS_PER_BYTE
     return moved
 
 

@@ -1,0 +1,129 @@
+"""Captured steps: how tight their arenas are, and what less memory costs.
+
+    python bench/function.py [--workloads resnet,lstm] [--fractions 0.5,0.3,0.2] [--timed] [--json]
+
+Steps are those of bench/budget.py, forward and gradients, at sizes of some thousand works.  From each step's program:
+
+    arena / bound   bytes of the plain arena over the most bytes alive at once, less than which no arena can have
+    activations     A: bytes of the arena when most of it is alive that are not among the results
+    limit           bytes for the arena: R + fraction * A, where R is what all results take
+    extra work      cost of what is done again, by the engine's cost rule, over the cost of the plain step
+
+``--timed`` adds the median time of a replay over that of the plain program's replay, one by turns, and checks bits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import common
+
+MIB = 2**20
+TARGETS = {
+    "ResNet": {0.5: 0.05, 0.3: 0.12, 0.2: 0.20}, "transformer": {0.5: 0.05, 0.3: 0.18, 0.2: 0.30},
+    "LSTM": {0.5: 0.10, 0.3: 0.20, 0.2: 0.30}, "acoustic wave": {0.5: 0.10, 0.3: 0.20, 0.2: 0.30},
+}  # fmt: skip
+"""The most extra work that is aimed at."""
+SIZES = {
+    "ResNet": {"blocks": 9, "channels": 16, "pixels": 32, "batch": 48},
+    "transformer": {"blocks": 8, "width": 256, "heads": 8, "positions": 128, "batch": 16},
+    "LSTM": {"steps": 100, "batch": 128, "hidden": 320, "features": 64},
+    "acoustic wave": {"steps": 200, "cells": 300},
+}
+
+
+def activations(graph: Any) -> tuple[int, int]:
+    """A and R (see above), in bytes."""
+    plain = graph.account(range(len(graph.reads)))
+    at = plain.live.index(plain.peak)
+    alive = sum(graph.sizes[s] for s in graph.finals if graph.producers[s] <= at)
+    return plain.peak - alive, sum(graph.sizes[s] for s in graph.finals)
+
+
+def measured(name: str, step: Any, fractions: list[float], rounds: int, timed: bool) -> list[dict[str, Any]]:
+    """One row a fraction; the first is the plain program."""
+    from tapegrad.errors import BudgetError
+    from tapegrad.program.capture import capture
+    from tapegrad.program.fit import Planner
+    from tapegrad.program.memory import ALIGNMENT
+    from tapegrad.program.orders import Graph
+    from tapegrad.program.replay import Replay
+
+    program = capture(step, (), {})
+    planner = Planner(program, ALIGNMENT)
+    layout = planner.plain.layout
+    A, R = activations(Graph(program, ALIGNMENT))
+    rows: list[dict[str, Any]] = [
+        {"workload": name, "works": len(program.steps), "fraction": 1.0, "limit": None, "arena": layout.nbytes,
+         "bound": layout.lower_bound, "extra": 0.0, "target": None, "seconds": None, "time": None}
+    ]  # fmt: skip
+    plain = Replay(program) if timed else None
+    for fraction in fractions:
+        limit = int(R + fraction * A)
+        row = {"workload": name, "fraction": fraction, "limit": limit, "target": TARGETS[name].get(fraction)}
+        start = time.perf_counter()
+        try:
+            plan = Planner(program, ALIGNMENT).fit(limit)
+        except BudgetError as e:
+            rows.append(row | {"least": e.needed_bytes})
+            continue
+        row |= {
+            "seconds": time.perf_counter() - start, "works": len(plan.program.steps), "arena": plan.layout.nbytes,
+            "bound": plan.layout.lower_bound, "extra": plan.extra, "time": None,
+        }  # fmt: skip
+        if plain is not None:
+            row["time"] = _slower(plain, Replay(plan.program), rounds)
+        rows.append(row)
+    return rows
+
+
+def _slower(plain: Any, fitted: Any, rounds: int) -> float:
+    """How much longer a replay takes, as a part of the plain one; ends the script where bits differ."""
+    times = common.by_turns({"plain": lambda: plain.run([]), "fitted": lambda: fitted.run([])}, rounds)
+    for a, b in zip(plain.results([]), fitted.results([]), strict=True):
+        if a.numpy().tobytes() != b.numpy().tobytes():
+            raise SystemExit("the bits of a fitted program differ")
+    return common.ratio(times["plain"], times["fitted"]) - 1.0
+
+
+def cells(r: dict[str, Any]) -> list[str | None]:
+    """A row of the table."""
+    percent = lambda x: None if x is None else f"{100 * x:.1f} %"
+    size = lambda x: None if x is None else f"{x / MIB:.1f}"
+    label = r["workload"] if r["limit"] is None else f"  {r['fraction']:g}"
+    if "least" in r:
+        return [label, None, size(r["limit"]), f"infeasible, least {size(r['least'])}"]
+    seconds = None if r["seconds"] is None else f"{r['seconds']:.1f}"
+    ratio = f"{r['arena'] / r['bound']:.4f}"
+    return [label, str(r["works"]), size(r["limit"]), size(r["arena"]), ratio, percent(r["extra"]),
+            percent(r["target"]), percent(r["time"]), seconds]  # fmt: skip
+
+
+def main() -> None:
+    parser = common.parser(__doc__, threads=1, rounds=5)
+    parser.add_argument("--workloads", default="", help="parts of names, by commas (default: all)")
+    parser.add_argument("--fractions", default="0.5,0.3,0.2", help="of the activations (default: %(default)s)")
+    parser.add_argument("--timed", action="store_true", help="also run the programs")
+    options = parser.parse_args()
+    common.begin(options.threads)
+    common.load("tapegrad", options.threads)
+    from budget_workloads import WORKLOADS
+
+    words = [word.lower() for word in options.workloads.split(",")]
+    rows: list[dict[str, Any]] = []
+    for workload in WORKLOADS:
+        if workload.name in SIZES and any(word in workload.name.lower() for word in words):
+            step = workload.build(SIZES[workload.name], "float32")
+            fractions = [float(x) for x in options.fractions.split(",")]
+            rows += measured(workload.name, step, fractions, options.rounds, options.timed)
+    facts = common.about(options.threads)
+    columns = ["step, fraction of activations", "works", "limit, MiB", "arena, MiB", "arena / bound", "extra work",
+               "aim", "extra time", "planned in, s"]  # fmt: skip
+    common.show("Captured steps within fewer bytes", columns, [cells(r) for r in rows], facts)
+    if options.json:
+        common.write("function", facts, rows, fractions=options.fractions)
+
+
+if __name__ == "__main__":
+    main()
