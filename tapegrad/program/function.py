@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from tapegrad import nest
@@ -18,11 +19,17 @@ from tapegrad.core.state import own_executor, thread, unrecorded
 from tapegrad.device import CPU, is_array, threads
 from tapegrad.engine.executor import Executor
 from tapegrad.errors import BudgetError, FunctionError, TapegradError
+from tapegrad.memory.budget.manager import MANAGER
+from tapegrad.memory.sizes import parse_bytes
+from tapegrad.program import arena
 from tapegrad.program.capture import PACKAGE, capture, why_not
 from tapegrad.program.derivative import capture_joint
 from tapegrad.program.eager import PLAIN, copied, difference, eager, unlike
+from tapegrad.program.fit import Planner, fit
+from tapegrad.program.memory import ALIGNMENT
 from tapegrad.program.program import Layouts, Program
 from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
+from tapegrad.program.tables import Plan, table
 from tapegrad.program.taped import TapedCall
 from tapegrad.tensor import Tensor, convert
 
@@ -48,6 +55,8 @@ class _Entry:
 
     def __init__(self, key: Any, held: tuple[Any, ...]) -> None:
         self.key, self.held = key, held
+        self.plain: Program | None = None
+        self.limit = inf
         self.program: Program | None = None
         self.layouts: Layouts = {}
         self.replay: Replay | None = None
@@ -87,10 +96,11 @@ class _Taped:
 class Function(Generic[P, R]):
     """A captured function; see :func:`function`."""
 
-    def __init__(self, f: Callable[P, R], max_signatures: int) -> None:
+    def __init__(self, f: Callable[P, R], max_signatures: int, budget: int | str | None = None) -> None:
         functools.update_wrapper(self, f)
         self._f = f
         self._most = max_signatures
+        self._budget = inf if budget is None else parse_bytes(budget)
         self._entries: dict[Any, _Entry] = {}
         self._taped: dict[Any, _Taped] = {}
         self._lock = locks.lock()
@@ -113,7 +123,7 @@ class Function(Generic[P, R]):
             def method(*args: Any, **named: Any) -> R:
                 return self._f(weak(), *args, **named)  # type: ignore[arg-type]
 
-            known = self._methods[key] = weak, Function(method, self._most)
+            known = self._methods[key] = weak, Function(method, self._most, self._given_budget)
         return Method(owner, known[1])
 
     def __reduce__(self) -> Any:
@@ -121,7 +131,16 @@ class Function(Generic[P, R]):
         known: Any = sys.modules.get(self.__module__)
         for part in name.split("."):
             known = getattr(known, part, None)
-        return name if known is self else (Function, (self._f, self._most))
+        return name if known is self else (Function, (self._f, self._most, self._given_budget))
+
+    @property
+    def _given_budget(self) -> int | None:
+        return None if self._budget == inf else int(self._budget)
+
+    @property
+    def _limit(self) -> float:
+        """Bytes that a program may take now: the budget, or that of an enclosing ``memory_budget``."""
+        return min(self._budget, MANAGER.limit)
 
     def __repr__(self) -> str:
         return f"<tg.function of {getattr(self._f, '__qualname__', self._f)!s}, {len(self._entries)} signatures>"
@@ -163,6 +182,9 @@ class Function(Generic[P, R]):
 
     def _replayed(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any], tensors: list[Tensor]) -> R:
         """A call of a known signature.  Raises RelaidError before anything is done."""
+        if self._limit < entry.limit:
+            entry.replay = None
+            self._fit(entry)
         if entry.replay is None:
             self._prepare(entry)
             if entry.replay is None:
@@ -194,12 +216,23 @@ class Function(Generic[P, R]):
         else:
             entry.reason = unlike([o.value for o in program.outputs], nest.flatten(result))
             if entry.reason is None:
-                entry.program = program
+                entry.plain = program
+                self._fit(entry)
                 self.stats.traces += 1
+
+    def _fit(self, entry: _Entry) -> None:
+        """Make the program that keeps the budget in force, or tell why none does.  Raises BudgetError if it is ours."""
+        entry.limit = self._limit
+        try:
+            entry.program = entry.plain if entry.limit == inf else fit(entry.plain, int(entry.limit), ALIGNMENT)  # type: ignore[arg-type]
+        except BudgetError as e:
+            if entry.limit == self._budget:
+                raise
+            entry.reason = f"no room for the program: {e}"
 
     def _captured_again(self, entry: _Entry, e: MislaidError, args: tuple[Any, ...], named: dict[str, Any]) -> R:
         """A call that runs eagerly, and whose program is made anew, for how results lie."""
-        entry.program = entry.replay = None
+        entry.program = entry.plain = entry.replay = None
         entry.verified = False
         if e.layouts.items() <= entry.layouts.items():
             entry.reason = str(e)
@@ -220,8 +253,10 @@ class Function(Generic[P, R]):
         return True
 
     def _prepare(self, entry: _Entry) -> None:
+        if entry.program is None:  # no plan keeps the budget
+            return
         try:
-            entry.replay = Replay(entry.program)  # type: ignore[arg-type]
+            entry.replay = Replay(entry.program)
         except (TapegradError, NotImplementedError) as e:
             entry.reason = f"{type(e).__name__}: {e}"
 
@@ -245,7 +280,7 @@ class Function(Generic[P, R]):
                 entry.reason = f"a replay differs from an eager run in {wrong}"
         if entry.reason is not None:
             _warn(f"{self!r} runs eagerly: {entry.reason}")
-            entry.replay = entry.program = None
+            entry.replay = entry.program = entry.plain = None
         entry.verified = True
         return result
 
@@ -283,8 +318,8 @@ class Function(Generic[P, R]):
     def explain(self, *args: P.args, **named: P.kwargs) -> str:
         """Whether a call with these arguments has a program, and if not, what differs from the nearest signature."""
         with self._lock:
-            converted = nest.map_leaves(_tensor, (args, named))
-            key, _, _ = _signature(*converted)
+            given, by_name = nest.map_leaves(_tensor, (args, named))
+            key, _, _ = _signature(given, by_name)
             entry = self._entries.get(key)
             if entry is None:
                 return "miss: " + (_advice(self._entries, key) if self._entries else "nothing has been captured yet")
@@ -300,16 +335,39 @@ class Function(Generic[P, R]):
         """
         with self._lock:
             given, by_name = nest.map_leaves(_tensor, (args, named))
-            key, _, tensors = _signature(given, by_name)
-            entry = self._entries.get(key)
-            if entry is None or entry.program is None:
-                raise FunctionError(f"{self!r}: {self.explain(*args, **named)}; call it first")
+            entry, tensors = self._known(given, by_name)
             wrong = first_difference(entry.program, tensors)
             replay = entry.replay or Replay(entry.program)
             replay.run(tensors)
             leaves, writes = replay.results(tensors), [(w, copied(x)) for w, x in replay.writes()]
             result = eager(self._f, given, by_name)
             return wrong or difference(leaves, nest.flatten(result), writes)
+
+    def _known(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[Tensor]]:
+        """The signature of these arguments, which has a program, and the tensors.  Raises FunctionError."""
+        key, _, tensors = _signature(args, named)
+        entry = self._entries.get(key)
+        if entry is None or entry.program is None:
+            raise FunctionError(f"{self!r}: {self.explain(*args, **named)}; call it first")
+        return entry, tensors
+
+    def plan(self, *args: P.args, **named: P.kwargs) -> Plan:
+        """What a replay with these arguments takes: bytes, works, and what is done again to stay within a budget.
+
+        Raises FunctionError if there is no program.
+        """
+        with self._lock:
+            entry, _ = self._known(*nest.map_leaves(_tensor, (args, named)))
+            return table(entry.program, entry.plain, arena.plan(entry.program, ALIGNMENT))
+
+    def pareto(self, *args: P.args, **named: P.kwargs) -> list[tuple[int, float]]:
+        """What less memory costs: (bytes of the arena, extra work as a part of the plain call's), least bytes first.
+
+        Raises FunctionError if there is no program.
+        """
+        with self._lock:
+            entry, _ = self._known(*nest.map_leaves(_tensor, (args, named)))
+            return Planner(entry.plain, ALIGNMENT).pareto()
 
     def release(self) -> None:
         """Free the arenas of all programs; the next calls begin anew."""
@@ -336,14 +394,16 @@ class Method:
 
 
 @overload
-def function(f: Callable[P, R], /, *, max_signatures: int = ...) -> Function[P, R]: ...
+def function(f: Callable[P, R], /, *, budget: int | str | None = ..., max_signatures: int = ...) -> Function[P, R]: ...
 
 
 @overload
-def function(f: None = ..., /, *, max_signatures: int = ...) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+def function(
+    f: None = ..., /, *, budget: int | str | None = ..., max_signatures: int = ...
+) -> Callable[[Callable[P, R]], Function[P, R]]: ...
 
 
-def function(f: Any = None, /, *, max_signatures: int = 8) -> Any:
+def function(f: Any = None, /, *, budget: int | str | None = None, max_signatures: int = 8) -> Any:
     """``f``, whose works are captured at its first call and replayed, without Python's overhead, from the third on.
 
     ``f`` is a function or method, say a whole training step: tape, gradients, ``optimizer.apply_gradients``.  For each
@@ -356,13 +416,19 @@ def function(f: Any = None, /, *, max_signatures: int = 8) -> Any:
     happen while it runs eagerly and while it is written down, not in a replay.  Values written to variables come last,
     all or none.
 
+    ``budget``: bytes, or a size such as ``"512MiB"``, for the arena of a program with the variables and constants that
+    it reads; so is that of an enclosing ``tg.memory_budget``.  Where the plain program takes more, values are made
+    again in place of being kept, bit for bit; ``.plan(*args)`` shows which, ``.pareto(*args)`` what less memory would
+    cost.  Eager runs take what they take.
+
     ``max_signatures``: for more, calls run eagerly, with one warning.  ``.stats`` tells what calls did, and the reason
     of each that ran eagerly.  ``TAPEGRAD_FUNCTION=0`` in the environment runs everything eagerly, with the same errors.
 
+    Raises BudgetError at the first call if no plan keeps the budget; then no variable is written.
     Raises FunctionError where ``f`` looks at a value (``if t:``, ``float(t)``, ``.numpy()``).  TensorFlow's
     ``tf.function`` rewrites such code (AutoGraph); this does not.
     """
-    make = lambda f: Function(f, max_signatures)
+    make = lambda f: Function(f, max_signatures, budget)
     return make if f is None else make(f)
 
 
