@@ -262,9 +262,7 @@ class Capture(Dry):
         errors = errors_now()
         as_around = None if errors == self._errors else errors
         line, number = users_line(), len(self.steps)
-        step = Step(
-            tuple(names), read, written, own, calls, shares, effect, line, made, as_around, once, cost, number
-        )
+        step = Step(tuple(names), read, written, own, calls, shares, effect, line, made, as_around, once, cost, number)
         self.steps.append(step)
 
 
