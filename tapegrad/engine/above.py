@@ -18,6 +18,14 @@ from tapegrad.engine.evaluate import announce
 T = TypeVar("T")
 
 
+def lowest() -> Protocol:
+    """Who does the works of this thread in the end: the executor in force without those over it."""
+    executor = state.own_executor() or state.below()
+    while isinstance(executor, Above):
+        executor = executor.below
+    return executor
+
+
 class Above:
     """An executor over the one in force: what it does not do itself, that one does."""
 

@@ -15,9 +15,10 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.core import locks
-from tapegrad.core.state import own_executor, thread, unrecorded
+from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import CPU, is_array, threads
-from tapegrad.engine.executor import Executor
+from tapegrad.engine.above import lowest
+from tapegrad.engine.dry_run import Dry
 from tapegrad.errors import BudgetError, FunctionError, TapegradError
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.sizes import parse_bytes
@@ -147,7 +148,7 @@ class Function(Generic[P, R]):
 
     @locks.section
     def __call__(self, /, *args: P.args, **named: P.kwargs) -> R:
-        if thread.batches or isinstance(own_executor(), Executor) or not _by_tapes(thread.recorders):
+        if thread.batches or isinstance(lowest(), Dry) or not _by_tapes(thread.recorders):
             self.stats.fell_back("called inside a transformation or another captured function: inlined")
             return self._f(*args, **named)
         try:

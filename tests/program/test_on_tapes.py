@@ -312,3 +312,47 @@ def test_a_result_that_is_not_connected_has_no_gradient():
         assert tape.gradient(z, x) is None and tape.gradient(z, w) is None and tape.gradient(y, w) is None
         assert bits(tape.gradient(y, x)) == bits(tg.cos(x))
     assert f.stats.replays == 2
+
+
+def test_a_captured_function_in_a_checkpoint_in_a_captured_function():
+    inner = tg.function(lambda x: tg.tanh(x) * x)
+    block = tg.recompute_grad(lambda x: inner(tg.sin(x)))
+
+    def step(x):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(block(x) ** 2)
+        return y, tape.gradient(y, x)
+
+    def plain(x):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum((tg.tanh(tg.sin(x)) * tg.sin(x)) ** 2)
+        return y, tape.gradient(y, x)
+
+    for k in range(3):  # the inner one gets programs of its own before the outer one is captured
+        step(tg.asarray(data(4, seed=k)))
+    outer = tg.function(step)
+    for k in range(4):
+        x = tg.asarray(data(4, seed=k))
+        assert bits(outer(x)) == bits(step(x))
+        assert all(np.allclose(a.numpy(), b.numpy(), rtol=1e-6) for a, b in zip(outer(x), plain(x), strict=True))
+    assert (outer.stats.traces, outer.stats.replays, outer.stats.fallbacks) == (1, 6, {})
+
+
+def test_a_prediction_of_a_captured_function_in_a_checkpoint_computes_nothing():
+    inner = tg.function(lambda x: tg.exp(x) * x)
+
+    def step(x, f):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(tg.recompute_grad(lambda x: tg.sin(f(x)))(x))
+        return tape.gradient(y, x)
+
+    x = tg.asarray(data(100, 100))
+    for _ in range(3):
+        step(x, inner)
+    got = tg.memory.predict_peak(step, x, inner, budgets=[], least=False)
+    assert (
+        got.peak_bytes == tg.memory.predict_peak(step, x, lambda x: tg.exp(x) * x, budgets=[], least=False).peak_bytes
+    )
