@@ -259,8 +259,8 @@ def test_a_program_in_a_linked_folder_names_its_files_by_either_path(tmp_path: P
     real, link = tmp_path / "real", tmp_path / "link"
     real.mkdir()
     link.symlink_to(real)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(link / "main.py"))
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(link / "main.py"), raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
     assert [relative_name(str(folder / "model.py")) for folder in (real, link, tmp_path)] == [
         "model.py",
         "model.py",
