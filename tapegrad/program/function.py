@@ -426,6 +426,8 @@ def function(f: Any = None, /, *, budget: int | str | None = None, max_signature
     of each that ran eagerly.  ``TAPEGRAD_FUNCTION=0`` in the environment runs everything eagerly, with the same errors.
 
     Raises BudgetError at the first call if no plan keeps the budget; then no variable is written.
+    Inside ``tg.measure()`` and a profile a replay shows as its arena and its results: kernels and steps are not counted.
+
     Raises FunctionError where ``f`` looks at a value (``if t:``, ``float(t)``, ``.numpy()``).  TensorFlow's
     ``tf.function`` rewrites such code (AutoGraph); this does not.
     """
