@@ -425,9 +425,9 @@ def function(f: Any = None, /, *, budget: int | str | None = None, max_signature
     ``max_signatures``: for more, calls run eagerly, with one warning.  ``.stats`` tells what calls did, and the reason
     of each that ran eagerly.  ``TAPEGRAD_FUNCTION=0`` in the environment runs everything eagerly, with the same errors.
 
-    Raises BudgetError at the first call if no plan keeps the budget; then no variable is written.
-    Inside ``tg.measure()`` and a profile a replay shows as its arena and its results: kernels and steps are not counted.
+    Inside ``tg.measure()`` and a profile a replay shows as its arena and its results; its kernels are not counted.
 
+    Raises BudgetError at the first call if no plan keeps the budget; then no variable is written.
     Raises FunctionError where ``f`` looks at a value (``if t:``, ``float(t)``, ``.numpy()``).  TensorFlow's
     ``tf.function`` rewrites such code (AutoGraph); this does not.
     """
