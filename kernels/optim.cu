@@ -22,6 +22,15 @@
 
 typedef tg_wide<T>::type tg_w;
 
+// The numbers of a launch by value, or with TG_LIVE each as an array of one element: those of a captured step change.
+#ifdef TG_LIVE
+typedef const T* tg_number;
+TG_INLINE tg_w tg_value(tg_number x) { return tg_load(*x); }
+#else
+typedef tg_w tg_number;
+TG_INLINE tg_w tg_value(tg_number x) { return x; }
+#endif
+
 // A number as an array of T would hold it.
 TG_INLINE tg_w tg_r(tg_w x) { return tg_round_to<T>(x); }
 
@@ -134,19 +143,21 @@ struct tg_momentum_step {
 // Arrays: x, g, m, v, then the new x, m, v.  Three blocks at once: told nothing, NVRTC 12.0 spills
 // in float64; told four, every NVRTC spills in bfloat16.
 extern "C" __global__ void __launch_bounds__(256, 3)
-    tg_adam(const tg_table<7> table, tg_w shrink, int decays, tg_w factor, tg_w keep_m, tg_w add_m, tg_w keep_v,
-            tg_w add_v, tg_w epsilon) {
-    tg_update<4>(table, tg_adam_step{{shrink, decays}, factor, keep_m, add_m, keep_v, add_v, epsilon});
+    tg_adam(const tg_table<7> table, tg_number shrink, int decays, tg_number factor, tg_number keep_m,
+            tg_number add_m, tg_number keep_v, tg_number add_v, tg_number epsilon) {
+    tg_update<4>(table, tg_adam_step{{tg_value(shrink), decays}, tg_value(factor), tg_value(keep_m), tg_value(add_m),
+                                     tg_value(keep_v), tg_value(add_v), tg_value(epsilon)});
 }
 
 // Arrays: x, g, then the new x.
 extern "C" __global__ void __launch_bounds__(256)
-    tg_sgd(const tg_table<3> table, tg_w shrink, int decays, tg_w rate) {
-    tg_update<2>(table, tg_sgd_step{{shrink, decays}, rate});
+    tg_sgd(const tg_table<3> table, tg_number shrink, int decays, tg_number rate) {
+    tg_update<2>(table, tg_sgd_step{{tg_value(shrink), decays}, tg_value(rate)});
 }
 
 // Arrays: x, g, velocity, then the new x and velocity.
 extern "C" __global__ void __launch_bounds__(256)
-    tg_momentum(const tg_table<5> table, tg_w shrink, int decays, tg_w rate, tg_w momentum, int nesterov) {
-    tg_update<3>(table, tg_momentum_step{{shrink, decays}, rate, momentum, nesterov});
+    tg_momentum(const tg_table<5> table, tg_number shrink, int decays, tg_number rate, tg_number momentum,
+                int nesterov) {
+    tg_update<3>(table, tg_momentum_step{{tg_value(shrink), decays}, tg_value(rate), tg_value(momentum), nesterov});
 }

@@ -15,18 +15,25 @@ from tapegrad.errors import FunctionError
 
 
 class LiveInt(int):
-    """An integer of a primitive's parameters: its value while the step is captured; ``now()`` is the present one."""
+    """An integer of a primitive's parameters: its value while the step is captured; ``now()`` is the present one.
+
+    It is ``offset`` more than ``origin``.
+    """
 
     now: Callable[[], int]
+    origin: LiveInt
+    offset: int
 
     def __add__(self, n: int) -> LiveInt:
-        return live_int(int(self) + n, lambda: self.now() + n)
+        number = live_int(int(self) + n, lambda: self.now() + n)
+        number.origin, number.offset = self.origin, self.offset + n
+        return number
 
 
 def live_int(value: int, now: Callable[[], int]) -> LiveInt:
     """An integer of which ``now()`` tells the present value."""
     number = LiveInt(value)
-    number.now = now
+    number.now, number.origin, number.offset = now, number, 0
     return number
 
 

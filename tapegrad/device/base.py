@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
+import numpy as np
+
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import DeviceError
 
@@ -98,6 +100,14 @@ class Device(ABC):
     def active(self) -> AbstractContextManager[Any]:
         """A block in which the namespace's functions work on this device, after what it has been asked before."""
         return nullcontext()
+
+    def placed(self, memory: Array, offset: int, shape: tuple[int, ...], dtype: DType, strides: Any) -> Array:
+        """An array on the bytes of ``memory``; its first element lies ``offset`` bytes after that of ``memory``."""
+        return np.ndarray(shape, dtype, memory, offset, strides)
+
+    def send(self, x: Array, host: Array) -> None:
+        """Copy the bytes of ``host``, an array of NumPy's, which may change afterwards, to those of ``x``."""
+        x.view(np.uint8)[...] = host.view(np.uint8)
 
     def compile(self, text: str, name: str, options: tuple[str, ...]) -> Any:
         """The function ``name`` of CUDA C++ ``text``.  Raises KernelError."""

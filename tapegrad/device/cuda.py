@@ -249,6 +249,15 @@ class CudaDevice(Device):
             x.set(np.ndarray(x.shape, x.dtype, data))
             self._stream_of().synchronize()
 
+    def placed(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: DType, strides: Any) -> Any:
+        """A CuPy array on the bytes of ``memory``."""
+        return self.xp.ndarray(shape, dtype, memory.data + offset, strides)
+
+    def send(self, x: Any, host: Any) -> None:
+        """A copy in the order of the current stream; of so few bytes the driver takes a copy at once."""
+        with self.active():
+            x.data.copy_from_host_async(host.ctypes.data, host.nbytes, self._stream_of())
+
     @property
     def checks(self) -> Checks:
         """What kernels find wrong with values."""

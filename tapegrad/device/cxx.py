@@ -83,6 +83,11 @@ def key(number: int, counter: int) -> list[np.generic]:
     return [np.uint64(number % 2**64), np.uint64(number >> 64), np.uint64(counter)]
 
 
+def offset(counter: int) -> np.generic:
+    """How far a position is from that of its stream's when a captured step begins, as a kernel's argument."""
+    return np.uint64(getattr(counter, "offset", 0))
+
+
 def extent(x: Any) -> int:
     """Bytes of an array, what broadcasting repeats counted once."""
     if type(x) is np.ndarray and x.flags.c_contiguous:

@@ -5,6 +5,7 @@ The table is ``tg_table`` of ``kernels/optim.cu``; its lengths go to the compile
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -23,21 +24,21 @@ CHUNK = 8192
 _THREADS = 256
 
 
-def launch(kernel: Kernel, device: Any, rows: list[tuple[Any, ...]], numbers: tuple[float, ...]) -> None:
+def launch(kernel: Kernel, device: Any, rows: list[tuple[Any, ...]], numbers: Sequence[Any]) -> None:
     """Run ``kernel`` once, on up to ``MANY`` tensors.
 
     ``rows``: for each tensor its C-contiguous arrays, of one size and, throughout, of one dtype.  ``numbers``: what
-    follows the table; an int or bool is a flag, a float is rounded as an array of that dtype would hold it.
+    follows the table; an int or bool is a flag, a float is rounded as an array of that dtype would hold it.  Or, in
+    place of every float, an array of one element (``TG_LIVE``).
     """
     dtype = rows[0][0].dtype
     args, blocks = arguments([([cxx.address(a) for a in row], row[0].size) for row in rows], dtype, numbers)
+    live = {} if all(isinstance(number, (int, float)) for number in numbers) else {"TG_LIVE": 1}
     if blocks:
-        kernel(device, blocks, _THREADS, args, T=dtype, TG_MANY=MANY, TG_CHUNK=CHUNK)
+        kernel(device, blocks, _THREADS, args, T=dtype, TG_MANY=MANY, TG_CHUNK=CHUNK, **live)
 
 
-def arguments(
-    rows: list[tuple[list[int], int]], dtype: DType, numbers: tuple[float, ...]
-) -> tuple[tuple[Any, ...], int]:
+def arguments(rows: list[tuple[list[int], int]], dtype: DType, numbers: Sequence[Any]) -> tuple[tuple[Any, ...], int]:
     """The kernel's arguments for rows of addresses and sizes, and how many blocks it takes."""
     rows = [row for row in rows if row[1]]  # a tensor without elements has no block, and no place among them
     table = np.zeros((), _table(len(rows[0][0]) if rows else 0))
@@ -49,10 +50,12 @@ def arguments(
         blocks += -(-size // CHUNK)
     table["count"] = len(rows)
     wide = np.float64 if dtype == np.float64 else np.float32
-    scalars = (
-        np.int32(number) if isinstance(number, int) else np.asarray(number, dtype).astype(wide)[()]
-        for number in numbers
-    )
+    scalars: list[Any] = []
+    for number in numbers:
+        if isinstance(number, float):
+            scalars.append(np.asarray(number, dtype).astype(wide)[()])
+        else:
+            scalars.append(np.int32(number) if isinstance(number, int) else number)
     return (table, *scalars), blocks
 
 

@@ -102,6 +102,8 @@ class Application(Work):
         """The primitive itself where it writes into an array; else a copy of what it returns."""
         prim, xp, params, (out,) = self.prim, self.device.xp, self.params, outputs
         live = {name: number for name, number in params.items() if isinstance(number, LiveInt)}
+        if self.device.lazy:
+            return self._on_device(live, reads, outputs, temporaries)
         if live:
             return [(lambda: xp.copyto(out, prim.compute(xp, reads, self._present(live), self.aval, None)), ())]
         if isinstance(prim, Opaque) and prim.into:
@@ -113,6 +115,21 @@ class Application(Work):
             return [(prim.compute, (xp, reads, params, self.aval, out))]
         again = Application(prim, reads, params, self.aval)
         return [(lambda: self.copies(outputs, again.run([], [])), ())]
+
+    def _on_device(
+        self, live: dict[str, LiveInt], reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]
+    ) -> list[Call]:
+        """The work itself on these arrays; with live numbers, one with their present values."""
+
+        def run() -> None:
+            work = Application(self.prim, reads, self._present(live), self.aval) if live else again
+            if self.writes:
+                work.run(outputs, temporaries)
+            else:
+                self.device.call(self.copies, outputs, work.run([], []))
+
+        again = Application(self.prim, reads, self.params, self.aval)
+        return [(run, ())]
 
     def _present(self, live: dict[str, LiveInt]) -> dict[str, Any]:
         """The parameters, with present values of live numbers."""
@@ -159,11 +176,12 @@ class Function(Work):
 
     def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
         """The function itself where it writes into arrays; else copies of what it returns."""
+        call = partial(self.device.call, self._call) if self.device.lazy else self._call
         if self.writes:
-            return [(self._call, (*outputs, *reads))]
+            return [(call, (*outputs, *reads))]
 
         def copied() -> None:
-            self.copies(outputs, self._call(*reads))
+            self.device.call(self.copies, outputs, call(*reads))
 
         return [(copied, ())]
 

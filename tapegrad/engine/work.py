@@ -10,7 +10,7 @@ from typing import Any
 
 from tapegrad.core.aval import Shape
 from tapegrad.device import Device, phantom
-from tapegrad.device.types import Array, DType
+from tapegrad.device.types import Array, DType, Params
 
 Lies = tuple[Shape, DType]
 """What a C-contiguous array is made of."""
@@ -50,9 +50,17 @@ class Work(ABC):
     mislaid: dict[int, tuple[int, ...]] | None = None
     """Of calls that have copied results: the strides of each result that lay otherwise than expected, by its number."""
 
+    keys: Sequence[Params] = ()
+    """``key`` and ``counter`` of the random numbers that it draws, where it can take them from memory: three words of
+    64 bits, of which the last is where the counter's stream is when the step begins."""
+
     @abstractmethod
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Do it; the arrays written."""
+
+    def kept(self) -> Work:
+        """The same work as a program keeps it, to make calls of it later."""
+        return self
 
     def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
         """The calls that do the work on other arrays, which lie as its own do, into ``outputs``."""

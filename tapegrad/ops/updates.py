@@ -178,7 +178,7 @@ def _update(
     for group in groups([row[0] for row in rows]):
         first = rows[group[0]][0]
         if first.device.kind == "cuda":
-            decay = (1.0, 0) if shrink is None else (float(shrink), 1)
+            decay = (1.0, 0) if shrink is None else (_number(shrink), 1)
             made = _by_kernel(name, kernel, [rows[i] for i in group], renewed, (*decay, *numbers))
             for i, values in zip(group, made, strict=True):
                 new[i] = values
@@ -218,22 +218,29 @@ def _on_cpu(
 
 
 def _by_kernel(
-    name: str, kernel: Kernel, rows: list[tuple[Tensor, ...]], renewed: tuple[int, ...], numbers: tuple[float, ...]
+    name: str, kernel: Kernel, rows: list[tuple[Tensor, ...]], renewed: tuple[int, ...], numbers: Sequence[Any]
 ) -> list[tuple[Tensor, ...]]:
     """The same of tensors on one CUDA device, of one dtype, in one launch."""
-    device = thread.executor.device(rows[0][0].device)
+    here = rows[0][0].device
+    device = thread.executor.device(here)
     materialize(*(t for row in rows for t in row))  # gradients that are still pending share kernels
     with device.active():
         read = [tuple(tally.contiguous(device.xp, array_of(t._buffer)) for t in row) for row in rows]
-
-    count = len(renewed)
+    live: list[Array] = []
+    if any(isinstance(number, LiveNumber) for number in numbers):  # then no float may be an argument
+        live = [device.array(_live(x), rows[0][0].dtype) for x in numbers if not isinstance(x, int)]
+    count, width, written = len(renewed), len(rows[0]), len(rows) * len(renewed)
 
     def launch(*arrays: Array) -> None:
-        written, reads = arrays[: len(rows) * count], arrays[len(rows) * count :]
-        width = len(reads) // len(rows)
-        parts = [(*reads[k * width : (k + 1) * width], *written[k * count : (k + 1) * count]) for k in range(len(rows))]
-        many.launch(kernel, device, parts, numbers)
+        made, reads, held = arrays[:written], arrays[written:], arrays[written + width * len(rows) :]
+        parts = [(*reads[k * width : (k + 1) * width], *made[k * count : (k + 1) * count]) for k in range(len(rows))]
+        given = iter(held)
+        many.launch(kernel, here, parts, [next(given) if live and not isinstance(x, int) else x for x in numbers])
 
     avals = [row[i]._buffer.node.aval for row in rows for i in renewed]
-    values = thread.executor.values(Function(name, avals, launch, [a for row in read for a in row]))
+    values = thread.executor.values(Function(name, avals, launch, [*(a for row in read for a in row), *live]))
     return [tuple(Tensor(b) for b in values[k * count : (k + 1) * count]) for k in range(len(rows))]
+
+
+def _live(x: Any) -> LiveNumber:
+    return x if isinstance(x, LiveNumber) else LiveNumber(lambda: x)

@@ -17,15 +17,16 @@ from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen, lookout, shadowed
-from tapegrad.core.live import LiveNumber, live_int
+from tapegrad.core.live import LiveInt, LiveNumber, live_int
 from tapegrad.core.node import Node, leaf, next_index
 from tapegrad.core.primitive import Opaque
 from tapegrad.core.state import during, executed
 from tapegrad.device import CPU, Device, dtypes, phantom
 from tapegrad.device.dry import DryDevice
 from tapegrad.device.float_errors import errors_now
+from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.phantom import Phantom
-from tapegrad.device.types import Array, DType
+from tapegrad.device.types import Array, DType, Params
 from tapegrad.engine import make
 from tapegrad.engine.dry_run import Dry
 from tapegrad.engine.evaluate import fill
@@ -65,7 +66,7 @@ class _Device(DryDevice):
     def array(self, x: Any, dtype: DType | None = None, copy: bool = True) -> Any:
         """A constant of the program, or a live number."""
         if isinstance(x, LiveNumber):
-            return self._capture.filled(x, dtypes.float32 if dtype is None else dtype)
+            return self._capture.filled(x, dtypes.float32 if dtype is None else dtype, self._device)
         if type(x) is Phantom:
             return self._capture.do(
                 make.copy_of(x, shaped(x.shape, x.dtype if dtype is None else dtype, self._device))
@@ -94,10 +95,10 @@ class _Cells(dict[Cell, Any]):
             return content
         if isinstance(content, Buffer):
             aval = content.node.aval
-            if aval.device is not CPU:
-                raise UncapturableError(f"a variable lies on {aval.device}; programs are built on the CPU alone yet")
+            if aval.shape or aval.device is not CPU:
+                self._recorder.at(aval.device)
             array = _without_contents(aval, content.array)
-            self._recorder.slot(array, Kind.VARIABLE, cell)
+            self._recorder.slot(array, Kind.VARIABLE, cell).device = aval.device
             self.views[cell] = self._recorder.view(array, ("a variable",))
             buffer = self.variables[cell] = self[cell] = Buffer(array, leaf(aval))
             return buffer
@@ -121,7 +122,10 @@ class Capture(Dry):
         self._starts: list[int] = []
         self._slots: list[Slot] = []
         self._constants_by_id: dict[int, Slot] = {}
+        self.home: Device | None = None
+        """Where all of the program lies."""
         self._devices: dict[str, _Device] = {}
+        self._live: dict[Any, Array] = {}
         self.outside: dict[int, Buffer] = {}
         """Values made before that the function uses, by their node's index."""
         self._kernel_cost: float | None = None
@@ -132,9 +136,14 @@ class Capture(Dry):
 
     def device(self, device: Device) -> Device:
         """One that lends phantoms, and makes constants."""
-        if device is not CPU:
-            raise UncapturableError(f"programs on {device} are not built yet")
         return self._devices.setdefault(device.name, _Device(device, self))
+
+    def at(self, device: Device) -> None:
+        """Work is done on ``device``.  Raises UncapturableError if some is done elsewhere."""
+        if self.home is None:
+            self.home = device
+        elif self.home is not device:
+            raise UncapturableError(f"works on {self.home} and on {device} in one function")
 
     def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """As in any dry run; noted is what comes from outside."""
@@ -174,6 +183,7 @@ class Capture(Dry):
 
     def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
         """Note a work."""
+        self.at(work.device)
         number = self._number = self._number + 1
         outputs = work.phantoms()
         for i, strides in self._layouts.get(number, {}).items():
@@ -181,10 +191,12 @@ class Capture(Dry):
         if not (len(outputs) == 1 and self._lies_in_a_slot(outputs[0])):  # a view takes no work
             if temporaries is None:
                 temporaries = self._temporaries(work)
-            made = None if work.writes else (number, work)
+            kept = work.kept()
+            made = None if work.writes else (number, kept)
+            reads = [*work.reads, *[self._key(params) for params in kept.keys]]
             once = isinstance(work, make.Application) and isinstance(work.prim, Opaque) and work.prim.calls_user
             cost = self._cost(work, outputs)
-            self._note(work.names, work.reads, outputs, temporaries, work.calls, cost, made=made, once=once)
+            self._note(work.names, reads, outputs, temporaries, kept.calls, cost, made=made, once=once)
         return outputs
 
     def _cost(self, work: Work, outputs: Sequence[Array]) -> float:
@@ -192,7 +204,7 @@ class Capture(Dry):
         if self._kernel_cost is not None:
             return self._kernel_cost
         if isinstance(work, make.Application):
-            avals = [shaped(x.shape, x.dtype, CPU) for x in work.reads]
+            avals = [shaped(x.shape, x.dtype, work.device) for x in work.reads]
             return cost_of_application(work.prim, work.params, work.aval, avals)
         return 1.0 + sum(x.nbytes for x in (*work.reads, *outputs))
 
@@ -223,11 +235,28 @@ class Capture(Dry):
         self._slots.insert(position, slot)
         return slot
 
-    def filled(self, live: LiveNumber, dtype: DType) -> Array:
+    def filled(self, live: LiveNumber, dtype: DType, device: Device) -> Array:
         """A 0-d array that each replay fills with a live number."""
-        array = phantom.empty((), dtype)
-        self.slot(array, Kind.NUMBER, (live.now, dtype))
-        return array
+        key = live.now, dtype, device
+        if key not in self._live:
+            array = self._live[key] = phantom.empty((), dtype)
+            self.slot(array, Kind.NUMBER, (live.now, dtype)).device = device
+        return self._live[key]
+
+    def _key(self, params: Params) -> Array:
+        """Memory of the key and the position of a stream, which each replay fills."""
+        key, counter = params["key"], params["counter"]
+        origin = counter.origin if isinstance(counter, LiveInt) else counter
+        known = id(key), id(origin)  # numbers of two streams may be equal
+        if known not in self._live:
+
+            def now() -> list[int]:
+                present, at = (n.now() if isinstance(n, LiveInt) else n for n in (key, origin))
+                return [present % 2**64, present >> 64, at]
+
+            array = self._live[known] = phantom.empty((3,), dtypes.asdtype("uint64"))
+            self.slot(array, Kind.NUMBER, (now, array.dtype))
+        return self._live[known]
 
     def view(self, array: Array, who: Sequence[str]) -> View:
         """Which part of which slot ``array`` is."""
@@ -266,8 +295,8 @@ class Capture(Dry):
         self.steps.append(step)
 
 
-def _without_contents(aval: ShapedArray, given: Array | None) -> Array:
-    if given is None or given.flags.c_contiguous:
+def _without_contents(aval: ShapedArray, given: Any) -> Array:
+    if given is None or type(given) is HostScalar or given.flags.c_contiguous:
         return phantom.empty(aval.shape, aval.dtype)
     return phantom.like(given)
 
@@ -361,6 +390,7 @@ class Call:
 
     def stand_in(self, aval: ShapedArray, given: Any = None) -> Tensor:
         """One more argument: a tensor without contents, which lies as ``given`` does (None: C-contiguous)."""
+        self.recorder.at(aval.device)
         array = _without_contents(aval, given)
         self.recorder.slot(array, Kind.ARGUMENT, len(self.tensors))
         self.arguments.append(self.recorder.view(array, ("an argument",)))
@@ -378,7 +408,8 @@ class Call:
         reads = [(cell, owners.get(cell), view) for cell, view in self.recorder.cells.views.items()]
         streams = list(self.recorder.cells.streams.values())
         outputs = [self.output(x) for x in leaves]
-        return Program(list(self.recorder.steps), result, outputs, writes, list(self.arguments), reads, streams)
+        home = self.recorder.home or CPU
+        return Program(list(self.recorder.steps), result, outputs, writes, list(self.arguments), reads, streams, home)
 
     def output(self, x: Any) -> Output:
         """A leaf of a result."""

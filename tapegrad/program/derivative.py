@@ -14,7 +14,7 @@ from tapegrad import nest
 from tapegrad.autodiff.tape import GradientTape
 from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import Buffer
-from tapegrad.device import CPU, dtypes
+from tapegrad.device import Device, dtypes
 from tapegrad.engine.evaluate import fill
 from tapegrad.program.capture import Call, in_a_dry_run
 from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, pruned
@@ -81,12 +81,14 @@ def _captured(call: Call, f: Callable[..., Any], args: Sequence[Any], named: dic
     rewritten = [carrier.step(step) for step in backward]
     outputs = [carrier.placed(output) for output in outputs]
     kinds = [carrier.kind(slot) for slot in carrier.slots]
-    forward.outputs += [Output(_bytes_of(s), _flat(s)) for s in carrier.slots if s.kind in (Kind.MADE, Kind.NUMBER)]
+    forward.outputs += [
+        Output(_bytes_of(s), _flat(s, forward.device)) for s in carrier.slots if s.kind in (Kind.MADE, Kind.NUMBER)
+    ]
     taken = [*carrier.slots, *(v.slot for v in call.arguments[arguments:])]
     given = [carrier.whole(slot, call) for slot in taken]
     return Joint(
         pruned(forward),
-        pruned(Program(rewritten, found, outputs, [], given, [])),
+        pruned(Program(rewritten, found, outputs, [], given, [], device=forward.device)),
         len(leaves), weighed, kinds, [*inputs, *variables], [g is not None for g in grads],
         _dependence(rewritten, outputs, given[len(carrier.slots) :], len(carrier.slots)),
         list(call.recorder.outside.values()),
@@ -174,5 +176,5 @@ def _bytes_of(slot: Slot) -> View:
     return View(slot, 0, (slot.nbytes,), (1,), _BYTE)
 
 
-def _flat(slot: Slot) -> Any:
-    return shaped((slot.nbytes,), _BYTE, CPU)
+def _flat(slot: Slot, device: Device) -> Any:
+    return shaped((slot.nbytes,), _BYTE, device)

@@ -82,11 +82,11 @@ def difference(replayed: Sequence[Any], eager: Sequence[Any], writes: Sequence[A
         return "the number of results"
     for i, (a, b) in enumerate(zip(replayed, eager, strict=True)):
         tensors = type(a) is type(b) is Tensor
-        if not (same_bits(array_of(a._buffer), array_of(b._buffer)) if tensors else _identical(a, b)):
+        if not (same_bits(_on_host(a._buffer), _on_host(b._buffer)) if tensors else _identical(a, b)):
             return f"result {i}"
     for write, content in writes:
         now = write.cell.get()
-        same = same_bits(content, array_of(now)) if is_array(content) else content == now
+        same = same_bits(write.aval.device.numpy(content), _on_host(now)) if is_array(content) else content == now
         if not same:
             return f"what is written to {getattr(write.owner, 'name', 'a random stream')}"
     return None
@@ -106,7 +106,12 @@ def _identical(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, PLAIN) and repr(a) == repr(b))
 
 
+def _on_host(buffer: Buffer) -> Array:
+    return buffer.node.aval.device.numpy(array_of(buffer))
+
+
 def same_bits(x: Array, y: Array) -> bool:
+    """Whether two arrays of NumPy's have the same shape, dtype and bytes."""
     x, y = CPU.xp.ascontiguousarray(x), CPU.xp.ascontiguousarray(y)
     return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
 

@@ -27,7 +27,7 @@ from tapegrad.program.capture import PACKAGE, capture, why_not
 from tapegrad.program.derivative import capture_joint
 from tapegrad.program.eager import PLAIN, copied, difference, eager, unlike
 from tapegrad.program.fit import Planner, fit
-from tapegrad.program.memory import ALIGNMENT
+from tapegrad.program.memory import alignment
 from tapegrad.program.program import Layouts, Program
 from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
 from tapegrad.program.tables import Plan, table
@@ -225,7 +225,8 @@ class Function(Generic[P, R]):
         """Make the program that keeps the budget in force, or tell why none does.  Raises BudgetError if it is ours."""
         entry.limit = self._limit
         try:
-            entry.program = entry.plain if entry.limit == inf else fit(entry.plain, int(entry.limit), ALIGNMENT)  # type: ignore[arg-type]
+            plain: Any = entry.plain
+            entry.program = plain if entry.limit == inf else fit(plain, int(entry.limit), alignment(plain.device))
         except BudgetError as e:
             if entry.limit == self._budget:
                 raise
@@ -359,7 +360,7 @@ class Function(Generic[P, R]):
         """
         with self._lock:
             entry, _ = self._known(*nest.map_leaves(_tensor, (args, named)))
-            return table(entry.program, entry.plain, arena.plan(entry.program, ALIGNMENT))
+            return table(entry.program, entry.plain, arena.plan(entry.program, alignment(entry.program.device)))
 
     def pareto(self, *args: P.args, **named: P.kwargs) -> list[tuple[int, float]]:
         """What less memory costs: (bytes of the arena, extra work as a part of the plain call's), least bytes first.
@@ -368,7 +369,7 @@ class Function(Generic[P, R]):
         """
         with self._lock:
             entry, _ = self._known(*nest.map_leaves(_tensor, (args, named)))
-            return Planner(entry.plain, ALIGNMENT).pareto()
+            return Planner(entry.plain, alignment(entry.plain.device)).pareto()
 
     def release(self) -> None:
         """Free the arenas of all programs; the next calls begin anew."""
@@ -468,7 +469,7 @@ def _signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor
         if type(x) is Tensor:
             buffer = x._buffer
             aval, array = buffer.node.aval, buffer.array
-            lies = None if array is None or array.flags.c_contiguous else array.strides
+            lies = None if array is None or not array.ndim or array.flags.c_contiguous else array.strides
             parts.append((aval, lies, positions.setdefault(id(buffer), len(tensors))))
             tensors.append(x)
         elif isinstance(x, _BY_VALUE):

@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad.core import account
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import leaf
-from tapegrad.device import CPU, dtypes
+from tapegrad.device import CPU, Device, cxx, dtypes
 from tapegrad.device.types import Array, DType
 from tapegrad.program import arena
 from tapegrad.program.program import Kind, Program, Slot, View
 
-ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register."""
+_BYTE = dtypes.asdtype("uint8")
+ALIGNMENT, GPU_ALIGNMENT = 64, 256
+"""Bytes of which offsets in an arena are multiples: a cache line; on a GPU what its own allocations have."""
+_NUMBERS_APART = 16
+"""Bytes: no number lies across the border of two words."""
+
+
+def alignment(device: Device) -> int:
+    """That of a device's arenas."""
+    return GPU_ALIGNMENT if device.lazy else ALIGNMENT
 
 
 class Memory:
     """Where the slots of a program lie.  The ledger counts the arena as one entry."""
 
     def __init__(self, program: Program, plan: Callable[[Program, int], arena.Layout] = arena.plan) -> None:
-        self.layout = plan(program, ALIGNMENT)
-        aval = shaped((self.layout.nbytes + ALIGNMENT,), dtypes.asdtype("uint8"), CPU)
+        self.device = device = program.device
+        align = alignment(device)
+        self.layout = plan(program, align)
+        aval = shaped((self.layout.nbytes + align,), _BYTE, device)
         self._arena: Buffer = account.current.in_room((aval,), ("function",), _bytes, aval)
         account.current.labelled(self._arena, "activation", "the arena of a captured function")
         memory: Array = self._arena.array
-        self._bytes = memory[-memory.ctypes.data % ALIGNMENT :][: self.layout.nbytes]
+        at = cxx.address(memory)
+        self._bytes = memory[-at % align :][: self.layout.nbytes]
         self._bases: dict[int, Array] = {}
         self._views: dict[Any, Array] = {}  # one array for all views that lie alike: fewer objects stay in the cache
 
     def own(self, slot: Slot, dtype: DType) -> Array:
         """Memory of a slot's own, outside of the arena."""
-        array = self._bases[id(slot)] = CPU.xp.zeros(slot.nbytes // dtype.itemsize, dtype)
+        array = self._bases[id(slot)] = (slot.device or self.device).empty((slot.nbytes // dtype.itemsize,), dtype)
+        array.fill(0)
         return array
 
     def put(self, slot: Slot, array: Array) -> None:
@@ -46,27 +58,59 @@ class Memory:
         if slot.kind is Kind.CONSTANT:
             return slot.source
         if not arena.in_arena(slot):
-            return _on(self._bases[id(slot)], view.offset, view)
+            return _on(slot.device or self.device, self._bases[id(slot)], view.offset, view)
         at = self.layout.offsets[id(slot)] + view.offset
         key = (at, *view[2:])
         array = self._views.get(key)
         if array is None:
-            array = self._views[key] = _on(self._bytes, at, view)
+            array = self._views[key] = _on(self.device, self._bytes, at, view)
         return array
 
 
+class Numbers:
+    """The live numbers of a program, beside each other, so that one copy brings them to the device."""
+
+    def __init__(self, slots: Sequence[Slot], memory: Memory) -> None:
+        self._device = memory.device
+        places: list[int] = []
+        end = 0
+        for slot in slots:
+            places.append(end)
+            end += -(-slot.nbytes // _NUMBERS_APART) * _NUMBERS_APART
+        self._host = CPU.xp.zeros(end, _BYTE)
+        self._there = self._host if self._device is CPU else self._device.empty((end,), _BYTE)
+        self._targets: list[tuple[Array, Callable[[], Any]]] = []
+        for slot, at in zip(slots, places, strict=True):
+            now, dtype = slot.source
+            self._targets.append((self._host[at : at + slot.nbytes].view(dtype), now))
+            memory.put(slot, (self._host if slot.device is CPU else self._there)[at : at + slot.nbytes])
+
+    def fill(self) -> None:
+        """All numbers are the present ones."""
+        for target, now in self._targets:
+            target[...] = now()
+        if self._there is not self._host and self._targets:
+            self._device.send(self._there, self._host)
+
+
+def _on(device: Device, memory: Array, offset: int, view: View) -> Array:
+    if 0 in view.shape:
+        return device.empty(view.shape, view.dtype)
+    return device.placed(memory, offset, view.shape, view.dtype, view.strides)
+
+
 def _bytes(aval: ShapedArray) -> Buffer:
-    return Buffer(CPU.empty(aval.shape, aval.dtype), leaf(aval))
+    return Buffer(aval.device.empty(aval.shape, aval.dtype), leaf(aval))
 
 
-def laid_like(array: Array) -> Array:
+def laid_like(array: Array, device: Device) -> Array:
     """An array that lies as ``array`` does, or C-contiguous where that would take more memory than the elements do."""
     reach = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)] if array.size else []
     before, behind = -sum(s for s in reach if s < 0), sum(s for s in reach if s > 0)
     if array.flags.c_contiguous or before + behind + array.itemsize > array.nbytes:
-        return CPU.empty(array.shape, array.dtype)
-    memory = CPU.empty(((before + behind) // array.itemsize + 1,), array.dtype)
-    return CPU.xp.ndarray(array.shape, array.dtype, memory, before, array.strides)
+        return device.empty(array.shape, array.dtype)
+    memory = device.empty(((before + behind) // array.itemsize + 1,), array.dtype)
+    return device.placed(memory, before, array.shape, array.dtype, array.strides)
 
 
 def _in_order(array: Array) -> Array:
@@ -74,9 +118,3 @@ def _in_order(array: Array) -> Array:
     forward = array[tuple(slice(None, None, -1 if s < 0 else 1) for s in array.strides)]
     once = forward[tuple(slice(0, None if s else 1) for s in array.strides)]
     return once.transpose(sorted(range(array.ndim), key=lambda axis: -once.strides[axis]))
-
-
-def _on(memory: Array, offset: int, view: View) -> Array:
-    if 0 in view.shape:
-        return CPU.xp.empty(view.shape, view.dtype)
-    return CPU.xp.ndarray(view.shape, view.dtype, memory, offset, view.strides)

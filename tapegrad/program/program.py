@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.cell import Cell
+from tapegrad.device import CPU, Device
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.work import Call, Work
 
@@ -33,6 +34,7 @@ class Slot:
 
     ``source``: of an argument its position among the tensors given, of a variable its cell, of a constant the array,
     of a live number who tells it, and its dtype.  ``first``, ``last``: the steps that use it first and last.
+    ``device``: where it lies, if not where the program does: numbers that a program on a GPU leaves on the host.
     """
 
     kind: Kind
@@ -40,6 +42,7 @@ class Slot:
     source: Any = None
     first: int = 0
     last: int = -1
+    device: Device | None = None
 
 
 class View(NamedTuple):
@@ -126,6 +129,8 @@ class Program:
     """The variables that it reads: cell, owner, and how they lie."""
     streams: list[Any] = field(default_factory=list)
     """The random streams that it draws from."""
+    device: Device = CPU
+    """Where all of it lies."""
 
 
 def pruned(program: Program) -> Program:

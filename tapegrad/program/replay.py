@@ -8,6 +8,7 @@ other memory, the calls that read it are made anew.  What the program writes to 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tapegrad.core import account
@@ -16,17 +17,21 @@ from tapegrad.core.cell import Cell
 from tapegrad.core.live import LiveInt
 from tapegrad.core.node import leaf
 from tapegrad.core.references import elsewhere
-from tapegrad.device import CPU, dtypes, is_array, threads
-from tapegrad.device.types import Array
+from tapegrad.device import CPU, cxx, dtypes, is_array, threads
+from tapegrad.device.host_scalar import HostScalar
+from tapegrad.device.types import Array, Namespace
 from tapegrad.engine.evaluate import array_of
 from tapegrad.program import arena
 from tapegrad.program.code import Code
-from tapegrad.program.memory import Memory, laid_like
+from tapegrad.program.eager import same_bits
+from tapegrad.program.memory import Memory, Numbers, laid_like
 from tapegrad.program.program import Kind, Layouts, Program, Slot, View, Write, results
 from tapegrad.tensor import Tensor
 
 _SMALL = 32 * 1024
 """Bytes of a variable that is copied for each replay."""
+_ALIGNED = 16
+"""Bytes that one load of a kernel reads."""
 
 
 class Replay:
@@ -36,13 +41,13 @@ class Replay:
         self.program = program
         self.memory = memory = Memory(program, plan)
         self._code = Code()
-        self._numbers = [(memory.own(slot, slot.source[1]), slot.source[0]) for slot in self._slots(Kind.NUMBER)]
+        self._device = program.device
+        self._numbers = Numbers(self._slots(Kind.NUMBER), memory)
         used = {id(slot) for slot in self._slots(Kind.ARGUMENT)}
         given = {id(v.slot): i for i, v in enumerate(program.arguments) if id(v.slot) in used}
         self._arguments = [(i, memory.array(program.arguments[i])) for i in given.values()]
-        small = [read for read in program.reads if read[2].slot.nbytes <= _SMALL]
-        self._small = [(cell, owner, self._place(view)) for cell, owner, view in small]
-        self._large = {cell: (owner, view) for cell, owner, view in program.reads if view.slot.nbytes > _SMALL}
+        self._small = [(cell, own, self._place(view)) for cell, own, view in program.reads if not self._is_large(view)]
+        self._large = {cell: (owner, view) for cell, owner, view in program.reads if self._is_large(view)}
         self._contents: dict[Cell, Buffer] = {}
         self._moved: set[int] = set()
         self._readers = self._find_readers()
@@ -51,8 +56,14 @@ class Replay:
         for i in range(len(program.steps)):
             self._code.add(self._calls(i), i if i in moving else None, program.steps[i].errors)
         self._code.compile()
+        device = self._device
+        self._copy = partial(device.call, _bring, device.xp) if device.lazy else device.xp.copyto
         self._unsure = [step.made for step in program.steps if step.made is not None]
         self._outputs, self._written = ([self._bound(x.view) for x in xs] for xs in (program.outputs, program.writes))
+
+    def _is_large(self, view: View) -> bool:
+        """Whether a variable is read where it lies: on a GPU all are but 0-d ones, which may be numbers on the host."""
+        return bool(view.shape) if self._device.lazy else view.slot.nbytes > _SMALL
 
     def _place(self, view: View) -> tuple[Array, Any]:
         """Memory of a small variable's own, and how it lies."""
@@ -62,7 +73,7 @@ class Replay:
 
     def _bound(self, view: View | None) -> Array | View | None:
         """The array of a result; of a large variable, which moves, the view."""
-        if view is None or (view.slot.kind is Kind.VARIABLE and view.slot.nbytes > _SMALL):
+        if view is None or (view.slot.kind is Kind.VARIABLE and self._is_large(view)):
             return view
         return self.memory.array(view)
 
@@ -98,6 +109,8 @@ class Replay:
             if content is not self._contents.get(cell):
                 array = array_of(content)
                 _require_order(array, view.order, owner)
+                if self._device.lazy and cxx.address(array) % _ALIGNED:
+                    raise RelaidError(f"the elements of {owner.name} do not begin at a multiple of {_ALIGNED} bytes")
                 self._moved.update(self._readers.get(id(view.slot), ()))  # first: an interrupt may come at any time
                 self.memory.put(view.slot, array)
                 self._contents[cell] = content
@@ -125,17 +138,17 @@ class Replay:
         for i in sorted(self._moved):
             self._code.change(self._calls(i), i)
             self._moved.discard(i)
+        copy = self._copy
         for cell, owner, (target, order) in self._small:
             array = array_of(cell.get(owner))
             if _order(array) != order:
                 _require_order(array, order, owner)
-            target[...] = array
+            copy(target, array)
         for position, target in self._arguments:
-            target[...] = array_of(tensors[position]._buffer)
-        for target, now in self._numbers:
-            target[0] = now()
+            copy(target, array_of(tensors[position]._buffer))
         for stream in self.program.streams:
             stream.now[:] = stream.cell.get()
+        self._numbers.fill()
 
     def results(self, tensors: Sequence[Tensor], count: int | None = None) -> list[Any]:
         """The leaves of the result, or the first ``count`` of them: the caller's own."""
@@ -177,7 +190,7 @@ class Replay:
             return lambda: cell.set(value)
         if in_place and cell in self._contents and self._may_overwrite(write) and _is_ours(cell, self._contents):
             array = self._contents[cell].array
-            return lambda: CPU.xp.copyto(array, value)
+            return lambda: self._copy(array, value)
         fresh, owner = _copied(value, write.aval), write.owner
 
         def assign() -> None:
@@ -205,9 +218,17 @@ class MislaidError(Exception):
         self.layouts = layouts
 
 
-def _order(array: Array) -> tuple[int, ...] | None:
+def _bring(xp: Namespace, target: Array, array: Any) -> None:
+    """Copy an array, or a number on the host, to its place beside a GPU's memory or in it."""
+    if type(array) is HostScalar:
+        target.fill(array.value)
+    else:
+        (CPU.xp if isinstance(target, CPU.xp.ndarray) else xp).copyto(target, array)
+
+
+def _order(array: Any) -> tuple[int, ...] | None:
     """How an array lies; None: C-contiguous."""
-    return None if array.flags.c_contiguous else array.strides
+    return None if type(array) is HostScalar or array.flags.c_contiguous else array.strides
 
 
 def _require_order(array: Array, order: tuple[int, ...] | None, owner: Any) -> None:
@@ -218,7 +239,7 @@ def _require_order(array: Array, order: tuple[int, ...] | None, owner: Any) -> N
 
 def first_difference(program: Program, tensors: Sequence[Tensor]) -> str | None:
     """The first step that gives other bits in the arena than where no two slots share bytes, with the user's line."""
-    planned, apart = Replay(program), Replay(program, arena.apart)
+    planned, apart, device = Replay(program), Replay(program, arena.apart), program.device
     for replay in (planned, apart):
         replay._begin(tensors)
     for i, step in enumerate(program.steps):
@@ -226,8 +247,8 @@ def first_difference(program: Program, tensors: Sequence[Tensor]) -> str | None:
             for f, args in replay._calls(i):
                 f(*args)
         for v in step.writes:
-            x, y = (CPU.xp.ascontiguousarray(replay.memory.array(v)) for replay in (planned, apart))
-            if x.tobytes() != y.tobytes():
+            x, y = (device.numpy(replay.memory.array(v)) for replay in (planned, apart))
+            if not same_bits(x, y):
                 where = "" if step.place is None else f" of {step.place[0]}:{step.place[1]}"
                 return f"step {i}, {', '.join(step.names)}{where}"
     return None
@@ -248,6 +269,6 @@ def _copied(array: Array, aval: Any) -> Buffer:
 
 
 def _copy(array: Array, aval: Any) -> Buffer:
-    out = laid_like(array)
-    CPU.xp.copyto(out, array)
+    out = laid_like(array, aval.device)
+    aval.device.call(aval.device.xp.copyto, out, array)
     return Buffer(out, leaf(aval))

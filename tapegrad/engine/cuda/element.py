@@ -17,6 +17,9 @@ from tapegrad.engine.cuda.layout import BY_DIMS, EACH, LINE, ONE, PACK, RESULT, 
 from tapegrad.engine.region import Region, Stages
 from tapegrad.errors import KernelError
 
+KEY = "const tg_uint64"
+"""The type of a key's halves, and of a position."""
+
 TILED = "tg_bits16"
 """The drawing of which a thread that walks a tile uses every bit (see LANES in ``device/numerics/bits.py``)."""
 
@@ -98,7 +101,7 @@ class Element:
             dtype = b.node.aval.dtype
             found.append((_reading(dtype, kind), f"x{i}"))
         for i in range(len(self.drawn)):
-            found += [("const tg_uint64", f"{part}{i}") for part in ("lo", "hi", "at")]
+            found += [(KEY, f"{part}{i}") for part in ("lo", "hi", "at")]
         for i, b in enumerate(self.full):
             found.append((f"{cxx.storage(b.node.aval.dtype)}* __restrict__", f"y{i}"))
         if self.by_dims:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tapegrad.core.buffer import Buffer
 from tapegrad.device import cxx
-from tapegrad.engine.cuda.element import Element
+from tapegrad.engine.cuda.element import KEY, Element
 from tapegrad.engine.cuda.layout import Loop
 from tapegrad.engine.region import Region, Stages
 
@@ -24,7 +24,7 @@ class Form:
 
     ``lanes``: threads of a row (256: a block), or beside each other on a line of columns; ``tiled``: without a
     reduction, whether a block walks whole tiles of random numbers; ``sharing``: packs that a thread walks because one
-    block of random words serves them.
+    block of random words serves them; ``held``: whether the keys of random numbers are read from memory.
     """
 
     walk: str | None = None
@@ -32,6 +32,7 @@ class Form:
     lanes: int = 32
     tiled: bool = False
     sharing: int = 1
+    held: bool = False
 
 
 def text_of(region: Region, stages: Stages, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form) -> str:
@@ -60,7 +61,7 @@ class _Writer:
         return "\n".join(parts)
 
     def _kernel(self) -> str:
-        params = [f"{kind} {name}" for kind, name in self.element.params()]
+        params = [f"{kind} {name}" for kind, name in self._params()]
         if self.form.split:
             params += [f"{cxx.compute(r.wide)}* __restrict__ part{i}" for i, r in enumerate(self.reductions)]
         else:
@@ -74,8 +75,32 @@ class _Writer:
         else:
             params.append("const tg_index size")
         body = {None: self._flat, ROW: self._rows, COLUMN: self._columns}[self.form.walk]()
+        body = self._keys() + body
         head = 'extern "C" __global__ void __launch_bounds__(256) tg_fused('
         return "\n".join([head, "    " + ",\n    ".join(params) + ") {", *(f"    {line}" for line in body), "}"])
+
+    def _params(self) -> list[tuple[str, str]]:
+        """What the kernel takes for its elements: keys by value, or where they lie, and how far it is from there."""
+        params = self.element.params()
+        if not self.form.held:
+            return params
+        changed: list[tuple[str, str]] = []
+        for kind, name in params:
+            if kind != KEY:
+                changed.append((kind, name))
+            elif name.startswith("lo"):
+                changed += [("const tg_uint64* __restrict__", f"key{name[2:]}"), (KEY, f"far{name[2:]}")]
+        return changed
+
+    def _keys(self) -> list[str]:
+        """Statements that fetch keys which lie in memory."""
+        if not self.form.held:
+            return []
+        lines = []
+        for i in range(len(self.element.drawn)):
+            lines += [f"const tg_uint64 {part}{i} = key{i}[{k}];" for k, part in enumerate(("lo", "hi"))]
+            lines.append(f"const tg_uint64 at{i} = key{i}[2] + far{i};")
+        return lines
 
     def _call(self, count: Any, lanes: Any, index: str) -> str:
         names = [name for _, name in self.element.params()] + [f"word{i}" for i in self.element.tiled]

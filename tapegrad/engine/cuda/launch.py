@@ -25,7 +25,7 @@ from tapegrad.engine.cuda.emit import COLUMN, ROW, Form
 from tapegrad.engine.cuda.layout import BY_DIMS, VALUE, Loop
 from tapegrad.engine.region import Region, Stages
 from tapegrad.engine.region import stages as stages_of
-from tapegrad.engine.work import Lies, Work, nbytes_of
+from tapegrad.engine.work import Call, Lies, Work, nbytes_of
 
 _lock = locks.lock()
 _kernels: dict[Any, Kernel] = {}
@@ -137,11 +137,15 @@ _ready: dict[Any, Ready] = {}
 
 
 class Launch(Work):
-    """One evaluation of ``targets`` over ``shape``, reducing ``axes``, as one CUDA kernel (a split reduction: two)."""
+    """One evaluation of ``targets`` over ``shape``, reducing ``axes``, as one CUDA kernel (a split reduction: two).
+
+    ``held``: whether the keys of random numbers are read from memory (see ``keys``).
+    """
 
     def __init__(
-        self, region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, device: Device
-    ) -> None:
+        self, region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, device: Device,
+        held: bool = False,
+    ) -> None:  # fmt: skip
         self._region, self._targets, self._shape, self._axes = region, targets, shape, axes
         self.device = device
         self.reads: list[Any] = list(map(_array, region.leaves))
@@ -152,10 +156,10 @@ class Launch(Work):
                 lies.append((x.shape, x.strides, x.data.ptr % 16))
             else:
                 lies.append(None if cxx.is_argument(x) else (x.shape, x.strides, cxx.address(x) % 16))
-        key = (device, structure(region, targets), shape, axes, tuple(lies))
+        key = (device, structure(region, targets), shape, axes, tuple(lies), held)
         ready = _ready.get(key)
         if ready is None:
-            ready = _prepare(region, targets, shape, axes, self.reads)
+            ready = _prepare(region, targets, shape, axes, self.reads, held)
             with _lock:
                 if len(_ready) >= _MOST:
                     _ready.clear()
@@ -163,6 +167,7 @@ class Launch(Work):
         self._ready = ready
         self.names, self.temporaries = ready.names, ready.parts
         self.writes = list(map(_lies, targets))
+        self.keys = [region.order[i].node.params for i in ready.drawn] if ready.drawn else ()
         if self.temporaries:
             self.scratch_bytes = nbytes_of(self.temporaries)
 
@@ -177,29 +182,54 @@ class Launch(Work):
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Evaluate into ``outputs``."""
-        ready, device = self._ready, self.device
-        if ready.empty:
-            return outputs
         for x in self.reads:
             if type(x) is Phantom:
                 raise unread("an array")
+        self._compile()
+        for launch, args in self._launches(self.reads, outputs, temporaries):
+            launch(*args)
+        return outputs
+
+    def kept(self) -> Work:
+        """A work with its kernel, which takes keys from memory; what the region's buffers read may be forgotten."""
+        work = self
+        if self.keys:
+            work = Launch(self._region, self._targets, self._shape, self._axes, self.device, held=True)
+        work._compile()
+        work._region = work._targets = None  # type: ignore[assignment]
+        return work
+
+    def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
+        """The launches themselves; after the arrays that it reads come those that hold the keys."""
+        return self._launches(reads, outputs, temporaries)
+
+    def _compile(self) -> None:
+        ready = self._ready
+        if ready.kernel is None and not ready.empty:
+            ready.kernel = _compiled(self._region, self._targets, *ready.form_key, self.device)
+
+    def _launches(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
+        """The kernel, and the one that joins the parts of a split reduction."""
+        ready, device, count = self._ready, self.device, len(self.reads)
         if ready.kernel is None:
-            ready.kernel = _compiled(self._region, self._targets, *ready.form_key, device)
-        args = self.reads
-        if ready.by_value or ready.drawn:
-            args = args.copy()
-            for i in ready.by_value:
-                args[i] = cxx.argument(args[i].value)
-            for i in ready.drawn:
-                params = self._region.order[i].node.params
+            return []
+        args: list[Any] = list(reads[:count])
+        for i in ready.by_value:
+            args[i] = cxx.argument(args[i].value)
+        for n, params in enumerate(self.keys):
+            if ready.form_key[2].held:
+                args += [reads[count + n], cxx.offset(params["counter"])]
+            else:
                 args += cxx.key(params["key"], params["counter"])
         full, results = map(outputs.__getitem__, ready.full), list(map(outputs.__getitem__, ready.results))
         sizes = (*ready.places, *(temporaries or results), *ready.sizes)
-        device.launch(ready.kernel.function, ready.grid, (_THREADS,), (*args, *full, *sizes))
+        launches: list[Call] = [
+            (device.launch, (ready.kernel.function, ready.grid, (_THREADS,), (*args, *full, *sizes)))
+        ]
         if temporaries:
             last = (*[args[i] for i in ready.late], *temporaries, *results, *ready.last_sizes)
-            device.launch(ready.kernel.finish, ready.last_grid, (_THREADS,), last)
-        return outputs
+            launches.append((device.launch, (ready.kernel.finish, ready.last_grid, (_THREADS,), last)))
+        return launches
 
     def text(self) -> str:
         """The kernel's text; empty where nothing is to be computed."""
@@ -226,13 +256,15 @@ def planned(targets: list[Buffer]) -> list[Any]:
 
 
 def _prepare(
-    region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, leaves: list[Array]
-) -> Ready:
+    region: Region, targets: list[Buffer], shape: Shape, axes: tuple[int, ...] | None, leaves: list[Array],
+    held: bool = False,
+) -> Ready:  # fmt: skip
     names = tuple(b.node.prim.name for b in region.order)
     number = {id(b): i for i, b in enumerate(targets)}
     stages = stages_of(region, targets)
     full, results = stages.divide(targets)
     loop, kinds, form = plan(region, stages, shape, axes, leaves, planned(full))
+    form = replace(form, held=held)
     by_dims = [i for i, kind in enumerate(kinds) if kind in BY_DIMS]
     places = [*loop.dims[1:], *(s for i in by_dims for s in loop.strides[i])] if by_dims else []
     empty = not (loop.size or any(b.node.aval.size for b in results))
