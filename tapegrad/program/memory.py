@@ -118,3 +118,9 @@ def _in_order(array: Array) -> Array:
     forward = array[tuple(slice(None, None, -1 if s < 0 else 1) for s in array.strides)]
     once = forward[tuple(slice(0, None if s else 1) for s in array.strides)]
     return once.transpose(sorted(range(array.ndim), key=lambda axis: -once.strides[axis]))
+
+
+def same_bits(x: Array, y: Array) -> bool:
+    """Whether two arrays of NumPy's have the same shape, dtype and bytes."""
+    x, y = CPU.xp.ascontiguousarray(x), CPU.xp.ascontiguousarray(y)
+    return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()

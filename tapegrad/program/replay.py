@@ -23,8 +23,7 @@ from tapegrad.device.types import Array, Namespace
 from tapegrad.engine.evaluate import array_of
 from tapegrad.program import arena
 from tapegrad.program.code import Code
-from tapegrad.program.eager import same_bits
-from tapegrad.program.memory import Memory, Numbers, laid_like
+from tapegrad.program.memory import Memory, Numbers, laid_like, same_bits
 from tapegrad.program.program import Kind, Layouts, Program, Slot, View, Write, results
 from tapegrad.tensor import Tensor
 
