@@ -6,11 +6,10 @@ from tapegrad.memory.checkpoint.loop import checkpointed_loop
 from tapegrad.memory.checkpoint.recompute import recompute_grad
 from tapegrad.memory.checkpoint.reversible import reversible
 from tapegrad.memory.checkpoint.sequential import CheckpointedSequence, checkpoint_sequential
+from tapegrad.memory.ledger.blocks import measure, scope
 from tapegrad.memory.ledger.figures import CATEGORIES, Measure
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.ledger.measure import measure
-from tapegrad.memory.ledger.scope import scope
-from tapegrad.memory.ledger.steps import step
+from tapegrad.memory.ledger.phase import step
 from tapegrad.memory.offload import tiers
 from tapegrad.memory.plan import use_plan
 from tapegrad.memory.predict import Point, Prediction, ShapeDtype, predict_peak

@@ -28,8 +28,7 @@ from tapegrad.memory.budget.budget import memory_budget
 from tapegrad.memory.checkpoint.recompute import recompute_grad
 from tapegrad.memory.checkpoint.rerun import Lookout, RerunTrace
 from tapegrad.memory.ledger.frames import Ordinals
-from tapegrad.memory.ledger.phase import HERE
-from tapegrad.memory.ledger.steps import GRADIENT, STEPS
+from tapegrad.memory.ledger.phase import GRADIENT, HERE, STEPS
 from tapegrad.memory.program_files import full_name, relative_name
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from tapegrad.errors import NotATensorError
 from tapegrad.memory.budget.recipes import Kept, Residuals, roots
 from tapegrad.memory.checkpoint.checkpoint import Checkpoint
 from tapegrad.memory.ledger.figures import rounded
+from tapegrad.memory.ledger.frames import line_of
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.ledger.places import line_of
 from tapegrad.memory.sizes import format_bytes
 from tapegrad.variable import everyone
 

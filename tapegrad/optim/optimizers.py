@@ -17,8 +17,7 @@ from tapegrad import ops
 from tapegrad.core.live import present
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
-from tapegrad.memory.ledger.phase import optimizing
-from tapegrad.memory.ledger.steps import OPTIMIZER, STEPS
+from tapegrad.memory.ledger.phase import OPTIMIZER, STEPS, optimizing
 from tapegrad.ops import updates
 from tapegrad.ops.updates import clip_by_global_norm
 from tapegrad.tensor import Tensor, TensorLike, materialize

@@ -17,7 +17,7 @@ from tapegrad.memory.checkpoint.checkpoint import recorders_of_a_call
 from tapegrad.memory.checkpoint.loop_bytes import states_in
 from tapegrad.memory.checkpoint.loop_call import LoopCall
 from tapegrad.memory.checkpoint.recompute import CheckpointedCall, Recompute
-from tapegrad.memory.ledger.places import line_of, user_place
+from tapegrad.memory.ledger.frames import line_of, user_place
 from tapegrad.memory.schedules.actions import Action, count
 from tapegrad.memory.schedules.mixed import mixed
 from tapegrad.memory.schedules.multistage import hierarchical, multistage

@@ -24,9 +24,9 @@ from tapegrad.engine.evaluate import fill
 from tapegrad.errors import BudgetError, RecomputeError
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.checkpoint.rerun import snapshots
+from tapegrad.memory.ledger.blocks import measure
 from tapegrad.memory.ledger.figures import Measure, rounded
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.ledger.measure import measure
 from tapegrad.memory.schedules.online import Online
 from tapegrad.memory.schedules.revolve import revolve
 from tapegrad.memory.sizes import format_bytes

@@ -16,8 +16,8 @@ from tapegrad.engine.evaluate import fill
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.checkpoint.loop import Loop
 from tapegrad.memory.checkpoint.rerun import snapshots
+from tapegrad.memory.ledger.blocks import measure
 from tapegrad.memory.ledger.figures import rounded
-from tapegrad.memory.ledger.measure import measure
 from tapegrad.memory.schedules.actions import Action, Advance, Tape
 from tapegrad.memory.schedules.rotor import Rotor, Stage
 from tapegrad.memory.schedules.sqrt import by_segments, even_starts

@@ -1,4 +1,4 @@
-"""The ledger's entries: one for each buffer that owns bytes, and their sums by category, primitive and place."""
+"""Entries: what the ledger knows of each buffer that owns bytes, the sums of that, and pending buffers tapes want."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tapegrad.core.buffer import Buffer
-from tapegrad.memory.ledger.places import Place, by_line
+from tapegrad.memory.ledger.frames import Place, by_line
 
 RANK = {"temporary": 0, "user": 0, "input": 0, "activation": 1, "rematerialized": 2, "gradient": 3, "optimizer": 4,
         "parameter": 5}  # fmt: skip
@@ -151,3 +151,32 @@ class Entries:
         totals["category"][entry.category] += nbytes
         totals["primitive"][entry.primitive] += nbytes
         totals["place"][entry.place] += nbytes
+
+
+_FIRST_PRUNING = 1024
+
+
+class Wanted:
+    """A set of pending buffers, by node; those that are gone are forgotten when it has doubled."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, weakref.ref[Buffer]] = {}
+        self._prune_at = _FIRST_PRUNING
+
+    def add(self, buffer: Buffer) -> bool:
+        """Whether ``buffer`` is new here."""
+        if buffer.node.index in self.found:
+            return False
+        self.found[buffer.node.index] = weakref.ref(buffer)
+        if len(self.found) >= self._prune_at:
+            self.found = {i: b for i, b in self.found.items() if b() is not None}
+            self._prune_at = max(_FIRST_PRUNING, 2 * len(self.found))
+        return True
+
+    def take(self, buffer: Buffer) -> bool:
+        """Whether ``buffer``, which is filled now, was here."""
+        return bool(self.found) and self.found.pop(buffer.node.index, None) is not None
+
+    def clear(self) -> None:
+        """Nobody asks any more."""
+        self.found.clear()

@@ -48,15 +48,12 @@ from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.executor import COUNTED
-from tapegrad.memory.ledger.changes import Change, new_of_bytes, new_of_run, of_bytes
 from tapegrad.memory.ledger.costs import cost_of, moved_by, units
-from tapegrad.memory.ledger.entries import GONE, LIVE, NEW, RANK, Entries, Entry
-from tapegrad.memory.ledger.figures import GRAIN, Measure, rounded
+from tapegrad.memory.ledger.entries import GONE, LIVE, NEW, RANK, Entries, Entry, Wanted
+from tapegrad.memory.ledger.figures import GRAIN, Change, Measure, new_of_bytes, new_of_run, of_bytes, rounded
+from tapegrad.memory.ledger.frames import Place, forget_places, user_place
 from tapegrad.memory.ledger.journal import Journal
-from tapegrad.memory.ledger.phase import HERE, during
-from tapegrad.memory.ledger.places import Place, forget_places, user_place
-from tapegrad.memory.ledger.steps import GRADIENT, STEPS
-from tapegrad.memory.ledger.wanted import Wanted
+from tapegrad.memory.ledger.phase import GRADIENT, HERE, STEPS, during
 from tapegrad.variable import everyone
 
 T = TypeVar("T")

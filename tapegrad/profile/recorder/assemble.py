@@ -6,9 +6,9 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import ShapedArray
+from tapegrad.memory.ledger.frames import instruction_line
 from tapegrad.memory.ledger.journal import STEP, End, Journal, Row
 from tapegrad.memory.ledger.phase import FORWARD
-from tapegrad.memory.ledger.places import instruction_line
 from tapegrad.profile.runs.model import CATEGORIES, Run
 from tapegrad.profile.runs.timeline import peak, peaks
 

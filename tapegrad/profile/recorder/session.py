@@ -16,8 +16,7 @@ from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.frames import CHECKPOINT, LAYER, Special, code_of
 from tapegrad.memory.ledger.journal import STEP, STOPPED, End, Journal
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.ledger.phase import HERE
-from tapegrad.memory.ledger.steps import GRADIENT, STEPS
+from tapegrad.memory.ledger.phase import GRADIENT, HERE, STEPS
 from tapegrad.nn import Layer
 from tapegrad.profile.recorder.assemble import assemble
 from tapegrad.profile.recorder.checking import Checker

@@ -16,8 +16,7 @@ import pytest
 import tapegrad as tg
 from tapegrad.core import account
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.ledger.phase import HERE
-from tapegrad.memory.ledger.steps import STEPS
+from tapegrad.memory.ledger.phase import HERE, STEPS
 from tapegrad.profile.recorder import Session
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run
 from tapegrad.profile.runs.file import parse, to_json

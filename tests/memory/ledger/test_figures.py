@@ -17,8 +17,7 @@ from tapegrad.core import account
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.engine import region
 from tapegrad.engine.region import set_small
-from tapegrad.memory.ledger.changes import Change, new_of_run
-from tapegrad.memory.ledger.figures import Measure
+from tapegrad.memory.ledger.figures import Change, Measure, new_of_run
 from tapegrad.memory.ledger.ledger import LEDGER
 
 Program = Callable[[Any, Any], Any]

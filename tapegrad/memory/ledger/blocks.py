@@ -1,10 +1,13 @@
-"""measure: count bytes and work of a block."""
+"""Blocks that the user enters: measure counts bytes and work, scope names part of a program for profiles."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tapegrad.memory.ledger.figures import Measure
+from tapegrad.memory.ledger.frames import caller, program_frame
 from tapegrad.memory.ledger.ledger import LEDGER
 
 
@@ -35,3 +38,21 @@ class measure:
                 self.__exit__()
             except KeyboardInterrupt:  # and another one here, where nobody can be told
                 continue
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    """``with tg.memory.scope("encoder"):`` profiles show what is done in the block under that name.
+
+    Functions and layers have their names without it; while nothing is profiled it does nothing.
+    """
+    journal = LEDGER.journal
+    if journal is None:
+        yield
+        return
+    with LEDGER.held():
+        end = journal.frames.scope(str(name), program_frame(caller(2)))  # above contextlib, which enters the block
+    try:
+        yield
+    finally:
+        end()
