@@ -300,11 +300,18 @@ class CudaDevice(Device):
         self, function: Any, grid: tuple[Any, ...], block: tuple[Any, ...], args: tuple[Any, ...], shared: int = 0
     ) -> None:
         """Run a compiled function on the current stream.  Errors of the driver are CuPy's."""
+        busy = self._busy
         try:
-            self.call(function, grid, block, args, shared_mem=shared)
-        except MemoryError as e:
+            if len(busy) == 1 and self._runtime.getDevice() == self.index and self._stream_of().ptr in busy:
+                function(grid, block, args, shared_mem=shared)  # nothing to wait for, and the stream is marked
+            else:
+                self.call(function, grid, block, args, shared_mem=shared)
+        except (MemoryError, RuntimeError) as e:
+            lack = e if isinstance(e, MemoryError) else outside(e)
+            if lack is None:
+                raise
             again = lambda: self.call(function, grid, block, args, shared_mem=shared)
-            retried(e, self, "a kernel's memory", 0, again)
+            retried(lack, self, "a kernel's memory", 0, again)
 
 
 _found: list[Probe] = []

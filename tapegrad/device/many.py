@@ -28,12 +28,12 @@ def launch(kernel: Kernel, device: Any, rows: list[tuple[Any, ...]], numbers: Se
     """Run ``kernel`` once, on up to ``MANY`` tensors.
 
     ``rows``: for each tensor its C-contiguous arrays, of one size and, throughout, of one dtype.  ``numbers``: what
-    follows the table; an int or bool is a flag, a float is rounded as an array of that dtype would hold it.  Or, in
-    place of every float, an array of one element (``TG_LIVE``).
+    follows the table, first a float; an int or bool is a flag, a float is rounded as an array of that dtype would hold
+    it.  Or, in place of every float, an array of one element (``TG_LIVE``).
     """
     dtype = rows[0][0].dtype
     args, blocks = arguments([([cxx.address(a) for a in row], row[0].size) for row in rows], dtype, numbers)
-    live = {} if all(isinstance(number, (int, float)) for number in numbers) else {"TG_LIVE": 1}
+    live = {} if isinstance(numbers[0], float) else {"TG_LIVE": 1}
     if blocks:
         kernel(device, blocks, _THREADS, args, T=dtype, TG_MANY=MANY, TG_CHUNK=CHUNK, **live)
 

@@ -227,7 +227,7 @@ def _by_kernel(
     with device.active():
         read = [tuple(tally.contiguous(device.xp, array_of(t._buffer)) for t in row) for row in rows]
     live: list[Array] = []
-    if any(isinstance(number, LiveNumber) for number in numbers):  # then no float may be an argument
+    if LiveNumber in map(type, numbers):  # then no float may be an argument
         live = [device.array(_live(x), rows[0][0].dtype) for x in numbers if not isinstance(x, int)]
     count, width, written = len(renewed), len(rows[0]), len(rows) * len(renewed)
 
@@ -235,7 +235,8 @@ def _by_kernel(
         made, reads, held = arrays[:written], arrays[written:], arrays[written + width * len(rows) :]
         parts = [(*reads[k * width : (k + 1) * width], *made[k * count : (k + 1) * count]) for k in range(len(rows))]
         given = iter(held)
-        many.launch(kernel, here, parts, [next(given) if live and not isinstance(x, int) else x for x in numbers])
+        changed = [x if isinstance(x, int) else next(given) for x in numbers] if live else numbers
+        many.launch(kernel, here, parts, changed)
 
     avals = [row[i]._buffer.node.aval for row in rows for i in renewed]
     values = thread.executor.values(Function(name, avals, launch, [*(a for row in read for a in row), *live]))

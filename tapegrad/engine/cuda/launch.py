@@ -185,7 +185,8 @@ class Launch(Work):
         for x in self.reads:
             if type(x) is Phantom:
                 raise unread("an array")
-        self._compile()
+        if self._ready.kernel is None:
+            self._compile()
         for launch, args in self._launches(self.reads, outputs, temporaries):
             launch(*args)
         return outputs
