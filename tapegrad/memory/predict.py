@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, shaped
@@ -70,6 +70,25 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Captured:
+    """What replays of a captured function (``tg.function``) take."""
+
+    peak_bytes: int
+    """The arena of the plain program, and the variables and constants that it reads."""
+    least_bytes: int | None
+    """The least ``budget=`` found that can be kept, by making values again as planned (None: not looked for)."""
+    least_ratio: float = 0.0
+    """What making values again costs then, as a part of the plain program's work."""
+
+
+class Capturable(Protocol):
+    """A function whose calls can be captured as programs."""
+
+    def _predicted(self, args: tuple[Any, ...], least: bool) -> Captured | None:
+        """What replays with these arguments would take; None: there can be none.  Called in a dry run."""
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What :func:`predict_peak` has found; ``print`` it for a table."""
 
@@ -84,6 +103,8 @@ class Prediction:
     curve: tuple[Point, ...]
     least_bytes: int | None
     """The least budget found that can be kept (None: not looked for)."""
+    captured: Captured | None = None
+    """Replays of a ``tg.function`` (None: of another function, or of what cannot be captured)."""
 
     def __str__(self) -> str:
         lines = [
@@ -92,6 +113,8 @@ class Prediction:
         ]
         if self.least_bytes is not None:
             lines.append(f"least budget: {format_bytes(self.least_bytes)} ({self.least_bytes} bytes)")
+        if self.captured is not None:
+            lines.append(f"captured: {format_bytes(self.captured.peak_bytes)}{_least_of(self.captured)}")
         if self.curve:
             lines.append(f"{'budget':>12} {'peak':>12} {'evictions':>10} {'made again':>11} {'extra work':>11}")
         for p in self.curve:
@@ -102,6 +125,12 @@ class Prediction:
                 row = f"too small: some operation needs {format_bytes(p.needed_bytes)}"
             lines.append(start + row)
         return "\n".join(lines)
+
+
+def _least_of(c: Captured) -> str:
+    if c.least_bytes is None:
+        return ""
+    return f", least budget {format_bytes(c.least_bytes)} ({c.least_bytes} bytes, {c.least_ratio:.1%} more work)"
 
 
 def predict_peak(
@@ -120,7 +149,7 @@ def predict_peak(
     would show, to the byte, for what depends on shapes alone: indices given as stand-ins are taken to be in range and
     not negative.  Within a budget that leaves next to no room, CuPy's pool, held to the same limit, may be too
     fragmented for an array that would fit: then the run drops more than predicted.  Other threads should rest
-    meanwhile.
+    meanwhile.  Of a ``tg.function``, ``captured`` tells what its replays would take, and ``budget=`` at least.
 
     Raises DryRunError (RuntimeError) where ``f`` looks at a value or leaves variables behind, SizeError, and whatever
     ``f`` raises.
@@ -135,7 +164,8 @@ def predict_peak(
             limits = [live + int(share * room) // GRAIN * GRAIN for share in _SHARES]
         curve = tuple(_point(limit, *runs.once(limit), plain) for limit in limits if limit)
         lowest = _least(runs, live, plain.peak_bytes + plain.scratch_bytes) if least else None
-    return Prediction(live, plain.peak_bytes, plain.kernel_runs, plain.bytes_moved, plain.cost, curve, lowest)
+        captured = runs.captured(least)
+    return Prediction(live, plain.peak_bytes, plain.kernel_runs, plain.bytes_moved, plain.cost, curve, lowest, captured)
 
 
 def _point(limit: int, m: Measure, needed: int | None, plain: Measure) -> Point:
@@ -181,6 +211,14 @@ class Runs:
             needed = _dry(partial(self._measured, m, limit))
         _refuse_variables(first)
         return m, needed
+
+    def captured(self, least: bool) -> Captured | None:
+        """What replays of ``f`` would take, if it can be captured."""
+        if not hasattr(self._f, "_predicted"):
+            return None
+        f: Capturable = self._f
+        with LEDGER.apart(self._outer), MANAGER.apart():
+            return _dry(lambda since: f._predicted(nest.map_leaves(_stand_in, self._args), least))
 
     def _measured(self, m: Measure, limit: int | None, since: int) -> int | None:
         inputs = nest.map_leaves(_stand_in, self._args)

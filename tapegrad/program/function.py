@@ -19,14 +19,15 @@ from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import CPU, is_array, threads
 from tapegrad.engine.above import lowest
 from tapegrad.engine.dry_run import Dry
-from tapegrad.errors import BudgetError, FunctionError, TapegradError
+from tapegrad.errors import BudgetError, DryRunError, FunctionError, TapegradError
 from tapegrad.memory.budget.manager import MANAGER
+from tapegrad.memory.predict import Captured
 from tapegrad.memory.sizes import parse_bytes
 from tapegrad.program import arena
 from tapegrad.program.capture import PACKAGE, capture, why_not
 from tapegrad.program.derivative import capture_joint
 from tapegrad.program.eager import PLAIN, copied, difference, eager, unlike
-from tapegrad.program.fit import Planner, fit
+from tapegrad.program.fit import Planner, bound_bytes, fit
 from tapegrad.program.memory import alignment
 from tapegrad.program.program import Layouts, Program
 from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
@@ -370,6 +371,19 @@ class Function(Generic[P, R]):
         with self._lock:
             entry, _ = self._known(*nest.map_leaves(_tensor, (args, named)))
             return Planner(entry.plain, alignment(entry.plain.device)).pareto()
+
+    def _predicted(self, args: tuple[Any, ...], least: bool) -> Captured | None:
+        """What replays with these arguments would take (see ``predict_peak``); None: it cannot be captured."""
+        try:
+            program = capture(self._f, nest.map_leaves(_tensor, args), {})
+        except DryRunError:
+            return None
+        planner, bound = Planner(program, alignment(program.device)), bound_bytes(program)
+        peak = planner.plain.layout.nbytes + bound
+        if not least:
+            return Captured(peak, None)
+        lowest = planner.least()
+        return Captured(peak, lowest.layout.nbytes + bound, lowest.extra)
 
     def release(self) -> None:
         """Free the arenas of all programs; the next calls begin anew."""

@@ -24,7 +24,7 @@ from tapegrad.memory import predict
 from tapegrad.memory.checkpoint.reversible import reversible
 from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.predict import Runs, ShapeDtype, predict_peak
-from tapegrad.memory.sizes import SizeError
+from tapegrad.memory.sizes import SizeError, format_bytes
 
 FIGURES = (
     "peak_bytes", "allocated_bytes", "kernel_runs", "bytes_moved", "nodes_run", "reruns", "evictions", "restored",
@@ -438,6 +438,44 @@ class Needs:
 def test_the_least_budget_is_found_from_wherever_the_search_begins(low: int, least: int) -> None:
     runs: Any = Needs(least)
     assert predict._least(runs, low, 512 * 64) == max(least, low // 512 * 512)
+
+
+def test_a_captured_function_tells_what_replays_take_and_the_least_budget() -> None:
+    ws = variables(8, 64, 64)
+
+    def loss(x: Any) -> Any:
+        for w in ws:
+            x = tg.tanh(x @ w)
+        return tg.sum(x * x)
+
+    step = descends(loss, ws)
+    f, x = tg.function(step), tensor(512, 64)
+    assert predict_peak(step, x, budgets=[], least=False).captured is None
+    found = predict_peak(f, x, budgets=[])
+    captured = found.captured
+    assert captured is not None and captured == predict_peak(f, ShapeDtype((512, 64)), budgets=[]).captured
+    assert f.stats.traces == 0 and f.explain(x).startswith("miss")
+    f(x)
+    assert captured.peak_bytes == f.plan(x).peak_bytes
+    least = captured.least_bytes
+    assert least is not None and least < 0.8 * captured.peak_bytes
+    fitted = tg.function(step, budget=least)
+    fitted(x)
+    assert fitted.plan(x).peak_bytes <= least and fitted.plan(x).extra == pytest.approx(captured.least_ratio)
+    with pytest.raises(BudgetError) as caught:
+        tg.function(step, budget=least - 1)(x)
+    assert caught.value.needed_bytes == least
+    line = str(found).splitlines()[2]
+    assert line.startswith("captured: ") and f"least budget {format_bytes(least)} ({least} bytes, " in line
+    short = predict_peak(f, x, budgets=[], least=False)
+    assert short.captured == predict.Captured(captured.peak_bytes, None) and "least" not in str(short)
+
+
+def test_of_what_cannot_be_captured_no_replays_are_told() -> None:
+    f = tg.function(lambda x, w: tg.average(x, weights=w))
+    assert predict_peak(f, tensor(64), tensor(64), budgets=[]).captured is None
+    f(tensor(64), tensor(64))
+    assert f.explain(tensor(64), tensor(64)).startswith("runs eagerly")
 
 
 def test_it_prints_as_a_table() -> None:
