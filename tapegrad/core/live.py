@@ -21,19 +21,25 @@ class LiveInt(int):
     """
 
     now: Callable[[], int]
-    origin: LiveInt
-    offset: int
+    offset = 0
+    _origin: LiveInt | None = None
+    """None: itself, without a cycle."""
+
+    @property
+    def origin(self) -> LiveInt:
+        """The integer from which additions have led here."""
+        return self if self._origin is None else self._origin
 
     def __add__(self, n: int) -> LiveInt:
         number = live_int(int(self) + n, lambda: self.now() + n)
-        number.origin, number.offset = self.origin, self.offset + n
+        number._origin, number.offset = self.origin, self.offset + n
         return number
 
 
 def live_int(value: int, now: Callable[[], int]) -> LiveInt:
     """An integer of which ``now()`` tells the present value."""
     number = LiveInt(value)
-    number.now, number.origin, number.offset = now, number, 0
+    number.now = now
     return number
 
 

@@ -29,7 +29,8 @@ class Joint:
     """The two programs.
 
     ``count``: leaves of the result; after them the forward yields what is carried.  ``weighed``: the leaves that have
-    cotangents.  ``carried``: what the backward takes before the cotangents: arguments (by position), variables, values.
+    cotangents.  ``carried``: what the backward takes before the cotangents: arguments (by position), variables, values
+    (leaves of the result by number, others None).
     ``sources``: what it yields gradients of: arguments (by position) and variables; None where there is none.
     ``depends``: of each of these gradients, the cotangents on which it depends (by position among the weighed).
     ``outside``: values made before that the function uses, of which it yields no gradient.
@@ -80,10 +81,10 @@ def _captured(call: Call, f: Callable[..., Any], args: Sequence[Any], named: dic
     outputs = [carrier.output(call.output(g), call) for g in found]
     rewritten = [carrier.step(step) for step in backward]
     outputs = [carrier.placed(output) for output in outputs]
-    kinds = [carrier.kind(slot) for slot in carrier.slots]
-    forward.outputs += [
-        Output(_bytes_of(s), _flat(s, forward.device)) for s in carrier.slots if s.kind in (Kind.MADE, Kind.NUMBER)
-    ]
+    leaf_of = {id(o.view.slot): i for i, o in enumerate(forward.outputs) if o.view is not None and o.view.is_whole}
+    kinds = [carrier.kind(slot, leaf_of) for slot in carrier.slots]
+    made = [s for s, kind in zip(carrier.slots, kinds, strict=True) if kind == (Kind.MADE, None)]
+    forward.outputs += [Output(_bytes_of(s), _flat(s, forward.device)) for s in made]
     taken = [*carrier.slots, *(v.slot for v in call.arguments[arguments:])]
     given = [carrier.whole(slot, call) for slot in taken]
     return Joint(
@@ -158,9 +159,11 @@ class _Carrier:
         reads = [self._view(v) for v in step.reads]
         return replace(step, reads=reads)
 
-    def kind(self, slot: Slot) -> tuple[Kind, Any]:
-        """What is carried: an argument by position, a variable's cell, or a value."""
-        return (Kind.MADE, None) if slot.kind is Kind.NUMBER else (slot.kind, slot.source)
+    def kind(self, slot: Slot, leaf_of: dict[int, int]) -> tuple[Kind, Any]:
+        """What is carried: an argument by position, a variable's cell, a leaf of the result by number, or a value."""
+        if slot.kind in (Kind.MADE, Kind.NUMBER):
+            return Kind.MADE, leaf_of.get(id(slot))
+        return slot.kind, slot.source
 
     def whole(self, slot: Slot, call: Call) -> View:
         """All of a slot, as the backward takes it."""

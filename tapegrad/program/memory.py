@@ -34,7 +34,7 @@ class Memory:
         align = alignment(device)
         self.layout = plan(program, align)
         aval = shaped((self.layout.nbytes + align,), _BYTE, device)
-        self._arena: Buffer = account.current.in_room((aval,), ("function",), _bytes, aval)
+        self._arena: Buffer = account.current.in_room((aval,), ("function",), fresh, aval)
         account.current.labelled(self._arena, "activation", "the arena of a captured function")
         memory: Array = self._arena.array
         at = cxx.address(memory)
@@ -99,7 +99,8 @@ def _on(device: Device, memory: Array, offset: int, view: View) -> Array:
     return device.placed(memory, offset, view.shape, view.dtype, view.strides)
 
 
-def _bytes(aval: ShapedArray) -> Buffer:
+def fresh(aval: ShapedArray) -> Buffer:
+    """A buffer like ``aval`` without contents yet, C-contiguous."""
     return Buffer(aval.device.empty(aval.shape, aval.dtype), leaf(aval))
 
 

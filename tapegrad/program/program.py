@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import prod
 from typing import Any, NamedTuple
 
 from tapegrad.core.aval import Shape, ShapedArray
@@ -63,6 +64,11 @@ class View(NamedTuple):
                 return self.strides if 0 not in self.shape else None
             expected *= n
         return None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its slot, C-contiguous."""
+        return not self.offset and self.order is None and prod(self.shape) * self.dtype.itemsize == self.slot.nbytes
 
 
 @dataclass(eq=False)

@@ -1,15 +1,18 @@
 """Replay: a program bound to memory, as straight-line code over pre-made calls.
 
-Nothing is decided in a replay: each line calls a function on arrays that lie where the plan has put them.  Arguments
-and small variables are copied to places of their own, large variables are read where they lie; only when one has got
-other memory, the calls that read it are made anew.  What the program writes to variables comes last.
+Nothing is decided in a replay: each line calls a function on arrays that lie where the plan has put them.  Small
+arguments and variables are copied to places of their own, large ones are read where they lie; only when a variable has
+got other memory, the calls that read it are made anew.  Large results are written where the caller gets them.  What the
+program writes to variables comes last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
@@ -21,14 +24,16 @@ from tapegrad.device import CPU, cxx, dtypes, is_array, threads
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array, Namespace
 from tapegrad.engine.evaluate import array_of
+from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.program import arena
 from tapegrad.program.code import Code
-from tapegrad.program.memory import Memory, Numbers, laid_like, same_bits
+from tapegrad.program.memory import Memory, Numbers, fresh, laid_like, same_bits
+from tapegrad.program.outside import Outside
 from tapegrad.program.program import Kind, Layouts, Program, Slot, View, Write, results
 from tapegrad.tensor import Tensor
 
 _SMALL = 32 * 1024
-"""Bytes of a variable that is copied for each replay."""
+"""Bytes of a variable, an argument or a result that is copied for each replay."""
 _ALIGNED = 16
 """Bytes that one load of a kernel reads."""
 
@@ -39,12 +44,16 @@ class Replay:
     def __init__(self, program: Program, plan: Callable[[Program, int], arena.Layout] = arena.plan) -> None:
         self.program = program
         self.memory = memory = Memory(program, plan)
-        self._code = Code()
         self._device = program.device
         self._numbers = Numbers(self._slots(Kind.NUMBER), memory)
         used = {id(slot) for slot in self._slots(Kind.ARGUMENT)}
         given = {id(v.slot): i for i, v in enumerate(program.arguments) if id(v.slot) in used}
-        self._arguments = [(i, memory.array(program.arguments[i])) for i in given.values()]
+        self._places = self._find_outside(given.values())
+        self._outside = Outside([place.view.slot for place in self._places])
+        self._code = Code(self._outside)
+        self._fresh: dict[int, Buffer] = {}
+        copied = [i for i in given.values() if id(program.arguments[i].slot) not in self._outside.numbers]
+        self._arguments = [(i, memory.array(program.arguments[i])) for i in copied]
         self._small = [(cell, own, self._place(view)) for cell, own, view in program.reads if not self._is_large(view)]
         self._large = {cell: (owner, view) for cell, owner, view in program.reads if self._is_large(view)}
         self._contents: dict[Cell, Buffer] = {}
@@ -52,8 +61,8 @@ class Replay:
         self._readers = self._find_readers()
         self._bind_variables()
         moving = {i for readers in self._readers.values() for i in readers}
-        for i in range(len(program.steps)):
-            self._code.add(self._calls(i), i if i in moving else None, program.steps[i].errors)
+        for i, step in enumerate(program.steps):
+            self._code.add(self._calls_in_code(i), i if i in moving else None, step.errors)
         self._code.compile()
         device = self._device
         self._copy = partial(device.call, _bring, device.xp) if device.lazy else device.xp.copyto
@@ -81,6 +90,21 @@ class Replay:
 
     # Binding -------------------------------------------------------------------------------------------------------
 
+    def _find_outside(self, arguments: Iterable[int]) -> list[_Place]:
+        """The arguments and results that lie outside of the arena: large ones, of which nothing else is given out."""
+        program = self.program
+        if self._device.lazy:
+            return []
+        given = Counter(id(view.slot) for view in results(program))
+        places = [
+            _Place(program.arguments[i], argument=i) for i in arguments if not given[id(program.arguments[i].slot)]
+        ]
+        for i, output in enumerate(program.outputs):
+            view = output.view
+            if view is not None and view.slot.kind is Kind.MADE and given[id(view.slot)] == 1:
+                places.append(_Place(view, output=i))
+        return [p for p in places if p.view.slot.nbytes > _SMALL and p.view.is_whole]
+
     def _slots(self, kind: Kind) -> list[Slot]:
         views = (v for s in self.program.steps for v in (*s.reads, *s.writes))
         return list({id(v.slot): v.slot for v in (*views, *results(self.program)) if v.slot.kind is kind}.values())
@@ -101,6 +125,11 @@ class Replay:
         )
         return step.calls(reads, writes, temporaries)
 
+    def _calls_in_code(self, i: int) -> list[Any]:
+        """Those of ``_calls``; phantoms stand for what lies outside of the arena."""
+        step = self.program.steps[i]
+        return self._outside.calls(step, self.memory.array) if self._outside.uses(step) else self._calls(i)
+
     def _bind_variables(self) -> None:
         """Large variables are read where they lie now.  Raises RelaidError."""
         for cell, (owner, view) in self._large.items():
@@ -116,13 +145,49 @@ class Replay:
 
     # Running -------------------------------------------------------------------------------------------------------
 
-    def run(self, tensors: Sequence[Tensor]) -> None:
-        """Do all works; no variable is written yet."""
+    def run(self, tensors: Sequence[Tensor], count: int | None = None) -> None:
+        """Do all works; no variable is written yet.  ``count``: how many results will be asked for."""
         self._begin(tensors)
+        outside = self._lie_outside(tensors, count) if MANAGER.limit == inf else self._lie_inside(tensors)
         for block in self._code.blocks:
-            block()
+            block(*outside)
         if self._unsure:
             self._require_layouts()
+
+    def _lie_outside(self, tensors: Sequence[Tensor], count: int | None) -> list[Array]:
+        """Arguments where they lie, and fresh memory of results; in the arena is what has gaps, or nobody asks for."""
+        self._fresh = {}
+        arrays: list[Array] = []
+        for place in self._places:
+            array = self.memory.array(place.view)
+            if place.argument is not None:
+                given = array_of(tensors[place.argument]._buffer)
+                if given.flags.c_contiguous:
+                    array = given
+                else:
+                    self._copy(array, given)
+            elif count is None or place.output < count:
+                aval: Any = self.program.outputs[place.output].aval
+                buffer = self._fresh[place.output] = account.current.in_room((aval,), ("function",), fresh, aval)
+                array = buffer.array
+            arrays.append(array)
+        return arrays
+
+    def _lie_inside(self, tensors: Sequence[Tensor]) -> list[Array]:
+        """All in the arena: within a budget what lies outside may have to go at any time."""
+        self._fresh = {}
+        arrays = [self.memory.array(place.view) for place in self._places]
+        for place, array in zip(self._places, arrays, strict=True):
+            if place.argument is not None:
+                self._copy(array, self._laid(tensors[place.argument], array))
+        return arrays
+
+    def _laid(self, tensor: Tensor, target: Array) -> Any:
+        """The array of an argument, which is to be copied to ``target``: what is carried may be called mere bytes."""
+        array = array_of(tensor._buffer)
+        if array.shape == target.shape:
+            return array
+        return self._device.placed(array, 0, target.shape, target.dtype, target.strides)
 
     def _require_layouts(self) -> None:
         layouts = {number: dict(work.mislaid) for number, work in self._unsure if work.mislaid}
@@ -135,7 +200,7 @@ class Replay:
         """What comes from outside is where the works read it."""
         self._bind_variables()
         for i in sorted(self._moved):
-            self._code.change(self._calls(i), i)
+            self._code.change(self._calls_in_code(i), i)
             self._moved.discard(i)
         copy = self._copy
         for cell, owner, (target, order) in self._small:
@@ -144,7 +209,7 @@ class Replay:
                 _require_order(array, order, owner)
             copy(target, array)
         for position, target in self._arguments:
-            copy(target, array_of(tensors[position]._buffer))
+            copy(target, self._laid(tensors[position], target))
         for stream in self.program.streams:
             stream.now[:] = stream.cell.get()
         self._numbers.fill()
@@ -152,9 +217,12 @@ class Replay:
     def results(self, tensors: Sequence[Tensor], count: int | None = None) -> list[Any]:
         """The leaves of the result, or the first ``count`` of them: the caller's own."""
         leaves: list[Any] = []
-        for output, array in zip(self.program.outputs[:count], self._outputs[:count], strict=True):
+        written, self._fresh = self._fresh, {}
+        for i, (output, array) in enumerate(zip(self.program.outputs[:count], self._outputs[:count], strict=True)):
             if output.argument is not None:
                 leaves.append(tensors[output.argument])
+            elif i in written:
+                leaves.append(Tensor(written[i]))
             else:
                 leaves.append(output.value if array is None else Tensor(_copied(self._now(array), output.aval)))
         return leaves
@@ -205,6 +273,14 @@ class Replay:
         return view is not None and view.slot.kind is not Kind.VARIABLE and view.order == old.order
 
 
+class _Place(NamedTuple):
+    """What lies outside of the arena: an argument by its position, or a result by its number."""
+
+    view: View
+    argument: int | None = None
+    output: int = -1
+
+
 class RelaidError(Exception):
     """A variable does not lie in memory as it did in the captured call: arithmetic may round otherwise."""
 
@@ -241,6 +317,7 @@ def first_difference(program: Program, tensors: Sequence[Tensor]) -> str | None:
     planned, apart, device = Replay(program), Replay(program, arena.apart), program.device
     for replay in (planned, apart):
         replay._begin(tensors)
+        replay._lie_inside(tensors)
     for i, step in enumerate(program.steps):
         for replay in (planned, apart):
             for f, args in replay._calls(i):

@@ -68,8 +68,9 @@ class TapedCall:
     def _run(self, tensors: list[Tensor], kept: bool = True) -> tuple[list[Any], list[Tensor]]:
         """The leaves of the result, and what the backward is to take if the call is ``kept``."""
         joint = self._joint
-        self._forward.run(tensors)
-        results = self._forward.results(tensors, None if kept else joint.count)
+        count = None if kept else joint.count
+        self._forward.run(tensors, count)
+        results = self._forward.results(tensors, count)
         if not kept:
             return results, []
         leaves, made = results[: joint.count], iter(results[joint.count :])
@@ -77,6 +78,11 @@ class TapedCall:
         for kind, source in joint.carried:
             if kind is Kind.ARGUMENT:
                 carried.append(tensors[source])
+            elif (
+                kind is Kind.MADE and source is not None
+            ):  # the record must not hold its own result, or nothing ends it
+                carried.append(leaves[source])
+                leaves[source] = Tensor(alias(leaves[source]._buffer))
             else:
                 carried.append(Tensor(source.get()) if kind is Kind.VARIABLE else next(made))
         return leaves, carried
