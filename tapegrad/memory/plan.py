@@ -28,7 +28,7 @@ from tapegrad.memory.budget.budget import memory_budget
 from tapegrad.memory.checkpoint.recompute import recompute_grad
 from tapegrad.memory.checkpoint.rerun import Lookout, RerunTrace
 from tapegrad.memory.ledger.frames import Ordinals
-from tapegrad.memory.ledger.phase import GRADIENT, HERE, STEPS
+from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS
 from tapegrad.memory.program_files import full_name, relative_name
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Applied:
 
     def _number(self, key: object) -> int:
         if HERE.differentiated:  # as profiles see the end of a step that nothing else marks
-            STEPS.mark(GRADIENT)
+            STEPS.mark(BY_GRADIENT)
         return self._local.ordinals.next(key)
 
 

@@ -17,7 +17,7 @@ from tapegrad import ops
 from tapegrad.core.live import present
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
-from tapegrad.memory.ledger.phase import OPTIMIZER, STEPS, optimizing
+from tapegrad.memory.ledger.phase import BY_OPTIMIZER, STEPS, optimizing
 from tapegrad.ops import updates
 from tapegrad.ops.updates import clip_by_global_norm
 from tapegrad.tensor import Tensor, TensorLike, materialize
@@ -141,7 +141,7 @@ class Optimizer:
         """
         with optimizing():
             unrecorded(self._apply, list(grads), list(variables), skip_none)
-        STEPS.mark(OPTIMIZER)
+        STEPS.mark(BY_OPTIMIZER)
 
     def _apply(self, grads: list[Gradient], variables: list[Variable], skip_none: bool) -> None:
         pairs = self._checked_pairs(grads, variables, skip_none)

@@ -53,7 +53,7 @@ from tapegrad.memory.ledger.entries import GONE, LIVE, NEW, RANK, Entries, Entry
 from tapegrad.memory.ledger.figures import GRAIN, Change, Measure, new_of_bytes, new_of_run, of_bytes, rounded
 from tapegrad.memory.ledger.frames import Place, forget_places, user_place
 from tapegrad.memory.ledger.journal import Journal
-from tapegrad.memory.ledger.phase import GRADIENT, HERE, STEPS, during
+from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS, during
 from tapegrad.variable import everyone
 
 T = TypeVar("T")
@@ -448,7 +448,7 @@ class Ledger(Account):
         if len(self._events) >= _MOST_EVENTS:  # whatever is queued, an operation comes before it
             self._note_changes()
         if HERE.differentiated and thread.recorders:
-            STEPS.mark(GRADIENT)
+            STEPS.mark(BY_GRADIENT)
 
     def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
         """A node was applied."""

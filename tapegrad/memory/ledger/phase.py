@@ -71,7 +71,8 @@ def optimizing() -> Iterator[None]:
         HERE.optimizing, HERE.update = before, None
 
 
-GRADIENT, OPTIMIZER, PROGRAM = range(3)
+BY_GRADIENT, BY_OPTIMIZER, BY_PROGRAM = range(3)
+"""Kinds of marks: who has told that a step ends."""
 Listener = Callable[[int], None]
 """Called with the kind of a mark that counts."""
 
@@ -82,7 +83,7 @@ class Steps:
     def __init__(self) -> None:
         self.count = 0
         """How many marks have counted so far."""
-        self._kind = GRADIENT
+        self._kind = BY_GRADIENT
         self._listeners: tuple[Listener, ...] = ()
 
     def mark(self, kind: int) -> None:
@@ -107,7 +108,7 @@ class Steps:
 
     def restart(self) -> None:
         """Another program begins: any kind of mark counts."""
-        self._kind = GRADIENT
+        self._kind = BY_GRADIENT
 
 
 STEPS = Steps()
@@ -119,4 +120,4 @@ def step() -> None:
     Optimizers call it by themselves; call it where a step is more than one ``apply``, or has none.  From the first
     call on, the marks of optimizers no longer count.
     """
-    STEPS.mark(PROGRAM)
+    STEPS.mark(BY_PROGRAM)

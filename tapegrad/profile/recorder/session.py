@@ -16,7 +16,7 @@ from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.frames import CHECKPOINT, LAYER, Special, code_of
 from tapegrad.memory.ledger.journal import STEP, STOPPED, End, Journal
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.ledger.phase import GRADIENT, HERE, STEPS
+from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS
 from tapegrad.nn import Layer
 from tapegrad.profile.recorder.assemble import assemble
 from tapegrad.profile.recorder.checking import Checker
@@ -128,7 +128,7 @@ class Session:
     def stop(self) -> None:
         """End; nothing is recorded any more."""
         if HERE.differentiated:
-            STEPS.mark(GRADIENT)
+            STEPS.mark(BY_GRADIENT)
         if self.recording:
             self.sample(self.journal.now())
             self._alive = self._readings()
