@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tapegrad.core import locks
-from tapegrad.device import cpu, cxx, foreign, gemm, phantom
+from tapegrad.device import cpu, cublas, cxx, foreign, phantom
 from tapegrad.device.base import Device
 from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.host_scalar import HostScalar
@@ -132,7 +132,7 @@ class CudaDevice(Device):
     def room(self, nbytes: int) -> str:
         """Full or fragmented, and what would fit."""
         with self.active():
-            return pool_room(self.xp, nbytes, gemm.outside_bytes(self.index))
+            return pool_room(self.xp, nbytes, cublas.outside_bytes(self.index))
 
     def limit(self, nbytes: int | None, live: Any = None) -> None:
         """CuPy's pool holds at most so many bytes here, but not more than somebody else has allowed it."""

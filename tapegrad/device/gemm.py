@@ -18,41 +18,37 @@ The dtypes that are not in ``KINDS`` (integers, bool) go to CuPy's ``matmul``.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tapegrad.core.aval import Shape, ShapedArray
+from tapegrad.device import cublas
 from tapegrad.device.dtypes import bfloat16, complex64, complex128, float16, float32, float64
 from tapegrad.device.tally import contiguous
 from tapegrad.device.types import DType
-from tapegrad.errors import KernelError
 
 KINDS = {
-    float16: ("CUDA_R_16F", "CUBLAS_COMPUTE_32F", np.float32),
-    bfloat16: ("CUDA_R_16BF", "CUBLAS_COMPUTE_32F", np.float32),
-    float32: ("CUDA_R_32F", "CUBLAS_COMPUTE_32F", np.float32),
-    float64: ("CUDA_R_64F", "CUBLAS_COMPUTE_64F", np.float64),
-    complex64: ("CUDA_C_32F", "CUBLAS_COMPUTE_32F", np.complex64),
-    complex128: ("CUDA_C_64F", "CUBLAS_COMPUTE_64F", np.complex128),
+    float16: (cublas.R_16F, cublas.COMPUTE_32F, np.float32),
+    bfloat16: (cublas.R_16BF, cublas.COMPUTE_32F, np.float32),
+    float32: (cublas.R_32F, cublas.COMPUTE_32F, np.float32),
+    float64: (cublas.R_64F, cublas.COMPUTE_64F, np.float64),
+    complex64: (cublas.C_32F, cublas.COMPUTE_32F, np.complex64),
+    complex128: (cublas.C_64F, cublas.COMPUTE_64F, np.complex128),
 }
 """By dtype: what cuBLAS calls it, what it accumulates in, and the type of the factors alpha and beta."""
 
 CALL = 4 * 2**20
 """A call takes as long as moving so many bytes (some 3 microseconds at an A100's 1.5 TB/s)."""
 
-# cuBLAS may add up the parts of a long sum in half precision, which overflows at 65504, unless told not to.
-_NO_HALF_SUMS = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION, for which CuPy has no name
 _MOST = 2**31 - 1  # sizes are C ints
 _MOST_PRODUCTS = 4096  # of which is known how they are made
 
-_one_and_zero: dict[Any, Any] = {
-    t: (np.ones((), t), np.zeros((), t)) for t in (np.float32, np.float64, np.complex64, np.complex128)
-}
+_numbers = {t: (np.ones((), t), np.zeros((), t)) for t in (np.float32, np.float64, np.complex64, np.complex128)}
+_one_and_zero: dict[Any, Any] = {t: tuple(x.ctypes.data for x in pair) for t, pair in _numbers.items()}
 _tf32: bool | None = None
 
 
@@ -159,80 +155,39 @@ def _copied(xp: Any, x: Any, copies: tuple[Shape, ...], temporaries: Sequence[An
     return x
 
 
-@lru_cache
-def _terms(xp: Any, dtype: DType, tf32: bool) -> tuple[Any, Any, Any, int, int]:
-    """CuPy's binding, what it calls the dtype and the type to compute in, and the addresses of the factors 1 and 0."""
-    cublas, (type_name, compute_name, factor) = _library(xp), KINDS[dtype]
-    one, zero = (number.ctypes.data for number in _one_and_zero[factor])
-    compute = getattr(cublas, compute_name + "_FAST_TF32" if tf32 else compute_name)
-    return cublas, getattr(xp.cuda.runtime, type_name), compute, one, zero
-
-
 def _multiply(xp: Any, product: _Product, x: Any, y: Any, out: Any, temporaries: Sequence[Any]) -> None:
-    """Make the copies and the calls.
-
-    CuPy's binding sets the handle's stream to the current one in every call, so nothing is to be done about streams.
-    """
+    """Make the copies and the calls."""
     dtype, device = out.dtype, out.device
-    width = dtype.itemsize
-    cublas, kind, compute, one, zero = _terms(
-        xp, dtype, dtype == float32 and (os.environ.get("CUPY_TF32") == "1" if _tf32 is None else _tf32)
-    )
-    handle = device.cublas_handle if device.id in _seen.devices else _first_handle(xp, device)
+    width, (kind, compute, factors) = dtype.itemsize, KINDS[dtype]
+    if dtype == float32 and (os.environ.get("CUPY_TF32") == "1" if _tf32 is None else _tf32):
+        compute = cublas.COMPUTE_32F_FAST_TF32
+    own = cublas.mine.handles.get(device.id)
+    if own is None:
+        own = cublas.made(xp, device)
+    stream = xp.cuda.get_current_stream().ptr
+    if stream != own.stream:
+        own.follow(stream)
+    own.turn(cublas.NO_HALF_SUMS if width == 2 else cublas.DEFAULT_MATH)
+    one, zero = _one_and_zero[factors]
     m, n, k, a, b, (count, step_a, step_b, step_out), outer, copies = product
-    flag_a = cublas.CUBLAS_OP_T if a.transposed else cublas.CUBLAS_OP_N
-    flag_b = cublas.CUBLAS_OP_T if b.transposed else cublas.CUBLAS_OP_N
     if copies:
         x = _copied(xp, x, a.copies, temporaries)
         y = _copied(xp, y, b.copies, temporaries[len(a.copies) :])
     first = x.data.ptr, y.data.ptr, out.data.ptr
-    kept = cublas.getMathMode(handle) if width == 2 else None
-    if kept is not None:
-        cublas.setMathMode(handle, kept | _NO_HALF_SUMS)
-    try:
-        for at_a, at_b, at_out in _places(first, outer, width) if outer else (first,):
-            cublas.gemmStridedBatchedEx(
-                handle, flag_b, flag_a, n, m, k, one, at_b, kind, b.ld, step_b, at_a, kind, a.ld, step_a,
-                zero, at_out, kind, n, step_out, count, compute, cublas.CUBLAS_GEMM_DEFAULT,
-            )  # fmt: skip
-    finally:
-        if kept is not None:
-            cublas.setMathMode(handle, kept)
+    for at_a, at_b, at_out in _places(first, outer, width) if outer else (first,):
+        status = own.multiply(
+            own.value, cublas.T if b.transposed else cublas.N, cublas.T if a.transposed else cublas.N, n, m, k,
+            one, at_b, kind, b.ld, step_b, at_a, kind, a.ld, step_a, zero, at_out, kind, n, step_out,
+            count, compute, cublas.DEFAULT_ALGORITHM,
+        )  # fmt: skip
+        if status:
+            raise cublas.CUBLASError(status)
 
 
 def _places(first: tuple[int, ...], outer: Sequence[tuple[int, ...]], width: int) -> Iterator[tuple[int, ...]]:
     """Where each call finds a, b and out: ``first``, and so many steps of each dimension further."""
     for index in np.ndindex(*(count for count, *_ in outer)):
         yield tuple(at + width * sum(i * loop[j] for i, loop in zip(index, outer)) for j, at in enumerate(first, 1))
-
-
-class _Seen(threading.local):
-    """The devices for which this thread has a handle."""
-
-    def __init__(self) -> None:
-        self.devices: set[int] = set()
-
-
-_seen = _Seen()
-_workspaces: list[tuple[int, int]] = []  # a device, and what making a handle took of it
-
-
-def outside_bytes(device: int) -> int:
-    """Bytes that cuBLAS has taken from the driver for its handles on a device.
-
-    They are in no pool and no budget: each thread that multiplies has a handle of its own, and CuPy's binding cannot
-    give a handle a workspace (``cublasSetWorkspace``), which every change of streams would take away again.
-    """
-    return sum(nbytes for index, nbytes in list(_workspaces) if index == device)
-
-
-def _first_handle(xp: Any, device: Any) -> int:
-    """This thread's handle, which is made, and what it takes is noted."""
-    free = xp.cuda.runtime.memGetInfo()[0]
-    found: int = device.cublas_handle
-    _workspaces.append((device.id, max(0, free - xp.cuda.runtime.memGetInfo()[0])))  # or what others took just then
-    _seen.devices.add(device.id)
-    return found
 
 
 def _stack(shape: Shape, strides: Shape, batch: Shape, width: int) -> _Stack:
@@ -287,15 +242,3 @@ def _joined(batch: tuple[int, ...], *steps: tuple[int, ...]) -> list[tuple[int, 
         else:
             dims.append((count, *own))
     return dims
-
-
-@cache
-def _library(xp: Any) -> Any:
-    """CuPy's binding of cuBLAS, which loads the library.  Raises KernelError saying what to install."""
-    try:
-        return xp.cuda.cublas
-    except (ImportError, OSError, RuntimeError) as e:
-        raise KernelError(
-            f"matmul: cuBLAS cannot be loaded: {e}; install it beside CuPy: pip install nvidia-cublas-cu12 "
-            "(CUDA 13: nvidia-cublas), or all of CUDA's libraries with 'cupy-cuda12x[ctk]' (or cupy-cuda13x[ctk])"
-        ) from e

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tapegrad.device import gemm
+from tapegrad.device import cublas, gemm
 from tapegrad.device.numerics import blas
 from tapegrad.errors import KernelError
 
@@ -48,26 +49,39 @@ class Array:
 
 
 class Blas:
-    """The binding ``cupy.cuda.cublas``: checks what cuBLAS checks, computes, and remembers."""
+    """The library of cuBLAS: checks what cuBLAS checks, computes, and remembers."""
 
-    CUBLAS_OP_N, CUBLAS_OP_T, CUBLAS_GEMM_DEFAULT = 0, 1, -1
-    CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32, CUBLAS_COMPUTE_64F = 68, 77, 70
     types = dict(zip((2, 14, 0, 1, 4, 5), DTYPES))
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.modes = [0]
+        self.stream, self.workspace, self.status = -1, (0, 0), 0
 
-    def getMathMode(self, handle: int) -> int:
-        return self.modes[-1]
+    def cublasCreate_v2(self, place: Any) -> int:
+        place._obj.value = 77
+        return 0
 
-    def setMathMode(self, handle: int, mode: int) -> None:
+    def cublasDestroy_v2(self, handle: Any) -> int:
+        return 0
+
+    def cublasSetMathMode(self, handle: Any, mode: int) -> int:
         self.modes.append(mode)
+        return 0
 
-    def gemmStridedBatchedEx(
+    def cublasSetStream_v2(self, handle: Any, stream: int) -> int:
+        self.stream, self.workspace = stream, (0, 0)
+        return 0
+
+    def cublasSetWorkspace_v2(self, handle: Any, pointer: int, size: int) -> int:
+        self.workspace = pointer, size
+        return 0
+
+    def cublasGemmStridedBatchedEx(
         self, handle, ta, tb, m, n, k, alpha, a, at, lda, sa, b, bt, ldb, sb, beta, c, ct, ldc, sc, count, compute, algo
     ):
-        assert handle == 77 and algo == -1 and at == bt == ct and count >= 1 and min(m, n, k) >= 1
+        assert handle.value == 77 and algo == -1 and at == bt == ct and count >= 1 and min(m, n, k) >= 1
+        assert self.workspace == (4096, 32 * 2**20)
         dtype = np.dtype(self.types[at])
         factor = np.dtype(FACTORS[compute])
         if dtype.kind == "c":
@@ -80,7 +94,9 @@ class Blas:
         wide = np.result_type(factor, dtype) if dtype.kind != "V" else factor
         read(c, dtype, (count, m, n), (sc, 1, ldc))[...] = (left.astype(wide) @ right.astype(wide)).astype(dtype)
         self.calls.append(SimpleNamespace(ta=ta, tb=tb, m=m, n=n, k=k, lda=lda, ldb=ldb, sa=sa, sb=sb, sc=sc,
-                                          count=count, compute=compute, mode=self.modes[-1], type=at))  # fmt: skip
+                                          count=count, compute=compute, mode=self.modes[-1], type=at,
+                                          stream=self.stream))  # fmt: skip
+        return self.status
 
 
 def read(pointer: int, dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...]) -> Any:
@@ -93,7 +109,7 @@ class Device:
     """A device that notes when it is made the current one."""
 
     def __init__(self, number: int) -> None:
-        self.id, self.cublas_handle, self.entered = number, 77, 0
+        self.id, self.compute_capability, self.entered = number, "90", 0
 
     def __enter__(self) -> None:
         self.entered += 1
@@ -107,13 +123,16 @@ class Namespace:
 
     def __init__(self) -> None:
         self.device = Device(0)
-        names = ("CUDA_R_16F", "CUDA_R_16BF", "CUDA_R_32F", "CUDA_R_64F", "CUDA_C_32F", "CUDA_C_64F")
-        runtime = SimpleNamespace(getDevice=lambda: 0, memGetInfo=lambda: (0, 0), **dict(zip(names, Blas.types)))
-        self.cuda = SimpleNamespace(runtime=runtime, cublas=Blas())
+        self.blas, self.stream = Blas(), SimpleNamespace(ptr=5)
+        self.cuda = SimpleNamespace(
+            runtime=SimpleNamespace(getDevice=lambda: 0, memGetInfo=lambda: (0, 0), runtimeGetVersion=lambda: 12090),
+            get_current_stream=lambda: self.stream,
+            Memory=lambda size: SimpleNamespace(ptr=4096, size=size),
+        )
         self.copies: list[tuple[int, ...]] = []
         self.others: list[tuple[int, ...]] = []
 
-    calls = property(lambda self: self.cuda.cublas.calls)
+    calls = property(lambda self: self.blas.calls)
 
     def ascontiguousarray(self, x: Array) -> Array:
         self.copies.append(x.shape)
@@ -130,7 +149,10 @@ class Namespace:
 @pytest.fixture
 def xp(monkeypatch) -> Namespace:
     monkeypatch.delenv("CUPY_TF32", raising=False)
-    return Namespace()
+    monkeypatch.setattr(cublas, "mine", cublas._Mine())
+    double = Namespace()
+    monkeypatch.setattr(cublas, "load", lambda xp: double.blas)
+    return double
 
 
 def values(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Any:
@@ -196,7 +218,6 @@ def test_compute_types(xp) -> None:
         "float16": (2, 68, 16), "bfloat16": (14, 68, 16), "float32": (0, 68, 0),
         "float64": (1, 70, 0), "complex64": (4, 68, 0), "complex128": (5, 70, 0),
     }  # fmt: skip
-    assert xp.cuda.cublas.modes[-1] == 0  # as it was
 
 
 def test_tf32_only_where_asked_and_only_for_float32(xp, monkeypatch) -> None:
@@ -335,9 +356,46 @@ def test_the_arrays_device_is_made_current_if_it_is_not(xp) -> None:
     assert xp.device.entered == 1
 
 
-def test_without_the_library_the_error_says_what_to_install(xp) -> None:
+def test_a_handle_follows_the_stream_with_its_workspace(xp) -> None:
+    for pointer in (5, 6, 6, 5, 0):
+        xp.stream.ptr = pointer
+        (call,) = product(xp, values((2, 2), np.float32), values((2, 2), np.float32))
+        assert call.stream == pointer
+    with cublas.workspace(0, SimpleNamespace(ptr=4096, size=32 * 2**20)):
+        product(xp, values((2, 2), np.float32), values((2, 2), np.float32))
+    product(xp, values((2, 2), np.float32), values((2, 2), np.float32))
+
+
+def test_what_the_library_refuses_is_an_error(xp) -> None:
+    xp.blas.status = 15
+    x = Array(xp, np.ones((2, 2)))
+    with pytest.raises(cublas.CUBLASError, match="CUBLAS_STATUS_NOT_SUPPORTED") as caught:
+        gemm.matmul(xp, x, x, x)
+    assert caught.value.status == 15
+
+
+def test_handles_are_those_of_threads(xp) -> None:
+    found = []
+
+    def multiply() -> None:
+        product(xp, values((2, 2), np.float32), values((2, 2), np.float32))
+        found.append(cublas.mine.handles[0])
+
+    multiply()
+    thread = threading.Thread(target=multiply)
+    thread.start()
+    thread.join()
+    assert found[0] is not found[1]
+
+
+def test_without_the_library_the_error_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.delenv("TAPEGRAD_CUBLAS", raising=False)
+    monkeypatch.setattr(cublas, "mine", cublas._Mine())
+    xp = Namespace()
+
     class Cuda:
         runtime = xp.cuda.runtime
+        get_current_stream = staticmethod(lambda: xp.stream)
 
         @property
         def cublas(self) -> Any:

@@ -81,6 +81,16 @@ def runtime_library() -> Path:
     return library
 
 
+def compiled_c(name: str) -> Path:
+    """The library made of one C file beside this one, which needs nothing else."""
+    text = (HERE / name).read_text()
+    library = cache_folder() / f"{Path(name).stem}-{_digest(_base_key(), text)}.so"
+    if not library.exists():
+        command = [*_compiler(), "-x", "c", "-O1", "-fPIC", "-shared", str(HERE / name)]
+        _compile(command, library, "", text)
+    return library
+
+
 @functools.cache
 def load_runtime() -> ctypes.CDLL:
     """The shared runtime, loaded once."""

@@ -13,7 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from . import blas, creation, cuda, kernels, linalg, memory, namespace, pinned, pool, scipy, scipy_signal, sparse, state
+from . import (
+    blas,
+    creation,
+    cuda,
+    kernels,
+    libcublas,
+    linalg,
+    memory,
+    namespace,
+    pinned,
+    pool,
+    scipy,
+    scipy_signal,
+    sparse,
+    state,
+)
 from .state import configure, events, launches, reset
 
 __all__ = ["compiles", "configure", "events", "install", "launches", "reset", "uninstall"]
@@ -161,6 +176,7 @@ def install() -> types.ModuleType:
     reset()
     pool.default._pools.clear()
     pool.set_allocator(pool.default.malloc)
+    libcublas.offer()
     return namespace.module
 
 
@@ -171,6 +187,7 @@ def uninstall() -> None:
             sys.modules.pop(name, None)
         sys.modules.update({name: module for name, module in _saved.items() if name})
         _saved.clear()
+        libcublas.withdraw()
 
 
 _modules = _build()

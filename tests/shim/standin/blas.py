@@ -88,7 +88,8 @@ def _operand(matrices: np.ndarray, transposed: int, dtype: str) -> np.ndarray:
 
 
 def _multiply(name: str, handle: int, ta: int, tb: int, m: int, n: int, k: int, alpha: int, a: tuple, b: tuple,
-              beta: int, c: tuple, count: int, compute: int) -> None:  # fmt: skip
+              beta: int, c: tuple, count: int, compute: int, stream: int | None = None,
+              workspace: tuple[int, int] | None = None) -> None:  # fmt: skip
     """C = alpha op(A) op(B) + beta C; a, b and c are (address, type, leading dimension, stride)."""
     state.require_device()
     if handle not in _modes:
@@ -124,7 +125,9 @@ def _multiply(name: str, handle: int, ta: int, tb: int, m: int, n: int, k: int, 
             total = total + second * result.astype(scale)
         result[...] = total.astype(types_[2])
     seen = [_extent(one) for one in (left, right, result)]
-    state.log("op", name=name, reads=(*seen[:2], *([seen[2]] if second != 0 else [])), writes=(seen[2],))
+    own = () if workspace is None else (workspace,)
+    reads = (*seen[:2], *([seen[2]] if second != 0 else []))
+    state.log("op", stream, name=name, reads=reads, writes=(seen[2], *own))
 
 
 def _extent(array: np.ndarray) -> tuple[int, int]:
@@ -143,11 +146,11 @@ def gemmEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, B, Btype, ldb,
 
 
 def gemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, strideA, B, Btype, ldb, strideB, beta,
-                         C, Ctype, ldc, strideC, batchCount, computeType, algo):  # fmt: skip
+                         C, Ctype, ldc, strideC, batchCount, computeType, algo, **own):  # fmt: skip
     """A batch of products, each matrix of its own type and so many elements from the one before."""
     _check_algorithm(algo)
     _multiply("gemmStridedBatchedEx", handle, transa, transb, m, n, k, alpha, (A, Atype, lda, strideA),
-              (B, Btype, ldb, strideB), beta, (C, Ctype, ldc, strideC), batchCount, computeType)  # fmt: skip
+              (B, Btype, ldb, strideB), beta, (C, Ctype, ldc, strideC), batchCount, computeType, **own)  # fmt: skip
 
 
 def _check_algorithm(algo: int) -> None:
@@ -166,6 +169,14 @@ def _typed(letter: str, code: int, compute: int) -> tuple[Any, Any]:
                   (B, code, ldb, strideB), beta, (C, code, ldc, strideC), batchCount, compute)  # fmt: skip
 
     return gemm, batched
+
+
+def require_room() -> None:
+    """Raise unless a handle's own memory fits on the current device."""
+    from .cuda import Device
+
+    if Device().mem_info[0] < state.config.workspace:
+        raise CUBLASError(state.config.workspace_fails)
 
 
 def create() -> int:

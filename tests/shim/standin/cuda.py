@@ -80,7 +80,7 @@ class Device:
     def mem_info(self) -> tuple[int, int]:
         state.require_device(self.id)
         held = pool.default._pools.get(self.id)
-        taken = (held.total() if held else 0) + state.workspaces.get(self.id, 0)
+        taken = (held.total() if held else 0) + state.workspaces.get(self.id, 0) + memory.outside(self.id)
         return state.config.memory - taken, state.config.memory
 
     @property
@@ -103,8 +103,7 @@ class Device:
         handles = state.thread.handles
         if self.id not in handles:
             with self:
-                if self.mem_info[0] < state.config.workspace:
-                    raise blas.CUBLASError(state.config.workspace_fails)
+                blas.require_room()
             state.workspaces[self.id] = state.workspaces.get(self.id, 0) + state.config.workspace
             handles[self.id] = blas.create()
         return handles[self.id]

@@ -130,8 +130,12 @@ class Memory(BaseMemory):
     """Memory outside the pool, given back when the last reference goes."""
 
     def __init__(self, size: int):
+        from .cuda import Device
+
         state.require_device()
-        self.size, self.device_id = size, state.thread.device
+        if size > Device().mem_info[0]:
+            raise state.CUDARuntimeError(2, "cudaErrorMemoryAllocation: out of memory")
+        self.size, self.device_id, self.since = size, state.thread.device, state.process.resets
         block = Block(size) if size else None
         self.ptr = block.ptr if block else 0
         self._hand_out(block)
@@ -139,6 +143,12 @@ class Memory(BaseMemory):
 
     def __del__(self):
         self._take_back()
+
+
+def outside(device: int) -> int:
+    """Bytes of a device that are held outside its pool."""
+    ours = (one for one in list(live.values()) if type(one) is Memory and one.since == state.process.resets)
+    return sum(one.size for one in ours if one.device_id == device)
 
 
 class UnownedMemory(BaseMemory):

@@ -83,8 +83,8 @@ class _Thread(threading.local):
 
 #: Bytes of each device that cuBLAS holds.
 workspaces: dict[int, int] = {}
-#: The process that CUDA was first used in, since the last reset.
-process = SimpleNamespace(id=os.getpid())
+#: The process that CUDA was first used in, since the last reset; how many resets there were.
+process = SimpleNamespace(id=os.getpid(), resets=0)
 
 
 thread = _Thread()
@@ -106,7 +106,7 @@ def reset() -> None:
     events.clear()
     history.clear()
     workspaces.clear()
-    process.id = os.getpid()
+    process.id, process.resets = os.getpid(), process.resets + 1
     launches.clear()
     compiles.clear()
     thread.__init__()  # type: ignore[misc]
