@@ -35,7 +35,6 @@ class Recording:
         self._tracked: set[int] = set()
         self._sweep_at = _FIRST_SWEEP
         self.graph: Recipes | None = None
-        self.lines: dict[int, Any] = {}
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise TapeError(
@@ -131,9 +130,6 @@ class Recording:
         kept.reverse()
         self._records = kept
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
-        if self.lines:
-            left = {n.index for r in kept for n in r.results}
-            self.lines = {i: line for i, line in self.lines.items() if i in left}
 
     def _held(self, record: Record, graph: Recipes, needed: set[int]) -> bool:
         """The same under a budget, where recipes refer to nodes: they know who else does; this is slower."""

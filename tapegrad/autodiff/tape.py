@@ -82,7 +82,7 @@ class GradientTape(Recording):
         self._left_at = next_index()
 
     def _forget(self) -> None:
-        self._records, self._tracked, self._watched, self._values, self.lines = [], set(), set(), {}, {}
+        self._records, self._tracked, self._watched, self._values = [], set(), set(), {}
 
     def _need_recording(self, what: str) -> None:
         if not self._recording or self not in thread.recorders:  # it may record elsewhere, or be hidden by a checkpoint

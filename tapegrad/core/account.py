@@ -67,8 +67,8 @@ class Account:
     def deferred(self, buffer: Buffer) -> None:
         """``buffer`` was made pending: its bytes, if it ever gets any, are due to this source line."""
 
-    def evaluated(self, run: Run, buffer: Buffer) -> bool:
-        """The small node of ``run`` was evaluated; ``buffer``, a new one, holds its value.
+    def evaluated(self, run: Run, buffer: Buffer, recorded: object) -> bool:
+        """The small node of ``run`` was evaluated; ``buffer``, a new one, holds its value; ``recorded``: by whom.
 
         False: that has to be told in several steps, since it is not certain that there is room.
         """

@@ -19,7 +19,7 @@ and a variable's value are nodes without a primitive.  Nothing here is ever chan
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.primitive import LEAF
 
@@ -37,7 +37,9 @@ class Node:
     ``site``: of an elementwise primitive, what is known of it for operands of these avals.
     """
 
-    __slots__ = ("aval", "index", "params", "prim", "site")
+    __slots__ = ("aval", "index", "params", "place", "prim", "site")
+    place: Any
+    """Where the program applied it; noted where somebody asks for source lines."""
 
     def __init__(self, prim: Primitive, params: Params, aval: ShapedArray, site: Site | None = None) -> None:
         self.prim = prim

@@ -276,11 +276,12 @@ class Site:
     """An elementwise primitive with operands of certain avals.
 
     ``aval``: the result's; ``ufunc``: what to call at once (None: the primitive has no ufunc of its own, or the result
-    is big enough to be deferred); ``pooled``: whether it is worth a block of the device's pool; ``plans``: by mask of
+    is big enough to be deferred); ``pooled``: whether it is worth a block of the device's pool;
+    ``direct``: the ufunc if what it returns is the result, and nothing more is to be done; ``plans``: by mask of
     tracked operands (None: nothing to differentiate); ``runs``: see ``engine.executor.runs_of``.
     """
 
-    __slots__ = ("aval", "avals", "plans", "pooled", "prim", "runs", "small", "ufunc")
+    __slots__ = ("aval", "avals", "direct", "plans", "pooled", "prim", "runs", "small", "ufunc")
 
     def __init__(self, prim: Elementwise, avals: tuple[ShapedArray, ...], aval: ShapedArray, small: bool) -> None:
         self.prim = prim
@@ -289,6 +290,7 @@ class Site:
         self.small = small and not prim.view
         self.pooled = aval.nbytes >= aval.device.least_pooled
         self.ufunc = getattr(aval.device.xp, prim.ufunc) if small and prim.ufunc is not None else None
+        self.direct = self.ufunc if aval.ndim and not self.pooled else None  # ufuncs turn 0-d arrays into scalars
         self.runs: tuple[Run, ...] = ()
         self.plans: list[Plan] | None = None
         if aval.smooth:  # without rules, too: then asking for the derivative is an error, not a silent None

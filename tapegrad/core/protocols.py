@@ -176,5 +176,3 @@ class Recording(Recorder, Protocol):
 
     graph: Recipes | None
     """How values can be made again, where somebody keeps memory within a budget."""
-    lines: dict[int, Any]
-    """Source lines of what it has recorded, by node index, where they are wanted."""

@@ -282,29 +282,49 @@ class Executor:
 class Counted(Executor):
     """Where the account in force may be told of small nodes afterwards."""
 
+    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """One application of an elementwise primitive, recorded; who counts need not know how values are made."""
+        recorders = thread.recorders
+        if node.site.small and not account.one_by_one:  # type: ignore[union-attr]
+            out = self._told_later(node, inputs, recorders)
+        else:
+            out = self.run_elementwise(node, inputs)
+        for recorder in recorders:
+            recorder.record(node, inputs, out)
+        return out
+
     def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """A buffer for the value of an elementwise node: filled if it is small, else pending."""
-        site: Any = node.site
-        if not site.small or into is not None or account.one_by_one:
+        if not node.site.small or into is not None or account.one_by_one:  # type: ignore[union-attr]
             return super().run_elementwise(node, inputs, into)
-        arrays, same = arrays_of(inputs), False
-        if len(arrays) == 1:
-            own = arrays[0].base is None
-        elif len(arrays) == 2:
-            a, b = arrays
-            own, same = a.base is None and b.base is None, a is b
+        return self._told_later(node, inputs, thread.recorders)
+
+    def _told_later(self, node: Node, inputs: tuple[Buffer, ...], recorders: object) -> Buffer:
+        """A buffer for the value of a small node; the account is told of all that makes up its evaluation in one."""
+        site: Any = node.site
+        ufunc, same = site.direct, False
+        a = inputs[0].array
+        if ufunc is None or a is None or len(inputs) > 2:
+            arrays = arrays_of(inputs)
+            own = all(x.base is None for x in arrays)
+            same = len({id(x) for x in arrays}) < len(arrays)
+            own = own and not (same and len(arrays) > 2)
+            array = self.small(site, arrays)
+        elif len(inputs) == 1:
+            own, array = a.base is None, ufunc(a)
         else:
-            own = all(a.base is None for a in arrays) and len({id(a) for a in arrays}) == len(arrays)
-        ufunc = site.ufunc
-        array = self.small(site, arrays) if ufunc is None or site.pooled or not site.aval.ndim else ufunc(*arrays)
+            b = inputs[1].array
+            if b is None:
+                b = array_of(inputs[1])
+            own, same, array = a.base is None and b.base is None, a is b, ufunc(a, b)
         who = account.current
         if own:
             out = Buffer(None, node)
             out.array = array
-            if who.evaluated((site.runs or runs_of(site))[same], out):
+            if who.evaluated((site.runs or runs_of(site))[same], out, recorders):
                 return out
         who.applied(node, inputs)
-        return self._ran_small(node, arrays, array, None, who)
+        return self._ran_small(node, arrays_of(inputs), array, None, who)
 
     def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
         """All steps together, if they may be told of afterwards."""
@@ -357,26 +377,22 @@ class Plain(Executor):
     def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """A buffer for the value of an elementwise node: filled if it is small, else pending."""
         site: Any = node.site
-        aval, ufunc = site.aval, site.ufunc
         if not site.small:
             return self._deferred_elementwise(node, inputs, into, None)
         if into is not None:
             return super().run_elementwise(node, inputs, into)
+        ufunc = site.direct
         if ufunc is None:
             return Buffer(self.small(site, [array_of(b) for b in inputs]), node)
         a = inputs[0].array
         if a is None:
             a = array_of(inputs[0])
         if len(inputs) == 1:
-            array = ufunc(a, out=aval.device.empty(aval.shape, aval.dtype)) if site.pooled else ufunc(a)
-        else:
-            b = inputs[1].array
-            if b is None:
-                b = array_of(inputs[1])
-            array = ufunc(a, b, out=aval.device.empty(aval.shape, aval.dtype)) if site.pooled else ufunc(a, b)
-        if not aval.ndim:
-            array = aval.device.xp.asarray(array)
-        return Buffer(array, node)
+            return Buffer(ufunc(a), node)
+        b = inputs[1].array
+        if b is None:
+            b = array_of(inputs[1])
+        return Buffer(ufunc(a, b), node)
 
     def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
         """Cotangents as arrays."""
@@ -387,6 +403,8 @@ class Plain(Executor):
 
 class Budgeted(Counted):
     """Within a budget."""
+
+    elementwise = Executor.elementwise
 
     @property
     def copies_slivers(self) -> bool:

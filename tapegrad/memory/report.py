@@ -143,7 +143,6 @@ class _Table:
 
     def __init__(self, tape: Recording) -> None:
         self.rows: dict[int, Row] = {}
-        self._tape = tape
         self._variables: dict[int, str] = {}
         for v in list(everyone.values()):
             content = v._cell._content
@@ -221,7 +220,7 @@ class _Table:
         if op is None:
             name = self._variables.get(node.index)
             op = f"variable {name}" if name is not None else "input" if node.prim is LEAF else node.prim.name
-        place = self._tape.lines.get(node.index)
+        place = getattr(node, "place", None)
         if place is None and buffer is not None:
             place = LEDGER.place_of(buffer)
         line = UNKNOWN if place is None else line_of(place)

@@ -194,15 +194,6 @@ def test_only_a_tape_has_one(ask: Callable) -> None:
         ask(tensor(2))
 
 
-def test_places_of_dead_branches_are_forgotten() -> None:
-    x = tensor(4)
-    with tg.measure(), tg.GradientTape() as tape:
-        tape.watch(x)
-        for _ in range(1000):
-            tg.exp(x)
-        assert len(tape.lines) < 300
-
-
 # What checkpoints keep
 
 

@@ -14,12 +14,14 @@ RANK = {"temporary": 0, "user": 0, "input": 0, "activation": 1, "rematerialized"
         "parameter": 5}  # fmt: skip
 """Categories by how much they tell."""
 _PARTS = ("category", "primitive", "place")
-NEW, LIVE, GONE = range(3)
-"""States of an entry: whether it was told of, so that its bytes are in the sums now or later, and that they are not."""
 
 
 class Entry(weakref.ref[Buffer]):
-    """What the ledger knows of one live buffer, which refers to it: a weak reference that tells when it goes."""
+    """What the ledger knows of one live buffer, which refers to it: a weak reference that tells when it goes.
+
+    Most values of small operations go soon: until the event of its coming is added, an entry has ``nbytes``,
+    ``primitive`` and ``wanted`` alone.
+    """
 
     __slots__ = (
         "category",
@@ -31,18 +33,17 @@ class Entry(weakref.ref[Buffer]):
         "place",
         "primitive",
         "read",
-        "state",
         "wanted",
     )
-    state: int
     epoch: int
     """Of the ledger, when ``category`` and ``place`` were set."""
     nbytes: int
+    """Zero: its going does not count."""
     category: str
     primitive: str
     place: Place
-    wanted: bool
-    """Whether it was told that a tape keeps it."""
+    wanted: int
+    """The last epoch in which it was told that a tape keeps it."""
     number: int
     """In the journal (-1: it is not there); what follows is set where one is written."""
     holder: str
@@ -59,36 +60,35 @@ class Entries:
     def __init__(self) -> None:
         self.live_bytes = 0
         self.totals: dict[str, Counter[Any]] = {}
-        self.new: dict[int, Entry] = {}
-        """By their ids: those that have come in the events that are being added, and are not in the totals yet."""
         self._entries: dict[int, Entry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __contains__(self, entry: Entry) -> bool:
+        return id(entry) in self._entries
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(list(self._entries.values()))
 
     def of(self, buffer: Buffer) -> Entry | None:
         """The entry of a buffer."""
-        entry: Entry | None = getattr(buffer, "entry", None)
-        return entry if entry is not None and entry.state == LIVE else None
+        return self._entries.get(id(getattr(buffer, "entry", None)))
 
-    def take_in(self) -> None:
-        """Those that are new are in the totals from now on."""
-        self._entries.update(self.new)
+    def add(self, entry: Entry, category: str, place: Place, epoch: int) -> None:
+        """Its bytes are there."""
+        entry.category = category
+        entry.place = place
+        entry.epoch = epoch
+        entry.number = -1
+        self._entries[id(entry)] = entry
         if self.totals:
-            for entry in self.new.values():
-                self._add(entry, entry.nbytes)
-        self.new.clear()
+            self._add(entry, entry.nbytes)
 
     def remove(self, entry: Entry) -> None:
         """Its bytes are gone."""
-        entry.state = GONE
-        if self.new.pop(id(entry), None) is None:
-            del self._entries[id(entry)]
-            if self.totals:
-                self._add(entry, -entry.nbytes)
+        if self._entries.pop(id(entry), None) is not None and self.totals:
+            self._add(entry, -entry.nbytes)
 
     def forget(self, since: int) -> list[Buffer]:
         """Remove what nodes from index ``since`` on have made, and return it."""
@@ -96,6 +96,7 @@ class Entries:
         for entry, _ in late:
             self.remove(entry)
             self.live_bytes -= entry.nbytes
+            entry.nbytes = 0
         return [buffer for _, buffer in late]
 
     def tell(self, left: Callable[[Entry], None]) -> None:
@@ -111,21 +112,18 @@ class Entries:
                 self._entries[id(copy)] = copy
                 buffer.entry = copy
 
-    def recount(self, entries: list[Entry]) -> None:
-        """Work out the sums from what is alive, of these ``entries``, too: an exception came while they were added."""
-        for entry in (*self, *self.new.values(), *entries):
-            if entry.state != GONE:
-                entry.state = GONE if entry() is None else LIVE
-                if entry.state == LIVE:
-                    self._entries[id(entry)] = entry
-        self._entries = {key: entry for key, entry in self._entries.items() if entry.state == LIVE}
-        self.new.clear()
+    def recount(self) -> None:
+        """Work out the sums from what is alive: an exception came while they were changed."""
+        for entry in self:
+            if entry() is None:
+                entry.nbytes = 0
+                del self._entries[id(entry)]
         self.live_bytes = sum([entry.nbytes for entry in self])
         self.sum_up(bool(self.totals))
 
     def relabel(self, entry: Entry, category: str) -> None:
         """Its bytes serve as ``category``."""
-        if self.totals and entry.state == LIVE and id(entry) not in self.new:
+        if self.totals:
             self.totals["category"][entry.category] -= entry.nbytes
             self.totals["category"][category] += entry.nbytes
         entry.category = category

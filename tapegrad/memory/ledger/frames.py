@@ -7,13 +7,13 @@ the program is traced.  So a look costs only as many steps as there are frames u
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from os.path import dirname, join
+from sys import _getframe
 from types import CodeType, FrameType
 from typing import Any
 
@@ -63,29 +63,29 @@ def by_line(places: dict[Place, int]) -> dict[str, int]:
     return {line: n for line, n in lines.most_common() if n}
 
 
-_inside: dict[str, bool] = {}
+_ours: dict[str, bool] = {}
 """By file name: whether it is this package's."""
 _MOST_KNOWN = 4096
 _known: dict[tuple[int, int], Instruction] = {}
-"""By the id of its code, which the instruction keeps alive, and its offset."""
+"""The user's, by the id of its code, which the instruction keeps alive, and its offset."""
 
 
 def user_place(inside: int = 1) -> Place:
     """The innermost instruction outside this package, to which the caller and ``inside`` - 1 of its callers belong."""
-    frame: FrameType | None = sys._getframe(inside + 1)
+    frame: FrameType | None = _getframe(inside + 1)
     while frame is not None:
         code = frame.f_code
+        place = _known.get((id(code), frame.f_lasti))
+        if place is not None:
+            return place
         name = code.co_filename
-        ours = _inside.get(name)
+        ours = _ours.get(name)
         if ours is None:
-            ours = _inside[name] = name.startswith(_HERE)
+            ours = _ours[name] = name.startswith(_HERE)
         if not ours:
-            key = id(code), frame.f_lasti
-            place = _known.get(key)
-            if place is None:
-                if len(_known) >= _MOST_KNOWN:
-                    forget_places()
-                place = _known[key] = Instruction(code, frame.f_lasti)
+            if len(_known) >= _MOST_KNOWN:
+                forget_places()
+            place = _known[id(code), frame.f_lasti] = Instruction(code, frame.f_lasti)
             return place
         frame = frame.f_back
     return "(unknown)"
@@ -269,7 +269,7 @@ def code_of(f: Any) -> CodeType | None:
 
 def caller(depth: int) -> FrameType:
     """The frame ``depth`` calls above the caller's."""
-    return sys._getframe(depth + 1)
+    return _getframe(depth + 1)
 
 
 # Numbers of calls: the how-many-th call of a function it is in its step, so that a plan can name single calls.

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -49,7 +49,7 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.executor import COUNTED
 from tapegrad.memory.ledger.costs import cost_of, moved_by, units
-from tapegrad.memory.ledger.entries import GONE, LIVE, NEW, RANK, Entries, Entry, Wanted
+from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Wanted
 from tapegrad.memory.ledger.figures import GRAIN, Change, Measure, new_of_bytes, new_of_run, of_bytes, rounded
 from tapegrad.memory.ledger.frames import Place, forget_places, user_place
 from tapegrad.memory.ledger.journal import Journal
@@ -72,12 +72,12 @@ class Ledger(Account):
 
     def __init__(self) -> None:
         self._lock = locks.lock()
-        self._events: deque[Any] = deque()
-        """What has happened and is not in the sums yet, in order: a change, with the entries of the buffers that stay;
-        an entry, which the interpreter puts here when its buffer goes; a list of an entry and its new category; or what
-        to call.  No event refers to a node: tapes count who does."""
-        self._last: tuple[int, Place] = 0, _BEFORE
-        """The last small node that was evaluated by itself, by its index, and where."""
+        self._events: list[Any] = []
+        """What has happened and is not in the sums yet, in order: a change, with category, place and the entries of the
+        buffers that stay; an entry, which the interpreter puts here when its buffer goes; a list of an entry and its
+        new category; or what to call.  No event refers to a node: tapes count who does."""
+        self._gone: Callable[[Entry], None] = self._events.append
+        """Told when the buffer of an entry goes."""
         self._adding: list[Any] | None = None
         """The events that are being added to the sums; ``_work_added``: whether what they say of work is."""
         self._work_added = False
@@ -184,19 +184,28 @@ class Ledger(Account):
             self._drain()
             self.room = self._limit - self._entries.live_bytes - self.promised_bytes
 
-    def mend(self) -> None:
-        """An exception came in the middle of a section: make sums right again, and the lock free."""
+    def mend(self, *made: Buffer) -> None:
+        """An exception came in the middle of a section: make sums right again, and the lock free.
+
+        ``made``: those that the section was to count; they do not count if it has not come to that.
+        """
         if locks.let_go(self._lock, self, self._held if self._lock._is_owned() else 0) <= 0:
             with self._lock:
                 batch, self._adding = self._adding, None
                 if batch is not None and self._work_added:
-                    added = set(map(id, batch))
-                    while self._events and id(self._events[0]) in added:
-                        self._events.popleft()
-                    self._entries.recount([e for event in batch if type(event) is tuple for e in event[1:]])
+                    if self._events and self._events[0] is batch[0]:
+                        del self._events[: len(batch)]
+                    for category, place, e in [(x[1], x[2], e) for x in batch if type(x) is tuple for e in x[3:]]:
+                        if e not in self._entries:
+                            self._entries.add(e, category, place, self._epoch)
                 self._drain()
-                self._entries.recount([])
+                self._entries.recount()
                 self._find_room()
+        told = [id(e) for event in self._events if type(event) is tuple for e in event[3:]]
+        for b in made:
+            entry = getattr(b, "entry", None)
+            if entry is not None and id(entry) not in told and self._entries.of(b) is None:
+                entry.nbytes = 0
 
     def in_child(self) -> None:
         """In a forked child only the forking thread has promises."""
@@ -243,7 +252,6 @@ class Ledger(Account):
             self._wanted.clear()
             self._places.clear()
             self._placed = False
-            self._last = 0, _BEFORE
             forget_places()
 
     @whole
@@ -261,7 +269,9 @@ class Ledger(Account):
         """Events are added as they happen where a journal is written, or a timeline."""
         self._at_once = self.journal is not None or any(m.timeline for m in self._open)
         account.tell_one_by_one(self._at_once)
+        self._gone = self._events.append
         if self._at_once:
+            self._gone = self._left
             self._entries.tell(self._left)
 
     @whole
@@ -311,7 +321,7 @@ class Ledger(Account):
     def _renew(self, entry: Entry) -> None:
         buffer = entry()
         if buffer is not None:
-            entry.epoch, entry.wanted = self._epoch, False
+            entry.epoch = self._epoch
             entry.category, entry.place = _old(buffer)
 
     def _label_variables(self) -> None:
@@ -335,7 +345,7 @@ class Ledger(Account):
             if self._limit != inf:  # another thread has entered a budget meanwhile
                 self._find_room()
         except BaseException:
-            self.mend()
+            self.mend(buffer)
             raise
 
     @section
@@ -375,29 +385,32 @@ class Ledger(Account):
                     self._drain()
                 return True
         except BaseException:
-            self.mend()
+            self.mend(buffer)
             raise
 
     @section
-    def evaluated(self, run: Run, buffer: Buffer) -> bool:
+    def evaluated(self, run: Run, buffer: Buffer, recorded: object) -> bool:
         """A small node was evaluated."""
         try:
             change: Change = run.change or new_of_run(run)
-            category, limited = self._category_now(), self._limit != inf
+            category: str | None = "temporary"
+            if HERE.special or not recorded or len(self._events) >= _MOST_EVENTS:
+                category = self._category_now()
+            limited = self._limit != inf
             if category is None or (limited and not self._admit(change)):
                 return False
             place: Place = _SMALL
             if self.detailed:
-                place = user_place(4)
-                self._last = buffer.node.index, place
-            entry = self._entry(buffer, *change.stays[0], category, place)
-            self._events.append((change, entry))
-            entry.state = LIVE
+                place = buffer.node.place = user_place(4)
+            entry = buffer.entry = Entry(buffer, self._gone)
+            entry.wanted = -1
+            entry.nbytes, entry.primitive = change.stays[0]
+            self._events.append((change, category, place, entry))
             if not limited and self._limit != inf:  # another thread has entered a budget meanwhile
                 self._find_room()
             return True
         except BaseException:
-            self.mend()
+            self.mend(buffer)
             raise
 
     @section
@@ -405,21 +418,24 @@ class Ledger(Account):
         """A walk has evaluated small nodes, where the program asked for it."""
         try:
             change: Change = run.change or new_of_run(run)
-            category, limited = self._category_now(), self._limit != inf
+            category: str | None = "temporary"
+            if HERE.special or len(self._events) >= _MOST_EVENTS:
+                category = self._category_now()
+            limited = self._limit != inf
             if category is None or (limited and not self._admit(change)):
                 return False
-            place: Place = (HERE.place or user_place()) if self.detailed else _SMALL
-            event: list[Any] = [change]
-            for buffer, (nbytes, primitive) in zip(buffers, change.stays, strict=True):
-                event.append(self._entry(buffer, nbytes, primitive, category, place))
+            event: list[Any] = [change, category, (HERE.place or user_place()) if self.detailed else _SMALL]
+            for buffer, stay in zip(buffers, change.stays):
+                entry = buffer.entry = Entry(buffer, self._gone)
+                entry.wanted = -1
+                entry.nbytes, entry.primitive = stay
+                event.append(entry)
             self._events.append(tuple(event))
-            for buffer in buffers:
-                buffer.entry.state = LIVE
             if not limited and self._limit != inf:
                 self._find_room()
             return True
         except BaseException:
-            self.mend()
+            self.mend(*buffers)
             raise
 
     def _category_now(self) -> str | None:
@@ -458,6 +474,8 @@ class Ledger(Account):
         if journal is not None and not (HERE.optimizing and journal.before_op is None):
             self._locked(journal.applied, node, inputs, self._entries.of)
         if self.detailed:
+            if not HERE.restoring:
+                node.place = user_place()
             cost = 1.0 + node.aval.nbytes if node.site is not None else cost_of(node, [b.node.aval for b in inputs])
             self._events.append(partial(self._add_cost, units(cost), HERE.restoring))
 
@@ -483,21 +501,19 @@ class Ledger(Account):
     def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
         """A tape keeps buffers, filled or pending, for the rules of ``node``."""
         if self.detailed or self.journal is not None:
-            if self.detailed:
-                index, place = self._last
-                recording.lines[node.index] = place if index == node.index else user_place()
             for b in residuals:
                 entry = None if self._at_once or b.keeps or b.array is None else getattr(b, "entry", None)
                 if entry is None:
                     self.wanted(b, node.prim.name)
-                elif not (entry.wanted and entry.epoch == self._epoch):
-                    entry.wanted = True
+                elif entry.wanted != self._epoch:
+                    entry.wanted = self._epoch
                     self._events.append([entry, "activation"])
         return residuals
 
     @whole
     def place_of(self, buffer: Buffer) -> Place | None:
         """Where a buffer, filled or pending, was made (None: not known)."""
+        self._drain()
         entry = self._entries.of(buffer)
         return self._places.get(buffer) if entry is None else entry.place
 
@@ -506,9 +522,9 @@ class Ledger(Account):
         if self.detailed or self.journal is not None:
             root = buffer.root()
             if root.array is not None and not self._at_once:
-                entry = self._entries.of(root)
-                if entry is not None and not (entry.wanted and entry.epoch == self._epoch):
-                    entry.wanted = True
+                entry = getattr(root, "entry", None)
+                if entry is not None and entry.wanted != self._epoch:
+                    entry.wanted = self._epoch
                     self._events.append([entry, "activation"])
             else:
                 self._note_wanted(buffer, f"vjp of {by}")
@@ -537,7 +553,7 @@ class Ledger(Account):
     def called(self, recording: Recording, node: Node) -> None:
         """A call with a derivative of its own was made."""
         if self.detailed:
-            recording.lines[node.index] = user_place()
+            node.place = user_place()
         if self.journal is not None:
             self._locked(self.journal.called, node)
 
@@ -594,29 +610,15 @@ class Ledger(Account):
 
     def _enter(self, buffer: Buffer, category: str, place: Place) -> bool:
         """Whether the buffer is new here."""
-        entry = getattr(buffer, "entry", None)
-        if entry is not None and entry.state == LIVE:  # an interrupt came between its entry and its array
+        if getattr(getattr(buffer, "entry", None), "nbytes", 0):  # an interrupt came between its entry and its array
             return False
         node = buffer.node
         nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
-        entry = self._entry(buffer, nbytes, node.prim.name, category, place)
-        self._events.append((of_bytes(nbytes) or new_of_bytes(nbytes), entry))
-        entry.state = LIVE
+        entry = buffer.entry = Entry(buffer, self._gone)
+        entry.wanted = -1
+        entry.nbytes, entry.primitive = nbytes, node.prim.name
+        self._events.append((of_bytes(nbytes) or new_of_bytes(nbytes), category, place, entry))
         return True
-
-    def _entry(self, buffer: Buffer, nbytes: int, primitive: str, category: str, place: Place) -> Entry:
-        """A new entry, not yet counted."""
-        entry = Entry(buffer, self._left if self._at_once else self._events.append)
-        entry.state = NEW
-        entry.number = -1
-        entry.nbytes = nbytes
-        entry.primitive = primitive
-        entry.category = category
-        entry.place = place
-        entry.epoch = self._epoch
-        entry.wanted = False
-        buffer.entry = entry
-        return entry
 
     @section
     def _left(self, entry: Entry) -> None:
@@ -637,10 +639,9 @@ class Ledger(Account):
         events = self._events
         while events:
             self._work_added = False
-            batch = self._adding = [events[0]] if self._at_once else list(events)
+            batch = self._adding = events[:1] if self._at_once else events[:]
             self._add(batch)
-            for _ in batch:
-                events.popleft()
+            del events[: len(batch)]
             self._adding = None
 
     def _add(self, batch: list[Any]) -> None:
@@ -649,19 +650,19 @@ class Ledger(Account):
         What comes and goes in between matters to a peak alone: so a peak divides the batch.
         """
         live = start = top = self._entries.live_bytes
-        at = -1
+        at, taken = -1, 0
         changes: list[Change] = []
         for i, event in enumerate(batch):
             kind = type(event)
             if kind is Entry:
-                if event.state == LIVE:
-                    live -= event.nbytes
+                live -= event.nbytes
             elif kind is tuple:
                 change = event[0]
                 changes.append(change)
                 if live + change.top > top:
                     top, at = live + change.top, i
                 live += change.net
+                taken += change.top
         higher = [m for m in self._open if top > m.__dict__["peak_bytes"]] if top > start else []
         if not all(any(m is known for known in higher) for m in self._peaked):
             self._note_peak()
@@ -671,6 +672,7 @@ class Ledger(Account):
         for m in higher:
             m.__dict__["peak_bytes"] = top
         self._entries.live_bytes = live
+        self.room += taken - live + start
         self._peaked = [m for m in higher if m.detailed]
         if not self._peaked:
             self._follow(batch)
@@ -696,48 +698,45 @@ class Ledger(Account):
 
     def _follow(self, events: list[Any]) -> None:
         """Who comes, goes or changes its category in these events."""
-        if not events:
-            return
         entries, journal = self._entries, self.journal
-        new, freed = entries.new, 0
+        new: dict[int, Any] = {}
+        labels = []
         for event in events:
             kind = type(event)
             if kind is tuple:
-                change, entry = event[0], event[1]
-                new[id(entry)] = entry
-                freed += change.back
-                if len(event) > 2:
-                    new.update([(id(entry), entry) for entry in event])
-                    del new[id(change)]
-                if journal is not None and (buffer := entry()) is not None:
-                    journal.allocated(entry, buffer.node)
+                new[id(event[3])] = event, event[3]
+                for entry in event[4:]:
+                    new[id(entry)] = event, entry
             elif kind is Entry:
-                if event.state == LIVE:
-                    freed += event.nbytes
-                    if new.pop(id(event), None) is None:
-                        entries.remove(event)
-                    event.state = GONE
+                if new.pop(id(event), None) is None:
+                    entries.remove(event)
                     if journal is not None:
                         journal.left(event)
             elif kind is list:
-                self._relabel_entry(*event)
+                labels.append(event)
             else:
                 event()
-        self.room += freed
-        entries.take_in()
+        for (_, category, place, *_), entry in new.values():
+            entries.add(entry, category, place, self._epoch)
+            if journal is not None and (buffer := entry()) is not None:
+                journal.allocated(entry, buffer.node)
+        for entry, category in labels:
+            self._relabel_entry(entry, category)
         for m in self._open:
-            if m.timeline and type(events[0]) in (tuple, Entry):
+            if m.timeline and events and type(events[0]) in (tuple, Entry):
                 self._note_sample(m)
 
     def _relabel(self, buffer: Buffer, category: str, holder: str) -> None:
+        self._drain()
         entry = self._entries.of(buffer)
         if entry is not None:
-            self._drain()
             if self._peaked and RANK[category] > RANK[entry.category]:
                 self._note_peak()
             self._relabel_entry(entry, category, holder)
 
     def _relabel_entry(self, entry: Entry, category: str, holder: str = "") -> None:
+        if entry not in self._entries:
+            return
         if entry.epoch < self._epoch:
             self._renew(entry)
         if RANK[category] > RANK[entry.category]:
@@ -772,8 +771,7 @@ class Ledger(Account):
         """
         parts = {what: dict(total) for what, total in self._entries.totals.items()}
         for nbytes, primitive in (event is not None and event[0].inside) or ():
-            beside = event[1]
-            for what, key in (("category", beside.category), ("primitive", primitive), ("place", beside.place)):
+            for what, key in (("category", event[1]), ("primitive", primitive), ("place", event[2])):
                 parts[what][key] = parts[what].get(key, 0) + nbytes
         for m in self._peaked:
             m.peak_parts = parts
@@ -829,7 +827,7 @@ class Ledger(Account):
     def rerun(self, f: Callable[..., T], *args: Any, shift: int = 0) -> T:
         """A checkpointed function, ``f(*args)``, runs again in this thread."""
         self._reran()
-        return during(f, *args, reruns=HERE.reruns + 1, shift=shift)
+        return during(f, *args, reruns=HERE.reruns + 1, shift=shift, special=True)
 
     def scratch(self, nbytes: int) -> None:
         """A kernel took workspace."""
@@ -849,6 +847,7 @@ class Ledger(Account):
         finally:
             if not (HERE.walking or HERE.reruns or thread.recorders):
                 HERE.differentiated = thread.executor.in_earnest(lambda: True, HERE.differentiated)
+                HERE.special = HERE.differentiated
 
     def differentiating(self, index: int) -> None:
         """The walk has come to a node."""

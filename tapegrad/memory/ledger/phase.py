@@ -26,6 +26,8 @@ class _Here(threading.local):
     """Reruns and restorations under way, one within another."""
     restoring = 0
     """Restorations alone."""
+    special = False
+    """False: nothing of what a small operation asks (``reruns``, ``differentiated``) is the case."""
     walking = 0
     """Gradient walks under way."""
     source: tuple[int, int] | None = None
@@ -91,7 +93,7 @@ class Steps:
         thread.executor.in_earnest(lambda: self._mark(kind), None)
 
     def _mark(self, kind: int) -> None:
-        HERE.differentiated = False
+        HERE.differentiated, HERE.special = False, HERE.reruns > 0
         if kind >= self._kind:
             self._kind = kind
             self.count += 1

@@ -119,7 +119,7 @@ def test_a_peak_inside_is_what_was_there_then() -> None:
     with tg.measure() as m:
         before, parts = m.live_bytes, m.peak_by_primitive
         y = tg.tanh(x)
-        assert account.current.evaluated(run, (made := tg.tanh(x)._buffer)) and m.live_bytes == before + 1024 + 1024
+        assert account.current.evaluated(run, (made := tg.tanh(x)._buffer), ()) and m.live_bytes == before + 1024 + 1024
     assert m.peak_bytes == before + 1024 + 512 + 1024
     assert {k: n - parts.get(k, 0) for k, n in m.peak_by_primitive.items() if n != parts.get(k, 0)} == {
         "tanh": 1024, "exp": 512, "sin": 1024,
