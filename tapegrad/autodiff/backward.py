@@ -13,7 +13,7 @@ from typing import Any
 
 from tapegrad.autodiff import derivative
 from tapegrad.autodiff.batching import mapped
-from tapegrad.autodiff.compiled import listed
+from tapegrad.autodiff.compiled import Cotangent, listed
 from tapegrad.autodiff.records import Applied, Called, Record
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import account
@@ -34,7 +34,7 @@ from tapegrad.tensor import Tensor, from_array
 
 _aval, _buffer = attrgetter("aval"), attrgetter("_buffer")
 Cotangents = dict[int, Any]
-"""By node index: tensors, or of small values buffers, or (where nobody counts) bare arrays."""
+"""By node index: tensors, or of small values buffers, what becomes one, or (where nobody counts) bare arrays."""
 _MOST_SUMS = 1024
 
 
@@ -101,6 +101,8 @@ def tensor_of(ct: Any, aval: ShapedArray | None) -> Tensor:
     """A cotangent as a tensor."""
     if type(ct) is Buffer:
         return Tensor(ct)
+    if type(ct) is Cotangent:
+        return Tensor(ct.buffer())
     return ct if type(ct) is Tensor else from_array(ct, None if aval is None else aval.device)
 
 
@@ -120,6 +122,8 @@ def _pull_small(record: Applied, pull: Callable[..., Any], ct: Any, cts: Cotange
         have = cts.get(index)
         if have is None:
             cts[index] = g
+        elif type(g) is Cotangent and type(have) is Cotangent:
+            cts[index] = pull(_sum_of(g.step.aval), record.node, have, (g,))[0]
         elif type(have) is not type(g):
             cts[index] = add(tensor_of(have, record.node.aval), tensor_of(g, record.node.aval))
         elif type(g) is Buffer:

@@ -89,6 +89,28 @@ class Step(NamedTuple):
     dead: tuple[int, ...]
 
 
+class Cotangent:
+    """An array that ``step`` has made in a walk, and that an account knows; its buffer, if somebody has asked for one.
+
+    Made without ``__init__``, as records are.
+    """
+
+    __slots__ = ("array", "owner", "step")
+    array: Any
+    step: Step
+    owner: Buffer
+
+    def buffer(self) -> Buffer:
+        """Its buffer."""
+        if not hasattr(self, "owner"):
+            step = self.step
+            out = Buffer(None, Node(step.prim, step.params, step.aval, step.site))
+            out.array = self.array
+            account.current.owned(out)
+            self.owner = out
+        return self.owner
+
+
 class Steps:
     """Steps on values by number: the cotangent, residuals, constants, then the results of the steps in order.
 
@@ -146,7 +168,7 @@ class Steps:
             sizes.append(nbytes)
         return Run(tuple(nodes), tuple([i - self._first for i in self._made]))
 
-    def together(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
+    def together(self, ct: Any, residuals: Sequence[Any]) -> Sequence[Any] | None:
         """Cotangents by ``pull``, of which the account is told in one step; None: it has to follow them one by one."""
         run = self._told
         if run is None:
@@ -156,19 +178,13 @@ class Steps:
                 self._shared = [ref(constant(*c)) for c in self._constants]
                 break
         arrays = (self._dense or self._made_dense())(ct.array, residuals)
-        if arrays is None:
+        if arrays is None or (arrays and not account.current.pulled(run, arrays)):
             return None
-        made = []
-        for step, array in zip(self._makers, arrays):
-            out = Buffer(None, Node(step.prim, step.params, step.aval, step.site))
-            out.array = array
-            made.append(out)
-        if made and not account.current.pulled(run, *made):
-            return None
-        if self._made == self._results:
-            return made
-        places = dict(zip(self._made, made))
-        return [places[i] if i >= self._first else residuals[i - 1] if i else ct for i in self._results]
+        made: dict[int, Cotangent] = {}
+        for i, step, array in zip(self._made, self._makers, arrays):
+            made[i] = g = Cotangent()
+            g.array, g.step = array, step
+        return [made[i] if i >= self._first else residuals[i - 1] if i else ct for i in self._results]
 
     def _made_dense(self) -> Pull:
         self._dense = dense = self._function(self._distinct(), self._made)

@@ -8,6 +8,7 @@ of a budget, who counts as well.  It is chosen when a block is entered and when 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from weakref import getweakrefs
 
 from tapegrad.core import buffer as _buffer
 from tapegrad.core import locks, state
@@ -72,13 +73,20 @@ class Account:
 
         False: that has to be told in several steps, since it is not certain that there is room.
         """
-        return self.pulled(run, buffer)
-
-    def pulled(self, run: Run, *buffers: Buffer) -> bool:
-        """A gradient walk has evaluated the small nodes of ``run``; ``buffers`` hold the values that stay."""
-        for b in buffers:
-            b.told()
+        buffer.told()
         return True
+
+    def pulled(self, run: Run, arrays: Sequence[Any]) -> bool:
+        """A gradient walk has evaluated the small nodes of ``run``; ``arrays``: the values that stay, in no buffers.
+
+        False: as of :meth:`evaluated`.
+        """
+        return True
+
+    def owned(self, buffer: Buffer) -> None:
+        """``buffer`` was made for an array that :meth:`pulled` has told of, or nobody."""
+        if not getweakrefs(buffer.array):  # else who counts knows the array, as long as it is there
+            buffer.told()
 
     def replaced(self, buffer: Buffer) -> None:
         """The value of the buffer's node is here now: a copy of a view."""

@@ -157,7 +157,7 @@ class Steps(Protocol):
     def run(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
         """Cotangents, step by step, by the executor in force."""
 
-    def together(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
+    def together(self, ct: Any, residuals: Sequence[Any]) -> Sequence[Any] | None:
         """Cotangents, of which the account is told in one step; None also where it has to follow each."""
 
 

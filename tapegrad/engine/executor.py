@@ -23,6 +23,7 @@ from tapegrad.core.protocols import Retained, Steps
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.core.state import during, thread
 from tapegrad.device import Device, dtypes, phantom, tally
+from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array
 from tapegrad.engine import make, region
@@ -72,12 +73,14 @@ class Executor:
     def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
         """Cotangents of what ``node`` read, by the listed steps of its rules (``autodiff/compiled.py``), as buffers.
 
-        ``ct``: a buffer, or an array.  None: some value is not there, and the rules themselves have to see to it.
+        ``ct``: an array, a buffer, or what :meth:`Steps.together` makes.  None: some value is not there, and the rules
+        themselves have to see to it.
         """
         account.current.differentiating(node.index)
-        if type(ct) is not Buffer:
-            ct = Buffer(ct, leaf(node.aval))
-        return steps.run(ct, residuals if isinstance(residuals, tuple) else residuals.restored())
+        if not isinstance(ct, Buffer):
+            ct = ct.buffer() if hasattr(ct, "buffer") else Buffer(ct, leaf(node.aval))
+        values = residuals if isinstance(residuals, tuple) else residuals.restored()
+        return steps.run(ct, [v if isinstance(v, Buffer) else v.buffer() for v in values])
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` says, which depends on values; ``otherwise`` in a dry run, which has none."""
@@ -304,7 +307,7 @@ class Counted(Executor):
         site: Any = node.site
         ufunc, same = site.direct, False
         a = inputs[0].array
-        if ufunc is None or a is None or len(inputs) > 2:
+        if ufunc is None or a is None or len(inputs) > 2 or type(a) is HostScalar:
             arrays = arrays_of(inputs)
             own = all(x.base is None for x in arrays)
             same = len({id(x) for x in arrays}) < len(arrays)
@@ -314,7 +317,7 @@ class Counted(Executor):
             own, array = a.base is None, ufunc(a)
         else:
             b = inputs[1].array
-            if b is None:
+            if b is None or type(b) is HostScalar:
                 b = array_of(inputs[1])
             own, same, array = a.base is None and b.base is None, a is b, ufunc(a, b)
         who = account.current
@@ -330,7 +333,7 @@ class Counted(Executor):
         """All steps together, if they may be told of afterwards."""
         if not isinstance(residuals, tuple):
             residuals = residuals.restored()
-        if not account.one_by_one and type(ct) is Buffer:
+        if not account.one_by_one and hasattr(ct, "array"):
             results = steps.together(ct, residuals)
             if results is not None:
                 return results
@@ -398,7 +401,7 @@ class Plain(Executor):
         """Cotangents as arrays."""
         if not isinstance(residuals, tuple):  # of a budget that has ended
             return None
-        return steps.pull(ct.array if type(ct) is Buffer else ct, residuals)
+        return steps.pull(getattr(ct, "array", ct), residuals)
 
 
 class Budgeted(Counted):

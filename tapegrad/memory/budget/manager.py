@@ -80,7 +80,7 @@ class Manager(Account):
         self.last_resorts: weakref.WeakSet[LastResort] = weakref.WeakSet()
 
     applied, called, deferred = LEDGER.applied, LEDGER.called, LEDGER.deferred
-    evaluated, pulled = LEDGER.evaluated, LEDGER.pulled
+    evaluated, pulled, owned = LEDGER.evaluated, LEDGER.pulled, LEDGER.owned
     labelled, wanted, scratch = LEDGER.labelled, LEDGER.wanted, LEDGER.scratch
     read, ran, passed = LEDGER.read, LEDGER.ran, LEDGER.passed
     walk, differentiating, rerun = LEDGER.walk, LEDGER.differentiating, LEDGER.rerun

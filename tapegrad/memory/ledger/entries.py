@@ -16,8 +16,10 @@ RANK = {"temporary": 0, "user": 0, "input": 0, "activation": 1, "rematerialized"
 _PARTS = ("category", "primitive", "place")
 
 
-class Entry(weakref.ref[Buffer]):
+class Entry(weakref.ref[Any]):
     """What the ledger knows of one live buffer, which refers to it: a weak reference that tells when it goes.
+
+    Of what a gradient walk makes of small values there are no buffers, but arrays, until somebody asks for one.
 
     Most values of small operations go soon: until the event of its coming is added, an entry has ``nbytes``,
     ``primitive`` and ``wanted`` alone.
@@ -53,6 +55,17 @@ class Entry(weakref.ref[Buffer]):
     next: int
     """The first one of the backward pass after that."""
 
+    def buffer(self) -> Buffer | None:
+        """The buffer; None also of an array without one."""
+        thing = self()
+        return thing if isinstance(thing, Buffer) else None
+
+
+def _copy(entry: Entry, to: Entry) -> None:
+    for name in Entry.__slots__:
+        if hasattr(entry, name):
+            setattr(to, name, getattr(entry, name))
+
 
 class Entries:
     """The live entries; not safe for threads by itself.  ``totals``: bytes by part, kept only while asked for."""
@@ -85,6 +98,13 @@ class Entries:
         if self.totals:
             self._add(entry, entry.nbytes)
 
+    def hand_on(self, entry: Entry, to: Entry) -> None:
+        """The bytes of one entry are those of another from now on."""
+        _copy(entry, to)
+        entry.nbytes = 0
+        self._entries[id(to)] = to
+        del self._entries[id(entry)]
+
     def remove(self, entry: Entry) -> None:
         """Its bytes are gone."""
         if self._entries.pop(id(entry), None) is not None and self.totals:
@@ -92,7 +112,9 @@ class Entries:
 
     def forget(self, since: int) -> list[Buffer]:
         """Remove what nodes from index ``since`` on have made, and return it."""
-        late = [(entry, buffer) for entry in self if (buffer := entry()) is not None and buffer.node.index >= since]
+        late = [
+            (entry, buffer) for entry in self if (buffer := entry.buffer()) is not None and buffer.node.index >= since
+        ]
         for entry, _ in late:
             self.remove(entry)
             self.live_bytes -= entry.nbytes
@@ -102,15 +124,12 @@ class Entries:
     def tell(self, left: Callable[[Entry], None]) -> None:
         """Call ``left`` from now on when a buffer goes."""
         for entry in self:
-            buffer = entry()
-            if buffer is not None and entry.__callback__ is not left:
-                copy = Entry(buffer, left)
-                for name in Entry.__slots__:
-                    if hasattr(entry, name):
-                        setattr(copy, name, getattr(entry, name))
-                del self._entries[id(entry)]
-                self._entries[id(copy)] = copy
-                buffer.entry = copy
+            thing = entry()
+            if thing is not None and entry.__callback__ is not left:
+                copy = Entry(thing, left)
+                self.hand_on(entry, copy)
+                if isinstance(thing, Buffer):
+                    thing.entry = copy
 
     def recount(self) -> None:
         """Work out the sums from what is alive: an exception came while they were changed."""

@@ -119,12 +119,12 @@ class Measure:
     @property
     def peak_by_category(self) -> dict[str, int]:
         """What was alive, by category, when the peak was reached."""
-        return dict(self._part("category"))
+        return self._part("category")
 
     @property
     def peak_by_primitive(self) -> dict[str, int]:
         """What was alive then, by the primitive that had made it."""
-        return dict(self._part("primitive"))
+        return self._part("primitive")
 
     @property
     def peak_by_line(self) -> dict[str, int]:
@@ -134,7 +134,7 @@ class Measure:
     def _part(self, what: str) -> dict[Any, int]:
         if self.settle is not None:
             self.settle()
-        return self.peak_parts.get(what, {})
+        return {key: n for key, n in self.peak_parts.get(what, {}).items() if n}
 
 
 class Change:

@@ -69,7 +69,7 @@ class Journal:
     def census(self, entries: Iterable[Entry]) -> None:
         """What is alive when the journal begins."""
         for entry in entries:
-            buffer = entry()
+            buffer = entry.buffer()
             if buffer is not None:
                 self._add(entry, buffer.node, entry.category, -1, -1, -1)
 

@@ -33,6 +33,7 @@ from functools import partial
 from math import inf
 from threading import get_ident
 from typing import Any, TypeVar
+from weakref import getweakrefs
 
 from tapegrad.core import account, locks
 from tapegrad.core import buffer as _buffer
@@ -184,10 +185,10 @@ class Ledger(Account):
             self._drain()
             self.room = self._limit - self._entries.live_bytes - self.promised_bytes
 
-    def mend(self, *made: Buffer) -> None:
+    def mend(self, *made: Any) -> None:
         """An exception came in the middle of a section: make sums right again, and the lock free.
 
-        ``made``: those that the section was to count; they do not count if it has not come to that.
+        ``made``: what the section was to count, buffers or arrays: it does not count if it has not come to that.
         """
         if locks.let_go(self._lock, self, self._held if self._lock._is_owned() else 0) <= 0:
             with self._lock:
@@ -202,9 +203,8 @@ class Ledger(Account):
                 self._entries.recount()
                 self._find_room()
         told = [id(e) for event in self._events if type(event) is tuple for e in event[3:]]
-        for b in made:
-            entry = getattr(b, "entry", None)
-            if entry is not None and id(entry) not in told and self._entries.of(b) is None:
+        for entry in [e for thing in made for e in getweakrefs(thing) if type(e) is Entry]:
+            if id(entry) not in told and entry not in self._entries:
                 entry.nbytes = 0
 
     def in_child(self) -> None:
@@ -319,10 +319,8 @@ class Ledger(Account):
             self._label_variables()
 
     def _renew(self, entry: Entry) -> None:
-        buffer = entry()
-        if buffer is not None:
-            entry.epoch = self._epoch
-            entry.category, entry.place = _old(buffer)
+        entry.epoch = self._epoch
+        entry.category, entry.place = _old(entry.buffer())
 
     def _label_variables(self) -> None:
         for variable in list(everyone.values()):
@@ -414,29 +412,50 @@ class Ledger(Account):
             raise
 
     @section
-    def pulled(self, run: Run, *buffers: Buffer) -> bool:
+    def pulled(self, run: Run, arrays: Sequence[Array]) -> bool:
         """A walk has evaluated small nodes, where the program asked for it."""
         try:
             change: Change = run.change or new_of_run(run)
-            category: str | None = "temporary"
-            if HERE.special or len(self._events) >= _MOST_EVENTS:
-                category = self._category_now()
+            if len(self._events) >= _MOST_EVENTS:
+                self._note_changes()
+            category, place = HERE.pulls
             limited = self._limit != inf
             if category is None or (limited and not self._admit(change)):
                 return False
-            event: list[Any] = [change, category, (HERE.place or user_place()) if self.detailed else _SMALL]
-            for buffer, stay in zip(buffers, change.stays):
-                entry = buffer.entry = Entry(buffer, self._gone)
-                entry.wanted = -1
-                entry.nbytes, entry.primitive = stay
-                event.append(entry)
-            self._events.append(tuple(event))
+            if place is None:
+                place = user_place() if self.detailed else _SMALL
+            entry = Entry(arrays[0], self._gone)
+            entry.nbytes, entry.primitive = change.stays[0]
+            if len(arrays) == 1:
+                self._events.append((change, category, place, entry))
+            else:
+                others = [Entry(array, self._gone) for array in arrays[1:]]
+                for other, stay in zip(others, change.stays[1:]):
+                    other.nbytes, other.primitive = stay
+                self._events.append((change, category, place, entry, *others))
             if not limited and self._limit != inf:
                 self._find_room()
             return True
         except BaseException:
-            self.mend(*buffers)
+            self.mend(*arrays)
             raise
+
+    def owned(self, buffer: Buffer) -> None:
+        """A buffer was made for an array of a walk."""
+        if not self._handed_on(buffer):
+            buffer.told()
+
+    @whole
+    def _handed_on(self, buffer: Buffer) -> bool:
+        """Whether the array of a buffer has an entry, which the buffer has from now on."""
+        self._drain()
+        for entry in getweakrefs(buffer.array):
+            if entry in self._entries:
+                own = buffer.entry = Entry(buffer, self._gone)
+                own.wanted = -1
+                self._entries.hand_on(entry, own)
+                return True
+        return False
 
     def _category_now(self) -> str | None:
         """Of what a small node makes in this thread; None: it has to be told by itself."""
@@ -710,7 +729,7 @@ class Ledger(Account):
             elif kind is Entry:
                 if new.pop(id(event), None) is None:
                     entries.remove(event)
-                    if journal is not None:
+                    if journal is not None and event.number >= 0:
                         journal.left(event)
             elif kind is list:
                 labels.append(event)
@@ -718,7 +737,7 @@ class Ledger(Account):
                 event()
         for (_, category, place, *_), entry in new.values():
             entries.add(entry, category, place, self._epoch)
-            if journal is not None and (buffer := entry()) is not None:
+            if journal is not None and (buffer := entry.buffer()) is not None:
                 journal.allocated(entry, buffer.node)
         for entry, category in labels:
             self._relabel_entry(entry, category)
@@ -843,7 +862,9 @@ class Ledger(Account):
         """A gradient walk, ``f(*args)``."""
         try:
             place = user_place() if self.detailed else None
-            return during(f, *args, walking=HERE.walking + 1, source=HERE.source, place=place)
+            category = "rematerialized" if HERE.reruns else "temporary"
+            pulls = None if HERE.restoring else category, place
+            return during(f, *args, walking=HERE.walking + 1, source=HERE.source, pulls=pulls)
         finally:
             if not (HERE.walking or HERE.reruns or thread.recorders):
                 HERE.differentiated = thread.executor.in_earnest(lambda: True, HERE.differentiated)
@@ -855,9 +876,9 @@ class Ledger(Account):
             self.journal.differentiating(index)
 
 
-def _old(buffer: Buffer) -> tuple[str, Place]:
+def _old(buffer: Buffer | None) -> tuple[str, Place]:
     """Category and place of what was there before anybody counted."""
-    return ("input" if buffer.node.prim is LEAF else "user"), _BEFORE
+    return ("input" if buffer is not None and buffer.node.prim is LEAF else "user"), _BEFORE
 
 
 LEDGER = Ledger()

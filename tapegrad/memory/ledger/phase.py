@@ -32,8 +32,9 @@ class _Here(threading.local):
     """Gradient walks under way."""
     source: tuple[int, int] | None = None
     """Stack and call (of the journal) of what the innermost walk is differentiating."""
-    place: Place | None = None
-    """Where the program asked for the innermost walk, where places are noted."""
+    pulls: tuple[str | None, Place | None] = "temporary", None
+    """Category of what small nodes of the innermost walk make (None: to be told one by one), and where the program
+    asked for the walk, where places are noted."""
     shift = 0
     """What to add to the index of a node of the innermost rerun for that of the node it repeats; 0: not known."""
     optimizing = False
