@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tapegrad.core.buffer import Buffer
+from tapegrad.memory.ledger.figures import Change
 from tapegrad.memory.ledger.frames import Place, by_line
 
 RANK = {"temporary": 0, "user": 0, "input": 0, "activation": 1, "rematerialized": 2, "gradient": 3, "optimizer": 4,
@@ -21,8 +22,8 @@ class Entry(weakref.ref[Any]):
 
     Of what a gradient walk makes of small values there are no buffers, but arrays, until somebody asks for one.
 
-    Most values of small operations go soon: until the event of its coming is added, an entry has ``nbytes``,
-    ``primitive`` and ``wanted`` alone.
+    Most values of small operations go soon: until the event of its coming is added, an entry has ``nbytes`` and
+    ``wanted`` alone.
     """
 
     __slots__ = (
@@ -61,6 +62,50 @@ class Entry(weakref.ref[Any]):
         return thing if isinstance(thing, Buffer) else None
 
 
+class Sums:
+    """What events say: ``live`` and ``top`` bytes, if ``live`` are there before, and the event ``at`` it (-1: none).
+
+    ``changes`` of all who have come; ``left``: the entries of those that have gone, unless they had only come;
+    ``others``: the remaining events, in order.
+    """
+
+    __slots__ = ("_new", "at", "changes", "left", "live", "others", "top")
+
+    def __init__(self, events: list[Any], live: int = 0) -> None:
+        changes: list[Change] = []
+        new: dict[int, Any] = {}
+        left: list[Entry] = []
+        others: list[Any] = []
+        top, at, i = live, -1, 0
+        for event in events:
+            kind = type(event)
+            if kind is Entry:
+                live -= event.nbytes
+                if new.pop(id(event), None) is None:
+                    left.append(event)
+            elif kind is tuple:
+                change = event[0]
+                changes.append(change)
+                if live + change.top > top:
+                    top, at = live + change.top, i
+                live += change.net
+                if len(event) == 4:
+                    new[id(event[3])] = event
+                else:
+                    for k, entry in enumerate(event[3:]):
+                        new[id(entry)] = *event[:3], entry, k
+            else:
+                others.append(event)
+            i += 1
+        self.changes, self._new, self.left, self.others = changes, new, left, others
+        self.live, self.top, self.at = live, top, at
+
+    def new(self) -> Iterator[tuple[str, str, Place, Entry]]:
+        """Of those that have come and are still there: primitive, category, place, entry."""
+        for change, category, place, entry, *k in self._new.values():
+            yield change.stays[k[0] if k else 0][1], category, place, entry
+
+
 def _copy(entry: Entry, to: Entry) -> None:
     for name in Entry.__slots__:
         if hasattr(entry, name):
@@ -88,8 +133,9 @@ class Entries:
         """The entry of a buffer."""
         return self._entries.get(id(getattr(buffer, "entry", None)))
 
-    def add(self, entry: Entry, category: str, place: Place, epoch: int) -> None:
+    def add(self, entry: Entry, primitive: str, category: str, place: Place, epoch: int) -> None:
         """Its bytes are there."""
+        entry.primitive = primitive
         entry.category = category
         entry.place = place
         entry.epoch = epoch

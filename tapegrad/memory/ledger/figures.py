@@ -147,11 +147,11 @@ class Change:
 
     __slots__ = ("allocated", "back", "cost", "inside", "kernels", "moved", "names", "net", "stays", "top")
 
-    def __init__(self, run: Run | None = None, nbytes: int = 0) -> None:
+    def __init__(self, run: Run | None = None, nbytes: int = 0, name: str = "") -> None:
         self.names: Counter[str] = Counter()
         self.kernels = self.moved = self.cost = 0
         self.allocated = self.net = self.top = nbytes
-        self.stays: list[tuple[int, str]] = []
+        self.stays = [(nbytes, name)]
         self.inside: list[tuple[int, str]] | None = None
         if run is not None:
             self._follow(run)
@@ -181,16 +181,16 @@ class Change:
 
 
 _MOST_KNOWN = 1024
-_of_bytes: dict[int, Change] = {}
-of_bytes = _of_bytes.get
-"""A buffer gets so many bytes, rounded ones; None: see :func:`new_of_bytes`."""
+_of_bytes: dict[tuple[int, str], Change] = {}
 
 
-def new_of_bytes(nbytes: int) -> Change:
-    """The change that :func:`of_bytes` is to return from now on."""
-    if len(_of_bytes) >= _MOST_KNOWN:
-        _of_bytes.clear()
-    change = _of_bytes[nbytes] = Change(nbytes=nbytes)
+def of_bytes(nbytes: int, name: str) -> Change:
+    """A primitive of that name has made so many bytes, rounded ones."""
+    change = _of_bytes.get((nbytes, name))
+    if change is None:
+        if len(_of_bytes) >= _MOST_KNOWN:
+            _of_bytes.clear()
+        change = _of_bytes[nbytes, name] = Change(None, nbytes, name)
     return change
 
 

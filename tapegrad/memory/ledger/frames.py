@@ -63,11 +63,11 @@ def by_line(places: dict[Place, int]) -> dict[str, int]:
     return {line: n for line, n in lines.most_common() if n}
 
 
-_ours: dict[str, bool] = {}
-"""By file name: whether it is this package's."""
+_ours: set[str] = set()
+"""Names of this package's files."""
 _MOST_KNOWN = 4096
-_known: dict[tuple[int, int], Instruction] = {}
-"""The user's, by the id of its code, which the instruction keeps alive, and its offset."""
+known: dict[tuple[int, int], Instruction] = {}
+"""Instructions of the user's, by the id of their code, which they keep alive, and their offset."""
 
 
 def user_place(inside: int = 1) -> Place:
@@ -75,25 +75,24 @@ def user_place(inside: int = 1) -> Place:
     frame: FrameType | None = _getframe(inside + 1)
     while frame is not None:
         code = frame.f_code
-        place = _known.get((id(code), frame.f_lasti))
-        if place is not None:
-            return place
         name = code.co_filename
-        ours = _ours.get(name)
-        if ours is None:
-            ours = _ours[name] = name.startswith(_HERE)
-        if not ours:
-            if len(_known) >= _MOST_KNOWN:
-                forget_places()
-            place = _known[id(code), frame.f_lasti] = Instruction(code, frame.f_lasti)
+        if name in _ours:
+            frame = frame.f_back
+        elif name.startswith(_HERE):
+            _ours.add(name)
+        else:
+            place = known.get((id(code), frame.f_lasti))
+            if place is None:
+                if len(known) >= _MOST_KNOWN:
+                    forget_places()
+                place = known[id(code), frame.f_lasti] = Instruction(code, frame.f_lasti)
             return place
-        frame = frame.f_back
     return "(unknown)"
 
 
 def forget_places() -> None:
     """Hold no code of the user's any more."""
-    _known.clear()
+    known.clear()
 
 
 # Calls.

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
+from sys import _getframe
 from threading import get_ident
 from typing import Any, TypeVar
 from weakref import getweakrefs
@@ -50,9 +51,9 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.executor import COUNTED
 from tapegrad.memory.ledger.costs import cost_of, moved_by, units
-from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Wanted
-from tapegrad.memory.ledger.figures import GRAIN, Change, Measure, new_of_bytes, new_of_run, of_bytes, rounded
-from tapegrad.memory.ledger.frames import Place, forget_places, user_place
+from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Sums, Wanted
+from tapegrad.memory.ledger.figures import GRAIN, Change, Measure, new_of_run, of_bytes, rounded
+from tapegrad.memory.ledger.frames import Place, forget_places, known, user_place
 from tapegrad.memory.ledger.journal import Journal
 from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS, during
 from tapegrad.variable import everyone
@@ -196,9 +197,9 @@ class Ledger(Account):
                 if batch is not None and self._work_added:
                     if self._events and self._events[0] is batch[0]:
                         del self._events[: len(batch)]
-                    for category, place, e in [(x[1], x[2], e) for x in batch if type(x) is tuple for e in x[3:]]:
-                        if e not in self._entries:
-                            self._entries.add(e, category, place, self._epoch)
+                    for primitive, category, place, entry in Sums(batch).new():
+                        if entry not in self._entries:
+                            self._entries.add(entry, primitive, category, place, self._epoch)
                 self._drain()
                 self._entries.recount()
                 self._find_room()
@@ -399,10 +400,11 @@ class Ledger(Account):
                 return False
             place: Place = _SMALL
             if self.detailed:
-                place = buffer.node.place = user_place(4)
+                frame = _getframe(4)
+                place = buffer.node.place = known.get((id(frame.f_code), frame.f_lasti)) or user_place(4)
             entry = buffer.entry = Entry(buffer, self._gone)
             entry.wanted = -1
-            entry.nbytes, entry.primitive = change.stays[0]
+            entry.nbytes = change.net
             self._events.append((change, category, place, entry))
             if not limited and self._limit != inf:  # another thread has entered a budget meanwhile
                 self._find_room()
@@ -424,15 +426,15 @@ class Ledger(Account):
                 return False
             if place is None:
                 place = user_place() if self.detailed else _SMALL
-            entry = Entry(arrays[0], self._gone)
-            entry.nbytes, entry.primitive = change.stays[0]
             if len(arrays) == 1:
+                entry = Entry(arrays[0], self._gone)
+                entry.nbytes = change.net
                 self._events.append((change, category, place, entry))
             else:
-                others = [Entry(array, self._gone) for array in arrays[1:]]
-                for other, stay in zip(others, change.stays[1:]):
-                    other.nbytes, other.primitive = stay
-                self._events.append((change, category, place, entry, *others))
+                entries = [Entry(array, self._gone) for array in arrays]
+                for entry, (nbytes, _) in zip(entries, change.stays, strict=True):
+                    entry.nbytes = nbytes
+                self._events.append((change, category, place, *entries))
             if not limited and self._limit != inf:
                 self._find_room()
             return True
@@ -519,14 +521,18 @@ class Ledger(Account):
 
     def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
         """A tape keeps buffers, filled or pending, for the rules of ``node``."""
-        if self.detailed or self.journal is not None:
+        if self.detailed and not self._at_once:
             for b in residuals:
-                entry = None if self._at_once or b.keeps or b.array is None else getattr(b, "entry", None)
-                if entry is None:
+                try:
+                    entry = b.entry
+                    if entry.wanted != self._epoch:
+                        entry.wanted = self._epoch
+                        self._events.append([entry, "activation"])
+                except AttributeError:  # a view, or pending
                     self.wanted(b, node.prim.name)
-                elif entry.wanted != self._epoch:
-                    entry.wanted = self._epoch
-                    self._events.append([entry, "activation"])
+        elif self.detailed or self.journal is not None:
+            for b in residuals:
+                self.wanted(b, node.prim.name)
         return residuals
 
     @whole
@@ -635,8 +641,8 @@ class Ledger(Account):
         nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
         entry = buffer.entry = Entry(buffer, self._gone)
         entry.wanted = -1
-        entry.nbytes, entry.primitive = nbytes, node.prim.name
-        self._events.append((of_bytes(nbytes) or new_of_bytes(nbytes), category, place, entry))
+        entry.nbytes = nbytes
+        self._events.append((of_bytes(nbytes, node.prim.name), category, place, entry))
         return True
 
     @section
@@ -668,42 +674,31 @@ class Ledger(Account):
 
         What comes and goes in between matters to a peak alone: so a peak divides the batch.
         """
-        live = start = top = self._entries.live_bytes
-        at, taken = -1, 0
-        changes: list[Change] = []
-        for i, event in enumerate(batch):
-            kind = type(event)
-            if kind is Entry:
-                live -= event.nbytes
-            elif kind is tuple:
-                change = event[0]
-                changes.append(change)
-                if live + change.top > top:
-                    top, at = live + change.top, i
-                live += change.net
-                taken += change.top
-        higher = [m for m in self._open if top > m.__dict__["peak_bytes"]] if top > start else []
+        start = self._entries.live_bytes
+        sums = Sums(batch, start)
+        top, at = sums.top, sums.at
+        higher = [m for m in self._open if top > m.__dict__["peak_bytes"]] if at >= 0 else []
         if not all(any(m is known for known in higher) for m in self._peaked):
             self._note_peak()
         self._work_added = True
-        if changes:
-            self._add_work(changes)
+        self._add_work(sums.changes)
         for m in higher:
             m.__dict__["peak_bytes"] = top
-        self._entries.live_bytes = live
-        self.room += taken - live + start
+        self._entries.live_bytes = sums.live
+        self.room += start - sums.live
         self._peaked = [m for m in higher if m.detailed]
         if not self._peaked:
-            self._follow(batch)
+            self._follow(sums)
             return
         inside = batch[at][0].inside
-        self._follow(batch[: at + (inside is None)])
+        self._follow(Sums(batch[: at + (inside is None)]))
         if at < len(batch) - 1 or inside is not None:
             self._note_peak(batch[at])
-            self._follow(batch[at + (inside is None) :])
+            self._follow(Sums(batch[at + (inside is None) :]))
 
     def _add_work(self, changes: list[Change]) -> None:
         for change, n in Counter(changes).items():
+            self.room += n * change.top
             for m in self._open:
                 figures = m.__dict__
                 figures["allocated_bytes"] += n * change.allocated
@@ -715,35 +710,26 @@ class Ledger(Account):
                     for name, times in change.names.items():
                         nodes[name] += n * times
 
-    def _follow(self, events: list[Any]) -> None:
-        """Who comes, goes or changes its category in these events."""
+    def _follow(self, sums: Sums) -> None:
+        """Who comes, goes or changes its category in some events."""
         entries, journal = self._entries, self.journal
-        new: dict[int, Any] = {}
-        labels = []
-        for event in events:
-            kind = type(event)
-            if kind is tuple:
-                new[id(event[3])] = event, event[3]
-                for entry in event[4:]:
-                    new[id(entry)] = event, entry
-            elif kind is Entry:
-                if new.pop(id(event), None) is None:
-                    entries.remove(event)
-                    if journal is not None and event.number >= 0:
-                        journal.left(event)
-            elif kind is list:
-                labels.append(event)
-            else:
-                event()
-        for (_, category, place, *_), entry in new.values():
-            entries.add(entry, category, place, self._epoch)
+        for entry in sums.left:
+            entries.remove(entry)
+            if journal is not None and entry.number >= 0:
+                journal.left(entry)
+        for primitive, category, place, entry in sums.new():
+            entries.add(entry, primitive, category, place, self._epoch)
             if journal is not None and (buffer := entry.buffer()) is not None:
                 journal.allocated(entry, buffer.node)
-        for entry, category in labels:
-            self._relabel_entry(entry, category)
-        for m in self._open:
-            if m.timeline and events and type(events[0]) in (tuple, Entry):
-                self._note_sample(m)
+        for event in sums.others:
+            if type(event) is not list:
+                event()
+            elif event[0] in entries:
+                self._relabel_entry(*event)
+        if sums.changes or sums.left:
+            for m in self._open:
+                if m.timeline:
+                    self._note_sample(m)
 
     def _relabel(self, buffer: Buffer, category: str, holder: str) -> None:
         self._drain()
@@ -754,8 +740,6 @@ class Ledger(Account):
             self._relabel_entry(entry, category, holder)
 
     def _relabel_entry(self, entry: Entry, category: str, holder: str = "") -> None:
-        if entry not in self._entries:
-            return
         if entry.epoch < self._epoch:
             self._renew(entry)
         if RANK[category] > RANK[entry.category]:
