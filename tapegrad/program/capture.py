@@ -33,7 +33,7 @@ from tapegrad.engine.evaluate import fill
 from tapegrad.engine.work import Call as Made
 from tapegrad.engine.work import Work, into
 from tapegrad.errors import DryRunError
-from tapegrad.memory.ledger.costs import cost_of, cost_of_application
+from tapegrad.program import costs
 from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, Write, pruned
 from tapegrad.tensor import Tensor
 
@@ -171,11 +171,12 @@ class Capture(Dry):
 
         # NumPy multiplies complex numbers otherwise, and single halves, where the result overwrites an operand.
         shares = ufunc is not None and out.size > 1 and out.dtype.kind != "c"
-        self._note((prim.name,), arrays, [out], [], calls, 1.0 + site.aval.nbytes, shares=shares)
+        cost = costs.of_ufunc(prim.name, arrays, out)
+        self._note((prim.name,), arrays, [out], [], calls, cost, shares=shares)
         return out
 
     def _evaluated(self, kernel: make.Kernel) -> tuple[list[Array], list[Array]]:
-        self._kernel_cost = sum(cost_of(b.node, [k.node.aval for k in b.keeps]) for b in kernel.region.order)
+        self._kernel_cost = costs.of_kernel(kernel)
         try:
             return super()._evaluated(kernel)
         finally:
@@ -195,18 +196,9 @@ class Capture(Dry):
             made = None if work.writes else (number, kept)
             reads = [*work.reads, *[self._key(params) for params in kept.keys]]
             once = isinstance(work, make.Application) and isinstance(work.prim, Opaque) and work.prim.calls_user
-            cost = self._cost(work, outputs)
+            cost = costs.of_work(work, outputs) if self._kernel_cost is None else self._kernel_cost
             self._note(work.names, reads, outputs, temporaries, kept.calls, cost, made=made, once=once)
         return outputs
-
-    def _cost(self, work: Work, outputs: Sequence[Array]) -> float:
-        """What the work takes, by the engine's rule."""
-        if self._kernel_cost is not None:
-            return self._kernel_cost
-        if isinstance(work, make.Application):
-            avals = [shaped(x.shape, x.dtype, work.device) for x in work.reads]
-            return cost_of_application(work.prim, work.params, work.aval, avals)
-        return 1.0 + sum(x.nbytes for x in (*work.reads, *outputs))
 
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
         """No program can repeat it."""
@@ -219,7 +211,7 @@ class Capture(Dry):
     def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
         """Note a check of values: each replay makes it."""
         calls = lambda reads, outputs, temporaries: [(f, tuple(reads))]
-        self._note(("check",), arrays, [], [], calls, 1.0 + sum(x.nbytes for x in arrays), effect=True)
+        self._note(("check",), arrays, [], [], calls, costs.of_call(arrays, []), effect=True)
         return True
 
     # Slots ---------------------------------------------------------------------------------------------------------

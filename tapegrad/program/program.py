@@ -78,7 +78,7 @@ class Step:
     ``calls(reads, writes, temporaries)``: what does it on arrays.  ``shares``: whether a write may take the place of a
     read that ends here.  ``effect``: whether it is done though nobody reads what it writes (a check of values).
     ``once``: whether it is done once and no more (it calls a function of the user's).  ``cost``: what it takes, in
-    bytes moved (``memory/ledger/costs.py``).  ``number``: which work of the captured call it is; a step that does it
+    bytes moved (``costs.py``).  ``number``: which work of the captured call it is; a step that does it
     again has the same.
     """
 
