@@ -2,13 +2,14 @@
 
 Offsets are found by greedy placement, each slot at the lowest gap that is free while it lives, in several orders; the
 smallest arena wins.  Training steps are nearly stacks, so the best of few orders is within a percent of the lower bound
-(Pisarchyk and Lee, "Efficient memory management for deep neural net inference", arXiv 2001.03288).
+(Pisarchyk and Lee, "Efficient memory management for deep neural net inference", arXiv 2001.03288).  In steps that do
+much again it is not; then what came to lie above the bound is placed first, again and again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tapegrad.device import CPU
 from tapegrad.program.program import Kind, Program, Slot, View, results
@@ -33,27 +34,41 @@ class Layout(NamedTuple):
     lower_bound: int
 
 
-_ORDERS: tuple[Callable[[Block], Any], ...] = (
-    lambda b: -b.nbytes,
-    lambda b: -b.nbytes * (b.last - b.first + 1),
-    lambda b: (-(b.last - b.first), -b.nbytes),
-    lambda b: (b.first, -b.nbytes),
-)
+_ORDERS: tuple[Callable[[Block], int], ...] = (lambda b: -b.nbytes, lambda b: -b.nbytes * (b.last - b.first + 1))
+_RAISES = 6
+"""Orders tried in which is first what lay too high in the one before."""
+_ENOUGH = 1.002
+"""So much above the bound that no other order is tried."""
 
 
-def plan(program: Program, alignment: int) -> Layout:
-    """Offsets, multiples of ``alignment`` (bytes), for arguments and all that the program makes."""
+def plan(program: Program, alignment: int, enough: int = 0) -> Layout:
+    """Offsets, multiples of ``alignment`` (bytes), for arguments and all that the program makes.
+
+    With ``enough`` bytes no smaller arena is looked for.
+    """
     blocks = _blocks(program, alignment)
-    best: tuple[int, dict[int, int]] | None = None
     bound = _lower_bound(blocks)
+    enough = max(enough, int(_ENOUGH * bound))
+    ordered: list[Block] = []
+    best: tuple[int, dict[int, int]] | None = None
     for order in _ORDERS:
-        placed = _placed(sorted(blocks, key=order))
+        this = sorted(blocks, key=order)
+        placed = _placed(this)
         if best is None or placed[0] < best[0]:
-            best = placed
-        if best[0] == bound:
+            best, ordered = placed, this
+        if best[0] <= enough:
+            return Layout(best[1], best[0], bound)
+    assert best is not None
+    placed = best
+    for _ in range(_RAISES):
+        high = [b for b in ordered if placed[1][id(b.slots[0])] + b.nbytes > bound]
+        raised = {id(b) for b in high}
+        ordered = high + [b for b in ordered if id(b) not in raised]
+        placed = _placed(ordered)
+        best = min(best, placed, key=lambda x: x[0])
+        if best[0] <= enough:
             break
-    nbytes, offsets = best or (0, {})
-    return Layout(offsets, nbytes, bound)
+    return Layout(best[1], best[0], bound)
 
 
 def apart(program: Program, alignment: int) -> Layout:

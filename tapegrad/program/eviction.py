@@ -46,10 +46,14 @@ class NoRoomError(Exception):
 
 
 class Simulation:
-    """One run; ``order`` is what it finds."""
+    """One run; ``order`` is what it finds.
+
+    ``kept``: slots that are never evicted.  ``keeps_bare``: whether what cannot be made again (an argument, the result
+    of a step that is done once) stays when nobody reads it any more: something may be made again from it.
+    """
 
     def __init__(
-        self, graph: Graph, limit: float, setting: Setting, most_cost: float, kept: Iterable[int] = ()
+        self, graph: Graph, limit: float, setting: Setting, most_cost: float, kept: Iterable[int], keeps_bare: bool
     ) -> None:
         self._graph, self._limit, self._setting = graph, limit, setting
         self._most_cost, self._cost = most_cost, 0.0
@@ -67,7 +71,9 @@ class Simulation:
         self._base = _XP.full(count, inf)
         self._own = [graph.costs[p] if p >= 0 else 0.0 for p in graph.producers]
         self._reached = [0.0] * count
-        self._fixed = [p < 0 or not graph.repeatable(p) for p in graph.producers]
+        self._bare = [p < 0 or not graph.repeatable(p) for p in graph.producers]
+        self._keeps_bare = keeps_bare
+        self._fixed = self._bare.copy()
         for s in (*graph.finals, *kept):
             self._fixed[s] = True
         self._weights = _XP.maximum(_XP.array(graph.sizes, float), 1.0) ** setting.size
@@ -103,6 +109,8 @@ class Simulation:
         while missing:
             p = graph.producers[missing.pop()]
             if p not in needed:
+                if p < 0 or not graph.repeatable(p):
+                    raise NoRoomError(self._now, self._used)
                 needed.add(p)
                 missing += [s for s in graph.reads[p] if not resident[s]]
         if self._depth > _DEEPEST or self._cost > self._most_cost:
@@ -145,7 +153,8 @@ class Simulation:
         """It may be evicted, or is wanted no more, unless somebody still reads it."""
         if not self._locks[s] and s not in self._spared and self._resident[s]:
             if self._next[s] == _NEVER:
-                self._forget(s)
+                if not (self._keeps_bare and self._bare[s]):
+                    self._forget(s)
             else:
                 self._refresh(s)
 

@@ -1,17 +1,18 @@
 """Fitting: a program that takes at most so many bytes, since it makes values again in place of keeping them.
 
-Orders with repeated steps come from simulated eviction (``eviction``) with many settings; those that are good are
-polished: what need not be made again, since there is room to keep it, is kept.  Then the arena is planned, and where it
-is too large, all is done again within fewer bytes.  Nothing depends on time or chance, so plans can be repeated.
-
-Chains whose links hang together by several values (the state of an LSTM) would be cut at places that do not match; so
-simulations are also run that keep all that crosses some cuts of the program's first part, up to its peak.
+Orders with repeated steps come from simulated eviction (``eviction``), and each is polished: what need not be made
+again, since there is room to keep it, is kept (``polish``).  Attempts differ in the setting; in how much less room the
+simulation has than the polishing; and in cuts: chains whose links hang together by several values (the state of an
+LSTM) would be cut at places that do not match, so simulations are also run that keep all that crosses some cuts of the
+program's first part, up to its peak.  The best attempts so far say which are next.  Then the arena is planned, and
+where it is too large, all is done again within fewer bytes.  Nothing depends on time or chance, so plans can be
+repeated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import inf
+from itertools import product
 from typing import NamedTuple
 
 from tapegrad.device import CPU
@@ -19,33 +20,53 @@ from tapegrad.errors import BudgetError
 from tapegrad.memory.sizes import format_bytes
 from tapegrad.program import arena
 from tapegrad.program.eviction import NoRoomError, Setting, Simulation
-from tapegrad.program.orders import Account, Graph
+from tapegrad.program.orders import Account, Graph, delayed
+from tapegrad.program.polish import polished
 from tapegrad.program.program import Kind, Program, Step, results
 
 _XP = CPU.xp
 _SETTINGS = (
-    Setting(1, 1, 0.5, True), Setting(1, 1, 1, False), Setting(1, 0.5, 1, True), Setting(0.5, 1, 0.5, True),
-    Setting(1, 2, 0.5, True), Setting(0.5, 1, 0.5, False), Setting(1, 1, 1, True), Setting(1, 0.5, 0.5, True),
+    Setting(1, 1, 1, False), Setting(1, 0.5, 1, True), Setting(1, 1, 0.5, True), Setting(1, 2, 0.5, True),
+    Setting(0.5, 1, 0.5, False), Setting(1, 0.5, 0.5, False), Setting(1, 1, 0.5, False),
 )  # fmt: skip
-_CUTS = (8, 0, 16, 4, 12, 24, 2, 6)
-"""In how many pieces the part before the peak is cut; the first is tried with all settings."""
-_MOST_STEPS = 50_000
-"""Steps simulated in one search; some 50 us each."""
-_POLISHED = 4
-"""Orders polished, the cheapest."""
+_CUTS = (0, 2, 4, 6, 8, 12, 16, 24)
+"""In how many pieces the part before the peak is cut."""
+_ROOMS = (1.0, 0.85, 0.7, 0.55, 0.4)
+"""Parts of the limit that simulations have; the rest is for polishing."""
+_MOST_STEPS = 150_000
+"""Steps simulated and polished in one search; some 15 us each."""
+_PATIENCE = 20
+"""Attempts without a cheaper order after which a search ends."""
 _MOST_COST = 5
 """No plan costs more than so many times the plain program."""
-_TRIES = 8
+_BEST = 2
+"""Attempts of a search that are made again within fewer bytes."""
+_TRIES = 6
 """Searches within fewer bytes, until the arena is small enough."""
+_MARGIN = 0.005
+"""How many bytes fewer than the arena's gaps ask for, as a part, more with each search."""
 _LEAST_STEPS = 10
 """Steps of the search for the least bytes."""
 
 
-Attempt = tuple[Setting, int]
-"""A setting, and in how many pieces the part before the peak is cut."""
+class Attempt(NamedTuple):
+    """Which setting, number of cuts and part of the room."""
+
+    setting: int
+    cuts: int
+    room: int
+
+    def next(self) -> Iterator[Attempt]:
+        """Those that differ in one thing."""
+        setting, cuts, room = self
+        yield from (Attempt(setting, cuts, r) for r in (room + 1, room - 1) if 0 <= r < len(_ROOMS))
+        yield from (Attempt(setting, c, room) for c in (cuts + 1, cuts - 1) if 0 <= c < len(_CUTS))
+        yield from (Attempt(s, cuts, room) for s in range(len(_SETTINGS)))
 
 
-_LEAST_ATTEMPTS = [(setting, cuts) for setting in _SETTINGS[:2] + _SETTINGS[4:6] for cuts in (8, 0, 24)]
+_FIRST = [Attempt(setting, cuts, room) for cuts in (4, 0, 2) for room in (0, 2) for setting in (0, 1)]
+_ALL = [Attempt(*x) for x in product(range(len(_SETTINGS)), range(len(_CUTS)), range(len(_ROOMS)))]
+_LEAST = [Attempt(setting, cuts, 0) for setting in (0, 2, 1, 4) for cuts in (4, 0, 7)]
 
 
 class Plan(NamedTuple):
@@ -62,13 +83,13 @@ class Planner:
     def __init__(self, program: Program, alignment: int) -> None:
         self.simulations = 0
         self._alignment = alignment
-        self._graph = Graph(program, alignment)
-        self._plain_account = self._graph.account(range(len(program.steps)))
+        plain = Graph(program, alignment)
+        self._graph = Graph(plain.rewritten(delayed(plain)), alignment)
+        self._plain_account = self._graph.account(range(len(self._graph.reads)))
         self.plain = Plan(program, arena.plan(program, alignment), 0.0)
         self._plans = [self.plain]
         self._least: Plan | None = None
         self._cut: dict[int, set[int]] = {}
-        self._winners: list[Attempt] = []
 
     def fit(self, limit: int) -> Plan:
         """The cheapest plan found whose arena takes at most ``limit`` bytes.  Raises BudgetError."""
@@ -100,15 +121,17 @@ class Planner:
                 if high - low <= max(self._alignment, high // 50):
                     break
                 middle = (low + high) // 2
-                account = self._searched(middle, _LEAST_ATTEMPTS)
+                account = next((a for x in _LEAST if (a := self._attempted(middle, x)[0])), None)
                 if account is None:
                     low = middle
                     continue
                 high = min(middle, account.peak)
-                plan = self._plan(account)
+                plan = self._plan(account, 0)
                 self._add(plan)
                 if plan.layout.nbytes < self._least.layout.nbytes:
                     self._least = plan
+            self._add(self._planned(self._least.layout.nbytes))
+            self._least = min(self._known(self._least.layout.nbytes), key=lambda p: p.extra)
         return self._least
 
     def _known(self, limit: int) -> list[Plan]:
@@ -118,72 +141,79 @@ class Planner:
         if plan is not None:
             self._plans.append(plan)
 
-    def _plan(self, account: Account) -> Plan:
+    def _plan(self, account: Account, limit: int) -> Plan:
         program = self._graph.rewritten(account.order)
         extra = account.cost / self._plain_account.cost - 1.0
-        return Plan(program, arena.plan(program, self._alignment), extra)
+        return Plan(program, arena.plan(program, self._alignment, limit), extra)
 
     def _planned(self, limit: int) -> Plan | None:
         """The plan of one search, or of several within fewer bytes where the arena has gaps."""
         target = limit
+        attempts: Sequence[Attempt] | None = None
         for number in range(_TRIES):
-            account = self._searched(target, self._winners if number else None)
-            if account is None:
+            found = self._searched(target, attempts)
+            if not found and number:
+                found = self._searched(target, None)
+            if not found:
                 return None
-            plan = self._plan(account)
+            attempts = [x for x, _ in found]
+            plan = self._plan(found[0][1], limit)
             if plan.layout.nbytes <= limit:
                 return plan
-            target = min(target * limit // plan.layout.nbytes, target - self._alignment)
+            target = int(target * limit / plan.layout.nbytes * (1.0 - _MARGIN * number)) - self._alignment
         return None
 
     # Searching -----------------------------------------------------------------------------------------------------
 
-    def _searched(self, limit: int, attempts: Sequence[Attempt] | None = None) -> Account | None:
-        """The cheapest order found whose values take at most ``limit`` bytes."""
+    def _searched(self, limit: int, only: Sequence[Attempt] | None) -> list[tuple[Attempt, Account]]:
+        """The attempts whose orders cost least, where values take at most ``limit`` bytes; the best first."""
         if limit < self._lower_bound():
-            return None
-        found: list[tuple[float, int, Account, Attempt]] = []
-        best = _MOST_COST * self._graph.total_cost
-        scores: dict[Setting, float] = {}
-        left = _MOST_STEPS
-        for setting, cuts in self._attempts(scores) if attempts is None else attempts:
-            if left <= 0:
+            return []
+        found: dict[Attempt, Account | None] = {}
+        best: list[tuple[float, int, Attempt, Account]] = []
+        left, since = _MOST_STEPS, 0
+        for x in self._attempts(found) if only is None else only:
+            account, steps = self._attempted(limit, x)
+            found[x] = account
+            left -= steps
+            since += 1
+            if account is not None and all(account[1:] != other[1:] for *_, other in best):
+                best = sorted([*best, (account.cost, account.peak, x, account)])[:_BEST]
+                since = 0 if best[0][2] == x else since
+            if left <= 0 or since > _PATIENCE:
                 break
-            account, simulated = self._simulated(limit, setting, cuts, 1.2 * best)
-            left -= simulated
-            if account is None:
-                continue
-            scores[setting] = min(account.cost, scores.get(setting, account.cost))
-            if all(account.order != other.order for _, _, other, _ in found):
-                found.append((account.cost, len(found), account, (setting, cuts)))
-            best = min(best, account.cost)
-        chosen = sorted(found)[:_POLISHED]
-        self._winners = [attempt for _, _, _, attempt in chosen]
-        polished = [polish(self._graph, account, limit) for _, _, account, _ in chosen]
-        return min(polished, key=lambda account: (account.cost, account.peak), default=None)
+        return [(x, account) for _, _, x, account in best]
 
-    def _attempts(self, scores: dict[Setting, float]) -> Iterator[Attempt]:
-        """All settings with some cuts, then the best of them with others."""
-        first, *others = _CUTS
-        yield from ((setting, first) for setting in _SETTINGS)
-        if scores:
-            best = sorted(_SETTINGS, key=lambda s: scores.get(s, inf))
-            yield from ((setting, cuts) for setting in best[:2] for cuts in others)
-            yield from ((setting, cuts) for setting in best[2:] for cuts in others)
-        else:
-            yield from ((setting, cuts) for cuts in others for setting in _SETTINGS)
+    def _attempts(self, found: dict[Attempt, Account | None]) -> Iterator[Attempt]:
+        """Some; then always those next to the best; all if there is none."""
+        yield from _FIRST
+        looked: set[Attempt] = set()
+        while near := min(((a.cost, x) for x, a in found.items() if a is not None and x not in looked), default=None):
+            looked.add(near[1])
+            yield from (x for x in near[1].next() if x not in found)
+        yield from (x for x in _ALL if x not in found)
 
-    def _simulated(self, limit: int, setting: Setting, cuts: int, most_cost: float) -> tuple[Account | None, int]:
-        """What one simulation has found, and the number of steps that it took."""
+    def _attempted(self, limit: int, x: Attempt) -> tuple[Account | None, int]:
+        """What an attempt finds, and the number of steps that it took."""
         self.simulations += 1
-        simulation = Simulation(self._graph, limit, setting, most_cost, self._crossing(cuts))
+        order, taken = self._simulated(limit, x, keeps_bare=True)
+        if order is None and self._graph.has_bare:
+            order, more = self._simulated(limit, x, keeps_bare=False)
+            taken += more
+        account = None if order is None else self._graph.account(order)
+        if account is None or account.peak > limit:
+            return None, taken
+        return polished(self._graph, account, limit), 2 * taken
+
+    def _simulated(self, limit: int, x: Attempt, keeps_bare: bool) -> tuple[list[int] | None, int]:
+        graph, cuts = self._graph, self._crossing(_CUTS[x.cuts])
+        most_cost = _MOST_COST * graph.total_cost
+        simulation = Simulation(graph, limit * _ROOMS[x.room], _SETTINGS[x.setting], most_cost, cuts, keeps_bare)
         try:
             order = simulation.run()
         except NoRoomError:
             order = None
-        account = None if order is None else self._graph.account(order)
-        taken = max(len(simulation.order), len(self._graph.reads) // 8)
-        return (account if account is None or account.peak <= limit else None), taken
+        return order, max(len(simulation.order), len(graph.reads) // 8)
 
     def _crossing(self, pieces: int) -> set[int]:
         """The slots that the next piece reads of what was made before it, for pieces of about the same cost."""
@@ -273,54 +303,3 @@ def _crossing(graph: Graph, plain: Account, pieces: int) -> set[int]:
                     kept.add(s)
                     break
     return kept
-
-
-# Polishing -----------------------------------------------------------------------------------------------------------
-
-
-def polish(graph: Graph, account: Account, limit: int) -> Account:
-    """An order that repeats fewer steps, where what they make can be kept within ``limit`` bytes."""
-    while True:
-        live = _XP.array(account.live)
-        dropped: set[int] = set()
-        for _, q, kept in sorted(_repeats(graph, account.order), reverse=True):
-            if all(live[d:q].max() + nbytes <= limit for d, nbytes in kept):
-                more = _XP.zeros(len(live), live.dtype)
-                for d, nbytes in kept:
-                    more[d:q] += nbytes
-                if (live + more).max() <= limit:
-                    live += more
-                    dropped.add(q)
-        if not dropped:
-            return account
-        shorter = graph.account([i for q, i in enumerate(account.order) if q not in dropped])
-        if shorter.peak > limit or shorter.cost >= account.cost:
-            return account
-        account = shorter
-
-
-def _repeats(graph: Graph, order: Sequence[int]) -> list[tuple[float, int, list[tuple[int, int]]]]:
-    """Steps done again: what that costs by the byte, where, and from where on how much would have to be kept."""
-    wanted = _wanted(graph, order)
-    last: dict[int, int] = {}
-    done: set[int] = set()
-    found = []
-    for q, i in enumerate(order):
-        if i in done:
-            kept = [(last[s], graph.sizes[s]) for s in wanted[q]]
-            found.append((graph.costs[i] / max(1, sum(n for _, n in kept)), q, kept))
-        done.add(i)
-        for s in (*graph.reads[i], *graph.writes[i]):
-            last[s] = q
-    return found
-
-
-def _wanted(graph: Graph, order: Sequence[int]) -> list[list[int]]:
-    """Of each step of the order, which slots that it writes are read before they are written again."""
-    wanted = set(graph.finals)
-    found: list[list[int]] = []
-    for i in reversed(order):
-        found.append([s for s in graph.writes[i] if s in wanted])
-        wanted.difference_update(graph.writes[i])
-        wanted.update(graph.reads[i])
-    return found[::-1]

@@ -53,6 +53,8 @@ class Graph:
         for s in self.finals:
             self.uses[s].append(len(steps))
         self.total_cost = sum(self.costs)
+        self.has_bare = any(p < 0 or not self.repeatable(p) for p in self.producers)
+        """Whether something cannot be made again."""
 
     def repeatable(self, step: int) -> bool:
         """Whether ``step`` may be done again."""
@@ -136,3 +138,42 @@ class Graph:
         outputs = [o if o.view is None else o._replace(view=now(o.view)) for o in program.outputs]
         cells = [w if w.view is None else w._replace(view=now(w.view)) for w in program.writes]
         return pruned(replace(program, steps=steps, outputs=outputs, writes=cells, arguments=arguments))
+
+
+def delayed(graph: Graph) -> list[int]:
+    """An order in which the steps behind the peak are done as late as takes fewer bytes than to keep what they write.
+
+    The gradients of weights, say, are made where they are added up.
+    """
+    sizes, count = graph.sizes, len(graph.reads)
+    live = graph.account(range(count)).live
+    peak = live.index(max(live)) if len(live) == count else count
+    before: list[list[int]] = [[] for _ in range(count)]
+    late = set()
+    first, last = [count] * len(sizes), [-1] * len(sizes)  # where slots are read
+    for s in graph.finals:
+        last[s] = count
+    for i in reversed(range(count)):
+        at = i
+        if i > peak and graph.repeatable(i):
+            at = min((first[s] for s in graph.writes[i]), default=i)
+            longer = [s for s in graph.reads[i] if last[s] < at]
+            if sum(sizes[s] for s in graph.writes[i]) <= sum(sizes[s] for s in longer):
+                at = min((last[s] for s in longer), default=i)
+            if not i + 1 < at < count or at in late:
+                at = i
+            else:
+                late.add(i)
+                before[at].append(i)
+        for s in graph.reads[i]:
+            first[s], last[s] = min(first[s], at), max(last[s], at)
+    order: list[int] = []
+    todo = [i for i in reversed(range(count)) if i not in late]
+    while todo:
+        i = todo.pop()
+        if before[i]:
+            todo += [i, *before[i]]  # which are in descending order
+            before[i] = []
+        else:
+            order.append(i)
+    return order

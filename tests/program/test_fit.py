@@ -274,6 +274,28 @@ def test_a_budget_that_cannot_be_kept_leaves_variables_alone():
     assert bits(v.value()) == before and not step.stats.traces
 
 
+def test_what_is_made_again_from_an_argument_finds_the_argument():
+    ws, column = [tg.Variable(normal(32, 32, seed=i) * 0.2) for i in range(6)], normal(256, 1)
+
+    def step(x: Any) -> Any:
+        with tg.GradientTape() as tape:
+            h = x * column  # the gradient needs h, which is large, and nobody but h needs x
+            for w in ws:
+                h = tg.tanh(h @ w)
+            loss = tg.sum(h)
+        return tape.gradient(loss, ws)
+
+    x = normal(1, 32)
+    program = of(step, x)
+    planner = Planner(program, ALIGNMENT)
+    plain, least = planner.plain.layout.nbytes, planner.least().layout.nbytes
+    wanted = bits(step(x))
+    for k in range(4):
+        f = tg.function(step, budget=bound_bytes(program) + least + k * (plain - least) // 4)
+        assert [bits(f(x)) for _ in range(3)] == [wanted] * 3 and f.stats.replays == 1
+        assert k or f.plan(x).rows[0].op in f.plan(x).recomputed
+
+
 def test_functions_of_the_users_are_called_once():
     calls: list[int] = []
 
