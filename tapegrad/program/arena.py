@@ -8,7 +8,7 @@ much again it is not; then what came to lie above the bound is placed first, aga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from tapegrad.device import CPU
@@ -41,12 +41,12 @@ _ENOUGH = 1.002
 """So much above the bound that no other order is tried."""
 
 
-def plan(program: Program, alignment: int, enough: int = 0) -> Layout:
+def plan(program: Program, alignment: int, outside: Collection[int] = (), enough: int = 0) -> Layout:
     """Offsets, multiples of ``alignment`` (bytes), for arguments and all that the program makes.
 
-    With ``enough`` bytes no smaller arena is looked for.
+    ``outside``: the ids of the slots that lie elsewhere.  With ``enough`` bytes no smaller arena is looked for.
     """
-    blocks = _blocks(program, alignment)
+    blocks = _blocks(program, alignment, outside)
     bound = _lower_bound(blocks)
     enough = max(enough, int(_ENOUGH * bound))
     ordered: list[Block] = []
@@ -71,9 +71,9 @@ def plan(program: Program, alignment: int, enough: int = 0) -> Layout:
     return Layout(best[1], best[0], bound)
 
 
-def apart(program: Program, alignment: int) -> Layout:
+def apart(program: Program, alignment: int, outside: Collection[int] = ()) -> Layout:
     """A layout in which no two slots share bytes: what a plan is checked against."""
-    blocks = _blocks(program, alignment)
+    blocks = _blocks(program, alignment, outside)
     offsets: dict[int, int] = {}
     total = 0
     for slot in (slot for b in blocks for slot in b.slots):
@@ -87,7 +87,7 @@ def in_arena(slot: Slot) -> bool:
     return slot.kind in (Kind.MADE, Kind.ARGUMENT)
 
 
-def _blocks(program: Program, alignment: int) -> list[Block]:
+def _blocks(program: Program, alignment: int, outside: Collection[int]) -> list[Block]:
     """Slots of the program, of which those that can take the place of one another are together."""
     slots: dict[int, Slot] = {}
     for step in program.steps:
@@ -95,7 +95,7 @@ def _blocks(program: Program, alignment: int) -> list[Block]:
             slots.setdefault(id(v.slot), v.slot)
     for view in results(program):
         slots.setdefault(id(view.slot), view.slot)
-    groups = {key: [slot] for key, slot in slots.items() if in_arena(slot)}
+    groups = {key: [slot] for key, slot in slots.items() if in_arena(slot) and key not in outside}
     for i, step in enumerate(program.steps):
         if step.shares and len(step.writes) == 1:
             _join(groups, i, step.reads, step.writes[0])

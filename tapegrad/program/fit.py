@@ -144,7 +144,7 @@ class Planner:
     def _plan(self, account: Account, limit: int) -> Plan:
         program = self._graph.rewritten(account.order)
         extra = account.cost / self._plain_account.cost - 1.0
-        return Plan(program, arena.plan(program, self._alignment, limit), extra)
+        return Plan(program, arena.plan(program, self._alignment, enough=limit), extra)
 
     def _planned(self, limit: int) -> Plan | None:
         """The plan of one search, or of several within fewer bytes where the arena has gaps."""

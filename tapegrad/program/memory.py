@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tapegrad.core import account
@@ -26,13 +26,16 @@ def alignment(device: Device) -> int:
     return GPU_ALIGNMENT if device.lazy else ALIGNMENT
 
 
-class Memory:
-    """Where the slots of a program lie.  The ledger counts the arena as one entry."""
+Planning = Callable[[Program, int, Collection[int]], arena.Layout]
 
-    def __init__(self, program: Program, plan: Callable[[Program, int], arena.Layout] = arena.plan) -> None:
+
+class Memory:
+    """Where the slots of a program lie, but for those ``outside``.  The ledger counts the arena as one entry."""
+
+    def __init__(self, program: Program, plan: Planning, outside: Collection[int]) -> None:
         self.device = device = program.device
         align = alignment(device)
-        self.layout = plan(program, align)
+        self.layout = plan(program, align, outside)
         aval = shaped((self.layout.nbytes + align,), _BYTE, device)
         self._arena: Buffer = account.current.in_room((aval,), ("function",), fresh, aval)
         account.current.labelled(self._arena, "activation", "the arena of a captured function")

@@ -7,10 +7,11 @@ Such a slot has other memory in each call.  When a work's calls are made, phanto
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive
@@ -19,10 +20,33 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.work import Call
 from tapegrad.errors import DryRunError
-from tapegrad.program.program import Slot, Step, View
+from tapegrad.program.program import Kind, Program, Slot, Step, View, results
 
+SMALL = 32 * 1024
+"""Bytes of a variable, an argument or a result that is copied for each replay."""
 _FREE = (Primitive, ShapedArray, Device, ModuleType, type, CPU.xp.ufunc, type(CPU.xp.copyto))
 """Classes of what has no arrays inside."""
+
+
+class Place(NamedTuple):
+    """What lies outside of the arena: an argument by its position, or a result by its number."""
+
+    view: View
+    argument: int | None = None
+    output: int = -1
+
+
+def places(program: Program) -> list[Place]:
+    """The arguments and results that lie outside: large ones, of which nothing else is given out."""
+    given = Counter(id(view.slot) for view in results(program))
+    read = {id(v.slot) for step in program.steps for v in step.reads}
+    found = {id(v.slot): Place(v, argument=i) for i, v in enumerate(program.arguments) if id(v.slot) in read}
+    there = [place for key, place in found.items() if not given[key]]
+    for i, output in enumerate(program.outputs):
+        view = output.view
+        if view is not None and view.slot.kind is Kind.MADE and given[id(view.slot)] == 1:
+            there.append(Place(view, output=i))
+    return [p for p in there if p.view.slot.nbytes > SMALL and p.view.is_whole]
 
 
 class Outside:

@@ -6,7 +6,7 @@ made.  A *view* is a part of a slot.  Views that share bytes name one slot: nobo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
@@ -97,6 +97,8 @@ class Step:
     once: bool = False
     cost: float = 1.0
     number: int = 0
+    same: Hashable = None
+    """The function that it applies: what is equal gives equal bits of equal values.  None: it is not known."""
 
 
 Layouts = dict[int, dict[int, tuple[int, ...]]]

@@ -8,11 +8,10 @@ program writes to variables comes last.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
@@ -27,13 +26,12 @@ from tapegrad.engine.evaluate import array_of
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.program import arena
 from tapegrad.program.code import Code
-from tapegrad.program.memory import Memory, Numbers, fresh, laid_like, same_bits
-from tapegrad.program.outside import Outside
+from tapegrad.program.lower import lowered
+from tapegrad.program.memory import ALIGNMENT, Memory, Numbers, Planning, fresh, laid_like, same_bits
+from tapegrad.program.outside import SMALL, Outside, Place, places
 from tapegrad.program.program import Kind, Layouts, Program, Slot, View, Write, results
 from tapegrad.tensor import Tensor
 
-_SMALL = 32 * 1024
-"""Bytes of a variable, an argument or a result that is copied for each replay."""
 _ALIGNED = 16
 """Bytes that one load of a kernel reads."""
 
@@ -41,19 +39,35 @@ _ALIGNED = 16
 class Replay:
     """A program with its memory and its code."""
 
-    def __init__(self, program: Program, plan: Callable[[Program, int], arena.Layout] = arena.plan) -> None:
+    def __init__(self, program: Program, plan: Planning = arena.plan, inside: bool | None = None) -> None:
+        self._given = program, plan
+        self._build(MANAGER.limit != inf or program.device.lazy if inside is None else inside)
+
+    def _build_inside(self) -> None:
+        """Have everything in the arena from now on: within a budget what lies outside might have to go at any time."""
+        given = self._given
+        self.__dict__.clear()  # the arena goes before there is another
+        self._given, self._fails = given, True
+        self._build(inside=True)
+
+    def _build(self, inside: bool) -> None:
+        """Plan, and make the calls; ``inside``: everything lies in the arena."""
+        program, plan = self._given
+        if not program.device.lazy:
+            outside = lambda p: () if inside else {id(place.view.slot) for place in places(p)}
+            program = lowered(program, ALIGNMENT, outside)
         self.program = program
-        self.memory = memory = Memory(program, plan)
+        self._places = [] if inside else places(program)
+        self._outside = Outside([place.view.slot for place in self._places])
+        self.memory = memory = Memory(program, plan, self._outside.numbers)
         self._device = program.device
         self._numbers = Numbers(self._slots(Kind.NUMBER), memory)
-        used = {id(slot) for slot in self._slots(Kind.ARGUMENT)}
+        used = {id(slot) for slot in self._slots(Kind.ARGUMENT)} - self._outside.numbers.keys()
         given = {id(v.slot): i for i, v in enumerate(program.arguments) if id(v.slot) in used}
-        self._places = self._find_outside(given.values())
-        self._outside = Outside([place.view.slot for place in self._places])
+        self._arguments = [(i, memory.array(program.arguments[i])) for i in given.values()]
         self._code = Code(self._outside)
         self._fresh: dict[int, Buffer] = {}
-        copied = [i for i in given.values() if id(program.arguments[i].slot) not in self._outside.numbers]
-        self._arguments = [(i, memory.array(program.arguments[i])) for i in copied]
+        self._fails = False
         self._small = [(cell, own, self._place(view)) for cell, own, view in program.reads if not self._is_large(view)]
         self._large = {cell: (owner, view) for cell, owner, view in program.reads if self._is_large(view)}
         self._contents: dict[Cell, Buffer] = {}
@@ -71,7 +85,7 @@ class Replay:
 
     def _is_large(self, view: View) -> bool:
         """Whether a variable is read where it lies: on a GPU all are but 0-d ones, which may be numbers on the host."""
-        return bool(view.shape) if self._device.lazy else view.slot.nbytes > _SMALL
+        return bool(view.shape) if self._device.lazy else view.slot.nbytes > SMALL
 
     def _place(self, view: View) -> tuple[Array, Any]:
         """Memory of a small variable's own, and how it lies."""
@@ -80,8 +94,10 @@ class Replay:
         return array, view.order
 
     def _bound(self, view: View | None) -> Array | View | None:
-        """The array of a result; of a large variable, which moves, the view."""
-        if view is None or (view.slot.kind is Kind.VARIABLE and self._is_large(view)):
+        """The array of a result; the view of what moves: a large variable, or what lies outside of the arena."""
+        if view is None or id(view.slot) in self._outside.numbers:
+            return view
+        if view.slot.kind is Kind.VARIABLE and self._is_large(view):
             return view
         return self.memory.array(view)
 
@@ -89,21 +105,6 @@ class Replay:
         return self.memory.array(bound) if isinstance(bound, View) else bound
 
     # Binding -------------------------------------------------------------------------------------------------------
-
-    def _find_outside(self, arguments: Iterable[int]) -> list[_Place]:
-        """The arguments and results that lie outside of the arena: large ones, of which nothing else is given out."""
-        program = self.program
-        if self._device.lazy:
-            return []
-        given = Counter(id(view.slot) for view in results(program))
-        places = [
-            _Place(program.arguments[i], argument=i) for i in arguments if not given[id(program.arguments[i].slot)]
-        ]
-        for i, output in enumerate(program.outputs):
-            view = output.view
-            if view is not None and view.slot.kind is Kind.MADE and given[id(view.slot)] == 1:
-                places.append(_Place(view, output=i))
-        return [p for p in places if p.view.slot.nbytes > _SMALL and p.view.is_whole]
 
     def _slots(self, kind: Kind) -> list[Slot]:
         views = (v for s in self.program.steps for v in (*s.reads, *s.writes))
@@ -145,42 +146,33 @@ class Replay:
 
     # Running -------------------------------------------------------------------------------------------------------
 
-    def run(self, tensors: Sequence[Tensor], count: int | None = None) -> None:
-        """Do all works; no variable is written yet.  ``count``: how many results will be asked for."""
+    def run(self, tensors: Sequence[Tensor]) -> None:
+        """Do all works; no variable is written yet."""
+        if self._fails or (self._places and MANAGER.limit != inf):
+            self._build_inside()
         self._begin(tensors)
-        outside = self._lie_outside(tensors, count) if MANAGER.limit == inf else self._lie_inside(tensors)
+        kept: dict[int, Buffer] = {}
+        outside = [self._lent(place, tensors, kept) for place in self._places]
         for block in self._code.blocks:
             block(*outside)
+        self._fresh = kept
         if self._unsure:
             self._require_layouts()
 
-    def _lie_outside(self, tensors: Sequence[Tensor], count: int | None) -> list[Array]:
-        """Arguments where they lie, and fresh memory of results; in the arena is what has gaps, or nobody asks for."""
-        self._fresh = {}
-        arrays: list[Array] = []
-        for place in self._places:
-            array = self.memory.array(place.view)
-            if place.argument is not None:
-                given = array_of(tensors[place.argument]._buffer)
-                if given.flags.c_contiguous:
-                    array = given
-                else:
-                    self._copy(array, given)
-            elif count is None or place.output < count:
-                aval: Any = self.program.outputs[place.output].aval
-                buffer = self._fresh[place.output] = account.current.in_room((aval,), ("function",), fresh, aval)
-                array = buffer.array
-            arrays.append(array)
-        return arrays
-
-    def _lie_inside(self, tensors: Sequence[Tensor]) -> list[Array]:
-        """All in the arena: within a budget what lies outside may have to go at any time."""
-        self._fresh = {}
-        arrays = [self.memory.array(place.view) for place in self._places]
-        for place, array in zip(self._places, arrays, strict=True):
-            if place.argument is not None:
-                self._copy(array, self._laid(tensors[place.argument], array))
-        return arrays
+    def _lent(self, place: Place, tensors: Sequence[Tensor], kept: dict[int, Buffer]) -> Array:
+        """The memory that the call has for an argument or a result that lies outside of the arena, C-contiguous."""
+        aval: Any = None
+        if place.argument is not None:
+            array = array_of(tensors[place.argument]._buffer)
+            if array.flags.c_contiguous:
+                return array
+            aval, number = tensors[place.argument]._buffer.node.aval, ~place.argument
+        else:
+            aval, number = self.program.outputs[place.output].aval, place.output
+        buffer = kept[number] = account.current.in_room((aval,), ("function",), fresh, aval)
+        if place.argument is not None:
+            self._copy(buffer.array, array)
+        return buffer.array
 
     def _laid(self, tensor: Tensor, target: Array) -> Any:
         """The array of an argument, which is to be copied to ``target``: what is carried may be called mere bytes."""
@@ -273,14 +265,6 @@ class Replay:
         return view is not None and view.slot.kind is not Kind.VARIABLE and view.order == old.order
 
 
-class _Place(NamedTuple):
-    """What lies outside of the arena: an argument by its position, or a result by its number."""
-
-    view: View
-    argument: int | None = None
-    output: int = -1
-
-
 class RelaidError(Exception):
     """A variable does not lie in memory as it did in the captured call: arithmetic may round otherwise."""
 
@@ -314,16 +298,16 @@ def _require_order(array: Array, order: tuple[int, ...] | None, owner: Any) -> N
 
 def first_difference(program: Program, tensors: Sequence[Tensor]) -> str | None:
     """The first step that gives other bits in the arena than where no two slots share bytes, with the user's line."""
-    planned, apart, device = Replay(program), Replay(program, arena.apart), program.device
+    planned, apart = Replay(program, inside=True), Replay(program, arena.apart, inside=True)
+    device = program.device
     for replay in (planned, apart):
         replay._begin(tensors)
-        replay._lie_inside(tensors)
-    for i, step in enumerate(program.steps):
+    for i, (step, other) in enumerate(zip(planned.program.steps, apart.program.steps, strict=True)):
         for replay in (planned, apart):
             for f, args in replay._calls(i):
                 f(*args)
-        for v in step.writes:
-            x, y = (device.numpy(replay.memory.array(v)) for replay in (planned, apart))
+        for v, w in zip(step.writes, other.writes, strict=True):
+            x, y = device.numpy(planned.memory.array(v)), device.numpy(apart.memory.array(w))
             if not same_bits(x, y):
                 where = "" if step.place is None else f" of {step.place[0]}:{step.place[1]}"
                 return f"step {i}, {', '.join(step.names)}{where}"

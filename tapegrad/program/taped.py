@@ -68,9 +68,8 @@ class TapedCall:
     def _run(self, tensors: list[Tensor], kept: bool = True) -> tuple[list[Any], list[Tensor]]:
         """The leaves of the result, and what the backward is to take if the call is ``kept``."""
         joint = self._joint
-        count = None if kept else joint.count
-        self._forward.run(tensors, count)
-        results = self._forward.results(tensors, count)
+        self._forward.run(tensors)
+        results = self._forward.results(tensors, None if kept else joint.count)
         if not kept:
             return results, []
         leaves, made = results[: joint.count], iter(results[joint.count :])
