@@ -9,14 +9,14 @@ from typing import Any
 from tapegrad.errors import StructureError
 
 
-def _keys(tree: dict[str, Any]) -> list[Any]:
+def _keys(tree: dict[str, object]) -> list[Any]:
     try:
         return sorted(tree)
     except TypeError:  # keys of several types have no order of their own
         return sorted(tree, key=lambda k: (type(k).__name__, repr(k)))
 
 
-def leaves(tree: Any) -> Iterator[Any]:
+def leaves(tree: object) -> Iterator[Any]:
     """The leaves, left to right."""
     stack = [iter((tree,))]
     while stack:
@@ -32,12 +32,12 @@ def leaves(tree: Any) -> Iterator[Any]:
             stack.pop()
 
 
-def flatten(tree: Any) -> list[Any]:
+def flatten(tree: object) -> list[Any]:
     """The leaves as a list."""
     return list(leaves(tree)) if isinstance(tree, (dict, list, tuple)) else [tree]
 
 
-def rebuild(tree: Any, values: Iterator[Any]) -> Any:
+def rebuild(tree: object, values: Iterator[object]) -> Any:
     """The structure of ``tree`` with its leaves replaced by ``values``, in order."""
     if isinstance(tree, dict):
         found = {key: rebuild(tree[key], values) for key in _keys(tree)}
@@ -64,12 +64,12 @@ def _subclass(kind: type, items: Any) -> Any:
         return tuple(items) if issubclass(kind, tuple) else items
 
 
-def map_leaves(f: Callable[[Any], Any], tree: Any) -> Any:
+def map_leaves(f: Callable[[Any], object], tree: object) -> Any:
     """``tree`` with ``f`` applied to each leaf; containers are new."""
     return rebuild(tree, (f(leaf) for leaf in leaves(tree)))
 
 
-def structure(tree: Any) -> Any:
+def structure(tree: object) -> Any:
     """A value equal for structures that are alike, whatever their leaves; printable."""
     if isinstance(tree, dict):
         return (type(tree), tuple((k, structure(tree[k])) for k in _keys(tree)))
@@ -78,13 +78,13 @@ def structure(tree: Any) -> Any:
     return "*"
 
 
-def shown(tree: Any) -> str:
+def shown(tree: object) -> str:
     """The structure as Python would write it, each leaf a ``*``: ``(*, {'a': [*]})``; a long one without its middle."""
     text = _shown(tree)
     return text if len(text) <= 300 else f"{text[:140]} ... {text[-140:]}"
 
 
-def _shown(tree: Any) -> str:
+def _shown(tree: object) -> str:
     if isinstance(tree, dict):
         items, name = ", ".join(f"{k!r}: {_shown(tree[k])}" for k in _keys(tree)), type(tree).__name__
         return f"{{{items}}}" if type(tree) is dict else f"{name}({{{items}}})"
@@ -97,7 +97,7 @@ def _shown(tree: Any) -> str:
     return "*"
 
 
-def alike(a: Any, b: Any) -> bool:
+def alike(a: object, b: object) -> bool:
     """Whether values for the leaves of one may be given in the structure of the other: plain lists pass for tuples."""
     if isinstance(a, dict) and isinstance(b, dict):
         return type(a) is type(b) and a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
@@ -107,7 +107,7 @@ def alike(a: Any, b: Any) -> bool:
     return (plain or type(a) is type(b)) and len(a) == len(b) and all(map(alike, a, b))
 
 
-def require_alike(op: str, what: str, given: Any, whose: str, wanted: Any) -> list[Any]:
+def require_alike(op: str, what: str, given: object, whose: str, wanted: object) -> list[Any]:
     """The leaves of ``given``.  Raises StructureError, which shows both, unless it is like ``wanted``."""
     if not alike(given, wanted):
         raise StructureError(

@@ -40,7 +40,7 @@ def check_grads(
 
 
 def _check(
-    f: Callable[..., Any],
+    f: Callable[..., object],
     xs: list[Tensor],
     level: int,
     order: int,
@@ -48,7 +48,7 @@ def _check(
     eps: float,
     rtol: float,
     atol: float,
-    g: Any,
+    g: object,
 ) -> None:
     ts = [_direction(x, g) for x in xs]
     up = nest.flatten(f(*[x + eps * t for x, t in zip(xs, ts, strict=True)]))

@@ -14,7 +14,7 @@ from tapegrad.core.live import LiveNumber
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import dtypes
 from tapegrad.errors import DeviceError, DTypeError, ImmutableError, ShapeError
-from tapegrad.tensor import Ref, Tensor, add_reader, alias, device_of, identity_of, upload
+from tapegrad.tensor import Ref, Tensor, TensorLike, add_reader, alias, device_of, identity_of, upload
 
 _number = itertools.count().__next__
 
@@ -140,7 +140,7 @@ class Variable:
         """As :meth:`numpy`: the name under which Matplotlib and others ask for an array."""
         return self.numpy()
 
-    def assign(self, x: Any, *, read_value: bool = True) -> Any:
+    def assign(self, x: TensorLike, *, read_value: bool = True) -> Any:
         """Exchange the value; a gradient does not pass through.  Returns the variable (None without ``read_value``).
 
         Raises ShapeError for another shape (nothing broadcasts), DTypeError for a tensor of another dtype and for
@@ -156,15 +156,15 @@ class Variable:
         account.current.labelled(content.root(), self.category, self._name)
         return self if read_value else None
 
-    def assign_add(self, delta: Any, *, read_value: bool = True) -> Any:
+    def assign_add(self, delta: TensorLike, *, read_value: bool = True) -> Any:
         """Add ``delta`` of the same shape to the value.  Returns and raises as :meth:`assign` does."""
         return self._update("assign_add", delta, 1, read_value)
 
-    def assign_sub(self, delta: Any, *, read_value: bool = True) -> Any:
+    def assign_sub(self, delta: TensorLike, *, read_value: bool = True) -> Any:
         """Subtract ``delta`` of the same shape from the value.  Returns and raises as :meth:`assign` does."""
         return self._update("assign_sub", delta, -1, read_value)
 
-    def _fitting(self, how: str, x: Any) -> Buffer:
+    def _fitting(self, how: str, x: TensorLike) -> Buffer:
         """``x`` as a buffer of the variable's dtype."""
         if isinstance(x, (Tensor, Variable)):
             if x.dtype != self.dtype:
@@ -179,10 +179,10 @@ class Variable:
                 raise DTypeError(f"{how}: variable {self.name!r} is {self.dtype} and cannot hold {x!r:.60}; convert it")
         return self._content_of(x, self.dtype, self.device)
 
-    def _update(self, how: str, delta: Any, sign: int, read_value: bool) -> Any:
+    def _update(self, how: str, delta: TensorLike, sign: int, read_value: bool) -> Any:
         return unrecorded(self._update_now, how, delta, sign, read_value)
 
-    def _update_now(self, how: str, delta: Any, sign: int, read_value: bool) -> Any:
+    def _update_now(self, how: str, delta: TensorLike, sign: int, read_value: bool) -> Any:
         change = Tensor(self._fitting(how, delta))
         if change.shape != self.shape:
             raise ShapeError(f"{how}: variable {self.name!r} has shape {self.shape}, the value {change.shape}")
@@ -219,19 +219,19 @@ class Variable:
         """The value of a variable of one element as a Python number."""
         return Tensor(self._cell.get()).item()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> Any:
         return Tensor(self._cell.get()).__array__(dtype, copy)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         raise ImmutableError("a variable's elements are not assigned; use v.assign(v.at[index].set(value))")
 
     def __copy__(self) -> Variable:
         return Variable(self, self.trainable, self.name, category=self.category)
 
-    def __deepcopy__(self, memo: dict[str, Any]) -> Variable:
+    def __deepcopy__(self, memo: dict[str, object]) -> Variable:
         return self.__copy__()
 
-    def _refuse(self, other: Any) -> Any:
+    def _refuse(self, other: object) -> Any:
         raise ImmutableError(
             f"variable {self.name!r} is not updated by operators; use assign_add, assign_sub or assign"
         )
@@ -240,7 +240,7 @@ class Variable:
     __iand__ = __ior__ = __ixor__ = _refuse
 
 
-def _unpickled(value: Any, trainable: bool, name: str, category: str) -> Variable:
+def _unpickled(value: object, trainable: bool, name: str, category: str) -> Variable:
     return Variable(value, trainable, name, category=category)
 
 

@@ -42,12 +42,12 @@ class Batches(Pusher):
         self.op = op
         self.n = n
 
-    def during(self, f: Callable[..., T], *args: Any) -> T:
+    def during(self, f: Callable[..., T], *args: object) -> T:
         """What ``f(*args)`` returns, run on the first example."""
         self._before, self._batches = thread.recorders, thread.batches
         return during(f, *args, recorders=(*self._before, self), batches=(*self._batches, self))
 
-    def alone(self, f: Callable[..., T], *args: Any) -> T:
+    def alone(self, f: Callable[..., T], *args: object) -> T:
         """What ``f(*args)`` returns, in which only what is outside of this batch takes part."""
         return during(f, *args, recorders=self._told_outside(), batches=self._batches)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
@@ -53,7 +53,7 @@ class Pusher:
     def __init__(self) -> None:
         self._pushed: weakref.WeakKeyDictionary[Buffer, Tensor] = weakref.WeakKeyDictionary()
 
-    def during(self, f: Callable[..., T], *args: Any) -> T:
+    def during(self, f: Callable[..., T], *args: object) -> T:
         """What ``f(*args)`` returns; companions are pushed through what it does."""
         self._before = thread.recorders
         return during(f, *args, recorders=(*self._before, self))
@@ -64,7 +64,7 @@ class Pusher:
         others = now[: now.index(self)] if self in now else self._before
         return tuple([r for r in others if r is not LISTENER]) if LISTENER in others else others
 
-    def outside(self, f: Callable[..., T], *args: Any) -> T:
+    def outside(self, f: Callable[..., T], *args: object) -> T:
         """What ``f(*args)`` returns, of which only the recorders outside this one are told."""
         return during(f, *args, recorders=self._told_outside())
 

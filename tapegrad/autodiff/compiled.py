@@ -70,7 +70,7 @@ class _Listing(Executor):
         """A value is asked for."""
         raise _ValueNeeded
 
-    def values(self, work: Any) -> list[Buffer]:
+    def values(self, work: object) -> list[Buffer]:
         """Values are made."""
         raise _ValueNeeded
 

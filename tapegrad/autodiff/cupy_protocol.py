@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NAMES = {"amax": "max", "amin": "min", "true_divide": "divide", "cupy_abs": "abs"}
 
 
-def _ours(kernel: Any) -> Callable[..., Any] | None:
+def _ours(kernel: object) -> Callable[..., Any] | None:
     """Our function for one of CuPy's own kernels; None for a user's."""
     name = str(getattr(kernel, "name", ""))
     if not name.startswith("cupy_"):

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 class CustomGradient(Wrapper):
     """What :func:`custom_gradient` makes of a function."""
 
-    def __init__(self, f: Callable[..., Any]) -> None:
+    def __init__(self, f: Callable[..., object]) -> None:
         super().__init__(f)
         self._name = getattr(f, "__name__", type(f).__name__)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         f = self.__wrapped__
         args, kwargs = _in_order(f, args, kwargs)
         positional = nest.flatten(args)
@@ -70,7 +70,7 @@ class CustomGradient(Wrapper):
         call.again = None
         return nest.rebuild(y, iter(outputs))
 
-    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any], taken: list[object]) -> list[object]:
+    def _again(self, args: tuple[object, ...], kwargs: dict[str, object], taken: list[object]) -> list[object]:
         """The function called on other tensors (the arguments' in order, then contents of variables)."""
         given = iter(taken)
         args = nest.map_leaves(lambda x: next(given) if isinstance(x, (Tensor, Variable)) else x, args)
@@ -88,7 +88,7 @@ class CustomGradient(Wrapper):
         return y, grad_fn
 
 
-def custom_gradient(f: Callable[..., Any] | None = None) -> Any:
+def custom_gradient(f: Callable[..., object] | None = None) -> Any:
     """Decorator for ``f(*args, **kwargs) -> (y, grad_fn)``: ``grad_fn`` replaces the derivative of ``f``.
 
     ``grad_fn(*dys)`` gets a cotangent for each leaf of ``y`` (zeros for one not used) and returns one gradient (or
@@ -109,7 +109,7 @@ def stop_gradient(x: TensorLike) -> Tensor:
 
 
 def _in_order(
-    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    f: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Tensors passed by name to positional parameters become positional, if all before them are."""
     if not any(isinstance(x, (Tensor, Variable)) for x in nest.leaves(kwargs)):
@@ -129,7 +129,7 @@ def _in_order(
     return tuple(values), {k: rest[k] for k in [*names, *sorted(set(rest) - set(names))]}
 
 
-def _takes_variables(grad_fn: Callable[..., Any]) -> bool:
+def _takes_variables(grad_fn: Callable[..., object]) -> bool:
     try:
         parameters = inspect.signature(grad_fn).parameters.values()
     except (TypeError, ValueError):
@@ -157,7 +157,7 @@ class _Call:
     def __init__(
         self,
         name: str,
-        grad_fn: Callable[..., Any],
+        grad_fn: Callable[..., object],
         inputs: list[object],
         forms: list[object],
         positional: int,

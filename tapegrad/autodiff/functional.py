@@ -33,7 +33,7 @@ Argnums = int | Sequence[int]
 class _Sources:
     """The chosen arguments as fresh tensors, and the function called on them."""
 
-    def __init__(self, name: str, args: tuple[Any, ...], argnums: Argnums) -> None:
+    def __init__(self, name: str, args: tuple[object, ...], argnums: Argnums) -> None:
         self.name = name
         chosen = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
         for n in chosen:
@@ -56,7 +56,7 @@ class _Sources:
         """A recording that follows them."""
         return Trace([t._buffer.node for t in self.leaves])
 
-    def mirrored(self, values: list[Any], given: Iterable[Any] = ()) -> Any:
+    def mirrored(self, values: list[Any], given: Iterable[object] = ()) -> Any:
         """One value for each leaf, in the structure of the chosen arguments, none of ``given``; zeros for None."""
         values = list(map(apart(given), values))
         filled = (zeros_of(t._buffer.node.aval) if g is None else g for t, g in zip(self.leaves, values, strict=True))
@@ -96,19 +96,19 @@ def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = 
     return wrapped
 
 
-def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
+def grad(f: Callable[..., object], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
     """The gradient of ``f`` in the arguments ``argnums``; see :func:`value_and_grad`."""
     both = value_and_grad(f, argnums, has_aux)
 
     @functools.wraps(f, updated=())
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 
     return wrapped
 
 
-def vjp(f: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[..., Any]]:
+def vjp(f: Callable[..., object], *xs: object) -> tuple[Any, Callable[..., Any]]:
     """``f(*xs)``, and a function from cotangents of the result (in its structure) to those of ``xs`` (a tuple).
 
     The function may be called again and again.  Raises GradientError and ShapeError for cotangents that do not fit.
@@ -118,7 +118,7 @@ def vjp(f: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[..., Any]]:
     y = trace.during(f, *sources.args)
     outputs = [asarray(leaf) for leaf in nest.flatten(y)]
 
-    def pullback(ct: Any) -> Any:
+    def pullback(ct: object) -> Any:
         """Cotangents of the arguments."""
         cts = nest.require_alike("vjp", "cotangents", ct, "results", y)
         seeds: dict[int, Tensor] = {}
@@ -143,7 +143,7 @@ def _like(what: str, x: TensorLike, of: Tensor) -> Tensor:
     return cast(result, of.dtype)
 
 
-def jvp(f: Callable[..., Any], xs: Any, tangents: Any) -> tuple[Any, Any]:
+def jvp(f: Callable[..., object], xs: object, tangents: object) -> tuple[Any, Any]:
     """``f(*xs)`` and its directional derivative along ``tangents``, by forward mode: no tape, nothing retained.
 
     A result that does not depend on ``xs`` has a tangent of zeros, one that is no number (an object, say) None.
@@ -165,7 +165,7 @@ def jvp(f: Callable[..., Any], xs: Any, tangents: Any) -> tuple[Any, Any]:
 
     y = tangents_of.during(pushed)
 
-    def tangent(leaf: Any) -> Any:
+    def tangent(leaf: object) -> Any:
         if isinstance(leaf, (Variable, *SCALARS)):
             leaf = asarray(leaf)
         if not isinstance(leaf, Tensor):
@@ -176,14 +176,14 @@ def jvp(f: Callable[..., Any], xs: Any, tangents: Any) -> tuple[Any, Any]:
     return y, nest.map_leaves(tangent, y)
 
 
-def jacobian(f: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:
+def jacobian(f: Callable[..., object], argnums: Argnums = 0) -> Callable[..., Any]:
     """The Jacobian of ``f``: for each output leaf, arrays of shape ``output + argument`` (reverse mode, rows together).
 
     Raises GradientError, DTypeError.
     """
 
     @functools.wraps(f, updated=())
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> Any:
         sources = _Sources("jacobian", args, argnums)
         trace = sources.trace()
         y = trace.during(functools.partial(f, *sources.args, **kwargs))
@@ -205,7 +205,7 @@ def jacobian(f: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:
     return wrapped
 
 
-def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:
+def hessian(f: Callable[..., object], argnums: Argnums = 0) -> Callable[..., Any]:
     """The Hessian of a function of one float: the Jacobian of its gradient.  Raises ShapeError, GradientError."""
     return jacobian(grad(f, argnums), argnums)
 

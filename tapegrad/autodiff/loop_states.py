@@ -41,7 +41,7 @@ def _leaves(state: object) -> list[object]:
     return [_leaf(x) for x in nest.leaves(state)]
 
 
-def _leaf(x: Any) -> Any:
+def _leaf(x: object) -> Any:
     """Shape and dtype; of a number None, of anything else its type's name."""
     if isinstance(x, _NUMBERS):
         return None

@@ -17,7 +17,7 @@ from tapegrad.ops.shape.join import stack
 
 
 def scan(
-    f: Callable[..., Any], init: Any, xs: Any = None, length: int | None = None, reverse: bool = False
+    f: Callable[..., object], init: object, xs: object = None, length: int | None = None, reverse: bool = False
 ) -> tuple[Any, Any]:
     """Carry a state over the leading axis of ``xs``: ``f(state, x) -> (state, y)``; the last state and all ``y``.
 
@@ -50,7 +50,7 @@ def scan(
     return state, _stacked(ys)
 
 
-def _stacked(ys: list[Any]) -> Any:
+def _stacked(ys: list[object]) -> Any:
     if not ys:
         return None
     columns = zip(*(nest.flatten(y) for y in ys), strict=True)
@@ -58,7 +58,7 @@ def _stacked(ys: list[Any]) -> Any:
     return nest.rebuild(ys[0], iter(whole))
 
 
-def fori_loop(lower: int, upper: int, body: Callable[..., Any], init: Any) -> Any:
+def fori_loop(lower: int, upper: int, body: Callable[..., object], init: object) -> Any:
     """The state after ``state = body(i, state)`` for ``i`` from ``lower`` to below ``upper``, from ``init``.
 
     Raises StructureError (TypeError, ValueError) for a state that changes its structure, a shape or a dtype.
@@ -70,7 +70,7 @@ def fori_loop(lower: int, upper: int, body: Callable[..., Any], init: Any) -> An
     return state
 
 
-def while_loop(cond: Callable[..., Any], body: Callable[..., Any], init: Any) -> Any:
+def while_loop(cond: Callable[..., object], body: Callable[..., object], init: object) -> Any:
     """The state after ``state = body(state)`` for as long as ``cond(state)`` holds, from ``init``.
 
     ``cond`` looks at values, so the number of steps may depend on them; the gradient is that of the steps taken.

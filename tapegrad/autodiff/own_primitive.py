@@ -43,7 +43,7 @@ _MOST_LAYOUTS = 256
 class OwnPrimitive(Wrapper):
     """What :func:`primitive` makes of a function of arrays."""
 
-    def __init__(self, f: Callable[..., Any], infer: Callable[..., Any] | None, batched: bool) -> None:
+    def __init__(self, f: Callable[..., object], infer: Callable[..., object] | None, batched: bool) -> None:
         super().__init__(f)
         self._name = getattr(f, "__name__", type(f).__name__)
         self._signature = inspect.signature(f)
@@ -120,7 +120,7 @@ class OwnPrimitive(Wrapper):
         return layout.unpacked(packed)
 
     def _layout(
-        self, operands: tuple[str, ...], tensors: list[Tensor], static: dict[str, Any], device: Device
+        self, operands: tuple[str, ...], tensors: list[Tensor], static: dict[str, object], device: Device
     ) -> Layout:
         """What the function returns: told by ``infer``, or found by running it (its result is used, not made twice)."""
         avals = [t._buffer.node.aval for t in tensors]
@@ -176,7 +176,7 @@ class OwnPrimitive(Wrapper):
 
 
 def primitive(
-    f: Callable[..., Any] | None = None, /, *, infer: Callable[..., Any] | None = None, batched: bool = False
+    f: Callable[..., object] | None = None, /, *, infer: Callable[..., object] | None = None, batched: bool = False
 ) -> Any:
     """Decorator that makes a function of raw arrays an operation with derivatives of its own.
 
@@ -217,7 +217,7 @@ def _is_array(op: str, name: str, x: object) -> bool:
     return False
 
 
-def _not_inferred(*avals: ShapedArray, layout: Layout, **static: Any) -> ShapedArray:
+def _not_inferred(*avals: ShapedArray, layout: Layout, **static: object) -> ShapedArray:
     return layout.aval
 
 
@@ -303,7 +303,9 @@ class _Ready(threading.local):
 class Body:
     """The function of arrays: what an implementation needs, and nothing that refers to the implementation."""
 
-    def __init__(self, f: Callable[..., Any], name: str, signature: inspect.Signature, names: tuple[str, ...]) -> None:
+    def __init__(
+        self, f: Callable[..., object], name: str, signature: inspect.Signature, names: tuple[str, ...]
+    ) -> None:
         self.f, self.name, self.signature, self.names = f, name, signature, names
         self._ready = _Ready()
 
@@ -323,7 +325,7 @@ class Body:
                 return [self.result(x, arrays, device) for x in result]
             return self.result(result, arrays, device)
 
-    def result(self, x: Any, arrays: list[Array], device: Device) -> Any:
+    def result(self, x: object, arrays: list[Array], device: Device) -> Any:
         if isinstance(x, (Tensor, Variable)) or x is None:
             raise NotATensorError(
                 f"{self.name}: returned {type(x).__name__}; a primitive computes with raw arrays and returns them"

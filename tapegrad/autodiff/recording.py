@@ -160,7 +160,7 @@ class Trace(Recording):
         self._indices = [n.index for n in sources]
         self._tracked.update(self._indices)
 
-    def during(self, f: Callable[..., T], *args: Any, others: tuple[Recorder, ...] = ()) -> T:
+    def during(self, f: Callable[..., T], *args: object, others: tuple[Recorder, ...] = ()) -> T:
         """What ``f(*args)`` returns, recorded; ``others`` are told besides."""
         self._begin()
         try:

@@ -27,11 +27,11 @@ def wants_zeros(mode: object) -> bool:
     return name == "zero"
 
 
-def apart(given: Iterable[Any] = ()) -> Callable[[Any], Any]:
+def apart(given: Iterable[object] = ()) -> Callable[[Any], Any]:
     """A function from results to results: each tensor a value of its own, none of ``given`` and none twice."""
     known = {id(t._buffer): t for t in given if isinstance(t, Tensor)}
 
-    def of(x: Any) -> Any:
+    def of(x: object) -> Any:
         if isinstance(x, Tensor):
             if id(x._buffer) in known:
                 x = identity_of(x)
@@ -41,7 +41,7 @@ def apart(given: Iterable[Any] = ()) -> Callable[[Any], Any]:
     return of
 
 
-def weights_of(tree: Any, targets: list[Any], given: Any) -> list[Tensor]:
+def weights_of(tree: object, targets: list[Any], given: object) -> list[Tensor]:
     """A cotangent for each of the targets, which are the leaves of ``tree``; given in its structure, or listed."""
     if given is None:
         return [_ones(t) for t in targets]

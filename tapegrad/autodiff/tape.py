@@ -116,7 +116,7 @@ class GradientTape(Recording):
 
     # Recording -------------------------------------------------------------------------------------------------
 
-    def watch(self, tensor: Any) -> None:
+    def watch(self, tensor: object) -> None:
         """Follow a tensor, a variable, or every leaf of a nested structure of them, from now on.
 
         Integers have no gradient and raise an IntegerWatchWarning.  Raises NotATensorError for other things, and
@@ -182,8 +182,8 @@ class GradientTape(Recording):
         return nest.rebuild(sources, iter([own(self._result(grads, s, zero)) for s in sought]))
 
     def jacobian(
-        self, target: Any, sources: Any, unconnected_gradients: object = "none", parallel_iterations: object = None,
-        experimental_use_pfor: bool = True,
+        self, target: object, sources: object, unconnected_gradients: object = "none",
+        parallel_iterations: object = None, experimental_use_pfor: bool = True,
     ) -> Any:  # fmt: skip
         """The derivative of each element of ``target`` in each element of each source: shape ``target + source``.
 
@@ -293,7 +293,7 @@ class GradientTape(Recording):
             raise NotATensorError(f"{role}: one tensor is needed, got {type(x).__name__}; stack several, or call again")
         return [self._node(x)]
 
-    def _leaves(self, role: str, tree: Any) -> list[Any]:
+    def _leaves(self, role: str, tree: object) -> list[Any]:
         leaves = nest.flatten(tree)
         for x in leaves:
             if not isinstance(x, (Tensor, Variable)):

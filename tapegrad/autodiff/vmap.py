@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Axes = int | None | Sequence[Any] | dict[Any, Any]
 
 
-def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
+def vmap(f: Callable[..., object], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
     """``f``, a pure function of one example, made a function of a batch of examples.
 
     in_axes: the axis of each argument along which the examples lie (None: the same for all), one for all or one for
@@ -38,7 +38,7 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callab
     """
 
     @functools.wraps(f, updated=())
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> Any:
         axes = (_axes("in_axes", args, in_axes), _axes("in_axes", kwargs, 0))
         leaves = [x if a is None else _moved(x, a) for x, a in zip(nest.flatten((args, kwargs)), axes[0] + axes[1])]
         n = _length(f, [x for x, a in zip(leaves, axes[0] + axes[1]) if a is not None])
@@ -74,7 +74,7 @@ def _axes(what: str, tree: Any, axes: Axes) -> list[int | None]:
     return [a for x, d in zip(tree, axes, strict=True) for a in _axes(what, x, d)]
 
 
-def _items(tree: dict[str, Any]) -> list[tuple[Any, Any]]:
+def _items(tree: dict[str, object]) -> list[tuple[Any, Any]]:
     """In the order of :func:`nest.leaves`."""
     keys = nest.rebuild(dict.fromkeys(tree), iter(range(len(tree))))
     return sorted(tree.items(), key=lambda item: keys[item[0]])
@@ -87,7 +87,7 @@ def _moved(x: TensorLike, axis: int) -> Tensor:
     return moveaxis(t, normalize_axis("vmap", axis, t.ndim), 0)
 
 
-def _length(f: Callable[..., Any], batched: list[Tensor]) -> int:
+def _length(f: Callable[..., object], batched: list[Tensor]) -> int:
     lengths = {x.shape[0] for x in batched}
     if len(lengths) != 1:
         what = f"batches of lengths {sorted(lengths)}" if lengths else "no argument with a batch axis"
@@ -97,7 +97,7 @@ def _length(f: Callable[..., Any], batched: list[Tensor]) -> int:
     return lengths.pop()
 
 
-def _result(leaf: Any, batches: Batches, axis: int | None) -> Any:
+def _result(leaf: object, batches: Batches, axis: int | None) -> Any:
     if isinstance(leaf, (Variable, *SCALARS)) or hasattr(leaf, "__array__"):
         leaf = asarray(leaf)
     if not isinstance(leaf, Tensor):

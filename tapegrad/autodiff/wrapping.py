@@ -14,7 +14,7 @@ class Wrapper:
 
     __wrapped__: Any
 
-    def __init__(self, f: Callable[..., Any]) -> None:
+    def __init__(self, f: Callable[..., object]) -> None:
         functools.update_wrapper(self, f, updated=())  # type: ignore[arg-type]
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:

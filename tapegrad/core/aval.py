@@ -39,7 +39,7 @@ class ShapedArray:
         """The same dtype and device with another shape."""
         return shaped(shape, self.dtype, self.device)
 
-    def with_dtype(self, dtype: Any) -> ShapedArray:
+    def with_dtype(self, dtype: object) -> ShapedArray:
         """The same shape and device with another dtype."""
         return shaped(self.shape, dtype, self.device)
 
@@ -48,7 +48,7 @@ _known: weakref.WeakValueDictionary[tuple[Any, ...], ShapedArray] = weakref.Weak
 _lock = locks.lock()
 
 
-def shaped(shape: Iterable[int], dtype: Any, device: Any) -> ShapedArray:
+def shaped(shape: Iterable[int], dtype: object, device: object) -> ShapedArray:
     """The interned aval of ``shape``, ``dtype`` (a dtype object) and ``device``."""
     key = (tuple(shape), dtype, device)
     found = _known.get(key)

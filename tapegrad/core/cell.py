@@ -22,14 +22,14 @@ Jumps = dict["Cell", dict[Any, Any]]
 class Seen(dict["Cell", tuple[Any, Any]]):
     """Cells that were used, each with its content before its first use, and its owner (a variable, or None)."""
 
-    def __init__(self, overlays: tuple[Any, ...] = ()) -> None:
+    def __init__(self, overlays: tuple[object, ...] = ()) -> None:
         self.jumps: Jumps = {}
         self.made: set[Cell] = set()
         """The cells that were made meanwhile."""
         self._left: dict[Cell, Any] = {}
         self._overlays = overlays  # under others, of a rerun inside, contents are of another time
 
-    def got(self, cell: Cell, content: Any, owner: Any) -> None:
+    def got(self, cell: Cell, content: object, owner: object) -> None:
         """This thread has read ``content``."""
         first = self.setdefault(cell, (content, owner))
         if first[1] is None and owner is not None:
@@ -40,7 +40,7 @@ class Seen(dict["Cell", tuple[Any, Any]]):
                 self.jumps.setdefault(cell, {})[left] = content
                 self._left[cell] = content
 
-    def put(self, cell: Cell, content: Any) -> None:
+    def put(self, cell: Cell, content: object) -> None:
         """This thread has exchanged the content."""
         if _cells.overlays is self._overlays:
             self._left[cell] = content
@@ -49,7 +49,7 @@ class Seen(dict["Cell", tuple[Any, Any]]):
 class _Overlay(dict["Cell", Any]):
     """Contents that a thread sees; what it writes goes here."""
 
-    def __init__(self, contents: dict[Cell, Any], jumps: Jumps) -> None:
+    def __init__(self, contents: dict[Cell, object], jumps: Jumps) -> None:
         super().__init__(contents)
         self.jumps = jumps
 
@@ -74,7 +74,7 @@ class Cell:
         for seen in _cells.lookouts:
             seen.made.add(self)
 
-    def get(self, owner: Any = None) -> Any:
+    def get(self, owner: object = None) -> Any:
         """The content as this thread sees it; look-outs note the ``owner`` with it."""
         content = self._content
         for overlay in _cells.overlays:
@@ -85,7 +85,7 @@ class Cell:
             seen.got(self, content, owner)
         return content
 
-    def set(self, content: Any, owner: Any = None) -> None:
+    def set(self, content: object, owner: object = None) -> None:
         """Exchange the content: in the innermost overlay if there is one, else for everybody."""
         if _cells.lookouts:
             self.get(owner)

@@ -63,7 +63,7 @@ def section(function: F) -> F:
 def whole(method: F) -> F:
     """A method that holds ``self._lock``; on an exception ``self.mend()`` is called, which begins by :func:`let_go`."""
 
-    def run(self: Any, *args: Any) -> Any:
+    def run(self: Any, *args: object) -> Any:
         try:
             with self._lock:
                 return method(self, *args)
@@ -93,7 +93,7 @@ def let_go(held: Any, owner: Any = None, besides: int = 0) -> int:
     return inside
 
 
-def _count(held: Any) -> int:
+def _count(held: object) -> int:
     """How often the thread that holds a lock has taken it: only the lock's description tells, in every version."""
     found = _COUNT.search(repr(held))
     return 0 if found is None else int(found[1])

@@ -41,7 +41,7 @@ class Sample:
     params: Params
     domain: tuple[float, float] | None = None
 
-    def __init__(self, *operands: Any, domain: tuple[float, float] | None = None, **params: Any) -> None:
+    def __init__(self, *operands: object, domain: tuple[float, float] | None = None, **params: object) -> None:
         object.__setattr__(self, "operands", operands)
         object.__setattr__(self, "params", params)
         object.__setattr__(self, "domain", domain)
@@ -131,7 +131,7 @@ class Primitive:
             found = self.plans[mask, count] = Plan(tuple(slots), tuple(pulls), lacking)
         return found
 
-    def compute(self, xp: Any, arrays: Sequence[Any], params: Params, aval: ShapedArray, out: Any) -> Any:
+    def compute(self, xp: Any, arrays: Sequence[object], params: Params, aval: ShapedArray, out: object) -> Any:
         """The value, of ``aval``, by functions of ``xp``: in ``out`` if that is :attr:`given`, else where they say."""
         raise NotImplementedError
 
@@ -163,7 +163,7 @@ class Elementwise(Primitive):
     def __post_init__(self) -> None:
         self.given = (True, True)
 
-    def compute(self, xp: Any, arrays: Sequence[Any], params: Params, aval: ShapedArray, out: Any) -> Any:
+    def compute(self, xp: Any, arrays: Sequence[object], params: Params, aval: ShapedArray, out: object) -> Any:
         """By ``impl``."""
         self.impl(xp, out, *arrays)
         return out
@@ -215,7 +215,7 @@ class Drawn(Barrier):
     template: str
     """The template of ``kernels/drawn.cuh`` that draws packs."""
 
-    def compute(self, xp: Any, arrays: Sequence[Any], params: Params, aval: ShapedArray, out: Any) -> Any:
+    def compute(self, xp: Any, arrays: Sequence[object], params: Params, aval: ShapedArray, out: object) -> Any:
         """By ``impl``."""
         return self.impl(xp, **params)
 
@@ -244,14 +244,14 @@ class Opaque(Barrier):
     def __post_init__(self) -> None:
         self.given = (self.into, self.into or self.cuda is not None)
 
-    def compute(self, xp: Any, arrays: Sequence[Any], params: Params, aval: ShapedArray, out: Any) -> Any:
+    def compute(self, xp: Any, arrays: Sequence[object], params: Params, aval: ShapedArray, out: object) -> Any:
         """By ``impl``."""
         if self.into:
             self.impl(xp, *arrays, out=out, **params)
             return out
         return self.impl(xp, *arrays, **params)
 
-    def follow(self, device: Any, arrays: Sequence[Any], params: Params, out: Any) -> Any:
+    def follow(self, device: object, arrays: Sequence[object], params: Params, out: object) -> Any:
         """What a dry run on a lazy device has: ``out``, or what ``dry`` says; kernels tell of their passes."""
         if self.dry is not None:
             return self.dry(*arrays, out=out, **params)
@@ -260,7 +260,7 @@ class Opaque(Barrier):
         return out
 
 
-def _no_recipe(*avals: ShapedArray, **params: Any) -> ShapedArray:
+def _no_recipe(*avals: ShapedArray, **params: object) -> ShapedArray:
     raise TypeError("a leaf has no recipe")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
 if TYPE_CHECKING:
     from tapegrad.core.buffer import Buffer
@@ -52,12 +52,12 @@ class Changes(TypedDict, total=False):
     batches: tuple[BatchRecorder, ...]
 
 
-def during(f: Callable[..., T], *args: Any, **changes: Unpack[Changes]) -> T:
+def during(f: Callable[..., T], *args: object, **changes: Unpack[Changes]) -> T:
     """What ``f(*args)`` returns; while it runs, :data:`thread` holds the ``changes``."""
     return holding(thread, f, *args, **changes)
 
 
-def holding(local: threading.local, f: Callable[..., T], *args: Any, **changes: Any) -> T:
+def holding(local: threading.local, f: Callable[..., T], *args: object, **changes: object) -> T:
     """What ``f(*args)`` returns; while it runs, ``local`` holds the ``changes`` for this thread."""
     before = {name: getattr(local, name) for name in changes}
     try:
@@ -67,7 +67,7 @@ def holding(local: threading.local, f: Callable[..., T], *args: Any, **changes: 
         local.__dict__.update(before)
 
 
-def executed(f: Callable[..., T], *args: Any, by: Executor) -> T:
+def executed(f: Callable[..., T], *args: object, by: Executor) -> T:
     """What ``f(*args)`` returns, whose works ``by`` does in this thread, whatever is in force in the process."""
     before = own_executor()
     if before is not None:
@@ -94,7 +94,7 @@ def below() -> Executor:
     return _Thread.executor
 
 
-def unrecorded(f: Callable[..., T], *args: Any) -> T:
+def unrecorded(f: Callable[..., T], *args: object) -> T:
     """What ``f(*args)`` returns; no tape records what it does, but who follows a batch goes on (see ``batches``)."""
     outer, batches = thread.recorders, thread.batches
     following = tuple([r for r in outer if r in batches]) if batches else ()

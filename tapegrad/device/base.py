@@ -114,7 +114,7 @@ class Device(ABC):
         raise DeviceError(f"device {self.name} runs no CUDA kernels")
 
     def launch(
-        self, function: Any, grid: tuple[Any, ...], block: tuple[Any, ...], args: tuple[Any, ...], shared: int = 0
+        self, function: Any, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared: int = 0
     ) -> None:
         """Run a compiled function on the current stream."""
         raise DeviceError(f"device {self.name} runs no CUDA kernels")

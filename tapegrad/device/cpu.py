@@ -88,7 +88,7 @@ class CPUDevice(Device):
         """A copy out of the buffer."""
         x[...] = np.ndarray(x.shape, x.dtype, data)
 
-    def is_view(self, x: Any, of: Any) -> bool:
+    def is_view(self, x: object, of: object) -> bool:
         """Whether the two arrays share memory bounds."""
         return np.may_share_memory(x, of)
 
@@ -118,7 +118,7 @@ def is_array(x: object) -> bool:
     return isinstance(x, np.ndarray)
 
 
-def fetch(x: Any) -> np.ndarray:
+def fetch(x: object) -> np.ndarray:
     """A NumPy copy of an array, of any library, that lies in a CUDA device's memory."""
     import cupy
 
@@ -141,7 +141,7 @@ def checked(array: Array, kind: str, dtype: DType | None) -> tuple[Array, bool]:
     return array, fresh
 
 
-def from_python(x: Any, dtype: DType | None) -> np.ndarray:
+def from_python(x: object, dtype: DType | None) -> np.ndarray:
     """Numbers and nested sequences of them, by the rule of TensorFlow: float -> float32, int -> int64.
 
     Raises NotATensorError.
@@ -157,7 +157,7 @@ def from_python(x: Any, dtype: DType | None) -> np.ndarray:
     return array
 
 
-def _has_dtype(x: Any) -> bool:
+def _has_dtype(x: object) -> bool:
     """Whether some leaf of the nested sequence carries a dtype of its own."""
     if isinstance(x, (list, tuple)):
         return any(map(_has_dtype, x))

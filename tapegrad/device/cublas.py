@@ -134,7 +134,7 @@ def outside_bytes(device: int) -> int:
 
 
 @contextmanager
-def workspace(device: int, memory: Any) -> Iterator[None]:
+def workspace(device: int, memory: object) -> Iterator[None]:
     """Products of this thread use other memory of the same size as their workspace inside the block."""
     handle = mine.handles.get(device)
     if handle is None:  # it has multiplied nothing, so nothing will be

@@ -53,7 +53,7 @@ class CudaDevice(Device):
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.index,)
 
-    def call(self, f: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    def call(self, f: Callable[..., T], /, *args: object, **kwargs: object) -> T:
         """What ``f`` returns, called where this device is CuPy's current one.
 
         The current stream waits for what this device was asked on others, and is marked afterwards: only then is there
@@ -134,7 +134,7 @@ class CudaDevice(Device):
         with self.active():
             return pool_room(self.xp, nbytes, cublas.outside_bytes(self.index))
 
-    def limit(self, nbytes: int | None, live: Any = None) -> None:
+    def limit(self, nbytes: int | None, live: object = None) -> None:
         """CuPy's pool holds at most so many bytes here, but not more than somebody else has allowed it."""
         with self.active():
             pool = self.xp.get_default_memory_pool()
@@ -146,7 +146,7 @@ class CudaDevice(Device):
         """A number that kernels take as an argument."""
         return HostScalar(np.asarray(value, dtype=dtype), self)
 
-    def array(self, x: Any, dtype: DType | None = None, copy: bool = True) -> Any:
+    def array(self, x: object, dtype: DType | None = None, copy: bool = True) -> Any:
         """``x`` as a CuPy array here, or a 0-d host value as an argument of kernels.
 
         Arrays of other libraries in CUDA memory come through DLPack or ``__cuda_array_interface__``
@@ -192,7 +192,7 @@ class CudaDevice(Device):
             self._stream_of().wait_event(after)
         return array
 
-    def _keep(self, theirs: Any) -> None:
+    def _keep(self, theirs: object) -> None:
         """Hold another library's array until what was asked so far is done: who knows on which stream it is freed."""
         with self._lock:
             while self._lent and self._lent[0][0].done:
@@ -201,7 +201,7 @@ class CudaDevice(Device):
             event.record(self._stream_of())
             self._lent.append((event, theirs))
 
-    def _upload(self, x: Any, dtype: DType | None) -> Array | HostScalar:
+    def _upload(self, x: object, dtype: DType | None) -> Array | HostScalar:
         array = cpu.CPU.array(x, dtype, copy=False)
         cxx.known("asarray", array.dtype)
         if not array.ndim:

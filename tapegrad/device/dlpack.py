@@ -69,7 +69,7 @@ def _of_numpy(array: Array, max_version: tuple[int, int] | None) -> Any:
     return array.__dlpack__(max_version=max_version) if _VERSIONED else array.__dlpack__()
 
 
-def imported(x: Any) -> tuple[Any, Device]:
+def imported(x: object) -> tuple[Any, Device]:
     """The memory of ``x`` as an array, and the device on which it lies.
 
     Raises NotATensorError, DTypeError, DeviceError, and what the producer raises (BufferError).

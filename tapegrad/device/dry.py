@@ -43,21 +43,21 @@ class DryDevice(Device):
             return HostScalar(array if type(array) is phantom.Phantom else np.array(array), self._device)
         return phantom.empty(array.shape, array.dtype)
 
-    def numpy(self, x: Any) -> Array:
+    def numpy(self, x: object) -> Array:
         """As the real one."""
         return self._device.numpy(x)
 
-    def shared(self, x: Any, owner: object) -> Array:
+    def shared(self, x: object, owner: object) -> Array:
         """As the real one."""
         return self._device.shared(x, owner)
 
-    def save(self, x: Any, into: Any) -> None:
+    def save(self, x: object, into: object) -> None:
         """Nothing is copied."""
 
-    def load(self, x: Any, data: Any) -> None:
+    def load(self, x: object, data: object) -> None:
         """Nothing is copied."""
 
-    def is_view(self, x: Any, of: Any) -> bool:
+    def is_view(self, x: object, of: object) -> bool:
         """As the real one."""
         return self._device.is_view(x, of)
 
@@ -79,7 +79,7 @@ class DryDevice(Device):
         """Nothing is compiled."""
 
     def launch(
-        self, function: Any, grid: tuple[Any, ...], block: tuple[Any, ...], args: tuple[Any, ...], shared: int = 0
+        self, function: object, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[object, ...], shared: int = 0
     ) -> None:
         """Nothing runs."""
 

@@ -35,7 +35,7 @@ def _has_interface(x: object) -> bool:
         return True
 
 
-def refuse_gradients(x: Any) -> None:
+def refuse_gradients(x: object) -> None:
     """Raises NotATensorError if another library records what is computed with ``x``: no gradient would reach it."""
     if getattr(x, "requires_grad", None) is True:
         raise NotATensorError(
@@ -44,7 +44,7 @@ def refuse_gradients(x: Any) -> None:
         )
 
 
-def imported(xp: Namespace, x: Any) -> Any:
+def imported(xp: Namespace, x: object) -> Any:
     """``x`` as a CuPy array on its own memory, which what runs next on the current stream may read.
 
     Raises NotATensorError naming why neither protocol serves.

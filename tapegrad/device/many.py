@@ -24,7 +24,7 @@ CHUNK = 8192
 _THREADS = 256
 
 
-def launch(kernel: Kernel, device: Any, rows: list[tuple[Any, ...]], numbers: Sequence[Any]) -> None:
+def launch(kernel: Kernel, device: object, rows: list[tuple[Any, ...]], numbers: Sequence[object]) -> None:
     """Run ``kernel`` once, on up to ``MANY`` tensors.
 
     ``rows``: for each tensor its C-contiguous arrays, of one size and, throughout, of one dtype.  ``numbers``: what
@@ -38,7 +38,9 @@ def launch(kernel: Kernel, device: Any, rows: list[tuple[Any, ...]], numbers: Se
         kernel(device, blocks, _THREADS, args, T=dtype, TG_MANY=MANY, TG_CHUNK=CHUNK, **live)
 
 
-def arguments(rows: list[tuple[list[int], int]], dtype: DType, numbers: Sequence[Any]) -> tuple[tuple[Any, ...], int]:
+def arguments(
+    rows: list[tuple[list[int], int]], dtype: DType, numbers: Sequence[object]
+) -> tuple[tuple[object, ...], int]:
     """The kernel's arguments for rows of addresses and sizes, and how many blocks it takes."""
     rows = [row for row in rows if row[1]]  # a tensor without elements has no block, and no place among them
     table = np.zeros((), _table(len(rows[0][0]) if rows else 0))
@@ -50,7 +52,7 @@ def arguments(rows: list[tuple[list[int], int]], dtype: DType, numbers: Sequence
         blocks += -(-size // CHUNK)
     table["count"] = len(rows)
     wide = np.float64 if dtype == np.float64 else np.float32
-    scalars: list[Any] = []
+    scalars: list[object] = []
     for number in numbers:
         if isinstance(number, float):
             scalars.append(np.asarray(number, dtype).astype(wide)[()])
@@ -60,7 +62,7 @@ def arguments(rows: list[tuple[list[int], int]], dtype: DType, numbers: Sequence
 
 
 @cache
-def _table(arrays: int) -> Any:
+def _table(arrays: int) -> DType:
     fields = [
         ("at", np.uint64, (MANY, arrays)),
         ("size", np.int64, MANY),

@@ -42,7 +42,7 @@ class Phantom(np.ndarray):
 
     __slots__ = ()
 
-    def __array_ufunc__(self, *args: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, *args: object, **kwargs: object) -> Any:
         raise unread("an array")
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ class Phantom(np.ndarray):
     def __repr__(self) -> str:
         return f"Phantom({self.dtype.name}{list(self.shape)})"
 
-    def fill(self, value: Any) -> None:
+    def fill(self, value: object) -> None:
         """Nothing is written."""
 
 
@@ -62,7 +62,7 @@ def begin() -> None:
     _here.at = 0
 
 
-def real(array: Any, node: Any) -> Any:
+def real(array: Any, node: object) -> Any:
     """``array``, the value of ``node``, which is to be looked at.  Raises DryRunError if it is a phantom."""
     if is_phantom(array):
         raise unread(repr(node))

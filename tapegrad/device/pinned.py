@@ -52,7 +52,7 @@ class Slab:
 class _Chunk:
     """What was allocated at once; it goes with its last slab."""
 
-    def __init__(self, memory: Any, nbytes: int, slabs: int, pinned: bool) -> None:
+    def __init__(self, memory: object, nbytes: int, slabs: int, pinned: bool) -> None:
         self.memory = memory
         self.nbytes = nbytes
         self.slabs = slabs
@@ -67,7 +67,7 @@ class Slabs:
     then keeps the caller waiting; PageableWarning says so once.
     """
 
-    def __init__(self, allocate: Callable[[int], Any], limit: int | None = None) -> None:
+    def __init__(self, allocate: Callable[[int], object], limit: int | None = None) -> None:
         self.limit = _half_of_memory() if limit is None else limit
         self.pinned_bytes = 0
         """Bytes pinned, lent or idle."""

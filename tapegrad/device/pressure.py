@@ -52,7 +52,7 @@ def helpers(relieve: Callable[[int], bool], explain: Callable[[], str]) -> None:
     _relieve, _explain = relieve, explain
 
 
-def retried(error: MemoryError, device: Device, what: str, nbytes: int, make: Callable[[], Any]) -> Any:
+def retried(error: MemoryError, device: Device, what: str, nbytes: int, make: Callable[[], object]) -> Any:
     """What ``make()`` returns, after it failed with ``error`` and as often as something can be dropped.
 
     What lacks memory outside the pool is first tried again with the pool's idle blocks given back.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, ShapeError, TapegradError
@@ -20,7 +20,7 @@ from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.tensor import Tensor, TensorLike
 
 
-def _rate(op: str, func: Callable[..., TensorLike], args: tuple[Any, ...], tfirst: bool, like: Tensor) -> Rate:
+def _rate(op: str, func: Callable[..., TensorLike], args: tuple[object, ...], tfirst: bool, like: Tensor) -> Rate:
     def rate(y: Tensor, t: Tensor) -> Tensor:
         slope = tensor(op, func(*((t, y) if tfirst else (y, t)), *args), like)
         if slope.shape != like.shape:
@@ -54,7 +54,7 @@ def odeint(
     func: Callable[..., TensorLike],
     y0: TensorLike,
     t: TensorLike,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     *,
     tfirst: bool = False,
     rtol: float | None = None,
@@ -105,7 +105,7 @@ def solve_ivp(
     method: str = "RK45",
     t_eval: TensorLike | None = None,
     *,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     max_step: float = math.inf,
     rtol: float = 1e-3,
     atol: float = 1e-6,

@@ -151,7 +151,7 @@ def declare(
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     operands = [p.name for p in inspect.signature(run).parameters.values() if p.kind is kind][1:]
 
-    def impl(xp: Namespace, *arrays: Array, **params: Any) -> Array:
+    def impl(xp: Namespace, *arrays: Array, **params: object) -> Array:
         try:
             with blas_threads.for_matrices(arrays):
                 return run(xp, *[_computable(a) for a in arrays], **params)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.buffer import Buffer
@@ -94,7 +93,7 @@ def bind(prim: Elementwise, *xs: Tensor) -> Tensor:
     return Tensor(elementwise_on(prim, buffers, resolve(prim, tuple(b.node.aval for b in buffers))))
 
 
-def barrier(prim: Primitive, *xs: Tensor, **params: Any) -> Tensor:
+def barrier(prim: Primitive, *xs: Tensor, **params: object) -> Tensor:
     """Apply any other primitive to tensors."""
     avals = list(map(_aval_of, xs))
     buffers = tuple(map(_buffer_of, xs))

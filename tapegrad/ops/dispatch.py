@@ -442,7 +442,7 @@ def whole_in_float64(dtype: DType) -> DType:
     return dtype if dtypes.is_inexact(dtype) else dtypes.float64
 
 
-def named(op: Callable[..., Any], prim: Primitive, arguments: str, module: str = "tapegrad") -> Callable[..., Any]:
+def named(op: Callable[..., object], prim: Primitive, arguments: str, module: str = "tapegrad") -> Callable[..., Any]:
     """Give a made function its name, documentation and the public module by which users and pickle know it."""
     op.__module__, op.__name__, op.__qualname__ = module, prim.name, prim.name
     op.__doc__ = f"{prim.doc}\n\n{arguments}: tensors, arrays or numbers, broadcast against each other."

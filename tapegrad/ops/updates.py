@@ -218,7 +218,7 @@ def _on_cpu(
 
 
 def _by_kernel(
-    name: str, kernel: Kernel, rows: list[tuple[Tensor, ...]], renewed: tuple[int, ...], numbers: Sequence[Any]
+    name: str, kernel: Kernel, rows: list[tuple[Tensor, ...]], renewed: tuple[int, ...], numbers: Sequence[object]
 ) -> list[tuple[Tensor, ...]]:
     """The same of tensors on one CUDA device, of one dtype, in one launch."""
     here = rows[0][0].device

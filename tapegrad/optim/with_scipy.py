@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class _Flat:
     """A nested structure as one vector of float64."""
 
-    def __init__(self, name: str, x0: Any) -> None:
+    def __init__(self, name: str, x0: object) -> None:
         self._tree = x0
         self._leaves = [ops.asarray(x) for x in nest.flatten(x0)]
         if not self._leaves:
@@ -43,7 +43,7 @@ class _Flat:
             first += x.size
         return nest.rebuild(self._tree, iter(parts))
 
-    def of(self, f: Callable[..., Any], args: tuple[Any, ...] = ()) -> Callable[[Any], Any]:
+    def of(self, f: Callable[..., object], args: tuple[object, ...] = ()) -> Callable[[Any], Any]:
         """``f`` as a function of the vector."""
         return lambda flat: f(self.unflatten(flat), *args)
 
@@ -52,7 +52,7 @@ def _numbers(vector: Vector) -> Tensor:
     return ops.asarray(vector, dtype="float64")
 
 
-def _objective(f: Callable[[Tensor], Any]) -> Callable[[Vector], tuple[float, Vector]]:
+def _objective(f: Callable[[Tensor], object]) -> Callable[[Vector], tuple[float, Vector]]:
     both = value_and_grad(f)
 
     def fun(flat: Vector) -> tuple[float, Vector]:
@@ -63,7 +63,7 @@ def _objective(f: Callable[[Tensor], Any]) -> Callable[[Vector], tuple[float, Ve
 
 
 def scipy_objective(
-    f: Callable[..., Any], x0: Any, args: tuple[Any, ...] = ()
+    f: Callable[..., object], x0: object, args: tuple[object, ...] = ()
 ) -> tuple[Callable[[Vector], tuple[float, Vector]], Vector, Callable[[Vector], Any]]:
     """What scipy.optimize wants of ``f(x, *args)``: ``(fun, flat_x0, unflatten)``.
 
@@ -76,17 +76,17 @@ def scipy_objective(
 
 
 def minimize(
-    f: Callable[..., Any],
-    x0: Any,
-    args: tuple[Any, ...] = (),
+    f: Callable[..., object],
+    x0: object,
+    args: tuple[object, ...] = (),
     method: str | None = None,
     *,
     hess: bool = False,
     hessp: bool = False,
     bounds: object = None,
-    constraints: Any = (),
+    constraints: object = (),
     tol: float | None = None,
-    callback: Callable[[Any], Any] | None = None,
+    callback: Callable[[Any], object] | None = None,
     options: dict[str, object] | None = None,
 ) -> Any:
     """The least value of ``f(x, *args)`` near ``x0`` by scipy.optimize.minimize, with exact gradients.
@@ -121,7 +121,7 @@ def minimize(
     return result
 
 
-def _constraints(flat: _Flat, constraints: Any) -> object:
+def _constraints(flat: _Flat, constraints: object) -> object:
     if isinstance(constraints, dict):
         return _constraint(flat, constraints)
     if isinstance(constraints, (list, tuple)):

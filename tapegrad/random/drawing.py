@@ -7,7 +7,6 @@ import inspect
 import operator
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.primitive import Sample, general
@@ -171,7 +170,7 @@ def distribution(
         )
 
         @functools.wraps(sample, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
-        def op(*args: Any, **named: Any) -> Tensor:
+        def op(*args: object, **named: object) -> Tensor:
             try:
                 given = {**takes, **signature.bind(*args, **named).arguments}
             except TypeError as e:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 from tapegrad.core import locks
 from tapegrad.core.cell import Cell
@@ -52,7 +51,7 @@ class Generator:
             raise AttributeError(f"a Generator has no {name!r}; it has {', '.join(sorted(METHODS))}")
         function = METHODS[name]
 
-        def method(*args: Any, **named: Any) -> Tensor:
+        def method(*args: object, **named: object) -> Tensor:
             return function(*args, generator=self, **named)
 
         method.__name__, method.__doc__ = name, function.__doc__

@@ -18,8 +18,8 @@ from tapegrad.sparse.array import SparseLike, is_foreign, matmul
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike, bind_method
 from tapegrad.variable import Variable
 
-_plain_matmul = Tensor.__matmul__
-_plain_rmatmul = Tensor.__rmatmul__
+_plain_matmul: Callable[..., Tensor] = Tensor.__matmul__
+_plain_rmatmul: Callable[..., Tensor] = Tensor.__rmatmul__
 
 
 def _matmul(self: Tensor, other: TensorLike | SparseLike) -> Tensor:

@@ -98,7 +98,7 @@ class _Captures:
                 self.used[b.node.index] = b
         self._made.add(node.index)
 
-    def read(self, variable: Any, value: Buffer) -> None:
+    def read(self, variable: object, value: Buffer) -> None:
         """Let tapes watch the variable."""
         for r in self._outer:
             r.read(variable, value)

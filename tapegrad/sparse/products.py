@@ -120,7 +120,7 @@ def batching(name: str, *inner: int) -> Callable[..., Tensor | None]:
     return batch
 
 
-def _launch(device: Device, kernel: Kernel, count: int, dtype: DType, args: tuple[Any, ...]) -> None:
+def _launch(device: Device, kernel: Kernel, count: int, dtype: DType, args: tuple[object, ...]) -> None:
     kernel(device, min(_MOST_BLOCKS, -(-count // _THREADS)), _THREADS, args, T=dtype)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Primitive, Sample, elementwise, general
@@ -69,7 +68,7 @@ def barrier_of(
 ) -> Primitive:  # fmt: skip
     """A primitive of each element that runs when recorded; its rules are made of ``partials``."""
 
-    def impl(xp: Namespace, *arrays: Array, **params: Any) -> Array:
+    def impl(xp: Namespace, *arrays: Array, **params: object) -> Array:
         return run(xp, *arrays, **params)
 
     def infer(*avals: ShapedArray, **params: object) -> ShapedArray:
@@ -111,7 +110,7 @@ def _seeded(partial: Partial, seed: str) -> Callable[..., Tensor] | None:
     positional = [p for p, q in known.items() if q.kind is not inspect.Parameter.KEYWORD_ONLY]
     by_name = [p for p in known if p not in positional]
 
-    def rule(t: Tensor, *values: Tensor, **params: Any) -> Tensor:
+    def rule(t: Tensor, *values: Tensor, **params: object) -> Tensor:
         return t * slope(*values, **params)
 
     _sign(rule, (seed, *positional), by_name)

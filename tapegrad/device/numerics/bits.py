@@ -64,7 +64,7 @@ def host_state() -> tuple[dict[str, Any], tuple[Any, ...]]:
     return np.random.get_state(legacy=False), random.getstate()
 
 
-def moved(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[int, ...]:
+def moved(a: tuple[object, ...], b: tuple[object, ...]) -> tuple[int, ...]:
     """Positions among ``HOSTS`` of those that are in another state in ``b`` than in ``a``."""
     return tuple(i for i in range(len(HOSTS)) if not _same(a[i], b[i]))
 

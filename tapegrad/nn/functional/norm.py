@@ -63,7 +63,7 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return ops.reshape(mean, (x.shape[1],)), ops.mean(ops.square(x - mean), axis=axes)
 
 
-def follow(running: Any, current: Tensor, momentum: float) -> None:
+def follow(running: object, current: Tensor, momentum: float) -> None:
     """Move a variable by ``momentum`` towards a batch's statistics; anything else stays as it is."""
     if isinstance(running, Variable):
         moved = ops.asarray(running) * (1.0 - momentum) + current * momentum

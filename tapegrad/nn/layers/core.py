@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tapegrad import ops
@@ -129,7 +129,7 @@ class Embedding(Layer):
         self.output_dim = checks.positive(self, "output_dim", output_dim)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: object = None) -> None:
         shape = (self.input_dim, self.output_dim)
         self.embeddings = self.add_weight(shape, self.embeddings_initializer, name="embeddings")
 
@@ -224,7 +224,7 @@ class Lambda(Layer):
     """
 
     def __init__(
-        self, function: Callable[..., Any], *, arguments: dict[str, Any] | None = None, name: str | None = None
+        self, function: Callable[..., object], *, arguments: Mapping[str, object] | None = None, name: str | None = None
     ) -> None:
         super().__init__(name=name)
         if not callable(function):
@@ -232,7 +232,7 @@ class Lambda(Layer):
         self.function = function
         self.arguments = arguments or {}
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: object, **kwargs: object) -> Any:
         if not isinstance(unwrapped(self.function), Layer):
             kwargs.pop("training", None)
         return self.function(*args, **kwargs, **self.arguments)
@@ -244,7 +244,7 @@ class Sequential(Transparent, Layer):
     ``training`` is passed on to the layers, not to plain functions.
     """
 
-    def __init__(self, layers: Sequence[Callable[..., Any]] = (), *, name: str | None = None) -> None:
+    def __init__(self, layers: Sequence[Callable[..., object]] = (), *, name: str | None = None) -> None:
         super().__init__(name=name)
         self._stack: list[Callable[..., Any]] = []
         if not isinstance(layers, Iterable):
@@ -252,7 +252,7 @@ class Sequential(Transparent, Layer):
         for layer in layers:
             self.add(layer)
 
-    def add(self, layer: Callable[..., Any]) -> None:
+    def add(self, layer: Callable[..., object]) -> None:
         """Append one.  Raises NotATensorError for something that cannot be called."""
         if not callable(layer):
             raise NotATensorError(f"{self}: wanted layers or functions, got {type(layer).__name__}")

@@ -22,7 +22,7 @@ def constant(x: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
 
 
 def _made(
-    name: str, shape: Shape, dtype: DType, device: Device, call: Callable[..., Any], given: bool = True
+    name: str, shape: Shape, dtype: DType, device: Device, call: Callable[..., object], given: bool = True
 ) -> Tensor:
     """The tensor that ``call`` writes into an array (``given``), or returns."""
     work = Function(name, [shaped(shape, dtype, device)], call, given=given, is_kernel=False)

@@ -27,7 +27,7 @@ row_stack = vstack
 
 
 def apply_along_axis(
-    func1d: Callable[..., TensorLike], axis: int, arr: TensorLike, *args: Any, **kwargs: Any
+    func1d: Callable[..., TensorLike], axis: int, arr: TensorLike, *args: object, **kwargs: object
 ) -> Tensor:
     """``func1d(vector, *args, **kwargs)`` of every vector along ``axis``; its results replace that axis.
 
@@ -76,7 +76,7 @@ def copy(a: TensorLike) -> Tensor:
 
 
 def fromfunction(
-    function: Callable[..., Any], shape: Sequence[int], *, dtype: DTypeLike | None = None, **kwargs: Any
+    function: Callable[..., object], shape: Sequence[int], *, dtype: DTypeLike | None = None, **kwargs: object
 ) -> Any:
     """``function`` of the indices along each dimension at every point of ``shape``; float32 unless said otherwise."""
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)

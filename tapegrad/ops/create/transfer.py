@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tapegrad.core.aval import shaped
 from tapegrad.core.primitive import Primitive, Sample, linear
 from tapegrad.device import CPU, Device, asdevice
@@ -36,7 +34,7 @@ to_device_p: Primitive = linear(
 )
 
 
-def to_device(x: TensorLike, device: Device | str, /, *, stream: Any = None) -> Tensor:
+def to_device(x: TensorLike, device: Device | str, /, *, stream: object = None) -> Tensor:
     """``x`` on ``device``: without a copy if it lies there; differentiable.
 
     ``stream`` is accepted for the array API standard; work is ordered on CuPy's current stream.  Raises DeviceError if

@@ -107,10 +107,11 @@ def _sinc_slope(x: Tensor) -> Tensor:
     near = less(abs(x), _SERIES)
     far = where(near, 1, x)
     z = multiply(where(near, x, 0), math.pi)
-    square, total = z * z, None
-    for k in range(9, 0, -1):  # of z**(2k-1): (-1)**k 2k / (2k+1)!
-        term = (-1) ** k * 2 * k / math.factorial(2 * k + 1)
-        total = term if total is None else total * square + term
+    square = z * z
+    terms = [(-1) ** k * 2 * k / math.factorial(2 * k + 1) for k in range(9, 0, -1)]  # of z**(2k-1)
+    total = terms[0] * square + terms[1]
+    for term in terms[2:]:
+        total = total * square + term
     steep = multiply(far, math.pi)
     return where(near, total * z * math.pi, (cos(steep) - sin(steep) / steep) / far)
 

@@ -29,7 +29,7 @@ _SEGMENT = 256
 
 
 def _run(
-    device: CudaDevice, kernel: Kernel, rows: int, width: int, dtype: DType, *args: Any, sums: DType | None = None
+    device: CudaDevice, kernel: Kernel, rows: int, width: int, dtype: DType, *args: object, sums: DType | None = None
 ) -> None:
     """Run a kernel over ``rows`` results of ``width`` elements; its last parameters are the width and the lanes.
 

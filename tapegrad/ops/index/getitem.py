@@ -44,7 +44,7 @@ class _Index:
         return all(part == (0, n, 1) for part, n in zip(self.basic, self.shape, strict=True))
 
 
-def _items(op: str, index: Any, shape: Shape, x: Tensor) -> list[Any]:
+def _items(op: str, index: object, shape: Shape, x: Tensor) -> list[Any]:
     """The items of an index, arrays as tensors, the Ellipsis and missing axes as full slices."""
     items = [_item(op, i, x) for i in (index if isinstance(index, tuple) else (index,))]
     used = sum(_axes_of(i) for i in items)
@@ -78,14 +78,14 @@ def _item(op: str, item: Any, x: Tensor) -> Any:
     return t.item()
 
 
-def _axes_of(item: Any) -> int:
+def _axes_of(item: object) -> int:
     """How many axes an item is for."""
     if item is None or item is ...:
         return 0
     return item.ndim if isinstance(item, Tensor) and item.dtype.kind == "b" else 1
 
 
-def _read(op: str, index: Any, x: Tensor) -> _Index:
+def _read(op: str, index: object, x: Tensor) -> _Index:
     """Read an index of ``x``.  Raises IndexingError naming ``op``."""
     reader = _Reader(op, x)
     for item in _items(op, index, x.shape, x):
@@ -186,7 +186,7 @@ def _gather_axis(index: _Index, shape: Shape) -> tuple[tuple[int, ...], Shape, i
     return order, merged, at, places
 
 
-def getitem(x: TensorLike, index: Any, /) -> Tensor:
+def getitem(x: TensorLike, index: object, /) -> Tensor:
     """``x[index]`` by NumPy's rules: a view for positions and slices, a copy for arrays and masks.
 
     Raises IndexingError (an IndexError).
@@ -216,11 +216,11 @@ class At:
 
     __slots__ = ("_index", "_x")
 
-    def __init__(self, x: Tensor, index: Any = ()) -> None:
+    def __init__(self, x: Tensor, index: object = ()) -> None:
         self._x = x
         self._index = index
 
-    def __getitem__(self, index: Any) -> At:
+    def __getitem__(self, index: object) -> At:
         return At(self._x, index)
 
     def get(self) -> Tensor:

@@ -174,7 +174,7 @@ def _in_range(op: str, places: Any, n: int, most: int) -> Any:
     return places
 
 
-def delete(arr: TensorLike, obj: Any, axis: int | None = None) -> Tensor:
+def delete(arr: TensorLike, obj: object, axis: int | None = None) -> Tensor:
     """``arr`` without the slices that ``obj`` (slice, integer, integers, mask) names along ``axis`` (None: flattened).
 
     What is deleted has gradient 0.  Raises AxisError, IndexingError.
@@ -187,7 +187,7 @@ def delete(arr: TensorLike, obj: Any, axis: int | None = None) -> Tensor:
     return take(x, asarray(kept.nonzero()[0], device=x.device), axis=a)
 
 
-def insert(arr: TensorLike, obj: Any, values: TensorLike, axis: int | None = None) -> Tensor:
+def insert(arr: TensorLike, obj: object, values: TensorLike, axis: int | None = None) -> Tensor:
     """``arr`` with ``values`` inserted before the positions ``obj`` (counted in ``arr``) along ``axis``.
 
     axis None: both flattened.  Differentiable in ``arr`` and ``values``, which are cast to the dtype of ``arr`` and

@@ -54,7 +54,7 @@ def argpartition(a: TensorLike, kth: Any, axis: int | None = -1) -> Tensor:
     return barrier(argpartition_p, x, kth=wanted, axis=a)
 
 
-def partition(a: TensorLike, kth: Any, axis: int | None = -1) -> Tensor:
+def partition(a: TensorLike, kth: object, axis: int | None = -1) -> Tensor:
     """The elements in the order of :func:`argpartition`; each takes its gradient along.  Raises as that does."""
     x = ordered("partition", a)
     x, i = flat_or_along("partition", x, axis)

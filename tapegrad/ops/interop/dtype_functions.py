@@ -95,7 +95,7 @@ class IntegerInfo:
     dtype: Any
 
 
-def finfo(type: Any, /) -> FloatInfo:
+def finfo(type: object, /) -> FloatInfo:
     """Limits of a float dtype, or of the parts of a complex one; an array stands for its dtype.
 
     The numbers are Python floats, so that they promote no float32 to float64.  Raises DTypeError.
@@ -115,7 +115,7 @@ def finfo(type: Any, /) -> FloatInfo:
     )
 
 
-def iinfo(type: Any, /) -> IntegerInfo:
+def iinfo(type: object, /) -> IntegerInfo:
     """Limits of an integer dtype; an array stands for its dtype.  Raises DTypeError."""
     dtype = _dtype_of(type)
     if dtype.kind not in "iu":

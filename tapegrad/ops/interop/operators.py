@@ -23,7 +23,7 @@ def _operator(f: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Any]:
     if hasattr(f, "operator"):
         return f.operator
 
-    def operator(self: Any, other: Any) -> Any:
+    def operator(self: Any, other: object) -> Any:
         if type(other) is Tensor or isinstance(other, SCALARS):
             return f(self, other)
         try:
@@ -36,7 +36,7 @@ def _operator(f: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Any]:
 
 
 def _reflected(f: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Any]:
-    def operator(self: Any, other: Any) -> Any:
+    def operator(self: Any, other: object) -> Any:
         try:
             return f(other, self)
         except NotATensorError:
@@ -114,7 +114,7 @@ def _method(f: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
     known = inspect.signature(f).parameters
     positional = [n for n, p in known.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY]
 
-    def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def method(self: Tensor, *args: object, **kwargs: object) -> Tensor:
         if len(args) > len(names):
             raise TypeError(f"{f.__name__}: takes at most {len(names)} positional arguments, got {len(args)}")
         given = dict(zip(names, args, strict=False))

@@ -41,7 +41,7 @@ def _dlpack(
     self: Tensor | Variable,
     /,
     *,
-    stream: Any = None,
+    stream: object = None,
     max_version: tuple[int, int] | None = None,
     dl_device: tuple[int, int] | None = None,
     copy: bool | None = None,

@@ -90,7 +90,7 @@ class _Term:
         return permute_dims(self.x, [self.labels.index(i) for i in labels])
 
 
-def einsum(subscripts: Any, /, *operands: TensorLike, optimize: Any = True) -> Tensor:
+def einsum(subscripts: object, /, *operands: TensorLike, optimize: object = True) -> Tensor:
     """The sum of products that ``subscripts`` describes, as ``"bij,bjk->bik"``; an ellipsis stands for leading axes.
 
     Without ``->`` the result has the labels that occur once, in alphabetical order, after the ellipsis' axes.
@@ -112,7 +112,7 @@ def einsum(subscripts: Any, /, *operands: TensorLike, optimize: Any = True) -> T
     return _summed(terms[0], set(result)).ordered(result)
 
 
-def _spelled(parts: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+def _spelled(parts: tuple[object, ...]) -> tuple[str, tuple[Any, ...]]:
     """Operands that alternate with lists of numbers as the text of the labels, and the operands."""
 
     def text(labels: Any) -> str:

@@ -71,7 +71,7 @@ def cross(
     return moveaxis(product, -1, normalize_axis("cross", axisc, product.ndim))
 
 
-def block(arrays: Any) -> Tensor:
+def block(arrays: object) -> Tensor:
     """An array put together from nested lists of blocks: the innermost along the last axis, then the one before.
 
     Raises ShapeError for lists of unequal depth, or empty ones.
@@ -82,7 +82,7 @@ def block(arrays: Any) -> Tensor:
     return _joined(leaves, ndim - levels, ndim)
 
 
-def _depth(part: Any) -> int:
+def _depth(part: object) -> int:
     if not isinstance(part, list):
         return 0
     if not part:

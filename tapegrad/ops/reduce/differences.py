@@ -109,7 +109,7 @@ def _uneven(x: Tensor, a: int, h: Tensor, order: int) -> list[Tensor]:
     return [first, inner, v / (u * (u + v)) * s + -(v + u) / (u * v) * t + (2.0 * v + u) / (v * (u + v)) * w]
 
 
-def _steps(op: str, y: Tensor, x: TensorLike | None, dx: Any, a: int) -> Any:
+def _steps(op: str, y: Tensor, x: TensorLike | None, dx: TensorLike, a: int) -> Any:
     """Distances between samples along axis ``a``: a number, or a tensor that broadcasts."""
     if x is None:
         return dx
@@ -121,7 +121,7 @@ def _steps(op: str, y: Tensor, x: TensorLike | None, dx: Any, a: int) -> Any:
     return reshape(diff(x), (max(0, x.size - 1),) + (1,) * (y.ndim - 1 - a))
 
 
-def trapezoid(y: TensorLike, x: TensorLike | None = None, dx: Any = 1.0, axis: int = -1) -> Tensor:
+def trapezoid(y: TensorLike, x: TensorLike | None = None, dx: TensorLike = 1.0, axis: int = -1) -> Tensor:
     """The integral along ``axis`` by the trapezoidal rule over coordinates ``x``, or steps of ``dx``.
 
     Differentiable in all three.  Raises AxisError, ShapeError.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tapegrad.core.state import unrecorded
 from tapegrad.device import CPU, dtypes
+from tapegrad.device.types import Array
 from tapegrad.errors import DomainError, DTypeError, IndexingError, ShapeError
 from tapegrad.ops.create.creation import asarray, ones
 from tapegrad.ops.dispatch import barrier, cast, own, precise, promote, tensor
@@ -23,6 +24,9 @@ from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["bincount", "digitize", "histogram", "histogram2d", "histogram_bin_edges", "histogramdd"]
+
+Range: TypeAlias = tuple[float, float]
+"""Where the first bin begins, and where the last one ends."""
 
 
 def bincount(x: TensorLike, /, weights: TensorLike | None = None, minlength: int = 0) -> Tensor:
@@ -78,7 +82,9 @@ def _check_rising(op: str, edges: Tensor) -> None:
         raise DomainError(f"{op}: bins must rise (or, for digitize, fall) monotonically; sort them")
 
 
-def histogram_bin_edges(a: TensorLike, bins: Any = 10, range: Any = None, weights: TensorLike | None = None) -> Tensor:
+def histogram_bin_edges(
+    a: TensorLike, bins: Any = 10, range: Range | None = None, weights: TensorLike | None = None
+) -> Tensor:
     """The edges of the bins that :func:`histogram` counts in (NumPy's ``histogram_bin_edges``).
 
     bins: their number, their edges, or the name of a rule to choose them by (for which ``a`` comes to the host).
@@ -98,7 +104,7 @@ def histogram_bin_edges(a: TensorLike, bins: Any = 10, range: Any = None, weight
     return asarray(edges, device=x.device)
 
 
-def _ends(x: Tensor, range: Any) -> Any:
+def _ends(x: Tensor, range: Range | None) -> Array:
     """Numbers with the same smallest and largest element as ``x``."""
     if range is not None or not x.size:
         return CPU.xp.zeros(0, x.dtype)
@@ -114,7 +120,11 @@ def _bins_of(x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def histogram(
-    a: TensorLike, bins: Any = 10, range: Any = None, density: bool | None = None, weights: TensorLike | None = None
+    a: TensorLike,
+    bins: Any = 10,
+    range: Range | None = None,
+    density: bool | None = None,
+    weights: TensorLike | None = None,
 ) -> tuple[Tensor, Tensor]:
     """How many elements lie in each bin, or the sum of their ``weights``, and the edges (NumPy's ``histogram``).
 
@@ -149,8 +159,8 @@ def _counted(columns: Sequence[Tensor], edges: Sequence[Tensor], w: Tensor) -> t
 
 
 def histogramdd(
-    sample: TensorLike | Sequence[TensorLike], bins: Any = 10, range: Any = None, density: bool | None = None,
-    weights: TensorLike | None = None,
+    sample: TensorLike | Sequence[TensorLike], bins: Any = 10,
+    range: Sequence[Range | None] | None = None, density: bool | None = None, weights: TensorLike | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Counts in boxes of several dimensions, or sums of ``weights``, and the edges along each (``histogramdd``).
 
@@ -183,8 +193,8 @@ def histogramdd(
 
 
 def histogram2d(
-    x: TensorLike, y: TensorLike, bins: Any = 10, range: Any = None, density: bool | None = None,
-    weights: TensorLike | None = None,
+    x: TensorLike, y: TensorLike, bins: Any = 10,
+    range: Sequence[Range | None] | None = None, density: bool | None = None, weights: TensorLike | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """:func:`histogramdd` of two vectors: counts, and the edges along ``x`` and ``y``.
 

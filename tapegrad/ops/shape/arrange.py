@@ -69,7 +69,7 @@ def column_stack(xs: Sequence[TensorLike], /) -> Tensor:
 
 
 def _splitter(name: str, axis: int) -> Callable[[Any, Any], tuple[Tensor, ...]]:
-    def op(x: TensorLike, indices_or_sections: Any, /) -> tuple[Tensor, ...]:
+    def op(x: TensorLike, indices_or_sections: object, /) -> tuple[Tensor, ...]:
         x = tensor(name, x)
         if x.ndim <= axis and name != "hsplit":
             raise ShapeError(f"{name}: needs {axis + 1} dimensions, got shape {x.shape}")

@@ -36,7 +36,7 @@ def unstack(x: TensorLike, /, axis: int = 0) -> tuple[Tensor, ...]:
     return tuple(barrier(slice_p, x, index=(*whole[:a], i, *whole[a + 1 :])) for i in range(x.shape[a]))
 
 
-def split(x: TensorLike, indices_or_sections: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
+def split(x: TensorLike, indices_or_sections: object, /, axis: int = 0) -> tuple[Tensor, ...]:
     """``x`` cut along ``axis`` into equal sections, or before each of the given positions (NumPy's ``split``).
 
     Raises AxisError, and ShapeError if equal sections do not come out even.

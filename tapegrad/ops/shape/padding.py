@@ -66,7 +66,7 @@ def pad(
     return _by_axes(x, widths, [(mode, pair) for pair in lengths], _statistic)
 
 
-def _widths(given: Any, ndim: int) -> Pairs:
+def _widths(given: object, ndim: int) -> Pairs:
     if isinstance(given, dict):
         widths: Pairs = [(0, 0)] * ndim
         for axis, width in given.items():
