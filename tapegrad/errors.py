@@ -73,6 +73,10 @@ class KernelError(TapegradError, RuntimeError):
     """A CUDA kernel cannot be compiled or launched; the message shows the source, or how to mend the installation."""
 
 
+class GraphError(TapegradError):
+    """Something cannot be part of a CUDA graph; the cause says what."""
+
+
 class DeviceMemoryError(TapegradError, MemoryError):
     """A device has no room for an array; the message says what was asked, what is in use and what there is."""
 

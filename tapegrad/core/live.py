@@ -31,8 +31,9 @@ class LiveInt(int):
         return self if self._origin is None else self._origin
 
     def __add__(self, n: int) -> LiveInt:
-        number = live_int(int(self) + n, lambda: self.now() + n)
-        number._origin, number.offset = self.origin, self.offset + n
+        origin, offset = self.origin, self.offset + n
+        number = live_int(int(self) + n, lambda: origin.now() + offset)
+        number._origin, number.offset = origin, offset
         return number
 
 

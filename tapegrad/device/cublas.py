@@ -80,7 +80,7 @@ class Handle:
         self.stream: int | None = None
         """The stream that it works on."""
         self._mode = DEFAULT_MATH
-        self._workspace = xp.cuda.Memory(workspace_bytes(device))
+        self._workspace = fresh_workspace(xp, device.id)
 
     def follow(self, stream: int) -> None:
         """Work on a stream, given by its pointer; cuBLAS takes the workspace away with the stream before."""
@@ -131,6 +131,11 @@ def made(xp: Any, device: Any) -> Handle:
 def outside_bytes(device: int) -> int:
     """Bytes that handles and their workspaces have taken from the driver: they are in no pool and no budget."""
     return sum(nbytes for index, nbytes in list(_taken) if index == device)
+
+
+def fresh_workspace(xp: Any, index: int) -> Any:
+    """Memory of the size of a workspace, on the current device."""
+    return xp.cuda.Memory(workspace_bytes(xp.cuda.Device(index)))
 
 
 @contextmanager

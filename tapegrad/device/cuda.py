@@ -13,6 +13,7 @@ the stream that is current when it is handed in (``asarray``).
 
 from __future__ import annotations
 
+import gc as garbage
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -29,7 +30,7 @@ from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.pressure import outside, pool_room, retried
 from tapegrad.device.probe import Probe, look
 from tapegrad.device.types import Array, DType, Namespace
-from tapegrad.errors import DeviceError, KernelError
+from tapegrad.errors import DeviceError, GraphError, KernelError
 
 T = TypeVar("T")
 
@@ -37,7 +38,7 @@ T = TypeVar("T")
 class CudaDevice(Device):
     """One GPU: CuPy's functions, memory from CuPy's pool."""
 
-    __slots__ = ("_before", "_busy", "_checks", "_lent", "_lock", "_runtime", "_stream_of", "index")
+    __slots__ = ("_before", "_busy", "_capturing", "_checks", "_lent", "_lock", "_runtime", "_stream_of", "index")
 
     def __init__(self, index: int, cupy: Namespace) -> None:
         super().__init__(f"cuda:{index}", "cuda", cupy, 0, lazy=True)
@@ -45,6 +46,7 @@ class CudaDevice(Device):
         self._runtime = cupy.cuda.runtime
         self._stream_of = cupy.cuda.get_current_stream
         self._busy: dict[int, Any] = {}
+        self._capturing: set[int] = set()
         self._lock = locks.lock()
         self._checks: Checks | None = None
         self._before: int | None = None
@@ -90,8 +92,31 @@ class CudaDevice(Device):
             finally:
                 self._mark(stream)
 
+    def graph(self, f: Callable[[], object]) -> Any:
+        """What ``f`` asks of this device, as a CUDA graph: nothing of it is done before the graph is launched.
+
+        Memory and kernels must be there: inside, nothing is allocated, compiled, waited for or copied to the host.  The
+        stream is one of its own that waits for no other; the graph is in the order of the stream that launches it.
+
+        Raises GraphError, whose cause is what ``f`` or CUDA has raised.
+        """
+        with nullcontext() if self._runtime.getDevice() == self.index else self.xp.cuda.Device(self.index):
+            stream = self.xp.cuda.Stream(non_blocking=True)
+            self._capturing.add(stream.ptr)
+            collects = garbage.isenabled()
+            garbage.disable()  # what is collected may unload a module or destroy an event
+            try:
+                with stream, self.xp.cuda.using_allocator(_refused):
+                    return _captured(stream, f)
+            finally:
+                self._capturing.discard(stream.ptr)
+                if collects:
+                    garbage.enable()
+
     def _order(self, stream: Any) -> None:
         """Make ``stream`` wait for all others that have been asked something."""
+        if stream.ptr in self._capturing:
+            return
         busy = self._busy
         with self._lock:
             for pointer, other in list(busy.items()):
@@ -103,6 +128,8 @@ class CudaDevice(Device):
                     del busy[pointer]
 
     def _mark(self, stream: Any) -> None:
+        if stream.ptr in self._capturing:
+            return
         with self._lock:
             self._busy.setdefault(stream.ptr, stream)
 
@@ -255,8 +282,7 @@ class CudaDevice(Device):
 
     def send(self, x: Any, host: Any) -> None:
         """A copy in the order of the current stream; of so few bytes the driver takes a copy at once."""
-        with self.active():
-            x.data.copy_from_host_async(host.ctypes.data, host.nbytes, self._stream_of())
+        self.call(_copy_to, x, host, self._stream_of)
 
     @property
     def checks(self) -> Checks:
@@ -312,6 +338,32 @@ class CudaDevice(Device):
                 raise
             again = lambda: self.call(function, grid, block, args, shared_mem=shared)
             retried(lack, self, "a kernel's memory", 0, again)
+
+
+def _copy_to(x: Any, host: Any, stream_of: Callable[[], Any]) -> None:
+    x.data.copy_from_host_async(host.ctypes.data, host.nbytes, stream_of())
+
+
+def _refused(nbytes: int) -> Any:
+    raise GraphError(f"{nbytes} bytes are allocated, which a CUDA graph must not do")
+
+
+def _captured(stream: Any, f: Callable[[], object]) -> Any:
+    """The graph of what ``f`` asks of the current stream, which is ``stream``.  Raises GraphError."""
+    failure: Exception | None = None
+    stream.begin_capture()
+    try:
+        f()
+    except Exception as e:
+        failure = e
+    finally:  # always: else the stream would capture on
+        try:
+            graph = stream.end_capture()
+        except Exception as e:
+            failure = failure or e
+    if failure is not None:
+        raise GraphError(f"{type(failure).__name__}: {failure}") from failure
+    return graph
 
 
 _found: list[Probe] = []

@@ -73,7 +73,10 @@ def get_num_threads() -> int:
 def alone() -> bool:
     """Whether no other thread runs Python, but for helpers, which look at nothing by themselves."""
     me = threading.current_thread()
-    return all(t is me or t.name == NAME for t in threading.enumerate())
+    for t in threading.enumerate():
+        if t is not me and t.name != NAME:
+            return False
+    return True
 
 
 def set_num_threads(n: int) -> None:

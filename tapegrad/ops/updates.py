@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from tapegrad.core.live import LiveNumber
@@ -244,4 +245,4 @@ def _by_kernel(
 
 
 def _live(x: Any) -> LiveNumber:
-    return x if isinstance(x, LiveNumber) else LiveNumber(lambda: x)
+    return x if isinstance(x, LiveNumber) else LiveNumber(partial(float, x))

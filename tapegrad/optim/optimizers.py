@@ -177,12 +177,14 @@ class Optimizer:
     def _steps_done(self) -> int:
         held = self._iterations_now()
         if held is not self._counted[0]:
-            self._counted = held, int(self.iterations.numpy())
+            array = held.array
+            number = getattr(array, "value", array)  # on the host, wherever it counts as being
+            self._counted = held, int(self.iterations.numpy() if array is None else number)
         return self._counted[1]
 
-    def _iterations_now(self) -> object:
+    def _iterations_now(self) -> Any:
         """What ``iterations`` holds: another object after every assignment."""
-        return unrecorded(self.iterations._content)._buffer
+        return self.iterations._cell.get(self.iterations)
 
     def _checked_pairs(
         self, grads: list[Gradient], variables: list[Variable], skip: bool

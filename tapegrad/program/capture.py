@@ -11,6 +11,7 @@ import traceback
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from tapegrad import nest
@@ -51,7 +52,7 @@ class Stream:
     def __init__(self, cell: Cell, content: tuple[int, int]) -> None:
         self.cell = cell
         self.now = now = list(content)
-        self.content = live_int(content[0], lambda: now[0]), live_int(content[1], lambda: now[1])
+        self.content = tuple([live_int(content[i], partial(now.__getitem__, i)) for i in (0, 1)])
 
 
 class _Device(DryDevice):
@@ -198,6 +199,7 @@ class Capture(Dry):
             once = isinstance(work, make.Application) and isinstance(work.prim, Opaque) and work.prim.calls_user
             cost = costs.of_work(work, outputs) if self._kernel_cost is None else self._kernel_cost
             self._note(work.names, reads, outputs, temporaries, kept.calls, cost, made=made, once=once)
+            self.steps[-1].asks_host = once or (not kept.keys and _has_live_numbers(work))
         return outputs
 
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
@@ -243,8 +245,8 @@ class Capture(Dry):
         if known not in self._live:
 
             def now() -> list[int]:
-                present, at = (n.now() if isinstance(n, LiveInt) else n for n in (key, origin))
-                return [present % 2**64, present >> 64, at]
+                present = key.now() if isinstance(key, LiveInt) else key
+                return [present % 2**64, present >> 64, origin.now() if isinstance(origin, LiveInt) else origin]
 
             array = self._live[known] = phantom.empty((3,), dtypes.asdtype("uint64"))
             self.slot(array, Kind.NUMBER, (now, array.dtype))
@@ -285,6 +287,10 @@ class Capture(Dry):
         line, number = users_line(), len(self.steps)
         step = Step(tuple(names), read, written, own, calls, shares, effect, line, made, as_around, once, cost, number)
         self.steps.append(step)
+
+
+def _has_live_numbers(work: Work) -> bool:
+    return isinstance(work, make.Application) and any(isinstance(x, LiveInt) for x in work.params.values())
 
 
 def _without_contents(aval: ShapedArray, given: Any) -> Array:

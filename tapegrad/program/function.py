@@ -28,6 +28,7 @@ from tapegrad.program.capture import PACKAGE, capture, why_not
 from tapegrad.program.derivative import capture_joint
 from tapegrad.program.eager import PLAIN, copied, difference, eager, unlike
 from tapegrad.program.fit import Planner, bound_bytes, fit
+from tapegrad.program.graphs import replay_of
 from tapegrad.program.memory import alignment
 from tapegrad.program.program import Layouts, Program
 from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
@@ -149,12 +150,12 @@ class Function(Generic[P, R]):
 
     @locks.section
     def __call__(self, /, *args: P.args, **named: P.kwargs) -> R:
-        if thread.batches or isinstance(lowest(), Dry) or not _by_tapes(thread.recorders):
+        if thread.batches or isinstance(lowest(), Dry) or (thread.recorders and not _by_tapes(thread.recorders)):
             self.stats.fell_back("called inside a transformation or another captured function: inlined")
             return self._f(*args, **named)
         try:
             with self._lock:
-                given, by_name = nest.map_leaves(_tensor, (args, named))
+                given, by_name = (args, named) if _are_tensors(args, named) else nest.map_leaves(_tensor, (args, named))
                 return (self._on_a_tape if thread.recorders else self._called)(given, by_name)
         except BaseException:
             locks.let_go(self._lock, self)
@@ -197,7 +198,8 @@ class Function(Generic[P, R]):
         leaves = entry.replay.results(tensors)
         entry.replay.commit()
         self.stats.replays += 1
-        return nest.rebuild(entry.program.result, iter(leaves))  # type: ignore[union-attr]
+        result: Any = entry.program.result  # type: ignore[union-attr]
+        return leaves[0] if type(result) is Tensor else nest.rebuild(result, iter(leaves))
 
     def _first(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any]) -> R:
         """The first call of a signature runs eagerly; then the program is made."""
@@ -259,7 +261,7 @@ class Function(Generic[P, R]):
         if entry.program is None:  # no plan keeps the budget
             return
         try:
-            entry.replay = Replay(entry.program)
+            entry.replay = replay_of(entry.program)
         except (TapegradError, NotImplementedError) as e:
             entry.reason = f"{type(e).__name__}: {e}"
 
@@ -329,7 +331,8 @@ class Function(Generic[P, R]):
             if entry.reason is not None:
                 return f"runs eagerly: {entry.reason}"
             steps = 0 if entry.program is None else len(entry.program.steps)
-            return f"hit: a program of {steps} works, " + ("replayed" if entry.verified else "not yet replayed")
+            how = " " + entry.replay.how if entry.replay is not None and entry.replay.how else ""
+            return f"hit: a program of {steps} works, " + (f"replayed{how}" if entry.verified else "not yet replayed")
 
     def verify(self, *args: P.args, **named: P.kwargs) -> str | None:
         """Compare a replay with an eager run, bit by bit: None if they agree, else the first difference.
@@ -340,7 +343,7 @@ class Function(Generic[P, R]):
             given, by_name = nest.map_leaves(_tensor, (args, named))
             entry, tensors = self._known(given, by_name)
             wrong = first_difference(entry.program, tensors)
-            replay = entry.replay or Replay(entry.program)
+            replay = entry.replay or replay_of(entry.program)
             replay.run(tensors)
             leaves, writes = replay.results(tensors), [(w, copied(x)) for w, x in replay.writes()]
             result = eager(self._f, given, by_name)
@@ -470,7 +473,12 @@ def _warn(message: str) -> None:
 
 
 def _tensor(x: Any) -> Any:
-    return convert(x) if is_array(x) else x
+    return x if type(x) is Tensor or not is_array(x) else convert(x)
+
+
+def _are_tensors(args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether all arguments are tensors, given by position."""
+    return not named and {Tensor}.issuperset(map(type, args))
 
 
 def _signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor]]:
@@ -479,7 +487,8 @@ def _signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor
     positions: dict[int, int] = {}
     held: list[Any] = []
     parts: list[Any] = []
-    for x in nest.leaves((args, named)):
+    plain = _are_tensors(args, named)
+    for x in args if plain else nest.leaves((args, named)):
         if type(x) is Tensor:
             buffer = x._buffer
             aval, array = buffer.node.aval, buffer.array
@@ -491,7 +500,7 @@ def _signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor
         else:
             parts.append((type(x), id(x)))
             held.append(x)
-    shape = (nest.structure(args), nest.structure(named))
+    shape = len(args) if plain else (nest.structure(args), nest.structure(named))
     return (shape, tuple(parts), threads.get_num_threads()), tuple(held), tensors
 
 

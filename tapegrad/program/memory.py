@@ -109,9 +109,11 @@ def fresh(aval: ShapedArray) -> Buffer:
 
 def laid_like(array: Array, device: Device) -> Array:
     """An array that lies as ``array`` does, or C-contiguous where that would take more memory than the elements do."""
+    if array.flags.c_contiguous:
+        return device.empty(array.shape, array.dtype)
     reach = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)] if array.size else []
     before, behind = -sum(s for s in reach if s < 0), sum(s for s in reach if s > 0)
-    if array.flags.c_contiguous or before + behind + array.itemsize > array.nbytes:
+    if before + behind + array.itemsize > array.nbytes:
         return device.empty(array.shape, array.dtype)
     memory = device.empty(((before + behind) // array.itemsize + 1,), array.dtype)
     return device.placed(memory, before, array.shape, array.dtype, array.strides)

@@ -99,6 +99,8 @@ class Step:
     number: int = 0
     same: Hashable = None
     """The function that it applies: what is equal gives equal bits of equal values.  None: it is not known."""
+    asks_host: bool = False
+    """Whether its calls ask the host for something each time: they are no part of a CUDA graph."""
 
 
 Layouts = dict[int, dict[int, tuple[int, ...]]]

@@ -8,7 +8,7 @@ program writes to variables comes last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -19,7 +19,7 @@ from tapegrad.core.cell import Cell
 from tapegrad.core.live import LiveInt
 from tapegrad.core.node import leaf
 from tapegrad.core.references import elsewhere
-from tapegrad.device import CPU, cxx, dtypes, is_array, threads
+from tapegrad.device import CPU, cxx, dtypes, threads
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array, Namespace
 from tapegrad.engine.evaluate import array_of
@@ -38,6 +38,11 @@ _ALIGNED = 16
 
 class Replay:
     """A program with its memory and its code."""
+
+    @property
+    def how(self) -> str:
+        """How its works are done, where there are several ways."""
+        return ""
 
     def __init__(self, program: Program, plan: Planning = arena.plan, inside: bool | None = None) -> None:
         self._given = program, plan
@@ -68,7 +73,12 @@ class Replay:
         self._code = Code(self._outside)
         self._fresh: dict[int, Buffer] = {}
         self._fails = False
-        self._small = [(cell, own, self._place(view)) for cell, own, view in program.reads if not self._is_large(view)]
+        read = {id(slot) for slot in self._slots(Kind.VARIABLE)}  # of others only numbers were asked
+        self._small = [
+            (cell, owner, self._place(view))
+            for cell, owner, view in program.reads
+            if not self._is_large(view) and id(view.slot) in read
+        ]
         self._large = {cell: (owner, view) for cell, owner, view in program.reads if self._is_large(view)}
         self._contents: dict[Cell, Buffer] = {}
         self._moved: set[int] = set()
@@ -201,7 +211,10 @@ class Replay:
                 _require_order(array, order, owner)
             copy(target, array)
         for position, target in self._arguments:
-            copy(target, self._laid(tensors[position], target))
+            array = tensors[position]._buffer.array
+            if array is None or array.shape != target.shape:
+                array = self._laid(tensors[position], target)
+            copy(target, array)
         for stream in self.program.streams:
             stream.now[:] = stream.cell.get()
         self._numbers.fill()
@@ -219,12 +232,17 @@ class Replay:
                 leaves.append(output.value if array is None else Tensor(_copied(self._now(array), output.aval)))
         return leaves
 
-    def writes(self) -> list[tuple[Write, Any]]:
-        """What is to be written to each cell: an array of the arena, or a random stream's key and position."""
+    def writes(self, some: Iterable[tuple[Write, Any]] | None = None) -> list[tuple[Write, Any]]:
+        """What is to be written to each cell: an array of the arena, or a random stream's key and position.
+
+        ``some``: of these alone, each with what is bound for it.
+        """
         pairs: list[tuple[Write, Any]] = []
-        for write, array in zip(self.program.writes, self._written, strict=True):
+        for write, array in zip(self.program.writes, self._written, strict=True) if some is None else some:
             if array is None:
-                pairs.append((write, tuple(n.now() if isinstance(n, LiveInt) else n for n in write.content)))
+                key, counter = write.content
+                key = key.now() if isinstance(key, LiveInt) else key
+                pairs.append((write, (key, counter.now() if isinstance(counter, LiveInt) else counter)))
             else:
                 pairs.append((write, self._now(array)))
         return pairs
@@ -232,7 +250,10 @@ class Replay:
     def commit(self) -> None:
         """Write to cells: all or none."""
         alone = threads.alone()  # another thread could see a value half written
-        todo = [self._writing(write, value, alone) for write, value in self.writes()]
+        self._commit_all([self._writing(write, value, alone) for write, value in self.writes()])
+
+    def _commit_all(self, todo: list[Callable[[], object]]) -> None:
+        """Do all of it, or what was not begun by an interrupt at least."""
         try:
             while todo:
                 todo[-1]()
@@ -245,8 +266,8 @@ class Replay:
     def _writing(self, write: Write, value: Any, in_place: bool) -> Callable[[], None]:
         """What writes ``value``; ``in_place``, if allowed, to a large variable whose old value nobody else has."""
         cell = write.cell
-        if not is_array(value):
-            return lambda: cell.set(value)
+        if write.view is None:
+            return partial(cell.set, value)
         if in_place and cell in self._contents and self._may_overwrite(write) and _is_ours(cell, self._contents):
             array = self._contents[cell].array
             return lambda: self._copy(array, value)

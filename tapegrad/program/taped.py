@@ -19,8 +19,8 @@ from tapegrad.ops.create.creation import ones_like
 from tapegrad.ops.dispatch import stack
 from tapegrad.program.derivative import Joint
 from tapegrad.program.eager import difference
+from tapegrad.program.graphs import replay_of
 from tapegrad.program.program import Kind
-from tapegrad.program.replay import Replay
 from tapegrad.tensor import Tensor, alias
 
 
@@ -29,7 +29,7 @@ class TapedCall:
 
     def __init__(self, joint: Joint) -> None:
         self._joint = joint
-        self._forward, self._backward = Replay(joint.forward), Replay(joint.backward)
+        self._forward, self._backward = replay_of(joint.forward), replay_of(joint.backward)
         self._positions = [s for s in joint.sources if isinstance(s, int)]
         self._variables = [s for s in joint.sources if not isinstance(s, int)]
         self._lock = locks.lock()

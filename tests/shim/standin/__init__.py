@@ -15,6 +15,7 @@ import numpy as np
 
 from . import (
     blas,
+    capturing,
     creation,
     cuda,
     kernels,
@@ -121,10 +122,12 @@ def _build() -> dict[str, Any]:
     pinned_memory = _module("cupy.cuda.pinned_memory", PinnedMemory=pinned.PinnedMemory,
                      PinnedMemoryPointer=pinned.PinnedMemoryPointer,
                      alloc_pinned_memory=pinned.alloc_pinned_memory)  # fmt: skip
+    graph = _module("cupy.cuda.graph", Graph=capturing.Graph)
     hook = _module("cupy.cuda.memory_hook", MemoryHook=pool.MemoryHook)
     top = _module(
         "cupy.cuda", runtime=runtime, driver=driver, memory=memory_module, compiler=compiler, nvrtc=nvrtc,
         stream=stream, device=device, pinned_memory=pinned_memory, memory_hook=hook, cublas=blas_module,
+        graph=graph, Graph=capturing.Graph,
         using_allocator=pool.using_allocator,
         is_available=is_available, get_local_runtime_version=_constant(12090), MemoryHook=pool.MemoryHook,
     )  # fmt: skip
@@ -154,7 +157,7 @@ def _build() -> dict[str, Any]:
     backends.cuda.libs = _module("cupy_backends.cuda.libs", __path__=[], cublas=blas_module, nvrtc=nvrtc)
     backends.cuda.api = _module("cupy_backends.cuda.api", __path__=[], runtime=runtime, driver=driver)
     for one in (backends, backends.cuda, backends.cuda.libs, backends.cuda.api, runtime, driver, memory_module,
-                compiler, nvrtc, stream, device, pinned_memory, hook, blas_module):  # fmt: skip
+                compiler, nvrtc, stream, device, pinned_memory, hook, graph, blas_module):  # fmt: skip
         modules[one.__name__] = one
     for name, one in modules.items():
         one.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=hasattr(one, "__path__"))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from . import cuda, memory, pool, state
+from . import capturing, cuda, memory, pool, state
 from .operators import SCALARS, Operators
 
 IMPLICIT = (
@@ -101,6 +101,7 @@ class ndarray(Operators):
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
         """A copy in host memory."""
+        capturing.refuse(getattr(stream, "ptr", stream), "a copy to the host", RuntimeError)
         cuda.synchronizes()
         if out is not None:
             if not isinstance(out, np.ndarray):
@@ -123,6 +124,7 @@ class ndarray(Operators):
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
         """Copy from host memory."""
+        capturing.refuse(getattr(stream, "ptr", stream), "a copy from the host", RuntimeError)
         if not isinstance(arr, np.ndarray):
             raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
         if arr.dtype != self.dtype:
@@ -165,6 +167,8 @@ class ndarray(Operators):
             raise TypeError(f"Unsupported type {type(value)}")
         if value != 0:
             state.require_compiler()
+        if capturing.written(ndarray.fill, self, value):
+            return
         with np.errstate(all="ignore"):
             self._host[...] = np.asarray(value).astype(self.dtype)
         state.log("op", name="fill", writes=(span(self),))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import memory, state
+from . import capturing, memory, state
 
 N, T, C = 0, 1, 2
 HOST, DEVICE = 0, 1
@@ -92,6 +92,8 @@ def _multiply(name: str, handle: int, ta: int, tb: int, m: int, n: int, k: int, 
               workspace: tuple[int, int] | None = None) -> None:  # fmt: skip
     """C = alpha op(A) op(B) + beta C; a, b and c are (address, type, leading dimension, stride)."""
     state.require_device()
+    if stream is None:  # CuPy's binding
+        capturing.refuse(None, "calling cuBLAS API", NotImplementedError)
     if handle not in _modes:
         raise CUBLASError(1)
     _integers(ta, tb, m, n, k, a[2], b[2], c[2], count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from . import blas, memory, pool, state
+from . import blas, capturing, memory, pool, state
 
 _numbers = itertools.count(1)
 
@@ -67,6 +67,7 @@ class Device:
 
     def synchronize(self) -> None:
         state.require_device(self.id)
+        capturing.refuse_everywhere("synchronizing the device")
         synchronizes()
         _done.update(_pending)
         state.log("device synchronize")
@@ -126,15 +127,20 @@ class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False):
         state.require_device()
         self.ptr, self._mark, self._timing = 0xE000_0000 + next(_numbers), 0, not disable_timing
+        self._capture: capturing.Capture | None = None
 
     def record(self, stream: Any = None) -> None:
         stream = stream or get_current_stream()
+        self._capture = capturing.of(stream.ptr)
+        if self._capture is not None:
+            return
         self._mark = next(_numbers)
         _pending[self._mark] = stream.ptr
         state.log("record", stream.ptr, event=self.ptr)
 
     @property
     def done(self) -> bool:
+        self._require_outside("asking for an event")
         if not self._mark or self._mark in _done:
             return True
         if says_done(self._mark):
@@ -142,7 +148,12 @@ class Event:
             state.log("event done", event=self.ptr)
         return self._mark in _done
 
+    def _require_outside(self, what: str) -> None:
+        if self._capture is not None:
+            capturing.refuse(self._capture.stream.ptr, what)
+
     def synchronize(self) -> None:
+        self._require_outside("synchronizing an event")
         synchronizes()
         if self._mark:
             _done.add(self._mark)
@@ -188,12 +199,14 @@ class _Stream:
 
     @property
     def done(self) -> bool:
+        capturing.refuse(self.ptr, "asking for a stream")
         found = says_done(0)
         if found:
             state.log("stream done", self.ptr)
         return found
 
     def synchronize(self) -> None:
+        capturing.refuse(self.ptr, "synchronizing a stream")
         synchronizes()
         _done.update(mark for mark, stream in list(_pending.items()) if stream == self.ptr)
         state.log("stream synchronize", self.ptr)
@@ -204,6 +217,12 @@ class _Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
+        capture, of = capturing.of(self.ptr), event._capture
+        if capture is not of:
+            text = "cudaErrorStreamCaptureIsolation: a dependency between a capturing stream and what is outside"
+            raise capturing.invalid(capture or of, 905, text)  # type: ignore[arg-type]
+        if capture is not None:
+            return
         state.log("wait", self.ptr, event=event.ptr)
 
     def launch_host_func(self, callback: Any, arg: Any) -> None:
@@ -215,10 +234,16 @@ class _Stream:
         callback(self, 0, arg)
 
     def is_capturing(self) -> bool:
-        return False
+        capture = capturing.of(self.ptr)
+        if capture is not None and capture.broken:
+            raise state.CUDARuntimeError(901, "cudaErrorStreamCaptureInvalidated: " + capture.broken)
+        return capture is not None
 
     def begin_capture(self, mode: int | None = None) -> None:
-        raise NotImplementedError("the stand-in captures no graphs")
+        capturing.begin(self, mode)
+
+    def end_capture(self) -> capturing.Graph:
+        return capturing.end(self)
 
 
 class Stream(_Stream):

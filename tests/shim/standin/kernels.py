@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import memory, state
+from . import capturing, memory, state
 from .array import ndarray, span
 
 
@@ -64,6 +64,7 @@ class RawModule:
     def _module(self, device: int) -> Any:
         if device not in self._compiled:
             state.require_compiler()
+            capturing.refuse_everywhere("loading a module")
             shim = host_shim()
             state.compiles.append((self.code, self.options, device))
             try:
@@ -118,6 +119,9 @@ class RawKernel:
         if type(grid) is not tuple or type(block) is not tuple or type(args) is not tuple:
             raise TypeError("grid, block and args must be tuples")
         function = self._function(state.thread.device)
+        pointer = None if stream is None else stream.ptr
+        if capturing.written(self, grid, block, args, shared_mem=shared_mem, stream=pointer):
+            return
         if shared_mem > self.max_dynamic_shared_size_bytes:
             raise CUDADriverError(1, "CUDA_ERROR_INVALID_VALUE: invalid argument")
         given, arrays, constant = [], [], _constants(self.code, self.name, len(args))

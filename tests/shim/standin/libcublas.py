@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import blas, state
+from . import blas, capturing, state
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 _MATRIX = (_POINTER, _INT, _INT, _LONG)
@@ -74,10 +74,43 @@ def _set_mode(handle: int, mode: int) -> None:
 def _multiply(handle: int, ta: int, tb: int, m: int, n: int, k: int, alpha: int, a: int, at: int, lda: int, sa: int,
               b: int, bt: int, ldb: int, sb: int, beta: int, c: int, ct: int, ldc: int, sc: int, count: int,
               compute: int, algorithm: int) -> None:  # fmt: skip
-    calls.append((ta, tb, m, n, k, lda, sa, ldb, sb, ldc, sc, count, compute, modes[handle], at))
+    given = (
+        handle,
+        ta,
+        tb,
+        m,
+        n,
+        k,
+        alpha,
+        a,
+        at,
+        lda,
+        sa,
+        b,
+        bt,
+        ldb,
+        sb,
+        beta,
+        c,
+        ct,
+        ldc,
+        sc,
+        count,
+        compute,
+        algorithm,
+    )
     place = workspaces.get(handle)
+    if capturing.written(_again, given, place, stream=streams[handle]):
+        return
+    calls.append((ta, tb, m, n, k, lda, sa, ldb, sb, ldc, sc, count, compute, modes[handle], at))
     blas.gemmStridedBatchedEx(handle, ta, tb, m, n, k, alpha or 0, a or 0, at, lda, sa, b or 0, bt, ldb, sb, beta or 0,
                               c or 0, ct, ldc, sc, count, compute, algorithm, stream=streams[handle],
+                              workspace=place)  # fmt: skip
+
+
+def _again(given: tuple[Any, ...], place: tuple[int, int] | None) -> None:
+    """A captured product, with the workspace of its capture."""
+    blas.gemmStridedBatchedEx(*(0 if one is None else one for one in given), stream=state.stream_pointer(),
                               workspace=place)  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import state
+from . import capturing, state
 
 UNIT = 512
 lock = threading.RLock()
@@ -141,8 +141,9 @@ class Memory(BaseMemory):
         self._hand_out(block)
         state.log("malloc", name="new", writes=((self.ptr, size),))
 
-    def __del__(self):
-        self._take_back()
+    def __del__(self, at_exit: Any = sys.is_finalizing):
+        if not at_exit():
+            self._take_back()
 
 
 def outside(device: int) -> int:
@@ -218,11 +219,15 @@ class MemoryPointer:
 
     def memset_async(self, value: int, size: int, stream: Any = None) -> None:
         """Fill bytes, in order with a stream."""
+        if capturing.written(MemoryPointer.memset_async, self, value, size, stream=stream and stream.ptr):
+            return
         raw(self.ptr, size).fill(value)
         state.log("memset", stream and stream.ptr, writes=((self.ptr, size),))
 
     def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Any = None) -> None:
         """Copy from another place on a device."""
+        if capturing.written(MemoryPointer.copy_from_device_async, self, src, size, stream=stream and stream.ptr):
+            return
         raw(self.ptr, size)[...] = raw(src.ptr, size)
         state.log("d2d", stream and stream.ptr, reads=((src.ptr, size),), writes=((self.ptr, size),))
 
@@ -235,6 +240,7 @@ class MemoryPointer:
         self._copy("d2h", mem, size, stream)
 
     def _copy(self, kind: str, mem: Any, size: int, stream: Any, name: str = "") -> None:
+        capturing.refuse(stream and stream.ptr, "a copy between host and device", RuntimeError)
         if size:
             mem = mem if isinstance(mem, int) else mem.value
             here, there = ((self.ptr, size),), ((mem, size),)

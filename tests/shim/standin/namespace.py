@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from . import state
+from . import capturing, state
 from .array import adopt, fresh, ndarray, span, unwrap
 from .operators import SCALARS
 
@@ -79,6 +79,8 @@ class ufunc:
         if self.__name__ in LOGICAL and any(one.dtype.kind == "c" for one in found):
             raise TypeError(f"Wrong type of arguments for {self.name}: complex")
         state.require_compiler()
+        if isinstance(out, ndarray) and capturing.written(self, *args, **kwargs):
+            return out
         with quiet():
             result = self._np(*hosts, **options)
         return finish(result, found, self.name, out)
@@ -136,6 +138,11 @@ def _function(name: str, signature: str) -> Any:
             return target(*(one._host if isinstance(one, ndarray) else one for one in args), **kwargs)
         if first in ARRAY_FIRST and args and isinstance(args[0], (list, tuple, SCALARS)):
             raise TypeError(f"{name} of a {type(args[0]).__name__}: CuPy takes its own arrays only")
+        out = args[0] if name == "copyto" else kwargs.get("out")
+        if isinstance(out, ndarray) and name not in PRODUCTS and capturing.written(call, *args, **kwargs):
+            return None if name == "copyto" else out
+        if name in PRODUCTS:
+            capturing.refuse(None, "calling cuBLAS API", NotImplementedError)
         found: list[ndarray] = []
         hosts = unwrap(args, found)
         options = {key: unwrap(value, found) for key, value in kwargs.items() if key not in ("out", "where") or

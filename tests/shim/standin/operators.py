@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import state
+from . import capturing, state
 
 SCALARS = bool | int | float | complex | np.generic
 BINARY = {
@@ -80,6 +80,8 @@ class Operators:
             target = self[index]
             if not isinstance(value, ndarray):
                 target.fill(value)
+                return
+            if capturing.written(Operators.__setitem__, self, index, value):
                 return
         elif not isinstance(value, ndarray):
             # Only with an index array is a list, or a NumPy array, carried to the device.

@@ -65,6 +65,8 @@ launches: list[Launch] = []
 compiles: list[tuple] = []
 allocations = SimpleNamespace(count=0)
 pinned = SimpleNamespace(bytes=0)
+#: By the pointers of streams that are capturing, what they were asked (see ``capturing``).
+captures: dict[int, Any] = {}
 #: Streams that do not wait for the legacy default stream, nor it for them.
 non_blocking: set[int] = set()
 #: The device of each stream that was made here.
@@ -106,6 +108,7 @@ def reset() -> None:
     events.clear()
     history.clear()
     workspaces.clear()
+    captures.clear()
     process.id, process.resets = os.getpid(), process.resets + 1
     launches.clear()
     compiles.clear()
@@ -137,8 +140,23 @@ def stream_pointer() -> int:
     return stack[-1].ptr if stack else 0
 
 
+def _require_uncaptured(kind: str, name: str, stream: int) -> None:
+    """Raise for what a capture does not bear, or this stand-in cannot write down."""
+    from . import capturing
+
+    if kind in ("free", "pin", "unpin", "event done"):
+        return
+    capturing.refuse(stream, f"{kind} {name}".strip())
+    for pointer, capture in captures.items():
+        if stream == 0 and pointer not in non_blocking:
+            text = "cudaErrorStreamCaptureImplicit: operation would have implicitly depended on a capturing stream"
+            raise capturing.invalid(capture, 906, text)
+
+
 def log(kind: str, stream: int | None = None, **fields: Any) -> None:
     """Note one operation, on the current stream unless told otherwise."""
+    if captures:
+        _require_uncaptured(kind, fields.get("name", ""), stream_pointer() if stream is None else stream)
     entry = Entry(kind, stream_pointer() if stream is None else stream, device=thread.device, **fields)
     events.append(entry)
     history.append(entry)

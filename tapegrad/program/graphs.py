@@ -1,0 +1,225 @@
+"""Replay on a GPU: the works of a program are recorded into CUDA graphs, each of which is one request to the driver.
+
+What a stream cannot capture (a function of the library that takes memory, a wait, code of the user's) is called between
+two graphs.  Nothing is allocated for a graph: its works lie in the arena, variables are bound where they are, numbers
+that change come from memory that each replay fills, and new values of variables are copied over the old ones by a graph
+of its own, if nobody else holds those.  A variable that keeps moving is copied to a place of its own.
+
+``TAPEGRAD_FUNCTION=2`` makes all calls one by one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from operator import attrgetter, is_
+from typing import Any
+
+from tapegrad.core.cell import Cell, contents_now
+from tapegrad.core.references import elsewhere
+from tapegrad.device import cublas, threads
+from tapegrad.engine.work import Call
+from tapegrad.errors import GraphError
+from tapegrad.program import arena
+from tapegrad.program.memory import Planning
+from tapegrad.program.program import Program, Write
+from tapegrad.program.replay import Replay
+from tapegrad.tensor import Tensor
+
+_MOVES = 4
+"""How often a variable may get other memory before it is copied for each replay: a graph is made anew each time."""
+_LEAST = 2
+"""Calls of a graph: for less it costs as much as it saves."""
+_HOLDERS = 2
+"""Who holds what a variable holds beside the list that is looked at: its cell, and the replay by cells."""
+_KEEPS = attrgetter("keeps")
+_PRODUCTS = frozenset({"matmul"})
+
+
+def replay_of(program: Program) -> Replay:
+    """What replays a program where it lies."""
+    return GraphReplay(program) if program.device.lazy else Replay(program)
+
+
+class GraphReplay(Replay):
+    """A program on a GPU."""
+
+    def __init__(self, program: Program, plan: Planning = arena.plan, inside: bool | None = None) -> None:
+        self._pieces: list[Callable[[], object]] | None = None
+        self._commits: Callable[[], object] | None = None
+        self._graphs = 0
+        self._reasons: Counter[str] = Counter()
+        self._gpu: Any = program.device
+        self._moves: Counter[Cell] = Counter()
+        self._others: list[tuple[Write, Any]] = []
+        self._cells: list[Cell] = []
+        self._held: list[Any] = []
+        self._kept: list[Any] = []
+        super().__init__(program, plan, inside)
+
+    @property
+    def how(self) -> str:
+        """How works are done: as graphs, or why not."""
+        if os.environ.get("TAPEGRAD_FUNCTION") == "2":
+            return "one by one (TAPEGRAD_FUNCTION=2)"
+        text = f"as {self._graphs} CUDA graph{'s' * (self._graphs != 1)}"
+        if self._reasons:
+            text += f" and {sum(self._reasons.values())} works one by one: " + "; ".join(self._reasons)
+        return text
+
+    # Running -------------------------------------------------------------------------------------------------------
+
+    def run(self, tensors: Sequence[Tensor], count: int | None = None) -> None:
+        """Do all works; no variable is written yet.  ``count``: how many results will be asked for."""
+        self._begin(tensors)
+        if self._pieces is None:
+            for block in self._code.blocks:  # kernels are compiled, libraries take what they need
+                block()
+            self._record()
+            if self._graphs:  # works may have overwritten what they were given
+                self._begin(tensors)
+                self._launch()
+        else:
+            self._launch()
+        if self._unsure:
+            self._require_layouts()
+
+    def _launch(self) -> None:
+        for piece in self._pieces or ():
+            piece()
+
+    def _bind_variables(self) -> None:
+        """Variables are read where they lie now; where one has moved, graphs are made anew.  Raises RelaidError."""
+        now = contents_now(self._cells)
+        if now is not None and self._cells and all(map(is_, now, self._held)):
+            return
+        for cell, (owner, view) in list(self._large.items()):
+            if cell.get(owner) is not self._contents.get(cell):
+                self._moves[cell] += 1
+                if self._moves[cell] > _MOVES:
+                    self._settle(cell, owner, view)
+        before = dict(self._contents)
+        super()._bind_variables()
+        if self._moved or before != self._contents:  # graphs hold addresses, also of what is written alone
+            self._pieces = self._commits = None
+        self._cells, self._held = list(self._contents), list(self._contents.values())
+
+    def _settle(self, cell: Cell, owner: Any, view: Any) -> None:
+        """A variable is copied to a place of its own for each replay."""
+        del self._large[cell]
+        self._contents.pop(cell, None)
+        self._small.append((cell, owner, self._place(view)))
+        self._moved.update(self._readers.get(id(view.slot), ()))
+
+    # Recording -----------------------------------------------------------------------------------------------------
+
+    def _record(self) -> None:
+        """Make the graphs."""
+        calls = [self._calls(i) for i in range(len(self.program.steps))]
+        self._graphs, self._kept = 0, [calls]
+        self._reasons.clear()
+        pieces: list[Callable[[], object]] = []
+        if os.environ.get("TAPEGRAD_FUNCTION") == "2" or os.environ.get("TAPEGRAD_CHECK_AT_ONCE") == "1":
+            self._pieces = list(self._code.blocks)
+            return
+        start = 0
+        while start < len(calls):
+            end = self._first_outside(start)
+            graph, failed, reason = self._captured(calls, start, end)
+            if graph is None and failed > start:
+                end = failed
+                graph, _, _ = self._captured(calls, start, end)
+            if graph is None:
+                end = max(failed, start) + 1
+                for i in range(start, end):
+                    self._reasons[self._named(i, reason)] += 1
+                pieces.append(partial(_one_by_one, [call for part in calls[start:end] for call in part]))
+            else:
+                self._graphs += 1
+                pieces.append(partial(self._device.call, graph.launch))
+            start = end
+        self._pieces = pieces
+        self._commits = self._captured_commit()
+
+    def _first_outside(self, start: int) -> int:
+        """The first step from ``start`` on that is known not to be captured."""
+        steps = self.program.steps
+        return next((i for i in range(start, len(steps)) if steps[i].asks_host), len(steps))
+
+    def _named(self, i: int, reason: str) -> str:
+        step = self.program.steps[i]
+        why = "it asks the host at each call" if step.asks_host else reason
+        return f"{', '.join(step.names)}: {why}"
+
+    def _captured(self, calls: list[list[Call]], start: int, end: int) -> tuple[Any, int, str]:
+        """The graph of some steps; else None, the step that could not be captured, and why."""
+        if sum(map(len, calls[start:end])) < _LEAST:
+            return None, start, "one call alone is no graph"
+        at = start
+
+        def make() -> None:
+            nonlocal at
+            for at in range(start, end):
+                for f, args in calls[at]:
+                    f(*args)
+
+        multiplies = any(_PRODUCTS.intersection(step.names) for step in self.program.steps[start:end])
+        try:
+            with self._with_workspace() if multiplies else nullcontext():
+                return self._gpu.graph(make), end, ""
+        except (GraphError, MemoryError) as e:
+            return None, at, str(e)
+
+    def _with_workspace(self) -> Any:
+        """A block in which products use memory that is the graphs' own."""
+        device = self._gpu
+        memory = device.call(cublas.fresh_workspace, device.xp, device.index)
+        self._kept.append(memory)
+        return cublas.workspace(device.index, memory)
+
+    def _captured_commit(self) -> Callable[[], object] | None:
+        """One graph that copies new values over the old ones of all large variables."""
+        pairs, self._others = [], []
+        for write, bound in zip(self.program.writes, self._written, strict=True):
+            if bound is not None and self._is_steady(write):
+                pairs.append((self._contents[write.cell].array, self._now(bound)))
+            else:
+                self._others.append((write, bound))
+        if not pairs:
+            return None
+
+        def make() -> None:
+            for old, new in pairs:
+                self._copy(old, new)
+
+        try:
+            graph = self._gpu.graph(make)
+        except GraphError:
+            return None
+        return partial(self._device.call, graph.launch)
+
+    # Writing -------------------------------------------------------------------------------------------------------
+
+    def _is_steady(self, write: Any) -> bool:
+        """Whether a variable's new value is copied over the old one, if nobody else holds that."""
+        return write.cell in self._contents and self._may_overwrite(write)
+
+    def commit(self) -> None:
+        """Write to cells: all or none."""
+        if self._commits is None or not threads.alone() or not self._all_ours():
+            super().commit()
+            return
+        others = [self._writing(write, value, False) for write, value in self.writes(self._others)]
+        self._commit_all([self._commits, *others])
+
+    def _all_ours(self) -> bool:
+        """Whether nobody but the cells and this replay holds what the variables held."""
+        return max(elsewhere(self._held)) <= _HOLDERS and not any(map(_KEEPS, self._held))
+
+
+def _one_by_one(calls: Sequence[Call]) -> None:
+    for f, args in calls:
+        f(*args)
