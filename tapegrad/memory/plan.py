@@ -1,38 +1,33 @@
-"""Plans at work: chosen calls of layers and functions run under recompute_grad, though the program does not say so.
+"""Plans at work: of chosen calls of layers and functions only the results stay; what tapes want besides is made again.
 
 A call is known by what it is a call of (kind, name, file and line of its definition) and by its number in the step, as
-profiles count (``calls``).  Layers ask here in ``Layer.__call__``; functions do once ``profile/plan/rewrite`` has put
-:func:`planned` on their definitions.  Only calls under a recorder are counted, and none in a rerun; inside a call that
-is checkpointed, calls are counted, but nothing more is checkpointed.
+profiles count (``calls``): the same look at the stack numbers them here and there, and the program is not touched.
+When the program has left a chosen call, the budget's manager drops what was made in it, and makes it again from its
+recipes for the rules that read it; or moves it to another memory.  Only calls under a recorder count, and none in a
+rerun; calls inside a chosen one are counted, but nothing more is done for them.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
-from tapegrad.core.node import next_index
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import Node
+from tapegrad.core.protocols import Retained
 from tapegrad.core.state import thread
 from tapegrad.errors import TapegradError
 from tapegrad.memory import policies
-from tapegrad.memory.budget.budget import memory_budget
-from tapegrad.memory.checkpoint.recompute import recompute_grad
-from tapegrad.memory.checkpoint.rerun import Lookout, RerunTrace
-from tapegrad.memory.ledger.frames import Ordinals
-from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS
+from tapegrad.memory.budget.budget import MANAGER, memory_budget, watched
+from tapegrad.memory.ledger.frames import Call, Frames, caller
+from tapegrad.memory.ledger.phase import FORWARD, HERE, phase
 from tapegrad.memory.program_files import full_name, relative_name
-
-if TYPE_CHECKING:
-    from tapegrad.core.protocols import Recorder
 
 FORMAT = "tapegrad.plan"
 VERSION = 1
@@ -72,13 +67,29 @@ class Action:
         return full_name(self.file) == full_name(file) or bool(self.relative) and self.relative == relative_name(file)
 
 
+class _Site(NamedTuple):
+    """A chosen call: what it is a call of, as the plan names that, its number, and what to do with it."""
+
+    key: Key
+    number: int
+    action: Action
+
+
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.ordinals = Ordinals()
+        self.site: tuple[int, _Site] | None = None
+        """The chosen call that the program is in, by its number among all calls."""
+        self.nodes: dict[int, None] = {}
+        """What was applied in it."""
+        self.inputs: dict[int, Retained] = {}
+        """What that has read of others: it stays until the call's values have been made again."""
+
+
+_MOST_CALLS = 4096
 
 
 class Applied:
-    """A plan in force."""
+    """A plan in force: told of every operation, it knows the calls by the frames that the program is in."""
 
     def __init__(self, actions: Iterable[Action]) -> None:
         self._chosen: dict[Key, dict[int, Action]] = {}
@@ -90,37 +101,52 @@ class Applied:
             if action.relative:
                 self._relative[action.kind, action.name, action.relative, action.line] = action.key
         self._met: set[tuple[Key, int]] = set()
+        self._frames = Frames("none")
+        self._sites: dict[int, tuple[int, _Site] | None] = {-1: None}
+        self._forgotten = 0
         self._local = _Local()
+        self._lock = threading.Lock()
 
-    def layer(self, layer: Any, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What ``layer.call`` returns."""
-        return self.call(layer_key(type(layer)), layer.call, (inputs, *args), kwargs)
-
-    def call(self, key: Key | None, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What ``f`` returns, checkpointed if the plan has chosen this call of ``key``."""
-        named = self._named(key) if key is not None else None
-        chosen = self._chosen[named] if named is not None else None
-        recorders = thread.recorders
-        if chosen is None or thread.walks or not (recorders or thread.hidden) or any(map(_repeats, recorders)):
-            return f(*args, **kwargs)
-        number, worked = self._number(key), _Worked(f)
-        action = chosen.get(number)
-        try:
-            if action is None or not recorders or any(isinstance(r, Lookout) for r in recorders):
-                return worked(*args, **kwargs)
-            # A policy wants both runs to do the same; what a first call builds, such as weights, the next ones do not.
-            policy = _offload if action.do == "offload" and (named, number) in self._met else None
-            result = recompute_grad(functools.wraps(f)(worked), policy=policy)(*args, **kwargs)
-            if worked.any:
-                self._met.add((named, number))  # type: ignore[arg-type]
-            return result
-        finally:
-            if not worked.any:
-                self._local.ordinals.take_back(key)
+    def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
+        """``node`` is about to be applied; if the program has left a chosen call, what only tapes want of it goes."""
+        local, site = self._local, None
+        if not (HERE.optimizing or (HERE.walking and not HERE.reruns)):
+            with self._lock:
+                _, call = self._frames.look(caller(1))
+                site = self._site(call) if thread.recorders and phase() == FORWARD else None
+        if site is not local.site:
+            nodes, read, before = [*local.nodes], [*local.inputs.values()], local.site
+            local.site, local.nodes, local.inputs = site, {}, {}
+            if before is not None:
+                answer = policies.OFFLOAD if before[1].action.do == "offload" else policies.RECOMPUTE
+                MANAGER.release(nodes, read, answer)
+        if site is not None:
+            local.nodes[node.index] = None
+            for b in inputs:
+                index = b.node.index
+                if index not in local.nodes and index not in local.inputs:
+                    local.inputs[index] = MANAGER.keep((b,))
+            self._met.add(site[1][:2])
 
     def unmet(self) -> list[tuple[Key, int]]:
         """The chosen calls that the program has not made so far."""
         return [(key, i) for key, chosen in self._chosen.items() for i in chosen if (key, i) not in self._met]
+
+    def _site(self, number: int) -> tuple[int, _Site] | None:
+        """The outermost chosen call that a call is, or lies in."""
+        if number not in self._sites:
+            if number - self._forgotten > _MOST_CALLS:
+                self._forget(number)
+            call = self._frames.calls[number]
+            self._sites[number] = None if call is None else self._site(call.parent) or self._chosen_as(number, call)
+        return self._sites[number]
+
+    def _chosen_as(self, number: int, call: Call) -> tuple[int, _Site] | None:
+        if call.phase != FORWARD or call.kind >= len(KINDS):
+            return None
+        key = self._named((KINDS[call.kind], call.name, full_name(call.file), call.line))
+        action = self._chosen[key].get(call.ordinal) if key is not None else None
+        return None if key is None or action is None else (number, _Site(key, call.ordinal, action))
 
     def _named(self, key: Key) -> Key | None:
         """What the plan calls ``key``: by the file's full name, or in a copy of the program by its relative one."""
@@ -129,70 +155,23 @@ class Applied:
             self._known[key] = self._relative.get((kind, name, relative_name(file), line))
         return self._known[key]
 
-    def _number(self, key: object) -> int:
-        if HERE.differentiated:  # as profiles see the end of a step that nothing else marks
-            STEPS.mark(BY_GRADIENT)
-        return self._local.ordinals.next(key)
-
-
-class _Worked:
-    """A function, and whether a call of it has made any node: profiles see no other calls, and number none."""
-
-    def __init__(self, f: Callable[..., Any]) -> None:
-        self._f = f
-        self.any = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        began = next_index()
-        try:
-            return self._f(*args, **kwargs)
-        finally:
-            self.any = self.any or next_index() > began + 1
-
-
-def _repeats(recorder: Recorder) -> bool:
-    """Whether a recorder is one of a rerun."""
-    return isinstance(recorder, RerunTrace) or (isinstance(recorder, Lookout) and not recorder.outer)
-
-
-def _offload(value: policies.Value) -> policies.Answer:
-    return policies.OFFLOAD
+    def _forget(self, number: int) -> None:
+        """Forget the calls that are over."""
+        self._frames.forget(range(self._forgotten, number))
+        self._forgotten = number
+        self._sites = {n: site for n, site in self._sites.items() if n < 0 or self._frames.calls[n] is not None}
 
 
 plan: Applied | None = None
 """The plan in force, for all threads."""
 
-_layer_keys: WeakKeyDictionary[type, tuple[Any, Key | None]] = WeakKeyDictionary()
-
-
-def layer_key(cls: type) -> Key | None:
-    """What calls of the layer class ``cls`` are calls of; None if its ``call`` is not written in Python."""
-    f: Any = cls.call  # type: ignore[attr-defined]
-    entry = _layer_keys.get(cls)
-    if entry is None or entry[0] is not f:
-        code = getattr(inspect.unwrap(f), "__code__", None)
-        key = None if code is None else ("layer", cls.__qualname__, full_name(code.co_filename), code.co_firstlineno)
-        entry = _layer_keys[cls] = f, key
-    return entry[1]
-
-
-def planned(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator: calls of the function ``f`` ask the plan in force, if there is one."""
-    code = f.__code__
-    key = "function", f.__qualname__, full_name(code.co_filename), code.co_firstlineno
-
-    @functools.wraps(f)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return f(*args, **kwargs) if plan is None else plan.call(key, f, args, kwargs)
-
-    return call
-
 
 @contextmanager
 def apply_plan(actions: Iterable[Action], budget_bytes: int | None = None) -> Iterator[Applied]:
-    """In the block, in all threads, the chosen calls are checkpointed; with ``budget_bytes``, memory is kept within it.
+    """In the block, in all threads, what chosen calls make is dropped when they return, if only tapes want it.
 
-    Raises PlanError if a plan is in force already.
+    It is made again, or comes back, when a gradient reads it.  With ``budget_bytes``, memory is kept within it.  Raises
+    PlanError if a plan is in force already.
     """
     global plan
     if plan is not None:
@@ -202,6 +181,8 @@ def apply_plan(actions: Iterable[Action], budget_bytes: int | None = None) -> It
             stack.enter_context(memory_budget(budget_bytes))
         plan = Applied(actions)
         try:
+            if plan.unmet():
+                stack.enter_context(watched(plan.applied))
             yield plan
         finally:
             plan = None
@@ -209,26 +190,18 @@ def apply_plan(actions: Iterable[Action], budget_bytes: int | None = None) -> It
 
 @contextmanager
 def use_plan(path: str | os.PathLike[str]) -> Iterator[Applied]:
-    """In the block, do what the plan in the file ``path`` (of ``tapegrad plan``) says with the calls of layers.
+    """In the block, do what the plan in the file ``path`` (of ``tapegrad plan``) says with calls.
 
-    Calls of plain functions need their definitions changed, which ``tapegrad profile --plan`` does; a UserWarning says
-    so if the plan has any, and another at the end if chosen calls were not met.  Raises PlanError for no plan.
+    A UserWarning says at the end if chosen calls were not met.  Raises PlanError for no plan.
     """
     actions, budget_bytes = read_actions(path)
-    functions = sum(len(a.ordinals) for a in actions if a.kind == "function")
-    if functions:
-        warnings.warn(
-            f"{os.fspath(path)}: the plan has {functions} calls of plain functions, which are left as they are here; "
-            "run the program with tapegrad profile --plan, or wrap them in tg.recompute_grad",
-            stacklevel=3,
-        )
     with apply_plan(actions, budget_bytes) as applied:
         yield applied
-    missed = [(key, number) for key, number in applied.unmet() if key[0] == "layer"]
+    missed = applied.unmet()
     if missed:
-        (_, name, file, line), number = missed[0]
+        (kind, name, file, line), number = missed[0]
         warnings.warn(
-            f"{os.fspath(path)}: {len(missed)} of the plan's calls of layers were not met, such as call {number} of "
+            f"{os.fspath(path)}: {len(missed)} of the plan's calls were not met, such as call {number} of {kind} "
             f"{name} ({file}:{line}); if the program has changed, make the plan from a new run",
             stacklevel=3,
         )

@@ -7,7 +7,6 @@ import signal
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +14,7 @@ import click
 from tapegrad.profile.report.writable import try_output
 
 if TYPE_CHECKING:
-    from tapegrad.profile.recorder.program import Compile, Outcome, Program
+    from tapegrad.profile.recorder.program import Outcome, Program
     from tapegrad.profile.recorder.progress import Beat, Board
     from tapegrad.profile.recorder.session import Session
     from tapegrad.profile.runs import Run
@@ -111,7 +110,7 @@ class _Profiling:
         from tapegrad.profile.recorder.facts import facts
 
         with ExitStack() as stack:
-            compiled = self._prepare(stack)
+            self._prepare(stack)
             self.facts = facts(self.program)
             self._say(f"{self.facts['device']['name']} {self.facts['device']['model']} -> {self.path}")
             self.session = self._session()
@@ -119,7 +118,7 @@ class _Profiling:
             self._dump_on_signal(stack)
             self.session.start()
             try:
-                outcome = running.run(self.program, compiled)
+                outcome = running.run(self.program)
             finally:
                 self.session.stop()
                 if mine := os.getpid() == self.facts["pid"]:  # else the program has forked: the run is the parent's
@@ -134,8 +133,8 @@ class _Profiling:
             self._tell(recorded)
         return outcome.code or int(self.failed)
 
-    def _prepare(self, stack: ExitStack) -> Compile:
-        """Device, limit, budget and plan, in force until ``stack`` closes; and what compiles the program."""
+    def _prepare(self, stack: ExitStack) -> None:
+        """Device, limit, budget and plan, in force until ``stack`` closes."""
         import tapegrad as tg
         from tapegrad.device import current_device
 
@@ -150,19 +149,12 @@ class _Profiling:
         if self.budget is not None:
             stack.enter_context(tg.memory_budget(self.budget))
         self.plan: dict[str, object] | None = None
-        if self.options["plan_path"] is None:
-            return _compile
-        return self._apply_plan(stack)
+        if self.options["plan_path"] is not None:
+            from tapegrad.memory.plan import apply_plan, read_actions
 
-    def _apply_plan(self, stack: ExitStack) -> Compile:
-        from tapegrad.memory.plan import apply_plan, read_actions
-        from tapegrad.profile.plan.rewrite import compile_with_plan, installed
-
-        actions, budget = read_actions(self.options["plan_path"])
-        self.plan = {"file": str(self.options["plan_path"]), "actions": len(actions)}
-        self.applied = stack.enter_context(apply_plan(actions, budget))
-        stack.enter_context(installed(actions, self._say))
-        return lambda source, name: compile_with_plan(source, name, actions, self._say)
+            actions, budget = read_actions(self.options["plan_path"])
+            self.plan = {"file": str(self.options["plan_path"]), "actions": len(actions)}
+            self.applied = stack.enter_context(apply_plan(actions, budget))
 
     def _session(self) -> Session:
         from tapegrad.profile.recorder.progress import Lines
@@ -268,7 +260,3 @@ class _Profiling:
     def _print(self, text: str) -> None:
         with suppress(OSError, ValueError):  # the program may have closed stderr
             self.errors.print(f"tapegrad: {text}", markup=False, soft_wrap=True, style="dim")
-
-
-def _compile(source: bytes, name: str) -> CodeType:
-    return compile(source, name, "exec", dont_inherit=True)

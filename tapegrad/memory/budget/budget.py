@@ -10,16 +10,19 @@ The limit is the process's, as the ledger is: other threads' tapes are kept with
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from threading import get_ident
 
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import Node
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.policies import Policy, checked
 from tapegrad.memory.sizes import parse_bytes
 
-__all__ = ["MANAGER", "memory_budget", "policy"]
+__all__ = ["MANAGER", "memory_budget", "policy", "watched"]
 
 
 class memory_budget:
@@ -90,3 +93,23 @@ class policy(memory_budget):
 
     def __init__(self, p: Policy) -> None:
         self._begin(inf, checked("policy", p))
+
+
+class watched(memory_budget):
+    """``with watched(f):`` ``f`` is told of every node before it is applied, and may have values dropped.
+
+    What tapes want in the block can be made again, as within a budget.  There is one such block at a time.
+    """
+
+    def __init__(self, f: Callable[[Node, tuple[Buffer, ...]], None]) -> None:
+        self._begin(inf, None)
+        self._watch = f
+
+    def __enter__(self) -> Measure:
+        measure = super().__enter__()
+        MANAGER.watch(self._watch)
+        return measure
+
+    def _close(self, measure: Measure) -> None:
+        MANAGER.watch(None)
+        super()._close(measure)

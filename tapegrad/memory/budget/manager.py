@@ -25,13 +25,13 @@ from tapegrad.engine.executor import BUDGETED
 from tapegrad.errors import BudgetError
 from tapegrad.memory.budget.companions import give, pushers, remember, wanted
 from tapegrad.memory.budget.oom import budget_error, collected, live_set
-from tapegrad.memory.budget.recipes import Graph, Kept, Recipe, Residuals, Session
+from tapegrad.memory.budget.recipes import Graph, Kept, Recipe, Residuals, Session, asked_of
 from tapegrad.memory.budget.replay import replay
 from tapegrad.memory.budget.storages import Storages
 from tapegrad.memory.ledger.figures import GRAIN, rounded
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.offload.offload import Moved, keeps_memory, kept_bytes, reclaim
-from tapegrad.memory.policies import RECOMPUTE, Policy
+from tapegrad.memory.policies import RECOMPUTE, Answer, Policy
 
 T = TypeVar("T")
 _PASSED_FOR = 32
@@ -77,9 +77,10 @@ class Manager(Account):
         self._passed: list[tuple[weakref.ref[Recipe], weakref.ref[Graph]]] = []
         self._rounds = 0
         self._lock = locks.lock()
+        self._watch: Callable[[Node, tuple[Buffer, ...]], None] | None = None
         self.last_resorts: weakref.WeakSet[LastResort] = weakref.WeakSet()
 
-    applied, called, deferred = LEDGER.applied, LEDGER.called, LEDGER.deferred
+    called, deferred = LEDGER.called, LEDGER.deferred
     evaluated, pulled, owned = LEDGER.evaluated, LEDGER.pulled, LEDGER.owned
     labelled, wanted, scratch = LEDGER.labelled, LEDGER.wanted, LEDGER.scratch
     read, ran, passed = LEDGER.read, LEDGER.ran, LEDGER.passed
@@ -124,7 +125,8 @@ class Manager(Account):
 
     def _open_room(self) -> None:
         """Let kernels take room without asking, if nothing but the ledger has to be looked at."""
-        ask = self._asked or (account.current is self and (self.limit == inf or keeps_memory()))
+        offloads = self.limit == inf and self._storages.policy is not None
+        ask = self._asked or (account.current is self and (offloads or keeps_memory()))
         LEDGER.limit(-inf if ask else self.limit)
 
     def mend(self) -> None:
@@ -158,6 +160,28 @@ class Manager(Account):
             self._limit_pools()
 
     # What the engine tells -------------------------------------------------------------------------------------
+
+    def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
+        """``node`` is applied to ``inputs``."""
+        LEDGER.applied(node, inputs)
+        if self._watch is not None:
+            self._watch(node, inputs)
+
+    def watch(self, f: Callable[[Node, tuple[Buffer, ...]], None] | None) -> None:
+        """Tell ``f`` of every node before it is applied, from now on; None: nobody."""
+        self._watch = f
+        LEDGER.tell_at_once(f is not None)
+
+    def release(self, nodes: Sequence[int], read: Sequence[Retained], answer: Answer) -> None:
+        """Of the values of ``nodes`` (by index), drop what only tapes want; OFFLOAD moves it to another memory.
+
+        What the nodes have ``read`` of others stays until dropped values have been made again.
+        """
+        graph = self._present()
+        if graph is not None:
+            fill(asked_of([r for i in nodes if (r := graph.recipes.get(i)) is not None]))
+            sources = [t for r in read if isinstance(r, Residuals) for t in r.things if type(t) is Kept]
+            self._storages.release(graph, nodes, sources, answer)
 
     @whole
     def graph(self) -> Session:

@@ -99,7 +99,7 @@ class Recipe:
 class Kept:
     """What the records of tapes keep of one value: its buffer, until that is dropped.
 
-    ``sources``: of a pending value that is dropped, kept values of what it was to be made from and is still there.
+    ``sources``: while it is dropped, kept values of what it is to be made from and that are still there.
     ``companions``: those that come back with the value (see ``companions.py``).
     """
 
@@ -351,6 +351,21 @@ def bytes_held_for(recipe: Recipe) -> int:
 
 
 _MOST_WALKED = 64
+
+
+def asked_of(recipes: Iterable[Recipe]) -> list[Buffer]:
+    """The pending values of ``recipes`` that somebody holds besides tapes and what pends of the same recipes."""
+    buffers: dict[int, Buffer] = {}
+    known: Counter[int] = Counter()
+    for recipe in recipes:
+        value, kept = recipe.value(), recipe.keeping()
+        if value is not None and value.array is None:
+            buffers[id(value)] = value
+            known[id(value)] += kept is not None and kept.buffer is value
+    value = kept = None
+    known.update(id(b) for pending in buffers.values() for b in pending.keeps)
+    counts = references.elsewhere(buffers.values())
+    return [b for (key, b), n in zip(buffers.items(), counts, strict=True) if n > known[key]]
 
 
 def roots(buffer: Buffer) -> list[Buffer]:

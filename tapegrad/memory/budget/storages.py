@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -241,6 +241,29 @@ class Storages:
             self._withdraw(recipe)
             self.offloads.went(recipe.slot)
         return True
+
+    @guarded
+    def release(self, graph: Graph, nodes: Sequence[int], sources: Sequence[Kept], answer: Answer) -> None:
+        """Drop what the nodes have made and only tapes want, the latest first, unless the policy in force saves it.
+
+        ``sources`` stay until what is dropped has been made again.
+        """
+        self.register_new()
+        for index in reversed(nodes):
+            recipe = graph.recipes.get(index)
+            storage = None if recipe is None else recipe.storage
+            if recipe is None or storage is None or storage.row < 0:
+                continue
+            if answer is not RECOMPUTE:
+                storage.answer = answer
+                self._withdraw(recipe)
+                self._offer(graph, recipe, storage)
+            if self.drop(recipe, graph) and recipe.slot is None:
+                for holder in storage.holders:
+                    other = graph.recipes.get(holder)
+                    kept = None if other is None else other.keeping()
+                    if kept is not None and kept.buffer is None:
+                        kept.sources += tuple(sources)
 
     def _let_go(self, graph: Graph, recipe: Recipe, kept: Kept) -> None:
         """Drop what ``kept`` holds for the sake of ``recipe``'s bytes.

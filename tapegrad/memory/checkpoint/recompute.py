@@ -38,11 +38,14 @@ from tapegrad.memory.checkpoint.rerun import (
     snapshots,
 )
 from tapegrad.memory.checkpoint.saving import Noting, Taking
+from tapegrad.memory.ledger.frames import CHECKPOINT, Description, code_of, counts_as_call
 from tapegrad.memory.policies import Policy, checked
 from tapegrad.tensor import Tensor, identity_of
 from tapegrad.variable import Variable
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from tapegrad.device.types import Array
 
 
@@ -80,6 +83,15 @@ class Recompute(Wrapper):
         if self._says:
             kwargs = {**kwargs, "is_recomputing": again}
         return self.__wrapped__(*args, **kwargs)
+
+
+def _described(frame: FrameType) -> Description:
+    f = frame.f_locals["self"].__wrapped__
+    name = getattr(f, "__qualname__", type(f).__qualname__)
+    return CHECKPOINT, f"recompute_grad({name})", code_of(f) or code_of(getattr(f, "call", None))
+
+
+counts_as_call(Recompute._run, _described)
 
 
 def _apart(y: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

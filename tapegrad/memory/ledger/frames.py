@@ -113,8 +113,15 @@ def is_program(filename: str) -> bool:
     return known
 
 
-Special = dict[int, tuple[CodeType, Callable[[FrameType], tuple[int, str, CodeType | None]]]]
-"""By the id of their code, frames of this package's that count as calls: kind, name, and code of what they call."""
+Description = tuple[int, str, CodeType | None]
+"""Of a call: its kind, its name, and the code of what it calls."""
+SPECIAL: dict[int, tuple[CodeType, Callable[[FrameType], Description]]] = {}
+"""By the id of their code, frames of this package's that count as calls, and what describes such a call."""
+
+
+def counts_as_call(f: Callable[..., Any], described: Callable[[FrameType], Description]) -> None:
+    """Frames of the function ``f``, which is this package's, are calls that ``described`` describes."""
+    SPECIAL[id(f.__code__)] = f.__code__, described
 
 
 class Call:
@@ -141,12 +148,11 @@ class Frames:
     ``stacks``: "line" (innermost places alone), "full" or "none".  ``began`` is told of every call that begins.
     """
 
-    def __init__(self, special: Special, stacks: str, began: Callable[[Call], None]) -> None:
+    def __init__(self, stacks: str, began: Callable[[Call], None] = lambda call: None) -> None:
         self.calls: list[Call | None] = []
         """By number; None: forgotten."""
         self.places: list[tuple[CodeType, int, int]] = []
         """Code, instruction, and number of the calling place (-1: not asked for)."""
-        self._special = special
         self._full = stacks == "full"
         self._lines = stacks != "none"
         self._began = began
@@ -155,13 +161,14 @@ class Frames:
         self._leaving: set[int] = set()
         """Calls to be forgotten as soon as no frame has their number."""
         self._numbers: dict[tuple[int, int], Ordinals] = {}  # by thread and phase
+        _looking.add(self)
 
     def look(self, frame: FrameType | None) -> tuple[int, int]:
         """The numbers of the place and of the call that ``frame`` is in (-1: none)."""
         place, call, known = -1, -1, False
         new: list[FrameType] = []
         chain: list[FrameType] = []
-        special, program, call_of = self._special, _of_program, self._call_of
+        special, program, call_of = SPECIAL, _of_program, self._call_of
         while frame is not None:
             code = frame.f_code
             mine = program.get(code.co_filename)
@@ -196,14 +203,17 @@ class Frames:
         return number
 
     def _enter(self, frame: FrameType, parent: int) -> int:
-        frame.f_trace_opcodes = True
+        if not frame.f_trace_opcodes:
+            frame.f_trace_opcodes = True
+            for other in list(_looking):  # what they know by this id is a frame that is gone
+                other._call_of.pop(id(frame), None)
         number = self._call_of[id(frame)] = self._numbered(frame, parent)
         return number
 
     def _numbered(self, frame: FrameType, parent: int) -> int:
         code = frame.f_code
-        if id(code) in self._special:
-            kind, name, inner = self._special[id(code)][1](frame)
+        if id(code) in SPECIAL:
+            kind, name, inner = SPECIAL[id(code)][1](frame)
             file, line = (inner.co_filename, inner.co_firstlineno) if inner is not None else ("", 0)
             return self.begin(Call(kind, name, file, line, parent, inner if kind == LAYER else None))
         if code.co_name == "<module>":
@@ -249,6 +259,9 @@ class Frames:
         self.calls.append(call)
         self._began(call)
         return len(self.calls) - 1
+
+
+_looking: weakref.WeakSet[Frames] = weakref.WeakSet()
 
 
 def program_frame(frame: FrameType) -> FrameType:

@@ -20,7 +20,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.engine.evaluate import array_of
 from tapegrad.memory.ledger.entries import Entry
-from tapegrad.memory.ledger.frames import CHECKPOINT, Call, Frames, Special, caller
+from tapegrad.memory.ledger.frames import CHECKPOINT, Call, Frames, caller
 from tapegrad.memory.ledger.phase import BACKWARD, FORWARD, HERE, RECOMPUTE, phase
 
 if TYPE_CHECKING:
@@ -43,12 +43,10 @@ End = tuple[int, int, str, int, int]
 class Journal:
     """Events as they happen.  The ledger calls it, holding its lock."""
 
-    def __init__(
-        self, special: Special | None = None, stacks: str = "line", keep: int = 1_000_000, gradients: bool = False
-    ) -> None:
+    def __init__(self, stacks: str = "line", keep: int = 1_000_000, gradients: bool = False) -> None:
         self.began_ns = perf_counter_ns()
         self.marks: list[tuple[int, int, int, str]] = []  # seq, ns, kind, text
-        self.frames = Frames(special or {}, stacks, self._call_began)
+        self.frames = Frames(stacks, self._call_began)
         self.parts = Parts(keep, self.frames.forget)
         self.gradients: list[tuple[int, str, str]] | None = [] if gradients else None
         """Seq, name and digest of every gradient, if they are wanted."""

@@ -83,7 +83,7 @@ class Ledger(Account):
         self._adding: list[Any] | None = None
         """The events that are being added to the sums; ``_work_added``: whether what they say of work is."""
         self._work_added = False
-        self._at_once = False
+        self._at_once = self._watched = False
         """Whether events are added as they happen: where they are written down with the time."""
         self._open: list[Measure] = []
         self.journal: Journal | None = None
@@ -268,12 +268,18 @@ class Ledger(Account):
 
     def _update_at_once(self) -> None:
         """Events are added as they happen where a journal is written, or a timeline."""
-        self._at_once = self.journal is not None or any(m.timeline for m in self._open)
+        self._at_once = self._watched or self.journal is not None or any(m.timeline for m in self._open)
         account.tell_one_by_one(self._at_once)
         self._gone = self._events.append
         if self._at_once:
             self._gone = self._left
             self._entries.tell(self._left)
+
+    @whole
+    def tell_at_once(self, wanted: bool) -> None:
+        """Whether the account in force is told of every node at the time, for the sake of somebody else."""
+        self._watched = wanted
+        self._update_at_once()
 
     @whole
     def note(self, kind: int, text: str, peak: int = 0) -> int:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from tapegrad.errors import TapegradError
 from tapegrad.memory.ledger.figures import rounded
+from tapegrad.profile.plan.lives import Life, peak
 from tapegrad.profile.plan.problem import Problem, representative
-from tapegrad.profile.plan.simulate import peak
-from tapegrad.profile.plan.step import BACKWARD, Life, Step
+from tapegrad.profile.plan.step import BACKWARD, Step
 from tapegrad.profile.runs.model import CATEGORIES, PHASES, Run
 
 _FIXED = {CATEGORIES.index(c) for c in ("parameter", "optimizer", "gradient")}

@@ -52,8 +52,9 @@ The exit code is 3 if nothing fits, 2 if a run cannot be read.""",
 def plan(run: str, **options: Any) -> None:
     """Choose what to recompute for a budget of memory or time.
 
-    RUN is a file of tapegrad profile.  The plan says which calls of functions and layers to run under recompute_grad;
-    peak and step time are predicted from the run.  Functions in a plan run twice, so what they print appears twice.
+    RUN is a file of tapegrad profile.  The plan says of which calls of functions and layers to keep the results alone;
+    what a gradient reads besides is made again by the engine, and no function runs twice.  Peak and step time are
+    predicted from the run.
     """
     from tapegrad.profile.runs import load
 

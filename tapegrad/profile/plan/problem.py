@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
 from tapegrad.memory.plan import Action
+from tapegrad.profile.plan.lives import Key, Life, Profile, peak, profile
 from tapegrad.profile.plan.program_folder import relative_to_program
-from tapegrad.profile.plan.simulate import Change, Profile, change_of, effect_of, lives_with, peak, profile
-from tapegrad.profile.plan.step import BACKWARD, Key, Life, Step
+from tapegrad.profile.plan.step import BACKWARD, Change, Step, lives_with
 from tapegrad.profile.runs import timeline
 from tapegrad.profile.runs.model import CATEGORIES, KINDS, Run
 
@@ -21,28 +21,20 @@ Numbered = tuple[CallKey, int]
 
 @dataclass
 class Candidate:
-    """A numbered call that may be checkpointed, and what a rerun of it takes.
+    """A numbered call that may be checkpointed, and what making its values again takes.
 
     A number means several calls where a step has several tapes, under each of which calls are counted anew.
+    ``kept_bytes``: of its own values that are not kept then; ``within``: candidates that it lies in, by index.
     """
 
     key: CallKey
     ordinal: int
     changes: list[Change]
+    kept_bytes: int
+    works: int
     ns: int
     within: list[int]
-    """Candidates that it lies in, by index."""
     do: str = "checkpoint"
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of its own values that checkpointing it does not keep."""
-        return sum(change.kept_bytes for change in self.changes)
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes that go to another memory if its values do: all of them, for a rerun takes each."""
-        return sum(lives[0].bytes for change in self.changes for lives in change.lives.values())
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,7 @@ class Problem:
         self.candidates = [] if self.step is None else _candidates(run, self.step)
         _level(self.candidates, self.step_ns, _wall_ns(run, number))
         for c in self.candidates if bandwidth is not None else ():
-            there_and_back = 2 * c.moved_bytes * 1_000_000_000 // bandwidth  # type: ignore[operator]
+            there_and_back = 2 * c.kept_bytes * 1_000_000_000 // bandwidth  # type: ignore[operator]
             if there_and_back < c.ns:
                 c.do, c.ns = "offload", max(there_and_back, 1)
         self._known: dict[tuple[int, ...], Outcome] = {}
@@ -86,7 +78,7 @@ class Problem:
             known = self._known[key] = Outcome(key, nbytes, self.step_ns + sum(self.candidates[i].ns for i in key), at)
         return known
 
-    def _peak(self, chosen: Sequence[int]) -> tuple[int, Key]:
+    def _peak(self, chosen: Iterable[int]) -> tuple[int, Key]:
         if self.step is None:
             return self.run.peak["bytes"], (self.run.peak["seq"], 0, 0)
         nbytes, at = peak(self._lives(chosen))
@@ -101,8 +93,11 @@ class Problem:
         return profile(self._lives(chosen))
 
     def effect(self, candidate: int) -> Profile:
-        """What one candidate adds to the bytes alive; of several, it is nearly the sum."""
-        return [] if self.step is None else effect_of(self.step.lives, self.candidates[candidate].changes)
+        """What one candidate adds to the bytes alive; several add the sum, but for what several of them read."""
+        changes, lives = self.candidates[candidate].changes, {} if self.step is None else self.step.lives
+        before = {i: lives[i] for change in changes for i in (*change.changed, *change.until)}
+        gone = [life._replace(bytes=-life.bytes) for life in before.values()]
+        return profile([*gone, *lives_with(before, changes)])
 
     def actions(self, chosen: Iterable[int]) -> list[Action]:
         """The chosen calls, by what they are calls of, in the order of the program."""
@@ -182,11 +177,12 @@ def _candidates(run: Run, step: Step) -> list[Candidate]:
         nameless = key[1].endswith(">") and not key[1].endswith("<lambda>")
         if nameless or not all(site.pure for site in sites):
             continue
-        changes = [change_of(step, site) for site in sites if site.back_begin >= 0]
-        if any(change.kept_bytes for change in changes):
+        changes = [step.change_of(site) for site in sites if site.back_begin >= 0]
+        if kept_bytes := sum(change.kept_bytes for change in changes):
             within = sorted({index[j] for call in calls for j in step.above(call)[1:] if j in index}, reverse=True)
             index.update(dict.fromkeys(calls, len(candidates)))
-            candidates.append(Candidate(key, ordinal, changes, sum(site.ns for site in sites), within))
+            works, ns = sum(len(site.rows) for site in sites), sum(site.ns for site in sites)
+            candidates.append(Candidate(key, ordinal, changes, kept_bytes, works, ns, within))
     return candidates
 
 
@@ -204,7 +200,7 @@ def _level(candidates: list[Candidate], step_ns: int, wall_ns: int) -> None:
     """
     alike: dict[tuple[CallKey, int, int], list[Candidate]] = {}
     for c in candidates:
-        alike.setdefault((c.key, c.kept_bytes, sum(len(change.site.rows) for change in c.changes)), []).append(c)
+        alike.setdefault((c.key, c.kept_bytes, c.works), []).append(c)
     for those in alike.values():
         ns = int(median(c.ns for c in those) * step_ns / max(wall_ns, 1))
         for c in those:

@@ -4,8 +4,8 @@ An integer program, solved by SciPy's HiGHS, finds them: one variable for each c
 each chain of calls within each other (one of them at most) and for each moment that matters (what is alive then is at
 most the peak).  Moments that exceed the peak of a solution become rows, and the program is solved again.
 
-A solution is simulated as a whole, since what calls change is additive only nearly, and plans are ordered: of two
-budgets, the smaller one never gets the larger peak or the shorter step.
+A solution is accounted as a whole, since calls that read the same value are additive only nearly, and plans are
+ordered: of two budgets, the smaller one never gets the larger peak or the shorter step.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tapegrad.device.types import Array
+from tapegrad.profile.plan.lives import Key, alive_at
 from tapegrad.profile.plan.problem import Candidate, Outcome, Problem
-from tapegrad.profile.plan.simulate import alive_at
-from tapegrad.profile.plan.step import Key
 
 _SECONDS = 1.0
 _GAP = 2e-3

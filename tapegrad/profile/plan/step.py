@@ -1,29 +1,18 @@
-"""One training step of a run, as a plan needs it: lives of values, and what each call made, kept and took.
-
-Times are keys that sort: ``(seq, 0, 0)`` is an event of the recorded run; a second number below or above 0 puts what a
-plan adds before or after it.
-"""
+"""One training step of a run, as a plan needs it: lives of values, and what each call made, kept and took."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from tapegrad.profile.plan.lives import NEVER, Key, Life
 from tapegrad.profile.runs.model import KINDS, PHASES, Run
 
-Key = tuple[int, int, int]
 FORWARD, BACKWARD, RECOMPUTE = (PHASES.index(p) for p in ("forward", "backward", "recompute"))
 CALLABLE = (KINDS.index("function"), KINDS.index("layer"))
-NEVER: Key = (1 << 62, 0, 0)
-
-
-@dataclass
-class Life:
-    """The life of an allocation: from ``begin`` up to (not with) ``end``."""
-
-    bytes: int
-    begin: Key
-    end: Key
+_LAST = 1 << 60
 
 
 @dataclass
@@ -37,14 +26,37 @@ class Site:
     begin: int
     close: int
     ns: int = 0
-    made: list[int] = field(default_factory=list)
-    mine: set[int] = field(default_factory=set)
-    backward: list[int] = field(default_factory=list)
+    made: dict[int, None] = field(default_factory=dict)
     rows: list[int] = field(default_factory=list)
     back_begin: int = -1
-    back_close: int = -1
     pure: bool = True
     """Whether nothing but the forward pass ran in it."""
+
+
+class Change(NamedTuple):
+    """What dropping the values of a call changes.
+
+    ``changed``: what becomes of its own values, by allocation; ``until``: to when others stay, at least;
+    ``kept_bytes``: of its values that are not kept.
+    """
+
+    changed: dict[int, list[Life]]
+    until: dict[int, Key]
+    kept_bytes: int
+
+
+def lives_with(lives: Mapping[int, Life], changes: Iterable[Change]) -> list[Life]:
+    """What lives become with several changes (of calls that are not within each other)."""
+    result = {i: [life] for i, life in lives.items()}
+    changes = list(changes)
+    for change in changes:
+        result.update(change.changed)
+    for change in changes:
+        for i, key in change.until.items():
+            if i in result:
+                first, *rest = result[i]
+                result[i] = [first._replace(end=max(first.end, key)), *rest]
+    return [life for those in result.values() for life in those]
 
 
 class Step:
@@ -52,42 +64,68 @@ class Step:
 
     def __init__(self, run: Run, number: int) -> None:
         self.run, self.number = run, number
+        a, o = run.allocs, run.ops
         if number < 0:
-            self.begin, self.end = 0, max([0, *run.allocs["begin_seq"], *run.allocs["end_seq"], *run.ops["seq"]])
+            self.begin, self.end = 0, max([0, *a["begin_seq"], *a["end_seq"], *o["seq"]])
         else:
             self.begin, self.end = run.steps["begin_seq"][number], run.steps["end_seq"][number]
         self.lives = self._lives()
-        self._events()
-        self.sites = self._sites()
+        lo, hi = bisect_left(o["seq"], self.begin), bisect_right(o["seq"], self.end)
+        self.op_rows = range(lo, hi)
+        self.allocated = sorted((a["begin_seq"][i], i) for i in self.lives if a["begin_seq"][i] >= self.begin)
+        self._read = sorted((last, i) for i in self.lives if (last := a["last_forward_seq"][i]) >= self.begin)
+        self._doing = sorted([*o["seq"][lo:hi], *(seq for seq, _ in self.allocated)])
         self._above: dict[int, list[int]] = {}
+        self.sites = self._sites()
         self._note_calls()
+
+    def change_of(self, site: Site) -> Change:
+        """What changes if of a call's own values what only tapes want goes when it returns.
+
+        That is made again when the walk back comes to the call, with what comes and goes meanwhile, in the same order;
+        until then stays what the call has read of others.
+        """
+        changed: dict[int, list[Life]] = {}
+        kept_bytes, back = 0, site.back_begin
+        over = back, -1, _LAST
+        for i in site.made:
+            nbytes, begin, end = life = self.lives[i]
+            again = back, -1, begin[0]
+            if end[0] <= site.close:
+                changed[i] = [life, Life(nbytes, again, (back, -1, end[0]))]
+            elif begin[0] <= site.close and end < NEVER and not self._read_outside(site, i):
+                needed = end > over
+                changed[i] = [Life(nbytes, begin, (site.close, 2, 0)), Life(nbytes, again, end if needed else over)]
+                kept_bytes += nbytes if needed else 0
+        read = self._read[bisect_left(self._read, (site.begin, -1)) : bisect_right(self._read, (site.close, _LAST))]
+        inputs = {i for seq, i in read if i not in site.made and self._made_from(seq) in site.made}
+        return Change(changed, {i: over for i in inputs if self.lives[i].end < over}, kept_bytes)
+
+    def above(self, call: int) -> list[int]:
+        """The sites that a call is in, innermost first."""
+        sites = self._above.get(call)
+        if sites is None:
+            sites, at = [], call
+            while at >= 0:
+                if at in self.sites:
+                    sites.append(at)
+                at = self.run.calls["parent"][at]
+            self._above[call] = sites
+        return sites
 
     def _lives(self) -> dict[int, Life]:
         """What is alive at some time in the step."""
         a, lives = self.run.allocs, {}
         for i, (begin, end, size) in enumerate(zip(a["begin_seq"], a["end_seq"], a["bytes"])):
             if begin <= self.end and (end < 0 or end >= self.begin) and size:
-                lives[i] = Life(
-                    size, (max(begin, self.begin - 1), 0, 0), (end, 0, 0) if 0 <= end <= self.end else NEVER
-                )
+                over = (end, 0, 0) if 0 <= end <= self.end else NEVER
+                lives[i] = Life(size, (max(begin, self.begin - 1), 0, 0), over)
         return lives
 
-    def _events(self) -> None:
-        """Seqs of allocations and operations; allocations by seq; frees by seq."""
-        a, o = self.run.allocs, self.run.ops
-        lo, hi = bisect_left(o["seq"], self.begin), bisect_right(o["seq"], self.end)
-        self.op_rows = range(lo, hi)
-        inside = [i for i in self.lives if a["begin_seq"][i] >= self.begin]
-        self.doing = sorted([*o["seq"][lo:hi], *(a["begin_seq"][i] for i in inside)])
-        self.allocated = sorted((a["begin_seq"][i], i) for i in inside)
-        self.backward = sorted((i for i in inside if a["phase"][i] == BACKWARD), key=a["begin_seq"].__getitem__)
-        self.read = sorted((last, i) for i in self.lives if (last := a["last_forward_seq"][i]) >= self.begin)
-        self.freed = sorted((life.end[0], i) for i, life in self.lives.items() if life.end < NEVER)
-
-    def close_of(self, seq: int) -> int:
+    def _close_of(self, seq: int) -> int:
         """The last seq before the next operation or allocation after ``seq``."""
-        at = bisect_right(self.doing, seq)
-        return self.doing[at] - 1 if at < len(self.doing) else self.end
+        at = bisect_right(self._doing, seq)
+        return self._doing[at] - 1 if at < len(self._doing) else self.end
 
     def _time_of(self, site: Site) -> int:
         """Nanoseconds from the first event of a call until the next one that is no longer its own."""
@@ -108,29 +146,15 @@ class Step:
         own = [s for s, i in self.allocated[lo:hi] if a["op"][i] == o["name"][at] and a["call"][i] == o["call"][at]]
         return own[-1] if own else seq
 
-    def computed_from(self, seq: int) -> int:
-        """What is made from what is read at ``seq``: the next allocation; -1 if there is none."""
-        at = bisect_right(self.allocated, (seq, 1 << 62))
-        return self.allocated[at][1] if at < len(self.allocated) else -1
-
-    def read_outside(self, site: Site, alloc: int) -> bool:
+    def _read_outside(self, site: Site, alloc: int) -> bool:
         """Whether something after the call reads a value that it made, not counting what its own results pend for."""
         last = self.run.allocs["last_forward_seq"][alloc]
-        return last > site.close and self.computed_from(last) not in site.mine
+        return last > site.close and self._made_from(last) not in site.made
 
-    def cotangent_pends(self, site: Site) -> bool:
-        """Whether what the walk has done last before it comes to the call pends."""
-        row = bisect_left(self.run.ops["seq"], site.back_begin) - 1
-        return row in self.op_rows and self._result_of(seq := self.run.ops["seq"][row]) == seq
-
-    def freed_after(self, seq: int) -> list[int]:
-        """What was freed right after the allocation at ``seq`` and those of the same kernel, which follow at once."""
-        at = bisect_right(self.allocated, (seq, 1 << 62))
-        while at < len(self.allocated) and self.allocated[at][0] == seq + 1:
-            seq, at = seq + 1, at + 1
-        until = self.close_of(seq)
-        lo, hi = bisect_left(self.freed, (seq, -1)), bisect_right(self.freed, (until, 1 << 62))
-        return [i for _, i in self.freed[lo:hi]]
+    def _made_from(self, seq: int) -> int:
+        """What is made from what is read at ``seq``: the next allocation; -1 if there is none."""
+        at = bisect_right(self.allocated, (seq, _LAST))
+        return self.allocated[at][1] if at < len(self.allocated) else -1
 
     def _sites(self) -> dict[int, Site]:
         """The calls of functions and layers in the forward pass of the step."""
@@ -141,59 +165,31 @@ class Step:
         return sites
 
     def _note_calls(self) -> None:
-        """What each call did, and when."""
-        self._note_operations()
-        for site in self.sites.values():
-            site.ns = self._time_of(site)
-            site.close = self.close_of(self._result_of(site.close))
-            if site.back_begin >= 0:
-                site.back_close = self.close_of(self._result_of(site.back_close))
-        self._note_allocations()
-        self._note_impure()
+        """What each call did, and when.
 
-    def above(self, call: int) -> list[int]:
-        """The sites that a call is in, innermost first."""
-        sites = self._above.get(call)
-        if sites is None:
-            sites, at = [], call
-            while at >= 0:
-                if at in self.sites:
-                    sites.append(at)
-                at = self.run.calls["parent"][at]
-            self._above[call] = sites
-        return sites
-
-    def _note_operations(self) -> None:
-        o = self.run.ops
-        for row in self.op_rows:
-            seq, phase = o["seq"][row], o["phase"][row]
-            for i in self.above(o["call"][row]):
+        One in which the forward pass ends, or that does something after it, is the training step, not a part of it.
+        """
+        a, o = self.run.allocs, self.run.ops
+        events = [(o["seq"][row], o["phase"][row], o["call"][row]) for row in self.op_rows]
+        for row, (seq, phase, call) in zip(self.op_rows, events):
+            for i in self.above(call):
                 site = self.sites[i]
                 if phase == FORWARD:
                     site.close = max(site.close, seq)
                     site.rows.append(row)
-                elif phase == BACKWARD and seq > site.close:
-                    site.back_begin = seq if site.back_begin < 0 else site.back_begin
-                    site.back_close = seq
-
-    def _note_allocations(self) -> None:
-        a = self.run.allocs
-        for _, i in self.allocated:
-            for j in self.above(a["call"][i]):
-                site = self.sites[j]
-                (site.made if a["phase"][i] == FORWARD else site.backward).append(i)
+                elif phase == BACKWARD and seq > site.close and site.back_begin < 0:
+                    site.back_begin = seq
         for site in self.sites.values():
-            site.mine.update(site.made)
-
-    def _note_impure(self) -> None:
-        """A call in which the forward pass ends, or that does something after it, is the training step, not a part."""
-        a, o = self.run.allocs, self.run.ops
-        events = [(o["seq"][row], o["phase"][row], o["call"][row]) for row in self.op_rows]
-        events += [(seq, a["phase"][i], a["call"][i]) for seq, i in self.allocated]
+            site.ns = self._time_of(site)
+            site.close = self._close_of(self._result_of(site.close))
+        for seq, i in self.allocated:
+            phase = a["phase"][i]
+            events.append((seq, phase, a["call"][i]))
+            for j in self.above(a["call"][i]) if phase == FORWARD else ():
+                self.sites[j].made[i] = None
         for seq, phase, call in events:
-            if phase not in (FORWARD, BACKWARD, RECOMPUTE):
-                for i in self.above(call):
-                    self.sites[i].pure = self.sites[i].pure and seq < self.sites[i].close
-        walk = [o["seq"][row] for row in self.op_rows if o["phase"][row] == BACKWARD]
+            for i in self.above(call) if phase not in (FORWARD, BACKWARD, RECOMPUTE) else ():
+                self.sites[i].pure = self.sites[i].pure and seq < self.sites[i].close
+        walk = [seq for seq, phase, _ in events[: len(self.op_rows)] if phase == BACKWARD]
         for site in self.sites.values():
             site.pure = site.pure and bisect_left(walk, site.begin) == bisect_right(walk, site.close)

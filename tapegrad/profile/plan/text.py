@@ -121,16 +121,7 @@ def _next(plan: Plan, out: _Out, path: str) -> None:
     program = ["-m", module, *argv[1:]] if isinstance(module, str) else argv
     out.line(f"Wrote {path}. Try it, and see what it gives:")
     out.line(f"  tapegrad profile --plan {shlex.join([path, *program])}", "bold")
-    layers = [a for a in plan.actions if a.kind == "layer"]
-    if len(layers) == len(plan.actions):
-        out.line(f'or in the program: with tg.memory.use_plan("{path}"):')
-    else:
-        out.line(_by_hand(plan.actions))
-
-
-def _by_hand(actions: list[Action]) -> str:
-    first = next(a for a in actions if a.kind == "function")
-    return f"or in the program: tg.recompute_grad({first.name}) where {name_of(first.kind, first.name)} is called"
+    out.line(f'or in the program: with tg.memory.use_plan("{path}"):')
 
 
 def verified(run: Run, plan: Plan) -> list[str]:

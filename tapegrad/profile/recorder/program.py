@@ -10,20 +10,18 @@ import sys
 import threading
 import types
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import thread as pools
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.abc import SourceLoader
 from importlib.machinery import SourceFileLoader
-from types import CodeType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from tapegrad.errors import TapegradError
 
 INTERRUPTED = 130
 _HERE = os.path.dirname(__file__)
-Compile = Callable[[bytes, str], CodeType]
 
 
 class ProgramError(TapegradError, OSError):
@@ -80,15 +78,15 @@ def _module_file(name: str) -> str:
     return name
 
 
-def run(program: Program, compiled: Compile) -> Outcome:
-    """Run it to its end, whatever that is, and wait for the threads it has started; ``compiled`` makes code of source.
+def run(program: Program) -> Outcome:
+    """Run it to its end, whatever that is, and wait for the threads it has started.
 
     Nothing that it raises comes out of here.
     """
     others = set(threading.enumerate())
     with _as_main(program) as module:
         try:
-            _execute(program, module, compiled)
+            _execute(program, module)
             _wait_for_threads(others)
         except SystemExit as e:
             return _exit(e)
@@ -101,19 +99,19 @@ def run(program: Program, compiled: Compile) -> Outcome:
     return Outcome()
 
 
-def _execute(program: Program, module: types.ModuleType, compiled: Compile) -> None:
+def _execute(program: Program, module: types.ModuleType) -> None:
     if not program.is_module and (os.path.isdir(program.path) or zipfile.is_zipfile(program.path)):
         runpy.run_path(program.path, run_name="__main__")
         return
     if program.is_module:
-        _execute_module(program.name, module, compiled)
+        _execute_module(program.name, module)
         return
     with open(program.path, "rb") as file:
         source = file.read()
-    exec(compiled(source, program.path), module.__dict__)
+    exec(compile(source, program.path, "exec", dont_inherit=True), module.__dict__)
 
 
-def _execute_module(name: str, module: types.ModuleType, compiled: Compile) -> None:
+def _execute_module(name: str, module: types.ModuleType) -> None:
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         name = f"{name}.__main__"
@@ -124,11 +122,7 @@ def _execute_module(name: str, module: types.ModuleType, compiled: Compile) -> N
     origin = spec.origin or name
     module.__spec__, module.__package__, module.__loader__ = spec, spec.parent, loader
     module.__file__, sys.argv[0] = origin, origin
-    if isinstance(loader, SourceLoader):
-        code = compiled(loader.get_data(origin), origin)
-    else:  # in a zip file, or without its source
-        code = loader.get_code(name)
-    exec(code, module.__dict__)
+    exec(loader.get_code(name), module.__dict__)
 
 
 @contextmanager

@@ -7,17 +7,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, FrameType
 from typing import Any
 
 from tapegrad.device import current_device
-from tapegrad.memory.checkpoint.recompute import Recompute
 from tapegrad.memory.ledger.figures import Measure
-from tapegrad.memory.ledger.frames import CHECKPOINT, LAYER, Special, code_of
 from tapegrad.memory.ledger.journal import STEP, STOPPED, End, Journal
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS
-from tapegrad.nn import Layer
 from tapegrad.profile.recorder.assemble import assemble
 from tapegrad.profile.recorder.checking import Checker
 from tapegrad.profile.runs.model import Run
@@ -61,7 +57,7 @@ class Session:
     ) -> None:  # fmt: skip
         self.stacks, self.steps, self.warmup = stacks, steps, warmup
         self.measure = Measure(detailed=False)
-        self.journal = Journal(special(), stacks, keep, gradients)
+        self.journal = Journal(stacks, keep, gradients)
         self.marks: list[StepMark] = []
         self.samples: list[Sample] = []
         self.step = 0
@@ -157,23 +153,6 @@ class Session:
     def _readings(self) -> dict[int, End]:
         with LEDGER.held() as entries:
             return {e.number: (-1, -1, e.holder, e.read, e.next) for e in entries}
-
-
-def _layer(frame: FrameType) -> tuple[int, str, CodeType | None]:
-    layer = type(frame.f_locals["self"])
-    return LAYER, layer.__qualname__, code_of(layer.call)
-
-
-def _checkpoint(frame: FrameType) -> tuple[int, str, CodeType | None]:
-    f = frame.f_locals["self"].__wrapped__
-    name = getattr(f, "__qualname__", type(f).__qualname__)
-    return CHECKPOINT, f"recompute_grad({name})", code_of(f.call if isinstance(f, Layer) else f)
-
-
-def special() -> Special:
-    """By the id of their code: what the frames of ``Layer.__call__`` and of checkpointed runs are calls of."""
-    codes = ((Layer.__call__.__code__, _layer), (Recompute._run.__code__, _checkpoint))
-    return {id(code): (code, describe) for code, describe in codes}
 
 
 AROUND = 3

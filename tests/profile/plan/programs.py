@@ -1,17 +1,16 @@
-"""Small training programs, compiled as a profiled script is, with a plan or without one."""
+"""Small training programs, with a plan or without one."""
 
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import tapegrad as tg
 from tapegrad import nn
-from tapegrad.memory.plan import Action, apply_plan
+from tapegrad.memory.plan import Action, Key, apply_plan
 from tapegrad.nn import functional
-from tapegrad.profile.plan.rewrite import compile_with_plan
 from tapegrad.profile.recorder import Session
 from tapegrad.profile.runs import Run
 
@@ -169,16 +168,20 @@ def elementwise(steps: int = 2) -> list[list[bytes]]:
     return [step(lambda: tg.sum(tg.tanh(v) * 2.0), [v], optimizer) for _ in range(steps)]
 
 
+def layer_key(cls: type[nn.Layer]) -> Key:
+    """What calls of a layer are calls of."""
+    code = inspect.unwrap(cls.call).__code__
+    return "layer", cls.__qualname__, code.co_filename, code.co_firstlineno
+
+
 def run(name: str, actions: Sequence[Action] = ()) -> tuple[Run, list[list[bytes]]]:
     """What the program ``name`` does with memory under a plan, and the bits of its gradients."""
-    space: dict[str, Any] = {"__name__": "programs"}
-    exec(compile_with_plan(Path(__file__).read_text(encoding="utf-8"), __file__, actions), space)
     session = Session()
     gc.collect()
     with apply_plan(actions) as applied:
         session.start()
         try:
-            found = space[name]()
+            found = globals()[name]()
         finally:
             session.stop()
     assert applied.unmet() == []

@@ -18,7 +18,7 @@ from tapegrad.profile.runs import Run, save
 from tapegrad.profile.runs.model import KINDS
 from tests.profile.made_runs import MIB, empty
 from tests.profile.plan.made import training
-from tests.profile.plan.test_simulate import plain
+from tests.profile.plan.test_predicting import plain
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
+from tapegrad.profile.plan.lives import alive_at
 from tapegrad.profile.plan.problem import Outcome, Problem
 from tapegrad.profile.plan.search import Search
-from tapegrad.profile.plan.simulate import alive_at
 from tests.profile.plan.made import MIB, nested, training
-from tests.profile.plan.test_simulate import plain
+from tests.profile.plan.test_predicting import plain
 
 
 def antichains(problem: Problem) -> list[tuple[int, ...]]:

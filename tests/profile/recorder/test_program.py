@@ -21,10 +21,6 @@ print(pickle.loads(pickle.dumps(Thing())).__class__.__module__, sys.modules["__m
 """
 
 
-def compiled(source: bytes, name: str) -> object:
-    return compile(source, name, "exec")
-
-
 def write(folder: Path, name: str, text: str) -> Path:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +29,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def ended(folder: Path, text: str, *args: str) -> Outcome:
-    return run(find(str(write(folder, "prog.py", text)), args, False), compiled)
+    return run(find(str(write(folder, "prog.py", text)), args, False))
 
 
 def as_python_runs(*command: str, cwd: Path) -> str:
@@ -46,7 +42,7 @@ def test_a_script_sees_what_python_shows_it(
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "sub/script.py", ABOUT)
     before = sys.argv, list(sys.path), sys.modules["__main__"]
-    assert run(find("sub/script.py", ("--lr", "3", "-o"), False), compiled) == Outcome()
+    assert run(find("sub/script.py", ("--lr", "3", "-o"), False)) == Outcome()
     assert (sys.argv, sys.path, sys.modules["__main__"]) == before
     assert capsys.readouterr().out == as_python_runs("sub/script.py", "--lr", "3", "-o", cwd=tmp_path)
 
@@ -60,7 +56,7 @@ def test_a_module_sees_what_python_shows_it(
     write(tmp_path, "package/other.py", "value = 7")
     for file in ("tool", "__main__"):
         write(tmp_path, f"package/{file}.py", ABOUT.replace(", sys.path[0]", "") + "from .other import value\n")
-    assert run(find(name, ("a",), True), compiled) == Outcome()
+    assert run(find(name, ("a",), True)) == Outcome()
     for module in [m for m in sys.modules if m.partition(".")[0] == "package"]:
         del sys.modules[module]
     assert capsys.readouterr().out == as_python_runs("-m", name, "a", cwd=tmp_path)
@@ -71,7 +67,7 @@ def test_a_folder_and_a_zip_file_run_their_main(tmp_path: Path, capsys: pytest.C
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
         archive.write(main, "__main__.py")
     for name in ("app", "app.zip"):
-        assert run(find(str(tmp_path / name), (), False), compiled) == Outcome()
+        assert run(find(str(tmp_path / name), (), False)) == Outcome()
     assert capsys.readouterr().out == "__main__ runs\n" * 2
 
 

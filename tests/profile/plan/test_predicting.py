@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tapegrad.profile.plan.advice import advice
+from tapegrad.profile.plan.lives import peak
 from tapegrad.profile.plan.problem import Problem, representative
-from tapegrad.profile.plan.simulate import change_of, lives_with, peak
 from tapegrad.profile.plan.step import Step
 from tapegrad.profile.runs import Run, load
-from tests.profile.made_runs import MIB, Builder, empty, many
+from tests.profile.made_runs import MIB, empty, many
 from tests.profile.plan import programs
 from tests.profile.plan.made import training
 
@@ -51,6 +51,8 @@ ALL, FIRST, LAST, OTHERS = slice(None), slice(1), slice(-1, None), slice(None, N
         ("residual", "gated", OTHERS),
         ("residual", "gated", slice(2)),
         ("residual", "gated", slice(1, 3)),
+        ("residual", "gated", slice(3)),
+        ("residual", "gated", LAST),
         ("accumulated", "Attending", ALL),
         ("accumulated", "Attending", LAST),
     ],
@@ -65,18 +67,18 @@ def test_the_predicted_peak_is_the_measured_one(program: str, name: str, which: 
     measured, same = programs.run(program, problem.actions(calls))
     assert same == gradients
     found = measured.steps["peak_bytes"][problem.step.number]  # type: ignore[union-attr]
-    assert abs(predicted.peak_bytes - found) <= 1024, (predicted, found)  # reductions that pend: one or two numbers
-    assert measured.steps["reruns"][1] == sum(len(problem.candidates[i].changes) for i in calls)
+    # what is made again is made from small constants, too, which stay meanwhile
+    assert abs(predicted.peak_bytes - found) <= 2048, (predicted, found)
+    assert measured.steps["restored"][1] > 0 and measured.steps["reruns"][1] == 0
 
 
 def test_where_kernels_are_cut_otherwise_the_prediction_is_on_the_safe_side() -> None:
     run, gradients = plain("residual")
     problem = Problem(run)
-    for which in (slice(3), ALL, LAST):
-        calls = chosen(problem, "gated", which)
-        measured, same = programs.run("residual", problem.actions(calls))
-        assert same == gradients
-        assert 1 <= problem.outcome(calls).peak_bytes / measured.steps["peak_bytes"][1] < 1.15
+    calls = chosen(problem, "gated", ALL)
+    measured, same = programs.run("residual", problem.actions(calls))
+    assert same == gradients
+    assert 1 <= problem.outcome(calls).peak_bytes / measured.steps["peak_bytes"][1] < 1.06
 
 
 def test_without_a_plan_the_step_is_what_was_measured() -> None:
@@ -96,7 +98,8 @@ def test_offloaded_calls_hold_what_checkpointed_ones_do() -> None:
     measured, same = programs.run("transformer", actions)
     assert same == gradients
     assert measured.steps["offloads"][1] > 0
-    assert measured.steps["peak_bytes"][1] == pytest.approx(problem.outcome(calls).peak_bytes, rel=0.05)
+    # what has been moved comes back one by one: at most so much
+    assert 0.85 < measured.steps["peak_bytes"][1] / problem.outcome(calls).peak_bytes <= 1
 
 
 def test_a_slow_memory_is_not_offloaded_to() -> None:
@@ -137,23 +140,12 @@ def test_values_that_come_and_go_in_a_call_do_so_again() -> None:
     run = training(steps=2, blocks=1)
     step = Step(run, 1)
     (site,) = step.sites.values()
-    lives = lives_with(step.lives, [change_of(step, site)])
-    again = [life for life in lives if life.begin[:2] == (site.back_begin, -1)]
+    changed, _, kept_bytes = step.change_of(site)
+    again = [life for those in changed.values() for life in those[1:]]
+    assert kept_bytes == 3 * MIB and all(life.begin[:2] == (site.back_begin, -1) for life in again)
     # 3 values and 3 temporaries, each once more
     assert sorted(life.bytes for life in again) == [MIB // 2] * 3 + [MIB] * 3
     assert all(life.begin < life.end for life in again)
-
-
-def test_a_free_is_the_doing_of_the_kernel_before_it() -> None:
-    b = Builder()
-    b.phase = "backward"
-    old = [b.alloc(512, "temporary", "add") for _ in range(2)]
-    first = b.alloc(512, "temporary", "add")
-    second = b.alloc(512, "temporary", "add")
-    b.free(*old)
-    step = Step(b.finish(), -1)
-    begin = step.run.allocs["begin_seq"]
-    assert step.freed_after(begin[first]) == [] and step.freed_after(begin[second]) == old
 
 
 def test_runs_without_training_have_nothing_to_plan() -> None:
