@@ -144,11 +144,14 @@ class Manager(Account):
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """No budget is in force in the block; what is recorded there has a graph and candidates of its own."""
+        """No budget is in force in the block; what is recorded there has a graph and candidates of its own.
+
+        Who watches goes on: a plan that is in force is so in the block, too.
+        """
         before, promises = dict(self.__dict__), LEDGER.promises_apart({})
         self._storages, self._graph = Storages(), None
         self._here, self._passed, self._asked, self.last_resorts = 0, [], False, weakref.WeakSet()
-        self._decide([])
+        self._decide([b for b in self._budgets if b.limit == inf and b.policy is None])
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import sys
 import threading
@@ -327,3 +328,43 @@ def test_calls_in_a_walk_back_are_not_counted() -> None:
     with tg.measure() as m:
         outer.gradient(loss, [x])
     assert m.restored == 2
+
+
+def test_predict_peak_and_captured_functions_know_the_plan_in_force() -> None:
+    tg.random.seed(3)
+    blocks = [programs.Attending(64) for _ in range(3)]
+    x = tg.random.normal((16, 40, 64))
+
+    def loss() -> tg.Tensor:
+        h = x
+        for block in blocks:
+            h = block(h)
+        return tg.mean(h * h)
+
+    loss()
+    variables = [v for block in blocks for v in block.trainable_variables]
+    optimizer = tg.optim.SGD(1e-2)
+
+    def step() -> None:
+        with tg.GradientTape() as tape:
+            value = loss()
+        optimizer.apply(tape.gradient(value, variables), variables)
+
+    def measured() -> int:
+        gc.collect()
+        with tg.measure() as m:
+            step()
+        return m.peak_bytes
+
+    step()
+    plain = measured()
+    action = Action("checkpoint", *layer_key(programs.Attending), (0, 1, 2))
+    with apply_plan([action]) as applied:
+        predicted = tg.memory.predict_peak(step, budgets=[], least=False).peak_bytes
+        assert predicted == measured() < 0.7 * plain and applied.unmet() == []
+        captured = tg.function(step)
+        captured()
+        assert captured.plan().peak_bytes < 0.7 * plain
+    captured()
+    captured()
+    assert captured.verify() is None
