@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
@@ -67,18 +67,18 @@ class Action:
         return full_name(self.file) == full_name(file) or bool(self.relative) and self.relative == relative_name(file)
 
 
-class _Site(NamedTuple):
-    """A chosen call: what it is a call of, as the plan names that, its number, and what to do with it."""
+@dataclass(frozen=True, eq=False)
+class _Site:
+    """One chosen call: what the plan names it, and what to do with it."""
 
-    key: Key
-    number: int
+    name: tuple[Key, int]
     action: Action
 
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.site: tuple[int, _Site] | None = None
-        """The chosen call that the program is in, by its number among all calls."""
+        self.site: _Site | None = None
+        """The chosen call that the program is in."""
         self.nodes: dict[int, None] = {}
         """What was applied in it."""
         self.inputs: dict[int, Retained] = {}
@@ -102,7 +102,8 @@ class Applied:
                 self._relative[action.kind, action.name, action.relative, action.line] = action.key
         self._met: set[tuple[Key, int]] = set()
         self._frames = Frames("none")
-        self._sites: dict[int, tuple[int, _Site] | None] = {-1: None}
+        self._sites: dict[int, _Site | None] = {-1: None}
+        """By the number of a call: the chosen one that it is, or lies in."""
         self._forgotten = 0
         self._local = _Local()
         self._lock = threading.Lock()
@@ -118,7 +119,7 @@ class Applied:
             nodes, read, before = [*local.nodes], [*local.inputs.values()], local.site
             local.site, local.nodes, local.inputs = site, {}, {}
             if before is not None:
-                answer = policies.OFFLOAD if before[1].action.do == "offload" else policies.RECOMPUTE
+                answer = policies.OFFLOAD if before.action.do == "offload" else policies.RECOMPUTE
                 MANAGER.release(nodes, read, answer)
         if site is not None:
             local.nodes[node.index] = None
@@ -126,27 +127,27 @@ class Applied:
                 index = b.node.index
                 if index not in local.nodes and index not in local.inputs:
                     local.inputs[index] = MANAGER.keep((b,))
-            self._met.add(site[1][:2])
+            self._met.add(site.name)
 
     def unmet(self) -> list[tuple[Key, int]]:
         """The chosen calls that the program has not made so far."""
         return [(key, i) for key, chosen in self._chosen.items() for i in chosen if (key, i) not in self._met]
 
-    def _site(self, number: int) -> tuple[int, _Site] | None:
+    def _site(self, number: int) -> _Site | None:
         """The outermost chosen call that a call is, or lies in."""
         if number not in self._sites:
             if number - self._forgotten > _MOST_CALLS:
                 self._forget(number)
             call = self._frames.calls[number]
-            self._sites[number] = None if call is None else self._site(call.parent) or self._chosen_as(number, call)
+            self._sites[number] = None if call is None else self._site(call.parent) or self._chosen_as(call)
         return self._sites[number]
 
-    def _chosen_as(self, number: int, call: Call) -> tuple[int, _Site] | None:
+    def _chosen_as(self, call: Call) -> _Site | None:
         if call.phase != FORWARD or call.kind >= len(KINDS):
             return None
         key = self._named((KINDS[call.kind], call.name, full_name(call.file), call.line))
         action = self._chosen[key].get(call.ordinal) if key is not None else None
-        return None if key is None or action is None else (number, _Site(key, call.ordinal, action))
+        return None if key is None or action is None else _Site((key, call.ordinal), action)
 
     def _named(self, key: Key) -> Key | None:
         """What the plan calls ``key``: by the file's full name, or in a copy of the program by its relative one."""
