@@ -16,7 +16,7 @@ from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.core import locks
 from tapegrad.core.state import thread, unrecorded
-from tapegrad.device import CPU, is_array, threads
+from tapegrad.device import is_array
 from tapegrad.engine.above import lowest
 from tapegrad.engine.dry_run import Dry
 from tapegrad.errors import BudgetError, DryRunError, FunctionError, TapegradError
@@ -26,12 +26,13 @@ from tapegrad.memory.sizes import parse_bytes
 from tapegrad.program import arena
 from tapegrad.program.capture import PACKAGE, capture, why_not
 from tapegrad.program.derivative import capture_joint
-from tapegrad.program.eager import PLAIN, copied, difference, eager, unlike
+from tapegrad.program.eager import copied, difference, eager, unlike
 from tapegrad.program.fit import Planner, bound_bytes, fit
 from tapegrad.program.graphs import replay_of
 from tapegrad.program.memory import alignment
 from tapegrad.program.program import Layouts, Program
 from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
+from tapegrad.program.signatures import advice, are_tensors, signature
 from tapegrad.program.tables import Plan, table
 from tapegrad.program.taped import TapedCall
 from tapegrad.tensor import Tensor, convert
@@ -155,7 +156,7 @@ class Function(Generic[P, R]):
             return self._f(*args, **named)
         try:
             with self._lock:
-                given, by_name = (args, named) if _are_tensors(args, named) else nest.map_leaves(_tensor, (args, named))
+                given, by_name = (args, named) if are_tensors(args, named) else nest.map_leaves(_tensor, (args, named))
                 return (self._on_a_tape if thread.recorders else self._called)(given, by_name)
         except BaseException:
             locks.let_go(self._lock, self)
@@ -164,7 +165,7 @@ class Function(Generic[P, R]):
     def _called(self, args: tuple[Any, ...], named: dict[str, Any]) -> R:
         if os.environ.get("TAPEGRAD_FUNCTION") == "0":
             return eager(self._f, args, named)
-        key, held, tensors = _signature(args, named)
+        key, held, tensors = signature(args, named)
         entry = self._entries.get(key)
         if entry is None:
             return self._first(_Entry(key, held), args, named)
@@ -253,7 +254,7 @@ class Function(Generic[P, R]):
             return False
         reason = f"more than {self._most} signatures (max_signatures)"
         if reason not in self.stats.fallbacks:
-            _warn(f"{self!r}: {reason}; further ones run eagerly; {_advice(entries, key)}")
+            _warn(f"{self!r}: {reason}; further ones run eagerly; {advice(entries, key)}")
         self.stats.fell_back(reason)
         return True
 
@@ -293,7 +294,7 @@ class Function(Generic[P, R]):
         """A call that tapes record: one record, whose forward and backward are replayed."""
         if os.environ.get("TAPEGRAD_FUNCTION") == "0":
             return self._f(*args, **named)
-        key, held, tensors = _signature(args, named)
+        key, held, tensors = signature(args, named)
         entry = self._taped.get(key)
         if entry is None:
             if self._is_full(self._taped, key):
@@ -324,10 +325,10 @@ class Function(Generic[P, R]):
         """Whether a call with these arguments has a program, and if not, what differs from the nearest signature."""
         with self._lock:
             given, by_name = nest.map_leaves(_tensor, (args, named))
-            key, _, _ = _signature(given, by_name)
+            key, _, _ = signature(given, by_name)
             entry = self._entries.get(key)
             if entry is None:
-                return "miss: " + (_advice(self._entries, key) if self._entries else "nothing has been captured yet")
+                return "miss: " + (advice(self._entries, key) if self._entries else "nothing has been captured yet")
             if entry.reason is not None:
                 return f"runs eagerly: {entry.reason}"
             steps = 0 if entry.program is None else len(entry.program.steps)
@@ -351,7 +352,7 @@ class Function(Generic[P, R]):
 
     def _known(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[Tensor]]:
         """The signature of these arguments, which has a program, and the tensors.  Raises FunctionError."""
-        key, _, tensors = _signature(args, named)
+        key, _, tensors = signature(args, named)
         entry = self._entries.get(key)
         if entry is None or entry.program is None:
             raise FunctionError(f"{self!r}: {self.explain(*args, **named)}; call it first")
@@ -457,13 +458,6 @@ def _by_tapes(recorders: Sequence[Any]) -> bool:
     return not any(isinstance(r, Pusher) for r in recorders)
 
 
-_BY_TEXT = (float, complex, CPU.xp.generic)
-_BY_VALUE = (*PLAIN, CPU.xp.generic)
-
-
-# Signatures --------------------------------------------------------------------------------------------------------
-
-
 def _warn(message: str) -> None:
     """Warn where the user's code calls this package."""
     level, frame = 1, sys._getframe()
@@ -474,51 +468,3 @@ def _warn(message: str) -> None:
 
 def _tensor(x: Any) -> Any:
     return x if type(x) is Tensor or not is_array(x) else convert(x)
-
-
-def _are_tensors(args: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Whether all arguments are tensors, given by position."""
-    return not named and {Tensor}.issuperset(map(type, args))
-
-
-def _signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor]]:
-    """What decides on the program; what has to stay alive so that it means the same; and the tensors."""
-    tensors: list[Tensor] = []
-    positions: dict[int, int] = {}
-    held: list[Any] = []
-    parts: list[Any] = []
-    plain = _are_tensors(args, named)
-    for x in args if plain else nest.leaves((args, named)):
-        if type(x) is Tensor:
-            buffer = x._buffer
-            aval, array = buffer.node.aval, buffer.array
-            lies = None if array is None or not array.ndim or array.flags.c_contiguous else array.strides
-            parts.append((aval, lies, positions.setdefault(id(buffer), len(tensors))))
-            tensors.append(x)
-        elif isinstance(x, _BY_VALUE):
-            parts.append((type(x), repr(x) if isinstance(x, _BY_TEXT) else x, None))  # nan is not nan
-        else:
-            parts.append((type(x), id(x)))
-            held.append(x)
-    shape = len(args) if plain else (nest.structure(args), nest.structure(named))
-    return (shape, tuple(parts), threads.get_num_threads()), tuple(held), tensors
-
-
-def _advice(entries: dict[Any, Any], key: Any) -> str:
-    """What differs from the nearest signature known."""
-    differences = min((_differences(known, key) for known in entries), key=len)
-    return "the nearest signature differs in " + "; ".join(differences[:3])
-
-
-def _differences(a: Any, b: Any) -> list[str]:
-    if a[0] != b[0]:
-        return ["the structure of the arguments"]
-    pairs = zip(a[1], b[1], strict=True)
-    found = [f"argument {i}: {_shown(x)} and {_shown(y)}" for i, (x, y) in enumerate(pairs) if x != y]
-    return found + (["the number of threads"] if a[2] != b[2] else [])
-
-
-def _shown(part: Any) -> str:
-    if isinstance(part[0], type):
-        return f"{part[0].__name__} {part[1]}" if len(part) == 3 else f"another {part[0].__name__}"
-    return repr(part[0])

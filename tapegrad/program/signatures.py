@@ -1,0 +1,61 @@
+"""Signatures: what of a call's arguments decides on its program, and what tells two of them apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.device import CPU, threads
+from tapegrad.program.eager import PLAIN
+from tapegrad.tensor import Tensor
+
+_BY_TEXT = (float, complex, CPU.xp.generic)
+_BY_VALUE = (*PLAIN, CPU.xp.generic)
+
+
+def are_tensors(args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether all arguments are tensors, given by position."""
+    return not named and {Tensor}.issuperset(map(type, args))
+
+
+def signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor]]:
+    """What decides on the program; what has to stay alive so that it means the same; and the tensors."""
+    tensors: list[Tensor] = []
+    positions: dict[int, int] = {}
+    held: list[Any] = []
+    parts: list[Any] = []
+    plain = are_tensors(args, named)
+    for x in args if plain else nest.leaves((args, named)):
+        if type(x) is Tensor:
+            buffer = x._buffer
+            aval, array = buffer.node.aval, buffer.array
+            lies = None if array is None or not array.ndim or array.flags.c_contiguous else array.strides
+            parts.append((aval, lies, positions.setdefault(id(buffer), len(tensors))))
+            tensors.append(x)
+        elif isinstance(x, _BY_VALUE):
+            parts.append((type(x), repr(x) if isinstance(x, _BY_TEXT) else x, None))  # nan is not nan
+        else:
+            parts.append((type(x), id(x)))
+            held.append(x)
+    shape = len(args) if plain else (nest.structure(args), nest.structure(named))
+    return (shape, tuple(parts), threads.get_num_threads()), tuple(held), tensors
+
+
+def advice(entries: dict[Any, Any], key: Any) -> str:
+    """What differs from the nearest signature known."""
+    differences = min((_differences(known, key) for known in entries), key=len)
+    return "the nearest signature differs in " + "; ".join(differences[:3])
+
+
+def _differences(a: Any, b: Any) -> list[str]:
+    if a[0] != b[0]:
+        return ["the structure of the arguments"]
+    pairs = zip(a[1], b[1], strict=True)
+    found = [f"argument {i}: {_shown(x)} and {_shown(y)}" for i, (x, y) in enumerate(pairs) if x != y]
+    return found + (["the number of threads"] if a[2] != b[2] else [])
+
+
+def _shown(part: Any) -> str:
+    if isinstance(part[0], type):
+        return f"{part[0].__name__} {part[1]}" if len(part) == 3 else f"another {part[0].__name__}"
+    return repr(part[0])
