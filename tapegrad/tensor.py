@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tapegrad.core import account
 from tapegrad.core.aval import Shape, shaped
@@ -303,12 +303,18 @@ def bind_method(name: str, function: Callable[..., object] | property) -> None:
         setattr(cls, name, _reading(function))
 
 
-_readers: list[type] = []
+class _Reader(Protocol):
+    def _content(self) -> Tensor:
+        """The present value."""
 
 
-def add_reader(cls: type) -> None:
-    """Register a class whose objects have a ``_content()``, a tensor; operators bound later are given to it, too."""
-    _readers.append(cls)
+_readers: tuple[type[_Reader], ...] = ()
+
+
+def add_reader(cls: type[_Reader]) -> None:
+    """Register a class of handles on a value; operators bound later are given to it, too."""
+    global _readers
+    _readers = (*_readers, cls)
 
 
 def _reading(function: Callable[..., object] | property) -> Callable[..., Any] | property:
@@ -377,8 +383,8 @@ def convert(x: object, dtype: object = None) -> Tensor:
     """
     if isinstance(x, Tensor):
         return x
-    if isinstance(x, tuple(_readers)):
-        return x._content()  # type: ignore[attr-defined]
+    if isinstance(x, _readers):
+        return x._content()
     return upload(x, device_of(x), dtype)
 
 

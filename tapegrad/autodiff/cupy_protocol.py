@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.autodiff.own_primitive import OwnPrimitive
+from tapegrad.core.rule import with_parameters
 from tapegrad.errors import ImmutableError
 from tapegrad.ops.interop.numpy_protocols import public
 from tapegrad.tensor import bind_method
@@ -66,9 +67,7 @@ def _run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return kernel(*arrays, **kwargs)
 
     kinds = inspect.Parameter.POSITIONAL_ONLY
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(f"x{i}", kinds) for i in range(len(args))]
-    )
+    with_parameters(run, [inspect.Parameter(f"x{i}", kinds) for i in range(len(args))])
     run.__name__ = str(kernel.name)
     return OwnPrimitive(run, None, False)(*(x._content() if isinstance(x, Variable) else x for x in args))
 

@@ -19,7 +19,7 @@ from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import Opaque, Primitive
-from tapegrad.core.rule import Rule
+from tapegrad.core.rule import Rule, with_parameters
 from tapegrad.core.state import thread
 from tapegrad.device import current_device, dtypes
 from tapegrad.engine.evaluate import array_of
@@ -253,8 +253,7 @@ def _made(
         return layout.repacked(op, rule(t=ct, **named, **told))
 
     parameters = [inspect.Parameter(p, kinds) for p in (*order, *extra[1:], *(p for p in asked if p not in values))]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return Rule(run, operands)
+    return Rule(with_parameters(run, parameters), operands)
 
 
 def _fitting(op: str, name: str, given: TensorLike, aval: ShapedArray) -> Tensor:

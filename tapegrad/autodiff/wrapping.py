@@ -13,9 +13,10 @@ class Wrapper:
     """A callable around ``__wrapped__`` that shows its attributes as they are now."""
 
     __wrapped__: Any
+    __call__: Callable[..., Any]
 
     def __init__(self, f: Callable[..., object]) -> None:
-        functools.update_wrapper(self, f, updated=())  # type: ignore[arg-type]
+        functools.update_wrapper(self, f, updated=())
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Binds as a function does, if a function is wrapped."""
@@ -24,8 +25,7 @@ class Wrapper:
         if instance is None or bind is None:
             return self
         binds = getattr(bind(f, instance, owner), "__self__", None) is instance and not isinstance(f, types.MethodType)
-        call: Any = self
-        return types.MethodType(call, instance) if binds else self
+        return types.MethodType(self, instance) if binds else self
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         # What decorates a function of a module is found there by name, as the function would be.

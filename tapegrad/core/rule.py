@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tapegrad.core.aval import ShapedArray
 
 if TYPE_CHECKING:
     from tapegrad.core.protocols import Steps
 
+F = TypeVar("F", bound=Callable[..., object])
 Function: TypeAlias = Callable[..., Any]
 """A function of a declaration: it takes what its parameters name."""
 Params: TypeAlias = dict[str, Any]
 """Parameters of one application of a primitive, by name."""
 OUT = -1
 """The slot number of the result among a rule's residuals; operands have their positions."""
+
+
+def with_parameters(f: F, parameters: Sequence[inspect.Parameter]) -> F:
+    """``f`` itself, a made function, which from now on shows these parameters to whoever asks for its signature."""
+    vars(f)["__signature__"] = inspect.Signature(parameters)
+    return f
 
 
 class Rule:

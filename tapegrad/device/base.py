@@ -18,12 +18,14 @@ T = TypeVar("T")
 class Device(ABC):
     """One place where arrays live: its name (``"cpu"``, ``"cuda:0"``), its namespace ``xp`` and its memory."""
 
-    __slots__ = ("kind", "lazy", "least_pooled", "name", "xp")
+    __slots__ = ("index", "kind", "lazy", "least_pooled", "name", "xp")
 
-    def __init__(self, name: str, kind: str, xp: Any, least_pooled: int, lazy: bool) -> None:
+    def __init__(self, name: str, kind: str, xp: Any, least_pooled: int, lazy: bool, index: int = 0) -> None:
         self.name = name
         self.kind = kind
         """``"cpu"`` or ``"cuda"``."""
+        self.index = index
+        """Its number among the devices of its kind."""
         self.xp = xp
         self.least_pooled = least_pooled
         self.lazy = lazy

@@ -38,11 +38,10 @@ T = TypeVar("T")
 class CudaDevice(Device):
     """One GPU: CuPy's functions, memory from CuPy's pool."""
 
-    __slots__ = ("_before", "_busy", "_capturing", "_checks", "_lent", "_lock", "_runtime", "_stream_of", "index")
+    __slots__ = ("_before", "_busy", "_capturing", "_checks", "_lent", "_lock", "_runtime", "_stream_of")
 
     def __init__(self, index: int, cupy: Namespace) -> None:
-        super().__init__(f"cuda:{index}", "cuda", cupy, 0, lazy=True)
-        self.index = index
+        super().__init__(f"cuda:{index}", "cuda", cupy, 0, lazy=True, index=index)
         self._runtime = cupy.cuda.runtime
         self._stream_of = cupy.cuda.get_current_stream
         self._busy: dict[int, Any] = {}

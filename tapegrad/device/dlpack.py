@@ -24,7 +24,7 @@ _VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # whether NumPy mak
 
 def place(device: Device) -> tuple[int, int]:
     """The device as DLPack names it: its type and number."""
-    return (_CPU, 0) if device.kind == "cpu" else (_CUDA, device.index)  # type: ignore[attr-defined]
+    return (_CPU, 0) if device.kind == "cpu" else (_CUDA, device.index)
 
 
 def capsule(

@@ -23,7 +23,7 @@ class DryDevice(Device):
     __slots__ = ("_device",)
 
     def __init__(self, device: Device) -> None:
-        super().__init__(device.name, device.kind, None, device.least_pooled, device.lazy)
+        super().__init__(device.name, device.kind, None, device.least_pooled, device.lazy, device.index)
         self._device = device
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:

@@ -138,10 +138,10 @@ def _product(
             b = _spread(b, (*batch, k, n), width) if uneven[1] else b
             dims = _joined(batch, a.steps, b.steps)
     steps_out = [rows * n * prod(count for count, *_ in dims[i + 1 :]) for i in range(len(dims))]
-    loops = [(count, *steps, step) for (count, *steps), step in zip(dims, steps_out)]
+    loops = [(count, of_a, of_b, step) for (count, of_a, of_b), step in zip(dims, steps_out)]
     longest = max(range(len(loops)), key=lambda i: loops[i][0], default=0)
     inner = loops.pop(longest) if loops else (1, 0, 0, rows * n)
-    return _Product(rows, n, k, a, b, inner, tuple(loops), a.copies + b.copies)  # type: ignore[arg-type]
+    return _Product(rows, n, k, a, b, inner, tuple(loops), a.copies + b.copies)
 
 
 def _copied(xp: Any, x: Any, copies: tuple[Shape, ...], temporaries: Sequence[Any]) -> Any:

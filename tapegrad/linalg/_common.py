@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Primitive, general
+from tapegrad.core.rule import with_parameters
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import blas_threads
 from tapegrad.device.types import Array, DType, Namespace
@@ -160,10 +161,9 @@ def declare(
         one = lambda *operands: run(xp, *[_computable(a) for a in operands], **params)
         raise _failure(name, reason, list(arrays), partial(_failing, one, xp.linalg.LinAlgError)) from None
 
-    impl.__signature__ = inspect.Signature([inspect.Parameter(p, kind) for p in ("xp", *operands)])  # type: ignore[attr-defined]
     return general(
         name,
-        impl=impl,
+        impl=with_parameters(impl, [inspect.Parameter(p, kind) for p in ("xp", *operands)]),
         infer=infer,
         vjp=vjp,
         jvp=jvp,

@@ -180,7 +180,7 @@ def distribution(
             d = Draw(name, given["shape"], parameters, dtype, given["generator"], given["device"])
             return cast(d.full(sample(d, *d.parameters)), dtypes.asdtype(given["dtype"]))
 
-        op.__signature__ = signature  # type: ignore[attr-defined]
+        vars(op)["__signature__"] = signature
         return op
 
     return public

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Primitive, Sample, elementwise, general
+from tapegrad.core.rule import with_parameters
 from tapegrad.device.numerics import special
 from tapegrad.device.types import Array, Namespace
 from tapegrad.ops.apply import same_params
@@ -97,7 +98,7 @@ def _sign(f: Callable[..., object], positional: Sequence[str], by_name: Sequence
     kind = inspect.Parameter
     parameters = [kind(p, kind.POSITIONAL_OR_KEYWORD) for p in positional]
     parameters += [kind(p, kind.KEYWORD_ONLY) for p in by_name]
-    f.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_parameters(f, parameters)
 
 
 def _seeded(partial: Partial, seed: str) -> Callable[..., Tensor] | None:
@@ -143,6 +144,5 @@ def _public(prim: Primitive, apply: Callable[..., Tensor]) -> Callable[..., Tens
         return apply(prim, *(promote(name, xs, to) if apply is bind else together(name, xs)))
 
     kind = inspect.Parameter
-    parameters = [kind(p, kind.POSITIONAL_ONLY) for p in prim.operands]
-    op.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_parameters(op, [kind(p, kind.POSITIONAL_ONLY) for p in prim.operands])
     return named(op, prim, ", ".join(prim.operands), "tapegrad.special")

@@ -19,9 +19,9 @@ from tapegrad.device.types import Array, Namespace
 @cache
 def _function(xp: Namespace, name: str) -> Callable[..., Any]:
     """The function ``name`` for arrays of namespace ``xp``."""
-    own = getattr(scipy.special(xp), name, None)
     if xp is np:
-        return _quietly(own)  # type: ignore[arg-type]
+        return _quietly(getattr(scipy.special(np), name))
+    own = getattr(scipy.special(xp), name, None)
     if own is not None:
         return own
     hosted = _quietly(getattr(scipy.special(np), name))

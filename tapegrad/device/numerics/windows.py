@@ -60,8 +60,9 @@ def taps(window: Window, first: int, count: int) -> tuple[Tap, ...]:
         along.append([_meeting(window, axis, k, start, stop) for k in range(window.kernel[axis])])
     kept = []
     for number, parts in enumerate(product(*along)):
-        if all(part is not None for part in parts):
-            kept.append(Tap(number, tuple(p[0] for p in parts), tuple(p[1] for p in parts)))  # type: ignore[index]
+        meetings = [part for part in parts if part is not None]
+        if len(meetings) == len(parts):
+            kept.append(Tap(number, tuple(m[0] for m in meetings), tuple(m[1] for m in meetings)))
     return tuple(kept)
 
 

@@ -22,7 +22,7 @@ def variant(name: str, body: Callable[Concatenate[T, P], R], first: T, doc: str)
         return body(first, *args, **kwargs)
 
     signature = inspect.signature(body)
-    function.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+    vars(function)["__signature__"] = signature.replace(parameters=list(signature.parameters.values())[1:])
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     del function.__wrapped__

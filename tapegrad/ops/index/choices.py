@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tapegrad.core.aval import broadcast_shapes, normalize_axis
@@ -140,7 +140,7 @@ def _is_array(x: TensorLike) -> bool:
 
 
 def _on_part(values: Tensor, x: Tensor, condition: Tensor, f: Any, args: Any, kw: Any) -> Tensor:
-    if not isinstance(f, Callable):  # type: ignore[arg-type]
+    if not callable(f):
         return where(condition, f, values) if isinstance(f, (int, float, complex)) else At(values)[condition].set(f)
     (places,) = nonzero(_mask("piecewise", condition, x))
     if not places.size:

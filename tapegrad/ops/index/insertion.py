@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from tapegrad.core.aval import Shape, normalize_axis
@@ -141,10 +140,10 @@ def append(arr: TensorLike, values: TensorLike, axis: int | None = None) -> Tens
     return concat([arr, values], axis=axis)
 
 
-def resize(a: TensorLike, new_shape: int | Sequence[int]) -> Tensor:
+def resize(a: TensorLike, new_shape: int | tuple[int, ...] | list[int]) -> Tensor:
     """The elements in C order, repeated or cut to fill ``new_shape``; zeros if there are none.  Raises ShapeError."""
     x = tensor("resize", a)
-    shape = tuple(new_shape) if isinstance(new_shape, (tuple, list)) else (int(new_shape),)  # type: ignore[arg-type]
+    shape = tuple(new_shape) if isinstance(new_shape, (tuple, list)) else (int(new_shape),)
     if any(n < 0 for n in shape):
         raise ShapeError(f"resize: negative lengths in {shape}")
     count = math.prod(shape)

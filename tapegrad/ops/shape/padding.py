@@ -89,11 +89,12 @@ def _pairs(given: Any, ndim: int, what: str) -> Pairs:
     rows = [tuple(row) if isinstance(row, (list, tuple)) else row for row in given]
     if all(not isinstance(row, tuple) for row in rows) and len(rows) in (1, 2):
         return [(rows[0], rows[-1])] * ndim
-    pairs = [(row[0], row[-1]) if isinstance(row, tuple) and 0 < len(row) < 3 else None for row in rows]
+    pairs = [(row[0], row[-1]) for row in rows if isinstance(row, tuple) and 0 < len(row) < 3]
+    complete = len(pairs) == len(rows)
     pairs = pairs * ndim if len(pairs) == 1 else pairs
-    if len(pairs) != ndim or None in pairs:
+    if len(pairs) != ndim or not complete:
         raise ShapeError(f"pad: {what} {given!r:.60} must be a pair for each of {ndim} dimensions")
-    return pairs  # type: ignore[return-value]
+    return pairs
 
 
 def _by_axes(x: Tensor, widths: Pairs, how: Pairs, around: Callable[..., tuple[Tensor, ...]]) -> Tensor:
@@ -147,7 +148,8 @@ def _odd(x: Tensor, a: int, before: int, after: int, mode: str, _: str) -> tuple
     n = x.shape[a]
     period = n if mode == "symmetric" else n - 1
     if not period:
-        return tuple(broadcast_to(_edge(x, a, False), _wide(x, a, w)) for w in (before, after))  # type: ignore[return-value]
+        front = broadcast_to(_edge(x, a, False), _wide(x, a, before))
+        return front, broadcast_to(_edge(x, a, False), _wide(x, a, after))
     at = arange(-before, n + after, device=x.device)
     copies = at // period
     rest = at - copies * period
