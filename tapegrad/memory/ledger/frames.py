@@ -312,11 +312,6 @@ class Ordinals:
         self._seen[key] += 1
         return number
 
-    def take_back(self, key: Hashable) -> None:
-        """The last call of ``key`` did not count after all."""
-        if self._seen[key]:
-            self._seen[key] -= 1
-
 
 def _outermost() -> Any:
     """The outermost recorder; in a checkpoint, whose look-out hides the tapes outside, the outermost of those."""

@@ -368,3 +368,28 @@ def test_predict_peak_and_captured_functions_know_the_plan_in_force() -> None:
     captured()
     captured()
     assert captured.verify() is None
+
+
+def test_what_a_call_reads_stays_until_its_values_are_made_again() -> None:
+    w, x = tg.Variable(tg.ones((64, 64)) * 0.1), tg.random.normal((64, 64))
+
+    def f(u: tg.Tensor) -> tg.Tensor:
+        return u + w * (tg.roll(u, 1, 0) + tg.roll(u, -1, 0) - 2.0 * u)  # no gradient reads u
+
+    def trained(*ordinals: int) -> tuple[int, int, bytes]:
+        code = f.__code__
+        key = "function", code.co_qualname, code.co_filename, code.co_firstlineno
+        with apply_plan([Action("checkpoint", *key, ordinals)] if ordinals else []), tg.measure() as m:
+            with tg.GradientTape() as tape:
+                u = x
+                for _ in range(20):
+                    u = f(u)
+                loss = tg.sum(u * u)
+            bits = tape.gradient(loss, w).numpy().tobytes()
+        return m.peak_bytes, m.restored, bits
+
+    peak, none, bits = trained()
+    _, one, same = trained(3)
+    most, every, also = trained(*range(20))
+    assert none == 0 < one and every == 20 * one  # each call's own works, and none before it
+    assert most <= peak and bits == same == also
