@@ -442,7 +442,8 @@ def function(f: Any = None, /, *, budget: int | str | None = None, max_signature
     cost.  Eager runs take what they take.
 
     ``max_signatures``: for more, calls run eagerly, with one warning.  ``.stats`` tells what calls did, and the reason
-    of each that ran eagerly.  ``TAPEGRAD_FUNCTION=0`` in the environment runs everything eagerly, with the same errors.
+    of each that ran eagerly.  ``TAPEGRAD_FUNCTION=0`` in the environment runs everything eagerly, with the same errors;
+    with ``2`` a GPU replays works one by one instead of CUDA graphs.
 
     Inside ``tg.measure()`` and a profile a replay shows as its arena and its results; its kernels are not counted.
 
