@@ -119,12 +119,17 @@ class Recording:
         """
         kept: list[Record] = []
         needed: set[int] = set()
-        while self._records:
-            record = self._records.pop()
-            if self.graph is None:
+        records, graph = self._records, self.graph
+        while records:
+            record = records.pop()
+            if graph is None:
                 if record.held():
                     kept.append(record)
-            elif self._held(record, self.graph, needed):
+            elif type(record) is Applied and record.node.index in needed:  # most often
+                kept.append(record)
+                for n in record.inputs:
+                    needed.add(n.index)
+            elif self._held(record, graph, needed):
                 kept.append(record)
                 needed.update(n.index for n in record.followed)
         kept.reverse()

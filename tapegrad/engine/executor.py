@@ -407,7 +407,18 @@ class Plain(Executor):
 class Budgeted(Counted):
     """Within a budget."""
 
-    elementwise = Executor.elementwise
+    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """One application of an elementwise primitive, recorded; whoever may have to make its value again is told."""
+        recorders = thread.recorders
+        if node.site.small and not account.one_by_one:  # type: ignore[union-attr]
+            out = self._told_later(node, inputs, recorders)
+        else:
+            out = self.run_elementwise(node, inputs)
+        if recorders:
+            account.current.made(node, inputs, out)
+            for recorder in recorders:
+                recorder.record(node, inputs, out)
+        return out
 
     @property
     def copies_slivers(self) -> bool:

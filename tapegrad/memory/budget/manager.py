@@ -239,6 +239,9 @@ class Manager(Account):
         graph = (None if self._graph is None else self._graph()) or self._new_graph()
         givers = pushers() if len(thread.recorders) > 1 else []
         things = self._storages.keep(graph, buffers)
+        if not givers and len(things) == 1:  # most often
+            thing = things[0]
+            return thing if type(thing) is Kept else buffers
         for thing, b in zip(things, buffers, strict=True) if givers else ():
             if type(thing) is Kept:
                 remember(graph, thing, b, givers)
@@ -254,7 +257,8 @@ class Manager(Account):
             if recording.graph is None:  # it began before the budget did
                 recording.graph = self.graph()
             kept = self.keep(residuals)
-        LEDGER.recorded(recording, node, residuals)
+        if LEDGER.detailed or LEDGER.journal is not None:
+            LEDGER.recorded(recording, node, residuals)
         return kept
 
     def told(self, recorders: tuple[Recorder, ...], listener: Recorder) -> tuple[Recorder, ...]:
@@ -406,6 +410,11 @@ class Manager(Account):
 
     def restore(self, kept: list[Kept]) -> list[Any]:
         """The buffers of kept values; what is missing is made again."""
+        if len(kept) == 1 and not thread.recorders and not self._storages.offloads.any:  # most often
+            (only,) = kept
+            if only.buffer is not None:
+                self._here = only.recipe.node.index
+                return [only.buffer]
         here, present = 0, []
         for k in kept:
             here = max(here, k.recipe.node.index)

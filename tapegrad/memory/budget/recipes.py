@@ -73,17 +73,10 @@ class Recipe:
     slot: Any = None
     pinned: Buffer | None = None
 
-    def __init__(
-        self,
-        node: Node,
-        inputs: tuple[Recipe | Buffer, ...],
-        out: Buffer,
-        gone: Callable[[weakref.ref[Buffer]], Any] | None = None,
-        session: int = 0,
-    ) -> None:
+    def __init__(self, node: Node, inputs: tuple[Recipe | Buffer, ...], out: Buffer, session: int = 0) -> None:
         self.node = node
         self.inputs = inputs
-        self.buffer = weakref.ref(out) if gone is None else weakref.ref(out, gone)
+        self.buffer = weakref.ref(out)
         self.session = session
 
     def value(self) -> Buffer | None:
@@ -95,6 +88,13 @@ class Recipe:
         return None if self.kept is None else self.kept()
 
 
+class Life(weakref.ref[Buffer]):
+    """Holds the recipe of a value until the value goes."""
+
+    __slots__ = ("recipe",)
+    recipe: Recipe
+
+
 @final
 class Kept:
     """What the records of tapes keep of one value: its buffer, until that is dropped.
@@ -103,27 +103,34 @@ class Kept:
     ``companions``: those that come back with the value (see ``companions.py``).
     """
 
-    __slots__ = ("__weakref__", "_gone", "buffer", "companions", "graph", "recipe", "sources")
+    __slots__ = ("__weakref__", "buffer", "companions", "graph", "recipe", "sources")
 
-    def __init__(self, recipe: Recipe, graph: Graph, gone: Callable[[Recipe, Graph], None]) -> None:
+    def __init__(self, recipe: Recipe, graph: Graph, buffer: Buffer) -> None:
         self.recipe = recipe
         self.graph = graph
-        self.buffer: Buffer | None = None
+        self.buffer: Buffer | None = buffer
         self.sources: tuple[Kept, ...] = ()
         self.companions: Companions | None = None
-        self._gone = gone
 
     def fill(self, buffer: Buffer) -> None:
         """The value is there, or is there again."""
         self.buffer, self.sources = buffer, ()
 
-    def __del__(self) -> None:
-        if not hasattr(self, "_gone"):  # an interrupt came while it was made
-            return
-        if self.recipe.keeping() is self:  # a weak reference finds what is being deleted until it is
-            self.recipe.kept = None
-        if self.recipe.storage is not None or self.recipe.roots:  # else nobody has offered it for eviction
-            self._gone(self.recipe, self.graph)
+    def restored(self) -> tuple[Buffer, ...]:
+        """The buffer, made again if need be: a record may hold one kept value in place of residuals."""
+        return tuple(self.graph.restore([self]))
+
+    def there(self) -> tuple[Buffer, ...]:
+        """The buffer, if it has not been dropped."""
+        return () if self.buffer is None else (self.buffer,)
+
+
+class Watch(weakref.ref[Kept]):
+    """A weak reference to a kept value that somebody has offered for eviction: it tells when no record refers to it."""
+
+    __slots__ = ("graph", "index")
+    graph: weakref.ref[Graph]
+    index: int
 
 
 class Residuals:
@@ -136,7 +143,9 @@ class Residuals:
 
     def restored(self) -> tuple[Buffer, ...]:
         """The buffers, made again if need be."""
-        return restored(self.things)
+        kept = [k for k in self.things if type(k) is Kept]
+        made = iter(kept[0].graph.restore(kept))
+        return tuple([next(made) if type(k) is Kept else k for k in self.things])
 
     def there(self) -> tuple[Buffer, ...]:
         """The buffers that have not been dropped."""
@@ -147,13 +156,6 @@ class Residuals:
 def _checksum(buffer: Buffer) -> bytes:
     device = buffer.node.aval.device
     return bits.checksum(buffer.array if device.kind == "cpu" else device.numpy(buffer.array))
-
-
-def restored(things: tuple[Kept | Buffer, ...]) -> tuple[Buffer, ...]:
-    """The buffers of kept values; buffers are themselves."""
-    kept = [k for k in things if type(k) is Kept]
-    made = iter(kept[0].graph.restore(kept) if kept else ())
-    return tuple([next(made) if type(k) is Kept else k for k in things])
 
 
 class Index:
@@ -225,8 +227,8 @@ class Graph:
         self._session: weakref.ref[Session] | None = None
         self._number = 0
         self._sums: weakref.WeakKeyDictionary[Buffer, bytes] = weakref.WeakKeyDictionary()  # of memory of the user's
-        live = self._live = dict[weakref.ref[Buffer], Recipe]()
-        self._dead = lambda ref: live.pop(ref, None)  # a value is gone, and its recipe unless others hold that
+        self._live: set[Life] = set()
+        self._dead = self._live.discard
 
     def session(self) -> Session:
         """What a recording is to hold from its beginning to its end."""
@@ -258,9 +260,11 @@ class Graph:
                 sources.append(source)
                 if source.session != self._number:
                     self._carry(source, b)
-        recipe = Recipe(node, tuple(sources), out, self._dead, self._number)
+        recipe = Recipe(node, tuple(sources), out, self._number)
         self.recipes[node.index] = recipe
-        self._live[recipe.buffer] = recipe
+        life = Life(out, self._dead)
+        life.recipe = recipe
+        self._live.add(life)
         return True
 
     def _note_shared(self, buffer: Buffer) -> None:
@@ -290,16 +294,16 @@ class Graph:
 
     def alive(self, recipe: Recipe, buffer: Buffer) -> None:
         """The value of ``recipe`` is in ``buffer`` now."""
-        if self.present() is None:
-            recipe.buffer = weakref.ref(buffer)
-        else:
-            recipe.buffer = weakref.ref(buffer, self._dead)
-            self._live[recipe.buffer] = recipe
+        recipe.buffer = weakref.ref(buffer)
+        if self.present() is not None:
+            life = Life(buffer, self._dead)
+            life.recipe = recipe
+            self._live.add(life)
 
     def pin(self, recipe: Recipe, buffer: Buffer) -> None:
         """Keep the value for good, and forget what it was made from."""
         recipe.pinned, recipe.inputs = buffer, ()
-        self._live.pop(recipe.buffer, None)  # or the two would hold each other
+        self._live.discard(Life(buffer))  # or the two would hold each other
 
     def forget_live(self) -> None:
         """Nothing records any more."""

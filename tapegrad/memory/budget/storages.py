@@ -16,7 +16,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.errors import OffloadError
 from tapegrad.memory.budget.eviction import Candidates
 from tapegrad.memory.budget.guard import Guard, guarded
-from tapegrad.memory.budget.recipes import Graph, Kept, Recipe, Storage, bytes_held_for, releasable, roots
+from tapegrad.memory.budget.recipes import Graph, Kept, Recipe, Storage, Watch, bytes_held_for, releasable, roots
 from tapegrad.memory.ledger.costs import cost_of, transfer_of
 from tapegrad.memory.ledger.figures import rounded
 from tapegrad.memory.offload.offload import Offloads, move
@@ -59,11 +59,14 @@ class Storages:
             return buffer
         kept = recipe.keeping()
         if kept is None:
-            kept = Kept(recipe, graph, self.gone)
+            kept = Kept(recipe, graph, buffer)
             recipe.kept = weakref.ref(kept)
         elif kept.buffer is not None:
             return kept
-        kept.fill(buffer)
+        else:
+            kept.fill(buffer)
+        if recipe.storage is not None:
+            self._watch(graph, recipe)
         if self.policy is not None:
             self.register(graph, recipe, buffer)
         else:
@@ -108,14 +111,27 @@ class Storages:
     def keep(self, graph: Graph, buffers: tuple[Buffer, ...]) -> tuple[Kept | Buffer, ...]:
         """What a record is to hold of ``buffers``."""
         things: list[Kept | Buffer] = []
+        refs = graph.recipes.refs
         for b in buffers:
-            ref = graph.recipes.refs.get(b.node.index)
+            ref = refs.get(b.node.index)
             recipe = None if ref is None else ref()
-            kept = None if recipe is None or recipe.kept is None else recipe.kept()
-            if recipe is not None and (kept is None or kept.buffer is None):
-                things.append(self.guard.run(self.kept, graph, b))
-            else:
-                things.append(b if kept is None else kept)
+            if recipe is None:
+                things.append(b)
+                continue
+            known = recipe.kept
+            kept = None if known is None else known()
+            if kept is None and recipe.storage is None and self.policy is None:  # most often: without the guard
+                kept = Kept(recipe, graph, b)
+                own = weakref.ref(kept)
+                if recipe.kept is known:  # no other thread runs until the next statement has
+                    recipe.kept = own
+                    self._new.append(own)
+                    things.append(kept)
+                    continue
+                kept = None
+            things.append(self.guard.run(self.kept, graph, b) if kept is None or kept.buffer is None else kept)
+        if len(self._new) >= _MOST_NEW:
+            self.guard.run(self.register_new)
         return tuple(things)
 
     @guarded
@@ -156,6 +172,7 @@ class Storages:
             storage.answer = answer
             self._settle(graph, recipe, storage)
         storage.holders.add(holder.node.index)
+        self._watch(graph, holder)
         if recipe is not holder and recipe.node.index not in holder.roots:
             holder.roots = (*holder.roots, recipe.node.index)
         if storage.row < 0:
@@ -323,9 +340,20 @@ class Storages:
 
     # Kept values that go ---------------------------------------------------------------------------------------
 
-    def gone(self, recipe: Recipe, graph: Graph) -> None:
+    def _watch(self, graph: Graph, recipe: Recipe) -> None:
+        """See to it that somebody tells when no record refers to what is kept of a value."""
+        kept = recipe.keeping()
+        if kept is not None and type(recipe.kept) is not Watch:
+            watch = Watch(kept, self._gone)
+            watch.graph, watch.index = weakref.ref(graph), recipe.node.index
+            recipe.kept = watch
+
+    def _gone(self, watch: Watch) -> None:
         """No record refers to a kept value any more (told by the interpreter, at any time, under any lock)."""
-        self.guard.tell((recipe, graph))
+        graph = watch.graph()
+        recipe = None if graph is None else graph.recipes.get(watch.index)  # it is there until the kept value has gone
+        if graph is not None and recipe is not None:
+            self.guard.tell((recipe, graph))
 
     def _forget(self, gone: tuple[Recipe, Graph]) -> None:
         recipe, graph = gone

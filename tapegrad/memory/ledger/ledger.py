@@ -105,6 +105,8 @@ class Ledger(Account):
         self._promises: dict[int, int] = {}  # by thread: bytes it has room for and has not taken yet
         self.room = inf
         """Bytes that may be promised or counted at once; minus infinity while the manager has to be asked."""
+        self._rooms = 0
+        """How often that was worked out anew."""
 
     # Room ------------------------------------------------------------------------------------------------------
 
@@ -137,7 +139,8 @@ class Ledger(Account):
             return
         try:
             with self._lock:
-                self.room += self._promises.get(me, 0) - promised
+                free = self._promises.get(me, 0) - promised
+                self.room += free
                 self._keep_promised(me, promised)
         except BaseException:
             self.mend()
@@ -183,8 +186,13 @@ class Ledger(Account):
 
     def _find_room(self) -> None:
         with self._lock:
-            self._drain()
-            self.room = self._limit - self._entries.live_bytes - self.promised_bytes
+            for _ in range(2):
+                self._drain()
+                promised = self.promised_bytes
+                self._rooms += 1
+                self.room = self._limit - self._entries.live_bytes - promised
+                if not self._events:  # else some may have come before the room was known
+                    break
 
     def mend(self, *made: Any) -> None:
         """An exception came in the middle of a section: make sums right again, and the lock free.
@@ -401,8 +409,8 @@ class Ledger(Account):
             category: str | None = "temporary"
             if HERE.special or not recorded or len(self._events) >= _MOST_EVENTS:
                 category = self._category_now()
-            limited = self._limit != inf
-            if category is None or (limited and not self._admit(change)):
+            rooms = self._rooms
+            if category is None or (self._limit != inf and not self._admit(change)):
                 return False
             place: Place = _SMALL
             if self.detailed:
@@ -412,7 +420,7 @@ class Ledger(Account):
             entry.wanted = -1
             entry.nbytes = change.net
             self._events.append((change, category, place, entry))
-            if not limited and self._limit != inf:  # another thread has entered a budget meanwhile
+            if rooms != self._rooms:
                 self._find_room()
             return True
         except BaseException:
@@ -427,8 +435,8 @@ class Ledger(Account):
             if len(self._events) >= _MOST_EVENTS:
                 self._note_changes()
             category, place = HERE.pulls
-            limited = self._limit != inf
-            if category is None or (limited and not self._admit(change)):
+            rooms = self._rooms
+            if category is None or (self._limit != inf and not self._admit(change)):
                 return False
             if place is None:
                 place = user_place() if self.detailed else _SMALL
@@ -441,7 +449,7 @@ class Ledger(Account):
                 for entry, (nbytes, _) in zip(entries, change.stays, strict=True):
                     entry.nbytes = nbytes
                 self._events.append((change, category, place, *entries))
-            if not limited and self._limit != inf:
+            if rooms != self._rooms:
                 self._find_room()
             return True
         except BaseException:
@@ -474,18 +482,21 @@ class Ledger(Account):
         return "temporary" if thread.recorders or thread.deferring is not None or HERE.optimizing else "user"
 
     def _admit(self, change: Change) -> bool:
-        """Take the room for a change; False if it is not certain that there is so much."""
-        with self._lock:
-            if _buffer.uncounted:
-                self._enter_uncounted()
-            if self._promises or change.top >= self._large:  # taken, or noted, for each buffer by itself
-                return False
-            if change.top > self.room:
-                self._drain()
-                if change.top > self.room:
-                    return False
-            self.room -= change.top
-            return True
+        """Take the room for a change; False if it is not certain that there is so much.
+
+        The lock would cost more than all the rest.  Between the look at the room and the statement that takes it no
+        other thread runs, since there is neither a call nor a jump backwards.  Whoever works the room out meanwhile,
+        without the event that is about to be told, counts in ``_rooms``: then it is worked out again.
+        """
+        if self._promises or change.top >= self._large:  # taken, or noted, for each buffer by itself
+            return False
+        if _buffer.uncounted or change.top > self.room:
+            self._note_changes()
+        left = self.room - change.top
+        if left < 0:
+            return False
+        self.room = left
+        return True
 
     def _before_op(self) -> None:
         if len(self._events) >= _MOST_EVENTS:  # whatever is queued, an operation comes before it
