@@ -29,9 +29,11 @@ class Buffer:
     the axes it reduces.
     """
 
-    __slots__ = ("__weakref__", "array", "entry", "keeps", "loop", "node", "span")
+    __slots__ = ("__weakref__", "array", "entry", "keeps", "loop", "node", "recipe", "span")
     entry: Any
     """What the account knows of its bytes, from when it is told of them."""
+    recipe: Any
+    """While something records within a budget: how the value can be made again."""
     postponed: bool = False
     """Whether the node waits as a whole (see :class:`Postponed`): no kernel takes it in before it has been applied."""
 

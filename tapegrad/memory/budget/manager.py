@@ -38,6 +38,10 @@ _PASSED_FOR = 32
 """Where so many values have been found held, they are looked at again only after so many rounds of eviction."""
 
 
+def _no_session() -> None:
+    return None
+
+
 class LastResort(Protocol):
     """Something that can be made again at a price, and is dropped only where there would be an error otherwise."""
 
@@ -73,6 +77,8 @@ class Manager(Account):
         self._asked = False  # somebody is making room: who needs some waits
         self._storages = Storages()
         self._graph: Any = None
+        self._session: Callable[[], Session | None] = _no_session
+        """That of the graph, if something records."""
         self._here = 0
         self._passed: list[tuple[weakref.ref[Recipe], weakref.ref[Graph]]] = []
         self._rounds = 0
@@ -149,7 +155,7 @@ class Manager(Account):
         Who watches goes on: a plan that is in force is so in the block, too.
         """
         before, promises = dict(self.__dict__), LEDGER.promises_apart({})
-        self._storages, self._graph = Storages(), None
+        self._storages, self._graph, self._session = Storages(), None, _no_session
         self._here, self._passed, self._asked, self.last_resorts = 0, [], False, weakref.WeakSet()
         self._decide([b for b in self._budgets if b.limit == inf and b.policy is None])
         try:
@@ -189,7 +195,9 @@ class Manager(Account):
     @whole
     def graph(self) -> Session:
         """What a recording holds from its beginning to its end: recordings that overlap share it."""
-        return self._recipes().session()
+        session = self._recipes().session()
+        self._session = weakref.ref(session)
+        return session
 
     def _recipes(self) -> Graph:
         """The graph of all that is kept; a new one if the last one has gone."""
@@ -208,14 +216,15 @@ class Manager(Account):
 
     def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """A node was applied where something records."""
-        graph = None if self._graph is None else self._graph()
-        if graph is not None and graph.add(node, inputs, out):
+        session = self._session()
+        if session is not None:
+            session.graph.add(node, inputs, out)
             self._here = node.index
 
     def renamed(self, out: Buffer, source: Buffer) -> None:
         """The same bytes under another node: a view."""
         graph = self._present()
-        if graph is not None and source.node.index in graph.recipes:
+        if graph is not None and graph.present() is not None and source.node.index in graph.recipes:
             graph.add(out.node, (source,), out)
 
     def named(self, buffer: Buffer, name: str) -> None:

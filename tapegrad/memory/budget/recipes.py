@@ -88,13 +88,6 @@ class Recipe:
         return None if self.kept is None else self.kept()
 
 
-class Life(weakref.ref[Buffer]):
-    """Holds the recipe of a value until the value goes."""
-
-    __slots__ = ("recipe",)
-    recipe: Recipe
-
-
 @final
 class Kept:
     """What the records of tapes keep of one value: its buffer, until that is dropped.
@@ -227,8 +220,9 @@ class Graph:
         self._session: weakref.ref[Session] | None = None
         self._number = 0
         self._sums: weakref.WeakKeyDictionary[Buffer, bytes] = weakref.WeakKeyDictionary()  # of memory of the user's
-        self._live: set[Life] = set()
-        self._dead = self._live.discard
+        self._live: list[weakref.ref[Buffer]] = []
+        """Values that hold their recipes; those that are gone are forgotten when it has doubled."""
+        self._prune_at = _FIRST_PRUNING
 
     def session(self) -> Session:
         """What a recording is to hold from its beginning to its end."""
@@ -243,10 +237,8 @@ class Graph:
         """The session, if something records."""
         return None if self._session is None else self._session()
 
-    def add(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> bool:
-        """Note how ``out`` was made, if something records; whether something does."""
-        if self._session is None or self._session() is None:
-            return False
+    def add(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
+        """Note how ``out`` was made; something records."""
         refs = self.recipes.refs
         sources: list[Recipe | Buffer] = []
         for b in inputs:
@@ -260,12 +252,13 @@ class Graph:
                 sources.append(source)
                 if source.session != self._number:
                     self._carry(source, b)
-        recipe = Recipe(node, tuple(sources), out, self._number)
+        out.recipe = recipe = Recipe(node, tuple(sources), out, self._number)
         self.recipes[node.index] = recipe
-        life = Life(out, self._dead)
-        life.recipe = recipe
-        self._live.add(life)
-        return True
+        live = self._live
+        live.append(recipe.buffer)
+        if len(live) >= self._prune_at:
+            live[:] = [b for b in live if b() is not None]
+            self._prune_at = max(_FIRST_PRUNING, 2 * len(live))
 
     def _note_shared(self, buffer: Buffer) -> None:
         """Note what memory of the user's holds when it is read."""
@@ -296,18 +289,21 @@ class Graph:
         """The value of ``recipe`` is in ``buffer`` now."""
         recipe.buffer = weakref.ref(buffer)
         if self.present() is not None:
-            life = Life(buffer, self._dead)
-            life.recipe = recipe
-            self._live.add(life)
+            buffer.recipe = recipe
+            self._live.append(recipe.buffer)
 
     def pin(self, recipe: Recipe, buffer: Buffer) -> None:
         """Keep the value for good, and forget what it was made from."""
         recipe.pinned, recipe.inputs = buffer, ()
-        self._live.discard(Life(buffer))  # or the two would hold each other
+        buffer.recipe = None  # or the two would hold each other
 
     def forget_live(self) -> None:
         """Nothing records any more."""
-        self._live.clear()
+        live, self._live = self._live, []
+        for ref in live:
+            b = ref()
+            if b is not None:
+                b.recipe = None
 
     def kept(self) -> Iterator[Kept]:
         """All kept values."""
@@ -355,6 +351,7 @@ def bytes_held_for(recipe: Recipe) -> int:
 
 
 _MOST_WALKED = 64
+_FIRST_PRUNING = 4096
 
 
 def asked_of(recipes: Iterable[Recipe]) -> list[Buffer]:
