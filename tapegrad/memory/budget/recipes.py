@@ -6,8 +6,8 @@ values are freed at their last use as ever.  What a tape's record keeps is a :cl
 the tape's to a buffer, which may be dropped, because the recipe remains.  **Eviction is nothing but that.**
 
 Who owns what: a kept value owns its recipe, and a recipe those it is made from.  While something records, whatever is
-alive may come to be kept: recordings own a session, and the session the recipes of values that are alive.  A filled
-buffer knows nothing of all this; what no tape needs goes at once, and a value's history when nothing records.
+alive may come to be kept: recordings own a session, and until that ends each value owns its recipe.  So what no tape
+needs goes at once, and a value's history when nothing records.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Index:
 
 
 class Session:
-    """What recordings in progress hold: the recipes of values that are alive, which they may come to keep.
+    """What recordings in progress hold: until it ends, values that are alive hold their recipes, and may be kept.
 
     When the last of them ends, only those recipes are left that a kept value needs: so a tape that lives on holds
     nothing of later steps, and a value carried from step to step does not carry its history along.
