@@ -76,11 +76,14 @@ class Sums:
         new: dict[int, Any] = {}
         left: list[Entry] = []
         others: list[Any] = []
-        top, at, i = live, -1, 0
-        for event in events:
+        top, at = live, -1
+        for i, event in enumerate(events):
             kind = type(event)
             if kind is Entry:
-                live -= event.nbytes
+                try:
+                    live -= event.nbytes
+                except AttributeError:  # an interrupt came while it was made
+                    continue
                 if new.pop(id(event), None) is None:
                     left.append(event)
             elif kind is tuple:
@@ -96,7 +99,6 @@ class Sums:
                         new[id(entry)] = *event[:3], entry, k
             else:
                 others.append(event)
-            i += 1
         self.changes, self._new, self.left, self.others = changes, new, left, others
         self.live, self.top, self.at = live, top, at
 
