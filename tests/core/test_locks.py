@@ -106,7 +106,7 @@ class Interrupts:
 def in_finalizer(frame: FrameType | None) -> bool:
     """Whether the interpreter would swallow an exception."""
     while frame is not None:
-        if frame.f_code.co_name in ("__del__", "_left"):
+        if frame.f_code.co_name in ("__del__", "_left", "_gone"):
             return True
         frame = frame.f_back
     return False
@@ -275,7 +275,7 @@ def test_an_interrupt_anywhere_leaves_the_next_step_as_it_would_be(module: str, 
     gc.collect()
     x = c64(np.random.default_rng(1).normal(size=(SIDE, SIDE)))
     wanted, base = gradient(x), live()
-    limit = base + 7 * UNIT
+    limit = base + 6 * UNIT  # one value is dropped
     assert within(x, limit)[1] <= limit
     path = sys.modules[f"tapegrad.{module}"].__file__
     locked = [MANAGER._lock, MANAGER._storages.guard._lock, LEDGER._lock]
