@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tapegrad.core import locks
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.protocols import Retained
@@ -106,7 +107,7 @@ class Applied:
         """By the number of a call: the chosen one that it is, or lies in."""
         self._forgotten = 0
         self._local = _Local()
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
 
     def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
         """``node`` is about to be applied; if the program has left a chosen call, what only tapes want of it goes."""

@@ -189,7 +189,8 @@ class Manager(Account):
         graph = self._present()
         if graph is not None:
             fill(asked_of([r for i in nodes if (r := graph.recipes.get(i)) is not None]))
-            sources = [t for r in read if isinstance(r, Residuals) for t in r.things if type(t) is Kept]
+            things = [t for r in read for t in (r.things if isinstance(r, Residuals) else (r,))]
+            sources = [t for t in things if type(t) is Kept]
             self._storages.release(graph, nodes, sources, answer)
 
     @whole
