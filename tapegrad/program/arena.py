@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
 
 _ORDERS: tuple[Callable[[Block], int], ...] = (lambda b: -b.nbytes, lambda b: -b.nbytes * (b.last - b.first + 1))
-_RAISES = 6
+_RAISES = 8
 """Orders tried in which is first what lay too high in the one before."""
 _ENOUGH = 1.002
 """So much above the bound that no other order is tried."""

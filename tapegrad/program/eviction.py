@@ -24,7 +24,7 @@ _DEEPEST = 40
 """Values made again while others are made again."""
 _MOST_SEEN = 48
 """Values that are gone, looked through in search of neighbours."""
-_MOST_DIVIDED = 24
+_MOST_DIVIDED = 8
 """Values of a neighbourhood that is divided exactly when one comes back."""
 
 

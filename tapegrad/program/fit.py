@@ -33,9 +33,9 @@ _CUTS = (0, 2, 4, 6, 8, 12, 16, 24)
 """In how many pieces the part before the peak is cut."""
 _ROOMS = (1.0, 0.85, 0.7, 0.55, 0.4)
 """Parts of the limit that simulations have; the rest is for polishing."""
-_MOST_STEPS = 150_000
+_MOST_STEPS = 100_000
 """Steps simulated and polished in one search; some 15 us each."""
-_PATIENCE = 20
+_PATIENCE = 16
 """Attempts without a cheaper order after which a search ends."""
 _MOST_COST = 5
 """No plan costs more than so many times the plain program."""
@@ -64,9 +64,9 @@ class Attempt(NamedTuple):
         yield from (Attempt(s, cuts, room) for s in range(len(_SETTINGS)))
 
 
-_FIRST = [Attempt(setting, cuts, room) for cuts in (4, 0, 2) for room in (0, 2) for setting in (0, 1)]
+_FIRST = [Attempt(2, 0, 2), *(Attempt(*x[::-1]) for x in product((0, 2), (4, 0, 2), (0, 1)))]
 _ALL = [Attempt(*x) for x in product(range(len(_SETTINGS)), range(len(_CUTS)), range(len(_ROOMS)))]
-_LEAST = [Attempt(setting, cuts, 0) for setting in (0, 2, 1, 4) for cuts in (4, 0, 7)]
+_LEAST = [Attempt(setting, cuts, 0) for setting in (0, 4, 2, 1) for cuts in (4, 0, 7)]
 
 
 class Plan(NamedTuple):
@@ -160,7 +160,7 @@ class Planner:
             plan = self._plan(found[0][1], limit)
             if plan.layout.nbytes <= limit:
                 return plan
-            target = int(target * limit / plan.layout.nbytes * (1.0 - _MARGIN * number)) - self._alignment
+            target = int(target * limit / plan.layout.nbytes * (1.0 - _MARGIN * (number + 1))) - self._alignment
         return None
 
     # Searching -----------------------------------------------------------------------------------------------------
