@@ -8,6 +8,8 @@ from typing import Any
 
 from tapegrad.errors import StructureError
 
+_CONTAINERS = dict, list, tuple
+
 
 def _keys(tree: dict[str, object]) -> list[Any]:
     try:
@@ -32,9 +34,21 @@ def leaves(tree: object) -> Iterator[Any]:
             stack.pop()
 
 
-def flatten(tree: object) -> list[Any]:
+def flatten(tree: Any) -> list[Any]:
     """The leaves as a list."""
-    return list(leaves(tree)) if isinstance(tree, (dict, list, tuple)) else [tree]
+    if not isinstance(tree, _CONTAINERS):
+        return [tree]
+    found: list[Any] = []
+    _gather(tree, found)
+    return found
+
+
+def _gather(tree: Any, found: list[Any]) -> None:
+    for item in [tree[key] for key in _keys(tree)] if isinstance(tree, dict) else tree:
+        if isinstance(item, _CONTAINERS):
+            _gather(item, found)
+        else:
+            found.append(item)
 
 
 def rebuild(tree: object, values: Iterator[object]) -> Any:
@@ -47,7 +61,7 @@ def rebuild(tree: object, values: Iterator[object]) -> Any:
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(rebuild(item, values) for item in tree))
     if isinstance(tree, (list, tuple)):
-        items = [rebuild(x, values) if isinstance(x, (dict, list, tuple)) else next(values) for x in tree]
+        items = [rebuild(x, values) if isinstance(x, _CONTAINERS) else next(values) for x in tree]
         return _like(tree, items)
     return next(values)
 
@@ -66,7 +80,7 @@ def _subclass(kind: type, items: Any) -> Any:
 
 def map_leaves(f: Callable[[Any], object], tree: object) -> Any:
     """``tree`` with ``f`` applied to each leaf; containers are new."""
-    return rebuild(tree, (f(leaf) for leaf in leaves(tree)))
+    return rebuild(tree, map(f, flatten(tree)))
 
 
 def structure(tree: object) -> Any:
@@ -74,7 +88,7 @@ def structure(tree: object) -> Any:
     if isinstance(tree, dict):
         return (type(tree), tuple((k, structure(tree[k])) for k in _keys(tree)))
     if isinstance(tree, (list, tuple)):
-        return (type(tree), tuple(structure(item) for item in tree))
+        return (type(tree), tuple([structure(x) if isinstance(x, _CONTAINERS) else "*" for x in tree]))
     return "*"
 
 

@@ -350,6 +350,8 @@ def _copied(array: Array, aval: Any) -> Buffer:
 
 
 def _copy(array: Array, aval: Any) -> Buffer:
+    if array.nbytes <= SMALL and not aval.device.lazy and array.flags.c_contiguous:
+        return Buffer(array.copy(), leaf(aval))
     out = laid_like(array, aval.device)
     aval.device.call(aval.device.xp.copyto, out, array)
     return Buffer(out, leaf(aval))
