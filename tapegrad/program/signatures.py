@@ -25,7 +25,7 @@ def signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor]
     held: list[Any] = []
     parts: list[Any] = []
     plain = are_tensors(args, named)
-    for x in args if plain else nest.leaves((args, named)):
+    for x in args if plain else nest.flatten((args, named)):
         if type(x) is Tensor:
             buffer = x._buffer
             aval, array = buffer.node.aval, buffer.array

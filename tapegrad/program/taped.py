@@ -43,8 +43,9 @@ class TapedCall:
         kept = any(isinstance(r, Recording) for r in thread.recorders)  # a checkpoint's first run keeps no record
         leaves, carried = self._run(tensors, kept)
         outputs = [leaves[i] for i in joint.weighed]
+        given = {id(t) for t in tensors}
         for i, x in zip(joint.weighed, outputs, strict=True):
-            if any(x is t for t in tensors):  # a tape follows the result as a value of its own
+            if id(x) in given:  # a tape follows the result as a value of its own
                 leaves[i] = Tensor(alias(x._buffer))
         record = _Record(self, f, args, named, tensors, carried, [x._buffer.node.aval for x in outputs])
         inputs = (*(tensors[i]._buffer for i in self._positions), *contents)
