@@ -5,8 +5,9 @@
 
 A chain ``x = tanh(x) * w`` on 4 float32 elements, so small that only the libraries' own work counts: microseconds per
 operation (a tanh or a multiply), for the forward run alone and for forward run and gradient together, recorded anew
-each time as eager code is.  HIPS autograd, PyTorch and TensorFlow are measured where they are installed; NumPy alone,
-which records nothing, is the floor.  The gradients must agree to 1e-5 of the largest value.
+each time as eager code is.  Two rows tell what it costs to be counted: the same chains inside ``measure()``, and inside
+a budget that never binds, with all sums added up.  HIPS autograd, PyTorch and TensorFlow are measured where they are
+installed; NumPy alone, which records nothing, is the floor.  The gradients must agree to 1e-5 of the largest value.
 
 ``--threshold`` answers another question: from how many elements on is it better to defer elementwise operations and run
 them fused than to run them at once?  It measures forward run and gradient of one short chain both ways, by setting
@@ -16,11 +17,13 @@ them fused than to run them at once?  It measures forward run and gradient of on
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import common
 
 TOLERANCE = 1e-5
+MEASURED, BUDGETED = "tapegrad, inside measure()", "tapegrad, inside an idle budget"
 Calls = tuple[Callable[[], Any], Callable[[], Any]]
 
 
@@ -143,8 +146,21 @@ def compare(options: Any) -> None:
         if who != "autograd":  # its forward run alone yields no array
             y = forward()
             common.must_agree(who, "the result", y.detach() if who == "torch" else y, want_y, TOLERANCE)
-    forward = common.by_turns({who: calls[0] for who, calls in chains.items()}, options.rounds, number=options.number)
-    both = common.by_turns({who: calls[1] for who, calls in chains.items()}, options.rounds, number=options.number)
+    blocks, measures, inside = ExitStack(), [], {MEASURED: tg.measure, BUDGETED: lambda: tg.memory_budget("4GiB")}
+
+    def prepare(who: str) -> None:
+        blocks.close()
+        measures[:] = [blocks.enter_context(inside[who]())] if who in inside else []
+
+    def counted(call: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: (call(), measures[0].peak_bytes)
+
+    for who in inside:
+        chains[who] = counted(chains["tapegrad"][0]), counted(chains["tapegrad"][1])
+    turns = {"number": options.number, "prepare": prepare}
+    forward = common.by_turns({who: calls[0] for who, calls in chains.items()}, options.rounds, **turns)
+    both = common.by_turns({who: calls[1] for who, calls in chains.items()}, options.rounds, **turns)
+    blocks.close()
 
     rows = [
         {
