@@ -66,7 +66,7 @@ def rebuild(tree: object, values: Iterator[object]) -> Any:
     return next(values)
 
 
-def _like(tree: Any, items: Any) -> Any:
+def _like(tree: object, items: Any) -> Any:
     kind = type(tree)
     return items if kind is list else kind(items) if kind is tuple else _subclass(kind, items)
 

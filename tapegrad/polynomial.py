@@ -6,6 +6,7 @@ from typing import Any
 
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
+from tapegrad.device.types import Array
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.linalg import eigvals, inv, lstsq
 from tapegrad.ops.create.creation import arange, ones, zeros
@@ -98,7 +99,7 @@ def polydiv(u: TensorLike, v: TensorLike) -> tuple[Tensor, Tensor]:
     quotient = (
         concat([reshape(q, (1,)) for q in quotients]) if quotients else zeros((1,), dtype=by.dtype, device=by.device)
     )
-    sizes = unrecorded(abs, rest).numpy() if rest.size else []
+    sizes: Array | list[float] = unrecorded(abs, rest).numpy() if rest.size else []
     first = 0
     while first < rest.size - 1 and sizes[first] <= 1e-8:
         first += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from tapegrad.core import account
 from tapegrad.core.aval import Shape, shaped
@@ -18,6 +18,7 @@ from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Site, elementwise
 from tapegrad.core.state import thread
 from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
+from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import array_of, fill
 from tapegrad.errors import DetachedError, DeviceError, DTypeError, ImmutableError, ShapeError, UnsizedError
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 TensorLike: TypeAlias = "Tensor | Variable | npt.ArrayLike"
 """What an operation takes: a tensor, a variable, an array, a number, or nested sequences of these."""
+T = TypeVar("T")
 DTypeLike: TypeAlias = "npt.DTypeLike"
 """What names a dtype: ``"float32"``, ``np.float32``, a dtype itself."""
 
@@ -53,7 +55,7 @@ class Tensor:
         return self._buffer.node.aval.shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """The dtype of the elements, as NumPy's object."""
         return self._buffer.node.aval.dtype
 
@@ -83,7 +85,7 @@ class Tensor:
         self.look()
         return phantom.real(array_of(self._buffer), self._buffer.node)
 
-    def numpy(self, *, copy: bool | None = None) -> Any:
+    def numpy(self, *, copy: bool | None = None) -> Array:
         """The value as a NumPy array that cannot be written to: on the CPU the tensor's own memory, else a copy.
 
         The memory counts as held as long as the array, or a view of it, is alive.  With ``copy=True`` the array is the
@@ -97,7 +99,7 @@ class Tensor:
             return found
         return found.copy() if copy else self._lent()
 
-    def _read(self) -> Any:
+    def _read(self) -> Array:
         """The value as a NumPy array, to be read at once: it may be the tensor's memory, which nothing else holds."""
         self.look()
         b = self._buffer
@@ -105,11 +107,11 @@ class Tensor:
             fill((b,))
         return self.device.numpy(phantom.real(b.array, b.node))
 
-    def to_numpy(self) -> Any:
+    def to_numpy(self) -> Array:
         """As :meth:`numpy`: the name under which Matplotlib and others ask for an array."""
         return self.numpy()
 
-    def _lent(self) -> Any:
+    def _lent(self) -> Array:
         """The device's array itself for the user: while that or a view of it is alive, the value is held, and counts.
 
         Not so the smallest of values: to hold them would cost more bytes than they have.
@@ -136,7 +138,7 @@ class Tensor:
         """The value as nested lists of Python numbers."""
         return self._read().tolist()
 
-    def ref(self) -> Ref:
+    def ref(self) -> Ref[Tensor]:
         """A hashable stand-in, equal for the same value only."""
         return Ref(self, self._buffer.node.index)
 
@@ -178,7 +180,7 @@ class Tensor:
     def __str__(self) -> str:
         return str(self._read())
 
-    def __array__(self, dtype: object = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         self._refuse_detaching("an array")
         if dtype is None or dtype == self.dtype:
             return self.numpy(copy=copy)
@@ -196,7 +198,7 @@ class Tensor:
     def __setitem__(self, index: object, value: object) -> None:
         raise ImmutableError("a tensor does not change in place; use x = x.at[index].set(value)")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         value = self.numpy()
         self._refuse_detaching("a pickle")
         return _unpickled, (value, self.device.name)
@@ -256,20 +258,20 @@ class Tensor:
         def __getattr__(self, name: str) -> Callable[..., Any]: ...  # sum, mean, max, clip, take, ...
 
 
-class Ref:
+class Ref(Generic[T]):
     """A hashable reference to a tensor or variable (TensorFlow's ``ref()``)."""
 
     __slots__ = ("_key", "_thing")
 
-    def __init__(self, thing: object, key: int) -> None:
+    def __init__(self, thing: T, key: int) -> None:
         self._thing = thing
         self._key = (type(thing), key)
 
-    def deref(self) -> Any:
+    def deref(self) -> T:
         """The tensor or variable."""
         return self._thing
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _ref, (self._thing,)
 
     def __eq__(self, other: object) -> bool:
@@ -279,11 +281,11 @@ class Ref:
         return hash(self._key)
 
 
-def _ref(thing: Any) -> Ref:
+def _ref(thing: Tensor | Variable) -> Ref[Tensor] | Ref[Variable]:
     return thing.ref()
 
 
-def _unpickled(array: Any, device: str) -> Tensor:
+def _unpickled(array: Array, device: str) -> Tensor:
     # By its public name, the first use of which loads the operators: another process may have imported nothing else.
     return sys.modules["tapegrad"].asarray(array, device=home(device))
 

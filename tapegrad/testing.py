@@ -19,7 +19,7 @@ class DerivativeError(TapegradError, AssertionError):
 
 
 def check_grads(
-    f: Callable[..., Any],
+    f: Callable[..., object],
     args: Sequence[Any],
     order: int = 2,
     modes: Sequence[str] = ("fwd", "rev"),
@@ -96,7 +96,7 @@ def _inner(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> float:
     return total
 
 
-def _compare(what: str, got: Any, wanted: Any, rtol: float, atol: float) -> None:
+def _compare(what: str, got: object, wanted: Any, rtol: float, atol: float) -> None:
     error = abs(got - wanted)
     good = error <= atol + rtol * abs(wanted)
     if not (good if isinstance(good, bool) else good.all()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 from tapegrad.core import account
 from tapegrad.core.aval import Shape, ShapedArray
@@ -12,9 +12,10 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen
 from tapegrad.core.live import LiveNumber
 from tapegrad.core.state import thread, unrecorded
-from tapegrad.device import dtypes
+from tapegrad.device import Device, dtypes
+from tapegrad.device.types import Array, DType
 from tapegrad.errors import DeviceError, DTypeError, ImmutableError, ShapeError
-from tapegrad.tensor import Ref, Tensor, TensorLike, add_reader, alias, device_of, identity_of, upload
+from tapegrad.tensor import DTypeLike, Ref, Tensor, TensorLike, add_reader, alias, device_of, identity_of, upload
 
 _number = itertools.count().__next__
 
@@ -44,7 +45,12 @@ class Variable:
     __hash__ = None  # type: ignore[assignment]  # == compares values; use ref() as a key
 
     def __init__(
-        self, x: Any, trainable: bool = True, name: str | None = None, dtype: Any = None, category: str | None = None
+        self,
+        x: TensorLike,
+        trainable: bool = True,
+        name: str | None = None,
+        dtype: DTypeLike | None = None,
+        category: str | None = None,
     ) -> None:
         dtype = None if dtype is None else dtypes.asdtype(dtype)
         content = self._content_of(x, dtype)
@@ -58,7 +64,7 @@ class Variable:
         account.current.labelled(content.root(), self.category, self._name)
 
     @staticmethod
-    def _content_of(x: Any, dtype: Any, device: Any = None) -> Buffer:
+    def _content_of(x: TensorLike, dtype: DTypeLike | None, device: Device | None = None) -> Buffer:
         if isinstance(x, Variable):
             x = Tensor(x._cell.get())
         if isinstance(x, Tensor):
@@ -77,12 +83,12 @@ class Variable:
         return self._aval.shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """The dtype of the elements; assignment cannot change it."""
         return self._aval.dtype
 
     @property
-    def device(self) -> Any:
+    def device(self) -> Device:
         """Where the value lives."""
         return self._aval.device
 
@@ -116,7 +122,7 @@ class Variable:
         """Grows with every variable made."""
         return self._number
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (Tensor(self._cell.get()), self.trainable, self.name, self.category)
 
     def read(self) -> Tensor:
@@ -132,11 +138,11 @@ class Variable:
 
     value = read_value = read
 
-    def numpy(self, *, copy: bool | None = None) -> Any:
+    def numpy(self, *, copy: bool | None = None) -> Array:
         """The present value as a NumPy array, which a later assignment does not change; see :meth:`Tensor.numpy`."""
         return Tensor(self._cell.get()).numpy(copy=copy)
 
-    def to_numpy(self) -> Any:
+    def to_numpy(self) -> Array:
         """As :meth:`numpy`: the name under which Matplotlib and others ask for an array."""
         return self.numpy()
 
@@ -189,7 +195,7 @@ class Variable:
         now = Tensor(self._cell.get(self))
         return self.assign(now + change if sign > 0 else now - change, read_value=read_value)
 
-    def ref(self) -> Ref:
+    def ref(self) -> Ref[Variable]:
         """A hashable stand-in for the variable."""
         return Ref(self, self._number)
 
@@ -219,7 +225,7 @@ class Variable:
         """The value of a variable of one element as a Python number."""
         return Tensor(self._cell.get()).item()
 
-    def __array__(self, dtype: object = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         return Tensor(self._cell.get()).__array__(dtype, copy)
 
     def __setitem__(self, index: object, value: object) -> None:
@@ -231,7 +237,7 @@ class Variable:
     def __deepcopy__(self, memo: dict[str, object]) -> Variable:
         return self.__copy__()
 
-    def _refuse(self, other: object) -> Any:
+    def _refuse(self, other: object) -> NoReturn:
         raise ImmutableError(
             f"variable {self.name!r} is not updated by operators; use assign_add, assign_sub or assign"
         )
@@ -240,7 +246,7 @@ class Variable:
     __iand__ = __ior__ = __ixor__ = _refuse
 
 
-def _unpickled(value: object, trainable: bool, name: str, category: str) -> Variable:
+def _unpickled(value: TensorLike, trainable: bool, name: str, category: str) -> Variable:
     return Variable(value, trainable, name, category=category)
 
 

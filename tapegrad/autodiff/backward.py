@@ -97,7 +97,7 @@ def _walk(
     return found
 
 
-def tensor_of(ct: Any, aval: ShapedArray | None) -> Tensor:
+def tensor_of(ct: object, aval: ShapedArray | None) -> Tensor:
     """A cotangent as a tensor."""
     if type(ct) is Buffer:
         return Tensor(ct)
@@ -106,7 +106,7 @@ def tensor_of(ct: Any, aval: ShapedArray | None) -> Tensor:
     return ct if type(ct) is Tensor else from_array(ct, None if aval is None else aval.device)
 
 
-def _pull_small(record: Applied, pull: Callable[..., Any], ct: Any, cts: Cotangents, path: set[int] | None) -> bool:
+def _pull_small(record: Applied, pull: Callable[..., Any], ct: object, cts: Cotangents, path: set[int] | None) -> bool:
     """One small elementwise node, by the listed steps of its rules; False: it has to go the general way."""
     inputs, plan = record.inputs, record.plan
     if path is not None and any(inputs[i].index not in path for i in plan.positions):

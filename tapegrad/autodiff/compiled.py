@@ -39,7 +39,7 @@ class _ValueNeeded(Exception):
 class _Constants(dict[Any, Buffer]):
     """Stand-ins for constants, by key (see ``ops.dispatch.constant``)."""
 
-    def get(self, key: Any, default: Any = None) -> Buffer:
+    def get(self, key: Any, default: object = None) -> Buffer:
         """The stand-in."""
         if key not in self:
             self[key] = Buffer(None, leaf(shaped((), key[3], key[4])))

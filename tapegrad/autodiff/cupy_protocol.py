@@ -32,7 +32,7 @@ def _ours(kernel: object) -> Callable[..., Any] | None:
     return public(_NAMES.get(name, name)) or public(_NAMES.get(name, name), "scipy.special")
 
 
-def _override_elementwise(self: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+def _override_elementwise(self: Any, kernel: Any, *args: object, **kwargs: object) -> Any:
     """A ufunc of CuPy's, or a user's ``ElementwiseKernel``, called with tensors.
 
     The result of a user's kernel has no derivative: asking for one raises NoGradientError naming the kernel.  Raises
@@ -48,7 +48,7 @@ def _override_elementwise(self: Any, kernel: Any, *args: Any, **kwargs: Any) -> 
 
 
 def _override_reduction(
-    self: Any, kernel: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+    self: Any, kernel: Any, axis: object = None, dtype: object = None, out: object = None, keepdims: bool = False
 ) -> Any:
     """A reduction of CuPy's, or a user's ``ReductionKernel`` of one operand, called with a tensor; as for ufuncs."""
     if out is not None:
@@ -60,7 +60,7 @@ def _override_reduction(
     return f(self, axis=axis, keepdims=keepdims, **options)
 
 
-def _run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(kernel: Any, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
     """A kernel on the arrays of tensors, as an operation without a derivative."""
 
     def run(*arrays: Array) -> Any:

@@ -81,7 +81,7 @@ def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = 
     """
 
     @functools.wraps(f, updated=())
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> Any:
         sources = _Sources("grad", args, argnums)
         trace = sources.trace()
         out = trace.during(functools.partial(f, *sources.args, **kwargs))
@@ -210,7 +210,7 @@ def hessian(f: Callable[..., object], argnums: Argnums = 0) -> Callable[..., Any
     return jacobian(grad(f, argnums), argnums)
 
 
-def hvp(f: Callable[..., Any], xs: Any, vs: Any) -> Any:
+def hvp(f: Callable[..., object], xs: Any, vs: object) -> Any:
     """The Hessian of ``f`` at ``xs`` times ``vs`` (forward over reverse: about the cost of two gradients).
 
     ``xs``, ``vs``: an argument and a direction, or tuples of them.  Returns the structure of ``xs``.

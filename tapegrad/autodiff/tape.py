@@ -154,7 +154,7 @@ class GradientTape(Recording):
     # Differentiation -------------------------------------------------------------------------------------------
 
     def gradient(
-        self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: object = "none"
+        self, target: object, sources: object, output_gradients: object = None, unconnected_gradients: object = "none"
     ) -> Any:
         """The gradient of ``target`` (an array's elements, and several targets, are summed) in each source.
 
@@ -204,7 +204,7 @@ class GradientTape(Recording):
         return nest.rebuild(sources, (self._result(blocks, s, zero, shape) for s in sought))
 
     def batch_jacobian(
-        self, target: Any, source: Any, unconnected_gradients: object = "none", parallel_iterations: object = None,
+        self, target: object, source: Any, unconnected_gradients: object = "none", parallel_iterations: object = None,
         experimental_use_pfor: bool = True,
     ) -> Tensor:  # fmt: skip
         """For each example ``b`` (first axis of both) the derivative of ``target[b]`` in ``source[b]``.

@@ -45,7 +45,7 @@ class Wrapper:
 
 def _named(module: str, name: str) -> Any:
     """What stands under a (dotted) name in a module that has been imported, or None."""
-    value: Any = sys.modules.get(module)
+    value: object = sys.modules.get(module)
     for part in name.split("."):
         value = getattr(value, part, None)
     return value

@@ -31,7 +31,7 @@ _COUNT = re.compile(r"count=(\d+)")
 
 def lock() -> Any:
     """A lock that its thread may take again, and that is free in a forked child unless the forking thread held it."""
-    found: Any = threading.RLock()
+    found: object = threading.RLock()
     _all.add(ref(found, _all.discard))
     return found
 
@@ -76,7 +76,7 @@ def whole(method: F) -> F:
     return run  # type: ignore[return-value]
 
 
-def let_go(held: Any, owner: Any = None, besides: int = 0) -> int:
+def let_go(held: Any, owner: object = None, besides: int = 0) -> int:
     """A section of ``owner``'s (None: a function's) ends by an exception: release ``held`` if that was not done.
 
     Returns how many sections of the owner's this thread is in besides; ``besides``: those of generators, which the

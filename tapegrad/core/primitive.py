@@ -50,7 +50,7 @@ class Sample:
 class Bad(Sample):
     """A test input that must raise ``error``."""
 
-    def __init__(self, *operands: Any, error: type[Exception], **params: Any) -> None:
+    def __init__(self, *operands: object, error: type[Exception], **params: Any) -> None:
         super().__init__(*operands, **params)
         object.__setattr__(self, "error", error)
 
@@ -200,7 +200,7 @@ class Reduction(Barrier):
 
     ufunc: str
 
-    def compute(self, xp: Any, arrays: Sequence[Any], params: Params, aval: ShapedArray, out: Any) -> Any:
+    def compute(self, xp: Any, arrays: Sequence[object], params: Params, aval: ShapedArray, out: object) -> Any:
         """By the library, in a wide enough dtype."""
         reduce, dtype = getattr(xp, self.ufunc).reduce, accumulator(aval.dtype)
         return reduce(arrays[0], axis=params["axis"], dtype=dtype, keepdims=params.get("keepdims", False))

@@ -39,7 +39,7 @@ class Device(ABC):
         """An uninitialised C-contiguous array from the device's pool."""
 
     @abstractmethod
-    def array(self, x: Any, dtype: DType | None = None, copy: bool = True) -> Any:
+    def array(self, x: object, dtype: DType | None = None, copy: bool = True) -> Any:
         """``x`` (array, number, nested sequence) as an array (a copy is C-contiguous); Python floats become float32.
 
         Raises NotATensorError for objects that are no numbers.
@@ -50,26 +50,26 @@ class Device(ABC):
         return self.xp.asarray(value, dtype=dtype)
 
     @abstractmethod
-    def numpy(self, x: Any) -> Array:
+    def numpy(self, x: Array) -> Array:
         """A device array's value as a NumPy array, to be read at once: ``x`` itself on the CPU, else a copy."""
 
     @abstractmethod
-    def shared(self, x: Any, owner: object) -> Any:
+    def shared(self, x: Array, owner: object) -> Array:
         """An array of the library on the memory of ``x`` for the user, who must not write to it.
 
         It, and whatever views of it there are, refer to ``owner``.
         """
 
     @abstractmethod
-    def save(self, x: Any, into: Any) -> None:
+    def save(self, x: Array, into: Any) -> None:
         """Write the elements of array ``x``, in C order, over the first ``x.nbytes`` of the buffer ``into``."""
 
     @abstractmethod
-    def load(self, x: Any, data: Any) -> None:
+    def load(self, x: Array, data: Any) -> None:
         """Fill the C-contiguous array ``x`` from the first ``x.nbytes`` of the buffer ``data``."""
 
     @abstractmethod
-    def is_view(self, x: Any, of: Any) -> bool:
+    def is_view(self, x: Array, of: Array) -> bool:
         """Whether array ``x`` shares memory bounds with array ``of``."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Device(ABC):
         """What ``f`` returns, called as in the block :meth:`active`."""
         return f(*args, **kwargs)
 
-    def active(self) -> AbstractContextManager[Any]:
+    def active(self) -> AbstractContextManager[object]:
         """A block in which the namespace's functions work on this device, after what it has been asked before."""
         return nullcontext()
 

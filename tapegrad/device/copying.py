@@ -23,7 +23,7 @@ from tapegrad.core import locks
 from tapegrad.device.cuda import CudaDevice
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.pinned import Slab, Slabs
-from tapegrad.device.types import DType
+from tapegrad.device.types import Array, DType
 from tapegrad.errors import DeviceMemoryError, OffloadError
 
 
@@ -156,7 +156,7 @@ class HostSlot:
         if self._coming is None:
             self._coming = self._copier._bring(self)
 
-    def get(self) -> Any:
+    def get(self) -> Array:
         """A fresh array on the device, which the current stream may use.  Raises DeviceMemoryError."""
         self.prefetch()
         assert self._coming is not None

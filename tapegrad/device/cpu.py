@@ -72,23 +72,23 @@ class CPUDevice(Device):
         self.make_way(array.nbytes)
         return np.array(array, order="C")
 
-    def numpy(self, x: Any) -> Array:
+    def numpy(self, x: Array) -> Array:
         """The array itself."""
         return x
 
-    def shared(self, x: Any, owner: object) -> Array:
+    def shared(self, x: Array, owner: object) -> Array:
         """A read-only array on the memory of ``x``."""
         return shared(x, owner)
 
-    def save(self, x: Any, into: Any) -> None:
+    def save(self, x: Array, into: Any) -> None:
         """A copy into the buffer, whatever the strides of ``x``."""
         np.ndarray(x.shape, x.dtype, into)[...] = x
 
-    def load(self, x: Any, data: Any) -> None:
+    def load(self, x: Array, data: Any) -> None:
         """A copy out of the buffer."""
         x[...] = np.ndarray(x.shape, x.dtype, data)
 
-    def is_view(self, x: object, of: object) -> bool:
+    def is_view(self, x: Array, of: Array) -> bool:
         """Whether the two arrays share memory bounds."""
         return np.may_share_memory(x, of)
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class CudaDevice(Device):
         self._before: int | None = None
         self._lent: deque[tuple[Any, Any]] = deque()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _again, (self.index,)
 
     def call(self, f: Callable[..., T], /, *args: object, **kwargs: object) -> T:
@@ -199,7 +199,7 @@ class CudaDevice(Device):
                 self._keep(theirs)
             return array
 
-    def _from_another(self, x: Any) -> Any:
+    def _from_another(self, x: Any) -> Array:
         """A C-contiguous copy of an array on another device, made on the current stream here.
 
         That waits for the stream there, and the stream there for it: its memory may be lent again once ``x`` has gone.
@@ -248,7 +248,7 @@ class CudaDevice(Device):
             self._checks.look()
         return array
 
-    def shared(self, x: Any, owner: object) -> Any:
+    def shared(self, x: Any, owner: object) -> Array:
         """A CuPy array on the memory of ``x`` (CuPy has no read-only arrays)."""
         if type(x) is HostScalar:
             return x.on_device()
@@ -275,11 +275,11 @@ class CudaDevice(Device):
             x.set(np.ndarray(x.shape, x.dtype, data))
             self._stream_of().synchronize()
 
-    def placed(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: DType, strides: Any) -> Any:
+    def placed(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: DType, strides: Any) -> Array:
         """A CuPy array on the bytes of ``memory``."""
         return self.xp.ndarray(shape, dtype, memory.data + offset, strides)
 
-    def send(self, x: Any, host: Any) -> None:
+    def send(self, x: Any, host: Array) -> None:
         """A copy in the order of the current stream; of so few bytes the driver takes a copy at once."""
         self.call(_copy_to, x, host, self._stream_of)
 
@@ -322,7 +322,7 @@ class CudaDevice(Device):
                 raise KernelError(f"{name} does not compile for {self}: {e}\n{lines}") from e
 
     def launch(
-        self, function: Any, grid: tuple[Any, ...], block: tuple[Any, ...], args: tuple[Any, ...], shared: int = 0
+        self, function: Any, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared: int = 0
     ) -> None:
         """Run a compiled function on the current stream.  Errors of the driver are CuPy's."""
         busy = self._busy
@@ -339,11 +339,11 @@ class CudaDevice(Device):
             retried(lack, self, "a kernel's memory", 0, again)
 
 
-def _copy_to(x: Any, host: Any, stream_of: Callable[[], Any]) -> None:
+def _copy_to(x: Any, host: Array, stream_of: Callable[[], Any]) -> None:
     x.data.copy_from_host_async(host.ctypes.data, host.nbytes, stream_of())
 
 
-def _refused(nbytes: int) -> Any:
+def _refused(nbytes: int) -> NoReturn:
     raise GraphError(f"{nbytes} bytes are allocated, which a CUDA graph must not do")
 
 

@@ -43,21 +43,21 @@ class DryDevice(Device):
             return HostScalar(array if type(array) is phantom.Phantom else np.array(array), self._device)
         return phantom.empty(array.shape, array.dtype)
 
-    def numpy(self, x: object) -> Array:
+    def numpy(self, x: Array) -> Array:
         """As the real one."""
         return self._device.numpy(x)
 
-    def shared(self, x: object, owner: object) -> Array:
+    def shared(self, x: Array, owner: object) -> Array:
         """As the real one."""
         return self._device.shared(x, owner)
 
-    def save(self, x: object, into: object) -> None:
+    def save(self, x: Array, into: object) -> None:
         """Nothing is copied."""
 
-    def load(self, x: object, data: object) -> None:
+    def load(self, x: Array, data: object) -> None:
         """Nothing is copied."""
 
-    def is_view(self, x: object, of: object) -> bool:
+    def is_view(self, x: Array, of: Array) -> bool:
         """As the real one."""
         return self._device.is_view(x, of)
 
@@ -71,7 +71,7 @@ class DryDevice(Device):
     def limit(self, nbytes: int | None, live: Callable[[], int] | None = None) -> None:
         """Nothing is held."""
 
-    def active(self) -> AbstractContextManager[Any]:
+    def active(self) -> AbstractContextManager[object]:
         """A block in which nothing is different."""
         return nullcontext()
 

@@ -105,12 +105,11 @@ class Optimizer:
             if "float" not in str(v.dtype):
                 raise DTypeError(f"{self}: cannot train {_name(v)} of dtype {v.dtype}; wanted a real float")
             if id(v) not in self._slots:
-                like = {"dtype": v.dtype, "device": v.device}
-                names = (f"{self.name}/{slot}/{v.name}" for slot in self.slot_names)
-                slots = (
-                    Variable(ops.zeros(v.shape, **like), trainable=False, name=name, category="optimizer")
-                    for name in names
-                )
+                slots = []
+                for slot in self.slot_names:
+                    name = f"{self.name}/{slot}/{v.name}"
+                    x = ops.zeros(v.shape, v.dtype, device=v.device)
+                    slots.append(Variable(x, trainable=False, name=name, category="optimizer"))
                 self._slots[id(v)] = v, tuple(slots)
 
     @property

@@ -106,7 +106,7 @@ def minimize(
     of_vector = flat.of(f, args)
     if hess and hessp:
         raise TapegradError("minimize: hess and hessp are both True; a method takes one of them")
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     if hess:
         arguments["hess"] = lambda v: hessian(of_vector)(_numbers(v)).numpy(copy=True)
     if hessp:

@@ -110,7 +110,7 @@ def argwhere(a: TensorLike) -> Tensor:
     return stack(nonzero(a), axis=1)
 
 
-def piecewise(x: TensorLike, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Tensor:
+def piecewise(x: TensorLike, condlist: Any, funclist: Sequence[object], *args: object, **kw: object) -> Tensor:
     """Functions, or numbers, on the parts of ``x`` where conditions hold (NumPy's ``piecewise``).
 
     Of several conditions that hold the last counts; a function more than conditions is for what is left, else 0.  Each

@@ -41,7 +41,7 @@ def result_type(*arrays_and_dtypes: Any) -> DType:
         raise DTypeError(f"result_type: {e}") from None
 
 
-def can_cast(from_: Any, to: Any, /, casting: str = "safe") -> bool:
+def can_cast(from_: object, to: Any, /, casting: str = "safe") -> bool:
     """Whether the dtype ``from_`` (or that of an array) can be cast to ``to`` by the rule ``casting``.
 
     casting: NumPy's ``no``, ``equiv``, ``safe`` (no value is lost), ``same_kind``, ``unsafe``.  Raises DTypeError.

@@ -36,7 +36,7 @@ def array_namespace(self: Any, /, *, api_version: str | None = None) -> Any:
 
 def public(name: str, module: str = "numpy") -> Callable[..., Any] | None:
     """Our function of NumPy's name, looked up in the module of ours that corresponds to ``module``."""
-    owner: Any = sys.modules["tapegrad"]
+    owner: object = sys.modules["tapegrad"]
     for part in module.split(".")[1:]:
         owner = getattr(owner, part, None)
     function = getattr(owner, name, None) if name in getattr(owner, "__all__", ()) else None
@@ -150,7 +150,7 @@ def _tensor_or_object(op: str, x: TensorLike) -> Any:
 
 
 def _placed(
-    func: Any, positional: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    func: object, positional: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments under NumPy's names, moved to the positions of those that have another name, or none, with us."""
     left = dict(kwargs)

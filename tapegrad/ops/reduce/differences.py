@@ -46,7 +46,7 @@ def _spacings(varargs: Sequence[Any], f: Tensor, axes: Sequence[int]) -> list[An
     return steps
 
 
-def gradient(f: Any, *varargs: Any, axis: int | Sequence[int] | None = None, edge_order: int = 1) -> Any:
+def gradient(f: Any, *varargs: object, axis: int | Sequence[int] | None = None, edge_order: int = 1) -> Any:
     """Derivatives of samples along ``axis`` (None: each) by central differences (NumPy's ``gradient``).
 
     varargs: a spacing (1), or one for each axis: a number, or the samples' coordinates; differentiable in them, too.

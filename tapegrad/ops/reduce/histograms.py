@@ -121,7 +121,7 @@ def _bins_of(x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
 
 def histogram(
     a: TensorLike,
-    bins: Any = 10,
+    bins: object = 10,
     range: Range | None = None,
     density: bool | None = None,
     weights: TensorLike | None = None,

@@ -59,7 +59,7 @@ class _Rows:
         self.macros: dict[str, Any] = {"T": dtype, "PACK": pack, "HELD": held, "ROW_THREADS": threads}
         self.sizes = (cxx.long(rows), cxx.long(width))
 
-    def run(self, device: CudaDevice, kernel: Kernel, *args: Any, **macros: Any) -> None:
+    def run(self, device: CudaDevice, kernel: Kernel, *args: object, **macros: Any) -> None:
         """Run a kernel whose last parameters are the number of rows and their width."""
         kernel(device, self.grid, self.block, (*args, *self.sizes), **self.macros, **macros)
 

@@ -129,10 +129,10 @@ def repeat(x: TensorLike, repeats: Any, /, axis: int | None = None) -> Tensor:
     counts = tensor("repeat", repeats)
     if not dtypes.is_integer(counts.dtype):
         raise IndexingError(f"repeat: repeats must be integers, got {counts.dtype}")
-    times = counts.numpy()  # their sum is the result's length, so they are needed on the host
-    if counts.size not in (1, n) or counts.ndim > 1 or (counts.size and int(times.min()) < 0):
+    numbers = counts.numpy()  # their sum is the result's length, so they are needed on the host
+    if counts.size not in (1, n) or counts.ndim > 1 or (counts.size and int(numbers.min()) < 0):
         raise ShapeError(f"repeat: repeats of shape {counts.shape} must be {n} numbers, none negative, for {x.shape}")
-    places = CPU.xp.repeat(CPU.xp.arange(n), CPU.xp.broadcast_to(times, (n,)))
+    places = CPU.xp.repeat(CPU.xp.arange(n), CPU.xp.broadcast_to(numbers, (n,)))
     return take(x, upload(places, x.device, copy=False), axis=a)
 
 

@@ -33,8 +33,8 @@ MODES = ("constant", "edge", "empty", "linear_ramp", "maximum", "mean", "median"
 
 
 def pad(
-    array: TensorLike, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0, end_values: Any = 0,
-    stat_length: Any = None, reflect_type: str = "even",
+    array: TensorLike, pad_width: object, mode: str = "constant", *, constant_values: Any = 0, end_values: object = 0,
+    stat_length: object = None, reflect_type: str = "even",
 ) -> Tensor:  # fmt: skip
     """``array`` with more elements around it (NumPy's ``pad``).
 
