@@ -360,9 +360,12 @@ def _captured(stream: Any, f: Callable[[], object]) -> Any:
             graph = stream.end_capture()
         except Exception as e:
             failure = failure or e
-    if failure is not None:
-        raise GraphError(f"{type(failure).__name__}: {failure}") from failure
-    return graph
+    try:
+        if failure is not None:
+            raise GraphError(f"{type(failure).__name__}: {failure}") from failure
+        return graph
+    finally:
+        failure = None  # its traceback refers to this frame
 
 
 _found: list[Probe] = []

@@ -144,6 +144,8 @@ class Memory(BaseMemory):
     def __del__(self, at_exit: Any = sys.is_finalizing):
         if not at_exit():
             self._take_back()
+            if self._block is not None:
+                self._block.segments.clear()  # they refer to the block
 
 
 def outside(device: int) -> int:
