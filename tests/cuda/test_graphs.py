@@ -230,11 +230,11 @@ def test_graphs_multiply_with_a_workspace_of_their_own() -> None:
     eager = cublas.mine.handles[0]._workspace
     standin.events.clear()
     f(x)
-    places = {entry.writes[-1][0] for entry in standin.events if entry.name == "gemmStridedBatchedEx"}
+    places = {entry.own[0][0] for entry in standin.events if entry.name == "gemmStridedBatchedEx"}
     assert len(places) == 1 and eager.ptr not in places
     standin.events.clear()
     x @ x
-    assert [e.writes[-1][0] for e in standin.events if e.name == "gemmStridedBatchedEx"] == [eager.ptr]
+    assert [e.own[0][0] for e in standin.events if e.name == "gemmStridedBatchedEx"] == [eager.ptr]
 
 
 def test_the_memory_of_a_program_goes_with_it() -> None:

@@ -134,7 +134,7 @@ class _Checker:
             _join(clock, self.marks.get(entry.event, {}))
         pinned = self.pinned(entry.host)
         self.touch(entry, line, clock, entry.reads + (pinned if entry.kind == "h2d" else ()), write=False)
-        self.touch(entry, line, clock, entry.writes + (pinned if entry.kind == "d2h" else ()), write=True)
+        self.touch(entry, line, clock, entry.writes + entry.own + (pinned if entry.kind == "d2h" else ()), write=True)
         if entry.name == "waits" or (entry.kind == "d2h" and not pinned):
             _join(self.clocks[HOST], clock)
 

@@ -129,7 +129,7 @@ def _multiply(name: str, handle: int, ta: int, tb: int, m: int, n: int, k: int, 
     seen = [_extent(one) for one in (left, right, result)]
     own = () if workspace is None else (workspace,)
     reads = (*seen[:2], *([seen[2]] if second != 0 else []))
-    state.log("op", stream, name=name, reads=reads, writes=(seen[2], *own))
+    state.log("op", stream, name=name, reads=reads, writes=(seen[2],), own=own)
 
 
 def _extent(array: np.ndarray) -> tuple[int, int]:

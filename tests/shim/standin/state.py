@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
     Kinds: op, launch, h2d, d2h, d2d, copy, memset, malloc, free, record, wait, host function; what the host learns:
     event, stream or device synchronize, event or stream done (somebody asked, and it was); pin and unpin.
-    ``host``: the host's side of h2d, d2h, pin and unpin; ``name``: "waits" where the host waited for a copy, "new" of
+    ``own``: memory that it uses for itself, a product's workspace.  ``host``: the host's side of h2d, d2h, pin and unpin; ``name``: "waits" where the host waited for a copy, "new" of
     a malloc that took memory from the device and not from the pool.
     """
 
@@ -47,6 +47,7 @@ class Entry(NamedTuple):
     event: int = 0
     device: int = 0
     host: tuple = ()
+    own: tuple = ()
 
 
 class Launch(NamedTuple):
