@@ -35,8 +35,9 @@ class Entry(NamedTuple):
 
     Kinds: op, launch, h2d, d2h, d2d, copy, memset, malloc, free, record, wait, host function; what the host learns:
     event, stream or device synchronize, event or stream done (somebody asked, and it was); pin and unpin.
-    ``own``: memory that it uses for itself, a product's workspace.  ``host``: the host's side of h2d, d2h, pin and unpin; ``name``: "waits" where the host waited for a copy, "new" of
-    a malloc that took memory from the device and not from the pool.
+    ``own``: memory that it uses for itself, a product's workspace. ``host``: the host's side of h2d, d2h, pin
+    and unpin; ``name``: "waits" where the host waited for a copy, "new" of a malloc that took memory from the
+    device and not from the pool.
     """
 
     kind: str
