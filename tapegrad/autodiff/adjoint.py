@@ -36,7 +36,7 @@ def transposed(pull: Pull, avals: Sequence[ShapedArray], tangents: Sequence[Tens
     def sides() -> tuple[float, float]:
         return _inner(pull(*probe), tangents), _inner(probe, probe)
 
-    alone = lambda: during(sides, recorders=(), batches=())  # of a batch, one example is looked at
+    alone = lambda: during(sides, recorders=(), batches=())  # of a batch only one example is checked
     left, right = thread.executor.in_earnest(alone, (0.0, 0.0))
     finite = left - left == 0 and right - right == 0
     if finite and abs(left - right) > 1e-3 * max(abs(left), abs(right)) + 1e-30:

@@ -34,7 +34,7 @@ from tapegrad.tensor import Tensor, from_array
 
 _aval, _buffer = attrgetter("aval"), attrgetter("_buffer")
 Cotangents = dict[int, Any]
-"""By node index: tensors, or of small values buffers, what becomes one, or (where nobody counts) bare arrays."""
+"""Cotangents by node index: tensors; of small values buffers, arrays that may become buffers, or plain arrays."""
 _MOST_SUMS = 1024
 
 
@@ -107,7 +107,7 @@ def tensor_of(ct: object, aval: ShapedArray | None) -> Tensor:
 
 
 def _pull_small(record: Applied, pull: Callable[..., Any], ct: object, cts: Cotangents, path: set[int] | None) -> bool:
-    """One small elementwise node, by the listed steps of its rules; False: it has to go the general way."""
+    """One small elementwise node, by the listed steps of its rules; False: they do not apply here."""
     inputs, plan = record.inputs, record.plan
     if path is not None and any(inputs[i].index not in path for i in plan.positions):
         return False
@@ -136,7 +136,7 @@ def _pull_small(record: Applied, pull: Callable[..., Any], ct: object, cts: Cota
 
 @lru_cache(_MOST_SUMS)
 def _sum_of(aval: ShapedArray) -> Steps:
-    """Steps that add two cotangents."""
+    """The listed steps that add two cotangents."""
     steps = listed(lambda a, values: [a + values[0]], aval, (0,), [aval])
     assert steps is not None
     return steps
@@ -156,9 +156,9 @@ def _listed(node: Node, plan: Plan) -> Steps | None:
 
 
 def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, lead: int | None) -> None:
-    """One node: cotangents of its inputs."""
+    """Add the cotangents of one node's inputs to those in the walk."""
     node, inputs, plan, kept = record.node, record.inputs, record.plan, record.residuals
-    residuals = kept if isinstance(kept, tuple) else kept.restored()  # under a budget they may have to be made again
+    residuals = kept if isinstance(kept, tuple) else kept.restored()  # under a budget they may have to be recomputed
     values = dict(zip(plan.slots, map(Tensor, residuals), strict=True))
     del residuals
     for i in plan.lacking:
@@ -247,7 +247,7 @@ def _pull_call(record: Called, cts: Cotangents, keep: set[int], path: set[int] |
     needed = frozenset(i for i, n in enumerate(inputs) if n is not None and (path is None or n.index in path))
     if not needed or all(ct is None for ct in upstream):
         return
-    fill([ct._buffer for ct in upstream if ct is not None])  # and with them what pends, before the call takes memory
+    fill([ct._buffer for ct in upstream if ct is not None])  # pending values, too, before the call takes memory
     found = during(call.pullback, upstream, needed, lead, cts, deferring=None)
     for i, (source, g) in enumerate(zip(inputs, found)):
         if source is None or g is None or i not in needed:

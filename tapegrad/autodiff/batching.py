@@ -34,7 +34,7 @@ T = TypeVar("T")
 class Batches(Pusher):
     """A recorder of a function's run on the first example; the companion of a value is that of all ``n`` examples.
 
-    Meanwhile the value of one example is not to be looked at: the others may differ.
+    Meanwhile the value of one example must not be read: the other examples may have other values.
     """
 
     def __init__(self, op: str, n: int) -> None:
@@ -48,7 +48,7 @@ class Batches(Pusher):
         return during(f, *args, recorders=(*self._before, self), batches=(*self._batches, self))
 
     def alone(self, f: Callable[..., T], *args: object) -> T:
-        """What ``f(*args)`` returns, in which only what is outside of this batch takes part."""
+        """What ``f(*args)`` returns, told only to the recorders outside of this batch."""
         return during(f, *args, recorders=self._told_outside(), batches=self._batches)
 
     def looked_at(self, buffer: Buffer) -> None:
@@ -65,7 +65,7 @@ class Batches(Pusher):
         return buffer if companion is None else companion._buffer
 
     def aliased(self, old: Buffer, new: Buffer) -> None:
-        """``new`` is the value of ``old``, of which no tape shall know: so are those of all examples."""
+        """``new`` is the value of ``old``, hidden from tapes; the same holds for the values of all examples."""
         companion = self._pushed.get(old)
         if companion is not None:
             self.alone(lambda: self._give(new, Tensor(alias(companion._buffer))))

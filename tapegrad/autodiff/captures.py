@@ -22,7 +22,7 @@ class Captures:
         self._found: set[int] = set()
 
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-        """Note foreign inputs; whatever is made here is known from now on."""
+        """Note inputs from outside of the function; values that it makes itself are no captures."""
         for b in inputs:
             if b.node.index not in self._known and any(r.follows(b) for r in self._outer):
                 self._found.add(b.node.index)
@@ -33,7 +33,7 @@ class Captures:
         self._known.add(value.node.index)
 
     def follows(self, buffer: Buffer) -> bool:
-        """It follows nothing of its own."""
+        """False: it follows no value."""
         return False
 
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
@@ -42,7 +42,7 @@ class Captures:
             self.record(b.node, inputs, b)
 
     def warn(self, name: str) -> None:
-        """Say what was found."""
+        """Warn of the tensors that are used though they are no arguments."""
         if self._found:
             warnings.warn(
                 f"custom_gradient: {name} uses {len(self._found)} watched tensor(s) that are not among its arguments; "

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Listener:
-    """A recorder that follows nothing.  With one, who keeps a budget learns how companions are made."""
+    """A recorder that follows no value.  While it is there, a budget learns how companions are made."""
 
     strict = False
 
@@ -35,7 +35,7 @@ class Listener:
         """Nothing to note."""
 
     def follows(self, buffer: Buffer) -> bool:
-        """It follows nothing."""
+        """False: it follows no value."""
         return False
 
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
@@ -80,7 +80,7 @@ class Pusher:
         account.current.accompanied(buffer)
 
     def accompany(self, buffer: Buffer, companion: Tensor) -> None:
-        """Let ``buffer`` have ``companion``; whoever makes values again knows."""
+        """Let ``buffer`` have ``companion``; the account, which may recompute values, is told."""
         self._pushed[buffer] = companion
 
     def pushed(self, x: Tensor) -> Tensor | None:
@@ -92,12 +92,12 @@ class Pusher:
         return buffer in self._pushed
 
     def carry(self, old: Buffer, new: Buffer) -> None:
-        """``new`` is the same value under another name."""
+        """``new`` has the same value as ``old``, and its companion."""
         if old in self._pushed:
             self._give(new, self._pushed[old])
 
     def read(self, variable: Variable, value: Buffer) -> None:
-        """A variable's companion is that of its value, if it was given one."""
+        """A variable was read: its companion is that of its value, if there is one."""
 
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """Push the companions of ``inputs`` through ``node``."""

@@ -3,7 +3,8 @@
 For small arrays the handling of tensors costs more than the arithmetic.  The operations of a rule depend on avals
 alone, so they are listed once, on values that nobody computes; what no result needs is left out.  Then an executor runs
 the list (:meth:`Steps.run`); where nobody counts, the list is one Python function that calls the same functions on the
-same arrays in the same order (``Steps.pull``).  So the same works run whoever looks on, and not a bit differs.
+same arrays in the same order (``Steps.pull``).  So the same works run whether somebody counts or not, and no bit
+differs.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ Constant = tuple[Any, Any, Any]
 
 
 class _ValueNeeded(Exception):
-    """A rule looks at values, or makes some from nothing."""
+    """A rule reads values, or makes values from no operand: it cannot be listed."""
 
 
 class _Constants(dict[Any, Buffer]):
     """Stand-ins for constants, by key (see ``ops.dispatch.constant``)."""
 
     def get(self, key: Any, default: object = None) -> Buffer:
-        """The stand-in."""
+        """The stand-in for the constant ``key``."""
         if key not in self:
             self[key] = Buffer(None, leaf(shaped((), key[3], key[4])))
         return self[key]
@@ -67,11 +68,11 @@ class _Listing(Executor):
     apply = elementwise
 
     def kernel(self, targets: list[Buffer]) -> None:
-        """A value is asked for."""
+        """A rule asks for a value, so it cannot be listed."""
         raise _ValueNeeded
 
     def values(self, work: object) -> list[Buffer]:
-        """Values are made."""
+        """A rule makes values from no operand, so it cannot be listed."""
         raise _ValueNeeded
 
 
@@ -152,7 +153,7 @@ class Steps:
         return [values[i] for i in self._results]
 
     def _run(self, arguments: list[ShapedArray]) -> Run | None:
-        """What an account is told; None: it has to follow the steps one by one."""
+        """What an account is told; None: the steps must be run one by one."""
         sizes = [a.nbytes for a in arguments] + [dtype.itemsize for _, dtype, _ in self._constants]
         if self._constants and not all(a.ndim for a in arguments):  # one of them may be a constant itself
             return None
@@ -170,7 +171,7 @@ class Steps:
         return Run(tuple(nodes), tuple([i - self._first for i in self._made]))
 
     def together(self, ct: Any, residuals: Sequence[Any]) -> Sequence[Any] | None:
-        """Cotangents by ``pull``, of which the account is told in one step; None: it has to follow them one by one."""
+        """Cotangents by ``pull``, of which the account is told in one step; None: the steps must be run one by one."""
         run = self._told
         if run is None:
             return None
@@ -196,7 +197,7 @@ class Steps:
         return dense
 
     def _distinct(self) -> list[str]:
-        """Lines that see to it that each array has bytes of its own, which are its and no other's."""
+        """Code that returns None unless each array has bytes of its own and comes once."""
         count = self._arguments
         tests = [f"type(a{i}) is not ndarray or a{i}.base is not None" for i in range(count)]
         tests += [f"a{i} is a{k}" for i in range(count) for k in range(i)]
@@ -230,7 +231,7 @@ class Steps:
         exec(
             "\n".join(["def pull(a0, residuals):", *lines, f"    return ({''.join(f'{r}, ' for r in results)})"]), known
         )
-        return known.pop("pull")  # else the two would hold each other
+        return known.pop("pull")  # otherwise the two would refer to each other
 
 
 def _on_arrays(prim: Primitive, params: Params, aval: ShapedArray, site: Site | None) -> Callable[..., Any]:

@@ -211,7 +211,7 @@ class _Call:
             )
         self._require_structure(grads)
         flat = nest.flatten(grads)
-        if len(flat) == self._count - len(self._optional):  # nothing given for objects that could have no gradient
+        if len(flat) == self._count - len(self._optional):  # objects that are no tensors need no gradient
             rest = iter(flat)
             flat = [None if i in self._optional else next(rest) for i in range(self._count)]
         if len(flat) != self._count:

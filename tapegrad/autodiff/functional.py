@@ -57,7 +57,7 @@ class _Sources:
         return Trace([t._buffer.node for t in self.leaves])
 
     def mirrored(self, values: list[Any], given: Iterable[object] = ()) -> Any:
-        """One value for each leaf, in the structure of the chosen arguments, none of ``given``; zeros for None."""
+        """``values`` in the structure of the chosen arguments: zeros for None, a new tensor for one of ``given``."""
         values = list(map(apart(given), values))
         filled = (zeros_of(t._buffer.node.aval) if g is None else g for t, g in zip(self.leaves, values, strict=True))
         trees = tuple(nest.rebuild(self.args[n], filled) for n in self.positions)
@@ -77,7 +77,8 @@ def _scalar(name: str, y: object) -> Tensor:
 def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
     """``f`` made to return ``(value, gradient)``; with ``has_aux``, ``f`` returns ``(value, aux)`` and so does this.
 
-    ``f`` returns a tensor of one float.  Arguments that do not matter get zeros.  Raises ShapeError, GradientError.
+    ``f`` returns a tensor of one float.  The gradient in an argument that the value does not depend on is zeros.
+    Raises ShapeError, GradientError.
     """
 
     @functools.wraps(f, updated=())

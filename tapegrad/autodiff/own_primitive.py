@@ -122,7 +122,7 @@ class OwnPrimitive(Wrapper):
     def _layout(
         self, operands: tuple[str, ...], tensors: list[Tensor], static: dict[str, object], device: Device
     ) -> Layout:
-        """What the function returns: told by ``infer``, or found by running it (its result is used, not made twice)."""
+        """The layout of the results: from ``infer``, or from running the function, whose result is then used."""
         avals = [t._buffer.node.aval for t in tensors]
         if self._infer is not None:
             told = self._infer(**dict(zip(operands, avals, strict=True)), **static)
@@ -203,7 +203,7 @@ def _parameters(name: str, signature: inspect.Signature) -> list[str]:
             raise TypeError(f"primitive: {name} takes {p}; its arguments must have names, for rules to ask for them")
         if p.name in _RESERVED or p.name.endswith("_aval"):
             raise TypeError(
-                f"primitive: rename the argument {p.name!r} of {name}: rules know another thing by that name"
+                f"primitive: rename the argument {p.name!r} of {name}: in rules that name means something else"
             )
         operands.append(p.name)
     return operands
@@ -286,11 +286,11 @@ def _transposed(
     return zeros_of(aval) if ct_in is None else ct_in
 
 
-# The function behind one's own primitive: arrays in, arrays out.
+# The function that a user's primitive runs: arrays in, arrays out.
 
 
 class _Ready(threading.local):
-    """Values made to learn their layout, on their way to being used: each thread's own."""
+    """Results that were computed to learn their layout and wait to be used; each thread has its own."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -300,7 +300,7 @@ class _Ready(threading.local):
 
 
 class Body:
-    """The function of arrays: what an implementation needs, and nothing that refers to the implementation."""
+    """The user's function of arrays, without a reference to the primitive, so that the two make no cycle."""
 
     def __init__(
         self, f: Callable[..., object], name: str, signature: inspect.Signature, names: tuple[str, ...]
@@ -310,7 +310,7 @@ class Body:
 
     @property
     def ready(self) -> list[Any]:
-        """A value that has been made already."""
+        """The waiting result; its one use."""
         return self._ready.values
 
     def run(self, device: Device, arrays: list[Array], operands: tuple[str, ...], static: dict[str, Any]) -> Any:
@@ -339,7 +339,7 @@ class Body:
 
 
 def _guarded(array: Array) -> Array:
-    """A view that cannot be written to, where the library knows such a thing."""
+    """A read-only view where the library has one (NumPy); else the array."""
     if hasattr(array, "setflags"):
         array = array.view()
         array.setflags(write=False)

@@ -38,13 +38,13 @@ class Layout:
 
     @staticmethod
     def of(op: str, result: Array | list[Array], device: Device) -> Layout:
-        """Of an array, or of a list of arrays.  Raises DTypeError if their dtypes are of different kinds."""
+        """The layout of an array, or of a list of arrays.  Raises DTypeError if their dtypes are of different kinds."""
         arrays = result if isinstance(result, list) else [result]
         return Layout([a.shape for a in arrays], arrays is result, _common(op, [a.dtype for a in arrays]), device)
 
     @staticmethod
     def told(op: str, told: Any, device: Device) -> Layout:
-        """Of what a user says: ``(shape, dtype)``, or a list of such pairs.  Raises ShapeError, DTypeError."""
+        """The layout of ``(shape, dtype)``, or a list of such pairs.  Raises ShapeError, DTypeError."""
         several = isinstance(told, list)
         try:
             pairs = [(tuple(shape), dtypes.asdtype(dtype)) for shape, dtype in (told if several else [told])]
@@ -53,7 +53,7 @@ class Layout:
         return Layout([s for s, _ in pairs], several, _common(op, [d for _, d in pairs]), device)
 
     def lifted(self, n: int) -> Layout:
-        """With one more leading axis."""
+        """The layout with one more leading axis of length ``n``."""
         return Layout(self.shapes, self.several, self.aval.dtype, self.aval.device, (n, *self.lead))
 
     def packed(self, result: Array | list[Array]) -> Array:
@@ -73,7 +73,7 @@ class Layout:
         if not self.several:
             return whole
         parts, start = [], 0
-        lead = whole.shape[:-1]  # of a cotangent there may be more than when the operation ran
+        lead = whole.shape[:-1]  # a cotangent may have more leading axes than the results
         for shape in self.shapes:
             size = prod(shape)
             parts.append(reshape(whole[..., start : start + size], (*lead, *shape)))
@@ -81,7 +81,7 @@ class Layout:
         return tuple(parts)
 
     def repacked(self, op: str, given: Any) -> Tensor:
-        """Tangents of the results as one.  Raises ShapeError."""
+        """The tangents of the results, packed into one.  Raises ShapeError."""
         if isinstance(given, (tuple, list)) != self.several or (self.several and len(given) != len(self.shapes)):
             wanted = f"a tuple of {len(self.shapes)} tangents, one for each result" if self.several else "one tangent"
             raise GradientError(f"{op}: a JVP rule returned {nest.shown(given)}; it returns {wanted}")

@@ -42,7 +42,7 @@ class Recording:
         )
 
     def _begin(self) -> None:
-        """Recording begins: whoever keeps memory within a budget has to know how values are made, from now on."""
+        """Recording begins; from now on the account has to know how values are made, to recompute them."""
         self.graph = account.current.graph()
 
     def follows(self, buffer: Buffer) -> bool:
@@ -92,7 +92,7 @@ class Recording:
         self._records.append(record)
 
     def read(self, variable: Variable, value: Buffer) -> None:
-        """A variable was read: of no concern to a bare recording."""
+        """A variable was read; only tapes use that."""
 
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """A function with a derivative of its own was called."""
@@ -112,10 +112,10 @@ class Recording:
             thread.executor.differentiable(self._records[-1].results[0])
 
     def _sweep(self) -> None:
-        """Drop the records of values that nobody can ask about any more: dead branches cost nothing for long.
+        """Drop the records of values that nobody can ask about any more, so dead branches take no memory.
 
-        Done when the number of records has doubled, so a record costs a constant time on the whole.  Backwards, since a
-        dropped record may have been the last to name an earlier value.
+        Done when the number of records has doubled, so the time for each record is constant on average.  Backwards,
+        since a dropped record may have been the last to name an earlier value.
         """
         kept: list[Record] = []
         needed: set[int] = set()
@@ -137,7 +137,7 @@ class Recording:
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
 
     def _held(self, record: Record, graph: Recipes, needed: set[int]) -> bool:
-        """The same under a budget, where recipes refer to nodes: they know who else does; this is slower."""
+        """The same under a budget, where recipes refer to nodes, too, and tell of other references; this is slower."""
         known = [n.index in needed or graph.held(n, record.keeps_result) for n in record.results]
         return True in known or (None in known and record.held(known))
 

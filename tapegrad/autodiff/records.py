@@ -16,7 +16,7 @@ from tapegrad.core.references import elsewhere, together
 from tapegrad.core.rule import Plan
 
 Known: TypeAlias = Sequence[bool | None]
-"""Of each value that a record has made, whether somebody may ask for it; None: only references can tell."""
+"""For each value of a record: may somebody ask for it?  None: the number of references decides."""
 
 
 @final
@@ -58,7 +58,7 @@ class Applied:
             return together((self.node,)) > 1  # the record does
         if not isinstance(residuals, tuple):  # kept within a budget
             return True
-        return together((self.node, residuals[position])) > 3  # the record does, to both, and the buffer to the node
+        return together((self.node, residuals[position])) > 3  # the record refers to both, and the buffer to the node
 
 
 @final
@@ -79,7 +79,7 @@ class Called:
         return tuple([n for n in self.inputs if n is not None])
 
     def held(self, known: Known | None = None) -> bool:
-        """Whether anything else refers to one of the values; ``known``: of each, what need not be asked (None)."""
+        """Whether anything else refers to one of the values for which ``known`` has None."""
         counts = elsewhere(self.results)
         return any(counts if known is None else [n for n, k in zip(counts, known, strict=True) if k is None])
 

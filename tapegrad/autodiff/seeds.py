@@ -28,7 +28,7 @@ def wants_zeros(mode: object) -> bool:
 
 
 def apart(given: Iterable[object] = ()) -> Callable[[Any], Any]:
-    """A function from results to results: each tensor a value of its own, none of ``given`` and none twice."""
+    """A function that maps each result to itself, or to a copy if it is one of ``given`` or came before."""
     known = {id(t._buffer): t for t in given if isinstance(t, Tensor)}
 
     def of(x: object) -> Any:

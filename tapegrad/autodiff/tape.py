@@ -71,7 +71,7 @@ class GradientTape(Recording):
 
     def __exit__(self, *exc: object) -> None:
         try:
-            self._stop()  # even if a gradient, perhaps asked in another thread, has ended the recording before
+            self._stop()  # even if a gradient, perhaps in another thread, has ended the recording before
         except BaseException:  # an interrupt
             self._stop()
             raise
@@ -85,7 +85,7 @@ class GradientTape(Recording):
         self._records, self._tracked, self._watched, self._values = [], set(), set(), {}
 
     def _need_recording(self, what: str) -> None:
-        if not self._recording or self not in thread.recorders:  # it may record elsewhere, or be hidden by a checkpoint
+        if not self._recording or self not in thread.recorders:  # perhaps another thread's, or hidden
             raise TapeStateError(f"{what}: the tape is not recording here; call it inside the tape's with block")
 
     def stop_recording(self) -> AbstractContextManager[None]:
@@ -97,7 +97,7 @@ class GradientTape(Recording):
 
     def _go_on(self, position: int) -> None:
         """The block of :meth:`stop_recording` is left; ``position`` others were told before this tape."""
-        if self._used:  # answered in the block: a new recording begins, as in TensorFlow
+        if self._used:  # a gradient was taken in the block: a new recording begins, as in TensorFlow
             self._forget()
             self._variables, self._used = {}, False
         self._begin()
@@ -105,7 +105,7 @@ class GradientTape(Recording):
         tell(self, position)
 
     def reset(self) -> None:
-        """Forget all operations and watches; go on recording.  Raises TapeStateError outside the block."""
+        """Drop all records and watched values, and continue to record.  Raises TapeStateError outside the block."""
         self._need_recording("reset")
         self._forget()
         self._variables = {}
@@ -175,7 +175,7 @@ class GradientTape(Recording):
             if dtypes.is_inexact(node.aval.dtype):
                 have = cts.get(node.index)
                 cts[node.index] = weight if have is None else have + weight
-        # A pending target goes on holding what it is made from; on the CPU only big ones pend, and they cost a pass.
+        # A pending target would keep its inputs; on the CPU only big targets are pending, and they cost a pass.
         also = [t._buffer for t in targets if isinstance(t, Tensor) and t.device.lazy]
         grads = self._walk(records, cts, sought, consume, None, also)
         own = apart(weights)
@@ -225,11 +225,11 @@ class GradientTape(Recording):
         return rows.batch_result(self._sum(grads, source), node.aval, inner.aval, columns)
 
     def _take(self) -> tuple[list[Record], bool]:
-        """The records to walk, and whether they are used up by it."""
+        """The records to walk, and whether the walk may drop them."""
         if not self._entered:
             raise TapeError("the tape was never entered, so it has recorded nothing")
         if self._used:
-            raise TapeError("a tape answers one gradient or jacobian call; persistent=True lets it answer more")
+            raise TapeError("a tape serves one gradient or jacobian call; persistent=True allows more")
         self._refuse_dry_run()
         if self._persistent:
             return list(self._records), False

@@ -57,7 +57,7 @@ def vmap(f: Callable[..., object], in_axes: Axes = 0, out_axes: Axes = 0) -> Cal
 
 def _told_by_example(error: LinAlgError, batches: Batches) -> LinAlgError:
     failure = failure_of(error, batches)
-    if not thread.batches:  # nobody outside knows more examples; do not hold the operands
+    if not thread.batches:  # no vmap outside has more examples; do not keep the operands
         failure.stack = None
     return failure
 

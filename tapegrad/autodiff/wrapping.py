@@ -19,7 +19,7 @@ class Wrapper:
         functools.update_wrapper(self, f, updated=())
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """Binds as a function does, if a function is wrapped."""
+        """Binds to an instance as a function does, if a function is wrapped."""
         f = self.__wrapped__
         bind = getattr(type(f), "__get__", None)
         if instance is None or bind is None:
@@ -28,7 +28,7 @@ class Wrapper:
         return types.MethodType(self, instance) if binds else self
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        # What decorates a function of a module is found there by name, as the function would be.
+        # A decorated function of a module is pickled by its name, as a function is.
         name = self.__dict__.get("__qualname__")
         if isinstance(name, str) and _named(self.__module__, name) is self:
             return name

@@ -1,8 +1,8 @@
-"""What the engine tells of bytes and work, and whom it asks for room: memory's side of everything that is done.
+"""Accounts: what the engine tells of bytes and work, and whom it asks for room.
 
 One :class:`Account` is in force in the process: one that counts nothing and refuses nothing, the ledger, or the manager
 of a budget, who counts as well.  It is chosen when a block is entered and when one is left (:func:`count_with`,
-:func:`keep_with`), and with it the executor that does works.  Nobody asks which one it is.
+:func:`keep_with`), and with it the executor that does works.  No code asks which one it is.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class Account:
-    """Counts nothing and refuses nothing; what the others do besides is said of each method."""
+    """Counts nothing and refuses nothing; each docstring says what a subclass is told."""
 
     executor: ClassVar[Executor]
-    """Who does works while this account is in force."""
+    """The executor that does works while this account is in force."""
 
     # Operations ------------------------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class Account:
     def evaluated(self, run: Run, buffer: Buffer, recorded: object) -> bool:
         """The small node of ``run`` was evaluated; ``buffer``, a new one, holds its value; ``recorded``: by whom.
 
-        False: that has to be told in several steps, since it is not certain that there is room.
+        False: the steps must be run one by one, since there may not be room for all.
         """
         buffer.told()
         return True
@@ -79,20 +79,20 @@ class Account:
     def pulled(self, run: Run, arrays: Sequence[Any]) -> bool:
         """A gradient walk has evaluated the small nodes of ``run``; ``arrays``: the values that stay, in no buffers.
 
-        False: as of :meth:`evaluated`.
+        False: as for :meth:`evaluated`.
         """
         return True
 
     def owned(self, buffer: Buffer) -> None:
-        """``buffer`` was made for an array that :meth:`pulled` has told of, or nobody."""
-        if not getweakrefs(buffer.array):  # else who counts knows the array, as long as it is there
+        """``buffer`` was made for an array, of which :meth:`pulled` may have told."""
+        if not getweakrefs(buffer.array):  # otherwise the account that counts knows the array
             buffer.told()
 
     def replaced(self, buffer: Buffer) -> None:
-        """The value of the buffer's node is here now: a copy of a view."""
+        """``buffer`` now holds a copy of its view."""
 
     def accompanied(self, buffer: Buffer) -> None:
-        """``buffer`` has got a companion (see ``autodiff/companions.py``), which is to come back with its value."""
+        """``buffer`` has got a companion (see ``autodiff/companions.py``), which must be recomputed with its value."""
 
     def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
         """``buffer``'s bytes serve as ``category`` from now on; ``name``: what the user calls what holds them."""
@@ -106,7 +106,7 @@ class Account:
     # Recordings ------------------------------------------------------------------------------------------------
 
     def graph(self) -> Recipes | None:
-        """What a recording holds on to while it records: it may want dropped values again."""
+        """What a recording refers to while it records, since it may need dropped values again."""
         return None
 
     def keep(self, buffers: tuple[Buffer, ...]) -> Retained:
@@ -140,7 +140,7 @@ class Account:
         """The walk has come to the node of that index."""
 
     def rerun(self, f: Callable[..., T], *args: Any, shift: int = 0) -> T:
-        """What ``f(*args)``, a checkpointed function run again, returns: what it makes was there before.
+        """What ``f(*args)``, the rerun of a checkpointed function, returns: its values existed before.
 
         ``shift``: from the indices of its nodes to those of the nodes they repeat, if that is known.
         """

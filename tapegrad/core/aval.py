@@ -92,7 +92,7 @@ def normalize_axis(op: str, axis: Any, ndim: int) -> int:
 
 
 def normalize_axes(op: str, axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
-    """Sorted axes counted from the front; None means all.  Raises AxisError for repeats and for axes out of range."""
+    """Axes counted from the front, sorted; None means all.  Raises AxisError for repeats and for axes out of range."""
     if axis is None:
         return tuple(range(ndim))
     axes = [normalize_axis(op, a, ndim) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))]

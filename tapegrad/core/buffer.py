@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NOTHING: tuple[Buffer, ...] = ()
 fills = 0
-"""How often a pending buffer has got its bytes: what a walk over pending ones has found holds until the next time."""
+"""How many pending buffers have got their bytes; as long as it is the same, results of a walk over them hold."""
 
 
 class Buffer:
@@ -81,7 +81,7 @@ class Buffer:
 class Postponed(Buffer):
     """A buffer whose node, of any kind, waits to be applied: until then it is pending, and ``keeps`` its inputs.
 
-    ``errors``: how floating-point errors are treated where the node was asked for.
+    ``errors``: how NumPy treated floating-point errors where the node was recorded.
     """
 
     __slots__ = ("errors", "postponed")
@@ -94,11 +94,11 @@ class Postponed(Buffer):
 uncounted: set[ref[Buffer]] = set()
 """The buffers that got bytes of their own while nobody counted (also those of host scalars, which have none).
 
-The interpreter takes out those that go.  So whoever begins to count knows what is alive without a search.
+The interpreter removes buffers that are freed.  So an account that begins to count knows which are alive.
 """
 _gone = uncounted.discard
 _got_bytes: Callable[[ref[Buffer]], None] = uncounted.add
-"""Told of each buffer that gets bytes of its own; chosen by ``account``."""
+"""Called with each buffer that gets bytes of its own; ``account`` chooses it."""
 
 
 def tell_of_bytes(allocated: Callable[[ref[Buffer]], None] | None) -> None:

@@ -1,4 +1,4 @@
-"""Cells: places whose content may be exchanged, the only things that change.
+"""Cells hold a content that may be exchanged; nothing else in the engine changes.
 
 Reruns of a checkpointed function see an *overlay*: the contents of the time of its first run; what the rerun writes
 goes to the overlay and is dropped with it.  So a rerun neither sees a later value nor repeats a state change.  A
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 Jumps = dict["Cell", dict[Any, Any]]
-"""Of cells: by the content that this thread has left there, the one that it found instead, put there by another."""
+"""For each cell: from the content that this thread wrote to the one that another thread wrote afterwards."""
 
 
 class Seen(dict["Cell", tuple[Any, Any]]):
@@ -27,7 +27,7 @@ class Seen(dict["Cell", tuple[Any, Any]]):
         self.made: set[Cell] = set()
         """The cells that were made meanwhile."""
         self._left: dict[Cell, Any] = {}
-        self._overlays = overlays  # under others, of a rerun inside, contents are of another time
+        self._overlays = overlays  # under the overlays of an inner rerun, contents are of another time
 
     def got(self, cell: Cell, content: object, owner: object) -> None:
         """This thread has read ``content``."""
@@ -86,7 +86,7 @@ class Cell:
         return content
 
     def set(self, content: object, owner: object = None) -> None:
-        """Exchange the content: in the innermost overlay if there is one, else for everybody."""
+        """Exchange the content: in the innermost overlay if there is one, else for all threads."""
         if _cells.lookouts:
             self.get(owner)
             for seen in _cells.lookouts:

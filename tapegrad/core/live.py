@@ -1,4 +1,4 @@
-"""Live numbers: numbers of Python's that are asked anew at each replay of a captured step (see ``program``).
+"""Live numbers: Python numbers that each replay of a captured step asks for again (see ``program``).
 
 While a step is captured, what the host will tell differently next time (a learning rate, the number of steps, the
 position of a random stream) must not become a constant of the program.  So an executor that captures hands out a live

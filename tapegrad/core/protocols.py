@@ -1,6 +1,6 @@
-"""Protocols by which the engine calls up: what it asks of tapes, transformations and checkpoints, and of executors.
+"""Protocols of what the engine calls in higher layers: tapes, transformations, checkpoints and executors.
 
-The engine knows nobody who keeps to them, and works with nobody there.  What it asks of memory: see ``account``.
+The engine imports no class that implements them, and works without any.  What it asks of memory: see ``account``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Recorder(Protocol):
-    """Whoever is told of every node made in its thread: a tape, a forward-mode walk, a checkpoint's look-out."""
+    """It is told of every node made in its thread: a tape, a forward-mode walk, a checkpoint's look-out."""
 
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """``node`` was applied to ``inputs``; its value is, or will be, in ``out``."""
@@ -68,11 +68,11 @@ class BatchRecorder(Recorder, Protocol):
         """The values of all examples; ``buffer`` itself if it is the same for all."""
 
     def aliased(self, old: Buffer, new: Buffer) -> None:
-        """``new`` is the value of ``old``, of which no tape shall know."""
+        """``new`` is the value of ``old``, hidden from tapes."""
 
 
 class Executor(Protocol):
-    """Who does works: plainly, counted, within a budget, dry, or postponed."""
+    """It does works: plainly, counted, within a budget, dry, or postponed."""
 
     @property
     def copies_slivers(self) -> bool:
@@ -103,22 +103,22 @@ class Executor(Protocol):
         """Values without a recipe, which ``work`` yields."""
 
     def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
-        """Cotangents of what ``node`` read, by the listed steps of its rules, as arrays or buffers; None: not so."""
+        """Cotangents of what ``node`` read, by the steps of its rules: arrays or buffers; None: they do not apply."""
 
     def device(self, device: Any) -> Any:
         """What stands for ``device``: itself, or in a dry run one that lends phantoms."""
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
-        """What ``f()`` says, which depends on values; ``otherwise`` in a dry run, which has none."""
+        """What ``f()`` returns, which depends on values; ``otherwise`` in a dry run, which has no values."""
 
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
         """As :meth:`in_earnest`, of a decision on which later works depend: a step with one cannot be captured."""
 
     def number(self, f: Callable[[], Any]) -> Any:
-        """A number that ``f()`` tells, and that may differ at each call; a live one while a step is captured."""
+        """The number that ``f()`` returns, which may differ at each call; a live number while a step is captured."""
 
     def on_values(self, f: Callable[..., object], *arrays: Any) -> bool:
-        """Call ``f``, which raises an error, on arrays that have values; False in a dry run, which has none."""
+        """Call ``f``, which raises an error, on arrays that have values; False in a dry run, which has no values."""
 
     def differentiable(self, node: Node) -> None:
         """A walk begins at ``node``.  Raises DryRunError where a dry run may not ask for that."""

@@ -1,4 +1,4 @@
-"""References: does anybody else refer to a thing?  The only place that asks the interpreter for its counts of them.
+"""References: does anything else refer to an object?  The only place that asks the interpreter for its counts of them.
 
 Bytes are free as soon as nobody can ask for a value any more, and a recording drops what nobody can ask about.  Those
 who can ask are handles: tensors in the user's variables and containers, and local names of operations under way.  No
@@ -6,7 +6,7 @@ handle tells of itself: a count kept by hand would cost a call wherever one is c
 and a handle that forgot to tell would cost truth, not time.  The interpreter keeps this very count anyway.  What is
 known by other means (readers in a region, holders of a kept value, recipes) is subtracted from it by whoever asks.
 
-A debugger that copies local names counts like a handle: then more is kept, and nothing is lost.
+A debugger that copies local names counts as a handle: then more is kept, and results are the same.
 """
 
 from __future__ import annotations

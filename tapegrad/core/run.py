@@ -20,7 +20,7 @@ class Evaluated(NamedTuple):
 class Run:
     """What is the same whenever these ``nodes`` are evaluated; ``results``: the numbers of those whose values stay.
 
-    ``change``: what it is to the account that was told of it first, which works that out once.
+    ``change``: what the account that was told first has worked out from it, once.
     """
 
     __slots__ = ("change", "nodes", "results")

@@ -1,4 +1,4 @@
-"""What goes on in a thread: who is told of nodes, who waits, who is asked.  Only this module changes it.
+"""The state of a thread: its recorders, its gradient walks, its executor.  Only this module changes it.
 
 It is changed for the length of a call, by :func:`during`, which is given what to call.  An interrupt (Ctrl-C) comes
 where a Python function begins, where a call has returned, or at a jump backwards.  In :func:`holding` no such place
@@ -28,7 +28,7 @@ class _Thread(threading.local):
     recorders: tuple[Recorder, ...] = ()
     """Told of every node, outermost first."""
     hidden: tuple[Recorder, ...] = ()
-    """Those that are not told of what happens at the moment, though it belongs to what they record."""
+    """Recorders that are not told for the moment, though the work is part of what they record."""
     walks: int = 0
     """Gradient walks under way."""
     deferring: list[Buffer] | None = None
@@ -36,7 +36,7 @@ class _Thread(threading.local):
     batches: tuple[BatchRecorder, ...] = ()
     """The recorders for which a value is one example of many: asked before one is looked at."""
     executor: Executor
-    """Who does works: the process's (see :func:`install`), or this thread's own."""
+    """What does works: the executor of the process (see :func:`install`), or this thread's own."""
 
 
 thread = _Thread()
@@ -68,7 +68,7 @@ def holding(local: threading.local, f: Callable[..., T], *args: object, **change
 
 
 def executed(f: Callable[..., T], *args: object, by: Executor) -> T:
-    """What ``f(*args)`` returns, whose works ``by`` does in this thread, whatever is in force in the process."""
+    """What ``f(*args)`` returns, whose works ``by`` does in this thread, whatever executor the process has."""
     before = own_executor()
     if before is not None:
         return holding(thread, f, *args, executor=by)
@@ -90,7 +90,7 @@ def install(executor: Executor) -> None:
 
 
 def below() -> Executor:
-    """Who does works in the process, but for a thread's own executor."""
+    """The executor of all threads that have none of their own."""
     return _Thread.executor
 
 
