@@ -20,17 +20,19 @@ _IDLE = 256 * 2**20  # idle bytes always allowed
 _PAGE = 4096
 
 
+_Block = tuple[np.ndarray, int]
+"""Memory, and where in it the first aligned byte lies: to ask for that takes as long as all else."""
+
+
 class _Lease:
     """Owner of one lent block; gives it back when the last array on it goes."""
 
     __slots__ = ("__array_interface__", "block", "pool")
 
-    def __init__(
-        self, pool: HostPool, block: np.ndarray, address: int, shape: tuple[int, ...], dtype: np.dtype
-    ) -> None:
+    def __init__(self, pool: HostPool, block: _Block, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.pool = pool
         self.block = block
-        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (address, False)}
+        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (block[1], False)}
 
     def __del__(self) -> None:
         self.pool.take_back(self.block)
@@ -43,7 +45,7 @@ class HostPool:
     """
 
     def __init__(self) -> None:
-        self._free: dict[int, list[np.ndarray]] = {}
+        self._free: dict[int, list[_Block]] = {}
         self._lock = locks.lock()
         self.lent_bytes = 0
         self.idle_bytes = 0
@@ -73,11 +75,12 @@ class HostPool:
                     del self._free[size]
             else:
                 self._shrink(size)
-                block = np.empty(size + _ALIGN, np.uint8)
+                memory = np.empty(size + _ALIGN, np.uint8)
+                address = memory.ctypes.data
+                block = memory, address + -address % _ALIGN
             self.lent_bytes += size
             self.peak_lent_bytes = max(self.peak_lent_bytes, self.lent_bytes)
-        address = block.ctypes.data
-        return np.asarray(_Lease(self, block, address + -address % _ALIGN, shape, dtype))
+        return np.asarray(_Lease(self, block, shape, dtype))
 
     def _shrink(self, nbytes: int) -> None:
         """Give up idle blocks until so many bytes more fit within the limit."""
@@ -91,9 +94,9 @@ class HostPool:
             if not blocks:
                 del self._free[size]
 
-    def take_back(self, block: np.ndarray) -> None:
+    def take_back(self, block: _Block) -> None:
         """Called by a lease: keep the block if few enough bytes lie idle, else let it go."""
-        size = block.nbytes - _ALIGN
+        size = block[0].nbytes - _ALIGN
         with self._lock:
             self.lent_bytes -= size
             room = max(_IDLE, self.peak_lent_bytes // 2)

@@ -171,17 +171,19 @@ class Replay:
 
     def _lent(self, place: Place, tensors: Sequence[Tensor], kept: dict[int, Buffer]) -> Array:
         """The memory that the call has for an argument or a result that lies outside of the arena, C-contiguous."""
-        aval: Any = None
-        if place.argument is not None:
-            array = array_of(tensors[place.argument]._buffer)
-            if array.flags.c_contiguous:
-                return array
-            aval, number = tensors[place.argument]._buffer.node.aval, ~place.argument
+        given = None
+        if place.argument is None:
+            aval: Any = self.program.outputs[place.output].aval
         else:
-            aval, number = self.program.outputs[place.output].aval, place.output
-        buffer = kept[number] = account.current.in_room((aval,), ("function",), fresh, aval)
-        if place.argument is not None:
-            self._copy(buffer.array, array)
+            tensor = tensors[place.argument]
+            given = array_of(tensor._buffer)
+            if given.flags.c_contiguous:
+                return given
+            aval = tensor._buffer.node.aval
+        buffer = account.current.in_room((aval,), ("function",), fresh, aval)
+        kept[place.output if place.argument is None else ~place.argument] = buffer
+        if given is not None:
+            self._copy(buffer.array, given)
         return buffer.array
 
     def _laid(self, tensor: Tensor, target: Array) -> Any:
