@@ -74,13 +74,14 @@ def load(name: str, threads: int) -> Any:
 
 def by_turns(
     calls: dict[str, Callable[[], Any]], rounds: int, *, warm_up: int = 3, number: int = 1, pause: float = 0.0,
-    prepare: Callable[[str], Any] | None = None,
+    prepare: Callable[[str], Any] | None = None, clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:  # fmt: skip
     """Seconds of one call, for each name a list with one entry a round (the mean of ``number`` calls).
 
     All take their turn within a round, each round beginning with another, so that a busy machine slows all alike.
     The results of a call are dropped inside the measured time.  ``pause``: seconds of sleep before each turn, in which
     worker threads of the library that had the last one stop spinning.  ``prepare(name)`` is called, untimed, before it.
+    ``clock``: what tells seconds; ``time.thread_time`` leaves out the time in which a busy machine does other things.
     """
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -95,10 +96,10 @@ def by_turns(
             try:
                 if pause:
                     time.sleep(pause)
-                start = time.perf_counter()
+                start = clock()
                 for _ in range(number):
                     call()
-                seconds = (time.perf_counter() - start) / number
+                seconds = (clock() - start) / number
             finally:
                 gc.enable()
             if turn >= warm_up:
