@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -13,6 +14,8 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.engine.work import Call
 from tapegrad.program.outside import Outside
 
+_FIXED = re.compile(r"\bx\d+\b")
+"""Names of what is never changed: defaults of arguments, since those are found faster than globals."""
 _LINES = 1000
 """Lines of one function: compiling takes longer than in proportion to them."""
 
@@ -96,13 +99,15 @@ class Code:
     def compile(self) -> None:
         """Make the functions; no call can be added any more."""
         self._values.update(treating=treating_errors, placed=CPU.xp.ndarray)
-        head = f"def block({', '.join(f'o{i}' for i in range(len(self._outside.numbers)))}):"
+        given = [f"o{i}" for i in range(len(self._outside.numbers))]
         for block, group in groupby(self._lines, lambda line: line[0]):
             lines = list(group)
             for start in range(0, len(lines), _LINES):
                 part = lines[start : start + _LINES]
                 placing = [self._placing[name] for name in dict.fromkeys(name for line in part for name in line[2])]
                 body = [line for _, line, _ in part]
+                fixed = dict.fromkeys(_FIXED.findall(" ".join((*placing, *body))))
+                head = f"def block({', '.join([*given, *(f'{name}={name}' for name in fixed)])}):"
                 text = "\n".join([head, *placing, *([block, *(f" {line}" for line in body)] if block else body)])
                 exec(compile(text, "<captured function>", "exec"), self._values)
                 self.blocks.append(self._values.pop("block"))
