@@ -78,21 +78,21 @@ class Device(ABC):
 
     @abstractmethod
     def usage(self) -> tuple[int, int]:
-        """Bytes of the pool that are in use (-1: the pool does not know of all), and bytes that lie idle in it."""
+        """Bytes of the pool that are in use (-1: the pool does not know), and idle bytes in it."""
 
     def room(self, nbytes: int) -> str:
-        """What an error says of the memory there is, where ``nbytes`` could not be had."""
+        """Text for an error: the memory there is, after a request for ``nbytes`` failed."""
         return "the system has no more"
 
     @abstractmethod
     def limit(self, nbytes: int | None, live: Callable[[], int] | None = None) -> None:
-        """Let the pool hold at most so many bytes, used and unused; None: as it was.
+        """Let the pool hold at most so many bytes, used and unused; None: the limit as it was before.
 
         ``live``: tells how many bytes are in use, where they do not all come from the pool.
         """
 
     def make_way(self, nbytes: int) -> None:
-        """So many bytes are to be taken beside the pool: its idle blocks go, if they do not fit within the limit."""
+        """Make room for ``nbytes`` beside the pool: free idle blocks if they do not fit within the limit."""
         return
 
     def call(self, f: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:

@@ -1,9 +1,9 @@
-"""What only a look at values can tell, on a device that nobody waits for: one record that kernels write to.
+"""Checks of values on a device that the host does not wait for: kernels write what they find to one record.
 
-The record lies in pinned host memory, to which a device writes by itself, and only where something is wrong: a look at
-it costs no copy.  The host looks when it has waited for the device anyway, since it reads a value.  The first launch
-that finds something wrong is told of, with its least and greatest wrong value; what others find before the record is
-read is not (``kernels/check.cuh``).
+The record lies in pinned host memory, to which a device writes by itself, and only where something is wrong: reading it
+costs no copy.  The host looks when it has waited for the device anyway, since it reads a value.  The record holds what
+the first launch finds wrong, its least and greatest wrong value; what later launches find before the record is read is
+lost (``kernels/check.cuh``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _lock = locks.lock()
 
 
 def kind(name: Hashable, error: Describe) -> int:
-    """The number of a kind of check; ``name``: equal ones are one kind, of one error."""
+    """The number of a kind of check; kinds of one ``name`` are the same and have one error."""
     number = _kinds.get(name)
     if number is None:
         with _lock:
@@ -59,13 +59,13 @@ class Checks:
         return np.array((self._address, next(self._numbers), kind, low, high), _CHECK)
 
     def asked(self) -> None:
-        """A launch has been given an argument; with ``TAPEGRAD_CHECK_AT_ONCE=1`` it is waited for."""
+        """A launch has been given an argument; with ``TAPEGRAD_CHECK_AT_ONCE=1`` the host waits for it."""
         if os.environ.get("TAPEGRAD_CHECK_AT_ONCE") == "1":
             self._wait()
             self.look()
 
     def look(self) -> None:
-        """Raise the error of what was found wrong, if anything was; the device has been waited for."""
+        """Raise the error of what the record holds, if anything; the caller has waited for the device."""
         if self._ticket[0]:
             with self._lock:
                 ticket, number, low, high, least, most = self._record[0].item()

@@ -47,9 +47,9 @@ class Copier:
         self.slabs = Slabs(self._cuda.PinnedMemory, limit)
         self._lock = locks.lock()
         with device.active():
-            # Non-blocking: others would wait for the legacy default stream, and it for them.  Two: a link has two ways.
+            # Non-blocking: else they and the default stream would wait for each other.  Two: one for each direction.
             self._out, self._in = (_Lane(self._cuda.Stream(non_blocking=True)) for _ in range(2))
-        # What copies use, arrays and pinned memory, outlives them.
+        # Arrays and pinned memory must outlive the copies that use them.
         weakref.finalize(self, _settle, self._out, self._in).atexit = False
 
     @property
@@ -58,7 +58,7 @@ class Copier:
         return sum(array.nbytes for lane in (self._out, self._in) for _, array in list(lane.kept))
 
     def put(self, x: Any) -> HostSlot:
-        """Start copying array ``x`` out; it may be let go of at once, and its memory is free when the copy is done.
+        """Start copying array ``x`` out; the caller may drop it at once; its memory is free when the copy is done.
 
         An array that is not C-contiguous takes as many bytes again on the device meanwhile.
         Raises OffloadError, DeviceMemoryError.
@@ -169,7 +169,7 @@ class HostSlot:
         """Give the slab back, once the copies that use it are done."""
         self._dropped = True
         coming, self._coming = self._coming, None
-        if coming is not None and coming[1] is not None:  # nobody waits for the copy, and it must not lose its array
+        if coming is not None and coming[1] is not None:  # nothing waits for the copy, which needs its array
             self._copier._in.kept.append((coming[1], coming[0]))
         slab, self._slab = self._slab, None
         if slab is not None:

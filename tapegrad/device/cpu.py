@@ -40,7 +40,7 @@ class CPUDevice(Device):
         POOL.free_all_blocks()
 
     def usage(self) -> tuple[int, int]:
-        """Unknown, since small arrays do not come from the pool; idle bytes."""
+        """-1, since small arrays do not come from the pool; and its idle bytes."""
         return -1, POOL.idle_bytes
 
     def limit(self, nbytes: int | None, live: Callable[[], int] | None = None) -> None:
@@ -51,7 +51,7 @@ class CPUDevice(Device):
         POOL.make_way(0)
 
     def make_way(self, nbytes: int) -> None:
-        """Idle blocks of the pool make way."""
+        """Free idle blocks of the pool if ``nbytes`` do not fit beside them."""
         if nbytes >= LEAST:
             POOL.make_way(nbytes)
 
@@ -94,7 +94,7 @@ class CPUDevice(Device):
 
 
 class _Lent:
-    """What an exported array, and every view of it, has as its base: it refers to the owner of the memory."""
+    """The base of an exported array and of every view of it: it refers to the owner of the memory."""
 
     __slots__ = ("__array_interface__", "owner")
 
@@ -107,7 +107,7 @@ class _Lent:
 def shared(x: np.ndarray, owner: object, writable: bool = False) -> np.ndarray:
     """An array on the memory of ``x`` that refers, as its views do, to ``owner``.
 
-    A view would not do: the base of a view of a view is the array that owns the memory, not what lies in between.
+    A NumPy view cannot: the base of a view of a view is the array that owns the memory, not the view in between.
     """
     array = np.asarray(_Lent(x, owner, writable))
     return array if array.dtype == x.dtype else array.view(x.dtype)  # the interface cannot name extension dtypes

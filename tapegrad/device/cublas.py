@@ -101,7 +101,7 @@ class Handle:
 
 
 def workspace_bytes(device: Any) -> int:
-    """What a handle on a device is given: bytes."""
+    """Bytes of workspace that a handle on the device gets."""
     major = int(str(device.compute_capability)[:-1])
     return next(nbytes for least, nbytes in WORKSPACES if major >= least)
 
@@ -124,7 +124,7 @@ def made(xp: Any, device: Any) -> Handle:
     """
     free = xp.cuda.runtime.memGetInfo()[0]
     handle = mine.handles[device.id] = Handle(load(xp), xp, device)
-    _taken.append((device.id, max(0, free - xp.cuda.runtime.memGetInfo()[0])))  # or what others took just then
+    _taken.append((device.id, max(0, free - xp.cuda.runtime.memGetInfo()[0])))  # other code may have taken some
     return handle
 
 
@@ -142,7 +142,7 @@ def fresh_workspace(xp: Any, index: int) -> Any:
 def workspace(device: int, memory: object) -> Iterator[None]:
     """Products of this thread use other memory of the same size as their workspace inside the block."""
     handle = mine.handles.get(device)
-    if handle is None:  # it has multiplied nothing, so nothing will be
+    if handle is None:  # no product has run, so none needs a workspace
         yield
         return
     before = handle._workspace

@@ -1,10 +1,10 @@
 """CUDA devices, through CuPy: imported when a device is first asked for, never by ``import tapegrad``.
 
 A device counts as available only when a kernel of ours has been compiled and launched on it: a driver without NVRTC,
-or NVRTC without a driver, is found here and not in the middle of a training step.
+or NVRTC without a driver, is noticed here and not in the middle of a training step.
 
-What only a look at values can tell, such as an index out of range, kernels write down, and it is raised when a value is
-next read (:mod:`tapegrad.device.checks`): a training step does not wait for a GPU.  ``TAPEGRAD_CHECK_AT_ONCE=1`` waits.
+Errors that depend on values, such as an index out of range, are noted by kernels and raised when a value is next read
+(:mod:`tapegrad.device.checks`), so a training step does not wait for a GPU.  ``TAPEGRAD_CHECK_AT_ONCE=1`` waits.
 
 Streams: everything runs on CuPy's current stream, after what was asked of the device on any other: the new stream first
 waits for an event on each.  So a tensor made on one stream may be used on another.  An array of the user's belongs to
@@ -72,7 +72,7 @@ class CudaDevice(Device):
             if (lack := outside(e)) is not None:
                 raise lack from e
             raise
-        finally:  # what raised may have asked something before it did
+        finally:  # before the exception, work may have been queued
             if stream.ptr not in busy:
                 self._mark(stream)
 
@@ -123,7 +123,7 @@ class CudaDevice(Device):
                     event = self.xp.cuda.Event(disable_timing=True)
                     event.record(other)
                     stream.wait_event(event)
-                    busy[stream.ptr] = stream  # before the other goes: who comes next must wait for one of them
+                    busy[stream.ptr] = stream  # before the other is removed: the next stream must wait for one of them
                     del busy[pointer]
 
     def _mark(self, stream: Any) -> None:
@@ -150,18 +150,18 @@ class CudaDevice(Device):
             self.xp.get_default_memory_pool().free_all_blocks()
 
     def usage(self) -> tuple[int, int]:
-        """Bytes in use, by anybody in this process, and idle ones."""
+        """Bytes of CuPy's pool in use, by any code in this process, and its idle bytes."""
         with self.active():
             pool = self.xp.get_default_memory_pool()
             return pool.used_bytes(), pool.free_bytes()
 
     def room(self, nbytes: int) -> str:
-        """Full or fragmented, and what would fit."""
+        """Text for an error: whether memory is full or fragmented, and what would fit."""
         with self.active():
             return pool_room(self.xp, nbytes, cublas.outside_bytes(self.index))
 
     def limit(self, nbytes: int | None, live: object = None) -> None:
-        """CuPy's pool holds at most so many bytes here, but not more than somebody else has allowed it."""
+        """CuPy's pool holds at most so many bytes here, but not more than the limit it had before."""
         with self.active():
             pool = self.xp.get_default_memory_pool()
             before = pool.get_limit() if self._before is None else self._before
@@ -219,7 +219,7 @@ class CudaDevice(Device):
         return array
 
     def _keep(self, theirs: object) -> None:
-        """Hold another library's array until what was asked so far is done: who knows on which stream it is freed."""
+        """Keep another library's array until the work asked for so far is done: it may be freed on any stream."""
         with self._lock:
             while self._lent and self._lent[0][0].done:
                 self._lent.popleft()
@@ -261,7 +261,7 @@ class CudaDevice(Device):
             return self.xp.ndarray(x.shape, x.dtype, cuda.MemoryPointer(memory, before), strides=x.strides)
 
     def save(self, x: Any, into: Any) -> None:
-        """A copy into host memory, waited for."""
+        """Copy to host memory, and wait for it."""
         target = np.ndarray(x.shape, x.dtype, into)
         if type(x) is HostScalar:
             target[...] = x.value
@@ -270,7 +270,7 @@ class CudaDevice(Device):
                 x.get(out=target)
 
     def load(self, x: Any, data: Any) -> None:
-        """A copy from host memory, waited for: the buffer may go afterwards."""
+        """Copy from host memory, and wait: the caller may drop the buffer afterwards."""
         with self.active():
             x.set(np.ndarray(x.shape, x.dtype, data))
             self._stream_of().synchronize()
@@ -280,12 +280,12 @@ class CudaDevice(Device):
         return self.xp.ndarray(shape, dtype, memory.data + offset, strides)
 
     def send(self, x: Any, host: Array) -> None:
-        """A copy in the order of the current stream; of so few bytes the driver takes a copy at once."""
+        """Copy on the current stream; the driver reads so few bytes before it returns."""
         self.call(_copy_to, x, host, self._stream_of)
 
     @property
     def checks(self) -> Checks:
-        """What kernels find wrong with values."""
+        """The record of wrong values that kernels have met."""
         if self._checks is None:
             with self._lock:
                 if self._checks is None:
@@ -355,7 +355,7 @@ def _captured(stream: Any, f: Callable[[], object]) -> Any:
         f()
     except Exception as e:
         failure = e
-    finally:  # always: else the stream would capture on
+    finally:  # always: otherwise the stream would continue to capture
         try:
             graph = stream.end_capture()
         except Exception as e:
@@ -396,7 +396,7 @@ class _Forked:
 
 
 def _forked() -> None:
-    """In a child: whoever asks one of the parent's devices for something is told why it cannot be had."""
+    """In a forked child: using one of the parent's devices raises an error that says why it cannot work."""
     if _found and _found[0].count:
         _found[0] = Probe(_found[0].cupy, 0, _FORKED, _SPAWN)
         for device in _devices.values():
@@ -408,7 +408,7 @@ locks.in_child(_forked)
 
 
 def forget() -> None:
-    """Probe again next time (for tests, and after something was installed)."""
+    """Probe again at the next use (for tests, and after an installation)."""
     with _lock:
         _found.clear()
         _devices.clear()

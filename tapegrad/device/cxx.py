@@ -84,7 +84,7 @@ def key(number: int, counter: int) -> list[np.generic]:
 
 
 def offset(counter: int) -> np.generic:
-    """How far a position is from that of its stream's when a captured step begins, as a kernel's argument."""
+    """How far a position is from that of its stream at the begin of a captured step, as a kernel's argument."""
     return np.uint64(getattr(counter, "offset", 0))
 
 

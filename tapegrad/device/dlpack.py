@@ -1,8 +1,8 @@
 """DLPack: arrays shared with other libraries.
 
-A tensor never changes, but who is handed its memory may write to it: PyTorch does not heed DLPack's read-only mark,
-and JAX does not know it.  So on the CPU a consumer gets a copy, unless it asks for none (``copy=False``): then it gets
-the memory itself, marked read-only (as DLPack does since 1.0).  On CUDA memory is shared, as by
+A tensor never changes, but a library that gets its memory may write to it: PyTorch does not heed DLPack's read-only
+mark, and JAX does not know it.  So on the CPU a consumer gets a copy, unless it asks for none (``copy=False``): then it
+gets the memory itself, marked read-only (as DLPack does since 1.0).  On CUDA memory is shared, as by
 ``__cuda_array_interface__``, which CuPy and PyTorch take for granted there: a consumer must not write to it.
 """
 
@@ -56,10 +56,10 @@ def capsule(
 
 
 def _shared(array: Array, owner: object, max_version: tuple[int, int] | None) -> Any:
-    """Its memory, read-only where the capsule can say so: who asks for no copy by an older DLPack is trusted."""
+    """Its memory, read-only where the capsule can say so; consumers of an older DLPack must not write to it."""
     tells = _VERSIONED and max_version is not None and max_version >= (1, 0)
     if not tells and not array.flags.writeable:
-        raise BufferError("__dlpack__: this memory is read-only, which takes DLPack 1.0 to say; leave out copy=False")
+        raise BufferError("__dlpack__: this memory is read-only, which only DLPack 1.0 can say; leave out copy=False")
     return cpu.shared(array, owner, writable=not tells)
 
 
@@ -74,7 +74,7 @@ def imported(x: object) -> tuple[Any, Device]:
 
     Raises NotATensorError, DTypeError, DeviceError, and what the producer raises (BufferError).
     """
-    if isinstance(x, np.ndarray):  # no detour, which an array that is read-only cannot always take
+    if isinstance(x, np.ndarray):  # at once: NumPy does not always export a read-only array
         return x, cpu.CPU
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
         raise NotATensorError(f"from_dlpack: {type(x).__name__} offers no __dlpack__; tg.asarray takes other arrays")
@@ -86,7 +86,7 @@ def imported(x: object) -> tuple[Any, Device]:
             device = asdevice(f"cuda:{index}")
             with device.active():
                 return device.xp.from_dlpack(x), device
-    except RuntimeError as e:  # NumPy's and CuPy's word for a type they have not
+    except RuntimeError as e:  # NumPy and CuPy raise these for a dtype that they do not have
         dtype = getattr(x, "dtype", "this dtype")
-        raise DTypeError(f"from_dlpack: {dtype} cannot be imported ({e}); convert it, to float32 for one") from None
+        raise DTypeError(f"from_dlpack: {dtype} cannot be imported ({e}); convert it, for example to float32") from None
     raise DeviceError(f"from_dlpack: {type(x).__name__} lies on DLPack device type {kind}; move it to the CPU or CUDA")

@@ -1,4 +1,4 @@
-"""Devices of dry runs: they lend phantoms, launch nothing and have no library, and are else like the real ones."""
+"""Devices of dry runs: they lend phantoms, launch nothing and have no library, and are else like the devices they stand for."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class DryDevice(Device):
         return phantom.empty(array.shape, array.dtype)
 
     def numpy(self, x: Array) -> Array:
-        """As the real one."""
+        """As the real device does."""
         return self._device.numpy(x)
 
     def shared(self, x: Array, owner: object) -> Array:
-        """As the real one."""
+        """As the real device does."""
         return self._device.shared(x, owner)
 
     def save(self, x: Array, into: object) -> None:
@@ -58,21 +58,21 @@ class DryDevice(Device):
         """Nothing is copied."""
 
     def is_view(self, x: Array, of: Array) -> bool:
-        """As the real one."""
+        """As the real device does."""
         return self._device.is_view(x, of)
 
     def give_back(self) -> None:
         """Nothing is held."""
 
     def usage(self) -> tuple[int, int]:
-        """As the real one."""
+        """As the real device does."""
         return self._device.usage()
 
     def limit(self, nbytes: int | None, live: Callable[[], int] | None = None) -> None:
         """Nothing is held."""
 
     def active(self) -> AbstractContextManager[object]:
-        """A block in which nothing is different."""
+        """A block without effect."""
         return nullcontext()
 
     def compile(self, text: str, name: str, options: tuple[str, ...]) -> None:
@@ -89,7 +89,7 @@ class DryDevice(Device):
         return self
 
     def argument(self, kind: int, low: int, high: int) -> None:
-        """A kernel's argument, if it ran."""
+        """The argument that a kernel would get."""
 
     def asked(self) -> None:
         """Nothing was launched."""

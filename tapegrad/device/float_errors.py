@@ -1,4 +1,4 @@
-"""How floating-point errors are treated at a moment (NumPy's ``errstate``), to treat them alike later."""
+"""NumPy's error state (``errstate``): taken at one time, and set again at another."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 def errors_now() -> Any:
-    """How this thread treats them now."""
+    """The error state of this thread."""
     return np.geterr()
 
 
 def treating_errors(errors: Any) -> Any:
-    """A block in which they are treated as ``errors`` says."""
+    """A block with the error state ``errors``."""
     return np.errstate(**errors)

@@ -1,9 +1,9 @@
 """Arrays of other libraries (PyTorch's, JAX's, Numba's) in CUDA memory, seen as CuPy arrays without a copy.
 
 DLPack comes first: its consumer names a stream, CuPy's current one, and the producer makes that stream wait for the
-array.  Who has no DLPack, or cannot export by it, is asked for ``__cuda_array_interface__``.  There version 3 names the
-producer's stream, for which the current one waits on the device (the host does not), or None, where nothing is to be
-waited for; older versions name none, and the legacy default stream is waited for, on which most work.
+array.  An array that has no DLPack, or cannot export by it, is asked for ``__cuda_array_interface__``.  There version 3
+names the producer's stream, for which the current one waits on the device (the host does not), or None, where nothing
+is to be waited for; older versions name none, and the legacy default stream is waited for, on which most work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def index(x: object) -> int | None:
 
 
 def _has_interface(x: object) -> bool:
-    """Whether there is a ``__cuda_array_interface__``, be it one that raises: then its error is to be seen later."""
+    """Whether there is a ``__cuda_array_interface__``, even one that raises, since the user must see its error."""
     try:
         return hasattr(x, "__cuda_array_interface__")
     except Exception:

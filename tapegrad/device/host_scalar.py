@@ -28,6 +28,6 @@ class HostScalar:
         self.device = device
 
     def on_device(self) -> Any:
-        """The number as a 0-d array on the device, for whoever needs one; it is not kept."""
+        """The number as a new 0-d array on the device; the array is not kept."""
         with self.device.active():
             return self.device.xp.asarray(self.value)

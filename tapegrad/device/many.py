@@ -42,7 +42,7 @@ def arguments(
     rows: list[tuple[list[int], int]], dtype: DType, numbers: Sequence[object]
 ) -> tuple[tuple[object, ...], int]:
     """The kernel's arguments for rows of addresses and sizes, and how many blocks it takes."""
-    rows = [row for row in rows if row[1]]  # a tensor without elements has no block, and no place among them
+    rows = [row for row in rows if row[1]]  # a tensor without elements has no block and no row of the table
     table = np.zeros((), _table(len(rows[0][0]) if rows else 0))
     blocks = 0
     for i, (addresses, size) in enumerate(rows):

@@ -1,8 +1,8 @@
 """Phantom arrays: shape, dtype and strides without memory, so that a program can be followed without computing it.
 
 In a *dry run* of a thread (``engine.dry_run.Dry``) every array that the engine would compute is a phantom: an array in
-one region of address space that is mapped read-only and never backed by memory.  Whatever looks at how arrays lie
-(views, the cost rule, layouts of kernels) works on phantoms as it is; whatever would compute with one raises
+one region of address space that is mapped read-only and never backed by memory.  Code that reads shapes and strides
+only (views, the cost rule, layouts of kernels) works on phantoms unchanged; code that would compute with one raises
 DryRunError.  Phantoms stand for the arrays of every device.
 """
 
@@ -63,14 +63,14 @@ def begin() -> None:
 
 
 def real(array: Any, node: object) -> Any:
-    """``array``, the value of ``node``, which is to be looked at.  Raises DryRunError if it is a phantom."""
+    """``array``, the value of ``node``, which is to be read.  Raises DryRunError if it is a phantom."""
     if is_phantom(array):
         raise unread(repr(node))
     return array
 
 
 def unread(what: str) -> DryRunError:
-    """The error for a look at a value that was never computed."""
+    """The error for reading a value that was never computed."""
     return DryRunError(
         f"the value of {what} is read, but it comes from a dry run (predict_peak, or a captured function that is being "
         "written down), which computes none: what the function does may not depend on values (`if`, .item(), .numpy(), "
@@ -85,7 +85,7 @@ def is_phantom(x: object) -> bool:
 
 @cache
 def _region() -> Any:
-    """Read-only address space: as much as the system lends, up to 16 TiB; nothing of it is ever committed."""
+    """Read-only address space: as much as the system lends, up to 16 TiB; none of it is ever committed."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     size = _MOST
     while True:
@@ -187,5 +187,5 @@ def of_ufunc(arrays: Sequence[Array], aval: ShapedArray) -> Phantom:
 
 
 def reduced(reduce: Callable[[Array], Array], x: Array, aval: ShapedArray) -> Phantom:
-    """What ``reduce(x)`` makes of a small array on the CPU: it is done, on zeros, since NumPy chooses the layout."""
+    """What ``reduce(x)`` makes of a small array on the CPU: it runs, on zeros, since NumPy chooses the layout."""
     return _lying(aval.shape, aval.dtype, reduce(x.view(np.ndarray)).strides)

@@ -1,8 +1,8 @@
 """Pinned host memory: slabs by size class, lent and idle, with a limit.
 
-A device copies from and to pinned memory by itself, so a copy overlaps with kernels; but pinning is slow, and pinned
-pages are lost to everybody else.  So slabs are kept and lent again.  CuPy's own pool rounds to powers of two, which
-may waste half; here less than an eighth is wasted.
+A device copies from and to pinned memory by itself, so a copy overlaps with kernels; but pinning is slow, and no other
+program can use pinned pages.  So slabs are kept and lent again.  CuPy's own pool rounds to powers of two, which may
+waste half; here less than an eighth is wasted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Slab:
 
 
 class _Chunk:
-    """What was allocated at once; it goes with its last slab."""
+    """Memory that was allocated at once; it is freed with its last slab."""
 
     def __init__(self, memory: object, nbytes: int, slabs: int, pinned: bool) -> None:
         self.memory = memory
@@ -90,7 +90,7 @@ class Slabs:
             return idle.popleft() if idle else self._grow(size)
 
     def give(self, slab: Slab) -> None:
-        """The slab is free once its ``last`` event is done.  Safe in a finaliser: it runs inside of anything."""
+        """The slab is free once its ``last`` event is done.  Safe in a finaliser, which may run at any instruction."""
         self._back.append(slab)
 
     def trim(self) -> None:
@@ -113,7 +113,7 @@ class Slabs:
         while self._back:
             slab = self._back.popleft()
             (self._idle[slab.size] if slab.pinned else self._leaving).append(slab)
-        # A device that reads ordinary memory by itself (over NVLink, say) may be at it still.
+        # A device that reads ordinary memory by itself (over NVLink, say) may still read it.
         self._leaving = [slab for slab in self._leaving if slab.last is not None and not slab.last.done]
 
     def _grow(self, size: int) -> Slab:

@@ -1,7 +1,7 @@
 """Host memory: freed blocks are kept and lent again, because page faults on fresh memory cost as much as the work.
 
 A block is lent to one array.  Its owner object is the ``base`` of that array and of every view NumPy derives from
-it, so a block comes back exactly when no array refers to it, whoever held the last one.
+it, so a block comes back exactly when no array refers to it any more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When a device has no room: others are asked to drop something, and the request is repeated.
+"""When a device has no room, registered helpers drop something, and the request is repeated.
 
-The layers above say how (:func:`helpers`): who drops, and who tells what holds the memory.  A fragmented pool is given
-back to the device between two tries, so that what was dropped can be joined.
+Higher layers register them (:func:`helpers`): one drops values, one tells what holds the memory.  A fragmented pool is
+given back to the device between two tries, so that what was dropped can be joined.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from tapegrad.device.base import Device
 
 _NO_MEMORY = {
-    "CUBLASError": (1, 3),  # NOT_INITIALIZED is what making a handle says where its workspace does not fit
+    "CUBLASError": (1, 3),  # making a handle gives NOT_INITIALIZED where its workspace does not fit
     "CUSOLVERError": (1, 2),
     "CuSparseError": (1, 2),
     "CuFFTError": (2,),
     "CUDARuntimeError": (2,),
     "CUDADriverError": (2,),
 }
-"""The errors of CUDA's libraries that mean want of memory outside CuPy's pool, by their status."""
+"""The errors of CUDA's libraries that mean a lack of memory outside CuPy's pool, by their status."""
 
 _WORKSPACE = 32 * 2**20
-"""What such a request takes, as far as anybody can tell: cuBLAS's workspace on Hopper."""
+"""A guess of what such a request takes: cuBLAS's workspace on Hopper."""
 
 
 class OutsideError(MemoryError):
@@ -82,14 +82,14 @@ def retried(error: MemoryError, device: Device, what: str, nbytes: int, make: Ca
 
 
 def _let_go(error: BaseException | None) -> None:
-    """What the failed attempt had made goes: a small array in an idle block would keep all of the block."""
+    """Drop what the failed attempt had made: a small array in an idle block would keep all of the block."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 def pool_room(cupy: Namespace, nbytes: int, outside_bytes: int) -> str:
-    """What there is of memory on CuPy's current device, where ``nbytes`` could not be had.
+    """Text for an error: the memory there is on CuPy's current device, after a request for ``nbytes`` failed.
 
     ``outside_bytes``: what cuBLAS holds beside the pool.
     """

@@ -33,7 +33,7 @@ def look() -> Probe:
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as e:
-        if "InitializationError" in str(e):  # whoever used CUDA before a fork
+        if "InitializationError" in str(e):  # the parent used CUDA before a fork
             return Probe(cupy, 0, f"CUDA cannot be initialised: {e}", "if this process was forked, start it by 'spawn'")
         version = cupy.cuda.runtime.driverGetVersion()
         fix = "install an NVIDIA driver" if not version else f"update the driver (it offers CUDA {version // 1000})"
@@ -53,5 +53,5 @@ def look() -> Probe:
 
 def is_array(x: object) -> bool:
     """Whether ``x`` is a CuPy array."""
-    cupy = sys.modules.get("cupy")  # nobody has such an array without having imported it
+    cupy = sys.modules.get("cupy")  # such an array exists only where CuPy has been imported
     return cupy is not None and isinstance(x, cupy.ndarray)

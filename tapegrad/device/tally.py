@@ -1,6 +1,6 @@
 """Passes over memory that a barrier makes besides reading its operands and writing its result: the ledger counts them.
 
-Whoever makes one says so here, in the thread that does; evaluation collects what was said.
+Code that makes a pass notes it here, in its thread; evaluation collects the notes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class _Said(threading.local):
 
 
 said = _Said()
-"""What this thread has said so far: its ``passes``."""
+"""The ``passes`` that this thread has noted so far."""
 
 
 def passed(read: int, written: int) -> None:
@@ -28,7 +28,7 @@ def passed(read: int, written: int) -> None:
 
 
 def taken() -> list[tuple[int, int]]:
-    """What was said since the last call."""
+    """The passes noted since the last call."""
     passes = said.passes
     if passes:
         said.passes = []

@@ -71,7 +71,7 @@ def get_num_threads() -> int:
 
 
 def alone() -> bool:
-    """Whether no other thread runs Python, but for helpers, which look at nothing by themselves."""
+    """Whether no other thread runs Python; helpers do not count, since they run only what they are given."""
     me = threading.current_thread()
     for t in threading.enumerate():
         if t is not me and t.name != NAME:

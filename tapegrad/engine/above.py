@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def lowest() -> Protocol:
-    """Who does the works of this thread in the end: the executor in force without those over it."""
+    """The lowest executor of this thread: the one in force without those over it."""
     executor = state.own_executor() or state.below()
     while isinstance(executor, Above):
         executor = executor.below

@@ -24,7 +24,7 @@ _lock = locks.lock()
 
 
 def announce(node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-    """Tell of a node: first whoever may have to make its value again, then the recorders of this thread."""
+    """Tell of a node: first the account, which may have to recompute its value, then the recorders of this thread."""
     recorders = thread.recorders
     if recorders:
         account.current.made(node, inputs, out)
@@ -76,7 +76,7 @@ def _apply_all(todo: dict[int, Postponed]) -> None:
 
 
 def _apply_postponed(b: Postponed) -> None:
-    """Do for a postponed buffer what would have been done at once, where floating-point errors count as they did."""
+    """Apply the node of a postponed buffer, under the floating-point error state of the time it was recorded."""
     b.postponed = False
     try:
         with treating_errors(b.errors):

@@ -76,9 +76,9 @@ def _same(a: object, b: object) -> bool:
 
 
 def words_mark() -> Any:
-    """The words of NumPy's global generator and its place in them, hundred times cheaper than :func:`host_state`.
+    """The words of NumPy's global generator and its place in them, a hundred times cheaper than :func:`host_state`.
 
-    It changes at every draw but one of a single normal number, which may have been kept ready since the last.
+    It changes at every draw, except that a single normal number may have been computed with the last one.
     """
     global _words
     generator = np.random.mtrand.get_bit_generator()

@@ -1,8 +1,8 @@
 """Matrix products; on the CPU cut into pieces by shape alone, each made by NumPy's BLAS library on one thread.
 
 The pieces are spread over tapegrad's own threads, so that no bit depends on their number.  The library's own threads
-are not used where this can be told to it: OpenBLAS lets only one product at a time use them, and they spin while they
-wait, so that one busy core more makes a product take ten times as long.
+are not used where it can be told so: OpenBLAS lets only one product at a time use them, and they spin while they wait,
+so that one busy core more makes a product take ten times as long.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _before = 1
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Each product made inside the block, in any thread, runs on one thread; afterwards all is as before."""
+    """Each product made inside the block, in any thread, runs on one thread; afterwards as before."""
     global _users, _before
     if _controls is None:
         yield

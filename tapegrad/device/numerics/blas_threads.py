@@ -22,7 +22,7 @@ LEAST, MOST = 64, 1024
 class _Pools:
     """The threads of the BLAS libraries that are loaded; a block sets them to one, and back.
 
-    Of the main thread alone: OpenBLAS takes no number of threads from another one (it is not told so).
+    Only the main thread sets it: OpenBLAS ignores a number of threads that another thread sets.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class _Pools:
             self._with_scipy = scipy
             try:
                 from threadpoolctl import ThreadpoolController
-            except ImportError:  # they keep their threads
+            except ImportError:  # an unknown library keeps its threads
                 self._found = []
             else:
                 self._found = list(ThreadpoolController().select(user_api="blas").lib_controllers)

@@ -32,7 +32,7 @@ def last_extreme(xp: Namespace, x: Array, axis: int, ufunc: str) -> Array:
 
 
 def extreme_of_groups(xp: Namespace, x: Array, ids: Array, n: int, ufunc: str, worst: float) -> Array:
-    """``ufunc`` of the slices of each of ``n`` groups, from ``worst`` on; a NaN stays."""
+    """``ufunc`` of the slices in each of ``n`` groups, which begins with ``worst``; a NaN stays."""
     out = xp.full((n, *x.shape[1:]), worst, dtype=x.dtype)
     if xp is np:
         getattr(xp, ufunc).at(out, ids, x)

@@ -1,6 +1,7 @@
 """SciPy beside NumPy, ``cupyx.scipy`` beside CuPy: the modules of either library that go with a namespace.
 
-They are imported at the first use: ``import tapegrad`` loads neither; by statements, which the check of layers reads.
+They are imported at the first use: ``import tapegrad`` loads neither; by import statements, which the check of layers
+reads.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def test_memory_is_shared_read_only_where_asked() -> None:
     assert np.shares_memory(theirs, np.asarray(x)) and not theirs.flags.writeable
     a = np.ones(2)
     a.flags.writeable = False
-    with pytest.raises(BufferError, match="read-only, which takes DLPack 1.0 to say"):
+    with pytest.raises(BufferError, match="read-only, which only DLPack 1.0 can say"):
         tg.asarray(a, copy=False).__dlpack__(copy=False)
     del x
     np.testing.assert_array_equal(theirs, [1.0, 2.0, 3.0])
