@@ -1,4 +1,4 @@
-"""Devices of dry runs: they lend phantoms, launch nothing and have no library, and are else like the devices they stand for."""
+"""Devices of dry runs: they lend phantoms, launch nothing, have no library, and answer all else as real devices do."""
 
 from __future__ import annotations
 
