@@ -142,7 +142,7 @@ from tapegrad.ops.shape.arrange import (
     vstack,
 )
 from tapegrad.ops.shape.join import array_split, concat, flip, repeat, roll, split, stack, tile, unstack
-from tapegrad.ops.shape.padding import pad as pad  # so that the checker of types sees it
+from tapegrad.ops.shape.padding import pad as pad  # so that a type checker sees it
 from tapegrad.ops.shape.shape import (
     broadcast_to,
     expand_dims,

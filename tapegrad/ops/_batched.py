@@ -26,9 +26,9 @@ def widened(x: Tensor, companion: Tensor, ndim: int) -> Tensor:
 
 
 def all_but(name: str, *plain: int) -> Callable[[list[Tensor], Companions, int, Params], Tensor | None]:
-    """``batch`` of an operation all of whose operands get the batch axis, but those at positions ``plain``.
+    """``batch`` of an operation whose operands all get the batch axis, except those at positions ``plain``.
 
-    The others have to be alike in rank; else None: example by example.
+    The other operands must have one rank; otherwise None: example by example.
     """
 
     def batch(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor | None:

@@ -25,7 +25,7 @@ def infer_same(*avals: ShapedArray, name: str = "elementwise") -> ShapedArray:
 
 
 def infer_real(name: str) -> Callable[[ShapedArray], ShapedArray]:
-    """The operand's, which must be real: ``name`` raises DTypeError for complex numbers."""
+    """The operand's aval.  Raises DTypeError naming ``name`` for complex numbers."""
 
     def infer(x: ShapedArray) -> ShapedArray:
         if x.dtype.kind == "c":
@@ -64,7 +64,7 @@ def on_one_device(op: str, buffers: tuple[Buffer, ...]) -> None:
 
 
 def resolve(prim: Elementwise, avals: ShapedArray | tuple[ShapedArray, ...]) -> Site:
-    """The site of ``prim`` for operands of ``avals`` (one aval, or a tuple of several): inferred once, then known."""
+    """The site of ``prim`` for operands of ``avals`` (one aval, or a tuple of several): inferred once, then kept."""
     site = prim.memo.get(avals)
     if site is None:
         if len(prim.memo) >= _MOST:
@@ -87,7 +87,7 @@ _device_of = attrgetter("device")
 
 
 def bind(prim: Elementwise, *xs: Tensor) -> Tensor:
-    """Apply an elementwise primitive to tensors of one dtype (by its own rule of shapes)."""
+    """Apply an elementwise primitive to tensors of one dtype."""
     buffers = tuple(x._buffer for x in xs)
     on_one_device(prim.name, buffers)
     return Tensor(elementwise_on(prim, buffers, resolve(prim, tuple(b.node.aval for b in buffers))))

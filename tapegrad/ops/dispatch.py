@@ -32,9 +32,9 @@ Unary = Callable[[TensorLike], Tensor]
 Binary = Callable[[TensorLike, TensorLike], Tensor]
 """That of two."""
 ToDType = Callable[[DType], DType]
-"""The dtype to compute in, from that to which operands promote."""
+"""From the dtype to which operands promote to the dtype to compute in."""
 Strong = Tensor | complex
-"""An operand whose dtype counts in a promotion, or a Python number, whose does not."""
+"""An operand whose dtype counts in a promotion, or a Python number, whose dtype does not."""
 SCALARS = (bool, int, float, complex)
 _LONG = (dtypes.float64, dtypes.complex128)
 _MOST_CONSTANTS = 256
@@ -132,7 +132,7 @@ def cast(x: Tensor, dtype: DType) -> Tensor:
 
 
 def own(result: Tensor, *operands: object) -> Tensor:
-    """``result``; if it is one of the ``operands`` (nothing was to be done), as a value of its own."""
+    """``result``; if it is one of the ``operands`` (there was nothing to do), a new tensor of its value."""
     for x in operands:
         if x is result:
             return identity_of(result)
@@ -144,7 +144,7 @@ def promote(
 ) -> tuple[Tensor, ...]:
     """``xs`` as tensors of one dtype, which ``to`` may raise further (integers to floats, say).
 
-    Numbers alone come to the device of ``beside``.
+    If all are numbers, they go to the device of ``beside``.
 
     Raises NotATensorError, DTypeError and DeviceError, naming ``op``.
     """
@@ -202,7 +202,7 @@ def _in_full(x: TensorLike | Sequence[TensorLike], t: Tensor) -> Tensor:
 
 
 def _beside(xs: tuple[TensorLike, ...], strong: list[Strong]) -> list[Tensor]:
-    """The tensors of ``strong``, in which numbers of NumPy's move to the device of the others."""
+    """The tensors of ``strong``; NumPy numbers among them move to the device of the others."""
     home = next((t.device for x, t in zip(xs, strong) if isinstance(t, Tensor) and _is_lasting(x)), None)
     if home is not None:
         for i, (x, t) in enumerate(zip(xs, strong)):
@@ -250,8 +250,8 @@ def asarray(
     is a value of its own.  A sequence that holds tensors is stacked, with gradients.  Raises NotATensorError,
     DTypeError, DeviceError, and ValueError where ``copy=False`` cannot be kept (another dtype or device, numbers).
 
-    An array that is shared (``copy=False``) must not change while the tensor is in use.  A budget that makes values
-    again from it compares its checksum, and raises RecomputeError if it has changed.
+    An array that is shared (``copy=False``) must not change while the tensor is in use.  A budget that recomputes
+    values from it compares its checksum, and raises RecomputeError if it has changed.
     """
     wanted = None if dtype is None else dtypes.asdtype(dtype)
     if copy is False:
@@ -298,7 +298,7 @@ def _check_shareable(x: TensorLike | Sequence[TensorLike], dtype: DType | None, 
 
 
 def _home(x: object) -> Device:
-    """Where an array that is no tensor lies."""
+    """The device of an array that is no tensor."""
     index = cuda_index(x)
     return CPU if index is None else asdevice(f"cuda:{index}")
 
@@ -312,7 +312,7 @@ def unary(
 ) -> Unary:
     """The public function of a one-operand elementwise primitive; ``to`` maps the dtype to compute in.
 
-    ``narrow``: what does the same for half types, with rules that do not read the rounded result.  ``module``: where
+    ``narrow``: the primitive for half types, whose rules do not read the rounded result.  ``module``: where
     the function is public.
     """
     memo, name = prim.memo, prim.name
@@ -352,7 +352,7 @@ def curve(
 def binary(prim: Elementwise, to: ToDType | None = None) -> Binary:
     """The public function of a two-operand elementwise primitive; ``to`` maps the promoted dtype to compute in.
 
-    Its attribute ``operator`` does the same as an operator's method: it answers a foreign operand NotImplemented.
+    Its attribute ``operator`` is the same for operators: it returns NotImplemented for a foreign operand.
     """
     op: Any = named(_binary(prim, to, False), prim, "x, y")
     op.operator = named(_binary(prim, to, True), prim, "x, y")
@@ -454,7 +454,7 @@ def in_float32(f: Callable[..., Tensor], beside: tuple[str, ...] = ()) -> Callab
     """``f``, a function known by one name that is made of several operations; of half types it computes in float32.
 
     Its result is rounded once, and so is each derivative, since rules of float32 apply inside.  ``beside``: names of
-    arguments that are left alone and have no say in the result's dtype.
+    arguments that are passed unchanged and do not affect the result's dtype.
     """
     signature = inspect.signature(f) if beside else None
 

@@ -1,6 +1,6 @@
 """The updates of optimizers, for many tensors in one go.
 
-On the CPU each tensor's update is one region, or, if it is small, done at once.  On CUDA, where launching costs more
+On the CPU each tensor's update is one region, or, if it is small, runs at once.  On CUDA, where launching costs more
 than most tensors take, all tensors of one dtype are updated by few launches (``kernels/optim.cu``), whose results have
 the bits of the formulas here.
 Nothing is recorded on CUDA: an update has no derivative.
@@ -36,7 +36,7 @@ AT_ONCE = 32 * 2**20
 """Bytes of variables in one group, unless one alone has more: their new values exist beside the old ones for a while,
 and for large tensors fewer launches gain nothing."""
 SMALL = 2**20
-"""The same on the CPU, where a large tensor gains nothing from company; small ones share the numbers of the formula."""
+"""The same on the CPU: a large tensor gains nothing from a group; small ones share the numbers of the formula."""
 
 Value = TypeVar("Value", Tensor, Array)
 """What a formula computes with: tensors, or on the CPU the arrays of small ones."""
@@ -132,7 +132,7 @@ def clip_by_global_norm(grads: Sequence[TensorLike | None], clip_norm: float) ->
 
 
 def groups(xs: Sequence[Tensor | Variable]) -> list[list[int]]:
-    """Positions in ``xs`` (tensors or variables) of what is best updated together."""
+    """Groups of positions in ``xs`` (tensors or variables) that are updated together."""
     batches: list[list[int]] = []
     filling: dict[object, tuple[list[int], int]] = {}
     for i, x in enumerate(xs):

@@ -58,7 +58,7 @@ def ones(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: 
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
-    """A tensor to be ignored: zeros, since a tensor's value never changes and must not be garbage."""
+    """A tensor whose values do not matter: zeros, since a tensor never changes."""
     return zeros(shape, dtype=dtype, device=device)
 
 
@@ -66,7 +66,7 @@ def empty_like(
     x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
     shape: int | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """A tensor of the shape and dtype of ``x``, to be ignored: zeros; see :func:`empty`."""
+    """A tensor of the shape and dtype of ``x`` whose values do not matter: zeros; see :func:`empty`."""
     return zeros_like(x, dtype=dtype, device=device, shape=shape)
 
 
@@ -142,7 +142,7 @@ def eye(
 def astype(x: TensorLike, dtype: DTypeLike, /, *, copy: bool = True, device: Device | str | None = None) -> Tensor:
     """``x`` in another dtype, on ``device`` if given; the gradient is cast back to that of ``x``.
 
-    copy: accepted for the standard's sake; whether a tensor is another one cannot be told, since none changes.  Raises
+    copy: accepted for the array API standard, and ignored, since tensors never change.  Raises
     DTypeError for a complex ``x`` and a real ``dtype``, DeviceError.
     """
     source = tensor("astype", x)

@@ -71,7 +71,7 @@ def array(
 
 
 def copy(a: TensorLike) -> Tensor:
-    """A tensor of the same value, which tapes follow as a value of its own: tensors never change."""
+    """A tensor of the same value, which tapes follow separately; no bytes are copied, since tensors never change."""
     return identity_of(tensor("copy", a))
 
 

@@ -107,7 +107,7 @@ def geomspace(
     """
     if _numbers(start, stop):
         if not start or not stop:
-            raise TapegradError("geomspace: a geometric sequence has no 0 in it")
+            raise TapegradError("geomspace: a geometric sequence cannot contain 0")
         if not isinstance(start, complex) and not isinstance(stop, complex):
             dtype = dtypes.float32 if dtype is None else dtype
             start = asarray(start, dtype=dtypes.float64, device=device)

@@ -19,7 +19,7 @@ def _run(xp: Namespace, x: Array, *, source: Device, device: Device) -> Array:
 
 
 def _dry_run(x: Array, *, source: Device, device: Device, out: Array) -> Array | HostScalar:
-    return HostScalar(out, device) if source is CPU and not out.ndim else out  # as the device takes a host's number
+    return HostScalar(out, device) if source is CPU and not out.ndim else out  # a number in the form the device has
 
 
 to_device_p: Primitive = linear(

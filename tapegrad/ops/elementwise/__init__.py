@@ -1,1 +1,1 @@
-"""Operations that treat each element for itself."""
+"""Operations on each element by itself."""

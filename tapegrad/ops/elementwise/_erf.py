@@ -1,7 +1,8 @@
 """The error function and its complement in array operations: NumPy has neither, and this package compiles nothing.
 
-Every element passes through the same operations whatever lies beside it, so a value recomputed in another tiling has
-the same bits. What costs time is a pass over the data, not an operation: the formulas below were chosen for few passes.
+Every element passes through the same operations whatever its neighbours are, so a value recomputed in another tiling
+has the same bits. What costs time is a pass over the data, not an operation: the formulas below were chosen for few
+passes.
 
 ``erf``, float32: ``tanh(x + x * S(x * x))`` with a rational ``S`` of degree (3, 3), fitted here: minimax in the error
 of the result, then moved among neighbouring float32 coefficients for the least rounding error. A hyperbolic tangent
@@ -129,7 +130,7 @@ def _blockwise(xp: Namespace, out: Array, x: Array, formula: Callable[..., None]
     x, out = x.reshape(-1), out.reshape(-1)
     block = max(1, min(x.size, _BLOCK_BYTES // x.itemsize))
     scratch = xp.empty((rows, block), x.dtype)
-    with xp.errstate(all="ignore"):  # the infinities and underflows met on the way are meant
+    with xp.errstate(all="ignore"):  # infinities and underflows on the way are intended
         for start in range(0, x.size, block):
             part, result = x[start : start + block], out[start : start + block]
             formula(xp, result, part, scratch[:, : part.size])

@@ -54,7 +54,7 @@ _real_sign = unary(sign_p, no_bool("sign"))
 
 
 def _turned(g: Tensor, out: Tensor, x: Tensor) -> Tensor:
-    """What of a (co)tangent is across the direction ``out`` of ``x``, over the distance from 0: self-adjoint."""
+    """The part of a (co)tangent perpendicular to ``out``, the direction of ``x``, over ``abs(x)``: self-adjoint."""
     r = abs(x)
     return where(r == 0, 0, (g - out * real(conj(out) * g)) / where(r == 0, 1, r))
 

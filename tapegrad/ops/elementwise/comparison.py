@@ -1,4 +1,4 @@
-"""Comparison, logic, bits, rounding: results that do not vary smoothly.
+"""Comparison, logic, bits, rounding: functions that are not smooth.
 
 Comparisons, logic and bits have no derivative (a tape does not follow them); rounding has derivative 0.
 """

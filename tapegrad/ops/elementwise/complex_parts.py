@@ -99,11 +99,11 @@ def rad2deg(x: TensorLike, /) -> Tensor:
 radians, degrees = deg2rad, rad2deg
 
 _SERIES = 0.25
-"""Below it the derivative of ``sinc`` is summed as a power series: what the formula subtracts there is almost equal."""
+"""Below it the derivative of ``sinc`` is a power series, since the terms of the formula almost cancel there."""
 
 
 def _sinc_slope(x: Tensor) -> Tensor:
-    """The derivative of ``sin(pi x) / (pi x)``; of every order it is right near 0, too."""
+    """The derivative of ``sin(pi x) / (pi x)``; derivatives of every order are right near 0, too."""
     near = less(abs(x), _SERIES)
     far = where(near, 1, x)
     z = multiply(where(near, x, 0), math.pi)
@@ -132,7 +132,7 @@ sinc = curve(
 def real_if_close(a: TensorLike, tol: float = 100) -> Tensor:
     """The real part, if no imaginary part exceeds ``tol`` machine epsilons (``tol > 1``; else: ``tol`` itself).
 
-    Otherwise ``a`` as it is.  It looks at the values.  Gradients pass through whichever part is kept.
+    Otherwise ``a`` as it is.  It reads the values.  Gradients pass through whichever part is kept.
     """
     a = tensor("real_if_close", a)
     if a.dtype.kind != "c":

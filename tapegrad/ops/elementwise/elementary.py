@@ -63,18 +63,18 @@ logaddexp2 = of_two(
 
 
 def fmax(x1: TensorLike, x2: TensorLike, /) -> Tensor:
-    """The larger element; a NaN counts for nothing beside a number (NumPy's ``fmax``).
+    """The larger element; a NaN loses to a number (NumPy's ``fmax``).
 
-    A tie gives the whole gradient to ``x1``, as :func:`maximum` does; a NaN that is passed over gets 0.
+    A tie gives the whole gradient to ``x1``, as :func:`maximum` does; the gradient of an ignored NaN is 0.
     """
     x, y = promote("fmax", (x1, x2))
     return where(isnan(x), y, where(isnan(y), x, maximum(x, y)))
 
 
 def fmin(x1: TensorLike, x2: TensorLike, /) -> Tensor:
-    """The smaller element; a NaN counts for nothing beside a number (NumPy's ``fmin``).
+    """The smaller element; a NaN loses to a number (NumPy's ``fmin``).
 
-    A tie gives the whole gradient to ``x1``, as :func:`minimum` does; a NaN that is passed over gets 0.
+    A tie gives the whole gradient to ``x1``, as :func:`minimum` does; the gradient of an ignored NaN is 0.
     """
     x, y = promote("fmin", (x1, x2))
     return where(isnan(x), y, where(isnan(y), x, minimum(x, y)))

@@ -1,4 +1,4 @@
-"""Questions about elements and arrays: no answer has a derivative."""
+"""Tests of elements and arrays; their results have no derivative."""
 
 from __future__ import annotations
 

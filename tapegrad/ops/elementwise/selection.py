@@ -1,4 +1,4 @@
-"""Choosing between elements, and where those that are not 0 stand."""
+"""Choosing between elements, and the indices of elements that are not 0."""
 
 from __future__ import annotations
 

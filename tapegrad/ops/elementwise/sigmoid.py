@@ -30,7 +30,7 @@ def run_sigmoid(xp: Namespace, out: Array, x: Array) -> None:
 
 
 def _run_sigmoid_slope(xp: Namespace, out: Array, x: Array) -> None:
-    if x.dtype.kind == "c":  # which side of 0 a number lies on is not asked, so it stays holomorphic
+    if x.dtype.kind == "c":  # no test of the sign, so it stays holomorphic
         run_sigmoid(xp, out, x)
         xp.subtract(out, xp.square(out), out=out)
         return

@@ -1,1 +1,1 @@
-"""Operations that read and write elements by their places, and order them."""
+"""Operations that read and write elements by their positions, and order them."""

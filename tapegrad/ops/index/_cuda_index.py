@@ -1,4 +1,4 @@
-"""Launching the CUDA kernels of gathering and scattering, and the one that looks at indices."""
+"""Launching the CUDA kernels of gathering and scattering, and the one that checks indices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def take(device: CudaDevice, x: Array, indices: Array, *, axis: int, out: Array)
 def scatter_add(device: CudaDevice, x: Array, indices: Array, *, axis: int, n: int, out: Array) -> None:
     """Zeros, with slices of ``x`` added at ``indices`` along ``axis``.
 
-    Those of one index in their order, up to 256 of them; of more, the sums of each 256 likewise.
+    Slices of one index are added in their order in groups of 256, then the sums of the groups likewise.
     """
     if not out.size:
         return
@@ -67,7 +67,7 @@ def scatter_add(device: CudaDevice, x: Array, indices: Array, *, axis: int, n: i
         return
     xp = device.xp
     places, x = contiguous(xp, indices).reshape(-1), contiguous(xp, x)
-    if xp is None:  # a dry run: the copies are told of
+    if xp is None:  # a dry run: only the copies are noted
         return
     before, width, count = prod(x.shape[:axis]), prod(x.shape[axis + indices.ndim :]), places.size
     order = xp.argsort(places, kind="stable")
@@ -101,7 +101,7 @@ _MOST_LOOKING = 1024  # blocks: enough to fill any device
 
 
 def within(device: Any, x: Array, low: int, high: int, kind: int) -> None:
-    """Ask for a look at integers, which are to lie in ``[low, high]``; ``kind`` of the check if they do not."""
+    """Check on the device that integers lie in ``[low, high]``; ``kind``: the check whose error is raised if not."""
     with device.active():
         x = contiguous(device.xp, x)
         grid = min(_MOST_LOOKING, -(-x.size // _THREADS))

@@ -1,7 +1,7 @@
-"""Indices within bounds: what only a look at the values can tell.
+"""Checks that indices are within bounds, which read their values.
 
-On a GPU nothing waits for the look: an index out of range is clipped, and the error is raised when the device is next
-waited for.
+On a GPU nothing waits for the check: an index out of range is clipped, and the error is raised when the host next waits
+for the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tapegrad.tensor import Tensor, TensorLike
 def checked(op: str, indices: TensorLike, n: int, beside: Tensor) -> Tensor:
     """``indices`` of an axis of ``beside`` as int64 in ``[0, n)``, negative ones counted from the end.
 
-    Raises IndexingError for another dtype and out of range (it looks at the values).
+    Raises IndexingError for another dtype and out of range (it reads the values).
     """
     positions = tensor(op, indices, beside)
     if not dtypes.is_integer(positions.dtype):
@@ -56,7 +56,7 @@ def _within(array: Array, low: int, high: int, op: str) -> None:
 
 
 def every(x: Tensor) -> Tensor:
-    """What a check of ``x`` has to look at: in a batch (see ``vmap``) the values of all examples, else ``x`` itself."""
+    """What a check of ``x`` has to read: in a batch (see ``vmap``) the values of all examples, else ``x`` itself."""
     buffer = x._buffer
     for batch in reversed(thread.batches):
         buffer = batch.whole(buffer)
@@ -70,8 +70,8 @@ def _out_of_range(op: str, index: int, n: int) -> IndexingError:
 def require(x: Tensor, low: int, high: int, name: Hashable, error: Callable[[int, int, int], Exception]) -> None:
     """Raise ``error(value, low, high)`` if some integer in ``x`` lies outside ``[low, high]``.
 
-    On a GPU when it is next waited for: to read a value back at once would stop the pipeline in every step.  So the
-    error may depend on nothing but its arguments and ``name``, what the check is called.
+    On a GPU it is raised when the host next waits for it: reading a value at once would stop the pipeline in every
+    step. So the error may depend only on its arguments and on ``name``, the name of the check.
     """
     if not x.size:
         return

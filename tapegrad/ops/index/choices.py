@@ -26,7 +26,7 @@ __all__ = ["argwhere", "choose", "compress", "extract", "flatnonzero", "piecewis
 
 
 def select(condlist: Sequence[TensorLike], choicelist: Sequence[TensorLike], default: TensorLike = 0) -> Tensor:
-    """From the first of ``choicelist`` whose condition (bool) holds, else from ``default``; all broadcast.
+    """Elements of the first of ``choicelist`` whose condition (bool) holds, else of ``default``; all broadcast.
 
     What is not chosen has gradient 0.  Raises ShapeError, DTypeError.
     """
@@ -43,7 +43,7 @@ def select(condlist: Sequence[TensorLike], choicelist: Sequence[TensorLike], def
 def choose(a: TensorLike, choices: Sequence[TensorLike], mode: str = "raise") -> Tensor:
     """For each element of ``a`` (integers) the element of ``choices[a]`` at its position; all broadcast.
 
-    mode: numbers out of range ``raise`` (it looks at them), ``wrap`` or ``clip``.  What is not chosen has gradient 0.
+    mode: numbers out of range ``raise`` (it reads them), ``wrap`` or ``clip``.  What is not chosen has gradient 0.
     Raises IndexingError, ShapeError.
     """
     options = promote("choose", tuple(choices))
@@ -113,9 +113,9 @@ def argwhere(a: TensorLike) -> Tensor:
 def piecewise(x: TensorLike, condlist: Any, funclist: Sequence[object], *args: object, **kw: object) -> Tensor:
     """Functions, or numbers, on the parts of ``x`` where conditions hold (NumPy's ``piecewise``).
 
-    Of several conditions that hold the last counts; a function more than conditions is for what is left, else 0.  Each
-    function is called with its own elements only, in one dimension, so that no other can spoil the gradient; conditions
-    are evaluated.  The result has the dtype of ``x``.  Raises ShapeError.
+    Where several conditions hold, the last one counts; one more function than conditions is for all other elements,
+    else they are 0.  Each function is called with its own elements only, in one dimension, so that other elements
+    cannot make the gradient NaN; conditions are evaluated.  The result has the dtype of ``x``.  Raises ShapeError.
     """
     x = tensor("piecewise", x)
     if not isinstance(condlist, (list, tuple)) or (x.ndim and condlist and not _is_array(condlist[0])):
@@ -153,7 +153,7 @@ def _on_part(values: Tensor, x: Tensor, condition: Tensor, f: Any, args: Any, kw
 def trim_zeros(filt: TensorLike, trim: str = "fb", axis: int | Sequence[int] | None = None) -> Tensor:
     """Without the slices of zeros at the front (``f``) and back (``b``) of each ``axis`` (None: all).
 
-    The values are looked at.  Raises AxisError, TapegradError for another ``trim``.
+    It reads the values.  Raises AxisError, TapegradError for another ``trim``.
     """
     x = tensor("trim_zeros", filt)
     sides = trim.lower()

@@ -57,7 +57,7 @@ def _flat(op: str, *xs: TensorLike) -> tuple[Tensor, ...]:
 def isin(element: TensorLike, test_elements: TensorLike, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Whether each element of ``element`` is among ``test_elements``, or with ``invert`` whether it is not.
 
-    A bool of the shape of ``element``; NaN is among nothing.  assume_unique: accepted for NumPy's sake; nothing is
+    A bool of the shape of ``element``; NaN equals no element.  assume_unique: accepted for NumPy's sake; nothing is
     faster for it.  There is no gradient.  Raises DTypeError.  NumPy's ``isin``.
     """
     if not isinstance(element, Tensor) and isinstance(test_elements, Tensor):
@@ -67,7 +67,7 @@ def isin(element: TensorLike, test_elements: TensorLike, assume_unique: bool = F
     among = reshape(among, (among.size,))
     if not among.size:
         contained = full(x.shape, False, dtype=dtypes.bool_, device=x.device)
-    elif x.dtype.kind == "c":  # without an order to search by
+    elif x.dtype.kind == "c":  # complex numbers have no order
         contained = any_(equal(expand_dims(x, -1), among), axis=-1)
     else:
         among = sort(among)
@@ -77,7 +77,7 @@ def isin(element: TensorLike, test_elements: TensorLike, assume_unique: bool = F
 
 
 def _beside(elements: TensorLike, x: Tensor) -> TensorLike:
-    """A sequence of Python numbers as a tensor on the device of ``x``, as weak as one of them: floats of its dtype."""
+    """A sequence of Python numbers as a tensor on the device of ``x``; they are weak: floats get its dtype."""
     if isinstance(elements, SCALARS) or hasattr(elements, "dtype"):
         return elements
     return asarray(elements, dtype=x.dtype if dtypes.is_inexact(x.dtype) else None, device=x.device)
@@ -91,7 +91,7 @@ def union1d(ar1: TensorLike, ar2: TensorLike) -> Tensor:
 def intersect1d(ar1: TensorLike, ar2: TensorLike, assume_unique: bool = False, return_indices: bool = False) -> Any:
     """The values in both arrays, ascending; return_indices: also where they first stand in each.
 
-    The gradient goes to the first array.  assume_unique: accepted for NumPy's sake; nothing is faster for it.
+    The gradient goes to the first array.  assume_unique: accepted for NumPy, and ignored.
     """
     x, y = _flat("intersect1d", ar1, ar2)
     values, first = unique(x, return_index=True)
@@ -114,7 +114,7 @@ def setdiff1d(ar1: TensorLike, ar2: TensorLike, assume_unique: bool = False) -> 
 def setxor1d(ar1: TensorLike, ar2: TensorLike, assume_unique: bool = False) -> Tensor:
     """The distinct values in one of the two arrays only, ascending.
 
-    assume_unique: accepted for NumPy's sake; nothing is faster for it.
+    assume_unique: accepted for NumPy, and ignored.
     """
     x, y = _flat("setxor1d", ar1, ar2)
     return unique(concat([x[isin(x, y, invert=True)], y[isin(y, x, invert=True)]]))

@@ -1,7 +1,7 @@
 """``x[index]`` and ``x.at[index]``, with NumPy's rules of indexing.
 
 An index is read once, left to right, into a basic part (positions, slices: a view) and arrays for some axes (at most
-one gather).  ``None`` and 0-d masks become axes of length 1 before all else.
+one gather).  ``None`` and 0-d masks become axes of length 1 first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Index:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the basic part takes everything as it is."""
+        """Whether the basic part is the whole array."""
         return all(part == (0, n, 1) for part, n in zip(self.basic, self.shape, strict=True))
 
 
@@ -142,7 +142,7 @@ class _Reader:
         self._part((0, length, 1), length)
 
     def _mask(self, mask: Tensor) -> None:
-        """A mask becomes places, an array for each of its axes; one of length 0 fits any, as in NumPy."""
+        """A mask becomes positions, an array for each of its axes; one of length 0 fits any, as in NumPy."""
         have = self.given[self.axis : self.axis + mask.ndim]
         if any(m not in (0, n) for m, n in zip(mask.shape, have, strict=True)):
             raise IndexingError(f"{self.op}: a mask of shape {mask.shape} for axes of lengths {have} of {self.given}")
@@ -170,7 +170,7 @@ class _Reader:
 
 
 def _gather_axis(index: _Index, shape: Shape) -> tuple[tuple[int, ...], Shape, int, Tensor]:
-    """How one gather does it: the order of axes, their shape with the arrays' axes as one, that axis, its indices.
+    """The one gather of an index: the order of axes, their shape with the arrays' axes as one, that axis, its indices.
 
     shape: of the basic part's result.
     """
@@ -230,7 +230,7 @@ class At:
     def set(self, values: TensorLike) -> Tensor:
         """``x`` with the elements replaced by ``values`` (broadcast, cast to its dtype).
 
-        Of elements named twice the last value stays.  Raises IndexingError, ShapeError.
+        An element named twice gets the last value.  Raises IndexingError, ShapeError.
         """
         return self._change("x.at[...].set", values)
 

@@ -123,7 +123,7 @@ def within(places: Tensor, n: int) -> bool:
 def unravel_index(indices: TensorLike, shape: int | Sequence[int], order: str = "C") -> tuple[Tensor, ...]:
     """For flat positions in an array of ``shape`` the index along each dimension.
 
-    Raises IndexingError out of range (it looks at the values) and for other than integers.
+    Raises IndexingError out of range (it reads the values) and for other than integers.
     """
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     places = tensor("unravel_index", indices)
@@ -143,7 +143,7 @@ def unravel_index(indices: TensorLike, shape: int | Sequence[int], order: str = 
 def ravel_multi_index(multi_index: Any, dims: Sequence[int], mode: Any = "raise", order: str = "C") -> Tensor:
     """The flat positions in an array of shape ``dims`` of indices, one integer array for each dimension.
 
-    mode: indices out of range ``raise`` (they are looked at), ``wrap`` or ``clip``; or one for each.  Raises
+    mode: indices out of range ``raise`` (their values are read), ``wrap`` or ``clip``; or one for each.  Raises
     IndexingError, ShapeError.
     """
     places = promote("ravel_multi_index", tuple(multi_index))

@@ -41,7 +41,7 @@ def _with_flat(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
 def put(a: TensorLike, ind: TensorLike, v: TensorLike, mode: str = "raise") -> Tensor:
     """``a`` with elements at flat positions ``ind`` set to ``v``, repeated as needed: a new tensor.
 
-    Of positions named twice the last value stays.  mode: positions out of range ``raise``, ``wrap`` or ``clip``.
+    A position named twice gets the last value.  mode: positions out of range ``raise``, ``wrap`` or ``clip``.
     Gradients pass to ``a`` elsewhere and to ``v``.  Raises IndexingError.
     """
     x = tensor("put", a)

@@ -1,4 +1,4 @@
-"""Dtypes: what they are, what becomes of them, and their limits."""
+"""Dtypes: their kinds, promotion, casting, and limits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _KINDS = {
 
 
 def _dtype_of(x: Any) -> DType:
-    """The dtype of a tensor, variable or array, or the one that is meant."""
+    """The dtype of a tensor, variable or array, or the dtype that ``x`` names."""
     return x.dtype if isinstance(x, Tensor) or hasattr(x, "__array__") else dtypes.asdtype(x)
 
 
 def result_type(*arrays_and_dtypes: Any) -> DType:
     """The dtype that operands promote to: tensors, arrays, dtypes, and Python numbers, which are weak.
 
-    Numbers alone become what the widest kind of them becomes: float32, say.  Raises DTypeError where dtypes do not
+    Numbers alone promote to the dtype of their widest kind, for example float32.  Raises DTypeError where dtypes do not
     promote, and without operands.  NumPy 2's ``result_type``.
     """
     if not arrays_and_dtypes:
@@ -47,7 +47,7 @@ def can_cast(from_: object, to: Any, /, casting: str = "safe") -> bool:
     casting: NumPy's ``no``, ``equiv``, ``safe`` (no value is lost), ``same_kind``, ``unsafe``.  Raises DTypeError.
     """
     if type(from_) in SCALARS:
-        raise DTypeError(f"can_cast: {from_!r} is a Python number, whose dtype depends on what it meets; give a dtype")
+        raise DTypeError(f"can_cast: {from_!r} is a Python number, whose dtype depends on its operation; give one")
     return dtypes.can_cast(_dtype_of(from_), dtypes.asdtype(to), casting)
 
 
@@ -96,9 +96,8 @@ class IntegerInfo:
 
 
 def finfo(type: object, /) -> FloatInfo:
-    """Limits of a float dtype, or of the parts of a complex one; an array stands for its dtype.
-
-    The numbers are Python floats, so that they promote no float32 to float64.  Raises DTypeError.
+    """Limits of a float dtype, or of the parts of a complex one; an array stands for its dtype.  The numbers are Python
+    floats, so a float32 stays a float32 beside them.  Raises DTypeError.
     """
     dtype = dtypes.real_of(_dtype_of(type))
     if dtype.kind != "f" and not dtypes.is_extended(dtype):

@@ -34,7 +34,7 @@ def offer_backend() -> None:
 
 
 class _Watch:
-    """Waits in ``sys.meta_path`` for einops to be imported; it finds no module itself, and goes when it is done."""
+    """Waits in ``sys.meta_path`` for einops to be imported; it finds no module, and removes itself afterwards."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name != _MODULE:
@@ -55,7 +55,7 @@ class _Watch:
 
 def _make(einops: Any) -> None:
     if not hasattr(einops, "AbstractBackend"):
-        return  # an einops that goes about it otherwise must still import
+        return  # an einops with another design must still import
 
     class TapegradBackend(einops.AbstractBackend):
         """How einops calls our functions."""

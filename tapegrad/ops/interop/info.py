@@ -44,7 +44,7 @@ class Info:
         while True:
             try:
                 devices.append(asdevice(f"cuda:{len(devices) - 1}"))
-            except DeviceError:  # there is no such device: those before it are all
+            except DeviceError:  # there is no such device, so the list is complete
                 return tuple(devices)
 
     def default_dtypes(self, *, device: Device | str | None = None) -> dict[str, DType]:

@@ -25,7 +25,7 @@ _ACCUMULATED = {"add": "cumsum", "multiply": "cumprod", "maximum": "cummax", "mi
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "out": (None,), "where": (True,), "casting": ("same_kind",), "order": ("K",), "subok": (True,),
 }  # fmt: skip
-"""Values of NumPy's keyword arguments that ask for nothing."""
+"""Values of NumPy's keyword arguments that change nothing."""
 
 
 def array_namespace(self: Any, /, *, api_version: str | None = None) -> Any:
@@ -46,7 +46,7 @@ def public(name: str, module: str = "numpy") -> Callable[..., Any] | None:
 def array_ufunc(self: Any, ufunc: Any, method: str, *inputs: TensorLike, **kwargs: Any) -> Any:
     """NumPy's and SciPy's ufuncs on tensors, and their ``reduce``, ``accumulate`` and ``outer``.
 
-    Raises TypeError if there is no function of ours, ImmutableError where a tensor's value is to be written to.
+    Raises TypeError if there is no function of ours, ImmutableError for a tensor as ``out``.
     """
     name = ufunc.__name__
     options = {k: v for k, v in kwargs.items() if not _is_harmless(k, v)}
@@ -65,7 +65,7 @@ def array_ufunc(self: Any, ufunc: Any, method: str, *inputs: TensorLike, **kwarg
         options["axis"] = kwargs.get("axis", 0)
     if method in ("reduce", "accumulate") and dtype is not None and "dtype" in inspect.signature(f).parameters:
         options["dtype"], dtype = dtype, None
-    if all(loop[-1] in "?O" for loop in ufunc.types):  # the dtype is that of the answers, not of the operands
+    if all(loop[-1] in "?O" for loop in ufunc.types):  # the dtype is that of the results, not of the operands
         dtype = None
     try:
         if dtype is not None:
@@ -105,7 +105,7 @@ _ANSWERS = {
     "allclose", "array2string", "array_equal", "array_equiv", "array_repr", "array_str", "iscomplexobj", "isrealobj",
     "may_share_memory", "ndim", "save", "savetxt", "savez", "savez_compressed", "shape", "shares_memory", "size",
 }  # fmt: skip
-"""NumPy's functions that answer about values, or write them, and return no array: they read a tensor's value."""
+"""NumPy's functions that test or print values and return no array: they read a tensor's value."""
 
 
 def _value(x: Any) -> Any:
@@ -136,7 +136,7 @@ def array_function(self: Any, func: Any, types: Any, args: tuple[Any, ...], kwar
 
 
 def _broadcast_arrays(*xs: TensorLike, subok: bool = False) -> tuple[Any, ...]:
-    """Tensors by ours; what no tensor can hold (Matplotlib gives None and strings) by NumPy's."""
+    """Tensors by our function; what no tensor can hold (Matplotlib gives None and strings) by NumPy's."""
     arrays: list[Any] = [_tensor_or_object("broadcast_arrays", x) for x in xs]
     to = aval.broadcast_shapes("broadcast_arrays", *(x.shape for x in arrays))
     return tuple(CPU.xp.broadcast_to(x, to) if is_array(x) else shape.broadcast_to(x, to) for x in arrays)
@@ -162,7 +162,7 @@ def _placed(
 
 
 def _signature(func: Any) -> dict[str, Any]:
-    """NumPy's parameters and their defaults; none for a function that does not tell."""
+    """NumPy's parameters and their defaults; none for a function without a signature."""
     try:
         return {n: p.default for n, p in inspect.signature(func).parameters.items()}
     except (TypeError, ValueError):

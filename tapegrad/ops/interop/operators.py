@@ -121,7 +121,7 @@ def _method(f: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
         if twice := given.keys() & kwargs.keys():
             raise TypeError(f"{f.__name__}: {', '.join(twice)} given twice")
         given.update(kwargs)
-        for name in ("out", "dtype"):  # NumPy and CuPy hand these on, most often without a value
+        for name in ("out", "dtype"):  # NumPy and CuPy pass these, most often without a value
             if name not in known and name in given and given.pop(name) is not None:
                 raise ImmutableError(f"{f.__name__}: has no argument {name}; its result is a new tensor")
         return f(self, *[given.pop(n) for n in positional[1:] if n in given], **given)

@@ -19,7 +19,7 @@ def from_dlpack(x: TensorLike, /, *, device: Device | str | None = None, copy: b
 
     Without ``copy=True`` the tensor shares the array's memory: **the array must not be changed while the tensor is in
     use**, since a tensor is a value (``tg.asarray`` copies).  device: where the tensor shall lie; default: where the
-    array does.  The tensor starts a history of its own: gradients do not pass into the other library.  A tensor is
+    array does.  Gradients do not pass into the other library.  A tensor is
     returned as it is where it lies there.
 
     Raises NotATensorError for what offers no DLPack, DTypeError for a dtype that NumPy or CuPy does not have,
@@ -48,8 +48,8 @@ def _dlpack(
 ) -> Any:
     """A DLPack capsule: on the CPU of a copy, with ``copy=False`` of the memory itself, marked read-only.
 
-    On CUDA the memory is shared, and ``copy=True`` asks for a copy: who shares it must not write to it.  ``dl_device``
-    may ask for the CPU.  Raises BufferError where that cannot be had.
+    On CUDA the memory is shared, and ``copy=True`` asks for a copy: the consumer must not write to shared memory.
+    ``dl_device`` may ask for the CPU.  Raises BufferError where that cannot be had.
     """
     value = _value(self)
     return dlpack.capsule(value._array, value._buffer, self.device, stream, max_version, dl_device, copy)
@@ -80,7 +80,7 @@ def _on_gpu(x: Tensor, attribute: str) -> Device:
 
 
 def _value(x: Tensor | Variable) -> Tensor:
-    """The tensor, or a variable's present value (a look at its memory is no use of it that a tape follows)."""
+    """The tensor, or a variable's present value (sharing its memory is no use that a tape records)."""
     return x if isinstance(x, Tensor) else Tensor(x._cell.get())
 
 

@@ -190,7 +190,7 @@ def _prepared(x: Tensor, labels: Names, lengths: dict[Hashable, int]) -> _Term:
 
 
 def _next_pair(terms: list[_Term], result: Names) -> tuple[int, int]:
-    """The pair whose product shrinks the work most: least elements after, less those before; then least work."""
+    """The pair with the fewest elements in its product, less those of its operands; among equals, the least work."""
     best: tuple[Any, tuple[int, int]] | None = None
     for i in range(len(terms)):
         for j in range(i + 1, len(terms)):
@@ -205,7 +205,7 @@ def _next_pair(terms: list[_Term], result: Names) -> tuple[int, int]:
 
 
 def _summed(term: _Term, needed: set[Hashable]) -> _Term:
-    """Summed over the labels that nobody needs."""
+    """Summed over the labels that no other term and not the result has."""
     gone = tuple(k for k, i in enumerate(term.labels) if i not in needed)
     if not gone:
         return term
@@ -213,7 +213,7 @@ def _summed(term: _Term, needed: set[Hashable]) -> _Term:
 
 
 def _product(a: _Term, b: _Term, needed: set[Hashable]) -> _Term:
-    """The product of two terms, summed over what nobody else needs."""
+    """The product of two terms, summed over labels that no other term and not the result has."""
     a, b = _summed(a, needed | set(b.labels)), _summed(b, needed | set(a.labels))
     shared = [i for i in a.labels if i in b.labels]
     inner = [i for i in shared if i not in needed]

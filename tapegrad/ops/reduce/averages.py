@@ -34,8 +34,8 @@ def average(
 ) -> Any:  # fmt: skip
     """The mean over ``axis`` (None: all), weighted by ``weights``: of the shape of ``a``, or of its axes ``axis``.
 
-    Differentiable in both.  returned: also the sum of the weights.  Raises ShapeError, and ZeroDivisionError where
-    the weights sum to 0 (it looks at the sums).
+    Differentiable in both.  returned: also the sum of the weights.  Raises ShapeError, and ZeroDivisionError where the
+    weights sum to 0 (it reads the sums).
     """
     x = tensor("average", a)
     axes = normalize_axes("average", axis, x.ndim)
@@ -47,7 +47,7 @@ def average(
     x, w = promote("average", (x, w), lambda d: dtypes.result_type(d, at_least))
     total = sum(w, axis=axes, keepdims=keepdims)
     if thread.executor.decided(lambda: unrecorded(lambda: bool(any_of(equal(every(total), 0)))), False):
-        raise ZeroWeightsError("average: weights sum to 0, which nothing can be divided by")
+        raise ZeroWeightsError("average: the weights sum to 0, so there is no average")
     result = divide(sum(multiply(x, w), axis=axes, keepdims=keepdims), total)
     return (result, broadcast_to(total, result.shape)) if returned else result
 

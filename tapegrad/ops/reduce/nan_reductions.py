@@ -1,4 +1,4 @@
-"""Reductions that pass over NaN: NaN takes no part in the result, and its gradient is 0."""
+"""Reductions that ignore NaN: it does not affect the result, and its gradient is 0."""
 
 from __future__ import annotations
 
@@ -88,21 +88,21 @@ def _position(op: str, a: TensorLike, axis: int | None, keepdims: bool, worst: f
 
 
 class AllNaNError(TapegradError, ValueError):
-    """The position of an extreme is asked for where every element is NaN."""
+    """A position was asked for in a slice that holds only NaN."""
 
 
 def nanargmax(a: TensorLike, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
-    """Position of the first largest element along ``axis`` (None: in the flattened array), NaN passed over.
+    """Position of the first largest element along ``axis`` (None: in the flattened array), NaN ignored.
 
-    Raises AxisError, ShapeError for an empty axis, AllNaNError (a ValueError; it looks at the values).
+    Raises AxisError, ShapeError for an empty axis, AllNaNError (a ValueError; it reads the values).
     """
     return _position("nanargmax", a, axis, keepdims, -float("inf"))
 
 
 def nanargmin(a: TensorLike, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
-    """Position of the first smallest element along ``axis`` (None: in the flattened array), NaN passed over.
+    """Position of the first smallest element along ``axis`` (None: in the flattened array), NaN ignored.
 
-    Raises AxisError, ShapeError for an empty axis, AllNaNError (a ValueError; it looks at the values).
+    Raises AxisError, ShapeError for an empty axis, AllNaNError (a ValueError; it reads the values).
     """
     return _position("nanargmin", a, axis, keepdims, float("inf"))
 

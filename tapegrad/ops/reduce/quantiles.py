@@ -107,7 +107,7 @@ class _Sorted:
         return unrecorded(lambda: isnan(self.at(slice(-1, None))))
 
     def whole(self) -> Tensor:
-        """All of it, of no concern to tapes."""
+        """The sorted values; no tape records this."""
         return unrecorded(self.by, self.rows)
 
     def by(self, other: Tensor) -> Tensor:
@@ -150,12 +150,12 @@ def _at(rows: _Sorted, count: Tensor | int, q: Tensor, method: str, weak: bool) 
 
 
 def _prepared(op: str, q: TensorLike, scale: float, rows: Tensor) -> tuple[Tensor, bool]:
-    """``q / scale`` as floats in [0, 1], and whether it is a Python number, whose dtype gives way to the data's."""
+    """``q / scale`` as floats in [0, 1], and whether it is a Python number, which takes the data's dtype."""
     weak = type(q) in (int, float)  # not NumPy's float64, which is a float, too
     if isinstance(q, Tensor):
         levels = q
         inside = not levels.size or unrecorded(lambda: bool(all_of((levels >= 0) & (levels <= scale))))
-    else:  # looked at where it lies: nothing waits for the device
+    else:  # checked where it lies: nothing waits for the device
         array = CPU.xp.asarray(q, dtype="float64" if weak or isinstance(q, (list, tuple)) else None)
         inside = bool(((array >= 0) & (array <= scale)).all())
         levels = tensor(op, array, rows)
@@ -174,7 +174,7 @@ def _quantiles(
         raise TapegradError(f"{op}: method {method!r} is not one of {usable}")
     rows, axes, kept = _rows(op, a, axis)
     if not rows.shape[-1]:
-        raise ShapeError(f"{op}: no elements along axis {axis}: nothing has no quantile")
+        raise ShapeError(f"{op}: no elements along axis {axis}; an empty slice has no quantile")
     if method == "linear" and scale == 1 and (isinstance(q, int) or getattr(q, "dtype", None) in INTEGERS):
         method = "lower"  # 0 and 1 are whole places, and NumPy keeps the dtype of integers
     if not dtypes.is_inexact(rows.dtype) and method not in DISCRETE:

@@ -29,7 +29,7 @@ Axis = int | Sequence[int] | None
 
 
 def _infer_nonempty(name: str) -> Callable[..., ShapedArray]:
-    """As ``infer_reduction``; nothing can be chosen from an empty axis."""
+    """As ``infer_reduction``; an empty axis has no extreme element."""
 
     def infer(x: ShapedArray, *, axis: tuple[int, ...]) -> ShapedArray:
         if not math.prod(x.shape[a] for a in axis):
@@ -75,7 +75,7 @@ def _ties(x: Tensor, out: Tensor, axis: tuple[int, ...], ndim: int) -> tuple[Ten
     """Which elements are the extreme one (as numbers), and how many share it: ``axis`` of an array of ``ndim``."""
     own = tuple(a - ndim + x.ndim for a in axis)  # a Jacobian's rows give the cotangent one axis more than x has
     kept = kept_shape(x.shape, own)
-    mask = cast(equal(x, reshape(out, kept)), dtypes.accumulator(x.dtype))  # a float16 cannot count far
+    mask = cast(equal(x, reshape(out, kept)), dtypes.accumulator(x.dtype))  # a float16 counts only to 2048
     return mask, sum(mask, axis=own, keepdims=True)
 
 

@@ -39,7 +39,7 @@ def leading(op: str, x: ShapedArray, wanted: Shape) -> Shape:
 
 @lru_cache(maxsize=1024)
 def _positions(op: str, window: Window) -> Shape:
-    """As ``fitted``, if moreover every window meets the image."""
+    """As ``fitted``, if also every window meets the image."""
     positions = fitted(op, window)
     for n, k, s, (low, _), d, count in zip(*window, positions):
         if not all(any(0 <= t * s - low + i * d < n for i in range(k)) for t in range(count)):
