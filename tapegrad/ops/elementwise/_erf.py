@@ -1,7 +1,7 @@
 """The error function and its complement in array operations: NumPy has neither, and this package compiles nothing.
 
 Every element passes through the same operations whatever its neighbours are, so a value recomputed in another tiling
-has the same bits. What costs time is a pass over the data, not an operation: the formulas below were chosen for few
+has the same bits.  What costs time is a pass over the data, not an operation: the formulas below were chosen for few
 passes.
 
 ``erf``, float32: ``tanh(x + x * S(x * x))`` with a rational ``S`` of degree (3, 3), fitted here: minimax in the error

@@ -71,7 +71,7 @@ def require(x: Tensor, low: int, high: int, name: Hashable, error: Callable[[int
     """Raise ``error(value, low, high)`` if some integer in ``x`` lies outside ``[low, high]``.
 
     On a GPU it is raised when the host next waits for it: reading a value at once would stop the pipeline in every
-    step. So the error may depend only on its arguments and on ``name``, the name of the check.
+    step.  So the error may depend only on its arguments and on ``name``, the name of the check.
     """
     if not x.size:
         return
