@@ -129,6 +129,9 @@ class Account:
     def ran(self, names: tuple[str, ...], moves: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> None:
         """Kernels or a barrier have evaluated nodes of these primitives; ``moves``: what each kernel read and wrote."""
 
+    def replayed(self, report: Any) -> None:
+        """A captured program was replayed; ``report``: what that is counted as (``memory/ledger/figures.py``)."""
+
     def passed(self, passes: Sequence[tuple[int, int]]) -> None:
         """So many more passes over memory, each with the bytes read and written."""
 

@@ -111,6 +111,9 @@ class Executor(Protocol):
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` returns, which depends on values; ``otherwise`` in a dry run, which has no values."""
 
+    def happened(self, f: Callable[[], object]) -> None:
+        """Call ``f``, which tells of something that has happened; in a dry run it has not, in each replay it has."""
+
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
         """As :meth:`in_earnest`, of a decision on which later works depend: a step with one cannot be captured."""
 

@@ -80,7 +80,7 @@ class Handle:
         self.stream: int | None = None
         """The stream that it works on."""
         self._mode = DEFAULT_MATH
-        self._workspace = fresh_workspace(xp, device.id)
+        self._workspace = fresh_workspace(xp, device)
 
     def follow(self, stream: int) -> None:
         """Work on a stream, given by its pointer; cuBLAS takes the workspace away with the stream before."""
@@ -133,9 +133,9 @@ def outside_bytes(device: int) -> int:
     return sum(nbytes for index, nbytes in list(_taken) if index == device)
 
 
-def fresh_workspace(xp: Any, index: int) -> Any:
-    """Memory of the size of a workspace, on the current device."""
-    return xp.cuda.Memory(workspace_bytes(xp.cuda.Device(index)))
+def fresh_workspace(xp: Any, device: Any) -> Any:
+    """Memory of the size of a workspace on ``device``, which is the current one."""
+    return xp.cuda.Memory(workspace_bytes(device))
 
 
 @contextmanager

@@ -91,6 +91,10 @@ class Above:
         """What ``f()`` says, or ``otherwise`` in a dry run."""
         return self.below.in_earnest(f, otherwise)
 
+    def happened(self, f: Callable[[], object]) -> None:
+        """Call ``f``, or nothing in a dry run."""
+        self.below.happened(f)
+
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
         """A decision that depends on values."""
         return self.below.decided(f, otherwise)

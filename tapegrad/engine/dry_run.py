@@ -56,6 +56,9 @@ class Dry(Executor):
         """``otherwise``."""
         return otherwise
 
+    def happened(self, f: Callable[[], object]) -> None:
+        """Nothing has."""
+
     def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
         """Nothing: arrays have no values."""
         return False

@@ -86,6 +86,10 @@ class Executor:
         """What ``f()`` says, which depends on values; ``otherwise`` in a dry run, which has none."""
         return f()
 
+    def happened(self, f: Callable[[], object]) -> None:
+        """Call ``f``, which tells of something that has happened."""
+        f()
+
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` says, which depends on values, and on which later works depend."""
         return self.in_earnest(f, otherwise)

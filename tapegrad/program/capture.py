@@ -21,8 +21,8 @@ from tapegrad.core.cell import Cell, Seen, lookout, shadowed
 from tapegrad.core.live import LiveInt, LiveNumber, live_int
 from tapegrad.core.node import Node, leaf, next_index
 from tapegrad.core.primitive import Opaque
-from tapegrad.core.state import during, executed
-from tapegrad.device import CPU, Device, dtypes, phantom
+from tapegrad.core.state import during, executed, thread
+from tapegrad.device import CPU, Device, dtypes, phantom, tally
 from tapegrad.device.dry import DryDevice
 from tapegrad.device.float_errors import errors_now
 from tapegrad.device.host_scalar import HostScalar
@@ -34,6 +34,8 @@ from tapegrad.engine.evaluate import fill
 from tapegrad.engine.work import Call as Made
 from tapegrad.engine.work import Work, into
 from tapegrad.errors import DryRunError
+from tapegrad.memory.ledger.costs import moved_by
+from tapegrad.memory.ledger.phase import BACKWARD, FORWARD, HERE, OPTIMIZER
 from tapegrad.program import costs
 from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, Write, pruned
 from tapegrad.tensor import Tensor
@@ -123,6 +125,10 @@ class Capture(Dry):
         self._starts: list[int] = []
         self._slots: list[Slot] = []
         self._constants_by_id: dict[int, Slot] = {}
+        self._in_walks: set[int] = set()
+        """Nodes that walks have made; their kernels may run later."""
+        self._of_walks = False
+        self.afterwards: list[Callable[[], object]] = []
         self.home: Device | None = None
         """Where all of the program lies."""
         self._devices: dict[str, _Device] = {}
@@ -149,6 +155,8 @@ class Capture(Dry):
     def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """As in any dry run; noted is what comes from outside."""
         self.uses(inputs)
+        if thread.walks:
+            self._in_walks.add(node.index)
         return super().run_elementwise(node, inputs, into)
 
     def run_barrier(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
@@ -174,14 +182,16 @@ class Capture(Dry):
         shares = ufunc is not None and out.size > 1 and out.dtype.kind != "c"
         cost = costs.of_ufunc(prim.name, arrays, out)
         self._note((prim.name,), arrays, [out], [], calls, cost, shares=shares)
+        self.steps[-1].moves = [moved_by(arrays, [out])]
         return out
 
     def _evaluated(self, kernel: make.Kernel) -> tuple[list[Array], list[Array]]:
         self._kernel_cost = costs.of_kernel(kernel)
+        self._of_walks = not self._in_walks.isdisjoint([b.node.index for b in kernel.region.order])
         try:
             return super()._evaluated(kernel)
         finally:
-            self._kernel_cost = None
+            self._kernel_cost, self._of_walks = None, False
 
     def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
         """Note a work."""
@@ -199,8 +209,19 @@ class Capture(Dry):
             once = isinstance(work, make.Application) and isinstance(work.prim, Opaque) and work.prim.calls_user
             cost = costs.of_work(work, outputs) if self._kernel_cost is None else self._kernel_cost
             self._note(work.names, reads, outputs, temporaries, kept.calls, cost, made=made, once=once)
+            self.steps[-1].moves = self._moves(work, outputs, temporaries)
             self.steps[-1].asks_host = once or (not kept.keys and _has_live_numbers(work))
         return outputs
+
+    def _moves(self, work: Work, outputs: list[Array], temporaries: list[Array]) -> list[tuple[int, int]]:
+        """What the ledger counts of a work: creation is no kernel."""
+        if isinstance(work, make.Function) and not work.is_kernel:
+            return []
+        return [*(moved_by(*move) for move in work.moves(outputs, temporaries)), *tally.said.passes]
+
+    def happened(self, f: Callable[[], object]) -> None:
+        """Each replay tells of it."""
+        self.afterwards.append(f)
 
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
         """No program can repeat it."""
@@ -286,6 +307,7 @@ class Capture(Dry):
         as_around = None if errors == self._errors else errors
         line, number = users_line(), len(self.steps)
         step = Step(tuple(names), read, written, own, calls, shares, effect, line, made, as_around, once, cost, number)
+        step.phase = OPTIMIZER if HERE.optimizing else BACKWARD if thread.walks or self._of_walks else FORWARD
         self.steps.append(step)
 
 
@@ -407,7 +429,8 @@ class Call:
         streams = list(self.recorder.cells.streams.values())
         outputs = [self.output(x) for x in leaves]
         home = self.recorder.home or CPU
-        return Program(list(self.recorder.steps), result, outputs, writes, list(self.arguments), reads, streams, home)
+        return Program(list(self.recorder.steps), result, outputs, writes, list(self.arguments), reads, streams, home,
+                       list(self.recorder.afterwards))  # fmt: skip
 
     def output(self, x: Any) -> Output:
         """A leaf of a result."""

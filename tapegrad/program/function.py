@@ -445,7 +445,8 @@ def function(f: Any = None, /, *, budget: int | str | None = None, max_signature
     of each that ran eagerly.  ``TAPEGRAD_FUNCTION=0`` in the environment runs everything eagerly, with the same errors;
     with ``2`` a GPU replays works one by one instead of CUDA graphs.
 
-    Inside ``tg.measure()`` and a profile a replay shows as its arena and its results; its kernels are not counted.
+    Inside ``tg.measure()`` and a profile a replay counts the kernels, bytes moved and steps of an eager run; what it
+    takes is its arena, one value (``measure().arena_by_category`` tells what it holds), and its results.
 
     Raises BudgetError at the first call if no plan keeps the budget; then no variable is written.
     Raises FunctionError where ``f`` looks at a value (``if t:``, ``float(t)``, ``.numpy()``).  TensorFlow's

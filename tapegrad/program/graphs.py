@@ -18,6 +18,7 @@ from functools import partial
 from operator import attrgetter, is_
 from typing import Any
 
+from tapegrad.core import account
 from tapegrad.core.cell import Cell, contents_now
 from tapegrad.core.references import elsewhere
 from tapegrad.device import cublas, threads
@@ -86,6 +87,7 @@ class GraphReplay(Replay):
             self._launch()
         if self._unsure:
             self._require_layouts()
+        account.current.replayed(self._report)
 
     def _launch(self) -> None:
         for piece in self._pieces or ():
@@ -176,7 +178,7 @@ class GraphReplay(Replay):
     def _with_workspace(self) -> Any:
         """A block in which products use memory that is the graphs' own."""
         device = self._gpu
-        memory = device.call(cublas.fresh_workspace, device.xp, device.index)
+        memory = device.call(cublas.fresh_workspace, device.xp, device.xp.cuda.Device(device.index))
         self._kept.append(memory)
         return cublas.workspace(device.index, memory)
 

@@ -99,6 +99,10 @@ class Step:
     number: int = 0
     same: Hashable = None
     """The function that it applies: what is equal gives equal bits of equal values.  None: it is not known."""
+    moves: Sequence[tuple[int, int]] = ()
+    """Of each kernel, as the ledger counts them: the bytes that it reads and writes."""
+    phase: int = 0
+    """What the captured call was doing (``memory/ledger/phase.py``)."""
     asks_host: bool = False
     """Whether its calls ask the host for something each time: they are no part of a CUDA graph."""
 
@@ -141,6 +145,8 @@ class Program:
     """The random streams that it draws from."""
     device: Device = CPU
     """Where all of it lies."""
+    afterwards: Sequence[Callable[[], object]] = ()
+    """What each call tells of, once its works are done: that a step of an optimizer has ended."""
 
 
 def pruned(program: Program) -> Program:

@@ -30,6 +30,7 @@ from tapegrad.program.lower import lowered
 from tapegrad.program.memory import ALIGNMENT, Memory, Numbers, Planning, fresh, laid_like, same_bits
 from tapegrad.program.outside import SMALL, Outside, Place, places
 from tapegrad.program.program import Kind, Layouts, Program, Slot, View, Write, results
+from tapegrad.program.report import report_of
 from tapegrad.tensor import Tensor
 
 _ALIGNED = 16
@@ -62,6 +63,7 @@ class Replay:
             outside = lambda p: () if inside else {id(place.view.slot) for place in places(p)}
             program = lowered(program, ALIGNMENT, outside)
         self.program = program
+        self._report = report_of(self._given[0])
         self._places = [] if inside else places(program)
         self._outside = Outside([place.view.slot for place in self._places])
         self.memory = memory = Memory(program, plan, self._outside.numbers)
@@ -168,6 +170,7 @@ class Replay:
         self._fresh = kept
         if self._unsure:
             self._require_layouts()
+        account.current.replayed(self._report)
 
     def _lent(self, place: Place, tensors: Sequence[Tensor], kept: dict[int, Buffer]) -> Array:
         """The memory that the call has for an argument or a result that lies outside of the arena, C-contiguous."""
@@ -264,6 +267,8 @@ class Replay:
             for write in todo:  # an interrupt: what has begun is ended
                 write()
             raise
+        for tell in self.program.afterwards:
+            tell()
 
     def _writing(self, write: Write, value: Any, in_place: bool) -> Callable[[], None]:
         """What writes ``value``; ``in_place``, if allowed, to a large variable whose old value nobody else has."""

@@ -9,6 +9,7 @@ from tapegrad.memory.sizes import format_bytes
 from tapegrad.program import arena
 from tapegrad.program.fit import bound_bytes
 from tapegrad.program.program import Program, Step
+from tapegrad.program.report import at_the_peak
 
 _WIDTH = 100
 
@@ -42,6 +43,8 @@ class Plan:
     recomputed: dict[str, int]
     extra: float
     kernels: int
+    at_the_peak: dict[str, int]
+    """What is in the arena where most is, by the ledger's categories, in bytes."""
     rows: tuple[Row, ...]
 
     def __str__(self) -> str:
@@ -51,12 +54,14 @@ class Plan:
             f"{format_bytes(self.lower_bound)}), {format_bytes(self.peak_bytes)} with variables and constants; "
             f"{again} of them again, {self.extra:.1%} more work"
         )
+        inside = ", ".join(f"{category} {format_bytes(n)}" for category, n in self.at_the_peak.items())
         cells = [("bytes", "offset", "", "cost", "line", "op")]
         for r in self.rows:
             offset = "" if r.offset < 0 else str(r.offset)
             cells.append((format_bytes(r.nbytes), offset, "again" * r.again, f"{r.cost:.3g}", r.line, r.op))
         widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+        head += f"\nin the arena at its peak: {inside or 'nothing'}"
         return "\n".join([head, *(x if len(x) <= _WIDTH else x[: _WIDTH - 3] + "..." for x in lines)])
 
 
@@ -74,7 +79,16 @@ def table(program: Program, plain: Program, layout: arena.Layout) -> Plan:
     cost = lambda p: sum(s.cost for s in p.steps)
     extra = cost(program) / cost(plain) - 1.0 if plain.steps else 0.0
     peak = layout.nbytes + bound_bytes(program)
-    return Plan(peak, layout.nbytes, layout.lower_bound, recomputed, extra, len(program.steps), tuple(rows))
+    return Plan(
+        peak,
+        layout.nbytes,
+        layout.lower_bound,
+        recomputed,
+        extra,
+        len(program.steps),
+        at_the_peak(program),
+        tuple(rows),
+    )
 
 
 def _row(step: Step, layout: arena.Layout, again: bool) -> Row:

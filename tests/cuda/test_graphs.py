@@ -101,7 +101,7 @@ def test_calls_do_not_grow_with_kernels_and_nothing_is_allocated_but_results() -
     assert more > kernels and many == few <= MOST
 
 
-MOST = 87
+MOST = 89
 
 
 def test_calls_of_a_function_without_state() -> None:
@@ -109,7 +109,7 @@ def test_calls_of_a_function_without_state() -> None:
     x = data(8, 8)
     for _ in range(4):
         f(x)
-    assert calls(lambda: f(x)) <= 49
+    assert calls(lambda: f(x)) <= 51
 
 
 def test_a_variable_whose_old_value_is_held_is_not_overwritten() -> None:

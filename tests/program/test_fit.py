@@ -217,7 +217,7 @@ def test_the_plan_is_a_table():
     plan = f.plan()
     lines = str(plan).splitlines()
     again = sum(plan.recomputed.values())
-    assert f"{again} of them again" in lines[0] and len(lines) == plan.kernels + 2
+    assert f"{again} of them again" in lines[0] and len(lines) == plan.kernels + 3
     assert sum("again" in line for line in lines[1:]) == again
     assert any("matmul" in line and "test_fit.py:" in line for line in lines)
 

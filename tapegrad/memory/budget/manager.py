@@ -89,7 +89,7 @@ class Manager(Account):
     called, deferred = LEDGER.called, LEDGER.deferred
     evaluated, pulled, owned = LEDGER.evaluated, LEDGER.pulled, LEDGER.owned
     labelled, wanted, scratch = LEDGER.labelled, LEDGER.wanted, LEDGER.scratch
-    read, ran, passed = LEDGER.read, LEDGER.ran, LEDGER.passed
+    read, ran, passed, replayed = LEDGER.read, LEDGER.ran, LEDGER.passed, LEDGER.replayed
     walk, differentiating, rerun = LEDGER.walk, LEDGER.differentiating, LEDGER.rerun
 
     # Limits ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tapegrad.core.run import Run
 from tapegrad.memory.ledger.costs import FLOPS_PER_BYTE, units
@@ -21,6 +21,17 @@ GRAIN = 512
 def rounded(nbytes: int) -> int:
     """``nbytes`` rounded up to the grain of CuPy's pool."""
     return -(-nbytes // GRAIN) * GRAIN
+
+
+class Replayed(NamedTuple):
+    """What one replay of a captured program is counted as."""
+
+    kernels: int
+    nbytes: int
+    nodes: Counter[str]
+    restored: int
+    arena: dict[str, int]
+    """What its arena holds at the program's own peak, by category."""
 
 
 class Figure:
@@ -87,6 +98,8 @@ class Measure:
     """Reruns of functions under ``recompute_grad``."""
     cost: float = late(0.0, Cost)
     """What all nodes cost by the estimate of ``memory/ledger/costs.py``, in bytes moved."""
+    arena_by_category: dict[str, int] = late(None)
+    """Of the captured program with the largest arena among those replayed: what is in it at the program's own peak."""
     evictions: int = 0
     """Values dropped under pressure."""
     restored_cost: float = late(0.0, Cost)
@@ -115,6 +128,8 @@ class Measure:
     def __post_init__(self) -> None:
         if self.nodes_run is None:
             self.nodes_run = Counter()
+        if self.arena_by_category is None:
+            self.arena_by_category = {}
 
     @property
     def peak_by_category(self) -> dict[str, int]:

@@ -52,7 +52,7 @@ from tapegrad.device.types import Array
 from tapegrad.engine.executor import COUNTED
 from tapegrad.memory.ledger.costs import cost_of, moved_by, units
 from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Sums, Wanted
-from tapegrad.memory.ledger.figures import GRAIN, Change, Measure, new_of_run, of_bytes, rounded
+from tapegrad.memory.ledger.figures import GRAIN, Change, Measure, Replayed, new_of_run, of_bytes, rounded
 from tapegrad.memory.ledger.frames import Place, forget_places, known, user_place
 from tapegrad.memory.ledger.journal import Journal
 from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS, during
@@ -805,6 +805,21 @@ class Ledger(Account):
             for read, written in moves:
                 self._events.append(partial(self._add_run, names, *moved_by(read, written)))
                 names = ()
+
+    def replayed(self, report: Replayed) -> None:
+        """A captured program was replayed."""
+        if self.detailed:
+            self._events.append(partial(self._add_replay, report))
+
+    def _add_replay(self, report: Replayed) -> None:
+        for m in self._open:
+            figures = m.__dict__
+            figures["kernel_runs"] += report.kernels
+            figures["bytes_moved"] += report.nbytes
+            figures["nodes_run"].update(report.nodes)
+            figures["restored"] += report.restored
+            if sum(report.arena.values()) >= sum(figures["arena_by_category"].values()):
+                figures["arena_by_category"] = report.arena
 
     def passed(self, passes: Sequence[tuple[int, int]]) -> None:
         """A kernel passed over memory."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad.core.state import holding, thread
@@ -91,7 +92,7 @@ class Steps:
 
     def mark(self, kind: int) -> None:
         """A step has ended; in a dry run none does."""
-        thread.executor.in_earnest(lambda: self._mark(kind), None)
+        thread.executor.happened(partial(self._mark, kind))
 
     def _mark(self, kind: int) -> None:
         HERE.differentiated, HERE.special = False, HERE.reruns > 0
