@@ -31,7 +31,7 @@ class LinAlgError(TapegradError, ValueError):
 
 @dataclass
 class FailedStack:
-    """What failed on a stack of matrices: kept while a ``vmap`` may know more of them."""
+    """What failed on a stack of matrices: kept while a ``vmap`` may have more of them."""
 
     name: str
     reason: str
@@ -44,7 +44,7 @@ MOST_TOLD = 10
 
 
 def told(indices: tuple[tuple[int, ...], ...]) -> str:
-    """Indices as a message lists them: ``3, 5`` or ``(0, 1), (2, 1)``; ten may be not all."""
+    """Indices as a message lists them: ``3, 5`` or ``(0, 1), (2, 1)``; a list of ten may be incomplete."""
     listed = ", ".join(str(i[0]) if len(i) == 1 else str(i) for i in indices)
     return listed + (" and perhaps more" if len(indices) == MOST_TOLD else "")
 
@@ -86,7 +86,7 @@ class OffloadError(TapegradError, OSError):
 
 
 class BudgetError(DeviceMemoryError):
-    """A memory budget cannot be kept: what is needed at once exceeds it.
+    """A memory budget cannot be kept: the bytes needed at one time exceed it.
 
     ``needed_bytes``: the least budget with which this operation could have run.
     """
@@ -101,7 +101,7 @@ class DryRunError(TapegradError, RuntimeError):
 
 
 class FunctionError(DryRunError):
-    """A function that is captured (``tg.function``) does what no program can repeat, such as reading a value."""
+    """A captured function (``tg.function``) does something that a program cannot repeat, such as reading a value."""
 
 
 class NotATensorError(TapegradError, TypeError, ValueError):
@@ -109,7 +109,7 @@ class NotATensorError(TapegradError, TypeError, ValueError):
 
 
 class TapeError(TapegradError, RuntimeError):
-    """A tape is asked for something it can no longer, or not yet, do."""
+    """A tape is asked for something that it cannot do any more, or not yet."""
 
 
 class TapeStateError(TapeError, ValueError):
@@ -129,7 +129,7 @@ class GradientTypeError(GradientError, TypeError):
 
 
 class DetachedError(GradientError, TypeError):
-    """An array is made, unasked, of a value that ``grad`` or ``jvp`` differentiates: the derivative would end there."""
+    """A value that ``grad`` or ``jvp`` differentiates was made an array implicitly: the derivative would end there."""
 
 
 class NoGradientError(TapegradError, LookupError):
@@ -141,11 +141,11 @@ class RecomputeError(TapegradError, ValueError):
 
 
 class ReversibleError(TapegradError, ArithmeticError):
-    """Inverting a reversible block drifted past its bound: what came back is not what went in."""
+    """Inverting a reversible block gave inputs that differ from the real ones by more than the bound."""
 
 
 class PolicyError(TapegradError, TypeError, ValueError):
-    """Something that is no memory policy, or an answer of one that is no decision."""
+    """Something that is no memory policy, or a policy that returned no decision."""
 
 
 class ImmutableError(TapegradError, TypeError, RuntimeError):
@@ -157,7 +157,7 @@ class CapturedTensorWarning(UserWarning):
 
 
 class PageableWarning(UserWarning):
-    """Host memory to offload to cannot be pinned: what is copied there keeps the caller waiting."""
+    """Host memory to offload to cannot be pinned: the caller waits for copies to it."""
 
 
 class LateTargetWarning(UserWarning):

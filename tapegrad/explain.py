@@ -16,7 +16,8 @@ def explain(*tensors: Tensor, device: str | None = None, file: TextIO | None = N
     """Print how ``tensors`` would be evaluated together: kernels, their nodes, bytes read and written, their text.
 
     ``device="cuda"`` shows the CUDA C++ also where there is no GPU (and none is needed); the default is the tensors'
-    own.  Tensors that have a value already need no kernel.  Of several kernels each is shown as if it ran first.
+    own.  Tensors that have a value already need no kernel.  If there are several kernels, each is shown as if it ran
+    first.
     """
     pending = {}
     for t in tensors:

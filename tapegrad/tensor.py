@@ -1,6 +1,6 @@
 """Tensors: the user's handles on values.  A tensor never changes; a handle on a lazy value holds a recipe, not bytes.
 
-Operators and methods that compute are bound by ``tapegrad.ops`` (a lower layer) through :func:`bind_method`.
+``tapegrad.ops`` binds the operators and methods that compute, through :func:`bind_method`.
 
 long because: a third of it tells type checkers of the operators that are bound later.
 """
@@ -81,7 +81,7 @@ class Tensor:
 
     @property
     def _array(self) -> Any:
-        """The device's array itself (evaluated if need be): never to be written to."""
+        """The device's array itself (evaluated if need be), which must not be written to."""
         self.look()
         return phantom.real(array_of(self._buffer), self._buffer.node)
 
@@ -113,8 +113,7 @@ class Tensor:
 
     def _lent(self) -> Array:
         """The device's array itself for the user: while that or a view of it is alive, the value is held, and counts.
-
-        Not so the smallest of values: to hold them would cost more bytes than they have.
+        The smallest values are not held: holding them would take more bytes than they have.
         """
         array, b = self._array, self._buffer
         if b.root().node.aval.nbytes > _LEAST_HELD or self.device.kind != "cpu":
@@ -124,7 +123,7 @@ class Tensor:
         return view
 
     def look(self) -> None:
-        """Tell those who follow one example of many that its value is looked at."""
+        """Tell the recorders that follow one example of many that its value is read."""
         for batch in thread.batches:
             batch.looked_at(self._buffer)
 
@@ -299,7 +298,7 @@ def home(name: str) -> Device:
 
 
 def bind_method(name: str, function: Callable[..., object] | property) -> None:
-    """Give both kinds of handle, tensors and (through reading) variables, an operator or method."""
+    """Give tensors an operator or method, and variables, too, on their present value."""
     setattr(Tensor, name, function)
     for cls in _readers:
         setattr(cls, name, _reading(function))
@@ -333,7 +332,7 @@ def _reading(function: Callable[..., object] | property) -> Callable[..., Any] |
 
 
 def from_array(array: Any, device: Device | None = None, shared: bool = False) -> Tensor:
-    """A tensor on ``array`` itself (not copied), which must not change from now on; ``shared``: the user has it."""
+    """A tensor on ``array`` itself (not copied), which must not change from now on; ``shared``: the user has it too."""
     return Tensor(Buffer(array, leaf(shaped(array.shape, array.dtype, device or current_device()), shared)))
 
 
@@ -354,7 +353,7 @@ identity_p = elementwise(
 
 
 def identity_of(x: Tensor) -> Tensor:
-    """The same value, followed by tapes as a value of its own; it takes no kernel and no bytes."""
+    """A new tensor of the same value, which tapes follow separately; it takes no kernel and no bytes."""
     buffer = x._buffer
     aval = buffer.node.aval
     site = identity_p.memo.get(aval)
@@ -364,7 +363,7 @@ def identity_of(x: Tensor) -> Tensor:
 
 
 def alias(buffer: Buffer) -> Buffer:
-    """The same bytes as another value: a view of ``buffer`` (evaluated if need be) with a node of its own."""
+    """A view of all of ``buffer`` (evaluated if need be), with a node of its own."""
     out = Buffer(array_of(buffer), leaf(buffer.node.aval), (buffer.root(),))
     account.current.renamed(out, buffer)
     for batch in thread.batches:
@@ -373,7 +372,7 @@ def alias(buffer: Buffer) -> Buffer:
 
 
 def device_of(x: object) -> Device:
-    """Where a tensor of ``x`` is made if nobody says: where an array in CUDA memory lies, else the current device."""
+    """The default device of a tensor of ``x``: the device of an array in CUDA memory, else the current device."""
     index = cuda_index(x)
     return current_device() if index is None else asdevice(f"cuda:{index}")
 
@@ -391,7 +390,7 @@ def convert(x: object, dtype: object = None) -> Tensor:
 
 
 def upload(x: object, device: Device, dtype: object = None, copy: bool = True, shared: bool = False) -> Tensor:
-    """An array, number or nested sequence as a tensor on ``device``; ``shared``: the user has its memory, too.
+    """An array, number or nested sequence as a tensor on ``device``; ``shared``: the user has access to its memory.
 
     Raises NotATensorError.
     """

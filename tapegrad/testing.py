@@ -15,7 +15,7 @@ from tapegrad.tensor import Tensor
 
 
 class DerivativeError(TapegradError, AssertionError):
-    """A derivative differs from what differences, or the other mode, say."""
+    """A derivative differs from differences, or from that of the other mode."""
 
 
 def check_grads(

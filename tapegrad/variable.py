@@ -21,7 +21,7 @@ _number = itertools.count().__next__
 
 
 def trainables(seen: Seen) -> list[Variable]:
-    """The trainable variables among what was seen, in the order of their construction."""
+    """The trainable variables among the cells seen, in the order of their construction."""
     found = [owner for _, owner in seen.values() if owner is not None and owner.trainable]
     return sorted(found, key=lambda v: v.construction_number)
 
@@ -74,7 +74,7 @@ class Variable:
             found = alias(x._buffer)
             if found.root().node.aval.nbytes <= found.node.aval.nbytes:
                 return found
-            return upload(found.array, x.device)._buffer  # a slice must not keep the rest alive
+            return upload(found.array, x.device)._buffer  # a slice must not keep the whole array alive
         return upload(x, device or device_of(x), dtype)._buffer
 
     @property
@@ -119,14 +119,14 @@ class Variable:
 
     @property
     def construction_number(self) -> int:
-        """Grows with every variable made."""
+        """The construction number: each variable has a larger one than those made before."""
         return self._number
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (Tensor(self._cell.get()), self.trainable, self.name, self.category)
 
     def read(self) -> Tensor:
-        """The present value, as a tensor of its own: each reading is another one.  Active tapes note the reading."""
+        """The present value, as a new tensor at each reading.  Active tapes note the reading."""
         return identity_of(self._content())
 
     def _content(self) -> Tensor:

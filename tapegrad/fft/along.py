@@ -23,7 +23,7 @@ _SWAPPED = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
 def _complex_dtype(dtype: DType) -> DType:
-    """What a transform gives: single precision of single or half, else double."""
+    """The dtype of a result: single precision of single or half, else double."""
     narrow = dtype.kind in "fc" and dtypes.real_of(dtype).itemsize <= 4
     return dtypes.complex64 if narrow else dtypes.complex128
 
@@ -33,7 +33,7 @@ def _sized(x: ShapedArray, axis: int, n: int, dtype: DType) -> ShapedArray:
 
 
 def fitted(x: Tensor, n: int, axis: int) -> Tensor:
-    """``x`` cut, or filled up with zeros, to length ``n``: what a transform of that length does first."""
+    """``x`` cut, or filled up with zeros, to length ``n``, as a transform of that length does first."""
     have = x.shape[axis]
     if have >= n:
         return x[(slice(None),) * axis + (slice(n),)]
@@ -41,7 +41,7 @@ def fitted(x: Tensor, n: int, axis: int) -> Tensor:
 
 
 def _weighted(x: Tensor, n: int, axis: int, inside: float) -> Tensor:
-    """Half a spectrum times ``inside``, but for the points without a mirror image."""
+    """Half a spectrum times ``inside``, except the points without a mirror image."""
     at = arange(x.shape[axis], device=x.device)
     ends = equal(at, 0) if n % 2 else logical_or(equal(at, 0), equal(at, n // 2))
     return x * reshape(cast(where(ends, 1.0, inside), dtypes.real_of(x.dtype)), (-1,) + (1,) * (x.ndim - 1 - axis))
@@ -106,7 +106,7 @@ def swapped(op: str, norm: str | None) -> str:
 
 
 def operand(op: str, x: TensorLike) -> Tensor:
-    """``x`` in a dtype that can be transformed: floats that NumPy itself lacks become float32."""
+    """``x`` in a dtype that can be transformed: floats that NumPy does not have become float32."""
     x = tensor(op, x)
     return cast(x, dtypes.float32) if dtypes.is_extended(x.dtype) else x
 

@@ -1,7 +1,7 @@
 """Ordinary differential equations.
 
 A solution is made of steps on the tape, each a handful of operations, so derivatives of any order and mode are those of
-the numbers that came out.  How long the steps are is decided by looking at values, and is no part of the derivative.
+the computed numbers.  The length of the steps depends on values, and the derivative takes it for constant.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def odeint(
     complex; t: ``(n,)``, in either direction; the result has shape ``(n, *y0.shape)``.  rtol, atol: the error allowed
     in a step, ``atol + rtol * |y|`` (default: the root of the dtype's precision, as in SciPy); hmax: the longest step
     (0: any); mxstep: the most steps between two times (0: 100000).  Gradients for ``y0``, ``t``, ``args`` and whatever
-    ``func`` captures; ``recompute``: the steps between two times are made again to differentiate them, so that only
-    the solution is kept.  Raises ShapeError, DTypeError, and TapegradError where the steps become too many or short.
+    ``func`` captures; ``recompute``: the steps between two times are run again to differentiate them, so that only the
+    solution is kept.  Raises ShapeError, DTypeError, and TapegradError where the steps become too many or short.
     """
     y, times, rtol, atol = _prepared("odeint", y0, t, rtol, atol)
     rate = _rate("odeint", func, args, tfirst, y)

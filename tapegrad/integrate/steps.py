@@ -47,7 +47,7 @@ class Stepper:
     longest: float
     limit: int
     length: float = 0.0
-    """Of the next step to try; 0: not known yet."""
+    """The length of the next step to try; 0: not known yet."""
 
     def _norm(self, x: Tensor, y: Tensor) -> float:
         size = abs(x / (self.atol + self.rtol * abs(y)))
@@ -63,14 +63,15 @@ class Stepper:
         return length if length > 0 else 1e-6 * math.fabs(way)  # where values are not finite
 
     def advance(self, y: Tensor, slope: Tensor, start: Tensor, end: Tensor) -> Iterator[tuple[float, Tensor, Tensor]]:
-        """The steps from ``start`` to ``end``: the share of the way that is done, the value and the slope there.
+        """The steps from ``start`` to ``end``: after each, the share of the interval done, the value and the slope
+        there.
 
         Raises TapegradError if there are more than ``limit``, or if they have to be too short for the dtype.
         """
         way = end - start
         first, signed = float(start.item()), float(way.item())
         span, done, tries = math.fabs(signed), 0.0, 0
-        if not span:  # nowhere to go, but the derivative for `end` is the slope
+        if not span:  # no step, but the derivative in `end` is the slope
             yield 1.0, y + way * slope, slope
             return
         self.length = self.length or unrecorded(self._guess, y, slope, start, signed)
@@ -88,7 +89,7 @@ class Stepper:
                 )
             new, there, error = self._step(y, slope, start + way * done, way * share)
             factor = 10.0 if error == 0.0 else 0.2 if not error < math.inf else 0.9 * error**-0.2
-            if not final or factor < 1.0:  # a step that was cut short says nothing about the next one
+            if not final or factor < 1.0:  # a step that was cut short tells nothing of the length of the next
                 self.length = share * span * min(10.0, max(0.2, factor))
             if error <= 1.0:
                 done = 1.0 if final else done + share

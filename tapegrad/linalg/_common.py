@@ -114,7 +114,7 @@ def identity(x: Tensor) -> Tensor:
 
 
 def over(x: Tensor, y: Tensor, but: Tensor | None = None) -> Tensor:
-    """``x / y``, but 0 where ``x`` is 0, whatever ``y``, and where ``but`` holds.
+    """``x / y``, but 0 where ``x`` is 0, also if ``y`` is, and where ``but`` holds.
 
     What no cotangent reaches has no gradient, even if the derivative there is infinite.
     """

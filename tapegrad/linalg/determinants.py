@@ -32,7 +32,8 @@ _FOUR = [[2.0, 1.0, 0.5, 0.0], [-1.0, 3.0, 0.25, 1.0], [0.5, -0.5, 1.5, 0.75], [
 _STACK = [[[2.0, 1.0], [-1.0, 3.0]], [[1.5, 0.5], [0.25, -2.5]]]
 _SINGULAR = [[1.0, 2.0, 3.0, 4.0], [0.5, -1.0, 2.0, 1.0], [1.5, 1.0, 5.0, 5.0], [0.0, 1.0, -1.0, 2.0]]
 _CORNER = 3
-"""The size of the block whose determinant is written out: with so many singular values of 0 all derivatives are right.
+"""The size of the block whose determinant is written out: with up to so many singular values of 0 all derivatives are
+right.
 """
 
 
@@ -64,7 +65,7 @@ def cofactors(x: Tensor) -> Tensor:
         return _small_cofactors(x)[1] if n else x
     u, s, vh = unrecorded(partial(svd, full_matrices=False), x)
     turn = unrecorded(lambda: det(u) * det(vh))
-    lost = unrecorded(lambda: equal(s[..., : n - _CORNER], 0))  # more than three are 0: so are cofactors, derivatives
+    lost = unrecorded(lambda: equal(s[..., : n - _CORNER], 0))  # more than three are 0: all is 0
     b = H(u) @ x @ H(vh)
     middle = _corner_cofactors(b, diag_embed(cast(lost, b.dtype)))
     middle = where(lost[..., -1:, None], 0, middle)

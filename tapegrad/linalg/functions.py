@@ -77,7 +77,7 @@ def expm_frechet(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``expm(A)`` and its derivative in direction ``E`` (SciPy's ``linalg.expm_frechet``).
 
-    A, E: ``(..., n, n)``; method is accepted for SciPy's sake; compute_expm=False: the derivative alone.  Raises
+    A, E: ``(..., n, n)``; method is accepted for SciPy, and ignored; compute_expm=False: the derivative alone.  Raises
     ShapeError.
     """
     a, e = matrices("expm_frechet", A, E)

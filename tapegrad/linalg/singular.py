@@ -193,10 +193,10 @@ def svd(
     """The singular value decomposition ``x = U @ diag(S) @ Vh`` (NumPy's ``linalg.svd``).
 
     x: ``(..., m, n)``; U: ``(..., m, m)``, Vh: ``(..., n, n)``, or with ``full_matrices=False`` only ``min(m, n)``
-    columns and rows.  compute_uv=False: ``S`` alone; hermitian is accepted for NumPy's sake.  The gradient through U
-    and Vh is infinite or NaN at repeated singular values, and of complex ones it has a meaning only for functions that
-    do not depend on their common phases; if more of them than ``min(m, n)`` are asked for it raises NoGradientError.
-    Raises ShapeError, LinAlgError.
+    columns and rows.  compute_uv=False: ``S`` alone; hermitian is accepted for NumPy, and ignored.  The gradient
+    through U and Vh is infinite or NaN at repeated singular values, and of complex ones it has a meaning only for
+    functions that do not depend on their common phases; if more of them than ``min(m, n)`` are asked for it raises
+    NoGradientError.  Raises ShapeError, LinAlgError.
     """
     x = matrix("svd", x)
     m, n = x.shape[-2:]

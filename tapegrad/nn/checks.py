@@ -30,7 +30,7 @@ def integers(who: object, name: str, x: Tensor) -> None:
 def within(who: object, name: str, indices: Tensor, n: int) -> None:
     """Raises IndexingError unless all are in [0, n): unlike NumPy, -1 is not the last one but a mistake.
 
-    On a GPU it is raised when the device is next waited for.
+    On a GPU it is raised when the host next waits for the device.
     """
     who = str(who)
     require(indices, 0, n - 1, (who, name), lambda wrong, low, high: IndexingError(

@@ -1,6 +1,6 @@
-"""How weights start: each initializer is ``f(shape, dtype, generator) -> Tensor``, found by Keras' name.
+"""Initial weights: each initializer is ``f(shape, dtype, generator) -> Tensor``, found by Keras' name.
 
-The ``generator`` is of this weight alone.  So a layer may be built inside a checkpointed function: the rerun, which
+The ``generator`` belongs to one weight.  So a layer may be built inside a checkpointed function: the rerun, which
 finds the weights made, draws the same dropout masks as the first run, since making weights never touched their stream.
 """
 

@@ -1,7 +1,7 @@
 """Optimizers: Keras' (SGD, Adam, AdamW) for variables, and SciPy's for any structure of numbers.
 
-``minimize`` is scipy.optimize.minimize with exact derivatives; ``scipy_objective`` is what other functions of SciPy's
-want of an objective.
+``minimize`` is scipy.optimize.minimize with exact derivatives; ``scipy_objective`` makes an objective for other
+functions of SciPy.
 """
 
 from __future__ import annotations

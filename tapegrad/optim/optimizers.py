@@ -1,8 +1,8 @@
 """Optimizers under Keras' names, arguments and defaults: SGD, Adam, AdamW.
 
-An update is written in tensors, so it becomes one kernel per variable; those here become one for many on CUDA.
-Nothing is assigned before all of it is checked.  The state lives in variables of the ledger's category "optimizer",
-saved by ``model.save(path, optimizer)``.  No step waits for a device.
+An update is written in tensors, so it becomes one kernel per variable; SGD, Adam and AdamW take one kernel for many
+variables on CUDA.  Nothing is assigned before all of it is checked.  The state lives in variables of the ledger's
+category "optimizer", saved by ``model.save(path, optimizer)``.  No step waits for a device.
 
 long because: each optimizer is its constructor, its formulas and where they come from.
 """
@@ -64,7 +64,7 @@ class Optimizer:
         )
         # By identity (a Variable has no hash); the variable is kept, so its id is not used again.
         self._slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
-        # What `iterations` held when last asked, and its number: to fetch it anew would be to wait for the device.
+        # What `iterations` held when it was last read, and its number: reading it again would wait for the device.
         self._counted: tuple[object, int] = (None, 0)
 
     def __getstate__(self) -> dict[str, object]:
@@ -177,12 +177,12 @@ class Optimizer:
         held = self._iterations_now()
         if held is not self._counted[0]:
             array = held.array
-            number = getattr(array, "value", array)  # on the host, wherever it counts as being
+            number = getattr(array, "value", array)  # on the host, whatever its device is
             self._counted = held, int(self.iterations.numpy() if array is None else number)
         return self._counted[1]
 
     def _iterations_now(self) -> Any:
-        """What ``iterations`` holds: another object after every assignment."""
+        """What ``iterations`` holds: a new object after every assignment."""
         return self.iterations._cell.get(self.iterations)
 
     def _checked_pairs(
@@ -199,7 +199,7 @@ class Optimizer:
         if missing and not skip:
             raise GradientError(
                 f"{self}: no gradient (None) for {', '.join(map(_name, missing))}: the target does not depend on "
-                "them, or the tape did not see how; leave them out, or pass skip_none=True"
+                "them, or the tape did not record how; leave them out, or pass skip_none=True"
             )
         pairs = [(self._checked(g, v), v) for g, v in zip(grads, variables) if g is not None]
         if not pairs:
@@ -252,7 +252,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam (Kingma and Ba, arXiv 1412.6980), in the order of computation that section 2 of the paper ends with.
+    """Adam (Kingma and Ba, arXiv 1412.6980), in the order of computation at the end of section 2 of the paper.
 
     ``m = beta_1 m + (1 - beta_1) g``, ``v = beta_2 v + (1 - beta_2) g^2``, ``x -= a m / (sqrt(v) + epsilon)`` with
     ``a = rate sqrt(1 - beta_2^t) / (1 - beta_1^t)``.  As in Keras, ``epsilon`` is the paper's epsilon hat; the epsilon

@@ -1,4 +1,4 @@
-"""Random numbers from counters: Philox4x64-10, so that a recipe that draws yields the same bits again.
+"""Random numbers from counters: Philox4x64-10, so that a drawing recipe yields the same bits whenever it runs.
 
 A generator is a key and a position.  The position is a cell: a rerun of a checkpointed function draws what its first
 run drew, and leaves the stream where it is.  A drawn value's recipe holds its key and position, not the generator.

@@ -70,7 +70,7 @@ integers_p = general(
 
 
 def _of(d: Draw, prim: Primitive, *parameters: Tensor) -> Tensor:
-    """The numbers that a primitive draws, as floats: asked for their gradient, floats can refuse it."""
+    """The numbers that a primitive draws, as floats, so that asking for their gradient raises an error."""
     full = [d.full(p) for p in parameters]
     key, counter = d.generator.take(sampling.blocks(full[0].size))
     return barrier(prim, *full, key=key, counter=counter, dtype=dtypes.float64)

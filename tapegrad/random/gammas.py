@@ -22,8 +22,8 @@ log_gamma_p = general(
     "random_log_gamma",
     impl=sampling.log_gamma,
     infer=infer_drawn,
-    # Where the logarithm of a gamma number moves as its shape does, its probability held.  Not what differences of
-    # draws show: there another attempt may be accepted.
+    # The derivative of the logarithm of a gamma number in its shape, at fixed probability.  Differences of draws do
+    # not show it, since another attempt may be accepted.
     vjp=[lambda ct, out, a: -ct * tail_ratio(a, out)],
     jvp=[lambda t, out, a: -t * tail_ratio(a, out)],
     samples=[Sample([1, 2, 7], key=3, counter=0, dtype=dtypes.float64)],

@@ -10,7 +10,7 @@ from tapegrad.core.cell import Cell
 from tapegrad.tensor import Tensor
 
 METHODS: dict[str, Callable[..., Tensor]] = {}
-"""The functions that are a generator's methods, too, by name; the package puts them here."""
+"""The functions that are also methods of a generator, by name; the package fills it."""
 
 
 class Generator:

@@ -111,7 +111,7 @@ def _bounded(
     if boundary not in _BOUNDARIES:
         raise TapegradError(f"{op}: boundary {boundary!r}; take 'fill', 'wrap' or 'symm'")
     if swapped(op, x.shape, y.shape, mode):
-        if turn:  # the correlation of exchanged operands runs backwards
+        if turn:  # with exchanged operands the correlation is reversed
             return conj(flip(_bounded(op, y, x, mode, boundary, fillvalue, True)))
         x, y = y, x
     kernel = _reversed(y) if turn else y

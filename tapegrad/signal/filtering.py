@@ -50,7 +50,7 @@ def _delayed(y: Tensor, k: int) -> Tensor:
 
 
 def _pull_a(ct: Tensor, out: Tensor, a: Tensor) -> Tensor:
-    back, axes = _back(ct, a), tuple(range(-out.ndim, 0))  # a row of a Jacobian each, where ct has one more axis
+    back, axes = _back(ct, a), tuple(range(-out.ndim, 0))  # a Jacobian's rows give ct one more axis
     parts = [-sum(back * _delayed(out, k), axis=axes) for k in range(1, a.shape[0] + 1)]
     return stack(parts, axis=-1) if parts else zeros((*ct.shape[: ct.ndim - out.ndim], 0), dtype=a.dtype)
 
@@ -130,7 +130,7 @@ def lfilter(b: TensorLike, a: TensorLike, x: TensorLike, axis: int = -1, zi: Ten
 def _final_state(top: Tensor, rest: Tensor, x: Tensor, y: Tensor, state: Tensor, order: int) -> Tensor:
     """What is left when the signal ends: ``z[i] = sum over k > i of b[k] x[n + i - k] - a[k] y[n + i - k]``.
 
-    And what of the initial state has not come out by then.
+    It adds the part of the initial state that is left then.
     """
     n = x.shape[-1]
     parts = []

@@ -13,7 +13,7 @@ _MODES = ("full", "valid", "same")
 
 
 def centred(x: Tensor, shape: Sequence[int], late: int = 0) -> Tensor:
-    """The middle of ``x``; ``late``: 1 for the later of two middles."""
+    """The middle of ``x``; ``late``: 1 takes the later one where there are two."""
     first = [(n - m + late) // 2 for n, m in zip(x.shape, shape, strict=True)]
     return x[tuple(slice(i, i + m) for i, m in zip(first, shape, strict=True))]
 

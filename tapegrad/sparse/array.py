@@ -36,7 +36,7 @@ class SparseTensor:
 
     __slots__ = ("_transposed", "data", "indices", "indptr", "shape")
     __array_priority__ = 1001
-    __array_ufunc__ = None  # NumPy's arrays leave the operator to us
+    __array_ufunc__ = None  # so NumPy arrays return NotImplemented
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, data: Tensor, indices: Tensor, indptr: Tensor, shape: tuple[int, int], transposed: bool) -> None:
@@ -166,7 +166,7 @@ class SparseTensor:
 
 
 SparseLike: TypeAlias = "SparseTensor | LibraryMatrix"
-"""What functions take as a sparse matrix."""
+"""What functions accept as a sparse matrix."""
 
 
 def _is_operand(x: object) -> bool:

@@ -1,8 +1,8 @@
 """Iterative solves with implicit derivatives: whatever the iteration did, ``A x = b`` holds at its end.
 
 A solve is one call on the tape.  Backward it solves with the adjoint of ``A``, forward with ``A`` itself, by the same
-method; running it once at the solution shows how ``A`` depends on watched values.  All that happens in tensors, so
-derivatives of any order follow, and nothing of the iteration is kept.
+method; running it once at the solution shows how ``A`` depends on watched values.  All of this is done in tensors, so
+there are derivatives of any order, and nothing of the iteration is kept.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Captures:
             r.read(variable, value)
 
     def follows(self, buffer: Buffer) -> bool:
-        """Whether an outer recorder does."""
+        """Whether an outer recorder follows it."""
         return any(r.follows(buffer) for r in self._outer)
 
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
@@ -126,7 +126,7 @@ class _Solve:
         self.again: Callable[[list[Tensor]], list[Tensor]] | None = None
 
     def _at(self) -> Tensor:
-        """The solution as outer recorders know it: solved again from where it ended, which takes no iteration."""
+        """The solution for outer recorders: a solve that starts at the solution, so it takes no iteration."""
         return _solved(self._method, self._a, self._m, self._b, self._x)[0] if thread.recorders else self._x
 
     def _again(self, inputs: list[Tensor]) -> list[Tensor]:
@@ -205,12 +205,12 @@ def _solved(method: _Method, a: Operator, m: Operator | None, b: Tensor, x0: Ten
     call.again = call._again
     for recorder in outer:
         recorder.record_call(call, inputs, (out._buffer,))
-    call.again = None  # a method of its own would be a cycle
+    call.again = None  # a bound method would make a cycle
     return out, info
 
 
 def _batched(batches: Batches, call: _Solve, inputs: tuple[Buffer, ...], out: Tensor) -> None:
-    """The solutions of all examples of the outermost vmap, which nobody else would compute."""
+    """The solutions of all examples of the outermost vmap, which are computed here only."""
     companions = [batches.pushed(Tensor(b)) for b in inputs]
     if any(c is not None for c in companions) and batches.n:
         pairs = list(zip(inputs, companions, strict=True))

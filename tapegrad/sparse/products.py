@@ -32,7 +32,7 @@ _CHUNK = 2**20
 
 
 class LibraryMatrix(Protocol):
-    """A sparse matrix of SciPy's or cupyx', as far as it is used."""
+    """The attributes of a sparse matrix of SciPy or cupyx that are used."""
 
     data: Array
     indices: Array
@@ -142,7 +142,7 @@ def _matmul_on_cuda(
     data, data_step = _batched(xp, data, batch, 1)
     dense, dense_step = _batched(xp, dense, batch, 2)
     indices, starts = contiguous(xp, indices), contiguous(xp, indptr)
-    if xp is None:  # a dry run: the copies are told of
+    if xp is None:  # a dry run: only the copies are noted
         return
     order = xp.arange(data.shape[-1])
     if transposed:
@@ -222,7 +222,7 @@ def _sampled_on_cuda(device: Device, x: Array, y: Array, indices: Array, indptr:
     x, x_step = _batched(xp, x, batch, 2)
     y, y_step = _batched(xp, y, batch, 2)
     indices = contiguous(xp, indices)
-    if xp is None:  # a dry run: the copies are told of
+    if xp is None:  # a dry run: only the copies are noted
         return
     sizes = _long(prod(batch), indices.size, x.shape[-1], x_step, y_step)
     rows = rows_of(xp, indptr, indices.size)

@@ -1,7 +1,7 @@
 """Special functions under scipy.special's names.
 
-Values on the CPU are SciPy's, bit for bit, but for ``erf``, ``erfc``, ``expit``, ``log_expit`` and the reductions,
-which are the package's own.  On CUDA those with a line of their own are fused, the others are of
+Values on the CPU are SciPy's, bit for bit, except for ``erf``, ``erfc``, ``expit``, ``log_expit`` and the reductions,
+which are the package's own.  On CUDA functions with a CUDA expression of their own are fused, the others are of
 ``cupyx.scipy.special``, and what only SciPy has is computed on the host.
 """
 

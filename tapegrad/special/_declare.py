@@ -1,6 +1,6 @@
-"""One way to declare a function of SciPy's: its name, its partial derivatives, perhaps its line of CUDA.
+"""One way to declare a function of SciPy's: its name, its partial derivatives, perhaps its CUDA expression.
 
-With a line of CUDA it is elementwise, and fused; without one it runs when recorded, by the library beside the arrays
+With a CUDA expression it is elementwise, and fused; without one it runs when recorded, by the library beside the arrays
 (``device/numerics/special.py``), and its rules are made of the same partial derivatives.
 """
 
@@ -94,7 +94,7 @@ def _standard(count: int, domain: tuple[float, float]) -> list[Sample]:
 
 
 def _sign(f: Callable[..., object], positional: Sequence[str], by_name: Sequence[str] = ()) -> None:
-    """Give a made function the parameters that a rule or a primitive is to be known by."""
+    """Give a made function the signature that rules and primitives are declared by."""
     kind = inspect.Parameter
     parameters = [kind(p, kind.POSITIONAL_OR_KEYWORD) for p in positional]
     parameters += [kind(p, kind.KEYWORD_ONLY) for p in by_name]

@@ -18,7 +18,7 @@ from tapegrad.device.types import Array, Namespace
 
 _NODES = 128
 _LEAST = -3.7  # exp(y - exp(-y)) is below 1e-19 there
-_GONE = 45.0  # exp(-45) is below what counts
+_GONE = 45.0  # exp(-45) is negligible
 
 
 def _integral(xp: Namespace, scale: Array, most: Array, weight: Callable[[Array], Array]) -> Array:

@@ -1,6 +1,6 @@
 """Smooth functions that divide by something small: a power series near 0, the formula elsewhere.
 
-The formulas cancel near 0, and their derivatives more so; the series has all derivatives there.
+The formulas lose digits near 0, and their derivatives more; the series has all derivatives there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def horner(coefficients: Sequence[float], x: Tensor) -> Tensor:
 def near_zero(
     x: Tensor, reach: float, series: Callable[[Tensor], Tensor], formula: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """``series`` where ``x`` is within ``reach`` of 0, else ``formula``; neither sees the other's numbers."""
+    """``series`` where ``x`` is within ``reach`` of 0, else ``formula``; each is computed on its own numbers only."""
     small = abs(x) < reach
     return where(small, series(where(small, x, 0)), formula(where(small, 1, x)))
 

@@ -131,7 +131,7 @@ def _pole(x: Tensor) -> Tensor:
 
 
 def _binom_slope(of: Tensor, against: Tensor) -> Tensor:
-    """``digamma(of) - digamma(against)``; a pole of either counts nothing, as ``binom`` is 0 there or not smooth."""
+    """``digamma(of) - digamma(against)``; 0 at a pole of either, where ``binom`` is 0 or not smooth."""
     poles = _pole(of) | _pole(against)
     return where(poles, 0.0, digamma(where(poles, 1.0, of)) - digamma(where(poles, 1.0, against)))
 

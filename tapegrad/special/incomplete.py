@@ -60,7 +60,7 @@ gammaincc = pointwise(
 
 
 def _inverse_in_a(out: Tensor, a: Tensor) -> Tensor:
-    """How the quantile moves with ``a``, its probability held: by the implicit function theorem."""
+    """The derivative of the quantile in ``a`` at fixed probability, by the implicit function theorem."""
     within = (out > 0) & (out < _INF)
     x = where(within, out, 1.0)
     return where(within, -x * tail_ratio(a, log(x)), 0.0)

@@ -52,7 +52,7 @@ gamma_tail_p: Primitive = barrier_of(
 
 
 def tail_ratio(a: Tensor, u: Tensor) -> Tensor:
-    """Minus the derivative in ``a`` of a gamma variable's logarithm ``u``, its probability held."""
+    """Minus the derivative in ``a`` of a gamma variable's logarithm ``u``, at fixed probability."""
     return barrier(gamma_tail_p, a, u, n=1)
 
 

@@ -15,7 +15,7 @@ Formula = Callable[..., Tensor]
 
 
 def _log(x: Tensor) -> Tensor:
-    """``log(x)`` of a probability, with neither warning nor infinite gradient where that has vanished."""
+    """``log(x)`` of a probability, without warning or infinite gradient where that is 0."""
     gone = x == 0
     return where(gone, -INF, log(where(gone, 1.0, x)))
 
@@ -80,7 +80,7 @@ class Univariate:
         args: tuple[TensorLike, ...],
         named: dict[str, TensorLike],
     ) -> Tensor:
-        """A formula within the support; ``low`` and ``high``: what is true on either side of it."""
+        """A formula within the support; ``low`` and ``high``: the values below and above it."""
         x, shapes, loc, scale, wrong = self._arguments(op, "x", args, named)
         y = (x - loc) / scale
         under, over = y < self.lower, y > self.upper

@@ -50,7 +50,7 @@ class _Dirichlet:
 
 
 class _MultivariateNormal:
-    """That of ``d`` numbers; ``mean``: ``(d,)`` or a number (0); ``cov``: ``(d, d)``, a diagonal or a number."""
+    """Normal distribution of ``d`` values; ``mean``: ``(d,)`` or number; ``cov``: ``(d, d)``, a diagonal or number."""
 
     def __repr__(self) -> str:
         return "<distribution multivariate_normal>"

@@ -263,7 +263,7 @@ def sparse_sigmoid(x: TensorLike) -> Tensor:
 def gumbel_softmax(logits: TensorLike, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
     """Softmax of ``(logits + Gumbel noise) / tau``: a relaxed draw of a class (Jang et al., arXiv 1611.01144).
 
-    ``hard``: a one-hot vector, with the gradient of the relaxed one.  ``eps`` is there for PyTorch's sake.
+    ``hard``: a one-hot vector, with the gradient of the relaxed one.  ``eps`` is accepted for PyTorch, and ignored.
     Raises AxisError.
     """
     x = floating(logits)

@@ -36,7 +36,7 @@ def _sizes(op: str, x: Tensor, output_size: Size, dims: int) -> tuple[int, ...]:
 
 
 def _bins(n: int, count: int) -> tuple[list[list[int]], list[list[bool]], list[int]]:
-    """For ``count`` bins over ``n`` elements: the positions each reads (equally many), which count, how many do."""
+    """For ``count`` bins over ``n`` elements: the positions each reads (equally many), which count, how many."""
     ends = [(i * n // count, -(-(i + 1) * n // count)) for i in range(count)]
     most = max((stop - start for start, stop in ends), default=1)
     places = [[min(start + j, n - 1) for j in range(most)] for start, _ in ends]

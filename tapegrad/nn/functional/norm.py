@@ -228,7 +228,7 @@ def p_norm(x: Tensor, p: float, axis: int | tuple[int, ...], keepdims: bool = Tr
     powers = ops.square(x) if p == 2 and x.dtype.kind != "c" else size**p
     total = ops.sum(powers, axis=axis, keepdims=keepdims)
     some = total > 0
-    safe = ops.where(some, total, 1)  # else the root's infinite slope times 0 is NaN
+    safe = ops.where(some, total, 1)  # otherwise the root's infinite slope times 0 is NaN
     return ops.where(some, ops.sqrt(safe) if p == 2 else safe ** (1.0 / p), 0)
 
 

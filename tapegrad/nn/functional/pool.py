@@ -133,7 +133,7 @@ def _lp_pool(
     if ceil_mode:  # a window that hangs over the end counts as if it were full
         ones = sum_pool(ops.ones(window.size, dtype=total.dtype, device=x.device), window=window)
         total = total * (math.prod(window.kernel) / ones)
-    none = total == 0  # the root's slope there is infinite
+    none = total == 0  # the root's slope at 0 is infinite
     return ops.where(none, 0, ops.where(none, 1, total) ** (1.0 / norm_type))
 
 

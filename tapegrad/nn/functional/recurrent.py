@@ -151,7 +151,7 @@ def _n_step(
 
 
 def _both_ways(kind: str, body: Callable[Concatenate[bool, P], R]) -> tuple[Callable[P, R], Callable[P, R]]:
-    """The function that goes forwards through the sequences, and that which goes both ways."""
+    """The public functions of one cell: in the forward direction, and in both."""
     twice = f"As :func:`n_step_{kind}` forwards and backwards: two entries of states, ws and bs a layer, ys of both."
     return variant(f"n_step_{kind}", body, False, body.__doc__ or ""), variant(f"n_step_bi{kind}", body, True, twice)
 

@@ -1,4 +1,4 @@
-"""Images read at places of one's own: grid_sample, affine_grid and Chainer's deformable convolution."""
+"""Images read at given places: grid_sample, affine_grid and Chainer's deformable convolution."""
 
 from __future__ import annotations
 

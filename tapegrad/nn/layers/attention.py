@@ -77,7 +77,7 @@ class MultiHeadAttention(Layer):
         dropped = functional.dropout(weights, self.dropout, training=training)
         heads = ops.permute_dims(ops.matmul(dropped, v), (0, 2, 1, 3))
         b, t = query.shape[:2]
-        assert self.output_dense is not None  # build made it
+        assert self.output_dense is not None  # build has made it
         result = self.output_dense(ops.reshape(heads, (b, t, self.num_heads * self.value_dim)))
         return (result, weights) if return_attention_scores else result
 

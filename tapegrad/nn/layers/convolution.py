@@ -178,8 +178,8 @@ class BatchNormalization(Normalization):
     """``(x - mean) / sqrt(variance + epsilon) * gamma + beta`` for each channel (Ioffe and Szegedy, arXiv 1502.03167).
 
     inputs: (n, c, ...), gamma and beta: (c,).  With ``training=True`` by the batch's statistics, towards which the
-    moving ones go by ``1 - momentum`` (once, also where the layer is run again to differentiate it); else by the
-    moving ones.  ``epsilon`` is 1e-3 as in Keras; PyTorch uses 1e-5.
+    moving ones go by ``1 - momentum`` (once, also where the layer is rerun to differentiate it); else by the moving
+    ones.  ``epsilon`` is 1e-3 as in Keras; PyTorch uses 1e-5.
 
     Raises ShapeError for other channels than it was built for.
     """

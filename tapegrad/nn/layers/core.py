@@ -15,11 +15,11 @@ from tapegrad.variable import Variable
 
 Activation = str | Callable[[Tensor], Tensor] | None
 Start = str | initializers.Initializer
-"""How a weight starts: an initializer, or Keras' name of one."""
+"""An initializer of a weight, or Keras' name of one."""
 
 
 class Affine(Layer):
-    """What layers of a kernel, a bias and an activation have in common."""
+    """The base of layers with a kernel, a bias and an activation."""
 
     bias: Variable | None
 
@@ -38,7 +38,7 @@ class Affine(Layer):
 
 
 class Normalization(Layer):
-    """What layers that normalize, scale by ``gamma`` and add ``beta`` have in common."""
+    """The base of layers that normalize, scale by ``gamma`` and add ``beta``."""
 
     gamma: Variable | None
     beta: Variable | None
@@ -90,7 +90,7 @@ class Dense(Affine):
     def call(self, inputs: TensorLike, heads: int | None = None) -> Tensor:
         """``heads`` (of attention): (..., t, k) -> (..., heads, t, units / heads).
 
-        The product is only viewed in that order and the bias's addition writes it, so that no copy is needed later.
+        The product is viewed in that order, and adding the bias writes it in that order, so no copy is needed later.
         """
         x = self._as_own_dtype(inputs)
         k = self.kernel.shape[0]
@@ -180,7 +180,7 @@ class LayerNormalization(Normalization):
         beta = ops.zeros(size, self.dtype, device=x.device) if self.beta is None else ops.reshape(self.beta, size)
         if axes == (x.ndim - 1,):
             return ops.layer_norm(x, gamma, beta, eps=self.epsilon)
-        # The op works on the last axis: bring the normalized ones there as one, and undo it.
+        # The op works on the last axis: merge the normalized axes there, and undo that afterwards.
         order = (*(a for a in range(x.ndim) if a not in axes), *axes)
         moved = ops.permute_dims(x, order)
         flat = ops.reshape(moved, (math.prod(moved.shape[: -len(axes)]), *size))

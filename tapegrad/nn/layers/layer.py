@@ -36,7 +36,7 @@ class Layer:
     its own ``dtype``: other numbers are converted, as in Keras.
 
     ``training=True`` reaches ``call`` if it takes an argument of that name.  There is no global mode, so a layer that
-    calls others must pass it on, and one that holds a layer that depends on it but does not take it is refused.
+    calls others must pass it on, and a layer without that argument may hold no layer that has it (TapegradError).
     """
 
     def __init__(self, *, name: str | None = None, dtype: DTypeLike = "float32", trainable: bool = True) -> None:
@@ -91,7 +91,7 @@ class Layer:
         """
         dtype = self.dtype if dtype is None else dtype
         generator = random.Generator(self._seed)
-        self._seed += 1 << 96  # another stream for the next one
+        self._seed += 1 << 96  # the next weight has another stream
         value = initializers.get(initializer)(tuple(shape), dtype, generator)
         full_name = self.name if name is None else f"{self.name}/{name}"
         return Variable(value, trainable=trainable, name=full_name, dtype=dtype)
@@ -233,9 +233,9 @@ def _unique_name(cls: type) -> str:
 
 
 def _fresh_seed() -> int:
-    """A fresh seed of the global stream, so that ``random.seed`` decides all weights."""
+    """A new seed from the global stream, so that ``random.seed`` determines all weights."""
     key, position = random.default_generator.take(1)
-    return key + ((position + 1) << 64)  # not the key of any seed below 2**64
+    return key + ((position + 1) << 64)  # no seed below 2**64 has this key
 
 
 def _is_structure(inputs: TensorLike) -> bool:

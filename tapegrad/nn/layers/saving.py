@@ -32,7 +32,7 @@ Named = list[tuple[str, Variable]]
 
 
 class SaveError(TapegradError, ValueError):
-    """What is in a file and what it is to be loaded into do not fit, or something cannot be saved."""
+    """A file does not fit the variables that it is loaded into, or something cannot be saved."""
 
 
 class SaveFileError(SaveError, OSError):
@@ -81,7 +81,7 @@ def load(path: str | os.PathLike[str], layer: str, variables: Named, optimizer: 
     where = _possible("load", os.fspath(path))
     try:
         with open(where, "rb"):
-            pass  # the system says best why not
+            pass  # the system's message says why
         with safe_open(where, framework="numpy") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}
@@ -152,7 +152,7 @@ def _problems(state: dict[str, Variable], arrays: Arrays) -> Iterator[str]:
 
 
 def _write(path: str, arrays: Arrays, metadata: dict[str, str]) -> None:
-    """The whole file or nothing: written beside ``path``, on the disk before it takes its name.  Links are followed."""
+    """The whole file or nothing: written beside ``path``, and renamed when it is on the disk.  Links are followed."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -164,7 +164,7 @@ def _write(path: str, arrays: Arrays, metadata: dict[str, str]) -> None:
         if os.path.exists(target) and not os.path.isfile(target):
             raise SaveFileError(f"save: {path} is a device or pipe, which a file would replace; give another path")
         with open(partial, "wb"):
-            pass  # the system says best why not
+            pass  # the system's message says why
         save_file(arrays, partial, metadata=metadata)
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
@@ -186,7 +186,7 @@ def _write(path: str, arrays: Arrays, metadata: dict[str, str]) -> None:
         dtypes = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
         raise SaveError(f"save: {path}: safetensors cannot hold variables of {dtypes} ({error})") from error
     finally:
-        with suppress(OSError):  # the first error tells more
+        with suppress(OSError):  # the first error says more
             os.unlink(partial)
 
 
@@ -209,7 +209,7 @@ def _possible(op: str, path: str) -> str:
 
 
 def _of_system(op: str, path: str, error: OSError) -> SaveFileError:
-    """The error for a file that the system does not let be written or read."""
+    """The error for a file that the system cannot write or read."""
     folder = os.path.dirname(path) or "."
     what = _WHAT_TO_DO.get(error.errno or 0, "")
     if isinstance(error, FileNotFoundError):

@@ -204,7 +204,7 @@ def class_weights(who: str, weight: TensorLike, classes: int) -> Tensor:
 
 
 def same_shape(who: str, input: TensorLike, target: TensorLike) -> tuple[Tensor, Tensor]:
-    """Both as tensors.  Raises ShapeError unless they have one shape: no broadcasting by accident."""
+    """Both as tensors.  Raises ShapeError unless they have one shape: they do not broadcast."""
     x, y = ops.asarray(input), ops.asarray(target)
     if x.shape != y.shape:
         raise ShapeError(f"{who}: wanted input and target of one shape, got {x.shape} and {y.shape}")

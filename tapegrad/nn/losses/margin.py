@@ -88,7 +88,7 @@ def triplet_margin_with_distance_loss(
     Tensor] | None = None,
     margin: float = 1.0, swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """As :func:`triplet_margin_loss` with a distance of one's own, by default ``pairwise_distance``."""
+    """As :func:`triplet_margin_loss` with another distance function, by default ``pairwise_distance``."""
     distance = distance_function or pairwise_distance
     return _triplet("triplet_margin_with_distance_loss", anchor, positive, negative, distance, margin, swap, reduction)
 
