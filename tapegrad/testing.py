@@ -11,7 +11,7 @@ from tapegrad.errors import TapegradError
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.elementwise.complex import conj, real
 from tapegrad.ops.reduce.reductions import sum
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 
 
 class DerivativeError(TapegradError, AssertionError):
@@ -20,7 +20,7 @@ class DerivativeError(TapegradError, AssertionError):
 
 def check_grads(
     f: Callable[..., object],
-    args: Sequence[Any],
+    args: Sequence[TensorLike],
     order: int = 2,
     modes: Sequence[str] = ("fwd", "rev"),
     eps: float = 1e-5,
@@ -48,7 +48,7 @@ def _check(
     eps: float,
     rtol: float,
     atol: float,
-    g: object,
+    g: random.Generator,
 ) -> None:
     ts = [_direction(x, g) for x in xs]
     up = nest.flatten(f(*[x + eps * t for x, t in zip(xs, ts, strict=True)]))
@@ -79,7 +79,7 @@ def _check(
             _check(directional, xs, level + 1, order, modes, eps, rtol, atol, g)
 
 
-def _direction(x: Tensor, g: Any) -> Tensor:
+def _direction(x: Tensor, g: random.Generator) -> Tensor:
     """A random direction; of complex numbers both parts are drawn."""
     if x.dtype.kind != "c":
         return random.normal(x.shape, dtype=x.dtype, generator=g, device=x.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from tapegrad.autodiff.backward import backward
 from tapegrad.autodiff.records import Applied, Called, Record, reachable
@@ -36,7 +36,7 @@ class Recording:
         self._sweep_at = _FIRST_SWEEP
         self.graph: Recipes | None = None
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TapeError(
             "a tape is neither copied nor pickled: its records are values of this process; pickle the gradients"
         )

@@ -51,7 +51,7 @@ class Account:
 
     # Bytes -----------------------------------------------------------------------------------------------------
 
-    def in_room(self, avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: Any) -> T:
+    def in_room(self, avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: object) -> T:
         """What ``make(*args)`` returns, which makes buffers of values like ``avals``, by primitives of these ``names``.
 
         Within a budget room is made first.  What ``make`` has not taken when it returns, or raises, is free for other
@@ -135,14 +135,14 @@ class Account:
     def passed(self, passes: Sequence[tuple[int, int]]) -> None:
         """So many more passes over memory, each with the bytes read and written."""
 
-    def walk(self, f: Callable[..., T], *args: Any) -> T:
+    def walk(self, f: Callable[..., T], *args: object) -> T:
         """What ``f(*args)``, a gradient walk of this thread, returns."""
         return f(*args)
 
     def differentiating(self, index: int) -> None:
         """The walk has come to the node of that index."""
 
-    def rerun(self, f: Callable[..., T], *args: Any, shift: int = 0) -> T:
+    def rerun(self, f: Callable[..., T], *args: object, shift: int = 0) -> T:
         """What ``f(*args)``, the rerun of a checkpointed function, returns: its values existed before.
 
         ``shift``: from the indices of its nodes to those of the nodes they repeat, if that is known.

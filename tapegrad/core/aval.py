@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, SupportsIndex
 
 from tapegrad.core import locks
 from tapegrad.errors import AxisError, ShapeError
@@ -80,7 +80,7 @@ def broadcast_shapes(op: str, *shapes: Shape) -> Shape:
     return tuple(out)
 
 
-def normalize_axis(op: str, axis: Any, ndim: int) -> int:
+def normalize_axis(op: str, axis: SupportsIndex, ndim: int) -> int:
     """``axis`` counted from the front.  Raises AxisError naming ``op``."""
     try:
         axis = axis.__index__()

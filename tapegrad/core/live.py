@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from tapegrad.errors import FunctionError
 
@@ -53,7 +53,7 @@ class LiveNumber:
         self.now = now
         """The present value."""
 
-    def _refuse(self, *args: object) -> Any:
+    def _refuse(self, *args: object) -> NoReturn:
         raise FunctionError(
             "a captured function makes a Python number of a learning rate or a step count: it would be frozen in the "
             "program; compute with it in tensors (tg.sqrt instead of math.sqrt), or outside of the function"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any, Protocol
+from typing import Protocol
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.primitive import REGISTRY, Bad, Primitive, Sample, bilinear
@@ -93,7 +93,7 @@ def _run_matmul(
     return by_columns(xp, "sparse_matmul", product, data, dense, rows)
 
 
-def _long(*values: int) -> tuple[Any, ...]:
+def _long(*values: int) -> tuple[object, ...]:
     return tuple(cxx.long(v) for v in values)
 
 

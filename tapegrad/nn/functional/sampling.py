@@ -141,7 +141,7 @@ def _reader(x: Tensor) -> Callable[[Sequence[Tensor], Any], Tensor]:
 
 
 def deformable_convolution_2d_sampler(
-    x: TensorLike, offset: Any, W: TensorLike, b: TensorLike | None = None, stride: Lengths = 1, pad: Lengths = 0
+    x: TensorLike, offset: TensorLike, W: TensorLike, b: TensorLike | None = None, stride: Lengths = 1, pad: Lengths = 0
 ) -> Tensor:
     """A convolution each of whose taps reads at an offset of its own (Dai et al., arXiv 1703.06211; Chainer).
 

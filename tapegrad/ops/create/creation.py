@@ -97,7 +97,7 @@ def ones_like(
 
 
 def arange(
-    start: Any, /, stop: Any = None, step: Any = 1, dtype: DTypeLike | None = None, *,
+    start: float, /, stop: float | None = None, step: float = 1, dtype: DTypeLike | None = None, *,
     device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """Evenly spaced numbers from ``start`` (or 0) up to, not including, ``stop``."""

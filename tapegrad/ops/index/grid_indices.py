@@ -49,7 +49,7 @@ def indices(
     return stack([broadcast_to(line, lengths) for line in lines])
 
 
-def ix_(*args: Any) -> tuple[Tensor, ...]:
+def ix_(*args: TensorLike) -> tuple[Tensor, ...]:
     """Vectors (a mask becomes positions) shaped so that, as an index, they choose their outer product.
 
     Raises ShapeError unless all are vectors.

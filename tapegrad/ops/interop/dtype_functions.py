@@ -77,7 +77,7 @@ class FloatInfo:
     min: float
     smallest_normal: float
     smallest_subnormal: float
-    dtype: Any
+    dtype: DType
 
     @property
     def tiny(self) -> float:
@@ -92,7 +92,7 @@ class IntegerInfo:
     bits: int
     max: int
     min: int
-    dtype: Any
+    dtype: DType
 
 
 def finfo(type: object, /) -> FloatInfo:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from tapegrad.device import dtypes
+from tapegrad.device.types import Array
 from tapegrad.ops.create.creation import arange, asarray
 from tapegrad.ops.products.einsum import einsum
 from tapegrad.ops.shape.join import concat, stack, tile
@@ -68,7 +69,7 @@ def _make(einops: Any) -> None:
         def from_numpy(self, x: TensorLike) -> Tensor:
             return asarray(x)
 
-        def to_numpy(self, x: Tensor) -> Any:
+        def to_numpy(self, x: Tensor) -> Array:
             return x.numpy()
 
         def arange(self, start: int, stop: int) -> Tensor:

@@ -133,7 +133,7 @@ def trapezoid(y: TensorLike, x: TensorLike | None = None, dx: TensorLike = 1.0, 
 
 
 def cumulative_trapezoid(
-    y: TensorLike, x: TensorLike | None = None, dx: Any = 1.0, axis: int = -1, initial: Any = None
+    y: TensorLike, x: TensorLike | None = None, dx: TensorLike = 1.0, axis: int = -1, initial: TensorLike | None = None
 ) -> Tensor:
     """The integrals up to each sample along ``axis`` by the trapezoidal rule (SciPy's ``cumulative_trapezoid``).
 
