@@ -88,7 +88,7 @@ class Above:
         return self.below.pull(steps, node, ct, residuals)
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
-        """What ``f()`` says, or ``otherwise`` in a dry run."""
+        """What ``f()`` returns, or ``otherwise`` in a dry run."""
         return self.below.in_earnest(f, otherwise)
 
     def happened(self, f: Callable[[], object]) -> None:
@@ -100,7 +100,7 @@ class Above:
         return self.below.decided(f, otherwise)
 
     def number(self, f: Callable[[], Any]) -> Any:
-        """A number that ``f()`` tells."""
+        """A number that ``f()`` returns."""
         return self.below.number(f)
 
     def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:

@@ -30,7 +30,7 @@ class Dry(Executor):
 
     @property
     def copies_slivers(self) -> bool:
-        """As in earnest."""
+        """As the executor in force outside of the dry run."""
         return state.below().copies_slivers
 
     def small(self, site: Any, arrays: list[Array]) -> Array:
@@ -44,12 +44,12 @@ class Dry(Executor):
     def _evaluated(self, kernel: make.Kernel) -> tuple[list[Array], list[Array]]:
         temporaries, results = super()._evaluated(kernel)
         for i, b in enumerate(kernel.targets):
-            if b.node.index < self._since:  # it will be looked at afterwards
+            if b.node.index < self._since:  # it will be read afterwards
                 results[i] = COUNTED.do(make.of_region([b]).work)[0]
         return temporaries, results
 
     def device(self, device: Device) -> Device:
-        """One that lends phantoms."""
+        """A device that lends phantoms."""
         return dry(device)
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
@@ -64,13 +64,13 @@ class Dry(Executor):
         return False
 
     def differentiable(self, node: Node) -> None:
-        """Raise DryRunError for a node of before the dry run."""
+        """Raise DryRunError for a node recorded before the dry run."""
         if node.index < self._since:
             raise DryRunError("a dry run asks a tape that has recorded before; let the function open its own tape")
 
     @property
     def constants(self) -> MutableMapping[Any, Buffer]:
-        """Those of this run go with it."""
+        """Constants made in this run; they are dropped with it."""
         return self._constants
 
     def phantom(self, array: Array, node: Node) -> Array:

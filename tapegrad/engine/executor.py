@@ -1,4 +1,4 @@
-"""Executors: who applies primitives, now or later, and does their works.
+"""Executors apply primitives, now or later, and do their works.
 
 :class:`Executor` asks the account in force for room and tells it of all that is done (``core/account.py``);
 :class:`Plain` is the same with nobody to tell, and so the short path of small operations; :class:`Budgeted` copies
@@ -73,8 +73,8 @@ class Executor:
     def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
         """Cotangents of what ``node`` read, by the listed steps of its rules (``autodiff/compiled.py``), as buffers.
 
-        ``ct``: an array, a buffer, or what :meth:`Steps.together` makes.  None: some value is not there, and the rules
-        themselves have to see to it.
+        ``ct``: an array, a buffer, or what :meth:`Steps.together` makes.  None: some value is not there, so the rules
+        themselves must run.
         """
         account.current.differentiating(node.index)
         if not isinstance(ct, Buffer):
@@ -83,7 +83,7 @@ class Executor:
         return steps.run(ct, [v if isinstance(v, Buffer) else v.buffer() for v in values])
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
-        """What ``f()`` says, which depends on values; ``otherwise`` in a dry run, which has none."""
+        """What ``f()`` returns, which depends on values; ``otherwise`` in a dry run, which has no values."""
         return f()
 
     def happened(self, f: Callable[[], object]) -> None:
@@ -91,11 +91,11 @@ class Executor:
         f()
 
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
-        """What ``f()`` says, which depends on values, and on which later works depend."""
+        """What ``f()`` returns, which depends on values, and on which later works depend."""
         return self.in_earnest(f, otherwise)
 
     def number(self, f: Callable[[], Any]) -> Any:
-        """What ``f()`` says: a number that may differ at each call."""
+        """What ``f()`` returns: a number that may differ at each call."""
         return during(f, batches=()) if thread.batches else f()
 
     def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
@@ -133,7 +133,7 @@ class Executor:
         return self._ran_small(node, arrays, self.small(site, arrays), into, who)
 
     def _ran_small(self, node: Node, arrays: list[Array], array: Array, into: Buffer | None, who: Account) -> Buffer:
-        out = Buffer(array, node) if into is None else _filled(array, node, into)  # where room is made, if need be
+        out = Buffer(array, node) if into is None else _filled(array, node, into)  # room is made there, if need be
         who.ran((node.prim.name,), ((arrays, (array,)),))
         return out
 
@@ -214,7 +214,7 @@ class Executor:
         return self._told(work, arrays, array, node, into)
 
     def _do_in_room(self, work: Work) -> list[Array]:
-        """The arrays that ``work`` writes; its scratch has its place in the budget, and in what is counted."""
+        """The arrays that ``work`` writes; the budget and the counts include its scratch."""
         who, scratch = account.current, shaped((work.scratch_bytes,), dtypes.uint8, work.device)
         who.scratch(work.scratch_bytes)
         return who.in_room((scratch,), ("scratch",), self.do, work)
@@ -287,10 +287,10 @@ class Executor:
 
 
 class Counted(Executor):
-    """Where the account in force may be told of small nodes afterwards."""
+    """For accounts that may be told of small nodes afterwards."""
 
     def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """One application of an elementwise primitive, recorded; who counts need not know how values are made."""
+        """One application of an elementwise primitive, recorded; the account need not know how values are made."""
         recorders = thread.recorders
         if node.site.small and not account.one_by_one:  # type: ignore[union-attr]
             out = self._told_later(node, inputs, recorders)
@@ -345,7 +345,7 @@ class Counted(Executor):
 
 
 class Plain(Executor):
-    """Where nobody counts and nothing is refused."""
+    """For the account that counts nothing and refuses nothing."""
 
     def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of a barrier or view primitive, recorded."""
@@ -412,7 +412,7 @@ class Budgeted(Counted):
     """Within a budget."""
 
     def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """One application of an elementwise primitive, recorded; whoever may have to make its value again is told."""
+        """One application of an elementwise primitive, recorded; the budget, which may recompute its value, is told."""
         recorders = thread.recorders
         if node.site.small and not account.one_by_one:  # type: ignore[union-attr]
             out = self._told_later(node, inputs, recorders)
@@ -426,7 +426,7 @@ class Budgeted(Counted):
 
     @property
     def copies_slivers(self) -> bool:
-        """They are: what is left of an array may not be dropped while a piece of it is held."""
+        """True: an array cannot be dropped while a piece of it is held."""
         return True
 
 

@@ -1,6 +1,6 @@
 """The makers of works: of a region, of a primitive applied to arrays, of a function of arrays.
 
-Whoever runs, explains, predicts or counts gets its works here, so that none of them can differ from what runs.
+Code that runs, explains, predicts or counts gets its works here, so that none of them can differ from what runs.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Region:
 
 
 def viewed(view: Buffer) -> Buffer:
-    """What a pending view of all of a value looks at."""
+    """The value that a pending view shows whole."""
     while view.array is None and view.node.prim.view:
         view = view.keeps[0]
     return view
@@ -178,7 +178,7 @@ def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], 
 
 
 class Reach:
-    """What a walk from the last of a chain of pending values would find; it grows with the chain.
+    """What a walk from the last of a chain of pending values would reach; it grows with the chain.
 
     So for a value that is made of the last one only what it needs besides is walked through.  It keeps nothing alive.
     """

@@ -13,7 +13,7 @@ from tapegrad.device import Device, phantom
 from tapegrad.device.types import Array, DType, Params
 
 Lies = tuple[Shape, DType]
-"""What a C-contiguous array is made of."""
+"""Shape and dtype of a C-contiguous array."""
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function, and what to call it with."""
 
@@ -56,10 +56,10 @@ class Work(ABC):
 
     @abstractmethod
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
-        """Do it; the arrays written."""
+        """Do the work; returns the arrays written."""
 
     def kept(self) -> Work:
-        """The same work as a program keeps it, to make calls of it later."""
+        """The same work in the form that a program keeps, to make its calls later."""
         return self
 
     def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:

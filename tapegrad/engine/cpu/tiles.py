@@ -32,7 +32,7 @@ def set_tile_size(elements: int) -> None:
 
 
 Tasks = Callable[[int], Iterator[Call]]
-"""The calls of a task, by its number; each is to be made before the next is asked for."""
+"""The calls of a task, by its number; each must run before the next one is taken."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def layout(x: Any, shape: Shape) -> str:
 
 
 def _scalar(x: Any) -> Any:
-    """The one element of an array whose elements are all the same place in memory, as a 0-d array."""
+    """The element of an array whose elements all lie at one address, as a 0-d array."""
     return x[(slice(0, 1),) * x.ndim].reshape(()) if x.ndim else x
 
 

@@ -242,7 +242,7 @@ class Launch(Work):
 
 
 class _Fresh:
-    """An output yet to be made: a device's allocations are aligned to 256 bytes and more."""
+    """Stands for an output that is not allocated yet: allocations are aligned to 256 bytes or more."""
 
     class data:
         ptr = 0
