@@ -78,7 +78,7 @@ class GraphError(TapegradError):
 
 
 class DeviceMemoryError(TapegradError, MemoryError):
-    """A device has no room for an array; the message says what was asked, what is in use and what there is."""
+    """A device has no room for an array; the message names the bytes asked for, those in use and those there are."""
 
 
 class OffloadError(TapegradError, OSError):

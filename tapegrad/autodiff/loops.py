@@ -73,7 +73,7 @@ def fori_loop(lower: int, upper: int, body: Callable[..., object], init: object)
 def while_loop(cond: Callable[..., object], body: Callable[..., object], init: object) -> Any:
     """The state after ``state = body(state)`` for as long as ``cond(state)`` holds, from ``init``.
 
-    ``cond`` looks at values, so the number of steps may depend on them; the gradient is that of the steps taken.
+    ``cond`` reads values, so the number of steps may depend on them; the gradient is that of the steps taken.
     Raises StructureError (TypeError, ValueError) for a state that changes its structure, a shape or a dtype.
     """
     state, step = init, 0

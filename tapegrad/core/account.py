@@ -118,7 +118,7 @@ class Account:
         return residuals
 
     def told(self, recorders: tuple[Recorder, ...], listener: Recorder) -> tuple[Recorder, ...]:
-        """Who is to be told of companions: ``recorders``, or, if there are none, perhaps the ``listener``."""
+        """The recorders to be told of companions: ``recorders``, or, if there are none, perhaps the ``listener``."""
         return recorders
 
     # Work ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Locks that neither a fork nor an interrupt leaves held.  Every lock of this package is made here.
 
 A forked child has one thread, the one that forked; what another thread of the parent held would stay held in the child
-for ever.  So all locks are free in a child, and whoever has state to put right there says so (:func:`in_child`).
+for ever.  So all locks are free in a child, and a module with state to repair there registers a function
+(:func:`in_child`).
 
 An interrupt (Ctrl-C) is an exception between any two instructions.  ``with lock:`` is safe, because the interpreter
 enters it and leaves it in C; ``__enter__`` and ``__exit__`` written in Python are not, nor is ``lock.acquire()`` before

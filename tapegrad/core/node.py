@@ -4,12 +4,12 @@ The one idea: a **node** is a recipe: a primitive, its inputs, its parameters.  
 recipe yields.  Losing a buffer costs time, never truth.  Fusing, freeing, checkpointing, evicting and offloading are
 all answers to one question: *which values get to keep a buffer?*
 
-Who names a recipe's inputs?  Whoever may still need them, and nobody else:
+Only what may still need a recipe's inputs refers to them:
 
-* a pending (lazy, not yet evaluated) buffer names them as buffers, whose bytes it thereby keeps;
-* a tape's record names them as nodes (a few bytes each) and keeps the buffers its rules have declared;
-* a finished value that no tape has recorded has forgotten its inputs.  So a tensor carried from step to step never
-  carries its history along.
+* a pending (lazy, not yet evaluated) buffer refers to them as buffers, and so keeps their bytes;
+* a tape's record refers to them as nodes (a few bytes each) and keeps the buffers that its rules declare;
+* an evaluated value that no tape has recorded does not refer to its inputs.  So a tensor carried from step to step
+  never carries its history along.
 
 Corner cases, one answer each.  An index grows with every node, so index order is a topological order, and sorting
 replaces every search.  A view is a node whose buffer owns no bytes and keeps its base's buffer.  A constant, an input

@@ -7,7 +7,7 @@ How a primitive is declared, and what is derived from the declaration:
 * ``bilinear``: its transposes in each operand give the VJP, the operation itself (twice) the JVP;
 * ``general``: explicit VJP and JVP rules.
 
-How it runs is said by its class: :class:`Elementwise`, :class:`View`, or a :class:`Barrier`.
+Its class says how it runs: :class:`Elementwise`, :class:`View`, or a :class:`Barrier`.
 
 Rules are written in tensors, so higher order is free.  **A rule's parameter names declare what it reads**: ``ct`` or
 ``t`` (cotangent, tangent), ``out`` (the result), an operand's name (its value), ``NAME_aval`` or ``out_aval`` (an aval,
@@ -56,7 +56,7 @@ class Bad(Sample):
 
 
 class Linearity(Enum):
-    """In what a primitive is linear."""
+    """The operands in which a primitive is linear."""
 
     NONE = "general"
     FIRST = "linear"
@@ -107,7 +107,7 @@ class Primitive:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is itself what pushes tangents forward: linear in its first operand, or in all together."""
+        """Whether the primitive itself pushes tangents forward: linear in its first operand, or in all together."""
         return self.linearity in (Linearity.FIRST, Linearity.ALL)
 
     def rule(self, position: int) -> Rule | None:
@@ -152,8 +152,8 @@ class Elementwise(Primitive):
     """Whether computing it on a CPU takes ten times as long as writing it and reading it back (see
     ``engine/region.py``)."""
     widens: bool = True
-    """Whether rules for half types run in float32 and round once, what comes of them (needless where a rule rounds at
-    most once as it is)."""
+    """Whether rules for half types run in float32 and round their result once
+    (not needed where a rule rounds at most once anyway)."""
     cxx: str | None = None
     """The expression in CUDA C++ of ``{x}``, ... (operands' names), ``{type}`` (the first operand's compute type) and
     ``{out_type}``; see ``kernels/scalar.cuh``."""
@@ -222,7 +222,7 @@ class Drawn(Barrier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Opaque(Barrier):
-    """Whatever arrays are computed from arrays in a way that the engine does not see."""
+    """Arrays computed from arrays by code that the engine does not see into."""
 
     impl: Function
     """``impl(xp, *arrays, **params) -> array``."""
@@ -265,11 +265,11 @@ def _no_recipe(*avals: ShapedArray, **params: object) -> ShapedArray:
 
 
 class Leaf(Primitive):
-    """What inputs, constants and contents of variables have in place of a primitive."""
+    """The primitive of inputs, constants and contents of variables."""
 
 
 LEAF = Leaf(name="leaf", operands=(), infer=_no_recipe, doc="A value that no operation has made.")
-"""The only one; in no registry."""
+"""The only leaf; it is in no registry."""
 
 
 class Site:
@@ -401,7 +401,7 @@ def _in_float32(impl: Function) -> Function:
 
 
 class Fields(TypedDict, total=False):
-    """What else a declaration may say of a primitive that is not elementwise (see the classes)."""
+    """The optional fields of a declaration that is not elementwise (see the classes)."""
 
     view: bool
     copies: bool

@@ -62,7 +62,7 @@ class BatchRecorder(Recorder, Protocol):
     """A recorder for which a value is one example of many (see ``autodiff/batching.py``)."""
 
     def looked_at(self, buffer: Buffer) -> None:
-        """The program looks at the value.  Raises DryRunError if it differs from example to example."""
+        """The program reads the value.  Raises DryRunError if it differs from example to example."""
 
     def whole(self, buffer: Buffer) -> Buffer:
         """The values of all examples; ``buffer`` itself if it is the same for all."""

@@ -21,7 +21,7 @@ OUT = -1
 
 
 def with_parameters(f: F, parameters: Sequence[inspect.Parameter]) -> F:
-    """``f`` itself, a made function, which from now on shows these parameters to whoever asks for its signature."""
+    """``f`` itself, a function made at run time; from now on ``inspect.signature`` gives these parameters."""
     vars(f)["__signature__"] = inspect.Signature(parameters)
     return f
 

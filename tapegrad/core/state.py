@@ -34,7 +34,7 @@ class _Thread(threading.local):
     deferring: list[Buffer] | None = None
     """While a gradient walk runs: the reductions that wait to share a kernel."""
     batches: tuple[BatchRecorder, ...] = ()
-    """The recorders for which a value is one example of many: asked before one is looked at."""
+    """The recorders for which a value is one example of many: asked before one is read."""
     executor: Executor
     """What does works: the executor of the process (see :func:`install`), or this thread's own."""
 

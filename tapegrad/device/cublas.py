@@ -53,7 +53,7 @@ _PARAMETERS = {
 
 
 class CUBLASError(RuntimeError):
-    """cuBLAS refused; ``status`` is its number."""
+    """cuBLAS returned an error; ``status`` is its number."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -61,7 +61,7 @@ class CUBLASError(RuntimeError):
 
 
 def require(status: int) -> None:
-    """Raise CUBLASError for what is not success."""
+    """Raise CUBLASError for any status but success."""
     if status:
         raise CUBLASError(status)
 

@@ -79,7 +79,7 @@ class Slabs:
         self._warned = False
 
     def take(self, nbytes: int) -> Slab:
-        """A slab for ``nbytes`` (at least 1).  Whoever writes to it first waits for its ``last`` event.
+        """A slab for ``nbytes`` (at least 1).  Its first writer waits for its ``last`` event.
 
         Raises OffloadError where the host has no memory left.
         """

@@ -62,7 +62,7 @@ def _prepared(
 def segment_sum(data: TensorLike, segment_ids: TensorLike, num_segments: int | None = None) -> Tensor:
     """The sum of the slices of ``data`` in each segment, along the first axis; 0 for a segment of nothing.
 
-    num_segments: the result's length (None: one more than the largest id, which is then looked at).  Raises
+    num_segments: the result's length (None: one more than the largest id, whose value is then read).  Raises
     ShapeError, IndexingError for ids that are not integers.
     """
     x, ids, n = _prepared("segment_sum", data, segment_ids, num_segments)
