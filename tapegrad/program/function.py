@@ -34,7 +34,7 @@ from tapegrad.program.program import Layouts, Program
 from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
 from tapegrad.program.signatures import advice, are_tensors, signature
 from tapegrad.program.tables import Plan, table
-from tapegrad.program.taped import TapedCall
+from tapegrad.program.taped import TapedCall, fitted
 from tapegrad.tensor import Tensor, convert
 
 P = ParamSpec("P")
@@ -71,8 +71,8 @@ class _Entry:
 class _Taped:
     """One signature on a tape: what records a call, or the reason why its operations are recorded one by one."""
 
-    def __init__(self, held: tuple[Any, ...]) -> None:
-        self.held = held
+    def __init__(self, held: tuple[Any, ...], limit: float) -> None:
+        self.held, self.limit = held, limit
         self.call: TapedCall | None = None
         self.reason: str | None = None
 
@@ -82,7 +82,7 @@ class _Taped:
     ) -> None:  # fmt: skip
         """Write down the function and its gradient, and compare them with an eager run."""
         try:
-            call = TapedCall(capture_joint(f, args, named, layouts))
+            call = TapedCall(fitted(capture_joint(f, args, named, layouts), self.limit))
             self.reason = call.wrong(f, args, named, tensors)
         except FunctionError:
             raise
@@ -296,10 +296,12 @@ class Function(Generic[P, R]):
             return self._f(*args, **named)
         key, held, tensors = signature(args, named)
         entry = self._taped.get(key)
+        if entry is not None and self._limit < entry.limit:
+            entry = None
         if entry is None:
-            if self._is_full(self._taped, key):
+            if key not in self._taped and self._is_full(self._taped, key):
                 return self._f(*args, **named)
-            entry = _Taped(held)
+            entry = _Taped(held, self._limit)
             prepare = lambda _: unrecorded(entry.prepare, self._f, args, named, tensors)
             result = eager(self._f, args, named, prepare)
             self._taped[key] = entry

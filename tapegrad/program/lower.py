@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from tapegrad.program.program import Kind, Program, Slot, Step, View, pruned, re
 
 _XP = CPU.xp
 _UNPLANNED = 2**20
-"""Bytes of values in all: smaller arenas are not compared."""
+"""Bytes of values in all: smaller arenas are not compared, but for a budget's."""
 
 
 def lowered(program: Program, alignment: int, outside: Callable[[Program], Collection[int]]) -> Program:
@@ -34,7 +35,9 @@ def lowered(program: Program, alignment: int, outside: Callable[[Program], Colle
     """
     lowering = _Lowering(program)
     apart = pruned(lowering.program())
-    if sum(slot.nbytes for slot in lowering.made) < _UNPLANNED:
+    numbers = [step.number for step in program.steps]
+    fitted = any(b <= a for a, b in pairwise(numbers))  # steps are repeated, or wait, to keep a budget
+    if not fitted and sum(slot.nbytes for slot in lowering.made) < _UNPLANNED:
         return _without_repeats(apart, inf, alignment, ())
     most = arena.plan(program, alignment).nbytes
     for room in (inf, most, 0):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from math import inf
 from typing import Any
 
 from tapegrad import nest
@@ -17,11 +19,28 @@ from tapegrad.core.state import during, thread
 from tapegrad.errors import FunctionError
 from tapegrad.ops.create.creation import ones_like
 from tapegrad.ops.dispatch import stack
+from tapegrad.program import arena
 from tapegrad.program.derivative import Joint
 from tapegrad.program.eager import difference
+from tapegrad.program.fit import bound_bytes, fit
 from tapegrad.program.graphs import replay_of
+from tapegrad.program.memory import alignment
 from tapegrad.program.program import Kind
 from tapegrad.tensor import Tensor, alias
+
+
+def fitted(joint: Joint, limit: float) -> Joint:
+    """The two programs, so that their arenas together, and what they read, take at most ``limit`` bytes.
+
+    What the forward hands to the backward is kept; the backward alone makes values again.  Raises BudgetError.
+    """
+    forward, backward = joint.forward, joint.backward
+    align = alignment(forward.device)
+    taken = arena.plan(forward, align).nbytes + bound_bytes(forward)
+    if limit == inf or taken + arena.plan(backward, align).nbytes <= limit:
+        return joint
+    room = int(limit) - taken
+    return replace(joint, backward=fit(backward, max(0, room) + bound_bytes(backward), align))
 
 
 class TapedCall:

@@ -8,6 +8,8 @@ from captured import alike, bits
 
 import tapegrad as tg
 from tapegrad.errors import FunctionError
+from tapegrad.program import arena
+from tapegrad.program.fit import bound_bytes
 
 
 def data(*shape: int, seed: int = 0) -> np.ndarray:
@@ -356,3 +358,40 @@ def test_a_prediction_of_a_captured_function_in_a_checkpoint_computes_nothing():
     assert (
         got.peak_bytes == tg.memory.predict_peak(step, x, lambda x: tg.exp(x) * x, budgets=[], least=False).peak_bytes
     )
+
+
+def test_a_budget_is_kept_on_a_tape():
+    """By the arenas of forward and backward together; what no plan keeps is recorded operation by operation."""
+
+    @tg.custom_gradient
+    def heavy(x):
+        def backward(ct):
+            made = [tg.tanh(ct * k + x) for k in range(12)]  # all are wanted again after the last one is there
+            total = made[0]
+            for m in made[1:] + made[::-1]:
+                total = total @ m
+            return total
+
+        return tg.sin(x), backward
+
+    f = lambda x: tg.sum(heavy(x @ x))
+    x = tg.asarray(np.random.default_rng(0).normal(size=(32, 32)) * 0.1)
+    wanted = taped(f, x)
+    plain = tg.function(f)
+    taped(plain, x)
+    joint = next(iter(plain._taped.values())).call._joint
+    takes = [arena.plan(p, 64).nbytes for p in (joint.forward, joint.backward)]
+    budget = bound_bytes(joint.forward) + takes[0] + takes[1] * 3 // 4
+    g = tg.function(f, budget=budget)
+    for _ in range(4):
+        assert bits(taped(g, x)) == bits(wanted)
+    entry = next(iter(g._taped.values()))
+    assert entry.reason is None and g.stats.replays == 3
+    small = [entry.call._forward.memory.layout.nbytes, entry.call._backward.memory.layout.nbytes]
+    assert sum(small) + bound_bytes(entry.call._joint.forward) <= budget < sum(takes)
+    with tg.memory_budget(2**30):
+        assert bits(taped(plain, x)) == bits(wanted)
+    least = tg.function(f, budget=4096)
+    for _ in range(3):
+        assert bits(taped(least, x)) == bits(wanted)
+    assert not least.stats.replays and "need" in next(iter(least.stats.fallbacks))
