@@ -244,12 +244,12 @@ def test_no_step_waits_for_the_device(gpu, monkeypatch) -> None:
         v = tg.Variable(np.zeros(1))
         for _ in range(3):
             optimizer.apply([np.ones(1)], [v])
-        assert len(fetched) == 1  # before the first step
+        assert not fetched  # the number is on the host
         assert optimizer.iterations.read().item() == 3
         optimizer.iterations.assign(9)  # as loading does
-        assert optimizer.current_learning_rate() == 0.1 and len(fetched) == 2
+        assert optimizer.current_learning_rate() == 0.1 and not fetched
         optimizer.apply([np.ones(1)], [v])
-        assert optimizer.current_learning_rate() == 1 / 11 and len(fetched) == 2
+        assert optimizer.current_learning_rate() == 1 / 11 and not fetched
         optimizer.iterations = tg.Variable(4, dtype="int64")
         assert optimizer.current_learning_rate() == 0.2
     assert v.read().item() == -(1 + 1 / 2 + 1 / 3 + 0.1)
