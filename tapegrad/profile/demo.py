@@ -1,7 +1,8 @@
-"""``tapegrad demo``: a small transformer trained three ways, and what each way costs."""
+"""``tapegrad demo``: a small transformer trained in several ways, and what each way costs."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import statistics
 import time
@@ -19,6 +20,7 @@ from tapegrad.profile.report.table import Column, Output
 from tapegrad.profile.report.units import iec
 
 if TYPE_CHECKING:
+    from tapegrad.profile.demo_capture import Training
     from tapegrad.profile.demo_train import Demo, Run
 
 # Each way to train: its name, and what is under recompute_grad.
@@ -43,11 +45,12 @@ def demo(
     seed: int,
     threads: int | None,
 ) -> None:
-    """Train a small transformer on Python's own source, with and without recompute_grad.
+    """Train a small transformer plainly, under recompute_grad, and captured by tg.function.
 
     A character-level transformer learns from the standard library's source.  The same steps are done three ways:
-    plainly, with every block under recompute_grad, and with attention alone under it.  The exit code is 1 unless all
-    three give the same gradients, bit for bit.
+    plainly, with every block under recompute_grad, and with attention alone under it.  Then the plain step is run
+    eagerly and captured by tg.function, side by side; also with half the memory for what it makes, if that can be
+    kept.  The exit code is 1 unless all give the same gradients, losses and variables, bit for bit.
 
     With DIR, a script that trains such a model is written to DIR/train.py, for you to profile and change.
 
@@ -92,6 +95,7 @@ def _print_next(script: Path) -> None:
         "tapegrad profile train.py",
         "tapegrad report tapegrad-train.*.json.gz --html",
         "tapegrad plan tapegrad-train.*.json.gz --budget 64MiB",
+        "tapegrad profile --warmup 2 train.py --captured",
     ):
         out.print(f"  {command}", markup=False, soft_wrap=True)
 
@@ -99,7 +103,7 @@ def _print_next(script: Path) -> None:
 def _run(quick: bool, png: Path | None, steps: int | None, batch: int | None, seed: int, threads: int | None) -> bool:
     # Imported here, so that `tapegrad demo --help` is quick.
     from tapegrad.device.threads import set_num_threads
-    from tapegrad.profile import demo_plot, demo_text, demo_train
+    from tapegrad.profile import demo_capture, demo_plot, demo_text, demo_train
     from tapegrad.profile.demo_model import CHECKPOINTS
     from tapegrad.profile.export.png import require_matplotlib
     from tapegrad.profile.report.writable import problem_of
@@ -132,6 +136,14 @@ def _run(quick: bool, png: Path | None, steps: int | None, batch: int | None, se
     if png is not None:
         demo_plot.plot(runs, [TITLES[r.checkpoint] for r in runs], png)
         out.print(f"memory over one step: {png}", markup=False, soft_wrap=True)
+    if os.environ.get("TAPEGRAD_FUNCTION") == "0":
+        out.print("captured steps: turned off by TAPEGRAD_FUNCTION=0")
+    else:
+        with _reporter(out, "eager and captured in turns", demo_capture.UNTIMED + settings.compared) as report:
+            trainings = demo_capture.compare(text, settings, report)
+        captured_same = demo_capture.identical(trainings)
+        _print_captured(out, trainings, captured_same)
+        same = same and captured_same
     out.print(f"done in {time.perf_counter() - begin:.0f} s")
     return same
 
@@ -166,18 +178,42 @@ def _print_costs(out: Console, runs: list[Run], same: bool, compared: int) -> No
     cells = [
         [
             UNDER[run.checkpoint], iec(run.peak_bytes), iec(run.activation_bytes), iec(run.remade_bytes),
-            f"{statistics.median(run.seconds) * 1e3:.0f} ms ({run.times(runs[0]):.2f}x)", str(run.reruns),
+            _step_time(run, runs[0]), str(run.reruns),
         ]
         for run in runs
     ]  # fmt: skip
     out.print("one training step:")
     Output(out).table(columns, cells)
-    out.print(f"gradients bit-identical: {'yes' if same else 'NO'}", style="bold green" if same else "bold red")
-    out.print(
-        f"(every parameter's at steps 1 and {compared}, and the losses of {compared} steps)",
-        style="dim",
-        soft_wrap=True,
+    _print_bits(
+        out, "gradients", same, f"every parameter's at steps 1 and {compared}, and the losses of {compared} steps"
     )
+
+
+def _print_captured(out: Console, trainings: list[Training], same: bool) -> None:
+    """Eager and captured steps side by side."""
+    eager, *captured = trainings
+    cells = [[eager.title, iec(eager.run.peak_bytes), "", "", _step_time(eager.run, eager.run), ""]]
+    for training in captured:
+        plan = training.plan()
+        cells.append([
+            training.title, iec(plan.arena_bytes), str(sum(plan.recomputed.values())), f"{plan.extra:.1%}",
+            _step_time(training.run, eager.run), str(training.function.stats.replays),
+        ])  # fmt: skip
+    titles = ("peak", "made again", "extra work", "median step", "replays")
+    out.print(f"one training step, beside the {iec(plan.peak_bytes - plan.arena_bytes)} that it reads:", soft_wrap=True)
+    Output(out).table([Column("tg.function"), *(Column(title, right=True) for title in titles)], cells)
+    _print_bits(
+        out, "captured steps", same, f"the losses of {len(eager.run.losses)} steps, and every variable after them"
+    )
+
+
+def _step_time(run: Run, plain: Run) -> str:
+    return f"{statistics.median(run.seconds) * 1e3:.0f} ms ({run.times(plain):.2f}x)"
+
+
+def _print_bits(out: Console, what: str, same: bool, compared: str) -> None:
+    out.print(f"{what} bit-identical: {'yes' if same else 'NO'}", style="bold green" if same else "bold red")
+    out.print(f"({compared})", style="dim", soft_wrap=True)
 
 
 class _Lines:

@@ -48,6 +48,7 @@ def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--steps", type=int, default=10)
     options.add_argument("--batch", type=int, default=16)
+    options.add_argument("--captured", action="store_true", help="replay the step, from the third on, by tg.function")
     args = options.parse_args()
 
     folder = Path(sysconfig.get_path("stdlib"))
@@ -57,15 +58,20 @@ def main():
     chance = random.Random(0)
     tg.random.seed(0)
     model, optimizer = Transformer(len(vocabulary)), optim.Adam(1e-3)
-    for step in range(args.steps):
-        starts = [chance.randrange(len(numbers) - CONTEXT) for _ in range(args.batch)]
-        tokens = tg.asarray([numbers[i : i + CONTEXT] for i in starts], dtype="int32")
-        labels = tg.asarray([numbers[i + 1 : i + CONTEXT + 1] for i in starts], dtype="int32")
+
+    def train(tokens, labels):
         with tg.GradientTape() as tape:
             loss = tg.mean(tg.cross_entropy(model(tokens), labels))
         variables = model.trainable_variables
         optimizer.apply(tape.gradient(loss, variables), variables)
-        print(f"step {step + 1}: loss {float(loss):.3f}")
+        return loss
+
+    train_step = tg.function(train) if args.captured else train
+    for step in range(args.steps):
+        starts = [chance.randrange(len(numbers) - CONTEXT) for _ in range(args.batch)]
+        tokens = tg.asarray([numbers[i : i + CONTEXT] for i in starts], dtype="int32")
+        labels = tg.asarray([numbers[i + 1 : i + CONTEXT + 1] for i in starts], dtype="int32")
+        print(f"step {step + 1}: loss {float(train_step(tokens, labels)):.3f}")
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ class Demo:
             variable.assign(value)
         tg.random.seed(self.settings.seed)
         self.model.checkpoint = checkpoint
-        optimizer = self._optimizer()
+        optimizer = self.optimizer()
         run = Run(checkpoint)
         counted = min(self.settings.compared, steps) - 1
         for step in range(steps):
@@ -120,7 +120,7 @@ class Demo:
 
     def race(self, runs: list[Run], on_round: Callable[[int], None]) -> None:
         """Time one step of each run in each round, so that what else the machine does slows all of them alike."""
-        optimizer = self._optimizer()
+        optimizer = self.optimizer()
         for number in range(self.settings.rounds):
             batch = self.batch(number)
             for run in runs:
@@ -130,7 +130,8 @@ class Demo:
                 run.seconds.append(time.perf_counter() - begin)
             on_round(number + 1)
 
-    def _optimizer(self) -> tg.optim.Optimizer:
+    def optimizer(self) -> tg.optim.Optimizer:
+        """A new optimizer, with the demo's rates."""
         return tg.optim.AdamW(self._rate, weight_decay=0.01, beta_2=0.95, global_clipnorm=1.0)
 
     def _step(

@@ -19,11 +19,11 @@ from rich.console import Console
 import tapegrad as tg
 from tapegrad.device.threads import get_num_threads, set_num_threads
 from tapegrad.profile import demo as demo_command
-from tapegrad.profile import demo_model, demo_plot, demo_script, demo_text, demo_train
+from tapegrad.profile import demo_capture, demo_model, demo_plot, demo_script, demo_text, demo_train
 from tapegrad.profile.cli import main
 from tapegrad.profile.demo_train import Demo, Run, Settings, identical
 
-SMALL = Settings(steps=6, compared=4, rounds=2, batch=2, context=16, width=16, heads=2, blocks=2)
+SMALL = Settings(steps=6, compared=4, rounds=2, batch=8, context=16, width=16, heads=2, blocks=2)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_demo_shows_all_it_promises(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     for wanted in (
-        "parameters: 2 blocks, width 16, 2 heads, context 16; batches of 2",
+        "parameters: 2 blocks, width 16, 2 heads, context 16; batches of 8",
         "plain: 6/6, loss ",
         "blocks under recompute_grad: 4/4, loss ",
         "attention under recompute_grad: 4/4, loss ",
@@ -63,6 +63,11 @@ def test_the_demo_shows_all_it_promises(tmp_path: Path) -> None:
         "under recompute_grad  ",
         "  activations  ",
         "gradients bit-identical: yes",
+        "eager and captured in turns: 6/6",
+        "tg.function  ",
+        "  extra work  ",
+        "captured steps bit-identical: yes",
+        "(the losses of 6 steps, and every variable after them)",
         f"memory over one step: {png}",
     ):
         assert wanted in result.stdout
@@ -87,16 +92,53 @@ def test_different_gradients_are_said_and_exit_with_1(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("small")
+def test_captured_steps_that_differ_are_said_and_exit_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = demo_capture.Training.state
+
+    def slightly_wrong(training: demo_capture.Training) -> list[bytes]:
+        first, *others = honest(training)
+        return [first[:-1] + bytes([first[-1] ^ (training.title == "captured")]), *others]
+
+    monkeypatch.setattr(demo_capture.Training, "state", slightly_wrong)
+    result = invoke()
+    assert result.exit_code == 1
+    assert "gradients bit-identical: yes" in result.stdout and "captured steps bit-identical: NO" in result.stdout
+
+
+@pytest.mark.usefixtures("small")
+def test_a_step_that_cannot_be_captured_is_said_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = demo_capture.loss_and_gradients
+
+    def prying(model: Any, *batch: Any) -> Any:
+        loss, gradients, variables = honest(model, *batch)
+        float(loss)
+        return loss, gradients, variables
+
+    monkeypatch.setattr(demo_capture, "loss_and_gradients", prying)
+    result = invoke()
+    assert result.exit_code == 1 and "Error: " in result.stderr and "Traceback" not in result.output
+
+
+@pytest.mark.usefixtures("small")
+def test_nothing_is_captured_where_that_is_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAPEGRAD_FUNCTION", "0")
+    result = invoke()
+    assert result.exit_code == 0, result.output
+    assert "captured steps: turned off by TAPEGRAD_FUNCTION=0" in result.stdout and "arena" not in result.stdout
+
+
+@pytest.mark.usefixtures("small")
 def test_a_script_to_profile_and_what_to_type(tmp_path: Path) -> None:
     folder = tmp_path / "a trial"
     for _ in range(2):  # its own file may be there
         result = invoke(str(folder))
         assert result.exit_code == 0 and result.stderr == "", result.output
     lines = result.stdout.splitlines()
-    assert lines[-5] == f"wrote {folder / 'train.py'}; where do its bytes go, and what would help?"
-    assert lines[-4] == f"  cd '{folder}'"
-    assert [line.split()[:2] for line in lines[-3:]] == [["tapegrad", c] for c in ("profile", "report", "plan")]
-    assert lines[-2].endswith("--html") and "--budget" in lines[-1]
+    assert lines[-6] == f"wrote {folder / 'train.py'}; where do its bytes go, and what would help?"
+    assert lines[-5] == f"  cd '{folder}'"
+    commands = ("profile", "report", "plan", "profile")
+    assert [line.split()[:2] for line in lines[-4:]] == [["tapegrad", c] for c in commands]
+    assert lines[-3].endswith("--html") and "--budget" in lines[-2] and lines[-1].endswith("train.py --captured")
     assert (folder / "train.py").read_text() == Path(demo_script.__file__).read_text()
     (folder / "train.py").write_text("mine")
     result = invoke(str(folder))
@@ -105,15 +147,19 @@ def test_a_script_to_profile_and_what_to_type(tmp_path: Path) -> None:
     assert invoke(str(folder / "train.py")).exit_code == 2
 
 
-def test_the_script_runs_by_itself(tmp_path: Path) -> None:
+def test_the_script_runs_by_itself_and_captured_alike(tmp_path: Path) -> None:
     script = demo_command.write_script(tmp_path)
-    result = subprocess.run(
-        [sys.executable, "-W", "error", script.name, "--steps", "2", "--batch", "2"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert [line.rpartition(" ")[0] for line in lines] == ["step 1: loss", "step 2: loss"]
+    printed = []
+    for how in ((), ("--captured",)):
+        result = subprocess.run(
+            [sys.executable, "-W", "error", script.name, "--steps", "3", "--batch", "2", *how],
+            cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        printed.append(result.stdout)
+    assert printed[0] == printed[1]
+    lines = printed[0].splitlines()
+    assert [line.rpartition(" ")[0] for line in lines] == [f"step {i}: loss" for i in (1, 2, 3)]
     losses = [float(line.rpartition(" ")[2]) for line in lines]
     assert 2 < losses[1] < losses[0] < 7
 
@@ -198,7 +244,7 @@ def test_other_characters_and_missing_modules_are_left_out(tmp_path: Path) -> No
 def test_labels_are_the_next_characters(text: demo_text.Text) -> None:
     demo = Demo(text, SMALL)
     tokens, labels = demo.batch(3)
-    assert tokens.shape == labels.shape == (2, 16)
+    assert tokens.shape == labels.shape == (8, 16)
     assert tokens.numpy()[:, 1:].tolist() == labels.numpy()[:, :-1].tolist()
     again, _ = Demo(text, SMALL).batch(3)
     assert again.tolist() == tokens.tolist() != demo.batch(4)[0].tolist()
@@ -228,6 +274,35 @@ def test_the_race_takes_turns(text: demo_text.Text) -> None:
     assert all(len(run.seconds) == 2 for run in runs)
     assert runs[0].times(runs[0]) == 1.0
     assert Run("blocks", seconds=[3.0, 8.0, 9.0]).times(Run("plain", seconds=[2.0, 4.0, 6.0])) == 1.5
+
+
+def test_captured_steps_replay_and_take_half_of_the_arena(text: demo_text.Text) -> None:
+    done: list[int] = []
+    eager, captured, fitted = trainings = demo_capture.compare(text, SMALL, done.append)
+    assert done == [1, 2, 3, 4, 5, 6]
+    assert demo_capture.identical(trainings)
+    assert [len(t.run.losses) for t in trainings] == [6, 6, 6] and [len(t.run.seconds) for t in trainings] == [4, 4, 4]
+    assert [t.function.stats.replays for t in trainings] == [0, 4, 4]
+    assert not any(t.function.stats.fallbacks for t in trainings)
+    plain, half = captured.plan(), fitted.plan()
+    reads = plain.peak_bytes - plain.arena_bytes
+    assert half.arena_bytes <= plain.arena_bytes // 2 and half.peak_bytes == half.arena_bytes + reads
+    assert half.extra > plain.extra == 0 and half.recomputed and not plain.recomputed
+    assert 0.8 < eager.run.peak_bytes / plain.arena_bytes < 1.2
+
+
+def test_where_half_of_the_arena_is_too_little_the_least_is_taken(text: demo_text.Text) -> None:
+    _, captured, fitted = demo_capture.compare(text, dataclasses.replace(SMALL, batch=1), lambda _: None)
+    assert captured.plan().arena_bytes // 2 < fitted.plan().arena_bytes <= captured.plan().arena_bytes
+
+
+def test_identical_captured_steps_have_the_same_losses_and_variables(text: demo_text.Text) -> None:
+    one, other = (demo_capture.Training("eager", text, SMALL, captured=False) for _ in range(2))
+    assert demo_capture.identical([one, other])
+    one.advance()
+    assert not demo_capture.identical([one, other])
+    other.run.losses.append(one.run.losses[0])
+    assert not demo_capture.identical([one, other])
 
 
 def test_identical_looks_at_every_bit() -> None:
