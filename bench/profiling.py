@@ -49,7 +49,7 @@ def main() -> int:
 
     settings = demo_train.FULL if args.scale == "full" else demo_train.QUICK
     work = demo_train.Demo(demo_text.load(), replace(settings, steps=3, compared=3))
-    optimizer, batch = work._optimizer(), work.batch(0)
+    optimizer, batch = work.optimizer(), work.batch(0)
 
     def step() -> None:
         work._step(optimizer, batch, None)
