@@ -1,14 +1,19 @@
-"""How long is one training step of the demo's transformer on a GPU, against PyTorch?
+"""How long is one training step of the demo's transformer on a GPU, eager and captured, against PyTorch?
 
     python bench/gpu_step.py [--batch 32] [--width 512] [--blocks 6] [--rounds 11] [--dry-run]
 
 The step, the model and the peers are those of ``train_step.py``: loss, gradients and Adam's update, float32, the same
 weights and tokens.  The loss must agree to 1e-4 and gradients to 1e-3 of their largest value.  Every step fetches its
 loss, so each ends with a wait for the device.
+
+Captured is the same step by ``tg.function``, which replays it as CUDA graphs: its losses must be those of the eager one
+to the bit.  PyTorch runs eagerly, and with its loss by ``torch.compile(mode="reduce-overhead")``, which uses CUDA
+graphs, too (``--peers compile``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import common
@@ -29,6 +34,26 @@ def agree(ours: Any, theirs: Any, who: str) -> float:
         common.must_agree(who, f"the gradient of {name}", host(g), host(v), GRADIENT_TOLERANCE, floor)
         for name, g, v in zip(theirs.weights, gradients, want, strict=True)
     )
+
+
+def captured_step(run: Any, options: Any, tokens: Any, labels: Any) -> tuple[Callable[[], float], Callable[[], str]]:
+    """The step by ``tg.function``, and how it is replayed; its losses are those of an eager one."""
+    eager, ours = (train_step.Ours(run.tg, options, tokens, labels) for _ in range(2))
+
+    def whole(tokens: Any, labels: Any) -> Any:
+        loss, gradients, variables = ours.demo_model.loss_and_gradients(ours.model, tokens, labels)
+        ours.optimizer.apply(gradients, variables)
+        return loss
+
+    captured = run.tg.function(whole)
+    step = lambda: float(captured(ours.tokens, ours.labels))
+    for i in range(4):
+        mine, other = step(), eager.step()
+        if mine != other:
+            raise SystemExit(f"the captured step's loss differs from the eager one's in step {i}: {mine!r}, {other!r}")
+    if not captured.stats.replays:
+        raise SystemExit(f"the step is not replayed: {captured.stats}")
+    return step, lambda: captured.explain(ours.tokens, ours.labels)
 
 
 def main() -> None:
@@ -52,6 +77,13 @@ def main() -> None:
             theirs = train_step.Theirs(run.torch, options, weights, tokens, labels, fused=fused)
             worst[who] = agree(ours, theirs, who)
             steps[who] = theirs.step
+        if not run.dry and "compile" in options.peers.split(","):
+            theirs = train_step.Theirs(run.torch, options, weights, tokens, labels, fused=True)
+            theirs.loss = run.torch.compile(theirs.loss, mode="reduce-overhead")
+            worst["torch.compile, CUDA graphs"] = agree(ours, theirs, "torch.compile")
+            steps["torch.compile, CUDA graphs"] = theirs.step
+    captured, told = captured_step(run, options, tokens, labels)
+    steps["tapegrad, tg.function"] = captured
     times = gpu_common.timed(run, steps)
     rows = [
         {"library": who, "seconds": common.median(t), "times_faster": common.ratio(times["tapegrad"], t),
@@ -64,7 +96,8 @@ def main() -> None:
     title = f"one training step: {options.blocks} blocks, width {options.width}, batch {options.batch}"
     settings = {k: getattr(options, k) for k in ("batch", "context", "width", "heads", "blocks", "vocabulary")}
     gpu_common.deliver(run, "gpu-step", title, ["", "ms", "tapegrad is x faster"], cells, rows, **settings,
-                       kernel_runs=measured.kernel_runs, peak_bytes=measured.peak_bytes)  # fmt: skip
+                       kernel_runs=measured.kernel_runs, peak_bytes=measured.peak_bytes, captured=told())  # fmt: skip
+    print(f"captured: {told()}")
 
 
 if __name__ == "__main__":

@@ -91,11 +91,12 @@ class CudaDevice(Device):
             finally:
                 self._mark(stream)
 
-    def graph(self, f: Callable[[], object]) -> Any:
+    def graph(self, f: Callable[[], object], scratch: Scratch | None = None) -> Any:
         """What ``f`` asks of this device, as a CUDA graph: nothing of it is done before the graph is launched.
 
-        Memory and kernels must be there: inside, nothing is allocated, compiled, waited for or copied to the host.  The
-        stream is one of its own that waits for no other; the graph is in the order of the stream that launches it.
+        Memory and kernels must be there: inside, nothing is allocated, compiled, waited for or copied to the host; what
+        asks for memory gets some of ``scratch``.  The stream is one of its own that waits for no other; the graph is in
+        the order of the stream that launches it.
 
         Raises GraphError, whose cause is what ``f`` or CUDA has raised.
         """
@@ -105,12 +106,16 @@ class CudaDevice(Device):
             collects = garbage.isenabled()
             garbage.disable()  # what is collected may unload a module or destroy an event
             try:
-                with stream, self.xp.cuda.using_allocator(_refused):
+                with stream, self.xp.cuda.using_allocator(_refused if scratch is None else scratch):
                     return _captured(stream, f)
             finally:
                 self._capturing.discard(stream.ptr)
                 if collects:
                     garbage.enable()
+
+    def scratch(self) -> Scratch:
+        """For graphs of this device."""
+        return Scratch(self)
 
     def _order(self, stream: Any) -> None:
         """Make ``stream`` wait for all others that have been asked something."""
@@ -337,6 +342,39 @@ class CudaDevice(Device):
                 raise
             again = lambda: self.call(function, grid, block, args, shared_mem=shared)
             retried(lack, self, "a kernel's memory", 0, again)
+
+
+class Scratch:
+    """Lends memory that is there already, after each ``restart`` from its beginning: works of a graph share it."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device, self._memory = device, None
+        self._size = self._at = 0
+        self.lacks = 0
+        """Bytes that would have been enough, if they were not."""
+
+    def use(self, memory: Any) -> None:
+        """Lend the bytes of an array from now on."""
+        self._memory, self._size = memory, memory.nbytes
+        self.restart()
+
+    def restart(self) -> None:
+        """What has been lent is wanted no more."""
+        self._at = self.lacks = 0
+
+    def __call__(self, nbytes: int) -> Any:
+        """A pointer to that many bytes, as CuPy's allocators give it.  Raises GraphError."""
+        start, self._at = self._at, self._at + -(-nbytes // _APART) * _APART
+        if self._at > self._size or self._memory is None:
+            self.lacks = self._at
+            raise GraphError(f"{nbytes} bytes are allocated, which a CUDA graph must not do")
+        cuda = self._device.xp.cuda
+        owned = cuda.UnownedMemory(self._memory.data.ptr + start, nbytes, self._memory, self._device.index)
+        return cuda.MemoryPointer(owned, 0)
+
+
+_APART = 512
+"""Bytes of which places in scratch memory are multiples, as in CuPy's pool."""
 
 
 def _copy_to(x: Any, host: Array, stream_of: Callable[[], Any]) -> None:

@@ -19,13 +19,14 @@ from operator import attrgetter, is_
 from typing import Any
 
 from tapegrad.core import account
+from tapegrad.core.aval import shaped
 from tapegrad.core.cell import Cell, contents_now
 from tapegrad.core.references import elsewhere
-from tapegrad.device import cublas, threads
+from tapegrad.device import cublas, dtypes, threads
 from tapegrad.engine.work import Call
 from tapegrad.errors import GraphError
 from tapegrad.program import arena
-from tapegrad.program.memory import Planning
+from tapegrad.program.memory import Planning, fresh
 from tapegrad.program.program import Program, Write
 from tapegrad.program.replay import Replay
 from tapegrad.tensor import Tensor
@@ -38,6 +39,8 @@ _HOLDERS = 2
 """Who holds what a variable holds beside the list that is looked at: its cell, and the replay by cells."""
 _KEEPS = attrgetter("keeps")
 _PRODUCTS = frozenset({"matmul"})
+_MOST_SCRATCH = 2**28
+"""Bytes that one work may take for itself inside a graph."""
 
 
 def replay_of(program: Program) -> Replay:
@@ -54,6 +57,7 @@ class GraphReplay(Replay):
         self._graphs = 0
         self._reasons: Counter[str] = Counter()
         self._gpu: Any = program.device
+        self._scratch: Any = None
         self._moves: Counter[Cell] = Counter()
         self._others: list[tuple[Write, Any]] = []
         self._cells: list[Cell] = []
@@ -122,6 +126,7 @@ class GraphReplay(Replay):
         """Make the graphs."""
         calls = [self._calls(i) for i in range(len(self.program.steps))]
         self._graphs, self._kept = 0, [calls]
+        self._scratch = self._gpu.scratch()
         self._reasons.clear()
         pieces: list[Callable[[], object]] = []
         if os.environ.get("TAPEGRAD_FUNCTION") == "2" or os.environ.get("TAPEGRAD_CHECK_AT_ONCE") == "1":
@@ -160,20 +165,38 @@ class GraphReplay(Replay):
         """The graph of some steps; else None, the step that could not be captured, and why."""
         if sum(map(len, calls[start:end])) < _LEAST:
             return None, start, "one call alone is no graph"
-        at = start
+        at, scratch = start, self._scratch
 
         def make() -> None:
             nonlocal at
             for at in range(start, end):
+                scratch.restart()  # what a work takes for itself is free when it is done
                 for f, args in calls[at]:
                     f(*args)
 
         multiplies = any(_PRODUCTS.intersection(step.names) for step in self.program.steps[start:end])
-        try:
-            with self._with_workspace() if multiplies else nullcontext():
-                return self._gpu.graph(make), end, ""
-        except (GraphError, MemoryError) as e:
-            return None, at, str(e)
+        while True:
+            try:
+                with self._with_workspace() if multiplies else nullcontext():
+                    return self._gpu.graph(make, scratch), end, ""
+            except GraphError as e:
+                if not 0 < scratch.lacks <= _MOST_SCRATCH:
+                    return None, at, str(e)
+                reason = str(e)
+            except MemoryError as e:
+                return None, at, str(e)
+            try:
+                self._grow()
+            except MemoryError:
+                return None, at, reason
+
+    def _grow(self) -> None:
+        """More memory for what works take for themselves.  Raises MemoryError."""
+        aval = shaped((2 * self._scratch.lacks,), dtypes.asdtype("uint8"), self._gpu)
+        buffer = account.current.in_room((aval,), ("function",), fresh, aval)
+        account.current.labelled(buffer, "temporary", "scratch memory of a captured function")
+        self._kept.append(buffer)
+        self._scratch.use(buffer.array)
 
     def _with_workspace(self) -> Any:
         """A block in which products use memory that is the graphs' own."""
