@@ -18,7 +18,8 @@ __version__ = "0.1.0"
 # Submodules behind whose names the public name is a function, and those that are public themselves.
 _FUNCTIONS = {"device", "explain"}
 _MODULES = {
-    "fft", "integrate", "linalg", "memory", "nn", "optim", "random", "signal", "sparse", "special", "stats", "testing",
+    "distributed", "fft", "integrate", "linalg", "memory", "nn", "optim", "random", "signal", "sparse", "special",
+    "stats", "testing",
 }  # fmt: skip
 # Names of the array API standard that say what a namespace is; in no ``__all__``.
 _PROTOCOL = {"__array_api_version__", "__array_namespace_info__"}

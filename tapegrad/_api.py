@@ -1,6 +1,21 @@
 """What the package offers: its public names, which ``tapegrad/__init__.py`` takes from here at their first use."""
 
-from tapegrad import errors, fft, integrate, linalg, memory, nn, optim, random, signal, sparse, special, stats, testing
+from tapegrad import (
+    distributed,
+    errors,
+    fft,
+    integrate,
+    linalg,
+    memory,
+    nn,
+    optim,
+    random,
+    signal,
+    sparse,
+    special,
+    stats,
+    testing,
+)
 from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
 from tapegrad.autodiff import cupy_protocol as _cupy_protocol
 from tapegrad.autodiff.custom_gradient import custom_gradient, stop_gradient
@@ -71,6 +86,7 @@ __all__ = [
 ]  # fmt: skip
 __all__ += [
     "OwnPrimitive",
+    "distributed",
     "fft",
     "fori_loop",
     "function",

@@ -152,6 +152,14 @@ class ImmutableError(TapegradError, TypeError, RuntimeError):
     """An attempt to change a tensor in place."""
 
 
+class DistributedError(TapegradError, RuntimeError):
+    """Ranks do not do the same, or one of them has failed; the message says which, and what each of them does."""
+
+
+class DistributedTimeoutError(DistributedError, TimeoutError):
+    """A rank has not come to where others wait for it; the message names it, and where they wait."""
+
+
 class CapturedTensorWarning(UserWarning):
     """A function with a custom gradient uses a watched tensor that is not among its arguments: it gets no gradient."""
 
@@ -166,3 +174,7 @@ class LateTargetWarning(UserWarning):
 
 class IntegerWatchWarning(UserWarning):
     """An integer tensor was watched: its gradient is None."""
+
+
+class ReplicatedTargetWarning(UserWarning):
+    """A target that has the same value on every rank may be counted once for each of them."""

@@ -33,9 +33,10 @@ LIBRARIES = {
     "click": {"profile"},
     "rich": {"profile"},
     "matplotlib": {"profile"},
+    "mpi4py": {"distributed"},
 }
 # Heavy or optional, so imported inside the function that needs them.
-LAZY = {"cupy", "cupyx", "pynvml", "safetensors", "matplotlib", "scipy", "threadpoolctl"}
+LAZY = {"cupy", "cupyx", "pynvml", "safetensors", "matplotlib", "scipy", "threadpoolctl", "mpi4py"}
 # What `import tapegrad` must not load.
 NOT_AT_IMPORT = sorted(LIBRARIES.keys() - {"numpy", "ml_dtypes"})
 

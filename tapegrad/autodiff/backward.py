@@ -7,6 +7,7 @@ can be lifted runs on all rows at once; the rule of another one is batched, oper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -47,14 +48,18 @@ def backward(
     path: set[int] | None = None,
     lead: int | None = None,
     also: Iterable[Buffer] = (),
+    forced: AbstractSet[int] = frozenset(),
 ) -> dict[int, Tensor]:
     """Walk ``records`` backwards from ``cts``; the cotangents of the values in ``keep``.
 
     ``consume``: records are dropped as they are used, so each residual is freed at its last use.  ``path``: the values
     that depend on the sources; only these are followed (None: all).  ``also``: what to evaluate along with the result.
+    ``forced``: results of operations in which other processes take part, and which are pulled in any case.
     """
     walk = account.current.walk
-    return during(walk, _walk, records, cts, keep, consume, path, lead, also, deferring=[], walks=thread.walks + 1)
+    return during(
+        walk, _walk, records, cts, keep, consume, path, lead, also, forced, deferring=[], walks=thread.walks + 1
+    )
 
 
 def _walk(
@@ -65,6 +70,7 @@ def _walk(
     path: set[int] | None,
     lead: int | None,
     also: Iterable[Buffer],
+    forced: AbstractSet[int],
 ) -> dict[int, Tensor]:
     who = account.current
     unseen = lead is None and not thread.recorders
@@ -74,13 +80,15 @@ def _walk(
         if type(record) is Called:
             if record.results:
                 who.differentiating(record.results[0].index)
-            _pull_call(record, cts, keep, path, lead)
+            _pull_call(record, cts, keep, path, lead, forced)
             continue
         index = record.node.index
         ct = cts.pop(index, None)
         if ct is None:
-            continue
-        if index in keep:
+            if index not in forced:
+                continue
+            ct = zeros_of(record.node.aval, lead)
+        elif index in keep:
             cts[index] = ct
         if unseen and record.plan.quick and _pull_small(record, pull, ct, cts, path):
             del record, ct
@@ -239,14 +247,22 @@ def accumulate(cts: Cotangents, index: int, g: Tensor) -> None:
     cts[index] = g if have is None else add(tensor_of(have, g._buffer.node.aval), g)
 
 
-def _pull_call(record: Called, cts: Cotangents, keep: set[int], path: set[int] | None, lead: int | None) -> None:
+def _pull_call(
+    record: Called,
+    cts: Cotangents,
+    keep: set[int],
+    path: set[int] | None,
+    lead: int | None,
+    forced: AbstractSet[int],
+) -> None:
     """One call: its own rule, asked only for the inputs on the path, and only if a cotangent has come."""
     call, inputs, outputs = record.call, record.inputs, record.results
     upstream = [cts.get(n.index) if n.index in keep else cts.pop(n.index, None) for n in outputs]
     upstream = [ct if ct is None else tensor_of(ct, n.aval) for ct, n in zip(upstream, outputs, strict=True)]
     needed = frozenset(i for i, n in enumerate(inputs) if n is not None and (path is None or n.index in path))
     if not needed or all(ct is None for ct in upstream):
-        return
+        if not outputs or outputs[0].index not in forced:
+            return
     fill([ct._buffer for ct in upstream if ct is not None])  # pending values, too, before the call takes memory
     found = during(call.pullback, upstream, needed, lead, cts, deferring=None)
     for i, (source, g) in enumerate(zip(inputs, found)):

@@ -102,11 +102,15 @@ class Pusher:
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """Push the companions of ``inputs`` through ``node``."""
         companions = [self._pushed.get(b) for b in inputs]
-        if all(c is None for c in companions):
+        if all(c is None for c in companions) and not self.joins(node):
             return
         companion = self._push(node, inputs, out, companions)
         if companion is not None:
             self._give(out, companion)
+
+    def joins(self, node: Node) -> bool:
+        """Whether a node is followed though no input has a companion: other processes may have one."""
+        return False
 
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """Push companions through a call by its own rule."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
@@ -20,6 +20,7 @@ from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Seen, lookout
+from tapegrad.core.node import Node
 from tapegrad.core.state import during, thread
 from tapegrad.device import dtypes
 from tapegrad.errors import GradientError, GradientTypeError, NoGradientError, ShapeError, StructureError
@@ -153,6 +154,7 @@ class _Call:
     """
 
     again: Callable[[list[Any]], list[Any]] | None = None
+    effects: Sequence[Node] = ()  # what the function does is recorded, too
 
     def __init__(
         self,

@@ -31,6 +31,10 @@ class Tangents(Pusher):
             return None
         return self.outside(_push, node, inputs, out, companions)
 
+    def joins(self, node: Node) -> bool:
+        """Others push the tangents that they have through it, and wait for this process."""
+        return node.prim.effect is not None and node.aval.smooth
+
     def _push_call(
         self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
     ) -> list[Tensor | None]:
@@ -41,6 +45,8 @@ class Tangents(Pusher):
 def _push(node: Node, inputs: tuple[Buffer, ...], out: Buffer, tangents: list[Tensor | None]) -> Tensor | None:
     """The tangent of one node's value."""
     prim = node.prim
+    if prim.effect is not None:
+        tangents = [zeros_of(b.node.aval) if t is None else t for t, b in zip(tangents, inputs, strict=True)]
     values: dict[int, Tensor] = {i: Tensor(b) for i, b in enumerate(inputs)}
     values[OUT] = Tensor(out)
     avals = [*[b.node.aval for b in inputs], node.aval]

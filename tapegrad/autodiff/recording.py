@@ -7,11 +7,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from tapegrad.autodiff.backward import backward
+from tapegrad.autodiff.effects import agreed, effects_of
 from tapegrad.autodiff.records import Applied, Called, Record, reachable
 from tapegrad.core import account
 from tapegrad.core.buffer import NOTHING, Buffer
 from tapegrad.core.node import Node
-from tapegrad.core.protocols import Call, Recipes, Recorder
+from tapegrad.core.protocols import Call, Effect, Recipes, Recorder
 from tapegrad.core.state import during, thread
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.errors import TapeError
@@ -33,6 +34,8 @@ class Recording:
     def __init__(self) -> None:
         self._records: list[Record] = []
         self._tracked: set[int] = set()
+        self._peers: Effect | None = None
+        """Set once an operation is recorded in which other processes take part."""
         self._sweep_at = _FIRST_SWEEP
         self.graph: Recipes | None = None
 
@@ -72,6 +75,8 @@ class Recording:
         elif node.aval.smooth:
             nodes = tuple(map(_node, inputs))
             mask = _mask(nodes, tracked)
+            if node.prim.effect is not None:  # elsewhere the operands may be followed
+                mask, self._peers = (1 << len(nodes)) - 1, node.prim.effect
             plan = node.prim.plans.get((mask, len(nodes))) or node.prim.plan(mask, len(nodes))
         else:
             return
@@ -97,7 +102,9 @@ class Recording:
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """A function with a derivative of its own was called."""
         nodes = tuple(b.node if b.node.index in self._tracked else None for b in inputs)
-        if any(n is not None for n in nodes):
+        if call.effects:
+            nodes, self._peers = tuple(b.node for b in inputs), call.effects[0].prim.effect
+        if any(n is not None for n in nodes) or call.effects:
             if len(self._records) >= self._sweep_at:
                 self._sweep()
             results = tuple(b.node for b in outputs)
@@ -122,7 +129,10 @@ class Recording:
         records, graph = self._records, self.graph
         while records:
             record = records.pop()
-            if graph is None:
+            if self._peers is not None and effects_of(record):
+                kept.append(record)
+                needed.update(n.index for n in record.followed)
+            elif graph is None:
                 if record.held():
                     kept.append(record)
             elif type(record) is Applied and record.node.index in needed:  # most often
@@ -185,6 +195,10 @@ class Trace(Recording):
         records = self._records
         if consume:
             self._records = []
-        path = None if len(wanted) == len(set(self._indices)) else reachable(records, wanted)
-        grads = backward(records, cts, wanted, consume=consume, path=path, lead=lead)
+        if self._peers is not None:
+            joint = agreed(self._peers, records, cts, wanted)
+            grads = backward(records, cts, wanted, consume=consume, path=joint.path, lead=lead, forced=joint.forced)
+        else:
+            path = None if len(wanted) == len(set(self._indices)) else reachable(records, wanted)
+            grads = backward(records, cts, wanted, consume=consume, path=path, lead=lead)
         return [grads.get(i) for i in self._indices]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, ContextDecorator
 from typing import Any
 
 from tapegrad import nest
 from tapegrad.autodiff import rows
 from tapegrad.autodiff.backward import backward
+from tapegrad.autodiff.effects import agreed
 from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.records import Record, reachable
 from tapegrad.autodiff.seeds import apart, wants_zeros, weights_of
@@ -82,7 +84,7 @@ class GradientTape(Recording):
         self._left_at = next_index()
 
     def _forget(self) -> None:
-        self._records, self._tracked, self._watched, self._values = [], set(), set(), {}
+        self._records, self._tracked, self._watched, self._values, self._peers = [], set(), set(), {}, None
 
     def _need_recording(self, what: str) -> None:
         if not self._recording or self not in thread.recorders:  # perhaps another thread's, or hidden
@@ -177,7 +179,7 @@ class GradientTape(Recording):
                 cts[node.index] = weight if have is None else have + weight
         # A pending target would keep its inputs; on the CPU only big targets are pending, and they cost a pass.
         also = [t._buffer for t in targets if isinstance(t, Tensor) and t.device.lazy]
-        grads = self._walk(records, cts, sought, consume, None, also)
+        grads = self._walk(records, cts, sought, consume, None, also, targets)
         own = apart(weights)
         return nest.rebuild(sources, iter([own(self._result(grads, s, zero)) for s in sought]))
 
@@ -241,21 +243,33 @@ class GradientTape(Recording):
 
     def _walk(
         self, records: list[Record], cts: dict[int, Tensor], sought: list[Tensor | Variable], consume: bool,
-        lead: int | None = None, also: Sequence[Buffer] = (),
+        lead: int | None = None, also: Sequence[Buffer] = (), targets: Sequence[Tensor | Variable] = (),
     ) -> dict[int, Tensor]:  # fmt: skip
         keep: set[int] = set()
         for source in sought:
             keep.add(source._buffer.node.index) if type(source) is Tensor else keep.update(self._indices(source))
-        everything = set(self._watched).union(*self._values.values())
-        path = None if everything <= keep else reachable(records, keep)
-        if not keep:
+        if not keep and self._peers is None:
             if consume:
                 records.clear()
             return {}
-        grads = backward(records, cts, keep, consume=consume, path=path, lead=lead, also=also)
+        path, forced = self._followed(records, cts, keep, targets)
+        grads = backward(records, cts, keep, consume=consume, path=path, lead=lead, also=also, forced=forced)
         if consume:
             self._tracked, self._watched = set(), set()
         return grads
+
+    def _followed(
+        self, records: list[Record], cts: dict[int, Tensor], keep: set[int], targets: Sequence[Tensor | Variable]
+    ) -> tuple[set[int] | None, AbstractSet[int]]:
+        """The values that the walk follows (None: all), and what it pulls in any case."""
+        if self._peers is None:
+            everything = set(self._watched).union(*self._values.values())
+            return None if everything <= keep else reachable(records, keep), frozenset()
+        buffers = [t._cell.get() if isinstance(t, Variable) else t._buffer for t in targets]
+        joint = agreed(self._peers, records, cts, keep, [b for b in buffers if b.node.index in cts])
+        for index in joint.unseeded:
+            cts.pop(index, None)
+        return joint.path, joint.forced
 
     def _indices(self, source: Tensor | Variable) -> set[int]:
         """The values that stand for a source: a tensor's own; of a variable, all that was read, and the present one."""

@@ -26,6 +26,7 @@ from enum import Enum
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 
 from tapegrad.core.aval import ShapedArray
+from tapegrad.core.protocols import Effect
 from tapegrad.core.rule import Function, Params, Plan, Rule
 from tapegrad.core.run import Run
 from tapegrad.device.dtypes import accumulator
@@ -96,6 +97,8 @@ class Primitive:
     """Whether an array to write is made before it is computed: on an eager device, on a lazy one."""
     view: ClassVar[bool] = False
     """Whether the result is the operand's memory, and owns no bytes."""
+    effect: Effect | None = None
+    """What an application does besides yielding a value: other processes take part (see ``Effect``)."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} primitive {self.name}>"
@@ -239,7 +242,12 @@ class Opaque(Barrier):
     """``dry(*arrays, out=, **params) -> array``: what a dry run on a lazy device calls in place of ``impl``: it tells
     of the passes of ``impl`` and gives the phantom ``out``, or what ``impl`` would give (``device/phantom.py``)."""
     calls_user: bool = False
-    """Whether ``impl`` calls a function of the user's: it may have effects, so it is never postponed."""
+    """Whether ``impl`` calls a function of the user's, which may have effects."""
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it must be done where the program says, and once: it is neither postponed nor repeated."""
+        return self.calls_user or self.effect is not None
 
     def __post_init__(self) -> None:
         self.given = (self.into, self.into or self.cuda is not None)
@@ -415,6 +423,7 @@ class Fields(TypedDict, total=False):
     scratch: Function
     dry: Function | None
     flops: Callable[..., int]
+    effect: Effect
     holomorphic: bool
     lift: Callable[[Params, int], Params] | None
     batch: Function | Literal["all"] | None

@@ -39,6 +39,8 @@ class Call(Protocol):
     """
 
     name: str
+    effects: Sequence[Node]
+    """Operations inside in which other processes take part (see :class:`Effect`)."""
     again: Callable[[list[Any]], list[Any]] | None
     """While the call is recorded: the same function called on other inputs, recorded; None: it cannot be."""
 
@@ -56,6 +58,32 @@ class Call(Protocol):
 
         None instead of a function: forward mode sees what the call does inside, and is not told of the call.
         """
+
+
+class Effect(Protocol):
+    """What a primitive does besides yielding a value: other processes, its group's, take part, and wait for it.
+
+    It happens where the program says, once, and so does its transpose in a backward walk, in which processes take part
+    that by themselves would not need it.
+    """
+
+    def group(self, node: Node) -> Any:
+        """Who takes part."""
+
+    def common(self, groups: Sequence[Any]) -> Any:
+        """The smallest group that holds all of ``groups``."""
+
+    def key(self, node: Node, number: int) -> Any:
+        """What an application, the ``number``-th one of a recording, is called by all who take part."""
+
+    def replicated(self, node: Node) -> Any:
+        """The group whose members all have the same result; None: they do not."""
+
+    def first(self, group: Any) -> bool:
+        """Whether this process is the first one of ``group``."""
+
+    def told(self, group: Any, mine: Any) -> list[Any]:
+        """What each process of ``group`` says of a walk that is about to begin, ``mine`` among it."""
 
 
 class BatchRecorder(Recorder, Protocol):

@@ -206,9 +206,10 @@ class Capture(Dry):
             kept = work.kept()
             made = None if work.writes else (number, kept)
             reads = [*work.reads, *[self._key(params) for params in kept.keys]]
-            once = isinstance(work, make.Application) and isinstance(work.prim, Opaque) and work.prim.calls_user
+            once = isinstance(work, make.Application) and isinstance(work.prim, Opaque) and work.prim.at_once
             cost = costs.of_work(work, outputs) if self._kernel_cost is None else self._kernel_cost
-            self._note(work.names, reads, outputs, temporaries, kept.calls, cost, made=made, once=once)
+            joint = isinstance(work, make.Application) and work.prim.effect is not None
+            self._note(work.names, reads, outputs, temporaries, kept.calls, cost, effect=joint, made=made, once=once)
             self.steps[-1].moves = self._moves(work, outputs, temporaries)
             self.steps[-1].asks_host = once or (not kept.keys and _has_live_numbers(work))
         return outputs

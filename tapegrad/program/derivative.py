@@ -16,7 +16,7 @@ from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.device import Device, dtypes
 from tapegrad.engine.evaluate import fill
-from tapegrad.program.capture import Call, in_a_dry_run
+from tapegrad.program.capture import Call, UncapturableError, in_a_dry_run
 from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, pruned
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
@@ -63,6 +63,8 @@ def _captured(call: Call, f: Callable[..., Any], args: Sequence[Any], named: dic
 
         result = call.result(watched, args, named)
     forward = call.program(result)
+    if forward.communicates:
+        raise UncapturableError("it holds collectives, and the ranks agree on each walk through them")
     steps, arguments = len(forward.steps), len(call.tensors)
     leaves = nest.flatten(result)
     weighed = [i for i, x in enumerate(leaves) if type(x) is Tensor and dtypes.is_inexact(x.dtype)]

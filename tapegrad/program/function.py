@@ -193,10 +193,11 @@ class Function(Generic[P, R]):
             self._prepare(entry)
             if entry.replay is None:
                 return self._called(args, named)
-        if not entry.verified:
+        if not entry.verified and not entry.program.communicates:  # type: ignore[union-attr]
             return self._compared(entry, args, named, tensors)
         entry.replay.run(tensors)
         leaves = entry.replay.results(tensors)
+        entry.verified = True
         entry.replay.commit()
         self.stats.replays += 1
         result: Any = entry.program.result  # type: ignore[union-attr]
@@ -431,7 +432,8 @@ def function(f: Any = None, /, *, budget: int | str | None = None, max_signature
     ``f`` is a function or method, say a whole training step: tape, gradients, ``optimizer.apply_gradients``.  For each
     signature (structure, shapes, dtypes, values of Python numbers, which arguments are the same tensor) the first call
     runs eagerly, and once more without computing, to write down its works; the second call runs both ways, and the
-    bits must agree; further calls replay.  Arrays among the arguments become tensors.
+    bits must agree; further calls replay.  Where other ranks take part (``tg.distributed``) the second call replays,
+    too.  Arrays among the arguments become tensors.
 
     Variables are read and written as ever, their values are live; so are learning rates, step counts and the streams
     of ``tg.random``.  Other Python values are frozen with the program, and effects of Python (``print``, ``append``)

@@ -148,6 +148,11 @@ class Program:
     afterwards: Sequence[Callable[[], object]] = ()
     """What each call tells of, once its works are done: that a step of an optimizer has ended."""
 
+    @property
+    def communicates(self) -> bool:
+        """Whether other processes take part in a step: it is done once, also where nobody reads what it writes."""
+        return any(step.effect and step.once for step in self.steps)
+
 
 def pruned(program: Program) -> Program:
     """The program without steps whose results nobody reads; lifetimes of slots are those of its steps."""

@@ -159,6 +159,7 @@ class _Record:
     """One call, as a tape's record sees it: its inputs are the sources, its outputs the leaves that are weighed."""
 
     again: Callable[[list[Any]], list[Any]] | None = None
+    effects: Sequence[Any] = ()  # a function with some is called eagerly
     pushforward = None
     """Forward mode sees what a call does inside: calls are not replayed there."""
 

@@ -7,7 +7,7 @@ there are derivatives of any order, and nothing of the iteration is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -115,6 +115,8 @@ class _Captures:
 
 class _Solve:
     """One solve as a tape's record sees it: inputs are ``b`` and what ``A`` depends on."""
+
+    effects: Sequence[Node] = ()
 
     def __init__(
         self, method: _Method, a: Operator, m: Operator | None, b: Tensor, x: Tensor, captured: list[Buffer]

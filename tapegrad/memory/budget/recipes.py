@@ -238,7 +238,12 @@ class Graph:
         return None if self._session is None else self._session()
 
     def add(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-        """Note how ``out`` was made; something records."""
+        """Note how ``out`` was made; something records.
+
+        What other processes took part in has no recipe: they would have to make it again, too.
+        """
+        if node.prim.effect is not None:
+            return
         refs = self.recipes.refs
         sources: list[Recipe | Buffer] = []
         for b in inputs:

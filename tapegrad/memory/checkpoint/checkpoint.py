@@ -192,6 +192,7 @@ class Checkpoint:
 
     again: Callable[[list[Any]], list[Any]] | None = None
     pushforward = None
+    effects: Sequence[Node] = ()
 
     def __init__(self, name: str, hidden: Sequence[Recorder]) -> None:
         self.name = name
@@ -207,7 +208,7 @@ class Checkpoint:
 
         ``apart``: indices of values that the rerun does not use.
         """
-        self._variables = self._numbers(seen)
+        self._variables, self.effects = self._numbers(seen), watch.effects
         own = {content.node.index for content in self.setting.cells.values() if isinstance(content, Buffer)}
         self._used, self._captured = watch.used.keys() | own, watch.captured.keys() - own - set(apart)
         inputs = {b.node.index: b for b in given if watch.follows(b)}

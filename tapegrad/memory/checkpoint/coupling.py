@@ -98,7 +98,7 @@ def couple(block: Block, f: Recompute, a: Tensor, b: Tensor) -> Tensor:
         return a + block.checked(results_of(f._run((b,), {}, False), Lookout(())), a)
     call = _Call(block, f, hidden, a, b)
     out = call.first_run(a, b, hidden, pushers)
-    if not call.inputs:
+    if not call.inputs and not call.effects:
         return out
     (result,) = renamed([out], pushers)
     for recorder in hidden:

@@ -43,6 +43,8 @@ class Lookout:
         self.used: dict[int, Buffer] = {}
         self.captured: dict[int, Buffer] = {}
         self.contents: dict[int, list[Buffer]] = {}
+        self.effects: list[Node] = []
+        """Operations in which other processes take part."""
 
     def watched(self, buffer: Buffer) -> bool:
         """Whether a recorder outside follows the value."""
@@ -71,9 +73,11 @@ class Lookout:
         return places
 
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-        """Note what an operation reads."""
+        """Note what an operation reads, and who takes part in it."""
         for b in inputs:
             self.use(b)
+        if node.prim.effect is not None:
+            self.effects.append(node)
 
     def read(self, variable: Variable, value: Buffer) -> None:
         """Tapes outside watch variables read inside."""
@@ -88,6 +92,7 @@ class Lookout:
         """As for one node."""
         for b in inputs:
             self.use(b)
+        self.effects += call.effects
 
 
 class Tracker:
@@ -131,7 +136,9 @@ class Tracker:
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """An operation was applied."""
         mask = self._mask(inputs)
-        if mask and node.aval.smooth:
+        if node.prim.effect is not None and node.aval.smooth:  # elsewhere it may depend on something watched
+            self._note(out)
+        elif mask and node.aval.smooth:
             site: Any = node.site
             plan = node.prim.plan(mask, len(inputs)) if site is None else site.plans[mask]
             if plan.pulls or plan.lacking:
@@ -146,7 +153,7 @@ class Tracker:
 
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """As for one node."""
-        if self._mask(inputs):
+        if self._mask(inputs) or call.effects:
             for out in outputs:
                 if out.node.aval.smooth:
                     self._note(out)
@@ -246,7 +253,7 @@ class Postponing(Above):
         ):
             prim = node.prim
             if isinstance(prim, Barrier):
-                at_once = isinstance(prim, Opaque) and prim.calls_user
+                at_once = isinstance(prim, Opaque) and prim.at_once
             else:
                 at_once = not any(b.postponed for b in inputs)
             if not at_once:

@@ -1,0 +1,23 @@
+"""Several processes, each with a part of the work: collectives on the tape, by MPI and NCCL.
+
+``init`` makes the program a rank of the job; collectives are differentiable operations.  A program of one process runs
+unchanged, with nothing installed.
+"""
+
+from tapegrad.distributed.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+    shift,
+)
+from tapegrad.distributed.group import Group, init, world
+
+__all__ = [
+    "Group", "all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "init", "reduce", "reduce_scatter",
+    "scatter", "shift", "world",
+]  # fmt: skip

@@ -1,0 +1,125 @@
+"""Engines: who moves bytes between ranks.  This one serves a process alone; ``mpi.py`` has the one for several.
+
+An engine knows arrays that are contiguous and of one dimension, and nothing of shapes, dtypes or derivatives.  What it
+starts goes on while the program does; who needs the result waits (``waiting.py``), so that every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tapegrad.device.types import Array
+
+Piece = tuple[int, Array]
+"""A rank, and the bytes that go to it or come from it."""
+
+
+class Transfer(Protocol):
+    """Bytes on their way."""
+
+    def done(self) -> bool:
+        """Whether they have arrived, and those sent may be overwritten; it helps them on their way."""
+
+
+class Engine(Protocol):
+    """It moves bytes between ``size`` processes, of which this one has the number ``rank``."""
+
+    name: str
+    rank: int
+    size: int
+    local_rank: int
+    """The number of this process among those of its machine."""
+
+    def exchange(self, send: Sequence[Piece], receive: Sequence[Piece]) -> Transfer:
+        """Send arrays to ranks and receive others; both sides know how many bytes go."""
+
+    def all_gather(self, send: Array, receive: Sequence[Array]) -> Transfer:
+        """Send an array to every rank; receive one from each, also from this one."""
+
+    def broadcast(self, array: Array, root: int) -> Transfer:
+        """Send the array of ``root`` to all others, into theirs."""
+
+    def all_reduce(self, array: Array, op: str) -> Transfer:
+        """Reduce in place, in an order of the engine's choice."""
+
+    def notice(self, data: bytes) -> Notice:
+        """Tell all ranks ``data``, of one length everywhere."""
+
+    def post(self, rank: int, kind: int, data: bytes) -> None:
+        """Leave a message that :meth:`pick_up` finds, without waiting for it."""
+
+    def pick_up(self, kind: int) -> tuple[int, bytes] | None:
+        """A message that was left here, and who sent it; None: there is none."""
+
+    def split(self, color: int, key: int) -> Engine:
+        """An engine of the ranks that gave the same color, in the order of their keys."""
+
+    def abort(self, code: int) -> None:
+        """End all processes at once."""
+
+
+class Notice(Transfer, Protocol):
+    """What every rank tells."""
+
+    def told(self) -> list[bytes]:
+        """By rank, once it is done."""
+
+
+class Done:
+    """Nothing is on its way."""
+
+    def __init__(self, told: list[bytes] | None = None) -> None:
+        self._told = told or []
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def told(self) -> list[bytes]:
+        """What this rank told."""
+        return self._told
+
+
+class Alone:
+    """The engine of one process: it needs nothing installed."""
+
+    name = "none"
+    rank, size, local_rank = 0, 1, 0
+
+    def exchange(self, send: Sequence[Piece], receive: Sequence[Piece]) -> Transfer:
+        """From this rank to itself."""
+        for (_, there), (_, here) in zip(send, receive, strict=True):
+            here[...] = there
+        return Done()
+
+    def all_gather(self, send: Array, receive: Sequence[Array]) -> Transfer:
+        """A copy."""
+        receive[0][...] = send
+        return Done()
+
+    def broadcast(self, array: Array, root: int) -> Transfer:
+        """Nothing to do."""
+        return Done()
+
+    def all_reduce(self, array: Array, op: str) -> Transfer:
+        """Nothing to do."""
+        return Done()
+
+    def notice(self, data: bytes) -> Notice:
+        """To itself."""
+        return Done([data])
+
+    def post(self, rank: int, kind: int, data: bytes) -> None:
+        """Nobody else would read it."""
+
+    def pick_up(self, kind: int) -> tuple[int, bytes] | None:
+        """None."""
+        return None
+
+    def split(self, color: int, key: int) -> Engine:
+        """Itself."""
+        return self
+
+    def abort(self, code: int) -> Any:
+        """Nobody else runs: the exception that brought us here ends the process."""

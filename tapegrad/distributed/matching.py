@@ -1,0 +1,80 @@
+"""Matching: before ranks communicate, they compare what each of them is about to do.
+
+MPI and NCCL do not: with different shapes, dtypes or orders of calls they hang, or yield numbers that are wrong.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from tapegrad.distributed.engine import Engine, Notice
+from tapegrad.distributed.waiting import Entered, Home, wait
+from tapegrad.errors import DistributedError
+from tapegrad.program.capture import users_line
+
+_FORMAT = struct.Struct("<q16s")
+_SHORT = 112
+"""Bytes of an object that go at once with its length."""
+_HEAD = struct.Struct(f"<q{_SHORT}s")
+_REMEMBERED = 1000
+
+
+class Line:
+    """The collectives of one group, in their order, and what all of its ranks tell each other."""
+
+    def __init__(self, engine: Engine, home: Home, ranks: Sequence[int], timeout: float, check: str | None) -> None:
+        self.engine, self.home, self.ranks, self.timeout, self.check = engine, home, ranks, timeout, check
+        self.number = 0
+        self.history: deque[Entered] = deque(maxlen=_REMEMBERED)
+
+    def enter(self, kind: str, detail: str, nbytes: int) -> Entered:
+        """Enter a collective.  Raises DistributedError, on every rank, if another rank enters another one."""
+        self.number += 1
+        last = self.history[-1] if self.history else None
+        if last is not None:
+            last.before = None  # or each would hold all before it
+        entered = Entered(kind, detail, self.number, self.ranks, nbytes, users_line(), last)
+        if self.engine.size > 1 and self.check == "each":
+            self._compare(entered)
+        self.history.append(entered)
+        return entered
+
+    def _compare(self, entered: Entered) -> None:
+        mine = _FORMAT.pack(entered.number, entered.digest)
+        notice = self.engine.notice(mine)
+        wait(notice, entered, self.home, self.timeout)
+        if any(told != mine for told in notice.told()):
+            texts = self._gathered(str(entered), entered)
+            raise DistributedError("ranks do not do the same: " + _sides(self.ranks, texts))
+
+    def told(self, x: object, entered: Entered) -> list[Any]:
+        """What each rank gives for ``x``, by rank: anything that can be pickled."""
+        return self._gathered(x, entered) if self.engine.size > 1 else [x]
+
+    def _gathered(self, x: object, entered: Entered) -> list[Any]:
+        data = pickle.dumps(x, protocol=pickle.HIGHEST_PROTOCOL)
+        notice = self._noticed(_HEAD.pack(len(data), data[:_SHORT]), entered)
+        heads = [_HEAD.unpack(told) for told in notice.told()]
+        most = max(length for length, _ in heads) - _SHORT
+        if most <= 0:
+            return [pickle.loads(head[:length]) for length, head in heads]
+        rest = self._noticed(data[_SHORT:].ljust(most, b"\0"), entered).told()
+        return [pickle.loads((head + tail)[:length]) for (length, head), tail in zip(heads, rest, strict=True)]
+
+    def _noticed(self, data: bytes, entered: Entered) -> Notice:
+        notice = self.engine.notice(data)
+        wait(notice, entered, self.home, self.timeout)
+        return notice
+
+
+def _sides(ranks: Sequence[int], texts: list[str]) -> str:
+    """Who does what: ``ranks 0, 2: ...; rank 1: ...``."""
+    sides: dict[str, list[int]] = {}
+    for rank, text in zip(ranks, texts, strict=True):
+        sides.setdefault(text, []).append(rank)
+    return "; ".join(f"{'rank' if len(who) == 1 else 'ranks'} {', '.join(map(str, who))}: {text}"
+                     for text, who in sides.items())  # fmt: skip

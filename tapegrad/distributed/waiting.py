@@ -1,0 +1,132 @@
+"""Waiting for other ranks: with a deadline, and listening to what befalls them meanwhile.
+
+A rank that waits for too long tells all others, who then give up, too, and tell where they are: so the message of each
+names those who have not come.  A rank that ends tells the others (``faults.py``); who waits for it in vain learns why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tapegrad.errors import DistributedError, DistributedTimeoutError
+
+if TYPE_CHECKING:
+    from tapegrad.distributed.engine import Engine, Transfer
+
+LATE, LEAVING = 0, 1
+"""Kinds of messages that are left for others."""
+_SPINS = 64
+_LONGEST_PAUSE = 1e-3
+_FOR_ANSWERS = 1.0
+"""Seconds in which others say where they are."""
+_AFTER_LEAVING = 1.0
+"""Seconds in which what a rank has sent before it left may still come."""
+
+
+@dataclass
+class Entered:
+    """A collective that this rank has entered: the message of every error about it."""
+
+    kind: str
+    detail: str
+    """What must be the same on all ranks."""
+    number: int
+    """It is the ``number``-th of its group."""
+    ranks: Sequence[int]
+    """Who takes part."""
+    nbytes: int
+    """Of this rank's part."""
+    line: tuple[str, int] | None
+    before: Entered | None = None
+    """The one before, which all ranks have entered."""
+
+    def __str__(self) -> str:
+        where = "" if self.line is None else f" at {self.line[0]}:{self.line[1]}"
+        return f"{self.kind} #{self.number} of {self.detail} ({self.nbytes} bytes){where}"
+
+    @property
+    def digest(self) -> bytes:
+        """Of what must be the same."""
+        return hashlib.blake2b(f"{self.kind}|{self.detail}".encode(), digest_size=16).digest()
+
+
+class Home:
+    """All ranks of the job, and what is known of those that have ended."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.left: dict[int, str] = {}
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among all."""
+        return self.engine.rank
+
+    def leave(self) -> None:
+        """Tell the others that this rank ends, and wait until they do, too: who waits for this rank ends all."""
+        others = [r for r in range(self.engine.size) if r != self.rank]
+        for rank in others:
+            self.engine.post(rank, LEAVING, b"its program has ended")
+        while len(self.left) < len(others):
+            self.listen()
+            time.sleep(_LONGEST_PAUSE)
+
+    def listen(self) -> None:
+        """Hear who has ended."""
+        while (message := self.engine.pick_up(LEAVING)) is not None:
+            self.left[message[0]] = message[1].decode()
+
+
+def wait(transfer: Transfer, entered: Entered, home: Home, timeout: float) -> None:
+    """Wait until a transfer is done.  ``timeout``: seconds.
+
+    Raises DistributedTimeoutError if other ranks do not come, DistributedError if one has left.
+    """
+    for _ in range(_SPINS):
+        if transfer.done():
+            return
+    began, pause = time.monotonic(), 1e-5
+    gone: float | None = None
+    while not transfer.done():
+        now = time.monotonic()
+        home.listen()
+        left = [r for r in entered.ranks if r in home.left]
+        if left:
+            gone = now if gone is None else gone
+            if now - gone > _AFTER_LEAVING:
+                raise DistributedError(
+                    f"rank {home.rank} waits in {entered}, but rank {left[0]} is not there: {home.left[left[0]]}"
+                )
+        late = home.engine.pick_up(LATE)
+        if late is not None or now - began > timeout:
+            raise _timeout(entered, home, timeout, [] if late is None else [late])
+        time.sleep(pause)
+        pause = min(_LONGEST_PAUSE, 1.5 * pause)
+
+
+def _timeout(entered: Entered, home: Home, timeout: float, known: list[tuple[int, bytes]]) -> DistributedTimeoutError:
+    """Tell the others where this rank waits, hear where they do, and say who is missing."""
+    others = [r for r in entered.ranks if r != home.rank]
+    for rank in others:
+        home.engine.post(rank, LATE, pickle.dumps(str(entered)))
+    until = time.monotonic() + _FOR_ANSWERS
+    while time.monotonic() < until and len({r for r, _ in known}) < len(others):
+        answer = home.engine.pick_up(LATE)
+        if answer is None:
+            time.sleep(_LONGEST_PAUSE)
+        else:
+            known.append(answer)
+    places = {rank: pickle.loads(data) for rank, data in known}
+    missing = [r for r in others if r not in places]
+    lines = [f"rank {home.rank} waits in {entered}"]
+    lines += [f"rank {rank} waits in {place}" for rank, place in sorted(places.items())]
+    who = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}"
+    have = "has" if len(missing) == 1 else "have"
+    lines += [f"{who} {have} not come, and {have} not said anything for {timeout:g} s" for _ in missing[:1]]
+    last = f"; the last one that all ranks entered is {entered.before}" if entered.before else ""
+    return DistributedTimeoutError("; ".join(lines) + last)

@@ -1,0 +1,346 @@
+"""Collectives on several ranks: values, adjoints, order 2, walks in which ranks differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import tapegrad as tg
+from tapegrad import distributed as dist
+from tapegrad.distributed import Group
+
+F64 = np.float64
+
+
+def data(group: Group, *shape: int, seed: int = 0, dtype: Any = F64) -> np.ndarray:
+    """Numbers of this rank."""
+    rng = np.random.default_rng([seed, group.rank])
+    x = rng.normal(size=shape)
+    if np.dtype(dtype).kind == "c":
+        x = x + 1j * rng.normal(size=shape)
+    return np.asarray(x, dtype=dtype)
+
+
+def everyone(group: Group, x: np.ndarray) -> list[np.ndarray]:
+    return group.exchange_objects(x)
+
+
+def same(a: Any, b: Any, exact: bool = True) -> None:
+    a, b = np.asarray(a), np.asarray(b)
+    assert a.shape == b.shape, (a.shape, b.shape)
+    assert a.dtype == b.dtype, (a.dtype, b.dtype)
+    if exact:
+        assert a.tobytes() == b.tobytes(), (a, b)
+    else:
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+def uneven(group: Group, r: int | None = None) -> int:
+    r = group.rank if r is None else r
+    return (r * 3) % 4  # 0 among them
+
+
+def maps(group: Group) -> dict[str, tuple[Callable[[tg.Tensor], tg.Tensor], tuple[int, ...]]]:
+    """Linear collectives by name, and the shape of this rank's operand."""
+    n, last = group.size, group.size - 1
+    sizes = [uneven(group, r) for r in range(n)]
+    return {
+        "sum": (lambda x: dist.all_reduce(x), (3, 2)),
+        "sum of nothing": (lambda x: dist.all_reduce(x), (0, 2)),
+        "sum of a number": (lambda x: dist.all_reduce(x), ()),
+        "large sum": (lambda x: dist.all_reduce(x), (40, 51)),
+        "engine's sum": (lambda x: dist.all_reduce(x, exact=False), (5,)),
+        "mean": (lambda x: dist.all_reduce(x, "mean"), (3, 2)),
+        "reduce": (lambda x: dist.reduce(x, last), (3, 2)),
+        "broadcast": (lambda x: dist.broadcast(x, last), (2, 3)),
+        "all_gather": (lambda x: dist.all_gather(x, 1), (2, 3)),
+        "uneven all_gather": (lambda x: dist.all_gather(x), (uneven(group), 2)),
+        "all_gather of numbers": (lambda x: dist.all_gather(x), ()),
+        "reduce_scatter": (lambda x: dist.reduce_scatter(x, 1), (2, 2 * n + 1)),
+        "uneven reduce_scatter": (lambda x: dist.reduce_scatter(x, sizes=sizes), (sum(sizes), 2)),
+        "gather": (lambda x: dist.gather(x, last, 1), (2, 3)),
+        "uneven gather": (lambda x: dist.gather(x), (uneven(group), 2)),
+        "scatter": (lambda x: dist.scatter(x, last), (2 * n + 1, 2)),
+        "all_to_all": (lambda x: dist.all_to_all(x), (2 * n, 3)),
+        "all_to_all across": (lambda x: dist.all_to_all(x, 0, 1), (2 * n + 1, 3)),
+        "uneven all_to_all across": (lambda x: dist.all_to_all(x, 1, 0), (uneven(group), n)),
+        "shift": (lambda x: dist.shift(x), (3, 2)),
+        "shift back": (lambda x: dist.shift(x, -2), (3, 2)),
+        "open shift": (lambda x: dist.shift(x, periodic=False), (3, 2)),
+    }
+
+
+def case_values(group: Group) -> None:
+    n, r = group.size, group.rank
+    for dtype in (np.float32, F64, np.complex64, np.complex128, np.int32, np.float16):
+        x = (10 * data(group, 4, 3, dtype=F64)).astype(dtype)
+        xs = everyone(group, x)
+        total = xs[0].copy()
+        for other in xs[1:]:
+            total = total + other if dtype != np.float16 else total.astype(np.float32) + other
+        same(dist.all_reduce(x), total.astype(dtype))
+        same(dist.all_gather(x), np.concatenate(xs))
+        same(dist.all_gather(x, -1), np.concatenate(xs, axis=1))
+        same(dist.broadcast(x, n - 1), xs[-1])
+        same(dist.gather(x), np.concatenate(xs) if r == 0 else x[:0])
+        same(dist.shift(x), xs[(r - 1) % n])
+        same(dist.reduce(x, n - 1), total.astype(dtype) if r == n - 1 else np.zeros_like(x))
+    same(dist.all_reduce(x, "max"), np.max(everyone(group, x), axis=0))
+    same(dist.all_reduce(x, "min"), np.min(everyone(group, x), axis=0))
+    y = data(group, 5)
+    same(dist.all_reduce(y, "prod"), np.prod(everyone(group, y), axis=0), exact=False)
+    same(dist.all_reduce(y > 0, "max"), np.any(everyone(group, y > 0), axis=0))
+    same(dist.shift(y, periodic=False, fill=7.0), np.full(5, 7.0) if r == 0 else everyone_before(group, y))
+
+
+def everyone_before(group: Group, y: np.ndarray) -> np.ndarray:
+    """Rank 0 asks nobody: it has no neighbour before it."""
+    return np.random.default_rng([0, group.rank - 1]).normal(size=y.shape)
+
+
+def case_layouts(group: Group) -> None:
+    """An array in another order, strided, reversed, of bfloat16: values by position, not by memory."""
+    x = data(group, 4, 6)
+    xs = everyone(group, x)
+    total = sum(xs[1:], xs[0].copy())
+    same(dist.all_reduce(np.asfortranarray(x)), total)
+    same(dist.all_reduce(x[::-1, ::2]), total[::-1, ::2])
+    same(dist.all_reduce(tg.transpose(tg.asarray(x))), total.T)
+    same(dist.all_gather(np.asfortranarray(x)), np.concatenate(xs))
+    b = tg.astype(tg.asarray(x), tg.bfloat16)
+    assert dist.all_reduce(b).dtype == tg.bfloat16
+    wide = sum(np.asarray(tg.astype(tg.asarray(v), tg.bfloat16)).astype(np.float32) for v in xs)
+    np.testing.assert_allclose(np.asarray(dist.all_reduce(b)).astype(np.float32), wide, rtol=8e-3)
+
+
+def case_adjoints(group: Group) -> None:
+    """<ct, A t> = <A' ct, t>, summed over ranks, for real and complex numbers; tangents are the map itself."""
+    for dtype in (F64, np.complex128):
+        for name, (f, shape) in maps(group).items():
+            x, t = data(group, *shape, seed=1, dtype=dtype), data(group, *shape, seed=2, dtype=dtype)
+            y, pull = tg.vjp(f, tg.asarray(x))
+            ct = data(group, *y.shape, seed=3, dtype=dtype)
+            (back,) = pull(tg.asarray(ct))
+            pushed = tg.jvp(f, (tg.asarray(x),), (tg.asarray(t),))[1]
+            left = sum(everyone(group, np.vdot(ct, np.asarray(pushed))))
+            right = sum(everyone(group, np.vdot(np.asarray(back), t)))
+            assert abs(left - right) <= 1e-12 * max(1.0, abs(left)), (name, dtype, left, right)
+            np.testing.assert_allclose(np.asarray(pushed), np.asarray(f(tg.asarray(t))), rtol=1e-12, err_msg=name)
+
+
+def case_differences(group: Group) -> None:
+    """Gradients of compositions, with dot products and a loss that every rank has, against differences."""
+    x = data(group, 6)
+    xs = everyone(group, x)
+
+    m = tg.Variable(F64(1.3))
+    with tg.GradientTape() as tape:
+        a = dist.all_reduce(tg.sum(x * m))
+        top = dist.all_reduce(tg.sum(x * m), "max")
+        j = dist.all_reduce(tg.sum((a * x + dist.shift(x * m)) ** 2) + top) * 0.5
+    found = dist.all_reduce(tape.gradient(j, m))
+
+    def plain(m: float) -> float:
+        a = sum(v.sum() * m for v in xs)
+        top = max(v.sum() * m for v in xs)
+        parts = [((a * v + xs[(r - 1) % len(xs)] * m) ** 2).sum() + top for r, v in enumerate(xs)]
+        return 0.5 * sum(parts)
+
+    h = 1e-6
+    wanted = (plain(1.3 + h) - plain(1.3 - h)) / (2 * h)
+    np.testing.assert_allclose(float(found), wanted, rtol=1e-8)
+
+
+def case_second_order(group: Group) -> None:
+    """Hessian of a replicated loss times a vector, reverse over reverse, and forward over reverse."""
+    x = data(group, 4)
+    xs = everyone(group, x)
+
+    def hessian() -> float:
+        f = lambda m: sum((sum(v.sum() * m**2 for v in xs) * w + 0).sum() ** 2 for w in xs)
+        h = 1e-3
+        return (f(1.2 + h) - 2 * f(1.2) + f(1.2 - h)) / h**2
+
+    m = tg.Variable(F64(1.2))
+    with tg.GradientTape() as outer:
+        with tg.GradientTape() as inner:
+            a = dist.all_reduce(tg.sum(x * m**2))
+            j = dist.all_reduce(tg.sum(a * x) ** 2)
+        g = dist.all_reduce(inner.gradient(j, m))
+    second = dist.all_reduce(outer.gradient(g, m))
+    np.testing.assert_allclose(float(second), hessian(), rtol=1e-5)
+
+
+def case_only_some_watch(group: Group) -> None:
+    """A source on one rank alone: the others take part in the walk."""
+    x = tg.asarray(data(group, 3))
+    xs = everyone(group, np.asarray(x))
+    for who in range(group.size):
+        w = tg.asarray(np.arange(1.0, 4.0))
+        with tg.GradientTape() as tape:
+            if group.rank == who:
+                tape.watch(w)
+            total = dist.all_reduce(x * w if group.rank == who else x)
+            unused = dist.all_reduce(x)  # reached by no source
+            mine = tg.sum(total * x) + tg.sum(unused)
+        g = tape.gradient(mine, w if group.rank == who else [])
+        if group.rank == who:
+            np.testing.assert_allclose(np.asarray(g), sum(xs) * xs[who], rtol=1e-12)
+
+
+def case_only_some_want(group: Group) -> None:
+    """A target that only one rank's loss needs, and a collective after it that nobody's does."""
+    x = data(group, 3)
+    w = tg.Variable(np.ones(3))
+    with tg.GradientTape() as tape:
+        total = dist.all_reduce(x * w)
+        mine = tg.sum(total) if group.rank == 0 else tg.sum(w) * 0.0
+        dist.all_reduce(tg.sum(w))  # a figure to print
+    g = tape.gradient(mine, w)
+    np.testing.assert_allclose(np.asarray(g), x if group.rank else x, rtol=1e-12)
+
+
+def case_checkpoints(group: Group) -> None:
+    """recompute_grad and checkpointed_loop around collectives: the gradient of the plain program, to the bit."""
+    x = tg.asarray(data(group, 5))
+
+    def block(u: tg.Tensor) -> tg.Tensor:
+        return tg.tanh(dist.shift(u) * 0.5 + u * dist.all_reduce(tg.sum(u)) * 0.1)
+
+    def gradient(f: Callable[[tg.Tensor], tg.Tensor]) -> np.ndarray:
+        w = tg.asarray(np.linspace(0.5, 1, 5) + group.rank)
+        with tg.GradientTape() as tape:
+            tape.watch(w)
+            loss = tg.sum(f(w * x) ** 2)
+        return np.asarray(tape.gradient(loss, w))
+
+    def steps(u: tg.Tensor) -> tg.Tensor:
+        for _ in range(6):
+            u = block(u)
+        return u
+
+    plain = gradient(steps)
+    same(gradient(tg.recompute_grad(steps)), plain)
+    looped = gradient(lambda u: tg.checkpointed_loop(block, u, 6, snapshots=2))
+    same(looped, plain)
+
+
+def case_checkpoint_watched_on_one_rank(group: Group) -> None:
+    x = tg.asarray(data(group, 3))
+    xs = everyone(group, np.asarray(x))
+    w = tg.asarray(np.arange(1.0, 4.0))
+    f = tg.recompute_grad(lambda v: dist.all_reduce(v) * x)
+    with tg.GradientTape() as tape:
+        if group.rank == 0:
+            tape.watch(w)
+        mine = tg.sum(f(x * w if group.rank == 0 else x))
+    g = tape.gradient(mine, w if group.rank == 0 else [])
+    if group.rank == 0:
+        np.testing.assert_allclose(np.asarray(g), sum(xs) * xs[0], rtol=1e-12)
+
+
+def case_budget(group: Group) -> None:
+    """Ranks with unequal shapes under tight budgets drop different values; no collective is repeated alone."""
+    n = 4000 * (1 + group.rank)
+    x = tg.asarray(data(group, n))
+
+    def gradient(budget: int | None) -> np.ndarray:
+        w = tg.Variable(np.ones(n))
+
+        def run() -> np.ndarray:
+            with tg.GradientTape() as tape:
+                u = x * w
+                for _ in range(8):
+                    a = dist.all_reduce(tg.sum(tg.sin(u)))
+                    u = tg.cos(u) * a + tg.exp(-u * u)
+                loss = tg.sum(u)
+            return np.asarray(tape.gradient(loss, w))
+
+        if budget is None:
+            return run()
+        with tg.memory_budget(budget):
+            return run()
+
+    plain = gradient(None)
+    same(gradient(20 * n * 8), plain)
+    same(gradient(11 * n * 8), plain)
+
+
+def case_budget_keeps_collectives(group: Group) -> None:
+    """Within a budget that drops nearly everything, as many collectives are done as without one."""
+    x = tg.asarray(data(group, 5000))
+    w = tg.Variable(np.ones(5000))
+
+    def gradient() -> tuple[np.ndarray, int]:
+        before = group.line.number
+        with tg.GradientTape() as tape:
+            u = x * w
+            for _ in range(5):
+                u = tg.sin(dist.all_reduce(u)) * x + tg.exp(-u * u)
+            loss = tg.sum(u)
+        return np.asarray(tape.gradient(loss, w)), group.line.number - before
+
+    plain, count = gradient()
+    with tg.memory_budget(17 * 40000):
+        found, within = gradient()
+    same(found, plain)
+    assert within == count, (within, count)
+    assert everyone(group, within) == [count] * group.size
+
+
+def case_captured_on_a_tape(group: Group) -> None:
+    """A tape around a captured function with collectives: eager, with the reason told."""
+    x = data(group, 4)
+    f = tg.function(lambda w: dist.all_reduce(w * x))
+    for _ in range(3):
+        w = tg.asarray(np.ones(4))
+        with tg.GradientTape() as tape:
+            tape.watch(w)
+            y = f(w)
+        np.testing.assert_allclose(np.asarray(tape.gradient(y, w)), x, rtol=1e-12)
+    if group.size > 1:
+        assert any("collectives" in reason for reason in f.stats.fallbacks), f.stats
+
+
+def case_captured_collectives_are_not_merged(group: Group) -> None:
+    """Equal collectives, and one whose result nobody reads: all are done in each replay."""
+
+    def step(w: tg.Tensor) -> tg.Tensor:
+        dist.all_reduce(w * 2)
+        return dist.all_reduce(w) + dist.all_reduce(w)
+
+    f, w = tg.function(step), tg.asarray(data(group, 3))
+    counts = []
+    for _ in range(4):
+        before = group.line.number
+        f(w)
+        counts.append(group.line.number - before)
+    assert counts == [3, 3, 3, 3], counts
+
+
+def case_captured(group: Group) -> None:
+    """A captured step of each rank: the bits of the eager one."""
+    x = data(group, 6)
+
+    def step(w: tg.Tensor) -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch(w)
+            j = dist.all_reduce(tg.sum((w * x + dist.shift(w)) ** 2))
+        return j, dist.all_reduce(tape.gradient(j, w))
+
+    captured = tg.function(step)
+    for k in range(5):
+        w = tg.asarray(np.linspace(0, 1, 6) + k)
+        for a, b in zip(step(w), captured(w), strict=True):
+            same(a, b)
+    assert captured.stats.replays >= 2, captured.stats
+
+
+def case_jacobian_and_vmap(group: Group) -> None:
+    n = group.size
+    jacobian = np.asarray(tg.jacobian(dist.all_gather)(tg.asarray(data(group, 2))))
+    assert jacobian.shape == (2 * n, 2)
+    batch = data(group, 3, 4)
+    same(tg.vmap(lambda v: dist.all_reduce(v))(tg.asarray(batch)), np.asarray(dist.all_reduce(batch)))

@@ -1,0 +1,87 @@
+"""Runs the cases of a module on several ranks: one ``mpiexec`` for all of them.
+
+A module of cases holds functions ``case_...(group)``.  Run by ``mpiexec -n 4 python ranks.py MODULE``, each is
+called on every rank; rank 0 prints for each what went wrong on which rank.  ``report`` starts that, and reads what it
+printed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TIMEOUT = 120
+
+
+def launcher() -> str | None:
+    """The ``mpiexec`` of this environment; None: there is no MPI here."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return None
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What ranks find around them: one thread each, short waits, more ranks than processors allowed."""
+    paths = [str(HERE.parent.parent), str(HERE.parent), str(HERE)]
+    return {
+        **os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+        "TAPEGRAD_TIMEOUT": "20", "PYTHONWARNINGS": "error", "PYTHONDONTWRITEBYTECODE": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", **more,
+    }  # fmt: skip
+
+
+def start(ranks: int, *command: str, timeout: float = TIMEOUT, **more: str) -> subprocess.CompletedProcess[str]:
+    """``mpiexec -n ranks python command``, finished."""
+    mpiexec = launcher()
+    assert mpiexec is not None
+    line = [mpiexec, "-n", str(ranks), sys.executable, *command]
+    return subprocess.run(line, env=environment(**more), capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@functools.cache
+def report(module: str, ranks: int) -> dict[str, str]:
+    """For each case of a module, what went wrong ("": nothing)."""
+    done = start(ranks, str(HERE / "ranks.py"), module)
+    results = [json.loads(line.removeprefix("CASE ")) for line in done.stdout.splitlines() if line.startswith("CASE ")]
+    found = dict(results)
+    found["(the end)"] = "" if done.returncode == 0 else f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return found
+
+
+def cases(module: str) -> list[str]:
+    """The names of a module's cases."""
+    text = (HERE / f"{module}.py").read_text(encoding="utf-8")
+    return [line[4 : line.index("(")] for line in text.splitlines() if line.startswith("def case_")]
+
+
+def main(module: str) -> None:
+    from tapegrad import distributed
+
+    group = distributed.init()
+    found = importlib.import_module(module)
+    for name in cases(module):
+        try:
+            getattr(found, name)(group)
+            text = ""
+        except Exception:
+            text = traceback.format_exc()
+            print(f"rank {group.rank}, {name}: {text}", file=sys.stderr, flush=True)  # others may not come to hear it
+        told = group.exchange_objects(text)
+        if group.rank == 0:
+            wrong = "\n".join(f"rank {rank}: {t}" for rank, t in enumerate(told) if t)
+            print("CASE " + json.dumps([name, wrong]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
