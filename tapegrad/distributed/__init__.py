@@ -4,17 +4,9 @@
 unchanged, with nothing installed.
 """
 
-from tapegrad.distributed.collectives import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    broadcast,
-    gather,
-    reduce,
-    reduce_scatter,
-    scatter,
-    shift,
-)
+from tapegrad.distributed.collectives.blocks import all_gather, gather, reduce_scatter, scatter
+from tapegrad.distributed.collectives.exchanges import all_to_all, shift
+from tapegrad.distributed.collectives.reductions import all_reduce, broadcast, reduce
 from tapegrad.distributed.group import Group, init, world
 
 __all__ = [

@@ -1,0 +1,146 @@
+"""What declarations of collectives have in common, and what ranks tell each other before one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tapegrad.core.aval import ShapedArray, normalize_axis
+from tapegrad.core.primitive import Primitive, linear
+from tapegrad.core.rule import Params
+from tapegrad.core.state import thread
+from tapegrad.device import CPU, Device
+from tapegrad.device.types import Array
+from tapegrad.distributed.group import Group
+from tapegrad.distributed.ordered import bounds
+from tapegrad.distributed.walks import PEERS
+from tapegrad.errors import DistributedError, DryRunError, ShapeError
+from tapegrad.ops.shape.shape import reshape
+from tapegrad.tensor import Tensor
+
+Sizes = tuple[int, ...]
+"""Lengths along an axis, by rank."""
+
+
+def flattened(x: Array) -> Array:
+    """A contiguous array of one dimension, which may be ``x``'s memory."""
+    return CPU.xp.ascontiguousarray(x).reshape(-1)
+
+
+def described(x: ShapedArray | Array, shape: Sequence[int], **more: object) -> str:
+    """What must be the same on all ranks."""
+    return f"{x.dtype} {tuple(shape)}" + "".join(f", {name}={value}" for name, value in more.items())
+
+
+def staged(impl: Callable[..., None]) -> Callable[..., None]:
+    """``impl`` for arrays on a GPU, which pass through the host's memory."""
+
+    def cuda(device: Device, x: Array, *, out: Array, **params: Any) -> None:
+        result = CPU.xp.empty(out.shape, out.dtype)
+        impl(CPU.xp, device.numpy(x), out=result, **params)
+        out[...] = device.array(result, None, copy=False)
+
+    return cuda
+
+
+def collective(
+    name: str, impl: Callable[..., None], infer: Callable[..., ShapedArray], transpose: Callable[..., Tensor],
+    lift: Callable[[Params, int], Params], doc: str,
+) -> Primitive:  # fmt: skip
+    """A linear primitive whose application all ranks of its group take part in."""
+    return linear(
+        name, impl=impl, infer=infer, transpose=transpose, lift=lift, into=True, cuda=staged(impl), effect=PEERS,
+        doc=doc,
+    )  # fmt: skip
+
+
+def same(x: ShapedArray, **params: object) -> ShapedArray:
+    return x
+
+
+def unchanged(params: Params, n: int) -> Params:
+    return params
+
+
+def along(aval: ShapedArray, axis: int, n: int) -> ShapedArray:
+    return aval.with_shape((*aval.shape[:axis], n, *aval.shape[axis + 1 :]))
+
+
+def blocks_of(x: Array, axis: int, sizes: Sizes) -> list[Array]:
+    """``x`` cut along ``axis`` into blocks of these lengths."""
+    at = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    return [x[(slice(None),) * axis + (slice(i, j),)] for i, j in zip(at, at[1:], strict=False)]
+
+
+def buffers_for(blocks: Sequence[Array]) -> list[Array]:
+    return [CPU.xp.empty(b.size, b.dtype) for b in blocks]
+
+
+def unpack(blocks: Sequence[Array], received: Sequence[Array]) -> None:
+    for block, flat in zip(blocks, received, strict=True):
+        CPU.xp.copyto(block, flat.reshape(block.shape))
+
+
+def others_of(shape: Sequence[int], axis: int) -> tuple[int | str, ...]:
+    """A shape without the length along ``axis``, which may differ from rank to rank."""
+    return (*shape[:axis], "*", *shape[axis + 1 :])
+
+
+def lift_axis(params: Params, n: int) -> Params:
+    return {**params, "axis": params["axis"] + 1}
+
+
+def rank_of(op: str, root: int, group: Group) -> int:
+    if not -group.size <= root < group.size:
+        raise DistributedError(f"{op}: there is no rank {root} in {group!r}")
+    return int(root) % group.size
+
+
+def with_sizes(op: str, x: Tensor, axis: int, group: Group, sizes: Sequence[int] | None) -> tuple[Tensor, int, Sizes]:
+    if x.ndim == 0:
+        x, sizes = reshape(x, (1,)), (1,) * group.size
+    axis = normalize_axis(op, axis, x.ndim)
+    lengths = tuple(lengths_of(op, x, axis, group)) if sizes is None else tuple(map(int, sizes))
+    if len(lengths) != group.size or lengths[group.rank] != x.shape[axis]:
+        raise ShapeError(
+            f"{op}: sizes {lengths} must name the length along axis {axis} of each of {group.size} ranks; "
+            f"rank {group.rank} has {x.shape}"
+        )
+    return x, axis, lengths
+
+
+def shares_of(op: str, x: Tensor, axis: int, group: Group, sizes: Sequence[int] | None) -> Sizes:
+    if sizes is None:
+        at = bounds(x.shape[axis], group.size)
+        return tuple(j - i for i, j in zip(at, at[1:], strict=False))
+    return checked_sizes(op, x, axis, group, sizes, True)
+
+
+def checked_sizes(op: str, x: Tensor, axis: int, group: Group, sizes: Sequence[int], whole: bool) -> Sizes:
+    lengths = tuple(map(int, sizes))
+    if len(lengths) != group.size or min(lengths) < 0 or (whole and sum(lengths) != x.shape[axis]):
+        raise ShapeError(f"{op}: sizes {lengths} must cut axis {axis} of {x.shape} into {group.size} blocks")
+    return lengths
+
+
+def lengths_of(op: str, x: Tensor, axis: int, group: Group) -> list[int]:
+    """The lengths along ``axis`` of all ranks."""
+    return [int(n) for n in told_by_all(op, x, x.shape[axis], group)]
+
+
+def told_by_all(op: str, x: Tensor, mine: Any, group: Group) -> list[Any]:
+    """What each rank gives; in a dry run what they gave the last time."""
+    key = op, x.shape, str(x.dtype), mine
+    known: dict[Any, list[Any]] = group.told_before
+    if group.size == 1:
+        return [mine]
+
+    def ask() -> list[Any]:
+        entered = group.line.enter(f"sizes of {op}", f"{x.dtype}, {x.ndim} dimensions", 0)
+        known[key] = group.line.told(mine, entered)
+        return known[key]
+
+    told = thread.executor.in_earnest(ask, known.get(key))
+    if told is None:
+        raise DryRunError(f"{op}: a dry run does not know the other ranks' sizes; give sizes=, or run it once before")
+    return told

@@ -1,0 +1,169 @@
+"""Sums and extremes over ranks, and the value of one rank on all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapegrad.core.primitive import Primitive, general
+from tapegrad.device.types import Array, Namespace
+from tapegrad.distributed.collectives.blocks import all_gather
+from tapegrad.distributed.collectives.declaring import (
+    collective,
+    described,
+    flattened,
+    rank_of,
+    same,
+    staged,
+    unchanged,
+)
+from tapegrad.distributed.group import Group, of
+from tapegrad.distributed.ordered import AllReduce, reduced
+from tapegrad.distributed.walks import PEERS
+from tapegrad.errors import DistributedError, DTypeError
+from tapegrad.ops.apply import barrier
+from tapegrad.ops.dispatch import cast, tensor
+from tapegrad.ops.reduce.reductions import prod
+from tapegrad.ops.shape.shape import reshape
+from tapegrad.tensor import Tensor, TensorLike
+
+
+def _run_all_reduce(xp: Namespace, x: Array, *, group: Group, op: str, exact: bool, out: Array) -> None:
+    xp.copyto(out, x)
+    flat = out.reshape(-1) if out.flags.c_contiguous else flattened(out)
+
+    def start() -> Any:
+        return AllReduce(group.engine, flat, op) if exact else group.engine.all_reduce(flat, op)
+
+    group.together("all_reduce", described(x, x.shape, op=op, exact=exact), x.nbytes, start)
+    if not out.flags.c_contiguous:
+        xp.copyto(out, flat.reshape(out.shape))
+
+
+all_reduce_p: Primitive = collective(
+    "all_reduce",
+    _run_all_reduce,
+    same,
+    lambda ct, x, *, group, op, exact: barrier(all_reduce_p, ct, group=group, op=op, exact=exact),
+    unchanged,
+    "The sum over ranks, on each of them.",
+)
+
+
+def _extreme_rule(ct: Tensor, x: Tensor, out: Tensor, *, group: Group, op: str) -> Tensor:
+    """The cotangents of all ranks, shared equally by those that attain the result."""
+    attain = cast(x == out, ct.dtype)
+    return all_reduce(ct, group=group) * attain / all_reduce(attain, group=group)
+
+
+def _extreme_push(t: Tensor, x: Tensor, out: Tensor, *, group: Group, op: str) -> Tensor:
+    attain = cast(x == out, t.dtype)
+    return all_reduce(t * attain, group=group) / all_reduce(attain, group=group)
+
+
+def _run_extreme(xp: Namespace, x: Array, *, group: Group, op: str, out: Array) -> None:
+    _run_all_reduce(xp, x, group=group, op=op, exact=True, out=out)
+
+
+extreme_p = general(
+    "all_reduce_extreme",
+    impl=_run_extreme,
+    infer=same,
+    vjp=[_extreme_rule],
+    jvp=[_extreme_push],
+    lift=unchanged,
+    into=True,
+    cuda=staged(_run_extreme),
+    effect=PEERS,
+    doc="The greatest or the least element over ranks.",
+)
+
+
+def all_reduce(x: TensorLike, /, op: str = "sum", *, group: Group | None = None, exact: bool = True) -> Tensor:
+    """``x`` reduced over the ranks, elementwise: the same result on each of them.  All give the same shape and dtype.
+
+    ``op``: "sum", "mean", "max", "min" or "prod".  ``exact``: in the order of ranks, half types in float32, so that the
+    bits depend on the values alone; False: in the order that MPI or NCCL takes.  Cotangents are summed over ranks, too;
+    those of a maximum are shared by the ranks that attain it, as in ``tg.max``.
+
+    Raises DistributedError on every rank if they differ, DTypeError for an order of complex numbers or a sum of bools.
+    """
+    x, group = tensor("all_reduce", x), of(group)
+    if op not in ("sum", "mean", "max", "min", "prod"):
+        raise DistributedError(f'all_reduce: op is "sum", "mean", "max", "min" or "prod", not {op!r}')
+    kind = x.dtype.kind
+    if kind == "c" and op in ("max", "min"):
+        raise DTypeError(f"all_reduce: complex numbers have no order; op={op!r} takes abs, real or imag")
+    if kind == "b" and op in ("sum", "mean"):
+        raise DTypeError('all_reduce: bools have no sum; cast them to integers, or take op="max" (any) or "min" (all)')
+    if op == "prod":
+        return prod(all_gather(reshape(x, (1, *x.shape)), group=group, sizes=(1,) * group.size), axis=0)
+    if op in ("max", "min"):
+        return barrier(extreme_p, x, group=group, op=op)
+    if op == "mean" and kind not in "fcV":
+        raise DTypeError(f"all_reduce: the mean of {x.dtype} is no integer; cast it to a float first")
+    total = barrier(all_reduce_p, x, group=group, op="sum", exact=exact)
+    return total if op == "sum" else total / group.size
+
+
+def _run_reduce(xp: Namespace, x: Array, *, group: Group, root: int, out: Array) -> None:
+    flat, here = flattened(x), group.rank == root
+    pieces = [xp.empty_like(flat) for _ in range(group.size)] if here else []
+
+    def start() -> Any:
+        return group.engine.exchange([(root, flat)], list(enumerate(pieces)))
+
+    group.together("reduce", described(x, x.shape, root=root), x.nbytes, start)
+    if here:
+        total = xp.empty_like(flat)
+        reduced(pieces, "sum", total)
+        xp.copyto(out, total.reshape(out.shape))
+    else:
+        out.fill(0)
+
+
+reduce_p: Primitive = collective(
+    "reduce",
+    _run_reduce,
+    same,
+    lambda ct, x, *, group, root: barrier(broadcast_p, ct, group=group, root=root),
+    unchanged,
+    "The sum over ranks on one of them, zeros on the others.",
+)
+
+
+def reduce(x: TensorLike, /, root: int = 0, *, group: Group | None = None) -> Tensor:
+    """The sum of ``x`` over the ranks, in their order, on rank ``root``; zeros on the others.
+
+    Raises DistributedError on every rank if shapes or dtypes differ.
+    """
+    group = of(group)
+    return barrier(reduce_p, tensor("reduce", x), group=group, root=rank_of("reduce", root, group))
+
+
+def _run_broadcast(xp: Namespace, x: Array, *, group: Group, root: int, out: Array) -> None:
+    flat = xp.empty(x.size, x.dtype)
+    if group.rank == root:
+        xp.copyto(flat, flattened(x))
+    group.together(
+        "broadcast", described(x, x.shape, root=root), x.nbytes, lambda: group.engine.broadcast(flat, root)
+    )  # fmt: skip
+    xp.copyto(out, flat.reshape(out.shape))
+
+
+broadcast_p: Primitive = collective(
+    "broadcast",
+    _run_broadcast,
+    same,
+    lambda ct, x, *, group, root: barrier(reduce_p, ct, group=group, root=root),
+    unchanged,
+    "The value of one rank, on each of them.",
+)
+
+
+def broadcast(x: TensorLike, /, root: int = 0, *, group: Group | None = None) -> Tensor:
+    """``x`` of rank ``root``, on each rank; the others give a tensor of its shape and dtype, whose values do not count.
+
+    Raises DistributedError on every rank if shapes or dtypes differ.
+    """
+    group = of(group)
+    return barrier(broadcast_p, tensor("broadcast", x), group=group, root=rank_of("broadcast", root, group))
