@@ -6,6 +6,7 @@ step, cotangents of a state and of what the step uses, and the sums of those.  E
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -104,11 +105,14 @@ def _needs_of(loop: Loop, state: Any, outer: list[Recorder], taping: bool) -> Ne
             held = sum(_storages([*leaves, *probe.inputs]).values())
             return peak, held, trial.tape_bytes(state, [*leaves, *probe.inputs], outer) if taping else 0
 
-    random = bits.host_state()
+    random, collects = bits.host_state(), gc.isenabled()
     try:
+        gc.disable()  # garbage of before that went in the middle would be taken for bytes that the loop gives back
         peak, held, tape = during(measured, recorders=())
     finally:
         bits.set_host_state(random)
+        if collects:
+            gc.enable()
     return Needs(peak + held, held, trial.state_bytes, tape)
 
 
