@@ -51,6 +51,19 @@ def _gather(tree: Any, found: list[Any]) -> None:
             found.append(item)
 
 
+def named(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves, left to right, each with what leads to it: keys, fields of named tuples, numbers, between slashes."""
+    if isinstance(tree, dict):
+        items = [(key, tree[key]) for key in _keys(tree)]
+    elif isinstance(tree, (list, tuple)):
+        items = list(zip(getattr(tree, "_fields", range(len(tree))), tree))
+    else:
+        yield name, tree
+        return
+    for key, item in items:
+        yield from named(item, f"{name}/{key}" if name else f"{key}")
+
+
 def rebuild(tree: object, values: Iterator[object]) -> Any:
     """The structure of ``tree`` with its leaves replaced by ``values``, in order."""
     if isinstance(tree, dict):

@@ -112,6 +112,11 @@ class Optimizer:
                     slots.append(Variable(x, trainable=False, name=name, category="optimizer"))
                 self._slots[id(v)] = v, tuple(slots)
 
+    def forget(self, variables: Iterable[Variable]) -> None:
+        """Drop the state of these variables; the next ``apply`` begins with zeros."""
+        for v in variables:
+            self._slots.pop(id(v), None)
+
     @property
     def variables(self) -> list[Variable]:
         """``iterations``, then the slots of every variable in the order of ``build`` or of the first step."""

@@ -57,7 +57,7 @@ def save(path: str | os.PathLike[str], layer: str, variables: Named, optimizer: 
     SaveFileError (an OSError) where the file cannot be written, MissingSafetensorsError.
     """
     _require_safetensors()
-    state = _named_state(layer, variables, optimizer)
+    state = named_state(layer, variables, optimizer)
     metadata = {"format": _FORMAT}
     if optimizer is not None:
         metadata["optimizer"] = type(optimizer).__name__
@@ -78,7 +78,7 @@ def load(path: str | os.PathLike[str], layer: str, variables: Named, optimizer: 
     _require_safetensors()
     from safetensors import SafetensorError, safe_open
 
-    where = _possible("load", os.fspath(path))
+    where = possible("load", os.fspath(path))
     try:
         with open(where, "rb"):
             pass  # the system's message says why
@@ -86,7 +86,7 @@ def load(path: str | os.PathLike[str], layer: str, variables: Named, optimizer: 
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}
     except OSError as error:
-        raise _of_system("load", where, error) from error
+        raise of_system("load", where, error) from error
     except SafetensorError as error:
         raise SaveError(f"load: {where} is not a complete safetensors file: {error}; save it again") from error
     except (ValueError, TypeError, AttributeError, KeyError) as error:  # a dtype that NumPy does not have
@@ -95,34 +95,44 @@ def load(path: str | os.PathLike[str], layer: str, variables: Named, optimizer: 
         arrays = {name: array for name, array in arrays.items() if not name.startswith("optimizer/")}
     else:
         _build_for(where, metadata, arrays, variables, optimizer)
-    state = _named_state(layer, variables, optimizer)
+    state = named_state(layer, variables, optimizer)
     problems = list(_problems(state, arrays))
     if problems:
-        more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
-        listed = "".join(f"\n  {problem}" for problem in problems[:10])
-        raise SaveError(f"load: {where} does not fit {layer}; nothing was changed:{listed}{more}")
+        raise does_not_fit(where, layer, problems)
     for name, variable in state.items():
         variable.assign(arrays[name])
 
 
-def _named_state(layer: str, variables: Named, optimizer: Optimizer | None) -> dict[str, Variable]:
-    """Every variable to save or load, by its name in the file."""
+def named_state(layer: str, variables: Named, optimizer: Optimizer | None) -> dict[str, Variable]:
+    """Every variable to save or load, by its name in the file.
+
+    Raises SaveError where there is none, or two of them have one name.
+    """
     if not variables:
         raise SaveError(f"{layer} has no variables yet: call it once on an input, or call its build(input_shape)")
     named = list(variables)
     if optimizer is not None:
-        named += [("optimizer/iterations", optimizer.iterations)]
-        for path, variable in variables:
-            named += [(f"optimizer/{slot}/{path}", v) for slot, v in optimizer.slots_of(variable).items()]
-        strangers = len(optimizer.variables) - (len(named) - len(variables))
-        if strangers:
-            raise SaveError(f"{optimizer} keeps {strangers} state variables for variables that are not in {layer}")
+        named += [(f"optimizer/{name}", v) for name, v in state_of(optimizer, variables, layer)]
     state: dict[str, Variable] = {}
     for name, variable in named:
         if name in state:
             raise SaveError(f"{layer}: two variables have the path {name!r}; use other attribute names or dict keys")
         state[name] = variable
     return state
+
+
+def state_of(optimizer: Optimizer, variables: Named, owner: str) -> Named:
+    """The state of ``optimizer``, named ``iterations`` and ``<slot>/<path>``, for the ``variables`` of ``owner``.
+
+    Raises SaveError where it has state for others.
+    """
+    named = [("iterations", optimizer.iterations)]
+    for path, variable in variables:
+        named += [(f"{slot}/{path}", v) for slot, v in optimizer.slots_of(variable).items()]
+    strangers = len(optimizer.variables) - len(named)
+    if strangers:
+        raise SaveError(f"{optimizer} keeps {strangers} state variables for variables that are not in {owner}")
+    return named
 
 
 def _build_for(where: str, metadata: dict[str, str], arrays: Arrays, variables: Named, optimizer: Optimizer) -> None:
@@ -134,6 +144,13 @@ def _build_for(where: str, metadata: dict[str, str], arrays: Arrays, variables: 
         raise SaveError(f"load: {where} holds the state of {kind}, not of {type(optimizer).__name__}")
     having = {name.split("/", 2)[2] for name in arrays if name.startswith("optimizer/") and name.count("/") > 1}
     optimizer.build(variable for path, variable in variables if path in having)
+
+
+def does_not_fit(where: str, what: str, problems: list[str]) -> SaveError:
+    """The error for what was saved of something else; it lists ten of the problems."""
+    more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
+    listed = "".join(f"\n  {problem}" for problem in problems[:10])
+    return SaveError(f"load: {where} does not fit {what}; nothing was changed:{listed}{more}")
 
 
 def _problems(state: dict[str, Variable], arrays: Arrays) -> Iterator[str]:
@@ -156,7 +173,7 @@ def _write(path: str, arrays: Arrays, metadata: dict[str, str]) -> None:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    target = os.path.realpath(_possible("save", path))
+    target = os.path.realpath(possible("save", path))
     partial = f"{target}.{os.getpid()}.partial"
     try:
         if os.path.isdir(target):
@@ -172,12 +189,12 @@ def _write(path: str, arrays: Arrays, metadata: dict[str, str]) -> None:
     except SaveError:
         raise
     except OSError as error:
-        raise _of_system("save", path, error) from error
+        raise of_system("save", path, error) from error
     except SafetensorError as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number:
             cause = OSError(int(number[1]), os.strerror(int(number[1])))
-            raise _of_system("save", path, cause) from error
+            raise of_system("save", path, cause) from error
         dtypes = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
         raise SaveError(
             f"save: {path}: {error}; the variables are {dtypes}: convert them, or pickle the layer"
@@ -202,13 +219,14 @@ _WHAT_TO_DO = {
 }
 
 
-def _possible(op: str, path: str) -> str:
+def possible(op: str, path: str) -> str:
+    """``path``, if that can be a path.  Raises SaveError."""
     if not path or "\0" in path:
         raise SaveError(f"{op}: {path!r} cannot be the name of a file; give another path")
     return path
 
 
-def _of_system(op: str, path: str, error: OSError) -> SaveFileError:
+def of_system(op: str, path: str, error: OSError) -> SaveFileError:
     """The error for a file that the system cannot write or read."""
     folder = os.path.dirname(path) or "."
     what = _WHAT_TO_DO.get(error.errno or 0, "")
