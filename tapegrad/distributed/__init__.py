@@ -8,8 +8,9 @@ from tapegrad.distributed.collectives.blocks import all_gather, gather, reduce_s
 from tapegrad.distributed.collectives.exchanges import all_to_all, shift
 from tapegrad.distributed.collectives.reductions import all_reduce, broadcast, reduce
 from tapegrad.distributed.group import Group, init, world
+from tapegrad.distributed.saving import Sharded, load, save
 
 __all__ = [
-    "Group", "all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "init", "reduce", "reduce_scatter",
-    "scatter", "shift", "world",
+    "Group", "Sharded", "all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "init", "load", "reduce",
+    "reduce_scatter", "save", "scatter", "shift", "world",
 ]  # fmt: skip

@@ -44,12 +44,12 @@ def save(dir: Path, tree: Any, *, overwrite: bool = False, group: Group | None =
         found.fill()
         return manifest(found)
 
-    manifests = on_every_rank(group, "save", look)
+    manifests = on_every_rank(group, "save", path, look)
 
     def begin() -> tuple[Plan, str]:
         return plan(manifests), folder.begin(path, overwrite)
 
-    planned, made = on_first_rank(group, "save", begin)
+    planned, made = on_first_rank(group, "save", path, begin)
 
     def discard() -> None:
         if group.rank == 0:
@@ -60,8 +60,8 @@ def save(dir: Path, tree: Any, *, overwrite: bool = False, group: Group | None =
         folder.commit(made, path, build(manifests, planned, written), sizes)
 
     try:
-        written = on_every_rank(group, "save", lambda: _write(made, found, planned, group), discard)
-        on_first_rank(group, "save", commit, discard)
+        written = on_every_rank(group, "save", path, lambda: _write(made, found, planned, group), discard)
+        on_first_rank(group, "save", path, commit, discard)
     except BaseException:
         discard()
         raise
@@ -88,8 +88,9 @@ def load(dir: Path, tree: Any = None, *, strict: bool = True, group: Group | Non
     """Put what ``save`` wrote to ``dir`` into ``tree``; the tree, with the values of its tensors, arrays and numbers.
 
     Layers, variables, optimizers, random generators and :class:`Sharded` values are set in place; there may be another
-    number of ranks, other slices.  Without ``tree``: nested dicts of tensors, numbers and generators.  Names, shapes
-    and dtypes must be the same; ``strict=False``: names that only the tree or only the folder has are left as they are.
+    number of ranks, other slices.  Without ``tree``: nested dicts of tensors, numbers and generators (a list of those
+    that each of another number of ranks had).  Names, shapes and dtypes must be the same; ``strict=False``: names that
+    only the tree or only the folder has are left as they are.
 
     All that is read is checked; nothing is changed unless all ranks have read all that they need.
 
@@ -102,7 +103,7 @@ def load(dir: Path, tree: Any = None, *, strict: bool = True, group: Group | Non
         where, text = folder.find(path)
         return where, parse(text, os.path.join(path, folder.index.NAME))
 
-    where, index = on_first_rank(group, "load", find)
+    where, index = on_first_rank(group, "load", path, find)
     found = Contents(tree)
     values: dict[str, Any] = {}
     ready: list[Callable[[], object]] = []
@@ -135,8 +136,8 @@ def load(dir: Path, tree: Any = None, *, strict: bool = True, group: Group | Non
             error.add_note("load: this happened while values were set: some are new, some are not; load again")
             raise
 
-    on_every_rank(group, "load", read, found.undo)
-    on_every_rank(group, "load", put)
+    on_every_rank(group, "load", path, read, found.undo)
+    on_every_rank(group, "load", path, put)
     return nested(values) if tree is None else found.rebuilt()
 
 
@@ -156,18 +157,23 @@ def _fill_from(found: Contents, index: Index, values: dict[str, Any]) -> None:
 
 def _texts(found: Contents, index: Index, group: Group, strict: bool) -> tuple[dict[str, Any], list[str]]:
     """The values of the tree's numbers, strings and streams in the folder; and what does not fit."""
-    values, problems = {}, []
-    for name in found.texts.keys() & index.texts.keys():
-        entry, text = found.texts[name], index.texts[name]
-        if isinstance(text, dict) and "ranks" in text:
-            if index.world_size != group.size:
-                if strict:
-                    problems.append(
-                        f"{name}: the {index.world_size} ranks had different values, and there are {group.size} ranks "
-                        "now; leave it out, with strict=False"
-                    )
-                continue
+    values: dict[str, Any] = {}
+    problems = []
+    for name, entry in found.texts.items():
+        text = index.texts.get(name)
+        if name not in index.texts:
+            continue
+        if isinstance(text, dict) and "ranks" in text and index.world_size == group.size:
             text = text["ranks"][group.rank]
+        elif isinstance(text, dict) and "ranks" in text:
+            if entry.stream is None:
+                values[name] = [of_json(of_rank) for of_rank in text["ranks"]]
+            elif strict:
+                problems.append(
+                    f"{name}: each of the {index.world_size} ranks had its own value, and the number of ranks is "
+                    f"{group.size} now; leave it out, with strict=False"
+                )
+            continue
         value = of_json(text)
         if entry.stream not in (None, isinstance(value, Generator)):
             wanted, has = ("a random stream", repr(value)) if entry.stream else ("a value", "a random stream")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from tapegrad.errors import DistributedError
-from tapegrad.nn.layers.saving import SaveError, SaveFileError, SaveMissingError
+from tapegrad.nn.layers.saving import SaveError, SaveExistsError, SaveFileError, SaveMissingError, of_system
 
 
 class Ranks(Protocol):
@@ -31,16 +30,18 @@ class _Failure(NamedTuple):
     kind: str
     text: str
     errno: int | None
-    of_saving: bool
+
+
+_KINDS = {kind.__name__: kind for kind in (SaveError, SaveFileError, SaveMissingError, SaveExistsError)}
 
 
 def on_every_rank(
-    group: Ranks, op: str, step: Callable[[], Any], undo: Callable[[], object] | None = None
+    group: Ranks, op: str, path: str, step: Callable[[], Any], undo: Callable[[], object] | None = None
 ) -> list[Any]:
     """What ``step`` returns, by rank.  Where it fails on any rank every rank calls ``undo``, and waits for all.
 
-    Raises the exception of ``step``; on the other ranks SaveFileError (an OSError), SaveError or DistributedError,
-    which name the rank.
+    Raises the exception of ``step``, an OSError as SaveFileError with the ``path`` and what to do; on the other ranks
+    the same SaveError, which names the rank, or DistributedError.
     """
     error: Exception | None = None
     value = failure = None
@@ -48,8 +49,10 @@ def on_every_rank(
         value = step()
     except Exception as e:
         error = e
-        errno = e.errno if isinstance(e, OSError) else None
-        failure = _Failure(type(e).__name__, str(e), errno, isinstance(e, SaveError))
+        if isinstance(e, OSError) and not isinstance(e, SaveError):
+            error = of_system(op, path, e)
+            error.__cause__ = e
+        failure = _Failure(type(error).__name__, str(error), getattr(error, "errno", None))
     told = group.exchange_objects((value, failure))
     failed = [(rank, failure) for rank, (_, failure) in enumerate(told) if failure is not None]
     if not failed:
@@ -60,16 +63,19 @@ def on_every_rank(
     raise error if error is not None else _of_other(op, *failed[0])
 
 
-def on_first_rank(group: Ranks, op: str, step: Callable[[], Any], undo: Callable[[], object] | None = None) -> Any:
+def on_first_rank(
+    group: Ranks, op: str, path: str, step: Callable[[], Any], undo: Callable[[], object] | None = None
+) -> Any:
     """What ``step`` returns on rank 0, the only one that takes it, on every rank.  Raises as :func:`on_every_rank`."""
-    return on_every_rank(group, op, lambda: step() if group.rank == 0 else None, undo)[0]
+    return on_every_rank(group, op, path, lambda: step() if group.rank == 0 else None, undo)[0]
 
 
 def _of_other(op: str, rank: int, failure: _Failure) -> Exception:
     """The exception for what has failed on another rank."""
     text = f"{op}: rank {rank}: {failure.text.removeprefix(f'{op}: ')}"
-    if failure.errno is None:
-        return SaveError(text) if failure.of_saving else DistributedError(f"{text} ({failure.kind})")
-    error = (SaveMissingError if failure.kind == SaveMissingError.__name__ else SaveFileError)(text)
-    error.errno, error.strerror = failure.errno, os.strerror(failure.errno)
+    if failure.kind not in _KINDS:
+        return DistributedError(f"{text} ({failure.kind})")
+    error = _KINDS[failure.kind](text)
+    if isinstance(error, OSError):
+        error.errno = failure.errno
     return error

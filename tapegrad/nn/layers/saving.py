@@ -43,6 +43,10 @@ class SaveMissingError(SaveFileError, FileNotFoundError):
     """There is no file, or no folder, of that name."""
 
 
+class SaveExistsError(SaveFileError, FileExistsError):
+    """There is something of that name that is not replaced."""
+
+
 class MissingSafetensorsError(TapegradError, ImportError):
     """The package safetensors is not installed."""
 
