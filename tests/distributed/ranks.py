@@ -30,6 +30,11 @@ def launcher() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
+def missing() -> bool:
+    """Whether tests that need ranks are to be skipped: there is no MPI here, and nothing says that there must be."""
+    return launcher() is None and os.environ.get("TAPEGRAD_REQUIRE_MPI") != "1"
+
+
 def environment(**more: str) -> dict[str, str]:
     """What ranks find around them: one thread each, short waits, more ranks than processors allowed."""
     paths = [str(HERE.parent.parent), str(HERE.parent), str(HERE)]
@@ -44,7 +49,7 @@ def environment(**more: str) -> dict[str, str]:
 def start(ranks: int, *command: str, timeout: float = TIMEOUT, **more: str) -> subprocess.CompletedProcess[str]:
     """``mpiexec -n ranks python command``, finished."""
     mpiexec = launcher()
-    assert mpiexec is not None
+    assert mpiexec is not None, "TAPEGRAD_REQUIRE_MPI is set, but there is no mpi4py or no mpiexec"
     line = [mpiexec, "-n", str(ranks), sys.executable, *command]
     return subprocess.run(line, env=environment(**more), capture_output=True, text=True, timeout=timeout, check=False)
 

@@ -8,7 +8,7 @@ from distributed import ranks
 NAMES = [*ranks.cases("collective_cases"), "(the end)"]
 
 
-@pytest.mark.skipif(ranks.launcher() is None, reason="needs mpi4py and an MPI library (pip install mpi4py mpich)")
+@pytest.mark.skipif(ranks.missing(), reason="needs mpi4py and an MPI library (pip install mpi4py mpich)")
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_on_ranks(name: str, size: int) -> None:

@@ -18,7 +18,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from distributed.saved_values import Model, Part, ThreadGroup, X, all_well, bits, on_ranks, part_of, train, training
+from distributed.saved_values import (
+    FullDisk,
+    Model,
+    Part,
+    ThreadGroup,
+    X,
+    all_well,
+    bits,
+    on_ranks,
+    part_of,
+    train,
+    training,
+)  # fmt: skip
 
 import tapegrad as tg
 from tapegrad import distributed as D
@@ -567,28 +579,6 @@ def test_a_rank_that_gives_other_elements_than_it_says(tmp_path: Path) -> None:
     for error in on_ranks(3, save):
         assert isinstance(error, SaveError) and "a slice of 3 elements of float64 has 2 of float64" in str(error)
     assert visible(tmp_path) == []
-
-
-class FullDisk:
-    """A file that takes some bytes and no more."""
-
-    def __init__(self, file: Any, room: int) -> None:
-        self._file, self._room = file, room
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def __enter__(self) -> FullDisk:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._file.close()
-
-    def write(self, data: Any) -> int:
-        self._room -= len(data)
-        if self._room < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return int(self._file.write(data))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
