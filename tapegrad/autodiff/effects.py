@@ -86,11 +86,10 @@ def agreed(
         _compare(told, joints)
         if unseeded is None:  # once: the others' seeds are in what they want
             unseeded = _unseeded(peers, group, targets, kinds, [t[5] for t in told])
-        for _, _, theirs, want, _, _ in told:
-            for key in reached:
-                reached[key] |= theirs.get(key, False)
-                wanted[key] |= want.get(key, False)
-        if all(t[2:4] == told[0][2:4] for t in told):
+        everyone = [_united([t[2] for t in told]), _united([t[3] for t in told])]
+        for key in reached:
+            reached[key], wanted[key] = everyone[0][key], everyone[1][key]
+        if all(flags[key] == both[key] for t in told for flags, both in zip(t[2:4], everyone) for key in flags):
             break
     forced: set[int] = set()
     for j in joints:
@@ -99,6 +98,15 @@ def agreed(
             forced.add(record.results[0].index)
             path.update(n.index for n in record.followed)
     return Agreed(path, forced, unseeded)
+
+
+def _united(flags: Sequence[dict[Hashable, bool]]) -> dict[Hashable, bool]:
+    """What holds for a key on any process; a message between two of them has one on these alone."""
+    found: dict[Hashable, bool] = {}
+    for each in flags:
+        for key, flag in each.items():
+            found[key] = found.get(key, False) or flag
+    return found
 
 
 def _joint(peers: Effect, position: int, record: Record, number: int) -> _Joint:

@@ -7,9 +7,10 @@ gradients are errors, and work that no requested source needs is not done.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, ContextDecorator
+from functools import partial
 from typing import Any
 
 from tapegrad import nest
@@ -253,10 +254,18 @@ class GradientTape(Recording):
                 records.clear()
             return {}
         path, forced = self._followed(records, cts, keep, targets)
-        grads = backward(records, cts, keep, consume=consume, path=path, lead=lead, also=also, forced=forced)
+        walk = partial(backward, path=path, lead=lead, also=also, forced=forced)
+        grads = self._pulled(walk, records, cts, keep, sought, consume)
         if consume:
             self._tracked, self._watched = set(), set()
         return grads
+
+    def _pulled(
+        self, walk: Callable[..., dict[int, Tensor]], records: list[Record], cts: dict[int, Tensor], keep: set[int],
+        sought: list[Tensor | Variable], consume: bool,
+    ) -> dict[int, Tensor]:  # fmt: skip
+        """The cotangents of the values in ``keep``, which stand for ``sought``, by ``walk`` over all records."""
+        return walk(records, cts, keep, consume=consume)
 
     def _followed(
         self, records: list[Record], cts: dict[int, Tensor], keep: set[int], targets: Sequence[Tensor | Variable]

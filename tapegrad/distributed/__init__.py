@@ -6,11 +6,23 @@ unchanged, with nothing installed.
 
 from tapegrad.distributed.collectives.blocks import all_gather, gather, reduce_scatter, scatter
 from tapegrad.distributed.collectives.exchanges import all_to_all, shift
+from tapegrad.distributed.collectives.pairs import recv, send
 from tapegrad.distributed.collectives.reductions import all_reduce, broadcast, reduce
+from tapegrad.distributed.data_parallel import (
+    GradientTape,
+    broadcast_variables,
+    check_replicas,
+    mean,
+    once,
+    part,
+)
+from tapegrad.distributed.grids import Grid, gather_field, halo_exchange, interior, scatter_field
 from tapegrad.distributed.group import Group, init, world
 from tapegrad.distributed.saving import Sharded, load, save
 
 __all__ = [
-    "Group", "Sharded", "all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "init", "load", "reduce",
-    "reduce_scatter", "save", "scatter", "shift", "world",
+    "GradientTape", "Grid", "Group", "Sharded", "all_gather", "all_reduce", "all_to_all", "broadcast",
+    "broadcast_variables", "check_replicas", "gather", "gather_field", "halo_exchange", "init", "interior", "load",
+    "mean", "once", "part", "recv", "reduce", "reduce_scatter", "save", "scatter", "scatter_field", "send", "shift",
+    "world",
 ]  # fmt: skip

@@ -31,8 +31,11 @@ class Engine(Protocol):
     local_rank: int
     """The number of this process among those of its machine."""
 
-    def exchange(self, send: Sequence[Piece], receive: Sequence[Piece]) -> Transfer:
-        """Send arrays to ranks and receive others; both sides know how many bytes go."""
+    def exchange(self, send: Sequence[Piece], receive: Sequence[Piece], between_two: bool = False) -> Transfer:
+        """Send arrays to ranks and receive others; both sides know how many bytes go.
+
+        ``between_two``: other ranks do not take part; such messages come in the order in which they were sent.
+        """
 
     def all_gather(self, send: Array, receive: Sequence[Array]) -> Transfer:
         """Send an array to every rank; receive one from each, also from this one."""
@@ -87,10 +90,14 @@ class Alone:
     name = "none"
     rank, size, local_rank = 0, 1, 0
 
-    def exchange(self, send: Sequence[Piece], receive: Sequence[Piece]) -> Transfer:
+    def __init__(self) -> None:
+        self._sent: list[Array] = []
+
+    def exchange(self, send: Sequence[Piece], receive: Sequence[Piece], between_two: bool = False) -> Transfer:
         """From this rank to itself."""
-        for (_, there), (_, here) in zip(send, receive, strict=True):
-            here[...] = there
+        self._sent += [array for _, array in send]
+        for _, here in receive:
+            here[...] = self._sent.pop(0)
         return Done()
 
     def all_gather(self, send: Array, receive: Sequence[Array]) -> Transfer:

@@ -10,7 +10,7 @@ from tapegrad.distributed import faults
 from tapegrad.distributed.engine import Alone, Engine, Transfer
 from tapegrad.distributed.matching import Line
 from tapegrad.distributed.mpi import MpiEngine, load
-from tapegrad.distributed.waiting import Home, wait
+from tapegrad.distributed.waiting import Entered, Home, wait
 from tapegrad.errors import DistributedError
 
 T = TypeVar("T", bound=Transfer)
@@ -42,6 +42,10 @@ class Group:
         self.rank, self.size, self.local_rank = engine.rank, engine.size, engine.local_rank
         self.line = Line(engine, home, self.ranks, timeout, check)
         self.name = "world"
+        self._sending: list[Transfer] = []
+        self._messages: dict[tuple[int, int, bool], int] = {}
+        self.under_way: dict[int, Any] = {}
+        """Sums under way (see ``collectives/under_way.py``), by where their memory lies."""
         self.told_before: dict[Any, list[Any]] = {}
         """What the ranks told each other, for dry runs, in which they do not."""
         self._home, self._timeout, self._check, self._parts = home, timeout, check, 0
@@ -59,9 +63,20 @@ class Group:
         wait(transfer, entered, self._home, self._timeout)
         return transfer
 
-    def wait(self, transfer: Transfer) -> None:
-        """Wait for a transfer that was started before."""
-        wait(transfer, self.line.history[-1], self._home, self._timeout)
+    def wait(self, transfer: Transfer, entered: Entered) -> None:
+        """Wait for a transfer that was started for ``entered``.  Raises DistributedError."""
+        wait(transfer, entered, self._home, self._timeout)
+
+    def sent(self, transfer: Transfer) -> None:
+        """Keep what is sent to one rank until it has gone; the one that sends does not wait."""
+        self._sending = [t for t in self._sending if not t.done()]
+        self._sending.append(transfer)
+
+    def key_of(self, source: int, to: int, receiving: bool) -> tuple[int, int, int, int]:
+        """What both sides call the next message from ``source`` to ``to``."""
+        side = source, to, receiving
+        number = self._messages[side] = self._messages.get(side, 0) + 1
+        return self.ranks[source], self.ranks[to], number, 0
 
     def exchange_objects(self, x: object) -> list[Any]:
         """What each rank gives for ``x``, by rank: anything that can be pickled.  Raises DistributedError."""

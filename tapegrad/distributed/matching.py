@@ -8,10 +8,10 @@ from __future__ import annotations
 import pickle
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tapegrad.distributed.engine import Engine, Notice
+from tapegrad.distributed.engine import Engine, Notice, Transfer
 from tapegrad.distributed.waiting import Entered, Home, wait
 from tapegrad.errors import DistributedError
 from tapegrad.program.capture import users_line
@@ -33,23 +33,45 @@ class Line:
 
     def enter(self, kind: str, detail: str, nbytes: int) -> Entered:
         """Enter a collective.  Raises DistributedError, on every rank, if another rank enters another one."""
+        entered = self._entered(kind, detail, nbytes)
+        if self.engine.size > 1 and self.check == "each":
+            self._compare(entered)
+        return entered
+
+    def _entered(self, kind: str, detail: str, nbytes: int) -> Entered:
         self.number += 1
         last = self.history[-1] if self.history else None
         if last is not None:
             last.before = None  # or each would hold all before it
         entered = Entered(kind, detail, self.number, self.ranks, nbytes, users_line(), last)
-        if self.engine.size > 1 and self.check == "each":
-            self._compare(entered)
         self.history.append(entered)
         return entered
 
     def _compare(self, entered: Entered) -> None:
-        mine = _FORMAT.pack(entered.number, entered.digest)
-        notice = self.engine.notice(mine)
+        notice = self._asked(entered)
         wait(notice, entered, self.home, self.timeout)
+        self._check(notice, entered)
+
+    def _asked(self, entered: Entered) -> Notice:
+        return self.engine.notice(_FORMAT.pack(entered.number, entered.digest))
+
+    def _check(self, notice: Notice, entered: Entered) -> None:
+        mine = _FORMAT.pack(entered.number, entered.digest)
         if any(told != mine for told in notice.told()):
             texts = self._gathered(str(entered), entered)
             raise DistributedError("ranks do not do the same: " + _sides(self.ranks, texts))
+
+    def start(self, kind: str, detail: str, nbytes: int, start: Callable[[], Transfer]) -> UnderWay:
+        """Enter a collective whose transfer goes on while the program does."""
+        entered = self._entered(kind, detail, nbytes)
+        compares = self.engine.size > 1 and self.check == "each"
+        return UnderWay(self, entered, self._asked(entered) if compares else None, start)
+
+    def between_two(self, kind: str, detail: str, nbytes: int, other: int) -> Entered:
+        """Enter a message to or from rank ``other`` of the group, in which nobody else takes part."""
+        ranks = (self.ranks[self.engine.rank], self.ranks[other])
+        entered = Entered(kind, detail, self.number, ranks, nbytes, users_line())
+        return entered
 
     def told(self, x: object, entered: Entered) -> list[Any]:
         """What each rank gives for ``x``, by rank: anything that can be pickled."""
@@ -69,6 +91,31 @@ class Line:
         notice = self.engine.notice(data)
         wait(notice, entered, self.home, self.timeout)
         return notice
+
+
+class UnderWay:
+    """A collective under way: first the ranks compare what they do, then its transfer starts.
+
+    :meth:`done` helps it on; so what is called now and then goes on while the program computes.
+    """
+
+    def __init__(self, line: Line, entered: Entered, notice: Notice | None, start: Callable[[], Transfer]) -> None:
+        self._line, self._entered, self._notice, self._start = line, entered, notice, start
+        self._transfer = start() if notice is None else None
+
+    def done(self) -> bool:
+        """Whether it is done.  Raises DistributedError if ranks do not do the same."""
+        if self._transfer is None:
+            assert self._notice is not None
+            if not self._notice.done():
+                return False
+            self._line._check(self._notice, self._entered)
+            self._transfer = self._start()
+        return self._transfer.done()
+
+    def wait(self) -> None:
+        """Wait until it is done.  Raises DistributedError."""
+        wait(self, self._entered, self._line.home, self._line.timeout)
 
 
 def _sides(ranks: Sequence[int], texts: list[str]) -> str:

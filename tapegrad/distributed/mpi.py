@@ -73,18 +73,20 @@ class MpiEngine:
         on_machine.Free()
         self._tag = 0
         self._left: list[Any] = []
+        self._from_me: list[Array] = []
 
-    def exchange(self, send: Sequence[Piece], receive: Sequence[Piece]) -> Transfer:
+    def exchange(self, send: Sequence[Piece], receive: Sequence[Piece], between_two: bool = False) -> Transfer:
         """All messages at once; those from and to this rank itself are copied."""
-        self._tag = (self._tag + 1) % _TAGS
-        comm, tag = self._data, self._tag
-        mine = [a for rank, a in receive if rank == self.rank]
+        if not between_two:  # every rank counts the exchanges of all
+            self._tag = self._tag % (_TAGS - 1) + 1
+        comm, tag = self._data, 0 if between_two else self._tag
+        arrived = self._from_me if between_two else []
+        arrived += [a for rank, a in send if rank == self.rank]
         requests = [comm.Irecv(m, r, tag) for r, a in receive if r != self.rank for m in self._messages(a)]
-        for rank, array in send:
+        requests += [comm.Isend(m, r, tag) for r, a in send if r != self.rank for m in self._messages(a)]
+        for rank, array in receive:
             if rank == self.rank:
-                mine.pop(0)[...] = array
-            else:
-                requests += [comm.Isend(m, rank, tag) for m in self._messages(array)]
+                array[...] = arrived.pop(0)
         return _Requests(self.mpi, requests, (send, receive))
 
     def _messages(self, array: Array) -> list[Any]:

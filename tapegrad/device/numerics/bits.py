@@ -118,6 +118,11 @@ def set_host_state(state: tuple[Any, ...], which: tuple[int, ...] = (0, 1)) -> t
         return before
 
 
+def digest(text: str) -> str:
+    """A short name of a text."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
 def checksum(x: Array) -> bytes:
     """A checksum of an array's bits."""
     octets: Any = np.ascontiguousarray(x).reshape(-1).view(np.uint8)

@@ -45,12 +45,12 @@ def staged(impl: Callable[..., None]) -> Callable[..., None]:
 
 def collective(
     name: str, impl: Callable[..., None], infer: Callable[..., ShapedArray], transpose: Callable[..., Tensor],
-    lift: Callable[[Params, int], Params], doc: str,
+    lift: Callable[[Params, int], Params], doc: str, cuda: Callable[..., None] | None = None,
 ) -> Primitive:  # fmt: skip
-    """A linear primitive whose application all ranks of its group take part in."""
+    """A linear primitive whose application all ranks of its group take part in; ``cuda``: on a GPU (None: staged)."""
     return linear(
-        name, impl=impl, infer=infer, transpose=transpose, lift=lift, into=True, cuda=staged(impl), effect=PEERS,
-        doc=doc,
+        name, impl=impl, infer=infer, transpose=transpose, lift=lift, into=True, cuda=cuda or staged(impl),
+        effect=PEERS, doc=doc,
     )  # fmt: skip
 
 
@@ -125,22 +125,32 @@ def checked_sizes(op: str, x: Tensor, axis: int, group: Group, sizes: Sequence[i
 
 def lengths_of(op: str, x: Tensor, axis: int, group: Group) -> list[int]:
     """The lengths along ``axis`` of all ranks."""
-    return [int(n) for n in told_by_all(op, x, x.shape[axis], group)]
+    return [int(n) for n in sizes_of(op, x, x.shape[axis], group)]
 
 
-def told_by_all(op: str, x: Tensor, mine: Any, group: Group) -> list[Any]:
-    """What each rank gives; in a dry run what they gave the last time."""
-    key = op, x.shape, str(x.dtype), mine
-    known: dict[Any, list[Any]] = group.told_before
+def sizes_of(op: str, x: Tensor, mine: Any, group: Group) -> list[Any]:
+    """The sizes that each rank gives before an operation on ``x``."""
+    return told_by_all(f"sizes of {op}", (x.shape, str(x.dtype), mine), mine, group, None, f"{x.dtype}, {x.ndim} axes")
+
+
+def told_by_all(
+    what: str, key: Any, mine: Any, group: Group, otherwise: Any = None, detail: str = "an object"
+) -> list[Any]:
+    """What each rank gives, by rank; in a dry run what they gave for ``key`` the last time, or all ``otherwise``.
+
+    Raises DistributedError on every rank, and DryRunError in a dry run that knows nothing.
+    """
+    known = group.told_before
     if group.size == 1:
         return [mine]
 
     def ask() -> list[Any]:
-        entered = group.line.enter(f"sizes of {op}", f"{x.dtype}, {x.ndim} dimensions", 0)
-        known[key] = group.line.told(mine, entered)
-        return known[key]
+        known[what, key] = group.line.told(mine, group.line.enter(what, detail, 0))
+        return known[what, key]
 
-    told = thread.executor.in_earnest(ask, known.get(key))
+    told = thread.executor.in_earnest(ask, known.get((what, key)))
+    if told is None and otherwise is not None:
+        return [otherwise] * group.size
     if told is None:
-        raise DryRunError(f"{op}: a dry run does not know the other ranks' sizes; give sizes=, or run it once before")
+        raise DryRunError(f"{what}: a dry run does not know what other ranks have; give it, or run this once before")
     return told

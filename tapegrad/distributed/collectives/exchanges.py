@@ -17,7 +17,7 @@ from tapegrad.distributed.collectives.declaring import (
     flattened,
     same,
     shares_of,
-    told_by_all,
+    sizes_of,
     unchanged,
     unpack,
 )
@@ -74,7 +74,7 @@ def all_to_all(
     split = normalize_axis("all_to_all", split_axis, x.ndim)
     concat = normalize_axis("all_to_all", concat_axis, x.ndim)
     away = shares_of("all_to_all", x, split, group, sizes)
-    told = told_by_all("all_to_all", x, (away, x.shape[concat]), group)
+    told = sizes_of("all_to_all", x, (away, x.shape[concat]), group)
     if split == concat:
         come = tuple(cut[group.rank] for cut, _ in told)
     else:

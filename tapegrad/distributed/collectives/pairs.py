@@ -1,0 +1,99 @@
+"""Messages from one rank to another, on the tape: backwards the cotangent goes the other way.
+
+A ``send`` does not wait until the other side receives.  Before its data a message says what it is, and the receiver
+compares: what was sent first is received first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tapegrad.core.aval import Shape, ShapedArray
+from tapegrad.core.primitive import Primitive
+from tapegrad.device import CPU, dtypes
+from tapegrad.device.types import Array, Namespace
+from tapegrad.distributed.collectives.declaring import collective, flattened, rank_of
+from tapegrad.distributed.group import Group, of
+from tapegrad.errors import DistributedError
+from tapegrad.ops.apply import barrier
+from tapegrad.ops.create.creation import zeros
+from tapegrad.ops.dispatch import tensor
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike
+
+Key = tuple[int, int, int, int]
+"""What both sides call a message: ranks of sender and receiver, its number, and how often it was transposed."""
+_HEAD_BYTES = 80
+
+
+def _head(dtype: object, shape: Sequence[int]) -> bytes:
+    """What a message says of itself."""
+    return f"{dtype} {tuple(shape)}".encode()[:_HEAD_BYTES].ljust(_HEAD_BYTES)
+
+
+def _run_send(xp: Namespace, x: Array, *, group: Group, to: int, key: Key, out: Array) -> None:
+    head = CPU.xp.frombuffer(_head(x.dtype, x.shape), dtype="u1").copy()
+    group.sent(group.engine.exchange([(to, head)], [], between_two=True))
+    group.sent(group.engine.exchange([(to, flattened(x).copy())], [], between_two=True))
+
+
+def _run_recv(
+    xp: Namespace, token: Array, *, group: Group, source: int, shape: Shape, key: Key, out: Array
+) -> None:  # fmt: skip
+    entered = group.line.between_two("recv", f"{out.dtype} {out.shape} from rank {source}", out.nbytes, source)
+    head = CPU.xp.empty(_HEAD_BYTES, "u1")
+    group.wait(group.engine.exchange([], [(source, head)], between_two=True), entered)
+    if head.tobytes() != _head(out.dtype, out.shape):
+        raise DistributedError(f"{entered}: rank {source} has sent {head.tobytes().decode().rstrip()} instead")
+    flat = xp.empty(out.size, out.dtype)
+    group.wait(group.engine.exchange([], [(source, flat)], between_two=True), entered)
+    xp.copyto(out, flat.reshape(out.shape))
+
+
+def _back(key: Key) -> Key:
+    return (*key[:3], key[3] + 1)
+
+
+def _transposed_send(ct: Tensor, x: ShapedArray, *, group: Group, to: int, key: Key) -> Tensor:
+    return barrier(recv_p, ct, group=group, source=to, shape=x.shape, key=_back(key))
+
+
+def _transposed_recv(ct: Tensor, token: ShapedArray, *, group: Group, source: int, shape: Shape, key: Key) -> Tensor:
+    return barrier(send_p, ct, group=group, to=source, key=_back(key))
+
+
+def _batched(params: dict[str, Any], n: int) -> dict[str, Any]:
+    raise DistributedError("send, recv: cannot be batched; take shift or all_to_all inside vmap and jacobian")
+
+
+send_p: Primitive = collective(
+    "send", _run_send, lambda x, **params: x.with_shape((0,)), _transposed_send, _batched, "A value for another rank."
+)
+recv_p: Primitive = collective(
+    "recv", _run_recv, lambda token, *, shape, **params: token.with_shape(shape), _transposed_recv, _batched,
+    "A value from another rank.",
+)  # fmt: skip
+
+
+def send(x: TensorLike, /, to: int, *, group: Group | None = None) -> None:
+    """Send ``x`` to rank ``to``, which calls :func:`recv`; this does not wait for it.
+
+    Backwards, the cotangent of what was received there comes here, also if nothing here depends on it.
+    """
+    x, group = tensor("send", x), of(group)
+    to = rank_of("send", to, group)
+    barrier(send_p, x, group=group, to=to, key=group.key_of(group.rank, to, False))
+
+
+def recv(
+    shape: Sequence[int], source: int, dtype: DTypeLike = "float32", *, group: Group | None = None
+) -> Tensor:  # fmt: skip
+    """What rank ``source`` has sent to this one: a tensor of ``shape`` and ``dtype``, in the order of sending.
+
+    Raises DistributedError if something else was sent, or nothing in time.
+    """
+    group = of(group)
+    source = rank_of("recv", source, group)
+    token = zeros((0,), dtype=dtypes.asdtype(dtype))
+    whole = tuple(int(n) for n in shape)
+    return barrier(recv_p, token, group=group, source=source, shape=whole, key=group.key_of(source, group.rank, True))

@@ -1,0 +1,294 @@
+"""Data parallel: every rank has all variables and a part of the data; gradients are summed over ranks.
+
+Gradients travel in buckets, which are started during the backward walk, each once the cotangents of its variables are
+final, and waited for at the walk's end.  Which variables share a bucket, and the order of buckets, is what rank 0's
+walk suggests the first time; it stays, so all ranks do the same.  Sums are in the order of ranks, elementwise: so no
+choice of buckets changes a bit, and N ranks have the bits of one process that adds N micro-batches' gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tapegrad import nest
+from tapegrad.autodiff.records import Record
+from tapegrad.autodiff.tape import GradientTape as Tape
+from tapegrad.core.state import thread
+from tapegrad.device.dtypes import is_inexact
+from tapegrad.device.numerics import bits
+from tapegrad.distributed.collectives.declaring import told_by_all
+from tapegrad.distributed.collectives.reductions import broadcast
+from tapegrad.distributed.collectives.under_way import finish, help_on, start
+from tapegrad.distributed.group import Group, of
+from tapegrad.distributed.ordered import bounds
+from tapegrad.errors import DistributedError
+from tapegrad.ops.create.creation import zeros
+from tapegrad.ops.dispatch import tensor
+from tapegrad.ops.reduce.reductions import sum as sum_of
+from tapegrad.ops.shape.blocks import reshaped
+from tapegrad.ops.shape.join import concat
+from tapegrad.tensor import Tensor, TensorLike, identity_of
+from tapegrad.variable import Variable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BUCKET_BYTES = 4 * 2**20
+_FIRST_PART = 4
+"""The first bucket is full with this part of the others' bytes, so that communication begins early."""
+Buckets = list[list[int]]
+"""Positions of the variables of each bucket."""
+
+
+class GradientTape(Tape):
+    """A tape whose gradients in variables are summed over the ranks of ``group``; else as ``tg.GradientTape``.
+
+    The objective is the sum over ranks of the targets: divide a loss by the global batch (:func:`mean`), or let
+    ``average=True`` divide the sums by the number of ranks.  Gradients in tensors are this rank's own.  A variable on
+    which no rank's target depends has the gradient None; where some do, it counts as zeros elsewhere.
+
+    ``bucket_bytes``: of gradients that travel together.  ``exact=False``: sums in the order that MPI or NCCL takes.
+
+    Raises DistributedError on every rank if their variables differ.
+    """
+
+    def __init__(
+        self, persistent: bool = False, watch_accessed_variables: bool = True, *, group: Group | None = None,
+        bucket_bytes: int = BUCKET_BYTES, average: bool = False, exact: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(persistent, watch_accessed_variables)
+        if bucket_bytes < 1:
+            raise DistributedError(f"GradientTape: bucket_bytes is at least 1, not {bucket_bytes}")
+        self._group, self._bucket_bytes, self._average, self._exact = of(group), int(bucket_bytes), average, exact
+        self._alone = False
+        self._reduced: dict[int, Tensor | None] = {}
+
+    @contextmanager
+    def _local(self) -> Iterator[None]:
+        before, self._alone = self._alone, True
+        try:
+            yield
+        finally:
+            self._alone = before
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """In the block, gradients are this rank's own, as of a plain tape: to add up several before a sum."""
+        return self._local()
+
+    def gradient(
+        self, target: object, sources: object, output_gradients: object = None, unconnected_gradients: object = "none"
+    ) -> Any:
+        """As of ``tg.GradientTape``, summed over ranks for variables."""
+        try:
+            return super().gradient(target, sources, output_gradients, unconnected_gradients)
+        finally:
+            self._reduced = {}
+
+    def _pulled(
+        self, walk: Callable[..., dict[int, Tensor]], records: list[Record], cts: dict[int, Tensor], keep: set[int],
+        sought: list[Tensor | Variable], consume: bool,
+    ) -> dict[int, Tensor]:  # fmt: skip
+        variables = _distinct(sought)
+        if self._alone or not variables:
+            return super()._pulled(walk, records, cts, keep, sought, consume)
+        last = self._last_uses(records, variables)
+        sums = _Sums(self, variables, self._buckets(variables, last))
+        grads = {i: cts[i] for i in keep & cts.keys()}  # a target may be a variable
+        end = len(records)
+        for bucket, first in zip(sums.buckets, sums.ready(last), strict=True):
+            if first < end:
+                part = records[first:end]
+                if consume:
+                    del records[first:]
+                grads = walk(part, cts, keep, consume=consume)
+                end = first
+            sums.start(bucket, grads)
+            help_on(self._group)
+        if end:
+            grads = walk(records[:end], cts, keep, consume=consume)
+            if consume:
+                records.clear()
+        self._reduced = sums.finished()
+        return grads
+
+    def _last_uses(self, records: Sequence[Record], variables: Sequence[Variable]) -> list[int]:
+        """For each variable the position of the record, the earliest, after whose walk its gradient is final."""
+        first: dict[int, int] = {}
+        for position in range(len(records) - 1, -1, -1):
+            for node in records[position].followed:
+                first[node.index] = position
+        return [min((first[i] for i in self._indices(v) if i in first), default=len(records)) for v in variables]
+
+    def _buckets(self, variables: list[Variable], last: list[int]) -> Buckets:
+        """Which variables go together, and in which order: as rank 0 found it good the first time."""
+        kinds = [(v.shape, str(v.dtype), str(v.device)) for v in variables]
+        key = "buckets", repr(kinds), self._bucket_bytes
+        group, known = self._group, self._group.told_before
+
+        def asked() -> Buckets:
+            entered = group.line.enter("gradient", f"{len(kinds)} variables, {bits.digest(repr(key))}", 0)
+            if key not in known:
+                known[key] = group.line.told(self._cut(variables, last), entered)
+            found: Buckets = known[key][0]
+            return found
+
+        def before() -> Buckets:
+            found: Buckets = known[key][0] if key in known else self._cut(variables, last)
+            return found
+
+        return thread.executor.in_earnest(asked, None) or before()
+
+    def _cut(self, variables: list[Variable], last: list[int]) -> Buckets:
+        """In the order in which they become final, cut where the bytes are full, or the dtype or device changes."""
+        buckets: Buckets = []
+        taken, most, kind = 0, max(1, self._bucket_bytes // _FIRST_PART), None
+        for i in sorted(range(len(variables)), key=lambda i: (-last[i], i)):
+            v = variables[i]
+            if not buckets or taken >= most or kind != (v.dtype, v.device):
+                most = self._bucket_bytes if buckets else most
+                buckets.append([])
+                taken, kind = 0, (v.dtype, v.device)
+            buckets[-1].append(i)
+            taken += v.size * v.dtype.itemsize
+        return buckets
+
+    def _sum(self, grads: dict[int, Tensor], source: Tensor | Variable) -> Tensor | None:
+        if isinstance(source, Variable) and source.construction_number in self._reduced:
+            return self._reduced[source.construction_number]
+        return super()._sum(grads, source)
+
+
+class _Sums:
+    """The buckets of one walk."""
+
+    def __init__(self, tape: GradientTape, variables: list[Variable], buckets: Buckets) -> None:
+        self._tape, self._variables, self.buckets = tape, variables, buckets
+        self._there = [False] * len(variables)
+        self._under_way: list[Tensor] = []
+
+    def ready(self, last: Sequence[int]) -> list[int]:
+        """For each bucket, the position down to which records are walked before it starts; they start in order."""
+        found, lowest = [], 1 << 62
+        for bucket in self.buckets:
+            lowest = min(lowest, *(last[i] for i in bucket))
+            found.append(lowest)
+        return found
+
+    def start(self, bucket: Sequence[int], grads: dict[int, Tensor]) -> None:
+        """Start the sum of a bucket's gradients: zeros where this rank has none."""
+        parts: list[Tensor] = []
+        for i in bucket:
+            v = self._variables[i]
+            g = Tape._sum(self._tape, grads, v)
+            self._there[i] = g is not None
+            parts.append(zeros(v.size, dtype=v.dtype, device=v.device) if g is None else reshaped(g, (v.size,)))
+        flat = parts[0] if len(parts) == 1 else concat(parts)
+        self._under_way.append(start(flat, self._tape._group, self._tape._exact))
+
+    def finished(self) -> dict[int, Tensor | None]:
+        """The gradient of each variable, by its number: parts of the buckets."""
+        tape = self._tape
+        there = _any(tape._group, tuple(self._there))
+        found: dict[int, Tensor | None] = {}
+        for bucket, flat in zip(self.buckets, self._under_way, strict=True):
+            whole = finish(flat, tape._group, tape._exact)
+            if tape._average:
+                whole = whole / tape._group.size
+            at = 0
+            for i in bucket:
+                v = self._variables[i]
+                part = whole if v.size == whole.size else whole[at : at + v.size]
+                found[v.construction_number] = reshaped(part, v.shape) if there[i] else None
+                at += v.size
+        return found
+
+
+def _distinct(sought: Sequence[Tensor | Variable]) -> list[Variable]:
+    """The variables among the sources that have gradients, each once."""
+    found = {s.construction_number: s for s in sought if isinstance(s, Variable) and is_inexact(s.dtype)}
+    return list(found.values())
+
+
+def _any(group: Group, flags: tuple[bool, ...]) -> list[bool]:
+    """Where some rank has True."""
+    told = told_by_all("gradients", ("flags", len(flags)), flags, group, flags)
+    return [any(column) for column in zip(*told, strict=True)]
+
+
+# What programs need around it --------------------------------------------------------------------------------------
+
+
+def broadcast_variables(variables: Any, root: int = 0, *, group: Group | None = None) -> None:
+    """Give all variables of a nested structure the values of rank ``root``.
+
+    Raises DistributedError on every rank, before anything is changed, if their variables differ in number, names,
+    shapes or dtypes.
+    """
+    group = of(group)
+    found = _variables("broadcast_variables", variables)
+    _check_alike(found, group)
+    values = [broadcast(v.value(), root, group=group) for v in found]
+    for v, value in zip(found, values, strict=True):
+        v.assign(value)
+
+
+def check_replicas(variables: Any, *, group: Group | None = None) -> None:
+    """Raise DistributedError, on every rank, naming the first variable whose bits differ between ranks."""
+    group = of(group)
+    found = _variables("check_replicas", variables)
+    _check_alike(found, group)
+    sums = group.exchange_objects([bits.checksum(v.numpy()) for v in found])
+    for i, v in enumerate(found):
+        for rank, theirs in enumerate(sums):
+            if theirs[i] != sums[0][i]:
+                raise DistributedError(
+                    f"check_replicas: variable {v.name!r} (number {i}) has other bits on rank {rank} than on rank 0; "
+                    "call broadcast_variables after they are made, and let all ranks apply the same gradients"
+                )
+
+
+def _variables(op: str, tree: Any) -> list[Variable]:
+    leaves = [x for part in nest.flatten(tree) for x in getattr(part, "trainable_variables", [part])]
+    for x in leaves:
+        if not isinstance(x, Variable):
+            raise DistributedError(f"{op}: takes variables, or layers that have some, not {type(x).__name__}")
+    return leaves
+
+
+def _check_alike(variables: list[Variable], group: Group) -> None:
+    told = group.exchange_objects([(v.name, v.shape, str(v.dtype)) for v in variables])
+    for rank, theirs in enumerate(told):
+        if theirs != told[0]:
+            here = next((i for i, (a, b) in enumerate(zip(told[0], theirs, strict=False)) if a != b), None)
+            counts = f"{len(told[0])} and {len(theirs)} variables"
+            where = counts if here is None else f"{told[0][here]}, {theirs[here]}"
+            raise DistributedError(f"ranks 0 and {rank} have different variables: {where}")
+
+
+def part(n: int, *, group: Group | None = None) -> slice:
+    """This rank's part of ``n`` examples: a slice; the first ranks have one more where it does not come out even."""
+    group = of(group)
+    at = bounds(n, group.size)
+    return slice(at[group.rank], at[group.rank + 1])
+
+
+def mean(x: TensorLike, count: int | None = None, *, group: Group | None = None) -> Tensor:
+    """This rank's share of the mean over all ranks' examples: the sum of ``x`` over the number of all.
+
+    ``count``: of this rank's examples (None: elements of ``x``); parts may be unequal.  The shares' sum over ranks, the
+    objective of a tape, is the mean; ``all_reduce`` gives it as a figure.
+    """
+    x, group = tensor("mean", x), of(group)
+    mine = x.size if count is None else int(count)
+    total = sum(told_by_all("mean", ("count", mine), mine, group))
+    if total < 1:
+        raise DistributedError("mean: no rank has any examples")
+    return sum_of(x) / total
+
+
+def once(x: TensorLike, *, group: Group | None = None) -> Tensor:
+    """``x``, which every rank has the same way, as a part of an objective: its value on rank 0, zero on the others."""
+    x, group = tensor("once", x), of(group)
+    return identity_of(x) if group.rank == 0 else x * 0

@@ -1,0 +1,26 @@
+"""Cases on 1 to 4 ranks of a real MPI; they are in the files ``*_cases.py``."""
+
+from __future__ import annotations
+
+import pytest
+from distributed import ranks
+
+MODULES = {"collective_cases": [1, 2, 3, 4], "data_parallel_cases": [1, 2, 4], "grid_cases": [1, 2, 3, 4]}
+CASES = [
+    (module, size, name)
+    for module, sizes in MODULES.items()
+    for size in sizes
+    for name in [*ranks.cases(module), "(the end)"]
+]
+
+
+@pytest.mark.skipif(ranks.missing(), reason="needs mpi4py and an MPI library (pip install mpi4py mpich)")
+@pytest.mark.parametrize(("module", "size", "name"), CASES)
+def test_on_ranks(module: str, size: int, name: str) -> None:
+    found = ranks.report(module, size)
+    assert name in found, "the job ended before: " + found["(the end)"]
+    assert not found[name], found[name]
+
+
+def test_all_modules_of_cases_run() -> None:
+    assert {path.stem for path in ranks.HERE.glob("*_cases.py")} == {*MODULES, "saving_cases"}
