@@ -162,5 +162,5 @@ def seen(folder: Path, hidden: bool = True) -> list[str]:
 
 
 if __name__ == "__main__":
-    shards.BLOCK_BYTES = 24
+    shards.BLOCK_BYTES = shards.ROUND_BYTES = 24
     scenario(Path(sys.argv[1]), sys.argv[2])

@@ -635,6 +635,38 @@ def test_a_file_missing_for_one_rank_is_an_error_on_all_and_changes_nothing(tmp_
     assert "rank 1: " in str(errors[0])
 
 
+def test_nobody_waits_for_long_nor_works_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank with more to write than others meets them after each round, and stops in the round in which one fails."""
+    monkeypatch.setattr(shards, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(shards, "ROUND_BYTES", 256)
+    x = np.arange(1000, dtype="f8")  # 8000 bytes on rank 0
+    met: list[int] = []
+
+    def save(group: Any, name: str, kind: Any) -> None:
+        exchange = group.exchange_objects
+        if group.rank == 1:
+            group.exchange_objects = lambda given: (met.append(1), exchange(given))[1]
+        part = Part(x, 0, 990) if group.rank == 0 else kind(x, 990, 1000)
+        D.save(tmp_path / name, {"x": part}, group=group)
+
+    all_well(on_ranks(2, lambda group: save(group, "s", Part)))
+    assert len(met) > 8000 // 256
+    wrote: list[int] = []
+    checksum = shards.crc32
+    monkeypatch.setattr(shards, "crc32", lambda data: (wrote.append(len(data)), checksum(data))[1])
+    assert all(isinstance(e, SaveError) for e in on_ranks(2, lambda group: save(group, "t", Wrong)))
+    assert 0 < sum(wrote) < 1000
+    met.clear()
+
+    def load(group: Any) -> None:
+        exchange = group.exchange_objects
+        group.exchange_objects = lambda given: (met.append(1), exchange(given))[1]
+        assert np.array_equal(D.load(tmp_path / "s", {"x": x * 0}, group=group)["x"], x)
+
+    all_well(on_ranks(1, load))
+    assert len(met) == 4  # after one array larger than a round
+
+
 def test_files_of_ranks_that_rank_0_does_not_see(tmp_path: Path) -> None:
     def save(group: Any) -> None:
         exchange, calls = group.exchange_objects, itertools.count()

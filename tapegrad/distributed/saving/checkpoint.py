@@ -12,11 +12,11 @@ from zlib import crc32
 from tapegrad import ops
 from tapegrad.device.types import Array
 from tapegrad.distributed.group import Group, of
-from tapegrad.distributed.saving import folder
+from tapegrad.distributed.saving import folder, shards
 from tapegrad.distributed.saving.index import Index, Manifest, Plan, build, manifest, parse, plan, shard_name
 from tapegrad.distributed.saving.progress import Progress
 from tapegrad.distributed.saving.shards import Reader, Row, Written, blocks, write
-from tapegrad.distributed.saving.together import on_every_rank, on_first_rank
+from tapegrad.distributed.saving.together import Rounds, in_rounds, on_every_rank, on_first_rank
 from tapegrad.distributed.saving.tree import Contents, NamedArray, NamedText, nested, of_dtype, of_json
 from tapegrad.nn.layers.saving import does_not_fit
 from tapegrad.random import Generator
@@ -32,7 +32,8 @@ def save(dir: Path, tree: Any, *, overwrite: bool = False, group: Group | None =
     streams may differ between ranks, arrays may not.  The folder holds safetensors files and ``index.json``.
 
     It appears only when all ranks have written everything to the disk.  ``overwrite``: replace a folder that ``save``
-    wrote; if the process is killed meanwhile, ``load`` finds the old folder or the new one.
+    wrote; if the process is killed meanwhile, ``load`` finds the old folder or the new one.  An optimizer's
+    hyperparameters, and the structure of the tree, are in the program and are not saved.
 
     Raises, on every rank, SaveError for what cannot be saved, SaveFileError (an OSError) where a rank cannot write or
     ``dir`` exists, DistributedError where a rank fails in another way; nothing is left then.
@@ -51,7 +52,10 @@ def save(dir: Path, tree: Any, *, overwrite: bool = False, group: Group | None =
 
     planned, made = on_first_rank(group, "save", path, begin)
 
+    work = _write(made, found, planned, group)
+
     def discard() -> None:
+        work.close()  # which closes the file
         if group.rank == 0:
             folder.discard(made)
 
@@ -60,14 +64,14 @@ def save(dir: Path, tree: Any, *, overwrite: bool = False, group: Group | None =
         folder.commit(made, path, build(manifests, planned, written), sizes)
 
     try:
-        written = on_every_rank(group, "save", path, lambda: _write(made, found, planned, group), discard)
+        written = in_rounds(group, "save", path, work, discard)
         on_first_rank(group, "save", path, commit, discard)
     except BaseException:
         discard()
         raise
 
 
-def _write(made: str, found: Contents, planned: Plan, group: Group) -> Written:
+def _write(made: str, found: Contents, planned: Plan, group: Group) -> Rounds[Written]:
     """Write this rank's file, and make checksums of what it has and another rank writes."""
     mine = [name for name, slices in planned.items() if any(s.writer == group.rank for s in slices)]
     rows = []
@@ -78,7 +82,7 @@ def _write(made: str, found: Contents, planned: Plan, group: Group) -> Written:
         rows.append(Row(name, array.dtype, shape, array.read))
     title = f"save {os.path.basename(made)[1:].partition('.tmp-')[0]}"
     with Progress(title, sum(row.nbytes for row in rows), group.rank == 0) as advance:
-        written = write(os.path.join(made, shard_name(group.rank, group.size)), rows, advance)
+        written = yield from write(os.path.join(made, shard_name(group.rank, group.size)), rows, advance)
     for name in found.arrays.keys() - set(mine):
         written.checksums[name] = [crc32(block) for block in blocks(found.arrays[name].read())]
     return written
@@ -108,7 +112,7 @@ def load(dir: Path, tree: Any = None, *, strict: bool = True, group: Group | Non
     values: dict[str, Any] = {}
     ready: list[Callable[[], object]] = []
 
-    def read() -> None:
+    def read() -> Rounds[None]:
         if tree is None:
             _fill_from(found, index, values)
         else:
@@ -119,12 +123,16 @@ def load(dir: Path, tree: Any = None, *, strict: bool = True, group: Group | Non
             common = any(name in index.arrays or name in index.texts for name in (*found.arrays, *found.texts))
             raise does_not_fit(path, "the tree" if common else "the tree: it may be of another model", problems)
         arrays = {name: array for name, array in found.arrays.items() if name in index.arrays}
+        done = 0
         nbytes = sum((a.slice[1] - a.slice[0]) * a.dtype.itemsize for a in arrays.values())
         with Progress(f"load {os.path.basename(path)}", nbytes, group.rank == 0) as advance:
             reader = Reader(where, index.files, index.block_bytes, advance)
             for name, array in arrays.items():
                 x = reader.read(name, array.dtype, index.arrays[name].pieces, *array.slice)
                 ready.append(partial(array.put, x))
+                if (done := done + x.nbytes) > shards.ROUND_BYTES:
+                    done = 0
+                    yield
         ready.extend(partial(found.texts[name].put, value) for name, value in texts.items())
         ready.reverse()
 
@@ -136,7 +144,7 @@ def load(dir: Path, tree: Any = None, *, strict: bool = True, group: Group | Non
             error.add_note("load: this happened while values were set: some are new, some are not; load again")
             raise
 
-    on_every_rank(group, "load", path, read, found.undo)
+    in_rounds(group, "load", path, read(), found.undo)
     on_every_rank(group, "load", path, put)
     return nested(values) if tree is None else found.rebuilt()
 

@@ -17,6 +17,7 @@ import shutil
 from contextlib import suppress
 
 from tapegrad.distributed.saving import index
+from tapegrad.distributed.saving.shards import sync
 from tapegrad.nn.layers.saving import SaveError, SaveExistsError, SaveFileError, SaveMissingError, possible
 
 
@@ -53,9 +54,8 @@ def commit(made: str, target: str, text: str, sizes: dict[str, int]) -> None:
             )
     with open(os.path.join(made, index.NAME), "x", encoding="utf-8") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(made)
+        sync(file)
+    _sync_names(made)
     renames = [(made, real)]
     if not _is_free(real):
         renames.insert(0, (real, _hidden(real, "old")))
@@ -64,7 +64,7 @@ def commit(made: str, target: str, text: str, sizes: dict[str, int]) -> None:
         for old, new in renames:
             os.rename(old, new)
             done.append((old, new))
-        _sync(os.path.dirname(real))
+        _sync_names(os.path.dirname(real))
     except BaseException:
         for old, new in reversed(done):
             os.rename(new, old)
@@ -137,7 +137,7 @@ def _left(real: str, kind: str) -> list[str]:
     return sorted(os.path.join(parent, other) for other in os.listdir(parent) if other.startswith(f".{name}.{kind}-"))
 
 
-def _sync(folder: str) -> None:
+def _sync_names(folder: str) -> None:
     """Wait until the names in a folder are on the disk."""
     if os.name == "nt":
         return  # Windows opens no folders

@@ -11,15 +11,18 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 from zlib import crc32
 
 from tapegrad.device import CPU
 from tapegrad.device.types import Array, DType
+from tapegrad.distributed.saving.together import Rounds
 from tapegrad.nn.layers.saving import SaveError, of_system
 
 BLOCK_BYTES = 4 << 20
 """Bytes that one checksum is of: who reads a range reads whole blocks."""
+ROUND_BYTES = 1 << 30
+"""Bytes after which ranks that write or read hear of each other."""
 
 _STORED = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
@@ -68,8 +71,11 @@ class Written:
     checksums: dict[str, list[int]]
 
 
-def write(path: str, rows: list[Row], advance: Callable[[int], object]) -> Written:
-    """Write arrays to a new file, and wait until they are on the disk.  Raises OSError, and what ``read`` raises."""
+def write(path: str, rows: list[Row], advance: Callable[[int], object]) -> Rounds[Written]:
+    """Write arrays to a new file, and wait until they are on the disk.
+
+    Raises OSError, and what ``read`` raises.
+    """
     rows = sorted(rows, key=lambda row: (-row.dtype.itemsize, row.name))  # so each is aligned to its elements
     header, end = _header(rows)
     offsets: dict[str, int] = {}
@@ -83,9 +89,17 @@ def write(path: str, rows: list[Row], advance: Callable[[int], object]) -> Writt
                 checksums[row.name].append(crc32(block))
                 file.write(block)
                 advance(len(block))
-        file.flush()
-        os.fsync(file.fileno())
+                if file.tell() // ROUND_BYTES > (file.tell() - len(block)) // ROUND_BYTES:
+                    sync(file)
+                    yield
+        sync(file)
     return Written(len(header) + end, (len(header), crc32(header)), offsets, checksums)
+
+
+def sync(file: IO[Any]) -> None:
+    """Wait until what was written to a file is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def blocks(x: Array) -> Iterator[memoryview]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tapegrad.errors import DistributedError
 from tapegrad.nn.layers.saving import SaveError, SaveExistsError, SaveFileError, SaveMissingError, of_system
+
+T = TypeVar("T")
+Rounds = Generator[None, None, T]
+"""Work that yields now and then."""
 
 
 class Ranks(Protocol):
@@ -61,6 +65,26 @@ def on_every_rank(
         undo()
         group.exchange_objects(None)
     raise error if error is not None else _of_other(op, *failed[0])
+
+
+def in_rounds(group: Ranks, op: str, path: str, work: Rounds[T], undo: Callable[[], object] | None = None) -> list[T]:
+    """What ``work`` returns, by rank.  At each of its yields ranks hear whether all goes well, and that all are there.
+
+    Raises as :func:`on_every_rank`.
+    """
+    result: list[T] = []
+
+    def step() -> list[T]:
+        if not result:
+            try:
+                next(work)
+            except StopIteration as end:
+                result.append(end.value)
+        return result
+
+    while not all(told := on_every_rank(group, op, path, step, undo)):
+        pass
+    return [value for (value,) in told]
 
 
 def on_first_rank(
