@@ -153,6 +153,8 @@ def again(folder: Path, target: Path) -> list[Any]:
         found.append(loaded(target))
         if not met:
             break
+        shutil.rmtree(target, ignore_errors=True)
+        loaded(target)  # what was being removed is no folder
     shutil.rmtree(kept)
     return found
 

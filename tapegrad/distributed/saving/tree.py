@@ -100,7 +100,7 @@ class Contents:
     """By identity: a variable has no hash."""
 
     def fill(self, saved: Container[str] = ()) -> None:
-        """Look at the tree.  Optimizers make the state that is among the names ``saved``.
+        """Look at the tree.  Optimizers make the state that is among the names ``saved``, and lose what is not.
 
         Raises SaveError for what cannot be saved, naming it.
         """
@@ -178,14 +178,24 @@ class Contents:
 
     def _add_optimizer(self, name: str, optimizer: Optimizer, saved: Container[str]) -> None:
         variables = list(self._variables.values())
-        if optimizer.slot_names and saved:
-            slot = optimizer.slot_names[0]
-            new = [v for path, v in variables if f"{name}/{slot}/{path}" in saved and not optimizer.slots_of(v)]
+        gone: list[Variable] = []
+        new: list[Variable] = []
+        if optimizer.slot_names and f"{name}/iterations" in saved:
+            for path, v in variables:
+                has = bool(optimizer.slots_of(v))
+                if (f"{name}/{optimizer.slot_names[0]}/{path}" in saved) != has:
+                    (gone if has else new).append(v)
             self.built.append((optimizer, new))
             optimizer.build(new)
-        self.add(f"{name}/class", NamedText(type(optimizer).__name__, lambda x: None, fixed=True))
+        absent = {id(slot) for v in gone for slot in optimizer.slots_of(v).values()}
+
+        def put(kind: str) -> None:
+            optimizer.forget(gone)
+
+        self.add(f"{name}/class", NamedText(type(optimizer).__name__, put, fixed=True))
         for path, state in saving.state_of(optimizer, variables, "the tree"):
-            self.add(f"{name}/{path}", _array(state))
+            if id(state) not in absent:
+                self.add(f"{name}/{path}", _array(state))
 
 
 def _array(value: Any) -> NamedArray:
