@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from distributed.saved_values import (
 import tapegrad as tg
 from tapegrad import distributed as D
 from tapegrad import nn, optim
-from tapegrad.distributed.saving import index, progress, shards
+from tapegrad.distributed.saving import folder, index, progress, shards
 from tapegrad.errors import DistributedError, TapegradError
 from tapegrad.nn.layers.saving import SaveError, SaveFileError
 
@@ -620,6 +621,24 @@ def test_a_disk_that_is_full_on_one_rank(
     assert visible(tmp_path) == (["s"] if overwrite else [])
     if overwrite:
         assert D.load(tmp_path / "s") == {"old": 1}
+
+
+def test_nothing_is_left_when_any_rank_hears_of_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    discard = folder.discard
+
+    def slow(made: str) -> None:
+        time.sleep(0.2)
+        discard(made)
+
+    monkeypatch.setattr(folder, "discard", slow)
+
+    def save(group: Any) -> list[str]:
+        kind = Wrong if group.rank == 1 else Part
+        with pytest.raises(SaveError):
+            D.save(tmp_path / "s", {"x": kind(np.ones(9), 3 * group.rank, 3 * group.rank + 3)}, group=group)
+        return visible(tmp_path)
+
+    assert on_ranks(3, save) == [[], [], []]
 
 
 def test_an_exception_on_one_rank_reaches_all(tmp_path: Path) -> None:
