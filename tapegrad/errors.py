@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -178,3 +180,12 @@ class IntegerWatchWarning(UserWarning):
 
 class ReplicatedTargetWarning(UserWarning):
     """A target that has the same value on every rank may be counted once for each of them."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn where the user's code calls this package."""
+    package = __name__.partition(".")[0]
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -11,7 +11,6 @@ made of results of a sum over all, say, and of numbers) is one target, not many:
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from tapegrad.core.protocols import Effect
 from tapegrad.core.state import thread
 from tapegrad.device.numerics import bits
 from tapegrad.engine.evaluate import array_of
-from tapegrad.errors import DistributedError, ReplicatedTargetWarning
+from tapegrad.errors import DistributedError, ReplicatedTargetWarning, warn
 
 LOCAL, REPLICATED, MIXED, HIDDEN = "local", "replicated", "mixed", "hidden"
 """How a target depends on values that all processes have: not at all, alone, among others, within a call."""
@@ -161,7 +160,7 @@ def _kind(records: Sequence[Record], target: Node) -> str:
     """How a target depends on values that all processes have."""
     kinds: dict[int, str] = {}
     for record in records:
-        if type(record) is Called and record.call.effects:
+        if type(record) is Called and any(map(_is_replicated, record.call.effects)):
             found = HIDDEN
         elif type(record) is Applied and _is_replicated(record.node):
             found = REPLICATED
@@ -225,4 +224,4 @@ def _warn(kind: str) -> None:
             "the target is the same on every rank, but is made of reduced values and of others: it is counted once "
             "for each rank; wrap what every rank has the same way, a regularizer say, in tg.distributed.once(...)"
         )
-    warnings.warn(f"gradient: {text}", ReplicatedTargetWarning, stacklevel=5)
+    warn(f"gradient: {text}", ReplicatedTargetWarning)

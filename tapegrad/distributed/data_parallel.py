@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tapegrad import nest
 from tapegrad.autodiff.records import Record
 from tapegrad.autodiff.tape import GradientTape as Tape
 from tapegrad.core.state import thread
@@ -23,6 +22,9 @@ from tapegrad.distributed.collectives.reductions import broadcast
 from tapegrad.distributed.collectives.under_way import finish, help_on, start
 from tapegrad.distributed.group import Group, of
 from tapegrad.distributed.ordered import bounds
+from tapegrad.distributed.pieces import Gathered
+from tapegrad.distributed.sharding import ShardedGradient, gradient_piece, reduced_pieces
+from tapegrad.distributed.variables import all_variables, check_alike
 from tapegrad.errors import DistributedError
 from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.dispatch import tensor
@@ -63,7 +65,7 @@ class GradientTape(Tape):
             raise DistributedError(f"GradientTape: bucket_bytes is at least 1, not {bucket_bytes}")
         self._group, self._bucket_bytes, self._average, self._exact = of(group), int(bucket_bytes), average, exact
         self._alone = False
-        self._reduced: dict[int, Tensor | None] = {}
+        self._reduced: dict[int, Tensor | ShardedGradient | None] = {}
 
     @contextmanager
     def _local(self) -> Iterator[None]:
@@ -146,18 +148,26 @@ class GradientTape(Tape):
         taken, most, kind = 0, max(1, self._bucket_bytes // _FIRST_PART), None
         for i in sorted(range(len(variables)), key=lambda i: (-last[i], i)):
             v = variables[i]
-            if not buckets or taken >= most or kind != (v.dtype, v.device):
+            own = v.dtype, v.device, gradient_piece(v) is None
+            if not buckets or taken >= most or kind != own:
                 most = self._bucket_bytes if buckets else most
                 buckets.append([])
-                taken, kind = 0, (v.dtype, v.device)
+                taken, kind = 0, own
             buckets[-1].append(i)
             taken += v.size * v.dtype.itemsize
         return buckets
 
     def _sum(self, grads: dict[int, Tensor], source: Tensor | Variable) -> Tensor | None:
         if isinstance(source, Variable) and source.construction_number in self._reduced:
-            return self._reduced[source.construction_number]
+            found: Any = self._reduced[source.construction_number]
+            return found
         return super()._sum(grads, source)
+
+    def _result(
+        self, grads: dict[int, Tensor], source: Tensor | Variable, zero: bool, lead: tuple[int, ...] = ()
+    ) -> Any:  # fmt: skip
+        found = self._sum(grads, source)
+        return found if isinstance(found, ShardedGradient) else super()._result(grads, source, zero, lead)
 
 
 class _Sums:
@@ -166,7 +176,8 @@ class _Sums:
     def __init__(self, tape: GradientTape, variables: list[Variable], buckets: Buckets) -> None:
         self._tape, self._variables, self.buckets = tape, variables, buckets
         self._there = [False] * len(variables)
-        self._under_way: list[Tensor] = []
+        self._under_way: list[Tensor | list[Tensor]] = []
+        """Of each bucket the sum that comes, or, where gradients are cut, this rank's pieces of it."""
 
     def ready(self, last: Sequence[int]) -> list[int]:
         """For each bucket, the position down to which records are walked before it starts; they start in order."""
@@ -178,21 +189,33 @@ class _Sums:
 
     def start(self, bucket: Sequence[int], grads: dict[int, Tensor]) -> None:
         """Start the sum of a bucket's gradients: zeros where this rank has none."""
-        parts: list[Tensor] = []
-        for i in bucket:
-            v = self._variables[i]
-            g = Tape._sum(self._tape, grads, v)
+        group = self._tape._group
+        variables = [self._variables[i] for i in bucket]
+        found = [Tape._sum(self._tape, grads, v) for v in variables]
+        for i, g in zip(bucket, found, strict=True):
             self._there[i] = g is not None
+        if gradient_piece(variables[0]) is not None:
+            self._under_way.append(reduced_pieces(found, variables, group))
+            return
+        parts: list[Tensor] = []
+        for v, g in zip(variables, found, strict=True):
             parts.append(zeros(v.size, dtype=v.dtype, device=v.device) if g is None else reshaped(g, (v.size,)))
         flat = parts[0] if len(parts) == 1 else concat(parts)
-        self._under_way.append(start(flat, self._tape._group, self._tape._exact))
+        self._under_way.append(start(flat, group, self._tape._exact))
 
-    def finished(self) -> dict[int, Tensor | None]:
+    def finished(self) -> dict[int, Tensor | ShardedGradient | None]:
         """The gradient of each variable, by its number: parts of the buckets."""
         tape = self._tape
         there = _any(tape._group, tuple(self._there))
-        found: dict[int, Tensor | None] = {}
+        found: dict[int, Tensor | ShardedGradient | None] = {}
         for bucket, flat in zip(self.buckets, self._under_way, strict=True):
+            if isinstance(flat, list):
+                for i, mine in zip(bucket, flat, strict=True):
+                    v = self._variables[i]
+                    piece: Any = gradient_piece(v)
+                    share = mine / tape._group.size if tape._average else mine
+                    found[v.construction_number] = ShardedGradient(piece, share) if there[i] else None
+                continue
             whole = finish(flat, tape._group, tape._exact)
             if tape._average:
                 whole = whole / tape._group.size
@@ -207,7 +230,10 @@ class _Sums:
 
 def _distinct(sought: Sequence[Tensor | Variable]) -> list[Variable]:
     """The variables among the sources that have gradients, each once."""
-    found = {s.construction_number: s for s in sought if isinstance(s, Variable) and is_inexact(s.dtype)}
+    found: dict[int, Variable] = {}
+    for s in sought:  # of a gathered variable the sum is made where it was gathered
+        if isinstance(s, Variable) and is_inexact(s.dtype) and not isinstance(s, Gathered):
+            found[s.construction_number] = s
     return list(found.values())
 
 
@@ -227,8 +253,8 @@ def broadcast_variables(variables: Any, root: int = 0, *, group: Group | None = 
     shapes or dtypes.
     """
     group = of(group)
-    found = _variables("broadcast_variables", variables)
-    _check_alike(found, group)
+    found = all_variables("broadcast_variables", variables)
+    check_alike(found, group)
     values = [broadcast(v.value(), root, group=group) for v in found]
     for v, value in zip(found, values, strict=True):
         v.assign(value)
@@ -237,8 +263,8 @@ def broadcast_variables(variables: Any, root: int = 0, *, group: Group | None = 
 def check_replicas(variables: Any, *, group: Group | None = None) -> None:
     """Raise DistributedError, on every rank, naming the first variable whose bits differ between ranks."""
     group = of(group)
-    found = _variables("check_replicas", variables)
-    _check_alike(found, group)
+    found = all_variables("check_replicas", variables)
+    check_alike(found, group)
     sums = group.exchange_objects([bits.checksum(v.numpy()) for v in found])
     for i, v in enumerate(found):
         for rank, theirs in enumerate(sums):
@@ -247,24 +273,6 @@ def check_replicas(variables: Any, *, group: Group | None = None) -> None:
                     f"check_replicas: variable {v.name!r} (number {i}) has other bits on rank {rank} than on rank 0; "
                     "call broadcast_variables after they are made, and let all ranks apply the same gradients"
                 )
-
-
-def _variables(op: str, tree: Any) -> list[Variable]:
-    leaves = [x for part in nest.flatten(tree) for x in getattr(part, "trainable_variables", [part])]
-    for x in leaves:
-        if not isinstance(x, Variable):
-            raise DistributedError(f"{op}: takes variables, or layers that have some, not {type(x).__name__}")
-    return leaves
-
-
-def _check_alike(variables: list[Variable], group: Group) -> None:
-    told = group.exchange_objects([(v.name, v.shape, str(v.dtype)) for v in variables])
-    for rank, theirs in enumerate(told):
-        if theirs != told[0]:
-            here = next((i for i, (a, b) in enumerate(zip(told[0], theirs, strict=False)) if a != b), None)
-            counts = f"{len(told[0])} and {len(theirs)} variables"
-            where = counts if here is None else f"{told[0][here]}, {theirs[here]}"
-            raise DistributedError(f"ranks 0 and {rank} have different variables: {where}")
 
 
 def part(n: int, *, group: Group | None = None) -> slice:

@@ -111,9 +111,12 @@ def momentum(
     return _update("momentum_update", _MOMENTUM, (xs, gs, vs), (0, 2), formula, shrink, numbers)
 
 
-def clip_by_global_norm(grads: Sequence[TensorLike | None], clip_norm: float) -> tuple[list[Any], Tensor]:
+def clip_by_global_norm(
+    grads: Sequence[TensorLike | None], clip_norm: float, total: Callable[[Tensor], Tensor] | None = None
+) -> tuple[list[Any], Tensor]:
     """All gradients times ``clip_norm / max(norm, clip_norm)``, and ``norm``, the root of the sum of all squares.
 
+    ``total``: of the sum of squares of these gradients the sum of all, where they are a part of them.
     None among the gradients stays None (Pascanu et al., "On the difficulty of training recurrent neural networks",
     ICML 2013).  A norm that is infinite or not a number makes every gradient not a number.
 
@@ -125,7 +128,8 @@ def clip_by_global_norm(grads: Sequence[TensorLike | None], clip_norm: float) ->
     squares = [sum_all(t * t) for t in tensors if t is not None]
     if not squares:
         raise ShapeError("clip_by_global_norm: there is no gradient")
-    norm = sqrt(sum_all(stack(squares)))
+    square = sum_all(stack(squares))
+    norm = sqrt(square if total is None else total(square))
     # Not clip_norm / inf: a step of zeros would hide that the gradients overflowed.
     scale = where(isfinite(norm), clip_norm / maximum(norm, clip_norm), math.nan)
     return [None if t is None else t * astype(scale, t.dtype) for t in tensors], norm

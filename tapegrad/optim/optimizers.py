@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from tapegrad import ops
 from tapegrad.core.live import present
@@ -29,6 +29,28 @@ Schedule = Callable[[int], float]
 Gradient: TypeAlias = "TensorLike | None"
 Row = Sequence[Tensor]
 Rows = Sequence[tuple[Tensor, ...]]
+
+
+class Parts(Protocol):
+    """Of each variable, the part that this process updates; others update the rest (``tg.distributed.shard``)."""
+
+    def shape(self, variable: Variable) -> tuple[int, ...]:
+        """Of the part, and of its slots."""
+
+    def made(self, variable: Variable, slot: Variable) -> None:
+        """``slot``, of the part's shape, was made for ``variable``."""
+
+    def gradient(self, g: Any, variable: Variable) -> Tensor:
+        """The part of a gradient."""
+
+    def value(self, variable: Variable) -> Tensor:
+        """The part of the present value."""
+
+    def total(self, squares: Tensor) -> Tensor:
+        """The sum of what all processes give."""
+
+    def assign(self, variables: Sequence[Variable], new: Sequence[Tensor]) -> None:
+        """Give the variables the values whose parts are ``new``."""
 
 
 class Optimizer:
@@ -62,6 +84,7 @@ class Optimizer:
         self.iterations = Variable(
             0, trainable=False, name=f"{self.name}/iterations", dtype="int64", category="optimizer"
         )
+        self.parts: Parts | None = None
         # By identity (a Variable has no hash); the variable is kept, so its id is not used again.
         self._slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
         # What `iterations` held when it was last read, and its number: reading it again would wait for the device.
@@ -108,8 +131,10 @@ class Optimizer:
                 slots = []
                 for slot in self.slot_names:
                     name = f"{self.name}/{slot}/{v.name}"
-                    x = ops.zeros(v.shape, v.dtype, device=v.device)
+                    x = ops.zeros(v.shape if self.parts is None else self.parts.shape(v), v.dtype, device=v.device)
                     slots.append(Variable(x, trainable=False, name=name, category="optimizer"))
+                    if self.parts is not None:
+                        self.parts.made(v, slots[-1])
                 self._slots[id(v)] = v, tuple(slots)
 
     def forget(self, variables: Iterable[Variable]) -> None:
@@ -162,12 +187,17 @@ class Optimizer:
         """Assign new values to some variables and to their slots; the old ones are freed on return."""
         variables = [v for _, v in pairs]
         slots = [self._slots[id(v)][1] for v in variables]
-        xs, state = [v._content() for v in variables], [tuple(s._content() for s in own) for own in slots]
+        xs = [v._content() if self.parts is None else self.parts.value(v) for v in variables]
+        state = [tuple(s._content() for s in own) for own in slots]
         shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
         new = self.update_many(xs, [g for g, _ in pairs], state, rate, step, shrink)
         for v, own, (value, *others) in zip(variables, slots, new):
-            for target, changed in zip((*own, v), (*others, value)):
+            for target, changed in zip(own, others):
                 target.assign(changed)
+            if self.parts is None:
+                v.assign(value)
+        if self.parts is not None:
+            self.parts.assign(variables, [value for value, *_ in new])
 
     def current_learning_rate(self) -> float:
         """The rate of the next step.  Raises TapegradError if a schedule gives none."""
@@ -211,10 +241,13 @@ class Optimizer:
             raise GradientError(f"{self}: there is no gradient to apply")
         if self.global_clipnorm is None:
             return pairs
-        clipped, _ = clip_by_global_norm([g for g, _ in pairs], self.global_clipnorm)
+        total = None if self.parts is None else self.parts.total
+        clipped, _ = clip_by_global_norm([g for g, _ in pairs], self.global_clipnorm, total)
         return [(c, v) for c, (_, v) in zip(clipped, pairs)]
 
     def _checked(self, gradient: TensorLike, variable: Variable) -> Tensor:
+        if self.parts is not None:
+            return self.parts.gradient(gradient, variable)
         g = ops.asarray(gradient)
         if g.shape != variable.shape:
             raise GradientError(f"{self}: wanted a gradient {variable.shape} for {_name(variable)}, got {g.shape}")

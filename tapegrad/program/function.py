@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +18,12 @@ from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import is_array
 from tapegrad.engine.above import lowest
 from tapegrad.engine.dry_run import Dry
-from tapegrad.errors import BudgetError, DryRunError, FunctionError, TapegradError
+from tapegrad.errors import BudgetError, DryRunError, FunctionError, TapegradError, warn
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.predict import Captured
 from tapegrad.memory.sizes import parse_bytes
 from tapegrad.program import arena
-from tapegrad.program.capture import PACKAGE, capture, why_not
+from tapegrad.program.capture import capture, why_not
 from tapegrad.program.derivative import capture_joint
 from tapegrad.program.eager import copied, difference, eager, unlike
 from tapegrad.program.fit import Planner, bound_bytes, fit
@@ -255,7 +254,7 @@ class Function(Generic[P, R]):
             return False
         reason = f"more than {self._most} signatures (max_signatures)"
         if reason not in self.stats.fallbacks:
-            _warn(f"{self!r}: {reason}; further ones run eagerly; {advice(entries, key)}")
+            warn(f"{self!r}: {reason}; further ones run eagerly; {advice(entries, key)}")
         self.stats.fell_back(reason)
         return True
 
@@ -286,7 +285,7 @@ class Function(Generic[P, R]):
             if wrong is not None:
                 entry.reason = f"a replay differs from an eager run in {wrong}"
         if entry.reason is not None:
-            _warn(f"{self!r} runs eagerly: {entry.reason}")
+            warn(f"{self!r} runs eagerly: {entry.reason}")
             entry.replay = entry.program = entry.plain = None
         entry.verified = True
         return result
@@ -462,14 +461,6 @@ def function(f: Any = None, /, *, budget: int | str | None = None, max_signature
 
 def _by_tapes(recorders: Sequence[Any]) -> bool:
     return not any(isinstance(r, Pusher) for r in recorders)
-
-
-def _warn(message: str) -> None:
-    """Warn where the user's code calls this package."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
 
 
 def _tensor(x: Any) -> Any:

@@ -344,3 +344,25 @@ def case_jacobian_and_vmap(group: Group) -> None:
     assert jacobian.shape == (2 * n, 2)
     batch = data(group, 3, 4)
     same(tg.vmap(lambda v: dist.all_reduce(v))(tg.asarray(batch)), np.asarray(dist.all_reduce(batch)))
+
+
+def case_ambiguous_targets_warn(group: Group) -> None:
+    """What every rank has the same way, beside what is reduced, or out of a call: the warning names the user's line."""
+    import warnings
+
+    w = tg.Variable(np.ones(3))
+    f = tg.recompute_grad(lambda v: dist.all_reduce(tg.sum(v)))
+    for build, count, text in (
+        (lambda: dist.all_reduce(tg.sum(w)) + tg.sum(w * 2.0), 3 * group.size, "once"),
+        (lambda: f(w.value()), 1, "recompute_grad"),
+    ):
+        with tg.GradientTape() as tape:
+            target = build()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = dist.all_reduce(tape.gradient(target, w))
+        if group.size > 1:
+            assert [x.category for x in told] == [tg.errors.ReplicatedTargetWarning], told
+            assert text in str(told[0].message) and told[0].filename == __file__, told[0]
+        wanted = count if text == "recompute_grad" else 2 * group.size + group.size**2
+        np.testing.assert_allclose(np.asarray(found), np.full(3, wanted * (group.size if count == 1 else 1)))

@@ -50,6 +50,16 @@ all_gather_p: Primitive = collective(
 )
 
 
+gather_pieces_p: Primitive = collective(
+    "gather_pieces",
+    _run_all_gather,
+    lambda x, *, group, axis, sizes: along(x, axis, sum(sizes)),
+    lambda ct, x, *, group, axis, sizes: barrier(reduce_scatter_p, ct, group=group, axis=axis, sizes=sizes),
+    lift_axis,
+    "A variable whose pieces the ranks hold.  A target made of it is each rank's own, as one of a whole variable is.",
+)
+
+
 def all_gather(
     x: TensorLike, /, axis: int = 0, *, group: Group | None = None, sizes: Sequence[int] | None = None
 ) -> Tensor:

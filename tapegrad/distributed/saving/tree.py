@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from tapegrad import nest, ops
 from tapegrad.device import CPU, dtypes, is_array
 from tapegrad.device.types import Array, DType
+from tapegrad.distributed.pieces import assign_piece, piece_of
 from tapegrad.nn.layers import saving
 from tapegrad.nn.layers.layer import Layer, named_variables, unwrapped
 from tapegrad.nn.layers.saving import SaveError
@@ -200,6 +201,9 @@ class Contents:
 
 def _array(value: Any) -> NamedArray:
     """The array of a variable, or of a sharded value in its place."""
+    if isinstance(value, Variable) and (piece := piece_of(value)) is not None:
+        there = lambda: Tensor(value._cell.get())
+        return NamedArray(piece.shape, value.dtype, (piece.start, piece.stop), there, lambda x: assign_piece(value, x))
     if isinstance(value, Variable):
         put = lambda x: value.assign(ops.asarray(x.reshape(value.shape), device=value.device))
         return _whole(value, put)

@@ -1,0 +1,152 @@
+"""Sharded optimizer state, gradients and parameters: the bits of plain training, the bytes of the formulas."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from typing import Any
+
+import numpy as np
+from data_parallel_cases import Model, batches, by_one, digest
+
+import tapegrad as tg
+from tapegrad import distributed as dist
+from tapegrad.distributed import Group
+
+OPTIMIZERS = {
+    "sgd": lambda: tg.optim.SGD(0.1),
+    "momentum": lambda: tg.optim.SGD(0.1, momentum=0.9),
+    "adamw": lambda: tg.optim.AdamW(0.01, weight_decay=0.01),
+}
+
+
+def whole(v: tg.Variable) -> np.ndarray:
+    """A variable's value, gathered if it holds a piece."""
+    return np.asarray(v.value())
+
+
+def train(group: Group, optimizer: Any, stage: int, recompute: bool = False, captured: bool = False) -> list[Any]:
+    model, opt = Model(), optimizer()
+    dist.shard(model.variables, opt, stage=stage)
+
+    def step(x: Any, y: Any, total: Any) -> None:
+        with dist.GradientTape(bucket_bytes=300) as tape:
+            loss = model.loss(x, y, group.rank, 1, recompute) / total
+        found = tape.gradient(loss, model.variables)
+        opt.apply_gradients(zip(found, model.variables, strict=True), skip_none=True)
+
+    f = tg.function(step) if captured else step
+    for parts in batches(group.size):
+        x, y = parts[group.rank]
+        f(tg.asarray(x), tg.asarray(y), tg.asarray(np.float32(sum(len(a) for a, _ in parts))))
+    if captured:
+        assert f.stats.replays >= 4, f.stats
+    return [tg.asarray(whole(v)) for v in model.variables]
+
+
+def case_bits_of_one_process(group: Group) -> None:
+    for name, optimizer in OPTIMIZERS.items():
+        plain = by_one(group.size, optimizer)
+        for stage in (1, 2, 3):
+            assert digest(train(group, optimizer, stage)) == plain, (name, stage)
+    assert digest(train(group, optimizer, 3, recompute=True)) == plain
+    for stage in (1, 2, 3):
+        assert digest(train(group, optimizer, stage, captured=True)) == plain, stage
+
+
+def case_bytes_are_those_of_the_formulas(group: Group) -> None:
+    """Between steps: parameters, state; during one: gradients; float32 with Adam.  The step count takes a block."""
+    n, size = group.size, 256 * 3
+    for k, stage in enumerate((1, 2, 3, 1, 2, 3)):  # the first time constants are made, too
+        gc.collect()
+        with tg.measure() as m:
+            before = m.live_bytes
+            variables = [tg.Variable(np.ones((size, 4), np.float32)) for _ in range(2)]
+            opt = dist.shard(variables, tg.optim.Adam(0.01), stage=stage)
+            count = 2 * size * 4
+            with dist.GradientTape() as tape:
+                loss = sum(tg.sum(v.value() ** 2) for v in variables)
+            found = tape.gradient(loss, variables)
+            del tape, loss
+            gc.collect()
+            gradients = {1: 4 * count, 2: 4 * count // n, 3: 4 * count // n}[stage]
+            parameters = 4 * count // (n if stage == 3 else 1)
+            assert k < 3 or m.live_bytes - before == parameters + gradients + 512, (stage, m.live_bytes - before)
+            opt.apply_gradients(zip(found, variables, strict=True))
+            del found
+            gc.collect()
+            assert k < 3 or m.live_bytes - before == parameters + 8 * count // n + 512, (stage, m.live_bytes - before)
+            del variables, opt
+
+
+def case_gathered_blocks_go(group: Group) -> None:
+    """Stage 3 with recompute_grad: at no time more than one block's parameters are gathered."""
+    layers, width = 6, 128
+    each = width * width * 4
+    variables = [tg.Variable(np.eye(width, dtype=np.float32)) for _ in range(layers)]
+    dist.shard(variables, tg.optim.SGD(0.1), stage=3)
+    x = tg.asarray(np.ones((2, width), np.float32))
+    with tg.measure() as m, dist.GradientTape() as tape:
+        before = m.live_bytes
+        h = x
+        for w in variables:
+            h = tg.recompute_grad(lambda u, w=w: tg.tanh(u @ w))(h)
+        loss = tg.sum(h)
+        del h
+        tape.gradient(loss, variables)
+    extra = m.peak_bytes - before
+    assert extra < (layers / group.size + 3.5) * each, (extra, each)  # gradients are pieces
+
+
+def case_clipping(group: Group) -> None:
+    """The norm is that over all ranks' pieces."""
+    for stage in (1, 2, 3):
+        v = tg.Variable(np.zeros(10, np.float32))
+        opt = dist.shard([v], tg.optim.SGD(1.0, global_clipnorm=1.0), stage=stage)
+        x = np.arange(1.0, 11.0, dtype=np.float32)
+        with dist.GradientTape(average=stage < 3) as tape:
+            loss = tg.sum(v.value() * x) / (group.size if stage == 3 else 1)
+        opt.apply_gradients([(tape.gradient(loss, v), v)])
+        np.testing.assert_allclose(whole(v), -x / np.linalg.norm(x), rtol=1e-5)
+
+
+def case_saved_and_loaded(group: Group) -> None:
+    """Pieces are saved as the values that they are pieces of, and loaded at another stage."""
+    folder = group.exchange_objects(tempfile.mkdtemp())[0] + "/saved"
+
+    def made(stage: int) -> tuple[list[tg.Variable], Any]:
+        variables = [tg.Variable(np.full(s, 1.0, np.float32)) for s in ((5, 3), (7,))]
+        return variables, dist.shard(variables, tg.optim.Adam(0.1), stage=stage)
+
+    def step(variables: list[tg.Variable], opt: Any) -> None:
+        with dist.GradientTape() as tape:
+            loss = sum(tg.sum(v.value() ** 3) for v in variables)
+        opt.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    variables, opt = made(2)
+    step(variables, opt)
+    dist.save(folder, {"v": variables, "opt": opt})
+    step(variables, opt)
+    wanted = [whole(v) for v in variables]
+    for stage in (1, 2, 3):
+        others, other = made(stage)
+        dist.load(folder, {"v": others, "opt": other})
+        step(others, other)
+        for v, w in zip(others, wanted, strict=True):
+            assert whole(v).tobytes() == w.tobytes(), stage
+
+
+def case_wrong_use(group: Group) -> None:
+    v, opt = tg.Variable(np.ones(4, np.float32)), tg.optim.Adam()
+    opt.build([v])
+    for f, text in (
+        (lambda: dist.shard([v], opt), "state already"),
+        (lambda: dist.shard([v], tg.optim.SGD(), stage=4), "stage is 1"),
+        (lambda: dist.shard([3], tg.optim.SGD()), "takes variables"),
+    ):
+        try:
+            f()
+        except tg.errors.DistributedError as e:
+            assert text in str(e), e
+        else:
+            raise AssertionError(text)
