@@ -55,7 +55,7 @@ def save(path: str | os.PathLike[str], layer: str, variables: Named, optimizer: 
     """Write the ``variables`` of ``layer``, and the state of ``optimizer`` for them, to ``path``.
 
     The file appears only when it is complete; a file that was there is replaced.  Hyperparameters and the state of
-    random generators are not saved.
+    random generators are not saved; ``tg.distributed.save`` takes such generators, too, and whatever else is named.
 
     Raises SaveError for a layer without variables or an optimizer with state for other variables than the layer's,
     SaveFileError (an OSError) where the file cannot be written, MissingSafetensorsError.
