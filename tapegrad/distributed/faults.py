@@ -9,11 +9,37 @@ import atexit
 import os
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from tapegrad.distributed.waiting import Home
+
+INTERRUPTED = 130
+_FOR_OUTPUT = 0.2
+"""Seconds in which the launcher passes on what was printed: it does not once it ends the processes."""
+
+
+class _Exit(SystemExit):
+    """What ``sys.exit`` raises.  If nobody catches it, it is freed when no Python code runs any more."""
+
+    ends_with = 0
+
+    def __del__(self) -> None:
+        try:
+            sys._getframe(1)
+        except ValueError:
+            _Exit.ends_with = status(self.code)
+
+
+def _exit(code: Any = None, /) -> NoReturn:
+    raise _Exit(code)
+
+
+def status(code: object) -> int:
+    """The exit status that Python gives a program for the ``code`` of its SystemExit."""
+    return 0 if code is None else code & 0xFF if isinstance(code, int) else 1
 
 
 def install(home: Home) -> None:
@@ -25,21 +51,32 @@ def install(home: Home) -> None:
             traceback.print_exception(kind, error, trace)
             return
         text = "".join(traceback.format_exception(kind, error, trace))
-        told = "".join(f"[rank {home.rank}] {line}\n" for line in text.splitlines())
-        sys.stdout.flush()
-        sys.stderr.write(told)
-        sys.stderr.flush()
-        home.engine.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+        end(home, text, INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
 
     def failed_in_thread(args: Any) -> None:
         if args.exc_type is not SystemExit:
             failed(args.exc_type, args.exc_value, args.exc_traceback)
 
-    sys.excepthook = failed
-    threading.excepthook = failed_in_thread
-
     def leave() -> None:
-        if os.getpid() == pid:
-            home.leave()
+        if os.getpid() != pid:
+            return
+        if _Exit.ends_with:
+            end(home, f"sys.exit: the program ends with status {_Exit.ends_with}, and so all ranks do", _Exit.ends_with)
+        if getattr(sys, "last_value", None) is not None:  # printed by a hook that the program has set after ours
+            end(home, "an exception has ended the program, and so it ends all ranks", 1)
+        home.leave()
 
+    sys.excepthook, threading.excepthook = failed, failed_in_thread
+    sys.exit = _exit
     atexit.register(leave)
+
+
+def end(home: Home, text: str, code: int) -> NoReturn:
+    """End all ranks with a status, and say why."""
+    told = "".join(f"[rank {home.rank}] {line}\n" for line in text.splitlines())
+    sys.stdout.flush()
+    sys.stderr.write(told)
+    sys.stderr.flush()
+    time.sleep(_FOR_OUTPUT)
+    home.engine.abort(code)
+    os._exit(code)  # some MPIs come back, and end this process a moment later

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from tapegrad.distributed import faults
 from tapegrad.distributed.engine import Alone, Engine, Transfer
 from tapegrad.distributed.matching import Line
-from tapegrad.distributed.mpi import MpiEngine, load
+from tapegrad.distributed.mpi import wait_for_all_ranks_to_call_init
 from tapegrad.distributed.waiting import Entered, Home, wait
 from tapegrad.errors import DistributedError
 
@@ -130,7 +130,7 @@ def init(comm: Any = None, *, timeout: float | None = None, check: Check = "each
     if comm is None and launcher() is None:
         engine: Engine = Alone()
     else:
-        engine = MpiEngine(load().COMM_WORLD if comm is None else comm)
+        engine = wait_for_all_ranks_to_call_init(comm, seconds)
     home = Home(engine)
     if engine.size > 1:
         faults.install(home)

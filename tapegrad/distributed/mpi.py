@@ -6,6 +6,7 @@ count the exchanges, so several may be on their way.  A message has at most 1 Gi
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ _TAGS = 2**14
 _FIRST_KIND = 2**14
 """Tags of messages that are left for others, above those of exchanges; every MPI has tags up to 2**15 - 1."""
 
+_LONGEST = 1e6
+"""Seconds of a timer."""
+
 
 def load() -> Any:
     """The module ``mpi4py.MPI``, whose import starts MPI.  Raises DistributedError saying what to install."""
@@ -31,6 +35,19 @@ def load() -> Any:
             "yours: your cluster's, or pip install mpich"
         ) from None
     return MPI
+
+
+def wait_for_all_ranks_to_call_init(comm: Any, timeout: float) -> MpiEngine:
+    """The engine on ``comm`` (None: all processes), once all have come.
+
+    MPI starts in all processes together, and nothing can interrupt it: after ``timeout`` seconds a timer of the
+    interpreter prints where this process is, and ends it, and so its launcher ends the others.
+    """
+    faulthandler.dump_traceback_later(min(timeout, _LONGEST), exit=True, file=2)
+    try:
+        return MpiEngine(load().COMM_WORLD if comm is None else comm)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 class _Requests:

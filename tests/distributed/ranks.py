@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import traceback
@@ -31,14 +32,16 @@ TRIED = {
     "grid_cases": {"send", "recv"},
     "sharding_cases": {"gather_pieces"},
 }  # fmt: skip
+PYTHON = os.environ.get("TAPEGRAD_TEST_PYTHON", sys.executable)
+"""What ranks run by: another environment's interpreter stands for another MPI library, of which it has the launcher."""
 
 
 def launcher() -> str | None:
-    """The ``mpiexec`` of this environment; None: there is no MPI here."""
-    if importlib.util.find_spec("mpi4py") is None:
-        return None
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
+    """The ``mpiexec`` beside ``PYTHON``; None: there is no MPI here."""
+    beside = Path(PYTHON).with_name("mpiexec")
+    if beside.exists() or PYTHON != sys.executable:
+        return str(beside)
+    return shutil.which("mpiexec") if importlib.util.find_spec("mpi4py") else None
 
 
 def missing() -> bool:
@@ -59,10 +62,24 @@ def environment(**more: str) -> dict[str, str]:
 
 def start(ranks: int, *command: str, timeout: float = TIMEOUT, **more: str) -> subprocess.CompletedProcess[str]:
     """``mpiexec -n ranks python command``, finished."""
+    return run("-n", str(ranks), PYTHON, *command, timeout=timeout, **more)
+
+
+def run(*arguments: str, timeout: float = TIMEOUT, **more: str) -> subprocess.CompletedProcess[str]:
+    """``mpiexec arguments``, finished.  Raises TimeoutExpired, and ends all of its processes."""
     mpiexec = launcher()
     assert mpiexec is not None, "TAPEGRAD_REQUIRE_MPI is set, but there is no mpi4py or no mpiexec"
-    line = [mpiexec, "-n", str(ranks), sys.executable, *command]
-    return subprocess.run(line, env=environment(**more), capture_output=True, text=True, timeout=timeout, check=False)
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(
+        [mpiexec, *arguments], env=environment(**more), stdin=nothing, stdout=pipe, stderr=pipe, text=True,
+        start_new_session=True,
+    ) as job:  # fmt: skip
+        try:
+            out, errors = job.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGKILL)  # a launcher may have ranks, and helpers, that hold the pipes open
+            raise
+    return subprocess.CompletedProcess(arguments, job.returncode, out, errors)
 
 
 @functools.cache
