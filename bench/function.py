@@ -8,6 +8,7 @@ Steps are those of bench/budget.py, forward and gradients, at sizes of some thou
     activations     A: bytes of the arena when most of it is alive that are not among the results
     limit           bytes for the arena: R + fraction * A, where R is what all results take
     extra work      cost of what is done again, by the rule of captured steps, over the cost of the plain step
+    least           extra work that no plan can do without (function_bound.py), whatever its order
     planned in      processor time, of this process
 
 ``--timed`` runs plain and fitted programs by turns and checks bits: the median of their ratios is the time over the
@@ -49,6 +50,8 @@ def activations(graph: Any) -> tuple[int, int]:
 
 def measured(name: str, step: Any, fractions: list[float], rounds: int, timed: bool) -> list[dict[str, Any]]:
     """One row a fraction; the first is the plain program."""
+    from function_bound import least_extra
+
     from tapegrad.errors import BudgetError
     from tapegrad.program.capture import capture
     from tapegrad.program.fit import Planner
@@ -59,10 +62,12 @@ def measured(name: str, step: Any, fractions: list[float], rounds: int, timed: b
     program = capture(step, (), {})
     planner = Planner(program, ALIGNMENT)
     layout = planner.plain.layout
-    A, R = activations(Graph(program, ALIGNMENT))
+    graph = Graph(program, ALIGNMENT)
+    A, R = activations(graph)
     rows: list[dict[str, Any]] = [
         {"workload": name, "works": len(program.steps), "fraction": 1.0, "limit": None, "arena": layout.nbytes,
-         "bound": layout.lower_bound, "extra": 0.0, "target": None, "seconds": None, "time": None}
+         "bound": layout.lower_bound, "extra": 0.0, "least_extra": None, "target": None,
+         "seconds": None, "time": None}
     ]  # fmt: skip
     plain = Replay(program) if timed else None
     for fraction in fractions:
@@ -76,8 +81,11 @@ def measured(name: str, step: Any, fractions: list[float], rounds: int, timed: b
             continue
         row |= {
             "seconds": time.process_time() - start, "works": len(plan.program.steps), "arena": plan.layout.nbytes,
-            "bound": plan.layout.lower_bound, "extra": plan.extra, "time": None,
+            "bound": plan.layout.lower_bound, "extra": plan.extra,
+            "least_extra": least_extra(graph, limit), "time": None,
         }  # fmt: skip
+        if plan.extra < row["least_extra"] - 1e-6:
+            raise SystemExit(f"{name} at {fraction:g}: less extra work than the bound says is possible")
         if plain is not None:
             row["time"] = _slower(plain, Replay(plan.program), rounds)
         rows.append(row)
@@ -135,7 +143,7 @@ def cells(r: dict[str, Any]) -> list[str | None]:
     ratio = f"{r['arena'] / r['bound']:.4f}"
     times = [None, None] if r["time"] is None else [f"{r['time']:.3f}", f"{r['time'] / (1.0 + r['extra']):.3f}"]
     return [label, str(r["works"]), size(r["limit"]), size(r["arena"]), ratio, percent(r["extra"]),
-            percent(r["target"]), *times, seconds]  # fmt: skip
+            percent(r["least_extra"]), percent(r["target"]), *times, seconds]  # fmt: skip
 
 
 def main() -> None:
@@ -164,7 +172,7 @@ def main() -> None:
             rows += measured(workload.name, step, fractions, options.rounds, options.timed)
     facts = common.about(options.threads)
     columns = ["step, fraction of activations", "works", "limit, MiB", "arena, MiB", "arena / bound", "extra work",
-               "aim", "time", "time / (1 + extra)", "planned in, s"]  # fmt: skip
+               "least", "aim", "time", "time / (1 + extra)", "planned in, s"]  # fmt: skip
     if options.works:
         columns, title = ["work", "KiB moved", "times", "of the time", "of the cost"], "What works take"
         common.show(title, columns, table, facts)

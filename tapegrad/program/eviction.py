@@ -5,11 +5,16 @@ with its neighbourhood of values that are gone, too; the distance, in steps, to 
 made again when a step reads it, with all that it needs.  No setting of a, b, c is the best for all programs (DTR,
 Kirisame et al. 2021, arXiv:2006.09616, knows the past alone; the next use instead is worth much in tight budgets), so
 the caller tries many.
+
+Before any value goes, steps are done before their turn that write less than what goes with them: a rule reads three
+values of the forward, say, and makes one of them, whatever the cotangent is.  This costs nothing.  If what such a step
+wrote is evicted, the step waits for its turn again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from heapq import heappop, heappush
 from math import inf
 from typing import Any, NamedTuple
 
@@ -49,12 +54,14 @@ class Simulation:
     """One run; ``order`` is what it finds.
 
     ``kept``: slots that are never evicted.  ``keeps_bare``: whether what cannot be made again (an argument, the result
-    of a step that is done once) stays when nobody reads it any more: something may be made again from it.
+    of a step that is done once) stays when nobody reads it any more: something may be made again from it.  ``early``:
+    steps that may be done before their turn.
     """
 
     def __init__(
-        self, graph: Graph, limit: float, setting: Setting, most_cost: float, kept: Iterable[int], keeps_bare: bool
-    ) -> None:
+        self, graph: Graph, limit: float, setting: Setting, most_cost: float, kept: Iterable[int], keeps_bare: bool,
+        early: Collection[int] = (),
+    ) -> None:  # fmt: skip
         self._graph, self._limit, self._setting = graph, limit, setting
         self._most_cost, self._cost = most_cost, 0.0
         count = len(graph.slots)
@@ -80,6 +87,11 @@ class Simulation:
         self._parts: list[Part | None] = [None] * count
         self._shares = [0.0] * count
         self._around: list[list[Part]] = [[] for _ in range(count)]
+        self._early = early
+        self._reserve = max((sum(graph.sizes[s] for s in graph.writes[i]) for i in early), default=0)
+        self._ready: list[int] = []
+        """Of ``early``, negated, a heap: those that had all that they read when something was offered."""
+        self._done_early: set[int] = set()
 
     def run(self) -> list[int] | None:
         """The order, or None where it costs more than ``most_cost``.  Raises NoRoomError."""
@@ -91,6 +103,10 @@ class Simulation:
                 self._next[s] = graph.uses[s][0] if graph.uses[s] else _NEVER
         for i, reads in enumerate(graph.reads):
             self._now = i
+            if i in self._done_early:
+                for s in reads:
+                    self._advance(s)
+                continue
             self._provide(reads)
             self._do(i)
             if self._cost > self._most_cost:
@@ -157,6 +173,9 @@ class Simulation:
                     self._forget(s)
             else:
                 self._refresh(s)
+                following = int(self._next[s])
+                if following in self._early and following != self._now and self._is_ready(following):
+                    heappush(self._ready, -following)
 
     def _do(self, i: int, again: bool = False) -> None:
         graph, sizes = self._graph, self._graph.sizes
@@ -200,6 +219,14 @@ class Simulation:
     # Room ----------------------------------------------------------------------------------------------------------
 
     def _make_room(self, i: int, nbytes: int) -> None:
+        while self._used + nbytes + self._reserve > self._limit:
+            early = self._next_early()
+            if early is None or not self._do_early(early, self._used + nbytes > self._limit):
+                break
+        self._evict_for(i, nbytes)
+
+    def _evict_for(self, i: int, nbytes: int) -> None:
+        """Evict values until ``nbytes`` are free."""
         distance = self._setting.distance
         while self._used + nbytes > self._limit:
             scores = self._base
@@ -225,8 +252,61 @@ class Simulation:
         self._base[s] = inf
         self._used -= self._graph.sizes[s]
 
+    def _is_ready(self, i: int) -> bool:
+        """Whether all that step ``i`` of ``early`` reads is there, and will go with it where nobody else reads it."""
+        return i not in self._done_early and all(
+            self._resident[s] and (
+                self._graph.uses[s][-1] > i
+                or not (self._next[s] < i or self._locks[s] or s in self._spared or self._fixed[s])
+            )
+            for s in self._graph.reads[i]
+        )  # fmt: skip
+
+    def _next_early(self) -> int | None:
+        """The step of ``early`` whose turn is last of those that are ready."""
+        while self._ready:
+            i = -self._ready[0]
+            if i > self._now and self._is_ready(i):
+                return i
+            heappop(self._ready)
+        return None
+
+    def _do_early(self, i: int, evicts: bool) -> bool:
+        """Do step ``i`` before its turn, whose room may have to be made first; False: there is none."""
+        graph, sizes = self._graph, self._graph.sizes
+        ending = [s for s in graph.reads[i] if graph.uses[s][-1] == i]
+        nbytes = sum(sizes[s] for s in graph.writes[i]) + graph.temporaries[i]
+        nbytes -= next((sizes[s] for s in graph.replaced[i] if s in ending), 0)
+        if self._used + nbytes > self._limit:
+            if not evicts:
+                return False
+            for s in graph.reads[i]:
+                self._lock(s)
+            self._evict_for(i, nbytes)
+            for s in graph.reads[i]:
+                self._unlock(s)
+        self.order.append(i)
+        self._cost += graph.costs[i]
+        self._done_early.add(i)
+        for s in ending:
+            self._next[s] = _NEVER
+            self._forget(s)
+        for s in (s for s in graph.writes[i] if not self._resident[s]):
+            self._used += sizes[s]
+            self._resident[s] = self._made[s] = True
+            self._next[s] = graph.uses[s][0]
+            self._search(s)
+            self._offer(s)
+        return True
+
     def _evict(self, s: int) -> None:
         self._forget(s)
+        maker = self._graph.producers[s]
+        if maker in self._done_early and maker > self._now:  # it is done in its turn, or early once more
+            self._done_early.discard(maker)
+            for r in self._graph.reads[maker]:
+                self._next[r] = min(self._next[r], maker)
+            return
         if self._setting.reach:
             self._join(s, refresh=True)
 

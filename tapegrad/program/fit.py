@@ -20,7 +20,7 @@ from tapegrad.errors import BudgetError
 from tapegrad.memory.sizes import format_bytes
 from tapegrad.program import arena
 from tapegrad.program.eviction import NoRoomError, Setting, Simulation
-from tapegrad.program.orders import Account, Graph, delayed
+from tapegrad.program.orders import Account, Graph, delayed, early
 from tapegrad.program.polish import polished
 from tapegrad.program.program import Kind, Program, Step, results
 
@@ -85,6 +85,7 @@ class Planner:
         self._alignment = alignment
         plain = Graph(program, alignment)
         self._graph = Graph(plain.rewritten(delayed(plain)), alignment)
+        self._early = early(self._graph)
         self._plain_account = self._graph.account(range(len(self._graph.reads)))
         self.plain = Plan(program, arena.plan(program, alignment), 0.0)
         self._plans = [self.plain]
@@ -208,7 +209,9 @@ class Planner:
     def _simulated(self, limit: int, x: Attempt, keeps_bare: bool) -> tuple[list[int] | None, int]:
         graph, cuts = self._graph, self._crossing(_CUTS[x.cuts])
         most_cost = _MOST_COST * graph.total_cost
-        simulation = Simulation(graph, limit * _ROOMS[x.room], _SETTINGS[x.setting], most_cost, cuts, keeps_bare)
+        simulation = Simulation(
+            graph, limit * _ROOMS[x.room], _SETTINGS[x.setting], most_cost, cuts, keeps_bare, self._early
+        )
         try:
             order = simulation.run()
         except NoRoomError:
@@ -296,7 +299,7 @@ def _crossing(graph: Graph, plain: Account, pieces: int) -> set[int]:
             if not cuts or at > cuts[-1]:
                 cuts.append(at)
     kept: set[int] = set()
-    for s, p in enumerate(graph.producers):
+    for s, p in enumerate(graph.producers if cuts else ()):
         if p >= 0:
             for at, following in zip(cuts, [*cuts[1:], end], strict=True):
                 if p <= at and any(at < u <= following for u in graph.uses[s]):

@@ -140,6 +140,20 @@ class Graph:
         return pruned(replace(program, steps=steps, outputs=outputs, writes=cells, arguments=arguments))
 
 
+def early(graph: Graph) -> set[int]:
+    """The steps behind the peak that read for the last time more bytes than they write.
+
+    Where they can be done before their turn, say since they read values of the forward alone, they make room.
+    """
+    count, sizes = len(graph.reads), graph.sizes
+    live = graph.account(range(count)).live
+    peak = live.index(max(live)) if len(live) == count else count
+    last = lambda i: sum(sizes[s] for s in graph.reads[i] if graph.uses[s][-1] == i)
+    return {
+        i for i in range(peak + 1, count) if graph.repeatable(i) and last(i) > sum(sizes[s] for s in graph.writes[i])
+    }
+
+
 def delayed(graph: Graph) -> list[int]:
     """An order in which the steps behind the peak are done as late as takes fewer bytes than to keep what they write.
 

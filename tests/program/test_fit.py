@@ -159,7 +159,7 @@ def test_bits_are_those_of_eager_and_the_arena_keeps_the_budget(make, part):
     plan = f.plan()
     assert plan.peak_bytes <= budget < bound_bytes(program) + plain
     assert plan.arena_bytes == plan.peak_bytes - bound_bytes(program)
-    assert plan.recomputed and 0.0 < plan.extra < 5.0
+    assert bool(plan.recomputed) == (plan.extra > 0.0) and plan.extra < 5.0
     taken = next(iter(f._entries.values())).replay.memory.layout.nbytes
     assert taken + bound_bytes(program) <= budget, "what is replayed is lowered, and has an arena of its own"
 
@@ -224,6 +224,14 @@ def test_the_plan_is_a_table():
     assert any("matmul" in line and "test_fit.py:" in line for line in lines)
 
 
+def test_what_takes_the_place_of_more_is_made_before_anything_is_made_twice():
+    program = of(wave())
+    planner = Planner(program, ALIGNMENT)
+    plan = planner.fit(planner.plain.layout.nbytes * 4 // 5)
+    numbers = [s.number for s in plan.program.steps]
+    assert plan.extra == 0.0 and numbers != sorted(numbers) and len(numbers) == len(program.steps)
+
+
 # What a plan is ------------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +268,13 @@ def test_a_budget_that_cannot_be_kept_says_what_can():
     assert f"{e.value.needed_bytes} are needed" in str(e.value)
     fitted = fit(program, e.value.needed_bytes, ALIGNMENT)
     assert arena.plan(fitted, ALIGNMENT).nbytes + bound_bytes(program) == e.value.needed_bytes
+
+
+def test_a_program_that_takes_most_at_its_first_step_has_no_part_before_that():
+    x = normal(64, 64)
+    program = of(lambda x: tg.sum(tg.tanh(x @ x), axis=0), x)
+    with pytest.raises(BudgetError, match="at least"):
+        fit(program, 20_000, ALIGNMENT)
 
 
 def test_a_budget_that_cannot_be_kept_leaves_variables_alone():
