@@ -12,16 +12,79 @@ from typing import Any
 
 from tapegrad import nest
 from tapegrad.autodiff.tape import GradientTape
-from tapegrad.core.aval import shaped
+from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
+from tapegrad.core.cell import Cell
 from tapegrad.device import Device, dtypes
 from tapegrad.engine.evaluate import fill
 from tapegrad.program.capture import Call, UncapturableError, in_a_dry_run
-from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, pruned
+from tapegrad.program.orders import Graph
+from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, pruned, results
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
 _BYTE = dtypes.asdtype("uint8")
+_BETWEEN = -1
+"""The number of the step that stands between forward and backward."""
+
+
+@dataclass(eq=False)
+class Whole:
+    """The function and its gradient as they are written down: the backward reads slots of the forward.
+
+    ``gradients``: what the backward yields, of the tensors ``found``.  ``arguments``: of the function, ``given`` of
+    them, then the cotangents; ``avals``: theirs.  ``variables``: how they lie.
+    """
+
+    forward: Program
+    backward: list[Step]
+    gradients: list[Output]
+    found: list[Tensor]
+    arguments: list[View]
+    given: int
+    avals: list[ShapedArray]
+    variables: dict[Cell, View]
+
+    def program(self, alignment: int) -> Program:
+        """Both as one program, in slots of its own; a step between them takes the results and gives cotangents."""
+        between = Step(("backward",), list(results(self.forward)), self.arguments[self.given :], (), lambda *_: [],
+                       effect=True, once=True, number=_BETWEEN)  # fmt: skip
+        steps = [*self.forward.steps, between, *self.backward]
+        arguments = self.arguments[: self.given]
+        program = replace(self.forward, steps=steps, outputs=self.gradients, writes=[], arguments=arguments)
+        return Graph(program, alignment).rewritten(range(len(steps)))
+
+    def as_in(self, program: Program) -> Whole:
+        """Forward and backward, done as in ``program``: what a plan has made of both as one."""
+        at = next(i for i, step in enumerate(program.steps) if step.number == _BETWEEN)
+        between = program.steps[at]
+        taken = iter(between.reads)
+        outputs = [o if o.view is None else o._replace(view=next(taken)) for o in self.forward.outputs]
+        writes = [w if w.view is None else w._replace(view=next(taken)) for w in self.forward.writes]
+        forward = replace(
+            self.forward, steps=program.steps[:at], outputs=outputs, writes=writes, arguments=program.arguments
+        )
+        arguments = [*program.arguments, *between.writes]
+        return replace(self, forward=forward, backward=program.steps[at + 1 :], gradients=program.outputs,
+                       arguments=arguments)  # fmt: skip
+
+    def divided(self) -> tuple[Program, Program, list[tuple[Kind, Any]], list[frozenset[int]]]:
+        """Two programs; what the second takes of the first; and the cotangents on which each gradient depends."""
+        carrier = _Carrier(self)
+        outputs = [carrier.output(output) for output in self.gradients]
+        rewritten = [carrier.step(step) for step in self.backward]
+        outputs = [carrier.placed(output) for output in outputs]
+        forward, count = self.forward, len(carrier.slots)
+        leaf_of = {id(o.view.slot): i for i, o in enumerate(forward.outputs) if o.view is not None and o.view.is_whole}
+        kinds = [carrier.kind(slot, leaf_of) for slot in carrier.slots]
+        made = [s for s, kind in zip(carrier.slots, kinds, strict=True) if kind == (Kind.MADE, None)]
+        carried = [Output(_bytes_of(s), _flat(s, forward.device)) for s in made]
+        given = [carrier.whole(s) for s in (*carrier.slots, *(v.slot for v in self.arguments[self.given :]))]
+        return (
+            pruned(replace(forward, outputs=[*forward.outputs, *carried])),
+            pruned(Program(rewritten, self.found, outputs, [], given, [], device=forward.device)),
+            kinds, _dependence(rewritten, outputs, given[count:], count),
+        )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -34,17 +97,24 @@ class Joint:
     ``sources``: what it yields gradients of: arguments (by position) and variables; None where there is none.
     ``depends``: of each of these gradients, the cotangents on which it depends (by position among the weighed).
     ``outside``: values made before that the function uses, of which it yields no gradient.
+    ``whole``: both as they were written down.
     """
 
     forward: Program
     backward: Program
+    carried: list[tuple[Kind, Any]]
+    depends: list[frozenset[int]]
     count: int
     weighed: list[int]
-    carried: list[tuple[Kind, Any]]
     sources: list[int | Variable]
     has_gradient: list[bool]
-    depends: list[frozenset[int]]
     outside: list[Buffer]
+    whole: Whole
+
+    def as_in(self, program: Program) -> Joint:
+        """The two programs, done as in ``program``: what a plan has made of ``whole`` as one program."""
+        forward, backward, carried, depends = self.whole.as_in(program).divided()
+        return replace(self, forward=forward, backward=backward, carried=carried, depends=depends)
 
 
 def capture_joint(
@@ -78,23 +148,13 @@ def _captured(call: Call, f: Callable[..., Any], args: Sequence[Any], named: dic
         grads = tape.gradient([leaves[i] for i in weighed], wanted, output_gradients=cts)
     found = [g for g in grads if g is not None]
     fill([g._buffer for g in found])
-    backward = call.recorder.steps[steps:]
-    carrier = _Carrier(arguments, backward)
-    outputs = [carrier.output(call.output(g), call) for g in found]
-    rewritten = [carrier.step(step) for step in backward]
-    outputs = [carrier.placed(output) for output in outputs]
-    leaf_of = {id(o.view.slot): i for i, o in enumerate(forward.outputs) if o.view is not None and o.view.is_whole}
-    kinds = [carrier.kind(slot, leaf_of) for slot in carrier.slots]
-    made = [s for s, kind in zip(carrier.slots, kinds, strict=True) if kind == (Kind.MADE, None)]
-    forward.outputs += [Output(_bytes_of(s), _flat(s, forward.device)) for s in made]
-    taken = [*carrier.slots, *(v.slot for v in call.arguments[arguments:])]
-    given = [carrier.whole(slot, call) for slot in taken]
+    whole = Whole(
+        forward, call.recorder.steps[steps:], [call.output(g) for g in found], found, call.arguments, arguments,
+        [t._buffer.node.aval for t in call.tensors], call.recorder.cells.views,
+    )  # fmt: skip
     return Joint(
-        pruned(forward),
-        pruned(Program(rewritten, found, outputs, [], given, [], device=forward.device)),
-        len(leaves), weighed, kinds, [*inputs, *variables], [g is not None for g in grads],
-        _dependence(rewritten, outputs, given[len(carrier.slots) :], len(carrier.slots)),
-        list(call.recorder.outside.values()),
+        *whole.divided(), len(leaves), weighed, [*inputs, *variables], [g is not None for g in grads],
+        list(call.recorder.outside.values()), whole,
     )  # fmt: skip
 
 
@@ -119,9 +179,9 @@ def _dependence(
 class _Carrier:
     """Gives the backward slots of its own for what the forward has left."""
 
-    def __init__(self, arguments: int, backward: Sequence[Step]) -> None:
-        self._arguments = arguments
-        self._made = {id(v.slot) for step in backward for v in (*step.writes, *step.temporaries)}
+    def __init__(self, whole: Whole) -> None:
+        self._whole, self._arguments = whole, whole.given
+        self._made = {id(v.slot) for step in whole.backward for v in (*step.writes, *step.temporaries)}
         self._new: dict[int, Slot] = {}
         self.slots: list[Slot] = []
         """The slots of the forward that are carried."""
@@ -143,11 +203,10 @@ class _Carrier:
     def _view(self, view: View) -> View:
         return view._replace(slot=self.slot(view.slot))
 
-    def output(self, output: Output, call: Call) -> Output:
+    def output(self, output: Output) -> Output:
         """A gradient, in the backward's slots."""
         if output.argument is not None and output.argument < self._arguments:  # it is an argument of the forward
-            view = call.arguments[output.argument]
-            output = Output(view, call.tensors[output.argument]._buffer.node.aval)
+            output = Output(self._whole.arguments[output.argument], self._whole.avals[output.argument])
         return output if output.view is None else output._replace(view=self._view(output.view))
 
     def placed(self, output: Output) -> Output:
@@ -167,13 +226,13 @@ class _Carrier:
             return Kind.MADE, leaf_of.get(id(slot))
         return slot.kind, slot.source
 
-    def whole(self, slot: Slot, call: Call) -> View:
+    def whole(self, slot: Slot) -> View:
         """All of a slot, as the backward takes it."""
         new = self.slot(slot)
         if slot.kind is Kind.ARGUMENT:
-            return call.arguments[slot.source]._replace(slot=new)
+            return self._whole.arguments[slot.source]._replace(slot=new)
         if slot.kind is Kind.VARIABLE:
-            return call.recorder.cells.views[slot.source]._replace(slot=new)
+            return self._whole.variables[slot.source]._replace(slot=new)
         return View(new, 0, (slot.nbytes,), (1,), _BYTE)
 
 

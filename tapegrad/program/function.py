@@ -277,6 +277,10 @@ class Function(Generic[P, R]):
             raise
         except Exception as e:
             leaves, writes, failure = [], [], e
+        if (
+            self._limit != inf
+        ):  # the arena goes before the eager run takes its bytes, and is made anew for the next call
+            entry.replay = replay = None
         result = eager(self._f, args, named)
         if failure is not None:
             entry.reason = f"a replay raised {type(failure).__name__} where an eager run did not: {failure}"
@@ -442,7 +446,9 @@ def function(f: Any = None, /, *, budget: int | str | None = None, max_signature
     ``budget``: bytes, or a size such as ``"512MiB"``, for the arena of a program with the variables and constants that
     it reads; so is that of an enclosing ``tg.memory_budget``.  Where the plain program takes more, values are made
     again in place of being kept, bit for bit; ``.plan(*args)`` shows which, ``.pareto(*args)`` what less memory would
-    cost.  Eager runs take what they take.
+    cost.  On a tape it is for the two arenas of forward and backward together.  Eager runs, that is the first call and
+    half of the second, keep the budget of an enclosing ``memory_budget`` alone: such a block holds for all threads, so
+    ``budget`` opens none.  Where they have to keep one, make the first two calls inside such a block.
 
     ``max_signatures``: for more, calls run eagerly, with one warning.  ``.stats`` tells what calls did, and the reason
     of each that ran eagerly.  ``TAPEGRAD_FUNCTION=0`` in the environment runs everything eagerly, with the same errors;

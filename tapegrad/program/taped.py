@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -16,31 +15,55 @@ from tapegrad.core.aval import ShapedArray
 from tapegrad.core.cell import shadowed
 from tapegrad.core.protocols import Recorder
 from tapegrad.core.state import during, thread
-from tapegrad.errors import FunctionError
+from tapegrad.errors import BudgetError, FunctionError
+from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.ops.create.creation import ones_like
 from tapegrad.ops.dispatch import stack
 from tapegrad.program import arena
 from tapegrad.program.derivative import Joint
 from tapegrad.program.eager import difference
-from tapegrad.program.fit import bound_bytes, fit
+from tapegrad.program.fit import Planner, bound_bytes
 from tapegrad.program.graphs import replay_of
 from tapegrad.program.memory import alignment
 from tapegrad.program.program import Kind
 from tapegrad.tensor import Tensor, alias
 
+_MARGIN = 0.005
+"""How many bytes fewer, as a part, than the ratio says, where two arenas were too large."""
+
 
 def fitted(joint: Joint, limit: float) -> Joint:
     """The two programs, so that their arenas together, and what they read, take at most ``limit`` bytes.
 
-    What the forward hands to the backward is kept; the backward alone makes values again.  Raises BudgetError.
+    Both are planned as one program: what the forward does not hand to the backward, that makes again.  Raises
+    BudgetError.
     """
-    forward, backward = joint.forward, joint.backward
-    align = alignment(forward.device)
-    taken = arena.plan(forward, align).nbytes + bound_bytes(forward)
-    if limit == inf or taken + arena.plan(backward, align).nbytes <= limit:
+    align, bound = alignment(joint.forward.device), bound_bytes(joint.forward)
+    taken = _taken(joint, align)
+    if limit == inf or taken + bound <= limit:
         return joint
-    room = int(limit) - taken
-    return replace(joint, backward=fit(backward, max(0, room) + bound_bytes(backward), align))
+    room = int(limit) - bound
+    planner, most = Planner(joint.whole.program(align), align), room
+    while True:
+        try:
+            plan, is_last = planner.fit(most), False
+        except BudgetError:
+            plan, is_last = planner.least(), True
+        found = joint.as_in(plan.program)
+        taken = _taken(found, align)
+        if taken <= room:
+            return found
+        if is_last:
+            raise BudgetError(
+                f"a call on a tape needs {taken + bound} bytes at least for its arenas, variables and constants: the "
+                f"budget is {int(limit)}", taken + bound,
+            )  # fmt: skip
+        most = int(min(most, plan.layout.nbytes) * max(0, room) / taken * (1.0 - _MARGIN))
+
+
+def _taken(joint: Joint, align: int) -> int:
+    """Bytes of both arenas."""
+    return arena.plan(joint.forward, align).nbytes + arena.plan(joint.backward, align).nbytes
 
 
 class TapedCall:
@@ -48,10 +71,13 @@ class TapedCall:
 
     def __init__(self, joint: Joint) -> None:
         self._joint = joint
-        self._forward, self._backward = replay_of(joint.forward), replay_of(joint.backward)
+        self._bind()
         self._positions = [s for s in joint.sources if isinstance(s, int)]
         self._variables = [s for s in joint.sources if not isinstance(s, int)]
         self._lock = locks.lock()
+
+    def _bind(self) -> None:
+        self._forward, self._backward = replay_of(self._joint.forward), replay_of(self._joint.backward)
 
     def __call__(self, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor]) -> Any:
         """The result of a replayed call, recorded."""
@@ -144,8 +170,13 @@ class TapedCall:
         leaves, carried = self._run(tensors)
         cts = [ones_like(leaves[i]) for i in self._joint.weighed]
         mine = self.pull(carried, cts)
+        limited = MANAGER.limit != inf
+        if limited:  # the arenas go before the eager run takes its bytes
+            del carried, self._forward, self._backward
         with shadowed({}):
             wanted, grads = during(self._gradient, f, args, named, tensors, cts, recorders=())
+        if limited:
+            self._bind()
         where = difference(leaves, wanted, ())
         if where is not None:
             return f"a replay differs from an eager run in {where}"

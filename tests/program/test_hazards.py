@@ -567,6 +567,34 @@ def test_a_budget_with_room_for_the_eager_run_alone():
         assert captured.stats.replays == 2 or sum(captured.stats.fallbacks.values()) > 0
 
 
+def test_the_arena_goes_before_the_eager_run_that_it_is_compared_with():
+    """Within an enclosing budget they take their bytes one after the other."""
+    ws = [tg.Variable(data(64, 64, seed=i) * 0.1) for i in range(12)]
+
+    def f(x):
+        with tg.GradientTape() as tape:
+            h = x
+            for w in ws:
+                h = tg.tanh(h @ w)
+            loss = tg.sum(h)
+        return tape.gradient(loss, ws)
+
+    x = tg.asarray(data(512, 64))
+    wanted = bits(f(x))
+    plain = tg.function(f)
+    plain(x)
+    takes = plain.plan(x).arena_bytes
+    plain.release()
+    with tg.measure() as m:
+        live = m.live_bytes
+    captured = tg.function(f)
+    with tg.memory_budget(live + takes) as budget:
+        for _ in range(4):
+            assert bits(captured(x)) == wanted
+    assert captured.stats.replays == 2 and not captured.stats.fallbacks
+    assert budget.peak_bytes <= live + takes
+
+
 def test_a_call_whose_variables_are_large_and_small_with_everything_held():
     held = []
 

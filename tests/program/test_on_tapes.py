@@ -395,3 +395,52 @@ def test_a_budget_is_kept_on_a_tape():
     for _ in range(3):
         assert bits(taped(least, x)) == bits(wanted)
     assert not least.stats.replays and "need" in next(iter(least.stats.fallbacks))
+
+
+def deep(width: int = 32, layers: int = 12):
+    """A function that draws, counts, reads variables, and takes two arguments; its gradient reads all its layers."""
+    rng = np.random.default_rng(1)
+    ws = [tg.Variable(rng.normal(size=(width, width)).astype("float32") * 0.2) for _ in range(layers)]
+    seen = tg.Variable(np.zeros((), "float32"), trainable=False)
+
+    def f(x, y):
+        h = x
+        for i, w in enumerate(ws):
+            h = tg.tanh(h @ w)
+            h = tg.where(tg.random.uniform(h.shape) < 0.9, h, 0.0) if i % 4 == 3 else h
+        seen.assign(seen + 1.0)
+        return tg.sum(h * y), h
+
+    return f, ws, seen
+
+
+@pytest.mark.parametrize("part", [0.9, 0.6, 0.45])
+def test_the_forward_hands_on_what_fits_and_the_backward_makes_the_rest(part):
+    x, y = (tg.asarray(np.random.default_rng(i).normal(size=(256, 32)).astype("float32")) for i in (2, 3))
+
+    def trained(function):
+        f, ws, seen = deep()
+        f = function(f)
+        tg.random.seed(5)
+        found = []
+        for k in range(5):
+            with tg.GradientTape() as tape:
+                tape.watch(x)
+                loss, h = f(x, x if k == 4 else y)
+                total = loss + tg.sum(tg.sin(h))
+            found += [loss, h, *tape.gradient(total, [x, *ws]), seen.read()]
+            for w, g in zip(ws, found[-len(ws) - 1 : -1], strict=True):
+                w.assign_sub(g * 1e-3)
+        return f, bits(found)
+
+    plain, wanted = trained(tg.function)
+    assert trained(lambda f: f)[1] == wanted
+    takes = lambda joint: [arena.plan(p, 64).nbytes for p in (joint.forward, joint.backward)]
+    joint = next(iter(plain._taped.values())).call._joint
+    budget = bound_bytes(joint.forward) + int(part * sum(takes(joint)))
+    limited, got = trained(lambda f: tg.function(f, budget=budget))
+    assert got == wanted
+    assert limited.stats.replays == plain.stats.replays == 3 and not limited.stats.fallbacks
+    fitted = next(iter(limited._taped.values())).call._joint
+    assert sum(takes(fitted)) + bound_bytes(joint.forward) <= budget
+    assert len(fitted.carried) < len(joint.carried)
