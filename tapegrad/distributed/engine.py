@@ -13,6 +13,8 @@ from tapegrad.device.types import Array
 
 Piece = tuple[int, Array]
 """A rank, and the bytes that go to it or come from it."""
+BETWEEN_TWO = 0
+"""The ticket of messages in which two ranks alone take part."""
 
 
 class Transfer(Protocol):
@@ -31,13 +33,24 @@ class Engine(Protocol):
     local_rank: int
     """The number of this process among those of its machine."""
 
-    def exchange(self, send: Sequence[Piece], receive: Sequence[Piece], between_two: bool = False) -> Transfer:
-        """Send arrays to ranks and receive others; both sides know how many bytes go.
+    def ticket(self) -> int:
+        """A name for two exchanges that every rank does, the second once its first is done.
 
-        ``between_two``: other ranks do not take part; such messages come in the order in which they were sent.
+        All ranks ask for as many, in the same order of what they are for; other exchanges may come in between.
         """
 
-    def all_gather(self, send: Array, receive: Sequence[Array]) -> Transfer:
+    def exchange(
+        self, send: Sequence[Piece], receive: Sequence[Piece], ticket: int | None = None, second: bool = False
+    ) -> Transfer:
+        """Send arrays to ranks and receive others; both sides know how many bytes go.
+
+        ``ticket``: the name of this exchange, or (``second``) of the one before it; None: one of its own; BETWEEN_TWO:
+        other ranks do not take part, and messages come in the order in which they were sent.
+        """
+
+    def all_gather(
+        self, send: Array, receive: Sequence[Array], ticket: int | None = None, second: bool = False
+    ) -> Transfer:
         """Send an array to every rank; receive one from each, also from this one."""
 
     def broadcast(self, array: Array, root: int) -> Transfer:
@@ -93,14 +106,22 @@ class Alone:
     def __init__(self) -> None:
         self._sent: list[Array] = []
 
-    def exchange(self, send: Sequence[Piece], receive: Sequence[Piece], between_two: bool = False) -> Transfer:
+    def ticket(self) -> int:
+        """Nobody needs it."""
+        return 0
+
+    def exchange(
+        self, send: Sequence[Piece], receive: Sequence[Piece], ticket: int | None = None, second: bool = False
+    ) -> Transfer:
         """From this rank to itself."""
         self._sent += [array for _, array in send]
         for _, here in receive:
             here[...] = self._sent.pop(0)
         return Done()
 
-    def all_gather(self, send: Array, receive: Sequence[Array]) -> Transfer:
+    def all_gather(
+        self, send: Array, receive: Sequence[Array], ticket: int | None = None, second: bool = False
+    ) -> Transfer:
         """A copy."""
         receive[0][...] = send
         return Done()

@@ -29,14 +29,25 @@ class Line:
     def __init__(self, engine: Engine, home: Home, ranks: Sequence[int], timeout: float, check: str | None) -> None:
         self.engine, self.home, self.ranks, self.timeout, self.check = engine, home, ranks, timeout, check
         self.number = 0
+        self.waiting: deque[UnderWay] = deque()
+        """Collectives under way whose transfers have not begun."""
         self.history: deque[Entered] = deque(maxlen=_REMEMBERED)
 
     def enter(self, kind: str, detail: str, nbytes: int) -> Entered:
         """Enter a collective.  Raises DistributedError, on every rank, if another rank enters another one."""
+        self.begin_all()
         entered = self._entered(kind, detail, nbytes)
         if self.engine.size > 1 and self.check == "each":
             self._compare(entered)
         return entered
+
+    def begin_all(self, until: UnderWay | None = None) -> None:
+        """Let the transfers of what was started begin (``until``: as far as that one), in their order on every rank."""
+        while self.waiting:
+            first = self.waiting[0]
+            first.begin()
+            if first is until:
+                return
 
     def _entered(self, kind: str, detail: str, nbytes: int) -> Entered:
         self.number += 1
@@ -102,19 +113,31 @@ class UnderWay:
     def __init__(self, line: Line, entered: Entered, notice: Notice | None, start: Callable[[], Transfer]) -> None:
         self._line, self._entered, self._notice, self._start = line, entered, notice, start
         self._transfer = start() if notice is None else None
+        if notice is not None:
+            line.waiting.append(self)
+
+    def begin(self) -> None:
+        """Compare, and begin the transfer.  Raises DistributedError if ranks do not do the same."""
+        assert self._notice is not None
+        wait(self._notice, self._entered, self._line.home, self._line.timeout)
+        self._line._check(self._notice, self._entered)
+        self._transfer = self._start()
+        self._line.waiting.popleft()
 
     def done(self) -> bool:
         """Whether it is done.  Raises DistributedError if ranks do not do the same."""
         if self._transfer is None:
             assert self._notice is not None
-            if not self._notice.done():
-                return False
-            self._line._check(self._notice, self._entered)
-            self._transfer = self._start()
+            if self._line.waiting[0] is not self or not self._notice.done():
+                return False  # transfers begin in one order on all ranks
+            self.begin()
+        assert self._transfer is not None
         return self._transfer.done()
 
     def wait(self) -> None:
         """Wait until it is done.  Raises DistributedError."""
+        if self._transfer is None:
+            self._line.begin_all(self)
         wait(self, self._entered, self._line.home, self._line.timeout)
 
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tapegrad.device.types import Array
-from tapegrad.distributed.engine import Engine, Notice, Piece, Transfer
+from tapegrad.distributed.engine import BETWEEN_TWO, Engine, Notice, Piece, Transfer
 from tapegrad.errors import DistributedError
 
 MOST_BYTES = 2**30
 """Of one message."""
-_TAGS = 2**14
+_TAGS = 2**14 - 4
 _FIRST_KIND = 2**14
 """Tags of messages that are left for others, above those of exchanges; every MPI has tags up to 2**15 - 1."""
 
@@ -92,11 +92,17 @@ class MpiEngine:
         self._left: list[Any] = []
         self._from_me: list[Array] = []
 
-    def exchange(self, send: Sequence[Piece], receive: Sequence[Piece], between_two: bool = False) -> Transfer:
+    def ticket(self) -> int:
+        """Two tags; every rank counts the exchanges of all."""
+        self._tag = self._tag % _TAGS + 2
+        return self._tag
+
+    def exchange(
+        self, send: Sequence[Piece], receive: Sequence[Piece], ticket: int | None = None, second: bool = False
+    ) -> Transfer:
         """All messages at once; those from and to this rank itself are copied."""
-        if not between_two:  # every rank counts the exchanges of all
-            self._tag = self._tag % (_TAGS - 1) + 1
-        comm, tag = self._data, 0 if between_two else self._tag
+        between_two = ticket == BETWEEN_TWO
+        comm, tag = self._data, (self.ticket() if ticket is None else ticket) + second
         arrived = self._from_me if between_two else []
         arrived += [a for rank, a in send if rank == self.rank]
         requests = [comm.Irecv(m, r, tag) for r, a in receive if r != self.rank for m in self._messages(a)]
@@ -111,10 +117,12 @@ class MpiEngine:
         data = array.view("u1")
         return [[data[i : i + MOST_BYTES], self.mpi.BYTE] for i in range(0, data.size, MOST_BYTES)]
 
-    def all_gather(self, send: Array, receive: Sequence[Array]) -> Transfer:
+    def all_gather(
+        self, send: Array, receive: Sequence[Array], ticket: int | None = None, second: bool = False
+    ) -> Transfer:
         """To each rank directly: each byte goes over the wire once for each rank that wants it, no more."""
         ranks = [(self.rank + i) % self.size for i in range(self.size)]
-        return self.exchange([(r, send) for r in ranks], [(r, receive[r]) for r in ranks])
+        return self.exchange([(r, send) for r in ranks], [(r, receive[r]) for r in ranks], ticket, second)
 
     def broadcast(self, array: Array, root: int) -> Transfer:
         """By MPI, which forwards it along a tree."""

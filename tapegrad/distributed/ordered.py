@@ -40,6 +40,7 @@ class AllReduce:
 
     def __init__(self, engine: Engine, array: Array, op: str = "sum") -> None:
         self._engine, self._array, self._op = engine, array, op
+        self._ticket = engine.ticket()
         self._steps: list[Callable[[], Transfer | None]] = []
         small = array.nbytes <= _AT_ONCE or engine.size == 1
         self._now = self._whole() if small else self._in_parts()
@@ -48,7 +49,7 @@ class AllReduce:
         array = self._array
         pieces = [CPU.xp.empty_like(array) for _ in range(self._engine.size)]
         self._steps = [lambda: reduced(pieces, self._op, array)]
-        return self._engine.all_gather(array.copy(), pieces)
+        return self._engine.all_gather(array.copy(), pieces, self._ticket)
 
     def _in_parts(self) -> Transfer:
         engine, array = self._engine, self._array
@@ -56,8 +57,9 @@ class AllReduce:
         parts = [array[i:j] for i, j in zip(at, at[1:], strict=False)]
         mine = parts[engine.rank]
         pieces = [CPU.xp.empty_like(mine) for _ in parts]
-        self._steps = [lambda: reduced(pieces, self._op, mine), lambda: engine.all_gather(mine, parts)]
-        return engine.exchange(list(enumerate(parts)), list(enumerate(pieces)))
+        share = lambda: engine.all_gather(mine, parts, self._ticket, True)
+        self._steps = [lambda: reduced(pieces, self._op, mine), share]
+        return engine.exchange(list(enumerate(parts)), list(enumerate(pieces)), self._ticket)
 
     def done(self) -> bool:
         """Whether the array is reduced; does what is to be done with what has come."""

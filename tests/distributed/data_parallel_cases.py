@@ -211,3 +211,32 @@ def case_different_variables(group: Group) -> None:
         assert "'v'" in str(e) and "rank 1" in str(e), e
     else:
         raise AssertionError("no error")
+
+
+def case_sums_under_way_at_any_pace(group: Group) -> None:
+    """Several sums under way, helped on at times that differ from rank to rank, with other collectives in between."""
+    import time
+
+    from tapegrad.distributed.collectives.under_way import finish, help_on, start
+
+    pace = np.random.default_rng([5, group.rank])
+    for trial in range(12):
+        sizes = np.random.default_rng(trial).integers(1, 9000, size=5)
+        xs = [np.random.default_rng([trial, k, group.rank]).normal(size=n) for k, n in enumerate(sizes)]
+        under_way = []
+        for x in xs:
+            under_way.append(start(tg.asarray(x), group))
+            if pace.random() < 0.5:
+                time.sleep(0.001 * pace.random())
+            for _ in range(pace.integers(0, 8)):
+                help_on(group)
+        if trial % 3 == 0:
+            assert float(dist.all_reduce(np.float64(1.0))) == group.size
+        order = np.random.default_rng(trial).permutation(5)
+        for k in order:
+            found = np.asarray(finish(under_way[k], group))
+            parts = [np.random.default_rng([trial, k, r]).normal(size=sizes[k]) for r in range(group.size)]
+            total = parts[0]
+            for other in parts[1:]:
+                total = total + other
+            assert found.tobytes() == total.tobytes(), (trial, k)

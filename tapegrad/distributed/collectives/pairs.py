@@ -14,6 +14,7 @@ from tapegrad.core.primitive import Primitive
 from tapegrad.device import CPU, dtypes
 from tapegrad.device.types import Array, Namespace
 from tapegrad.distributed.collectives.declaring import collective, flattened, rank_of
+from tapegrad.distributed.engine import BETWEEN_TWO
 from tapegrad.distributed.group import Group, of
 from tapegrad.errors import DistributedError
 from tapegrad.ops.apply import barrier
@@ -33,8 +34,8 @@ def _head(dtype: object, shape: Sequence[int]) -> bytes:
 
 def _run_send(xp: Namespace, x: Array, *, group: Group, to: int, key: Key, out: Array) -> None:
     head = CPU.xp.frombuffer(_head(x.dtype, x.shape), dtype="u1").copy()
-    group.sent(group.engine.exchange([(to, head)], [], between_two=True))
-    group.sent(group.engine.exchange([(to, flattened(x).copy())], [], between_two=True))
+    group.sent(group.engine.exchange([(to, head)], [], BETWEEN_TWO))
+    group.sent(group.engine.exchange([(to, flattened(x).copy())], [], BETWEEN_TWO))
 
 
 def _run_recv(
@@ -42,11 +43,11 @@ def _run_recv(
 ) -> None:  # fmt: skip
     entered = group.line.between_two("recv", f"{out.dtype} {out.shape} from rank {source}", out.nbytes, source)
     head = CPU.xp.empty(_HEAD_BYTES, "u1")
-    group.wait(group.engine.exchange([], [(source, head)], between_two=True), entered)
+    group.wait(group.engine.exchange([], [(source, head)], BETWEEN_TWO), entered)
     if head.tobytes() != _head(out.dtype, out.shape):
         raise DistributedError(f"{entered}: rank {source} has sent {head.tobytes().decode().rstrip()} instead")
     flat = xp.empty(out.size, out.dtype)
-    group.wait(group.engine.exchange([], [(source, flat)], between_two=True), entered)
+    group.wait(group.engine.exchange([], [(source, flat)], BETWEEN_TWO), entered)
     xp.copyto(out, flat.reshape(out.shape))
 
 
