@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tapegrad.device.types import Array
+from tapegrad.errors import DistributedError
 
 Piece = tuple[int, Array]
 """A rank, and the bytes that go to it or come from it."""
@@ -17,11 +18,18 @@ BETWEEN_TWO = 0
 """The ticket of messages in which two ranks alone take part."""
 
 
+class WrongSizeError(DistributedError):
+    """What has come is not as long as what was expected."""
+
+
 class Transfer(Protocol):
     """Bytes on their way."""
 
     def done(self) -> bool:
-        """Whether they have arrived, and those sent may be overwritten; it helps them on their way."""
+        """Whether they have arrived, and those sent may be overwritten; it helps them on their way.
+
+        Raises WrongSizeError.
+        """
 
 
 class Engine(Protocol):

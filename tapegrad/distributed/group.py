@@ -113,7 +113,8 @@ def init(comm: Any = None, *, timeout: float | None = None, check: Check = "each
 
     Without ``mpiexec`` and ``comm`` the program is the only rank, and needs nothing installed.  ``timeout``: seconds
     that a rank waits for another (None: the environment's TAPEGRAD_TIMEOUT, or 300).  ``check="each"``: before each
-    collective the ranks compare what they are about to do; ``"step"``: before each gradient only; None: never.
+    collective the ranks compare what they are about to do; ``"step"``: what they have done, before each gradient and
+    wherever they tell each other something; None: never.
 
     From now on an exception that nobody catches ends the whole job, with its traceback.
 

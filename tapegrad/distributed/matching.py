@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad.distributed.engine import Engine, Notice, Transfer
-from tapegrad.distributed.waiting import Entered, Home, wait
+from tapegrad.distributed.waiting import Entered, Home, digest, wait
 from tapegrad.errors import DistributedError
 from tapegrad.program.capture import users_line
 
-_FORMAT = struct.Struct("<q16s")
 _SHORT = 112
 """Bytes of an object that go at once with its length."""
 _HEAD = struct.Struct(f"<q{_SHORT}s")
@@ -31,6 +30,8 @@ class Line:
         self.number = 0
         self.waiting: deque[UnderWay] = deque()
         """Collectives under way whose transfers have not begun."""
+        self.digest = b""
+        """Of all that was entered, in its order."""
         self.history: deque[Entered] = deque(maxlen=_REMEMBERED)
 
     def enter(self, kind: str, detail: str, nbytes: int) -> Entered:
@@ -55,6 +56,7 @@ class Line:
         if last is not None:
             last.before = None  # or each would hold all before it
         entered = Entered(kind, detail, self.number, self.ranks, nbytes, users_line(), last)
+        self.digest = entered.digest = digest(self.digest, kind, detail)
         self.history.append(entered)
         return entered
 
@@ -64,12 +66,16 @@ class Line:
         self._check(notice, entered)
 
     def _asked(self, entered: Entered) -> Notice:
-        return self.engine.notice(_FORMAT.pack(entered.number, entered.digest))
+        return self.engine.notice(entered.digest)
 
     def _check(self, notice: Notice, entered: Entered) -> None:
-        mine = _FORMAT.pack(entered.number, entered.digest)
-        if any(told != mine for told in notice.told()):
-            texts = self._gathered(str(entered), entered)
+        if any(told != entered.digest for told in notice.told()):
+            mine = {e.number: (e.digest, str(e)) for e in (*self.history, entered)}
+            known = self._gathered(mine, entered)
+            texts = _first_difference(known)
+            # who catches the error, and goes on, begins anew with the others
+            self.number, self.digest = max(max(one) for one in known), b""
+            self.history.clear()
             raise DistributedError("ranks do not do the same: " + _sides(self.ranks, texts))
 
     def start(self, kind: str, detail: str, nbytes: int, start: Callable[[], Transfer]) -> UnderWay:
@@ -85,8 +91,15 @@ class Line:
         return entered
 
     def told(self, x: object, entered: Entered) -> list[Any]:
-        """What each rank gives for ``x``, by rank: anything that can be pickled."""
-        return self._gathered(x, entered) if self.engine.size > 1 else [x]
+        """What each rank gives for ``x``, by rank: anything that can be pickled.
+
+        Raises DistributedError, on every rank, if they have not entered the same collectives until now.
+        """
+        if self.engine.size == 1:
+            return [x]
+        if self.check == "step":
+            self._compare(entered)
+        return self._gathered(x, entered)
 
     def _gathered(self, x: object, entered: Entered) -> list[Any]:
         data = pickle.dumps(x, protocol=pickle.HIGHEST_PROTOCOL)
@@ -139,6 +152,14 @@ class UnderWay:
         if self._transfer is None:
             self._line.begin_all(self)
         wait(self, self._entered, self._line.home, self._line.timeout)
+
+
+def _first_difference(known: Sequence[dict[int, tuple[bytes, str]]]) -> list[str]:
+    """What each rank did where they first did not do the same; ``known``: digest and text by number, for each rank."""
+    first = max(min(one) for one in known)  # what is older, not all remember
+    numbers = range(first, max(max(one) for one in known) + 1)
+    at = next((n for n in numbers if len({one[n][0] if n in one else b"" for one in known}) > 1), numbers[-1])
+    return [one[at][1] if at in one else "nothing more" for one in known]
 
 
 def _sides(ranks: Sequence[int], texts: list[str]) -> str:

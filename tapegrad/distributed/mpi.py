@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tapegrad.device.types import Array
-from tapegrad.distributed.engine import BETWEEN_TWO, Engine, Notice, Piece, Transfer
+from tapegrad.distributed.engine import BETWEEN_TWO, Engine, Notice, Piece, Transfer, WrongSizeError
 from tapegrad.errors import DistributedError
 
 MOST_BYTES = 2**30
@@ -51,16 +51,23 @@ def wait_for_all_ranks_to_call_init(comm: Any, timeout: float) -> MpiEngine:
 
 
 class _Requests:
-    """MPI requests that are under way, and what they use."""
+    """MPI requests that are under way, and what they use; the first ones receive as many bytes as ``sizes`` says."""
 
-    def __init__(self, mpi: Any, requests: list[Any], held: object = None) -> None:
-        self._mpi, self._requests, self._held = mpi, requests, held
+    def __init__(self, mpi: Any, requests: list[Any], held: object = None, sizes: Sequence[int] = ()) -> None:
+        self._mpi, self._requests, self._held, self._sizes = mpi, requests, held, sizes
+        self._statuses = [mpi.Status() for _ in requests]
 
     def done(self) -> bool:
-        """Whether all are complete."""
-        if self._requests and not self._mpi.Request.Testall(self._requests):
-            return False
+        """Whether all are complete.  Raises WrongSizeError."""
+        try:
+            if self._requests and not self._mpi.Request.Testall(self._requests, self._statuses):
+                return False
+        except self._mpi.Exception as e:
+            raise WrongSizeError(f"what has come is longer than what was expected ({e})") from None
         self._requests, self._held = [], None
+        for status, size in zip(self._statuses, self._sizes, strict=False):
+            if status.Get_count(self._mpi.BYTE) != size:
+                raise WrongSizeError(f"{status.Get_count(self._mpi.BYTE)} bytes have come instead of {size}")
         return True
 
 
@@ -105,12 +112,13 @@ class MpiEngine:
         comm, tag = self._data, (self.ticket() if ticket is None else ticket) + second
         arrived = self._from_me if between_two else []
         arrived += [a for rank, a in send if rank == self.rank]
-        requests = [comm.Irecv(m, r, tag) for r, a in receive if r != self.rank for m in self._messages(a)]
+        pieces = [(m, r) for r, a in receive if r != self.rank for m in self._messages(a)]
+        requests = [comm.Irecv(m, r, tag) for m, r in pieces]
         requests += [comm.Isend(m, r, tag) for r, a in send if r != self.rank for m in self._messages(a)]
         for rank, array in receive:
             if rank == self.rank:
                 array[...] = arrived.pop(0)
-        return _Requests(self.mpi, requests, (send, receive))
+        return _Requests(self.mpi, requests, (send, receive), [m[0].nbytes for m, _ in pieces])
 
     def _messages(self, array: Array) -> list[Any]:
         """An array as messages; none for an empty one."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tapegrad.distributed.engine import WrongSizeError
 from tapegrad.errors import DistributedError, DistributedTimeoutError
 
 if TYPE_CHECKING:
@@ -43,16 +44,18 @@ class Entered:
     """Of this rank's part."""
     line: tuple[str, int] | None
     before: Entered | None = None
-    """The one before, which all ranks have entered."""
+    """The one before."""
+    digest: bytes = b""
+    """Of this one and all before it."""
 
     def __str__(self) -> str:
         where = "" if self.line is None else f" at {self.line[0]}:{self.line[1]}"
         return f"{self.kind} #{self.number} of {self.detail} ({self.nbytes} bytes){where}"
 
-    @property
-    def digest(self) -> bytes:
-        """Of what must be the same."""
-        return hashlib.blake2b(f"{self.kind}|{self.detail}".encode(), digest_size=16).digest()
+
+def digest(before: bytes, kind: str, detail: str) -> bytes:
+    """Of what must be the same: a collective, and ``before``, that of all before it."""
+    return hashlib.blake2b(before + f"{kind}|{detail}".encode(), digest_size=16).digest()
 
 
 class Home:
@@ -85,8 +88,17 @@ class Home:
 def wait(transfer: Transfer, entered: Entered, home: Home, timeout: float) -> None:
     """Wait until a transfer is done.  ``timeout``: seconds.
 
-    Raises DistributedTimeoutError if other ranks do not come, DistributedError if one has left.
+    Raises DistributedTimeoutError if other ranks do not come, DistributedError if one has left, or has sent something
+    else.
     """
+    try:
+        _wait(transfer, entered, home, timeout)
+    except WrongSizeError as e:
+        lines, _ = _places(entered, home, [])
+        raise DistributedError("; ".join([str(e), *lines])) from None
+
+
+def _wait(transfer: Transfer, entered: Entered, home: Home, timeout: float) -> None:
     for _ in range(_SPINS):
         if transfer.done():
             return
@@ -109,8 +121,8 @@ def wait(transfer: Transfer, entered: Entered, home: Home, timeout: float) -> No
         pause = min(_LONGEST_PAUSE, 1.5 * pause)
 
 
-def _timeout(entered: Entered, home: Home, timeout: float, known: list[tuple[int, bytes]]) -> DistributedTimeoutError:
-    """Tell the others where this rank waits, hear where they do, and say who is missing."""
+def _places(entered: Entered, home: Home, known: list[tuple[int, bytes]]) -> tuple[list[str], list[int]]:
+    """Tell the others where this rank waits, and hear where they do; who is missing.  ``known``: heard before."""
     others = [r for r in entered.ranks if r != home.rank]
     for rank in others:
         home.engine.post(rank, LATE, pickle.dumps(str(entered)))
@@ -122,11 +134,16 @@ def _timeout(entered: Entered, home: Home, timeout: float, known: list[tuple[int
         else:
             known.append(answer)
     places = {rank: pickle.loads(data) for rank, data in known}
-    missing = [r for r in others if r not in places]
     lines = [f"rank {home.rank} waits in {entered}"]
     lines += [f"rank {rank} waits in {place}" for rank, place in sorted(places.items())]
+    return lines, [r for r in others if r not in places]
+
+
+def _timeout(entered: Entered, home: Home, timeout: float, known: list[tuple[int, bytes]]) -> DistributedTimeoutError:
+    """Who waits where, and who is missing."""
+    lines, missing = _places(entered, home, known)
     who = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}"
     have = "has" if len(missing) == 1 else "have"
     lines += [f"{who} {have} not come, and {have} not said anything for {timeout:g} s" for _ in missing[:1]]
-    last = f"; the last one that all ranks entered is {entered.before}" if entered.before else ""
-    return DistributedTimeoutError("; ".join(lines) + last)
+    lines += [f"before, rank {home.rank} was in {entered.before}"] if entered.before else []
+    return DistributedTimeoutError("; ".join(lines))

@@ -99,11 +99,28 @@ def never_at_init() -> None:
 late_to_init = asleep
 
 
+def skips_one() -> None:
+    """It is ahead, in another group's collective."""
+    dist.init().split(1).barrier()
+
+
+def unchecked() -> None:
+    """Nobody compares, but what comes has another length."""
+    dist.all_reduce(np.ones(1001))
+
+
+def uninitialized() -> None:
+    dist.all_reduce(np.ones(1000))
+
+
 def main(name: str) -> None:
     if name.endswith("_init") and os.environ[launcher() or ""] == "1":
         print(f"FAULT {time.monotonic()}", flush=True)
         globals()[name]()
-    group = dist.init()
+    if name == "uninitialized":
+        print(f"FAULT {time.monotonic()}", flush=True)
+        uninitialized()
+    group = dist.init(check=None if name in ("unchecked", "skips_one") else "each")
     dist.all_reduce(np.ones(3))
     if group.rank == 1:
         print(f"FAULT {time.monotonic()}", flush=True)
