@@ -6,6 +6,7 @@ MPI alone does not: at the end of a process it waits for all others, who wait fo
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import sys
 import threading
@@ -19,6 +20,31 @@ from tapegrad.distributed.waiting import Home
 INTERRUPTED = 130
 _FOR_OUTPUT = 0.2
 """Seconds in which the launcher passes on what was printed: it does not once it ends the processes."""
+
+
+class Labelled(io.TextIOBase):
+    """A stream of text whose every line begins with a rank's number; lines of several ranks do not mix."""
+
+    def __init__(self, stream: Any, rank: int) -> None:
+        self._stream, self._label, self._begun = stream, f"[rank {rank}] ", ""
+
+    def write(self, text: str, /) -> int:
+        """Whole lines only; the rest waits for more, or for :meth:`flush`."""
+        *lines, self._begun = (self._begun + text).split("\n")
+        if lines:
+            self._stream.write("".join(f"{self._label}{line}\n" for line in lines))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what has begun, too, as a line."""
+        if self._begun:
+            self.write("\n")
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """The stream's."""
+        number: int = self._stream.fileno()
+        return number
 
 
 class _Exit(SystemExit):
@@ -73,10 +99,11 @@ def install(home: Home) -> None:
 
 def end(home: Home, text: str, code: int) -> NoReturn:
     """End all ranks with a status, and say why."""
-    told = "".join(f"[rank {home.rank}] {line}\n" for line in text.splitlines())
     sys.stdout.flush()
-    sys.stderr.write(told)
-    sys.stderr.flush()
+    errors = sys.stderr if isinstance(sys.stderr, Labelled) else Labelled(sys.stderr, home.rank)
+    errors.flush()
+    errors.write(text.rstrip("\n") + "\n")
+    errors.flush()
     time.sleep(_FOR_OUTPUT)
     home.engine.abort(code)
     os._exit(code)  # some MPIs come back, and end this process a moment later

@@ -127,7 +127,7 @@ def init(comm: Any = None, *, timeout: float | None = None, check: Check = "each
         return _world
     if check not in ("each", "step", None):
         raise DistributedError(f'init: check is "each", "step" or None, not {check!r}')
-    seconds = float(os.environ.get("TAPEGRAD_TIMEOUT", _TIMEOUT)) if timeout is None else float(timeout)
+    seconds = timeout_of(timeout)
     if comm is None and launcher() is None:
         engine: Engine = Alone()
     else:
@@ -137,6 +137,11 @@ def init(comm: Any = None, *, timeout: float | None = None, check: Check = "each
         faults.install(home)
     _world = Group(engine, home, range(engine.size), seconds, check)
     return _world
+
+
+def timeout_of(seconds: float | None) -> float:
+    """What the program says, the environment, or the default."""
+    return float(os.environ.get("TAPEGRAD_TIMEOUT", _TIMEOUT)) if seconds is None else float(seconds)
 
 
 def launcher() -> str | None:

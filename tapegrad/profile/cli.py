@@ -21,6 +21,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "profile": ("Run a program and record where the bytes of its tensors go.", "profile_command"),
         "top": ("Show devices, their processes, and what tapegrad's hold.", "top.command"),
     },
+    "Run on several processes": {
+        "run": ("Run a program on each rank that mpiexec or srun has started.", "run_command"),
+    },
     "Understand and change": {
         "report": ("Show a recorded run as text, or write it as files.", "report.command"),
         "plan": ("Choose what to recompute for a budget of memory or time.", "plan.command"),
