@@ -72,6 +72,8 @@ class Value:
     """The names that ``tg.name`` has given it so far."""
     product: bool = False
     """Whether arithmetic outweighs the bytes moved: of products and convolutions (the primitive declares ``flops``)."""
+    collective: bool = False
+    """Whether other ranks took part (``tg.distributed``): to make it again, all of them communicate again."""
 
     @property
     def nbytes(self) -> int:
@@ -96,6 +98,14 @@ def save_everything(value: Value) -> Answer:
 def save_matmuls(value: Value) -> Answer:
     """SAVE the results of products and convolutions (what declares ``flops``), RECOMPUTE the rest."""
     return SAVE if value.product else RECOMPUTE
+
+
+def save_collectives(value: Value) -> Answer:
+    """SAVE what collectives of ``tg.distributed`` yield (halos, dot products): a rerun then needs no network.
+
+    RECOMPUTE the rest.  Without a policy, reruns communicate again, on all ranks.
+    """
+    return SAVE if value.collective else RECOMPUTE
 
 
 def save_names(*names: str) -> Policy:
@@ -165,4 +175,4 @@ def asked(policy: Policy | None, node: Node, names: tuple[str, ...]) -> Answer:
     if policy is None or prim is LEAF:
         return RECOMPUTE
     product = isinstance(prim, Barrier) and prim.flops is not None
-    return decide(policy, Value(prim.name, node.params, node.aval, names, product))
+    return decide(policy, Value(prim.name, node.params, node.aval, names, product, prim.effect is not None))

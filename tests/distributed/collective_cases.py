@@ -227,6 +227,27 @@ def case_checkpoints(group: Group) -> None:
     same(looped, plain)
 
 
+def case_saved_collectives(group: Group) -> None:
+    """With policies.save_collectives a rerun communicates no more; the gradient's bits are the same."""
+    x = tg.asarray(data(group, 5))
+
+    def block(u: tg.Tensor) -> tg.Tensor:
+        return tg.tanh(dist.shift(u) * 0.5 + u * dist.all_reduce(tg.sum(u)) * 0.1)
+
+    def gradient(**options: Any) -> tuple[np.ndarray, int]:
+        w = tg.asarray(np.linspace(0.5, 1, 5) + group.rank)
+        with tg.GradientTape() as tape:
+            tape.watch(w)
+            loss = tg.sum(tg.recompute_grad(block, **options)(w * x) ** 2)
+        before = group.line.number
+        return np.asarray(tape.gradient(loss, w)), group.line.number - before
+
+    again, count = gradient()
+    found, fewer = gradient(policy=tg.policies.save_collectives)
+    same(found, again)
+    assert count - fewer == 2, (count, fewer)
+
+
 def case_checkpoint_watched_on_one_rank(group: Group) -> None:
     x = tg.asarray(data(group, 3))
     xs = everyone(group, np.asarray(x))
