@@ -17,12 +17,12 @@ from tapegrad.distributed.data_parallel import (
     part,
 )
 from tapegrad.distributed.grids import Grid, gather_field, halo_exchange, interior, scatter_field
-from tapegrad.distributed.group import Group, init, world
+from tapegrad.distributed.group import Group, barrier, init, world
 from tapegrad.distributed.saving import Sharded, load, save
 from tapegrad.distributed.sharding import ShardedGradient, shard
 
 __all__ = [
-    "GradientTape", "Grid", "Group", "Sharded", "ShardedGradient", "all_gather", "all_reduce", "all_to_all",
+    "GradientTape", "Grid", "Group", "Sharded", "ShardedGradient", "all_gather", "all_reduce", "all_to_all", "barrier",
     "broadcast", "broadcast_variables", "check_replicas", "gather", "gather_field", "halo_exchange", "init", "interior",
     "load", "mean", "once", "part", "recv", "reduce", "reduce_scatter", "save", "scatter", "scatter_field", "send",
     "shard", "shift", "world",

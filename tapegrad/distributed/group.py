@@ -163,6 +163,11 @@ def world() -> Group:
     return init()
 
 
+def barrier(group: Group | None = None) -> None:
+    """Wait until all ranks are here.  Raises DistributedError."""
+    of(group).barrier()
+
+
 def of(group: Group | None) -> Group:
     """``group``, or that of all ranks."""
     return world() if group is None else group

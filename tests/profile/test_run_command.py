@@ -21,7 +21,8 @@ assert __name__ == "__main__" and sys.argv[2:] == ["--batch", "64"]
 sys.stderr.write("one\\ntw")
 if sys.argv[1] == "exit" and group.rank == 1:
     sys.exit(3)
-print("sum", D.all_reduce(1.0 + group.rank).item())
+total = D.all_reduce(1.0 + group.rank).item()
+sys.stdout.write(f"sum {total}\\n")  # in one piece: mpiexec mixes the pieces of several ranks
 if sys.argv[1] == "exit":
     D.all_reduce(1.0)
 """
