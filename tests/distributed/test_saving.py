@@ -715,6 +715,21 @@ def test_nobody_waits_for_long_nor_works_in_vain(tmp_path: Path, monkeypatch: py
     assert len(met) == 4  # after one array larger than a round
 
 
+def test_a_value_that_cannot_be_set_is_an_error_on_all(tmp_path: Path) -> None:
+    class Stubborn(Part):
+        def assign(self, x: Any) -> None:
+            raise MemoryError("full")
+
+    whole = np.arange(8.0)
+    D.save(tmp_path / "s", {"x": whole})
+    kinds = [Part, Stubborn]
+    errors = on_ranks(
+        2, lambda g: D.load(tmp_path / "s", {"x": kinds[g.rank](whole, 4 * g.rank, 4 * g.rank + 4)}, group=g)
+    )
+    assert isinstance(errors[0], DistributedError) and str(errors[0]) == "load: rank 1: full (MemoryError)"
+    assert isinstance(errors[1], MemoryError) and "some are new, some are not; load again" in errors[1].__notes__[0]
+
+
 def test_files_of_ranks_that_rank_0_does_not_see(tmp_path: Path) -> None:
     def save(group: Any) -> None:
         exchange, calls = group.exchange_objects, itertools.count()

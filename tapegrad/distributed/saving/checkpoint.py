@@ -96,7 +96,8 @@ def load(dir: Path, tree: Any = None, *, strict: bool = True, group: Group | Non
     that each of another number of ranks had).  Names, shapes and dtypes must be the same; ``strict=False``: names that
     only the tree or only the folder has are left as they are.
 
-    All that is read is checked; nothing is changed unless all ranks have read all that they need.
+    All that is read is checked; nothing is changed unless all ranks have read all that they need.  Only memory that
+    runs out while values are set leaves some of them new; the error says so.
 
     Raises, on every rank, SaveError naming what does not fit or which file is damaged, SaveFileError (an OSError) for a
     file that is missing or cannot be read, DistributedError where a rank fails in another way.
