@@ -11,10 +11,10 @@ Steps are those of bench/budget.py, forward and gradients, at sizes of some thou
     least           extra work that no plan can do without (function_bound.py), whatever its order
     planned in      processor time, of this process
 
-``--timed`` runs plain and fitted programs by turns and checks bits: the median of their ratios is the time over the
-plain program's; beside it, that over what the extra work says it is.  ``--works`` runs each work of the plain programs
-alone and shows what takes most time, with its share of the cost: the rule's factors (tapegrad/program/costs.py) come
-from this table.
+``--timed`` runs plain and fitted programs by turns and checks bits: the median of their ratios of processor time is the
+time over the plain program's; beside it, that over what the extra work says it is.  ``--works`` runs each work of the
+plain programs alone and shows what takes most time, with its share of the cost: the rule's factors
+(tapegrad/program/costs.py) come from this table.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def measured(name: str, step: Any, fractions: list[float], rounds: int, timed: b
 
 def _slower(plain: Any, fitted: Any, rounds: int) -> float:
     """How much longer a replay takes, as a part of the plain one; ends the script where bits differ."""
-    times = common.by_turns({"plain": lambda: plain.run([]), "fitted": lambda: fitted.run([])}, rounds)
+    calls = {"plain": lambda: plain.run([]), "fitted": lambda: fitted.run([])}
+    times = common.by_turns(calls, rounds, clock=time.process_time)
     for a, b in zip(plain.results([]), fitted.results([]), strict=True):
         if a.numpy().tobytes() != b.numpy().tobytes():
             raise SystemExit("the bits of a fitted program differ")
