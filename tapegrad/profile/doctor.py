@@ -30,11 +30,11 @@ OPTIONAL = {
 
 SERVES = {
     "matplotlib": "plots", "safetensors": "saving weights", "pynvml": "GPUs in tapegrad top",
-    "scipy": "special functions, linear algebra, sparse matrices, exact plans",
+    "scipy": "special functions, linear algebra, sparse matrices, exact plans", "mpi4py": "several processes",
 }  # fmt: skip
 VARIABLES = (
     "TAPEGRAD_DEVICE", "TAPEGRAD_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_PATH", "CUPY_CACHE_DIR",
-    "CUPY_GPU_MEMORY_LIMIT", "CUPY_TF32",
+    "CUPY_GPU_MEMORY_LIMIT", "CUPY_TF32", "TAPEGRAD_TIMEOUT",
 )  # fmt: skip
 _TRIAL = '#include "scalar.cuh"\nextern "C" __global__ void tg_doctor(int* x) { *x = 7; }'
 
@@ -65,7 +65,7 @@ def report() -> dict[str, Any]:
     sections: dict[str, Callable[[], object]] = {
         "default device": _default_device, "versions": _versions, "CUDA": _cuda, "devices": _devices,
         "kernels": _kernels, "memory": _memory, "ledger = allocator": _ledger, "CPU": _cpu,
-        "optional packages": _optional, "environment": _environment,
+        "several processes": _several, "optional packages": _optional, "environment": _environment,
     }  # fmt: skip
     said: dict[str, Any] = {name: _tried(gather) for name, gather in sections.items()}
     said["to mend"] = _tried(lambda: _to_mend(said))
@@ -259,6 +259,12 @@ def _cpu() -> dict[str, object]:
     return {"cores": os.cpu_count(), "threads": get_num_threads(), "BLAS": f"{blas['name']} {blas['version']}"}
 
 
+def _several() -> dict[str, str]:
+    from tapegrad.profile import doctor_mpi
+
+    return doctor_mpi.report()
+
+
 def _optional() -> dict[str, str]:
     return {name: _line(partial(_package, name)) for name in OPTIONAL}
 
@@ -299,6 +305,10 @@ def _to_mend(said: dict[str, Any]) -> list[str]:
         if not one.get("ok", False):
             why = one.get("error") or f"they differ by {one['drift bytes']} bytes"
             lines.append(f"the ledger does not agree with the allocator of {name} ({why}): please report it")
+    if "error" not in said["several processes"]:
+        from tapegrad.profile import doctor_mpi
+
+        lines += doctor_mpi.to_mend(said["several processes"])
     failed = {name: one["error"] for name, one in said["devices"].items() if isinstance(one, dict) and "error" in one}
     return lines + [f"{name}: {error}" for name, error in failed.items()]
 

@@ -14,7 +14,7 @@ from cuda_cases import FAULTS, broken, installed
 
 import tapegrad as tg
 from tapegrad.device import CPU, _default, cuda
-from tapegrad.profile import doctor, doctor_check
+from tapegrad.profile import doctor, doctor_check, doctor_mpi
 from tapegrad.profile.cli import main
 
 
@@ -36,6 +36,7 @@ def quick(request, monkeypatch):
     """The self-test runs in its own tests alone."""
     if "ledger" not in request.node.name:
         monkeypatch.setattr(doctor_check, "_compared", lambda *step: [(1 << 20, 1 << 20)] * 3)
+    monkeypatch.setattr(doctor_mpi, "_trial", lambda mpiexec: {"2 ranks": "works, 0.1 s"})
 
 
 def run(*arguments, code=0, **options):
@@ -197,7 +198,9 @@ def test_missing_packages_and_two_cupys(monkeypatch):
     assert "CUDA's headers: pip install 'cupy-cuda12x[ctk]'" in mended
 
 
-@pytest.mark.parametrize("section", ["_versions", "_cuda", "_devices", "_kernels", "_memory", "_cpu", "_optional"])
+@pytest.mark.parametrize(
+    "section", ["_versions", "_cuda", "_devices", "_kernels", "_memory", "_cpu", "_optional", "_several"]
+)
 def test_a_section_that_fails_says_so(section, monkeypatch):
     def fail():
         raise ValueError("something odd")
