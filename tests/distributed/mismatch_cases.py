@@ -26,7 +26,7 @@ def refused(group: Group, first: Act, other: Act, *words: str, check: Any = "eac
     texts = group.exchange_objects(text)
     assert len(set(texts)) == 1, texts
     sides = "rank 0:", "rank 1:" if group.size == 2 else "ranks 1, 2:"
-    for word in (*sides, ".py:", "bytes)", *words):
+    for word in (*sides, __file__, "bytes)", *words):
         assert word in text, (word, text)
     return text
 
