@@ -10,10 +10,11 @@ jumps as well: so two threads may draw from one generator of random numbers.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from tapegrad.core.threads import Local
 
 Jumps = dict["Cell", dict[Any, Any]]
 """For each cell: from the content that this thread wrote to the one that another thread wrote afterwards."""
@@ -54,7 +55,7 @@ class _Overlay(dict["Cell", Any]):
         self.jumps = jumps
 
 
-class _Cells(threading.local):
+class _Cells(Local):
     """How this thread sees cells: overlays, innermost last, and look-outs that note what is used."""
 
     overlays: tuple[dict[Cell, Any], ...] = ()

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
+from tapegrad.core.threads import Local
+
 if TYPE_CHECKING:
     from tapegrad.core.buffer import Buffer
     from tapegrad.core.protocols import BatchRecorder, Executor, Recorder
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Thread(threading.local):
+class _Thread(Local):
     """What is going on in this thread."""
 
     recorders: tuple[Recorder, ...] = ()

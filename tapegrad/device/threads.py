@@ -70,15 +70,6 @@ def get_num_threads() -> int:
     return _crew.count
 
 
-def alone() -> bool:
-    """Whether no other thread runs Python; helpers do not count, since they run only what they are given."""
-    me = threading.current_thread()
-    for t in threading.enumerate():
-        if t is not me and t.name != NAME:
-            return False
-    return True
-
-
 def set_num_threads(n: int) -> None:
     """Evaluate tiles with ``n`` threads; no result depends on it.  Raises TapegradError for n < 1."""
     if n < 1:

@@ -291,6 +291,8 @@ class Function(Generic[P, R]):
         if entry.reason is not None:
             warn(f"{self!r} runs eagerly: {entry.reason}")
             entry.replay = entry.program = entry.plain = None
+        else:
+            replay.forget()
         entry.verified = True
         return result
 

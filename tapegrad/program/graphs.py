@@ -18,17 +18,17 @@ from functools import partial
 from operator import attrgetter, is_
 from typing import Any
 
-from tapegrad.core import account
+from tapegrad.core import account, threads
 from tapegrad.core.aval import shaped
 from tapegrad.core.cell import Cell, contents_now
 from tapegrad.core.references import elsewhere
-from tapegrad.device import cublas, dtypes, threads
+from tapegrad.device import cublas, dtypes
 from tapegrad.engine.work import Call
 from tapegrad.errors import GraphError
 from tapegrad.program import arena
 from tapegrad.program.memory import Planning, fresh
 from tapegrad.program.program import Program, Write
-from tapegrad.program.replay import Replay
+from tapegrad.program.replay import Replay, do_all
 from tapegrad.tensor import Tensor
 
 _MOVES = 4
@@ -59,6 +59,7 @@ class GraphReplay(Replay):
         self._gpu: Any = program.device
         self._scratch: Any = None
         self._moves: Counter[Cell] = Counter()
+        self._steady: list[tuple[Write, Any]] = []
         self._others: list[tuple[Write, Any]] = []
         self._cells: list[Cell] = []
         self._held: list[Any] = []
@@ -207,10 +208,11 @@ class GraphReplay(Replay):
 
     def _captured_commit(self) -> Callable[[], object] | None:
         """One graph that copies new values over the old ones of all large variables."""
-        pairs, self._others = [], []
+        pairs, self._others, self._steady = [], [], []
         for write, bound in zip(self.program.writes, self._written, strict=True):
             if bound is not None and self._is_steady(write):
                 pairs.append((self._contents[write.cell].array, self._now(bound)))
+                self._steady.append((write, bound))
             else:
                 self._others.append((write, bound))
         if not pairs:
@@ -234,11 +236,17 @@ class GraphReplay(Replay):
 
     def commit(self) -> None:
         """Write to cells: all or none."""
-        if self._commits is None or not threads.alone() or not self._all_ours():
+        if self._commits is None:
             super().commit()
             return
-        others = [self._writing(write, value, False) for write, value in self.writes(self._others)]
-        self._commit_all([self._commits, *others])
+        others = [self._putting(write, value) for write, value in self.writes(self._others)]
+        do_all([*others, self._put_steady])
+        for tell in self.program.afterwards:
+            tell()
+
+    def _put_steady(self) -> None:
+        if not threads.unshared(self._all_ours, self._commits):  # type: ignore[arg-type]
+            self._put(self.writes(self._steady))
 
     def _all_ours(self) -> bool:
         """Whether nobody but the cells and this replay holds what the variables held."""

@@ -9,17 +9,18 @@ program writes to variables comes last.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any
 
-from tapegrad.core import account
+from tapegrad.core import account, threads
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell
 from tapegrad.core.live import LiveInt
 from tapegrad.core.node import leaf
 from tapegrad.core.references import elsewhere
-from tapegrad.device import CPU, cxx, dtypes, threads
+from tapegrad.device import CPU, cxx, dtypes
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array, Namespace
 from tapegrad.engine.evaluate import array_of
@@ -156,6 +157,12 @@ class Replay:
                 self.memory.put(view.slot, array)
                 self._contents[cell] = content
 
+    def _bind(self) -> None:
+        self._bind_variables()
+        for i in sorted(self._moved):
+            self._code.change(self._calls_in_code(i), i)
+            self._moved.discard(i)
+
     # Running -------------------------------------------------------------------------------------------------------
 
     def run(self, tensors: Sequence[Tensor]) -> None:
@@ -205,10 +212,7 @@ class Replay:
 
     def _begin(self, tensors: Sequence[Tensor]) -> None:
         """What comes from outside is where the works read it."""
-        self._bind_variables()
-        for i in sorted(self._moved):
-            self._code.change(self._calls_in_code(i), i)
-            self._moved.discard(i)
+        self._bind()
         copy = self._copy
         for cell, owner, (target, order) in self._small:
             array = array_of(cell.get(owner))
@@ -254,43 +258,69 @@ class Replay:
 
     def commit(self) -> None:
         """Write to cells: all or none."""
-        alone = threads.alone()  # another thread could see a value half written
-        self._commit_all([self._writing(write, value, alone) for write, value in self.writes()])
-
-    def _commit_all(self, todo: list[Callable[[], object]]) -> None:
-        """Do all of it, or what was not begun by an interrupt at least."""
-        try:
-            while todo:
-                todo[-1]()
-                todo.pop()
-        except BaseException:
-            for write in todo:  # an interrupt: what has begun is ended
-                write()
-            raise
+        self._put(self.writes())
         for tell in self.program.afterwards:
             tell()
+        self.forget()
 
-    def _writing(self, write: Write, value: Any, in_place: bool) -> Callable[[], None]:
-        """What writes ``value``; ``in_place``, if allowed, to a large variable whose old value nobody else has."""
+    def forget(self) -> None:
+        """Keep no old value of a large variable until the next call.  (On a GPU that would make graphs anew.)"""
+        if not self._device.lazy:
+            with suppress(RelaidError):  # the next call tells of it
+                self._bind()
+
+    def _put(self, pairs: list[tuple[Write, Any]]) -> None:
+        over: list[tuple[Write, Any]] = []
+        others: list[tuple[Write, Any]] = []
+        for pair in pairs:
+            (over if self._is_overwritten(pair[0]) else others).append(pair)
+        todo = [self._putting(*pair) for pair in others]  # first what may fail for want of memory
+        do_all([*todo, lambda: self._overwrite(over)] if over else todo)
+
+    def _overwrite(self, over: list[tuple[Write, Any]]) -> None:
+        """Copy new values over the old ones; if another thread might read those meanwhile, put new arrays there."""
+        copies: list[Callable[[], object]] = [over.clear]
+        copies += [partial(self._copy, self._contents[w.cell].array, value) for w, value in over]
+        ours = lambda: all(self._is_overwritten(write) for write, _ in over)
+        if over and not threads.unshared(ours, lambda: do_all(copies)):
+            do_all([over.clear, *(self._putting(*pair) for pair in over)])
+
+    def _putting(self, write: Write, value: Any) -> Callable[[], object]:
+        """What puts a copy of ``value`` into the cell."""
         cell = write.cell
         if write.view is None:
             return partial(cell.set, value)
-        if in_place and cell in self._contents and self._may_overwrite(write) and _is_ours(cell, self._contents):
-            array = self._contents[cell].array
-            return lambda: self._copy(array, value)
         fresh, owner = _copied(value, write.aval), write.owner
 
-        def assign() -> None:
+        def put() -> None:
             cell.set(fresh, owner)
             if owner is not None:
                 account.current.labelled(fresh, owner.category, owner.name)
 
-        return assign
+        return put
+
+    def _is_overwritten(self, write: Write) -> bool:
+        """Whether a new value goes to a large variable whose old value nobody else has."""
+        contents = self._contents
+        return write.cell in contents and self._may_overwrite(write) and _is_ours(write.cell, contents)
 
     def _may_overwrite(self, write: Write) -> bool:
         """Whether a variable's new value lies as the old one does, and is not a variable's old value itself."""
         view, old = write.view, self._large[write.cell][1]
         return view is not None and view.slot.kind is not Kind.VARIABLE and view.order == old.order
+
+
+def do_all(todo: list[Callable[[], object]]) -> None:
+    """Do all of it, the last first, and what an interrupt comes upon as well."""
+    try:
+        while todo:
+            todo[-1]()
+            todo.pop()
+    except BaseException:
+        while todo:
+            todo[-1]()
+            todo.pop()
+        raise
 
 
 class RelaidError(Exception):

@@ -471,6 +471,124 @@ def test_another_thread_never_sees_a_value_half_written():
     assert f.stats.replays == 58
 
 
+def counting(shape=(300, 300), count=3):
+    """A captured function that adds 1 to some variables, these, and where each lies."""
+    variables = [tg.Variable(np.zeros(shape)) for _ in range(count)]
+
+    def step(x):
+        for v in variables:
+            v.assign(v + x, read_value=False)
+
+    f, ones = tg.function(step), tg.asarray(np.ones(shape))
+    return lambda: f(ones), variables, lambda: [v._cell.get().array.ctypes.data for v in variables]
+
+
+def test_a_thread_that_uses_no_tensors_lets_variables_be_overwritten():
+    step, variables, where = counting()
+    stop = threading.Event()
+
+    def beat():
+        while not stop.wait(0.001):
+            pass
+
+    other = threading.Thread(target=beat)
+    other.start()
+    try:
+        for _ in range(3):
+            step()
+        before = where()
+        for _ in range(20):
+            step()
+            assert where() == before
+        held = variables[0].read()
+        step()
+        assert where()[0] != before[0]
+        assert where()[1:] == before[1:]
+    finally:
+        stop.set()
+        other.join(60)
+    assert (held.numpy() == 23).all()
+    assert all((v.numpy() == 24).all() for v in variables)
+
+
+def test_threads_that_come_and_go_see_all_of_a_commit_or_nothing():
+    step, variables, where = counting()
+    torn, seen, kept, stop = [], set(), 0, threading.Event()
+
+    def read():
+        found = [v.numpy(copy=True) for v in reversed(variables)]  # the last is written first
+        values = [x[0, 0] for x in found]
+        seen.update(values)
+        if any(x.min() != x.max() for x in found):
+            torn.append(values)
+
+    def send():
+        while not stop.is_set():
+            t = threading.Thread(target=read)
+            t.start()
+            t.join(60)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    other = threading.Thread(target=send)
+    other.start()
+    try:
+        for i in range(300):
+            last = where()
+            step()
+            kept += last == where()
+            assert variables[0].numpy()[0, 0] == i + 1
+    finally:
+        sys.setswitchinterval(before)
+        stop.set()
+        other.join(60)
+    assert not torn
+    assert len(seen) > 1
+    assert kept > 0
+
+
+def test_an_interrupt_while_variables_are_overwritten_ends_the_commit():
+    from tapegrad.program.replay import do_all
+
+    done, todo = [], []
+
+    def interrupted():
+        done.append("once more" if done else "begun")
+        if len(done) == 1:
+            raise KeyboardInterrupt
+
+    todo = [lambda: done.append("last"), interrupted]
+    with pytest.raises(KeyboardInterrupt):
+        do_all(todo)
+    assert done == ["begun", "once more", "last"]
+
+
+def test_no_old_values_stay_alive_between_calls():
+    step, variables, _ = counting()
+    stop, used = threading.Event(), threading.Event()
+
+    def work():
+        tg.ones(3)
+        used.set()
+        stop.wait(60)
+
+    other = threading.Thread(target=work)
+    with tg.measure() as m:
+        step()
+        step()
+        live = [m.live_bytes]
+        step()
+        live.append(m.live_bytes)
+        other.start()
+        used.wait(60)
+        for _ in range(3):  # another thread might read: new values get memory of their own
+            step()
+            live.append(m.live_bytes)
+    stop.set()
+    other.join(60)
+    assert live == [live[0]] * 5
+
+
 def test_programs_go_with_their_function_without_the_collector():
     big = tg.Variable(data(100, 100))
     marks = []
