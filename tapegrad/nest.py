@@ -66,6 +66,10 @@ def named(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def rebuild(tree: object, values: Iterator[object]) -> Any:
     """The structure of ``tree`` with its leaves replaced by ``values``, in order."""
+    kind = type(tree)
+    if kind is tuple or kind is list:  # most often
+        items = [rebuild(x, values) if isinstance(x, _CONTAINERS) else next(values) for x in tree]  # type: ignore[attr-defined]
+        return items if kind is list else tuple(items)
     if isinstance(tree, dict):
         found = {key: rebuild(tree[key], values) for key in _keys(tree)}
         like = {} if type(tree) is dict else copy.copy(tree)  # a subclass may hold more than its items
@@ -74,14 +78,8 @@ def rebuild(tree: object, values: Iterator[object]) -> Any:
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(rebuild(item, values) for item in tree))
     if isinstance(tree, (list, tuple)):
-        items = [rebuild(x, values) if isinstance(x, _CONTAINERS) else next(values) for x in tree]
-        return _like(tree, items)
+        return _subclass(kind, [rebuild(x, values) for x in tree])
     return next(values)
-
-
-def _like(tree: object, items: Any) -> Any:
-    kind = type(tree)
-    return items if kind is list else kind(items) if kind is tuple else _subclass(kind, items)
 
 
 def _subclass(kind: type, items: Any) -> Any:
@@ -93,16 +91,18 @@ def _subclass(kind: type, items: Any) -> Any:
 
 def map_leaves(f: Callable[[Any], object], tree: object) -> Any:
     """``tree`` with ``f`` applied to each leaf; containers are new."""
+    if type(tree) is tuple:  # most often
+        return tuple([map_leaves(f, x) if isinstance(x, _CONTAINERS) else f(x) for x in tree])
     return rebuild(tree, map(f, flatten(tree)))
 
 
 def structure(tree: object) -> Any:
     """A value equal for structures that are alike, whatever their leaves; printable."""
+    if not isinstance(tree, _CONTAINERS):
+        return "*"
     if isinstance(tree, dict):
         return (type(tree), tuple((k, structure(tree[k])) for k in _keys(tree)))
-    if isinstance(tree, (list, tuple)):
-        return (type(tree), tuple([structure(x) if isinstance(x, _CONTAINERS) else "*" for x in tree]))
-    return "*"
+    return type(tree), tuple([structure(x) if isinstance(x, _CONTAINERS) else "*" for x in tree])
 
 
 def shown(tree: object) -> str:
