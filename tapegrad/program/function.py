@@ -291,7 +291,7 @@ class Function(Generic[P, R]):
         if entry.reason is not None:
             warn(f"{self!r} runs eagerly: {entry.reason}")
             entry.replay = entry.program = entry.plain = None
-        else:
+        elif replay is not None:
             replay.forget()
         entry.verified = True
         return result
