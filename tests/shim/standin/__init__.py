@@ -23,6 +23,7 @@ from . import (
     linalg,
     memory,
     namespace,
+    nccl,
     pinned,
     pool,
     scipy,
@@ -122,6 +123,10 @@ def _build() -> dict[str, Any]:
     pinned_memory = _module("cupy.cuda.pinned_memory", PinnedMemory=pinned.PinnedMemory,
                      PinnedMemoryPointer=pinned.PinnedMemoryPointer,
                      alloc_pinned_memory=pinned.alloc_pinned_memory)  # fmt: skip
+    nccl_module = _module("cupy.cuda.nccl", available=True, **{
+        name: value for name, value in vars(nccl).items() if not name.startswith("_") and name != "annotations"
+        and getattr(value, "__module__", nccl.__name__) == nccl.__name__ and not isinstance(value, types.ModuleType)
+    })  # fmt: skip
     graph = _module("cupy.cuda.graph", Graph=capturing.Graph)
     hook = _module("cupy.cuda.memory_hook", MemoryHook=pool.MemoryHook)
     top = _module(
@@ -157,7 +162,7 @@ def _build() -> dict[str, Any]:
     backends.cuda.libs = _module("cupy_backends.cuda.libs", __path__=[], cublas=blas_module, nvrtc=nvrtc)
     backends.cuda.api = _module("cupy_backends.cuda.api", __path__=[], runtime=runtime, driver=driver)
     for one in (backends, backends.cuda, backends.cuda.libs, backends.cuda.api, runtime, driver, memory_module,
-                compiler, nvrtc, stream, device, pinned_memory, hook, graph, blas_module):  # fmt: skip
+                compiler, nvrtc, stream, device, pinned_memory, hook, graph, blas_module, nccl_module):  # fmt: skip
         modules[one.__name__] = one
     for name, one in modules.items():
         one.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=hasattr(one, "__path__"))
@@ -177,6 +182,7 @@ def install() -> types.ModuleType:
         _saved.setdefault("", None)
         sys.modules.update(_modules)
     reset()
+    _modules["cupy.cuda.nccl"].available = state.config.nccl
     pool.default._pools.clear()
     pool.set_allocator(pool.default.malloc)
     libcublas.offer()

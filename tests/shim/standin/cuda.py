@@ -128,19 +128,22 @@ class Event:
         state.require_device()
         self.ptr, self._mark, self._timing = 0xE000_0000 + next(_numbers), 0, not disable_timing
         self._capture: capturing.Capture | None = None
+        self._stuck = False
 
     def record(self, stream: Any = None) -> None:
         stream = stream or get_current_stream()
         self._capture = capturing.of(stream.ptr)
         if self._capture is not None:
             return
-        self._mark = next(_numbers)
+        self._mark, self._stuck = next(_numbers), stream.ptr in state.stuck
         _pending[self._mark] = stream.ptr
         state.log("record", stream.ptr, event=self.ptr)
 
     @property
     def done(self) -> bool:
         self._require_outside("asking for an event")
+        if self._stuck:
+            return False
         if not self._mark or self._mark in _done:
             return True
         if says_done(self._mark):
@@ -155,6 +158,8 @@ class Event:
     def synchronize(self) -> None:
         self._require_outside("synchronizing an event")
         synchronizes()
+        if self._stuck:
+            raise AssertionError("a hang: the host waits for an event that will not be done")
         if self._mark:
             _done.add(self._mark)
         state.log("event synchronize", event=self.ptr)
@@ -208,6 +213,8 @@ class _Stream:
     def synchronize(self) -> None:
         capturing.refuse(self.ptr, "synchronizing a stream")
         synchronizes()
+        if self.ptr in state.stuck:
+            raise AssertionError("a hang: the host waits for a stream that will not be done")
         _done.update(mark for mark, stream in list(_pending.items()) if stream == self.ptr)
         state.log("stream synchronize", self.ptr)
 
@@ -223,6 +230,8 @@ class _Stream:
             raise capturing.invalid(capture or of, 905, text)  # type: ignore[arg-type]
         if capture is not None:
             return
+        if event._stuck:
+            state.stuck.add(self.ptr)
         state.log("wait", self.ptr, event=event.ptr)
 
     def launch_host_func(self, callback: Any, arg: Any) -> None:

@@ -14,10 +14,12 @@ MISSING_HEADERS = "Failed to find CUDA headers. Please install the CUDA headers 
 #: ``stream_done=False`` makes ``Stream.done`` and ``Event.done`` False until something waits for them, a function says
 #: it each time it is asked; ``check=True`` has the host shim watch every access that a kernel makes; ``pinned``: bytes
 #: of host memory that can be pinned; ``workspace``: what a handle of cuBLAS takes of a device beside the pool, and
-#: ``workspace_fails`` the status where there is no room.
+#: ``workspace_fails`` the status where there is no room; ``nccl``: whether the library is there, ``nccl_patience``:
+#: seconds after which a stream is stuck on which NCCL waits for other ranks.
 DEFAULTS: dict[str, Any] = {
     "devices": 2, "nvrtc": True, "headers": True, "allocation_fails_at": None, "memory": 8 << 30, "stream_done": True,
-    "check": False, "pinned": 1 << 40, "workspace": 8 << 20, "workspace_fails": 1,
+    "check": False, "pinned": 1 << 40, "workspace": 8 << 20, "workspace_fails": 1, "nccl": True,
+    "nccl_patience": 10.0,
 }  # fmt: skip
 config = SimpleNamespace(**DEFAULTS)
 
@@ -85,6 +87,8 @@ class _Thread(threading.local):
         self.may_synchronize = True
 
 
+#: Streams on which something waits that will not come.
+stuck: set[int] = set()
 #: Bytes of each device that cuBLAS holds.
 workspaces: dict[int, int] = {}
 #: The process that CUDA was first used in, since the last reset; how many resets there were.
@@ -111,6 +115,7 @@ def reset() -> None:
     history.clear()
     workspaces.clear()
     captures.clear()
+    stuck.clear()
     process.id, process.resets = os.getpid(), process.resets + 1
     launches.clear()
     compiles.clear()
