@@ -21,6 +21,7 @@ __all__ = [
     "CPU",
     "Device",
     "asdevice",
+    "cuda_count",
     "cuda_index",
     "current_device",
     "device",
@@ -73,6 +74,11 @@ def current_device() -> Device:
     if not _default:
         _default.append(default_device())
     return _default[0]
+
+
+def cuda_count() -> int:
+    """How many CUDA devices there are."""
+    return cuda.probe().count
 
 
 def in_use() -> list[Device]:

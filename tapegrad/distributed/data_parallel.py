@@ -125,7 +125,7 @@ class GradientTape(Tape):
 
     def _buckets(self, variables: list[Variable], last: list[int]) -> Buckets:
         """Which variables go together, and in which order: as rank 0 found it good the first time."""
-        kinds = [(v.shape, str(v.dtype), str(v.device)) for v in variables]
+        kinds = [(v.shape, str(v.dtype), v.device.kind) for v in variables]
         key = "buckets", repr(kinds), self._bucket_bytes
         group, known = self._group, self._group.told_before
 

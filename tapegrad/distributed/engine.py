@@ -1,4 +1,4 @@
-"""Engines: who moves bytes between ranks.  This one serves a process alone; ``mpi.py`` has the one for several.
+"""Engines: who moves bytes between ranks.  This one serves a process alone; ``mpi.py`` and ``nccl.py`` several.
 
 An engine knows arrays that are contiguous and of one dimension, and nothing of shapes, dtypes or derivatives.  What it
 starts goes on while the program does; who needs the result waits (``waiting.py``), so that every wait has a deadline.
@@ -6,16 +6,17 @@ starts goes on while the program does; who needs the result waits (``waiting.py`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from tapegrad.device import Device
 from tapegrad.device.types import Array
 from tapegrad.errors import DistributedError
 
 Piece = tuple[int, Array]
 """A rank, and the bytes that go to it or come from it."""
 BETWEEN_TWO = 0
-"""The ticket of messages in which two ranks alone take part."""
+"""The ticket of messages, from the CPU to the CPU, in which two ranks alone take part."""
 
 
 class WrongSizeError(DistributedError):
@@ -41,6 +42,9 @@ class Engine(Protocol):
     local_rank: int
     """The number of this process among those of its machine."""
 
+    def moves(self, device: Device) -> bool:
+        """Whether it takes arrays on this device; others pass through the host's memory."""
+
     def ticket(self) -> int:
         """A name for two exchanges that every rank does, the second once its first is done.
 
@@ -61,6 +65,15 @@ class Engine(Protocol):
     ) -> Transfer:
         """Send an array to every rank; receive one from each, also from this one."""
 
+    def follow(self, transfer: Transfer, step: Callable[[], None], array: Array) -> Transfer | None:
+        """Do ``step``, which changes ``array``, after the transfer; None: it has to wait, try again.
+
+        Raises WrongSizeError.
+        """
+
+    def queues(self, array: Array) -> bool:
+        """Whether what follows a transfer of ``array`` is asked for at once, and done in that order: nothing waits."""
+
     def broadcast(self, array: Array, root: int) -> Transfer:
         """Send the array of ``root`` to all others, into theirs."""
 
@@ -78,6 +91,12 @@ class Engine(Protocol):
 
     def split(self, color: int, key: int) -> Engine:
         """An engine of the ranks that gave the same color, in the order of their keys."""
+
+    def give_up(self) -> None:
+        """What is under way will not be done: other ranks do not come."""
+
+    def close(self) -> None:
+        """Give back what all ranks share; all of them are at their ends."""
 
     def abort(self, code: int) -> None:
         """End all processes at once."""
@@ -114,6 +133,10 @@ class Alone:
     def __init__(self) -> None:
         self._sent: list[Array] = []
 
+    def moves(self, device: Device) -> bool:
+        """Any."""
+        return True
+
     def ticket(self) -> int:
         """Nobody needs it."""
         return 0
@@ -133,6 +156,15 @@ class Alone:
         """A copy."""
         receive[0][...] = send
         return Done()
+
+    def follow(self, transfer: Transfer, step: Callable[[], None], array: Array) -> Transfer | None:
+        """At once."""
+        step()
+        return Done()
+
+    def queues(self, array: Array) -> bool:
+        """Nothing has to wait."""
+        return True
 
     def broadcast(self, array: Array, root: int) -> Transfer:
         """Nothing to do."""
@@ -156,6 +188,12 @@ class Alone:
     def split(self, color: int, key: int) -> Engine:
         """Itself."""
         return self
+
+    def give_up(self) -> None:
+        """Nothing is under way."""
+
+    def close(self) -> None:
+        """Nothing is shared."""
 
     def abort(self, code: int) -> Any:
         """Nobody else runs: the exception that brought us here ends the process."""

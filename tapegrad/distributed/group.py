@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeVar
 from tapegrad.distributed import faults
 from tapegrad.distributed.engine import Alone, Engine, Transfer
 from tapegrad.distributed.matching import Line
-from tapegrad.distributed.mpi import wait_for_all_ranks_to_call_init
+from tapegrad.distributed.mpi import MpiEngine, wait_for_all_ranks_to_call_init
+from tapegrad.distributed.nccl import engine_for
 from tapegrad.distributed.waiting import Entered, Home, wait
 from tapegrad.errors import DistributedError
 
@@ -135,7 +136,11 @@ def init(comm: Any = None, *, timeout: float | None = None, check: Check = "each
     home = Home(engine)
     if engine.size > 1:
         faults.install(home)
-    _world = Group(engine, home, range(engine.size), seconds, check)
+    group = Group(engine, home, range(engine.size), seconds, check)
+    if isinstance(engine, MpiEngine) and engine.size > 1:
+        home.engine = engine_for(engine, group.exchange_objects)
+        group = Group(home.engine, home, group.ranks, seconds, check)
+    _world = group
     return _world
 
 

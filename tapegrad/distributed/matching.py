@@ -28,8 +28,7 @@ class Line:
     def __init__(self, engine: Engine, home: Home, ranks: Sequence[int], timeout: float, check: str | None) -> None:
         self.engine, self.home, self.ranks, self.timeout, self.check = engine, home, ranks, timeout, check
         self.number = 0
-        self.waiting: deque[UnderWay] = deque()
-        """Collectives under way whose transfers have not begun."""
+        self.waiting: deque[UnderWay] = home.waiting
         self.digest = b""
         """Of all that was entered, in its order."""
         self.history: deque[Entered] = deque(maxlen=_REMEMBERED)
@@ -43,7 +42,10 @@ class Line:
         return entered
 
     def begin_all(self, until: UnderWay | None = None) -> None:
-        """Let the transfers of what was started begin (``until``: as far as that one), in their order on every rank."""
+        """Let the transfers of what was started begin (``until``: as far as that one), in their order on every rank.
+
+        Before anything else: what this rank waits for may be where another rank waits for such a transfer.
+        """
         while self.waiting:
             first = self.waiting[0]
             first.begin()
@@ -86,6 +88,7 @@ class Line:
 
     def between_two(self, kind: str, detail: str, nbytes: int, other: int) -> Entered:
         """Enter a message to or from rank ``other`` of the group, in which nobody else takes part."""
+        self.begin_all()
         ranks = (self.ranks[self.engine.rank], self.ranks[other])
         entered = Entered(kind, detail, self.number, ranks, nbytes, users_line())
         return entered

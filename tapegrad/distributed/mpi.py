@@ -7,11 +7,12 @@ count the exchanges, so several may be on their way.  A message has at most 1 Gi
 from __future__ import annotations
 
 import faulthandler
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from tapegrad.device import Device
 from tapegrad.device.types import Array
-from tapegrad.distributed.engine import BETWEEN_TWO, Engine, Notice, Piece, Transfer, WrongSizeError
+from tapegrad.distributed.engine import BETWEEN_TWO, Done, Engine, Notice, Piece, Transfer, WrongSizeError
 from tapegrad.errors import DistributedError
 
 MOST_BYTES = 2**30
@@ -90,7 +91,7 @@ class MpiEngine:
 
     def __init__(self, comm: Any) -> None:
         self.mpi = load()
-        self._data, self._control = comm.Dup(), comm.Dup()
+        self.communicator, self._control = comm.Dup(), comm.Dup()
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         on_machine = comm.Split_type(self.mpi.COMM_TYPE_SHARED)
         self.local_rank = on_machine.Get_rank()
@@ -98,6 +99,10 @@ class MpiEngine:
         self._tag = 0
         self._left: list[Any] = []
         self._from_me: list[Array] = []
+
+    def moves(self, device: Device) -> bool:
+        """Those on the CPU."""
+        return device.kind == "cpu"
 
     def ticket(self) -> int:
         """Two tags; every rank counts the exchanges of all."""
@@ -109,7 +114,7 @@ class MpiEngine:
     ) -> Transfer:
         """All messages at once; those from and to this rank itself are copied."""
         between_two = ticket == BETWEEN_TWO
-        comm, tag = self._data, (self.ticket() if ticket is None else ticket) + second
+        comm, tag = self.communicator, (self.ticket() if ticket is None else ticket) + second
         arrived = self._from_me if between_two else []
         arrived += [a for rank, a in send if rank == self.rank]
         pieces = [(m, r) for r, a in receive if r != self.rank for m in self._messages(a)]
@@ -132,9 +137,20 @@ class MpiEngine:
         ranks = [(self.rank + i) % self.size for i in range(self.size)]
         return self.exchange([(r, send) for r in ranks], [(r, receive[r]) for r in ranks], ticket, second)
 
+    def follow(self, transfer: Transfer, step: Callable[[], None], array: Array) -> Transfer | None:
+        """Once the bytes have arrived."""
+        if not transfer.done():
+            return None
+        step()
+        return Done()
+
+    def queues(self, array: Array) -> bool:
+        """No."""
+        return False
+
     def broadcast(self, array: Array, root: int) -> Transfer:
         """By MPI, which forwards it along a tree."""
-        return _Requests(self.mpi, [self._data.Ibcast(m, root) for m in self._messages(array)], array)
+        return _Requests(self.mpi, [self.communicator.Ibcast(m, root) for m in self._messages(array)], array)
 
     def all_reduce(self, array: Array, op: str) -> Transfer:
         """By MPI.  Raises DistributedError for a dtype that MPI cannot reduce."""
@@ -142,7 +158,7 @@ class MpiEngine:
         most = MOST_BYTES // array.dtype.itemsize
         try:
             parts = [array[i : i + most] for i in range(0, array.size, most)]
-            started = [self._data.Iallreduce(self.mpi.IN_PLACE, part, ops[op]) for part in parts]
+            started = [self.communicator.Iallreduce(self.mpi.IN_PLACE, part, ops[op]) for part in parts]
         except (KeyError, BufferError, TypeError, self.mpi.Exception) as e:
             raise DistributedError(
                 f"all_reduce: MPI cannot reduce {array.dtype} by {op} ({e}); use exact=True"
@@ -172,11 +188,17 @@ class MpiEngine:
 
     def split(self, color: int, key: int) -> Engine:
         """A communicator of its own."""
-        part = self._data.Split(color, key)
+        part = self.communicator.Split(color, key)
         try:
             return MpiEngine(part)
         finally:
             part.Free()
+
+    def give_up(self) -> None:
+        """MPI has messages that never come, and goes on."""
+
+    def close(self) -> None:
+        """MPI ends with its process."""
 
     def abort(self, code: int) -> None:
         """The launcher ends all ranks."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tapegrad.device import CPU
 from tapegrad.device.dtypes import accumulator
-from tapegrad.device.types import Array
+from tapegrad.device.types import Array, Namespace
 from tapegrad.distributed.engine import Engine, Transfer
 
 _AT_ONCE = 4096
@@ -24,9 +23,8 @@ def bounds(size: int, parts: int) -> list[int]:
     return [i * each + min(i, more) for i in range(parts + 1)]
 
 
-def reduced(pieces: Sequence[Array], op: str, out: Array) -> None:
+def reduced(xp: Namespace, pieces: Sequence[Array], op: str, out: Array) -> None:
     """Reduce arrays of one dtype, in their order, into ``out``."""
-    xp = CPU.xp
     combine = {"sum": xp.add, "max": xp.maximum, "min": xp.minimum}[op]
     wide = accumulator(out.dtype) if op == "sum" else out.dtype
     total = pieces[0].astype(wide)
@@ -38,33 +36,29 @@ def reduced(pieces: Sequence[Array], op: str, out: Array) -> None:
 class AllReduce:
     """Reduces an array of one dimension in place; a transfer of two messages, of which the second needs the first."""
 
-    def __init__(self, engine: Engine, array: Array, op: str = "sum") -> None:
-        self._engine, self._array, self._op = engine, array, op
-        self._ticket = engine.ticket()
-        self._steps: list[Callable[[], Transfer | None]] = []
-        small = array.nbytes <= _AT_ONCE or engine.size == 1
-        self._now = self._whole() if small else self._in_parts()
-
-    def _whole(self) -> Transfer:
-        array = self._array
-        pieces = [CPU.xp.empty_like(array) for _ in range(self._engine.size)]
-        self._steps = [lambda: reduced(pieces, self._op, array)]
-        return self._engine.all_gather(array.copy(), pieces, self._ticket)
-
-    def _in_parts(self) -> Transfer:
-        engine, array = self._engine, self._array
-        at = bounds(array.size, engine.size)
-        parts = [array[i:j] for i, j in zip(at, at[1:], strict=False)]
-        mine = parts[engine.rank]
-        pieces = [CPU.xp.empty_like(mine) for _ in parts]
-        share = lambda: engine.all_gather(mine, parts, self._ticket, True)
-        self._steps = [lambda: reduced(pieces, self._op, mine), share]
-        return engine.exchange(list(enumerate(parts)), list(enumerate(pieces)), self._ticket)
+    def __init__(self, engine: Engine, xp: Namespace, array: Array, op: str = "sum") -> None:
+        self._engine, self._array, ticket = engine, array, engine.ticket()
+        self._share: Callable[[], Transfer] | None = None
+        if array.nbytes <= _AT_ONCE or engine.size == 1:
+            mine, pieces = array, [xp.empty_like(array) for _ in range(engine.size)]
+            self._now = engine.all_gather(array.copy(), pieces, ticket)
+        else:
+            at = bounds(array.size, engine.size)
+            parts = [array[i:j] for i, j in zip(at, at[1:], strict=False)]
+            mine = parts[engine.rank]
+            pieces = [xp.empty_like(mine) for _ in parts]
+            self._now = engine.exchange(list(enumerate(parts)), list(enumerate(pieces)), ticket)
+            self._share = lambda: engine.all_gather(mine, parts, ticket, True)
+        self._reduce: Callable[[], None] | None = lambda: reduced(xp, pieces, op, mine)
+        if engine.queues(array):
+            self.done()
 
     def done(self) -> bool:
         """Whether the array is reduced; does what is to be done with what has come."""
-        while self._now.done():
-            if not self._steps:
-                return True
-            self._now = self._steps.pop(0)() or self._now
-        return False
+        if self._reduce is not None:
+            after = self._engine.follow(self._now, self._reduce, self._array)
+            if after is None:
+                return False
+            self._reduce = None
+            self._now = after if self._share is None else self._share()
+        return self._now.done()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import pickle
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.distributed.engine import WrongSizeError
 from tapegrad.errors import DistributedError, DistributedTimeoutError
@@ -64,6 +65,8 @@ class Home:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.left: dict[int, str] = {}
+        self.waiting: deque[Any] = deque()
+        """Collectives under way whose transfers have not begun, of all groups: they begin in one order."""
 
     @property
     def rank(self) -> int:
@@ -78,6 +81,7 @@ class Home:
         while len(self.left) < len(others):
             self.listen()
             time.sleep(_LONGEST_PAUSE)
+        self.engine.close()
 
     def listen(self) -> None:
         """Hear who has ended."""
@@ -111,12 +115,15 @@ def _wait(transfer: Transfer, entered: Entered, home: Home, timeout: float) -> N
         if left:
             gone = now if gone is None else gone
             if now - gone > _AFTER_LEAVING:
+                home.engine.give_up()
                 raise DistributedError(
                     f"rank {home.rank} waits in {entered}, but rank {left[0]} is not there: {home.left[left[0]]}"
                 )
         late = home.engine.pick_up(LATE)
         if late is not None or now - began > timeout:
-            raise _timeout(entered, home, timeout, [] if late is None else [late])
+            error = _timeout(entered, home, timeout, [] if late is None else [late])
+            home.engine.give_up()
+            raise error
         time.sleep(pause)
         pause = min(_LONGEST_PAUSE, 1.5 * pause)
 

@@ -85,7 +85,7 @@ class GraphReplay(Replay):
             for block in self._code.blocks:  # kernels are compiled, libraries take what they need
                 block()
             self._record()
-            if self._graphs:  # works may have overwritten what they were given
+            if self._graphs and not self.program.communicates:  # works may have overwritten what they were given
                 self._begin(tensors)
                 self._launch()
         else:

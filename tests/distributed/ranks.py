@@ -83,9 +83,10 @@ def run(*arguments: str, timeout: float = TIMEOUT, **more: str) -> subprocess.Co
 
 
 @functools.cache
-def report(module: str, ranks: int) -> dict[str, str]:
-    """For each case of a module, what went wrong ("": nothing)."""
-    done = start(ranks, str(HERE / "ranks.py"), module)
+def report(module: str, ranks: int, standin: bool = False) -> dict[str, str]:
+    """For each case of a module, what went wrong ("": nothing); ``standin``: on GPUs of the stand-in for CuPy."""
+    more = {"TAPEGRAD_TEST_STANDIN": "1"} if standin else {}
+    done = start(ranks, str(HERE / "ranks.py"), module, **more)
     results = [json.loads(line.removeprefix("CASE ")) for line in done.stdout.splitlines() if line.startswith("CASE ")]
     found = dict(results)
     found["(the end)"] = "" if done.returncode == 0 else f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -100,7 +101,7 @@ def cases(module: str) -> list[str]:
 
 def watch_primitives() -> set[str]:
     """The names of the primitives computed from now on."""
-    from tapegrad.core.primitive import Opaque
+    from tapegrad.core.primitive import REGISTRY, Opaque
 
     tried: set[str] = set()
     compute = Opaque.compute
@@ -109,11 +110,29 @@ def watch_primitives() -> set[str]:
         tried.add(self.name)
         return compute.__get__(self)
 
+    def noted_on_gpu(prim: Opaque) -> Any:
+        kernels: Any = prim.cuda
+
+        def call(*args: Any, **params: Any) -> None:
+            tried.add(prim.name)
+            kernels(*args, **params)
+
+        return call
+
     Opaque.compute = property(noted)  # which is no caller of it: messages name the line of the caller
+    for prim in REGISTRY.values():
+        if isinstance(prim, Opaque) and prim.effect is not None and prim.cuda is not None:
+            prim.cuda = noted_on_gpu(prim)
     return tried
 
 
 def main(module: str) -> None:
+    standin = os.environ.get("TAPEGRAD_TEST_STANDIN") == "1"
+    if standin:  # before anybody looks for CuPy
+        from shim import happens
+        from shim import standin as cupy
+
+        cupy.install()
     from tapegrad import distributed
 
     group = distributed.init()
@@ -122,6 +141,8 @@ def main(module: str) -> None:
     for name in cases(module):
         try:
             getattr(found, name)(group)
+            if standin:
+                happens.check()
             text = ""
         except Exception:
             text = traceback.format_exc()

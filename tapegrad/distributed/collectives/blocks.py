@@ -34,10 +34,10 @@ from tapegrad.tensor import Tensor, TensorLike
 
 def _run_all_gather(xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, out: Array) -> None:
     blocks = blocks_of(out, axis, sizes)
-    received = buffers_for(blocks)
-    detail = f"{x.dtype} {others_of(x.shape, axis)}, axis={axis}, sizes={sizes}"
-    group.together("all_gather", detail, x.nbytes, lambda: group.engine.all_gather(flattened(x), received))
-    unpack(blocks, received)
+    received = buffers_for(xp, blocks)
+    detail = described(xp, x, others_of(x.shape, axis), axis=axis, sizes=sizes)
+    group.together("all_gather", detail, x.nbytes, lambda: group.engine.all_gather(flattened(xp, x), received))
+    unpack(xp, blocks, received)
 
 
 all_gather_p: Primitive = collective(
@@ -74,14 +74,14 @@ def all_gather(
 
 
 def _run_reduce_scatter(xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, out: Array) -> None:
-    send = [(r, flattened(b)) for r, b in enumerate(blocks_of(x, axis, sizes))]
+    send = [(r, flattened(xp, b)) for r, b in enumerate(blocks_of(x, axis, sizes))]
     pieces = [xp.empty(out.size, out.dtype) for _ in sizes]
-    detail = described(x, x.shape, axis=axis, sizes=sizes)
+    detail = described(xp, x, x.shape, axis=axis, sizes=sizes)
     group.together(
         "reduce_scatter", detail, x.nbytes, lambda: group.engine.exchange(send, list(enumerate(pieces)))
     )  # fmt: skip
     total = xp.empty(out.size, out.dtype)
-    reduced(pieces, "sum", total)
+    reduced(xp, pieces, "sum", total)
     xp.copyto(out, total.reshape(out.shape))
 
 
@@ -112,11 +112,11 @@ def reduce_scatter(
 
 def _run_gather(xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, root: int, out: Array) -> None:
     blocks = blocks_of(out, axis, sizes) if group.rank == root else []
-    received = buffers_for(blocks)
-    detail = f"{x.dtype} {others_of(x.shape, axis)}, axis={axis}, sizes={sizes}, root={root}"
-    start = lambda: group.engine.exchange([(root, flattened(x))], list(enumerate(received)))
+    received = buffers_for(xp, blocks)
+    detail = described(xp, x, others_of(x.shape, axis), axis=axis, sizes=sizes, root=root)
+    start = lambda: group.engine.exchange([(root, flattened(xp, x))], list(enumerate(received)))
     group.together("gather", detail, x.nbytes, start)
-    unpack(blocks, received)
+    unpack(xp, blocks, received)
 
 
 gather_p: Primitive = collective(
@@ -145,9 +145,9 @@ def gather(
 
 def _run_scatter(xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, root: int, out: Array) -> None:
     here = group.rank == root
-    send = [(r, flattened(b)) for r, b in enumerate(blocks_of(x, axis, sizes))] if here else []
+    send = [(r, flattened(xp, b)) for r, b in enumerate(blocks_of(x, axis, sizes))] if here else []
     mine = xp.empty(out.size, out.dtype)
-    detail = f"{x.dtype} {others_of(x.shape, axis)}, axis={axis}, sizes={sizes}, root={root}"
+    detail = described(xp, x, others_of(x.shape, axis), axis=axis, sizes=sizes, root=root)
     group.together("scatter", detail, x.nbytes, lambda: group.engine.exchange(send, [(root, mine)]))
     xp.copyto(out, mine.reshape(out.shape))
 

@@ -10,7 +10,8 @@ from tapegrad.core.primitive import Primitive, linear
 from tapegrad.core.rule import Params
 from tapegrad.core.state import thread
 from tapegrad.device import CPU, Device
-from tapegrad.device.types import Array
+from tapegrad.device.host_scalar import HostScalar
+from tapegrad.device.types import Array, Namespace
 from tapegrad.distributed.group import Group
 from tapegrad.distributed.ordered import bounds
 from tapegrad.distributed.walks import PEERS
@@ -22,14 +23,15 @@ Sizes = tuple[int, ...]
 """Lengths along an axis, by rank."""
 
 
-def flattened(x: Array) -> Array:
+def flattened(xp: Namespace, x: Array) -> Array:
     """A contiguous array of one dimension, which may be ``x``'s memory."""
-    return CPU.xp.ascontiguousarray(x).reshape(-1)
+    return xp.ascontiguousarray(x).reshape(-1)
 
 
-def described(x: ShapedArray | Array, shape: Sequence[int], **more: object) -> str:
-    """What must be the same on all ranks."""
-    return f"{x.dtype} {tuple(shape)}" + "".join(f", {name}={value}" for name, value in more.items())
+def described(xp: Namespace, x: Array, shape: Sequence[int | str], **more: object) -> str:
+    """What must be the same on all ranks: also whether the engine gets it on a GPU."""
+    where = "" if xp is CPU.xp else " on a GPU"
+    return f"{x.dtype} {tuple(shape)}{where}" + "".join(f", {name}={value}" for name, value in more.items())
 
 
 def staged(impl: Callable[..., None]) -> Callable[..., None]:
@@ -43,15 +45,35 @@ def staged(impl: Callable[..., None]) -> Callable[..., None]:
     return cuda
 
 
+def on_gpu(impl: Callable[..., None]) -> Callable[..., None]:
+    """``impl`` for arrays on a GPU, on which the engine takes them; else they pass through the host's memory."""
+    through_host = staged(impl)
+
+    def cuda(device: Device, x: Array | HostScalar, *, group: Group, out: Array, **params: Any) -> None:
+        if not group.engine.moves(device):
+            through_host(device, x, group=group, out=out, **params)
+            return
+        with device.active():
+            there = x.on_device() if isinstance(x, HostScalar) else x
+            impl(device.xp, there, group=group, out=out, **params)
+
+    return cuda
+
+
 def collective(
     name: str, impl: Callable[..., None], infer: Callable[..., ShapedArray], transpose: Callable[..., Tensor],
     lift: Callable[[Params, int], Params], doc: str, cuda: Callable[..., None] | None = None,
 ) -> Primitive:  # fmt: skip
-    """A linear primitive whose application all ranks of its group take part in; ``cuda``: on a GPU (None: staged)."""
+    """A linear primitive whose application all ranks of its group take part in; ``cuda``: on a GPU (None: ``impl``)."""
     return linear(
-        name, impl=impl, infer=infer, transpose=transpose, lift=lift, into=True, cuda=cuda or staged(impl),
-        effect=PEERS, doc=doc,
+        name, impl=impl, infer=infer, transpose=transpose, lift=lift, into=True, cuda=cuda or on_gpu(impl),
+        dry=untouched, effect=PEERS, doc=doc,
     )  # fmt: skip
+
+
+def untouched(*arrays: Array, out: Array, **params: object) -> Array:
+    """What a dry run has of a collective: nobody else takes part."""
+    return out
 
 
 def same(x: ShapedArray, **params: object) -> ShapedArray:
@@ -72,13 +94,13 @@ def blocks_of(x: Array, axis: int, sizes: Sizes) -> list[Array]:
     return [x[(slice(None),) * axis + (slice(i, j),)] for i, j in zip(at, at[1:], strict=False)]
 
 
-def buffers_for(blocks: Sequence[Array]) -> list[Array]:
-    return [CPU.xp.empty(b.size, b.dtype) for b in blocks]
+def buffers_for(xp: Namespace, blocks: Sequence[Array]) -> list[Array]:
+    return [xp.empty(b.size, b.dtype) for b in blocks]
 
 
-def unpack(blocks: Sequence[Array], received: Sequence[Array]) -> None:
+def unpack(xp: Namespace, blocks: Sequence[Array], received: Sequence[Array]) -> None:
     for block, flat in zip(blocks, received, strict=True):
-        CPU.xp.copyto(block, flat.reshape(block.shape))
+        xp.copyto(block, flat.reshape(block.shape))
 
 
 def others_of(shape: Sequence[int], axis: int) -> tuple[int | str, ...]:

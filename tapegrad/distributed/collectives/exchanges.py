@@ -31,15 +31,15 @@ from tapegrad.tensor import Tensor, TensorLike
 def _run_all_to_all(
     xp: Namespace, x: Array, *, group: Group, split: int, concat: int, away: Sizes, come: Sizes, out: Array
 ) -> None:
-    send = [(r, flattened(b)) for r, b in enumerate(blocks_of(x, split, away))]
+    send = [(r, flattened(xp, b)) for r, b in enumerate(blocks_of(x, split, away))]
     blocks = blocks_of(out, concat, come)
-    received = buffers_for(blocks)
+    received = buffers_for(xp, blocks)
     alike = list(x.shape)
     alike[split] = alike[concat] = -1
-    detail = f"{x.dtype} {tuple(alike)}, from axis {split} to axis {concat}"
+    detail = described(xp, x, alike) + f", from axis {split} to axis {concat}"
     start = lambda: group.engine.exchange(send, list(enumerate(received)))
     group.together("all_to_all", detail, x.nbytes, start)
-    unpack(blocks, received)
+    unpack(xp, blocks, received)
 
 
 def _infer_all_to_all(
@@ -88,9 +88,9 @@ def all_to_all(
 def _run_shift(xp: Namespace, x: Array, *, group: Group, offset: int, periodic: bool, out: Array) -> None:
     to, source = neighbour(group, offset, periodic), neighbour(group, -offset, periodic)
     here = xp.empty(out.size, out.dtype)
-    send = [] if to is None else [(to, flattened(x))]
+    send = [] if to is None else [(to, flattened(xp, x))]
     receive = [] if source is None else [(source, here)]
-    detail = described(x, x.shape, offset=offset, periodic=periodic)
+    detail = described(xp, x, x.shape, offset=offset, periodic=periodic)
     group.together("shift", detail, x.nbytes, lambda: group.engine.exchange(send, receive))
     if source is None:
         out.fill(0)

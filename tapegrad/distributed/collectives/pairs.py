@@ -2,6 +2,8 @@
 
 A ``send`` does not wait until the other side receives.  Before its data a message says what it is, and the receiver
 compares: what was sent first is received first.
+
+On a GPU, too, they pass through the host's memory: a message of NCCL's holds up all others until it is received.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.primitive import Primitive
 from tapegrad.device import CPU, dtypes
 from tapegrad.device.types import Array, Namespace
-from tapegrad.distributed.collectives.declaring import collective, flattened, rank_of
+from tapegrad.distributed.collectives.declaring import collective, flattened, rank_of, staged
 from tapegrad.distributed.engine import BETWEEN_TWO
 from tapegrad.distributed.group import Group, of
 from tapegrad.errors import DistributedError
@@ -35,7 +37,7 @@ def _head(dtype: object, shape: Sequence[int]) -> bytes:
 def _run_send(xp: Namespace, x: Array, *, group: Group, to: int, key: Key, out: Array) -> None:
     head = CPU.xp.frombuffer(_head(x.dtype, x.shape), dtype="u1").copy()
     group.sent(group.engine.exchange([(to, head)], [], BETWEEN_TWO))
-    group.sent(group.engine.exchange([(to, flattened(x).copy())], [], BETWEEN_TWO))
+    group.sent(group.engine.exchange([(to, flattened(xp, x).copy())], [], BETWEEN_TWO))
 
 
 def _run_recv(
@@ -68,11 +70,12 @@ def _batched(params: dict[str, Any], n: int) -> dict[str, Any]:
 
 
 send_p: Primitive = collective(
-    "send", _run_send, lambda x, **params: x.with_shape((0,)), _transposed_send, _batched, "A value for another rank."
-)
+    "send", _run_send, lambda x, **params: x.with_shape((0,)), _transposed_send, _batched, "A value for another rank.",
+    staged(_run_send),
+)  # fmt: skip
 recv_p: Primitive = collective(
     "recv", _run_recv, lambda token, *, shape, **params: token.with_shape(shape), _transposed_recv, _batched,
-    "A value from another rank.",
+    "A value from another rank.", staged(_run_recv),
 )  # fmt: skip
 
 

@@ -11,10 +11,11 @@ from tapegrad.distributed.collectives.declaring import (
     collective,
     described,
     flattened,
+    on_gpu,
     rank_of,
     same,
-    staged,
     unchanged,
+    untouched,
 )
 from tapegrad.distributed.group import Group, of
 from tapegrad.distributed.ordered import AllReduce, reduced
@@ -29,12 +30,12 @@ from tapegrad.tensor import Tensor, TensorLike
 
 def _run_all_reduce(xp: Namespace, x: Array, *, group: Group, op: str, exact: bool, out: Array) -> None:
     xp.copyto(out, x)
-    flat = out.reshape(-1) if out.flags.c_contiguous else flattened(out)
+    flat = out.reshape(-1) if out.flags.c_contiguous else flattened(xp, out)
 
     def start() -> Any:
-        return AllReduce(group.engine, flat, op) if exact else group.engine.all_reduce(flat, op)
+        return AllReduce(group.engine, xp, flat, op) if exact else group.engine.all_reduce(flat, op)
 
-    group.together("all_reduce", described(x, x.shape, op=op, exact=exact), x.nbytes, start)
+    group.together("all_reduce", described(xp, x, x.shape, op=op, exact=exact), x.nbytes, start)
     if not out.flags.c_contiguous:
         xp.copyto(out, flat.reshape(out.shape))
 
@@ -72,7 +73,8 @@ extreme_p = general(
     jvp=[_extreme_push],
     lift=unchanged,
     into=True,
-    cuda=staged(_run_extreme),
+    cuda=on_gpu(_run_extreme),
+    dry=untouched,
     effect=PEERS,
     doc="The greatest or the least element over ranks.",
 )
@@ -106,16 +108,16 @@ def all_reduce(x: TensorLike, /, op: str = "sum", *, group: Group | None = None,
 
 
 def _run_reduce(xp: Namespace, x: Array, *, group: Group, root: int, out: Array) -> None:
-    flat, here = flattened(x), group.rank == root
+    flat, here = flattened(xp, x), group.rank == root
     pieces = [xp.empty_like(flat) for _ in range(group.size)] if here else []
 
     def start() -> Any:
         return group.engine.exchange([(root, flat)], list(enumerate(pieces)))
 
-    group.together("reduce", described(x, x.shape, root=root), x.nbytes, start)
+    group.together("reduce", described(xp, x, x.shape, root=root), x.nbytes, start)
     if here:
         total = xp.empty_like(flat)
-        reduced(pieces, "sum", total)
+        reduced(xp, pieces, "sum", total)
         xp.copyto(out, total.reshape(out.shape))
     else:
         out.fill(0)
@@ -143,9 +145,9 @@ def reduce(x: TensorLike, /, root: int = 0, *, group: Group | None = None) -> Te
 def _run_broadcast(xp: Namespace, x: Array, *, group: Group, root: int, out: Array) -> None:
     flat = xp.empty(x.size, x.dtype)
     if group.rank == root:
-        xp.copyto(flat, flattened(x))
+        xp.copyto(flat, flattened(xp, x))
     group.together(
-        "broadcast", described(x, x.shape, root=root), x.nbytes, lambda: group.engine.broadcast(flat, root)
+        "broadcast", described(xp, x, x.shape, root=root), x.nbytes, lambda: group.engine.broadcast(flat, root)
     )  # fmt: skip
     xp.copyto(out, flat.reshape(out.shape))
 

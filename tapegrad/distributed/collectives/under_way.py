@@ -10,20 +10,25 @@ from typing import Any
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive
-from tapegrad.device import Device
+from tapegrad.device import CPU, Device
 from tapegrad.device.types import Array, Namespace
 from tapegrad.distributed.collectives.declaring import collective, described, same, unchanged
 from tapegrad.distributed.collectives.reductions import all_reduce_p
+from tapegrad.distributed.engine import Transfer
 from tapegrad.distributed.group import Group
 from tapegrad.distributed.ordered import AllReduce
 from tapegrad.ops.apply import barrier
 from tapegrad.tensor import Tensor
 
 
-def _start(group: Group, x: Array, exact: bool, address: int) -> None:
+def _start(group: Group, device: Device, x: Array, exact: bool, address: int) -> None:
     """Start the sum of ``x``, in its memory."""
-    transfer = lambda: AllReduce(group.engine, x) if exact else group.engine.all_reduce(x, "sum")
-    detail = described(x, x.shape, exact=exact)
+
+    def transfer() -> Transfer:
+        with device.active():
+            return AllReduce(group.engine, device.xp, x) if exact else group.engine.all_reduce(x, "sum")
+
+    detail = described(device.xp, x, x.shape, exact=exact)
     group.under_way[address] = x, group.line.start("all_reduce", detail, x.nbytes, transfer)
 
 
@@ -35,7 +40,7 @@ def _finish(group: Group, address: int) -> Array:
 
 def _run_start(xp: Namespace, x: Array, *, group: Group, exact: bool, out: Array) -> None:
     xp.copyto(out, x)
-    _start(group, out, exact, out.ctypes.data)
+    _start(group, CPU, out, exact, out.ctypes.data)
 
 
 def _run_finish(xp: Namespace, x: Array, *, group: Group, exact: bool, out: Array) -> None:
@@ -43,11 +48,18 @@ def _run_finish(xp: Namespace, x: Array, *, group: Group, exact: bool, out: Arra
 
 
 def _start_on_gpu(device: Device, x: Array, *, group: Group, exact: bool, out: Any) -> None:
-    _start(group, device.numpy(x).copy(), exact, out.data.ptr)
+    if not group.engine.moves(device):
+        _start(group, CPU, device.numpy(x).copy(), exact, out.data.ptr)
+        return
+    with device.active():
+        out[...] = x
+    _start(group, device, out, exact, out.data.ptr)
 
 
 def _finish_on_gpu(device: Device, x: Any, *, group: Group, exact: bool, out: Array) -> None:
-    out[...] = device.array(_finish(group, x.data.ptr), None, copy=False)
+    total = _finish(group, x.data.ptr)
+    with device.active():
+        out[...] = device.array(total, None, copy=False)
 
 
 def _transposed_finish(ct: Tensor, x: ShapedArray, *, group: Group, exact: bool) -> Tensor:
