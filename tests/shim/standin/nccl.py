@@ -127,6 +127,8 @@ def _move(messages: list[_Message]) -> None:
         reads = tuple((m.address, m.size) for m in mine if not m.receives)
         writes = tuple((m.address, m.size) for m in mine if m.receives)
         state.log("nccl", stream, name="messages", reads=reads, writes=writes + _LIBRARY)
+    if any(m.stream in state.stuck for m in messages):
+        return
     boxes = [(m, np.empty(m.size, np.uint8)) for m in messages if m.receives]
     requests = [m.communicator._receive(box, m.peer) for m, box in boxes]
     requests += [m.communicator._send(memory.raw(m.address, m.size).copy(), m.peer) for m in messages if not m.receives]
@@ -140,7 +142,7 @@ def _finished(requests: list[tuple[Any, Any]], communicator: NcclCommunicator, s
     until, test = time.monotonic() + state.config.nccl_patience, _mpi().Request.Testall
     waited = [request for request, _ in requests]
     while not test(waited):
-        if time.monotonic() > until or stream in state.stuck:
+        if time.monotonic() > until:
             communicator._left += requests
             state.stuck.add(stream)
             return False
@@ -221,6 +223,8 @@ class NcclCommunicator:
         if _thread.depth:
             raise NotImplementedError("the stand-in knows no collectives in groups")
         state.log("nccl", stream, name=name, reads=reads, writes=writes + _LIBRARY)
+        if stream in state.stuck:
+            return None
         boxes = [np.empty(size, np.uint8) for _, size in take]
         requests = [self._receive(box, peer) for box, (peer, _) in zip(boxes, take, strict=True)]
         requests += [self._send(data, peer) for peer, data in give.items()]
