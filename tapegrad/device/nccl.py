@@ -8,7 +8,6 @@ stream, so it would lend them again to the stream they came from while NCCL stil
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,10 +30,10 @@ _FOR_ABORT = 5.0
 """Seconds: NCCL's own abort has been seen to hang."""
 
 
-def lack(device: Device) -> str | None:
-    """Why NCCL cannot be used with this device's library; None: it can."""
+def lack() -> str | None:
+    """Why NCCL cannot be used; None: it can."""
     try:
-        nccl = _binding(device)
+        nccl = _binding()
         version = nccl.get_version() if nccl.available else 0
     except Exception as e:  # ImportError, OSError, NcclError: each means the same here
         return f"NCCL does not load: {e}"
@@ -43,8 +42,16 @@ def lack(device: Device) -> str | None:
     return None if version >= 21800 else f"NCCL {version} is older than 2.18"
 
 
-def _binding(device: Device) -> Any:
-    return importlib.import_module(f"{device.xp.__name__}.cuda.nccl")
+def version() -> str:
+    """NCCL's, as 2.21.5.  Raises ImportError, or what CuPy raises where NCCL does not load."""
+    number = _binding().get_version()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _binding() -> Any:
+    from cupy.cuda import nccl
+
+    return nccl
 
 
 def bus(device: Device) -> str:
@@ -52,9 +59,9 @@ def bus(device: Device) -> str:
     return str(device.xp.cuda.Device(device.index).pci_bus_id)
 
 
-def identifier(device: Device) -> bytes:
+def identifier() -> bytes:
     """What all ranks of a new communicator are told by one of them."""
-    return bytes(_binding(device).get_unique_id())
+    return bytes(_binding().get_unique_id())
 
 
 class Work:
@@ -76,7 +83,7 @@ class Queue:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.binding = _binding(device)
+        self.binding = _binding()
         with device.active():
             self.stream = device.xp.cuda.Stream(non_blocking=True)
         self._communicators: list[Any] = []

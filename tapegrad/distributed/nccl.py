@@ -59,7 +59,7 @@ def _equipment(engine: MpiEngine) -> _Equipment:
         return _Equipment(machine, "", "", None)
     there = engine.local_rank < cuda_count()
     own = nccl.bus(asdevice(f"cuda:{engine.local_rank}")) if there else ""
-    return _Equipment(machine, nccl.bus(device), own, nccl.lack(device))
+    return _Equipment(machine, nccl.bus(device), own, nccl.lack())
 
 
 def _shared(gpus: Sequence[tuple[str, str]]) -> tuple[int, int] | None:
@@ -86,7 +86,7 @@ class NcclEngine(MpiEngine):
     def __init__(self, comm: Any, queue: nccl.Queue) -> None:
         super().__init__(comm)
         self._queue = queue
-        ident = comm.bcast(nccl.identifier(queue.device) if self.rank == 0 else None)
+        ident = comm.bcast(nccl.identifier() if self.rank == 0 else None)
         self._ranks = queue.communicator(self.size, ident, self.rank)
 
     def moves(self, device: Device) -> bool:

