@@ -17,6 +17,7 @@ from tapegrad.autodiff.tape import GradientTape as Tape
 from tapegrad.core.state import thread
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.device.numerics import bits
+from tapegrad.distributed.buckets import buckets
 from tapegrad.distributed.collectives.declaring import told_by_all
 from tapegrad.distributed.collectives.reductions import broadcast
 from tapegrad.distributed.collectives.under_way import finish, help_on, start
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BUCKET_BYTES = 4 * 2**20
-_FIRST_PART = 4
-"""The first bucket is full with this part of the others' bytes, so that communication begins early."""
 Buckets = list[list[int]]
 """Positions of the variables of each bucket."""
 
@@ -143,19 +142,11 @@ class GradientTape(Tape):
         return thread.executor.in_earnest(asked, None) or before()
 
     def _cut(self, variables: list[Variable], last: list[int]) -> Buckets:
-        """In the order in which they become final, cut where the bytes are full, or the dtype or device changes."""
-        buckets: Buckets = []
-        taken, most, kind = 0, max(1, self._bucket_bytes // _FIRST_PART), None
-        for i in sorted(range(len(variables)), key=lambda i: (-last[i], i)):
-            v = variables[i]
-            own = v.dtype, v.device, gradient_piece(v) is None
-            if not buckets or taken >= most or kind != own:
-                most = self._bucket_bytes if buckets else most
-                buckets.append([])
-                taken, kind = 0, own
-            buckets[-1].append(i)
-            taken += v.size * v.dtype.itemsize
-        return buckets
+        """In the order in which they become final; a bucket has one dtype and device."""
+        order = sorted(range(len(variables)), key=lambda i: (-last[i], i))
+        ordered = [variables[i] for i in order]
+        sizes = [(v.size * v.dtype.itemsize, (v.dtype, v.device, gradient_piece(v) is None)) for v in ordered]
+        return [[order[i] for i in bucket] for bucket in buckets(sizes, self._bucket_bytes)]
 
     def _sum(self, grads: dict[int, Tensor], source: Tensor | Variable) -> Tensor | None:
         if isinstance(source, Variable) and source.construction_number in self._reduced:

@@ -13,7 +13,7 @@ from tapegrad.device.dtypes import accumulator
 from tapegrad.device.types import Array, Namespace
 from tapegrad.distributed.engine import Engine, Transfer
 
-_AT_ONCE = 4096
+AT_ONCE = 4096
 """Bytes up to which every rank reduces all values itself: one message to wait for in place of two."""
 
 
@@ -39,7 +39,7 @@ class AllReduce:
     def __init__(self, engine: Engine, xp: Namespace, array: Array, op: str = "sum") -> None:
         self._engine, self._array, ticket = engine, array, engine.ticket()
         self._share: Callable[[], Transfer] | None = None
-        if array.nbytes <= _AT_ONCE or engine.size == 1:
+        if array.nbytes <= AT_ONCE or engine.size == 1:
             mine, pieces = array, [xp.empty_like(array) for _ in range(engine.size)]
             self._now = engine.all_gather(array.copy(), pieces, ticket)
         else:

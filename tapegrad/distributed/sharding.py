@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad.distributed.collectives.blocks import all_gather, reduce_scatter_p
+from tapegrad.distributed.collectives.blocks import all_gather, gather_pieces_p, reduce_scatter_p
 from tapegrad.distributed.collectives.reductions import all_reduce
 from tapegrad.distributed.group import Group, of
 from tapegrad.distributed.pieces import Gathered, Piece, cut, note, piece_of
@@ -120,7 +120,8 @@ class Pieces:
     def _gather(self, waiting: list[tuple[Variable, Piece, Tensor]]) -> None:
         by_rank = list(zip(*[piece.sizes for _, piece, _ in waiting], strict=True))
         sizes = [sum(row) for row in by_rank]
-        flat = all_gather(concat([x for _, _, x in waiting]), group=self._group, sizes=sizes)
+        mine = concat([x for _, _, x in waiting])
+        flat = barrier(gather_pieces_p, mine, group=self._group, axis=0, sizes=tuple(sizes))
         at = [sum(sizes[:r]) for r in range(len(sizes))]
         for i, (v, _, _) in enumerate(waiting):
             parts = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Primitive
@@ -32,11 +33,13 @@ from tapegrad.ops.dispatch import tensor
 from tapegrad.tensor import Tensor, TensorLike
 
 
-def _run_all_gather(xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, out: Array) -> None:
+def _run_all_gather(
+    xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, out: Array, kind: str = "all_gather"
+) -> None:  # fmt: skip
     blocks = blocks_of(out, axis, sizes)
     received = buffers_for(xp, blocks)
     detail = described(xp, x, others_of(x.shape, axis), axis=axis, sizes=sizes)
-    group.together("all_gather", detail, x.nbytes, lambda: group.engine.all_gather(flattened(xp, x), received))
+    group.together(kind, detail, x.nbytes, lambda: group.engine.all_gather(flattened(xp, x), received))
     unpack(xp, blocks, received)
 
 
@@ -52,7 +55,7 @@ all_gather_p: Primitive = collective(
 
 gather_pieces_p: Primitive = collective(
     "gather_pieces",
-    _run_all_gather,
+    partial(_run_all_gather, kind="gather_pieces"),
     lambda x, *, group, axis, sizes: along(x, axis, sum(sizes)),
     lambda ct, x, *, group, axis, sizes: barrier(reduce_scatter_p, ct, group=group, axis=axis, sizes=sizes),
     lift_axis,
