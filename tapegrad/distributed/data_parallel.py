@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapegrad.autodiff.records import Record
 from tapegrad.autodiff.tape import GradientTape as Tape
+from tapegrad.core import account
 from tapegrad.core.state import thread
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.device.numerics import bits
@@ -94,6 +95,13 @@ class GradientTape(Tape):
         variables = _distinct(sought)
         if self._alone or not variables:
             return super()._pulled(walk, records, cts, keep, sought, consume)
+        return account.current.walk(self._pulled_in_buckets, walk, records, cts, keep, variables, consume)
+
+    def _pulled_in_buckets(
+        self, walk: Callable[..., dict[int, Tensor]], records: list[Record], cts: dict[int, Tensor], keep: set[int],
+        variables: list[Variable], consume: bool,
+    ) -> dict[int, Tensor]:  # fmt: skip
+        """The walk, in parts: between them the sums of the gradients that are final start."""
         last = self._last_uses(records, variables)
         sums = _Sums(self, variables, self._buckets(variables, last))
         grads = {i: cts[i] for i in keep & cts.keys()}  # a target may be a variable

@@ -11,7 +11,8 @@ from tapegrad.distributed.engine import Alone, Engine, Transfer
 from tapegrad.distributed.matching import Line
 from tapegrad.distributed.mpi import MpiEngine, wait_for_all_ranks_to_call_init
 from tapegrad.distributed.nccl import engine_for
-from tapegrad.distributed.waiting import Entered, Home, wait
+from tapegrad.distributed.waiting import Home, wait
+from tapegrad.distributed.watching import WATCHING, Entered
 from tapegrad.errors import DistributedError
 
 T = TypeVar("T", bound=Transfer)
@@ -36,13 +37,13 @@ class Group:
         timeout: float,
         check: Check,
         parent: Group | None = None,
+        name: str = "world",
     ) -> None:
-        self.engine, self.parent = engine, parent
+        self.engine, self.parent, self.name = engine, parent, name
         self.ranks = tuple(ranks)
         """The numbers of its members in the whole job."""
         self.rank, self.size, self.local_rank = engine.rank, engine.size, engine.local_rank
-        self.line = Line(engine, home, self.ranks, timeout, check)
-        self.name = "world"
+        self.line = Line(engine, home, self.ranks, timeout, check, name)
         self._sending: list[Transfer] = []
         self._messages: dict[tuple[int, int, bool], int] = {}
         self.under_way: dict[int, Any] = {}
@@ -60,6 +61,7 @@ class Group:
         Raises DistributedError on every rank if one does something else, has left, or does not come in time.
         """
         entered = self.line.enter(kind, detail, nbytes)
+        WATCHING.now.begun(entered)
         transfer = start()
         wait(transfer, entered, self._home, self._timeout)
         return transfer
@@ -101,9 +103,8 @@ class Group:
         order = sorted((k, r) for r, (c, k) in enumerate(told) if c == color)
         ranks = [self.ranks[r] for _, r in order]
         engine = self.engine.split(color, key)
-        group = Group(engine, self._home, ranks, self._timeout, self._check, self)
-        group.name = f"{self.name}/{self._parts}:{color}"
-        return group
+        name = f"{self.name}/{self._parts}:{color}"
+        return Group(engine, self._home, ranks, self._timeout, self._check, self, name)
 
 
 _world: Group | None = None
@@ -136,11 +137,11 @@ def init(comm: Any = None, *, timeout: float | None = None, check: Check = "each
     home = Home(engine)
     if engine.size > 1:
         faults.install(home)
-    group = Group(engine, home, range(engine.size), seconds, check)
+    ranks = range(engine.size)
     if isinstance(engine, MpiEngine) and engine.size > 1:
-        home.engine = engine_for(engine, group.exchange_objects)
-        group = Group(home.engine, home, group.ranks, seconds, check)
-    _world = group
+        first = Group(engine, home, ranks, seconds, check, name="init")
+        engine = home.engine = engine_for(engine, first.exchange_objects)
+    _world = Group(engine, home, ranks, seconds, check)
     return _world
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapegrad.distributed.engine import Engine, Notice, Transfer
-from tapegrad.distributed.waiting import Entered, Home, digest, wait
+from tapegrad.distributed.waiting import Home, digest, wait
+from tapegrad.distributed.watching import WATCHING, Entered
 from tapegrad.errors import DistributedError
 from tapegrad.program.capture import users_line
 
@@ -25,8 +26,12 @@ _REMEMBERED = 1000
 class Line:
     """The collectives of one group, in their order, and what all of its ranks tell each other."""
 
-    def __init__(self, engine: Engine, home: Home, ranks: Sequence[int], timeout: float, check: str | None) -> None:
+    def __init__(
+        self, engine: Engine, home: Home, ranks: Sequence[int], timeout: float, check: str | None, group: str
+    ) -> None:
         self.engine, self.home, self.ranks, self.timeout, self.check = engine, home, ranks, timeout, check
+        self.group = group
+        """Its name."""
         self.number = 0
         self.waiting: deque[UnderWay] = home.waiting
         self.digest = b""
@@ -52,14 +57,15 @@ class Line:
             if first is until:
                 return
 
-    def _entered(self, kind: str, detail: str, nbytes: int) -> Entered:
+    def _entered(self, kind: str, detail: str, nbytes: int, under_way: bool = False) -> Entered:
         self.number += 1
         last = self.history[-1] if self.history else None
         if last is not None:
             last.before = None  # or each would hold all before it
-        entered = Entered(kind, detail, self.number, self.ranks, nbytes, users_line(), last)
+        entered = Entered(self.group, kind, detail, self.number, self.ranks, nbytes, users_line(), last)
         self.digest = entered.digest = digest(self.digest, kind, detail)
         self.history.append(entered)
+        WATCHING.now.entered(entered, under_way)
         return entered
 
     def _compare(self, entered: Entered) -> None:
@@ -82,15 +88,16 @@ class Line:
 
     def start(self, kind: str, detail: str, nbytes: int, start: Callable[[], Transfer]) -> UnderWay:
         """Enter a collective whose transfer goes on while the program does."""
-        entered = self._entered(kind, detail, nbytes)
+        entered = self._entered(kind, detail, nbytes, True)
         compares = self.engine.size > 1 and self.check == "each"
         return UnderWay(self, entered, self._asked(entered) if compares else None, start)
 
-    def between_two(self, kind: str, detail: str, nbytes: int, other: int) -> Entered:
-        """Enter a message to or from rank ``other`` of the group, in which nobody else takes part."""
-        self.begin_all()
-        ranks = (self.ranks[self.engine.rank], self.ranks[other])
-        entered = Entered(kind, detail, self.number, ranks, nbytes, users_line())
+    def between_two(self, kind: str, detail: str, nbytes: int, key: Sequence[int]) -> Entered:
+        """Enter a message between two ranks, in which nobody else takes part; ``key``: see ``collectives/pairs.py``."""
+        source, to, number, turns = key
+        group = f"{source}-{to}" + turns * "'"
+        entered = Entered(group, kind, detail, number, (source, to), nbytes, users_line())
+        WATCHING.now.entered(entered, False)
         return entered
 
     def told(self, x: object, entered: Entered) -> list[Any]:
@@ -128,16 +135,22 @@ class UnderWay:
 
     def __init__(self, line: Line, entered: Entered, notice: Notice | None, start: Callable[[], Transfer]) -> None:
         self._line, self._entered, self._notice, self._start = line, entered, notice, start
-        self._transfer = start() if notice is None else None
-        if notice is not None:
+        self._transfer: Transfer | None = None
+        if notice is None:
+            self._start_now()
+        else:
             line.waiting.append(self)
+
+    def _start_now(self) -> None:
+        WATCHING.now.begun(self._entered)
+        self._transfer = self._start()
 
     def begin(self) -> None:
         """Compare, and begin the transfer.  Raises DistributedError if ranks do not do the same."""
         assert self._notice is not None
         wait(self._notice, self._entered, self._line.home, self._line.timeout)
         self._line._check(self._notice, self._entered)
-        self._transfer = self._start()
+        self._start_now()
         self._line.waiting.popleft()
 
     def done(self) -> bool:
@@ -148,7 +161,10 @@ class UnderWay:
                 return False  # transfers begin in one order on all ranks
             self.begin()
         assert self._transfer is not None
-        return self._transfer.done()
+        if not self._transfer.done():
+            return False
+        WATCHING.now.arrived(self._entered)
+        return True
 
     def wait(self) -> None:
         """Wait until it is done.  Raises DistributedError."""

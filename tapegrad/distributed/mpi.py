@@ -13,6 +13,7 @@ from typing import Any
 from tapegrad.device import Device
 from tapegrad.device.types import Array
 from tapegrad.distributed.engine import BETWEEN_TWO, Done, Engine, Notice, Piece, Transfer, WrongSizeError
+from tapegrad.distributed.watching import WATCHING, watch_all_reduce, watch_broadcast
 from tapegrad.errors import DistributedError
 
 MOST_BYTES = 2**30
@@ -114,6 +115,7 @@ class MpiEngine:
     ) -> Transfer:
         """All messages at once; those from and to this rank itself are copied."""
         between_two = ticket == BETWEEN_TWO
+        WATCHING.now.sent(self.rank, send)
         comm, tag = self.communicator, (self.ticket() if ticket is None else ticket) + second
         arrived = self._from_me if between_two else []
         arrived += [a for rank, a in send if rank == self.rank]
@@ -150,10 +152,12 @@ class MpiEngine:
 
     def broadcast(self, array: Array, root: int) -> Transfer:
         """By MPI, which forwards it along a tree."""
+        watch_broadcast(self, array, root)
         return _Requests(self.mpi, [self.communicator.Ibcast(m, root) for m in self._messages(array)], array)
 
     def all_reduce(self, array: Array, op: str) -> Transfer:
         """By MPI.  Raises DistributedError for a dtype that MPI cannot reduce."""
+        watch_all_reduce(self, array)
         ops = {"sum": self.mpi.SUM, "max": self.mpi.MAX, "min": self.mpi.MIN}
         most = MOST_BYTES // array.dtype.itemsize
         try:

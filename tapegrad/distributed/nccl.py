@@ -19,6 +19,7 @@ from tapegrad.device import CPU, Device, asdevice, cuda_count, current_device, n
 from tapegrad.device.types import Array
 from tapegrad.distributed.engine import Alone, Engine, Piece, Transfer
 from tapegrad.distributed.mpi import MpiEngine
+from tapegrad.distributed.watching import WATCHING, watch_all_reduce, watch_broadcast
 
 
 class _Equipment(NamedTuple):
@@ -101,6 +102,7 @@ class NcclEngine(MpiEngine):
             ticket = self.ticket()
         if all(_on_cpu(a) for _, a in (*send, *receive)):
             return super().exchange(send, receive, ticket, second)
+        WATCHING.now.sent(self.rank, send)
         return self._ranks.exchange(send, receive)
 
     def follow(self, transfer: Transfer, step: Callable[[], None], array: Array) -> Transfer | None:
@@ -115,11 +117,17 @@ class NcclEngine(MpiEngine):
 
     def broadcast(self, array: Array, root: int) -> Transfer:
         """By NCCL."""
-        return super().broadcast(array, root) if _on_cpu(array) else self._ranks.broadcast(array, root)
+        if _on_cpu(array):
+            return super().broadcast(array, root)
+        watch_broadcast(self, array, root)
+        return self._ranks.broadcast(array, root)
 
     def all_reduce(self, array: Array, op: str) -> Transfer:
         """By NCCL.  Raises DistributedError for a dtype that it cannot reduce."""
-        return super().all_reduce(array, op) if _on_cpu(array) else self._ranks.all_reduce(array, op)
+        if _on_cpu(array):
+            return super().all_reduce(array, op)
+        watch_all_reduce(self, array)
+        return self._ranks.all_reduce(array, op)
 
     def split(self, color: int, key: int) -> Engine:
         """A communicator of its own, on the same stream."""

@@ -10,11 +10,10 @@ import hashlib
 import pickle
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.distributed.engine import WrongSizeError
+from tapegrad.distributed.watching import WATCHING, Entered
 from tapegrad.errors import DistributedError, DistributedTimeoutError
 
 if TYPE_CHECKING:
@@ -28,30 +27,6 @@ _FOR_ANSWERS = 1.0
 """Seconds in which others say where they are."""
 _AFTER_LEAVING = 1.0
 """Seconds in which what a rank has sent before it left may still come."""
-
-
-@dataclass
-class Entered:
-    """A collective that this rank has entered: the message of every error about it."""
-
-    kind: str
-    detail: str
-    """What must be the same on all ranks."""
-    number: int
-    """It is the ``number``-th of its group."""
-    ranks: Sequence[int]
-    """Who takes part."""
-    nbytes: int
-    """Of this rank's part."""
-    line: tuple[str, int] | None
-    before: Entered | None = None
-    """The one before."""
-    digest: bytes = b""
-    """Of this one and all before it."""
-
-    def __str__(self) -> str:
-        where = "" if self.line is None else f" at {self.line[0]}:{self.line[1]}"
-        return f"{self.kind} #{self.number} of {self.detail} ({self.nbytes} bytes){where}"
 
 
 def digest(before: bytes, kind: str, detail: str) -> bytes:
@@ -95,8 +70,10 @@ def wait(transfer: Transfer, entered: Entered, home: Home, timeout: float) -> No
     Raises DistributedTimeoutError if other ranks do not come, DistributedError if one has left, or has sent something
     else.
     """
+    WATCHING.now.waits(entered)
     try:
         _wait(transfer, entered, home, timeout)
+        WATCHING.now.waited(entered)
     except WrongSizeError as e:
         lines, _ = _places(entered, home, [])
         raise DistributedError("; ".join([str(e), *lines])) from None

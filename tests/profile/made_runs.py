@@ -111,6 +111,24 @@ class Builder:
     def mark(self, kind: str, text: str = "") -> None:
         self._row("marks", seq=self.tick(), ns=self.ns, kind=MARKS.index(kind), text=self.text(text))
 
+    def walk(self, begin: int, end: int, rank: int = 0) -> int:
+        """Times in us."""
+        return self._row("walks", rank=rank, begin_ns=begin * 1000, end_ns=end * 1000)
+
+    def collective(
+        self, kind: str, entered: int, done: int, waited: int | None = None, *, begun: int | None = None, rank: int = 0,
+        ranks: int = 1, number: int = 1, group: str = "world", nbytes: int = MIB, under_way: bool = False,
+        walk: int = -1, line: int = 50, file: str = "model.py",
+    ) -> int:  # fmt: skip
+        """Times in us; a program waits for all of a collective that is not under way."""
+        waited = done - entered if waited is None else waited
+        return self._row(
+            "communication", rank=rank, group=self.text(group), ranks=ranks, number=number, kind=self.text(kind),
+            detail=self.text(f"float32 ({nbytes // 4},)"), bytes=nbytes, file=self.text(file), line=line,
+            entered_ns=entered * 1000, begun_ns=(entered if begun is None else begun) * 1000, done_ns=done * 1000,
+            waited_ns=waited * 1000, under_way=int(under_way), walk=walk,
+        )  # fmt: skip
+
     def begin_step(self) -> None:
         self.step = self._row(
             "steps", begin_seq=self.seq + 1, end_seq=self.seq + 1, begin_ns=self.ns, end_ns=self.ns, cpu_ns=0,
@@ -206,7 +224,7 @@ def many(count: int, seed: int = 0) -> Run:
     b.phase = "forward"
     for i in range(count):
         place = (f"pkg/mod_{i % 7}.py", 1 + i % 90, f"f{i % 13}")
-        live.append(b.alloc(512 * chance.randint(1, 4096), CATEGORIES[i % 8], ("add", "matmul", "exp")[i % 3], place))
+        live.append(b.alloc(512 * chance.randint(1, 4096), CATEGORIES[i % 9], ("add", "matmul", "exp")[i % 3], place))
         if len(live) > 200:
             b.free(live.pop(chance.randrange(len(live))))
         if i % (count // 5 + 1) == count // 5:

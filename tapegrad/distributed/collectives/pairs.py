@@ -18,6 +18,7 @@ from tapegrad.device.types import Array, Namespace
 from tapegrad.distributed.collectives.declaring import collective, flattened, rank_of, staged
 from tapegrad.distributed.engine import BETWEEN_TWO
 from tapegrad.distributed.group import Group, of
+from tapegrad.distributed.watching import WATCHING
 from tapegrad.errors import DistributedError
 from tapegrad.ops.apply import barrier
 from tapegrad.ops.create.creation import zeros
@@ -35,15 +36,18 @@ def _head(dtype: object, shape: Sequence[int]) -> bytes:
 
 
 def _run_send(xp: Namespace, x: Array, *, group: Group, to: int, key: Key, out: Array) -> None:
+    entered = group.line.between_two("send", f"{x.dtype} {x.shape} to rank {to}", x.nbytes, key)
     head = CPU.xp.frombuffer(_head(x.dtype, x.shape), dtype="u1").copy()
     group.sent(group.engine.exchange([(to, head)], [], BETWEEN_TWO))
     group.sent(group.engine.exchange([(to, flattened(xp, x).copy())], [], BETWEEN_TWO))
+    WATCHING.now.arrived(entered)
 
 
 def _run_recv(
     xp: Namespace, token: Array, *, group: Group, source: int, shape: Shape, key: Key, out: Array
 ) -> None:  # fmt: skip
-    entered = group.line.between_two("recv", f"{out.dtype} {out.shape} from rank {source}", out.nbytes, source)
+    group.line.begin_all()
+    entered = group.line.between_two("recv", f"{out.dtype} {out.shape} from rank {source}", out.nbytes, key)
     head = CPU.xp.empty(_HEAD_BYTES, "u1")
     group.wait(group.engine.exchange([], [(source, head)], BETWEEN_TWO), entered)
     if head.tobytes() != _head(out.dtype, out.shape):

@@ -11,8 +11,8 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.memory.ledger.figures import Change
 from tapegrad.memory.ledger.frames import Place, by_line
 
-RANK = {"temporary": 0, "user": 0, "input": 0, "activation": 1, "rematerialized": 2, "gradient": 3, "optimizer": 4,
-        "parameter": 5}  # fmt: skip
+RANK = {"temporary": 0, "user": 0, "input": 0, "communication": 1, "activation": 1, "rematerialized": 2,
+        "gradient": 3, "optimizer": 4, "parameter": 5}  # fmt: skip
 """Categories by how much they tell."""
 _PARTS = ("category", "primitive", "place")
 

@@ -13,7 +13,7 @@ from tapegrad.memory.ledger.costs import FLOPS_PER_BYTE, units
 from tapegrad.memory.ledger.frames import by_line
 
 CATEGORIES = (
-    "parameter", "optimizer", "gradient", "activation", "rematerialized", "temporary", "input", "user",
+    "parameter", "optimizer", "gradient", "activation", "rematerialized", "communication", "temporary", "input", "user",
 )  # fmt: skip
 GRAIN = 512
 

@@ -48,6 +48,8 @@ class Journal:
         self.marks: list[tuple[int, int, int, str]] = []  # seq, ns, kind, text
         self.frames = Frames(stacks, self._call_began)
         self.parts = Parts(keep, self.frames.forget)
+        self.walks: list[tuple[int, int]] = []
+        """When each gradient walk that lies in no other began and ended, in ns."""
         self.gradients: list[tuple[int, str, str]] | None = [] if gradients else None
         """Seq, name and digest of every gradient, if they are wanted."""
         self.before_op: Callable[[], None] | None = None
@@ -119,6 +121,10 @@ class Journal:
     def changed(self, entry: Entry) -> None:
         """Bytes serve as something else."""
         self.parts.now.changes.append((self._tick(), entry.number, entry.category))
+
+    def walked(self, began_ns: int) -> None:
+        """A gradient walk that lies in no other has ended."""
+        self.walks.append((began_ns, perf_counter_ns()))
 
     def differentiating(self, index: int) -> None:
         """The walk of this thread has come to what was made as node ``index``."""

@@ -876,12 +876,15 @@ class Ledger(Account):
 
     def walk(self, f: Callable[..., T], *args: Any) -> T:
         """A gradient walk, ``f(*args)``."""
+        began_ns = time.perf_counter_ns()
         try:
             place = user_place() if self.detailed else None
             category = "rematerialized" if HERE.reruns else "temporary"
             pulls = None if HERE.restoring else category, place
             return during(f, *args, walking=HERE.walking + 1, source=HERE.source, pulls=pulls)
         finally:
+            if self.journal is not None and not HERE.walking:
+                thread.executor.happened(partial(self.journal.walked, began_ns))
             if not (HERE.walking or HERE.reruns or thread.recorders):
                 HERE.differentiated = thread.executor.in_earnest(lambda: True, HERE.differentiated)
                 HERE.special = HERE.differentiated

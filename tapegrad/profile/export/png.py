@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 # Those of the HTML page in daylight.
 COLOURS = {
     "parameter": "#279d62", "optimizer": "#dc9100", "gradient": "#045395", "activation": "#bf4b00",
-    "rematerialized": "#8bc8ff", "temporary": "#bb7cb8", "input": "#2d2636", "user": "#f3e15d",
-    "unattributed": "#b2b1af",
+    "rematerialized": "#8bc8ff", "communication": "#7800d2", "temporary": "#bb7cb8", "input": "#2d2636",
+    "user": "#f3e15d", "unattributed": "#b2b1af",
 }  # fmt: skip
 _COLUMNS = 4000
 """More moments than a picture has columns of dots are thinned to this many, each the fullest of its neighbours."""

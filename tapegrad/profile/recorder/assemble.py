@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import ShapedArray
@@ -13,6 +13,7 @@ from tapegrad.profile.runs.model import CATEGORIES, Run
 from tapegrad.profile.runs.timeline import peak, peaks
 
 if TYPE_CHECKING:
+    from tapegrad.profile.recorder.collectives import Event
     from tapegrad.profile.recorder.session import Sample, StepMark
 
 _CATEGORY = {name: i for i, name in enumerate(CATEGORIES)}
@@ -21,10 +22,10 @@ _ALIVE: End = (-1, -1, "", -1, -1)
 
 def assemble(
     journal: Journal, marks: list[StepMark], samples: list[Sample], alive: dict[int, End], began_cpu_ns: int,
-    meta: dict[str, Any],
+    events: list[Event], meta: dict[str, Any],
 ) -> Run:  # fmt: skip
     """The run that ``journal`` has recorded so far; ``alive``: what is known of allocations that have not ended."""
-    return _Assembly(journal, Run(meta), alive).run(marks, samples, began_cpu_ns)
+    return _Assembly(journal, Run(meta), alive).run(marks, samples, began_cpu_ns, events)
 
 
 class _Assembly:
@@ -36,7 +37,7 @@ class _Assembly:
         self._call_numbers: dict[int, int] = {}
         self._texts: dict[int, tuple[int, int]] = {}
 
-    def run(self, marks: list[StepMark], samples: list[Sample], began_cpu_ns: int) -> Run:
+    def run(self, marks: list[StepMark], samples: list[Sample], began_cpu_ns: int, events: list[Event]) -> Run:
         """The whole run."""
         run, journal = self._run, self._journal
         counting = _of_highest_kind(marks)
@@ -51,12 +52,12 @@ class _Assembly:
         for seq, name, digest in journal.gradients or ():
             self._row("gradients", step=self._step_of(seq), name=self._text(name), digest=self._text(digest))
         self._step_rows(counting, marks, began_cpu_ns)
+        self._communication(events)
         best, at = peak(run)
         reserved = max((s.reserved for s in samples), default=-1)
         run.peak = {"bytes": best, "seq": at, "step": self._step_of(at), "reserved_bytes": max(best, reserved)}
         parts = journal.parts
-        events = parts.events + len(parts.now)
-        run.checks = {"events": events, "dropped": parts.dropped, "checked": 0, "drift_bytes": 0}
+        run.checks = {"events": parts.events + len(parts.now), "dropped": parts.dropped, "checked": 0, "drift_bytes": 0}
         return run
 
     # Steps -----------------------------------------------------------------------------------------------------
@@ -185,6 +186,28 @@ class _Assembly:
         for seq, ns, kind, text in self._journal.marks:
             if kind != STEP or seq in counting or seq not in steps:
                 self._row("marks", seq=seq, ns=ns - self._journal.began_ns, kind=kind, text=self._text(text))
+
+    def _communication(self, events: list[Event]) -> None:
+        rank, since = self._run.meta.get("rank", 0), self._since
+        walks = self._run.walks
+        for begin, end in sorted(self._journal.walks):
+            self._row("walks", rank=rank, begin_ns=since(begin), end_ns=since(end))
+        for e in events:
+            entered = since(e.entered)
+            walk = bisect_right(walks["begin_ns"], entered) - 1
+            walk = walk if walk >= 0 and entered <= walks["end_ns"][walk] else -1
+            what = e.what
+            file, line = (-1, 0) if what.line is None else (self._text(what.line[0]), what.line[1])
+            self._row(
+                "communication", rank=rank, group=self._text(what.group), ranks=len(what.ranks),
+                number=what.number, kind=self._text(what.kind), detail=self._text(what.detail), bytes=what.nbytes,
+                file=file, line=line, entered_ns=entered, begun_ns=since(e.begun), done_ns=since(e.done),
+                waited_ns=e.waited, under_way=int(e.under_way), walk=walk,
+            )  # fmt: skip
+
+    def _since(self, ns: int) -> int:
+        """In ns since the run's start; -1: never."""
+        return max(0, ns - self._journal.began_ns) if ns >= 0 else -1
 
     def _aval(self, aval: ShapedArray) -> tuple[int, int]:
         texts = self._texts.get(id(aval))

@@ -16,6 +16,7 @@ from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS
 from tapegrad.profile.recorder.assemble import assemble
 from tapegrad.profile.recorder.checking import Checker
+from tapegrad.profile.recorder.collectives import Collectives
 from tapegrad.profile.runs.model import Run
 
 _COUNTS = ("reruns", "restored", "evictions", "offloads")
@@ -58,6 +59,7 @@ class Session:
         self.stacks, self.steps, self.warmup = stacks, steps, warmup
         self.measure = Measure(detailed=False)
         self.journal = Journal(stacks, keep, gradients)
+        self.collectives = Collectives()
         self.marks: list[StepMark] = []
         self.samples: list[Sample] = []
         self.step = 0
@@ -86,6 +88,7 @@ class Session:
         if self._checker is not None:
             self._checker.start(self.journal)
         LEDGER.write(self.journal)
+        self.collectives.start()
         self.sample(0)
 
     def _step_ended(self, kind: int) -> None:
@@ -109,6 +112,7 @@ class Session:
         self._alive = self._readings()
         LEDGER.note(STOPPED, f"after {self.steps} steps")
         LEDGER.write(None)
+        self.collectives.stop()
         self.recording = False
 
     def sample(self, seq: int) -> None:
@@ -129,6 +133,7 @@ class Session:
             self.sample(self.journal.now())
             self._alive = self._readings()
         STEPS.leave(self._step_ended)
+        self.collectives.stop()
         self.recording = False
         if LEDGER.journal is self.journal:
             LEDGER.write(None)
@@ -143,7 +148,8 @@ class Session:
             self._alive = self._readings()
         meta = meta | {"stacks": self.stacks}
         with LEDGER.held():  # other threads may be at work
-            recorded = assemble(self.journal, self.marks, self.samples, self._alive, self.began_cpu_ns, meta)
+            events = list(self.collectives.events)
+            recorded = assemble(self.journal, self.marks, self.samples, self._alive, self.began_cpu_ns, events, meta)
         if self._checker is not None:
             recorded.checks["checked"], recorded.checks["drift_bytes"] = self._checker.figures()
         if source:

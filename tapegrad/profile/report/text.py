@@ -21,7 +21,8 @@ from tapegrad.profile.runs.timeline import at as seq_at
 
 STYLES = {
     "parameter": "green", "optimizer": "yellow", "gradient": "blue", "activation": "red", "rematerialized": "cyan",
-    "temporary": "magenta", "input": "bright_black", "user": "bright_green", "unattributed": "bright_black",
+    "communication": "bright_magenta", "temporary": "magenta", "input": "bright_black", "user": "bright_green",
+    "unattributed": "bright_black",
 }  # fmt: skip
 OOM = MARKS.index("oom")
 _BAR = 14

@@ -19,7 +19,7 @@ from tapegrad.profile.runs.model import CATEGORIES, COLUMNS, KINDS, MARKS, PHASE
 from tapegrad.profile.runs.whole import whole
 
 FORMAT = "tapegrad.run"
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 2 << 30
 """The most a file may unpack to; a small file that unpacks to more is an attack."""
 _CHOICES = {"categories": CATEGORIES, "phases": PHASES, "kinds": KINDS, "marks": MARKS}
@@ -30,6 +30,9 @@ _NEEDED = {("stacks", "frame"), ("changes", "alloc")}
 _NOT_NEGATIVE = (
     ("allocs", "begin_seq"), ("allocs", "begin_ns"), ("allocs", "bytes"), ("allocs", "requested"), ("ops", "seq"),
     ("ops", "ns"), ("marks", "seq"), ("marks", "ns"), ("calls", "begin_ns"), ("steps", "begin_ns"),
+    ("communication", "rank"), ("communication", "ranks"), ("communication", "bytes"), ("communication", "entered_ns"),
+    ("communication", "waited_ns"), ("walks", "rank"), ("walks", "begin_ns"), ("ranks", "rank"), ("ranks", "begin_ns"),
+    ("ranks", "peak_bytes"), ("ranks", "sent_bytes"),
 )  # fmt: skip
 
 
@@ -179,6 +182,21 @@ def _check_lives(run: Run) -> None:
             raise RunFileError("changes: one lies outside the life of its allocation")
     if any(old >= row for row, old in enumerate(a["remat_of"])):
         raise RunFileError("allocs.remat_of does not lead back")
+    _check_times(run)
+
+
+def _check_times(run: Run) -> None:
+    """What ranks did together ends after it began."""
+    c = run.communication
+    for table, begins, ends in (
+        ("communication", c["entered_ns"], c["done_ns"]),
+        ("walks", run.walks["begin_ns"], run.walks["end_ns"]),
+        ("ranks", run.ranks["begin_ns"], run.ranks["end_ns"]),
+    ):
+        if any(end < begin and not (end == -1 and table == "communication") for begin, end in zip(begins, ends)):
+            raise RunFileError(f"{table}: one ends before it begins")
+    if not set(c["under_way"]) <= {0, 1}:
+        raise RunFileError("communication.under_way is neither 0 nor 1")
 
 
 def _meta(meta: object) -> dict[str, Any]:

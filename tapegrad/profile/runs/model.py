@@ -14,7 +14,8 @@ from typing import Any
 Table = dict[str, list[int]]
 
 CATEGORIES = (
-    "parameter", "optimizer", "gradient", "activation", "rematerialized", "temporary", "input", "user", "unattributed",
+    "parameter", "optimizer", "gradient", "activation", "rematerialized", "communication", "temporary", "input", "user",
+    "unattributed",
 )  # fmt: skip
 """What bytes serve as, in the order in which they are shown.  *unattributed*: taken from the pool by other code."""
 PHASES = ("forward", "backward", "recompute", "optimizer", "other")
@@ -59,6 +60,18 @@ COLUMNS: dict[str, dict[str, str | None]] = {
     "marks": {"seq": None, "ns": None, "kind": "marks", "text": "strings"},
     # what the pool says: bytes in use and reserved, and of those in use what the ledger does not know of
     "samples": {"seq": None, "used_bytes": None, "reserved_bytes": None, "outside_bytes": None},
+    # this rank, or another one, took part in a collective, or in a message between two; times as in "calls", -1 where
+    # that did not happen.  group, number: all ranks that have these two the same took part in one; ranks: how many do;
+    # bytes: of this rank's part; waited: the program stood still for it; under_way: 1: it went on while bytes moved
+    "communication": {
+        "rank": None, "group": "strings", "ranks": None, "number": None, "kind": "strings", "detail": "strings",
+        "bytes": None, "file": "strings", "line": None, "entered_ns": None, "begun_ns": None, "done_ns": None,
+        "waited_ns": None, "under_way": None, "walk": "walks",
+    },
+    # a gradient walk that lies in no other
+    "walks": {"rank": None, "begin_ns": None, "end_ns": None},
+    # each rank of a job of several (none of a program alone): when it was recorded, and what it sent to others
+    "ranks": {"rank": None, "peak_bytes": None, "begin_ns": None, "end_ns": None, "sent_bytes": None},
     # digests of gradients, if asked for
     "gradients": {"step": "steps", "name": "strings", "digest": "strings"},
 }  # fmt: skip

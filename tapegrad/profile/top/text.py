@@ -11,7 +11,7 @@ from tapegrad.profile.report.units import iec, unit_of
 
 SHORT = {
     "activation": "act", "optimizer": "opt", "parameter": "par", "temporary": "tmp", "gradient": "grad",
-    "rematerialized": "remade", "input": "in", "user": "user", "unattributed": "other",
+    "rematerialized": "remade", "communication": "comm", "input": "in", "user": "user", "unattributed": "other",
 }  # fmt: skip
 STALE = 10.0
 """Seconds after which figures are called old."""

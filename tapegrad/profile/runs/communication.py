@@ -1,0 +1,81 @@
+"""What ranks do together: the collectives of a run, of one rank or of several, as objects."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from tapegrad.profile.runs.model import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective as one rank saw it; see :data:`~tapegrad.profile.runs.model.COLUMNS`.  Times in ns."""
+
+    rank: int
+    group: str
+    ranks: int
+    number: int
+    kind: str
+    detail: str
+    bytes: int
+    file: str
+    line: int
+    entered: int
+    begun: int
+    done: int
+    waited: int
+    under_way: bool
+    walk: int
+    last: int
+    """When the last rank entered it, as far as ranks were recorded."""
+
+    @property
+    def others(self) -> int:
+        """How long it lasted until the last rank had entered it."""
+        return 0 if self.done < 0 else max(0, min(self.last, self.done) - self.entered)
+
+    @property
+    def transfer(self) -> int:
+        """How long it lasted from then on."""
+        return 0 if self.done < 0 else self.done - self.entered - self.others
+
+    @property
+    def exposed(self) -> int:
+        """How long the program stood still for it, whether for others or for bytes."""
+        return self.waited
+
+    @property
+    def hidden(self) -> int:
+        """How long it went on while the program did something else."""
+        return 0 if self.done < 0 else max(0, self.done - self.entered - self.waited)
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A gradient walk of one rank; times in ns."""
+
+    rank: int
+    begin: int
+    end: int
+
+
+def collectives(run: Run) -> list[Collective]:
+    """All of them, in the order of the table: that of each rank."""
+    table = run.communication
+    last: dict[tuple[int, int], int] = defaultdict(int)
+    for group, number, entered in zip(table["group"], table["number"], table["entered_ns"]):
+        last[group, number] = max(last[group, number], entered)
+    return [
+        Collective(
+            rank, run.text(group), ranks, number, run.text(kind), run.text(detail), nbytes, run.text(file), line,
+            entered, begun, done, waited, bool(under_way), walk, last[group, number],
+        )
+        for rank, group, ranks, number, kind, detail, nbytes, file, line, entered, begun, done, waited, under_way, walk
+        in zip(*table.values())
+    ]  # fmt: skip
+
+
+def walks(run: Run) -> list[Walk]:
+    """The gradient walks of all ranks."""
+    return [Walk(*row) for row in zip(*run.walks.values())]
