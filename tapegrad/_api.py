@@ -18,8 +18,10 @@ from tapegrad import (
 )
 from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
 from tapegrad.autodiff import cupy_protocol as _cupy_protocol
+from tapegrad.autodiff.accumulator import ForwardAccumulator
 from tapegrad.autodiff.custom_gradient import custom_gradient, stop_gradient
-from tapegrad.autodiff.functional import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
+from tapegrad.autodiff.functional import grad, hvp, jvp, linearize, value_and_grad, vjp
+from tapegrad.autodiff.jacobians import hessian, jacfwd, jacobian
 from tapegrad.autodiff.loops import fori_loop, scan, while_loop
 from tapegrad.autodiff.own_primitive import OwnPrimitive, primitive
 from tapegrad.autodiff.tape import GradientTape
@@ -85,13 +87,16 @@ __all__ = [
     "uint32", "uint64", "uint8", "value_and_grad", "vjp",
 ]  # fmt: skip
 __all__ += [
+    "ForwardAccumulator",
     "OwnPrimitive",
     "distributed",
     "fft",
     "fori_loop",
     "function",
     "integrate",
+    "jacfwd",
     "linalg",
+    "linearize",
     "primitive",
     "scan",
     "signal",

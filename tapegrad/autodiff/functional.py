@@ -1,67 +1,32 @@
-"""Derivatives of functions: grad, value_and_grad, vjp, jvp, jacobian, hessian, hvp.
+"""Derivatives of functions: grad, value_and_grad, vjp, jvp, linearize, hvp; whole matrices: ``jacobians.py``.
 
 Arguments may be tensors, variables, arrays, numbers, and nested structures of these; results mirror them.  Each
-argument becomes a value of its own, so a tensor passed twice is two arguments.
+argument becomes a value of its own, so a tensor passed twice is two arguments.  With ``has_aux`` the function returns
+``(value, aux)``: the value is differentiated, and ``aux`` comes along.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
-from tapegrad.autodiff import rows
 from tapegrad.autodiff.forward import Tangents
 from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.seeds import apart
+from tapegrad.autodiff.sources import Argnums, Sources, parted
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.device import dtypes
-from tapegrad.errors import DTypeError, GradientError, NotATensorError, ShapeError
+from tapegrad.errors import DTypeError, NotATensorError, ShapeError
 from tapegrad.ops.create.creation import asarray, ones
 from tapegrad.ops.dispatch import SCALARS, cast
 from tapegrad.ops.shape.shape import broadcast_to
-from tapegrad.tensor import Tensor, identity_of
+from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
 if TYPE_CHECKING:
     from tapegrad.tensor import TensorLike
-
-Argnums = int | Sequence[int]
-
-
-class _Sources:
-    """The chosen arguments as fresh tensors, and the function called on them."""
-
-    def __init__(self, name: str, args: tuple[object, ...], argnums: Argnums) -> None:
-        self.name = name
-        chosen = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
-        for n in chosen:
-            if not -len(args) <= n < len(args):
-                raise GradientError(f"{name}: argnums {argnums} names argument {n}, but {len(args)} were given")
-        self.positions = [n % len(args) for n in chosen]
-        self.single = not isinstance(argnums, (tuple, list))
-        self.args = list(args)
-        for n in self.positions:
-            self.args[n] = nest.map_leaves(self._fresh, args[n])
-        self.leaves: list[Tensor] = nest.flatten([self.args[n] for n in self.positions])
-
-    def _fresh(self, x: TensorLike) -> Tensor:
-        t = identity_of(asarray(x))
-        if not dtypes.is_inexact(t.dtype):
-            raise DTypeError(f"{self.name}: cannot differentiate in an argument of dtype {t.dtype}; make it a float")
-        return t
-
-    def trace(self) -> Trace:
-        """A recording that follows them."""
-        return Trace([t._buffer.node for t in self.leaves])
-
-    def mirrored(self, values: list[Any], given: Iterable[object] = ()) -> Any:
-        """``values`` in the structure of the chosen arguments: zeros for None, a new tensor for one of ``given``."""
-        values = list(map(apart(given), values))
-        filled = (zeros_of(t._buffer.node.aval) if g is None else g for t, g in zip(self.leaves, values, strict=True))
-        trees = tuple(nest.rebuild(self.args[n], filled) for n in self.positions)
-        return trees[0] if self.single else trees
 
 
 def _scalar(name: str, y: object) -> Tensor:
@@ -83,18 +48,20 @@ def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = 
 
     @functools.wraps(f, updated=())
     def wrapped(*args: object, **kwargs: object) -> Any:
-        sources = _Sources("grad", args, argnums)
+        sources = Sources("grad", args, argnums)
         trace = sources.trace()
-        out = trace.during(functools.partial(f, *sources.args, **kwargs))
-        if has_aux and not (isinstance(out, (tuple, list)) and len(out) == 2):
-            raise GradientError(f"grad: with has_aux the function must return (value, aux), got {nest.shown(out)}")
-        y, aux = out if has_aux else (out, None)
+        y, aux = parted("grad", trace.during(functools.partial(f, *sources.args, **kwargs)), has_aux)
         y = _scalar("grad", y)
-        seed = ones(y.shape, dtype=y.dtype, device=y.device)
-        grads = sources.mirrored(trace.pull({y._buffer.node.index: seed}))
+        grads = slope(sources, trace, y)
         return ((y, aux), grads) if has_aux else (y, grads)
 
     return wrapped
+
+
+def slope(sources: Sources, trace: Trace, y: Tensor) -> Any:
+    """The gradient of ``y``, which has one element and was recorded by ``trace``, in the structure of the sources."""
+    seed = ones(y.shape, dtype=y.dtype, device=y.device)
+    return sources.mirrored(trace.pull({y._buffer.node.index: seed}))
 
 
 def grad(f: Callable[..., object], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
@@ -109,14 +76,15 @@ def grad(f: Callable[..., object], argnums: Argnums = 0, has_aux: bool = False) 
     return wrapped
 
 
-def vjp(f: Callable[..., object], *xs: object) -> tuple[Any, Callable[..., Any]]:
+def vjp(f: Callable[..., object], *xs: object, has_aux: bool = False) -> Any:
     """``f(*xs)``, and a function from cotangents of the result (in its structure) to those of ``xs`` (a tuple).
 
-    The function may be called again and again.  Raises GradientError and ShapeError for cotangents that do not fit.
+    The function may be called again and again.  With ``has_aux``: ``(value, pullback, aux)``.  Raises GradientError and
+    ShapeError for cotangents that do not fit.
     """
-    sources = _Sources("vjp", xs, tuple(range(len(xs))))
+    sources = Sources("vjp", xs, tuple(range(len(xs))))
     trace = sources.trace()
-    y = trace.during(f, *sources.args)
+    y, aux = parted("vjp", trace.during(f, *sources.args), has_aux)
     outputs = [asarray(leaf) for leaf in nest.flatten(y)]
 
     def pullback(ct: object) -> Any:
@@ -129,7 +97,7 @@ def vjp(f: Callable[..., object], *xs: object) -> tuple[Any, Callable[..., Any]]
                 seeds[index] = seeds[index] + c if index in seeds else c
         return sources.mirrored(trace.pull(seeds, consume=False), cts)
 
-    return y, pullback
+    return (y, pullback, aux) if has_aux else (y, pullback)
 
 
 def _like(what: str, x: TensorLike, of: Tensor) -> Tensor:
@@ -144,10 +112,11 @@ def _like(what: str, x: TensorLike, of: Tensor) -> Tensor:
     return cast(result, of.dtype)
 
 
-def jvp(f: Callable[..., object], xs: object, tangents: object) -> tuple[Any, Any]:
+def jvp(f: Callable[..., object], xs: object, tangents: object, has_aux: bool = False) -> Any:
     """``f(*xs)`` and its directional derivative along ``tangents``, by forward mode: no tape, nothing retained.
 
-    A result that does not depend on ``xs`` has a tangent of zeros, one that is no number (an object, say) None.
+    A result that does not depend on ``xs`` has a tangent of zeros, one that is no number (an object, say) None.  With
+    ``has_aux``: ``(value, tangent, aux)``.
 
     ``xs``, ``tangents``: tuples of arguments and of their tangents, alike in structure.  Raises GradientError,
     ShapeError, and NoGradientError where no forward-mode derivative is known.
@@ -155,7 +124,7 @@ def jvp(f: Callable[..., object], xs: object, tangents: object) -> tuple[Any, An
     args = tuple(xs) if isinstance(xs, (tuple, list)) else (xs,)
     directions = tuple(tangents) if isinstance(tangents, (tuple, list)) else (tangents,)
     given = nest.require_alike("jvp", "tangents", directions, "arguments", args)
-    sources = _Sources("jvp", args, tuple(range(len(args))))
+    sources = Sources("jvp", args, tuple(range(len(args))))
     tangents_of, own = Tangents(), apart(given)
 
     def pushed() -> Any:
@@ -164,61 +133,65 @@ def jvp(f: Callable[..., object], xs: object, tangents: object) -> tuple[Any, An
                 tangents_of.seed(x, _like("jvp: a tangent", t, x))
         return f(*sources.args)
 
-    y = tangents_of.during(pushed)
+    y, aux = parted("jvp", tangents_of.during(pushed), has_aux)
+    found = nest.map_leaves(_companion(lambda leaf: own(tangents_of.pushed(leaf))), y)
+    return (y, found, aux) if has_aux else (y, found)
 
-    def tangent(leaf: object) -> Any:
+
+def _companion(tangent: Callable[[Tensor], Tensor | None]) -> Callable[[object], Tensor | None]:
+    """``tangent`` made a function of any leaf of a result: zeros in place of None; None where it is no number."""
+
+    def of(leaf: object) -> Tensor | None:
         if isinstance(leaf, (Variable, *SCALARS)):
             leaf = asarray(leaf)
         if not isinstance(leaf, Tensor):
             return None
-        t = tangents_of.pushed(leaf)
-        return zeros_of(leaf._buffer.node.aval) if t is None else own(t)
+        t = tangent(leaf)
+        return zeros_of(leaf._buffer.node.aval) if t is None else t
 
-    return y, nest.map_leaves(tangent, y)
+    return of
 
 
-def jacobian(f: Callable[..., object], argnums: Argnums = 0) -> Callable[..., Any]:
-    """The Jacobian of ``f``: for each output leaf, arrays of shape ``output + argument`` (reverse mode, rows together).
+def linearize(f: Callable[..., object], *xs: object, has_aux: bool = False) -> Any:
+    """``f(*xs)``, and a linear function from tangents of ``xs`` (as many arguments) to the tangent of the result.
 
-    Raises GradientError, DTypeError.
+    ``f`` runs once, and so does its backward walk; each call of the linear function walks that walk back, so many
+    tangents cost less than by :func:`jvp`, and what it needs is kept as long as the function is.  With ``has_aux``:
+    ``(value, function, aux)``.  Raises as :func:`jvp` does, and NoGradientError for operations that have no second
+    derivative.
     """
+    sources = Sources("linearize", xs, tuple(range(len(xs))))
+    trace = sources.trace()
+    y, aux = parted("linearize", trace.during(f, *sources.args), has_aux)
+    outputs = {t._buffer.node.index: t for t in nest.flatten(y) if isinstance(t, Tensor) and dtypes.is_inexact(t.dtype)}
+    cts = {index: zeros_of(t._buffer.node.aval) for index, t in outputs.items()}
+    back = Trace([ct._buffer.node for ct in cts.values()])
+    pulled = back.during(functools.partial(trace.pull, dict(cts)))
 
-    @functools.wraps(f, updated=())
-    def wrapped(*args: object, **kwargs: object) -> Any:
-        sources = _Sources("jacobian", args, argnums)
-        trace = sources.trace()
-        y = trace.during(functools.partial(f, *sources.args, **kwargs))
+    def push(*tangents: object) -> Any:
+        """The tangent of the result along ``tangents``."""
+        given = nest.require_alike("linearize", "tangents", tangents, "arguments", xs)
+        seeds: dict[int, Tensor] = {}
+        for x, g, t in zip(sources.leaves, pulled, given, strict=True):
+            if t is not None and (seed := _like("linearize: a tangent", t, x)) is not None and g is not None:
+                index = g._buffer.node.index
+                seeds[index] = seeds[index] + seed if index in seeds else seed
+        found, own = dict(zip(cts, back.pull(seeds, consume=False), strict=True)), apart(given)
+        return nest.map_leaves(_companion(lambda leaf: own(found.get(leaf._buffer.node.index))), y)
 
-        def of(leaf: Any) -> Any:
-            node = asarray(leaf)._buffer.node
-            indices = [t._buffer.node.index for t in sources.leaves]
-            parts = []
-            for start, stop in rows.chunks(node.aval.size, [node.aval.size] + [t.size for t in sources.leaves]):
-                seed = rows.basis(node.aval, start, stop)
-                pulled = trace.pull({node.index: seed}, lead=stop - start, consume=False)
-                parts.append({i: g for i, g in zip(indices, pulled, strict=True) if g is not None})
-            blocks = rows.joined(parts, node.aval.shape)
-            blank = (zeros_of(t._buffer.node.aval.with_shape((*node.aval.shape, *t.shape))) for t in sources.leaves)
-            return sources.mirrored([blocks.get(i, b) for i, b in zip(indices, blank, strict=True)])
-
-        return nest.map_leaves(of, y)
-
-    return wrapped
+    return (y, push, aux) if has_aux else (y, push)
 
 
-def hessian(f: Callable[..., object], argnums: Argnums = 0) -> Callable[..., Any]:
-    """The Hessian of a function of one float: the Jacobian of its gradient.  Raises ShapeError, GradientError."""
-    return jacobian(grad(f, argnums), argnums)
-
-
-def hvp(f: Callable[..., object], xs: Any, vs: object) -> Any:
+def hvp(f: Callable[..., object], xs: Any, vs: object, has_aux: bool = False) -> Any:
     """The Hessian of ``f`` at ``xs`` times ``vs`` (forward over reverse: about the cost of two gradients).
 
-    ``xs``, ``vs``: an argument and a direction, or tuples of them.  Returns the structure of ``xs``.
+    ``xs``, ``vs``: an argument and a direction, or tuples of them.  Returns the structure of ``xs``; with ``has_aux``
+    ``(product, aux)``.
     """
     single = not isinstance(xs, (tuple, list))
     args = (xs,) if single else tuple(xs)
     directions = (vs,) if single or not isinstance(vs, (tuple, list)) else tuple(vs)
     nest.require_alike("hvp", "direction", directions, "arguments", args)
-    products = jvp(grad(f, tuple(range(len(args)))), args, directions)[1]
-    return products[0] if single else products
+    _, products, *aux = jvp(grad(f, tuple(range(len(args))), has_aux), args, directions, has_aux)
+    product = products[0] if single else products
+    return (product, *aux) if has_aux else product

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray
 from tapegrad.device import dtypes
-from tapegrad.errors import DTypeError, GradientError, ShapeError, StructureError
+from tapegrad.errors import DTypeError, GradientError, NotATensorError, ShapeError, StructureError
 from tapegrad.ops.create.creation import asarray, ones
 from tapegrad.ops.dispatch import cast
 from tapegrad.ops.shape.shape import broadcast_to
@@ -58,17 +58,34 @@ def _weight(i: int, target: Any, weight: TensorLike | None) -> Tensor:
     aval: ShapedArray = (target._cell.get() if isinstance(target, Variable) else target._buffer).node.aval
     if weight is None:
         return _ones(target)
-    strict = isinstance(weight, (Tensor, Variable))
-    seed = asarray(weight)
+    return fitted(f"output_gradients: number {i}", "its target", weight, aval)
+
+
+def fitted(what: str, whose: str, given: TensorLike, aval: ShapedArray) -> Tensor:
+    """``given`` as a tensor of ``aval``: a number or 0-d tensor stands for every element.
+
+    Raises DTypeError and ShapeError, which call it ``what``, and ``whose`` what it belongs to.
+    """
+    strict = isinstance(given, (Tensor, Variable))
+    seed = asarray(given)
     if seed.dtype != aval.dtype:
         if strict or not dtypes.can_cast(seed.dtype, aval.dtype):
-            raise DTypeError(f"output_gradients: number {i} is {seed.dtype}, its target {aval.dtype}; use tg.astype")
+            raise DTypeError(f"{what} is {seed.dtype}, {whose} {aval.dtype}; use tg.astype")
         seed = cast(seed, aval.dtype)
     if seed.shape == aval.shape:
         return seed
     if seed.ndim == 0:
         return broadcast_to(seed, aval.shape)
-    raise ShapeError(f"output_gradients: number {i} has shape {seed.shape}, its target {aval.shape}")
+    raise ShapeError(f"{what} has shape {seed.shape}, {whose} {aval.shape}")
+
+
+def handles(role: str, tree: object) -> list[Any]:
+    """The leaves of ``tree``.  Raises NotATensorError for one that is neither a tensor nor a variable."""
+    leaves = nest.flatten(tree)
+    for x in leaves:
+        if not isinstance(x, (Tensor, Variable)):
+            raise NotATensorError(f"{role}: {type(x).__name__} {x!r:.60} is neither a tensor nor a variable")
+    return leaves
 
 
 def _ones(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from tapegrad.autodiff.backward import backward
 from tapegrad.autodiff.effects import agreed
 from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.records import Record, reachable
-from tapegrad.autodiff.seeds import apart, wants_zeros, weights_of
+from tapegrad.autodiff.seeds import apart, handles, wants_zeros, weights_of
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, next_index
@@ -125,7 +125,7 @@ class GradientTape(Recording):
         Integers have no gradient and raise an IntegerWatchWarning.  Raises NotATensorError for other things, and
         TapeStateError if the tape was never entered.
         """
-        leaves = self._leaves("watch", tensor)
+        leaves = handles("watch", tensor)
         if not self._entered:
             raise TapeStateError("watch: the tape was never entered; call it inside the tape's with block")
         for x in leaves:
@@ -168,8 +168,8 @@ class GradientTape(Recording):
         GradientError (ValueError), ShapeError, DTypeError and NotATensorError for arguments that do not fit.
         """
         zero = wants_zeros(unconnected_gradients)
-        targets = self._leaves("target", target)
-        sought = self._leaves("source", sources)
+        targets = handles("target", target)
+        sought = handles("source", sources)
         weights = weights_of(target, targets, output_gradients)
         self._warn_of_late(targets)
         records, consume = self._take()
@@ -195,7 +195,7 @@ class GradientTape(Recording):
         """
         zero = wants_zeros(unconnected_gradients)
         (node,) = self._nodes_of("target", target)
-        sought = self._leaves("source", sources)
+        sought = handles("source", sources)
         records, consume = self._take()
         size, shape = node.aval.size, node.aval.shape
         parts: list[dict[int, Tensor]] = []
@@ -315,13 +315,6 @@ class GradientTape(Recording):
         if not isinstance(x, (Tensor, Variable)):
             raise NotATensorError(f"{role}: one tensor is needed, got {type(x).__name__}; stack several, or call again")
         return [self._node(x)]
-
-    def _leaves(self, role: str, tree: object) -> list[Any]:
-        leaves = nest.flatten(tree)
-        for x in leaves:
-            if not isinstance(x, (Tensor, Variable)):
-                raise NotATensorError(f"{role}: {type(x).__name__} {x!r:.60} is neither a tensor nor a variable")
-        return leaves
 
     def _warn_of_late(self, targets: list[Tensor | Variable]) -> None:
         if len(targets) < 2 or self._recording:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest, ops
-from tapegrad.autodiff.functional import hessian, hvp, jacobian, value_and_grad
+from tapegrad.autodiff.functional import hvp, value_and_grad
+from tapegrad.autodiff.jacobians import hessian, jacobian
 from tapegrad.core.state import unrecorded
 from tapegrad.errors import DTypeError, GradientError, TapegradError
 from tapegrad.tensor import Tensor
@@ -108,7 +109,7 @@ def minimize(
         raise TapegradError("minimize: hess and hessp are both True; a method takes one of them")
     arguments: dict[str, object] = {}
     if hess:
-        arguments["hess"] = lambda v: hessian(of_vector)(_numbers(v)).numpy(copy=True)
+        arguments["hess"] = lambda v: ops.reshape(hessian(of_vector)(_numbers(v)), (v.size, v.size)).numpy(copy=True)
     if hessp:
         arguments["hessp"] = lambda v, p: hvp(of_vector, _numbers(v), _numbers(p)).numpy(copy=True)
     if callback is not None:

@@ -147,7 +147,17 @@ def test_bits_do_not_depend_on_the_door(rng: np.random.Generator) -> None:
         (lambda: tg.grad(lambda x: tg.argmax(x))(X), ValueError, "must return one float, got int64"),
         (lambda: tg.grad(lambda x: x)(3), TypeError, "argument of dtype int64; make it a float"),
         (lambda: tg.grad(lambda x: x)("s"), TypeError, "str"),
-        (lambda: tg.hessian(lambda x: x * 2.0)(X), ValueError, "must return one float"),
+        (lambda: tg.hessian(lambda x: tg.argmax(x))(X), TypeError, "hessian: .*returned int64.*; make it a float"),
+        (
+            lambda: tg.linearize(lambda x: x * 2.0, X)[1](),
+            ValueError,
+            r"tangents is \(\), that of the arguments \(\*,\)",
+        ),
+        (
+            lambda: tg.linearize(lambda x: x * 2.0, X)[1](np.ones(3)),
+            ValueError,
+            r"a tangent has shape \(3,\)",
+        ),
         (lambda: tg.jacobian(lambda x: x)(np.array([1, 2])), TypeError, "int64"),
         (lambda: tg.jacobian(lambda x: "s")(X), TypeError, "str"),
         (lambda: tg.hvp(lambda x: tg.sum(x * x), X, np.ones(3)), ValueError, r"a tangent has shape \(3,\)"),
@@ -190,6 +200,78 @@ def test_structures_are_compared_not_numbers_of_leaves(wrong: Any) -> None:
     same(tape.gradient([out["a"]], x, output_gradients=7.0), 14.0)
 
 
-def test_has_aux_wants_a_pair() -> None:
+PAIR = lambda x: (tg.sum(x * x * x), {"n": 3, "x": x})
+WITH_AUX = {
+    "vjp": (lambda: tg.vjp(PAIR, X, has_aux=True), lambda found: (found[0], found[1](2.0)), (9.0, ([6.0, 24.0],))),
+    "jvp": (lambda: tg.jvp(PAIR, (X,), (np.ones(2),), has_aux=True), lambda found: found[:2], (9.0, 15.0)),
+    "linearize": (
+        lambda: tg.linearize(PAIR, X, has_aux=True), lambda found: (found[0], found[1](1.0)), (9.0, 15.0)
+    ),
+    "grad": (lambda: tg.grad(PAIR, has_aux=True)(X), lambda found: found[:1], ([3.0, 12.0],)),
+    "jacobian": (lambda: tg.jacobian(PAIR, has_aux=True)(X), lambda found: found[:1], ([3.0, 12.0],)),
+    "jacfwd": (lambda: tg.jacfwd(PAIR, has_aux=True)(X), lambda found: found[:1], ([3.0, 12.0],)),
+    "hessian": (lambda: tg.hessian(PAIR, has_aux=True)(X), lambda found: found[:1], (np.diag([6.0, 12.0]),)),
+    "hvp": (lambda: tg.hvp(PAIR, X, np.ones(2), has_aux=True), lambda found: found[:1], ([6.0, 12.0],)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_AUX)
+def test_auxiliary_results_come_along(name: str) -> None:
+    run, part, wanted = WITH_AUX[name]
+    found = run()
+    same(part(found), wanted)
+    assert found[-1]["n"] == 3
+    same(found[-1]["x"], X)
+
+
+@pytest.mark.parametrize("name", WITH_AUX)
+def test_has_aux_wants_a_pair(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "PAIR", lambda x: tg.sum(x))
     with pytest.raises(ValueError, match=r"has_aux the function must return \(value, aux\), got \*"):
-        tg.grad(lambda x: x * x, has_aux=True)(1.0)
+        WITH_AUX[name][0]()
+
+
+LINEAR = [
+    lambda x, y: tg.tanh(x) * y - tg.exp(x) / (2.0 + y),
+    lambda x, y: {"a": (tg.sum(x * y, axis=0), x), "b": [y, 3.0, None, tg.argmax(x)], "c": tg.asarray(7.0)},
+    lambda x, y: tg.matmul(x, tg.permute_dims(y, (1, 0))),
+    lambda x, y: (tg.prod(x), tg.logsumexp(x + y, axis=1), tg.sort(y, axis=0), x, x),
+    lambda x, y: tg.recompute_grad(lambda q: tg.sin(q) * y)(x),
+    lambda x, y: 3.0,
+]
+
+
+@pytest.mark.parametrize("f", LINEAR)
+@pytest.mark.parametrize("shape", [(2, 3), (1, 1), (3, 2)])
+def test_linearize_equals_jvp(f: Any, shape: tuple, rng: np.random.Generator) -> None:
+    x, y = (c64(rng.uniform(0.5, 2.0, shape)) for _ in range(2))
+    with no_garbage():
+        out, push = tg.linearize(f, x, y)
+        for _ in range(2):
+            tx, ty = rng.normal(size=shape), c64(rng.normal(size=shape))
+            same((out, push(tx, ty)), tg.jvp(f, (x, y), (tx, ty)), rtol=1e-10)
+        same(push(None, ty), tg.jvp(f, (x, y), (None, ty))[1], rtol=1e-10)
+        del out, push
+
+
+def test_linearize_runs_the_function_once_and_nests() -> None:
+    runs = []
+    x, t = c64([1.0, 2.0]), c64([1.0, -1.0])
+
+    def cube(q: Any) -> Any:
+        runs.append(1)
+        return q * q * q
+
+    _, push = tg.linearize(cube, x)
+    same([push(t), push(2.0)], [[3.0, -12.0], [6.0, 24.0]])
+    assert len(runs) == 1
+    same(tg.jacfwd(lambda q: tg.linearize(cube, q)[1](t))(x), np.diag([6.0, -12.0]))
+    same(tg.vmap(push)(np.eye(2)), np.diag([3.0, 12.0]))
+    z = tg.asarray(np.array([1.0 + 2.0j, 0.5j]))
+    for f in (lambda q: q * q * tg.exp(q), lambda q: tg.conj(q) * q, lambda q: tg.real(q) * q):
+        same(tg.linearize(f, z)[1](z * 1j), tg.jvp(f, (z,), (z * 1j,))[1], rtol=1e-11)
+
+
+def test_a_linear_function_may_be_empty() -> None:
+    y, push = tg.linearize(lambda q: q * 2.0, np.zeros((0, 3)))
+    same((y, push(np.zeros((0, 3)))), (np.zeros((0, 3)), np.zeros((0, 3))))
