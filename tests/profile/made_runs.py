@@ -116,9 +116,9 @@ class Builder:
         return self._row("walks", rank=rank, begin_ns=begin * 1000, end_ns=end * 1000)
 
     def collective(
-        self, kind: str, entered: int, done: int, waited: int | None = None, *, begun: int | None = None, rank: int = 0,
-        ranks: int = 1, number: int = 1, group: str = "world", nbytes: int = MIB, under_way: bool = False,
-        walk: int = -1, line: int = 50, file: str = "model.py",
+        self, kind: str, entered: int, done: int, waited: int | None = None, *, begun: int | None = None,
+        needed: int | None = None, rank: int = 0, ranks: int = 1, number: int = 1, group: str = "world",
+        nbytes: int = MIB, under_way: bool = False, walk: int = -1, line: int = 50, file: str = "model.py",
     ) -> int:  # fmt: skip
         """Times in us; a program waits for all of a collective that is not under way."""
         waited = done - entered if waited is None else waited
@@ -126,7 +126,8 @@ class Builder:
             "communication", rank=rank, group=self.text(group), ranks=ranks, number=number, kind=self.text(kind),
             detail=self.text(f"float32 ({nbytes // 4},)"), bytes=nbytes, file=self.text(file), line=line,
             entered_ns=entered * 1000, begun_ns=(entered if begun is None else begun) * 1000, done_ns=done * 1000,
-            waited_ns=waited * 1000, under_way=int(under_way), walk=walk,
+            needed_ns=(done - waited if needed is None else needed) * 1000, waited_ns=waited * 1000,
+            under_way=int(under_way), walk=walk,
         )  # fmt: skip
 
     def begin_step(self) -> None:

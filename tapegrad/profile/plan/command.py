@@ -1,4 +1,4 @@
-"""``tapegrad plan``: what to recompute so that a program fits a budget of memory or of time."""
+"""``tapegrad plan``: what to recompute so that a program fits a budget of memory or of time, and what if it changed."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ Examples:
   tapegrad plan train.json.gz --max-slowdown 10% -o fast.json
   tapegrad plan train.json.gz --pareto
   tapegrad plan small.json.gz --batch 512 --and large.json.gz --budget 80%
+  tapegrad plan train.json.gz --ranks 64 --link 25GB/s,5us
   tapegrad profile --plan plan.json train.py
 
 The exit code is 3 if nothing fits, 2 if a run cannot be read.""",
@@ -43,6 +44,10 @@ The exit code is 3 if nothing fits, 2 if a run cannot be read.""",
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="What if the batch were N?")
 @click.option("--batch-now", type=click.IntRange(min=1), metavar="B", help="The batch of RUN.  [default: found]")
 @click.option("--and", "other", type=click.Path(), metavar="RUN2", help="A run of another batch, for exactness.")
+@click.option("--ranks", type=click.IntRange(min=1), metavar="N", help="Predict a step on N processes, with --link.")
+@click.option("--link", metavar="LINK", help="Between ranks: bandwidth and latency, such as 25GB/s,5us.")
+@click.option("--node-link", metavar="LINK", help="Between ranks of one node, if they have another.")
+@click.option("--ranks-per-node", type=click.IntRange(min=1), metavar="M", help="How many, with --node-link.")
 # There were two solvers; scripts may still name one.
 @click.option("--solver", type=click.Choice(["auto", "milp", "greedy"]), hidden=True, expose_value=False)
 @click.option("--bandwidth", metavar="SIZE", help="Also offload calls' values, at so many bytes a second.")
@@ -55,23 +60,33 @@ def plan(run: str, **options: Any) -> None:
     RUN is a file of tapegrad profile.  The plan says of which calls of functions and layers to keep the results alone;
     what a gradient reads besides is made again by the engine, and no function runs twice.  Peak and step time are
     predicted from the run.
+
+    With --ranks: what a step of the run, of one process or several, would take on N, each of which computes as much,
+    and how much of its communication would hide behind computation.  Nothing is planned then.
     """
     from tapegrad.profile.runs import load
 
     _check(options)
     recorded = load(run)
     _note_incomplete(recorded)
+    if options["ranks"] is not None:
+        _answer_ranks(recorded, options)
+        return
     if options["batch"] is not None:
         raise click.exceptions.Exit(_answer_batch(recorded, options))
     raise click.exceptions.Exit(_Planning(recorded, run, options).run())
 
 
 def _check(o: dict[str, Any]) -> None:
-    wanted = [o["budget"] is not None or o["batch"] is not None, o["max_slowdown"] is not None, o["pareto"]]
-    if sum(wanted) != 1:
-        raise click.UsageError("say what to plan for: one of --budget, --max-slowdown, --batch and --pareto")
+    memory = o["budget"] is not None or o["batch"] is not None
+    if sum([memory, o["max_slowdown"] is not None, o["pareto"], o["ranks"] is not None]) != 1:
+        raise click.UsageError("say what to plan for: one of --budget, --max-slowdown, --batch, --ranks and --pareto")
     if (o["other"] is not None or o["batch_now"] is not None) and o["batch"] is None:
         raise click.UsageError("--and and --batch-now go with --batch")
+    if (o["link"] is None) != (o["ranks"] is None):
+        raise click.UsageError("--ranks and --link go together: --ranks 64 --link 25GB/s,5us")
+    if (o["node_link"] is None) != (o["ranks_per_node"] is None) or (o["node_link"] is not None and o["ranks"] is None):
+        raise click.UsageError("--node-link and --ranks-per-node go together, and with --ranks")
 
 
 def _note_incomplete(run: Run) -> None:
@@ -236,6 +251,28 @@ def _print_batch(run: Run, scaled: Scaled, wanted: int, limit: int | None, large
         out.line(text)
     for line in textwrap.wrap(f"Assumed: {scaled.assumed}.", min(out.console.width, 120)):
         out.line(line, "dim")
+
+
+def _answer_ranks(run: Run, options: dict[str, Any]) -> None:
+    """Print what a step would take on more ranks."""
+    from rich.console import Console
+
+    from tapegrad.profile.plan.ranks.network import Link, LinkError, network, parse_link
+    from tapegrad.profile.plan.ranks.report import Answer, as_json, print_answer
+
+    def link(option: str, text: str) -> Link:
+        try:
+            return parse_link(text)
+        except LinkError as e:
+            raise click.UsageError(f"{option}: {e}") from None
+
+    far, per_node = link("--link", options["link"]), options["ranks_per_node"] or 1
+    near = far if options["node_link"] is None else link("--node-link", options["node_link"])
+    answer = Answer(run, options["ranks"], lambda n: network(n, far, near, per_node))
+    if options["as_json"]:
+        click.echo(json.dumps(as_json(answer), indent=1))
+    else:
+        print_answer(answer, Console(highlight=False))
 
 
 def _budget_of(run: Run, text: str) -> int:

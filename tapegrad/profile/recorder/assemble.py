@@ -202,7 +202,7 @@ class _Assembly:
                 "communication", rank=rank, group=self._text(what.group), ranks=len(what.ranks),
                 number=what.number, kind=self._text(what.kind), detail=self._text(what.detail), bytes=what.nbytes,
                 file=file, line=line, entered_ns=entered, begun_ns=since(e.begun), done_ns=since(e.done),
-                waited_ns=e.waited, under_way=int(e.under_way), walk=walk,
+                needed_ns=since(e.needed), waited_ns=e.waited, under_way=int(e.under_way), walk=walk,
             )  # fmt: skip
 
     def _since(self, ns: int) -> int:

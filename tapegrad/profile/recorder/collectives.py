@@ -22,8 +22,9 @@ class Event:
     entered: int
     begun: int = -1
     done: int = -1
+    needed: int = -1
     waited: int = 0
-    waits_since: int = -1
+    waits: bool = False
     arrived: bool = False
 
 
@@ -57,15 +58,15 @@ class Collectives(Watcher):
 
     def waits(self, entered: Entered) -> None:
         if (event := entered.noted) is not None:
-            event.waits_since = perf_counter_ns()
+            event.needed, event.waits = perf_counter_ns(), True
 
     def waited(self, entered: Entered) -> None:
         event: Event | None = entered.noted
-        if event is None or event.waits_since < 0:
+        if event is None or not event.waits:
             return
         now = perf_counter_ns()
-        event.waited += now - event.waits_since
-        event.waits_since = -1
+        event.waited += now - event.needed
+        event.waits = False
         if not event.arrived:
             event.done = now
 

@@ -24,6 +24,7 @@ class Collective:
     entered: int
     begun: int
     done: int
+    needed: int
     waited: int
     under_way: bool
     walk: int
@@ -69,9 +70,10 @@ def collectives(run: Run) -> list[Collective]:
     return [
         Collective(
             rank, run.text(group), ranks, number, run.text(kind), run.text(detail), nbytes, run.text(file), line,
-            entered, begun, done, waited, bool(under_way), walk, last[group, number],
+            entered, begun, done, needed, waited, bool(under_way), walk, last[group, number],
         )
-        for rank, group, ranks, number, kind, detail, nbytes, file, line, entered, begun, done, waited, under_way, walk
+        for rank, group, ranks, number, kind, detail, nbytes, file, line,
+            entered, begun, done, needed, waited, under_way, walk
         in zip(*table.values())
     ]  # fmt: skip
 

@@ -62,11 +62,12 @@ COLUMNS: dict[str, dict[str, str | None]] = {
     "samples": {"seq": None, "used_bytes": None, "reserved_bytes": None, "outside_bytes": None},
     # this rank, or another one, took part in a collective, or in a message between two; times as in "calls", -1 where
     # that did not happen.  group, number: all ranks that have these two the same took part in one; ranks: how many do;
-    # bytes: of this rank's part; waited: the program stood still for it; under_way: 1: it went on while bytes moved
+    # bytes: of this rank's part; needed: the program last began to wait for it, and waited: how long it stood still
+    # for it; under_way: 1: it went on while bytes moved
     "communication": {
         "rank": None, "group": "strings", "ranks": None, "number": None, "kind": "strings", "detail": "strings",
         "bytes": None, "file": "strings", "line": None, "entered_ns": None, "begun_ns": None, "done_ns": None,
-        "waited_ns": None, "under_way": None, "walk": "walks",
+        "needed_ns": None, "waited_ns": None, "under_way": None, "walk": "walks",
     },
     # a gradient walk that lies in no other
     "walks": {"rank": None, "begin_ns": None, "end_ns": None},

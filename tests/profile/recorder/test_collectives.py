@@ -51,7 +51,7 @@ def test_a_collective_alone_has_its_bytes_its_line_and_its_times() -> None:
     assert event.file == __file__ and "dist.all_reduce(x)" in linecache.getline(event.file, event.line)
     assert 0 <= event.entered <= event.begun <= event.done
     assert not event.under_way and event.walk == -1
-    assert 0 < event.waited <= event.done - event.entered
+    assert event.begun <= event.needed <= event.done and 0 < event.waited <= event.done - event.entered
     assert event.others == 0 and event.transfer == event.done - event.entered
 
 
@@ -64,6 +64,8 @@ def test_each_bucket_is_an_event_under_way_of_the_walk_in_which_it_started() -> 
     assert all(e.under_way and e.bytes == 4000 for e in sums)
     for e in sums:
         assert walks[e.walk].begin <= e.entered <= e.done <= walks[e.walk].end
+    for walk in (sums[:3], sums[3:]):  # the walk goes on until all have begun, then waits for one after the other
+        assert walk[-1].begun < walk[0].needed < walk[1].needed < walk[2].needed < walks[walk[0].walk].end
     assert walks[0].end <= walks[1].begin
     numbers = [e.number for e in events]
     assert numbers == sorted(set(numbers))

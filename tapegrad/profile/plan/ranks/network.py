@@ -62,8 +62,7 @@ class Network:
         return count * max(link.seconds(nbytes) for link in self.links)
 
 
-def network(ranks: int, link: Link, node_link: Link | None = None, per_node: int = 1) -> Network:
-    """Ranks with ``link`` between any two, or, if there is a ``node_link``, between those of two nodes."""
-    if node_link is None or per_node == 1:
-        return Network(ranks, (link,))
-    return Network(ranks, (node_link,) if ranks <= per_node else (node_link, link))
+def network(ranks: int, far: Link, near: Link, per_node: int = 1) -> Network:
+    """``per_node`` ranks on each node, with ``near`` between them, and ``far`` between those of two nodes."""
+    within, between = [near] * (per_node > 1), [far] * (ranks > per_node or per_node == 1)
+    return Network(ranks, (*within, *between))

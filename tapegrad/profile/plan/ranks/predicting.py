@@ -34,7 +34,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of a step; times in seconds.  ``efficiency``: the part of the step that computes."""
+    """Of a step; times in seconds.  ``efficiency``: the part of the step that computes.
+
+    ``lines``: what the program waits for most comes first.
+    """
 
     ranks: int
     seconds: float
@@ -53,10 +56,9 @@ def predict(step: Step, network: Network) -> Prediction:
             sums[i] += value
     exposed = sum(p.exposed for p in on_the_way)
     total = step.computation + exposed
-    return Prediction(
-        network.ranks, total, exposed, step.computation / total if total else 1.0,
-        [Line(*key, int(calls), int(nbytes), *times) for key, (calls, nbytes, *times) in lines.items()],
-    )  # fmt: skip
+    found = [Line(*key, int(calls), int(nbytes), *times) for key, (calls, nbytes, *times) in lines.items()]
+    found.sort(key=lambda line: (-line.exposed, -line.seconds))
+    return Prediction(network.ranks, total, exposed, step.computation / total if total else 1.0, found)
 
 
 def regrouped(step: Step, bucket_bytes: int) -> Step:

@@ -17,7 +17,7 @@ BYTES = 3 << 20
 
 
 def time_of(kind: str, ranks: int, nbytes: int = BYTES, link: Link = LINK, exact: bool = True) -> float:
-    return seconds(Collective(kind, nbytes, 0.0, 0.0, exact=exact), network(ranks, link))
+    return seconds(Collective(kind, nbytes, 0.0, 0.0, exact=exact), network(ranks, link, link))
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 64, 1000])
@@ -90,9 +90,13 @@ def test_ranks_of_one_node_use_its_link_alone() -> None:
     near = Link(200e9, 1e-6)
     for kind in ("all_reduce", "all_gather", "broadcast", "shift"):
         c = Collective(kind, BYTES, 0.0, 0.0)
-        assert seconds(c, network(4, LINK, near, 4)) == seconds(c, network(4, near)) < seconds(c, network(4, LINK))
-        assert seconds(c, network(4, LINK, near, 1)) == seconds(c, network(4, LINK))
-        assert seconds(c, network(4, near, LINK, 2)) == seconds(c, network(4, LINK))  # a slow one within nodes
+        assert (
+            seconds(c, network(4, LINK, near, 4))
+            == seconds(c, network(4, near, near))
+            < seconds(c, network(4, LINK, LINK))
+        )
+        assert seconds(c, network(4, LINK, near, 1)) == seconds(c, network(4, LINK, LINK))
+        assert seconds(c, network(4, near, LINK, 2)) == seconds(c, network(4, LINK, LINK))  # a slow one within nodes
 
 
 @pytest.mark.parametrize(

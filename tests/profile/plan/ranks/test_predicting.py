@@ -10,13 +10,17 @@ import pytest
 
 from tapegrad.distributed.buckets import buckets
 from tapegrad.profile.plan.ranks.collectives import Collective, seconds
-from tapegrad.profile.plan.ranks.network import Link, network
+from tapegrad.profile.plan.ranks.network import Link, Network
 from tapegrad.profile.plan.ranks.predicting import bucket_sizes, doublings, predict, regrouped
 from tapegrad.profile.plan.ranks.timeline import Step, passages
 from tests.profile.plan.ranks.simulation import Process, Simulation, ordered
 
 LINK = Link(1e9, 1e-4)
 MIB = 1 << 20
+
+
+def flat(ranks: int, link: Link = LINK) -> Network:
+    return Network(ranks, (link,))
 
 
 def bucket(nbytes: int, ready: float, wanted: float, walk: int = 0, common: str = "float32") -> Collective:
@@ -50,18 +54,18 @@ def test_a_blocking_one_waits_for_what_is_on_its_way_and_delays_all_that_follows
 
 def test_limits() -> None:
     step = Step(0.1, [bucket(MIB, 0.02, 0.09), blocking(MIB, 0.03), bucket(MIB, 0.08, 0.09)])
-    for found in (predict(step, network(1, LINK)), predict(step, network(64, Link(inf, 0.0)))):
+    for found in (predict(step, flat(1)), predict(step, flat(64, Link(inf, 0.0)))):
         assert found.exposed == 0.0 and found.seconds == 0.1 and found.efficiency == 1.0
         assert all(line.seconds == line.hidden == line.exposed == 0.0 for line in found.lines)
-    alone = predict(Step(0.0, [blocking(MIB, 0.0)]), network(4, LINK))
+    alone = predict(Step(0.0, [blocking(MIB, 0.0)]), flat(4))
     assert alone.seconds == alone.exposed == pytest.approx(2 * 3 * 1e-4 + 2 * 3 / 4 * MIB / 1e9)
     assert alone.efficiency == 0.0
-    assert predict(Step(0.0, []), network(4, LINK)).efficiency == 1.0
+    assert predict(Step(0.0, []), flat(4)).efficiency == 1.0
 
 
 def test_lines_sum_up() -> None:
     step = Step(1.0, [blocking(MIB, 0.1, "all_gather"), bucket(MIB, 0.2, 0.9), bucket(2 * MIB, 0.3, 0.9)])
-    found = predict(step, network(8, LINK))
+    found = predict(step, flat(8))
     assert [(line.kind, line.calls, line.nbytes) for line in found.lines] == [
         ("all_gather", 1, MIB), ("all_reduce", 2, 3 * MIB)
     ]  # fmt: skip
@@ -110,12 +114,12 @@ def test_a_simulation_of_the_ranks_takes_as_long(seed: int) -> None:
             bucket(nbytes, moment, 0.8) if moment < 0.8 and chance.random() < 0.7 else blocking(nbytes, moment)
         )
     step = Step(1.0, found)
-    assert predict(step, network(ranks, LINK)).seconds == pytest.approx(simulated(step, ranks), rel=1e-9)
+    assert predict(step, flat(ranks)).seconds == pytest.approx(simulated(step, ranks), rel=1e-9)
 
 
 def test_the_simulation_notices_another_time() -> None:
     step = Step(0.1, [bucket(MIB, 0.02, 0.03), blocking(MIB, 0.05)])
-    assert predict(step, network(4, Link(0.9e9, 1e-4))).seconds != pytest.approx(simulated(step, 4), rel=1e-4)
+    assert predict(step, flat(4, Link(0.9e9, 1e-4))).seconds != pytest.approx(simulated(step, 4), rel=1e-4)
     assert 0.1 < simulated(step, 4) < simulated(step, 5)
 
 
@@ -147,7 +151,7 @@ def test_other_walks_and_dtypes_are_not_joined() -> None:
 def test_the_best_size_lies_between_many_messages_and_one_that_is_late() -> None:
     """100 gradients of 100 KB within a second: each sum costs 24 ms of latency, and bandwidth 0.4 s for all."""
     step = Step(1.0, [bucket(100_000, 0.01 * k, 1.0) for k in range(100)])
-    net = network(5, Link(40e6, 3e-3))
+    net = flat(5, Link(40e6, 3e-3))
     found = dict(bucket_sizes(step, net))
     assert list(found) == [1 << k for k in range(17, 27)]  # up to where one bucket has them all
     assert all(p == predict(regrouped(step, size), net) for size, p in found.items())
@@ -159,8 +163,8 @@ def test_the_best_size_lies_between_many_messages_and_one_that_is_late() -> None
 
 def test_nothing_to_join() -> None:
     step = Step(1.0, [blocking(MIB, 0.5), bucket(MIB, 0.6, 0.9)])
-    assert list(bucket_sizes(step, network(8, LINK))) == []
-    assert list(bucket_sizes(Step(1.0, [replace(step.collectives[0])]), network(8, LINK))) == []
+    assert list(bucket_sizes(step, flat(8))) == []
+    assert list(bucket_sizes(Step(1.0, [replace(step.collectives[0])]), flat(8))) == []
 
 
 def test_doublings() -> None:
@@ -171,5 +175,5 @@ def test_doublings() -> None:
 
 def test_a_time_is_what_its_collective_takes() -> None:
     step = Step(0.5, [bucket(3 * MIB, 0.1, 0.4)])
-    (line,) = predict(step, network(6, LINK)).lines
-    assert line.seconds == pytest.approx(seconds(step.collectives[0], network(6, LINK)))
+    (line,) = predict(step, flat(6)).lines
+    assert line.seconds == pytest.approx(seconds(step.collectives[0], flat(6)))
