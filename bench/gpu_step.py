@@ -1,4 +1,4 @@
-"""How long is one training step of the demo's transformer on a GPU, eager and captured, against PyTorch?
+"""How long is one training step of the demo's transformer on a GPU, eager and captured, against PyTorch and JAX?
 
     python bench/gpu_step.py [--batch 32] [--width 512] [--blocks 6] [--rounds 11] [--dry-run]
 
@@ -7,8 +7,8 @@ weights and tokens.  The loss must agree to 1e-4 and gradients to 1e-3 of their 
 loss, so each ends with a wait for the device.
 
 Captured is the same step by ``tg.function``, which replays it as CUDA graphs: its losses must be those of the eager one
-to the bit.  PyTorch runs eagerly, and with its loss by ``torch.compile(mode="reduce-overhead")``, which uses CUDA
-graphs, too (``--peers compile``).
+to the bit.  PyTorch runs eagerly, as one CUDA graph of the whole step (``torch.cuda.CUDAGraph``), and with its loss by
+``torch.compile(mode="reduce-overhead")``, which uses CUDA graphs, too (``--peers compile``).  JAX's step is jitted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import common
 import gpu_common
 import train_step
+import train_step_jax
 
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-3
 
@@ -56,6 +57,27 @@ def captured_step(run: Any, options: Any, tokens: Any, labels: Any) -> tuple[Cal
     return step, lambda: captured.explain(ours.tokens, ours.labels)
 
 
+def as_graph(torch: Any, theirs: train_step.Theirs) -> Callable[[], float]:
+    """PyTorch's whole step as one CUDA graph, after three steps on a stream of their own, as its manual asks."""
+    theirs.optimizer = torch.optim.Adam(theirs.weights.values(), lr=train_step.LEARNING_RATE, capturable=True)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            theirs.step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss, _ = theirs.gradients()
+        theirs.optimizer.step()
+
+    def step() -> float:
+        graph.replay()
+        return float(loss)
+
+    return step
+
+
 def main() -> None:
     parser = gpu_common.parser(__doc__, seconds=60, rounds=11)
     for name, default in {"batch": 32, "context": 128, "width": 512, "heads": 8, "blocks": 6, "vocabulary": 96}.items():
@@ -70,18 +92,26 @@ def main() -> None:
     tokens, labels = text[:, :-1].copy(), text[:, 1:].copy()
     ours = train_step.Ours(run.tg, options, tokens, labels)
     steps, worst = {"tapegrad": ours.step}, {}
+    weights = train_step.weights_of(ours.model)
     if run.torch is not None:
         run.torch.set_default_device(run.where)
-        weights = {name: v.numpy() for name, v in train_step.weights_of(ours.model).items()}
         for who, fused in (("torch", True), ("torch, attention written out", False)):
             theirs = train_step.Theirs(run.torch, options, weights, tokens, labels, fused=fused)
             worst[who] = agree(ours, theirs, who)
             steps[who] = theirs.step
+        if not run.dry:
+            theirs = train_step.Theirs(run.torch, options, weights, tokens, labels, fused=True)
+            worst["torch, one CUDA graph"] = agree(ours, theirs, "torch")
+            steps["torch, one CUDA graph"] = as_graph(run.torch, theirs)
         if not run.dry and "compile" in options.peers.split(","):
             theirs = train_step.Theirs(run.torch, options, weights, tokens, labels, fused=True)
             theirs.loss = run.torch.compile(theirs.loss, mode="reduce-overhead")
             worst["torch.compile, CUDA graphs"] = agree(ours, theirs, "torch.compile")
             steps["torch.compile, CUDA graphs"] = theirs.step
+    if run.jax is not None:
+        in_jax = train_step_jax.TheirsInJax(run.jax, options, weights, tokens, labels, train_step.LEARNING_RATE)
+        worst["jax, jitted"] = agree(ours, in_jax, "jax")
+        steps["jax, jitted"] = in_jax.step
     captured, told = captured_step(run, options, tokens, labels)
     steps["tapegrad, tg.function"] = captured
     times = gpu_common.timed(run, steps)

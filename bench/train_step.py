@@ -1,13 +1,14 @@
-"""How long is one training step of the demo's transformer, against the same model in PyTorch?
+"""How long is one training step of the demo's transformer, against the same model in PyTorch and JAX?
 
     python bench/train_step.py [--batch 16] [--width 128] [--blocks 6] [--threads 2] [--rounds 15] [--profile] [--json]
 
 A step is loss, gradients and Adam's update of ``tapegrad.profile.demo_model.CharTransformer`` (float32, context 128).
 PyTorch gets the same weights and tokens, twice: eager with its fused attention (``scaled_dot_product_attention``), and
-eager with attention written out as in the demo.  Before anything is timed loss and gradients are compared: the script
-fails where the loss differs by more than 1e-5, or a gradient by more than 1e-4 of its largest value (or of a thousandth
-of the largest value of any gradient).  Ratios above 1 mean that tapegrad is faster; they are medians of ratios within a
-round.
+eager with attention written out as in the demo.  JAX gets them with the whole step jitted.
+
+Before anything is timed loss and gradients are compared: the script fails where the loss differs by more than 1e-5, or
+a gradient by more than 1e-4 of its largest value (or of a thousandth of the largest value of any gradient).  Ratios
+above 1 mean that tapegrad is faster; they are medians of ratios within a round.
 
 ``--profile`` prints where our time goes: seconds and calls of every primitive and of every kernel of a region (timed
 around each, so that what they do not explain is the cost of recording and walking in Python).
@@ -21,13 +22,14 @@ from collections.abc import Callable
 from typing import Any
 
 import common
+import train_step_jax
 
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 LEARNING_RATE = 1e-3
 
 
 def weights_of(model: Any) -> dict[str, Any]:
-    """Every variable of the demo's model under a name of our own, in the order of ``trainable_variables``."""
+    """Copies of the demo's model's weights under names of our own, in the order of ``trainable_variables``."""
     found = {"characters": model.characters.embeddings, "positions": model.positions.embeddings}
     for i, block in enumerate(model.blocks):
         for norm in ("norm_1", "norm_2"):
@@ -38,7 +40,7 @@ def weights_of(model: Any) -> dict[str, Any]:
             found |= {f"{i}.{name}.kernel": dense.kernel, f"{i}.{name}.bias": dense.bias}
     found |= {"norm.gamma": model.norm.gamma, "norm.beta": model.norm.beta, "head.kernel": model.head.kernel}
     names = {id(v): name for name, v in found.items()}
-    return {names[id(v)]: v for v in model.trainable_variables}
+    return {names[id(v)]: v.numpy(copy=True) for v in model.trainable_variables}
 
 
 class Ours:
@@ -124,7 +126,7 @@ def agree(ours: Ours, theirs: Theirs, who: str) -> float:
     A key's bias changes no softmax, so its gradient is rounding errors alone: hence the floor.
     """
     want_loss, want = theirs.gradients()
-    floor = 1e-3 * max(float(v.abs().max()) for v in want)
+    floor = 1e-3 * max(float(abs(v).max()) for v in want)
     loss, gradients, _ = ours.gradients()
     common.must_agree(who, "the loss", loss, want_loss, LOSS_TOLERANCE)
     return max(
@@ -198,7 +200,7 @@ def main() -> None:
     common.begin(options.threads)
     import numpy as np
 
-    tg, torch = (common.load(name, options.threads) for name in ("tapegrad", "torch"))
+    tg, torch, jax = (common.load(name, options.threads) for name in ("tapegrad", "torch", "jax"))
     rng = np.random.default_rng(0)
     text = rng.integers(0, options.vocabulary, (options.batch, options.context + 1))
     tokens, labels = text[:, :-1], text[:, 1:]
@@ -206,12 +208,16 @@ def main() -> None:
     ours = Ours(tg, options, tokens, labels)
     calls: dict[str, Callable[[], Any]] = {"tapegrad": ours.step}
     worst = {"tapegrad": 0.0}
+    weights = weights_of(ours.model)
     if torch:
-        weights = {name: v.numpy() for name, v in weights_of(ours.model).items()}
         for who, fused in (("torch", True), ("torch, attention written out", False)):
             theirs = Theirs(torch, options, weights, tokens, labels, fused=fused)
             worst[who] = agree(ours, theirs, who)
             calls[who] = theirs.step
+    if jax:
+        in_jax = train_step_jax.TheirsInJax(jax, options, weights, tokens, labels, LEARNING_RATE)
+        worst["jax, jitted"] = agree(ours, in_jax, "jax")
+        calls["jax, jitted"] = in_jax.step
     times = common.by_turns(calls, options.rounds, pause=0.05)
 
     rows = [
@@ -231,8 +237,7 @@ def main() -> None:
          f"{r['worst_gradient_difference']:.0e}")
         for r in rows
     ]  # fmt: skip
-    if not torch:
-        cells.append(("torch", "not installed"))
+    cells += [(who, "not installed") for who, module in (("torch", torch), ("jax", jax)) if not module]
     facts = common.about(options.threads)
     parameters = sum(v.size for v in ours.model.trainable_variables)
     title = (

@@ -215,7 +215,7 @@ class _Stream:
         synchronizes()
         if self.ptr in state.stuck:
             raise AssertionError("a hang: the host waits for a stream that will not be done")
-        _done.update(mark for mark, stream in list(_pending.items()) if stream == self.ptr)
+        _done.update(mark for mark, stream in _pending.copy().items() if stream == self.ptr)
         state.log("stream synchronize", self.ptr)
 
     def record(self, event: Event | None = None) -> Event:
