@@ -169,6 +169,12 @@ def world() -> Group:
     return init()
 
 
+def tell_of_end(how: str) -> None:
+    """Tell the other ranks how this one's program has ended, before its process does; those that wait for it fail."""
+    if _world is not None:
+        _world._home.tell_of_end(how)
+
+
 def barrier(group: Group | None = None) -> None:
     """Wait until all ranks are here.  Raises DistributedError."""
     of(group).barrier()

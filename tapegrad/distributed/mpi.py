@@ -7,6 +7,7 @@ count the exchanges, so several may be on their way.  A message has at most 1 Gi
 from __future__ import annotations
 
 import faulthandler
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,11 @@ _FIRST_KIND = 2**14
 
 _LONGEST = 1e6
 """Seconds of a timer."""
+
+
+def available() -> bool:
+    """Whether mpi4py is installed."""
+    return importlib.util.find_spec("mpi4py") is not None
 
 
 def load() -> Any:

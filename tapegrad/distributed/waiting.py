@@ -40,6 +40,7 @@ class Home:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.left: dict[int, str] = {}
+        self._told = False
         self.waiting: deque[Any] = deque()
         """Collectives under way whose transfers have not begun, of all groups: they begin in one order."""
 
@@ -48,12 +49,18 @@ class Home:
         """The number of this process among all."""
         return self.engine.rank
 
+    def tell_of_end(self, how: str = "its program has ended") -> None:
+        """Tell the others, once, that this rank takes part in nothing more."""
+        if not self._told:
+            self._told = True
+            for rank in range(self.engine.size):
+                if rank != self.rank:
+                    self.engine.post(rank, LEAVING, how.encode())
+
     def leave(self) -> None:
         """Tell the others that this rank ends, and wait until they do, too: who waits for this rank ends all."""
-        others = [r for r in range(self.engine.size) if r != self.rank]
-        for rank in others:
-            self.engine.post(rank, LEAVING, b"its program has ended")
-        while len(self.left) < len(others):
+        self.tell_of_end()
+        while len(self.left) < self.engine.size - 1:
             self.listen()
             time.sleep(_LONGEST_PAUSE)
         self.engine.close()

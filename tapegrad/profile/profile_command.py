@@ -14,6 +14,7 @@ import click
 from tapegrad.profile.report.writable import try_output
 
 if TYPE_CHECKING:
+    from tapegrad.profile.ranks.gathering import Ranks
     from tapegrad.profile.recorder.program import Outcome, Program
     from tapegrad.profile.recorder.progress import Beat, Board
     from tapegrad.profile.recorder.session import Session
@@ -31,6 +32,7 @@ Examples:
   tapegrad profile -o before.json.gz --steps 5 --warmup 2 -m package.train
   tapegrad profile --plan plan.json train.py --batch 64
   tapegrad profile --gradients -q -o a.json.gz train.py   (for compare)
+  mpiexec -n 4 tapegrad profile train.py
 
 The exit code is that of the program.""",
 )  # fmt: skip
@@ -70,39 +72,58 @@ def profile(ctx: click.Context, program: str, args: tuple[str, ...], **options: 
     PROGRAM and its ARGS are run as by python.  The run file is written however the program ends: also on an
     exception, out of memory, or Ctrl-C; on SIGUSR2 what there is so far is.  Then the peak is printed: what was alive,
     by category and by line, and what would help.
+
+    Started by mpiexec or srun, all ranks are recorded, and rank 0 writes one run file: what each of them held, sent
+    and waited for, and all about the one with the highest peak.
     """
+    from tapegrad.profile.ranks.gathering import several
     from tapegrad.profile.recorder.program import find
 
     if program.startswith("-") and not os.path.exists(program):
         raise click.NoSuchOption(program, ctx=ctx)
     target = find(program, args[1:] if args[:1] == ("--",) else args, options["module"])
-    code = _Profiling(target, options).run()
+    ranks = several()
+    try:
+        code = _Profiling(target, options, ranks).run()
+    except click.ClickException as e:
+        if ranks is None:
+            raise
+        ranks.end(e.exit_code, e.format_message())
     ctx.exit(code)
 
 
 class _Profiling:
-    """One run of one program."""
+    """One run of one program; ``ranks``: those of the job, if it is one of several."""
 
-    def __init__(self, program: Program, options: dict[str, Any]) -> None:
+    def __init__(self, program: Program, options: dict[str, Any], ranks: Ranks | None) -> None:
         from rich.console import Console
 
         from tapegrad.memory.sizes import parse_bytes
 
-        self.program, self.options = program, options
+        self.program, self.options, self.ranks = program, options, ranks
+        self.rank = 0 if ranks is None else ranks.rank
         self.failed = False
         """Whether the run file could not be written."""
         self.budget = None if options["budget"] is None else parse_bytes(options["budget"])
         self.limit = None if options["limit"] is None else parse_bytes(options["limit"])
         self.path = options["output"] or Path(f"tapegrad-{program.title}.{os.getpid()}.json.gz")
-        try_output("-o", self.path)
-        if self.path.exists() and not options["force"]:
-            raise click.UsageError(f"{self.path} exists; give another -o, or -f to overwrite it")
+        if self.rank:  # rank 0 writes and tells
+            self.options = options | {"quiet": True, "live": False, "html": False}
+            ending = f".rank{self.rank}.json.gz"
+            self.path = self.path.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ending)
+        else:
+            self._check_path()
         self.target = self.path.absolute()  # the program may change its folder
         self.page = self.target.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ".html")
-        if options["html"]:
+        if self.options["html"]:
             try_output("--html", self.page)
         # those of this command: the program may replace or close its own
         self.errors, self.out = Console(file=sys.stderr, highlight=False), Console(file=sys.stdout, highlight=False)
+
+    def _check_path(self) -> None:
+        try_output("-o", self.path)
+        if self.path.exists() and not self.options["force"]:
+            raise click.UsageError(f"{self.path} exists; give another -o, or -f to overwrite it")
 
     def run(self) -> int:
         """Run, save, tell; the exit code."""
@@ -112,10 +133,14 @@ class _Profiling:
         with ExitStack() as stack:
             self._prepare(stack)
             self.facts = facts(self.program)
-            self._say(f"{self.facts['device']['name']} {self.facts['device']['model']} -> {self.path}")
+            each = "" if self.ranks is None else f"{self.ranks.size} ranks, "
+            self._say(f"{each}{self.facts['device']['name']} {self.facts['device']['model']} -> {self.path}")
             self.session = self._session()
             shown = self._show()
             self._dump_on_signal(stack)
+            if self.ranks is not None:
+                self.facts |= {"rank": self.rank, "ranks": self.ranks.size}
+                self.ranks.begin()
             self.session.start()
             try:
                 outcome = running.run(self.program)
@@ -124,14 +149,44 @@ class _Profiling:
                 if mine := os.getpid() == self.facts["pid"]:  # else the program has forked: the run is the parent's
                     for what in shown:
                         what.stop()
+        if self.ranks is not None and mine:
+            return self._end_with(self.ranks, outcome)
         recorded = self._saved(running.outcome_of(outcome)) if mine else None
         if outcome.error is not None:
             if recorded is not None:
-                self._explain(recorded, outcome)
+                self._explain(recorded)
             running.show_traceback(outcome.error)
         if recorded is not None:
             self._tell(recorded)
         return outcome.code or int(self.failed)
+
+    def _end_with(self, ranks: Ranks, outcome: Outcome) -> int:
+        """The exit code; on rank 0, the run of all ranks is saved and told."""
+        from tapegrad.profile.ranks.merging import part_of
+        from tapegrad.profile.recorder import program as running
+
+        if outcome.error is not None:
+            sys.excepthook = sys.__excepthook__  # that of tapegrad.distributed ends all ranks
+            running.show_traceback(outcome.error)
+        told = running.outcome_of(outcome)
+        ranks.tell_of_end(told)
+        session = self.session
+        recorded = self._recorded(told)
+        mine = part_of(self.rank, recorded, session.journal.began_ns, session.ended_ns, session.collectives.sent_bytes)
+        if self.rank:
+            status = ranks.delivered(mine, recorded)
+            if status is None:
+                self._save(recorded)
+                ranks.end(outcome.code, f"rank 0 does not come; what rank {self.rank} has recorded is in {self.path}")
+            return status or 0
+        everyones, status = ranks.gathered(mine, recorded)
+        self._save(everyones)
+        self._explain(everyones)
+        self._tell(everyones)
+        ranks.dismiss(status)
+        if status:
+            ranks.end(status, f"the job ends with status {status}: {everyones.meta['outcome']['message']}")
+        return int(self.failed)
 
     def _prepare(self, stack: ExitStack) -> None:
         """Device, limit, budget and plan, in force until ``stack`` closes."""
@@ -185,17 +240,23 @@ class _Profiling:
             stack.callback(signal.signal, number, before)
 
     def _saved(self, outcome: dict[str, object]) -> Run:
+        recorded = self._recorded(outcome)
+        self._save(recorded)
+        return recorded
+
+    def _recorded(self, outcome: dict[str, object]) -> Run:
+        meta = {**self.facts, "limit_bytes": self.limit or self.budget, "plan": self.plan, "outcome": outcome}
+        return self.session.run(meta, source=not self.options["no_source"])
+
+    def _save(self, recorded: Run) -> None:
         from tapegrad.profile.runs import save
 
-        meta = {**self.facts, "limit_bytes": self.limit or self.budget, "plan": self.plan, "outcome": outcome}
-        recorded = self.session.run(meta, source=not self.options["no_source"])
         try:
             save(recorded, self.target)
         except OSError as e:
             self._print(f"{self.path} cannot be written: {e.strerror or e}")
             self.failed = True
             self._save_elsewhere(recorded)
-        return recorded
 
     def _save_elsewhere(self, recorded: Run) -> None:
         """Save a long run in another folder, for it must not be lost."""
@@ -208,10 +269,10 @@ class _Profiling:
             save(recorded, rescued)
             self._print(f"the run is in {rescued}")
 
-    def _explain(self, recorded: Run, outcome: Outcome) -> None:
+    def _explain(self, recorded: Run) -> None:
         from tapegrad.profile.report.text import OOM, print_oom
 
-        if outcome.kind == "oom" and OOM in recorded.marks["kind"] and not self.options["quiet"]:
+        if recorded.meta["outcome"]["kind"] == "oom" and OOM in recorded.marks["kind"] and not self.options["quiet"]:
             print_oom(recorded, self.errors, path=str(self.path))
 
     def _tell(self, recorded: Run) -> None:

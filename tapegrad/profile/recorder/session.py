@@ -64,7 +64,7 @@ class Session:
         self.samples: list[Sample] = []
         self.step = 0
         """Steps that have ended, warm-up included."""
-        self.began_cpu_ns = 0
+        self.began_cpu_ns = self.ended_ns = 0
         self.recording = False
         self._part = Measure(detailed=False)
         self._alive: dict[int, End] = {}
@@ -127,6 +127,7 @@ class Session:
 
     def stop(self) -> None:
         """End; nothing is recorded any more."""
+        self.ended_ns = time.perf_counter_ns()
         if HERE.differentiated:
             STEPS.mark(BY_GRADIENT)
         if self.recording:
