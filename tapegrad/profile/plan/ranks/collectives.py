@@ -11,7 +11,7 @@ byte:
 
 Where ranks of a node have a link of their own, the slower one counts as soon as there are more ranks than that.
 
-Arithmetic is not counted, nor are the few bytes by which ranks compare what they do.
+Additions are not counted, nor are the few bytes by which ranks compare what they do.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median_low
 
@@ -25,11 +26,17 @@ class CommunicationError(TapegradError, ValueError):
     """A run of which no communication can be predicted."""
 
 
-def step_of(run: Run) -> tuple[Step, int]:
-    """Of the complete steps that communicate, one of median computation; and the ns that it took.
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step, the ns that it took, and how many ranks took part."""
 
-    Raises CommunicationError.
-    """
+    step: Step
+    ns: int
+    ranks: int
+
+
+def step_of(run: Run) -> RecordedStep:
+    """Of the complete steps that communicate, one of median computation.  Raises CommunicationError."""
     everybodys = recorded.collectives(run)
     rank = min((c.rank for c in everybodys), default=0)
     mine = [c for c in everybodys if c.rank == rank and c.done >= 0 and c.kind != "send"]  # that is its receiver's
@@ -41,7 +48,7 @@ def step_of(run: Run) -> tuple[Step, int]:
         own = [_collective(c, most, seconds) for c in mine if begin <= c.entered < end]
         if own:
             own.sort(key=lambda c: c.ready)
-            steps.append((row, Step(seconds(end), own), end - begin))
+            steps.append((row, RecordedStep(Step(seconds(end), own), end - begin, max(c.ranks for c in mine))))
     if not steps:
         raise CommunicationError(
             f"{'no complete step of the run communicates' if mine else 'the run has no communication'}: record three "
@@ -49,8 +56,8 @@ def step_of(run: Run) -> tuple[Step, int]:
             "collectives; one process is enough: tapegrad profile PROGRAM"
         )
     steps = [s for s in steps if s[0] >= _SETTING_UP] or steps
-    middle = median_low(step.computation for _, step, _ in steps)
-    return next((step, ns) for _, step, ns in steps if step.computation == middle)
+    middle = median_low(found.step.computation for _, found in steps)
+    return next(found for _, found in steps if found.step.computation == middle)
 
 
 def _clock(mine: list[recorded.Collective]) -> Callable[[int], int]:

@@ -18,14 +18,15 @@ from tapegrad.profile.runs import Run
 
 _WORTH = 0.99
 """Another size of buckets is named if a step takes at most this part of its time then."""
-_TIMES = "{:>14}  {:>8}  {:>8}"
+_TIMES = "{:>15}  {:>8}  {:>8}"
 
 
 class Answer:
     """What a run is predicted to take on ``ranks`` ranks; ``network``: that of so many."""
 
     def __init__(self, run: Run, ranks: int, network: Callable[[int], Network]) -> None:
-        self.step, self.now_ns = step_of(run)
+        self.now = step_of(run)
+        self.step = self.now.step
         self.network = network(ranks)
         self.there = predict(self.step, self.network)
         self.fewer = [predict(self.step, network(n)) for n in doublings(ranks)]
@@ -44,7 +45,9 @@ class Answer:
         parts = [
             "each rank computes what the recorded one did, at the same speed, also while bytes are on their way",
             "a message of n bytes takes latency + n / bandwidth, and each rank sends and receives one at a time",
-            "collectives go by the engine's own algorithms, one after the other, among all ranks; sums take no time",
+            "collectives go by the engine's own algorithms, one after the other, among all ranks",
+            "what a rank adds up of others' values takes "
+            + ("it as long as the recorded process, which had its own alone" if self.now.ranks == 1 else "no time"),
         ]
         if self.on_gpu:
             parts.append("a GPU has done its work when the host has asked for it")
@@ -53,10 +56,10 @@ class Answer:
 
 def as_json(answer: Answer) -> dict[str, Any]:
     """All figures; times in ns."""
-    n = answer.network
+    n, now = answer.network, answer.now
     return {
         "ranks": n.ranks, "links": [_link(link) for link in n.links],
-        "measured_step_ns": answer.now_ns, "computation_ns": _ns(answer.step.computation),
+        "measured_ranks": now.ranks, "measured_step_ns": now.ns, "computation_ns": _ns(now.step.computation),
         "predicted": _figures(answer.there),
         "collectives": [{
             "kind": line.kind, "file": line.file, "line": line.line, "calls": line.calls, "bytes": line.nbytes,
@@ -83,13 +86,14 @@ def _link(link: Link) -> dict[str, float]:
 
 def print_answer(answer: Answer, console: Console) -> None:
     """Print a headline, collectives by line, fewer ranks, other buckets, and what all that assumes."""
-    out, there = Output(console), answer.there
-    out.line(f"Step now {ms(answer.now_ns)}; predicted on {counted(there.ranks, 'rank')} {_ms(there.seconds)}, "
-             f"efficiency {_share(there)}", "bold")  # fmt: skip
+    out, now, there = Output(console), answer.now, answer.there
+    before = f"Step on {counted(now.ranks, 'rank')} {ms(now.ns)}"
+    after = f"predicted on {counted(there.ranks, 'rank')} {_ms(there.seconds)}, efficiency {_share(there)}"
+    out.line(f"{before}; {after}", "bold")
     out.line()
     out.table(
-        [Column("Collective", flexible=True), Column("Calls", right=True), Column("Bytes", right=True),
-         Column(_TIMES.format("Predicted time", "hidden", "exposed"), right=True)],
+        [Column("Collective", flexible=True, source=True), Column("Calls", right=True), Column("Bytes", right=True),
+         Column(_TIMES.format("Predicted: time", "hidden", "exposed"), right=True)],
         [_cells(line) for line in [*there.lines, _sum(there)]], rule=True,
     )  # fmt: skip
     out.line()
@@ -109,9 +113,9 @@ def _sum(p: Prediction) -> Line:
 
 
 def _cells(line: Line) -> list[str]:
-    where = f"  {file_line(line.file, line.line)}" if line.file else ""
+    where = f"{file_line(line.file, line.line)} " if line.file else ""
     times = _TIMES.format(_ms(line.seconds), _ms(line.hidden), _ms(line.exposed))
-    return [line.kind + where, f"{line.calls:,}", iec(line.nbytes), times]
+    return [where + line.kind, f"{line.calls:,}", iec(line.nbytes), times]
 
 
 def _buckets(answer: Answer) -> str:

@@ -78,11 +78,11 @@ def test_text() -> None:
     result = plan("--ranks", "4", "--link", LINK)
     assert result.exit_code == 0 and result.stderr == "", result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "Step now 10.0 ms; predicted on 4 ranks 15.4 ms, efficiency 65.0 %"
-    assert "Predicted time    hidden   exposed" in lines[2]
+    assert lines[0] == "Step on 1 rank 10.0 ms; predicted on 4 ranks 15.4 ms, efficiency 65.0 %"
+    assert "Predicted: time    hidden   exposed" in lines[2]
     assert lines[4].split() == [
-        "all_reduce",
         "model.py:12",
+        "all_reduce",
         "2",
         "5.00",
         "MiB",
@@ -93,11 +93,13 @@ def test_text() -> None:
         "5.35",
         "ms",
     ]
-    assert lines[5].split() == ["all_reduce", "model.py:14", "1", "4", "B", "0.03", "ms", "0", "ms", "0.03", "ms"]
+    assert lines[5].split() == ["model.py:14", "all_reduce", "1", "4", "B", "0.03", "ms", "0", "ms", "0.03", "ms"]
     assert lines[7].split() == ["all", "3", "5.00", "MiB", "8.01", "ms", "2.63", "ms", "5.38", "ms"]
     assert lines[9].split("  ")[1:] == ["Predicted step", "Predicted exposed", "Predicted efficiency"]
     assert [line.split()[0] for line in lines[10:13]] == ["1", "2", "4"] and lines[12].split()[1:3] == ["15.4", "ms"]
-    assert "Assumed: each rank computes what the recorded one did" in result.stdout and "a GPU" not in result.stdout
+    assumed = " ".join(result.stdout.split("Assumed: ")[1].split())
+    assert assumed.startswith("each rank computes what the recorded one did") and "a GPU" not in assumed
+    assert "takes it as long as the recorded process" in assumed
     assert all(line == line.rstrip() and len(line) <= 80 for line in lines)
     assert not list(Path().glob("plan*"))
 
@@ -124,6 +126,14 @@ def test_one_rank_exposes_nothing() -> None:
     found = answer("--ranks", "1", "--link", LINK)
     assert found["predicted"]["predicted_exposed_ns"] == 0 and found["predicted"]["predicted_efficiency"] == 1.0
     assert "predicted on 1 rank 10.0 ms" in plan("--ranks", "1", "--link", LINK).stdout
+
+
+def test_ranks_that_wait_in_a_sum_do_not_say_how_long_they_add() -> None:
+    run = training()
+    run.communication["ranks"] = [2] * run.count("communication")
+    found = answer("--ranks", "4", "--link", LINK, run=run)
+    assert found["measured_ranks"] == 2 and "takes no time" in found["assumed"]
+    assert plan("--ranks", "4", "--link", LINK, run=run).stdout.startswith("Step on 2 ranks 10.0 ms; predicted on 4 ")
 
 
 def test_a_gpu_is_assumed_to_keep_up() -> None:

@@ -11,8 +11,9 @@ from tests.profile.plan.ranks.communicating import steps, training
 
 
 def test_moments_count_from_the_step() -> None:
-    step, ns = step_of(training())
-    assert (step.computation, ns) == (pytest.approx(0.010), 10_000_000)
+    found = step_of(training())
+    step = found.step
+    assert (step.computation, found.ns, found.ranks) == (pytest.approx(0.010), 10_000_000, 1)
     first, second, loss = step.collectives
     assert (first.ready, first.wanted, first.nbytes) == (pytest.approx(0.005), pytest.approx(0.008), MIB)
     assert (second.ready, second.wanted, second.nbytes) == (pytest.approx(0.007), pytest.approx(0.008), 4 * MIB)
@@ -24,7 +25,7 @@ def test_moments_count_from_the_step() -> None:
 def test_what_nobody_waits_for_is_needed_when_it_was_done() -> None:
     run = training()
     run.communication["needed_ns"] = [-1] * run.count("communication")
-    assert [c.wanted for c in step_of(run)[0].collectives] == pytest.approx([0.00501, 0.00701, 0.009])
+    assert [c.wanted for c in step_of(run).step.collectives] == pytest.approx([0.00501, 0.00701, 0.009])
 
 
 def test_waiting_is_no_computation() -> None:
@@ -38,8 +39,9 @@ def test_waiting_is_no_computation() -> None:
                          rank=rank, ranks=2, number=2 * number + 1)  # fmt: skip
         b.collective("all_reduce", begin + 9000, begin + 9000, ranks=2, number=99)
 
-    step, ns = step_of(steps(4, fill))
-    assert (step.computation, ns) == (pytest.approx(0.006), 10_000_000)
+    found = step_of(steps(4, fill))
+    step = found.step
+    assert (step.computation, found.ns, found.ranks) == (pytest.approx(0.006), 10_000_000, 2)
     assert [(c.ready, c.wanted) for c in step.collectives] == [
         pytest.approx(pair) for pair in ((0.001, 0.001), (0.003, 0.004), (0.005, 0.005))
     ]  # fmt: skip
@@ -52,9 +54,9 @@ def test_the_step_is_the_middle_one_of_those_that_are_set_up_and_communicate() -
         if number in waits:
             b.collective("barrier", begin + 100, begin + 100 + waits[number], nbytes=0, number=number)
 
-    assert step_of(steps(7, fill))[0].computation == pytest.approx(0.007)
-    assert step_of(steps(2, fill))[0].computation == pytest.approx(0.002)
-    assert step_of(steps(1, fill))[0].computation == pytest.approx(0.001)
+    assert step_of(steps(7, fill)).step.computation == pytest.approx(0.007)
+    assert step_of(steps(2, fill)).step.computation == pytest.approx(0.002)
+    assert step_of(steps(1, fill)).step.computation == pytest.approx(0.001)
 
 
 def test_bytes_are_those_that_each_rank_has_whatever_the_number_of_ranks() -> None:
@@ -65,7 +67,7 @@ def test_bytes_are_those_that_each_rank_has_whatever_the_number_of_ranks() -> No
             for rank, nbytes in enumerate((mine, others)):
                 b.collective(kind, begin + i, begin + i, rank=rank, ranks=4, number=4 * number + i, nbytes=nbytes)
 
-    assert [(c.kind, c.nbytes) for c in step_of(steps(3, fill))[0].collectives] == [
+    assert [(c.kind, c.nbytes) for c in step_of(steps(3, fill)).step.collectives] == [
         ("scatter", 2 * MIB), ("gather_pieces", 8 * MIB), ("all_gather", MIB)
     ]  # fmt: skip
 
@@ -78,7 +80,7 @@ def test_details_say_what_is_alike() -> None:
             row = b.collective("all_reduce", begin + i, begin + i, number=3 * number + i)
             b.run.communication["detail"][row] = b.text(detail)
 
-    one, two, three = step_of(steps(3, fill))[0].collectives
+    one, two, three = step_of(steps(3, fill)).step.collectives
     assert one.common == two.common != three.common and (one.exact, three.exact) == (True, False)
 
 
