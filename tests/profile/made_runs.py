@@ -130,6 +130,12 @@ class Builder:
             under_way=int(under_way), walk=walk,
         )  # fmt: skip
 
+    def told(self, rank: int, peak: int, begin: int, end: int, sent: int) -> None:
+        """A rank has told of itself; times in us."""
+        self._row(
+            "ranks", rank=rank, peak_bytes=peak, begin_ns=begin * 1000, end_ns=end * 1000, sent_bytes=sent
+        )  # fmt: skip
+
     def begin_step(self) -> None:
         self.step = self._row(
             "steps", begin_seq=self.seq + 1, end_seq=self.seq + 1, begin_ns=self.ns, end_ns=self.ns, cpu_ns=0,
@@ -269,4 +275,28 @@ def out_of_memory() -> Run:
             break
         b.free(*found)
         b.end_step()
+    return b.finish()
+
+
+def several(ranks: int = 3, steps: int = 2) -> Run:
+    """Ranks that sum gradients while they walk back, and wait for rank 1 in a sum at the end of each step, of 1 ms."""
+    b = Builder(rank=2 % ranks, ranks=ranks)
+    for i in range(steps):
+        b.begin_step()
+        b.free(b.alloc(MIB, "communication", "all_reduce", ("train.py", 20, "main")))
+        b.end_step()
+        for rank in range(ranks):
+            at = 1000 * i
+            walk = b.walk(at + 100, at + 700, rank)
+            b.collective(
+                "all_reduce", at + 200, at + 600, 50, begun=at + 210, rank=rank, ranks=ranks, number=2 * i + 1,
+                under_way=True, walk=walk, line=20, file="train.py",
+            )  # fmt: skip
+            entered = at + (850 if rank == 1 else 800)
+            b.collective(
+                "all_reduce", entered, at + 900, rank=rank, ranks=ranks, number=2 * i + 2, nbytes=4, line=30,
+                file="train.py",
+            )  # fmt: skip
+    for rank in range(ranks):
+        b.told(rank, (4 + rank) * MIB, 0, 1000 * steps, 3 * MIB)
     return b.finish()

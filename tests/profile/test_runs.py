@@ -33,11 +33,13 @@ MAKERS: dict[str, Callable[[], Run]] = {
     "empty": made_runs.empty,
     "hostile": made_runs.hostile,
     "out of memory": made_runs.out_of_memory,
+    "several": made_runs.several,
 }
 SMALL = [
     to_json(made_runs.training(steps=1, blocks=2, size=4096, checkpointed=1)),
     to_json(made_runs.hostile()),
     to_json(made_runs.out_of_memory()),
+    to_json(made_runs.several()),
 ]
 TABLES = [key for key, value in SMALL[0].items() if isinstance(value, dict) and key in Run({}).tables]
 
@@ -100,9 +102,9 @@ def test_the_schema_refuses_what_is_wrong(change: tuple[str, Any]) -> None:
         jsonschema.validate(SMALL[0] | dict([change]), schema())
 
 
-def changed(table: str, **columns: Any) -> dict[str, Any]:
+def changed(table: str, of: int = 0, **columns: Any) -> dict[str, Any]:
     """A small run with other values in the first rows of a table."""
-    document = copy.deepcopy(SMALL[0])
+    document = copy.deepcopy(SMALL[of])
     for column, value in columns.items():
         document[table][column][0] = value
     return document
@@ -132,6 +134,12 @@ def changed(table: str, **columns: Any) -> dict[str, Any]:
         (changed("changes", seq=0), "outside the life"),
         (changed("changes", seq=10**6), "outside the life"),
         (changed("ops", ns=-1), "ops.ns holds a negative number"),
+        (changed("communication", of=3, bytes=-1), "communication.bytes holds a negative number"),
+        (changed("communication", of=3, done_ns=5), "communication: one ends before it begins"),
+        (changed("communication", of=3, under_way=2), "communication.under_way is neither 0 nor 1"),
+        (changed("communication", of=3, walk=99), "communication.walk points outside"),
+        (changed("walks", of=3, end_ns=-1), "walks: one ends before it begins"),
+        (changed("ranks", of=3, peak_bytes=-1), "ranks.peak_bytes holds a negative number"),
         (SMALL[0] | {"peak": SMALL[0]["peak"] | {"step": 7}}, "'peak'"),
         (SMALL[0] | {"version": 1}, "use the tapegrad that wrote it"),
         (SMALL[0] | {"strings": [1]}, "not a list of strings"),

@@ -151,6 +151,8 @@ class Session:
         with LEDGER.held():  # other threads may be at work
             events = list(self.collectives.events)
             recorded = assemble(self.journal, self.marks, self.samples, self._alive, self.began_cpu_ns, events, meta)
+        if self.collectives.left_out:
+            recorded.meta["collectives_left_out"] = self.collectives.left_out
         if self._checker is not None:
             recorded.checks["checked"], recorded.checks["drift_bytes"] = self._checker.figures()
         if source:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.text import Text
 
 from tapegrad.profile.report import rows as r
 from tapegrad.profile.report.chart import chart
-from tapegrad.profile.report.escape import clip, drawn_bar
-from tapegrad.profile.report.table import Column, Output
-from tapegrad.profile.report.units import counted, iec, ms, percent
+from tapegrad.profile.report.communication import print_ranks
+from tapegrad.profile.report.output import RunOutput
+from tapegrad.profile.report.table import Column
+from tapegrad.profile.report.units import counted, iec, percent
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.model import MARKS
 from tapegrad.profile.runs.timeline import at as seq_at
@@ -43,7 +42,7 @@ def print_summary(
     ``path``: of the run file, for the commands that lead on.  ``rows``: lines in the table of the largest (0: all).
     ``advice``: pairs of what to do and what it would bring.
     """
-    out = _Out(console, run)
+    out = RunOutput(console, run)
     if seq is None and OOM in run.marks["kind"]:
         print_oom(run, console, path=path)
         out.line()
@@ -60,6 +59,7 @@ def print_summary(
     _categories(run, out, live, moment)
     _largest(run, out, moment, rows, path)
     _recomputed(run, out, moment)
+    print_ranks(run, out, rows)
     if advice:
         _advise(out, advice)
     if path is not None:
@@ -69,7 +69,7 @@ def print_summary(
 
 def print_table(run: Run, console: Console, groups: list[r.Row], by: str, seq: int, limit: int) -> None:
     """Print groups of what was alive at ``seq``, ``limit`` of them (0: all), below a line that says when that was."""
-    out = _Out(console, run)
+    out = RunOutput(console, run)
     _headline(run, out, seq, seq == run.peak["seq"])
     out.line()
     listed = groups[:limit] if limit else groups
@@ -82,7 +82,7 @@ def print_table(run: Run, console: Console, groups: list[r.Row], by: str, seq: i
 
 def print_oom(run: Run, console: Console, *, path: str | None = None) -> None:
     """Print why there was no room: what was asked for, what was alive then, and what could go first."""
-    out = _Out(console, run)
+    out = RunOutput(console, run)
     moment = seq_at(run, "oom")
     live = r.rows(run, moment, "category")
     used, limit = sum(row.bytes for row in live), run.meta.get("limit_bytes")
@@ -109,53 +109,20 @@ def _precise(message: str) -> str:
     return _SIZE.sub(lambda f: f"{f[1]} ({iec(int(f[2]))})", message)
 
 
-class _Out(Output):
-    """Output about one run: it knows how to call files and operations."""
-
-    def __init__(self, console: Console, run: Run) -> None:
-        super().__init__(console)
-        self.files = r.short_names(run)
-
-    def source(self, key: str) -> str:
-        """``folder/model.py:41 attention()`` with as little of the folder as tells files apart, escaped."""
-        return self.text(r.short_source(key, self.files))
-
-    def op(self, name: str) -> str:
-        """The name of an operation, escaped."""
-        return self.text(r.op_name(name))
-
-    def ms(self, ns: int) -> str:
-        return ms(ns, self.plain)
-
-    def file(self, path: str) -> str:
-        """A path as it can be pasted into a shell."""
-        return self.text(shlex.quote(path))
-
-    def panel(self, title: str, lines: list[str]) -> None:
-        width = min(self.console.width, 100)
-        heading = Text(clip(title, max(8, width - 6), self.dots), "bold red")
-        body = Text("\n".join(lines))
-        self.console.print(
-            Panel(body, title=heading, title_align="left", width=width, border_style="red"), highlight=False
-        )
-
-    def bar(self, part: int, whole: int, style: str) -> Text:
-        eighths = part * _BAR * 8 // whole if whole else 0
-        return Text(drawn_bar(eighths, self.plain), style)
-
-
 def _exact(nbytes: int) -> str:
     return f"{iec(nbytes)} ({nbytes} bytes)" if nbytes >= 1024 else iec(nbytes)
 
 
-def _headline(run: Run, out: _Out, seq: int, is_peak: bool) -> None:
+def _headline(run: Run, out: RunOutput, seq: int, is_peak: bool) -> None:
     total = run.peak["bytes"] if is_peak else sum(row.bytes for row in r.rows(run, seq, "category"))
     device = run.meta["device"]
     whole = device.get("total_bytes")
     # a share too small to be told is not worth its room
     share = f", {percent(total, whole)} of the device" if whole and total * 2000 >= whole else ""
     what = "Peak" if is_peak else "Alive"
-    out.line(f"{what} {_exact(total)} on {out.text(device['name'])}{share}{_reserved(run, seq)}", style="bold")
+    whose = f" of rank {run.meta['rank']}" if run.count("ranks") > 1 else ""
+    where = f"{out.text(device['name'])}{whose}"
+    out.line(f"{what} {_exact(total)} on {where}{share}{_reserved(run, seq)}", style="bold")
     origin = r.origin(run, seq)
     if origin is not None:
         where = out.source(r.source_line(origin.file, origin.line, origin.function))
@@ -174,7 +141,7 @@ def _reserved(run: Run, seq: int) -> str:
     return f", reserved {iec(reserved)}" if reserved >= 0 else ""
 
 
-def _categories(run: Run, out: _Out, live: list[r.Row], seq: int) -> None:
+def _categories(run: Run, out: RunOutput, live: list[r.Row], seq: int) -> None:
     total = sum(row.bytes for row in live)
     by_name = {row.key: row for row in live}
     cells: list[list[str | Text]] = []
@@ -207,7 +174,7 @@ def _ledger(run: Run) -> str:
     return f"{said}, {events}{dropped}"
 
 
-def _largest(run: Run, out: _Out, seq: int, limit: int, path: str | None) -> None:
+def _largest(run: Run, out: RunOutput, seq: int, limit: int, path: str | None) -> None:
     groups = r.rows(run, seq, "line")
     out.line()
     listed = groups[:limit] if limit else groups
@@ -217,7 +184,7 @@ def _largest(run: Run, out: _Out, seq: int, limit: int, path: str | None) -> Non
         out.line(f"{out.dots} {len(groups) - len(listed):,} more{more}")
 
 
-def _groups(out: _Out, title: str, groups: list[r.Row], total: int, by: str) -> None:
+def _groups(out: RunOutput, title: str, groups: list[r.Row], total: int, by: str) -> None:
     by_line = by == "line"
     times = "x" if out.plain else "×"
     columns = [Column(title, flexible=True, source=by_line)]
@@ -237,7 +204,7 @@ def _groups(out: _Out, title: str, groups: list[r.Row], total: int, by: str) -> 
     out.table(columns, cells)
 
 
-def _recomputed(run: Run, out: _Out, seq: int) -> None:
+def _recomputed(run: Run, out: RunOutput, seq: int) -> None:
     step = r.step_of(run, seq)
     reruns = r.reruns(run, seq, step)
     if not reruns:
@@ -257,7 +224,7 @@ def _recomputed(run: Run, out: _Out, seq: int) -> None:
     out.table(columns, cells)
 
 
-def _advise(out: _Out, advice: Sequence[tuple[str, str]]) -> None:
+def _advise(out: RunOutput, advice: Sequence[tuple[str, str]]) -> None:
     """A table, below which stand commands that it has no room for: half a command is of no use."""
     pairs = [(out.text(what), out.text(brings)) for what, brings in advice]
     room = min(out.console.width, 120) - 2 - max(len(what) for what, _ in pairs)

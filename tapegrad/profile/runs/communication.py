@@ -44,12 +44,13 @@ class Collective:
     @property
     def exposed(self) -> int:
         """How long the program stood still for it, whether for others or for bytes."""
-        return self.waited
+        took = 0 if self.done < 0 else self.done - self.entered
+        return min(self.waited, took) if self.under_way else took
 
     @property
     def hidden(self) -> int:
         """How long it went on while the program did something else."""
-        return 0 if self.done < 0 else max(0, self.done - self.entered - self.waited)
+        return 0 if self.done < 0 else self.done - self.entered - self.exposed
 
 
 @dataclass(frozen=True, slots=True)
