@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from tapegrad.errors import TapegradError
 
-_LINK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[kKMGT]i?)(B|bit)/s\s*,\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)\s*")
+_LINK = re.compile(
+    r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)(B|bit)/s\s*,\s*(\d{1,9}(?:\.\d{1,9})?)\s*(ns|us|µs|ms|s)\s*"
+)
 _PREFIXES = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4,
              "Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4}  # fmt: skip
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}

@@ -62,7 +62,7 @@ def step_of(run: Run) -> RecordedStep:
 
 def _clock(mine: list[recorded.Collective]) -> Callable[[int], int]:
     """How long the program has computed, and not waited, at a moment of the run; all in ns."""
-    waits = sorted((_needed(c) + c.waited if c.under_way else c.done, c.waited) for c in mine)
+    waits = sorted((c.done, c.waited) for c in mine)
     over, total = [end for end, _ in waits], [0, *accumulate(ns for _, ns in waits)]
     return lambda moment: moment - total[bisect_right(over, moment)]
 
