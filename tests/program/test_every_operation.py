@@ -15,7 +15,7 @@ from tapegrad.engine import region
 CALLS = 3
 BY_VALUES = {
     "linalg.lstsq", "scipy.linalg.sqrtm", "nn.roi_pooling_2d", "average", "choose", "histogram", "histogram2d",
-    "histogramdd", "index_reduce", "polymul", "polydiv", "polyfit", "roots", "scipy.integrate.odeint", "sparse_matmul",
+    "histogramdd", "polymul", "polydiv", "polyfit", "roots", "scipy.integrate.odeint", "sparse_matmul",
 }  # fmt: skip
 """What they do depends on values: they run eagerly."""
 

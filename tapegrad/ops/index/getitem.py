@@ -6,20 +6,26 @@ one gather).  ``None`` and 0-d masks become axes of length 1 first.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from tapegrad.core.aval import Shape, broadcast_shapes
-from tapegrad.core.state import thread
+from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import dtypes
-from tapegrad.errors import IndexingError, NotATensorError, ShapeError
-from tapegrad.ops.create.creation import zeros
-from tapegrad.ops.dispatch import barrier, cast, own, tensor
-from tapegrad.ops.elementwise.arithmetic import add, maximum
+from tapegrad.errors import DTypeError, IndexingError, NotATensorError, ShapeError
+from tapegrad.ops.create.creation import ones, zeros
+from tapegrad.ops.dispatch import barrier, cast, own, stack, tensor
+from tapegrad.ops.elementwise.arithmetic import add, divide, maximum, multiply, negative
+from tapegrad.ops.elementwise.comparison import greater_equal
+from tapegrad.ops.elementwise.exponential import power
 from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.index.bounds import checked
+from tapegrad.ops.index.bounds import checked, every
 from tapegrad.ops.index.indexing import last_place_p, put_slice_p, scatter_add_p, take_p
+from tapegrad.ops.reduce.reductions import max as max_of
+from tapegrad.ops.reduce.reductions import min as min_of
+from tapegrad.ops.reduce.segments import index_reduce, segment_prod
 from tapegrad.ops.shape.blocks import Part, reshaped, slice_p, sliced_shape, unslice_p
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, permute_dims, reshape
 from tapegrad.tensor import Tensor, TensorLike, from_array
@@ -186,18 +192,18 @@ def _gather_axis(index: _Index, shape: Shape) -> tuple[tuple[int, ...], Shape, i
     return order, merged, at, places
 
 
-def getitem(x: TensorLike, index: object, /) -> Tensor:
+def getitem(x: TensorLike, index: object, /, op: str = "x[...]") -> Tensor:
     """``x[index]`` by NumPy's rules: a view for positions and slices, a copy for arrays and masks.
 
-    Raises IndexingError (an IndexError).
+    ``op``: what messages call it.  Raises IndexingError (an IndexError).
     """
-    x = tensor("x[...]", x)
+    x = tensor(op, x)
     if type(index) is int and x.ndim and -x.shape[0] <= index < x.shape[0]:  # the usual loop over a first axis
         index = index % x.shape[0]
         return barrier(slice_p, x, index=(index, *[(0, n, 1) for n in x.shape[1:]]))
     if type(index) is Tensor and index.ndim and x.ndim and index.dtype.kind in "iu":
-        return barrier(take_p, x, checked("x[...]", index, x.shape[0], x), axis=0)
-    parts = _read("x[...]", index, x)
+        return barrier(take_p, x, checked(op, index, x.shape[0], x), axis=0)
+    parts = _read(op, index, x)
     source, x = x, reshaped(x, parts.shape)
     if not parts.is_whole:
         x = barrier(slice_p, x, index=parts.basic)
@@ -212,45 +218,137 @@ def getitem(x: TensorLike, index: object, /) -> Tensor:
 
 
 class At:
-    """``x.at[index]``: :meth:`set` and :meth:`add` make a new tensor with some elements changed; gradients pass."""
+    """``x.at[index]``: its methods make a new tensor with some elements changed; gradients pass (JAX's ``.at``).
 
-    __slots__ = ("_index", "_x")
+    Values broadcast to what the index selects and are cast to the dtype of ``x``.  Of an element named twice every change
+    counts, as of NumPy's ``ufunc.at``; only :meth:`set` keeps the last one.  All raise IndexingError and ShapeError.
+    """
 
-    def __init__(self, x: Tensor, index: object = ()) -> None:
+    __slots__ = ("_index", "_name", "_x")
+
+    def __init__(self, x: Tensor, index: object = (), name: str | None = None) -> None:
         self._x = x
         self._index = index
+        self._name = name
+        """What messages call the operation; None: ``x.at[...]`` and the method's name."""
 
     def __getitem__(self, index: object) -> At:
-        return At(self._x, index)
+        return At(self._x, index, self._name)
 
     def get(self) -> Tensor:
         """The elements themselves: ``x[index]``."""
-        return getitem(self._x, self._index)
+        return self._selected("get")
+
+    def _selected(self, method: str) -> Tensor:
+        return getitem(self._x, self._index, self._called(method))
 
     def set(self, values: TensorLike) -> Tensor:
-        """``x`` with the elements replaced by ``values`` (broadcast, cast to its dtype).
-
-        An element named twice gets the last value.  Raises IndexingError, ShapeError.
-        """
-        return self._change("x.at[...].set", values)
+        """``x`` with the elements replaced by ``values``; an element named twice gets the last value."""
+        return self._change("set", values)
 
     def add(self, values: TensorLike) -> Tensor:
-        """``x`` with ``values`` (broadcast, cast to its dtype) added to the elements; repeated ones accumulate.
+        """``x`` with ``values`` added to the elements."""
+        return self._change("add", values)
 
-        Raises IndexingError, ShapeError.
+    def subtract(self, values: TensorLike) -> Tensor:
+        """``x`` with ``values`` subtracted from the elements."""
+        return self._change("add", negative(tensor(self._called("subtract"), values, self._x)))
+
+    def multiply(self, values: TensorLike) -> Tensor:
+        """``x`` with the elements multiplied by ``values``; the gradient is right at zeros, too."""
+        return self._change("multiply", values)
+
+    def divide(self, values: TensorLike) -> Tensor:
+        """``x`` with the elements divided by ``values``.  Raises DTypeError for integers."""
+        if not dtypes.is_inexact(self._x.dtype):
+            raise DTypeError(f"{self._called('divide')}: not defined for {self._x.dtype}; use astype first")
+        return self.set(divide(self._selected("divide"), self._joint("divide", values)))
+
+    def power(self, values: TensorLike) -> Tensor:
+        """``x`` with the elements raised to ``values``; of an element named twice the exponents multiply."""
+        return self.set(power(self._selected("power"), self._joint("power", values)))
+
+    def max(self, values: TensorLike) -> Tensor:
+        """``x`` with the larger of each element and ``values``; what ties shares the gradient equally.
+
+        NaN wins.  Raises DTypeError for bool and complex.
         """
-        return self._change("x.at[...].add", values)
+        return self._change("max", values)
 
-    def _change(self, op: str, values: TensorLike) -> Tensor:
-        x, adding = self._x, op.endswith("add")
+    def min(self, values: TensorLike) -> Tensor:
+        """``x`` with the smaller of each element and ``values``; what ties shares the gradient equally.
+
+        NaN wins.  Raises DTypeError for bool and complex.
+        """
+        return self._change("min", values)
+
+    def apply(self, f: Callable[[Tensor], TensorLike]) -> Tensor:
+        """``x`` with ``f`` of the elements in their place; an element named twice gets ``f`` of ``f`` of it.
+
+        ``f``: an elementwise function; it is called with the selected elements only.
+        """
+        op = self._called("apply")
+        new = _applied(op, f, self._selected("apply"))
+        for again in unrecorded(self._repeats):
+            new = At(new, again).set(_applied(op, f, new[again]))
+        return self.set(new)
+
+    def _repeats(self) -> Iterator[Tensor]:
+        """Masks of the selected elements that are named at least twice, at least three times, and so on."""
+        if not _read(self._called("apply"), self._index, self._x).arrays:
+            return iter(())
+        one = ones((), dtype=dtypes.int64, device=self._x.device)
+        counted = At(zeros(self._x.shape, dtype=dtypes.int64, device=self._x.device), self._index).add(one)
+        times = getitem(counted, self._index)
+        most = thread.executor.decided(lambda: int(every(times).numpy().max(initial=1)), 1)
+        return iter([greater_equal(times, k) for k in range(2, most + 1)])
+
+    def _called(self, method: str) -> str:
+        return self._name or f"x.at[...].{method}"
+
+    def _joint(self, method: str, values: TensorLike) -> Tensor:
+        """For each selected element the product of the ``values`` for it."""
+        ones_of_x = ones(self._x.shape, dtype=self._x.dtype, device=self._x.device)
+        return getitem(At(ones_of_x, self._index, self._called(method)).multiply(values), self._index)
+
+    def _change(self, how: str, values: TensorLike) -> Tensor:
+        x, op = self._x, self._called(how)
+        if how in ("max", "min") and x.dtype.kind in "bc":
+            raise DTypeError(f"{op}: not defined for {x.dtype}")
         index = _read(op, self._index, x)
         v = cast(tensor(op, values, x), x.dtype)
         if index.arrays:
-            return reshape(_change_places(op, reshape(x, index.shape), v, index, adding), x.shape)
+            return reshape(_change_places(op, reshape(x, index.shape), v, index, how), x.shape)
         v = _fitted(op, v, sliced_shape(index.basic))
-        if adding:
+        if how == "add":
             return add(x, reshape(barrier(unslice_p, v, shape=index.shape, index=index.basic), x.shape))
-        return reshape(barrier(put_slice_p, reshape(x, index.shape), v, index=index.basic), x.shape)
+        x, shape = reshape(x, index.shape), x.shape
+        if how != "set":
+            v = _together(how, barrier(slice_p, x, index=index.basic), v)
+        return reshape(barrier(put_slice_p, x, v, index=index.basic), shape)
+
+
+def _applied(op: str, f: Callable[[Tensor], TensorLike], x: Tensor) -> Tensor:
+    new = tensor(op, f(x), x)
+    if new.shape != x.shape:
+        raise ShapeError(f"{op}: the function made shape {new.shape} of elements of shape {x.shape}")
+    return new
+
+
+def _together(how: str, have: Tensor, v: Tensor) -> Tensor:
+    """Elements and the values for them, one for each."""
+    if how == "multiply":
+        return multiply(have, v)
+    extreme = max_of if how == "max" else min_of
+    return extreme(stack([have, v]), axis=0)
+
+
+def _joined(how: str, have: Tensor, v: Tensor, places: Tensor, axis: int) -> Tensor:
+    """Slices of ``have`` along ``axis`` and, together with each, those of ``v`` whose ``places`` name it."""
+    if how != "multiply":
+        return index_reduce(have, axis, places, v, f"a{how}")
+    factors = segment_prod(moveaxis(v, axis, 0), places, have.shape[axis])
+    return multiply(have, moveaxis(factors, 0, axis))
 
 
 def _fitted(op: str, v: Tensor, shape: Shape) -> Tensor:
@@ -262,9 +360,9 @@ def _fitted(op: str, v: Tensor, shape: Shape) -> Tensor:
     return broadcast_to(v, shape)
 
 
-def _change_places(op: str, x: Tensor, v: Tensor, index: _Index, adding: bool) -> Tensor:
-    """Set or add at arrays of indices; ``x`` has the shape ``index.shape``."""
-    shape = sliced_shape(index.basic)
+def _change_places(op: str, x: Tensor, v: Tensor, index: _Index, how: str) -> Tensor:
+    """Change the elements at arrays of indices; ``x`` has the shape ``index.shape``."""
+    shape, adding = sliced_shape(index.basic), how == "add"
     order, merged, at, places = _gather_axis(index, shape)
     n = places.ndim
     rest = (*merged[:at], *merged[at + 1 :])
@@ -276,13 +374,13 @@ def _change_places(op: str, x: Tensor, v: Tensor, index: _Index, adding: bool) -
     else:
         inner = barrier(slice_p, x, index=index.basic)
         have = reshape(permute_dims(inner, order), merged)
-        source = barrier(last_place_p, places, n=merged[at])
         if not places.size:
             return x
         flat = reshape(v, (*merged[:at], places.size, *merged[at + 1 :]))
-        chosen = barrier(take_p, flat, maximum(source, 0), axis=at)
-        column = reshape(source, (merged[at], *[1] * (len(merged) - at - 1)))
-        change = where(column >= 0, chosen, have)
+        if how == "set":
+            change = _replaced(have, flat, places, at)
+        else:
+            change = _joined(how, have, flat, reshape(places, (places.size,)), at)
     back = tuple(order.index(a) for a in range(len(order)))
     change = permute_dims(reshape(change, tuple(shape[a] for a in order)), back)
     if index.is_whole:
@@ -290,3 +388,12 @@ def _change_places(op: str, x: Tensor, v: Tensor, index: _Index, adding: bool) -
     if adding:
         return add(x, barrier(unslice_p, change, shape=x.shape, index=index.basic))
     return barrier(put_slice_p, x, change, index=index.basic)
+
+
+def _replaced(have: Tensor, flat: Tensor, places: Tensor, at: int) -> Tensor:
+    """Slices of ``have`` along axis ``at``, those that ``places`` name replaced by the last of ``flat`` for them."""
+    count = have.shape[at]
+    source = barrier(last_place_p, places, n=count)
+    chosen = barrier(take_p, flat, maximum(source, 0), axis=at)
+    column = reshape(source, (count, *[1] * (have.ndim - at - 1)))
+    return where(column >= 0, chosen, have)

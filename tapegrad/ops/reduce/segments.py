@@ -166,7 +166,8 @@ def segment_prod(data: TensorLike, segment_ids: TensorLike, num_segments: int | 
         order = argsort(ids)
         ordered = barrier(take_p, ids, order, axis=0)
         tally = barrier(scatter_add_p, ones(ids.shape, dtype=dtypes.int64, device=ids.device), ordered, axis=0, n=n + 1)
-        longest = thread.executor.decided(lambda: int(max_of(every(tally)).item()), count)
+        # More steps than needed multiply by 1, so a captured step, which reads no values, has the same bits.
+        longest = thread.executor.in_earnest(lambda: int(max_of(every(tally)).item()), count)
         return ordered, order, longest, where(tally > 0, cumulative_sum(tally) - 1, count)[:n]
 
     ids, order, longest, places = unrecorded(sorted_ids)
