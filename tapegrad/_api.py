@@ -19,7 +19,7 @@ from tapegrad import (
 from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
 from tapegrad.autodiff import cupy_protocol as _cupy_protocol
 from tapegrad.autodiff.accumulator import ForwardAccumulator
-from tapegrad.autodiff.custom_gradient import custom_gradient, stop_gradient
+from tapegrad.autodiff.custom_gradient import custom_gradient, grad_pass_through, stop_gradient
 from tapegrad.autodiff.functional import grad, hvp, jvp, linearize, value_and_grad, vjp
 from tapegrad.autodiff.jacobians import hessian, jacfwd, jacobian
 from tapegrad.autodiff.loops import fori_loop, scan, while_loop
@@ -93,6 +93,7 @@ __all__ += [
     "fft",
     "fori_loop",
     "function",
+    "grad_pass_through",
     "integrate",
     "jacfwd",
     "linalg",

@@ -8,6 +8,7 @@ long because: a third of it tells type checkers of the operators that are bound 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -40,11 +41,13 @@ _LEAST_HELD = 512
 class Tensor:
     """An n-dimensional array whose derivatives a tape can take.  Make one with :func:`tapegrad.asarray`."""
 
-    __slots__ = ("__weakref__", "_buffer")
+    __slots__ = ("__weakref__", "_buffer", "_part_of")
     __array_priority__ = 1000
     __hash__ = None  # type: ignore[assignment]  # == compares values, as in TensorFlow; use ref() as a key
 
     _buffer: Buffer
+    _part_of: tuple[weakref.ref[Variable], object]
+    """Set in ``v[index]`` alone: the variable and the index."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tapegrad.core import account
@@ -34,10 +35,11 @@ def last_number() -> int:
 class Variable:
     """A trainable tensor that changes only by assignment (TensorFlow's ``Variable``).
 
-    ``x``: array, number, tensor or variable, copied in value; Python floats become float32.  A tape watches a trainable
-    variable when it reads it.  Arithmetic reads the variable and gives tensors.
+    ``initial_value``: array, number, tensor or variable, copied in value, or a function of no arguments that returns
+    one; Python floats become float32.  ``shape``: the shape that it must have.  A tape watches a trainable variable
+    when it reads it.  Arithmetic reads the variable and gives tensors.
 
-    Raises NotATensorError for other ``x``.
+    Raises NotATensorError for other values, ShapeError where ``shape`` differs.
     """
 
     __slots__ = ("__weakref__", "_aval", "_cell", "_name", "_number", "_trainable", "category")
@@ -46,17 +48,21 @@ class Variable:
 
     def __init__(
         self,
-        x: TensorLike,
-        trainable: bool = True,
+        initial_value: TensorLike | Callable[[], TensorLike],
+        trainable: bool | None = True,
         name: str | None = None,
         dtype: DTypeLike | None = None,
         category: str | None = None,
+        shape: Sequence[int] | int | None = None,
     ) -> None:
         dtype = None if dtype is None else dtypes.asdtype(dtype)
-        content = self._content_of(x, dtype)
+        value = unrecorded(initial_value) if callable(initial_value) else initial_value
+        content = self._content_of(value, dtype)
+        if shape is not None:
+            _require_shape(name, content.node.aval.shape, shape)
         self._cell = Cell(content)
         self._aval: ShapedArray = content.node.aval
-        self._trainable = bool(trainable)
+        self._trainable = trainable is None or bool(trainable)
         self._number = _number()
         self._name = name if name is not None else f"variable_{self._number}"
         self.category = category or "parameter"
@@ -146,13 +152,16 @@ class Variable:
         """As :meth:`numpy`: the name under which Matplotlib and others ask for an array."""
         return self.numpy()
 
-    def assign(self, x: TensorLike, *, read_value: bool = True) -> Any:
+    def assign(
+        self, value: TensorLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
         """Exchange the value; a gradient does not pass through.  Returns the variable (None without ``read_value``).
 
-        Raises ShapeError for another shape (nothing broadcasts), DTypeError for a tensor of another dtype and for
-        numbers that the variable's dtype cannot hold, such as 2.5 for an integer.
+        ``use_locking``, ``name``: ignored, as in TensorFlow's eager mode.  Raises ShapeError for another shape (nothing
+        broadcasts), DTypeError for a tensor of another dtype and for numbers that the variable's dtype cannot hold,
+        such as 2.5 for an integer.
         """
-        content = self._fitting("assign", x)
+        content = self._fitting("assign", value)
         if content.node.aval.shape != self.shape:
             raise ShapeError(
                 f"assign: variable {self.name!r} has shape {self.shape}, the value {content.node.aval.shape}; "
@@ -162,12 +171,16 @@ class Variable:
         account.current.labelled(content.root(), self.category, self._name)
         return self if read_value else None
 
-    def assign_add(self, delta: TensorLike, *, read_value: bool = True) -> Any:
-        """Add ``delta`` of the same shape to the value.  Returns and raises as :meth:`assign` does."""
+    def assign_add(
+        self, delta: TensorLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Add ``delta`` of the same shape to the value.  Arguments, result and errors as of :meth:`assign`."""
         return self._update("assign_add", delta, 1, read_value)
 
-    def assign_sub(self, delta: TensorLike, *, read_value: bool = True) -> Any:
-        """Subtract ``delta`` of the same shape from the value.  Returns and raises as :meth:`assign` does."""
+    def assign_sub(
+        self, delta: TensorLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Subtract ``delta`` of the same shape from the value.  Arguments, result and errors as of :meth:`assign`."""
         return self._update("assign_sub", delta, -1, read_value)
 
     def _fitting(self, how: str, x: TensorLike) -> Buffer:
@@ -229,7 +242,7 @@ class Variable:
         return Tensor(self._cell.get()).__array__(dtype, copy)
 
     def __setitem__(self, index: object, value: object) -> None:
-        raise ImmutableError("a variable's elements are not assigned; use v.assign(v.at[index].set(value))")
+        raise ImmutableError("v[index] = value: a variable's elements are assigned by v[index].assign(value)")
 
     def __copy__(self) -> Variable:
         return Variable(self, self.trainable, self.name, category=self.category)
@@ -244,6 +257,15 @@ class Variable:
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = _refuse
     __iand__ = __ior__ = __ixor__ = _refuse
+
+
+def _require_shape(name: str | None, got: Shape, wanted: Sequence[int] | int) -> None:
+    shape = (wanted,) if isinstance(wanted, int) else tuple(wanted)
+    if shape != got:
+        raise ShapeError(
+            f"Variable: {'the variable' if name is None else repr(name)} is to have shape {shape}, its initial value "
+            f"has {got}; a variable's shape is that of its value and does not change: give tg.full(shape, value), say"
+        )
 
 
 def _unpickled(value: TensorLike, trainable: bool, name: str, category: str) -> Variable:

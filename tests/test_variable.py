@@ -132,6 +132,37 @@ def test_python_sees_a_number() -> None:
         tg.Variable(None)
 
 
+def test_what_tensorflow_takes_at_construction() -> None:
+    made: list[int] = []
+
+    def initial() -> Any:
+        made.append(1)
+        return tg.ones((2, 3)) * 2.0
+
+    with tg.GradientTape() as tape:
+        v = tg.Variable(initial_value=initial, trainable=None, shape=[2, 3], dtype="float64")
+        y = tg.sum(v)
+    assert made == [1] and v.trainable and v.dtype == np.float64
+    same([v, tape.gradient(y, v)], [np.full((2, 3), 2.0), np.ones((2, 3))])
+    assert tg.Variable(np.ones(3), shape=3).shape == (3,) and tg.Variable(1.0, shape=()).shape == ()
+    for wrong in ((2,), (), (None, 2), (1, 2)):
+        with pytest.raises(
+            errors.ShapeError, match=r"Variable: 'w' is to have shape .*, its initial value has \(2, 2\)"
+        ):
+            tg.Variable(np.ones((2, 2)), name="w", shape=wrong)
+    with pytest.raises(errors.NotATensorError):
+        tg.Variable(lambda: None)
+
+
+def test_arguments_of_assignments_that_tensorflow_has() -> None:
+    v = var64([1.0, 2.0])
+    for how, wanted in (("assign", [3.0, 4.0]), ("assign_add", [6.0, 8.0]), ("assign_sub", [3.0, 4.0])):
+        same(getattr(v, how)([3.0, 4.0], use_locking=True, name="step"), wanted)
+        assert getattr(v, how)([0.0, 0.0] if how != "assign" else wanted, False, None, False) is None
+        same(v, wanted)
+    same(v.assign(value=[1.0, 1.0]).assign_add(delta=[1.0, 0.0]), [2.0, 1.0])
+
+
 # Reads and gradients
 
 

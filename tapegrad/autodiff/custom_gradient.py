@@ -1,4 +1,4 @@
-"""custom_gradient: a function that brings its own derivative; stop_gradient.
+"""custom_gradient: a function that brings its own derivative; stop_gradient; grad_pass_through.
 
 As TensorFlow's, but: keyword tensors take part (in the order of the function's signature), variables are passed in the
 order of their construction, gradients are checked against the arguments' shapes and dtypes, and a watched tensor that
@@ -107,6 +107,36 @@ def custom_gradient(f: Callable[..., object] | None = None) -> Any:
 def stop_gradient(x: TensorLike) -> Tensor:
     """The value of ``x``, through which no derivative of any order passes."""
     return Tensor(alias(convert(x)._buffer))
+
+
+def grad_pass_through(f: Callable[..., object]) -> Any:
+    """``f`` with the identity's derivative: the cotangent of each result is that of the tensor argument in its place.
+
+    ``f`` returns as many tensors as it gets tensors and variables (by position, then by keyword), of the same shapes
+    (TensorFlow's function of that name; a straight-through estimator).  Trainable variables that it reads besides get
+    None.  Raises GradientError (ValueError) at the call where results do not match the arguments.
+    """
+
+    @functools.wraps(f, updated=())
+    def passing(*args: object, **kwargs: object) -> Any:
+        y = f(*args, **kwargs)
+        inputs = [*nest.flatten(args), *(x for x in nest.flatten(kwargs) if isinstance(x, (Tensor, Variable)))]
+        taking = [i for i, x in enumerate(inputs) if isinstance(x, (Tensor, Variable))]
+        given, made = [inputs[i].shape for i in taking], [asarray(leaf).shape for leaf in nest.flatten(y)]
+        if given != made:
+            raise GradientError(
+                f"grad_pass_through: {getattr(f, '__name__', type(f).__name__)} takes tensors of shapes {given} and "
+                f"returns {made}; gradients pass only to arguments shaped as the results, one for each"
+            )
+
+        def back(*dys: Tensor, variables: Sequence[Variable] | None = None) -> Any:
+            passed = dict(zip(taking, dys, strict=True))
+            gradients = [passed.get(i) for i in range(len(inputs))]
+            return gradients if variables is None else (gradients, [None] * len(variables))
+
+        return y, back
+
+    return CustomGradient(passing)
 
 
 def _in_order(

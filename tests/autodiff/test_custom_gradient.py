@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checks import c64, gradients, no_garbage, same, values, var64
+from checks import bits_equal, c64, gradients, no_garbage, same, values, var64
 
 import tapegrad as tg
 from tapegrad import errors, nest
@@ -438,3 +438,35 @@ def test_a_call_keeps_what_its_rule_captures_until_its_gradient() -> None:
         tape.gradient(y, x)
         assert refs["used"]() is None
         del y, tape
+
+
+def test_gradients_pass_through() -> None:
+    straight = tg.grad_pass_through(tg.round)
+    x, v = c64([0.4, 1.6]), var64(3.0)
+    with tg.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = straight(x)
+        z = tg.grad_pass_through(lambda q, k, flag: {"a": tg.sign(q) * v, "b": k * 2.0})(x, flag=True, k=x * x)
+        g = tape.gradient(tg.sum(y * y), x)
+    same([y, g, tape.gradient(y, x, x)], [[0.0, 2.0], [0.0, 4.0], [0.4, 1.6]])
+    same(tape.gradient([z["a"], z["b"]], [x, v], [x, x]), [values(x + 2.0 * x * x), None])
+    same(tape.gradient(g, x), [2.0, 2.0])
+    same(tg.jvp(straight, (x,), (np.array([5.0, 7.0]),)), ([0.0, 2.0], [5.0, 7.0]))
+    same(tg.jacobian(straight)(x), np.eye(2))
+    assert straight.__name__ == "round" and bits_equal(tg.recompute_grad(straight)(x), y)
+    captured = tg.function(lambda q: tg.grad(lambda r: tg.sum(straight(r) * r))(q))
+    same([captured(x) for _ in range(3)], [[0.4, 3.6]] * 3)
+    assert captured.stats.replays
+
+
+@pytest.mark.parametrize(
+    ("f", "says"),
+    [
+        (lambda q: tg.sum(q), r"grad_pass_through: <lambda> takes tensors of shapes \[\(2,\)\] and returns \[\(\)\]"),
+        (lambda q: (q, q), r"shapes \[\(2,\)\] and returns \[\(2,\), \(2,\)\]; gradients pass only"),
+        (lambda q: (), r"returns \[\]"),
+    ],
+)
+def test_gradients_pass_only_where_results_match(f: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        tg.grad_pass_through(f)(c64([1.0, 2.0]))

@@ -11,14 +11,28 @@ from tapegrad.core.state import thread
 from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.make import Function
+from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import asarray, cast, own, tensor
+from tapegrad.ops.shape.blocks import reshaped
 from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
-def constant(x: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
-    """A tensor of ``x``'s value (TensorFlow's ``constant``); see :func:`asarray`."""
-    return asarray(x, dtype=dtype)
+def constant(
+    value: TensorLike, dtype: DTypeLike | None = None, shape: Sequence[int] | int | None = None, name: str | None = None
+) -> Tensor:
+    """A tensor of ``value`` (TensorFlow's ``constant``); see :func:`asarray`.
+
+    shape: that of the result, if not that of ``value``, which has as many elements, or one for all.  ``name``: ignored,
+    as in TensorFlow's eager mode.  Raises ShapeError.
+    """
+    t = asarray(value, dtype=dtype)
+    if shape is None:
+        return t
+    wanted = (shape,) if isinstance(shape, int) else tuple(shape)
+    if t.size not in (1, math.prod(wanted)):
+        raise ShapeError(f"constant: a value of shape {t.shape} has {t.size} elements, too few or many for {wanted}")
+    return own(reshaped(t, wanted) if t.size == math.prod(wanted) else broadcast_to(reshaped(t, ()), wanted), t)
 
 
 def _made(

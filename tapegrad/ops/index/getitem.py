@@ -220,8 +220,8 @@ def getitem(x: TensorLike, index: object, /, op: str = "x[...]") -> Tensor:
 class At:
     """``x.at[index]``: its methods make a new tensor with some elements changed; gradients pass (JAX's ``.at``).
 
-    Values broadcast to what the index selects and are cast to the dtype of ``x``.  Of an element named twice every change
-    counts, as of NumPy's ``ufunc.at``; only :meth:`set` keeps the last one.  All raise IndexingError and ShapeError.
+    Values broadcast to what the index selects and are cast to the dtype of ``x``.  Of an element named twice every
+    change counts, as of NumPy's ``ufunc.at``; only :meth:`set` keeps the last one.  Raises IndexingError, ShapeError.
     """
 
     __slots__ = ("_index", "_name", "_x")

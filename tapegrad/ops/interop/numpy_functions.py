@@ -8,10 +8,11 @@ from tapegrad.ops.elementwise import complex_parts, elementary, predicates
 from tapegrad.ops.elementwise.complex_parts import *  # noqa: F403
 from tapegrad.ops.elementwise.elementary import *  # noqa: F403
 from tapegrad.ops.elementwise.predicates import *  # noqa: F403
-from tapegrad.ops.index import choices, distinct, grid_indices, insertion, partial_sort
+from tapegrad.ops.index import choices, distinct, grid_indices, index_vectors, insertion, partial_sort
 from tapegrad.ops.index.choices import *  # noqa: F403
 from tapegrad.ops.index.distinct import *  # noqa: F403
 from tapegrad.ops.index.grid_indices import *  # noqa: F403
+from tapegrad.ops.index.index_vectors import *  # noqa: F403
 from tapegrad.ops.index.insertion import *  # noqa: F403
 from tapegrad.ops.index.partial_sort import *  # noqa: F403
 from tapegrad.ops.products import correlation, several
@@ -31,6 +32,7 @@ from tapegrad.ops.shape.padding import *  # noqa: F403
 
 _MODULES = (
     averages, choices, complex_parts, correlation, diagonals, differences, distinct, elementary, grid_indices,
+    index_vectors,
     histograms, insertion, mapping, nan_reductions, padding, partial_sort, predicates, quantiles, ranges, scans,
     segments, sequences, several,
 )  # fmt: skip

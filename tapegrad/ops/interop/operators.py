@@ -10,7 +10,7 @@ from tapegrad.errors import ImmutableError, NotATensorError
 from tapegrad.ops.create import creation, mapping, transfer
 from tapegrad.ops.dispatch import SCALARS
 from tapegrad.ops.elementwise import arithmetic, comparison, complex, exponential, selection
-from tapegrad.ops.index import choices, getitem, indexing, partial_sort, sort
+from tapegrad.ops.index import assigning, choices, getitem, indexing, partial_sort, sort
 from tapegrad.ops.interop import einops_backend, numpy_protocols, sharing
 from tapegrad.ops.products import products
 from tapegrad.ops.reduce import averages, cumulative, reductions
@@ -107,6 +107,7 @@ def bind_operators() -> None:
     einops_backend.offer_backend()
     for method in (_argsort, _compress, _searchsorted):
         bind_method(method.__name__[1:], method)
+    assigning.bind_assignments()
 
 
 def _method(f: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
