@@ -9,7 +9,7 @@ from typing import Any
 from tapegrad.profile.ranks.clocks import Clock
 from tapegrad.profile.runs.model import COLUMNS, Run
 
-_TIMES = {"communication": ("entered_ns", "begun_ns", "done_ns"), "walks": ("begin_ns", "end_ns")}
+_TIMES = {"communication": ("entered_ns", "begun_ns", "done_ns", "needed_ns"), "walks": ("begin_ns", "end_ns")}
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ def test_waiting_and_transferring_are_told_apart() -> None:
     events = collectives(run)
     assert [e.rank for e in events] == [0, 1, 2]
     assert [e.entered // 1000 for e in events] == [3_000, 5_000, 3_500]  # since rank 0 began
+    assert [e.needed for e in events] == [e.entered for e in events]
     assert [e.others // 1000 for e in events] == [2_000, 0, 1_500]
     assert [e.transfer // 1000 for e in events] == [400, 401, 402]
     assert [e.exposed // 1000 for e in events] == [2_400, 401, 1_902]
