@@ -46,12 +46,19 @@ def test_waiting_is_no_computation() -> None:
                          rank=rank, ranks=2, number=2 * number + 1)  # fmt: skip
         b.collective("all_reduce", begin + 9000, begin + 9000, ranks=2, number=99)
 
-    found = step_of(steps(4, fill))
+    run = steps(4, fill)
+    found = step_of(run)
     step = found.step
     assert (step.computation, found.ns, found.ranks) == (pytest.approx(0.006), 10_000_000, 2)
     assert [(c.ready, c.wanted) for c in step.collectives] == [
         pytest.approx(pair) for pair in ((0.001, 0.001), (0.003, 0.004), (0.005, 0.005))
     ]  # fmt: skip
+
+    run.meta["rank"] = 1  # whose steps they are
+    assert step_of(run).step.computation == pytest.approx(0.006 - 0.000001)
+    run.meta["rank"] = "two"
+    with pytest.raises(CommunicationError):
+        step_of(run)
 
 
 def test_the_step_is_the_middle_one_of_those_that_are_set_up_and_communicate() -> None:
