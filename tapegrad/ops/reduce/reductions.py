@@ -16,13 +16,22 @@ from tapegrad.engine.evaluate import waiting
 from tapegrad.errors import ShapeError
 from tapegrad.ops.create.creation import ones, ones_like, zeros
 from tapegrad.ops.dispatch import barrier, cast, in_float32, ordered, tensor
-from tapegrad.ops.elementwise.arithmetic import multiply, root_of_squares, squared_size, subtract
+from tapegrad.ops.elementwise.arithmetic import (
+    add,
+    maximum,
+    minimum,
+    multiply,
+    root_of_squares,
+    squared_size,
+    subtract,
+)
 from tapegrad.ops.elementwise.comparison import equal, isfinite, not_equal
 from tapegrad.ops.elementwise.exponential import exp, log
 from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.reduce._masks import mask_of, masked, start_of, worst
 from tapegrad.ops.shape.blocks import reshaped
 from tapegrad.ops.shape.join import concat, stack
-from tapegrad.ops.shape.shape import infer_reduction, kept_shape, lift_axes, permute_dims, reshape, sum_p
+from tapegrad.ops.shape.shape import broadcast_to, infer_reduction, kept_shape, lift_axes, permute_dims, reshape, sum_p
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike, identity_of
 
 Axis = int | Sequence[int] | None
@@ -39,12 +48,21 @@ def _infer_nonempty(name: str) -> Callable[..., ShapedArray]:
     return infer
 
 
-def sum(x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Tensor:
-    """The sum over ``axis`` (None: all); small integers are summed in 64 bits.  Raises AxisError."""
+def sum(
+    x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False,
+    initial: TensorLike | None = None, where: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
+    """The sum over ``axis`` (None: all), plus ``initial``; small integers are summed in 64 bits.
+
+    ``where``: a mask of the elements that count (bools that broadcast to ``x``).  Raises AxisError, and ShapeError and
+    DTypeError for ``initial`` and ``where``.
+    """
     x = tensor("sum", x)
     axes = normalize_axes("sum", axis, x.ndim)
     x = cast(x, dtypes.sum_dtype(x.dtype) if dtype is None else dtypes.asdtype(dtype))
-    return barrier(sum_p, x, axis=axes, keepdims=bool(keepdims)) if axes else identity_of(x)
+    x = masked("sum", x, where, 0)
+    out = barrier(sum_p, x, axis=axes, keepdims=bool(keepdims)) if axes else identity_of(x)
+    return out if initial is None else add(out, start_of("sum", initial, out))
 
 
 def _in(op: str, x: TensorLike, dtype: DTypeLike | None) -> Tensor:
@@ -55,20 +73,41 @@ def _in(op: str, x: TensorLike, dtype: DTypeLike | None) -> Tensor:
     return x if dtypes.is_inexact(x.dtype) else cast(x, dtypes.float64)
 
 
-def mean(x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Tensor:
+def mean(
+    x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False,
+    where: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
     """The mean over ``axis`` (None: all), in ``dtype`` if given; NaN for an empty array, as in NumPy.
 
-    Integers are averaged in float64.  Raises AxisError.
+    ``where``: a mask of the elements that count (bools that broadcast to ``x``).  Integers are averaged in float64.
+    Raises AxisError, and ShapeError and DTypeError for ``where``.
     """
     x = _in("mean", x, dtype)
     axes = normalize_axes("mean", axis, x.ndim)
-    return _mean(x, axes, keepdims)
+    if where is None:
+        return _mean(x, axes, keepdims)
+    mask = mask_of("mean", where, x.shape)
+    return _mean(masked("mean", x, mask, 0), axes, keepdims, mask)
 
 
 @in_float32
-def _mean(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    count = math.prod(x.shape[a] for a in axes)
-    return waiting(x._buffer.node.aval, lambda: sum(x, axis=axes, keepdims=keepdims) / (count or float("nan")))
+def _mean(x: Tensor, axes: tuple[int, ...], keepdims: bool, mask: Tensor | None = None) -> Tensor:
+    count = _count(x, axes, keepdims, mask, 0)
+    return waiting(x._buffer.node.aval, lambda: sum(x, axis=axes, keepdims=keepdims) / count)
+
+
+def _count(x: Tensor, axes: tuple[int, ...], keepdims: bool, mask: Tensor | None, correction: float) -> Tensor | float:
+    """How many elements there are, or ``mask`` selects, less ``correction``; NaN in place of 0 and what is below."""
+    if mask is None:
+        count = math.prod(x.shape[a] for a in axes) - correction
+        return count if count > 0 else float("nan")
+
+    def counted() -> Tensor:
+        count = sum(broadcast_to(mask, x.shape), axis=axes, keepdims=keepdims)
+        number = cast(count, dtypes.real_of(x.dtype)) - correction
+        return where(number > 0, number, float("nan"))
+
+    return unrecorded(counted)
 
 
 def _ties(x: Tensor, out: Tensor, axis: tuple[int, ...], ndim: int) -> tuple[Tensor, Tensor]:
@@ -173,40 +212,81 @@ def _reduced(prim: Primitive, name: str, x: Tensor, axis: Axis, keepdims: bool) 
     return reshaped(out, kept_shape(x.shape, axes)) if keepdims else out
 
 
-def max(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+def _extreme_of(
+    prim: Primitive, name: str, x: Tensor, axis: Axis, keepdims: bool, initial: TensorLike | None,
+    selected: TensorLike | None,
+) -> Tensor:  # fmt: skip
+    if initial is None:
+        if selected is not None:
+            raise ShapeError(f"{name}: where= may select nothing; give initial=, the {name} of nothing")
+        return _reduced(prim, name, x, axis, keepdims)
+    axes, start = normalize_axes(name, axis, x.ndim), start_of(name, initial, x)
+    x = masked(name, x, selected, worst(x.dtype, largest=prim is max_p))
+    if not math.prod(x.shape[a] for a in axes):
+        kept = kept_shape(x.shape, axes)
+        return broadcast_to(start, kept if keepdims else tuple(n for a, n in enumerate(x.shape) if a not in axes))
+    return (maximum if prim is max_p else minimum)(_reduced(prim, name, x, axis, keepdims), start)
+
+
+def max(
+    x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False, initial: TensorLike | None = None,
+    where: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
     """The largest element over ``axis`` (None: all), NaN if there is one; ties share the gradient equally.
 
-    Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
+    ``initial``: a number that counts, too (of a tie with it the elements have the gradient).  ``where``: a mask of the
+    elements that count (bools that broadcast to ``x``); it needs ``initial``.  Raises AxisError, ShapeError for an
+    empty axis without ``initial``, DTypeError for complex.
     """
-    return _reduced(max_p, "max", ordered("max", x), axis, keepdims)
+    return _extreme_of(max_p, "max", ordered("max", x), axis, keepdims, initial, where)
 
 
-def min(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+def min(
+    x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False, initial: TensorLike | None = None,
+    where: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
     """The smallest element over ``axis`` (None: all), NaN if there is one; ties share the gradient equally.
 
-    Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
+    ``initial``: a number that counts, too (of a tie with it the elements have the gradient).  ``where``: a mask of the
+    elements that count (bools that broadcast to ``x``); it needs ``initial``.  Raises AxisError, ShapeError for an
+    empty axis without ``initial``, DTypeError for complex.
     """
-    return _reduced(min_p, "min", ordered("min", x), axis, keepdims)
+    return _extreme_of(min_p, "min", ordered("min", x), axis, keepdims, initial, where)
 
 
-def prod(x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Tensor:
-    """The product over ``axis`` (None: all), 1 if empty; its gradient is right where elements are 0.
+def prod(
+    x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False,
+    initial: TensorLike | None = None, where: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
+    """The product over ``axis`` (None: all), times ``initial``; 1 if empty; its gradient is right where elements are 0.
 
-    Small integers are multiplied in 64 bits.  Raises AxisError.
+    ``where``: a mask of the elements that count (bools that broadcast to ``x``).  Small integers are multiplied in 64
+    bits.  Raises AxisError, and ShapeError and DTypeError for ``initial`` and ``where``.
     """
     x = tensor("prod", x)
     x = cast(x, dtypes.sum_dtype(x.dtype) if dtype is None else dtypes.asdtype(dtype))
-    return _reduced(prod_p, "prod", x, axis, keepdims)
+    out = _reduced(prod_p, "prod", masked("prod", x, where, 1), axis, keepdims)
+    return out if initial is None else multiply(out, start_of("prod", initial, out))
 
 
-def any(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Whether some element over ``axis`` (None: all) is not 0; NaN is not 0.  Raises AxisError."""
-    return _reduced(any_p, "any", _truth(tensor("any", x)), axis, keepdims)
+def any(
+    x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False, where: TensorLike | None = None
+) -> Tensor:  # fmt: skip
+    """Whether some element over ``axis`` (None: all), of those in the mask ``where``, is not 0; NaN is not 0.
+
+    Raises AxisError, and ShapeError and DTypeError for ``where``.
+    """
+    return _reduced(any_p, "any", masked("any", _truth(tensor("any", x)), where, False), axis, keepdims)
 
 
-def all(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Whether no element over ``axis`` (None: all) is 0.  Raises AxisError."""
-    return _reduced(all_p, "all", _truth(tensor("all", x)), axis, keepdims)
+def all(
+    x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False, where: TensorLike | None = None
+) -> Tensor:  # fmt: skip
+    """Whether no element over ``axis`` (None: all), of those in the mask ``where``, is 0.
+
+    Raises AxisError, and ShapeError and DTypeError for ``where``.
+    """
+    return _reduced(all_p, "all", masked("all", _truth(tensor("all", x)), where, True), axis, keepdims)
 
 
 def _truth(x: Tensor) -> Tensor:
@@ -220,40 +300,41 @@ def count_nonzero(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False
 
 def var(
     x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, correction: float = 0,
-    ddof: float | None = None, keepdims: bool = False,
+    ddof: float | None = None, keepdims: bool = False, where: TensorLike | None = None,
 ) -> Tensor:  # fmt: skip
     """The variance over ``axis`` (None: all): squared deviations summed, divided by ``count - correction``.
 
-    ddof: NumPy's name for ``correction``.  Integers are computed in float64.  Raises AxisError.
+    ddof: NumPy's name for ``correction``.  where: a mask of the elements that count (bools that broadcast to ``x``).
+    Integers are computed in float64.  Raises AxisError, and ShapeError and DTypeError for ``where``.
     """
     x = _in("var", x, dtype)
-    return _var(x, normalize_axes("var", axis, x.ndim), correction if ddof is None else ddof, keepdims)
+    axes, mask = normalize_axes("var", axis, x.ndim), None if where is None else mask_of("var", where, x.shape)
+    return _var(x, axes, correction if ddof is None else ddof, keepdims, mask)
 
 
 @in_float32
-def _var(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool) -> Tensor:
-    deviation = subtract(x, mean(x, axis=axes, keepdims=True))
-    squares = squared_size(deviation)
-    count = math.prod(x.shape[a] for a in axes) - correction
-    number = count if count > 0 else float("nan")
+def _var(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool, mask: Tensor | None = None) -> Tensor:
+    deviation = masked("var", subtract(x, mean(x, axis=axes, keepdims=True, where=mask)), mask, 0)
+    squares, number = squared_size(deviation), _count(x, axes, keepdims, mask, correction)
     return waiting(x._buffer.node.aval, lambda: sum(squares, axis=axes, keepdims=keepdims) / number)
 
 
 def std(
     x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, correction: float = 0,
-    ddof: float | None = None, keepdims: bool = False,
+    ddof: float | None = None, keepdims: bool = False, where: TensorLike | None = None,
 ) -> Tensor:  # fmt: skip
     """The square root of :func:`var`; where that is 0 (all elements equal, or one alone), so is its gradient.
 
     There it has a kink, and 0 is its smallest subgradient (PyTorch's answer).  Raises AxisError.
     """
     x = _in("std", x, dtype)
-    return _std(x, normalize_axes("std", axis, x.ndim), correction if ddof is None else ddof, keepdims)
+    axes, mask = normalize_axes("std", axis, x.ndim), None if where is None else mask_of("std", where, x.shape)
+    return _std(x, axes, correction if ddof is None else ddof, keepdims, mask)
 
 
 @in_float32
-def _std(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool) -> Tensor:
-    return root_of_squares(_var(x, axes, correction, keepdims))
+def _std(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool, mask: Tensor | None = None) -> Tensor:
+    return root_of_squares(_var(x, axes, correction, keepdims, mask))
 
 
 @in_float32

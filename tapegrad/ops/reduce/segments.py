@@ -5,7 +5,6 @@ An id outside ``[0, num_segments)`` drops its slice.  Sums add in the order of t
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import normalize_axis
@@ -13,7 +12,7 @@ from tapegrad.core.primitive import Primitive, Sample, general
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import scans
-from tapegrad.device.types import Array, DType, Namespace
+from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DTypeError, IndexingError, ShapeError, TapegradError
 from tapegrad.ops.create.creation import arange, ones
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
@@ -23,6 +22,7 @@ from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.index.bounds import checked, every
 from tapegrad.ops.index.indexing import scatter_add_p, take_p
 from tapegrad.ops.index.sort import argsort
+from tapegrad.ops.reduce._masks import worst
 from tapegrad.ops.reduce.cumulative import cumulative_sum
 from tapegrad.ops.reduce.reductions import max as max_of
 from tapegrad.ops.shape.join import concat
@@ -83,13 +83,6 @@ def segment_mean(data: TensorLike, segment_ids: TensorLike, num_segments: int | 
     return cast(divide(total, maximum(unrecorded(_counts, ids, n, x), 1)), x.dtype)
 
 
-def _worst(dtype: DType, largest: bool) -> float:
-    """The value of an empty segment (JAX's), which every element wins against."""
-    if dtype.kind in "iu":
-        return int(dtypes.iinfo(dtype).min if largest else dtypes.iinfo(dtype).max)
-    return -math.inf if largest else math.inf
-
-
 def _ties(x: Tensor, ids: Tensor, out: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Which elements are their segment's extreme one (as numbers), and how many share it."""
     mask = cast(equal(x, barrier(take_p, out, ids, axis=0)), dtypes.accumulator(x.dtype))
@@ -108,7 +101,7 @@ def _push_extreme(t: Tensor, out: Tensor, x: Tensor, ids: Tensor, *, n: int) -> 
 
 def _extreme(name: str, ufunc: str) -> Primitive:
     def run(xp: Namespace, x: Array, ids: Array, *, n: int) -> Array:
-        return scans.extreme_of_groups(xp, x, ids, n, ufunc, _worst(x.dtype, ufunc == "maximum"))
+        return scans.extreme_of_groups(xp, x, ids, n, ufunc, worst(x.dtype, ufunc == "maximum"))
 
     return general(
         name,
