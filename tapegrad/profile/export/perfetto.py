@@ -1,7 +1,7 @@
 """A trace in the trace-event format, which ui.perfetto.dev and chrome://tracing open.
 
 One track per phase with calls and operations as slices, arrows from a value's first computation to its recomputation
-and on to its use, and counters of the bytes alive by category and of the pool.
+and on to its use, and counters of the bytes alive by category and of the pool; and a process for each rank.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
+from tapegrad.profile.export import ranks_trace
+from tapegrad.profile.export.slices import Slice, nested, slice_event
 from tapegrad.profile.report.rows import Clock, source_line
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run
 from tapegrad.profile.runs.model import KINDS, MARKS
@@ -21,27 +22,16 @@ from tapegrad.profile.runs.whole import write_text
 PID = 1
 
 
-@dataclass
-class Slice:
-    """A span of time on the track of a phase."""
-
-    begin: int
-    end: int
-    name: str
-    kind: str
-    track: int
-    args: Mapping[str, object]
-
-
 def write(run: Run, path: str | os.PathLike[str]) -> None:
     """Write the trace of ``run`` to ``path``; times in microseconds, bytes as integers.  Raises OSError."""
     ops = _ops(run)
     slices = [*_calls(run), *ops]
     events = []
     for track in range(len(PHASES)):
-        events += [(s.begin, _slice(s)) for s in nested([s for s in slices if s.track == track])]
+        events += [(s.begin, slice_event(s, PID)) for s in nested([s for s in slices if s.track == track])]
     events += _flows(run, ops)
     events += _counters(run)
+    events += ranks_trace.lanes(run, PID + 1)
     events += [(ns, _mark(run, ns, kind, text)) for ns, kind, text in _columns(run.marks, "ns", "kind", "text")]
     events.sort(key=lambda pair: pair[0])
     write_text(path, _parts(run, (event for _, event in events)))
@@ -50,7 +40,7 @@ def write(run: Run, path: str | os.PathLike[str]) -> None:
 def _parts(run: Run, events: Iterable[dict[str, object]]) -> Iterator[str]:
     about = {"program": run.meta["program"], "device": run.meta["device"]["name"], "tapegrad": run.meta["tapegrad"]}
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n'
-    yield ",\n".join(json.dumps(event) for event in _names(run))
+    yield ",\n".join(json.dumps(event) for event in (*_names(run), *ranks_trace.names(run, PID + 1)))
     for event in events:
         yield ",\n" + json.dumps(event, separators=(",", ":"))
     yield "\n]}\n"
@@ -92,26 +82,6 @@ def _ops(run: Run) -> list[Slice]:
         args = {"line": source_line(*run.frame_of(stack))}
         slices.append(Slice(ns, max(ns, end), run.text(name) or "(unnamed)", "op", phase, args))
     return slices
-
-
-def nested(slices: list[Slice]) -> list[Slice]:
-    """Slices of one track, cut where they would reach out of the one in which they begin."""
-    cut, around = [], list[Slice]()
-    for s in sorted(slices, key=lambda s: (s.begin, -s.end, s.kind == "op")):
-        while around and around[-1].end <= s.begin:
-            around.pop()
-        if around:
-            s.end = min(s.end, around[-1].end)
-        around.append(s)
-        cut.append(s)
-    return cut
-
-
-def _slice(s: Slice) -> dict[str, object]:
-    return {
-        "ph": "X", "name": s.name, "cat": s.kind, "ts": s.begin / 1000, "dur": (s.end - s.begin) / 1000, "pid": PID,
-        "tid": s.track + 1, "args": s.args,
-    }  # fmt: skip
 
 
 def _flows(run: Run, ops: list[Slice]) -> Iterator[tuple[int, dict[str, object]]]:

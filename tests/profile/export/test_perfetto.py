@@ -12,13 +12,14 @@ import pytest
 from tapegrad.profile.export.perfetto import Slice, nested, write
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run
 from tapegrad.profile.runs.timeline import totals
-from tests.profile.made_runs import MIB, Builder, empty, hostile, many, out_of_memory, training
+from tests.profile.made_runs import MIB, Builder, empty, hostile, many, out_of_memory, several, training
 
 FIELDS = {
     "M": {"name", "pid", "args"}, "X": {"name", "cat", "ts", "dur", "pid", "tid", "args"},
     "C": {"name", "ts", "pid", "args"}, "i": {"name", "ts", "pid", "tid", "s", "cat"},
     "s": {"name", "cat", "id", "ts", "pid", "tid"}, "t": {"name", "cat", "id", "ts", "pid", "tid"},
-    "f": {"name", "cat", "id", "ts", "pid", "tid", "bp"},
+    "f": {"name", "cat", "id", "ts", "pid", "tid", "bp"}, "b": {"name", "cat", "id", "ts", "pid", "tid"},
+    "e": {"name", "cat", "id", "ts", "pid", "tid"},
 }  # fmt: skip
 
 
@@ -50,7 +51,7 @@ def check_nesting(events: list[dict[str, Any]]) -> None:
     for e in events:
         if e["ph"] == "X":
             assert e["dur"] >= 0
-            tracks[e["tid"]].append((round(e["ts"] * 1000), round((e["ts"] + e["dur"]) * 1000)))
+            tracks[e["pid"], e["tid"]].append((round(e["ts"] * 1000), round((e["ts"] + e["dur"]) * 1000)))
     for slices in tracks.values():
         around: list[tuple[int, int]] = []
         for begin, end in slices:
@@ -76,6 +77,29 @@ def test_the_format_is_kept(run: Run, tmp_path: Path) -> None:
     check(events)
     assert sum(e["ph"] == "X" for e in events) == run.count("ops") + run.count("calls")
     assert sum(e["ph"] == "i" for e in events) == run.count("marks")
+
+
+def test_each_rank_is_a_process_with_its_walks_and_collectives(tmp_path: Path) -> None:
+    run = several(3, steps=2)
+    run.communication["done_ns"][0] = -1  # of rank 0
+    events = trace(run, tmp_path)
+    check(events)
+    ranks = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name" and e["pid"] > 1}
+    assert list(ranks.values()) == ["rank 0", "rank 1", "rank 2"]
+    for pid, name in ranks.items():
+        mine = [e for e in events if e["pid"] == pid]
+        whole = 1 if name == "rank 0" else 2
+        assert sum(e["name"] == "gradient walk" for e in mine) == 2
+        assert [e["dur"] for e in mine if e["name"] == "wait for all_reduce"] == [50.0] * whole
+        assert [e["ph"] for e in mine if e["name"] == "all_reduce under way"] == ["b", "e"] * whole
+        waits = [e for e in mine if e["name"] == "all_reduce"]
+        assert [e["dur"] for e in waits] == [50.0 if name == "rank 1" else 100.0] * 2
+        assert [e["args"]["others_us"] for e in waits] == [0.0 if name == "rank 1" else 50.0] * 2
+        assert waits[0]["args"]["line"] == "train.py:30" and waits[0]["args"]["bytes"] == 4
+
+
+def test_a_program_without_collectives_has_no_ranks(tmp_path: Path) -> None:
+    assert {e["pid"] for e in trace(training(), tmp_path)} == {1}
 
 
 def test_the_checker_can_fail() -> None:
