@@ -12,8 +12,11 @@ import gzip
 import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from operator import sub
 
+from tapegrad.profile.report.communication import line_rows, rank_rows
+from tapegrad.profile.runs.communication import collectives
 from tapegrad.profile.runs.file import RunFileError
 from tapegrad.profile.runs.model import CATEGORIES, KINDS, MARKS, PHASES, Run
 from tapegrad.profile.runs.timeline import Event, events
@@ -25,7 +28,7 @@ _ALLOC_COLUMNS = (
     "bytes", "requested", "op", "phase", "stack", "call", "shape", "dtype", "step", "holder", "remat_of",
     "last_forward_seq", "next_backward_seq", "device",
 )  # fmt: skip
-_WHOLE_TABLES = ("frames", "stacks", "calls", "steps", "marks", "samples")
+_WHOLE_TABLES = ("frames", "stacks", "calls", "steps", "marks", "samples", "walks")
 
 Columns = dict[str, list[int]]
 
@@ -43,6 +46,7 @@ def encode(run: Run, *, source: bool, what_if: Sequence[Mapping[str, object]], m
     header = {
         "meta": meta, "peak": run.peak, "checks": run.checks, "strings": run.strings, "what_if": list(what_if),
         "sources": run.sources if source else None,
+        "ranks": [asdict(row) for row in rank_rows(run)], "communication": [asdict(row) for row in line_rows(run)],
         "categories": CATEGORIES, "phases": PHASES, "kinds": KINDS, "mark_kinds": MARKS,
         "folded": {"count": len(folded), "bytes": sum(run.allocs["bytes"][i] for i in folded)},
         "columns": [[name, len(columns[name]), width, delta] for name, (width, delta, _) in packed.items()],
@@ -72,7 +76,7 @@ def _columns(run: Run, kept: list[int], folded: list[int]) -> Columns:
     for whole in _WHOLE_TABLES:
         columns |= {f"{whole}.{name}": values for name, values in run.tables[whole].items()}
     columns |= {f"ops.{name}": run.ops[name] for name in ("seq", "ns", "name", "phase", "stack")}
-    return columns | _bands(run)
+    return columns | _bands(run) | _lanes(run)
 
 
 def _event_columns(run: Run, listed: list[Event], numbers: dict[int, int], folding: bool) -> Columns:
@@ -100,6 +104,17 @@ def _bands(run: Run) -> Columns:
         if not bands or bands[-1][2] != moment[2]:
             bands.append(moment)
     return {f"bands.{name}": [band[i] for band in bands] for i, name in enumerate(("seq", "ns", "phase"))}
+
+
+def _lanes(run: Run) -> Columns:
+    """What ranks did together; ``last``: when the last rank came; ``exposed``: how long the program stood still."""
+    c = run.communication
+    rows = [
+        (e.rank, e.entered, e.entered + e.others, e.done, e.exposed, int(e.under_way), kind, file, e.line, e.bytes)
+        for e, kind, file in zip(collectives(run), c["kind"], c["file"]) if e.done >= 0
+    ]  # fmt: skip
+    names = ("rank", "begin", "last", "end", "exposed", "under_way", "kind", "file", "line", "bytes")
+    return {f"lanes.{name}": [row[i] for row in rows] for i, name in enumerate(names)}
 
 
 def _check_exact(run: Run, columns: Columns) -> None:

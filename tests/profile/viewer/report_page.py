@@ -15,6 +15,7 @@ RUNS: dict[str, Callable[[], Run]] = {
     "oom": made_runs.out_of_memory,
     "one": made_runs.hostile,
     "empty": made_runs.empty,
+    "several": made_runs.several,
 }
 # Two frames: what was set is drawn in the first.
 DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -56,7 +57,7 @@ def colour(page: Any, plot: str, x: float, y: float) -> str:
     return page.evaluate(
         """([plot, x, y]) => {
             const ratio = window.devicePixelRatio, probe = new OffscreenCanvas(1, 1).getContext("2d");
-            probe.drawImage(tapegradReport.charts[plot].base, -Math.floor(x * ratio), -Math.floor(y * ratio));
+            probe.drawImage(document.querySelector(`#${plot} canvas`), -Math.floor(x * ratio), -Math.floor(y * ratio));
             const [r, g, b, a] = probe.getImageData(0, 0, 1, 1).data;
             return a ? "#" + [r, g, b].map((c) => c.toString(16).padStart(2, "0")).join("") : "";
         }""",

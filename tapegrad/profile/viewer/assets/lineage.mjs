@@ -54,4 +54,5 @@ export function table(caption, heads, rows, all = rows.length) {
     h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell, i) => h(`td${kinds[i]}`, {}, cell)))))));
 }
 
-const NUMBERS = new Set(["times", "ms", "ms per step", "bytes", "peak", "change of peak", "step", "slowdown"]);
+const NUMBERS = new Set(["times", "ms", "ms per step", "bytes", "peak", "change of peak", "step", "slowdown", "rank", "time", "bytes sent", "waited",
+  "waited for by others", "calls", "for others", "transfer", "exposed", "hidden"]);
