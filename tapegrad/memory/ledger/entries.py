@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tapegrad.core.buffer import Buffer
-from tapegrad.memory.ledger.figures import Change
+from tapegrad.memory.ledger.figures import Change, of_bytes
 from tapegrad.memory.ledger.frames import Place, by_line
 
 RANK = {"temporary": 0, "user": 0, "input": 0, "communication": 1, "activation": 1, "rematerialized": 2,
@@ -27,6 +27,7 @@ class Entry(weakref.ref[Any]):
     """
 
     __slots__ = (
+        "came",
         "category",
         "epoch",
         "holder",
@@ -42,6 +43,8 @@ class Entry(weakref.ref[Any]):
     """Of the ledger, when ``category`` and ``place`` were set."""
     nbytes: int
     """Zero: its going does not count."""
+    came: int
+    """The number of its event among those that are being added, where that tells of its coming; else -1."""
     category: str
     primitive: str
     place: Place
@@ -63,49 +66,73 @@ class Entry(weakref.ref[Any]):
 
 
 class Sums:
-    """What events say: ``live`` and ``top`` bytes, if ``live`` are there before, and the event ``at`` it (-1: none).
+    """What events say: ``live`` bytes, if so many are there before, and ``top``, the most at any time.
 
     ``changes`` of all who have come; ``left``: the entries of those that have gone, unless they had only come;
-    ``others``: the remaining events, in order.
+    ``kept``: of those that tapes have come to keep; ``calls``: what to call.
     """
 
-    __slots__ = ("_new", "at", "changes", "left", "live", "others", "top")
+    __slots__ = ("_came", "calls", "changes", "kept", "left", "live", "top")
 
     def __init__(self, events: list[Any], live: int = 0) -> None:
+        came: list[Any] = []
         changes: list[Change] = []
-        new: dict[int, Any] = {}
         left: list[Entry] = []
-        others: list[Any] = []
-        top, at = live, -1
-        for i, event in enumerate(events):
+        kept: list[Entry] = []
+        calls: list[Callable[[], None]] = []
+        top = live
+        for event in events:
             kind = type(event)
-            if kind is Entry:
+            if kind is tuple:
                 try:
-                    live -= event.nbytes
+                    change, _, _, entry = event  # most often: one value stays
+                    entry.came = len(came)
+                    came.append(event)
+                except ValueError:
+                    change = event[0]
+                    for (nbytes, primitive), entry in zip(change.stays, event[3:], strict=True):
+                        entry.came = len(came)
+                        came.append((of_bytes(nbytes, primitive), *event[1:3], entry))
+                changes.append(change)
+                high = live + change.top
+                if high > top:
+                    top = high
+                live += change.net
+            elif kind is Entry:
+                try:
+                    number = event.came
                 except AttributeError:  # an interrupt came while it was made
                     continue
-                if new.pop(id(event), None) is None:
+                live -= event.nbytes
+                if number < 0:
                     left.append(event)
-            elif kind is tuple:
-                change = event[0]
-                changes.append(change)
-                if live + change.top > top:
-                    top, at = live + change.top, i
-                live += change.net
-                if len(event) == 4:
-                    new[id(event[3])] = event
                 else:
-                    for k, entry in enumerate(event[3:]):
-                        new[id(entry)] = *event[:3], entry, k
+                    came[number] = None
+            elif kind is list:
+                kept += event
             else:
-                others.append(event)
-        self.changes, self._new, self.left, self.others = changes, new, left, others
-        self.live, self.top, self.at = live, top, at
+                calls.append(event)
+        self._came, self.changes, self.left, self.kept, self.calls = came, changes, left, kept, calls
+        self.live, self.top = live, top
 
     def new(self) -> Iterator[tuple[str, str, Place, Entry]]:
         """Of those that have come and are still there: primitive, category, place, entry."""
-        for change, category, place, entry, *k in self._new.values():
-            yield change.stays[k[0] if k else 0][1], category, place, entry
+        for event in self._came:
+            if event is not None:
+                change, category, place, entry = event
+                yield change.stays[0][1], category, place, entry
+
+
+def at_top(events: list[Any], live: int, top: int) -> int:
+    """The number of the event in which, if ``live`` bytes are there before, ``top`` are reached."""
+    for i, event in enumerate(events):
+        if type(event) is tuple:
+            if live + event[0].top == top:
+                return i
+            live += event[0].net
+        elif type(event) is Entry:
+            live -= getattr(event, "nbytes", 0)
+    raise AssertionError("no event reaches the top")
 
 
 def _copy(entry: Entry, to: Entry) -> None:
@@ -131,6 +158,11 @@ class Entries:
     def __iter__(self) -> Iterator[Entry]:
         return iter(list(self._entries.values()))
 
+    def among(self, entries: list[Entry]) -> list[Entry]:
+        """Those of ``entries`` that are here."""
+        known = self._entries
+        return [entry for entry in entries if id(entry) in known]
+
     def of(self, buffer: Buffer) -> Entry | None:
         """The entry of a buffer."""
         return self._entries.get(id(getattr(buffer, "entry", None)))
@@ -141,7 +173,7 @@ class Entries:
         entry.category = category
         entry.place = place
         entry.epoch = epoch
-        entry.number = -1
+        entry.number = entry.came = -1
         self._entries[id(entry)] = entry
         if self.totals:
             self._add(entry, entry.nbytes)

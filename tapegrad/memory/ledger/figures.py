@@ -37,6 +37,9 @@ class Replayed(NamedTuple):
 class Figure:
     """A figure that what has happened is added to late: it is right as soon as somebody reads it."""
 
+    of_work = False
+    """Whether it tells of work: that is added later still, since bytes are asked for more often."""
+
     def __init__(self, start: Any) -> None:
         self._start = start
 
@@ -47,7 +50,7 @@ class Figure:
         if m is None:
             return self._start
         if m.settle is not None:
-            m.settle()
+            m.settle(self.of_work)
         return m.__dict__[self._name]
 
     def __set__(self, m: Any, value: Any) -> None:
@@ -61,7 +64,13 @@ class LiveBytes(Figure):
         return super().__get__(m, owner) if m is None or m.now is None else m.now()
 
 
-class Cost(Figure):
+class Work(Figure):
+    """Of the works that have been done."""
+
+    of_work = True
+
+
+class Cost(Work):
     """Kept in whole numbers, in which sums do not depend on their order: of what ``costs.units`` says."""
 
     def __get__(self, m: Any, owner: type) -> Any:
@@ -84,15 +93,15 @@ class Measure:
     """Bytes alive now (or at the end of the block), whenever they were allocated."""
     peak_bytes: int = late(0)
     """The most bytes alive at once in the block."""
-    allocated_bytes: int = late(0)
+    allocated_bytes: int = late(0, Work)
     """Bytes allocated in the block, freed or not."""
     scratch_bytes: int = late(0)
     """The largest workspace of one kernel on the CPU (registers, on a GPU); not part of the bytes above."""
-    kernel_runs: int = late(0)
+    kernel_runs: int = late(0, Work)
     """Kernels and barriers run: a region counts as one."""
-    bytes_moved: int = late(0)
+    bytes_moved: int = late(0, Work)
     """Bytes read plus written by them; what one kernel reads twice counts once."""
-    nodes_run: Counter[str] = late(None)
+    nodes_run: Counter[str] = late(None, Work)
     """How often nodes of each primitive were evaluated."""
     reruns: int = 0
     """Reruns of functions under ``recompute_grad``."""
@@ -120,8 +129,8 @@ class Measure:
     started: float = field(default_factory=time.perf_counter)
     detailed: bool = True
     """Whether work, and the bytes by category, primitive and line, are counted; without, bytes alone, in less time."""
-    settle: Callable[[], None] | None = field(default=None, repr=False)
-    """While the block is open: adds what has happened."""
+    settle: Callable[..., None] | None = field(default=None, repr=False)
+    """While the block is open: adds what has happened; ``settle(True)``: the work, too."""
     now: Callable[[], int] | None = field(default=None, repr=False)
     """While the block is open: the bytes alive."""
 

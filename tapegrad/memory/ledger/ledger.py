@@ -51,7 +51,7 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.executor import COUNTED
 from tapegrad.memory.ledger.costs import cost_of, moved_by, units
-from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Sums, Wanted
+from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Sums, Wanted, at_top
 from tapegrad.memory.ledger.figures import GRAIN, Change, Measure, Replayed, new_of_run, of_bytes, rounded
 from tapegrad.memory.ledger.frames import Place, forget_places, known, user_place
 from tapegrad.memory.ledger.journal import Journal
@@ -76,13 +76,15 @@ class Ledger(Account):
         self._lock = locks.lock()
         self._events: list[Any] = []
         """What has happened and is not in the sums yet, in order: a change, with category, place and the entries of the
-        buffers that stay; an entry, which the interpreter puts here when its buffer goes; a list of an entry and its
-        new category; or what to call.  No event refers to a node: tapes count who does."""
+        buffers that stay; an entry, which the interpreter puts here when its buffer goes; a list of an entry that a
+        tape has come to keep; or what to call.  No event refers to a node: tapes count who does."""
         self._gone: Callable[[Entry], None] = self._events.append
         """Told when the buffer of an entry goes."""
         self._adding: list[Any] | None = None
         """The events that are being added to the sums; ``_work_added``: whether what they say of work is."""
         self._work_added = False
+        self._work: list[Change] = []
+        """Of events that are in the sums of bytes: their work is added when somebody reads such a figure."""
         self._at_once = self._watched = False
         """Whether events are added as they happen: where they are written down with the time."""
         self._open: list[Measure] = []
@@ -206,7 +208,9 @@ class Ledger(Account):
                     if self._events and self._events[0] is batch[0]:
                         del self._events[: len(batch)]
                     for primitive, category, place, entry in Sums(batch).new():
-                        if entry not in self._entries:
+                        if entry in self._entries:
+                            entry.came = -1
+                        else:
                             self._entries.add(entry, primitive, category, place, self._epoch)
                 self._drain()
                 self._entries.recount()
@@ -229,6 +233,7 @@ class Ledger(Account):
         """Start telling ``measure``; before the first one, what is alive is entered."""
         account.count_with(self)
         self._note_changes()
+        self._add_work()
         live = self._entries.live_bytes
         self._open = [*self._open, measure]
         if measure.detailed and not self.detailed:
@@ -244,8 +249,8 @@ class Ledger(Account):
     @whole
     def close(self, measure: Measure) -> None:
         """Stop telling ``measure``; after the last one the ledger rests."""
-        self._drain()
-        self.settle()
+        self._settle()
+        self._add_work()
         if measure.detailed:
             measure.live_by_category = self.by("category")
         measure.live_bytes, measure.settle, measure.now = self._entries.live_bytes, None, None
@@ -544,7 +549,7 @@ class Ledger(Account):
                     entry = b.entry
                     if entry.wanted != self._epoch:
                         entry.wanted = self._epoch
-                        self._events.append([entry, "activation"])
+                        self._events.append([entry])
                 except AttributeError:  # a view, or pending
                     self.wanted(b, node.prim.name)
         elif self.detailed or self.journal is not None:
@@ -567,7 +572,7 @@ class Ledger(Account):
                 entry = getattr(root, "entry", None)
                 if entry is not None and entry.wanted != self._epoch:
                     entry.wanted = self._epoch
-                    self._events.append([entry, "activation"])
+                    self._events.append([entry])
             else:
                 self._note_wanted(buffer, f"vjp of {by}")
 
@@ -617,7 +622,7 @@ class Ledger(Account):
     @contextmanager
     def apart(self, measure: Measure) -> Iterator[None]:
         """Only ``measure``, an open one, is told of what happens in the block."""
-        self.settle()
+        self.settle(True)
         before, self._open = self._open, [measure]
         self._update_at_once()
         journal, self.journal = self.journal, None
@@ -626,6 +631,7 @@ class Ledger(Account):
         finally:
             with self._lock:
                 self._drain()
+                self._add_work()
                 self._open, self.journal = before, journal
                 self._update_at_once()
                 if journal is not None:
@@ -693,29 +699,35 @@ class Ledger(Account):
         """
         start = self._entries.live_bytes
         sums = Sums(batch, start)
-        top, at = sums.top, sums.at
-        higher = [m for m in self._open if top > m.__dict__["peak_bytes"]] if at >= 0 else []
+        top, changes = sums.top, sums.changes
+        higher = [m for m in self._open if top > m.__dict__["peak_bytes"]] if top > start else []
         if not all(any(m is known for known in higher) for m in self._peaked):
             self._note_peak()
         self._work_added = True
-        self._add_work(sums.changes)
+        self._work += changes
+        if len(self._work) >= _MOST_EVENTS:
+            self._add_work()
         for m in higher:
             m.__dict__["peak_bytes"] = top
         self._entries.live_bytes = sums.live
-        self.room += start - sums.live
+        if self._limit != inf:
+            freed = sum([change.top for change in changes]) + start - sums.live
+            self.room += freed
         self._peaked = [m for m in higher if m.detailed]
         if not self._peaked:
             self._follow(sums)
             return
+        at = at_top(batch, start, top)
         inside = batch[at][0].inside
         self._follow(Sums(batch[: at + (inside is None)]))
         if at < len(batch) - 1 or inside is not None:
             self._note_peak(batch[at])
             self._follow(Sums(batch[at + (inside is None) :]))
 
-    def _add_work(self, changes: list[Change]) -> None:
-        for change, n in Counter(changes).items():
-            self.room += n * change.top
+    def _add_work(self) -> None:
+        """Add the work of what is in the sums of bytes to the figures."""
+        work, self._work = self._work, []
+        for change, n in Counter(work).items():
             for m in self._open:
                 figures = m.__dict__
                 figures["allocated_bytes"] += n * change.allocated
@@ -738,11 +750,10 @@ class Ledger(Account):
             entries.add(entry, primitive, category, place, self._epoch)
             if journal is not None and (buffer := entry.buffer()) is not None:
                 journal.allocated(entry, buffer.node)
-        for event in sums.others:
-            if type(event) is not list:
-                event()
-            elif event[0] in entries:
-                self._relabel_entry(*event)
+        for call in sums.calls:
+            call()
+        for entry in entries.among(sums.kept):
+            self._relabel_entry(entry, "activation")
         if sums.changes or sums.left:
             for m in self._open:
                 if m.timeline:
@@ -773,10 +784,12 @@ class Ledger(Account):
         kept = by["activation"] + by["rematerialized"]
         m.samples.append((time.perf_counter() - m.started, self._entries.live_bytes, kept))
 
-    def settle(self) -> None:
-        """Let all figures be those of now."""
+    def settle(self, work: bool = False) -> None:
+        """Let all figures of bytes be those of now; ``work``: and those of work."""
         if self._events or self._peaked:
             self._settle()
+        if work and self._work:
+            self._locked(self._add_work)
 
     @whole
     def _settle(self) -> None:
