@@ -42,7 +42,8 @@ struct tg_table {
     int count;
 };
 // Kernels may be given 4096 bytes on every device.
-static_assert(sizeof(tg_table<7>) <= 4096 - 64, "the table is too large for a kernel's parameters");
+static_assert(sizeof(tg_table<7>) <= 4096 - 80, "the table is too large for a kernel's parameters");
+static_assert(sizeof(tg_table<9>) <= 4096 - 56, "the table is too large for a kernel's parameters");
 
 // Give `step` every element of this block's chunk: READS arrays' values in, the others' out.
 template <int READS, int ARRAYS, class Step>
@@ -140,6 +141,67 @@ struct tg_momentum_step {
     }
 };
 
+// The slots that are kept besides the mean square: the mean gradient, and the velocity.
+template <bool CENTERED, bool MOMENTUM>
+struct tg_rmsprop_step {
+    tg_decay decay;
+    tg_w rate, keep, add, epsilon, momentum;
+    TG_INLINE void operator()(const tg_w (&in)[3 + CENTERED + MOMENTUM], tg_w (&out)[2 + CENTERED + MOMENTUM]) const {
+        const tg_w g = in[1];
+        const tg_w square = tg_r(tg_r(keep * in[2]) + tg_r(add * tg_r(g * g)));
+        tg_w variance = square;
+        if (CENTERED) {
+            const tg_w mean = tg_r(tg_r(keep * in[3]) + tg_r(add * g));
+            variance = tg_r(square - tg_r(mean * mean));
+            variance = variance < 0 ? tg_w(0) : variance;  // rounding may have made it negative; NaN stays
+            out[2] = mean;
+        }
+        tg_w down = tg_r(tg_r(rate * g) / tg_r(sqrt(tg_r(variance + epsilon))));
+        if (MOMENTUM) {
+            down = tg_r(tg_r(momentum * in[2 + CENTERED + MOMENTUM]) + down);
+            out[1 + CENTERED + MOMENTUM] = down;
+        }
+        out[0] = decay(in[0]) - down;
+        out[1] = square;
+    }
+};
+
+struct tg_adagrad_step {
+    tg_decay decay;
+    tg_w rate, epsilon;
+    TG_INLINE void operator()(const tg_w (&in)[3], tg_w (&out)[2]) const {
+        const tg_w g = in[1], sum = tg_r(in[2] + tg_r(g * g));
+        out[0] = decay(in[0]) - tg_r(tg_r(rate * g) / tg_r(sqrt(tg_r(sum + epsilon))));
+        out[1] = sum;
+    }
+};
+
+struct tg_lion_step {
+    tg_decay decay;
+    tg_w rate, keep_1, add_1, keep_2, add_2;
+    TG_INLINE void operator()(const tg_w (&in)[3], tg_w (&out)[2]) const {
+        const tg_w g = in[1], m = in[2];
+        const tg_w mixed = tg_r(tg_r(keep_1 * m) + tg_r(add_1 * g));
+        const tg_w sign = mixed > 0 ? tg_w(1) : mixed < 0 ? tg_w(-1) : mixed == 0 ? tg_w(0) : mixed;
+        out[0] = decay(in[0]) - tg_r(rate * sign);
+        out[1] = tg_r(keep_2 * m) + tg_r(add_2 * g);
+    }
+};
+
+// The direction of a step; how far it goes depends on norms, which need all of it.
+struct tg_lamb_step {
+    tg_w scale_m, scale_v, keep_m, add_m, keep_v, add_v, epsilon, part;
+    TG_INLINE void operator()(const tg_w (&in)[4], tg_w (&out)[3]) const {
+        const tg_w g = in[1];
+        const tg_w m = tg_r(tg_r(keep_m * in[2]) + tg_r(add_m * g));
+        const tg_w v = tg_r(tg_r(keep_v * in[3]) + tg_r(add_v * tg_r(g * g)));
+        const tg_w adam = tg_r(tg_r(scale_m * m) / tg_r(tg_r(sqrt(tg_r(scale_v * v))) + epsilon));
+        out[0] = adam + tg_r(part * in[0]);
+        out[1] = m;
+        out[2] = v;
+    }
+};
+
 // Arrays: x, g, m, v, then the new x, m, v.  Three blocks at once: told nothing, NVRTC 12.0 spills
 // in float64; told four, every NVRTC spills in bfloat16.
 extern "C" __global__ void __launch_bounds__(256, 3)
@@ -160,4 +222,40 @@ extern "C" __global__ void __launch_bounds__(256)
     tg_momentum(const tg_table<5> table, tg_number shrink, int decays, tg_number rate, tg_number momentum,
                 int nesterov) {
     tg_update<3>(table, tg_momentum_step{{tg_value(shrink), decays}, tg_value(rate), tg_value(momentum), nesterov});
+}
+
+#define TG_RMSPROP(NAME, CENTERED, MOMENTUM)                                                                           \
+    extern "C" __global__ void __launch_bounds__(256)                                                                  \
+        NAME(const tg_table<5 + 2 * (CENTERED + MOMENTUM)> table, tg_number shrink, int decays, tg_number rate,        \
+             tg_number keep, tg_number add, tg_number epsilon, tg_number momentum) {                                   \
+        tg_update<3 + CENTERED + MOMENTUM>(                                                                            \
+            table, tg_rmsprop_step<CENTERED, MOMENTUM>{{tg_value(shrink), decays}, tg_value(rate), tg_value(keep),     \
+                                                       tg_value(add), tg_value(epsilon), tg_value(momentum)});         \
+    }
+// Arrays: x, g, mean square, [mean gradient], [velocity], then the new ones but g.
+TG_RMSPROP(tg_rmsprop, 0, 0)
+TG_RMSPROP(tg_rmsprop_centered, 1, 0)
+TG_RMSPROP(tg_rmsprop_momentum, 0, 1)
+TG_RMSPROP(tg_rmsprop_centered_momentum, 1, 1)
+
+// Arrays: x, g, sum of squares, then the new x and sum.
+extern "C" __global__ void __launch_bounds__(256)
+    tg_adagrad(const tg_table<5> table, tg_number shrink, int decays, tg_number rate, tg_number epsilon) {
+    tg_update<3>(table, tg_adagrad_step{{tg_value(shrink), decays}, tg_value(rate), tg_value(epsilon)});
+}
+
+// Arrays: x, g, m, then the new x and m.
+extern "C" __global__ void __launch_bounds__(256)
+    tg_lion(const tg_table<5> table, tg_number shrink, int decays, tg_number rate, tg_number keep_1, tg_number add_1,
+            tg_number keep_2, tg_number add_2) {
+    tg_update<3>(table, tg_lion_step{{tg_value(shrink), decays}, tg_value(rate), tg_value(keep_1), tg_value(add_1),
+                                     tg_value(keep_2), tg_value(add_2)});
+}
+
+// Arrays: x, g, m, v, then the direction and the new m, v.  Nothing shrinks.
+extern "C" __global__ void __launch_bounds__(256, 3)
+    tg_lamb(const tg_table<7> table, tg_number, int, tg_number scale_m, tg_number scale_v, tg_number keep_m,
+            tg_number add_m, tg_number keep_v, tg_number add_v, tg_number epsilon, tg_number part) {
+    tg_update<4>(table, tg_lamb_step{tg_value(scale_m), tg_value(scale_v), tg_value(keep_m), tg_value(add_m),
+                                     tg_value(keep_v), tg_value(add_v), tg_value(epsilon), tg_value(part)});
 }

@@ -20,7 +20,7 @@ from tapegrad.ops.apply import barrier
 from tapegrad.ops.create.creation import asarray, astype, zeros
 from tapegrad.ops.shape.blocks import reshaped
 from tapegrad.ops.shape.join import concat
-from tapegrad.optim.optimizers import Optimizer
+from tapegrad.optim import Optimizer
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 

@@ -8,10 +8,9 @@ Nothing is recorded on CUDA: an update has no derivative.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tapegrad.core.live import LiveNumber
 from tapegrad.core.state import thread
@@ -21,15 +20,10 @@ from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.engine.make import Function
 from tapegrad.engine.region import runs_at_once
-from tapegrad.errors import ShapeError, TapegradError
-from tapegrad.ops.create.creation import asarray, astype
+from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import promote
-from tapegrad.ops.elementwise.arithmetic import maximum, sqrt
-from tapegrad.ops.elementwise.comparison import isfinite
-from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.reduce.reductions import sum as sum_all
-from tapegrad.ops.shape.join import stack
-from tapegrad.tensor import Tensor, TensorLike, materialize
+from tapegrad.ops.elementwise.arithmetic import maximum, sign, sqrt
+from tapegrad.tensor import Tensor, materialize
 from tapegrad.variable import Variable
 
 AT_ONCE = 32 * 2**20
@@ -41,9 +35,27 @@ SMALL = 2**20
 Value = TypeVar("Value", Tensor, Array)
 """What a formula computes with: tensors, or on the CPU the arrays of small ones."""
 
+
+class Functions(NamedTuple):
+    """What formulas take besides arithmetic: of tensors, or NumPy's."""
+
+    sqrt: Callable[[Any], Any]
+    maximum: Callable[[Any, Any], Any]
+    sign: Callable[[Any], Any]
+
+
+_OF_TENSORS = Functions(sqrt, maximum, sign)
+
 _ADAM = Kernel("optim.cu", "tg_adam")
 _SGD = Kernel("optim.cu", "tg_sgd")
 _MOMENTUM = Kernel("optim.cu", "tg_momentum")
+_RMSPROP = Kernel("optim.cu", "tg_rmsprop")
+_CENTERED = Kernel("optim.cu", "tg_rmsprop_centered")
+_RMSPROP_MOMENTUM = Kernel("optim.cu", "tg_rmsprop_momentum")
+_CENTERED_MOMENTUM = Kernel("optim.cu", "tg_rmsprop_centered_momentum")
+_ADAGRAD = Kernel("optim.cu", "tg_adagrad")
+_LION = Kernel("optim.cu", "tg_lion")
+_LAMB = Kernel("optim.cu", "tg_lamb")
 
 
 def adam(
@@ -65,13 +77,11 @@ def adam(
     """
     numbers = (_number(factor), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2, float(epsilon))
 
-    def formula(
-        root: Callable[[Value], Value], numbers: Sequence[Value], x: Value, g: Value, m: Value, v: Value
-    ) -> tuple[Value, ...]:
+    def formula(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value, v: Value) -> tuple[Value, ...]:
         scale, keep_m, add_m, keep_v, add_v, more = numbers
         m = keep_m * m + add_m * g
         v = keep_v * v + add_v * (g * g)
-        return x - scale * m / (root(v) + more), m, v
+        return x - scale * m / (f.sqrt(v) + more), m, v
 
     return _update("adam_update", _ADAM, (xs, gs, ms, vs), (0, 2, 3), formula, shrink, numbers)
 
@@ -80,7 +90,7 @@ def sgd(
     xs: Sequence[Tensor], gs: Sequence[Tensor], *, rate: float, shrink: float | None = None
 ) -> list[tuple[Tensor, ...]]:
     """For each ``x`` with gradient ``g``: the new one, ``x shrink - rate g``.  Raises DeviceError."""
-    formula = lambda root, numbers, x, g: (x - numbers[0] * g,)
+    formula = lambda f, numbers, x, g: (x - numbers[0] * g,)
     return _update("sgd_update", _SGD, (xs, gs), (0,), formula, shrink, (_number(rate),))
 
 
@@ -100,9 +110,7 @@ def momentum(
     Raises DeviceError.
     """
 
-    def formula(
-        root: Callable[[Value], Value], numbers: Sequence[Value], x: Value, g: Value, v: Value
-    ) -> tuple[Value, ...]:
+    def formula(f: Functions, numbers: Sequence[Value], x: Value, g: Value, v: Value) -> tuple[Value, ...]:
         down, keep = numbers[0] * g, numbers[1]
         v = keep * v - down
         return (x + keep * v - down if nesterov else x + v), v
@@ -111,28 +119,121 @@ def momentum(
     return _update("momentum_update", _MOMENTUM, (xs, gs, vs), (0, 2), formula, shrink, numbers)
 
 
-def clip_by_global_norm(
-    grads: Sequence[TensorLike | None], clip_norm: float, total: Callable[[Tensor], Tensor] | None = None
-) -> tuple[list[Any], Tensor]:
-    """All gradients times ``clip_norm / max(norm, clip_norm)``, and ``norm``, the root of the sum of all squares.
+def rmsprop(
+    xs: Sequence[Tensor],
+    gs: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    means: Sequence[Tensor] | None = None,
+    vs: Sequence[Tensor] | None = None,
+    *,
+    rate: float,
+    rho: float,
+    momentum: float,
+    epsilon: float,
+    shrink: float | None = None,
+) -> list[tuple[Tensor, ...]]:
+    """For each ``x`` with gradient ``g``: the new ``x`` and mean square ``s``, and those of the means and ``vs`` given.
 
-    ``total``: of the sum of squares of these gradients the sum of all, where they are a part of them.
-    None among the gradients stays None (Pascanu et al., "On the difficulty of training recurrent neural networks",
-    ICML 2013).  A norm that is infinite or not a number makes every gradient not a number.
-
-    Raises ShapeError if there is no gradient, TapegradError unless ``clip_norm`` is positive.
+    ``s = rho s + (1 - rho) g^2``; of means ``a = rho a + (1 - rho) g``; ``down = rate g / sqrt(s - a^2 + epsilon)``;
+    of vs ``v = momentum v + down``; ``x = x shrink - down`` or ``x shrink - v``.  Raises DeviceError.
     """
-    if not clip_norm > 0:
-        raise TapegradError(f"clip_by_global_norm: wanted a positive clip_norm, got {clip_norm!r}")
-    tensors = [None if g is None else asarray(g) for g in grads]
-    squares = [sum_all(t * t) for t in tensors if t is not None]
-    if not squares:
-        raise ShapeError("clip_by_global_norm: there is no gradient")
-    square = sum_all(stack(squares))
-    norm = sqrt(square if total is None else total(square))
-    # Not clip_norm / inf: a step of zeros would hide that the gradients overflowed.
-    scale = where(isfinite(norm), clip_norm / maximum(norm, clip_norm), math.nan)
-    return [None if t is None else t * astype(scale, t.dtype) for t in tensors], norm
+    centered, moved = means is not None, vs is not None
+
+    def formula(
+        f: Functions, numbers: Sequence[Value], x: Value, g: Value, s: Value, *others: Value
+    ) -> tuple[Value, ...]:
+        scale, keep, add, more, keep_v = numbers
+        s = keep * s + add * (g * g)
+        new: list[Any] = [s]
+        variance: Any = s
+        if centered:
+            a = keep * others[0] + add * g
+            variance = f.maximum(s - a * a, 0.0)  # rounding may have made it negative
+            new.append(a)
+        down: Any = scale * g / f.sqrt(variance + more)
+        if moved:
+            down = keep_v * others[-1] + down
+            new.append(down)
+        return x - down, *new
+
+    kernel = (_CENTERED_MOMENTUM if moved else _CENTERED) if centered else _RMSPROP_MOMENTUM if moved else _RMSPROP
+    numbers = (_number(rate), float(rho), 1.0 - rho, float(epsilon), float(momentum))
+    operands = tuple(column for column in (xs, gs, squares, means, vs) if column is not None)
+    return _update("rmsprop_update", kernel, operands, (0, *range(2, len(operands))), formula, shrink, numbers)
+
+
+def adagrad(
+    xs: Sequence[Tensor],
+    gs: Sequence[Tensor],
+    sums: Sequence[Tensor],
+    *,
+    rate: float,
+    epsilon: float,
+    shrink: float | None = None,
+) -> list[tuple[Tensor, ...]]:
+    """For each ``x`` with gradient ``g``: the new ``x`` and sum of squares ``s``.
+
+    ``s = s + g^2``, ``x = x shrink - rate g / sqrt(s + epsilon)``.  Raises DeviceError.
+    """
+
+    def formula(f: Functions, numbers: Sequence[Value], x: Value, g: Value, s: Value) -> tuple[Value, ...]:
+        s = s + g * g
+        return x - numbers[0] * g / f.sqrt(s + numbers[1]), s
+
+    numbers = (_number(rate), float(epsilon))
+    return _update("adagrad_update", _ADAGRAD, (xs, gs, sums), (0, 2), formula, shrink, numbers)
+
+
+def lion(
+    xs: Sequence[Tensor],
+    gs: Sequence[Tensor],
+    ms: Sequence[Tensor],
+    *,
+    rate: float,
+    beta_1: float,
+    beta_2: float,
+    shrink: float | None = None,
+) -> list[tuple[Tensor, ...]]:
+    """For each ``x`` with gradient ``g``: the new ``x`` and ``m``.
+
+    ``x = x shrink - rate sign(beta_1 m + (1 - beta_1) g)``, ``m = beta_2 m + (1 - beta_2) g``.  Raises DeviceError.
+    """
+
+    def formula(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value) -> tuple[Value, ...]:
+        scale, keep_1, add_1, keep_2, add_2 = numbers
+        return x - scale * f.sign(keep_1 * m + add_1 * g), keep_2 * m + add_2 * g
+
+    numbers = (_number(rate), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2)
+    return _update("lion_update", _LION, (xs, gs, ms), (0, 2), formula, shrink, numbers)
+
+
+def lamb(
+    xs: Sequence[Tensor],
+    gs: Sequence[Tensor],
+    ms: Sequence[Tensor],
+    vs: Sequence[Tensor],
+    *,
+    scale_m: float,
+    scale_v: float,
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+    decay: float,
+) -> list[tuple[Tensor, ...]]:
+    """For each ``x`` with gradient ``g``: the direction ``u`` against which it is to go, and the new ``m`` and ``v``.
+
+    ``m`` and ``v`` as in :func:`adam`, ``u = scale_m m / (sqrt(scale_v v) + epsilon) + decay x``.  Raises DeviceError.
+    """
+
+    def formula(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value, v: Value) -> tuple[Value, ...]:
+        by_m, by_v, keep_m, add_m, keep_v, add_v, more, part = numbers
+        m = keep_m * m + add_m * g
+        v = keep_v * v + add_v * (g * g)
+        return by_m * m / (f.sqrt(by_v * v) + more) + part * x, m, v
+
+    numbers = (_number(scale_m), _number(scale_v), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2,
+               float(epsilon), float(decay))  # fmt: skip
+    return _update("lamb_update", _LAMB, (xs, gs, ms, vs), (0, 2, 3), formula, None, numbers)
 
 
 def groups(xs: Sequence[Tensor | Variable]) -> list[list[int]]:
@@ -208,15 +309,15 @@ def _on_cpu(
     """One tensor's update: the formula in tensors, or, if small and nobody records, in their arrays: the same bits."""
     xp, aval = row[0].device.xp, row[0]._buffer.node.aval
     if thread.recorders or aval.dtype.kind != "f" or not runs_at_once(aval):
-        made = formula(sqrt, numbers, row[0] * shrink[0] if shrink else row[0], *row[1:])
+        made = formula(_OF_TENSORS, numbers, row[0] * shrink[0] if shrink else row[0], *row[1:])
         materialize(*made)  # in one kernel
         return made
     plain, decay, (x, *others) = ([array_of(t._buffer) for t in part] for part in (numbers, shrink, row))
-    scalars = len(plain)
+    scalars, functions = len(plain), Functions(xp.sqrt, xp.maximum, xp.sign)
 
     def call(*arrays: Array) -> list[Array]:
         plain, decay, (x, *others) = arrays[:scalars], arrays[scalars : -len(row)], arrays[-len(row) :]
-        return [xp.asarray(a) for a in formula(xp.sqrt, plain, x * decay[0] if decay else x, *others)]
+        return [xp.asarray(a) for a in formula(functions, plain, x * decay[0] if decay else x, *others)]
 
     update = Function(name, [aval] * count, call, [*plain, *decay, x, *others], given=False)
     return tuple(map(Tensor, thread.executor.values(update)))

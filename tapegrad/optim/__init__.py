@@ -1,4 +1,4 @@
-"""Optimizers: Keras' (SGD, Adam, AdamW) for variables, and SciPy's for any structure of numbers.
+"""Optimizers under Keras' names, schedules of their rates, averages of variables; SciPy's for any structure of numbers.
 
 ``minimize`` is scipy.optimize.minimize with exact derivatives; ``scipy_objective`` makes an objective for other
 functions of SciPy.
@@ -6,7 +6,26 @@ functions of SciPy.
 
 from __future__ import annotations
 
-from tapegrad.optim.optimizers import SGD, Adam, AdamW, Optimizer, clip_by_global_norm
+from tapegrad.optim import schedules
+from tapegrad.optim.averages import EMA
+from tapegrad.optim.clipping import clip_by_global_norm, clip_by_norm, clip_by_value
+from tapegrad.optim.optimizers import LAMB, SGD, Adagrad, Adam, AdamW, Lion, Optimizer, RMSprop
 from tapegrad.optim.with_scipy import minimize, scipy_objective
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "clip_by_global_norm", "minimize", "scipy_objective"]
+__all__ = [
+    "EMA",
+    "LAMB",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Lion",
+    "Optimizer",
+    "RMSprop",
+    "clip_by_global_norm",
+    "clip_by_norm",
+    "clip_by_value",
+    "minimize",
+    "schedules",
+    "scipy_objective",
+]

@@ -43,6 +43,11 @@ def test_results_are_the_callers() -> None:
         lambda: tg.optim.SGD(0.1, weight_decay=0.1),
         lambda: tg.optim.SGD(0.1, momentum=0.9),
         lambda: tg.optim.SGD(0.1, momentum=0.9, nesterov=True, global_clipnorm=0.5),
+        lambda: tg.optim.RMSprop(0.1, momentum=0.5, centered=True, weight_decay=0.1),
+        lambda: tg.optim.Adagrad(0.1),
+        lambda: tg.optim.Lion(0.1, clipnorm=0.5),
+        lambda: tg.optim.LAMB(0.1, weight_decay=0.1),
+        lambda: tg.optim.AdamW(lambda step: 0.1 / (1 + step), gradient_accumulation_steps=2),
     ],
 )
 def test_training(optimizer: Callable[[], tg.optim.Optimizer], dtype: str) -> None:

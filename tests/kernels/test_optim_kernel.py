@@ -92,8 +92,8 @@ def shifted(x: Any, by: int = 1) -> Any:
 
 def update(kind: str, arrays: list[list[Any]], device: Device, **options: Any) -> list[Any]:
     """The update called ``kind`` of arrays on a device, as one list of arrays."""
-    tensors = [[from_array(a, device) for a in column] for column in arrays]
-    return [t.numpy() for row in getattr(updates, kind)(*tensors, **options) for t in row]
+    tensors = {n: [from_array(a, device) for a in column] for n, column in zip(COLUMNS[kind], arrays, strict=True)}
+    return [t.numpy() for row in getattr(updates, kind.split("_")[0])(**tensors, **options) for t in row]
 
 
 def assert_same(found: list[Any], wanted: list[Any]) -> None:
@@ -102,6 +102,7 @@ def assert_same(found: list[Any], wanted: list[Any]) -> None:
         assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
+RMSPROP = {"rate": 0.1, "rho": 0.9, "epsilon": 1e-3}
 CASES = {
     "adam": ("adam", {"factor": 0.013, "beta_1": 0.9, "beta_2": 0.99, "epsilon": 1e-3}),
     "adamw": ("adam", {"factor": 1e-3, "beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-7, "shrink": 0.97}),
@@ -109,12 +110,32 @@ CASES = {
     "sgd decayed": ("sgd", {"rate": 0.1, "shrink": 0.9}),
     "momentum": ("momentum", {"rate": 0.1, "momentum": 0.9}),
     "nesterov": ("momentum", {"rate": 0.1, "momentum": 0.9, "nesterov": True, "shrink": 0.99}),
+    "rmsprop": ("rmsprop", {**RMSPROP, "momentum": 0.0}),
+    "rmsprop centered": ("rmsprop_centered", {**RMSPROP, "momentum": 0.0, "shrink": 0.9}),
+    "rmsprop with momentum": ("rmsprop_momentum", {**RMSPROP, "momentum": 0.7}),
+    "rmsprop with all": ("rmsprop_centered_momentum", {**RMSPROP, "momentum": 0.7, "shrink": 0.97}),
+    "adagrad": ("adagrad", {"rate": 0.1, "epsilon": 1e-3, "shrink": 0.97}),
+    "lion": ("lion", {"rate": 0.1, "beta_1": 0.9, "beta_2": 0.99, "shrink": 0.97}),
+    "lamb": ("lamb", {"scale_m": 1.7, "scale_v": 3.1, "beta_1": 0.9, "beta_2": 0.99, "epsilon": 1e-3, "decay": 0.1}),
 }
-COLUMNS = {"adam": 4, "sgd": 2, "momentum": 3}
+COLUMNS = {
+    "adam": ("xs", "gs", "ms", "vs"),
+    "sgd": ("xs", "gs"),
+    "momentum": ("xs", "gs", "vs"),
+    "rmsprop": ("xs", "gs", "squares"),
+    "rmsprop_centered": ("xs", "gs", "squares", "means"),
+    "rmsprop_momentum": ("xs", "gs", "squares", "vs"),
+    "rmsprop_centered_momentum": ("xs", "gs", "squares", "means", "vs"),
+    "adagrad": ("xs", "gs", "sums"),
+    "lion": ("xs", "gs", "ms"),
+    "lamb": ("xs", "gs", "ms", "vs"),
+}
+POSITIVE = {("adam", "vs"), ("lamb", "vs"), ("adagrad", "sums")}
 
 
 def operands(kind: str, sizes: list[int], dtype: Any) -> list[list[Any]]:
-    return [values(sizes, dtype, seed, positive=seed == 3) for seed in range(COLUMNS[kind])]
+    positive = [name == "squares" or (kind, name) in POSITIVE for name in COLUMNS[kind]]
+    return [values(sizes, dtype, seed, positive[seed]) for seed in range(len(positive))]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -137,7 +158,7 @@ def test_arrays_that_are_not_aligned(gpu, case, dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("case", ["adam", "sgd", "momentum"])
+@pytest.mark.parametrize("case", ["adam", "sgd", "momentum", "rmsprop with all", "adagrad", "lion", "lamb"])
 def test_nothing_else_is_touched(watched, case, dtype) -> None:
     """With every access checked: a kernel may read and write the arrays named in its table, and no byte beside them."""
     kind, options = CASES[case]
@@ -187,7 +208,8 @@ def test_more_tensors_than_a_table_holds(gpu) -> None:
 
 
 def test_a_table_fits_into_a_kernel_s_parameters() -> None:
-    assert many._table(7).itemsize + 7 * 8 <= 4096
+    assert many._table(7).itemsize + 10 * 8 <= 4096  # LAMB's
+    assert many._table(9).itemsize + 7 * 8 <= 4096  # RMSprop's with all
 
 
 def test_groups_are_of_one_dtype_and_not_too_large(gpu, monkeypatch) -> None:
@@ -213,6 +235,9 @@ MAKERS = {
     "nesterov": lambda: optim.SGD(0.1, 0.9, True, weight_decay=0.2),
     "adamw": lambda: optim.AdamW(0.1),
     "clipping": lambda: optim.Adam(lambda step: 0.1 / (step + 1), global_clipnorm=1.0),
+    "rmsprop": lambda: optim.RMSprop(0.1, momentum=0.5, centered=True, weight_decay=0.1),
+    "adagrad": lambda: optim.Adagrad(0.1, clipvalue=0.5),
+    "lion": lambda: optim.Lion(0.1, weight_decay=0.1),
 }
 
 

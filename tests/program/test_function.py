@@ -1008,6 +1008,10 @@ OPTIMIZERS = {
     "adam, decay, clipped": lambda: tg.optim.Adam(0.05, weight_decay=0.02, global_clipnorm=0.5),
     "adamw": lambda: tg.optim.AdamW(0.05),
     "schedule": lambda: tg.optim.AdamW(lambda step: 0.1 / (1 + step), global_clipnorm=1.0),
+    "rmsprop": lambda: tg.optim.RMSprop(0.05, momentum=0.5, centered=True, weight_decay=0.01),
+    "adagrad": lambda: tg.optim.Adagrad(0.05, clipvalue=0.5),
+    "lion": lambda: tg.optim.Lion(0.05, weight_decay=0.01, clipnorm=0.5),
+    "lamb": lambda: tg.optim.LAMB(0.05, weight_decay=0.01),
 }
 
 

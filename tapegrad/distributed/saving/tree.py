@@ -181,10 +181,10 @@ class Contents:
         variables = list(self._variables.values())
         gone: list[Variable] = []
         new: list[Variable] = []
-        if optimizer.slot_names and f"{name}/iterations" in saved:
+        if optimizer.state_names and f"{name}/iterations" in saved:
             for path, v in variables:
                 has = bool(optimizer.slots_of(v))
-                if (f"{name}/{optimizer.slot_names[0]}/{path}" in saved) != has:
+                if (f"{name}/{optimizer.state_names[0]}/{path}" in saved) != has:
                     (gone if has else new).append(v)
             self.built.append((optimizer, new))
             optimizer.build(new)

@@ -130,7 +130,7 @@ def state_of(optimizer: Optimizer, variables: Named, owner: str) -> Named:
 
     Raises SaveError where it has state for others.
     """
-    named = [("iterations", optimizer.iterations)]
+    named = list(optimizer.counters.items())
     for path, variable in variables:
         named += [(f"{slot}/{path}", v) for slot, v in optimizer.slots_of(variable).items()]
     strangers = len(optimizer.variables) - len(named)

@@ -1,0 +1,374 @@
+"""``Optimizer``: what all optimizers do: their state, the checks of gradients, clipping, accumulation, one step.
+
+An update is written in tensors, so it becomes one kernel per variable; most optimizers take one kernel for many
+variables on CUDA (``tapegrad.ops.updates``).  Nothing is assigned before all of it is checked.  The state lives in
+variables of the ledger's category "optimizer", saved by ``model.save(path, optimizer)``.  No step waits for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias, TypedDict
+
+from tapegrad import ops
+from tapegrad.core.live import LiveNumber, present
+from tapegrad.core.state import thread, unrecorded
+from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
+from tapegrad.memory.ledger.phase import BY_OPTIMIZER, STEPS, optimizing
+from tapegrad.ops import updates
+from tapegrad.optim import clipping
+from tapegrad.optim.optimizers import checks
+from tapegrad.tensor import Tensor, TensorLike, materialize
+from tapegrad.variable import Variable
+
+Schedule: TypeAlias = Callable[[int], float]
+Gradient: TypeAlias = "TensorLike | None"
+Row: TypeAlias = Sequence[Tensor]
+Rows: TypeAlias = Sequence[tuple[Tensor, ...]]
+
+
+class Options(TypedDict, total=False):
+    """Arguments by name that every optimizer takes; see :class:`Optimizer`."""
+
+    clipvalue: float | None
+    clipnorm: float | None
+    global_clipnorm: float | None
+    gradient_accumulation_steps: int
+    name: str | None
+
+
+class Parts(Protocol):
+    """Of each variable, the part that this process updates; others update the rest (``tg.distributed.shard``)."""
+
+    def shape(self, variable: Variable) -> tuple[int, ...]:
+        """Of the part, and of its slots."""
+
+    def made(self, variable: Variable, slot: Variable) -> None:
+        """``slot``, of the part's shape, was made for ``variable``."""
+
+    def gradient(self, g: Any, variable: Variable) -> Tensor:
+        """The part of a gradient."""
+
+    def value(self, variable: Variable) -> Tensor:
+        """The part of the present value."""
+
+    def total(self, squares: Tensor) -> Tensor:
+        """The sum of what all processes give."""
+
+    def assign(self, variables: Sequence[Variable], new: Sequence[Tensor]) -> None:
+        """Give the variables the values whose parts are ``new``."""
+
+
+class Optimizer:
+    """Changes variables by their gradients.  Subclasses name their slots and define ``update``.
+
+    ``learning_rate`` is a number or a function of the number of steps done (``tapegrad.optim.schedules``), and may be
+    set at any time.
+    ``weight_decay`` first shrinks a variable by ``learning_rate * weight_decay`` of itself, apart from the gradient
+    (decoupled, as in Keras: Loshchilov and Hutter, "Decoupled weight decay regularization", arXiv 1711.05101).
+    ``clipvalue``, ``clipnorm`` or ``global_clipnorm``, one of them: limits the numbers of the gradients, the norm of
+    each gradient, or their joint norm (:mod:`tapegrad.optim.clipping`).
+    ``gradient_accumulation_steps`` k: only every k-th call changes the variables, by the mean of the gradients of
+    k calls; clipping sees that mean, and ``iterations`` counts changes.  A gradient that is skipped counts as zeros.
+    Within a captured step (``tg.function``) every call does the work of a change, and all but the k-th drop it.
+
+    Raises TapegradError for hyperparameters out of range, and where gradients are clipped in two ways.
+    """
+
+    slot_names: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule,
+        *,
+        weight_decay: float = 0.0,
+        clipvalue: float | None = None,
+        clipnorm: float | None = None,
+        global_clipnorm: float | None = None,
+        gradient_accumulation_steps: int = 1,
+        name: str | None = None,
+    ) -> None:
+        self.name = type(self).__name__ if name is None else name
+        self.learning_rate = learning_rate
+        if not callable(learning_rate):
+            checks.at_least(self, "learning_rate", learning_rate, 0.0)
+        self.weight_decay = checks.at_least(self, "weight_decay", weight_decay or 0.0, 0.0)
+        self.clipvalue = checks.positive(self, "clipvalue", clipvalue)
+        self.clipnorm = checks.positive(self, "clipnorm", clipnorm)
+        self.global_clipnorm = checks.positive(self, "global_clipnorm", global_clipnorm)
+        if sum(limit is not None for limit in (clipvalue, clipnorm, global_clipnorm)) > 1:
+            raise TapegradError(f"{self}: wanted at most one of clipvalue, clipnorm and global_clipnorm")
+        self.gradient_accumulation_steps = checks.count(
+            self, "gradient_accumulation_steps", gradient_accumulation_steps or 1
+        )
+        self.iterations = self._zero("iterations")
+        self._calls = self._zero("calls") if self.gradient_accumulation_steps > 1 else None
+        self.parts: Parts | None = None
+        # By identity (a Variable has no hash); the variable is kept, so its id is not used again.
+        self._slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
+        # By name, what a counter held when it was last read, and its number: reading would wait for the device.
+        self._counted: dict[str, tuple[object, Any]] = {}
+
+    def _zero(self, name: str) -> Variable:
+        return Variable(0, trainable=False, name=f"{self.name}/{name}", dtype="int64", category="optimizer")
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_slots": list(self._slots.values()), "_counted": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Keys are the ids of the variables that came along: the model's, if they were pickled or copied together.
+        self.__dict__.update(state, _slots={id(v): (v, slots) for v, slots in state["_slots"]})
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if "update" in cls.__dict__ and "update_many" not in cls.__dict__:
+            cls.update_many = Optimizer.update_many  # type: ignore[method-assign]  # an inherited one has other formulas
+
+    def __repr__(self) -> str:
+        return f'optimizer "{self.name}"'
+
+    def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
+        """The new value of a variable and of its slots, all shaped as the variable; ``step`` counts from 1."""
+        raise TapegradError(f"{self}: the class {type(self).__name__} defines no update")
+
+    def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
+        """``update`` for several variables, each first multiplied by ``shrink`` unless that is None."""
+        new = []
+        for x, g, own in zip(xs, gs, slots):
+            new.append(self.update(updates.decayed(x, shrink), g, own, rate, step))
+            materialize(*new[-1])  # in one kernel
+        return new
+
+    def initial(self, slot: str) -> float:
+        """The number that a slot holds everywhere at first; 0 unless a subclass says otherwise."""
+        return 0.0
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The names of what is kept for each variable: the slots, and where gradients are added up ``accumulated``."""
+        return self.slot_names if self._calls is None else (*self.slot_names, "accumulated")
+
+    @property
+    def counters(self) -> dict[str, Variable]:
+        """``iterations``, and where gradients are added up ``calls``: how many since the last change; by name."""
+        return {"iterations": self.iterations} if self._calls is None else {
+            "iterations": self.iterations, "calls": self._calls}  # fmt: skip
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Make the state of these variables.  The first ``apply`` does it for its variables.
+
+        Raises NotATensorError for what is no Variable, DTypeError for one whose dtype has no derivatives.
+        """
+        for v in list(variables):
+            if not isinstance(v, Variable):
+                raise NotATensorError(f"{self}: wanted Variables, got {type(v).__name__}")
+            if "float" not in str(v.dtype):
+                raise DTypeError(f"{self}: cannot train {_name(v)} of dtype {v.dtype}; wanted a real float")
+            if id(v) not in self._slots:
+                slots = []
+                for slot in self.state_names:
+                    name = f"{self.name}/{slot}/{v.name}"
+                    x = ops.full(self._shape(v), self.initial(slot), dtype=v.dtype, device=v.device)
+                    slots.append(Variable(x, trainable=False, name=name, category="optimizer"))
+                    if self.parts is not None:
+                        self.parts.made(v, slots[-1])
+                self._slots[id(v)] = v, tuple(slots)
+
+    def _shape(self, variable: Variable) -> tuple[int, ...]:
+        """Of what is kept for a variable."""
+        return variable.shape if self.parts is None else self.parts.shape(variable)
+
+    def forget(self, variables: Iterable[Variable]) -> None:
+        """Drop the state of these variables; the next ``apply`` begins with zeros."""
+        for v in variables:
+            self._slots.pop(id(v), None)
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The counters, then the slots of every variable in the order of ``build`` or of the first step."""
+        return [*self.counters.values(), *(slot for _, slots in self._slots.values() for slot in slots)]
+
+    def slots_of(self, variable: Variable) -> dict[str, Variable]:
+        """The state kept for one variable, by slot name; empty if there is none yet."""
+        _, slots = self._slots.get(id(variable), (variable, ()))
+        return dict(zip(self.state_names, slots))
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]], *, skip_none: bool = False) -> None:
+        """``apply`` for pairs, as Keras wants them: ``apply_gradients(zip(grads, variables))``."""
+        pairs = list(grads_and_vars)
+        for pair in pairs:
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise GradientError(f"{self}: wanted pairs (gradient, variable), got {type(pair).__name__}")
+        self.apply([g for g, _ in pairs], [v for _, v in pairs], skip_none=skip_none)
+
+    def apply(self, grads: Sequence[Gradient], variables: Sequence[Variable], *, skip_none: bool = False) -> None:
+        """One step: change every variable by its gradient, which has its shape.
+
+        A gradient that is None is an error naming the variable, unless ``skip_none``, which leaves the variable and
+        its state as they are.
+
+        Raises GradientError (None, other number or shape, a variable twice, no gradients at all), DTypeError.
+        """
+        with optimizing():
+            unrecorded(self._apply, list(grads), list(variables), skip_none)
+        STEPS.mark(BY_OPTIMIZER)
+
+    def _apply(self, grads: list[Gradient], variables: list[Variable], skip_none: bool) -> None:
+        pairs = self._checked_pairs(grads, variables, skip_none)
+        last: Any = True
+        if self._calls is not None:
+            pairs, last = self._accumulated(pairs, self._calls)
+            if last is False:
+                return
+        pairs = self._clipped(pairs)
+        done = self._number("iterations", self.iterations)
+        rate, step = thread.executor.number(lambda: self._rate_after(present(done))), done + 1
+        for group in self.groups([v for _, v in pairs]):
+            self._change([pairs[i] for i in group], rate, step, last)
+        self._count("iterations", self.iterations, step if last is True else done + last)
+
+    def groups(self, variables: Sequence[Variable]) -> list[list[int]]:
+        """Positions in ``variables``: those of each group are updated together."""
+        return updates.groups(variables)
+
+    def _change(self, pairs: list[tuple[Tensor, Variable]], rate: float, step: int, last: Any) -> None:
+        """Assign new values to some variables and to their slots; the old ones are freed on return.
+
+        last: a live number that tells whether they change, or True.
+        """
+        variables = [v for _, v in pairs]
+        slots = [self._slots[id(v)][1][: len(self.slot_names)] for v in variables]
+        xs = [v._content() if self.parts is None else self.parts.value(v) for v in variables]
+        state = [tuple(s._content() for s in own) for own in slots]
+        shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
+        new = self.update_many(xs, [g for g, _ in pairs], state, rate, step, shrink)
+        if last is not True:
+            new = [_where(last, made, (x, *own)) for made, x, own in zip(new, xs, state)]
+        for v, own, (value, *others) in zip(variables, slots, new):
+            for target, changed in zip(own, others):
+                target.assign(changed)
+            if self.parts is None:
+                v.assign(value)
+        if self.parts is not None:
+            self.parts.assign(variables, [value for value, *_ in new])
+
+    def _accumulated(
+        self, pairs: list[tuple[Tensor, Variable]], calls: Variable
+    ) -> tuple[list[tuple[Tensor, Variable]], Any]:
+        """Add gradients to what was kept: the means, and whether they are to be applied, which may be a live number.
+
+        The sum begins anew with the first call of k, so the last one need not write zeros.
+        """
+        k, number = self.gradient_accumulation_steps, thread.executor.number
+        before = self._number("calls", calls)
+        first, last = number(lambda: present(before) == 0), number(lambda: present(before) == k - 1)
+        captured = isinstance(last, LiveNumber)
+        means: list[Any] = [None] * len(pairs)
+        for group in updates.groups([v for _, v in pairs]):
+            gs = [pairs[i][0] for i in group]
+            sums = [self._slots[id(pairs[i][1])][1][-1] for i in group]
+            kept = [s._content() for s in sums]
+            if captured or last:
+                for i, (mean,) in zip(group, updates.sgd(kept, gs, rate=-1.0 / k, shrink=1.0 / k)):
+                    means[i] = mean
+            if captured:
+                added = [_where(first, (g,), (s + g,))[0] for s, g in zip(kept, gs)]
+                for s, old, x in zip(sums, kept, added):
+                    s.assign(_where(last, (old,), (x,))[0])
+            elif not last:
+                new = gs if first else [x for (x,) in updates.sgd(kept, gs, rate=-1.0)]
+                for s, x in zip(sums, new):
+                    s.assign(x)
+        self._count("calls", calls, (before + 1) % k)
+        return [(mean, v) for mean, (_, v) in zip(means, pairs)], last
+
+    def current_learning_rate(self) -> float:
+        """The rate of the next step.  Raises TapegradError if a schedule gives none."""
+        return self._rate_after(self._steps_done() if callable(self.learning_rate) else 0)
+
+    def _rate_after(self, steps: int) -> float:
+        rate = self.learning_rate
+        current = rate(steps) if callable(rate) else rate
+        return checks.at_least(self, "learning_rate", float(current), 0.0)
+
+    def _steps_done(self) -> int:
+        return self._number_now("iterations", self.iterations)
+
+    def _number(self, name: str, counter: Variable) -> Any:
+        """What a counter holds; while a step is captured a live number."""
+        held, number = self._counted.get(name, (None, 0))
+        if held is _content(counter):
+            return number
+        return thread.executor.number(lambda: self._number_now(name, self.counters[name]))
+
+    def _number_now(self, name: str, counter: Variable) -> int:
+        held = _content(counter)
+        if held is not self._counted.get(name, (None, 0))[0]:
+            array = held.array
+            number = getattr(array, "value", array)  # on the host, whatever its device is
+            self._counted[name] = held, int(counter.numpy() if array is None else number)
+        return self._counted[name][1]
+
+    def _count(self, name: str, counter: Variable, number: Any) -> None:
+        counter.assign(number)
+        self._counted[name] = _content(counter), number
+
+    def _checked_pairs(
+        self, grads: list[Gradient], variables: list[Variable], skip: bool
+    ) -> list[tuple[Tensor, Variable]]:
+        """The gradients to apply, as tensors in their variables' dtypes."""
+        if len(grads) != len(variables):
+            raise GradientError(f"{self}: wanted one gradient per variable, got {len(grads)} for {len(variables)}")
+        self.build(variables)
+        if len({id(v) for v in variables}) != len(variables):
+            twice = next(v for i, v in enumerate(variables) if any(v is w for w in variables[:i]))
+            raise GradientError(f"{self}: {_name(twice)} appears more than once among the variables")
+        missing = [v for g, v in zip(grads, variables) if g is None]
+        if missing and not skip:
+            raise GradientError(
+                f"{self}: no gradient (None) for {', '.join(map(_name, missing))}: the target does not depend on "
+                "them, or the tape did not record how; leave them out, or pass skip_none=True"
+            )
+        pairs = [(self._checked(g, v), v) for g, v in zip(grads, variables) if g is not None]
+        if not pairs:
+            raise GradientError(f"{self}: there is no gradient to apply")
+        if missing and self._calls is not None:  # the sum of a call before, if any, is applied
+            pairs += [(ops.zeros(self._shape(v), v.dtype, device=v.device), v) for v in missing]
+        return pairs
+
+    def _clipped(self, pairs: list[tuple[Tensor, Variable]]) -> list[tuple[Tensor, Variable]]:
+        gs: Sequence[Tensor] = [g for g, _ in pairs]
+        total = None if self.parts is None else self.parts.total
+        if self.clipvalue is not None:
+            gs = [clipping.clip_by_value(g, -self.clipvalue, self.clipvalue) for g in gs]
+        elif self.clipnorm is not None:
+            gs = clipping.each_by_norm(gs, self.clipnorm, total)
+        elif self.global_clipnorm is not None:
+            gs, _ = clipping.clip_by_global_norm(gs, self.global_clipnorm, total)
+        return [(g, v) for g, (_, v) in zip(gs, pairs)]
+
+    def _checked(self, gradient: TensorLike, variable: Variable) -> Tensor:
+        if self.parts is not None:
+            return self.parts.gradient(gradient, variable)
+        g = ops.asarray(gradient)
+        if g.shape != variable.shape:
+            raise GradientError(f"{self}: wanted a gradient {variable.shape} for {_name(variable)}, got {g.shape}")
+        if "complex" in str(g.dtype):
+            raise DTypeError(f"{self}: wanted a real gradient for {_name(variable)}, got {g.dtype}")
+        return g if g.dtype == variable.dtype else ops.astype(g, variable.dtype)
+
+
+def _name(variable: Variable) -> str:
+    return f'variable "{variable.name}" {variable.shape}'
+
+
+def _content(variable: Variable) -> Any:
+    """What a variable holds: a new object after every assignment."""
+    return variable._cell.get(variable)
+
+
+def _where(flag: Any, new: Sequence[Tensor], old: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Each of ``new`` if ``flag``, a live number, is true, else of ``old``."""
+    chosen = tuple(ops.where(ops.asarray(flag, dtype="bool", device=x.device), x, y) for x, y in zip(new, old))
+    materialize(*chosen)
+    return chosen

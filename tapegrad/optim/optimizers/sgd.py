@@ -1,0 +1,41 @@
+"""SGD: gradient descent, with momentum or Nesterov's."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from tapegrad.ops import updates
+from tapegrad.optim.optimizers import checks
+from tapegrad.optim.optimizers.optimizer import Optimizer, Options, Row, Rows, Schedule
+from tapegrad.tensor import Tensor
+
+
+class SGD(Optimizer):
+    """Gradient descent, optionally with momentum (Polyak, 1964) or Nesterov's (Sutskever et al., ICML 2013).
+
+    Without momentum ``x -= rate * g``; with it ``v = momentum * v - rate * g`` and ``x += v``, or with ``nesterov``
+    ``x += momentum * v - rate * g``.  ``options``: see :class:`Optimizer`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(learning_rate, weight_decay=weight_decay, **options)
+        self.momentum = checks.share(self, "momentum", momentum)
+        self.nesterov = nesterov
+        if momentum:
+            self.slot_names = ("momentum",)
+
+    def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
+        return SGD.update_many(self, [x], [g], [slots], rate, step, None)[0]
+
+    def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
+        if not self.slot_names:
+            return updates.sgd(xs, gs, rate=rate, shrink=shrink)
+        vs = [v for (v,) in slots]
+        return updates.momentum(xs, gs, vs, rate=rate, momentum=self.momentum, nesterov=self.nesterov, shrink=shrink)
