@@ -64,7 +64,7 @@ class _Unloaded(_types.ModuleType):
     def __setattr__(self, name: str, value: _typing.Any) -> None:
         if name in _FUNCTIONS and isinstance(value, _types.ModuleType):
             return  # a submodule was imported; the function of its name will have that name
-        super().__setattr__(name, value)
+        _types.ModuleType.__setattr__(self, name, value)  # not super(): a thread may just have changed the class
 
 
 def _load() -> list[str]:
