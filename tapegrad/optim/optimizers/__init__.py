@@ -5,9 +5,10 @@ from __future__ import annotations
 from tapegrad.optim.optimizers.adagrad import Adagrad
 from tapegrad.optim.optimizers.adam import Adam, AdamW
 from tapegrad.optim.optimizers.lamb import LAMB
+from tapegrad.optim.optimizers.lbfgs import LBFGS, Minimum
 from tapegrad.optim.optimizers.lion import Lion
 from tapegrad.optim.optimizers.optimizer import Optimizer, Parts
 from tapegrad.optim.optimizers.rmsprop import RMSprop
 from tapegrad.optim.optimizers.sgd import SGD
 
-__all__ = ["LAMB", "SGD", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer", "Parts", "RMSprop"]
+__all__ = ["LAMB", "LBFGS", "SGD", "Adagrad", "Adam", "AdamW", "Lion", "Minimum", "Optimizer", "Parts", "RMSprop"]
