@@ -235,7 +235,7 @@ class Opaque(Barrier):
     """``cuda(device, *arrays, out=, **params)`` runs whole kernels; None: ``impl`` serves with CuPy, too."""
     temporaries: Function | None = None
     """``temporaries(aval, *arrays, **params)``: shapes and dtypes of the arrays that ``cuda`` is lent, as
-    ``temporaries=``, for a result of ``aval``."""
+    ``temporaries=``, for a result of ``aval``; ``impl`` of a primitive with an effect is lent them, too."""
     scratch: Function | None = None
     """``scratch(aval, *arrays, **params)``: bytes that ``impl`` takes for itself at most, and gives back."""
     dry: Function | None = None

@@ -67,6 +67,9 @@ class Effect(Protocol):
     that by themselves would not need it.
     """
 
+    category: str
+    """What the ledger calls the memory that operations with this effect take for themselves."""
+
     def group(self, node: Node) -> Any:
         """Who takes part."""
 

@@ -21,18 +21,17 @@ from tapegrad.device.numerics import bits
 from tapegrad.distributed.buckets import buckets
 from tapegrad.distributed.collectives.declaring import told_by_all
 from tapegrad.distributed.collectives.reductions import broadcast
-from tapegrad.distributed.collectives.under_way import finish, help_on, start
+from tapegrad.distributed.collectives.under_way import Sum, finish, help_on, start
 from tapegrad.distributed.group import Group, of
 from tapegrad.distributed.ordered import bounds
 from tapegrad.distributed.pieces import Gathered
-from tapegrad.distributed.sharding import ShardedGradient, gradient_piece, reduced_pieces
+from tapegrad.distributed.sharding import ShardedGradient, gradient_piece, joined, reduced_pieces
 from tapegrad.distributed.variables import all_variables, check_alike
 from tapegrad.errors import DistributedError
 from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.dispatch import tensor
 from tapegrad.ops.reduce.reductions import sum as sum_of
 from tapegrad.ops.shape.blocks import reshaped
-from tapegrad.ops.shape.join import concat
 from tapegrad.tensor import Tensor, TensorLike, identity_of
 from tapegrad.variable import Variable
 
@@ -175,7 +174,7 @@ class _Sums:
     def __init__(self, tape: GradientTape, variables: list[Variable], buckets: Buckets) -> None:
         self._tape, self._variables, self.buckets = tape, variables, buckets
         self._there = [False] * len(variables)
-        self._under_way: list[Tensor | list[Tensor]] = []
+        self._under_way: list[Sum | list[Tensor]] = []
         """Of each bucket the sum that comes, or, where gradients are cut, this rank's pieces of it."""
 
     def ready(self, last: Sequence[int]) -> list[int]:
@@ -199,8 +198,7 @@ class _Sums:
         parts: list[Tensor] = []
         for v, g in zip(variables, found, strict=True):
             parts.append(zeros(v.size, dtype=v.dtype, device=v.device) if g is None else reshaped(g, (v.size,)))
-        flat = parts[0] if len(parts) == 1 else concat(parts)
-        self._under_way.append(start(flat, group, self._tape._exact))
+        self._under_way.append(start(parts[0] if len(parts) == 1 else joined(parts), group, self._tape._exact))
 
     def finished(self) -> dict[int, Tensor | ShardedGradient | None]:
         """The gradient of each variable, by its number: parts of the buckets."""

@@ -44,10 +44,10 @@ class Group:
         """The numbers of its members in the whole job."""
         self.rank, self.size, self.local_rank = engine.rank, engine.size, engine.local_rank
         self.line = Line(engine, home, self.ranks, timeout, check, name)
-        self._sending: list[Transfer] = []
+        self._sending: list[tuple[Transfer, object]] = []
         self._messages: dict[tuple[int, int, bool], int] = {}
-        self.under_way: dict[int, Any] = {}
-        """Sums under way (see ``collectives/under_way.py``), by where their memory lies."""
+        self.under_way: list[Any] = []
+        """Sums under way (see ``collectives/under_way.py``)."""
         self.told_before: dict[Any, list[Any]] = {}
         """What the ranks told each other, for dry runs, in which they do not."""
         self._home, self._timeout, self._check, self._parts = home, timeout, check, 0
@@ -70,10 +70,10 @@ class Group:
         """Wait for a transfer that was started for ``entered``.  Raises DistributedError."""
         wait(transfer, entered, self._home, self._timeout)
 
-    def sent(self, transfer: Transfer) -> None:
-        """Keep what is sent to one rank until it has gone; the one that sends does not wait."""
-        self._sending = [t for t in self._sending if not t.done()]
-        self._sending.append(transfer)
+    def sent(self, transfer: Transfer, held: object = None) -> None:
+        """Keep what is sent to one rank, and ``held``, until it has gone; the one that sends does not wait."""
+        self._sending = [(t, h) for t, h in self._sending if not t.done()]
+        self._sending.append((transfer, held))
 
     def key_of(self, source: int, to: int, receiving: bool) -> tuple[int, int, int, int]:
         """What both sides call the next message from ``source`` to ``to``."""

@@ -134,7 +134,8 @@ class UnderWay:
     """
 
     def __init__(self, line: Line, entered: Entered, notice: Notice | None, start: Callable[[], Transfer]) -> None:
-        self._line, self._entered, self._notice, self._start = line, entered, notice, start
+        self._line, self._entered, self._notice = line, entered, notice
+        self._start: Callable[[], Transfer] | None = start
         self._transfer: Transfer | None = None
         if notice is None:
             self._start_now()
@@ -143,7 +144,8 @@ class UnderWay:
 
     def _start_now(self) -> None:
         WATCHING.now.begun(self._entered)
-        self._transfer = self._start()
+        assert self._start is not None
+        self._transfer, self._start = self._start(), None  # what it uses goes with the transfer
 
     def begin(self) -> None:
         """Compare, and begin the transfer.  Raises DistributedError if ranks do not do the same."""

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from math import prod
 
 from tapegrad import ops
+from tapegrad.core import account
 from tapegrad.core.aval import Shape
 from tapegrad.device.types import Array
 from tapegrad.distributed.collectives.blocks import gather_pieces_p
 from tapegrad.distributed.group import Group
 from tapegrad.distributed.ordered import bounds
+from tapegrad.distributed.walks import PEERS
 from tapegrad.ops.apply import barrier
 from tapegrad.ops.shape.blocks import reshaped
 from tapegrad.tensor import Tensor
@@ -72,4 +74,6 @@ class Gathered(Variable):
 
     def _content(self) -> Tensor:
         mine, piece = super()._content(), _known[self.construction_number]
-        return reshaped(barrier(gather_pieces_p, mine, group=piece.group, axis=0, sizes=piece.sizes), piece.shape)
+        whole = barrier(gather_pieces_p, mine, group=piece.group, axis=0, sizes=piece.sizes)
+        account.current.labelled(whole._buffer, PEERS.category, "gathered variables")
+        return reshaped(whole, piece.shape)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tapegrad.core import account
 from tapegrad.distributed.collectives.blocks import all_gather, gather_pieces_p, reduce_scatter_p
 from tapegrad.distributed.collectives.reductions import all_reduce
 from tapegrad.distributed.group import Group, of
 from tapegrad.distributed.pieces import Gathered, Piece, cut, note, piece_of
 from tapegrad.distributed.variables import all_variables, check_alike
+from tapegrad.distributed.walks import PEERS
 from tapegrad.errors import DistributedError, GradientError
 from tapegrad.ops.apply import barrier
 from tapegrad.ops.create.creation import asarray, astype, zeros
@@ -120,8 +122,9 @@ class Pieces:
     def _gather(self, waiting: list[tuple[Variable, Piece, Tensor]]) -> None:
         by_rank = list(zip(*[piece.sizes for _, piece, _ in waiting], strict=True))
         sizes = [sum(row) for row in by_rank]
-        mine = concat([x for _, _, x in waiting])
+        mine = joined([x for _, _, x in waiting])
         flat = barrier(gather_pieces_p, mine, group=self._group, axis=0, sizes=tuple(sizes))
+        account.current.labelled(flat._buffer, PEERS.category, "gathered variables")
         at = [sum(sizes[:r]) for r in range(len(sizes))]
         for i, (v, _, _) in enumerate(waiting):
             parts = []
@@ -135,6 +138,13 @@ def _part(x: Tensor, piece: Piece) -> Tensor:
     return reshaped(x, (x.size,))[piece.start : piece.stop]
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors of one dimension, one after the other: a bucket."""
+    whole = concat(parts)
+    account.current.labelled(whole._buffer, PEERS.category, "a bucket")
+    return whole
+
+
 def reduced_pieces(grads: Sequence[Tensor | None], variables: Sequence[Variable], group: Group) -> list[Tensor]:
     """This rank's pieces of the sums over ranks of several gradients; None counts as zeros."""
     pieces = [gradient_piece(v) for v in variables]
@@ -146,7 +156,7 @@ def reduced_pieces(grads: Sequence[Tensor | None], variables: Sequence[Variable]
         count = [p.sizes[r] for p in pieces if p is not None]
         by_owner += [x[i : i + n] for x, i, n in zip(flat, before, count, strict=True)]
         sizes.append(sum(count))
-    mine = barrier(reduce_scatter_p, concat(by_owner), group=group, axis=0, sizes=tuple(sizes))
+    mine = barrier(reduce_scatter_p, joined(by_owner), group=group, axis=0, sizes=tuple(sizes))
     found, at = [], 0
     for p in pieces:
         assert p is not None

@@ -16,6 +16,8 @@ _PAIRS = frozenset({"send", "recv"})
 class Peers:
     """The effect of a collective: the ranks of its group take part (see ``tapegrad.core.protocols.Effect``)."""
 
+    category = "communication"
+
     def group(self, node: Node) -> Group:
         """The collective's."""
         found: Group = node.params["group"]

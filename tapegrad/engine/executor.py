@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from tapegrad.core import account, state
 from tapegrad.core.account import Account
-from tapegrad.core.aval import shaped
+from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import Node, leaf
+from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Retained, Steps
 from tapegrad.core.run import Evaluated, Run
@@ -213,11 +213,23 @@ class Executor:
             return account.current.in_room((aval,), (prim.name,), copy)
         return self._told(work, arrays, array, node, into)
 
-    def _do_in_room(self, work: Work) -> list[Array]:
+    def _do_in_room(self, work: make.Application) -> list[Array]:
         """The arrays that ``work`` writes; the budget and the counts include its scratch."""
+        if work.category is not None:
+            avals = [shaped(shape, dtype, work.device) for shape, dtype in work.temporaries]
+            return account.current.in_room(avals, work.names, self._do_counted, work, avals)
         who, scratch = account.current, shaped((work.scratch_bytes,), dtypes.uint8, work.device)
         who.scratch(work.scratch_bytes)
         return who.in_room((scratch,), ("scratch",), self.do, work)
+
+    def _do_counted(self, work: make.Application, avals: list[ShapedArray]) -> list[Array]:
+        """The arrays that ``work`` writes; its temporaries, like ``avals``, are counted until the result is, too."""
+        temporaries = self._temporaries(work)
+        nodes = [Node(work.prim, NO_PARAMS, aval) for aval in avals]
+        work.counted = [Buffer(*pair) for pair in zip(temporaries, nodes, strict=True)]
+        for buffer in work.counted:
+            account.current.labelled(buffer, work.category or "", work.names[0])
+        return self.do(work, temporaries)
 
     def _told(self, work: Work, arrays: list[Array], array: Array, node: Node, into: Buffer | None) -> Buffer:
         """A buffer for what was made of ``arrays``; the account is told of the work."""

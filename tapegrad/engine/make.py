@@ -62,15 +62,19 @@ def of_region(targets: list[Buffer], kind: str | None = None) -> Kernel:
 class Application(Work):
     """A barrier, a view or an elementwise primitive, applied to ``reads`` at once."""
 
+    counted: Sequence[Buffer] = ()
+    """Its temporaries, which the ledger counts as long as there is this work."""
+
     def __init__(self, prim: Primitive, reads: Sequence[Array], params: Params, aval: ShapedArray) -> None:
         self.prim, self.reads, self.params, self.aval = prim, reads, params, aval
         self.device, self.names = aval.device, (prim.name,)
         self.writes = ((aval.shape, aval.dtype),) if prim.given[self.device.lazy] else ()
         if isinstance(prim, Opaque):
-            if prim.temporaries is not None and self.device.lazy:
+            if prim.temporaries is not None and (self.device.lazy or prim.effect is not None):
                 self.temporaries = prim.temporaries(aval, *reads, **params)
                 if self.temporaries:
                     self.scratch_bytes = nbytes_of(self.temporaries)
+                    self.category = None if prim.effect is None else prim.effect.category
             elif prim.scratch is not None:
                 self.scratch_bytes = prim.scratch(aval, *reads, **params)
 
@@ -79,11 +83,11 @@ class Application(Work):
         prim, device = self.prim, self.device
         if not outputs:
             return [device.call(self._made)]
+        params = {**self.params, "temporaries": temporaries} if temporaries else self.params
         if device.lazy and isinstance(prim, Opaque) and prim.cuda is not None:
-            lent = {"temporaries": temporaries} if temporaries else {}
-            device.call(prim.cuda, device, *self.reads, out=outputs[0], **lent, **self.params)
+            device.call(prim.cuda, device, *self.reads, out=outputs[0], **params)
         else:
-            device.call(prim.compute, device.xp, self.reads, self.params, self.aval, outputs[0])
+            device.call(prim.compute, device.xp, self.reads, params, self.aval, outputs[0])
         return outputs
 
     def _made(self) -> Array:

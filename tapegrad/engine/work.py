@@ -47,6 +47,8 @@ class Work(ABC):
     writes: Sequence[Lies]
     temporaries: Sequence[Lies] = ()
     scratch_bytes = 0
+    category: str | None = None
+    """As what the ledger counts the temporaries while the work is done; None: as scratch."""
     mislaid: dict[int, tuple[int, ...]] | None = None
     """Of calls that have copied results: the strides of each result that lay otherwise than expected, by its number."""
 

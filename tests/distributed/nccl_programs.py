@@ -14,7 +14,7 @@ from shim import happens, standin
 
 import tapegrad as tg
 from tapegrad import distributed as dist
-from tapegrad.distributed.collectives.under_way import finish, start
+from tapegrad.distributed.collectives.under_way import finish, help_on, start
 
 
 def calls() -> list[Any]:
@@ -85,8 +85,7 @@ def buckets(group: dist.Group) -> dict[str, Any]:
             started.append(start(tg.asarray(np.arange(float(n)) * (k + 1) + group.rank), group))
             time.sleep(0.002 * ((group.rank + k + turn) % 3))
             if (group.rank + turn + k) % 2:
-                for _, under_way in list(group.under_way.values()):
-                    under_way.done()
+                help_on(group)
             if k == 2:
                 dist.all_gather(tg.asarray(np.ones(4000)))
         for k, (n, flat) in enumerate(zip(sizes, started, strict=True)):

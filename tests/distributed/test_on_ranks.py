@@ -10,7 +10,7 @@ MODULES = {
     "data_parallel_cases": [1, 2, 4],
     "grid_cases": [1, 2, 3, 4],
     "mismatch_cases": [2, 3],
-    "profile_cases": [2, 4],
+    "profile_cases": [1, 2, 4],
     "saving_cases": [4],
     "sharding_cases": [1, 2, 4],
 }

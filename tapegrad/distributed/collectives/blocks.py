@@ -11,22 +11,27 @@ from tapegrad.device.types import Array, Namespace
 from tapegrad.distributed.collectives.declaring import (
     Sizes,
     along,
-    blocks_of,
-    buffers_for,
     checked_sizes,
     collective,
     described,
+    flat,
     flattened,
     lengths_of,
     lift_axis,
     others_of,
+    packed,
     rank_of,
+    receivers,
     shares_of,
+    taken_to_flatten,
+    taken_to_pack,
+    taken_to_receive,
     unpack,
     with_sizes,
 )
 from tapegrad.distributed.group import Group, of
-from tapegrad.distributed.ordered import bounds, reduced
+from tapegrad.distributed.ordered import bounds, reduced, taken_by_reduced
+from tapegrad.distributed.room import Room, Taken
 from tapegrad.ops.apply import barrier
 from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.dispatch import tensor
@@ -34,13 +39,16 @@ from tapegrad.tensor import Tensor, TensorLike
 
 
 def _run_all_gather(
-    xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, out: Array, kind: str = "all_gather"
-) -> None:  # fmt: skip
-    blocks = blocks_of(out, axis, sizes)
-    received = buffers_for(xp, blocks)
+    xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, out: Array, room: Room, kind: str = "all_gather"
+) -> None:
+    received, send = receivers(out, axis, sizes, room), flattened(xp, x, room)
     detail = described(xp, x, others_of(x.shape, axis), axis=axis, sizes=sizes)
-    group.together(kind, detail, x.nbytes, lambda: group.engine.all_gather(flattened(xp, x), received))
-    unpack(xp, blocks, received)
+    group.together(kind, detail, x.nbytes, lambda: group.engine.all_gather(send, received))
+    unpack(xp, out, axis, sizes, received)
+
+
+def _taken_by_all_gather(aval: ShapedArray, x: Array, *, axis: int, sizes: Sizes, group: Group) -> list[Taken]:
+    return taken_to_receive(aval, axis, sizes) + taken_to_flatten(x)
 
 
 all_gather_p: Primitive = collective(
@@ -50,6 +58,7 @@ all_gather_p: Primitive = collective(
     lambda ct, x, *, group, axis, sizes: barrier(reduce_scatter_p, ct, group=group, axis=axis, sizes=sizes),
     lift_axis,
     "The ranks' blocks one after the other along an axis, on each of them.",
+    taken=_taken_by_all_gather,
 )
 
 
@@ -60,6 +69,7 @@ gather_pieces_p: Primitive = collective(
     lambda ct, x, *, group, axis, sizes: barrier(reduce_scatter_p, ct, group=group, axis=axis, sizes=sizes),
     lift_axis,
     "A variable whose pieces the ranks hold.  A target made of it is each rank's own, as one of a whole variable is.",
+    taken=_taken_by_all_gather,
 )
 
 
@@ -76,16 +86,21 @@ def all_gather(
     return barrier(all_gather_p, x, group=group, axis=axis, sizes=lengths)
 
 
-def _run_reduce_scatter(xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, out: Array) -> None:
-    send = [(r, flattened(xp, b)) for r, b in enumerate(blocks_of(x, axis, sizes))]
-    pieces = [xp.empty(out.size, out.dtype) for _ in sizes]
+def _run_reduce_scatter(
+    xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, out: Array, room: Room
+) -> None:
+    send = list(enumerate(packed(xp, x, axis, sizes, room)))
+    pieces = [room.take(out.size, out.dtype) for _ in sizes]
     detail = described(xp, x, x.shape, axis=axis, sizes=sizes)
     group.together(
         "reduce_scatter", detail, x.nbytes, lambda: group.engine.exchange(send, list(enumerate(pieces)))
     )  # fmt: skip
-    total = xp.empty(out.size, out.dtype)
-    reduced(xp, pieces, "sum", total)
-    xp.copyto(out, total.reshape(out.shape))
+    reduced(xp, pieces, "sum", flat(out), room)
+
+
+def _taken_by_reduce_scatter(aval: ShapedArray, x: Array, *, axis: int, sizes: Sizes, group: Group) -> list[Taken]:
+    pieces = [(aval.size, aval.dtype)] * len(sizes)
+    return taken_to_pack(x, axis, sizes) + pieces + taken_by_reduced(aval.size, aval.dtype)
 
 
 reduce_scatter_p: Primitive = collective(
@@ -95,6 +110,7 @@ reduce_scatter_p: Primitive = collective(
     lambda ct, x, *, group, axis, sizes: barrier(all_gather_p, ct, group=group, axis=axis, sizes=sizes),
     lift_axis,
     "The sum over ranks, each of which gets a block along an axis.",
+    taken=_taken_by_reduce_scatter,
 )
 
 
@@ -113,13 +129,20 @@ def reduce_scatter(
     )
 
 
-def _run_gather(xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, root: int, out: Array) -> None:
-    blocks = blocks_of(out, axis, sizes) if group.rank == root else []
-    received = buffers_for(xp, blocks)
+def _run_gather(
+    xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, root: int, out: Array, room: Room
+) -> None:
+    here = group.rank == root
+    received, send = receivers(out, axis, sizes, room) if here else [], flattened(xp, x, room)
     detail = described(xp, x, others_of(x.shape, axis), axis=axis, sizes=sizes, root=root)
-    start = lambda: group.engine.exchange([(root, flattened(xp, x))], list(enumerate(received)))
-    group.together("gather", detail, x.nbytes, start)
-    unpack(xp, blocks, received)
+    group.together("gather", detail, x.nbytes, lambda: group.engine.exchange([(root, send)], list(enumerate(received))))
+    if here:
+        unpack(xp, out, axis, sizes, received)
+
+
+def _taken_by_gather(aval: ShapedArray, x: Array, *, group: Group, axis: int, sizes: Sizes, root: int) -> list[Taken]:
+    received = taken_to_receive(aval, axis, sizes) if group.rank == root else []
+    return received + taken_to_flatten(x)
 
 
 gather_p: Primitive = collective(
@@ -129,6 +152,7 @@ gather_p: Primitive = collective(
     lambda ct, x, *, group, axis, sizes, root: barrier(scatter_p, ct, group=group, axis=axis, sizes=sizes, root=root),
     lift_axis,
     "The ranks' blocks one after the other along an axis, on one of them.",
+    taken=_taken_by_gather,
 )
 
 
@@ -146,13 +170,16 @@ def gather(
     return barrier(gather_p, x, group=group, axis=axis, sizes=lengths, root=root)
 
 
-def _run_scatter(xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, root: int, out: Array) -> None:
-    here = group.rank == root
-    send = [(r, flattened(xp, b)) for r, b in enumerate(blocks_of(x, axis, sizes))] if here else []
-    mine = xp.empty(out.size, out.dtype)
+def _run_scatter(
+    xp: Namespace, x: Array, *, group: Group, axis: int, sizes: Sizes, root: int, out: Array, room: Room
+) -> None:
+    send = list(enumerate(packed(xp, x, axis, sizes, room))) if group.rank == root else []
     detail = described(xp, x, others_of(x.shape, axis), axis=axis, sizes=sizes, root=root)
-    group.together("scatter", detail, x.nbytes, lambda: group.engine.exchange(send, [(root, mine)]))
-    xp.copyto(out, mine.reshape(out.shape))
+    group.together("scatter", detail, x.nbytes, lambda: group.engine.exchange(send, [(root, flat(out))]))
+
+
+def _taken_by_scatter(aval: ShapedArray, x: Array, *, group: Group, axis: int, sizes: Sizes, root: int) -> list[Taken]:
+    return taken_to_pack(x, axis, sizes) if group.rank == root else []
 
 
 def _transpose_scatter(ct: Tensor, x: ShapedArray, *, group: Group, axis: int, sizes: Sizes, root: int) -> Tensor:
@@ -167,6 +194,7 @@ scatter_p: Primitive = collective(
     _transpose_scatter,
     lift_axis,
     "Blocks of one rank's value along an axis, one for each rank.",
+    taken=_taken_by_scatter,
 )
 
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
+from math import prod
 from typing import Any
 
+from tapegrad.core import account
 from tapegrad.core.aval import ShapedArray, normalize_axis
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import NO_PARAMS, Node
 from tapegrad.core.primitive import Primitive, linear
 from tapegrad.core.rule import Params
 from tapegrad.core.state import thread
-from tapegrad.device import CPU, Device
+from tapegrad.device import CPU, Device, dtypes
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array, Namespace
 from tapegrad.distributed.group import Group
 from tapegrad.distributed.ordered import bounds
+from tapegrad.distributed.room import Room, Taken, bytes_of
 from tapegrad.distributed.walks import PEERS
+from tapegrad.engine.work import Lies
 from tapegrad.errors import DistributedError, DryRunError, ShapeError
 from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor
@@ -23,9 +30,24 @@ Sizes = tuple[int, ...]
 """Lengths along an axis, by rank."""
 
 
-def flattened(xp: Namespace, x: Array) -> Array:
-    """A contiguous array of one dimension, which may be ``x``'s memory."""
-    return xp.ascontiguousarray(x).reshape(-1)
+def flattened(xp: Namespace, x: Array, room: Room) -> Array:
+    """A contiguous array of one dimension: ``x``'s memory, or where that is not contiguous, a copy."""
+    if x.flags.c_contiguous:
+        return x.reshape(-1)
+    copy = room.take(x.size, x.dtype)
+    xp.copyto(copy.reshape(x.shape), x)
+    return copy
+
+
+def taken_to_flatten(x: Array | HostScalar) -> list[Taken]:
+    """What :func:`flattened` takes of a room."""
+    return [] if isinstance(x, HostScalar) or x.flags.c_contiguous else [(x.size, x.dtype)]
+
+
+def flat(out: Array) -> Array:
+    """The memory of a result, in one dimension."""
+    assert out.flags.c_contiguous
+    return out.reshape(-1)
 
 
 def described(xp: Namespace, x: Array, shape: Sequence[int | str], **more: object) -> str:
@@ -60,14 +82,55 @@ def on_gpu(impl: Callable[..., None]) -> Callable[..., None]:
     return cuda
 
 
+def in_room(impl: Callable[..., None]) -> Callable[..., None]:
+    """``impl``, which takes ``room=``, with the temporary array that :func:`room_of` has declared as its room."""
+
+    @wraps(impl)
+    def run(xp: Namespace, *arrays: Array, temporaries: Sequence[Array] = (), **params: Any) -> None:
+        impl(xp, *arrays, room=Room(xp, temporaries[0] if temporaries else None), **params)
+
+    return run
+
+
+def room_of(taken: Callable[..., list[Taken]]) -> Callable[..., list[Lies]]:
+    """The room of ``taken(aval, x, group=, **params)`` as a temporary array; none where the host's memory is used."""
+
+    def temporaries(aval: ShapedArray, *arrays: Array | HostScalar, group: Group, **params: Any) -> list[Lies]:
+        moves = group.engine.moves(aval.device)
+        nbytes = bytes_of(taken(aval, *arrays, group=group, **params)) if moves else 0
+        return [((nbytes,), dtypes.asdtype("uint8"))] if nbytes else []
+
+    return temporaries
+
+
+def nothing(*args: object, **params: object) -> list[Taken]:
+    """What a collective takes that needs no room."""
+    return []
+
+
+def counted(prim: Primitive, aval: ShapedArray) -> Buffer:
+    """Memory that a collective takes for longer than its own work; it is counted until it is dropped."""
+    device = thread.executor.device(aval.device)
+    made = lambda: Buffer(device.empty(aval.shape, aval.dtype), Node(prim, NO_PARAMS, aval))
+    buffer = account.current.in_room((aval,), (prim.name,), made)
+    account.current.labelled(buffer, PEERS.category, prim.name)
+    return buffer
+
+
 def collective(
     name: str, impl: Callable[..., None], infer: Callable[..., ShapedArray], transpose: Callable[..., Tensor],
     lift: Callable[[Params, int], Params], doc: str, cuda: Callable[..., None] | None = None,
+    taken: Callable[..., list[Taken]] | None = None,
 ) -> Primitive:  # fmt: skip
-    """A linear primitive whose application all ranks of its group take part in; ``cuda``: on a GPU (None: ``impl``)."""
+    """A linear primitive whose application all ranks of its group take part in; ``cuda``: on a GPU (None: ``impl``).
+
+    ``taken(aval, x, group=, **params)``: what ``impl`` takes of the room that it is given, in this order.
+    """
+    run = impl if taken is None else in_room(impl)
+    temporaries = room_of(nothing if taken is None else taken)
     return linear(
-        name, impl=impl, infer=infer, transpose=transpose, lift=lift, into=True, cuda=cuda or on_gpu(impl),
-        dry=untouched, effect=PEERS, doc=doc,
+        name, impl=run, infer=infer, transpose=transpose, lift=lift, into=True, cuda=cuda or on_gpu(run),
+        dry=untouched, effect=PEERS, temporaries=temporaries, doc=doc,
     )  # fmt: skip
 
 
@@ -94,13 +157,46 @@ def blocks_of(x: Array, axis: int, sizes: Sizes) -> list[Array]:
     return [x[(slice(None),) * axis + (slice(i, j),)] for i, j in zip(at, at[1:], strict=False)]
 
 
-def buffers_for(xp: Namespace, blocks: Sequence[Array]) -> list[Array]:
-    return [xp.empty(b.size, b.dtype) for b in blocks]
+def is_whole(shape: Sequence[int], axis: int) -> bool:
+    """Whether blocks along ``axis`` of a contiguous array are contiguous."""
+    return prod(shape[:axis]) <= 1
 
 
-def unpack(xp: Namespace, blocks: Sequence[Array], received: Sequence[Array]) -> None:
-    for block, flat in zip(blocks, received, strict=True):
-        xp.copyto(block, flat.reshape(block.shape))
+def packed(xp: Namespace, x: Array, axis: int, sizes: Sizes, room: Room) -> list[Array]:
+    """The blocks of ``x``, each contiguous and of one dimension: its memory or copies."""
+    if x.flags.c_contiguous and is_whole(x.shape, axis):
+        return [b.reshape(-1) for b in blocks_of(x, axis, sizes)]
+    found = []
+    for block in blocks_of(x, axis, sizes):
+        found.append(room.take(block.size, block.dtype))
+        xp.copyto(found[-1].reshape(block.shape), block)
+    return found
+
+
+def taken_to_pack(x: Array, axis: int, sizes: Sizes) -> list[Taken]:
+    """What :func:`packed` takes of a room."""
+    if x.flags.c_contiguous and is_whole(x.shape, axis):
+        return []
+    return [(b.size, b.dtype) for b in blocks_of(x, axis, sizes)]
+
+
+def receivers(out: Array, axis: int, sizes: Sizes, room: Room) -> list[Array]:
+    """Where the blocks of a result come: to their places, if these are contiguous; see :func:`unpack`."""
+    blocks = blocks_of(out, axis, sizes)
+    return [b.reshape(-1) if is_whole(out.shape, axis) else room.take(b.size, b.dtype) for b in blocks]
+
+
+def taken_to_receive(aval: ShapedArray, axis: int, sizes: Sizes) -> list[Taken]:
+    """What :func:`receivers` takes of a room."""
+    each = prod(aval.shape[:axis]) * prod(aval.shape[axis + 1 :])
+    return [] if is_whole(aval.shape, axis) else [(n * each, aval.dtype) for n in sizes]
+
+
+def unpack(xp: Namespace, out: Array, axis: int, sizes: Sizes, received: Sequence[Array]) -> None:
+    """Put what has come to its place, where it is not there."""
+    if not is_whole(out.shape, axis):
+        for block, come in zip(blocks_of(out, axis, sizes), received, strict=True):
+            xp.copyto(block, come.reshape(block.shape))
 
 
 def others_of(shape: Sequence[int], axis: int) -> tuple[int | str, ...]:

@@ -6,22 +6,28 @@ from collections.abc import Sequence
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Primitive
+from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array, Namespace
 from tapegrad.distributed.collectives.declaring import (
     Sizes,
     along,
-    blocks_of,
-    buffers_for,
     collective,
     described,
+    flat,
     flattened,
+    packed,
+    receivers,
     same,
     shares_of,
     sizes_of,
+    taken_to_flatten,
+    taken_to_pack,
+    taken_to_receive,
     unchanged,
     unpack,
 )
 from tapegrad.distributed.group import Group, of
+from tapegrad.distributed.room import Room, Taken
 from tapegrad.errors import DistributedError
 from tapegrad.ops.apply import barrier
 from tapegrad.ops.dispatch import tensor
@@ -29,17 +35,21 @@ from tapegrad.tensor import Tensor, TensorLike
 
 
 def _run_all_to_all(
-    xp: Namespace, x: Array, *, group: Group, split: int, concat: int, away: Sizes, come: Sizes, out: Array
+    xp: Namespace, x: Array, *, group: Group, split: int, concat: int, away: Sizes, come: Sizes, out: Array, room: Room
 ) -> None:
-    send = [(r, flattened(xp, b)) for r, b in enumerate(blocks_of(x, split, away))]
-    blocks = blocks_of(out, concat, come)
-    received = buffers_for(xp, blocks)
+    send, received = packed(xp, x, split, away, room), receivers(out, concat, come, room)
     alike = list(x.shape)
     alike[split] = alike[concat] = -1
     detail = described(xp, x, alike) + f", from axis {split} to axis {concat}"
-    start = lambda: group.engine.exchange(send, list(enumerate(received)))
+    start = lambda: group.engine.exchange(list(enumerate(send)), list(enumerate(received)))
     group.together("all_to_all", detail, x.nbytes, start)
-    unpack(xp, blocks, received)
+    unpack(xp, out, concat, come, received)
+
+
+def _taken_by_all_to_all(
+    aval: ShapedArray, x: Array, *, split: int, concat: int, away: Sizes, come: Sizes, group: Group
+) -> list[Taken]:
+    return taken_to_pack(x, split, away) + taken_to_receive(aval, concat, come)
 
 
 def _infer_all_to_all(
@@ -58,6 +68,7 @@ all_to_all_p: Primitive = collective(
     ),
     lambda params, n: {**params, "split": params["split"] + 1, "concat": params["concat"] + 1},
     "Blocks along an axis, one for each rank; those that come one after the other along another.",
+    taken=_taken_by_all_to_all,
 )
 
 
@@ -85,17 +96,20 @@ def all_to_all(
     return barrier(all_to_all_p, x, group=group, split=split, concat=concat, away=away, come=come)
 
 
-def _run_shift(xp: Namespace, x: Array, *, group: Group, offset: int, periodic: bool, out: Array) -> None:
+def _run_shift(xp: Namespace, x: Array, *, group: Group, offset: int, periodic: bool, out: Array, room: Room) -> None:
     to, source = neighbour(group, offset, periodic), neighbour(group, -offset, periodic)
-    here = xp.empty(out.size, out.dtype)
-    send = [] if to is None else [(to, flattened(xp, x))]
-    receive = [] if source is None else [(source, here)]
+    send = [] if to is None else [(to, flattened(xp, x, room))]
+    receive = [] if source is None else [(source, flat(out))]
     detail = described(xp, x, x.shape, offset=offset, periodic=periodic)
     group.together("shift", detail, x.nbytes, lambda: group.engine.exchange(send, receive))
     if source is None:
         out.fill(0)
-    else:
-        xp.copyto(out, here.reshape(out.shape))
+
+
+def _taken_by_shift(
+    aval: ShapedArray, x: Array | HostScalar, *, group: Group, offset: int, periodic: bool
+) -> list[Taken]:
+    return [] if neighbour(group, offset, periodic) is None else taken_to_flatten(x)
 
 
 def neighbour(group: Group, offset: int, periodic: bool) -> int | None:
@@ -113,6 +127,7 @@ shift_p: Primitive = collective(
     lambda ct, x, *, group, offset, periodic: barrier(shift_p, ct, group=group, offset=-offset, periodic=periodic),
     unchanged,
     "The value of the rank some places before; zeros at an open end.",
+    taken=_taken_by_shift,
 )
 
 

@@ -9,13 +9,14 @@ On a GPU, too, they pass through the host's memory: a message of NCCL's holds up
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from tapegrad.core.aval import Shape, ShapedArray
+from tapegrad.core.aval import Shape, ShapedArray, shaped
 from tapegrad.core.primitive import Primitive
 from tapegrad.device import CPU, dtypes
 from tapegrad.device.types import Array, Namespace
-from tapegrad.distributed.collectives.declaring import collective, flattened, rank_of, staged
+from tapegrad.distributed.collectives.declaring import collective, counted, flat, rank_of, staged
 from tapegrad.distributed.engine import BETWEEN_TWO
 from tapegrad.distributed.group import Group, of
 from tapegrad.distributed.watching import WATCHING
@@ -35,11 +36,16 @@ def _head(dtype: object, shape: Sequence[int]) -> bytes:
     return f"{dtype} {tuple(shape)}".encode()[:_HEAD_BYTES].ljust(_HEAD_BYTES)
 
 
-def _run_send(xp: Namespace, x: Array, *, group: Group, to: int, key: Key, out: Array) -> None:
+def _run_send(
+    xp: Namespace, x: Array, *, group: Group, to: int, key: Key, out: Array, on_host: bool = False
+) -> None:  # fmt: skip
     entered = group.line.between_two("send", f"{x.dtype} {x.shape} to rank {to}", x.nbytes, key)
     head = CPU.xp.frombuffer(_head(x.dtype, x.shape), dtype="u1").copy()
     group.sent(group.engine.exchange([(to, head)], [], BETWEEN_TWO))
-    group.sent(group.engine.exchange([(to, flattened(xp, x).copy())], [], BETWEEN_TWO))
+    held = None if on_host else counted(send_p, shaped((x.size,), x.dtype, CPU))
+    copy = xp.empty(x.size, x.dtype) if held is None else held.array
+    xp.copyto(copy.reshape(x.shape), x)
+    group.sent(group.engine.exchange([(to, copy)], [], BETWEEN_TWO), held)
     WATCHING.now.arrived(entered)
 
 
@@ -52,9 +58,7 @@ def _run_recv(
     group.wait(group.engine.exchange([], [(source, head)], BETWEEN_TWO), entered)
     if head.tobytes() != _head(out.dtype, out.shape):
         raise DistributedError(f"{entered}: rank {source} has sent {head.tobytes().decode().rstrip()} instead")
-    flat = xp.empty(out.size, out.dtype)
-    group.wait(group.engine.exchange([], [(source, flat)], BETWEEN_TWO), entered)
-    xp.copyto(out, flat.reshape(out.shape))
+    group.wait(group.engine.exchange([], [(source, flat(out))], BETWEEN_TWO), entered)
 
 
 def _back(key: Key) -> Key:
@@ -75,7 +79,7 @@ def _batched(params: dict[str, Any], n: int) -> dict[str, Any]:
 
 send_p: Primitive = collective(
     "send", _run_send, lambda x, **params: x.with_shape((0,)), _transposed_send, _batched, "A value for another rank.",
-    staged(_run_send),
+    staged(partial(_run_send, on_host=True)),
 )  # fmt: skip
 recv_p: Primitive = collective(
     "recv", _run_recv, lambda token, *, shape, **params: token.with_shape(shape), _transposed_recv, _batched,

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive, general
+from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array, Namespace
 from tapegrad.distributed.collectives.blocks import all_gather
 from tapegrad.distributed.collectives.declaring import (
     collective,
     described,
+    flat,
     flattened,
+    in_room,
     on_gpu,
     rank_of,
+    room_of,
     same,
+    taken_to_flatten,
     unchanged,
     untouched,
 )
 from tapegrad.distributed.group import Group, of
-from tapegrad.distributed.ordered import AllReduce, reduced
+from tapegrad.distributed.ordered import AllReduce, reduced, taken_by_all_reduce, taken_by_reduced
+from tapegrad.distributed.room import Room, Taken
 from tapegrad.distributed.walks import PEERS
 from tapegrad.errors import DistributedError, DTypeError
 from tapegrad.ops.apply import barrier
@@ -28,16 +35,22 @@ from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor, TensorLike
 
 
-def _run_all_reduce(xp: Namespace, x: Array, *, group: Group, op: str, exact: bool, out: Array) -> None:
+def _run_all_reduce(xp: Namespace, x: Array, *, group: Group, op: str, exact: bool, out: Array, room: Room) -> None:
     xp.copyto(out, x)
-    flat = out.reshape(-1) if out.flags.c_contiguous else flattened(xp, out)
+    all_elements = flat(out)
 
     def start() -> Any:
-        return AllReduce(group.engine, xp, flat, op) if exact else group.engine.all_reduce(flat, op)
+        if exact:
+            return AllReduce(group.engine, xp, all_elements, op, room)
+        return group.engine.all_reduce(all_elements, op)
 
     group.together("all_reduce", described(xp, x, x.shape, op=op, exact=exact), x.nbytes, start)
-    if not out.flags.c_contiguous:
-        xp.copyto(out, flat.reshape(out.shape))
+
+
+def _taken_by_all_reduce(
+    aval: ShapedArray, x: Array | HostScalar, *, group: Group, op: str, exact: bool = True
+) -> list[Taken]:
+    return taken_by_all_reduce(aval.size, aval.dtype, group.engine, op) if exact else []
 
 
 all_reduce_p: Primitive = collective(
@@ -47,6 +60,7 @@ all_reduce_p: Primitive = collective(
     lambda ct, x, *, group, op, exact: barrier(all_reduce_p, ct, group=group, op=op, exact=exact),
     unchanged,
     "The sum over ranks, on each of them.",
+    taken=_taken_by_all_reduce,
 )
 
 
@@ -61,8 +75,9 @@ def _extreme_push(t: Tensor, x: Tensor, out: Tensor, *, group: Group, op: str) -
     return all_reduce(t * attain, group=group) / all_reduce(attain, group=group)
 
 
-def _run_extreme(xp: Namespace, x: Array, *, group: Group, op: str, out: Array) -> None:
-    _run_all_reduce(xp, x, group=group, op=op, exact=True, out=out)
+@in_room
+def _run_extreme(xp: Namespace, x: Array, *, group: Group, op: str, out: Array, room: Room) -> None:
+    _run_all_reduce(xp, x, group=group, op=op, exact=True, out=out, room=room)
 
 
 extreme_p = general(
@@ -76,6 +91,7 @@ extreme_p = general(
     cuda=on_gpu(_run_extreme),
     dry=untouched,
     effect=PEERS,
+    temporaries=room_of(_taken_by_all_reduce),
     doc="The greatest or the least element over ranks.",
 )
 
@@ -107,20 +123,23 @@ def all_reduce(x: TensorLike, /, op: str = "sum", *, group: Group | None = None,
     return total if op == "sum" else total / group.size
 
 
-def _run_reduce(xp: Namespace, x: Array, *, group: Group, root: int, out: Array) -> None:
-    flat, here = flattened(xp, x), group.rank == root
-    pieces = [xp.empty_like(flat) for _ in range(group.size)] if here else []
+def _run_reduce(xp: Namespace, x: Array, *, group: Group, root: int, out: Array, room: Room) -> None:
+    send, here = flattened(xp, x, room), group.rank == root
+    pieces = [room.take(x.size, x.dtype) for _ in range(group.size)] if here else []
 
     def start() -> Any:
-        return group.engine.exchange([(root, flat)], list(enumerate(pieces)))
+        return group.engine.exchange([(root, send)], list(enumerate(pieces)))
 
     group.together("reduce", described(xp, x, x.shape, root=root), x.nbytes, start)
     if here:
-        total = xp.empty_like(flat)
-        reduced(xp, pieces, "sum", total)
-        xp.copyto(out, total.reshape(out.shape))
+        reduced(xp, pieces, "sum", flat(out), room)
     else:
         out.fill(0)
+
+
+def _taken_by_reduce(aval: ShapedArray, x: Array | HostScalar, *, group: Group, root: int) -> list[Taken]:
+    pieces = [(aval.size, aval.dtype)] * group.size + taken_by_reduced(aval.size, aval.dtype)
+    return taken_to_flatten(x) + (pieces if group.rank == root else [])
 
 
 reduce_p: Primitive = collective(
@@ -130,6 +149,7 @@ reduce_p: Primitive = collective(
     lambda ct, x, *, group, root: barrier(broadcast_p, ct, group=group, root=root),
     unchanged,
     "The sum over ranks on one of them, zeros on the others.",
+    taken=_taken_by_reduce,
 )
 
 
@@ -143,13 +163,12 @@ def reduce(x: TensorLike, /, root: int = 0, *, group: Group | None = None) -> Te
 
 
 def _run_broadcast(xp: Namespace, x: Array, *, group: Group, root: int, out: Array) -> None:
-    flat = xp.empty(x.size, x.dtype)
     if group.rank == root:
-        xp.copyto(flat, flattened(xp, x))
+        xp.copyto(out, x)
+    whole = flat(out)
     group.together(
-        "broadcast", described(xp, x, x.shape, root=root), x.nbytes, lambda: group.engine.broadcast(flat, root)
+        "broadcast", described(xp, x, x.shape, root=root), x.nbytes, lambda: group.engine.broadcast(whole, root)
     )  # fmt: skip
-    xp.copyto(out, flat.reshape(out.shape))
 
 
 broadcast_p: Primitive = collective(

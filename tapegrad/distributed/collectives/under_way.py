@@ -6,67 +6,96 @@ Nothing else may read the first one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from tapegrad.core.aval import ShapedArray
+from tapegrad.core import account
+from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import Primitive
-from tapegrad.device import CPU, Device
+from tapegrad.device import CPU, Device, dtypes
 from tapegrad.device.types import Array, Namespace
-from tapegrad.distributed.collectives.declaring import collective, described, same, unchanged
+from tapegrad.distributed.collectives.declaring import collective, counted, described, same, unchanged
 from tapegrad.distributed.collectives.reductions import all_reduce_p
 from tapegrad.distributed.engine import Transfer
 from tapegrad.distributed.group import Group
-from tapegrad.distributed.ordered import AllReduce
+from tapegrad.distributed.matching import UnderWay
+from tapegrad.distributed.ordered import AllReduce, taken_by_all_reduce
+from tapegrad.distributed.room import Room, bytes_of
+from tapegrad.distributed.walks import PEERS
 from tapegrad.ops.apply import barrier
 from tapegrad.tensor import Tensor
 
 
-def _start(group: Group, device: Device, x: Array, exact: bool, address: int) -> None:
-    """Start the sum of ``x``, in its memory."""
+@dataclass(eq=False)
+class Sum:
+    """A sum under way.  Once it is done, or finished, it holds nothing any more that it does not need."""
 
-    def transfer() -> Transfer:
-        with device.active():
-            return AllReduce(group.engine, device.xp, x) if exact else group.engine.all_reduce(x, "sum")
+    room: Buffer | None
+    """The memory for what comes from other ranks; None: there is none, or it is not needed any more."""
+    tensor: Tensor | None = None
+    """In whose memory the sum is made."""
+    array: Any = None
+    under_way: UnderWay | None = None
+    """None: in a dry run."""
 
-    detail = described(device.xp, x, x.shape, exact=exact)
-    group.under_way[address] = x, group.line.start("all_reduce", detail, x.nbytes, transfer)
+    def help_on(self) -> None:
+        """Let it go on."""
+        if self.under_way is not None and self.under_way.done():
+            self.room = None
+
+    def start(self, group: Group, device: Device, x: Array, exact: bool) -> None:
+        """Start to sum ``x`` in its memory."""
+        memory = None if self.room is None else self.room.array
+
+        def transfer() -> Transfer:
+            with device.active():
+                if exact:
+                    return AllReduce(group.engine, device.xp, x, "sum", Room(device.xp, memory))
+                return group.engine.all_reduce(x, "sum")
+
+        detail = described(device.xp, x, x.shape, exact=exact)
+        self.array, self.under_way = x, group.line.start("all_reduce", detail, x.nbytes, transfer)
+        group.under_way.append(self)
+
+    def finish(self, group: Group) -> Array:
+        """What it has come to, once it has."""
+        assert self.under_way is not None
+        group.under_way.remove(self)
+        self.under_way.wait()
+        total, self.array, self.under_way = self.array, None, None
+        return total
 
 
-def _finish(group: Group, address: int) -> Array:
-    x, under_way = group.under_way.pop(address)
-    under_way.wait()
-    return x
-
-
-def _run_start(xp: Namespace, x: Array, *, group: Group, exact: bool, out: Array) -> None:
+def _run_start(xp: Namespace, x: Array, *, group: Group, exact: bool, under_way: Sum, out: Array) -> None:
     xp.copyto(out, x)
-    _start(group, CPU, out, exact, out.ctypes.data)
+    under_way.start(group, CPU, out, exact)
 
 
-def _run_finish(xp: Namespace, x: Array, *, group: Group, exact: bool, out: Array) -> None:
-    xp.copyto(out, _finish(group, x.ctypes.data))
+def _run_finish(xp: Namespace, x: Array, *, group: Group, exact: bool, under_way: Sum, out: Array) -> None:
+    xp.copyto(out, under_way.finish(group))
 
 
-def _start_on_gpu(device: Device, x: Array, *, group: Group, exact: bool, out: Any) -> None:
+def _start_on_gpu(device: Device, x: Array, *, group: Group, exact: bool, under_way: Sum, out: Any) -> None:
     if not group.engine.moves(device):
-        _start(group, CPU, device.numpy(x).copy(), exact, out.data.ptr)
+        under_way.start(group, CPU, device.numpy(x).copy(), exact)
         return
     with device.active():
         out[...] = x
-    _start(group, device, out, exact, out.data.ptr)
+    under_way.start(group, device, out, exact)
 
 
-def _finish_on_gpu(device: Device, x: Any, *, group: Group, exact: bool, out: Array) -> None:
-    total = _finish(group, x.data.ptr)
+def _finish_on_gpu(device: Device, x: Any, *, group: Group, exact: bool, under_way: Sum, out: Array) -> None:
+    total = under_way.finish(group)
     with device.active():
         out[...] = device.array(total, None, copy=False)
 
 
-def _transposed_finish(ct: Tensor, x: ShapedArray, *, group: Group, exact: bool) -> Tensor:
+def _transposed_finish(ct: Tensor, x: ShapedArray, *, group: Group, exact: bool, under_way: Sum) -> Tensor:
     return ct
 
 
-def _transposed_start(ct: Tensor, x: ShapedArray, *, group: Group, exact: bool) -> Tensor:
+def _transposed_start(ct: Tensor, x: ShapedArray, *, group: Group, exact: bool, under_way: Sum) -> Tensor:
     return barrier(all_reduce_p, ct, group=group, op="sum", exact=exact)
 
 
@@ -79,17 +108,31 @@ finish_p: Primitive = collective(
 )  # fmt: skip
 
 
-def start(x: Tensor, group: Group, exact: bool = True) -> Tensor:
-    """The sum of ``x``, of one dimension, over ranks, under way: give it to :func:`finish`, and to nobody else."""
-    return barrier(start_p, x, group=group, exact=exact)
+def start(x: Tensor, group: Group, exact: bool = True) -> Sum:
+    """The sum of ``x``, of one dimension, over ranks, under way: give it to :func:`finish`."""
+    found = Sum(_room(x, group) if exact and group.engine.moves(x.device) else None)
+    found.tensor = barrier(start_p, x, group=group, exact=exact, under_way=found)
+    account.current.labelled(found.tensor._buffer, PEERS.category, "a sum under way")
+    return found
 
 
-def finish(x: Tensor, group: Group, exact: bool = True) -> Tensor:
+def _room(x: Tensor, group: Group) -> Buffer | None:
+    nbytes = bytes_of(taken_by_all_reduce(x.size, x.dtype, group.engine))
+    if not nbytes:
+        return None
+    return counted(start_p, shaped((nbytes,), dtypes.asdtype("uint8"), x.device))
+
+
+def finish(under_way: Sum, group: Group, exact: bool = True) -> Tensor:
     """What :func:`start` has started, once it has come.  Raises DistributedError on every rank."""
-    return barrier(finish_p, x, group=group, exact=exact)
+    started, under_way.tensor = under_way.tensor, None
+    assert started is not None
+    total = barrier(finish_p, started, group=group, exact=exact, under_way=under_way)
+    under_way.room = None
+    return total
 
 
 def help_on(group: Group) -> None:
     """Let what is under way go on: MPI moves bytes only while somebody calls it."""
-    for _, under_way in list(group.under_way.values()):
-        under_way.done()
+    for under_way in list(group.under_way):
+        under_way.help_on()
