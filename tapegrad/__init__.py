@@ -16,7 +16,7 @@ import typing as _typing
 __version__ = "0.1.0"
 
 # Submodules behind whose names the public name is a function, and those that are public themselves.
-_FUNCTIONS = {"device", "explain"}
+_FUNCTIONS = {"device", "explain", "tensor"}
 _MODULES = {
     "distributed", "fft", "integrate", "linalg", "memory", "nn", "optim", "random", "signal", "sparse", "special",
     "stats", "testing",
@@ -97,10 +97,11 @@ else:
                     return _importlib.import_module(f"{__name__}.{name}")
             if name in {*_load(), "__all__", *_PROTOCOL}:
                 return globals()[name]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=_sys.modules[__name__])
+        spellings = _importlib.import_module(f"{__name__}.spellings")
+        message = f"module {__name__!r} has no attribute {name!r}{spellings.missing_from_package(name)}"
+        raise AttributeError(message, name=name, obj=_sys.modules[__name__])
 
     def __dir__():
-        _load()
-        return sorted(globals())
+        return sorted({*_load(), *_PROTOCOL, *(name for name in globals() if name.startswith("__"))})
 
     _sys.modules[__name__].__class__ = _Unloaded

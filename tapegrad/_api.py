@@ -17,6 +17,7 @@ from tapegrad import (
     testing,
 )
 from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
+from tapegrad import spellings as _spellings
 from tapegrad.autodiff import cupy_protocol as _cupy_protocol
 from tapegrad.autodiff.accumulator import ForwardAccumulator
 from tapegrad.autodiff.custom_gradient import custom_gradient, grad_pass_through, stop_gradient
@@ -59,6 +60,7 @@ from tapegrad.memory import (
     reversible,
 )
 from tapegrad.ops import *  # noqa: F403
+from tapegrad.ops.create.creation import tensor_of as tensor  # a module is called tensor, too
 from tapegrad.ops.elementwise.complex_parts import complex_of as complex  # in ops it would hide Python's own
 from tapegrad.ops.elementwise.predicates import ndim, shape, size  # a folder of ops is called shape
 from tapegrad.ops.interop.info import API_VERSION as __array_api_version__  # noqa: F401
@@ -107,5 +109,12 @@ __all__ += [
     "vmap",
     "while_loop",
 ]
-__all__ += ["complex", "i0", "ndim", "shape", "size"]
+__all__ += ["complex", "i0", "ndim", "shape", "size", "tensor"]
 __all__ += _ops.__all__ + _polynomial
+
+# What users call, not what modules of the package import from each other.
+_explained: dict[object, object] = {}
+for _name in sorted(__all__, key=lambda name: name != getattr(globals()[name], "__name__", "")):  # aliases last
+    _f = globals()[_name]
+    if _spellings.has_other_names(_f):
+        globals()[_name] = _explained.setdefault(_f, _spellings.explained(_f, _name))

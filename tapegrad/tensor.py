@@ -22,6 +22,7 @@ from tapegrad.device import Device, asdevice, cuda_index, current_device, phanto
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import array_of, fill
 from tapegrad.errors import DetachedError, DeviceError, DTypeError, ImmutableError, ShapeError, UnsizedError
+from tapegrad.spellings import TENSORS, missing
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -211,6 +212,11 @@ class Tensor:
     def __deepcopy__(self, memo: dict[str, object]) -> Tensor:
         return self
 
+    def __getattr__(self, name: str) -> Callable[..., Any]:  # to a type checker: sum, mean, max, clip, take, ...
+        if name[:2] == "__":  # NumPy asks for some at each conversion
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}", name=name, obj=self)
+        raise missing(self, name, TENSORS)
+
     if TYPE_CHECKING:  # bound by tapegrad.ops
         T: Tensor
         mT: Tensor
@@ -257,7 +263,6 @@ class Tensor:
         def conj(self) -> Tensor: ...
         def flatten(self) -> Tensor: ...
         def ravel(self) -> Tensor: ...
-        def __getattr__(self, name: str) -> Callable[..., Any]: ...  # sum, mean, max, clip, take, ...
 
 
 class Ref(Generic[T]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tapegrad.core import account
 from tapegrad.core.aval import Shape, ShapedArray
@@ -16,6 +16,7 @@ from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import Device, dtypes
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import DeviceError, DTypeError, ImmutableError, ShapeError
+from tapegrad.spellings import TENSORS, missing
 from tapegrad.tensor import DTypeLike, Ref, Tensor, TensorLike, add_reader, alias, device_of, identity_of, upload
 
 _number = itertools.count().__next__
@@ -254,6 +255,11 @@ class Variable:
         raise ImmutableError(
             f"variable {self.name!r} is not updated by operators; use assign_add, assign_sub or assign"
         )
+
+    if not TYPE_CHECKING:  # an attribute that is not there is an error to a type checker, too
+
+        def __getattr__(self, name):
+            raise missing(self, name, TENSORS)
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = _refuse
     __iand__ = __ior__ = __ixor__ = _refuse

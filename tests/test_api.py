@@ -69,6 +69,31 @@ def test_every_public_name_is_there() -> None:
     assert {name for name in space if not name.startswith("__")} == set(tg.__all__)
 
 
+def test_dir_lists_public_names_alone() -> None:
+    assert {name for name in dir(tg) if not name.startswith("_")} == set(tg.__all__)
+    assert not {name for name in dir(tg) if name.startswith("_") and not name.startswith("__")}
+    assert tg.__all__.count("tensor") == 1 and len(tg.__all__) == len(set(tg.__all__))
+    shown = fresh("import tapegrad\nprint('sin' in dir(tapegrad), 'buffer' in dir(tapegrad), 'cell' in dir(tapegrad))")
+    assert shown == "True False False"
+
+
+def test_tensor_is_a_function_and_a_module() -> None:
+    code = """
+from tapegrad.tensor import Tensor
+import tapegrad as tg
+import tapegrad.tensor
+t = tg.tensor([1, 2])
+assert type(t) is Tensor is tg.Tensor and t.dtype == "int64"
+assert tg.tensor([1.0], "float64", device="cpu").dtype == "float64"
+x = tg.asarray([2.0])
+assert tg.tensor(x) is not x
+with tg.GradientTape() as tape:
+    tape.watch(x)
+    y = tg.tensor(x) * 3.0
+print(tape.gradient(y, x))"""
+    assert fresh(code) == "[3.]"
+
+
 def test_functions_that_share_their_names_with_submodules() -> None:
     submodules = {found.name for found in pkgutil.iter_modules(tg.__path__)}
     assert {n for n in submodules & set(tg.__all__) if not isinstance(getattr(tg, n), ModuleType)} == tg._FUNCTIONS
@@ -92,7 +117,7 @@ import numpy  # once for all
 def check(first):
     importlib.import_module(first)
     import tapegrad as tg
-    for name in ("device", "explain", "primitive"):
+    for name in ("device", "explain", "primitive", "tensor"):
         assert type(getattr(tg, name)) is types.FunctionType, (name, getattr(tg, name))
     for name in ("random", "memory", "nn", "optim", "testing", "errors", "linalg", "fft", "special", "sparse"):
         assert getattr(tg, name) is sys.modules["tapegrad." + name], name

@@ -17,6 +17,7 @@ from tapegrad.engine.cuda import launch, layout
 from tapegrad.engine.evaluate import fill
 from tapegrad.errors import KernelError
 from tapegrad.ops import dispatch
+from tapegrad.tensor import materialize
 
 TELLING = ("contiguous", "misaligned", "step", "transposed", "five dimensions", "repeated rows", "empty")
 SPREAD = [
@@ -81,7 +82,7 @@ def test_index_of_64_bits(shape, cuda, on, monkeypatch):
     functions = arithmetic, lambda x: tg.sum(x * x, axis=0), lambda x: tg.sum(x * x, axis=1)
     make = lambda d: [f(on(d, base, view)) for view in views for f in functions]
     wanted, first = make(CPU), make(cuda)
-    tg.tensor.materialize(*first)
+    materialize(*first)
     narrow = standin.compiles
     monkeypatch.setattr(layout, "_WIDE_INDEX", 1)
     monkeypatch.setattr(launch, "_ready", {})  # what has been prepared keeps its index

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 from tapegrad import ops, random
@@ -15,6 +15,7 @@ from tapegrad.errors import DTypeError, TapegradError
 from tapegrad.memory.ledger.frames import LAYER, code_of, counts_as_call
 from tapegrad.nn import initializers
 from tapegrad.nn.layers import saving
+from tapegrad.spellings import LAYERS, missing, refuse_in
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 from tapegrad.variable import Variable
 
@@ -38,6 +39,14 @@ class Layer:
     ``training=True`` reaches ``call`` if it takes an argument of that name.  There is no global mode, so a layer that
     calls others must pass it on, and a layer without that argument may hold no layer that has it (TapegradError).
     """
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """A layer to be initialized.  Raises TypeError for arguments under another library's names."""
+        refuse_in(cls, kwargs)
+        return super().__new__(cls)
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing(self, name, LAYERS)
 
     def __init__(self, *, name: str | None = None, dtype: DTypeLike = "float32", trainable: bool = True) -> None:
         self.name = _unique_name(type(self)) if name is None else name

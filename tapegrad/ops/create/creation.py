@@ -35,6 +35,17 @@ def constant(
     return own(reshaped(t, wanted) if t.size == math.prod(wanted) else broadcast_to(reshaped(t, ()), wanted), t)
 
 
+def tensor_of(
+    data: TensorLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None
+) -> Tensor:  # fmt: skip
+    """A new tensor of the value of ``data`` (tensor, variable, array, number, nested sequence); see :func:`asarray`.
+
+    The public name is ``tensor``, as PyTorch's; where that cuts the gradient from ``data``, this passes it.  Raises
+    NotATensorError, DTypeError, DeviceError.
+    """
+    return asarray(data, dtype=dtype, device=device, copy=True)
+
+
 def _made(
     name: str, shape: Shape, dtype: DType, device: Device, call: Callable[..., object], given: bool = True
 ) -> Tensor:

@@ -15,6 +15,7 @@ from tapegrad.ops.interop import einops_backend, numpy_protocols, sharing
 from tapegrad.ops.products import products
 from tapegrad.ops.reduce import averages, cumulative, reductions
 from tapegrad.ops.shape import diagonals, join, shape
+from tapegrad.spellings import explained, has_other_names, refuse
 from tapegrad.tensor import Tensor, TensorLike, bind_method
 
 
@@ -87,7 +88,7 @@ def bind_operators() -> None:
     bind_method("__pow__", _operator(exponential.pow_operator))
     bind_method("__rpow__", _reflected(exponential.power))
     for name, f in _PLAIN.items():
-        bind_method(name, f)
+        bind_method(name, explained(f, name) if has_other_names(f) else f)
     for names, functions in _POSITIONAL.items():
         for f in functions:
             bind_method(f.__name__, _method(f, *names.split()))
@@ -125,7 +126,11 @@ def _method(f: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
         for name in ("out", "dtype"):  # NumPy and CuPy pass these, most often without a value
             if name not in known and name in given and given.pop(name) is not None:
                 raise ImmutableError(f"{f.__name__}: has no argument {name}; its result is a new tensor")
-        return f(self, *[given.pop(n) for n in positional[1:] if n in given], **given)
+        try:
+            return f(self, *[given.pop(n) for n in positional[1:] if n in given], **given)
+        except TypeError:
+            refuse(f.__name__, f, kwargs)
+            raise
 
     method.__name__, method.__doc__ = f.__name__, f.__doc__
     return method

@@ -8,7 +8,7 @@ variables of the ledger's category "optimizer", saved by ``model.save(path, opti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias, TypedDict
+from typing import Any, NoReturn, Protocol, Self, TypeAlias, TypedDict
 
 from tapegrad import ops
 from tapegrad.core.live import LiveNumber, present
@@ -18,6 +18,7 @@ from tapegrad.memory.ledger.phase import BY_OPTIMIZER, STEPS, optimizing
 from tapegrad.ops import updates
 from tapegrad.optim import clipping
 from tapegrad.optim.optimizers import checks
+from tapegrad.spellings import OPTIMIZERS, missing, refuse_in
 from tapegrad.tensor import Tensor, TensorLike, materialize
 from tapegrad.variable import Variable
 
@@ -76,6 +77,14 @@ class Optimizer:
     """
 
     slot_names: tuple[str, ...] = ()
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """An optimizer to be initialized.  Raises TypeError for arguments under another library's names."""
+        refuse_in(cls, kwargs)
+        return super().__new__(cls)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise missing(self, name, OPTIMIZERS)
 
     def __init__(
         self,

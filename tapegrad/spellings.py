@@ -1,0 +1,364 @@
+"""Names of other libraries, and how tapegrad spells them: what errors say to those who write TensorFlow's or PyTorch's.
+
+The tables are read when a name was not found, never before.  Nothing of them is an attribute: ``hasattr`` is False.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+NAMES = {
+    # TensorFlow
+    "reduce_sum": "tg.sum",
+    "reduce_mean": "tg.mean",
+    "reduce_prod": "tg.prod",
+    "reduce_max": "tg.max",
+    "reduce_min": "tg.min",
+    "reduce_any": "tg.any",
+    "reduce_all": "tg.all",
+    "reduce_std": "tg.std",
+    "reduce_variance": "tg.var",
+    "reduce_logsumexp": "tg.logsumexp",
+    "reduce_euclidean_norm": "tg.linalg.norm",
+    "cast": "tg.astype",
+    "convert_to_tensor": "tg.asarray",
+    "boolean_mask": "x[mask]",
+    "clip_by_value": "tg.clip",
+    "clip_by_norm": "tg.optim.clip_by_norm",
+    "range": "tg.arange",
+    "rank": "tg.ndim",
+    "fill": "tg.full",
+    "reverse": "tg.flip",
+    "add_n": "tg.sum(tg.stack(xs), axis=0)",
+    "truediv": "tg.divide",
+    "floordiv": "tg.floor_divide",
+    "floormod": "tg.remainder",
+    "norm": "tg.linalg.norm",
+    "slice": "x[start:stop]",
+    "strided_slice": "x[start:stop:step]",
+    "gather": "tg.take(x, indices, axis) (TensorFlow's) or tg.take_along_axis(x, indices, axis) (PyTorch's)",
+    "scatter_nd": "tg.zeros(shape).at[index].add(updates)",
+    "tensor_scatter_nd_add": "x.at[index].add(updates)",
+    "tensor_scatter_nd_sub": "x.at[index].subtract(updates)",
+    "tensor_scatter_nd_update": "x.at[index].set(updates)",
+    "tensor_scatter_nd_max": "x.at[index].max(updates)",
+    "tensor_scatter_nd_min": "x.at[index].min(updates)",
+    "gradients": "tg.GradientTape, or tg.grad(f)",
+    "hessians": "tg.hessian",
+    "map_fn": "tg.vmap",
+    "vectorized_map": "tg.vmap",
+    "foldl": "tg.scan",
+    "py_function": "tg.primitive",
+    "numpy_function": "tg.primitive",
+    "name_scope": "tg.memory.scope",
+    "keras": "tg.nn and tg.optim",
+    "train": "tg.optim",
+    "losses": "tg.nn.functional",
+    "initializers": "tg.nn.initializers",
+    "Module": "tg.nn.Layer",
+    "SparseTensor": "tg.sparse.coo",
+    "IndexedSlices": "the indices and the updates: v.scatter_add(indices, updates)",
+    "math": "the function itself: tg.exp",
+    "cond": "Python's if, or tg.where",
+    "case": "tg.select",
+    "batch_gather": "tg.gather_nd",
+    "TensorSpec": "an array",
+    # PyTorch
+    "no_grad": "nothing: only a tape's block is recorded; in it, tape.stop_recording() or tg.stop_gradient(x)",
+    "inference_mode": "nothing: only a tape's block is recorded",
+    "enable_grad": "with tg.GradientTape() as tape:",
+    "set_grad_enabled": "with tape.stop_recording():",
+    "autograd": "tg.GradientTape, or tg.grad(f)",
+    "func": "tg.grad, tg.vmap",
+    "cuda": 'with tg.device("cuda"):, or x.to_device("cuda")',
+    "manual_seed": "tg.random.seed",
+    "rand": "tg.random.uniform",
+    "randn": "tg.random.normal",
+    "randperm": "tg.random.permutation",
+    "from_numpy": "tg.asarray(x, copy=False)",
+    "FloatTensor": 'tg.asarray(x, dtype="float32")',
+    "LongTensor": 'tg.asarray(x, dtype="int64")',
+    "cat": "tg.concat",
+    "unsqueeze": "tg.expand_dims",
+    "permute": "tg.permute_dims",
+    "mm": "tg.matmul",
+    "bmm": "tg.matmul",
+    "mv": "tg.matvec",
+    "chunk": "tg.array_split",
+    "index_select": "tg.take(x, indices, axis)",
+    "masked_fill": "tg.where(mask, value, x)",
+    "masked_select": "x[mask]",
+    "scatter": "tg.put_along_axis",
+    "clamp": "tg.clip",
+    "float": "tg.float32",
+    "double": "tg.float64",
+    "half": "tg.float16",
+    "int": "tg.int32",
+    "long": "tg.int64",
+    "short": "tg.int16",
+    "is_tensor": "isinstance(x, tg.Tensor)",
+    "numel": "tg.size",
+    "sub": "tg.subtract",
+    "div": "tg.divide",
+    "mul": "tg.multiply",
+    "neg": "tg.negative",
+    "eq": "tg.equal",
+    "ne": "tg.not_equal",
+    "lt": "tg.less",
+    "le": "tg.less_equal",
+    "gt": "tg.greater",
+    "ge": "tg.greater_equal",
+    "detach": "tg.stop_gradient",
+    "compile": "tg.function",
+    "Linear": "tg.nn.Dense",
+    "Size": "a tuple",
+    "save": "model.save(path), or tg.distributed.save(folder, tree)",
+    "utils": "tg.recompute_grad for utils.checkpoint",
+    "load": "model.load(path), or tg.distributed.load(folder, tree)",
+    "view": "tg.reshape",
+    "flatten": "x.flatten()",
+    # JAX, NumPy, CuPy
+    "jit": "tg.function",
+    "lax": "tg.scan, tg.fori_loop and tg.while_loop",
+    "numpy": "the function itself: tg.sum",
+    "checkpoint": "tg.recompute_grad",
+    "remat": "tg.recompute_grad",
+    "jacrev": "tg.jacobian",
+    "custom_vjp": "tg.custom_gradient",
+    "custom_jvp": "tg.primitive, and its defjvp",
+    "pmap": "tg.distributed",
+    "device_put": "x.to_device(device)",
+    "device_get": "x.numpy()",
+    "make_jaxpr": "tg.explain",
+    "eval_shape": "tg.memory.predict_peak",
+    "block_until_ready": "x.numpy(), which waits",
+    "make_vjp": "tg.vjp",
+    "elementwise_grad": "tg.grad of the sum",
+    "grad_and_value": "tg.value_and_grad",
+    "ndarray": "tg.Tensor",
+    "asnumpy": "x.numpy()",
+    "RawKernel": "tg.primitive",
+    "ElementwiseKernel": "tg.primitive",
+    "fuse": "nothing: elementwise operations are fused by themselves",
+}
+"""Attributes of the package."""
+
+TENSORS = {
+    "backward": "with tg.GradientTape() as tape: ... tape.gradient(loss, sources), or tg.grad(f)",
+    "grad": "tape.gradient(loss, this): a tensor has no gradient of its own",
+    "requires_grad": "tape.watch(x), or make it a tg.Variable",
+    "requires_grad_": "tape.watch(x), or make it a tg.Variable",
+    "grad_fn": "nothing: tapes record operations, tensors do not",
+    "is_leaf": "nothing: tapes record operations",
+    "retain_grad": "tape.gradient(loss, this), which gives the gradient of any value",
+    "detach": "tg.stop_gradient(x)",
+    "data": "x.numpy(), or tg.stop_gradient(x)",
+    "cpu": 'x.to_device("cpu")',
+    "cuda": 'x.to_device("cuda")',
+    "to": "x.to_device(device), or x.astype(dtype)",
+    "get": "x.numpy()",
+    "type": "x.astype(dtype)",
+    "float": 'x.astype("float32")',
+    "double": 'x.astype("float64")',
+    "half": 'x.astype("float16")',
+    "bfloat16": 'x.astype("bfloat16")',
+    "long": 'x.astype("int64")',
+    "int": 'x.astype("int32")',
+    "bool": 'x.astype("bool")',
+    "view": "x.reshape(shape)",
+    "view_as": "x.reshape(y.shape)",
+    "permute": "x.transpose(*axes)",
+    "unsqueeze": "tg.expand_dims(x, axis)",
+    "expand": "tg.broadcast_to(x, shape)",
+    "numel": "x.size",
+    "dim": "x.ndim",
+    "contiguous": "x itself: how it lies is no concern",
+    "clone": "x.copy()",
+    "t": "x.T",
+    "H": "x.mT.conj()",
+    "clamp": "x.clip",
+    "masked_fill": "tg.where(mask, value, x)",
+    "gather": "tg.take_along_axis(x, indices, axis)",
+    "index_select": "x.take(indices, axis)",
+    "eval": "x.numpy()",
+    "get_shape": "x.shape",
+    "block_until_ready": "x.numpy(), which waits",
+    "mm": "x @ y",
+    "bmm": "x @ y",
+    "sub": "x - y",
+    "mul": "x * y",
+    "div": "x / y",
+    "neg": "-x",
+    "pow": "x ** y",
+    "norm": "tg.linalg.norm(x)",
+    "itemsize": "x.dtype.itemsize",
+    "fill": "tg.full_like(x, value)",
+    "sort": "tg.sort(x)",
+    "put": "tg.put(x, places, values)",
+    "assign": "x.at[index].set(values), which makes a new tensor; a tg.Variable has assign",
+    "assign_add": "x + y; a tg.Variable has assign_add",
+    "assign_sub": "x - y; a tg.Variable has assign_sub",
+    "load": "v.assign(value)",
+    "initialized_value": "v.value()",
+    "set_shape": "x.reshape(shape)",
+    "register_hook": "tg.custom_gradient",
+    "stop_gradient": "tg.stop_gradient(x)",
+}
+"""Attributes of tensors and variables."""
+
+LAYERS = {
+    "parameters": "model.trainable_variables",
+    "weights": "model.variables",
+    "trainable_weights": "model.trainable_variables",
+    "forward": "model(x), and define call",
+    "train": "model(x, training=True)",
+    "eval": "model(x)",
+    "state_dict": "model.save(path), or model.variables",
+    "load_state_dict": "model.load(path)",
+    "save_weights": "model.save(path)",
+    "load_weights": "model.load(path)",
+    "children": "model.layers",
+    "to": "with tg.device(name): around what makes the model",
+    "cuda": 'with tg.device("cuda"): around what makes the model',
+    "zero_grad": "nothing: each tape.gradient gives new gradients",
+    "requires_grad_": "layer.trainable = False",
+    "get_weights": "[v.numpy() for v in model.variables]",
+    "apply": "model(x)",
+    "init": "model(x), which makes the weights",
+    "fit": "a loop: tape.gradient, then optimizer.apply_gradients",
+    "compile": "tg.function around the training step",
+    "summary": "model.count_params()",
+    "named_parameters": "{v.name: v for v in model.trainable_variables}",
+}
+"""Attributes of layers."""
+
+OPTIMIZERS = {
+    "zero_grad": "nothing: each tape.gradient gives new gradients",
+    "step": "opt.apply_gradients(zip(gradients, variables))",
+    "minimize": "tape.gradient, then opt.apply_gradients",
+    "param_groups": "opt.learning_rate = value",
+    "lr": "opt.learning_rate",
+    "state_dict": "model.save(path, optimizer)",
+    "load_state_dict": "model.load(path, optimizer)",
+    "init": "opt.build(variables)",
+}
+"""Attributes of optimizers."""
+
+KEYWORDS = (
+    ("axis", "dim", "dims", "reduction_indices"), ("keepdims", "keepdim", "keep_dims"), ("shape", "size"),
+    ("learning_rate", "lr"), ("strides", "stride"), ("use_bias", "bias"), ("epsilon", "eps"), ("beta_1", "b1"),
+    ("beta_2", "b2"), ("units", "out_features"), ("filters", "out_channels"), ("dilation_rate", "dilation"),
+    ("rate", "p"), ("input_dim", "num_embeddings"), ("output_dim", "embedding_dim"),
+    ("pool_size", "kernel_size"), ("num_heads", "heads"), ("weight_decay", "decay"),
+)  # fmt: skip
+"""Names of one argument; a function has one of each at most."""
+
+OTHER_KEYWORDS = {
+    "requires_grad": "watch the tensor on a tape, tape.watch(x), or make it a tg.Variable",
+    "betas": "write beta_1= and beta_2=",
+    "unbiased": "write correction=1 for True, correction=0 for False",
+    "in_features": "leave it out: the first input tells",
+    "in_channels": "leave it out: the first input tells",
+    "out": "leave it out: results are new tensors",
+    "params": "leave it out: opt.apply_gradients takes the variables",
+    "parameters": "leave it out: opt.apply_gradients takes the variables",
+}
+"""Arguments that no function here has."""
+
+_PACKAGE = __name__.partition(".")[0]
+_HOMES = (
+    "linalg", "nn", "nn.functional", "optim", "random", "special", "fft", "signal", "stats", "sparse", "memory",
+    "distributed",
+)  # fmt: skip
+
+
+def missing_from_package(name: str) -> str:
+    """What to add to the message that the package has no attribute ``name``; empty if nothing is known of it."""
+    advice = "" if name.startswith("_") else NAMES.get(name) or _elsewhere(name)
+    return f"; write {advice}" if advice else ""
+
+
+def _elsewhere(name: str) -> str:
+    """Where ``name`` stands in a public module; empty if nowhere."""
+    home = next((home for home in _HOMES if name in getattr(_public(*home.split(".")), "__all__", ())), None)
+    return "" if home is None else f"tg.{home}.{name}"
+
+
+def missing(owner: object, name: str, table: Mapping[str, str]) -> AttributeError:
+    """The error for an attribute that ``owner`` lacks."""
+    message = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    advice = table.get(name) or (_of_tensors(name) if table is TENSORS and not name.startswith("_") else "")
+    return AttributeError(f"{message}; write {advice}" if advice else message, name=name, obj=owner)
+
+
+def _of_tensors(name: str) -> str:
+    """What stands in place of a method ``name`` of tensors."""
+    if name.endswith("_"):
+        return "x = x + y, say: tensors do not change in place; a tg.Variable changes by assign"
+    if inspect.isroutine(getattr(_public(), name, None)):
+        return f"tg.{name}(x)"
+    return NAMES.get(name) or _elsewhere(name)
+
+
+def _public(*home: str) -> Any:
+    """The package, or what stands in it under a name."""
+    owner: Any = sys.modules[_PACKAGE]
+    for part in home:
+        owner = getattr(owner, part, None)
+    return owner
+
+
+def explained(f: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """``f`` as the package offers it: the error for an argument under another library's name says the name here."""
+
+    @functools.wraps(f)
+    def public(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return f(*args, **kwargs)
+        except TypeError:
+            refuse(name, f, kwargs)
+            raise
+
+    public.__module__, public.__qualname__, public.__name__ = _PACKAGE, name, name  # by which pickle finds it
+    return public
+
+
+def refuse(name: str, f: Callable[..., Any], given: Mapping[str, object]) -> None:
+    """Raise TypeError for the first of the arguments ``given`` by name that ``f`` lacks and other libraries have."""
+    _refuse(name, given, inspect.signature(f).parameters)
+
+
+def refuse_in(cls: type, given: Mapping[str, object]) -> None:
+    """The same of a class of ours: what ``__init__`` takes as ``**options`` goes to that of the base."""
+    if not given:
+        return
+    known: dict[str, object] = {}
+    for f in (vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)):
+        parameters = inspect.signature(f).parameters
+        known |= parameters
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+            break
+        if f.__module__.partition(".")[0] != _PACKAGE:  # a user's class takes what it likes
+            return
+    _refuse(cls.__name__, given, known)
+
+
+def _refuse(name: str, given: Mapping[str, object], known: Mapping[str, object]) -> None:
+    for keyword in given.keys() - known.keys():
+        same = next((group for group in KEYWORDS if keyword in group), ())
+        advice = next((f"write {other}=" for other in same if other in known), OTHER_KEYWORDS.get(keyword))
+        if advice is not None:
+            raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}; {advice}") from None
+
+
+def has_other_names(f: object) -> bool:
+    """Whether ``f`` is a function with an argument that other libraries call otherwise."""
+    code = getattr(inspect.unwrap(f), "__code__", None) if inspect.isfunction(f) else None
+    if code is None or hasattr(f, "primitive"):
+        return False
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return any(name in ("axis", "keepdims") for name in names) or {"dtype", "device"} <= set(names)
