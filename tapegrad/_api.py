@@ -112,9 +112,4 @@ __all__ += [
 __all__ += ["complex", "i0", "ndim", "shape", "size", "tensor"]
 __all__ += _ops.__all__ + _polynomial
 
-# What users call, not what modules of the package import from each other.
-_explained: dict[object, object] = {}
-for _name in sorted(__all__, key=lambda name: name != getattr(globals()[name], "__name__", "")):  # aliases last
-    _f = globals()[_name]
-    if _spellings.has_other_names(_f):
-        globals()[_name] = _explained.setdefault(_f, _spellings.explained(_f, _name))
+_spellings.explain(globals(), "tapegrad")

@@ -250,6 +250,7 @@ OPTIMIZERS = {
 
 KEYWORDS = (
     ("axis", "dim", "dims", "reduction_indices"), ("keepdims", "keepdim", "keep_dims"), ("shape", "size"),
+    ("mean", "loc"), ("std", "scale"),
     ("learning_rate", "lr"), ("strides", "stride"), ("use_bias", "bias"), ("epsilon", "eps"), ("beta_1", "b1"),
     ("beta_2", "b2"), ("units", "out_features"), ("filters", "out_channels"), ("dilation_rate", "dilation"),
     ("rate", "p"), ("input_dim", "num_embeddings"), ("output_dim", "embedding_dim"),
@@ -312,8 +313,20 @@ def _public(*home: str) -> Any:
     return owner
 
 
-def explained(f: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """``f`` as the package offers it: the error for an argument under another library's name says the name here."""
+def explain(namespace: dict[str, Any], module: str) -> None:
+    """Let the public functions of a namespace, known to pickle as ``module``, explain arguments under other names.
+
+    What users call is meant: modules of the package import from each other what is not wrapped.
+    """
+    known: dict[object, object] = {}
+    for name in sorted(namespace["__all__"], key=lambda name: name != getattr(namespace[name], "__name__", "")):
+        f = namespace[name]  # aliases come last
+        if has_other_names(f):
+            namespace[name] = known.setdefault(f, explained(f, name, module))
+
+
+def explained(f: Callable[..., Any], name: str, module: str = _PACKAGE) -> Callable[..., Any]:
+    """``f``, whose error for an argument under another library's name says the name here."""
 
     @functools.wraps(f)
     def public(*args: Any, **kwargs: Any) -> Any:
@@ -323,7 +336,7 @@ def explained(f: Callable[..., Any], name: str) -> Callable[..., Any]:
             refuse(name, f, kwargs)
             raise
 
-    public.__module__, public.__qualname__, public.__name__ = _PACKAGE, name, name  # by which pickle finds it
+    public.__module__, public.__qualname__, public.__name__ = module, name, name  # by which pickle finds it
     return public
 
 
@@ -334,17 +347,22 @@ def refuse(name: str, f: Callable[..., Any], given: Mapping[str, object]) -> Non
 
 def refuse_in(cls: type, given: Mapping[str, object]) -> None:
     """The same of a class of ours: what ``__init__`` takes as ``**options`` goes to that of the base."""
-    if not given:
-        return
+    if given and (known := _taken_by(cls)) is not None:
+        _refuse(cls.__name__, given, known)
+
+
+@functools.lru_cache(1024)
+def _taken_by(cls: type) -> Mapping[str, object] | None:
+    """Arguments of a class; None if one of a user's takes what it likes."""
     known: dict[str, object] = {}
     for f in (vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)):
         parameters = inspect.signature(f).parameters
         known |= parameters
         if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
             break
-        if f.__module__.partition(".")[0] != _PACKAGE:  # a user's class takes what it likes
-            return
-    _refuse(cls.__name__, given, known)
+        if f.__module__.partition(".")[0] != _PACKAGE:
+            return None
+    return known
 
 
 def _refuse(name: str, given: Mapping[str, object], known: Mapping[str, object]) -> None:
@@ -357,8 +375,7 @@ def _refuse(name: str, given: Mapping[str, object], known: Mapping[str, object])
 
 def has_other_names(f: object) -> bool:
     """Whether ``f`` is a function with an argument that other libraries call otherwise."""
-    code = getattr(inspect.unwrap(f), "__code__", None) if inspect.isfunction(f) else None
-    if code is None or hasattr(f, "primitive"):
+    if not inspect.isfunction(f) or hasattr(f, "primitive"):  # an elementwise operation runs too often
         return False
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return any(name in ("axis", "keepdims") for name in names) or {"dtype", "device"} <= set(names)
+    names = set(inspect.signature(f).parameters)
+    return any(not names.isdisjoint(group) for group in KEYWORDS) or {"dtype", "device"} <= names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from tapegrad.core import account
 from tapegrad.core.aval import Shape, ShapedArray
@@ -16,7 +16,7 @@ from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import Device, dtypes
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import DeviceError, DTypeError, ImmutableError, ShapeError
-from tapegrad.spellings import TENSORS, missing
+from tapegrad.spellings import TENSORS, missing, refuse_in
 from tapegrad.tensor import DTypeLike, Ref, Tensor, TensorLike, add_reader, alias, device_of, identity_of, upload
 
 _number = itertools.count().__next__
@@ -46,6 +46,11 @@ class Variable:
     __slots__ = ("__weakref__", "_aval", "_cell", "_name", "_number", "_trainable", "category")
     __array_priority__ = 1000
     __hash__ = None  # type: ignore[assignment]  # == compares values; use ref() as a key
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """A variable to be initialized.  Raises TypeError for arguments under another library's names."""
+        refuse_in(cls, kwargs)
+        return super().__new__(cls)
 
     def __init__(
         self,

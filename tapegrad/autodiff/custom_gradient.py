@@ -104,8 +104,10 @@ def custom_gradient(f: Callable[..., object] | None = None) -> Any:
     return CustomGradient if f is None else CustomGradient(f)
 
 
-def stop_gradient(x: TensorLike) -> Tensor:
-    """The value of ``x``, through which no derivative of any order passes."""
+def stop_gradient(x: TensorLike, name: str | None = None) -> Tensor:
+    """The value of ``x``, through which no derivative of any order passes; ``name`` is ignored, as in TensorFlow's
+    eager mode.
+    """
     return Tensor(alias(convert(x)._buffer))
 
 

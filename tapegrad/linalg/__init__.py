@@ -37,9 +37,11 @@ from tapegrad.linalg.qr_factors import *  # noqa: F403
 from tapegrad.linalg.singular import *  # noqa: F403
 from tapegrad.linalg.solving import *  # noqa: F403
 from tapegrad.linalg.structured import *  # noqa: F403
+from tapegrad.spellings import explain
 
 _PARTS = (
     banded, determinants, eigen, functions, hermitian, least_squares, lu_factors, matrix_products, norms,
     polar_factors, qr_factors, singular, solving, structured,
 )  # fmt: skip
 __all__ = ["LinAlgError", *(name for part in _PARTS for name in part.__all__)]
+explain(globals(), __name__)

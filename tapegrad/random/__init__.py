@@ -28,6 +28,7 @@ from tapegrad.random.gammas import beta, chisquare, dirichlet, f, gamma, loggamm
 from tapegrad.random.normals import lognormal, multivariate_normal, standard_normal, truncated_normal
 from tapegrad.random.stream import METHODS, Generator, default_generator, seed
 from tapegrad.random.uniforms import bernoulli, normal, permutation, uniform
+from tapegrad.spellings import explain
 
 randint = integers
 
@@ -41,3 +42,4 @@ __all__ = [
 
 _APART = {"Generator", "default_generator", "randint", "seed"}
 METHODS.update({name: globals()[name] for name in __all__ if name not in _APART})
+explain(globals(), __name__)

@@ -46,6 +46,7 @@ from tapegrad.nn.losses.margin import *  # noqa: F403
 from tapegrad.nn.losses.regression import *  # noqa: F403
 from tapegrad.nn.losses.sampled import *  # noqa: F403
 from tapegrad.nn.losses.sequence import *  # noqa: F403
+from tapegrad.spellings import explain
 
 __all__ = ["activation", "attention_weights"]
 for _part in (
@@ -54,3 +55,4 @@ for _part in (
     sequence, rearranging, recurrent, regions, renormalizing, resampling, sampling,
 ):  # fmt: skip
     __all__ += _part.__all__
+explain(globals(), __name__)

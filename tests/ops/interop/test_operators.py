@@ -143,7 +143,7 @@ INNER = {
     "ops.elementwise.activation": {"logistic", "mish"},
     "ops.elementwise.sigmoid": {"logistic", "run_sigmoid", "sigmoid_slope"},
     "ops.index.bounds": {"checked", "every", "require"},
-    "ops.updates": {"adam", "clip_by_global_norm", "decayed", "groups", "momentum", "sgd"},
+    "ops.updates": {"adagrad", "adam", "decayed", "groups", "lamb", "lion", "momentum", "rmsprop", "sgd"},
     "ops.index.getitem": {"getitem"}, "ops.index.assigning": {"bind_assignments"},
     "ops.index.index_vectors": {"nd_index"},
     "ops.interop.info": {"check_version", "namespace_info"}, "ops.interop.einops_backend": {"offer_backend"},
