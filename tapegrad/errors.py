@@ -162,6 +162,26 @@ class DistributedTimeoutError(DistributedError, TimeoutError):
     """A rank has not come to where others wait for it; the message names it, and where they wait."""
 
 
+class SaveError(TapegradError, ValueError):
+    """A file does not fit the variables that it is loaded into, or something cannot be saved."""
+
+
+class SaveFileError(SaveError, OSError):
+    """A file cannot be written or read: a folder is missing, not writable, or full; ``errno`` says which."""
+
+
+class SaveMissingError(SaveFileError, FileNotFoundError):
+    """There is no file, or no folder, of that name."""
+
+
+class SaveExistsError(SaveFileError, FileExistsError):
+    """There is something of that name that is not replaced."""
+
+
+class MissingSafetensorsError(TapegradError, ImportError):
+    """The package safetensors is not installed."""
+
+
 class CapturedTensorWarning(UserWarning):
     """A function with a custom gradient uses a watched tensor that is not among its arguments: it gets no gradient."""
 

@@ -168,9 +168,9 @@ class Variable:
         such as 2.5 for an integer.
         """
         content = self._fitting("assign", value)
-        if content.node.aval.shape != self.shape:
+        if content.node.aval.shape != self._aval.shape:
             raise ShapeError(
-                f"assign: variable {self.name!r} has shape {self.shape}, the value {content.node.aval.shape}; "
+                f"assign: variable {self.name!r} has shape {self._aval.shape}, the value {content.node.aval.shape}; "
                 "assignment does not broadcast"
             )
         self._cell.set(content, self)
@@ -209,8 +209,8 @@ class Variable:
 
     def _update_now(self, how: str, delta: TensorLike, sign: int, read_value: bool) -> Any:
         change = Tensor(self._fitting(how, delta))
-        if change.shape != self.shape:
-            raise ShapeError(f"{how}: variable {self.name!r} has shape {self.shape}, the value {change.shape}")
+        if change.shape != self._aval.shape:
+            raise ShapeError(f"{how}: variable {self.name!r} has shape {self._aval.shape}, the value {change.shape}")
         now = Tensor(self._cell.get(self))
         return self.assign(now + change if sign > 0 else now - change, read_value=read_value)
 

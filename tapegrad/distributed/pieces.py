@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from tapegrad import ops
 from tapegrad.core import account
@@ -13,9 +14,10 @@ from tapegrad.distributed.collectives.blocks import gather_pieces_p
 from tapegrad.distributed.group import Group
 from tapegrad.distributed.ordered import bounds
 from tapegrad.distributed.walks import PEERS
+from tapegrad.errors import UnsizedError
 from tapegrad.ops.apply import barrier
 from tapegrad.ops.shape.blocks import reshaped
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable, everyone
 
 
@@ -45,6 +47,11 @@ def cut(shape: Shape, group: Group) -> Piece:
     return Piece(group, tuple(shape), at[group.rank], at[group.rank + 1])
 
 
+def part(x: Tensor, piece: Piece) -> Tensor:
+    """The elements of the whole that are ``piece``."""
+    return reshaped(x, (x.size,))[piece.start : piece.stop]
+
+
 def note(variable: Variable, piece: Piece) -> None:
     """The content of ``variable`` is ``piece``."""
     for number in [n for n in _known if n not in everyone]:
@@ -66,11 +73,47 @@ class Gathered(Variable):
     """A variable that holds a piece, and is gathered from all ranks wherever an operation reads it.
 
     What was gathered is an intermediate result: it goes when nobody needs it, within ``recompute_grad`` at the end of
-    the block, and is gathered again by the rerun.  Gradients are those of the piece, summed over ranks.  ``shape``,
-    ``numpy`` and ``assign`` are the piece's.
+    the block, and is gathered again by the rerun.  ``shape``, ``ndim`` and ``size`` are the whole's, for layers
+    ask for them.  Gradients are those of the piece, summed over ranks; ``nbytes``, ``numpy`` and ``assign_add`` are the
+    piece's, a tensor of one dimension; ``assign`` takes that or the whole.
     """
 
     __slots__ = ()
+
+    @property
+    def shape(self) -> Shape:
+        """Of the whole."""
+        return _known[self.construction_number].shape
+
+    @property
+    def ndim(self) -> int:
+        """Of the whole."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Of the whole."""
+        return prod(self.shape)
+
+    @property
+    def held(self) -> Shape:
+        """The piece's shape."""
+        return self._aval.shape
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise UnsizedError(f"len: variable {self.name!r} of no dimensions has no length")
+        return self.shape[0]
+
+    def assign(
+        self, value: TensorLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Exchange the piece, for one or for that of the whole.  Arguments and errors as of ``Variable.assign``."""
+        x = Tensor(self._fitting("assign", value))
+        if x.shape == self.shape:
+            piece = _known[self.construction_number]
+            x = part(x, piece)
+        return super().assign(x, read_value=read_value)
 
     def _content(self) -> Tensor:
         mine, piece = super()._content(), _known[self.construction_number]

@@ -14,7 +14,7 @@ from tapegrad.core import account
 from tapegrad.distributed.collectives.blocks import all_gather, gather_pieces_p, reduce_scatter_p
 from tapegrad.distributed.collectives.reductions import all_reduce
 from tapegrad.distributed.group import Group, of
-from tapegrad.distributed.pieces import Gathered, Piece, cut, note, piece_of
+from tapegrad.distributed.pieces import Gathered, Piece, cut, note, part, piece_of
 from tapegrad.distributed.variables import all_variables, check_alike
 from tapegrad.distributed.walks import PEERS
 from tapegrad.errors import DistributedError, GradientError
@@ -75,7 +75,7 @@ class Pieces:
     def shape(self, variable: Variable) -> tuple[int, ...]:
         """One dimension."""
         piece = self._piece(variable)
-        return variable.shape if piece is None else (piece.stop - piece.start,)
+        return _held(variable) if piece is None else (piece.stop - piece.start,)
 
     def made(self, variable: Variable, slot: Variable) -> None:
         """A slot is saved as the piece that it is."""
@@ -90,15 +90,15 @@ class Pieces:
             found = g.local
         else:
             whole = asarray(g)
-            if whole.shape != variable.shape:
-                raise GradientError(f"variable {variable.name!r} is {variable.shape}, its gradient {whole.shape}")
-            found = whole if piece is None else _part(whole, piece)
+            if whole.shape != _held(variable):
+                raise GradientError(f"variable {variable.name!r} is {_held(variable)}, its gradient {whole.shape}")
+            found = whole if piece is None else part(whole, piece)
         return astype(found, variable.dtype)
 
     def value(self, variable: Variable) -> Tensor:
         """The piece of the present value."""
         piece, content = self._piece(variable), Tensor(variable._cell.get(variable))
-        return content if piece is None else _part(content, piece)
+        return content if piece is None else part(content, piece)
 
     def total(self, squares: Tensor) -> Tensor:
         """Over all ranks."""
@@ -134,8 +134,9 @@ class Pieces:
             v.assign(reshaped(concat(parts), v.shape))
 
 
-def _part(x: Tensor, piece: Piece) -> Tensor:
-    return reshaped(x, (x.size,))[piece.start : piece.stop]
+def _held(variable: Variable) -> tuple[int, ...]:
+    """The shape of what this rank holds."""
+    return variable.held if isinstance(variable, Gathered) else variable.shape
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -196,7 +197,7 @@ def shard(what: Any, optimizer: Optimizer, *, stage: int = 1, group: Group | Non
 
 def _become_piece(variable: Variable, piece: Piece) -> None:
     """Let a variable hold its piece alone."""
-    mine = asarray(_part(Tensor(variable._cell.get()), piece), copy=True)
+    mine = asarray(part(Tensor(variable._cell.get()), piece), copy=True)
     held = Variable(mine, name=variable.name)
     variable.__class__ = Gathered
     variable._aval = held._aval

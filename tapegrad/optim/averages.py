@@ -46,7 +46,7 @@ class EMA:
             raise NotATensorError(f"{self}: wanted Variables, got {type(v).__name__}")
         if "float" not in str(v.dtype):
             raise DTypeError(f"{self}: variable {v.name!r} is {v.dtype}; wanted a real float")
-        start = ops.zeros(v.shape, v.dtype, device=v.device) if self.debias else ops.asarray(_own(v), copy=True)
+        start = ops.zeros_like(_own(v)) if self.debias else ops.asarray(_own(v), copy=True)
         return Variable(start, trainable=False, name=f"{self.name}/{v.name}", category="optimizer")
 
     @property

@@ -17,8 +17,7 @@ from distributed.saved_values import FullDisk, Part, bits, part_of, train, train
 
 import tapegrad as tg
 from tapegrad import distributed as D
-from tapegrad.errors import DistributedError
-from tapegrad.nn.layers.saving import SaveError, SaveFileError
+from tapegrad.errors import DistributedError, SaveError, SaveFileError
 
 
 @contextmanager

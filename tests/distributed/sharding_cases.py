@@ -173,3 +173,54 @@ def case_wrong_use(group: Group) -> None:
             assert text in str(e), e
         else:
             raise AssertionError(text)
+
+
+def case_layers(group: Group) -> None:
+    """Layers that were called, then cut: they ask for shapes, which are the whole's."""
+
+    def trained(stage: int) -> list[np.ndarray]:
+        tg.random.seed(3)
+        model = tg.nn.Sequential([
+            tg.nn.Embedding(7, 6), tg.nn.Dense(5, activation="tanh"), tg.nn.LayerNormalization(),
+            tg.nn.MultiHeadAttention(5, 1), tg.nn.Dense(2),
+        ])  # fmt: skip
+        x = tg.asarray(np.random.default_rng(group.rank).integers(0, 7, (3, 4)))
+        model(x)
+        variables, optimizer = model.trainable_variables, tg.optim.Adam(0.01)
+        if stage:
+            dist.shard(model, optimizer, stage=stage)
+        for _ in range(3):
+            with dist.GradientTape() as tape:
+                loss = tg.sum(model(x) ** 2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return [whole(v) for v in variables]
+
+    plain = trained(0)
+    for stage in (1, 2, 3):
+        assert digest([tg.asarray(x) for x in trained(stage)]) == digest([tg.asarray(x) for x in plain]), stage
+
+
+def case_what_a_piece_tells(group: Group) -> None:
+    model, n = tg.nn.Dense(5), group.size
+    model.build((None, 4))
+    v, value = model.kernel, np.arange(20.0, dtype=np.float32).reshape(4, 5)
+    dist.shard(model, tg.optim.SGD(0.1), stage=3)
+    assert (v.shape, v.ndim, v.size, len(v)) == ((4, 5), 2, 20, 4)
+    assert v.nbytes == v.numpy().nbytes == 4 * len(np.array_split(np.arange(20), n)[group.rank])
+    v.assign(value)
+    np.testing.assert_array_equal(whole(v), value)
+    v.assign(v.numpy() + 1)
+    np.testing.assert_array_equal(whole(v), value + 1)
+    try:
+        v.assign(np.zeros((5, 4), np.float32))
+    except tg.errors.ShapeError:
+        pass
+    else:
+        raise AssertionError("a value of another shape was assigned")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            model.save(f"{folder}/model.safetensors")
+        except tg.errors.SaveError as e:
+            assert "tg.distributed.save" in str(e)
+        else:
+            raise AssertionError("a file of pieces was written")

@@ -37,8 +37,7 @@ import tapegrad as tg
 from tapegrad import distributed as D
 from tapegrad import nn, optim
 from tapegrad.distributed.saving import folder, index, progress, shards
-from tapegrad.errors import DistributedError, TapegradError
-from tapegrad.nn.layers.saving import SaveError, SaveFileError
+from tapegrad.errors import DistributedError, SaveError, SaveFileError, TapegradError
 
 DTYPES = [
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32",

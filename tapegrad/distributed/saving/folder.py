@@ -18,7 +18,8 @@ from contextlib import suppress
 
 from tapegrad.distributed.saving import index
 from tapegrad.distributed.saving.shards import sync
-from tapegrad.nn.layers.saving import SaveError, SaveExistsError, SaveFileError, SaveMissingError, possible
+from tapegrad.errors import SaveError, SaveExistsError, SaveFileError, SaveMissingError
+from tapegrad.nn.layers.saving import possible
 
 
 def begin(target: str, overwrite: bool) -> str:

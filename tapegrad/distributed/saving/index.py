@@ -17,7 +17,7 @@ from zlib import crc32
 from tapegrad.distributed.saving import shards, tree
 from tapegrad.distributed.saving.shards import Piece, Written
 from tapegrad.distributed.saving.tree import Contents
-from tapegrad.nn.layers.saving import SaveError
+from tapegrad.errors import SaveError
 
 NAME = "index.json"
 _FORMAT, _VERSION = "tapegrad-checkpoint", 1

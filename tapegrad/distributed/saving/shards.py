@@ -17,7 +17,8 @@ from zlib import crc32
 from tapegrad.device import CPU
 from tapegrad.device.types import Array, DType
 from tapegrad.distributed.saving.together import Rounds
-from tapegrad.nn.layers.saving import SaveError, of_system
+from tapegrad.errors import SaveError
+from tapegrad.nn.layers.saving import of_system
 
 BLOCK_BYTES = 4 << 20
 """Bytes that one checksum is of: who reads a range reads whole blocks."""

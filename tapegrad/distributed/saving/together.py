@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tapegrad.errors import DistributedError
-from tapegrad.nn.layers.saving import SaveError, SaveExistsError, SaveFileError, SaveMissingError, of_system
+from tapegrad.errors import DistributedError, SaveError, SaveExistsError, SaveFileError, SaveMissingError
+from tapegrad.nn.layers.saving import of_system
 
 T = TypeVar("T")
 Rounds = Generator[None, None, T]

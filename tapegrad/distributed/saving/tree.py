@@ -16,9 +16,9 @@ from tapegrad import nest, ops
 from tapegrad.device import CPU, dtypes, is_array
 from tapegrad.device.types import Array, DType
 from tapegrad.distributed.pieces import assign_piece, piece_of
+from tapegrad.errors import SaveError
 from tapegrad.nn.layers import saving
 from tapegrad.nn.layers.layer import Layer, named_variables, unwrapped
-from tapegrad.nn.layers.saving import SaveError
 from tapegrad.optim import Optimizer
 from tapegrad.random import Generator
 from tapegrad.tensor import Tensor

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tapegrad.errors import TapegradError
+from tapegrad.errors import MissingSafetensorsError, SaveError, SaveFileError, SaveMissingError
 from tapegrad.variable import Variable
 
 if TYPE_CHECKING:
@@ -29,26 +29,6 @@ _FORMAT = "tapegrad-1"
 
 Named = list[tuple[str, Variable]]
 """The variables of a layer with their paths."""
-
-
-class SaveError(TapegradError, ValueError):
-    """A file does not fit the variables that it is loaded into, or something cannot be saved."""
-
-
-class SaveFileError(SaveError, OSError):
-    """A file cannot be written or read: a folder is missing, not writable, or full; ``errno`` says which."""
-
-
-class SaveMissingError(SaveFileError, FileNotFoundError):
-    """There is no file, or no folder, of that name."""
-
-
-class SaveExistsError(SaveFileError, FileExistsError):
-    """There is something of that name that is not replaced."""
-
-
-class MissingSafetensorsError(TapegradError, ImportError):
-    """The package safetensors is not installed."""
 
 
 def save(path: str | os.PathLike[str], layer: str, variables: Named, optimizer: Optimizer | None) -> None:
@@ -67,6 +47,12 @@ def save(path: str | os.PathLike[str], layer: str, variables: Named, optimizer: 
         metadata["optimizer"] = type(optimizer).__name__
     # safetensors writes the bytes as they lie in memory, so they must lie in C order.
     arrays = {name: variable.numpy().copy(order="C") for name, variable in state.items()}
+    for name, array in arrays.items():
+        if array.shape != state[name].shape:
+            raise SaveError(
+                f"save: {layer} holds a piece of {name} {state[name].shape}, the other ranks hold the rest; "
+                "tg.distributed.save writes them all"
+            )
     _write(os.fspath(path), arrays, metadata)
 
 

@@ -13,8 +13,7 @@ import pytest
 
 import tapegrad as tg
 from tapegrad import nn, optim
-from tapegrad.errors import TapegradError
-from tapegrad.nn.layers.saving import SaveError
+from tapegrad.errors import SaveError, TapegradError
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy")
 rng = np.random.default_rng(4)
@@ -207,7 +206,7 @@ LIMITED = """
 import resource, signal, sys
 import numpy as np
 import tapegrad as tg
-from tapegrad.nn.layers.saving import SaveError
+from tapegrad.errors import SaveError
 layer = tg.nn.Layer()
 layer.a = tg.Variable(np.ones(10, "f4"))
 layer.save(sys.argv[1])
