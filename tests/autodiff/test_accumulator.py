@@ -201,6 +201,24 @@ def test_through_functions_with_derivatives_of_their_own() -> None:
     assert bits_equal([captured(x) for _ in range(3)], [step(x)] * 3) and captured.stats.replays
 
 
+def test_within_a_budget(rng: np.random.Generator) -> None:
+    x, v, t = c64(rng.normal(size=(60, 60))), var64(rng.normal(size=(60, 60)) / 8), rng.normal(size=(60, 60))
+
+    def product() -> Any:
+        with tg.ForwardAccumulator(v, t) as acc, tg.GradientTape() as tape:
+            y = x
+            for _ in range(8):
+                y = tg.tanh(y @ v)
+            g = tape.gradient(tg.sum(y * y), v)
+        return values(acc.jvp(g))
+
+    with tg.measure() as plain:
+        wanted = product()
+    with tg.memory_budget(int(0.9 * plain.peak_bytes)), tg.measure() as kept:
+        found = product()
+    assert bits_equal(found, wanted) and kept.peak_bytes < plain.peak_bytes
+
+
 def test_values_may_become_arrays_and_nothing_is_retained() -> None:
     x = c64(np.ones((64, 64)))
     refs: list[weakref.ref] = []

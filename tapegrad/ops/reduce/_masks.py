@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tapegrad.core.aval import Shape, broadcast_shapes
+from tapegrad.core.aval import broadcast_shapes
 from tapegrad.device import dtypes
 from tapegrad.device.types import DType
 from tapegrad.errors import DTypeError, ShapeError
@@ -13,9 +13,9 @@ from tapegrad.ops.elementwise.selection import where
 from tapegrad.tensor import Tensor, TensorLike
 
 
-def mask_of(op: str, selected: TensorLike, shape: Shape) -> Tensor:
-    """The mask ``where=`` as bools that broadcast to ``shape``.  Raises DTypeError, ShapeError."""
-    mask = tensor(op, selected)
+def mask_of(op: str, selected: TensorLike, x: Tensor) -> Tensor:
+    """The mask ``where=`` as bools that broadcast to the shape of ``x``.  Raises DTypeError, ShapeError."""
+    mask, shape = tensor(op, selected, x), x.shape
     if mask.dtype != dtypes.bool_:
         raise DTypeError(f"{op}: where= takes bools, got {mask.dtype}; use where=mask != 0")
     if broadcast_shapes(op, mask.shape, shape) != shape:
@@ -25,7 +25,7 @@ def mask_of(op: str, selected: TensorLike, shape: Shape) -> Tensor:
 
 def masked(op: str, x: Tensor, selected: TensorLike | None, fill: float) -> Tensor:
     """``x`` with ``fill`` where ``selected`` is False; what is left out has gradient 0, whatever it is."""
-    return x if selected is None else where(mask_of(op, selected, x.shape), x, fill)
+    return x if selected is None else where(mask_of(op, selected, x), x, fill)
 
 
 def start_of(op: str, initial: TensorLike, x: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def mean(
     axes = normalize_axes("mean", axis, x.ndim)
     if where is None:
         return _mean(x, axes, keepdims)
-    mask = mask_of("mean", where, x.shape)
+    mask = mask_of("mean", where, x)
     return _mean(masked("mean", x, mask, 0), axes, keepdims, mask)
 
 
@@ -308,7 +308,7 @@ def var(
     Integers are computed in float64.  Raises AxisError, and ShapeError and DTypeError for ``where``.
     """
     x = _in("var", x, dtype)
-    axes, mask = normalize_axes("var", axis, x.ndim), None if where is None else mask_of("var", where, x.shape)
+    axes, mask = normalize_axes("var", axis, x.ndim), None if where is None else mask_of("var", where, x)
     return _var(x, axes, correction if ddof is None else ddof, keepdims, mask)
 
 
@@ -328,7 +328,7 @@ def std(
     There it has a kink, and 0 is its smallest subgradient (PyTorch's answer).  Raises AxisError.
     """
     x = _in("std", x, dtype)
-    axes, mask = normalize_axes("std", axis, x.ndim), None if where is None else mask_of("std", where, x.shape)
+    axes, mask = normalize_axes("std", axis, x.ndim), None if where is None else mask_of("std", where, x)
     return _std(x, axes, correction if ddof is None else ddof, keepdims, mask)
 
 

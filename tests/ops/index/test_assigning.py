@@ -1,4 +1,4 @@
-"""Assignments to parts of a variable: ``scatter_*``, ``scatter_nd_*``, ``v[index].assign``; gather_nd, sparse_read."""
+"""Assignments to parts of a variable: ``scatter_*``, ``scatter_nd_*``, ``v[index].assign``; reading parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from checks import bits_equal, c64, same, values, var64
 
 import tapegrad as tg
 from tapegrad.errors import DTypeError, ImmutableError, IndexingError, ShapeError
-from tapegrad.testing import check_grads
 
 CHANGES = {
     "add": np.add, "sub": np.subtract, "max": np.maximum, "min": np.minimum, "mul": np.multiply, "div": np.divide,
@@ -120,10 +119,6 @@ def test_a_part_keeps_neither_variable_nor_index_alive() -> None:
         (lambda v: v[0].assign_add(1j), DTypeError, r"v\[...\].assign_add: variable 'v' is float64"),
         (lambda v: v.sparse_read([4]), IndexingError, "take: index 4 is out of range"),
         (lambda v: v.gather_nd([[0, 9]]), IndexingError, "gather_nd: index 9 is out of range for an axis of length 2"),
-        (lambda v: tg.gather_nd(v, 0), ShapeError, r"gather_nd: indices \(\) of \(3, 2\)"),
-        (lambda v: tg.gather_nd(v, [[0]], batch_dims=2), ShapeError, "batch_dims=2: the first batch_dims axes"),
-        (lambda v: tg.gather_nd(v, [[0]], batch_dims=1), ShapeError, "batch_dims=1"),
-        (lambda v: tg.gather_nd(v, [[0]], batch_dims=-1), ShapeError, "batch_dims=-1"),
     ],
 )
 def test_misuse(call: Any, error: type, says: str) -> None:
@@ -131,24 +126,6 @@ def test_misuse(call: Any, error: type, says: str) -> None:
     with pytest.raises(error, match=says):
         call(v)
     same(v, [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-
-
-@pytest.mark.parametrize("batch", [0, 1, 2])
-@pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("inner", [(), (3,), (0,), (2, 1)])
-def test_gather_nd(batch: int, depth: int, inner: tuple, rng: np.random.Generator) -> None:
-    x = rng.normal(size=(2, 3, 4, 2))
-    shared = x.shape[:batch]
-    axes = x.shape[batch : batch + depth]
-    vectors = np.stack([rng.integers(-n, n, (*shared, *inner)) for n in axes], -1) if depth else np.zeros(
-        (*shared, *inner, 0), int
-    )  # fmt: skip
-    wanted = np.empty((*shared, *inner, *x.shape[batch + depth :]))
-    for place in np.ndindex(*shared, *inner):
-        wanted[place] = x[place[:batch]][tuple(vectors[place])]
-    same(tg.gather_nd(x, vectors, batch_dims=batch), wanted)
-    if wanted.size:
-        check_grads(lambda q: tg.sin(tg.gather_nd(q, vectors, batch)), [x], order=2)
 
 
 def test_rows_and_slices_read_have_gradients() -> None:
