@@ -63,7 +63,7 @@ def of_kind(run: Run, kind: str) -> Counter[int]:
 def test_all_ranks_are_in_one_run(tmp_path: Path) -> None:
     done, path = profiled(tmp_path, 3, "none")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("done\n") and done.stdout.count("\nPeak ") == 1
+    assert done.stdout.startswith("done") and done.stdout.count("Peak ") == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["program.py", "run.json.gz"]
     run = load(path)
     assert run.finished and run.meta["ranks"] == 3
@@ -93,7 +93,7 @@ def test_when_a_rank_fails_all_have_a_report(fault: str, status: int, first: str
     run = load(path)
     assert run.meta["outcome"]["message"] == first and not run.finished
     assert f"[rank 0] the job ends with status {status}: {first}" in done.stderr
-    assert run.ranks["rank"] == [0, 1, 2] and done.stdout.count("\nPeak ") == 1
+    assert run.ranks["rank"] == [0, 1, 2] and done.stdout.count("Peak ") == 1
     if "raise" in fault:
         assert f"[{first[:6]}] {first[8:]}" in done.stderr
     assert of_kind(run, "all_reduce") == dict.fromkeys(range(3), 2)

@@ -16,8 +16,9 @@ everything added at once.
 
 Categories are facts, because the tape knows: *parameter* and *optimizer* (values of variables), *gradient* (results of
 ``tape.gradient``), *activation* (kept by a tape for a rule), *rematerialized* (made by the rerun of a checkpointed
-function), *input* (arrays and numbers given by the user), *temporary* (made while something records or differentiates,
-and neither kept nor asked for), *user* (made by the user's own operations, with nothing recording).
+function), *communication* (what collectives take for themselves), *input* (arrays and numbers given by the user),
+*temporary* (made while something records or differentiates, and neither kept nor asked for), *user* (made by the user's
+own operations, with nothing recording).
 
 long because: bytes, room and measures change together, in the same sections under one lock.
 """
