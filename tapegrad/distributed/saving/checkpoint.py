@@ -122,7 +122,9 @@ def load(dir: Path, tree: Any = None, *, strict: bool = True, group: Group | Non
         problems += _problems(found, index, strict)
         if problems:
             common = any(name in index.arrays or name in index.texts for name in (*found.arrays, *found.texts))
-            raise does_not_fit(path, "the tree" if common else "the tree: it may be of another model", problems)
+            raise does_not_fit(
+                f"load: {path}", "the tree" if common else "the tree: it may be of another model", problems
+            )
         arrays = {name: array for name, array in found.arrays.items() if name in index.arrays}
         done = 0
         nbytes = sum((a.slice[1] - a.slice[0]) * a.dtype.itemsize for a in arrays.values())

@@ -6,15 +6,18 @@ import inspect
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 from tapegrad import ops, random
+from tapegrad.core.state import unrecorded
 from tapegrad.errors import DTypeError, TapegradError
 from tapegrad.memory.ledger.frames import LAYER, code_of, counts_as_call
 from tapegrad.nn import initializers
-from tapegrad.nn.layers import saving
+from tapegrad.nn.layers import saving, state_dicts, summary
+from tapegrad.nn.layers.state_dicts import Differences, State
+from tapegrad.nn.layers.summary import Summary
 from tapegrad.spellings import LAYERS, missing, refuse_in
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 from tapegrad.variable import Variable
@@ -82,8 +85,16 @@ class Layer:
                 self._refuse_lost_training()
         return self.call(inputs, *args, **kwargs)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f'{type(self).__name__} "{self.__dict__.get("name", "?")}"'
+
+    def __repr__(self) -> str:
+        """The layer and those in it, a line each, with paths and shapes of variables."""
+        lines = []
+        for path, depth, layer in named_layers(self):
+            shapes = ", ".join(f"{v.name.rpartition('/')[2]} {v.dtype} {v.shape}" for v in layer.own_variables())
+            lines.append("  " * depth + (f"{path}: " if path else "") + str(layer) + (f": {shapes}" if shapes else ""))
+        return "\n".join(lines)
 
     def add_weight(
         self,
@@ -126,6 +137,15 @@ class Layer:
                     sublayers.setdefault(id(held), held)
         return list(sublayers.values())
 
+    def named_variables(self) -> Iterator[tuple[str, Variable]]:
+        """Pairs of path and variable, such as ``("blocks.0.dense.kernel", v)``; a shared one under its first path."""
+        return named_variables(self)
+
+    def own_variables(self) -> list[Variable]:
+        """The variables held directly, not those of sublayers, in order of assignment."""
+        held = [x for value in vars(self).values() for _, x in _held(value, "", set()) if isinstance(x, Variable)]
+        return list({id(v): v for v in held}.values())
+
     def count_params(self) -> int:
         """How many numbers the variables hold."""
         return sum(v.size for v in self.variables)
@@ -137,6 +157,40 @@ class Layer:
     def load(self, path: str | PathLike[str], optimizer: Optimizer | None = None) -> None:
         """Read what ``save`` wrote; nothing changes unless all fits.  See :func:`.saving.load`."""
         saving.load(path, str(self), list(named_variables(self)), optimizer)
+
+    def state_dict(self) -> State:
+        """The present values of all variables, as tensors by path, which later training does not change."""
+        return state_dicts.taken(list(named_variables(self)))
+
+    def load_state_dict(self, state: Mapping[str, TensorLike], strict: bool = True) -> Differences:
+        """Set variables from values by path: tensors or arrays of their shapes and dtypes, of any device.
+
+        Nothing changes unless all fits.  Without ``strict`` names that are on one side only do not matter; they are
+        the ``missing`` and ``unexpected`` of the result.  Of a layer whose variables are cut over ranks see
+        ``tg.distributed.load``.
+
+        Raises SaveError, which lists what is missing, unexpected, of another shape or dtype; and for a layer that has
+        no variables yet.
+        """
+        variables = list(named_variables(self))
+        if not variables:
+            raise saving.no_variables(self)
+        return state_dicts.put(str(self), variables, state, strict)
+
+    def summary(self, inputs: Any = None, dtype: DTypeLike | None = None) -> Summary:
+        """A table of the layer and those in it: output shapes, parameters and their bytes; print it.
+
+        inputs: a shape with the batch's size, such as ``(1, 3, 32, 32)``, for zeros of ``dtype`` (by default the
+        layer's), or inputs themselves, or a list or dict of these; the layer is called on them once, and so built.
+        Without ``inputs`` there are no output shapes, and a layer that was not called yet has no parameters.
+
+        Raises what ``call`` raises.
+        """
+        run = None
+        if inputs is not None:
+            given = _inputs_of(inputs, self.dtype if dtype is None else dtype)
+            run = lambda: unrecorded(self, given)
+        return summary.summary(str(self), list(named_layers(self)), run)
 
     def _as_own_dtype(self, x: TensorLike) -> Tensor:
         """``x`` as a tensor of the layer's dtype.  Raises DTypeError for complex numbers in a real layer."""
@@ -183,6 +237,35 @@ def named_variables(layer: Layer, *, only_trainable: bool = False) -> Iterator[t
             prefix = f"{path}." if path else ""
             inside = [pair for key, value in vars(held).items() for pair in _held(value, prefix + key, seen)]
             waiting.extend(reversed(inside))
+
+
+def named_layers(layer: Layer) -> Iterator[tuple[str, int, Layer]]:
+    """The layer and those in it, each once: its path, how many layers it is within, itself."""
+    seen: set[int] = set()
+    waiting = [("", 0, layer)]
+    while waiting:
+        path, depth, held = waiting.pop()
+        if id(held) in seen:
+            continue
+        seen.add(id(held))
+        yield path, depth, held
+        prefix = f"{path}." if path else ""
+        inside = [
+            (at, depth + 1, x)
+            for key, value in vars(held).items()
+            for at, x in _held(value, prefix + key, seen)
+            if isinstance(x, Layer)
+        ]
+        waiting.extend(reversed(inside))
+
+
+def _inputs_of(inputs: Any, dtype: DTypeLike) -> Any:
+    """Zeros in place of shapes."""
+    if isinstance(inputs, tuple) and all(isinstance(n, int) for n in inputs):
+        return ops.zeros(inputs, dtype)
+    if isinstance(inputs, dict):
+        return {key: _inputs_of(x, dtype) for key, x in inputs.items()}
+    return [_inputs_of(x, dtype) for x in inputs] if isinstance(inputs, (list, tuple)) else inputs
 
 
 def _held(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.errors import MissingSafetensorsError, SaveError, SaveFileError, SaveMissingError
 from tapegrad.variable import Variable
@@ -86,9 +86,9 @@ def load(path: str | os.PathLike[str], layer: str, variables: Named, optimizer: 
     else:
         _build_for(where, metadata, arrays, variables, optimizer)
     state = named_state(layer, variables, optimizer)
-    problems = list(_problems(state, arrays))
-    if problems:
-        raise does_not_fit(where, layer, problems)
+    wrong = list(problems(state, arrays, "the file"))
+    if wrong:
+        raise does_not_fit(f"load: {where}", layer, wrong)
     for name, variable in state.items():
         variable.assign(arrays[name])
 
@@ -99,7 +99,7 @@ def named_state(layer: str, variables: Named, optimizer: Optimizer | None) -> di
     Raises SaveError where there is none, or two of them have one name.
     """
     if not variables:
-        raise SaveError(f"{layer} has no variables yet: call it once on an input, or call its build(input_shape)")
+        raise no_variables(layer)
     named = list(variables)
     if optimizer is not None:
         named += [(f"optimizer/{name}", v) for name, v in state_of(optimizer, variables, layer)]
@@ -140,22 +140,27 @@ def does_not_fit(where: str, what: str, problems: list[str]) -> SaveError:
     """The error for what was saved of something else; it lists ten of the problems."""
     more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
     listed = "".join(f"\n  {problem}" for problem in problems[:10])
-    return SaveError(f"load: {where} does not fit {what}; nothing was changed:{listed}{more}")
+    return SaveError(f"{where} does not fit {what}; nothing was changed:{listed}{more}")
 
 
-def _problems(state: dict[str, Variable], arrays: Arrays) -> Iterator[str]:
-    """What does not fit, one line each."""
+def no_variables(layer: object) -> SaveError:
+    """The error for a layer that has not been built."""
+    return SaveError(f"{layer} has no variables yet: call it once on an input, or call its build(input_shape)")
+
+
+def problems(state: dict[str, Variable], given: Mapping[str, Any], source: str) -> Iterator[str]:
+    """Where arrays or tensors from ``source`` do not fit the variables of ``state``, one line each."""
     for name, variable in state.items():
-        array = arrays.get(name)
-        if array is None:
-            yield f"{name}: missing in the file"
-        elif array.shape != variable.shape:
-            yield f"{name}: wanted shape {variable.shape}, the file has {array.shape}"
-        elif array.dtype != variable.dtype:
-            yield f"{name}: wanted dtype {variable.dtype}, the file has {array.dtype}"
-    for name in arrays:
+        x = given.get(name)
+        if x is None:
+            yield f"{name}: missing in {source}"
+        elif x.shape != variable.shape:
+            yield f"{name}: wanted shape {variable.shape}, {source} has {x.shape}"
+        elif x.dtype != variable.dtype:
+            yield f"{name}: wanted dtype {variable.dtype}, {source} has {x.dtype}"
+    for name in given:
         if name not in state:
-            yield f"{name}: in the file only"
+            yield f"{name}: in {source} only"
 
 
 def _write(path: str, arrays: Arrays, metadata: dict[str, str]) -> None:

@@ -7,7 +7,8 @@ variables of the ledger's category "optimizer", saved by ``model.save(path, opti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, Self, TypeAlias, TypedDict
 
 from tapegrad import ops
@@ -15,6 +16,8 @@ from tapegrad.core.live import LiveNumber, present
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
 from tapegrad.memory.ledger.phase import BY_OPTIMIZER, STEPS, optimizing
+from tapegrad.nn.layers import saving, state_dicts
+from tapegrad.nn.layers.state_dicts import Differences, State
 from tapegrad.ops import updates
 from tapegrad.optim import clipping
 from tapegrad.optim.optimizers import checks
@@ -133,8 +136,19 @@ class Optimizer:
         if "update" in cls.__dict__ and "update_many" not in cls.__dict__:
             cls.update_many = Optimizer.update_many  # type: ignore[method-assign]  # an inherited one has other formulas
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f'optimizer "{self.name}"'
+
+    def __repr__(self) -> str:
+        """The class, with the learning rate and what else is not as by default."""
+        told = []
+        for name, parameter in _hyperparameters(type(self)).items():
+            value = getattr(self, name, parameter.default)
+            if name == "learning_rate" or (
+                value != parameter.default and (name, value) != ("name", type(self).__name__)
+            ):
+                told.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(told)})"
 
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
         """The new value of a variable and of its slots, all shaped as the variable; ``step`` counts from 1."""
@@ -201,6 +215,37 @@ class Optimizer:
         """The state kept for one variable, by slot name; empty if there is none yet."""
         _, slots = self._slots.get(id(variable), (variable, ()))
         return dict(zip(self.state_names, slots))
+
+    def state_dict(self, of: Any = None) -> State:
+        """The counters and the slots, as tensors by name: ``iterations``, ``m/<path>``; later steps do not change them.
+
+        of: a layer, by whose paths variables are named, as in its files; or variables, in a list or by name in a dict.
+        By default variables are named by number, in the order of their first step.  Hyperparameters are not in it.
+
+        Raises SaveError for an optimizer that has state for other variables.
+        """
+        return state_dicts.taken(saving.state_of(self, self._named(of), "what state_dict was given"))
+
+    def load_state_dict(self, state: Mapping[str, TensorLike], of: Any = None, strict: bool = True) -> Differences:
+        """Set the state from what :meth:`state_dict` has given for the same ``of``; see ``Layer.load_state_dict``.
+
+        An optimizer that has made no step needs ``of``: its slots are made of what the state has.  Nothing changes
+        unless all fits.  Raises SaveError, which lists what is missing, unexpected, of another shape or dtype.
+        """
+        variables = self._named(of)
+        having = {name.split("/", 1)[1] for name in state if "/" in name}
+        new = [v for path, v in variables if path in having and id(v) not in self._slots]
+        self.build(new)
+        try:
+            own = saving.state_of(self, variables, "what load_state_dict was given")
+            return state_dicts.put(str(self), own, state, strict)
+        except BaseException:
+            for v in new:
+                del self._slots[id(v)]
+            raise
+
+    def _named(self, of: Any) -> saving.Named:
+        return state_dicts.named([v for v, _ in self._slots.values()] if of is None else of)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]], *, skip_none: bool = False) -> None:
         """``apply`` for pairs, as Keras wants them: ``apply_gradients(zip(grads, variables))``."""
@@ -369,6 +414,18 @@ class Optimizer:
 
 def _name(variable: Variable) -> str:
     return f'variable "{variable.name}" {variable.shape}'
+
+
+def _hyperparameters(kind: type[Optimizer]) -> dict[str, inspect.Parameter]:
+    """The arguments of a class and of those above it that take the rest."""
+    found: dict[str, inspect.Parameter] = {}
+    for above in kind.__mro__:
+        if "__init__" in vars(above):
+            parameters = list(inspect.signature(vars(above)["__init__"]).parameters.values())[1:]
+            found.update({p.name: p for p in parameters if p.name not in found and p.kind is not p.VAR_KEYWORD})
+            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+                break
+    return found
 
 
 def _content(variable: Variable) -> Any:

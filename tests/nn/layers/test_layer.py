@@ -121,7 +121,7 @@ def test_names_are_unique_and_may_be_given() -> None:
     layer = nn.Dense(1, name="head")
     layer(tg.ones((1, 1)))
     assert [v.name for v in layer.variables] == ["head/kernel", "head/bias"]
-    assert repr(layer) == 'Dense "head"'
+    assert str(layer) == 'Dense "head"'
 
 
 @pytest.mark.parametrize(
