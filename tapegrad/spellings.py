@@ -217,8 +217,6 @@ LAYERS = {
     "forward": "model(x), and define call",
     "train": "model(x, training=True)",
     "eval": "model(x)",
-    "state_dict": "model.save(path), or model.variables",
-    "load_state_dict": "model.load(path)",
     "save_weights": "model.save(path)",
     "load_weights": "model.load(path)",
     "children": "model.layers",
@@ -231,7 +229,6 @@ LAYERS = {
     "init": "model(x), which makes the weights",
     "fit": "a loop: tape.gradient, then optimizer.apply_gradients",
     "compile": "tg.function around the training step",
-    "summary": "model.count_params()",
     "named_parameters": "{v.name: v for v in model.trainable_variables}",
 }
 """Attributes of layers."""
@@ -242,8 +239,6 @@ OPTIMIZERS = {
     "minimize": "tape.gradient, then opt.apply_gradients",
     "param_groups": "opt.learning_rate = value",
     "lr": "opt.learning_rate",
-    "state_dict": "model.save(path, optimizer)",
-    "load_state_dict": "model.load(path, optimizer)",
     "init": "opt.build(variables)",
 }
 """Attributes of optimizers."""
@@ -347,17 +342,17 @@ def refuse(name: str, f: Callable[..., Any], given: Mapping[str, object]) -> Non
 
 def refuse_in(cls: type, given: Mapping[str, object]) -> None:
     """The same of a class of ours: what ``__init__`` takes as ``**options`` goes to that of the base."""
-    if given and (known := _taken_by(cls)) is not None:
+    if given and (known := taken_by(cls)) is not None:
         _refuse(cls.__name__, given, known)
 
 
 @functools.lru_cache(1024)
-def _taken_by(cls: type) -> Mapping[str, object] | None:
+def taken_by(cls: type) -> Mapping[str, inspect.Parameter] | None:
     """Arguments of a class; None if one of a user's takes what it likes."""
-    known: dict[str, object] = {}
+    known: dict[str, inspect.Parameter] = {}
     for f in (vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)):
         parameters = inspect.signature(f).parameters
-        known |= parameters
+        known |= {name: p for name, p in parameters.items() if name not in known}
         if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
             break
         if f.__module__.partition(".")[0] != _PACKAGE:

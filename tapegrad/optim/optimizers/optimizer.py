@@ -7,7 +7,6 @@ variables of the ledger's category "optimizer", saved by ``model.save(path, opti
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, Self, TypeAlias, TypedDict
 
@@ -21,7 +20,7 @@ from tapegrad.nn.layers.state_dicts import Differences, State
 from tapegrad.ops import updates
 from tapegrad.optim import clipping
 from tapegrad.optim.optimizers import checks
-from tapegrad.spellings import OPTIMIZERS, missing, refuse_in
+from tapegrad.spellings import OPTIMIZERS, missing, refuse_in, taken_by
 from tapegrad.tensor import Tensor, TensorLike, materialize
 from tapegrad.variable import Variable
 
@@ -141,9 +140,10 @@ class Optimizer:
 
     def __repr__(self) -> str:
         """The class, with the learning rate and what else is not as by default."""
+        kind: type = type(self)
         told = []
-        for name, parameter in _hyperparameters(type(self)).items():
-            value = getattr(self, name, parameter.default)
+        for name, parameter in (taken_by(kind) or {}).items():
+            value = vars(self).get(name, parameter.default)
             if name == "learning_rate" or (
                 value != parameter.default and (name, value) != ("name", type(self).__name__)
             ):
@@ -414,18 +414,6 @@ class Optimizer:
 
 def _name(variable: Variable) -> str:
     return f'variable "{variable.name}" {variable.shape}'
-
-
-def _hyperparameters(kind: type[Optimizer]) -> dict[str, inspect.Parameter]:
-    """The arguments of a class and of those above it that take the rest."""
-    found: dict[str, inspect.Parameter] = {}
-    for above in kind.__mro__:
-        if "__init__" in vars(above):
-            parameters = list(inspect.signature(vars(above)["__init__"]).parameters.values())[1:]
-            found.update({p.name: p for p in parameters if p.name not in found and p.kind is not p.VAR_KEYWORD})
-            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-                break
-    return found
 
 
 def _content(variable: Variable) -> Any:
