@@ -55,6 +55,13 @@ def effects_of(record: Record) -> Sequence[Node]:
     return () if node.prim.effect is None else (node,)
 
 
+def told(inside: Sequence[Node], mine: tuple[Any, ...]) -> list[Any]:
+    """What each process says that takes part in operations, such as those inside a call; ``mine``: this one."""
+    peers: Any = inside[0].prim.effect
+    found: list[Any] = peers.told(peers.common([peers.group(node) for node in inside]), mine)
+    return found
+
+
 def agreed(
     peers: Effect, records: Sequence[Record], cts: Iterable[int], keep: set[int], targets: Sequence[Buffer] = ()
 ) -> Agreed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -309,6 +310,84 @@ def case_budget_keeps_collectives(group: Group) -> None:
     same(found, plain)
     assert within == count, (within, count)
     assert everyone(group, within) == [count] * group.size
+
+
+def case_loop_within_budgets(group: Group) -> None:
+    """Stored states of a loop with collectives are not dropped, for only this rank would run steps again."""
+    n = 4000 * (1 + 2 * group.rank)
+    x = tg.asarray(data(group, n))
+    step = lambda u: tg.tanh(u * x + dist.all_reduce(tg.sum(u)) * 1e-3)
+
+    def gradient() -> tuple[np.ndarray, int]:
+        w, before = tg.asarray(np.ones(n)), group.line.number
+        with tg.GradientTape() as tape:
+            tape.watch(w)
+            loss = tg.sum(tg.checkpointed_loop(step, w, 12, snapshots=6))
+        return np.asarray(tape.gradient(loss, w)), group.line.number - before
+
+    plain, count = gradient()
+    least = tg.memory.predict_peak(lambda: gradient_of_loop(step, n), budgets=[]).least_bytes
+    assert least is not None
+    with tg.memory_budget(least) if group.rank == group.size - 1 else nullcontext():
+        found, within = gradient()
+    same(found, plain)
+    assert everyone(group, within) == [count] * group.size, (count, within)
+
+
+def gradient_of_loop(step: Callable[[tg.Tensor], tg.Tensor], n: int) -> tg.Tensor:
+    w = tg.asarray(np.ones(n))
+    with tg.GradientTape() as tape:
+        tape.watch(w)
+        loss = tg.sum(tg.checkpointed_loop(step, w, 12, snapshots=6))
+    return tape.gradient(loss, w)
+
+
+def case_loop_differentiated_on_one_rank(group: Group) -> None:
+    """The ranks rerun a loop alike in second order, though a single one watches."""
+    x = tg.asarray(data(group, 3))
+    w = tg.asarray(np.linspace(0.1, 0.3, 3))
+    step = lambda u: tg.tanh(u * x + dist.all_reduce(u) * 0.1)
+    watched = [w] if group.rank == 0 else []
+
+    def twice(loop: Callable[[tg.Tensor], tg.Tensor]) -> list[np.ndarray]:
+        with tg.GradientTape() as outer:
+            outer.watch(watched)
+            with tg.GradientTape() as tape:
+                tape.watch(watched)
+                loss = tg.sum(loop(w) ** 2)
+            slopes = tape.gradient(loss, watched)
+            total = sum((tg.sum(g * g) for g in slopes), tg.zeros((), "float64"))
+        return [np.asarray(g) for g in outer.gradient(total, watched)]
+
+    plain = twice(lambda u: step(step(step(step(u)))))
+    found = twice(lambda u: tg.checkpointed_loop(step, u, 4, snapshots=1))
+    for a, b in zip(found, plain, strict=True):
+        same(a, b, exact=False)
+
+
+def case_bytes_of_a_loop(group: Group) -> None:
+    """Ranks with unequal states store as many; what does not fit on one rank is an error on all."""
+    n = 2000 * (1 + 3 * group.rank)
+    x = tg.asarray(data(group, n))
+    step = lambda u: tg.tanh(u * x + dist.all_reduce(tg.sum(u)) * 1e-3)
+
+    def gradient(nbytes: int | None) -> np.ndarray:
+        w = tg.asarray(np.ones(n))
+        with tg.GradientTape() as tape:
+            tape.watch(w)
+            loss = tg.sum(tg.checkpointed_loop(step, w, 10, bytes=nbytes))
+        return np.asarray(tape.gradient(loss, w))
+
+    same(gradient(2**22), gradient(None))
+    same(gradient(30 * 8 * 2000 * (1 + 3 * (group.size - 1))), gradient(None))
+    try:
+        gradient(16 * 2000 if group.rank == group.size - 1 else 2**22)
+    except tg.errors.RecomputeError as e:
+        told = everyone(group, str(e))
+        assert all("is too little" in text for text in told), told
+        assert group.size == 1 or f"on rank {group.size - 1}" in told[0], told
+    else:
+        raise AssertionError("too few bytes on one rank")
 
 
 def case_captured_on_a_tape(group: Group) -> None:

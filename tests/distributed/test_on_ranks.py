@@ -11,6 +11,7 @@ MODULES = {
     "grid_cases": [1, 2, 3, 4],
     "mismatch_cases": [2, 3],
     "profile_cases": [1, 2, 4],
+    "random_cases": [2, 3],
     "saving_cases": [4],
     "sharding_cases": [1, 2, 4],
 }

@@ -45,7 +45,9 @@ def _no_session() -> None:
 class LastResort(Protocol):
     """Something that can be made again at a price, and is dropped only where there would be an error otherwise."""
 
-    droppable: bool
+    @property
+    def droppable(self) -> bool:
+        """Whether it may be dropped now."""
 
     def price(self) -> float:
         """What it costs to make it again, for each byte."""

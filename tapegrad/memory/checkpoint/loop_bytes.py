@@ -7,16 +7,18 @@ step, cotangents of a state and of what the step uses, and the sums of those.  E
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
+from tapegrad.autodiff.effects import told
 from tapegrad.autodiff.recording import Trace
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import overlay
+from tapegrad.core.node import Node
 from tapegrad.core.protocols import Call, Recorder
 from tapegrad.core.state import during
 from tapegrad.device.dtypes import is_inexact
@@ -58,13 +60,19 @@ class Needs:
 def states_in(loop: Loop, state: Any, nbytes: int, schedule: str, outer: list[Recorder]) -> int:
     """How many states the schedule may store so that no more than ``nbytes`` are taken.
 
-    Inside a budget: no more than it has room for, and at least one.  Raises RecomputeError if ``nbytes`` are too few.
+    Inside a budget: no more than it has room for, and at least one.  Where other processes take part in the steps, what
+    fits on all.  Raises RecomputeError if ``nbytes`` are too few, also where they are so on another process.
     """
-    needs = _needs_of(loop, state, outer, schedule in ("mixed", "sqrt") and loop.n is not None)
+    needs, effects = _needs_of(loop, state, outer, schedule in ("mixed", "sqrt") and loop.n is not None)
     count, least = _fit(needs, nbytes, schedule, loop.n)
     if count and MANAGER.limit < inf:
         room = int(MANAGER.limit) - LEDGER.live_bytes + needs.held
         count = max(1, min(count, _fit(needs, room, schedule, loop.n)[0]))
+    if effects:
+        counts = [there for _, there in told(effects, ("states", count))]
+        if count and not min(counts):
+            raise RecomputeError(f"{loop.where}: bytes is too little on rank {counts.index(0)}, which says how many")
+        count = min(counts)
     if count:
         return count
     raise RecomputeError(
@@ -86,8 +94,11 @@ def _fit(needs: Needs, room: int, schedule: str, n: int | None) -> tuple[int, in
     return (0 if room < least else min((room - least) // max(unit, 1) + 1, most)), least
 
 
-def _needs_of(loop: Loop, state: Any, outer: list[Recorder], taping: bool) -> Needs:
-    """Run the first steps under a tape that follows what ``outer`` ones follow, and differentiate them."""
+def _needs_of(loop: Loop, state: Any, outer: list[Recorder], taping: bool) -> tuple[Needs, Sequence[Node]]:
+    """Run the first steps under a tape that follows what ``outer`` ones follow, and differentiate them.
+
+    Besides: the operations in them in which other processes take part.
+    """
     ((state,), _) = snapshots((state,), {})
     leaves = [x._buffer if isinstance(x, Tensor) else x._cell.get() for x in _tensors(state)]
     fill(leaves)
@@ -113,7 +124,7 @@ def _needs_of(loop: Loop, state: Any, outer: list[Recorder], taping: bool) -> Ne
         bits.set_host_state(random)
         if collects:
             gc.enable()
-    return Needs(peak + held, held, trial.state_bytes, tape)
+    return Needs(peak + held, held, trial.state_bytes, tape), probe.effects
 
 
 class _Trial:
@@ -163,6 +174,7 @@ class _Probe(Trace):
         super().__init__([b.node for b in followed])
         self._outer = outer
         self.inputs: tuple[Buffer, ...] = ()
+        self.effects: Sequence[Node] = ()
 
     def differentiate(self, f: Callable[..., Any], state: Any) -> None:
         """Run ``f(state)`` and pull ones back."""
@@ -183,7 +195,7 @@ class _Probe(Trace):
             self._tracked.add(value.node.index)
 
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
-        self.inputs = inputs
+        self.inputs, self.effects = inputs, call.effects
         self._indices = [b.node.index for b in inputs]
         self._tracked.update(self._indices)
         super().record_call(call, inputs, outputs)

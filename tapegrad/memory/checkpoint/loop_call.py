@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
+from tapegrad.autodiff.effects import told
 from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import account
@@ -268,6 +269,7 @@ class LoopCall(CheckpointedCall):
 
     def _run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Lookout, seen: Seen) -> Any:
         first = FirstRun(self, args[0], watch, seen)
+        self.effects = watch.effects
         with self._owner.named():
             rest = first.run(self._owner.online() if self._owner.n is None else self._actions())
         self._left.append((first.walk, rest))
@@ -289,7 +291,7 @@ class LoopCall(CheckpointedCall):
         disk = None
         if action.where == DISK:
             disk = self._disk = self._disk or Disk(self._owner.directory)
-        walk.kept[action.step] = Snapshot(action.step, position, disk, walk)
+        walk.kept[action.step] = Snapshot(action.step, position, disk, walk, self.effects)
         for b in walk.kept[action.step].buffers():
             account.current.wanted(b, self.name)
         if disk is not None and not action.step:
@@ -375,12 +377,13 @@ class LoopCall(CheckpointedCall):
         ]
 
     def _differentiated(self) -> bool:
-        """Whether someone wants to differentiate what happens here."""
+        """Whether someone wants to differentiate what happens here, or where others take part, at any of them."""
         probes = [Buffer(None, n) for n in self._nodes]
-        return any(
+        here = any(
             isinstance(r, Pusher) or (isinstance(r, (Recording, Tracker)) and any(r.follows(b) for b in probes))
             for r in thread.recorders
         )
+        return any(there for _, there in told(self.effects, ("differentiated", here))) if self.effects else here
 
     def _pull_plain(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         before = self._args

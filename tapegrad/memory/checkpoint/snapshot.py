@@ -8,6 +8,7 @@ the same values to every tape.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,14 +49,17 @@ class Snapshot:
     """A position kept; on ``disk`` if there is one.
 
     One in memory, but not the first, is a last resort of a budget: when it has been dropped, the steps from the one
-    before it in the ``walk`` are run again.
+    before it in the ``walk`` are run again.  Not so where other processes take part in the steps, which do not run them
+    again: ``effects`` are their operations, as far as they are known.
     """
 
-    def __init__(self, step: int, position: Position, disk: Disk | None, walk: Walk) -> None:
+    def __init__(
+        self, step: int, position: Position, disk: Disk | None, walk: Walk, effects: Sequence[Node] = ()
+    ) -> None:
         position = position.copied()
-        self._step, self._walk = step, weakref.ref(walk)
-        self.droppable = step > 0 and disk is None
-        if self.droppable:
+        self._step, self._walk, self._effects = step, weakref.ref(walk), effects
+        self._resort = step > 0 and disk is None
+        if self._resort:
             MANAGER.last_resorts.add(self)
         self._slots: dict[int, _OnDisk] = {}
         if disk is not None:
@@ -63,9 +67,14 @@ class Snapshot:
             position.cells = {cell: self._put(content, disk) for cell, content in position.cells.items()}
         self._position: Position | None = position
 
+    @property
+    def droppable(self) -> bool:
+        """Whether a budget may drop it."""
+        return self._resort and not self._effects
+
     def drop(self) -> None:
         """Let go of the position."""
-        self.droppable, self._position = False, None
+        self._resort, self._position = False, None
 
     @property
     def dropped(self) -> bool:
