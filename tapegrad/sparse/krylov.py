@@ -27,7 +27,7 @@ from tapegrad.device import dtypes
 from tapegrad.device.numerics import scipy
 from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
-from tapegrad.errors import DTypeError, GradientError, ShapeError
+from tapegrad.errors import DistributedError, DTypeError, GradientError, ShapeError
 from tapegrad.ops import reshape, stack
 from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.products.products import matmul as dense_matmul
@@ -90,6 +90,8 @@ class _Captures:
         self._outer = outer
         self._made: set[int] = set()
         self.used: dict[int, Buffer] = {}
+        self.effects: list[Node] = []
+        """Operations in which other processes take part."""
 
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """Note inputs that come from outside and are followed."""
@@ -97,6 +99,8 @@ class _Captures:
             if b.node.index not in self._made and any(r.follows(b) for r in self._outer):
                 self.used[b.node.index] = b
         self._made.add(node.index)
+        if node.prim.effect is not None:
+            self.effects.append(node)
 
     def read(self, variable: object, value: Buffer) -> None:
         """Let tapes watch the variable."""
@@ -111,6 +115,7 @@ class _Captures:
         """As for one node."""
         for b in outputs:
             self.record(b.node, inputs, b)
+        self.effects += call.effects
 
 
 class _Solve:
@@ -199,6 +204,12 @@ def _solved(method: _Method, a: Operator, m: Operator | None, b: Tensor, x0: Ten
         return x, info
     captures = _Captures(outer)
     during(method.applied, a, x, recorders=(captures,))
+    if captures.effects:
+        raise DistributedError(
+            f"{method.name}: the operator holds {captures.effects[0].prim.name}, in which other ranks take part; the "
+            "solver's inner products are of this rank's elements alone, so its solve has no gradient: write the "
+            "iteration as a checkpointed_loop whose inner products go through tg.distributed.all_reduce"
+        )
     out = Tensor(alias(x._buffer))
     call = _Solve(method, a, m, b, x, list(captures.used.values()))
     inputs = (b._buffer, *captures.used.values())
@@ -276,7 +287,8 @@ def cg(
     A: a function of a tensor like ``b``, linear in it, or a matrix: sparse, or dense ``(n, n)``; b: ``(n,)``, or of any
     shape for a function; M: an approximate inverse, likewise.  Returns ``x`` and 0, or the number of iterations done
     without reaching ``norm(b - A x) <= max(rtol * norm(b), atol)``.  Gradients for ``b`` and for all that ``A`` depends
-    on, as accurate as the solve; ``x0`` and ``M`` get none.  Raises ShapeError, DTypeError.
+    on, as accurate as the solve; ``x0`` and ``M`` get none.  Raises ShapeError, DTypeError, and under a tape
+    DistributedError for an ``A`` with collectives: inner products are of this process's elements.
     """
     options = {"rtol": rtol, "atol": atol, "maxiter": maxiter}
     return _iterate(_Method("cg", True, options), A, b, x0, M)
