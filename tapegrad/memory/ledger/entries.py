@@ -65,20 +65,35 @@ class Entry(weakref.ref[Any]):
         return thing if isinstance(thing, Buffer) else None
 
 
+class Handed:
+    """The bytes of the entry ``old``, an array's, are those of ``new``, its buffer's, from now on."""
+
+    __slots__ = ("new", "old")
+
+    def __init__(self, old: Entry, new: Entry) -> None:
+        self.old, self.new = old, new
+
+
+_GONE_BY = -2
+"""The number of an entry that has handed on its bytes."""
+
+
 class Sums:
     """What events say: ``live`` bytes, if so many are there before, and ``top``, the most at any time.
 
     ``changes`` of all who have come; ``left``: the entries of those that have gone, unless they had only come;
-    ``kept``: of those that tapes have come to keep; ``calls``: what to call.
+    ``labels``: entries with new categories; ``handed``: what has been handed on, unless it had only come; ``calls``:
+    what to call.
     """
 
-    __slots__ = ("_came", "calls", "changes", "kept", "left", "live", "top")
+    __slots__ = ("_came", "calls", "changes", "handed", "labels", "left", "live", "top")
 
     def __init__(self, events: list[Any], live: int = 0) -> None:
         came: list[Any] = []
         changes: list[Change] = []
         left: list[Entry] = []
-        kept: list[Entry] = []
+        labels: list[list[Any]] = []
+        handed: list[Handed] = []
         calls: list[Callable[[], None]] = []
         top = live
         for event in events:
@@ -103,16 +118,26 @@ class Sums:
                     number = event.came
                 except AttributeError:  # an interrupt came while it was made
                     continue
-                live -= event.nbytes
-                if number < 0:
+                if number >= 0:
+                    came[number] = None
+                elif number == -1:
                     left.append(event)
                 else:
-                    came[number] = None
+                    continue
+                live -= event.nbytes
             elif kind is list:
-                kept += event
+                labels.append(event)
+            elif kind is Handed:
+                number = event.new.came = event.old.came
+                if number >= 0:
+                    came[number] = *came[number][:3], event.new
+                else:
+                    handed.append(event)
+                event.old.came = _GONE_BY
             else:
                 calls.append(event)
-        self._came, self.changes, self.left, self.kept, self.calls = came, changes, left, kept, calls
+        self._came, self.changes, self.left, self.handed = came, changes, left, handed
+        self.labels, self.calls = labels, calls
         self.live, self.top = live, top
 
     def new(self) -> Iterator[tuple[str, str, Place, Entry]]:
@@ -130,8 +155,8 @@ def at_top(events: list[Any], live: int, top: int) -> int:
             if live + event[0].top == top:
                 return i
             live += event[0].net
-        elif type(event) is Entry:
-            live -= getattr(event, "nbytes", 0)
+        elif type(event) is Entry and getattr(event, "came", _GONE_BY) != _GONE_BY:
+            live -= event.nbytes
     raise AssertionError("no event reaches the top")
 
 
@@ -158,10 +183,10 @@ class Entries:
     def __iter__(self) -> Iterator[Entry]:
         return iter(list(self._entries.values()))
 
-    def among(self, entries: list[Entry]) -> list[Entry]:
-        """Those of ``entries`` that are here."""
+    def present(self, labels: list[list[Any]]) -> list[list[Any]]:
+        """Those of ``labels`` whose entry is here."""
         known = self._entries
-        return [entry for entry in entries if id(entry) in known]
+        return [label for label in labels if id(label[0]) in known]
 
     def of(self, buffer: Buffer) -> Entry | None:
         """The entry of a buffer."""
@@ -180,10 +205,11 @@ class Entries:
 
     def hand_on(self, entry: Entry, to: Entry) -> None:
         """The bytes of one entry are those of another from now on."""
-        _copy(entry, to)
+        if self._entries.pop(id(entry), None) is not None:
+            _copy(entry, to)
+            to.came = -1
+            self._entries[id(to)] = to
         entry.nbytes = 0
-        self._entries[id(to)] = to
-        del self._entries[id(entry)]
 
     def remove(self, entry: Entry) -> None:
         """Its bytes are gone."""

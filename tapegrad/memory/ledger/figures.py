@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tapegrad.core.run import Run
 from tapegrad.memory.ledger.costs import FLOPS_PER_BYTE, units
@@ -161,15 +161,50 @@ class Measure:
         return {key: n for key, n in self.peak_parts.get(what, {}).items() if n}
 
 
+class Done(Protocol):
+    """Work that was done."""
+
+    def add_to(self, m: Measure, n: int) -> None:
+        """Add it, done ``n`` times, to the figures of ``m``."""
+
+
+class Ran(NamedTuple):
+    """A kernel has run, which evaluated nodes of these primitives and moved so many bytes."""
+
+    names: tuple[str, ...]
+    moved: int
+
+    def add_to(self, m: Measure, n: int) -> None:
+        """See :class:`Done`."""
+        figures = m.__dict__
+        figures["kernel_runs"] += n
+        figures["bytes_moved"] += n * self.moved
+        for name in self.names:
+            figures["nodes_run"][name] += n
+
+
+class Costs(NamedTuple):
+    """A node was applied, which costs so many units; ``again``: its value had been dropped."""
+
+    cost: int
+    again: bool
+
+    def add_to(self, m: Measure, n: int) -> None:
+        """See :class:`Done`."""
+        figures = m.__dict__
+        figures["cost"] += n * self.cost
+        if self.again:
+            figures["restored_cost"] += n * self.cost
+
+
 class Change:
     """Bytes that come in one event, and the work that was done.
 
     ``stays``: sizes and primitives of the values that are there afterwards; ``net``: their sum; ``top``: the most
-    bytes that came at once; ``back``: those of them that are gone afterwards; ``inside``: sizes and primitives of what
-    was there then, unless it is what stays.
+    bytes that came at once; ``inside``: sizes and primitives of what was there then, unless it is what stays.
     """
 
-    __slots__ = ("allocated", "back", "cost", "inside", "kernels", "moved", "names", "net", "stays", "top")
+    __slots__ = ("allocated", "cost", "inside", "kernels", "moved", "names", "net", "stays", "top")
 
     def __init__(self, run: Run | None = None, nbytes: int = 0, name: str = "") -> None:
         self.names: Counter[str] = Counter()
@@ -179,7 +214,17 @@ class Change:
         self.inside: list[tuple[int, str]] | None = None
         if run is not None:
             self._follow(run)
-        self.back = self.top - self.net
+
+    def add_to(self, m: Measure, n: int) -> None:
+        """See :class:`Done`."""
+        figures = m.__dict__
+        figures["allocated_bytes"] += n * self.allocated
+        if self.kernels and m.detailed:
+            figures["kernel_runs"] += n * self.kernels
+            figures["bytes_moved"] += n * self.moved
+            figures["cost"] += n * self.cost
+            for name, times in self.names.items():
+                figures["nodes_run"][name] += n * times
 
     def _follow(self, run: Run) -> None:
         alive: dict[int, tuple[int, str]] = {}

@@ -52,8 +52,19 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.executor import COUNTED
 from tapegrad.memory.ledger.costs import cost_of, moved_by, units
-from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Sums, Wanted, at_top
-from tapegrad.memory.ledger.figures import GRAIN, Change, Measure, Replayed, new_of_run, of_bytes, rounded
+from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Handed, Sums, Wanted, at_top
+from tapegrad.memory.ledger.figures import (
+    GRAIN,
+    Change,
+    Costs,
+    Done,
+    Measure,
+    Ran,
+    Replayed,
+    new_of_run,
+    of_bytes,
+    rounded,
+)
 from tapegrad.memory.ledger.frames import Place, forget_places, known, user_place
 from tapegrad.memory.ledger.journal import Journal
 from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS, during
@@ -77,15 +88,16 @@ class Ledger(Account):
         self._lock = locks.lock()
         self._events: list[Any] = []
         """What has happened and is not in the sums yet, in order: a change, with category, place and the entries of the
-        buffers that stay; an entry, which the interpreter puts here when its buffer goes; a list of an entry that a
-        tape has come to keep; or what to call.  No event refers to a node: tapes count who does."""
+        buffers that stay; an entry, which the interpreter puts here when its buffer goes; a list of an entry and its
+        new category; one that hands on its bytes; or what to call.  No event refers to a node: tapes count who does."""
         self._gone: Callable[[Entry], None] = self._events.append
         """Told when the buffer of an entry goes."""
         self._adding: list[Any] | None = None
         """The events that are being added to the sums; ``_work_added``: whether what they say of work is."""
         self._work_added = False
-        self._work: list[Change] = []
-        """Of events that are in the sums of bytes: their work is added when somebody reads such a figure."""
+        self._work: list[Done] = []
+        """Work that is in no figure yet: it is added when somebody reads a figure of work, since bytes are asked for
+        more often."""
         self._at_once = self._watched = False
         """Whether events are added as they happen: where they are written down with the time."""
         self._open: list[Measure] = []
@@ -463,21 +475,17 @@ class Ledger(Account):
             raise
 
     def owned(self, buffer: Buffer) -> None:
-        """A buffer was made for an array of a walk."""
-        if not self._handed_on(buffer):
-            buffer.told()
-
-    @whole
-    def _handed_on(self, buffer: Buffer) -> bool:
-        """Whether the array of a buffer has an entry, which the buffer has from now on."""
-        self._drain()
-        for entry in getweakrefs(buffer.array):
-            if entry in self._entries:
+        """A buffer was made for an array of a walk: it has the bytes of the array's entry, if there is one."""
+        for old in getweakrefs(buffer.array):
+            if type(old) is Entry and old.nbytes:
                 own = buffer.entry = Entry(buffer, self._gone)
                 own.wanted = -1
-                self._entries.hand_on(entry, own)
-                return True
-        return False
+                own.nbytes = old.nbytes
+                self._events.append(Handed(old, own))
+                if self._at_once:
+                    self._locked(self._drain)
+                return
+        buffer.told()
 
     def _category_now(self) -> str | None:
         """Of what a small node makes in this thread; None: it has to be told by itself."""
@@ -521,18 +529,13 @@ class Ledger(Account):
             if not HERE.restoring:
                 node.place = user_place()
             cost = 1.0 + node.aval.nbytes if node.site is not None else cost_of(node, [b.node.aval for b in inputs])
-            self._events.append(partial(self._add_cost, units(cost), HERE.restoring))
+            if len(self._work) >= _MOST_EVENTS:
+                self._locked(self._add_work)
+            self._work.append(Costs(units(cost), HERE.restoring > 0))
 
     @whole
     def _locked(self, tell: Callable[..., Any], *args: Any) -> Any:
         return tell(*args)
-
-    def _add_cost(self, cost: int, again: int) -> None:
-        for m in self._open:
-            figures = m.__dict__
-            figures["cost"] += cost
-            if again:
-                figures["restored_cost"] += cost
 
     def deferred(self, buffer: Buffer) -> None:
         """A buffer was made pending here."""
@@ -550,7 +553,7 @@ class Ledger(Account):
                     entry = b.entry
                     if entry.wanted != self._epoch:
                         entry.wanted = self._epoch
-                        self._events.append([entry])
+                        self._events.append([entry, "activation"])
                 except AttributeError:  # a view, or pending
                     self.wanted(b, node.prim.name)
         elif self.detailed or self.journal is not None:
@@ -573,7 +576,7 @@ class Ledger(Account):
                 entry = getattr(root, "entry", None)
                 if entry is not None and entry.wanted != self._epoch:
                     entry.wanted = self._epoch
-                    self._events.append([entry])
+                    self._events.append([entry, "activation"])
             else:
                 self._note_wanted(buffer, f"vjp of {by}")
 
@@ -589,7 +592,10 @@ class Ledger(Account):
 
     def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
         """A buffer's bytes serve as ``category``; a more telling category stays."""
-        self._locked(self._relabel, buffer, category, name)
+        if self._at_once or len(self._events) >= _MOST_EVENTS:
+            self._locked(self._relabel, buffer, category, name)
+        elif (entry := getattr(buffer, "entry", None)) is not None:
+            self._events.append([entry, category])
         if category == "gradient" and self.journal is not None:
             self.journal.gradient(buffer, name)
 
@@ -727,22 +733,17 @@ class Ledger(Account):
 
     def _add_work(self) -> None:
         """Add the work of what is in the sums of bytes to the figures."""
-        work, self._work = self._work, []
-        for change, n in Counter(work).items():
+        work = self._work[:]
+        del self._work[: len(work)]  # others may add to it at any time
+        for done, n in Counter(work).items():
             for m in self._open:
-                figures = m.__dict__
-                figures["allocated_bytes"] += n * change.allocated
-                if change.kernels and m.detailed:
-                    figures["kernel_runs"] += n * change.kernels
-                    figures["bytes_moved"] += n * change.moved
-                    figures["cost"] += n * change.cost
-                    nodes = figures["nodes_run"]
-                    for name, times in change.names.items():
-                        nodes[name] += n * times
+                done.add_to(m, n)
 
     def _follow(self, sums: Sums) -> None:
         """Who comes, goes or changes its category in some events."""
         entries, journal = self._entries, self.journal
+        for handed in sums.handed:
+            entries.hand_on(handed.old, handed.new)
         for entry in sums.left:
             entries.remove(entry)
             if journal is not None and entry.number >= 0:
@@ -753,8 +754,8 @@ class Ledger(Account):
                 journal.allocated(entry, buffer.node)
         for call in sums.calls:
             call()
-        for entry in entries.among(sums.kept):
-            self._relabel_entry(entry, "activation")
+        for label in entries.present(sums.labels):
+            self._relabel_entry(*label)
         if sums.changes or sums.left:
             for m in self._open:
                 if m.timeline:
@@ -817,7 +818,7 @@ class Ledger(Account):
         """Kernels ran."""
         if self.detailed:
             for read, written in moves:
-                self._events.append(partial(self._add_run, names, *moved_by(read, written)))
+                self._work.append(Ran(names, sum(moved_by(read, written))))
                 names = ()
 
     def replayed(self, report: Replayed) -> None:
@@ -838,17 +839,7 @@ class Ledger(Account):
     def passed(self, passes: Sequence[tuple[int, int]]) -> None:
         """A kernel passed over memory."""
         if self.detailed:
-            for read, written in passes:
-                self._events.append(partial(self._add_run, (), read, written))
-
-    def _add_run(self, names: tuple[str, ...], read: int, written: int) -> None:
-        for m in self._open:
-            figures = m.__dict__
-            figures["kernel_runs"] += 1
-            figures["bytes_moved"] += read + written
-            nodes = figures["nodes_run"]
-            for name in names:
-                nodes[name] += 1
+            self._work += [Ran((), read + written) for read, written in passes]
 
     @whole
     def restored(self) -> None:
