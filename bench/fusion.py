@@ -121,6 +121,9 @@ STRETCHES: list[tuple[str, str, str, str]] = [
 """Kind, what it does, what it reads and what it writes (names of ``Sizes.elements``); a prime marks a derivative."""
 
 
+_FURTHER = "(a further pass of the same)"
+
+
 @dataclass
 class Count:
     """What one implementation did."""
@@ -144,6 +147,7 @@ def lower_bound(sizes: Sizes, layout: bool = True) -> Count:
 def count(sizes: Sizes, device: str, rate: float = 0.1) -> Count:
     """Kernels and bytes of tapegrad by its ledger, on a device that is present."""
     import tapegrad as tg
+    from tapegrad.memory.ledger.costs import moved_by
     from tapegrad.memory.ledger.ledger import LEDGER
 
     detail: list[tuple[str, int, int]] = []
@@ -151,17 +155,22 @@ def count(sizes: Sizes, device: str, rate: float = 0.1) -> Count:
         model, x, ct = block.ours(tg, sizes, rate)
         block.gradients(tg, model, x, ct)  # constants and compiled kernels are there when counting begins
         with tg.measure() as measured:
-            counted = LEDGER._add_run
+            ran, passed = LEDGER.ran, LEDGER.passed
 
-            def add_run(names: tuple[str, ...], read: int, written: int) -> None:
-                detail.append((" ".join(names) or "(a further pass of the same)", read, written))
-                counted(names, read, written)
+            def note_run(names: tuple[str, ...], moves: Any) -> None:
+                for i, arrays in enumerate(moves):
+                    detail.append((_FURTHER if i else " ".join(names), *moved_by(*arrays)))
+                ran(names, moves)
 
-            LEDGER._add_run = add_run  # type: ignore[method-assign]
+            def note_passes(passes: Any) -> None:
+                detail.extend((_FURTHER, *moved) for moved in passes)
+                passed(passes)
+
+            LEDGER.ran, LEDGER.passed = note_run, note_passes  # type: ignore[method-assign]
             try:
                 block.gradients(tg, model, x, ct)
             finally:
-                del LEDGER._add_run
+                del LEDGER.ran, LEDGER.passed
     return Count(measured.kernel_runs, measured.bytes_moved, detail)
 
 

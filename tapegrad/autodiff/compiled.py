@@ -9,7 +9,7 @@ differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 from weakref import ref
@@ -29,6 +29,7 @@ from tapegrad.tensor import Tensor
 
 Rules = Callable[[Tensor, dict[int, Tensor]], list[Tensor]]
 Pull = Callable[[Any, Sequence[Buffer]], tuple[Any, ...] | None]
+Together = Callable[[Any, Sequence[Any], Any], Sequence[Any] | None]
 Constant = tuple[Any, Any, Any]
 """Value, dtype, device."""
 
@@ -116,6 +117,8 @@ class Steps:
     """Steps on values by number: the cotangent, residuals, constants, then the results of the steps in order.
 
     ``pull(ct, residuals)``: what they yield on arrays, from an array and buffers (None: some buffer is not filled).
+    ``together(ct, residuals, who)``: the same from what has arrays, as cotangents, of which ``who``, the account in
+    force, is told in one step (None: the steps must be run one by one).
     """
 
     def __init__(
@@ -124,15 +127,12 @@ class Steps:
         self._constants, self._steps, self._results = constants, steps, results
         self._arguments = len(arguments)
         self._first = len(arguments) + len(constants)
-        self.pull = self._function([], results)
+        self.pull: Pull = self._pull()
         self._made = [i for i in dict.fromkeys(results) if i >= self._first]
-        self._makers = [steps[i - self._first] for i in self._made]
-        self._only = self._makers[0] if len(results) == 1 and results == self._made else None  # most often
-        self._told = self._run(arguments)
-        self._dense: Pull | None = None
-        self._shared: list[ref[Buffer]] = [
-            ref(constant(*c)) for c in constants
-        ]  # there from now on, as if the rules had run
+        self._tellable = self._runs(arguments)
+        self.together: Together = self._first_together
+        for c in constants:  # there from now on, as if the rules had run
+            constant(*c)
 
     def run(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
         """Cotangents, by the executor in force; None: some buffer is not filled."""
@@ -152,17 +152,21 @@ class Steps:
             del inputs
         return [values[i] for i in self._results]
 
-    def _run(self, arguments: list[ShapedArray]) -> Run | None:
-        """What an account is told; None: the steps must be run one by one."""
-        sizes = [a.nbytes for a in arguments] + [dtype.itemsize for _, dtype, _ in self._constants]
+    def _runs(self, arguments: list[ShapedArray]) -> tuple[Run, Run] | None:
+        """What an account is told, and where the cotangent is one element, repeated; None: it must follow each step."""
         if self._constants and not all(a.ndim for a in arguments):  # one of them may be a constant itself
             return None
         if any(self._arguments <= i < self._first for i in self._results):
             return None
+        if any(step.site is None or not step.site.small for step in self._steps):
+            return None
+        sizes = [a.nbytes for a in arguments] + [dtype.itemsize for _, dtype, _ in self._constants]
+        return self._run(sizes), self._run([arguments[0].dtype.itemsize, *sizes[1:]])
+
+    def _run(self, sizes: list[int]) -> Run:
+        """The run of the steps, if their operands have so many bytes."""
         nodes = []
         for step in self._steps:
-            if step.site is None or not step.site.small:
-                return None
             nbytes = step.aval.nbytes
             moved = sum([sizes[i] for i in set(step.operands)]) + nbytes
             gone = tuple([i - self._first for i in step.dead if i >= self._first])
@@ -170,68 +174,91 @@ class Steps:
             sizes.append(nbytes)
         return Run(tuple(nodes), tuple([i - self._first for i in self._made]))
 
-    def together(self, ct: Any, residuals: Sequence[Any]) -> Sequence[Any] | None:
-        """Cotangents by ``pull``, of which the account is told in one step; None: the steps must be run one by one."""
-        run = self._told
-        if run is None:
-            return None
-        for weak in self._shared:
-            if weak() is None:
-                self._shared = [ref(constant(*c)) for c in self._constants]
-                break
-        arrays = (self._dense or self._made_dense())(ct.array, residuals)
-        if arrays is None or (arrays and not account.current.pulled(run, arrays)):
-            return None
-        if self._only is not None:
-            g = Cotangent()
-            (g.array,), g.step = arrays, self._only
-            return (g,)
-        made: dict[int, Cotangent] = {}
-        for i, step, array in zip(self._made, self._makers, arrays):
-            made[i] = g = Cotangent()
-            g.array, g.step = array, step
-        return [made[i] if i >= self._first else residuals[i - 1] if i else ct for i in self._results]
+    def _first_together(self, ct: Any, residuals: Sequence[Any], who: Any) -> Sequence[Any] | None:
+        self.together = self._together()
+        return self.together(ct, residuals, who)
 
-    def _made_dense(self) -> Pull:
-        self._dense = dense = self._function(self._distinct(), self._made)
-        return dense
+    # Code ------------------------------------------------------------------------------------------------------
 
-    def _distinct(self) -> list[str]:
-        """Code that returns None unless each array has bytes of its own and comes once."""
-        count = self._arguments
-        tests = [f"type(a{i}) is not ndarray or a{i}.base is not None" for i in range(count)]
-        tests += [f"a{i} is a{k}" for i in range(count) for k in range(i)]
-        return [f"    if {' or '.join(tests)}: return None"]
+    def _pull(self) -> Pull:
+        arguments = [f"a{i}" for i in range(self._arguments)]
+        lines = [f"a{i} = residuals[{i - 1}].array" for i in range(1, self._arguments)]
+        lines.append(f"if {' or '.join(f'{a} is None' for a in arguments)}: return None")
+        known, names = self._run_on_arrays(lines)
+        return _compiled("pull(a0, residuals)", [*lines, f"return {_tuple(names[i] for i in self._results)}"], known)
 
-    def _function(self, guards: list[str], wanted: list[int]) -> Pull:
-        count = self._arguments
-        names = [f"a{i}" for i in range(count)]
+    def _together(self) -> Together:
+        """Each array must have bytes of its own and come once; only the cotangent may be one element, repeated."""
+        if self._tellable is None:
+            return _nothing_together
+        count, numbers = self._arguments, range(self._arguments)
+        lines = ["try: a0 = ct.array", "except AttributeError: return None"]
+        lines += [f"a{i} = residuals[{i - 1}].array" for i in range(1, count)]
+        tests = [f"type(a{i}) is not ndarray" for i in numbers] if self._steps else [f"a{i} is None" for i in numbers]
+        if self._steps:
+            tests += [f"a{i}.base is not None" for i in numbers if i]
+            tests += [f"a{i} is a{k}" for i in numbers for k in range(i)]
+        lines += [f"if {' or '.join(tests)}: return None", "run = own"]
+        if self._steps:
+            lines += [
+                "if a0.base is not None:",
+                "    if any(a0.strides) or not a0.size: return None",
+                "    run = spread",
+            ]
+        constants = {f"c{i}": c for i, c in enumerate(self._constants)}
+        if constants:
+            lines.append(f"if {' or '.join(f'{c}() is None' for c in constants)}: share(globals())")
+        known, names = self._run_on_arrays(lines)
+        known["own"], known["spread"] = self._tellable
+        known.update(constants=constants, share=_share, Cotangent=Cotangent)
+        _share(known)
+        if self._steps:
+            known["ndarray"] = self._steps[0].aval.device.xp.ndarray
+        if self._made:
+            lines.append(f"if not who.pulled(run, {_tuple(names[i] for i in self._made)}): return None")
+        for i in self._made:
+            lines.append(f"g{i} = Cotangent(); g{i}.array = {names[i]}; g{i}.step = s{i}")
+            known[f"s{i}"] = self._steps[i - self._first]
+        results = [f"g{i}" if i >= self._first else f"residuals[{i - 1}]" if i else "ct" for i in self._results]
+        return _compiled("together(ct, residuals, who)", [*lines, f"return {_tuple(results)}"], known)
+
+    def _run_on_arrays(self, lines: list[str]) -> tuple[dict[str, Any], list[str]]:
+        """Add the lines that run the steps on arrays; what they refer to by name, and the names of all values."""
+        names = [f"a{i}" for i in range(self._arguments)]
         known: dict[str, Any] = {}
-        lines = [f"    a{i} = residuals[{i - 1}].array" for i in range(1, count)]
-        lines.append(f"    if {' or '.join(f'{a} is None' for a in names)}: return None")
         for value, dtype, device in self._constants:
             names.append(f"k{len(names)}")
             known[names[-1]] = device.constant(value, dtype)
-        if guards and self._steps:
-            lines += guards
-            known["ndarray"] = self._steps[0].aval.device.xp.ndarray
         for step in self._steps:
-            names.append(f"v{len(names)}")
-            f = f"f{len(names)}"
+            name, f = f"v{len(names)}", f"f{len(names)}"
             known[f] = _on_arrays(step.prim, step.params, step.aval, step.site)
-            lines.append(f"    {names[-1]} = {f}({', '.join(names[i] for i in step.operands)})")
-            lines += [f"    del {names[i]}" for i in step.dead if i >= self._first]
-        avals = {count + len(self._constants) + i: step.aval for i, step in enumerate(self._steps)}
-        results = []
-        for i in wanted:
-            flat = i in avals and not avals[i].ndim
-            if flat:
-                known["asarray"] = avals[i].device.xp.asarray  # ufuncs turn 0-d arrays into scalars
-            results.append(f"asarray({names[i]})" if flat else names[i])
-        exec(
-            "\n".join(["def pull(a0, residuals):", *lines, f"    return ({''.join(f'{r}, ' for r in results)})"]), known
-        )
-        return known.pop("pull")  # otherwise the two would refer to each other
+            lines.append(f"{name} = {f}({', '.join(names[i] for i in step.operands)})")
+            names.append(name)
+            lines += [f"del {names[i]}" for i in step.dead if i >= self._first]
+        for i in dict.fromkeys(self._results):
+            if i >= self._first and not (aval := self._steps[i - self._first].aval).ndim:
+                known["asarray"] = aval.device.xp.asarray  # ufuncs turn 0-d arrays into scalars
+                lines.append(f"{names[i]} = asarray({names[i]})")
+        return known, names
+
+
+def _compiled(head: str, lines: list[str], known: dict[str, Any]) -> Any:
+    """The function of that head and these lines."""
+    exec("\n".join([f"def {head}:", *(f"    {line}" for line in lines)]), known)
+    return known.pop(head.partition("(")[0])  # otherwise the two would refer to each other
+
+
+def _tuple(parts: Iterable[str]) -> str:
+    return f"({''.join(f'{part}, ' for part in parts)})"
+
+
+def _nothing_together(ct: Any, residuals: Sequence[Any], who: Any) -> None:
+    """Steps of which no account can be told in one."""
+
+
+def _share(known: dict[str, Any]) -> None:
+    """Let there be the shared constants that a function reads."""
+    known.update({name: ref(constant(*c)) for name, c in known["constants"].items()})
 
 
 def _on_arrays(prim: Primitive, params: Params, aval: ShapedArray, site: Site | None) -> Callable[..., Any]:

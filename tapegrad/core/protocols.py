@@ -191,8 +191,9 @@ class Steps(Protocol):
     def run(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
         """Cotangents, step by step, by the executor in force."""
 
-    def together(self, ct: Any, residuals: Sequence[Any]) -> Sequence[Any] | None:
-        """Cotangents, of which the account is told in one step; None also where it has to follow each."""
+    together: Callable[[Any, Sequence[Any], Any], Sequence[Any] | None]
+    """Cotangents, of which the account, the last argument, is told in one step; None also where it has to follow each.
+    The first argument and the second ones have arrays (``array``)."""
 
 
 class Recipes(Protocol):

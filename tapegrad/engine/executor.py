@@ -301,56 +301,66 @@ class Executor:
 class Counted(Executor):
     """For accounts that may be told of small nodes afterwards."""
 
-    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """One application of an elementwise primitive, recorded; the account need not know how values are made."""
+    remakes = False
+    """Whether the account must know how values are made."""
+
+    def elementwise(self, node: Node, inputs: tuple[Buffer, ...], record: bool = True) -> Buffer:
+        """One application of an elementwise primitive, recorded unless ``record`` is False.
+
+        Of a small one the account is told all that makes up its evaluation in one.
+        """
+        site: Any = node.site
         recorders = thread.recorders
-        if node.site.small and not account.one_by_one:  # type: ignore[union-attr]
-            out = self._told_later(node, inputs, recorders)
-        else:
-            out = self.run_elementwise(node, inputs)
-        for recorder in recorders:
-            recorder.record(node, inputs, out)
+        out = None
+        if not site.small or account.one_by_one:
+            out = super().run_elementwise(node, inputs)
+        else:  # not a function of its own: its call would cost as much as the counting
+            ufunc, same = site.direct, False
+            a = inputs[0].array
+            if ufunc is None or a is None or len(inputs) > 2 or type(a) is HostScalar:
+                own, same, array = self._told_of(site, inputs)
+            elif len(inputs) == 1:
+                own, array = a.base is None, ufunc(a)
+            else:
+                b = inputs[1].array
+                if b is None or type(b) is HostScalar:
+                    b = array_of(inputs[1])
+                own, same, array = a.base is None and b.base is None, a is b, ufunc(a, b)
+            if own:
+                out = Buffer(None, node)
+                out.array = array
+                if not account.current.evaluated((site.runs or runs_of(site))[same], out, recorders):
+                    out = None
+            if out is None:
+                who = account.current
+                who.applied(node, inputs)
+                out = self._ran_small(node, arrays_of(inputs), array, None, who)
+        if record and recorders:
+            if self.remakes:
+                account.current.made(node, inputs, out)
+            for recorder in recorders:
+                recorder.record(node, inputs, out)
         return out
+
+    def _told_of(self, site: Any, inputs: tuple[Buffer, ...]) -> tuple[bool, bool, Array]:
+        """Whether all operands own their bytes, whether two are the same array, and the value of a small node."""
+        arrays = arrays_of(inputs)
+        same = len({id(x) for x in arrays}) < len(arrays)
+        own = all(x.base is None for x in arrays) and not (same and len(arrays) > 2)
+        return own, same, self.small(site, arrays)
 
     def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """A buffer for the value of an elementwise node: filled if it is small, else pending."""
-        if not node.site.small or into is not None or account.one_by_one:  # type: ignore[union-attr]
+        if into is not None:
             return super().run_elementwise(node, inputs, into)
-        return self._told_later(node, inputs, thread.recorders)
-
-    def _told_later(self, node: Node, inputs: tuple[Buffer, ...], recorders: object) -> Buffer:
-        """A buffer for the value of a small node; the account is told of all that makes up its evaluation in one."""
-        site: Any = node.site
-        ufunc, same = site.direct, False
-        a = inputs[0].array
-        if ufunc is None or a is None or len(inputs) > 2 or type(a) is HostScalar:
-            arrays = arrays_of(inputs)
-            own = all(x.base is None for x in arrays)
-            same = len({id(x) for x in arrays}) < len(arrays)
-            own = own and not (same and len(arrays) > 2)
-            array = self.small(site, arrays)
-        elif len(inputs) == 1:
-            own, array = a.base is None, ufunc(a)
-        else:
-            b = inputs[1].array
-            if b is None or type(b) is HostScalar:
-                b = array_of(inputs[1])
-            own, same, array = a.base is None and b.base is None, a is b, ufunc(a, b)
-        who = account.current
-        if own:
-            out = Buffer(None, node)
-            out.array = array
-            if who.evaluated((site.runs or runs_of(site))[same], out, recorders):
-                return out
-        who.applied(node, inputs)
-        return self._ran_small(node, arrays_of(inputs), array, None, who)
+        return self.elementwise(node, inputs, False)
 
     def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
         """All steps together, if they may be told of afterwards."""
         if not isinstance(residuals, tuple):
             residuals = residuals.restored()
-        if not account.one_by_one and hasattr(ct, "array"):
-            results = steps.together(ct, residuals)
+        if not account.one_by_one:
+            results = steps.together(ct, residuals, account.current)
             if results is not None:
                 return results
         return super().pull(steps, node, ct, residuals)
@@ -423,18 +433,7 @@ class Plain(Executor):
 class Budgeted(Counted):
     """Within a budget."""
 
-    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """One application of an elementwise primitive, recorded; the budget, which may recompute its value, is told."""
-        recorders = thread.recorders
-        if node.site.small and not account.one_by_one:  # type: ignore[union-attr]
-            out = self._told_later(node, inputs, recorders)
-        else:
-            out = self.run_elementwise(node, inputs)
-        if recorders:
-            account.current.made(node, inputs, out)
-            for recorder in recorders:
-                recorder.record(node, inputs, out)
-        return out
+    remakes = True
 
     @property
     def copies_slivers(self) -> bool:

@@ -424,20 +424,22 @@ class Ledger(Account):
         """A small node was evaluated."""
         try:
             change: Change = run.change or new_of_run(run)
+            events, rooms = self._events, self._rooms
             category: str | None = "temporary"
-            if HERE.special or not recorded or len(self._events) >= _MOST_EVENTS:
+            if HERE.special or not recorded or len(events) >= _MOST_EVENTS:
                 category = self._category_now()
-            rooms = self._rooms
-            if category is None or (self._limit != inf and not self._admit(change)):
+                if category is None:
+                    return False
+            if self._limit != inf and not self._admit(change):
                 return False
             place: Place = _SMALL
             if self.detailed:
-                frame = _getframe(4)
-                place = buffer.node.place = known.get((id(frame.f_code), frame.f_lasti)) or user_place(4)
+                frame = _getframe(3)
+                place = buffer.node.place = known.get((id(frame.f_code), frame.f_lasti)) or user_place(3)
             entry = buffer.entry = Entry(buffer, self._gone)
             entry.wanted = -1
             entry.nbytes = change.net
-            self._events.append((change, category, place, entry))
+            events.append((change, category, place, entry))
             if rooms != self._rooms:
                 self._find_room()
             return True
