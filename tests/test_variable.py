@@ -137,12 +137,14 @@ def test_what_tensorflow_takes_at_construction() -> None:
 
     def initial() -> Any:
         made.append(1)
-        return tg.ones((2, 3)) * 2.0
+        return tg.ones((2, 3)) * other
 
+    other = tg.Variable(2.0)
     with tg.GradientTape() as tape:
         v = tg.Variable(initial_value=initial, trainable=None, shape=[2, 3], dtype="float64")
         y = tg.sum(v)
     assert made == [1] and v.trainable and v.dtype == np.float64
+    assert [w is v for w in tape.watched_variables()] == [True]  # nothing records how it was made
     same([v, tape.gradient(y, v)], [np.full((2, 3), 2.0), np.ones((2, 3))])
     assert tg.Variable(np.ones(3), shape=3).shape == (3,) and tg.Variable(1.0, shape=()).shape == ()
     for wrong in ((2,), (), (None, 2), (1, 2)):
