@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn
 
 NAMES = {
     # TensorFlow
@@ -210,6 +210,62 @@ TENSORS = {
 }
 """Attributes of tensors and variables."""
 
+MODULES = {
+    "nn": {
+        "Linear": "tg.nn.Dense",
+        "Module": "tg.nn.Layer",
+        "Model": "tg.nn.Layer",
+        "Parameter": "tg.Variable",
+        "ModuleList": "a list in an attribute of a layer",
+        "Conv1d": "tg.nn.Conv1D",
+        "Conv2d": "tg.nn.Conv2D",
+        "Conv3d": "tg.nn.Conv3D",
+        "MaxPool1d": "tg.nn.MaxPool1D",
+        "MaxPool2d": "tg.nn.MaxPool2D",
+        "MaxPool3d": "tg.nn.MaxPool3D",
+        "AvgPool2d": "tg.nn.AveragePooling2D",
+        "BatchNorm1d": "tg.nn.BatchNormalization",
+        "BatchNorm2d": "tg.nn.BatchNormalization",
+        "LayerNorm": "tg.nn.LayerNormalization",
+        "MultiheadAttention": "tg.nn.MultiHeadAttention",
+        "CrossEntropyLoss": "tg.nn.functional.cross_entropy",
+        "MSELoss": "tg.nn.functional.mse_loss",
+        "L1Loss": "tg.nn.functional.l1_loss",
+        "BCEWithLogitsLoss": "tg.nn.functional.binary_cross_entropy_with_logits",
+        "softmax_cross_entropy_with_logits": "tg.cross_entropy",
+        "sparse_softmax_cross_entropy_with_logits": "tg.cross_entropy",
+        "sigmoid_cross_entropy_with_logits": "tg.nn.functional.binary_cross_entropy_with_logits",
+        "max_pool": "tg.nn.functional.max_pool2d",
+        "avg_pool": "tg.nn.functional.avg_pool2d",
+        "bias_add": "x + bias",
+        "l2_normalize": "tg.nn.functional.normalize",
+        "l2_loss": "tg.sum(x ** 2) / 2",
+        "embedding_lookup": "tg.take(table, ids, axis=0)",
+        "moments": "tg.mean and tg.var",
+    },
+    "random": {
+        "rand": "tg.random.uniform",
+        "random": "tg.random.uniform",
+        "randn": "tg.random.normal",
+        "shuffle": "tg.random.permutation",
+        "set_seed": "tg.random.seed",
+        "manual_seed": "tg.random.seed",
+        "default_rng": "tg.random.Generator",
+        "RandomState": "tg.random.Generator",
+        "PRNGKey": "tg.random.Generator",
+        "key": "tg.random.Generator",
+        "split": "tg.random.Generator, which goes on by itself",
+    },
+    "optim": {
+        "sgd": "tg.optim.SGD",
+        "adam": "tg.optim.Adam",
+        "adamw": "tg.optim.AdamW",
+        "lr_scheduler": "tg.optim.schedules",
+        "apply_updates": "opt.apply_gradients(zip(gradients, variables))",
+    },
+}
+"""Attributes of public modules."""
+
 LAYERS = {
     "parameters": "model.trainable_variables",
     "weights": "model.variables",
@@ -278,10 +334,27 @@ def missing_from_package(name: str) -> str:
     return f"; write {advice}" if advice else ""
 
 
+def _missing_from_module(module: str, name: str) -> NoReturn:
+    """Raise the error for an attribute that a public module lacks."""
+    home, message = module.partition(".")[2], f"module {module!r} has no attribute {name!r}"
+    if not name.startswith("_"):
+        top = f"tg.{name}" if name in _all_of(_public()) else ""
+        advice = MODULES.get(home, {}).get(name) or top or _elsewhere(name) or NAMES.get(name)
+        message = f"{message}; write {advice}" if advice else message
+    raise AttributeError(message, name=name, obj=sys.modules[module])
+
+
 def _elsewhere(name: str) -> str:
     """Where ``name`` stands in a public module; empty if nowhere."""
-    home = next((home for home in _HOMES if name in getattr(_public(*home.split(".")), "__all__", ())), None)
+    if not _all_of(_public()):
+        return ""
+    home = next((home for home in _HOMES if name in _all_of(_public(*home.split(".")))), None)
     return "" if home is None else f"tg.{home}.{name}"
+
+
+def _all_of(module: Any) -> Collection[str]:
+    """The public names of a module; none of the package while they are being loaded."""
+    return vars(module).get("__all__", ())
 
 
 def missing(owner: object, name: str, table: Mapping[str, str]) -> AttributeError:
@@ -309,10 +382,11 @@ def _public(*home: str) -> Any:
 
 
 def explain(namespace: dict[str, Any], module: str) -> None:
-    """Let the public functions of a namespace, known to pickle as ``module``, explain arguments under other names.
+    """Let a module explain names that it lacks, and its public functions, known to pickle as ``module``'s, arguments.
 
     What users call is meant: modules of the package import from each other what is not wrapped.
     """
+    namespace.setdefault("__getattr__", functools.partial(_missing_from_module, module))
     known: dict[object, object] = {}
     for name in sorted(namespace["__all__"], key=lambda name: name != getattr(namespace[name], "__name__", "")):
         f = namespace[name]  # aliases come last

@@ -23,6 +23,7 @@ from tapegrad.nn.layers.convolution import (
 )
 from tapegrad.nn.layers.core import Dense, Dropout, Embedding, Lambda, LayerNormalization, Sequential
 from tapegrad.nn.layers.layer import Layer
+from tapegrad.spellings import explain
 
 __all__ = [
     "AveragePooling1D",
@@ -47,3 +48,4 @@ __all__ = [
     "functional",
     "initializers",
 ]
+explain(globals(), __name__)

@@ -11,6 +11,7 @@ from tapegrad.optim.averages import EMA
 from tapegrad.optim.clipping import clip_by_global_norm, clip_by_norm, clip_by_value
 from tapegrad.optim.optimizers import LAMB, LBFGS, SGD, Adagrad, Adam, AdamW, Lion, Optimizer, RMSprop
 from tapegrad.optim.with_scipy import minimize, scipy_objective
+from tapegrad.spellings import explain
 
 __all__ = [
     "EMA",
@@ -30,3 +31,4 @@ __all__ = [
     "schedules",
     "scipy_objective",
 ]
+explain(globals(), __name__)
