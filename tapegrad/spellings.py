@@ -359,9 +359,25 @@ def _all_of(module: Any) -> Collection[str]:
 
 def missing(owner: object, name: str, table: Mapping[str, str]) -> AttributeError:
     """The error for an attribute that ``owner`` lacks."""
-    message = f"{type(owner).__name__!r} object has no attribute {name!r}"
-    advice = table.get(name) or (_of_tensors(name) if table is TENSORS and not name.startswith("_") else "")
+    message, advice = f"{type(owner).__name__!r} object has no attribute {name!r}", table.get(name, "")
+    if not advice:
+        inside = _inside(owner, name)
+        if inside is not None:
+            return inside
+        if table is TENSORS and not name.startswith("_"):
+            advice = _of_tensors(name)
     return AttributeError(f"{message}; write {advice}" if advice else message, name=name, obj=owner)
+
+
+def _inside(owner: object, name: str) -> AttributeError | None:
+    """What went wrong in a property of that ``name``: Python asks ``__getattr__`` then, and the cause would be lost."""
+    found = getattr(type(owner), name, None)
+    if isinstance(found, (property, functools.cached_property)):
+        try:
+            found.__get__(owner)
+        except AttributeError as error:
+            return error
+    return None
 
 
 def _of_tensors(name: str) -> str:

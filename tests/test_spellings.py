@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pickle
 import re
@@ -158,6 +159,22 @@ def test_a_function_of_the_users_takes_what_it_likes() -> None:
             self.options = {"stride": stride, **options}
 
     assert Mine(stride=2, bias=False).options == {"stride": 2, "bias": False}
+
+
+def test_what_goes_wrong_in_a_property_is_told() -> None:
+    class Mine(tg.nn.Layer):
+        @property
+        def width(self) -> int:
+            return self.kernel.shape[1]
+
+        @functools.cached_property
+        def depth(self) -> int:
+            return [].depth  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="'Mine' object has no attribute 'kernel'"):
+        _ = Mine().width
+    with pytest.raises(AttributeError, match="'list' object has no attribute 'depth'"):
+        _ = Mine().depth
 
 
 def test_public_functions_are_what_they_were() -> None:
