@@ -13,6 +13,7 @@ from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.index import sort
 from tapegrad.ops.index.bounds import every
 from tapegrad.ops.reduce import reductions
+from tapegrad.ops.reduce._masks import masked
 from tapegrad.ops.reduce.cumulative import cumprod, cumsum
 from tapegrad.ops.reduce.reductions import Axis, kept_shape, sum
 from tapegrad.ops.reduce.reductions import all as all_of
@@ -35,14 +36,30 @@ def _filled(op: str, x: TensorLike, value: float) -> tuple[Tensor, Tensor | None
     return where(gone, value, x), gone
 
 
-def nansum(a: TensorLike, axis: Axis = None, dtype: DTypeLike | None = None, keepdims: bool = False) -> Tensor:
-    """The sum over ``axis`` (None: all) of what is not NaN; 0 where nothing is.  Raises AxisError."""
-    return sum(_filled("nansum", a, 0)[0], axis=axis, dtype=dtype, keepdims=keepdims)
+def nansum(
+    a: TensorLike, axis: Axis = None, dtype: DTypeLike | None = None, keepdims: bool = False, *,
+    initial: TensorLike | None = None, where: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
+    """The sum over ``axis`` (None: all) of what is not NaN, plus ``initial``; 0 where nothing is.
+
+    ``where``: a mask of the elements that count.  Raises AxisError, and ShapeError and DTypeError for ``initial`` and
+    ``where``.
+    """
+    x = _filled("nansum", a, 0)[0]
+    return sum(x, axis=axis, dtype=dtype, keepdims=keepdims, initial=initial, where=where)
 
 
-def nanprod(a: TensorLike, axis: Axis = None, dtype: DTypeLike | None = None, keepdims: bool = False) -> Tensor:
-    """The product over ``axis`` (None: all) of what is not NaN; 1 where nothing is.  Raises AxisError."""
-    return reductions.prod(_filled("nanprod", a, 1)[0], axis=axis, dtype=dtype, keepdims=keepdims)
+def nanprod(
+    a: TensorLike, axis: Axis = None, dtype: DTypeLike | None = None, keepdims: bool = False, *,
+    initial: TensorLike | None = None, where: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
+    """The product over ``axis`` (None: all) of what is not NaN, times ``initial``; 1 where nothing is.
+
+    ``where``: a mask of the elements that count.  Raises AxisError, and ShapeError and DTypeError for ``initial`` and
+    ``where``.
+    """
+    x = _filled("nanprod", a, 1)[0]
+    return reductions.prod(x, axis=axis, dtype=dtype, keepdims=keepdims, initial=initial, where=where)
 
 
 def nancumsum(a: TensorLike, axis: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
@@ -55,29 +72,40 @@ def nancumprod(a: TensorLike, axis: int | None = None, dtype: DTypeLike | None =
     return cumprod(_filled("nancumprod", a, 1)[0], axis, dtype)
 
 
-def _extreme(op: str, a: TensorLike, axis: Axis, keepdims: bool, worst: float) -> Tensor:
+def _extreme(
+    op: str, a: TensorLike, axis: Axis, keepdims: bool, worst: float, initial: TensorLike | None,
+    selected: TensorLike | None,
+) -> Tensor:  # fmt: skip
     x, gone = _filled(op, a, worst)
     f = getattr(reductions, op.removeprefix("nan"))
-    extreme = f(x, axis=axis, keepdims=keepdims)
-    if gone is None:
+    extreme = f(x, axis=axis, keepdims=keepdims, initial=initial, where=selected)
+    if gone is None or initial is not None:
         return extreme
     return where(all_of(gone, axis=axis, keepdims=keepdims), float("nan"), extreme)
 
 
-def nanmax(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The largest element over ``axis`` (None: all) that is not NaN; NaN where none is.
+def nanmax(
+    a: TensorLike, axis: Axis = None, keepdims: bool = False, *, initial: TensorLike | None = None,
+    where: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
+    """The largest element over ``axis`` (None: all) that is not NaN; NaN where none is and without ``initial``.
 
-    Ties share the gradient equally.  Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
+    Ties share the gradient equally.  ``initial`` and ``where``: see :func:`max`.  Raises AxisError, ShapeError for an
+    empty axis without ``initial``, DTypeError for complex.
     """
-    return _extreme("nanmax", a, axis, keepdims, -float("inf"))
+    return _extreme("nanmax", a, axis, keepdims, -float("inf"), initial, where)
 
 
-def nanmin(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The smallest element over ``axis`` (None: all) that is not NaN; NaN where none is.
+def nanmin(
+    a: TensorLike, axis: Axis = None, keepdims: bool = False, *, initial: TensorLike | None = None,
+    where: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
+    """The smallest element over ``axis`` (None: all) that is not NaN; NaN where none is and without ``initial``.
 
-    Ties share the gradient equally.  Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
+    Ties share the gradient equally.  ``initial`` and ``where``: see :func:`min`.  Raises AxisError, ShapeError for an
+    empty axis without ``initial``, DTypeError for complex.
     """
-    return _extreme("nanmin", a, axis, keepdims, float("inf"))
+    return _extreme("nanmin", a, axis, keepdims, float("inf"), initial, where)
 
 
 def _position(op: str, a: TensorLike, axis: int | None, keepdims: bool, worst: float) -> Tensor:
@@ -111,9 +139,26 @@ def _count(x: Tensor, gone: Tensor, axes: tuple[int, ...], keepdims: bool) -> Te
     return sum(logical_not(gone), axis=axes, keepdims=keepdims)
 
 
+def _holed(op: str, a: TensorLike, selected: TensorLike | None) -> TensorLike:
+    """``a`` with NaN where ``selected`` is False."""
+    if selected is None:
+        return a
+    x = tensor(op, a)
+    return masked(op, x if dtypes.is_inexact(x.dtype) else cast(x, dtypes.float64), selected, float("nan"))
+
+
 @in_float32
-def nanmean(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The mean over ``axis`` (None: all) of what is not NaN; NaN where nothing is.  Raises AxisError."""
+def nanmean(
+    a: TensorLike, axis: Axis = None, keepdims: bool = False, *, where: TensorLike | None = None
+) -> Tensor:  # fmt: skip
+    """The mean over ``axis`` (None: all) of what is not NaN, and in the mask ``where``; NaN where nothing is.
+
+    Raises AxisError, and ShapeError and DTypeError for ``where``.
+    """
+    return _nanmean(_holed("nanmean", a, where), axis, keepdims)
+
+
+def _nanmean(a: TensorLike, axis: Axis, keepdims: bool) -> Tensor:
     x, gone = _filled("nanmean", a, 0)
     if gone is None:
         return reductions.mean(x, axis=axis, keepdims=keepdims)
@@ -125,15 +170,19 @@ def nanmean(a: TensorLike, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 @in_float32
 def nanvar(
-    a: TensorLike, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, correction: float | None = None
-) -> Tensor:
+    a: TensorLike, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, correction: float | None = None,
+    where: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
     """The variance over ``axis`` (None: all) of what is not NaN: squared deviations, divided by ``count - ddof``.
 
-    NaN where no more than ``ddof`` elements are left.  ``correction``: the standard's name for ``ddof``.  Raises
-    AxisError.
+    NaN where no more than ``ddof`` elements are left.  ``correction``: the standard's name for ``ddof``.  ``where``: a
+    mask of the elements that count.  Raises AxisError, and ShapeError and DTypeError for ``where``.
     """
+    return _nanvar(_holed("nanvar", a, where), axis, ddof if correction is None else correction, keepdims)
+
+
+def _nanvar(a: TensorLike, axis: Axis, less: float, keepdims: bool) -> Tensor:
     x, gone = _filled("nanvar", a, 0)
-    less = ddof if correction is None else correction
     if gone is None:
         return reductions.var(x, axis=axis, correction=less, keepdims=keepdims)
     axes = normalize_axes("nanvar", axis, x.ndim)
@@ -150,10 +199,11 @@ def nanvar(
 
 @in_float32
 def nanstd(
-    a: TensorLike, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, correction: float | None = None
-) -> Tensor:
+    a: TensorLike, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, correction: float | None = None,
+    where: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
     """The square root of :func:`nanvar`; where that is 0, so is its gradient, as that of :func:`std`.
 
-    Raises AxisError.
+    Raises AxisError, and ShapeError and DTypeError for ``where``.
     """
-    return root_of_squares(nanvar(a, axis, ddof, keepdims, correction=correction))
+    return root_of_squares(nanvar(a, axis, ddof, keepdims, correction=correction, where=where))

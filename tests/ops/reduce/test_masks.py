@@ -72,6 +72,32 @@ def test_what_is_left_out_touches_nothing() -> None:
     same(tg.grad(lambda q: tg.max(q, initial=9.0, where=mask))(x), [0.0, 0.0, 0.0, 0.0])
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice", "ignore:Mean of empty", "ignore:Degrees of freedom")
+@pytest.mark.parametrize("axis", [None, 0, -1], ids=str)
+@pytest.mark.parametrize("name", [*ADDING, *AVERAGING])
+def test_what_ignores_nan_takes_them_too(name: str, axis: Any, rng: np.random.Generator) -> None:
+    x, mask = rng.normal(size=(3, 4)), np.ones((3, 4), bool)
+    x[0, 1], x[2], mask[1, 3], mask[0, 0] = np.nan, np.nan, False, False
+    options: dict[str, Any] = {"axis": axis, "where": mask}
+    if name in ADDING:
+        options["initial"] = ADDING[name]
+    ours, theirs = getattr(tg, f"nan{name}"), getattr(np, f"nan{name}")
+    for given in (x, np.arange(12).reshape(3, 4), x[:0]):
+        chosen = {**options, "where": mask[: len(given)]}
+        if given.dtype.kind == "i" and name in ADDING:
+            chosen["initial"] = 2
+        same(ours(given, **chosen), theirs(given, **chosen), rtol=1e-10)
+    some = {**options, "axis": -1} if name in AVERAGING else options
+    check_grads(
+        lambda v: ours(tg.where(np.isnan(x), np.nan, v)[:2], **{**some, "where": mask[:2]}),
+        [np.ones((3, 4)) * rng.normal(size=(3, 4))],
+        order=2,
+    )
+    if name in ("max", "min"):
+        with pytest.raises(ShapeError, match="give initial="):
+            ours(x, where=mask)
+
+
 def test_nothing_and_the_start() -> None:
     empty, none = np.zeros((0, 3)), np.zeros(3, bool)
     for name, start in ADDING.items():
