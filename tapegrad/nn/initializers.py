@@ -11,7 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tapegrad import ops, random
+import tapegrad.random as random
+from tapegrad import ops
 from tapegrad.errors import TapegradError
 from tapegrad.tensor import DTypeLike, Tensor
 

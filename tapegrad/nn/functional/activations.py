@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tapegrad import ops, random
+import tapegrad.random as random
+from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.dispatch import in_float32

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad import ops, random
+import tapegrad.random as random
+from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn.functional._variants import in_dims
 from tapegrad.nn.functional.conv import Lengths, lengths

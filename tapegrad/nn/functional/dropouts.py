@@ -5,7 +5,8 @@ Masks come from tapegrad's global stream, so a recomputed function draws the sam
 
 from __future__ import annotations
 
-from tapegrad import ops, random
+import tapegrad.random as random
+from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
 from tapegrad.nn.functional._variants import in_dims

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapegrad import linalg, ops
+import tapegrad.linalg as linalg
+from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError
 from tapegrad.nn.functional.norm import batch_statistics, column, follow, normalized

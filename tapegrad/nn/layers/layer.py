@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
-from tapegrad import ops, random
+import tapegrad.random as random
+from tapegrad import ops
 from tapegrad.core.state import unrecorded
 from tapegrad.errors import DTypeError, TapegradError
 from tapegrad.memory.ledger.frames import LAYER, code_of, counts_as_call
