@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tapegrad import nest
+from tapegrad.core import account, locks
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen, lookout, shadowed
@@ -35,6 +36,8 @@ from tapegrad.engine.work import Call as Made
 from tapegrad.engine.work import Work, into
 from tapegrad.errors import DryRunError
 from tapegrad.memory.ledger.costs import moved_by
+from tapegrad.memory.ledger.figures import Measure
+from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import BACKWARD, FORWARD, HERE, OPTIMIZER
 from tapegrad.program import costs
 from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, Write, pruned
@@ -42,6 +45,7 @@ from tapegrad.tensor import Tensor
 
 T = TypeVar("T")
 PACKAGE = __name__.partition(".")[0]
+_APART = locks.lock()
 
 
 class UncapturableError(DryRunError):
@@ -373,7 +377,20 @@ def capture(
 
 
 def in_a_dry_run(f: Callable[[Call], T], layouts: Layouts | None = None) -> T:
-    """What ``f`` makes of a call that is written down; what it writes to cells is dropped."""
+    """What ``f`` makes of a call that is written down; what it writes to cells is dropped, and nobody counts it."""
+    if account.current is account.NOBODY:
+        return _written_down(f, layouts)
+    mine = Measure(detailed=False)
+    with _APART:  # whoever enters first must leave last
+        LEDGER.open(mine)
+        try:
+            with LEDGER.apart(mine):
+                return _written_down(f, layouts)
+        finally:
+            LEDGER.close(mine)
+
+
+def _written_down(f: Callable[[Call], T], layouts: Layouts | None) -> T:
     recorder = Capture(next_index(), layouts or {})
     with shadowed(recorder.cells), lookout() as seen:
         recorder.cells.made = seen.made

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from tapegrad import nest
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, lookout, shadowed
 from tapegrad.core.state import during
-from tapegrad.device import is_array
-from tapegrad.device.types import Array
-from tapegrad.engine.evaluate import array_of
+from tapegrad.engine.evaluate import fill
 from tapegrad.errors import FunctionError
+from tapegrad.memory.budget.budget import memory_budget
 from tapegrad.program.capture import PACKAGE
-from tapegrad.program.memory import same_bits
+from tapegrad.program.memory import Bits, bits_of
+from tapegrad.program.program import Write
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
@@ -63,13 +64,20 @@ def called(f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any]) ->
 
 
 def eager(
-    f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any], then: Callable[[R], None] | None = None
-) -> R:
-    """What ``f`` returns.  If it and ``then``, which gets the result, succeed, variables get what ``f`` writes."""
+    f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any], then: Callable[[R], None] | None = None,
+    room: memory_budget | None = None,
+) -> R:  # fmt: skip
+    """What ``f`` returns.  If it and ``then``, which gets the result, succeed, variables get what ``f`` writes.
+
+    ``room``: the budget in which all works of ``f`` are done.
+    """
     writes: dict[Cell, Any] = {}
     with shadowed(writes):
-        with lookout() as seen:
+        with lookout() as seen, nullcontext() if room is None else room:
             result = during(called, f, args, named, batches=(_LOOK,))
+            if room is not None:
+                fill([x._buffer for x in nest.flatten(result) if type(x) is Tensor])
+                fill([content for content in writes.values() if isinstance(content, Buffer)])
         if then is not None:
             then(result)
     for cell, content in writes.items():
@@ -77,18 +85,15 @@ def eager(
     return result
 
 
-def difference(replayed: Sequence[Any], eager: Sequence[Any], writes: Sequence[Any]) -> str | None:
-    """Where bits differ; the variables hold what the eager run has written."""
+def difference(replayed: Sequence[Any], eager: Sequence[Any], writes: Sequence[tuple[Write, Any]] = ()) -> str | None:
+    """Where bits differ: of results, each as ``bits_of`` tells, and of what variables hold now."""
     if len(replayed) != len(eager):
         return "the number of results"
-    for i, (a, b) in enumerate(zip(replayed, eager, strict=True)):
-        tensors = type(a) is type(b) is Tensor
-        if not (same_bits(_on_host(a._buffer), _on_host(b._buffer)) if tensors else _identical(a, b)):
+    for i, (a, b) in enumerate(zip(replayed, map(bits_of, eager), strict=True)):
+        if not (a == b if type(a) is type(b) is Bits else _identical(a, b)):
             return f"result {i}"
     for write, content in writes:
-        now = write.cell.get()
-        same = same_bits(write.aval.device.numpy(content), _on_host(now)) if is_array(content) else content == now
-        if not same:
+        if bits_of(write.cell.get()) != content:
             return f"what is written to {getattr(write.owner, 'name', 'a random stream')}"
     return None
 
@@ -105,11 +110,3 @@ def unlike(again: Sequence[Any], results: Sequence[Any]) -> str | None:
 
 def _identical(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, PLAIN) and repr(a) == repr(b))
-
-
-def _on_host(buffer: Buffer) -> Array:
-    return buffer.node.aval.device.numpy(array_of(buffer))
-
-
-def copied(x: Any) -> Any:
-    return x.copy() if is_array(x) else x

@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -19,13 +20,14 @@ from tapegrad.device import is_array
 from tapegrad.engine.above import lowest
 from tapegrad.engine.dry_run import Dry
 from tapegrad.errors import BudgetError, DryRunError, FunctionError, TapegradError, warn
+from tapegrad.memory.budget.budget import yielding
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.predict import Captured
 from tapegrad.memory.sizes import parse_bytes
 from tapegrad.program import arena
 from tapegrad.program.capture import capture, why_not
 from tapegrad.program.derivative import capture_joint
-from tapegrad.program.eager import copied, difference, eager, unlike
+from tapegrad.program.eager import difference, eager, unlike
 from tapegrad.program.fit import Planner, bound_bytes, fit
 from tapegrad.program.graphs import replay_of
 from tapegrad.program.memory import alignment
@@ -35,6 +37,7 @@ from tapegrad.program.signatures import advice, are_tensors, signature
 from tapegrad.program.tables import Plan, table
 from tapegrad.program.taped import TapedCall, fitted
 from tapegrad.tensor import Tensor, convert
+from tapegrad.variable import everyone
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,6 +50,8 @@ class Stats:
     traces: int = 0
     replays: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
+    over_budget: int = 0
+    """Bytes by which eager calls have exceeded ``budget=``: some can be kept by a program alone (0: none has)."""
 
     def fell_back(self, reason: str) -> None:
         """One more call that ran eagerly."""
@@ -170,7 +175,7 @@ class Function(Generic[P, R]):
             return self._first(_Entry(key, held), args, named)
         if entry.reason is not None:
             self.stats.fell_back(entry.reason)
-            return self._f(*args, **named)
+            return self._not_captured(args, named)
         try:
             return self._replayed(entry, args, named, tensors)
         except MislaidError as e:
@@ -181,7 +186,7 @@ class Function(Generic[P, R]):
             entry.replay = entry.program = None
             reason = entry.reason = f"no room for the program: {e}"
         self.stats.fell_back(reason)
-        return eager(self._f, args, named)
+        return eager(self._f, args, named, room=self._room(_bytes_of_variables()))
 
     def _replayed(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any], tensors: list[Tensor]) -> R:
         """A call of a known signature.  Raises RelaidError before anything is done."""
@@ -205,10 +210,28 @@ class Function(Generic[P, R]):
     def _first(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any]) -> R:
         """The first call of a signature runs eagerly; then the program is made."""
         if self._is_full(self._entries, entry.key):
-            return self._f(*args, **named)
-        result = eager(self._f, args, named, functools.partial(self._capture, entry, args, named))
+            return self._not_captured(args, named)
+        room = self._room(_bytes_of_variables())
+        result = eager(self._f, args, named, functools.partial(self._capture, entry, args, named), room)
+        self._note_excess(room, entry)
         self._entries[entry.key] = entry
         return result
+
+    def _not_captured(self, args: tuple[Any, ...], named: dict[str, Any]) -> R:
+        room = self._room(_bytes_of_variables())
+        with nullcontext() if room is None else room:
+            return self._f(*args, **named)
+
+    def _room(self, own: int) -> yielding | None:
+        """The budget for an eager call, to which ``own`` of the bytes alive count; None: there is none."""
+        if self._budget == inf:
+            return None
+        return yielding(max(0, int(self._budget) - (own if own < self._budget else 0)))
+
+    def _note_excess(self, room: yielding | None, entry: _Entry) -> None:
+        if room is not None and entry.plain is not None:
+            over = room.taken + bound_bytes(entry.plain) - int(self._budget)
+            self.stats.over_budget = max(self.stats.over_budget, over)
 
     def _capture(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
         """Make the program of a call that has given ``result``, or tell the reason why there is none."""
@@ -244,9 +267,8 @@ class Function(Generic[P, R]):
             entry.reason = str(e)
         entry.layouts.update(e.layouts)
         self.stats.fell_back(str(e))
-        return eager(
-            self._f, args, named, None if entry.reason else functools.partial(self._capture, entry, args, named)
-        )
+        then = None if entry.reason else functools.partial(self._capture, entry, args, named)
+        return eager(self._f, args, named, then, self._room(_bytes_of_variables()))
 
     def _is_full(self, entries: dict[Any, Any], key: Any) -> bool:
         """Whether there is no place for one more signature; the first time it warns."""
@@ -262,7 +284,7 @@ class Function(Generic[P, R]):
         if entry.program is None:  # no plan keeps the budget
             return
         try:
-            entry.replay = replay_of(entry.program)
+            entry.replay = replay_of(entry.program, None if entry.verified or self._budget == inf else True)
         except (TapegradError, NotImplementedError) as e:
             entry.reason = f"{type(e).__name__}: {e}"
 
@@ -272,16 +294,16 @@ class Function(Generic[P, R]):
         failure: Exception | None = None
         try:
             replay.run(tensors)
-            leaves, writes = replay.results(tensors), [(w, copied(x)) for w, x in replay.writes()]
+            leaves, writes = replay.told(tensors)
         except (RelaidError, MislaidError):
             raise
         except Exception as e:
             leaves, writes, failure = [], [], e
-        if (
-            self._limit != inf
-        ):  # the arena goes before the eager run takes its bytes, and is made anew for the next call
+        if self._limit != inf:  # the arena goes before the eager run takes its bytes; the next call makes another
             entry.replay = replay = None
-        result = eager(self._f, args, named)
+        room = self._room(bound_bytes(entry.program))  # type: ignore[arg-type]
+        result = eager(self._f, args, named, room=room)
+        self._note_excess(room, entry)
         if failure is not None:
             entry.reason = f"a replay raised {type(failure).__name__} where an eager run did not: {failure}"
         else:
@@ -354,7 +376,7 @@ class Function(Generic[P, R]):
             wrong = first_difference(entry.program, tensors)
             replay = entry.replay or replay_of(entry.program)
             replay.run(tensors)
-            leaves, writes = replay.results(tensors), [(w, copied(x)) for w, x in replay.writes()]
+            leaves, writes = replay.told(tensors)
             result = eager(self._f, given, by_name)
             return wrong or difference(leaves, nest.flatten(result), writes)
 
@@ -448,9 +470,12 @@ def function(f: Any = None, /, *, budget: int | str | None = None, max_signature
     ``budget``: bytes, or a size such as ``"512MiB"``, for the arena of a program with the variables and constants that
     it reads; so is that of an enclosing ``tg.memory_budget``.  Where the plain program takes more, values are made
     again in place of being kept, bit for bit; ``.plan(*args)`` shows which, ``.pareto(*args)`` what less memory would
-    cost.  On a tape it is for the two arenas of forward and backward together.  Eager runs, that is the first call and
-    half of the second, keep the budget of an enclosing ``memory_budget`` alone: such a block holds for all threads, so
-    ``budget`` opens none.  Where they have to keep one, make the first two calls inside such a block.
+    cost.  Eager runs, that is the first call and half of the second, drop values and make them again as under
+    ``tg.memory_budget``, so as to take no more than ``budget`` with the variables and constants that they read.  A
+    program can keep some budgets that no eager run can; by how many bytes these runs have exceeded it then, or since
+    other threads needed them, is in ``.stats.over_budget``.  (Inside a ``memory_budget`` that block's limit is never
+    exceeded.)  On a tape, ``budget`` is for the two arenas of forward and backward together, and not for the first,
+    eager call.
 
     ``max_signatures``: for more, calls run eagerly, with one warning.  ``.stats`` tells what calls did, and the reason
     of each that ran eagerly.  ``TAPEGRAD_FUNCTION=0`` in the environment runs everything eagerly, with the same errors;
@@ -469,6 +494,10 @@ def function(f: Any = None, /, *, budget: int | str | None = None, max_signature
 
 def _by_tapes(recorders: Sequence[Any]) -> bool:
     return not any(isinstance(r, Pusher) for r in recorders)
+
+
+def _bytes_of_variables() -> int:
+    return sum(v.nbytes for v in list(everyone.values()))
 
 
 def _tensor(x: Any) -> Any:

@@ -43,9 +43,9 @@ _MOST_SCRATCH = 2**28
 """Bytes that one work may take for itself inside a graph."""
 
 
-def replay_of(program: Program) -> Replay:
-    """What replays a program where it lies."""
-    return GraphReplay(program) if program.device.lazy else Replay(program)
+def replay_of(program: Program, inside: bool | None = None) -> Replay:
+    """What replays a program where it lies; ``inside``: see ``Replay``."""
+    return (GraphReplay if program.device.lazy else Replay)(program, inside=inside)
 
 
 class GraphReplay(Replay):

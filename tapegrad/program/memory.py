@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 from tapegrad.core import account
-from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.aval import Shape, ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import leaf
 from tapegrad.device import CPU, Device, cxx, dtypes
 from tapegrad.device.types import Array, DType
+from tapegrad.engine.evaluate import array_of
 from tapegrad.program import arena
 from tapegrad.program.program import Kind, Program, Slot, View
+from tapegrad.tensor import Tensor
 
 _BYTE = dtypes.asdtype("uint8")
 ALIGNMENT, GPU_ALIGNMENT = 64, 256
@@ -124,6 +127,26 @@ def _in_order(array: Array) -> Array:
     forward = array[tuple(slice(None, None, -1 if s < 0 else 1) for s in array.strides)]
     once = forward[tuple(slice(0, None if s else 1) for s in array.strides)]
     return once.transpose(sorted(range(array.ndim), key=lambda axis: -once.strides[axis]))
+
+
+class Bits(NamedTuple):
+    """The bits of an array, of which no copy is held."""
+
+    shape: Shape
+    dtype: str
+    digest: bytes
+
+
+def bits_of(x: Any) -> Any:
+    """Those of a tensor or a buffer; anything else is itself."""
+    buffer = x._buffer if type(x) is Tensor else x
+    return bits(array_of(buffer), buffer.node.aval) if isinstance(buffer, Buffer) else x
+
+
+def bits(array: Array, aval: Any) -> Bits:
+    """Those of an array, the value of what ``aval`` describes."""
+    x = array if isinstance(array, CPU.xp.ndarray) else aval.device.numpy(array)
+    return Bits(x.shape, x.dtype.name, blake2b(CPU.xp.ascontiguousarray(x).reshape(-1).view("u1")).digest())
 
 
 def same_bits(x: Array, y: Array) -> bool:

@@ -20,7 +20,7 @@ from tapegrad.core.cell import Cell
 from tapegrad.core.live import LiveInt
 from tapegrad.core.node import leaf
 from tapegrad.core.references import elsewhere
-from tapegrad.device import CPU, cxx, dtypes
+from tapegrad.device import CPU, cxx, dtypes, is_array
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array, Namespace
 from tapegrad.engine.evaluate import array_of
@@ -28,7 +28,7 @@ from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.program import arena
 from tapegrad.program.code import Code
 from tapegrad.program.lower import lowered
-from tapegrad.program.memory import ALIGNMENT, Memory, Numbers, Planning, fresh, laid_like, same_bits
+from tapegrad.program.memory import ALIGNMENT, Memory, Numbers, Planning, bits, bits_of, fresh, laid_like, same_bits
 from tapegrad.program.outside import SMALL, Outside, Place, places
 from tapegrad.program.program import Kind, Layouts, Program, Slot, View, Write, results
 from tapegrad.program.report import report_of
@@ -240,6 +240,19 @@ class Replay:
             else:
                 leaves.append(output.value if array is None else Tensor(_copied(self._now(array), output.aval)))
         return leaves
+
+    def told(self, tensors: Sequence[Tensor]) -> tuple[list[Any], list[tuple[Write, Any]]]:
+        """The bits of the results, as ``bits_of`` tells, and of what is to be written to each cell; no copy is made."""
+        fresh, self._fresh = self._fresh, {}
+        leaves: list[Any] = []
+        for i, (output, array) in enumerate(zip(self.program.outputs, self._outputs, strict=True)):
+            if output.argument is not None:
+                leaves.append(bits_of(tensors[output.argument]))
+            elif i in fresh:
+                leaves.append(bits_of(fresh[i]))
+            else:
+                leaves.append(bits_of(output.value) if array is None else bits(self._now(array), output.aval))
+        return leaves, [(w, bits(x, w.aval) if is_array(x) else x) for w, x in self.writes()]
 
     def writes(self, some: Iterable[tuple[Write, Any]] | None = None) -> list[tuple[Write, Any]]:
         """What is to be written to each cell: an array of the arena, or a random stream's key and position.

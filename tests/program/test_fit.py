@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from captured import bits
 
 import tapegrad as tg
 from tapegrad.errors import BudgetError, FunctionError
+from tapegrad.memory.ledger.figures import GRAIN
 from tapegrad.program import arena
 from tapegrad.program.capture import capture
 from tapegrad.program.fit import _MOST_STEPS, Planner, bound_bytes, fit
@@ -451,3 +453,122 @@ def test_five_thousand_steps_take_few_simulations():
     assert plan.layout.nbytes <= planner.plain.layout.nbytes // 3
     assert planner.simulations <= 2 * _MOST_STEPS // 5000 + 1
     assert plan.extra < 0.5
+
+
+# Eager calls ---------------------------------------------------------------------------------------------------------
+
+
+def middle(step: Callable[..., Any], *args: Any, part: float = 0.6) -> tuple[int, int]:
+    """A budget between the least and what the plain program takes, and what of it is bound."""
+    program = of(step, *args)
+    planner, bound = Planner(program, ALIGNMENT), bound_bytes(program)
+    plain, least = planner.plain.layout.nbytes, planner.least().layout.nbytes
+    return bound + least + int(part * (plain - least)), bound
+
+
+def taken(f: Callable[..., Any], *args: Any) -> int:
+    """The most bytes that a call adds to those alive."""
+    with tg.measure() as m:
+        before = m.live_bytes
+        f(*args)
+    return m.peak_bytes - before
+
+
+@pytest.mark.parametrize("make", [mlp, dropping, transformer, lstm, wave], ids=lambda f: f.__name__)
+def test_the_first_two_calls_keep_the_budget(make):
+    step = make()
+    budget, bound = middle(step)
+    assert taken(step) + bound > budget
+    tg.random.seed(7)
+    eager = [bits(step()) for _ in range(3)]
+    f, got = tg.function(step, budget=budget), []
+    tg.random.seed(7)
+    constants = bound - sum(view.slot.nbytes for _, _, view in of(step).reads)  # not known before the first call
+    assert taken(lambda: got.append(bits(f()))) + bound <= budget + constants
+    assert taken(lambda: got.append(bits(f()))) + bound <= budget + GRAIN + ALIGNMENT  # the arena is so much larger
+    got.append(bits(f()))
+    assert got == eager and f.stats.replays == 1 and not f.stats.fallbacks
+    assert f.stats.over_budget <= constants
+
+
+def test_a_training_step_keeps_the_budget_from_its_first_call():
+    x, y = normal(256, 64), normal(256, 64, seed=1)
+
+    def trainer() -> tuple[Any, Callable[[Any, Any], Any]]:
+        ws = [tg.Variable(normal(64, 64, seed=i) * 0.2) for i in range(8)]
+        optimizer = tg.optim.Adam(0.01)
+        optimizer.build(ws)
+
+        def step(x, y):
+            with tg.GradientTape() as tape:
+                h = x
+                for w in ws:
+                    h = tg.tanh(h @ w)
+                loss = tg.mean(tg.square(h - y))
+            optimizer.apply(tape.gradient(loss, ws), ws)
+            return loss
+
+        return ws, step
+
+    ws, step = trainer()
+    budget, bound = middle(step, x, y)
+    wanted = bits([[step(x, y) for _ in range(4)], [w.value() for w in ws]])
+    ws, step = trainer()
+    f, losses = tg.function(step, budget=budget), []
+    takes = [taken(lambda: losses.append(f(x, y))) + bound for _ in range(2)]
+    assert max(takes) <= budget + GRAIN + ALIGNMENT and takes[0] <= budget
+    assert f.stats.over_budget == 0
+    losses += [f(x, y) for _ in range(2)]
+    assert bits([losses, [w.value() for w in ws]]) == wanted and f.stats.replays == 2
+
+
+def test_a_budget_that_no_eager_run_can_keep_is_exceeded_and_said_to_be():
+    step = lstm()
+    program = of(step)
+    bound, least = bound_bytes(program), Planner(program, ALIGNMENT).least().layout.nbytes
+    f = tg.function(step, budget=bound + least)
+    first = taken(f) + bound - (bound + least)
+    assert 0 < first == f.stats.over_budget < least // 2
+    f(), f()
+    assert f.stats.replays == 1
+
+
+def test_other_threads_have_what_they_need_meanwhile():
+    step, there = mlp(), []
+    budget, _ = middle(step)
+
+    @tg.primitive(infer=lambda x: (x.shape, x.dtype))
+    def waiting(x):
+        if not there:
+            thread = threading.Thread(target=lambda: there.append(tg.zeros((1024, 1024)) + 1.0))
+            thread.start()
+            thread.join()
+        return x.copy()
+
+    f = tg.function(lambda: waiting(step()[0]), budget=budget)
+    f()
+    assert there[0].nbytes == 2**22
+
+
+def test_eager_calls_within_a_budget_do_not_exceed_that_of_a_block():
+    step = wave()
+    budget, _ = middle(step)
+    with tg.measure() as m, tg.memory_budget(m.live_bytes + 20_000), pytest.raises(BudgetError):
+        tg.function(step, budget=budget)()
+
+
+def test_what_cannot_be_captured_keeps_the_budget_too():
+    v = tg.Variable(normal(32, 32) * 0.1)
+
+    def step(x):
+        with tg.GradientTape() as tape:
+            h = x
+            for _ in range(12):
+                h = tg.tanh(h @ v)
+            loss = tg.sum(h)
+        return tape.gradient(loss, v), object()
+
+    x, f = normal(128, 32), tg.function(step, budget=v.nbytes + 9 * 128 * 32 * 4)
+    for _ in range(3):
+        assert taken(f, x) + v.nbytes <= v.nbytes + 9 * 128 * 32 * 4 < taken(step, x)
+    assert not f.stats.replays and f.stats.fallbacks

@@ -22,7 +22,7 @@ from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.policies import Policy, checked
 from tapegrad.memory.sizes import parse_bytes
 
-__all__ = ["MANAGER", "memory_budget", "policy", "watched"]
+__all__ = ["MANAGER", "memory_budget", "policy", "watched", "yielding"]
 
 
 class memory_budget:
@@ -44,9 +44,10 @@ class memory_budget:
     def __init__(self, limit: int | str, policy: Policy | None = None) -> None:
         self._begin(parse_bytes(limit), None if policy is None else checked("memory_budget", policy))
 
-    def _begin(self, limit: float, policy: Policy | None) -> None:
+    def _begin(self, limit: float, policy: Policy | None, yields: bool = False) -> None:
         self._limit = limit
         self._policy = policy
+        self._yields = yields
         self._blocks: list[tuple[int, Measure]] = []  # with their threads: those it is used for now
 
     def __enter__(self) -> Measure:
@@ -54,12 +55,15 @@ class memory_budget:
         self._blocks.append((get_ident(), measure))
         try:
             LEDGER.open(measure)
-            MANAGER.enter(self._limit, self._policy, measure)
+            MANAGER.enter(self._bytes(), self._policy, measure, self._yields)
         except BaseException:
             self._close(measure)
             raise
         measure.peak_bytes = LEDGER.live_bytes  # what was dropped on entering was alive before the block
         return measure
+
+    def _bytes(self) -> float:
+        return self._limit
 
     def __exit__(self, *exc: object) -> None:
         me = get_ident()
@@ -78,6 +82,28 @@ class memory_budget:
         MANAGER.leave(measure)
         LEDGER.close(measure)
         self._blocks = [(t, m) for t, m in self._blocks if m is not measure]
+
+
+class yielding(memory_budget):
+    """Room for ``more`` bytes than are alive when it is entered; where these are not enough, for what is needed."""
+
+    def __init__(self, more: int) -> None:
+        self._begin(more, None, yields=True)
+        self._measure = Measure()
+        self._before = 0
+
+    def __enter__(self) -> Measure:
+        self._measure = super().__enter__()
+        return self._measure
+
+    def _bytes(self) -> float:
+        self._before = LEDGER.live_bytes
+        return self._before + self._limit
+
+    @property
+    def taken(self) -> int:
+        """The most bytes alive at once beyond those that were when it was entered."""
+        return self._measure.peak_bytes - self._before
 
 
 class policy(memory_budget):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from threading import get_ident
 from typing import Any, Protocol, TypeVar
@@ -65,6 +65,8 @@ class _Budget:
     thread: int
     measure: object
     """Stands for the block."""
+    yields: bool = False
+    """Whether the limit gives way, by what lacks, where there would be an error."""
 
 
 class Manager(Account):
@@ -97,10 +99,10 @@ class Manager(Account):
     # Limits ----------------------------------------------------------------------------------------------------
 
     @whole
-    def enter(self, limit: float, policy: Policy | None, measure: object) -> None:
+    def enter(self, limit: float, policy: Policy | None, measure: object, yields: bool = False) -> None:
         """One more budget, perhaps with a policy, until ``measure`` leaves; what is alive must fit, or be dropped."""
         try:
-            self._decide([*self._budgets, _Budget(limit, policy, get_ident(), measure)])
+            self._decide([*self._budgets, _Budget(limit, policy, get_ident(), measure, yields)])
             graph = self._present()
             if graph is not None:
                 self._storages.registered_again(graph)
@@ -357,6 +359,7 @@ class Manager(Account):
                 or self._drop_one()
                 or reclaim(int(over))
                 or self._drop_last_resort()
+                or self._give_way(over)
                 or collected()
             ):
                 raise self._infeasible(nbytes, names)
@@ -403,6 +406,15 @@ class Manager(Account):
         if not offers:
             return False
         min(offers, key=lambda x: x.price()).drop()
+        return True
+
+    def _give_way(self, nbytes: float) -> bool:
+        """Raise the smallest limit by so many bytes; False if that of a block may not be."""
+        lowest = [b for b in self._budgets if b.limit == self.limit]
+        if not all(b.yields for b in lowest):
+            return False
+        self._set([replace(b, limit=b.limit + nbytes) if b in lowest else b for b in self._budgets])
+        self._limit_pools()
         return True
 
     def _offer_again(self) -> None:
