@@ -45,6 +45,8 @@ class _Joint(NamedTuple):
     position: int
     key: Hashable
     what: str
+    line: Hashable
+    """The group whose members all have it, by its name; None: a message between two."""
 
 
 def effects_of(record: Record) -> Sequence[Node]:
@@ -71,14 +73,15 @@ def agreed(
     recordings differ.
     """
     joints: list[_Joint] = []
-    groups: list[Any] = []
+    lines: dict[Any, int] = {}
     for position, record in enumerate(records):
         inside = effects_of(record)
         if inside:
-            groups += [peers.group(node) for node in inside]
-            joints.append(_joint(peers, position, record, len(joints)))
-    group = peers.common(groups)
-    digest = hashlib.blake2b(repr([j.what for j in joints if isinstance(j.key, int)]).encode(), digest_size=8).digest()
+            group = peers.common([peers.group(node) for node in inside])
+            lines[group] = number = lines.get(group, 0) + 1
+            joints.append(_joint(peers, position, record, group, number))
+    group = peers.common(list(lines))
+    digests = {peers.name(line): (peers.members(group, line), *_digest(joints, peers.name(line))) for line in lines}
     kinds = [_kind(records, t.node) for t in targets]
     sums = [b"" if kind is LOCAL else _checksum(t) for kind, t in zip(kinds, targets, strict=True)]
     reached, wanted = dict.fromkeys((j.key for j in joints), False), dict.fromkeys((j.key for j in joints), False)
@@ -87,7 +90,7 @@ def agreed(
     while True:
         path = _reach(records, joints, keep, reached)
         _want(records, joints, cts, path, wanted)
-        mine = (digest, len(joints), reached, wanted, kinds, sums)
+        mine = (digests, len(joints), reached, wanted, kinds, sums)
         told = peers.told(group, mine)
         _compare(told, joints)
         if unseeded is None:  # once: the others' seeds are in what they want
@@ -115,11 +118,19 @@ def _united(flags: Sequence[dict[Hashable, bool]]) -> dict[Hashable, bool]:
     return found
 
 
-def _joint(peers: Effect, position: int, record: Record, number: int) -> _Joint:
+def _joint(peers: Effect, position: int, record: Record, group: Any, number: int) -> _Joint:
+    line = peers.name(group)
     if type(record) is Called:
-        return _Joint(position, number, f"{record.call.name} with {len(record.call.effects)}")
+        return _Joint(position, (line, number), f"{record.call.name} with {len(record.call.effects)}", line)
     node = record.results[0]
-    return _Joint(position, peers.key(node, number), f"{node.prim.name} {node.aval.dtype}")
+    key = peers.pair(node)
+    return _Joint(position, key or (line, number), f"{node.prim.name} {node.aval.dtype}", None if key else line)
+
+
+def _digest(joints: list[_Joint], line: Hashable) -> tuple[bytes, int]:
+    """Of what all members of a group have, and how much that is."""
+    what = [j.what for j in joints if j.line == line]
+    return hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), len(what)
 
 
 def _reach(records: Sequence[Record], joints: list[_Joint], keep: set[int], reached: dict[Hashable, bool]) -> set[int]:
@@ -151,13 +162,17 @@ def _want(
 
 
 def _compare(told: Sequence[Any], joints: list[_Joint]) -> None:
-    if any(t[0] != told[0][0] for t in told):
-        counts = ", ".join(f"rank {r}: {t[1]}" for r, t in enumerate(told))
-        mine = ", ".join(j.what for j in joints[-5:])
-        raise DistributedError(
-            "gradient: the ranks' tapes hold different collectives, so they cannot walk back together; their numbers "
-            f"are {counts}; the last ones of this rank: {mine}.  Let every rank call the same ones in the same order"
-        )
+    """Members of one group have the same; a rerun in which others do not take part may be their own affair."""
+    for line, (members, *digest) in ((line, entry) for t in told for line, entry in t[0].items()):
+        theirs = {r: told[r][0].get(line, (members, b"", 0))[1:] for r in members}
+        if any(list(one) != digest for one in theirs.values()):
+            counts = ", ".join(f"rank {r}: {count}" for r, (_, count) in theirs.items())
+            mine = ", ".join(j.what for j in joints[-5:])
+            raise DistributedError(
+                "gradient: the ranks' tapes hold different collectives, so they cannot walk back together; their "
+                f"numbers are {counts}; the last ones of this rank: {mine}.  Let every rank call the same ones in the "
+                "same order"
+            )
 
 
 # Targets -----------------------------------------------------------------------------------------------------------

@@ -76,8 +76,14 @@ class Effect(Protocol):
     def common(self, groups: Sequence[Any]) -> Any:
         """The smallest group that holds all of ``groups``."""
 
-    def key(self, node: Node, number: int) -> Any:
-        """What an application, the ``number``-th one of a recording, is called by all who take part."""
+    def name(self, group: Any) -> Any:
+        """What all members call a group."""
+
+    def members(self, group: Any, part: Any) -> Sequence[int]:
+        """Which members of ``group`` are those of a ``part`` of it."""
+
+    def pair(self, node: Node) -> Any:
+        """What both sides call a message between two processes; None: all of the group take part."""
 
     def replicated(self, node: Node) -> Any:
         """The group whose members all have the same result; None: they do not."""

@@ -28,11 +28,17 @@ class Peers:
         lines = [_ancestors(g) for g in dict.fromkeys(groups)]
         return next(g for g in lines[0] if all(g in line for line in lines))
 
-    def key(self, node: Node, number: int) -> Hashable:
-        """Its number; of a message between two ranks, what both call it."""
-        if node.prim.name in _PAIRS:
-            return node.params["key"]
-        return number
+    def name(self, group: Group) -> str:
+        """One that no other group of the job has which a rank is in, too."""
+        return group.name
+
+    def members(self, group: Group, part: Group) -> list[int]:
+        """The ranks in ``group`` of those of ``part``."""
+        return [group.ranks.index(r) for r in part.ranks]
+
+    def pair(self, node: Node) -> Hashable:
+        """Of a message between two ranks, what both call it."""
+        return node.params["key"] if node.prim.name in _PAIRS else None
 
     def replicated(self, node: Node) -> Group | None:
         """The group, if all of its ranks get the same."""

@@ -365,6 +365,27 @@ def case_loop_differentiated_on_one_rank(group: Group) -> None:
         same(a, b, exact=False)
 
 
+def case_reruns_of_parts_in_second_order(group: Group) -> None:
+    """Only the ranks of one part walk back through a collective of theirs in a rerun: the others' tapes have none."""
+    half = group.split(group.rank % 2)
+    w = tg.asarray(np.linspace(0.1, 0.3, 3))
+    watched = [w] if group.rank % 2 == 0 else []
+    block = lambda u: tg.tanh(dist.all_reduce(u * u, group=half))
+
+    def twice(f: Callable[[tg.Tensor], tg.Tensor]) -> list[np.ndarray]:
+        with tg.GradientTape() as outer:
+            outer.watch(watched)
+            with tg.GradientTape() as tape:
+                tape.watch(watched)
+                loss = tg.sum(dist.all_reduce(f(w) + 1.0) ** 2)
+            slopes = tape.gradient(loss, watched)
+            total = sum((tg.sum(g * g) for g in slopes), tg.zeros((), "float64"))
+        return [np.asarray(g) for g in outer.gradient(total, watched)]
+
+    for a, b in zip(twice(tg.recompute_grad(block)), twice(block), strict=True):
+        same(a, b, exact=False)
+
+
 def case_bytes_of_a_loop(group: Group) -> None:
     """Ranks with unequal states store as many; what does not fit on one rank is an error on all."""
     n = 2000 * (1 + 3 * group.rank)
