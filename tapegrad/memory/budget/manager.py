@@ -251,18 +251,19 @@ class Manager(Account):
     def keep(self, buffers: tuple[Buffer, ...]) -> Retained:
         """A record wants ``buffers``; those with a recipe may be dropped later."""
         graph = (None if self._graph is None else self._graph()) or self._new_graph()
+        keep = self._storages.keep
+        if len(buffers) == 1:  # most often
+            only = keep(graph, buffers[0])
+            if type(only) is not Kept:
+                return buffers
+            if len(thread.recorders) < 2 or not pushers():
+                return only
+        things = tuple([keep(graph, b) for b in buffers])
         givers = pushers() if len(thread.recorders) > 1 else []
-        things = self._storages.keep(graph, buffers)
-        if not givers and len(things) == 1:  # most often
-            thing = things[0]
-            return thing if type(thing) is Kept else buffers
         for thing, b in zip(things, buffers, strict=True) if givers else ():
             if type(thing) is Kept:
                 remember(graph, thing, b, givers)
-        for thing in things:
-            if type(thing) is Kept:
-                return Residuals(things)
-        return buffers
+        return Residuals(things) if any(type(thing) is Kept for thing in things) else buffers
 
     def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> Retained:
         """A record wants ``residuals`` for the rules of ``node``."""

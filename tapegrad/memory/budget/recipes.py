@@ -93,17 +93,16 @@ class Kept:
     """What the records of tapes keep of one value: its buffer, until that is dropped.
 
     ``sources``: while it is dropped, kept values of what it is to be made from and that are still there.
-    ``companions``: those that come back with the value (see ``companions.py``).
+    ``companions``: those that come back with the value (see ``companions.py``).  Without ``__slots__``, as recipes are.
     """
 
-    __slots__ = ("__weakref__", "buffer", "companions", "graph", "recipe", "sources")
+    sources: tuple[Kept, ...] = ()
+    companions: Companions | None = None
 
     def __init__(self, recipe: Recipe, graph: Graph, buffer: Buffer) -> None:
         self.recipe = recipe
         self.graph = graph
         self.buffer: Buffer | None = buffer
-        self.sources: tuple[Kept, ...] = ()
-        self.companions: Companions | None = None
 
     def fill(self, buffer: Buffer) -> None:
         """The value is there, or is there again."""
@@ -173,8 +172,11 @@ class Index:
         return self.get(index) is not None
 
     def __setitem__(self, index: int, recipe: Recipe) -> None:
+        self.refs[index] = weakref.ref(recipe)
+
+    def clear_gone(self) -> None:
+        """Drop the numbers of those that are gone, if the rest has doubled; told now and then."""
         refs = self.refs
-        refs[index] = weakref.ref(recipe)
         if len(refs) > self._clear_at:
             with self._lock:  # recordings of several threads share a graph: they may add while one of them clears
                 for i in list(refs):  # makes no tuples, so no collection begins, and no other thread runs meanwhile
@@ -244,7 +246,7 @@ class Graph:
         """
         if node.prim.effect is not None:
             return
-        refs = self.recipes.refs
+        refs, session = self.recipes.refs, self._number
         sources: list[Recipe | Buffer] = []
         for b in inputs:
             ref = refs.get(b.node.index)
@@ -255,15 +257,16 @@ class Graph:
                     self._note_shared(b)
             else:
                 sources.append(source)
-                if source.session != self._number:
+                if source.session != session:
                     self._carry(source, b)
-        out.recipe = recipe = Recipe(node, tuple(sources), out, self._number)
-        self.recipes[node.index] = recipe
+        out.recipe = recipe = Recipe(node, tuple(sources), out, session)
+        refs[node.index] = weakref.ref(recipe)
         live = self._live
         live.append(recipe.buffer)
         if len(live) >= self._prune_at:
             live[:] = [b for b in live if b() is not None]
             self._prune_at = max(_FIRST_PRUNING, 2 * len(live))
+            self.recipes.clear_gone()
 
     def _note_shared(self, buffer: Buffer) -> None:
         """Note what memory of the user's holds when it is read."""
@@ -304,6 +307,7 @@ class Graph:
 
     def forget_live(self) -> None:
         """Nothing records any more."""
+        self.recipes.clear_gone()
         live, self._live = self._live, []
         for ref in live:
             b = ref()

@@ -108,31 +108,25 @@ class Storages:
             if kept.buffer is not None:
                 self.register(graph, kept.recipe, kept.buffer)
 
-    def keep(self, graph: Graph, buffers: tuple[Buffer, ...]) -> tuple[Kept | Buffer, ...]:
-        """What a record is to hold of ``buffers``."""
-        things: list[Kept | Buffer] = []
-        refs = graph.recipes.refs
-        for b in buffers:
-            ref = refs.get(b.node.index)
-            recipe = None if ref is None else ref()
-            if recipe is None:
-                things.append(b)
-                continue
-            known = recipe.kept
-            kept = None if known is None else known()
-            if kept is None and recipe.storage is None and self.policy is None:  # most often: without the guard
-                kept = Kept(recipe, graph, b)
-                own = weakref.ref(kept)
-                if recipe.kept is known:  # no other thread runs until the next statement has
-                    recipe.kept = own
-                    self._new.append(own)
-                    things.append(kept)
-                    continue
-                kept = None
-            things.append(self.guard.run(self.kept, graph, b) if kept is None or kept.buffer is None else kept)
-        if len(self._new) >= _MOST_NEW:
-            self.guard.run(self.register_new)
-        return tuple(things)
+    def keep(self, graph: Graph, buffer: Buffer) -> Kept | Buffer:
+        """What a record is to hold of ``buffer``, as :meth:`kept` says; most often without the guard."""
+        ref = graph.recipes.refs.get(buffer.node.index)
+        recipe = None if ref is None else ref()
+        if recipe is None:
+            return buffer
+        known = recipe.kept
+        kept = None if known is None else known()
+        if kept is None and recipe.storage is None and self.policy is None:
+            kept = Kept(recipe, graph, buffer)
+            own = weakref.ref(kept)
+            if recipe.kept is known:  # no other thread runs until the next statement has
+                recipe.kept = own
+                self._new.append(own)
+                if len(self._new) >= _MOST_NEW:
+                    self.guard.run(self.register_new)
+                return kept
+            kept = None
+        return self.guard.run(self.kept, graph, buffer) if kept is None or kept.buffer is None else kept
 
     @guarded
     def spare(self, recipes: Iterable[Recipe]) -> None:

@@ -430,7 +430,10 @@ class Ledger(Account):
                 category = self._category_now()
                 if category is None:
                     return False
-            if self._limit != inf and not self._admit(change):
+            left = self.room - change.top  # no other thread runs before the room is taken: see `_admit`
+            if left >= 0 and change.top < self._large and not self._promises and not _buffer.uncounted:
+                self.room = left
+            elif not self._admit(change):
                 return False
             place: Place = _SMALL
             if self.detailed:
@@ -452,23 +455,28 @@ class Ledger(Account):
         """A walk has evaluated small nodes, where the program asked for it."""
         try:
             change: Change = run.change or new_of_run(run)
-            if len(self._events) >= _MOST_EVENTS:
+            events, rooms = self._events, self._rooms
+            if len(events) >= _MOST_EVENTS:
                 self._note_changes()
             category, place = HERE.pulls
-            rooms = self._rooms
-            if category is None or (self._limit != inf and not self._admit(change)):
+            if category is None:
+                return False
+            left = self.room - change.top
+            if left >= 0 and change.top < self._large and not self._promises and not _buffer.uncounted:
+                self.room = left
+            elif not self._admit(change):
                 return False
             if place is None:
                 place = user_place() if self.detailed else _SMALL
             if len(arrays) == 1:
                 entry = Entry(arrays[0], self._gone)
                 entry.nbytes = change.net
-                self._events.append((change, category, place, entry))
+                events.append((change, category, place, entry))
             else:
                 entries = [Entry(array, self._gone) for array in arrays]
                 for entry, (nbytes, _) in zip(entries, change.stays, strict=True):
                     entry.nbytes = nbytes
-                self._events.append((change, category, place, *entries))
+                events.append((change, category, place, *entries))
             if rooms != self._rooms:
                 self._find_room()
             return True
@@ -498,16 +506,17 @@ class Ledger(Account):
         return "temporary" if thread.recorders or thread.deferring is not None or HERE.optimizing else "user"
 
     def _admit(self, change: Change) -> bool:
-        """Take the room for a change; False if it is not certain that there is so much.
+        """Take the room for a change; False if it is not certain that there is so much.  Most often its caller does.
 
         The lock would cost more than all the rest.  Between the look at the room and the statement that takes it no
         other thread runs, since there is neither a call nor a jump backwards.  Whoever works the room out meanwhile,
         without the event that is about to be told, counts in ``_rooms``: then it is worked out again.
         """
+        if self._limit == inf:
+            return True
         if self._promises or change.top >= self._large:  # taken, or noted, for each buffer by itself
             return False
-        if _buffer.uncounted or change.top > self.room:
-            self._note_changes()
+        self._note_changes()
         left = self.room - change.top
         if left < 0:
             return False
