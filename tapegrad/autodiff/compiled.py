@@ -191,20 +191,18 @@ class Steps:
         """Each array must have bytes of its own and come once; only the cotangent may be one element, repeated."""
         if self._tellable is None:
             return _nothing_together
-        count, numbers = self._arguments, range(self._arguments)
+        rest = range(1, self._arguments)
         lines = ["try: a0 = ct.array", "except AttributeError: return None"]
-        lines += [f"a{i} = residuals[{i - 1}].array" for i in range(1, count)]
-        tests = [f"type(a{i}) is not ndarray" for i in numbers] if self._steps else [f"a{i} is None" for i in numbers]
+        lines += [f"a{i} = residuals[{i - 1}].array" for i in rest]
         if self._steps:
-            tests += [f"a{i}.base is not None" for i in numbers if i]
-            tests += [f"a{i} is a{k}" for i in numbers for k in range(i)]
-        lines += [f"if {' or '.join(tests)}: return None", "run = own"]
-        if self._steps:
-            lines += [
-                "if a0.base is not None:",
-                "    if any(a0.strides) or not a0.size: return None",
-                "    run = spread",
-            ]
+            tests = [f"type(a{i}) is not ndarray or a{i}.base is not None" for i in rest]
+            tests += [f"a{i} is a{k}" for i in rest for k in range(i)]
+            lines += [f"if {' or '.join(tests)}: return None"] if tests else []
+            lines += ["run = own", "if type(ct) is not Cotangent:", "    if type(a0) is not ndarray: return None"]
+            lines += ["    if a0.base is not None:", "        if any(a0.strides) or not a0.size: return None"]
+            lines.append("        run = spread")
+        else:
+            lines.append(f"if {' or '.join(f'a{i} is None' for i in (0, *rest))}: return None")
         constants = {f"c{i}": c for i, c in enumerate(self._constants)}
         if constants:
             lines.append(f"if {' or '.join(f'{c}() is None' for c in constants)}: share(globals())")

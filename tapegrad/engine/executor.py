@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from tapegrad.core import account, state
 from tapegrad.core.account import Account
 from tapegrad.core.aval import ShapedArray, shaped
-from tapegrad.core.buffer import Buffer
+from tapegrad.core.buffer import NOTHING, Buffer
 from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Retained, Steps
@@ -31,6 +31,7 @@ from tapegrad.engine.evaluate import announce, array_of, arrays_of, fill, same
 from tapegrad.engine.work import Work
 
 T = TypeVar("T")
+_new = Buffer.__new__
 CONSTANTS: dict[Any, Buffer] = {}
 _LEAST_CREATED = 2**20
 """Bytes of a new array for which room is made before it is made; for less it is made when the bytes are counted."""
@@ -317,9 +318,10 @@ class Counted(Executor):
         else:  # not a function of its own: its call would cost as much as the counting
             ufunc, same = site.direct, False
             a = inputs[0].array
-            if ufunc is None or a is None or len(inputs) > 2 or type(a) is HostScalar:
+            count = len(inputs)
+            if ufunc is None or a is None or count > 2 or type(a) is HostScalar:
                 own, same, array = self._told_of(site, inputs)
-            elif len(inputs) == 1:
+            elif count == 1:
                 own, array = a.base is None, ufunc(a)
             else:
                 b = inputs[1].array
@@ -327,8 +329,8 @@ class Counted(Executor):
                     b = array_of(inputs[1])
                 own, same, array = a.base is None and b.base is None, a is b, ufunc(a, b)
             if own:
-                out = Buffer(None, node)
-                out.array = array
+                out = _new(Buffer)  # `__init__` would tell the account
+                out.array, out.node, out.keeps, out.span, out.loop = array, node, NOTHING, None, None
                 if not account.current.evaluated((site.runs or runs_of(site))[same], out, recorders):
                     out = None
             if out is None:

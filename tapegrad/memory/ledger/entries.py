@@ -95,19 +95,21 @@ class Sums:
         labels: list[list[Any]] = []
         handed: list[Handed] = []
         calls: list[Callable[[], None]] = []
-        top = live
+        top, count = live, 0
         for event in events:
             kind = type(event)
             if kind is tuple:
                 try:
                     change, _, _, entry = event  # most often: one value stays
-                    entry.came = len(came)
                     came.append(event)
+                    entry.came = count
+                    count += 1
                 except ValueError:
                     change = event[0]
                     for (nbytes, primitive), entry in zip(change.stays, event[3:], strict=True):
-                        entry.came = len(came)
                         came.append((of_bytes(nbytes, primitive), *event[1:3], entry))
+                        entry.came = count
+                        count += 1
                 changes.append(change)
                 high = live + change.top
                 if high > top:

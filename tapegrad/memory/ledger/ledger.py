@@ -430,11 +430,12 @@ class Ledger(Account):
                 category = self._category_now()
                 if category is None:
                     return False
-            left = self.room - change.top  # no other thread runs before the room is taken: see `_admit`
-            if left >= 0 and change.top < self._large and not self._promises and not _buffer.uncounted:
-                self.room = left
-            elif not self._admit(change):
-                return False
+            if self._limit != inf:
+                left = self.room - change.top  # no other thread runs before the room is taken: see `_admit`
+                if left >= 0 and change.top < self._large and not self._promises and not _buffer.uncounted:
+                    self.room = left
+                elif not self._admit(change):
+                    return False
             place: Place = _SMALL
             if self.detailed:
                 frame = _getframe(3)
@@ -461,14 +462,15 @@ class Ledger(Account):
             category, place = HERE.pulls
             if category is None:
                 return False
-            left = self.room - change.top
-            if left >= 0 and change.top < self._large and not self._promises and not _buffer.uncounted:
-                self.room = left
-            elif not self._admit(change):
-                return False
+            if self._limit != inf:
+                left = self.room - change.top
+                if left >= 0 and change.top < self._large and not self._promises and not _buffer.uncounted:
+                    self.room = left
+                elif not self._admit(change):
+                    return False
             if place is None:
                 place = user_place() if self.detailed else _SMALL
-            if len(arrays) == 1:
+            if change.single:  # most often
                 entry = Entry(arrays[0], self._gone)
                 entry.nbytes = change.net
                 events.append((change, category, place, entry))
@@ -512,8 +514,6 @@ class Ledger(Account):
         other thread runs, since there is neither a call nor a jump backwards.  Whoever works the room out meanwhile,
         without the event that is about to be told, counts in ``_rooms``: then it is worked out again.
         """
-        if self._limit == inf:
-            return True
         if self._promises or change.top >= self._large:  # taken, or noted, for each buffer by itself
             return False
         self._note_changes()
@@ -539,7 +539,12 @@ class Ledger(Account):
         if self.detailed:
             if not HERE.restoring:
                 node.place = user_place()
-            cost = 1.0 + node.aval.nbytes if node.site is not None else cost_of(node, [b.node.aval for b in inputs])
+            if node.prim.view:
+                cost = 1.0
+            elif node.site is not None:
+                cost = 1.0 + node.aval.nbytes
+            else:
+                cost = cost_of(node, [b.node.aval for b in inputs])
             if len(self._work) >= _MOST_EVENTS:
                 self._locked(self._add_work)
             self._work.append(Costs(units(cost), HERE.restoring > 0))
