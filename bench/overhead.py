@@ -16,6 +16,7 @@ them fused than to run them at once?  It measures forward run and gradient of on
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -157,7 +158,8 @@ def compare(options: Any) -> None:
 
     for who in inside:
         chains[who] = counted(chains["tapegrad"][0]), counted(chains["tapegrad"][1])
-    turns = {"number": options.number, "prepare": prepare}
+    clock = time.thread_time if options.threads == 1 else time.perf_counter  # of one thread a busy machine takes none
+    turns = {"number": options.number, "prepare": prepare, "clock": clock}
     forward = common.by_turns({who: calls[0] for who, calls in chains.items()}, options.rounds, **turns)
     both = common.by_turns({who: calls[1] for who, calls in chains.items()}, options.rounds, **turns)
     blocks.close()

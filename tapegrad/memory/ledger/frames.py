@@ -66,8 +66,21 @@ def by_line(places: dict[Place, int]) -> dict[str, int]:
 _ours: set[str] = set()
 """Names of this package's files."""
 _MOST_KNOWN = 4096
-known: dict[tuple[int, int], Instruction] = {}
-"""Instructions of the user's, by the id of their code, which they keep alive, and their offset."""
+
+
+class Instructions:
+    """Those of one code that were seen, by their offset."""
+
+    __slots__ = ("code", "seen")
+
+    def __init__(self, code: CodeType | None) -> None:
+        self.code = code
+        self.seen: dict[int, Instruction] = {}
+
+
+NONE_SEEN = Instructions(None)
+known: dict[int, Instructions] = {}
+"""Instructions of the user's, by the id of their code, which they keep alive."""
 
 
 def user_place(inside: int = 1) -> Place:
@@ -81,11 +94,14 @@ def user_place(inside: int = 1) -> Place:
         elif name.startswith(_HERE):
             _ours.add(name)
         else:
-            place = known.get((id(code), frame.f_lasti))
-            if place is None:
+            of_code = known.get(id(code))
+            if of_code is None:
                 if len(known) >= _MOST_KNOWN:
                     forget_places()
-                place = known[id(code), frame.f_lasti] = Instruction(code, frame.f_lasti)
+                of_code = known[id(code)] = Instructions(code)
+            place = of_code.seen.get(frame.f_lasti)
+            if place is None:
+                place = of_code.seen[frame.f_lasti] = Instruction(code, frame.f_lasti)
             return place
     return "(unknown)"
 

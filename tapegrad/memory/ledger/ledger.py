@@ -65,7 +65,7 @@ from tapegrad.memory.ledger.figures import (
     of_bytes,
     rounded,
 )
-from tapegrad.memory.ledger.frames import Place, forget_places, known, user_place
+from tapegrad.memory.ledger.frames import NONE_SEEN, Place, forget_places, known, user_place
 from tapegrad.memory.ledger.journal import Journal
 from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS, during
 from tapegrad.variable import everyone
@@ -108,6 +108,8 @@ class Ledger(Account):
         self._places: weakref.WeakKeyDictionary[Buffer, Place] = weakref.WeakKeyDictionary()
         self._placed = False
         """Whether a place was noted since counting began."""
+        self._of_code = NONE_SEEN
+        """The instructions of the code that made the last small value: most often it makes the next one, too."""
         self._peaked: list[Measure] = []
         self._epoch = 0
         """How often all measures were closed; categories are facts of one epoch."""
@@ -279,6 +281,7 @@ class Ledger(Account):
             self._wanted.clear()
             self._places.clear()
             self._placed = False
+            self._of_code = NONE_SEEN
             forget_places()
 
     @whole
@@ -438,8 +441,10 @@ class Ledger(Account):
                     return False
             place: Place = _SMALL
             if self.detailed:
-                frame = _getframe(3)
-                place = buffer.node.place = known.get((id(frame.f_code), frame.f_lasti)) or user_place(3)
+                frame, of_code = _getframe(3), self._of_code
+                if frame.f_code is not of_code.code:
+                    of_code = self._of_code = known.get(id(frame.f_code)) or NONE_SEEN
+                place = buffer.node.place = of_code.seen.get(frame.f_lasti) or user_place(3)
             entry = buffer.entry = Entry(buffer, self._gone)
             entry.wanted = -1
             entry.nbytes = change.net
