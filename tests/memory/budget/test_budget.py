@@ -422,6 +422,23 @@ def test_recipes_of_what_nobody_can_ask_for_are_forgotten() -> None:
         assert tape.gradient(y, s).numpy() == np.cos(0.5)
 
 
+def test_numbers_of_recipes_do_not_pile_up_beside_a_tape_that_lives_on() -> None:
+    s = c64(0.5)
+    with tg.memory_budget("64MiB"):
+        with tg.GradientTape() as lasting:
+            lasting.watch(s)
+            y = tg.sin(tg.sin(s))
+        graph = MANAGER._present()
+        for _ in range(300):
+            with tg.GradientTape() as tape:
+                tape.watch(s)
+                x = s
+                for _ in range(100):
+                    x = tg.sin(x)
+        assert MANAGER._present() is graph and len(graph.recipes.refs) < 10_000
+        assert lasting.gradient(y, s).numpy() == np.cos(np.sin(0.5)) * np.cos(0.5)
+
+
 def test_many_tiny_values() -> None:
     s = c64(np.linspace(0, 1, 3))
     wanted, base = gradient(s, 3000), live()

@@ -127,16 +127,17 @@ def test_a_peak_inside_is_what_was_there_then() -> None:
     del y, made
 
 
-def test_the_compiled_backward_runs_inside_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", [True, None])  # None: of ones, which are one element, repeated
+def test_the_compiled_backward_runs_inside_measure(seed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured is what runs: the listed steps as one function, though somebody counts."""
     taken: list[str] = []
     run = compiled.Steps.run
     monkeypatch.setattr(compiled.Steps, "run", lambda *a: taken.append("steps") or run(*a))
     chain: Program = lambda x, w: tg.tanh(tg.tanh(x) * w) + x
-    measured(chain, seed=True)
+    measured(chain, seed)
     assert not taken
     with tg.measure(timeline=True):
-        measured(chain, seed=True)
+        measured(chain, seed)
     assert taken
 
 

@@ -1,0 +1,97 @@
+"""Sums of events: the same in one batch as in several, wherever it is divided."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tapegrad.core.run import Evaluated, Run
+from tapegrad.memory.ledger.entries import Entries, Entry, Handed, Sums, at_top
+from tapegrad.memory.ledger.figures import new_of_run, of_bytes
+
+
+class Thing:
+    """What an entry refers to."""
+
+
+def follow(entries: Entries, events: list[Any]) -> None:
+    """As the ledger follows a batch."""
+    sums = Sums(events, entries.live_bytes)
+    entries.live_bytes = sums.live
+    for handed in sums.handed:
+        entries.hand_on(handed.old, handed.new)
+    for gone in sums.left:
+        entries.remove(gone)
+    for primitive, category, place, new in sums.new():
+        entries.add(new, primitive, category, place, 0)
+    for label in entries.present(sums.labels):
+        entries.relabel(*label)
+
+
+class Told:
+    """An array comes, and a pair; a buffer takes the array's bytes over.  Then some go, in this order."""
+
+    ORDER = ("second of the pair", "buffer", "array")
+
+    def __init__(self, gone: int) -> None:
+        self.events: list[Any] = []
+        self.things: dict[str, Thing] = {}
+        self.entries: list[Entry] = []
+        array = self.entry("array", 512)
+        self.events.append((of_bytes(512, "exp"), "temporary", "(here)", array))
+        run = Run((Evaluated("sin", 600, 0), Evaluated("cos", 8, 0)), (0, 1))
+        pair = self.entry("first of the pair", 1024), self.entry("second of the pair", 512)
+        self.events.append((new_of_run(run), "temporary", "(here)", *pair))
+        self.events.append([pair[0], "activation"])
+        own = self.entry("buffer", 512)
+        self.events.append(Handed(array, own))
+        self.events.append([own, "gradient"])
+        for name in self.ORDER[:gone]:
+            del self.things[name]
+        assert len(self.events) == 5 + gone
+
+    def entry(self, name: str, nbytes: int) -> Entry:
+        self.things[name] = Thing()
+        found = Entry(self.things[name], self.events.append)
+        found.nbytes = nbytes
+        self.entries.append(found)
+        return found
+
+
+@pytest.mark.parametrize("cuts", [(i, k) for k in range(9) for i in range(k + 1)])
+@pytest.mark.parametrize("gone", range(4))
+def test_a_batch_may_be_divided_anywhere(gone: int, cuts: tuple[int, int]) -> None:
+    told = Told(gone)
+    events = told.events[:]
+    entries = Entries()
+    entries.sum_up(True)
+    Sums(events)  # looked at as a whole, to find the peak, and then in parts
+    for begin, end in pairwise((0, *cuts, len(events))):
+        follow(entries, events[begin:end])
+    by = {"activation": 1024, "temporary": 512, "gradient": 512}
+    for category in ("temporary", "gradient")[:gone]:
+        del by[category]
+    assert entries.by("category") == by and entries.live_bytes == sum(by.values()) == sum(e.nbytes for e in entries)
+    assert entries.by("primitive") == {
+        name: n for name, n in (("sin", 1024), ("exp", by.get("gradient")), ("cos", by.get("temporary"))) if n
+    }
+
+
+def test_the_top_is_found_where_it_is_reached() -> None:
+    told = Told(3)
+    events = told.events[:]
+    sums = Sums(events, 100)
+    assert sums.top == 100 + 512 + 1536 and at_top(events, 100, sums.top) == 1 and sums.live == 100 + 1024
+    assert len(sums.changes) == 2 and not sums.left and not sums.handed
+
+
+def test_an_entry_without_its_event_does_not_count() -> None:
+    """An interrupt came while it was made."""
+    thing, events = Thing(), []
+    entry = Entry(thing, events.append)
+    entry.nbytes = 512
+    del thing
+    sums = Sums(events, 1024)
+    assert events == [entry] and sums.live == 1024 and not sums.left and not list(sums.new())
