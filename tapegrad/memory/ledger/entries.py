@@ -130,11 +130,12 @@ class Sums:
             elif kind is list:
                 labels.append(event)
             elif kind is Handed:
-                number = event.new.came = event.old.came
+                number = event.old.came
                 if number >= 0:
                     came[number] = *came[number][:3], event.new
                 else:
                     handed.append(event)
+                event.new.came = max(number, -1)
                 event.old.came = _GONE_BY
             else:
                 calls.append(event)

@@ -222,7 +222,10 @@ class Ledger(Account):
                 if batch is not None and self._work_added:
                     if self._events and self._events[0] is batch[0]:
                         del self._events[: len(batch)]
-                    for primitive, category, place, entry in Sums(batch).new():
+                    sums = Sums(batch)
+                    for handed in sums.handed:
+                        self._entries.hand_on(handed.old, handed.new)
+                    for primitive, category, place, entry in sums.new():
                         if entry in self._entries:
                             entry.came = -1
                         else:

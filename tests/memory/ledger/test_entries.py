@@ -69,6 +69,7 @@ def test_a_batch_may_be_divided_anywhere(gone: int, cuts: tuple[int, int]) -> No
     entries.sum_up(True)
     Sums(events)  # looked at as a whole, to find the peak, and then in parts
     for begin, end in pairwise((0, *cuts, len(events))):
+        Sums(events[begin:end])
         follow(entries, events[begin:end])
     by = {"activation": 1024, "temporary": 512, "gradient": 512}
     for category in ("temporary", "gradient")[:gone]:
