@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 from tapegrad.core.threads import Local
+
+_CONTENT = attrgetter("_content")
 
 Jumps = dict["Cell", dict[Any, Any]]
 """For each cell: from the content that this thread wrote to the one that another thread wrote afterwards."""
@@ -102,7 +105,7 @@ def contents_now(cells: Iterable[Cell]) -> list[Any] | None:
     """What cells hold; None where this thread sees others, or its look-outs want to know."""
     if _cells.overlays or _cells.lookouts:
         return None
-    return [cell._content for cell in cells]
+    return list(map(_CONTENT, cells))
 
 
 def seen_by_overlays() -> bool:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 def lowest() -> Protocol:
     """The lowest executor of this thread: the one in force without those over it."""
-    executor = state.own_executor() or state.below()
+    executor = state.thread.executor
     while isinstance(executor, Above):
         executor = executor.below
     return executor

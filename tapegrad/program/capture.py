@@ -19,7 +19,7 @@ from tapegrad.core import account, locks
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen, lookout, shadowed
-from tapegrad.core.live import LiveInt, LiveNumber, live_int
+from tapegrad.core.live import LiveInt, LiveNumber, Once, live_int
 from tapegrad.core.node import Node, leaf, next_index
 from tapegrad.core.primitive import Opaque
 from tapegrad.core.state import during, executed, thread
@@ -234,7 +234,7 @@ class Capture(Dry):
 
     def number(self, f: Callable[[], Any]) -> Any:
         """A live number; as an array it is a slot that each replay fills."""
-        return LiveNumber(f)
+        return LiveNumber(Once(f))
 
     def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
         """Note a check of values: each replay makes it."""

@@ -190,7 +190,7 @@ class Function(Generic[P, R]):
 
     def _replayed(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any], tensors: list[Tensor]) -> R:
         """A call of a known signature.  Raises RelaidError before anything is done."""
-        if self._limit < entry.limit:
+        if MANAGER.limit < entry.limit or self._budget < entry.limit:
             entry.replay = None
             self._fit(entry)
         if entry.replay is None:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import starmap
 from operator import attrgetter, is_
 from typing import Any
 
@@ -89,7 +90,8 @@ class GraphReplay(Replay):
                 self._begin(tensors)
                 self._launch()
         else:
-            self._launch()
+            for piece in self._pieces:
+                piece()
         if self._unsure:
             self._require_layouts()
         account.current.replayed(self._report)
@@ -239,8 +241,9 @@ class GraphReplay(Replay):
         if self._commits is None:
             super().commit()
             return
-        others = [self._putting(write, value) for write, value in self.writes(self._others)]
-        do_all([*others, self._put_steady])
+        todo: list[Callable[[], object]] = list(starmap(self._putting, self.writes(self._others)))
+        todo.append(self._put_steady)
+        do_all(todo)
         for tell in self.program.afterwards:
             tell()
 

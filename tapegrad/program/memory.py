@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from tapegrad.core import account
 from tapegrad.core.aval import Shape, ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
+from tapegrad.core.live import current as live
 from tapegrad.core.node import leaf
 from tapegrad.device import CPU, Device, cxx, dtypes
 from tapegrad.device.types import Array, DType
@@ -93,8 +94,12 @@ class Numbers:
 
     def fill(self) -> None:
         """All numbers are the present ones."""
-        for target, now in self._targets:
-            target[...] = now()
+        live.filling = object()
+        try:
+            for target, now in self._targets:
+                target[...] = now()
+        finally:
+            live.filling = None
         if self._there is not self._host and self._targets:
             self._device.send(self._there, self._host)
 

@@ -93,6 +93,8 @@ class Replay:
         self._code.compile()
         device = self._device
         self._copy = partial(device.call, _bring, device.xp) if device.lazy else device.xp.copyto
+        several = partial(device.call, _bring_all) if device.lazy else _copy_all
+        self._bring = partial(several, device.xp)
         self._unsure = [step.made for step in program.steps if step.made is not None]
         self._outputs, self._written = ([self._bound(x.view) for x in xs] for xs in (program.outputs, program.writes))
 
@@ -213,17 +215,19 @@ class Replay:
     def _begin(self, tensors: Sequence[Tensor]) -> None:
         """What comes from outside is where the works read it."""
         self._bind()
-        copy = self._copy
+        pairs: list[tuple[Array, Any]] = []
         for cell, owner, (target, order) in self._small:
             array = array_of(cell.get(owner))
             if _order(array) != order:
                 _require_order(array, order, owner)
-            copy(target, array)
+            pairs.append((target, array))
         for position, target in self._arguments:
             array = tensors[position]._buffer.array
             if array is None or array.shape != target.shape:
                 array = self._laid(tensors[position], target)
-            copy(target, array)
+            pairs.append((target, array))
+        if pairs:
+            self._bring(pairs)
         for stream in self.program.streams:
             stream.now[:] = stream.cell.get()
         self._numbers.fill()
@@ -238,7 +242,9 @@ class Replay:
             elif i in written:
                 leaves.append(Tensor(written[i]))
             else:
-                leaves.append(output.value if array is None else Tensor(_copied(self._now(array), output.aval)))
+                if isinstance(array, View):
+                    array = self.memory.array(array)
+                leaves.append(output.value if array is None else Tensor(_copied(array, output.aval)))
         return leaves
 
     def told(self, tensors: Sequence[Tensor]) -> tuple[list[Any], list[tuple[Write, Any]]]:
@@ -266,7 +272,7 @@ class Replay:
                 key = key.now() if isinstance(key, LiveInt) else key
                 pairs.append((write, (key, counter.now() if isinstance(counter, LiveInt) else counter)))
             else:
-                pairs.append((write, self._now(array)))
+                pairs.append((write, self.memory.array(array) if isinstance(array, View) else array))
         return pairs
 
     def commit(self) -> None:
@@ -303,7 +309,9 @@ class Replay:
         cell = write.cell
         if write.view is None:
             return partial(cell.set, value)
-        fresh, owner = _copied(value, write.aval), write.owner
+        aval: Any = write.aval
+        owner = write.owner
+        fresh = account.current.in_room((aval,), ("function",), _copy, value, aval)
 
         def put() -> None:
             cell.set(fresh, owner)
@@ -350,10 +358,22 @@ class MislaidError(Exception):
 
 def _bring(xp: Namespace, target: Array, array: Any) -> None:
     """Copy an array, or a number on the host, to its place beside a GPU's memory or in it."""
-    if type(array) is HostScalar:
-        target.fill(array.value)
-    else:
-        (CPU.xp if isinstance(target, CPU.xp.ndarray) else xp).copyto(target, array)
+    _bring_all(xp, ((target, array),))
+
+
+def _bring_all(xp: Namespace, pairs: Sequence[tuple[Array, Any]]) -> None:
+    """As :func:`_bring`, of several arrays."""
+    host = CPU.xp.ndarray
+    for target, array in pairs:
+        if type(array) is HostScalar:
+            target.fill(array.value)
+        else:
+            (CPU.xp if isinstance(target, host) else xp).copyto(target, array)
+
+
+def _copy_all(xp: Namespace, pairs: Sequence[tuple[Array, Any]]) -> None:
+    for target, array in pairs:
+        xp.copyto(target, array)
 
 
 def _order(array: Any) -> tuple[int, ...] | None:

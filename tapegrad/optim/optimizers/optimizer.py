@@ -8,6 +8,8 @@ variables of the ledger's category "optimizer", saved by ``model.save(path, opti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from math import inf
 from typing import Any, NoReturn, Protocol, Self, TypeAlias, TypedDict
 
 from tapegrad import ops
@@ -343,6 +345,8 @@ class Optimizer:
     def _rate_after(self, steps: int) -> float:
         rate = self.learning_rate
         current = rate(steps) if callable(rate) else rate
+        if type(current) is float and 0.0 <= current < inf:
+            return current
         return checks.at_least(self, "learning_rate", float(current), 0.0)
 
     def _steps_done(self) -> int:
@@ -353,10 +357,10 @@ class Optimizer:
         held, number = self._counted.get(name, (None, 0))
         if held is _content(counter):
             return number
-        return thread.executor.number(lambda: self._number_now(name, self.counters[name]))
+        return thread.executor.number(partial(self._number_now, name, counter))
 
     def _number_now(self, name: str, counter: Variable) -> int:
-        held = _content(counter)
+        held = counter._cell.get(counter)
         if held is not self._counted.get(name, (None, 0))[0]:
             array = held.array
             number = getattr(array, "value", array)  # on the host, whatever its device is
