@@ -259,7 +259,8 @@ class Graph:
                 sources.append(source)
                 if source.session != session:
                     self._carry(source, b)
-        out.recipe = recipe = Recipe(node, tuple(sources), out, session)
+        out.recipe = recipe = _new(Recipe)  # without the call of `__init__`: this is on the way of every operation
+        recipe.node, recipe.inputs, recipe.buffer, recipe.session = node, tuple(sources), weakref.ref(out), session
         refs[node.index] = weakref.ref(recipe)
         live = self._live
         live.append(recipe.buffer)
@@ -359,6 +360,7 @@ def bytes_held_for(recipe: Recipe) -> int:
     return sum(b.node.aval.nbytes for b in ours if b.array is not None and not b.keeps)
 
 
+_new = Recipe.__new__
 _MOST_WALKED = 64
 _FIRST_PRUNING = 4096
 

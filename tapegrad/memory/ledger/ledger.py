@@ -67,7 +67,7 @@ from tapegrad.memory.ledger.figures import (
 )
 from tapegrad.memory.ledger.frames import NONE_SEEN, Place, forget_places, known, user_place
 from tapegrad.memory.ledger.journal import Journal
-from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS, during
+from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, SPECIAL, STEPS, during, set_differentiated
 from tapegrad.variable import everyone
 
 T = TypeVar("T")
@@ -432,7 +432,7 @@ class Ledger(Account):
             change: Change = run.change or new_of_run(run)
             events, rooms = self._events, self._rooms
             category: str | None = "temporary"
-            if HERE.special or not recorded or len(events) >= _MOST_EVENTS:
+            if not recorded or len(events) >= _MOST_EVENTS or (SPECIAL and HERE.special):
                 category = self._category_now()
                 if category is None:
                     return False
@@ -915,8 +915,7 @@ class Ledger(Account):
             if self.journal is not None and not HERE.walking:
                 thread.executor.happened(partial(self.journal.walked, began_ns))
             if not (HERE.walking or HERE.reruns or thread.recorders):
-                HERE.differentiated = thread.executor.in_earnest(lambda: True, HERE.differentiated)
-                HERE.special = HERE.differentiated
+                set_differentiated(thread.executor.in_earnest(lambda: True, HERE.differentiated))
 
     def differentiating(self, index: int) -> None:
         """The walk has come to a node."""

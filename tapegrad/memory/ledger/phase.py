@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad.core.state import holding, thread
@@ -46,12 +47,26 @@ class _Here(threading.local):
 
 
 HERE = _Here()
+SPECIAL: set[int] = set()
+"""The threads (by number) in which ``HERE.special`` may be True.  While there is none a small operation does not look
+there, since that takes as long as a call."""
 T = TypeVar("T")
 
 
 def during(f: Callable[..., T], *args: Any, **changes: Any) -> T:
     """What ``f(*args)`` returns; while it runs, :data:`HERE` holds the ``changes``.  Interrupts: see ``state.py``."""
+    if changes.get("special"):
+        SPECIAL.add(get_ident())
     return holding(HERE, f, *args, **changes)
+
+
+def set_differentiated(ended: bool) -> None:
+    """Whether a walk of an outermost tape has ``ended`` in this thread since its last step did."""
+    if ended:
+        SPECIAL.add(get_ident())
+    HERE.differentiated, HERE.special = ended, ended or HERE.reruns > 0
+    if not HERE.special:
+        SPECIAL.discard(get_ident())
 
 
 def phase() -> int:
@@ -95,7 +110,7 @@ class Steps:
         thread.executor.happened(partial(self._mark, kind))
 
     def _mark(self, kind: int) -> None:
-        HERE.differentiated, HERE.special = False, HERE.reruns > 0
+        set_differentiated(False)
         if kind >= self._kind:
             self._kind = kind
             self.count += 1
