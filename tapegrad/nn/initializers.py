@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 import tapegrad.random as random
-from tapegrad import ops
-from tapegrad.errors import TapegradError
+from tapegrad import linalg, ops
+from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.tensor import DTypeLike, Tensor
 
-__all__ = ["get", "glorot_uniform", "he_uniform", "lecun_uniform", "normal", "ones", "uniform", "zeros"]
+__all__ = ["get", "glorot_uniform", "he_uniform", "lecun_uniform", "normal", "ones", "orthogonal", "uniform", "zeros"]
 
 Initializer = Callable[[tuple[int, ...], Any, random.Generator], Tensor]
 
@@ -65,6 +65,20 @@ def lecun_uniform(shape: tuple[int, ...], dtype: DTypeLike, generator: random.Ge
     return uniform(math.sqrt(3.0 / max(1, fans(shape)[0])))(shape, dtype, generator)
 
 
+def orthogonal(shape: tuple[int, ...], dtype: DTypeLike, generator: random.Generator) -> Tensor:
+    """Orthonormal rows, or columns if these are fewer, uniformly drawn (Saxe et al., arXiv 1312.6120).
+
+    Axes before the last count as rows, as in Keras.  Raises ShapeError for fewer than two axes.
+    """
+    if len(shape) < 2:
+        raise ShapeError(f"orthogonal: wanted at least two axes, got {tuple(shape)}")
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    drawn = _normal(1.0, (max(rows, columns), min(rows, columns)), "float64", generator)
+    q, r = linalg.qr(drawn)
+    q = q * ops.sign(linalg.diagonal(r))  # else not uniform: Mezzadri, Notices of the AMS 54, 2007
+    return ops.astype(ops.reshape(q.T if rows < columns else q, shape), dtype)
+
+
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
     """(inputs, outputs) of one unit; axes before the last two count as the receptive field."""
     if len(shape) < 2:
@@ -79,6 +93,7 @@ _BY_NAME: dict[str, Initializer] = {
     "glorot_uniform": glorot_uniform,
     "he_uniform": he_uniform,
     "lecun_uniform": lecun_uniform,
+    "orthogonal": orthogonal,
     "uniform": uniform(),
     "random_uniform": uniform(),
     "normal": normal(),

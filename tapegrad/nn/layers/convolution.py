@@ -1,4 +1,4 @@
-"""Layers on images (n, channels, sizes ...): convolutions, pooling, BatchNormalization.
+"""Layers on images (n, channels, sizes ...): convolutions, pooling, normalization of channels.
 
 The names and arguments are Keras', the layout is PyTorch's: ``data_format="channels_first"`` always.
 """
@@ -164,14 +164,58 @@ class AveragePooling3D(_Pooling):
     dims, function, options = 3, "avg_pool3d", {"count_include_pad": False}
 
 
-class GlobalAveragePooling2D(Layer):
-    """The mean of each channel; (n, c, h, w) -> (n, c).  Raises ShapeError."""
+class _GlobalPooling(Layer):
+    """One number for each channel of images with as many sizes as ``dims``."""
+
+    dims: int
+    function: str
+
+    def __init__(self, keepdims: bool = False, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.keepdims = keepdims
 
     def call(self, inputs: TensorLike) -> Tensor:
         x = ops.asarray(inputs)
-        if x.ndim != 4:
-            raise ShapeError(f"{self}: wanted inputs (n, channels, h, w), got {x.shape}")
-        return ops.mean(x, axis=(2, 3))
+        if x.ndim != self.dims + 2:
+            sizes = ("l", "h, w", "d, h, w")[self.dims - 1]
+            raise ShapeError(f"{self}: wanted inputs (n, channels, {sizes}), got {x.shape}")
+        return getattr(ops, self.function)(x, axis=tuple(range(2, x.ndim)), keepdims=self.keepdims)
+
+
+class GlobalAveragePooling1D(_GlobalPooling):
+    """The mean of each channel; (n, c, l) -> (n, c), with ``keepdims`` (n, c, 1).  Raises ShapeError."""
+
+    dims, function = 1, "mean"
+
+
+class GlobalAveragePooling2D(_GlobalPooling):
+    """The mean of each channel; (n, c, h, w) -> (n, c), with ``keepdims`` (n, c, 1, 1).  Raises ShapeError."""
+
+    dims, function = 2, "mean"
+
+
+class GlobalAveragePooling3D(_GlobalPooling):
+    """The mean of each channel; (n, c, d, h, w) -> (n, c), with ``keepdims`` (n, c, 1, 1, 1).  Raises ShapeError."""
+
+    dims, function = 3, "mean"
+
+
+class GlobalMaxPooling1D(_GlobalPooling):
+    """The largest of each channel; (n, c, l) -> (n, c), with ``keepdims`` (n, c, 1).  Raises ShapeError."""
+
+    dims, function = 1, "max"
+
+
+class GlobalMaxPooling2D(_GlobalPooling):
+    """The largest of each channel; (n, c, h, w) -> (n, c), with ``keepdims`` (n, c, 1, 1).  Raises ShapeError."""
+
+    dims, function = 2, "max"
+
+
+class GlobalMaxPooling3D(_GlobalPooling):
+    """The largest of each channel; (n, c, d, h, w) -> (n, c), with ``keepdims`` (n, c, 1, 1, 1).  Raises ShapeError."""
+
+    dims, function = 3, "max"
 
 
 class BatchNormalization(Normalization):
@@ -219,3 +263,44 @@ class BatchNormalization(Normalization):
             norm.follow(self.moving_mean, mean, 1.0 - self.momentum)
             norm.follow(self.moving_variance, variance, 1.0 - self.momentum)
         return norm.normalized(x, mean, variance, self.gamma, self.beta, self.epsilon)
+
+
+class GroupNormalization(Normalization):
+    """Each example by the statistics of each of ``groups`` groups of its channels (Wu and He, arXiv 1803.08494).
+
+    inputs: (n, c, ...), gamma and beta: (c,).  ``groups=-1``: as many as channels (instance normalization); 1: one
+    (over all of an example).  ``epsilon`` is 1e-3 as in Keras; PyTorch uses 1e-5.
+
+    Raises ShapeError where the channels do not divide into the groups, or for other channels than it was built for.
+    """
+
+    def __init__(
+        self,
+        groups: int = 32,
+        epsilon: float = 1e-3,
+        center: bool = True,
+        scale: bool = True,
+        *,
+        gamma_initializer: str | initializers.Initializer = "ones",
+        beta_initializer: str | initializers.Initializer = "zeros",
+        name: str | None = None,
+        dtype: DTypeLike = "float32",
+    ) -> None:
+        super().__init__(epsilon, center, scale, gamma_initializer, beta_initializer, name, dtype)
+        self.groups = groups if groups == -1 else checks.positive(self, "groups", groups)
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        if len(input_shape) < 2 or input_shape[1] % self.groups:
+            raise ShapeError(
+                f"{self}: wanted inputs (n, channels, ...), channels divisible by groups={self.groups}, "
+                f"got {tuple(input_shape)}"
+            )
+        self._add_scale((input_shape[1],))
+        self._channels = input_shape[1]
+
+    def call(self, inputs: TensorLike) -> Tensor:
+        x = self._as_own_dtype(inputs)
+        if x.ndim < 2 or x.shape[1] != self._channels:
+            raise ShapeError(f"{self}: wanted inputs (n, {self._channels}, ...), for which it was built, got {x.shape}")
+        groups = self._channels if self.groups == -1 else self.groups
+        return norm.group_norm(x, groups, self.gamma, self.beta, self.epsilon)

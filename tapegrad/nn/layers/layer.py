@@ -58,7 +58,7 @@ class Layer:
         self.trainable = trainable
         self.built = False
         # Drawn here and not in build: the global stream must not depend on whether the weights are there already.
-        self._seed = _fresh_seed()
+        self._seed = fresh_seed()
 
     def build(self, input_shape: Any) -> None:
         """Make the variables for inputs of that shape (a tuple, or a structure of them).  Does nothing by default."""
@@ -325,7 +325,7 @@ def _unique_name(cls: type) -> str:
     return f"{base}_{number}" if number else base
 
 
-def _fresh_seed() -> int:
+def fresh_seed() -> int:
     """A new seed from the global stream, so that ``random.seed`` determines all weights."""
     key, position = random.default_generator.take(1)
     return key + ((position + 1) << 64)  # no seed below 2**64 has this key
