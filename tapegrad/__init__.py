@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 _FUNCTIONS = {"device", "explain", "tensor"}
 _MODULES = {
     "distributed", "fft", "integrate", "linalg", "memory", "nn", "optim", "random", "signal", "sparse", "special",
-    "stats", "testing",
+    "stats", "testing", "training",
 }  # fmt: skip
 # Names of the array API standard that say what a namespace is; in no ``__all__``.
 _PROTOCOL = {"__array_api_version__", "__array_namespace_info__"}

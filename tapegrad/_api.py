@@ -15,6 +15,7 @@ from tapegrad import (
     special,
     stats,
     testing,
+    training,
 )
 from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
 from tapegrad import spellings as _spellings
@@ -85,8 +86,8 @@ __all__ = [
     "complex128", "complex64", "custom_gradient", "device", "e", "errors", "explain", "float16", "float32", "float64",
     "get_num_threads", "grad", "hessian", "hvp", "inf", "int16", "int32", "int64", "int8", "jacobian", "jvp",
     "measure", "memory", "memory_budget", "nan", "newaxis", "nn", "optim", "pi", "policies", "random",
-    "recompute_grad", "reversible", "set_default_device", "set_num_threads", "stop_gradient", "testing", "uint16",
-    "uint32", "uint64", "uint8", "value_and_grad", "vjp",
+    "recompute_grad", "reversible", "set_default_device", "set_num_threads", "stop_gradient", "testing", "training",
+    "uint16", "uint32", "uint64", "uint8", "value_and_grad", "vjp",
 ]  # fmt: skip
 __all__ += [
     "ForwardAccumulator",

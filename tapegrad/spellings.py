@@ -324,7 +324,7 @@ OTHER_KEYWORDS = {
 _PACKAGE = __name__.partition(".")[0]
 _HOMES = (
     "linalg", "nn", "nn.functional", "optim", "random", "special", "fft", "signal", "stats", "sparse", "memory",
-    "distributed",
+    "distributed", "training",
 )  # fmt: skip
 
 

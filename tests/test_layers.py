@@ -31,7 +31,7 @@ LIBRARIES = {
     "safetensors": {"nn"},
     "threadpoolctl": {"device"},
     "click": {"profile"},
-    "rich": {"profile"},
+    "rich": {"profile", "training"},
     "matplotlib": {"profile"},
     "mpi4py": {"distributed"},
 }
