@@ -11,8 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import tapegrad.linalg as linalg
 import tapegrad.random as random
-from tapegrad import linalg, ops
+from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.tensor import DTypeLike, Tensor
 

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from tapegrad import random
+import tapegrad.random as random
 from tapegrad.distributed.saving import load, save
 from tapegrad.errors import TapegradError
 from tapegrad.training.fit import Callback, Run

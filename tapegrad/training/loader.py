@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
-from tapegrad import nest, ops, random
+import tapegrad.random as random
+from tapegrad import nest, ops
 from tapegrad.device import CPU, Device, asdevice, current_device
 from tapegrad.errors import NotATensorError, ShapeError, TapegradError
 from tapegrad.nn import checks
