@@ -133,6 +133,35 @@ def case_norms_of_single_variables(group: Group) -> None:
             np.testing.assert_allclose(other, one, rtol=1e-12)
 
 
+def case_averages_and_states(group: Group) -> None:
+    """Averages of pieces are pieces of averages; a dictionary of values has whole variables, and takes them."""
+    found = []
+    for stage in (0, 1, 2, 3):
+        variables, opt = [tg.Variable(np.arange(n, dtype=np.float64)) for n in (7, 1)], tg.optim.Adam(0.1)
+        if stage:
+            dist.shard(variables, opt, stage=stage)
+        average = tg.optim.EMA(variables, 0.5, debias=True)
+        for _ in range(3):
+            with dist.GradientTape(average=0 < stage < 3) as tape:
+                loss = sum(tg.sum(v.value() ** 2) for v in variables) / (group.size if stage in (0, 3) else 1)
+            opt.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            average.update()
+        before = [whole(v) for v in variables]
+        with average.applied():
+            found.append([whole(v) for v in variables])
+        assert all((whole(v) == x).all() for v, x in zip(variables, before, strict=True)), stage
+        layer = tg.nn.Lambda(abs)
+        layer.held = variables
+        state = layer.state_dict()
+        assert [x.shape for x in state.values()] == [(7,), (1,)]
+        for v in variables:
+            v.assign(tg.zeros(v.shape, "float64"))
+        layer.load_state_dict(state)
+        assert all((whole(v) == x).all() for v, x in zip(variables, before, strict=True)), stage
+    for one, other in ((a, b) for row in found[1:] for a, b in zip(found[0], row, strict=True)):
+        np.testing.assert_allclose(other, one, rtol=1e-12)
+
+
 def case_saved_and_loaded(group: Group) -> None:
     """Pieces are saved as the values that they are pieces of, and loaded at another stage."""
     folder = group.exchange_objects(tempfile.mkdtemp())[0] + "/saved"

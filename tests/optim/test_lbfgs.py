@@ -162,9 +162,15 @@ def test_where_no_step_makes_the_loss_less_variables_stay() -> None:
     def wrong(x: Any) -> Any:
         return tg.sum(x * x), lambda ct: -2 * ct * x
 
-    found = optim.LBFGS().minimize(lambda: wrong(v), [v])
-    assert not found.converged and found.message == "no step makes the loss less"
-    np.testing.assert_array_equal(v.numpy(), START)
+    optimizer = optim.LBFGS(max_eval=999)
+    for history in (False, True):
+        v.assign(START)
+        found = optimizer.minimize(lambda: wrong(v), [v])
+        assert not found.converged and found.message == "no step makes the loss less", history
+        np.testing.assert_array_equal(v.numpy(), START)
+        assert int(optimizer.counters["pairs"]) == 0  # it was not trusted any more
+        optimizer.minimize(lambda: tg.sum(tg.cosh(v)), [v])
+        assert int(optimizer.counters["pairs"]) > 0
 
 
 def test_after_an_error_variables_are_those_of_the_last_iteration() -> None:

@@ -100,6 +100,13 @@ def test_arrays_and_torch_s_tensors_are_taken() -> None:
     np.testing.assert_allclose(layer(x).numpy(), theirs(torch.tensor(x)).detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_tape_does_not_note_that_state_is_taken() -> None:
+    made = model()
+    with tg.GradientTape() as tape:
+        made.state_dict()
+    assert not tape.watched_variables()
+
+
 def test_what_does_not_fit_is_listed_and_changes_nothing() -> None:
     made = model()
     before = {k: v.numpy(copy=True) for k, v in made.state_dict().items()}
