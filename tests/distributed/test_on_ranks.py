@@ -14,6 +14,7 @@ MODULES = {
     "random_cases": [2, 3],
     "saving_cases": [4],
     "sharding_cases": [1, 2, 4],
+    "training_cases": [1, 3],
 }
 CASES = [
     (module, size, name)
