@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import common
@@ -63,10 +64,15 @@ def compared(tg: Any, np: Any, name: str, f: Callable, dtype: str, shape: tuple[
 def optimizers(tg: Any, np: Any) -> None:
     """Every optimizer's kernel, on parameters of several sizes at once."""
     optim = tg.optim
+    makers = [
+        partial(optim.SGD, 0.1), partial(optim.SGD, 0.1, momentum=0.9), partial(optim.Adam, 0.1),
+        partial(optim.AdamW, 0.1), partial(optim.Adagrad, 0.1), partial(optim.Lion, 0.1), partial(optim.LAMB, 0.1),
+        *(partial(optim.RMSprop, 0.1, momentum=m, centered=c) for m in (0.0, 0.9) for c in (False, True)),
+    ]  # fmt: skip
     found = {}
     for device in ("cpu", "cuda"):
         with tg.device(device):
-            for optimizer in (optim.SGD(0.1), optim.SGD(0.1, momentum=0.9), optim.Adam(0.1), optim.AdamW(0.1)):
+            for optimizer in (make() for make in makers):
                 variables = [tg.Variable(np.linspace(0, 1, n, dtype="float32")) for n in (1, 7, 5000)]
                 for _ in range(2):
                     optimizer.apply([tg.sin(tg.asarray(v)) for v in variables], variables)
