@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tapegrad import nest
-from tapegrad.core import account, locks
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen, lookout, shadowed
@@ -36,7 +35,6 @@ from tapegrad.engine.work import Call as Made
 from tapegrad.engine.work import Work, into
 from tapegrad.errors import DryRunError
 from tapegrad.memory.ledger.costs import moved_by
-from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import BACKWARD, FORWARD, HERE, OPTIMIZER
 from tapegrad.program import costs
@@ -45,7 +43,6 @@ from tapegrad.tensor import Tensor
 
 T = TypeVar("T")
 PACKAGE = __name__.partition(".")[0]
-_APART = locks.lock()
 
 
 class UncapturableError(DryRunError):
@@ -373,21 +370,17 @@ def capture(
 
     Raises UncapturableError, and whatever ``f`` raises.
     """
-    return pruned(in_a_dry_run(lambda call: call.program(call.result(f, args, named)), layouts))
+    return pruned(in_a_dry_run(lambda call: call.program(call.result(f, args, named), name_of(f)), layouts))
+
+
+def name_of(f: Callable[..., Any]) -> str:
+    """What a function is called."""
+    return getattr(f, "__qualname__", type(f).__qualname__).rpartition("<locals>.")[2]
 
 
 def in_a_dry_run(f: Callable[[Call], T], layouts: Layouts | None = None) -> T:
     """What ``f`` makes of a call that is written down; what it writes to cells is dropped, and nobody counts it."""
-    if account.current is account.NOBODY:
-        return _written_down(f, layouts)
-    mine = Measure(detailed=False)
-    with _APART:  # whoever enters first must leave last
-        LEDGER.open(mine)
-        try:
-            with LEDGER.apart(mine):
-                return _written_down(f, layouts)
-        finally:
-            LEDGER.close(mine)
+    return LEDGER.aside(_written_down, f, layouts)
 
 
 def _written_down(f: Callable[[Call], T], layouts: Layouts | None) -> T:
@@ -435,7 +428,7 @@ class Call:
         self.tensors.append(Tensor(Buffer(array, leaf(aval))))
         return self.tensors[-1]
 
-    def program(self, result: Any) -> Program:
+    def program(self, result: Any, name: str) -> Program:
         """The program so far, with what it returns and writes."""
         leaves = nest.flatten(result)
         written = self.recorder.cells.written()
@@ -448,7 +441,7 @@ class Call:
         outputs = [self.output(x) for x in leaves]
         home = self.recorder.home or CPU
         return Program(list(self.recorder.steps), result, outputs, writes, list(self.arguments), reads, streams, home,
-                       list(self.recorder.afterwards))  # fmt: skip
+                       list(self.recorder.afterwards), name)  # fmt: skip
 
     def output(self, x: Any) -> Output:
         """A leaf of a result."""

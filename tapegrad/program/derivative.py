@@ -17,7 +17,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell
 from tapegrad.device import Device, dtypes
 from tapegrad.engine.evaluate import fill
-from tapegrad.program.capture import Call, UncapturableError, in_a_dry_run
+from tapegrad.program.capture import Call, UncapturableError, in_a_dry_run, name_of
 from tapegrad.program.orders import Graph
 from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, pruned, results
 from tapegrad.tensor import Tensor
@@ -81,8 +81,9 @@ class Whole:
         carried = [Output(_bytes_of(s), _flat(s, forward.device)) for s in made]
         given = [carrier.whole(s) for s in (*carrier.slots, *(v.slot for v in self.arguments[self.given :]))]
         return (
-            pruned(replace(forward, outputs=[*forward.outputs, *carried])),
-            pruned(Program(rewritten, self.found, outputs, [], given, [], device=forward.device)),
+            pruned(replace(forward, outputs=[*forward.outputs, *carried], name=f"{forward.name}, forward")),
+            pruned(Program(rewritten, self.found, outputs, [], given, [], device=forward.device,
+                           name=f"{forward.name}, backward")),  # fmt: skip
             kinds, _dependence(rewritten, outputs, given[count:], count),
         )  # fmt: skip
 
@@ -132,7 +133,7 @@ def _captured(call: Call, f: Callable[..., Any], args: Sequence[Any], named: dic
             return f(*inputs, **by_name)
 
         result = call.result(watched, args, named)
-    forward = call.program(result)
+    forward = call.program(result, name_of(f))
     if forward.communicates:
         raise UncapturableError("it holds collectives, and the ranks agree on each walk through them")
     steps, arguments = len(forward.steps), len(call.tensors)

@@ -12,6 +12,7 @@ repeated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
@@ -257,11 +258,12 @@ def fit(program: Program, budget: int, alignment: int) -> Program:
     """
     bound = bound_bytes(program)
     try:
-        return Planner(program, alignment).fit(max(0, budget - bound)).program
+        fitted = Planner(program, alignment).fit(max(0, budget - bound)).program
     except BudgetError as e:
         needed = e.needed_bytes + bound
         raise BudgetError(f"{e}: the budget is {budget} bytes, {bound} of variables and constants; {needed} are needed",
                           needed) from None  # fmt: skip
+    return fitted if fitted is program else replace(fitted, plain=program)
 
 
 def bound_bytes(program: Program) -> int:

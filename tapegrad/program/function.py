@@ -26,7 +26,6 @@ from tapegrad.memory.predict import Captured
 from tapegrad.memory.sizes import parse_bytes
 from tapegrad.program import arena
 from tapegrad.program.capture import capture, why_not
-from tapegrad.program.derivative import capture_joint
 from tapegrad.program.eager import difference, eager, unlike
 from tapegrad.program.fit import Planner, bound_bytes, fit
 from tapegrad.program.graphs import replay_of
@@ -35,7 +34,7 @@ from tapegrad.program.program import Layouts, Program
 from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
 from tapegrad.program.signatures import advice, are_tensors, signature
 from tapegrad.program.tables import Plan, table
-from tapegrad.program.taped import TapedCall, fitted
+from tapegrad.program.taped import TapedEntry
 from tapegrad.tensor import Tensor, convert
 from tapegrad.variable import everyone
 
@@ -72,35 +71,6 @@ class _Entry:
         self.verified = False
 
 
-class _Taped:
-    """One signature on a tape: what records a call, or the reason why its operations are recorded one by one."""
-
-    def __init__(self, held: tuple[Any, ...], limit: float) -> None:
-        self.held, self.limit = held, limit
-        self.call: TapedCall | None = None
-        self.reason: str | None = None
-
-    def prepare(
-        self, f: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], tensors: Any,
-        layouts: Layouts | None = None,
-    ) -> None:  # fmt: skip
-        """Write down the function and its gradient, and compare them with an eager run."""
-        try:
-            call = TapedCall(fitted(capture_joint(f, args, named, layouts), self.limit))
-            self.reason = call.wrong(f, args, named, tensors)
-        except FunctionError:
-            raise
-        except MislaidError as e:
-            if layouts is not None and e.layouts.items() <= layouts.items():
-                self.reason = str(e)
-            else:
-                self.prepare(f, args, named, tensors, {**(layouts or {}), **e.layouts})
-        except Exception as e:
-            self.reason = why_not(e)
-        else:
-            self.call = call if self.reason is None else None
-
-
 class Function(Generic[P, R]):
     """A captured function; see :func:`function`."""
 
@@ -110,7 +80,7 @@ class Function(Generic[P, R]):
         self._most = max_signatures
         self._budget = inf if budget is None else parse_bytes(budget)
         self._entries: dict[Any, _Entry] = {}
-        self._taped: dict[Any, _Taped] = {}
+        self._taped: dict[Any, TapedEntry] = {}
         self._lock = locks.lock()
         self._methods: dict[int, tuple[weakref.ref[Any], Function[..., R]]] = {}  # by identity, not by equality
         self.stats = Stats()
@@ -329,7 +299,7 @@ class Function(Generic[P, R]):
         if entry is None:
             if key not in self._taped and self._is_full(self._taped, key):
                 return self._f(*args, **named)
-            entry = _Taped(held, self._limit)
+            entry = TapedEntry(held, self._limit)
             prepare = lambda _: unrecorded(entry.prepare, self._f, args, named, tensors)
             result = eager(self._f, args, named, prepare)
             self._taped[key] = entry

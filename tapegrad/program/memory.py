@@ -41,9 +41,9 @@ class Memory:
         align = alignment(device)
         self.layout = plan(program, align, outside)
         aval = shaped((self.layout.nbytes + align,), _BYTE, device)
-        self._arena: Buffer = account.current.in_room((aval,), ("function",), fresh, aval)
-        account.current.labelled(self._arena, "activation", "the arena of a captured function")
-        memory: Array = self._arena.array
+        self.arena: Buffer = account.current.in_room((aval,), ("function",), fresh, aval)
+        account.current.labelled(self.arena, "activation", "the arena of a captured function")
+        memory: Array = self.arena.array
         at = cxx.address(memory)
         self._bytes = memory[-at % align :][: self.layout.nbytes]
         self._bases: dict[int, Array] = {}

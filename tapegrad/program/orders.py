@@ -130,11 +130,14 @@ class Graph:
 
         program, steps = self.program, []
         arguments = [now(v) if id(v.slot) in latest else new(v) for v in program.arguments]  # with lifetimes of its own
+        done: set[int] = set()
         for i in order:
             step = program.steps[i]
+            again = step.again or i in done
+            done.add(i)
             reads = [now(v) for v in step.reads]
             writes, own = [new(v) for v in step.writes], [new(v) for v in step.temporaries]
-            steps.append(replace(step, reads=reads, writes=writes, temporaries=own))
+            steps.append(replace(step, reads=reads, writes=writes, temporaries=own, again=again))
         outputs = [o if o.view is None else o._replace(view=now(o.view)) for o in program.outputs]
         cells = [w if w.view is None else w._replace(view=now(w.view)) for w in program.writes]
         return pruned(replace(program, steps=steps, outputs=outputs, writes=cells, arguments=arguments))

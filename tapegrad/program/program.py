@@ -97,6 +97,8 @@ class Step:
     once: bool = False
     cost: float = 1.0
     number: int = 0
+    again: bool = False
+    """Whether it was done before."""
     same: Hashable = None
     """The function that it applies: what is equal gives equal bits of equal values.  None: it is not known."""
     moves: Sequence[tuple[int, int]] = ()
@@ -147,6 +149,10 @@ class Program:
     """Where all of it lies."""
     afterwards: Sequence[Callable[[], object]] = ()
     """What each call tells of, once its works are done: that a step of an optimizer has ended."""
+    name: str = ""
+    """That of the function."""
+    plain: Program | None = None
+    """The program that a plan has made this one of, to keep a budget."""
 
     @property
     def communicates(self) -> bool:

@@ -28,7 +28,18 @@ from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.program import arena
 from tapegrad.program.code import Code
 from tapegrad.program.lower import lowered
-from tapegrad.program.memory import ALIGNMENT, Memory, Numbers, Planning, bits, bits_of, fresh, laid_like, same_bits
+from tapegrad.program.memory import (
+    ALIGNMENT,
+    Memory,
+    Numbers,
+    Planning,
+    alignment,
+    bits,
+    bits_of,
+    fresh,
+    laid_like,
+    same_bits,
+)
 from tapegrad.program.outside import SMALL, Outside, Place, places
 from tapegrad.program.program import Kind, Layouts, Program, Slot, View, Write, results
 from tapegrad.program.report import report_of
@@ -64,11 +75,12 @@ class Replay:
             outside = lambda p: () if inside else {id(place.view.slot) for place in places(p)}
             program = lowered(program, ALIGNMENT, outside)
         self.program = program
-        self._report = report_of(self._given[0])
         self._places = [] if inside else places(program)
         self._outside = Outside([place.view.slot for place in self._places])
         self.memory = memory = Memory(program, plan, self._outside.numbers)
         self._device = program.device
+        align, apart = alignment(program.device), list(self._outside.numbers)
+        self._report = report_of(self._given[0], program, memory.arena, apart, memory.layout.nbytes, align)
         self._numbers = Numbers(self._slots(Kind.NUMBER), memory)
         used = {id(slot) for slot in self._slots(Kind.ARGUMENT)} - self._outside.numbers.keys()
         given = {id(v.slot): i for i, v in enumerate(program.arguments) if id(v.slot) in used}

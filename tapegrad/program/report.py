@@ -3,26 +3,79 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
+from functools import partial
+from itertools import count
+from typing import Any
+from weakref import ref
 
+from tapegrad.core.buffer import Buffer
+from tapegrad.memory.ledger.contents import Contents, Part, Work
+from tapegrad.memory.ledger.contents import Slot as ContentsSlot
 from tapegrad.memory.ledger.figures import Replayed
 from tapegrad.memory.ledger.phase import BACKWARD, OPTIMIZER
 from tapegrad.program.arena import in_arena
-from tapegrad.program.program import Kind, Program, Slot, Step, results
+from tapegrad.program.program import Kind, Program, Slot, Step, View, results
+
+_numbers = count()
+_BOUND = {Kind.VARIABLE: "parameter", Kind.CONSTANT: "input", Kind.NUMBER: "temporary"}
 
 
-def report_of(program: Program) -> Replayed:
-    """The figures of one replay of ``program``, as an eager run is counted."""
-    kernels = nbytes = again = 0
+def report_of(
+    program: Program, replayed: Program, memory: Buffer, outside: Collection[int], nbytes: int, align: int
+) -> Replayed:
+    """The figures of one replay of ``program``, as an eager run is counted.
+
+    ``replayed``: what is done (see ``lower``), in the arena ``memory``, of ``nbytes``, in which the slots ``outside``,
+    by their ids, do not lie; offsets there are multiples of ``align``.
+    """
+    kernels = moved = again = 0
     nodes: Counter[str] = Counter()
-    seen: set[int] = set()
     for step in program.steps:
         if step.moves:
             nodes.update(step.names)
             kernels += len(step.moves)
-            nbytes += sum(read + written for read, written in step.moves)
-            again += step.number in seen
-            seen.add(step.number)
-    return Replayed(kernels, nbytes, nodes, again, at_the_peak(program))
+            moved += sum(read + written for read, written in step.moves)
+            again += step.again
+    plain = program if program.plain is None else program.plain
+    contents = partial(contents_of, replayed, align, None if plain is replayed else plain, outside, nbytes)
+    return Replayed(kernels, moved, nodes, again, at_the_peak(program), next(_numbers), ref(memory), contents)
+
+
+def contents_of(
+    program: Program, align: int, plain: Program | None = None, outside: Collection[int] = (), nbytes: int = 0
+) -> Contents:
+    """What a program, made of ``plain``, consists of; for ``outside`` and ``nbytes`` see ``report_of``."""
+    categories = _categories(program)
+    numbers: dict[int, int] = {}
+    listed: list[Slot] = []
+    parts: dict[Any, int] = {}
+
+    def part(view: View) -> Part:
+        number = numbers.setdefault(id(view.slot), len(listed))
+        if number == len(listed):
+            listed.append(view.slot)
+        return number, parts.setdefault(view[1:], len(parts))
+
+    works = [
+        Work(s.names, s.again, s.phase, s.cost, s.place, s.shares, s.effect, s.once,
+             *([part(v) for v in views] for views in (s.reads, s.writes, s.temporaries)))
+        for s in program.steps
+    ]  # fmt: skip
+    given_out = [part(v) for v in results(program)]
+    maker: dict[int, int] = {}
+    for i, work in enumerate(works):
+        for number, _ in (*work.writes, *work.temporaries):
+            maker.setdefault(number, i)
+    slots = [
+        ContentsSlot(
+            slot.nbytes, slot.kind.value, categories[id(slot)][1] if id(slot) in categories else _BOUND[slot.kind],
+            slot.first, _end(program, slot), maker.get(i, -1), id(slot) in outside,
+        )
+        for i, slot in enumerate(listed)
+    ]  # fmt: skip
+    before = None if plain is None else contents_of(plain, align)
+    return Contents(program.name, program.device.name, nbytes, align, works, slots, given_out, before)
 
 
 def at_the_peak(program: Program) -> dict[str, int]:
@@ -57,7 +110,6 @@ def _categories(program: Program) -> dict[int, tuple[Slot, str]]:
     made: dict[int, Step] = {}
     read: dict[int, Step] = {}
     scratch: set[int] = set()
-    seen: set[int] = set()
     again: set[int] = set()
     slots: dict[int, Slot] = {}
     for step in program.steps:
@@ -67,9 +119,8 @@ def _categories(program: Program) -> dict[int, tuple[Slot, str]]:
         read.update((id(v.slot), step) for v in step.reads)
         for v in step.writes:
             made.setdefault(id(v.slot), step)
-            if step.number in seen:
+            if step.again:
                 again.add(id(v.slot))
-        seen.add(step.number)
     given = {id(v.slot) for v in results(program)}
     slots.update((id(v.slot), v.slot) for v in results(program))
     found: dict[int, tuple[Slot, str]] = {}

@@ -67,15 +67,12 @@ class Plan:
 
 def table(program: Program, plain: Program, layout: arena.Layout) -> Plan:
     """The plan of ``program``, which does what ``plain`` does, in an arena of this layout."""
-    seen: set[int] = set()
     rows: list[Row] = []
     recomputed: dict[str, int] = {}
     for step in program.steps:
-        again = step.number in seen
-        seen.add(step.number)
-        if again:
+        if step.again:
             recomputed[", ".join(step.names)] = recomputed.get(", ".join(step.names), 0) + 1
-        rows.append(_row(step, layout, again))
+        rows.append(_row(step, layout, step.again))
     cost = lambda p: sum(s.cost for s in p.steps)
     extra = cost(program) / cost(plain) - 1.0 if plain.steps else 0.0
     peak = layout.nbytes + bound_bytes(program)

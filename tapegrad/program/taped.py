@@ -20,12 +20,14 @@ from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.ops.create.creation import ones_like
 from tapegrad.ops.dispatch import stack
 from tapegrad.program import arena
-from tapegrad.program.derivative import Joint
+from tapegrad.program.capture import why_not
+from tapegrad.program.derivative import Joint, capture_joint
 from tapegrad.program.eager import difference
 from tapegrad.program.fit import Planner, bound_bytes
 from tapegrad.program.graphs import replay_of
 from tapegrad.program.memory import alignment, bits_of
-from tapegrad.program.program import Kind
+from tapegrad.program.program import Kind, Layouts
+from tapegrad.program.replay import MislaidError
 from tapegrad.tensor import Tensor, alias
 
 _MARGIN = 0.005
@@ -185,6 +187,35 @@ class TapedCall:
             if (g is None) != (h is None) or (g is not None and g != bits_of(h)):
                 return "a replayed gradient differs from that of an eager run"
         return None
+
+
+class TapedEntry:
+    """One signature on a tape: what records a call, or the reason why its operations are recorded one by one."""
+
+    def __init__(self, held: tuple[Any, ...], limit: float) -> None:
+        self.held, self.limit = held, limit
+        self.call: TapedCall | None = None
+        self.reason: str | None = None
+
+    def prepare(
+        self, f: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], tensors: Any,
+        layouts: Layouts | None = None,
+    ) -> None:  # fmt: skip
+        """Write down the function and its gradient, and compare them with an eager run."""
+        try:
+            call = TapedCall(fitted(capture_joint(f, args, named, layouts), self.limit))
+            self.reason = call.wrong(f, args, named, tensors)
+        except FunctionError:
+            raise
+        except MislaidError as e:
+            if layouts is not None and e.layouts.items() <= layouts.items():
+                self.reason = str(e)
+            else:
+                self.prepare(f, args, named, tensors, {**(layouts or {}), **e.layouts})
+        except Exception as e:
+            self.reason = why_not(e)
+        else:
+            self.call = call if self.reason is None else None
 
 
 class _Record:

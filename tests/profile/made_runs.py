@@ -300,3 +300,53 @@ def several(ranks: int = 3, steps: int = 2) -> Run:
     for rank in range(ranks):
         b.told(rank, (4 + rank) * MIB, 0, 1000 * steps, 3 * MIB)
     return b.finish()
+
+
+def captured(budget: bool = True) -> Run:
+    """A program of four works that was replayed twice, in a budget or without: at its third, most of the arena is used.
+
+    Arguments, variables and results of 1 MiB; what is made takes 1, 2, 3 and 1 MiB.
+    """
+    b = Builder()
+    b.phase = "other"
+    arena = b.alloc(7 * MIB, "activation", "leaf", ("train.py", 15, "main"), holder="the arena of a captured function")
+    plain = _program(b, -1, 0, budget=False) if budget else -1
+    program = _program(b, plain, 7 * MIB, budget)
+    for _ in range(2):
+        b.begin_step()
+        seq = b.tick()
+        b._row("replays", seq=seq, ns=b.ns, program=program, alloc=arena, step=b.step)
+        b.end_step()
+    return b.finish()
+
+
+def _program(b: Builder, plain: int, nbytes: int, budget: bool) -> int:
+    program = b._row(
+        "programs", name=b.text("train"), plain=plain, bytes=nbytes, alignment=64, device=b.text("cpu")
+    )  # fmt: skip
+    first, makers = b.run.count("slots"), list[int]()
+    for kind, category, mib, begin, end, maker in (
+        (0, "input", 1, -1, 1, -1), (1, "parameter", 1, 0, 4, -1), (4, "activation", 1, 0, 3, 0),
+        (4, "activation", 2, 1, 3, 1), (4, "rematerialized" if budget else "temporary", 3, 2, 4, 2),
+        (4, "gradient", 1, 3, 5, 3), (4, "gradient", 1, 3, 5, 3),
+    ):  # fmt: skip
+        b._row(
+            "slots", program=program, bytes=mib * MIB, kind=kind, category=CATEGORIES.index(category), begin=begin,
+            end=end, maker=-1, outside=0,
+        )  # fmt: skip
+        makers.append(maker)
+    uses = (((0, 1), (2,)), ((2, 1), (3,)), ((3,), (4,)), ((4, 2), (5, 6)))
+    for i, (reads, writes) in enumerate(uses):
+        again, phase = int(budget and i == 2), ("backward" if i > 1 else "forward")
+        work = b._row(
+            "works", program=program, op=b.text("matmul" if i % 2 else "tanh, add"), again=again,
+            phase=PHASES.index(phase), cost=20 * MIB, file=b.text("train.py"), line=10 + i, rules=0,
+        )  # fmt: skip
+        for how, slots in enumerate((reads, writes)):
+            for slot in slots:
+                b._row("uses", work=work, slot=first + slot, how=how, view=0)
+    count = b.run.count("works") - len(uses)
+    b.run.slots["maker"][first:] = [-1 if maker < 0 else count + maker for maker in makers]
+    for slot in (5, 6):
+        b._row("uses", work=-1, slot=first + slot, how=3, view=0)
+    return program

@@ -34,12 +34,14 @@ MAKERS: dict[str, Callable[[], Run]] = {
     "hostile": made_runs.hostile,
     "out of memory": made_runs.out_of_memory,
     "several": made_runs.several,
+    "captured": made_runs.captured,
 }
 SMALL = [
     to_json(made_runs.training(steps=1, blocks=2, size=4096, checkpointed=1)),
     to_json(made_runs.hostile()),
     to_json(made_runs.out_of_memory()),
     to_json(made_runs.several()),
+    to_json(made_runs.captured()),
 ]
 TABLES = [key for key, value in SMALL[0].items() if isinstance(value, dict) and key in Run({}).tables]
 
@@ -140,6 +142,11 @@ def changed(table: str, of: int = 0, **columns: Any) -> dict[str, Any]:
         (changed("communication", of=3, walk=99), "communication.walk points outside"),
         (changed("walks", of=3, end_ns=-1), "walks: one ends before it begins"),
         (changed("ranks", of=3, peak_bytes=-1), "ranks.peak_bytes holds a negative number"),
+        (changed("works", of=4, program=-1), "works.program points outside"),
+        (changed("slots", of=4, bytes=-1), "slots.bytes holds a negative number"),
+        (changed("slots", of=4, kind=5), "slots.kind points outside"),
+        (changed("uses", of=4, slot=-1), "uses.slot points outside"),
+        (changed("replays", of=4, program=2), "replays.program points outside"),
         (SMALL[0] | {"peak": SMALL[0]["peak"] | {"step": 7}}, "'peak'"),
         (SMALL[0] | {"version": 1}, "use the tapegrad that wrote it"),
         (SMALL[0] | {"strings": [1]}, "not a list of strings"),

@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
+from tapegrad.core.buffer import Buffer
 from tapegrad.core.run import Run
+from tapegrad.memory.ledger.contents import Contents
 from tapegrad.memory.ledger.costs import FLOPS_PER_BYTE, units
 from tapegrad.memory.ledger.frames import by_line
 
@@ -32,6 +35,12 @@ class Replayed(NamedTuple):
     restored: int
     arena: dict[str, int]
     """What its arena holds at the program's own peak, by category."""
+    number: int
+    """Which program it is."""
+    memory: ref[Buffer]
+    """Its arena."""
+    contents: Callable[[], Contents]
+    """What it consists of."""
 
 
 class Figure:

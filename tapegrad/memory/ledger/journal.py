@@ -19,7 +19,9 @@ from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.engine.evaluate import array_of
+from tapegrad.memory.ledger.contents import Contents
 from tapegrad.memory.ledger.entries import Entry
+from tapegrad.memory.ledger.figures import Replayed
 from tapegrad.memory.ledger.frames import CHECKPOINT, Call, Frames, caller
 from tapegrad.memory.ledger.phase import BACKWARD, FORWARD, HERE, RECOMPUTE, phase
 
@@ -52,6 +54,9 @@ class Journal:
         """When each gradient walk that lies in no other began and ended, in ns."""
         self.gradients: list[tuple[int, str, str]] | None = [] if gradients else None
         """Seq, name and digest of every gradient, if they are wanted."""
+        self.programs: list[Contents] = []
+        """The captured programs that were replayed."""
+        self._program_numbers: dict[int, int] = {}
         self.before_op: Callable[[], None] | None = None
         """Called before every operation, when all that came before has been told."""
         self.avals: list[ShapedArray] = []
@@ -150,6 +155,14 @@ class Journal:
     def now(self) -> int:
         """A seq of its own for this moment."""
         return self._tick()
+
+    def replayed(self, report: Replayed, arena: Entry | None) -> None:
+        """A captured program was replayed; what it consists of is noted once."""
+        number = self._program_numbers.get(report.number)
+        if number is None:
+            number = self._program_numbers[report.number] = len(self.programs)
+            self.programs.append(report.contents())
+        self.parts.now.replays.append((self._tick(), perf_counter_ns(), number, -1 if arena is None else arena.number))
 
     def mark(self, kind: int, text: str = "", peak: int = 0) -> int:
         """Something worth a mark; the end of a step closes its part.  Returns its seq."""
@@ -277,6 +290,7 @@ class Part:
         self.ends: dict[int, End] = {}
         self.changes: list[tuple[int, int, str]] = []  # seq, allocation, category
         self.ops: list[tuple[int, int, str, int, int, int]] = []  # seq, ns, name, phase, call, place
+        self.replays: list[tuple[int, int, int, int]] = []  # seq, ns, program, allocation of its arena
         self.calls = range(first_call, first_call)
         self.peak = 0
         self.whole = True
@@ -294,11 +308,11 @@ class Part:
         for number in inside:
             del self.rows[number], self.ends[number]
         self.changes = [c for c in self.changes if c[1] not in inside]
-        self.ops = []
+        self.ops, self.replays = [], []
         self.whole = False
 
     def __len__(self) -> int:
-        return len(self.rows) + len(self.ends) + len(self.changes) + len(self.ops)
+        return len(self.rows) + len(self.ends) + len(self.changes) + len(self.ops) + len(self.replays)
 
 
 class Parts:

@@ -71,6 +71,7 @@ from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, SPECIAL, STEPS, duri
 from tapegrad.variable import everyone
 
 T = TypeVar("T")
+_ASIDE = locks.lock()
 _BEFORE, _JOURNAL_KNOWS, _SMALL = "(before the measurement)", "(in the journal)", "(small values)"
 _MOST_EVENTS = 4096
 """So many wait at most, and what one operation adds."""
@@ -668,6 +669,19 @@ class Ledger(Account):
                 if journal is not None:
                     journal.catch_up(self._entries)
 
+    def aside(self, f: Callable[..., T], *args: Any) -> T:
+        """What ``f(*args)`` returns; who counts now is not told of what it does."""
+        if not self._open:
+            return f(*args)
+        mine = Measure(detailed=False)
+        with _ASIDE:  # who comes first must leave last
+            self.open(mine)
+            try:
+                with self.apart(mine):
+                    return f(*args)
+            finally:
+                self.close(mine)
+
     @whole
     def forget(self, since: int) -> list[Buffer]:
         """The live buffers of nodes from index ``since`` on have no bytes after all."""
@@ -849,6 +863,9 @@ class Ledger(Account):
         """A captured program was replayed."""
         if self.detailed:
             self._events.append(partial(self._add_replay, report))
+        if self.journal is not None:
+            arena = report.memory()
+            self._locked(self.journal.replayed, report, None if arena is None else self._entries.of(arena))
 
     def _add_replay(self, report: Replayed) -> None:
         for m in self._open:

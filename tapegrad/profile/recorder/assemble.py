@@ -9,10 +9,11 @@ from tapegrad.core.aval import ShapedArray
 from tapegrad.memory.ledger.frames import instruction_line
 from tapegrad.memory.ledger.journal import STEP, End, Journal, Row
 from tapegrad.memory.ledger.phase import FORWARD
-from tapegrad.profile.runs.model import CATEGORIES, Run
+from tapegrad.profile.runs.model import CATEGORIES, COST_GRAINS, SLOT_KINDS, Run
 from tapegrad.profile.runs.timeline import peak, peaks
 
 if TYPE_CHECKING:
+    from tapegrad.memory.ledger.contents import Contents
     from tapegrad.profile.recorder.collectives import Event
     from tapegrad.profile.recorder.session import Sample, StepMark
 
@@ -46,6 +47,7 @@ class _Assembly:
         self._add_calls()
         numbers = self._allocations()
         self._changes_and_ops(numbers)
+        self._programs(numbers)
         self._marks({m.seq for m in counting}, {m.seq for m in marks})
         for s in samples:
             self._row("samples", seq=s.seq, used_bytes=s.used, reserved_bytes=s.reserved, outside_bytes=s.outside)
@@ -181,6 +183,43 @@ class _Assembly:
             for seq, ns, name, phase, call, stack in part.ops:
                 op = {"seq": seq, "ns": ns - began, "name": self._text(name), "phase": phase}
                 self._row("ops", **op, call=self._call(call), stack=stack)
+
+    def _programs(self, numbers: dict[int, int]) -> None:
+        rows = [self._program(contents) for contents in self._journal.programs]
+        for part in self._journal.parts.all:
+            for seq, ns, program, alloc in part.replays:
+                self._row(
+                    "replays", seq=seq, ns=ns - self._journal.began_ns, program=rows[program],
+                    alloc=numbers.get(alloc, -1), step=self._step_of(seq),
+                )  # fmt: skip
+
+    def _program(self, contents: Contents) -> int:
+        """The row of a program, and those of what it consists of."""
+        plain = -1 if contents.plain is None else self._program(contents.plain)
+        program = self._row(
+            "programs", name=self._text(contents.name), plain=plain, bytes=contents.nbytes,
+            alignment=contents.alignment, device=self._text(contents.device),
+        )  # fmt: skip
+        first_work, first_slot = self._run.count("works"), self._run.count("slots")
+        for slot in contents.slots:
+            self._row(
+                "slots", program=program, bytes=slot.nbytes, kind=SLOT_KINDS.index(slot.kind),
+                category=_CATEGORY[slot.category], begin=slot.begin, end=slot.end,
+                maker=-1 if slot.maker < 0 else first_work + slot.maker, outside=int(slot.outside),
+            )  # fmt: skip
+        for work in contents.works:
+            file, line = (-1, 0) if work.place is None else (self._text(work.place[0]), work.place[1])
+            row = self._row(
+                "works", program=program, op=self._text(", ".join(work.names)), again=int(work.again), phase=work.phase,
+                cost=round(work.cost * COST_GRAINS), file=file, line=line,
+                rules=work.shares + 2 * work.effect + 4 * work.once,
+            )  # fmt: skip
+            for how, parts in enumerate((work.reads, work.writes, work.temporaries)):
+                for number, view in parts:
+                    self._row("uses", work=row, slot=first_slot + number, how=how, view=view)
+        for number, view in contents.results:
+            self._row("uses", work=-1, slot=first_slot + number, how=3, view=view)
+        return program
 
     def _marks(self, counting: set[int], steps: set[int]) -> None:
         for seq, ns, kind, text in self._journal.marks:

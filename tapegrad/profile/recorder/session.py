@@ -172,8 +172,10 @@ _WIDTH = 200
 def sources_of(run: Run) -> dict[str, dict[str, str]]:
     """By file and line number: the lines in which something was made, and those around them."""
     wanted: dict[str, set[int]] = defaultdict(set)
-    for file, line in zip(run.frames["file"], run.frames["line"]):
-        wanted[run.text(file)].update(range(max(1, line - AROUND), line + AROUND + 1))
+    for table in (run.frames, run.works):
+        for file, line in zip(table["file"], table["line"]):
+            if file >= 0:
+                wanted[run.text(file)].update(range(max(1, line - AROUND), line + AROUND + 1))
     sources: dict[str, dict[str, str]] = {}
     for name, lines in wanted.items():
         texts = linecache.getlines(name)

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from tapegrad.profile.report import rows as r
+from tapegrad.profile.report.arenas import arenas
 from tapegrad.profile.report.communication import line_rows, rank_rows
 from tapegrad.profile.report.writable import try_output
 from tapegrad.profile.runs import Run
@@ -55,6 +56,7 @@ class View:
             "rows": [asdict(row) for row in (groups[: self.rows] if self.rows else groups)],
             "ranks": [asdict(row) for row in rank_rows(run)],
             "communication": [asdict(row) for row in line_rows(run)],
+            "arenas": [asdict(arena) for arena in arenas(run)],
             "recomputed": [asdict(rerun) for rerun in r.reruns(run, self.seq, r.step_of(run, self.seq))],
         }
 

@@ -92,7 +92,8 @@ def short_names(*runs: Run) -> dict[str, str]:
     ends: dict[str, str] = {}
     ambiguous: set[str] = set()
     for run in runs:
-        files = {run.text(i) for i in (*run.frames["file"], *run.calls["file"], *run.communication["file"]) if i >= 0}
+        tables = run.frames, run.calls, run.communication, run.works
+        files = {run.text(i) for table in tables for i in table["file"] if i >= 0}
         names = {file: re.split(r"[/\\]", file)[-1] or file for file in files}
         ambiguous |= {end for end, n in Counter(names.values()).items() if n > 1}
         ends |= names

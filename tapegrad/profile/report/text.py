@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tapegrad.profile.report import rows as r
+from tapegrad.profile.report.arenas import print_arenas
 from tapegrad.profile.report.chart import chart
 from tapegrad.profile.report.communication import print_ranks
 from tapegrad.profile.report.output import RunOutput
@@ -59,6 +60,7 @@ def print_summary(
     _categories(run, out, live, moment)
     _largest(run, out, moment, rows, path)
     _recomputed(run, out, moment)
+    print_arenas(run, out, rows, STYLES)
     print_ranks(run, out, rows)
     if advice:
         _advise(out, advice)

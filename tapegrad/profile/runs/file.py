@@ -15,24 +15,28 @@ from typing import Any
 
 from tapegrad.errors import TapegradError
 from tapegrad.profile.report.units import first_line
-from tapegrad.profile.runs.model import CATEGORIES, COLUMNS, KINDS, MARKS, PHASES, Run
+from tapegrad.profile.runs.model import CATEGORIES, COLUMNS, KINDS, MARKS, PHASES, SLOT_KINDS, Run
 from tapegrad.profile.runs.whole import whole
 
 FORMAT = "tapegrad.run"
-VERSION = 2
+VERSION = 3
 MAX_BYTES = 2 << 30
 """The most a file may unpack to; a small file that unpacks to more is an attack."""
-_CHOICES = {"categories": CATEGORIES, "phases": PHASES, "kinds": KINDS, "marks": MARKS}
+_CHOICES = {"categories": CATEGORIES, "phases": PHASES, "kinds": KINDS, "marks": MARKS, "slot_kinds": SLOT_KINDS}
 _LARGEST = 1 << 62
 _MOST_BYTES = 1 << 50
-_NEEDED = {("stacks", "frame"), ("changes", "alloc")}
+_NEEDED = {
+    ("stacks", "frame"), ("changes", "alloc"), ("works", "program"), ("slots", "program"), ("uses", "slot"),
+    ("replays", "program"),
+}  # fmt: skip
 """Columns that point at rows and never at none; nor do categories, phases and kinds."""
 _NOT_NEGATIVE = (
     ("allocs", "begin_seq"), ("allocs", "begin_ns"), ("allocs", "bytes"), ("allocs", "requested"), ("ops", "seq"),
     ("ops", "ns"), ("marks", "seq"), ("marks", "ns"), ("calls", "begin_ns"), ("steps", "begin_ns"),
     ("communication", "rank"), ("communication", "ranks"), ("communication", "bytes"), ("communication", "entered_ns"),
     ("communication", "waited_ns"), ("walks", "rank"), ("walks", "begin_ns"), ("ranks", "rank"), ("ranks", "begin_ns"),
-    ("ranks", "peak_bytes"), ("ranks", "sent_bytes"),
+    ("ranks", "peak_bytes"), ("ranks", "sent_bytes"), ("programs", "bytes"), ("works", "cost"), ("slots", "bytes"),
+    ("replays", "seq"), ("replays", "ns"),
 )  # fmt: skip
 
 

@@ -22,6 +22,10 @@ PHASES = ("forward", "backward", "recompute", "optimizer", "other")
 """When something was made: while a tape records, in its walk back, in a rerun or restoration, in an optimizer, else."""
 KINDS = ("function", "layer", "checkpoint", "scope")
 """Kinds of calls: a function of the program's, a layer, a checkpointed call, a ``tg.memory.scope`` block."""
+SLOT_KINDS = ("argument", "variable", "constant", "number", "made")
+"""Where the bytes of a slot of a captured program come from."""
+COST_GRAINS = 20
+"""The cost of a work is a whole number of these parts of a byte moved."""
 MARKS = ("step", "oom", "user", "recording stopped")
 
 # Columns that point somewhere: to strings ("strings"), to a table's rows, or into one of the tuples above.
@@ -56,6 +60,27 @@ COLUMNS: dict[str, dict[str, str | None]] = {
     "changes": {"seq": None, "alloc": "allocs", "category": "categories"},
     # an operation was applied (a lazy one is computed later, with others); those of optimizers are left out
     "ops": {"seq": None, "ns": None, "name": "strings", "phase": "phases", "call": "calls", "stack": "stacks"},
+    # a captured program (tg.function), of which a replay was recorded, or of which one was planned (then bytes is 0).
+    # bytes: of its arena, whose offsets are multiples of alignment; plain: the program without a budget (-1: itself)
+    "programs": {"name": "strings", "plain": "programs", "bytes": None, "alignment": None, "device": "strings"},
+    # the works of a call, in order.  again: 1: it was done before; cost: in twentieths of a byte moved; rules: 1: what
+    # it writes may take the place of what it reads, 2: done though nobody reads what it writes, 4: done once and no
+    # more (sums of these)
+    "works": {
+        "program": "programs", "op": "strings", "again": None, "phase": "phases", "cost": None, "file": "strings",
+        "line": None, "rules": None,
+    },
+    # the allocations of a call.  begin, end: it is there from this work of the program to before that one; maker: the
+    # work that writes it first; outside: 1: in memory of its own in each call, not in the arena
+    "slots": {
+        "program": "programs", "bytes": None, "kind": "slot_kinds", "category": "categories", "begin": None,
+        "end": None, "maker": "works", "outside": None,
+    },
+    # works read (how: 0) and write (1) slots, take them for themselves (2), or a call gives them out (3, no work).
+    # view: parts of slots that lie alike in them have the same
+    "uses": {"work": "works", "slot": "slots", "how": None, "view": None},
+    # a replay has ended.  alloc: of the arena
+    "replays": {"seq": None, "ns": None, "program": "programs", "alloc": "allocs", "step": "steps"},
     # something worth a mark: the end of a step, the failure of an allocation, a note of the user's
     "marks": {"seq": None, "ns": None, "kind": "marks", "text": "strings"},
     # what the pool says: bytes in use and reserved, and of those in use what the ledger does not know of

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from operator import sub
 
+from tapegrad.profile.report.arenas import arenas
 from tapegrad.profile.report.communication import line_rows, rank_rows
 from tapegrad.profile.runs.communication import collectives
 from tapegrad.profile.runs.file import RunFileError
@@ -47,6 +48,7 @@ def encode(run: Run, *, source: bool, what_if: Sequence[Mapping[str, object]], m
         "meta": meta, "peak": run.peak, "checks": run.checks, "strings": run.strings, "what_if": list(what_if),
         "sources": run.sources if source else None,
         "ranks": [asdict(row) for row in rank_rows(run)], "communication": [asdict(row) for row in line_rows(run)],
+        "arenas": [asdict(arena) for arena in arenas(run)],
         "categories": CATEGORIES, "phases": PHASES, "kinds": KINDS, "mark_kinds": MARKS,
         "folded": {"count": len(folded), "bytes": sum(run.allocs["bytes"][i] for i in folded)},
         "columns": [[name, len(columns[name]), width, delta] for name, (width, delta, _) in packed.items()],

@@ -55,4 +55,4 @@ export function table(caption, heads, rows, all = rows.length) {
 }
 
 const NUMBERS = new Set(["times", "ms", "ms per step", "bytes", "peak", "change of peak", "step", "slowdown", "rank", "time", "bytes sent", "waited",
-  "waited for by others", "calls", "for others", "transfer", "exposed", "hidden"]);
+  "waited for by others", "calls", "share", "values", "for others", "transfer", "exposed", "hidden"]);

@@ -11,6 +11,7 @@ import { helpDialog, listenToKeys } from "./keys.mjs";
 import { lineagePanel } from "./lineage.mjs";
 import { setRange, shownRange } from "./plot.mjs";
 import { ranksPanel } from "./ranks.mjs";
+import { arenasPanel } from "./arenas.mjs";
 import { AXES, Run } from "./run.mjs";
 import { sourcePanel } from "./source.mjs";
 import { Store } from "./store.mjs";
@@ -68,7 +69,7 @@ function build(run, store) {
   const pictures = h("section.panel", { "aria-labelledby": "pictures-title" }, h("h2", { id: "pictures-title" }, "Memory over the run"),
     toolbar(run, store, actions), cursorPanel(run, store), charts.timeline.element,
     h("h3", { title: "a rectangle is as wide as a life and as high as its bytes; how far up it lies means nothing" }, "Allocations"), charts.strips.element, charts.mini.element);
-  const parts = [header(run, tools), failurePanel(run, store), pictures, ranksPanel(run, store),
+  const parts = [header(run, tools), failurePanel(run, store), pictures, ranksPanel(run, store), arenasPanel(run, store),
     h("div.columns", {}, tablePanel(run, store), h("div.side", {}, detailsPanel(run, store), sourcePanel(run, store))),
     whatIfPanel(run), lineagePanel(run, store), footer(run), charts.card, helpDialog()];
   byId("page").append(...parts.filter(Boolean));
