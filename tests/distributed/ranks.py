@@ -32,6 +32,8 @@ TRIED = {
     "grid_cases": {"send", "recv"},
     "sharding_cases": {"gather_pieces"},
 }  # fmt: skip
+PATIENT = {"random_cases"}
+"""Modules in which a rank computes for seconds while others wait: on a busy machine that takes long."""
 PYTHON = os.environ.get("TAPEGRAD_TEST_PYTHON", sys.executable)
 """What ranks run by: another environment's interpreter stands for another MPI library, of which it has the launcher."""
 
@@ -86,6 +88,8 @@ def run(*arguments: str, timeout: float = TIMEOUT, **more: str) -> subprocess.Co
 def report(module: str, ranks: int, standin: bool = False) -> dict[str, str]:
     """For each case of a module, what went wrong ("": nothing); ``standin``: on GPUs of the stand-in for CuPy."""
     more = {"TAPEGRAD_TEST_STANDIN": "1"} if standin else {}
+    if module in PATIENT:
+        more["TAPEGRAD_TIMEOUT"] = "60"
     done = start(ranks, str(HERE / "ranks.py"), module, **more)
     results = [json.loads(line.removeprefix("CASE ")) for line in done.stdout.splitlines() if line.startswith("CASE ")]
     found = dict(results)
