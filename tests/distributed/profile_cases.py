@@ -10,6 +10,7 @@ import numpy as np
 
 import tapegrad as tg
 from tapegrad import distributed as dist
+from tapegrad.distributed.collectives.under_way import finish, help_on, start
 from tapegrad.profile.recorder import Session
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.communication import Collective, collectives, walks
@@ -88,6 +89,34 @@ def case_sums_under_way_leave_the_program_alone(group: dist.Group) -> None:
     assert all(e.exposed + e.hidden == e.done - e.entered == e.others + e.transfer for e in sums)
     wire = 2 * sum(e.bytes for e in sums) * (group.size - 1) / group.size
     assert abs(session.collectives.sent_bytes - wire) <= 0.001 * wire
+
+
+def case_a_sum_that_is_done_before_it_is_asked_for(group: dist.Group) -> None:
+    x = tg.asarray(np.ones(50_000, np.float32))
+    bucket = rounded(x.nbytes)[0]
+
+    def program() -> None:
+        with tg.measure() as m:
+            sums = [start(x, group)]
+            both = m.live_bytes - before
+            until = time.monotonic() + 10
+            while sums[0].room is not None and time.monotonic() < until:
+                help_on(group)
+            one = m.live_bytes - before
+            time.sleep(LATE)
+            finish(sums.pop(), group)
+        part = mine(group, 50_000)
+        room = rounded(*[4 * part] * group.size)[0] if group.size > 1 else 0
+        assert (both, one) == (bucket + room, bucket), (both, one)
+
+    group.barrier()
+    with tg.measure() as m:
+        before = m.live_bytes
+    run, _ = recorded(group, program)
+    (event,) = of_kind(run, "all_reduce")
+    assert event.under_way
+    if group.size > 1:  # alone nobody helps it on, for nothing has to come
+        assert event.exposed < LATE / 2 * 1e9 and event.done - event.entered < LATE / 2 * 1e9, event
 
 
 def case_a_message_has_one_name_on_both_sides(group: dist.Group) -> None:

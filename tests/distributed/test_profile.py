@@ -31,7 +31,7 @@ for step in range(3):
         loss = tg.sum(v * v)
     tape.gradient(loss, v)
     if step == 1 and group.rank == 1:
-        if fault == "raises":
+        if fault in ("raises", "root sleeps"):
             raise ValueError("no such mesh")
         if fault == "exits":
             sys.exit(3)
@@ -39,6 +39,8 @@ for step in range(3):
             time.sleep(60)
     if step == 1 and group.rank == 0 and fault == "sleeps":
         sys.exit(4)
+    if step == 1 and group.rank == 0 and fault == "root sleeps":
+        time.sleep(60)
     if step == 1 and group.rank == 0 and fault == "root raises":
         raise ValueError("no such mesh")
     tg.memory.step()
@@ -107,6 +109,16 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     run = load(path)
     assert run.meta["outcome"]["message"] == "rank 0: exit status 4; nothing was heard of rank 1"
     assert run.ranks["rank"] == [0]
+
+
+def test_a_rank_that_fails_while_rank_0_computes_saves_its_own(tmp_path: Path) -> None:
+    done, path = profiled(tmp_path, 2, "root sleeps")
+    assert done.returncode == 1 and not path.exists(), done.stderr
+    own = tmp_path / "run.rank1.json.gz"
+    assert f"[rank 1] rank 0 does not come; what rank 1 has recorded is in {own}" in done.stderr
+    run = load(own)
+    assert run.meta["rank"] == 1 and run.meta["outcome"]["message"] == "ValueError: no such mesh"
+    assert len(collectives(run)) > 2 and not run.ranks["rank"]
 
 
 def test_wrong_usage_ends_all_ranks_at_once(tmp_path: Path) -> None:
