@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from tapegrad.autodiff.batching import Batches
+from tapegrad.autodiff.effects import told
 from tapegrad.autodiff.forward import Tangents
 from tapegrad.autodiff.functional import vjp
 from tapegrad.autodiff.recording import Trace
@@ -24,52 +25,111 @@ from tapegrad.core.node import Node
 from tapegrad.core.protocols import Call, Recorder
 from tapegrad.core.state import during, thread, unrecorded
 from tapegrad.device import dtypes
-from tapegrad.device.numerics import scipy
+from tapegrad.device.numerics import bits, scipy
 from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import DistributedError, DTypeError, GradientError, ShapeError
 from tapegrad.ops import reshape, stack
 from tapegrad.ops.dispatch import cast, promote, tensor
 from tapegrad.ops.products.products import matmul as dense_matmul
+from tapegrad.sparse import iterations
 from tapegrad.sparse.array import SparseLike, SparseTensor, is_sparse
 from tapegrad.sparse.array import matmul as sparse_matmul
 from tapegrad.sparse.direct import square
+from tapegrad.sparse.iterations import Reduce, System
 from tapegrad.tensor import Tensor, TensorLike, alias, from_array
 
 Operator: TypeAlias = Callable[[Tensor], Tensor]
 Matrix: TypeAlias = "TensorLike | SparseLike | Operator"
+_BLOCKS = (
+    "let each rank have a block of one vector, and give reduce=tg.distributed.all_reduce: cut b by b[part(n)], call "
+    "all_gather at the beginning of the operator, reduce_scatter at its end, and all_gather on the solution"
+)
+
+
+class _Noting:
+    """A function, and the operations of its first call in which other processes take part."""
+
+    def __init__(self, f: Callable[[Tensor], Any]) -> None:
+        self._f = f
+        self.effects: Sequence[Node] | None = None
+        """None: it was not called."""
+
+    def __call__(self, x: Tensor) -> Any:
+        if self.effects is not None:
+            return self._f(x)
+        captures = _Captures(())
+        y = during(self._f, x, recorders=(*thread.recorders, captures))
+        self.effects = captures.effects
+        return y
 
 
 @dataclass(frozen=True)
 class _Method:
-    """One of SciPy's iterative solvers, with its options; ``hermitian``: it takes only matrices that are their own
-    adjoint."""
+    """One of the iterative solvers, with its options; ``hermitian``: it takes only matrices that are their own adjoint.
+
+    ``reduce``: sums over processes, of which each has a block of the vectors; None: each has whole vectors.
+    """
 
     name: str
     hermitian: bool
+    reduce: Reduce | None
     options: dict[str, Any]
 
-    def run(self, a: Operator, b: Tensor, x0: Tensor | None, m: Operator | None) -> tuple[Tensor, int]:
-        """The solution, and SciPy's report: 0, or the number of iterations after which it gave up."""
-        start = None if x0 is None else unrecorded(array_of, x0._buffer).reshape(-1)
-        x, info = unrecorded(partial(during, self._iterated, a, b, start, m, deferring=None))
-        return from_array(x, b.device), int(info)
+    def run(self, a: Operator, b: Tensor, x0: Tensor | None, m: Operator | None) -> tuple[Tensor, int, Sequence[Node]]:
+        """The solution, SciPy's report (0, or the number of iterations after which it gave up), and who takes part.
 
-    def _iterated(self, a: Operator, b: Tensor, start: Array | None, m: Operator | None) -> tuple[Array, int]:
+        Raises DistributedError on every rank if ``a`` has collectives, and whole vectors are not the same on all.
+        """
+        notings = [None if f is None else _Noting(f) for f in (m, self.reduce)]
+        operator, (inverse, reduce) = _Noting(a), notings
+        if reduce is None:
+            x, info = unrecorded(partial(during, self._by_scipy, operator, b, x0, inverse, deferring=None))
+        else:
+            inverted = None if inverse is None else partial(self.applied, inverse)
+            system = System(self.name, partial(self.applied, operator), inverted, b, reduce)
+            solve = partial(getattr(iterations, self.name), system, x0, **self.options)
+            x, info = unrecorded(partial(during, solve, deferring=None))
+        return x, int(info), [node for f in (operator, *notings) if f is not None for node in f.effects or ()]
+
+    def _by_scipy(self, a: _Noting, b: Tensor, x0: Tensor | None, m: _Noting | None) -> tuple[Tensor, int]:
+        start = None if x0 is None else array_of(x0._buffer).reshape(-1)
+        x, info = self._iterated(a, b, start, m)
+        if a.effects is None:  # of a zero b; those that others have may not be zero
+            self.applied(a, b)
+            self._check_whole(a, b, start)
+        return from_array(x, b.device), info
+
+    def _check_whole(self, a: _Noting, b: Tensor, start: Array | None) -> None:
+        if a.effects:
+            arrays = [x for x in (array_of(b._buffer), start) if x is not None]
+            sums = lambda: [bits.checksum(b.device.numpy(x)) for x in arrays]
+            everyone = told(a.effects, (self.name, thread.executor.in_earnest(sums, [b""])))
+            if any(theirs != everyone[0] for theirs in everyone):
+                raise DistributedError(
+                    f"{self.name}: the operator has collectives ({a.effects[0].prim.name}), but b or x0 is not the "
+                    f"same on all ranks: {_BLOCKS}"
+                )
+
+    def _iterated(self, a: _Noting, b: Tensor, start: Array | None, m: _Noting | None) -> tuple[Array, int]:
         device = b.device
         linalg = scipy.sparse(device.xp).linalg
-        operators = [None if f is None else self._operator(linalg, f, b) for f in (a, m)]
+        operators = [None if f is None else self._operator(linalg, f, b, start) for f in (a, m)]
         with device.active():
             vector = array_of(b._buffer).reshape(-1)
             x, info = getattr(linalg, self.name)(operators[0], vector, start, M=operators[1], **self.options)
             return device.xp.asarray(x, dtype=b.dtype).reshape(b.shape), info
 
-    def _operator(self, linalg: ModuleType, f: Operator, b: Tensor) -> Any:
+    def _operator(self, linalg: ModuleType, f: _Noting, b: Tensor, start: Array | None) -> Any:
         """The library's LinearOperator."""
 
         def matvec(vector: Array) -> Array:
             x = from_array(b.device.xp.array(vector, dtype=b.dtype).reshape(b.shape), b.device)
-            return array_of(self.applied(f, x)._buffer).reshape(-1)
+            first = f.effects is None
+            y = array_of(self.applied(f, x)._buffer).reshape(-1)
+            if first:
+                self._check_whole(f, b, start)
+            return y
 
         return linalg.LinearOperator((b.size, b.size), matvec=matvec, dtype=b.dtype)
 
@@ -95,12 +155,12 @@ class _Captures:
 
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """Note inputs that come from outside and are followed."""
+        if node.prim.effect is not None:
+            self.effects.append(node)
         for b in inputs:
             if b.node.index not in self._made and any(r.follows(b) for r in self._outer):
                 self.used[b.node.index] = b
         self._made.add(node.index)
-        if node.prim.effect is not None:
-            self.effects.append(node)
 
     def read(self, variable: object, value: Buffer) -> None:
         """Let tapes watch the variable."""
@@ -113,20 +173,19 @@ class _Captures:
 
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """As for one node."""
+        self.effects += call.effects
         for b in outputs:
             self.record(b.node, inputs, b)
-        self.effects += call.effects
 
 
 class _Solve:
     """One solve as a tape's record sees it: inputs are ``b`` and what ``A`` depends on."""
 
-    effects: Sequence[Node] = ()
-
     def __init__(
-        self, method: _Method, a: Operator, m: Operator | None, b: Tensor, x: Tensor, captured: list[Buffer]
-    ) -> None:
-        self.name = method.name
+        self, method: _Method, a: Operator, m: Operator | None, b: Tensor, x: Tensor, captured: list[Buffer],
+        effects: Sequence[Node],
+    ) -> None:  # fmt: skip
+        self.name, self.effects = method.name, effects
         self._method, self._a, self._m = method, a, m
         self._b, self._x = b, x
         self._captured = captured
@@ -146,7 +205,12 @@ class _Solve:
 
     def pullback(self, cts: list[Any], needed: frozenset[int], lead: int | None, come: dict[int, Any]) -> list[Any]:
         """``db`` from the adjoint solve; the rest by pulling ``-db`` through ``A`` at the solution."""
-        (ct,) = cts
+        if self.effects and self._method.reduce is None:
+            raise DistributedError(
+                f"{self.name}: a solve whose operator has collectives ({self.effects[0].prim.name}) and whose vectors "
+                f"every rank has as a whole has no gradient: {_BLOCKS}"
+            )
+        ct = zeros_of(self._x._buffer.node.aval, lead) if cts[0] is None else cts[0]
         if lead is None:
             return self._pulled(ct, needed)
         rows = [self._pulled(ct[i], needed) for i in range(lead)]
@@ -160,7 +224,7 @@ class _Solve:
         db = _solved(self._method, adjoint, m, ct, None)[0]
         cotangents: list[Tensor | None] = [db, *[None] * len(self._captured)]
         pulled = [i for i in range(len(self._captured)) if i + 1 in needed]
-        if pulled:
+        if pulled or self.effects:  # elsewhere something may be pulled
             x = self._at()
             trace = Trace(self._captured[i].node for i in pulled)
             y = trace.during(self._method.applied, self._a, x)
@@ -198,20 +262,14 @@ def _adjoint(a: Operator, like: Tensor) -> Operator:
 
 
 def _solved(method: _Method, a: Operator, m: Operator | None, b: Tensor, x0: Tensor | None) -> tuple[Tensor, int]:
-    x, info = method.run(a, b, x0, m)
+    x, info, effects = method.run(a, b, x0, m)
     outer = thread.recorders
     if not outer:
         return x, info
     captures = _Captures(outer)
     during(method.applied, a, x, recorders=(captures,))
-    if captures.effects:
-        raise DistributedError(
-            f"{method.name}: the operator holds {captures.effects[0].prim.name}, in which other ranks take part; the "
-            "solver's inner products are of this rank's elements alone, so its solve has no gradient: write the "
-            "iteration as a checkpointed_loop whose inner products go through tg.distributed.all_reduce"
-        )
     out = Tensor(alias(x._buffer))
-    call = _Solve(method, a, m, b, x, list(captures.used.values()))
+    call = _Solve(method, a, m, b, x, list(captures.used.values()), effects)
     inputs = (b._buffer, *captures.used.values())
     if isinstance(outer[0], Batches):
         _batched(outer[0], call, inputs, out)
@@ -281,17 +339,24 @@ def cg(
     atol: float = 0.0,
     maxiter: int | None = None,
     M: Matrix | None = None,
+    reduce: Reduce | None = None,
 ) -> tuple[Tensor, int]:
     """Solve ``A x = b`` for a Hermitian positive definite ``A`` by conjugate gradients (scipy.sparse.linalg.cg).
 
     A: a function of a tensor like ``b``, linear in it, or a matrix: sparse, or dense ``(n, n)``; b: ``(n,)``, or of any
     shape for a function; M: an approximate inverse, likewise.  Returns ``x`` and 0, or the number of iterations done
     without reaching ``norm(b - A x) <= max(rtol * norm(b), atol)``.  Gradients for ``b`` and for all that ``A`` depends
-    on, as accurate as the solve; ``x0`` and ``M`` get none.  Raises ShapeError, DTypeError, and under a tape
-    DistributedError for an ``A`` with collectives: inner products are of this process's elements.
+    on, as accurate as the solve; ``x0`` and ``M`` get none.
+
+    reduce: where ``b`` and ``x`` are each rank's blocks of one vector, and ``A`` has collectives
+    (``tg.distributed.halo_exchange``, say), the function that sums inner products over ranks:
+    ``tg.distributed.all_reduce``.  Without it every rank has the whole ``b``, and there are no gradients through
+    collectives.
+
+    Raises ShapeError, DTypeError; DistributedError on every rank if ``A`` has collectives and ``reduce`` is missing.
     """
     options = {"rtol": rtol, "atol": atol, "maxiter": maxiter}
-    return _iterate(_Method("cg", True, options), A, b, x0, M)
+    return _iterate(_Method("cg", True, reduce, options), A, b, x0, M)
 
 
 def gmres(
@@ -304,10 +369,11 @@ def gmres(
     restart: int | None = None,
     maxiter: int | None = None,
     M: Matrix | None = None,
+    reduce: Reduce | None = None,
 ) -> tuple[Tensor, int]:
     """Solve ``A x = b`` for any invertible ``A`` by restarted GMRES (scipy.sparse.linalg.gmres); see :func:`cg`.
 
     restart: iterations between restarts (SciPy's default: 20).  Raises ShapeError, DTypeError.
     """
     options = {"rtol": rtol, "atol": atol, "restart": restart, "maxiter": maxiter}
-    return _iterate(_Method("gmres", False, options), A, b, x0, M)
+    return _iterate(_Method("gmres", False, reduce, options), A, b, x0, M)

@@ -9,6 +9,7 @@ MODULES = {
     "collective_cases": [1, 2, 3, 4],
     "data_parallel_cases": [1, 2, 4],
     "grid_cases": [1, 2, 3, 4],
+    "krylov_cases": [1, 2, 3],
     "mismatch_cases": [2, 3],
     "profile_cases": [1, 2, 4],
     "random_cases": [2, 3],

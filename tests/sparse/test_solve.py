@@ -115,6 +115,34 @@ def test_iterative_solves(rng, how, method):
     np.testing.assert_allclose(x.numpy(), wanted, rtol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
+@pytest.mark.parametrize("method", ["cg", "gmres"])
+def test_iterations_whose_inner_products_are_reduced(rng, method, dtype):
+    """Where a function sums them: the iteration is ours, SciPy's the oracle."""
+    a, b = invertible(rng, 12, symmetric=method == "cg").astype(dtype), rng.normal(size=12).astype(dtype)
+    if method == "gmres" and dtype == "complex128":
+        a.data = a.data + 0.3j * rng.normal(size=a.nnz)
+    solve, theirs = getattr(tg.sparse, method), getattr(scipy.sparse.linalg, method)
+    few = {} if method == "cg" else {"restart": 4}
+    for options in ({}, {"x0": b / 3}, {"M": scipy.sparse.diags_array(1 / a.diagonal()).tocsr()}, few):
+        x, info = solve(a, b, reduce=lambda s: s, rtol=1e-5, **options)
+        assert x.dtype == dtype
+        assert info == theirs(a, b, rtol=1e-5, **options)[1]
+        if not info:
+            np.testing.assert_array_less(np.linalg.norm(a @ x.numpy() - b), 1.1e-5 * np.linalg.norm(b))
+    x, info = solve(a, b, reduce=lambda s: s, maxiter=2, **few)
+    wanted, wanted_info = theirs(a, b, maxiter=2, **few)
+    assert info == wanted_info
+    np.testing.assert_allclose(x.numpy(), wanted, rtol=1e-4 if dtype == "float32" else 1e-10, atol=1e-6)
+    nothing, info = solve(a, b * 0, reduce=lambda s: s)
+    assert info == 0 and not nothing.numpy().any()
+    x, info = solve(a * np.nan, b, reduce=lambda s: s)
+    assert info and np.isnan(x.numpy()).all()
+    exact, info = solve(lambda x: x * 2, b[:1], reduce=lambda s: s)
+    assert info == 0
+    np.testing.assert_allclose(exact.numpy(), b[:1] / 2)
+
+
 @pytest.mark.parametrize(("method", "symmetric"), [("cg", True), ("gmres", False)])
 def test_derivatives_of_iterative_solves(rng, method, symmetric):
     a, b = invertible(rng, symmetric=symmetric), rng.normal(size=6)
@@ -128,6 +156,7 @@ def test_derivatives_of_iterative_solves(rng, method, symmetric):
     by_matrix = lambda d, b: solve(matrix(d), tg.sin(b), **TIGHT)[0]
     check_grads(by_matrix, [a.data, b], order=2)
     check_grads(lambda d, b: solve(lambda x: matrix(d) @ x, b, **TIGHT)[0], [a.data, b], order=2)
+    check_grads(lambda d, b: solve(matrix(d), tg.sin(b), reduce=lambda s: s, **TIGHT)[0], [a.data, b], order=2)
     dense = tg.jacobian(lambda d, b: tg.sparse.spsolve(matrix(d), tg.sin(b)), (0, 1))(a.data, b)
     for g, w in zip(tg.jacobian(by_matrix, (0, 1))(a.data, b), dense, strict=True):
         np.testing.assert_allclose(g.numpy(), w.numpy(), atol=1e-9)
@@ -213,6 +242,7 @@ def test_what_is_not_watched_costs_nothing(rng):
         (lambda a: tg.sparse.gmres(lambda x: x * 1j, np.ones(3)), DTypeError, "give b that dtype"),
         (lambda a: tg.sparse.cg(a.astype("int64"), np.ones(6)), DTypeError, "astype"),
         (lambda a: tg.sparse.cg("A", np.ones(6)), NotATensorError, "cg"),
+        (lambda a: tg.sparse.cg(a, np.ones(6), reduce=tg.sum), ShapeError, r"reduce made \(\) of \(1,\)"),
     ],
 )
 def test_bad_input(rng, f, error, words):
