@@ -26,13 +26,15 @@ from tapegrad.distributed.group import Group, of
 from tapegrad.distributed.ordered import bounds
 from tapegrad.distributed.pieces import Gathered
 from tapegrad.distributed.sharding import ShardedGradient, gradient_piece, joined, reduced_pieces
+from tapegrad.distributed.terms import warn_of_repeated_terms
 from tapegrad.distributed.variables import all_variables, check_alike
 from tapegrad.errors import DistributedError
 from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.dispatch import tensor
+from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.reduce.reductions import sum as sum_of
 from tapegrad.ops.shape.blocks import reshaped
-from tapegrad.tensor import Tensor, TensorLike, identity_of
+from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
 
 if TYPE_CHECKING:
@@ -48,7 +50,9 @@ class GradientTape(Tape):
 
     The objective is the sum over ranks of the targets: divide a loss by the global batch (:func:`mean`), or let
     ``average=True`` divide the sums by the number of ranks.  Gradients in tensors are this rank's own.  A variable on
-    which no rank's target depends has the gradient None; where some do, it counts as zeros elsewhere.
+    which no rank's target depends has the gradient None; where some do, it counts as zeros elsewhere.  A term of
+    variables alone beside others (a regularizer) counts once for each rank: wrap it in :func:`once`; without, and
+    without ``average=True``, there is a ReplicatedTargetWarning.
 
     ``bucket_bytes``: of gradients that travel together.  ``exact=False``: sums in the order that MPI or NCCL takes.
 
@@ -94,6 +98,9 @@ class GradientTape(Tape):
         variables = _distinct(sought)
         if self._alone or not variables:
             return super()._pulled(walk, records, cts, keep, sought, consume)
+        if self._group.size > 1 and not self._average:
+            names = {i: v.name for v in variables for i in self._indices(v)}
+            warn_of_repeated_terms(records, cts, names, self._group.size)
         return account.current.walk(self._pulled_in_buckets, walk, records, cts, keep, variables, consume)
 
     def _pulled_in_buckets(
@@ -294,6 +301,8 @@ def mean(x: TensorLike, count: int | None = None, *, group: Group | None = None)
 
 
 def once(x: TensorLike, *, group: Group | None = None) -> Tensor:
-    """``x``, which every rank has the same way, as a part of an objective: its value on rank 0, zero on the others."""
-    x, group = tensor("once", x), of(group)
-    return identity_of(x) if group.rank == 0 else x * 0
+    """``x``, which every rank has the same way, as a part of an objective: its value on rank 0, zero on the others.
+
+    So a regularizer is added once to the sum over ranks: ``mean(losses) + 1e-4 * once(sum(w**2))``.
+    """
+    return where(of(group).rank == 0, tensor("once", x), 0)

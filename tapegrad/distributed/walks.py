@@ -9,7 +9,7 @@ from tapegrad.core.node import Node
 from tapegrad.core.state import thread
 from tapegrad.distributed.group import Group
 
-_SAME_EVERYWHERE = frozenset({"all_reduce", "all_reduce_extreme", "all_gather", "broadcast"})
+_SAME_EVERYWHERE = frozenset({"all_reduce", "all_reduce_finish", "all_reduce_extreme", "all_gather", "broadcast"})
 _PAIRS = frozenset({"send", "recv"})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,30 @@ def case_targets_that_all_ranks_have(group: Group) -> None:
     np.testing.assert_allclose(np.asarray(tape.gradient(w, w)), np.full(3, group.size))
 
 
+def case_regularizers(group: Group) -> None:
+    """One that is added on every rank counts once for each: the user is told, and ``once`` mends it."""
+    w, b = (tg.Variable(np.ones(s), name=n) for s, n in ((3, "w"), ((), "b")))
+    x = np.arange(3.0) + group.rank
+
+    def warned(loss: Any, **how: Any) -> str:
+        with warnings.catch_warnings(record=True) as seen, dist.GradientTape(**how) as tape:
+            warnings.simplefilter("always")
+            found = tape.gradient(loss(), [w, b])
+        assert found[0] is not None and len(seen) < 2
+        return str(seen[0].message) if seen else ""
+
+    data = lambda: tg.sum((w * x + b) ** 2)
+    own = lambda: 1e-4 * (tg.sum(w * w) + 2 * tg.sum(tg.abs(w.value())))
+    for loss in (lambda: data() / 7 + own(), lambda: sum((own(), data()), tg.asarray(0.0)), lambda: own() - (-data())):
+        text = warned(loss)
+        assert ("variables alone ('w')" in text and f"counts {group.size} times" in text) or group.size == 1, text
+        assert not warned(loss, average=True)
+    for loss in (lambda: data() + dist.once(own()), lambda: data() + 0.1 * dist.once(tg.sum(w * w)), own, data,
+                 lambda: tg.sum(w * x) + b, lambda: tg.sum(w * x) + 2 * b.value(), lambda: 1 / (data() + own()),
+                 lambda: data() + tg.sum(w * x)):  # fmt: skip
+        assert not warned(loss), warned(loss)
+
+
 def case_mean_and_part(group: Group) -> None:
     whole = np.arange(11.0)
     mine = whole[dist.part(11)]
@@ -179,16 +204,17 @@ def case_mean_and_part(group: Group) -> None:
 
 
 def case_second_order(group: Group) -> None:
-    """The gradient of a summed gradient."""
+    """The gradient of a summed gradient, which all ranks have: so what is made of it alone counts once."""
     w = tg.Variable(np.array(1.5))
     c = 1.0 + group.rank
-    with dist.GradientTape() as outer:
-        with dist.GradientTape() as inner:
-            loss = c * w**3
-        g = inner.gradient(loss, w)
-        share = dist.once(g * g)
     total = sum(1.0 + r for r in range(group.size))
-    np.testing.assert_allclose(float(outer.gradient(share, w)), 2 * (3 * total * 1.5**2) * (6 * total * 1.5))
+    for share in (lambda x: x, dist.once):
+        with dist.GradientTape() as outer:
+            with dist.GradientTape() as inner:
+                loss = c * w**3
+            g = inner.gradient(loss, w)
+            target = share(g * g)
+        np.testing.assert_allclose(float(outer.gradient(target, w)), 2 * (3 * total * 1.5**2) * (6 * total * 1.5))
 
 
 def case_different_variables(group: Group) -> None:
