@@ -8,6 +8,7 @@ choice of buckets changes a bit, and N ranks have the bits of one process that a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BUCKET_BYTES = 4 * 2**20
+_TOLD = 6
+"""Variables of which errors tell names and shapes."""
+_NUMBER = re.compile(r"_\d+(?=/|$)")
+"""Of names that are given by counting: it may differ where a rank has made more."""
 Buckets = list[list[int]]
 """Positions of the variables of each bucket."""
 
@@ -138,12 +143,15 @@ class GradientTape(Tape):
 
     def _buckets(self, variables: list[Variable], last: list[int]) -> Buckets:
         """Which variables go together, and in which order: as rank 0 found it good the first time."""
-        kinds = [(v.shape, str(v.dtype), v.device.kind) for v in variables]
-        key = "buckets", repr(kinds), self._bucket_bytes
+        kinds = [(_NUMBER.sub("", v.name), str(v.dtype), v.shape, v.device.kind) for v in variables]
+        key = "buckets", repr(kinds), self._bucket_bytes, self._average, self._exact
         group, known = self._group, self._group.told_before
 
         def asked() -> Buckets:
-            entered = group.line.enter("gradient", f"{len(kinds)} variables, {bits.digest(repr(key))}", 0)
+            some = "; ".join(f"{name} {dtype} {shape}" for name, dtype, shape, _ in kinds[:_TOLD])
+            how = f"bucket_bytes={self._bucket_bytes}, average={self._average}, exact={self._exact}"
+            detail = f"{len(kinds)} variables ({some}{'; ...' * (len(kinds) > _TOLD)}), {how}, {bits.digest(repr(key))}"
+            entered = group.line.enter("gradient", detail, 0)
             if key not in known:
                 known[key] = group.line.told(self._cut(variables, last), entered)
             found: Buckets = known[key][0]

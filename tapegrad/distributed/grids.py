@@ -33,6 +33,8 @@ class Grid:
     """Ranks in rows and columns: ``shape`` ranks along each axis, ``coords`` of this one, C order.
 
     ``periodic``: whether the last rank along an axis has the first for its neighbour, for each axis.
+
+    Raises DistributedError on every rank if they give other shapes, or these are not of as many ranks as the group.
     """
 
     def __init__(
@@ -40,12 +42,13 @@ class Grid:
     ) -> None:
         self.group = of(group)
         self.shape = tuple(int(n) for n in shape)
+        ends = [periodic] * len(self.shape) if isinstance(periodic, bool) else list(periodic)
+        self.group.line.enter("grid", f"{self.shape} ranks, periodic={ends}", 0)
         if not self.shape or min(self.shape) < 1 or prod(self.shape) != self.group.size:
             raise DistributedError(
                 f"grid: {' x '.join(map(str, self.shape)) or 'no'} ranks do not fill a group of {self.group.size}; "
                 "their product must be its size"
             )
-        ends = [periodic] * len(self.shape) if isinstance(periodic, bool) else list(periodic)
         if len(ends) != len(self.shape):
             raise DistributedError(f"grid: periodic names {len(ends)} axes, the grid has {len(self.shape)}")
         self.periodic = tuple(map(bool, ends))

@@ -98,6 +98,9 @@ class Group:
 
         Raises DistributedError.
         """
+        for name, number in (("color", color), ("key", key)):
+            if not hasattr(number, "__index__") or number < 0:
+                raise DistributedError(f"split: {name} is an int of at least 0, not {number!r}")
         self._parts += 1
         told = self.line.told((color, key), self.line.enter("split", "a group", 0))
         order = sorted((k, r) for r, (c, k) in enumerate(told) if c == color)

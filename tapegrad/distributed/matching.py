@@ -151,9 +151,9 @@ class UnderWay:
         """Compare, and begin the transfer.  Raises DistributedError if ranks do not do the same."""
         assert self._notice is not None
         wait(self._notice, self._entered, self._line.home, self._line.timeout)
+        self._line.waiting.popleft()  # also where ranks differ, or each later collective would say that again
         self._line._check(self._notice, self._entered)
         self._start_now()
-        self._line.waiting.popleft()
 
     def done(self) -> bool:
         """Whether it is done.  Raises DistributedError if ranks do not do the same."""

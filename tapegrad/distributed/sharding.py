@@ -176,15 +176,17 @@ def shard(what: Any, optimizer: Optimizer, *, stage: int = 1, group: Group | Non
     ranks.
 
     Every rank calls it, with variables of the same values (``broadcast_variables``).  Raises DistributedError on every
-    rank if they differ in number, shapes or dtypes, or if the optimizer has state already.
+    rank if they differ in number, shapes or dtypes, if stages or kinds of optimizers do, or if an optimizer has state
+    already.
     """
     group = of(group)
+    group.line.enter("shard", f"stage={stage!r}, {type(optimizer).__name__}", 0)
     if stage not in (1, 2, 3):
         raise DistributedError(f"shard: stage is 1 (optimizer state), 2 (gradients) or 3 (parameters), not {stage!r}")
     variables = all_variables("shard", what)
     check_alike(variables, group)
-    if optimizer._slots or optimizer.parts is not None:
-        raise DistributedError(f"shard: {optimizer} has state already; shard it before its first step")
+    if group.agree(bool(optimizer._slots) or optimizer.parts is not None):
+        raise DistributedError(f"shard: {optimizer} has state already, on some rank; shard it before its first step")
     for v in variables:
         piece = cut(v.shape, group)
         if stage == 2:

@@ -38,8 +38,8 @@ def _run_all_to_all(
     xp: Namespace, x: Array, *, group: Group, split: int, concat: int, away: Sizes, come: Sizes, out: Array, room: Room
 ) -> None:
     send, received = packed(xp, x, split, away, room), receivers(out, concat, come, room)
-    alike = list(x.shape)
-    alike[split] = alike[concat] = -1
+    alike: list[int | str] = list(x.shape)
+    alike[split] = alike[concat] = "*"
     detail = described(xp, x, alike) + f", from axis {split} to axis {concat}"
     start = lambda: group.engine.exchange(list(enumerate(send)), list(enumerate(received)))
     group.together("all_to_all", detail, x.nbytes, start)
