@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -69,9 +69,19 @@ class Point:
     """Of a budget that cannot be kept: the least with which the operation that failed could have run."""
 
 
+class Programmed(Protocol):
+    """A captured program that can be planned."""
+
+    def plan(self, budget: int | None) -> Any:
+        """The plan within ``budget`` bytes."""
+
+    def pareto(self) -> list[tuple[int, float]]:
+        """What other budgets would cost."""
+
+
 @dataclass(frozen=True)
 class Captured:
-    """What replays of a captured function (``tg.function``) take."""
+    """What replays of a captured function (``tg.function``) take; it holds the program, and what that reads."""
 
     peak_bytes: int
     """The arena of the plain program, and the variables and constants that it reads."""
@@ -79,13 +89,31 @@ class Captured:
     """The least ``budget=`` found that can be kept, by making values again as planned (None: not looked for)."""
     least_ratio: float = 0.0
     """What making values again costs then, as a part of the plain program's work."""
+    arena_bytes: int = field(default=0, compare=False)
+    """The arena of the plain program."""
+    programmed: Programmed | None = field(default=None, repr=False, compare=False)
+
+    def plan(self, budget: int | str | None = None) -> Any:
+        """What ``.plan()`` of a ``tg.function`` with this ``budget`` would show.  Raises BudgetError, SizeError."""
+        return self._program.plan(None if budget is None else parse_bytes(budget))
+
+    def pareto(self) -> list[tuple[int, float]]:
+        """(Bytes of the arena, extra work as a part of the plain program's) of several plans, least bytes first."""
+        return self._program.pareto()
+
+    @property
+    def _program(self) -> Programmed:
+        assert self.programmed is not None, "made by predict_peak alone"
+        return self.programmed
 
 
-class Capturable(Protocol):
-    """A function whose calls can be captured as programs."""
+Capturing = Callable[[Callable[..., Any], tuple[Any, ...], bool], "Captured | None"]
+_capturing: list[Capturing] = [lambda f, args, least: None]
 
-    def _predicted(self, args: tuple[Any, ...], least: bool) -> Captured | None:
-        """What replays with these arguments would take; None: there can be none.  Called in a dry run."""
+
+def capture_with(capturing: Capturing) -> None:
+    """Let ``capturing`` tell what replays of a function with arguments take, and the least of it."""
+    _capturing.append(capturing)
 
 
 @dataclass(frozen=True)
@@ -105,6 +133,8 @@ class Prediction:
     """The least budget found that can be kept (None: not looked for)."""
     captured: Captured | None = None
     """Replays of a ``tg.function`` (None: of another function, or of what cannot be captured)."""
+    as_function: Captured | None = None
+    """Of another function: what replays of it as a ``tg.function`` would take (None: it cannot be captured)."""
 
     def __str__(self) -> str:
         lines = [
@@ -124,6 +154,8 @@ class Prediction:
             else:
                 row = f"too small: some operation needs {format_bytes(p.needed_bytes)}"
             lines.append(start + row)
+        if self.as_function is not None:
+            lines.append(f"as a tg.function: {format_bytes(self.as_function.peak_bytes)}{_least_of(self.as_function)}")
         return "\n".join(lines)
 
 
@@ -149,7 +181,9 @@ def predict_peak(
     would show, to the byte, for what depends on shapes alone: indices given as stand-ins are taken to be in range and
     not negative.  Within a budget that leaves next to no room, CuPy's pool, held to the same limit, may be too
     fragmented for an array that would fit: then the run drops more than predicted.  Other threads should rest
-    meanwhile.  Of a ``tg.function``, ``captured`` tells what its replays would take, and ``budget=`` at least.
+    meanwhile.  Of a ``tg.function``, ``captured`` tells what its replays would take, and ``budget=`` at least; of
+    another function that can be captured, ``as_function`` tells the same of ``tg.function(f)``, by one more dry run.
+    ``.plan(budget)`` and ``.pareto()`` of either are those of the program.
 
     Raises DryRunError (RuntimeError) where ``f`` looks at a value or leaves variables behind, SizeError, and whatever
     ``f`` raises.
@@ -165,7 +199,8 @@ def predict_peak(
         curve = tuple(_point(limit, *runs.once(limit), plain) for limit in limits if limit)
         lowest = _least(runs, live, plain.peak_bytes + plain.scratch_bytes) if least else None
         captured = runs.captured(least)
-    return Prediction(live, plain.peak_bytes, plain.kernel_runs, plain.bytes_moved, plain.cost, curve, lowest, captured)
+    both = (captured, None) if hasattr(f, "_predicted") else (None, captured)
+    return Prediction(live, plain.peak_bytes, plain.kernel_runs, plain.bytes_moved, plain.cost, curve, lowest, *both)
 
 
 def _point(limit: int, m: Measure, needed: int | None, plain: Measure) -> Point:
@@ -214,11 +249,15 @@ class Runs:
 
     def captured(self, least: bool) -> Captured | None:
         """What replays of ``f`` would take, if it can be captured."""
-        if not hasattr(self._f, "_predicted"):
-            return None
-        f: Capturable = self._f
+        by_capture = getattr(self._f, "_predicted", None) or partial(_capturing[-1], self._f)
         with LEDGER.apart(self._outer), MANAGER.apart():
-            return _dry(lambda since: f._predicted(nest.map_leaves(_stand_in, self._args), least))
+            return _dry(lambda since: self._left_nothing(since, by_capture, least))
+
+    def _left_nothing(self, since: int, by_capture: Callable[..., Captured | None], least: bool) -> Captured | None:
+        try:
+            return by_capture(nest.map_leaves(_stand_in, self._args), least)
+        finally:
+            _forget(since)
 
     def _measured(self, m: Measure, limit: int | None, since: int) -> int | None:
         inputs = nest.map_leaves(_stand_in, self._args)
@@ -229,8 +268,7 @@ class Runs:
         finally:
             LEDGER.close(m)
             del inputs
-            for b in LEDGER.forget(since):  # what is left of the run has no value
-                b.array = phantom.empty(b.node.aval.shape, b.node.aval.dtype)
+            _forget(since)
 
     def _within(self, limit: int | None, inputs: tuple[Any, ...]) -> int | None:
         if limit is None:
@@ -245,6 +283,11 @@ class Runs:
         except BudgetError as e:
             return e.needed_bytes
         return None
+
+
+def _forget(since: int) -> None:
+    for b in LEDGER.forget(since):  # what is left of the run has no value
+        b.array = phantom.empty(b.node.aval.shape, b.node.aval.dtype)
 
 
 def _dry(f: Callable[[int], T]) -> T:

@@ -16,10 +16,9 @@ from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.core import locks
 from tapegrad.core.state import thread, unrecorded
-from tapegrad.device import is_array
 from tapegrad.engine.above import lowest
 from tapegrad.engine.dry_run import Dry
-from tapegrad.errors import BudgetError, DryRunError, FunctionError, TapegradError, warn
+from tapegrad.errors import BudgetError, FunctionError, TapegradError, warn
 from tapegrad.memory.budget.budget import yielding
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.predict import Captured
@@ -30,12 +29,13 @@ from tapegrad.program.eager import difference, eager, unlike
 from tapegrad.program.fit import Planner, bound_bytes, fit
 from tapegrad.program.graphs import replay_of
 from tapegrad.program.memory import alignment
+from tapegrad.program.predicted import as_tensor, predicted
 from tapegrad.program.program import Layouts, Program
 from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
 from tapegrad.program.signatures import advice, are_tensors, signature
 from tapegrad.program.tables import Plan, table
 from tapegrad.program.taped import TapedEntry
-from tapegrad.tensor import Tensor, convert
+from tapegrad.tensor import Tensor
 from tapegrad.variable import everyone
 
 P = ParamSpec("P")
@@ -130,7 +130,9 @@ class Function(Generic[P, R]):
             return self._f(*args, **named)
         try:
             with self._lock:
-                given, by_name = (args, named) if are_tensors(args, named) else nest.map_leaves(_tensor, (args, named))
+                given, by_name = (
+                    (args, named) if are_tensors(args, named) else nest.map_leaves(as_tensor, (args, named))
+                )
                 return (self._on_a_tape if thread.recorders else self._called)(given, by_name)
         except BaseException:
             locks.let_go(self._lock, self)
@@ -324,7 +326,7 @@ class Function(Generic[P, R]):
     def explain(self, *args: P.args, **named: P.kwargs) -> str:
         """Whether a call with these arguments has a program, and if not, what differs from the nearest signature."""
         with self._lock:
-            given, by_name = nest.map_leaves(_tensor, (args, named))
+            given, by_name = nest.map_leaves(as_tensor, (args, named))
             key, _, _ = signature(given, by_name)
             entry = self._entries.get(key)
             if entry is None:
@@ -341,7 +343,7 @@ class Function(Generic[P, R]):
         The call counts as an eager one: variables are written once.  Raises FunctionError if there is no program.
         """
         with self._lock:
-            given, by_name = nest.map_leaves(_tensor, (args, named))
+            given, by_name = nest.map_leaves(as_tensor, (args, named))
             entry, tensors = self._known(given, by_name)
             wrong = first_difference(entry.program, tensors)
             replay = entry.replay or replay_of(entry.program)
@@ -364,7 +366,7 @@ class Function(Generic[P, R]):
         Raises FunctionError if there is no program.
         """
         with self._lock:
-            entry, _ = self._known(*nest.map_leaves(_tensor, (args, named)))
+            entry, _ = self._known(*nest.map_leaves(as_tensor, (args, named)))
             return table(entry.program, entry.plain, arena.plan(entry.program, alignment(entry.program.device)))
 
     def pareto(self, *args: P.args, **named: P.kwargs) -> list[tuple[int, float]]:
@@ -373,21 +375,12 @@ class Function(Generic[P, R]):
         Raises FunctionError if there is no program.
         """
         with self._lock:
-            entry, _ = self._known(*nest.map_leaves(_tensor, (args, named)))
+            entry, _ = self._known(*nest.map_leaves(as_tensor, (args, named)))
             return Planner(entry.plain, alignment(entry.plain.device)).pareto()
 
     def _predicted(self, args: tuple[Any, ...], least: bool) -> Captured | None:
         """What replays with these arguments would take (see ``predict_peak``); None: it cannot be captured."""
-        try:
-            program = capture(self._f, nest.map_leaves(_tensor, args), {})
-        except DryRunError:
-            return None
-        planner, bound = Planner(program, alignment(program.device)), bound_bytes(program)
-        peak = planner.plain.layout.nbytes + bound
-        if not least:
-            return Captured(peak, None)
-        lowest = planner.least()
-        return Captured(peak, lowest.layout.nbytes + bound, lowest.extra)
+        return predicted(self._f, args, least)
 
     def release(self) -> None:
         """Free the arenas of all programs; the next calls begin anew."""
@@ -468,7 +461,3 @@ def _by_tapes(recorders: Sequence[Any]) -> bool:
 
 def _bytes_of_variables() -> int:
     return sum(v.nbytes for v in list(everyone.values()))
-
-
-def _tensor(x: Any) -> Any:
-    return x if type(x) is Tensor or not is_array(x) else convert(x)

@@ -451,12 +451,18 @@ def test_a_captured_function_tells_what_replays_take_and_the_least_budget() -> N
     step = descends(loss, ws)
     f, x = tg.function(step), tensor(512, 64)
     assert predict_peak(step, x, budgets=[], least=False).captured is None
+    as_function = predict_peak(step, x, budgets=[]).as_function
     found = predict_peak(f, x, budgets=[])
     captured = found.captured
     assert captured is not None and captured == predict_peak(f, ShapeDtype((512, 64)), budgets=[]).captured
     assert f.stats.traces == 0 and f.explain(x).startswith("miss")
+    assert as_function == captured and found.as_function is None
     f(x)
-    assert captured.peak_bytes == f.plan(x).peak_bytes
+    assert captured.peak_bytes == f.plan(x).peak_bytes and captured.arena_bytes == f.plan(x).arena_bytes
+    assert as_function.plan() == captured.plan() == f.plan(x) and captured.pareto() == f.pareto(x)
+    assert as_function.plan(captured.peak_bytes - 1).peak_bytes < captured.peak_bytes
+    with pytest.raises(BudgetError):
+        captured.plan(captured.peak_bytes - captured.arena_bytes)
     least = captured.least_bytes
     assert least is not None and least < 0.8 * captured.peak_bytes
     fitted = tg.function(step, budget=least)
@@ -469,6 +475,20 @@ def test_a_captured_function_tells_what_replays_take_and_the_least_budget() -> N
     assert line.startswith("captured: ") and f"least budget {format_bytes(least)} ({least} bytes, " in line
     short = predict_peak(f, x, budgets=[], least=False)
     assert short.captured == predict.Captured(captured.peak_bytes, None) and "least" not in str(short)
+
+
+def test_what_an_eager_step_would_take_as_a_function_is_told_without_running_it() -> None:
+    runs: list[int] = []
+
+    @tg.primitive(infer=lambda x: (x.shape, x.dtype))
+    def counted(x: Any) -> Any:
+        runs.append(1)
+        return x * 2
+
+    found = predict_peak(lambda x: tg.sum(counted(tg.tanh(x))), tensor(64, 64), budgets=[], least=False)
+    assert found.as_function is not None and not runs
+    assert str(found).splitlines()[-1].startswith("as a tg.function: ")
+    assert predict_peak(lambda x: tg.average(x, weights=x), tensor(4), budgets=[], least=False).as_function is None
 
 
 def test_of_what_cannot_be_captured_no_replays_are_told() -> None:

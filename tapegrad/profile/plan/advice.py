@@ -6,6 +6,7 @@ import os
 import shlex
 
 from tapegrad.memory.program_files import own_name
+from tapegrad.profile.plan.captured import replayed
 from tapegrad.profile.plan.problem import CallKey, Problem, held_bytes
 from tapegrad.profile.plan.text import calls_of, change_in_time, file_line, name_of
 from tapegrad.profile.report.units import iec
@@ -24,6 +25,9 @@ def advice(run: Run, path: str | os.PathLike[str] | None = None) -> list[tuple[s
 
     Only what takes a tenth of the peak away.  ``path``: the file of the run, if there is one.
     """
+    name = "RUN" if path is None else shlex.quote(os.fspath(path))
+    if (program := replayed(run)) >= 0:
+        return [(f"less memory for {run.text(run.programs['name'][program])}", f"tapegrad plan {name} --pareto")]
     problem = Problem(run)
     if len(problem.candidates) > _MOST_CANDIDATES:
         return []
@@ -43,7 +47,6 @@ def advice(run: Run, path: str | os.PathLike[str] | None = None) -> list[tuple[s
     least = held_bytes(run)
     lines += _loop(problem, least, good[0][0] if good else plain.peak_bytes)
     if good:
-        name = "RUN" if path is None else shlex.quote(os.fspath(path))
         lines.append(("other mixes", f"tapegrad plan {name} --pareto"))
     if lines or problem.step is None or least > _WORTH * plain.peak_bytes:
         return lines

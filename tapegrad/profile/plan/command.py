@@ -15,6 +15,7 @@ from tapegrad.profile.report.writable import try_output
 
 if TYPE_CHECKING:
     from tapegrad.profile.plan.batch import Scaled
+    from tapegrad.profile.plan.captured import CapturedStep
     from tapegrad.profile.plan.file import Plan
     from tapegrad.profile.plan.problem import Outcome, Problem
     from tapegrad.profile.plan.search import Search
@@ -59,7 +60,8 @@ def plan(run: str, **options: Any) -> None:
 
     RUN is a file of tapegrad profile.  The plan says of which calls of functions and layers to keep the results alone;
     what a gradient reads besides is made again by the engine, and no function runs twice.  Peak and step time are
-    predicted from the run.
+    predicted from the run.  Of a step that tg.function replays, the plan is the budget= of that function: what its
+    program does again.
 
     With --ranks: what a step of the run, of one process or several, would take on N, each of which computes as much,
     and how much of its communication would hide behind computation.  Nothing is planned then.
@@ -74,6 +76,11 @@ def plan(run: str, **options: Any) -> None:
         return
     if options["batch"] is not None:
         raise click.exceptions.Exit(_answer_batch(recorded, options))
+    from tapegrad.profile.plan.captured import captured_step
+
+    step = captured_step(recorded)
+    if step is not None:
+        raise click.exceptions.Exit(_answer_captured(step, options))
     raise click.exceptions.Exit(_Planning(recorded, run, options).run())
 
 
@@ -251,6 +258,34 @@ def _print_batch(run: Run, scaled: Scaled, wanted: int, limit: int | None, large
         out.line(text)
     for line in textwrap.wrap(f"Assumed: {scaled.assumed}.", min(out.console.width, 120)):
         out.line(line, "dim")
+
+
+def _answer_captured(step: CapturedStep, options: dict[str, Any]) -> int:
+    """Print the ``budget=`` of a captured step's function; the exit code."""
+    from rich.console import Console
+
+    from tapegrad.profile.plan.captured import as_json, print_answer
+    from tapegrad.profile.report.units import iec
+
+    if options["output"] is not None:
+        raise click.UsageError(f"-o: the plan of a captured step is the budget= of tg.function({step.name}); no file")
+    budget = None if options["budget"] is None else _budget_of(step.run, options["budget"])
+    pareto = [] if budget is not None else step.pareto()
+    chosen = None if budget is None else step.within(budget)
+    if options["max_slowdown"] is not None:
+        most = _percent("--max-slowdown", options["max_slowdown"]) / 100
+        chosen = min((c for c in pareto if c.extra <= most), key=lambda c: c.peak_bytes)
+        pareto = []
+    if budget is not None and chosen is None:
+        least = step.least().peak_bytes
+        click.echo(f"tapegrad: {iec(budget)} is not reachable; the smallest peak is {iec(least)} ({least} bytes), "
+                   f"{iec(step.beside)} of it beside the arena of {step.name}", err=True)  # fmt: skip
+        return DOES_NOT_FIT
+    if options["as_json"]:
+        click.echo(json.dumps(as_json(step, chosen, pareto), indent=1))
+    else:
+        print_answer(step, chosen, pareto, Console(highlight=False))
+    return 0
 
 
 def _answer_ranks(run: Run, options: dict[str, Any]) -> None:
