@@ -24,6 +24,8 @@ from tapegrad.distributed import Group
 FIRST, MANY = (int(n) for n in os.environ.get("TAPEGRAD_TEST_SEEDS", "0:2").split(":"))
 """Seeds of programs, from the first to below the second."""
 COLUMNS = 4
+_GARBAGE = 8192
+"""Bytes that a budget has besides: garbage of the run before may be there in the run and not in the prediction."""
 Rows = tuple[int, ...]
 """Rows of a value, by rank."""
 Function = Callable[..., tg.Tensor]
@@ -369,6 +371,7 @@ class Task:
         share = self.mine.uniform(0, 1.2)
         assert found.least_bytes is not None
         least = found.least_bytes + share * (found.peak_bytes - found.least_bytes)
+        least += _GARBAGE
         return tg.memory_budget(int(least)) if share < 1 else nullcontext()
 
 
