@@ -328,6 +328,7 @@ def case_loop_within_budgets(group: Group) -> None:
     plain, count = gradient()
     least = tg.memory.predict_peak(lambda: gradient_of_loop(step, n), budgets=[]).least_bytes
     assert least is not None
+    least += least // 32  # the pool of a GPU may be too fragmented for an array that would fit
     with tg.memory_budget(least) if group.rank == group.size - 1 else nullcontext():
         found, within = gradient()
     same(found, plain)
