@@ -103,10 +103,8 @@ def test_functions_that_share_their_names_with_submodules() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_names_are_the_same_whatever_is_imported_first() -> None:
-    """Every module of the engine is imported first, each in a process of its own."""
+    """Every module and room at the top is imported first, each in a process of its own."""
     engine = [found.name for found in pkgutil.iter_modules(tg.__path__, "tapegrad.")]
-    for room in (tg.core, tg.engine, tg.autodiff):
-        engine += [found.name for found in pkgutil.iter_modules(room.__path__, f"{room.__name__}.")]
     engine = [name for name in engine if name.rpartition(".")[2] not in ("profile", "__main__")]
     assert len(engine) > 20
     code = f"""
