@@ -45,8 +45,7 @@ def print_plan(plan: Plan, problem: Problem, chosen: Outcome, console: Console, 
     if path is not None and (plan.actions or plan.memory_budget):
         out.line()
         _next(plan, out, path)
-    out.line("What the step would take as a tg.function: print(tg.memory.predict_peak(step, ...)), which runs nothing.",
-             "dim")  # fmt: skip
+    out.line("As a tg.function it would take: print(tg.memory.predict_peak(step, ...))", "dim")
 
 
 def _chosen(plan: Plan) -> bool:
