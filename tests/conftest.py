@@ -59,6 +59,15 @@ def old_objects() -> None:
     LEDGER.forget(0)
 
 
+@pytest.fixture(autouse=True)
+def no_notes() -> Iterator[None]:
+    """No test leaves notes of passes over memory, which a later test would count as its own."""
+    from tapegrad.device import tally
+
+    yield
+    assert not tally.taken(), "passes over memory were noted, and nobody has counted or dropped them"
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
         present = ["cpu"] if why_no_cuda() else ["cpu", "cuda"]

@@ -23,7 +23,7 @@ from tapegrad.core import account, threads
 from tapegrad.core.aval import shaped
 from tapegrad.core.cell import Cell, contents_now
 from tapegrad.core.references import elsewhere
-from tapegrad.device import cublas, dtypes
+from tapegrad.device import cublas, dtypes, tally
 from tapegrad.engine.work import Call
 from tapegrad.errors import GraphError
 from tapegrad.program import arena
@@ -92,6 +92,8 @@ class GraphReplay(Replay):
         else:
             for piece in self._pieces:
                 piece()
+        if tally.said.passes:
+            tally.taken()
         if self._unsure:
             self._require_layouts()
         account.current.replayed(self._report)

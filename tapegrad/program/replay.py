@@ -20,7 +20,7 @@ from tapegrad.core.cell import Cell
 from tapegrad.core.live import LiveInt
 from tapegrad.core.node import leaf
 from tapegrad.core.references import elsewhere
-from tapegrad.device import CPU, cxx, dtypes, is_array
+from tapegrad.device import CPU, cxx, dtypes, is_array, tally
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array, Namespace
 from tapegrad.engine.evaluate import array_of
@@ -189,6 +189,8 @@ class Replay:
         for block in self._code.blocks:
             block(*outside)
         self._fresh = kept
+        if tally.said.passes:
+            tally.taken()  # the report has them
         if self._unsure:
             self._require_layouts()
         account.current.replayed(self._report)

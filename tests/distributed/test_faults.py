@@ -41,7 +41,7 @@ FAULTS = {
     "text_exit": (1, SOON, r"the mesh has no cells\n(.*\n)*\[rank 1\] sys.exit: the program ends with status 1"),
     "early_end": (1, SOON, r"\[rank 0\] tapegrad.errors.DistributedError: " + GONE),
     "raised_exit": (1, SOON, r"\[rank 0\] tapegrad.errors.DistributedError: " + GONE),
-    "hard_exit": (3, SOON, ""),
+    "hard_exit": (FAILED, SOON, ""),  # a launcher may tell the status of the rank that it has killed then
     "hard_end": (ANY, SOON, ""),
     "killed": (FAILED, SOON, ""),
     "stopped": (1, DEADLINE + SOON, r"\[rank 0\] tapegrad.errors." + LATE),
