@@ -1,16 +1,31 @@
-"""States of loops: every step returns a state of the structure, shapes and dtypes of the one it was given."""
+"""What goes into the steps of loops and comes out: states of one structure, shapes and dtypes, and the index."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tapegrad import nest
 from tapegrad.errors import StructureError
+from tapegrad.ops.create.creation import asarray
+from tapegrad.tensor import Tensor
 
 if TYPE_CHECKING:
     from tapegrad.device.types import DType
 
 _NUMBERS = (bool, int, float, complex)
+
+
+def index_for(step: object, i: int, state: object) -> Any:
+    """The index ``i`` as ``step`` takes it: a number; for a captured function a 0-d int64 tensor beside the state.
+
+    A Python number is part of the signature of a captured function, which would have a program for each step.
+    """
+    if not getattr(step, "takes_live_index", False):
+        return i
+    devices = (leaf.device for leaf in nest.leaves(state) if isinstance(leaf, Tensor))
+    return asarray(np.int64(i), device=next(devices, None))
 
 
 def check_structure(name: str, what: str, step: int, before: object, after: object) -> None:

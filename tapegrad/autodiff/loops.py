@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tapegrad import nest
-from tapegrad.autodiff.loop_states import check_state, check_structure
+from tapegrad.autodiff.loop_states import check_state, check_structure, index_for
 from tapegrad.errors import ShapeError, StructureError
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.shape.join import stack
@@ -61,11 +61,13 @@ def _stacked(ys: list[object]) -> Any:
 def fori_loop(lower: int, upper: int, body: Callable[..., object], init: object) -> Any:
     """The state after ``state = body(i, state)`` for ``i`` from ``lower`` to below ``upper``, from ``init``.
 
+    A captured ``body`` (``tg.function``) gets ``i`` as a 0-d int64 tensor, any other as a Python number.
+
     Raises StructureError (TypeError, ValueError) for a state that changes its structure, a shape or a dtype.
     """
     state = init
     for i in range(int(lower), int(upper)):
-        before, state = state, body(i, state)
+        before, state = state, body(index_for(body, i, state), state)
         check_state("fori_loop", i, before, state)
     return state
 

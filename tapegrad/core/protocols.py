@@ -154,6 +154,9 @@ class Executor(Protocol):
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
         """As :meth:`in_earnest`, of a decision on which later works depend: a step with one cannot be captured."""
 
+    def index(self, t: Any) -> Any:
+        """A 0-d tensor of integers as an index: its value, or the tensor while a step is captured."""
+
     def number(self, f: Callable[[], Any]) -> Any:
         """The number that ``f()`` returns, which may differ at each call; a live number while a step is captured."""
 

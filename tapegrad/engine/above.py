@@ -99,6 +99,10 @@ class Above:
         """A decision that depends on values."""
         return self.below.decided(f, otherwise)
 
+    def index(self, t: Any) -> Any:
+        """An integer tensor as an index."""
+        return self.below.index(t)
+
     def number(self, f: Callable[[], Any]) -> Any:
         """A number that ``f()`` returns."""
         return self.below.number(f)

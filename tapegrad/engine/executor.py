@@ -95,6 +95,10 @@ class Executor:
         """What ``f()`` returns, which depends on values, and on which later works depend."""
         return self.in_earnest(f, otherwise)
 
+    def index(self, t: Any) -> Any:
+        """The value of an integer: what it selects is a view."""
+        return t.item()
+
     def number(self, f: Callable[[], Any]) -> Any:
         """What ``f()`` returns: a number that may differ at each call."""
         return during(f, batches=()) if thread.batches else f()

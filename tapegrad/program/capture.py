@@ -229,6 +229,10 @@ class Capture(Dry):
         """No program can repeat it."""
         raise UncapturableError(f"what is done in {_told(users_line())} depends on values")
 
+    def index(self, t: Any) -> Any:
+        """It may be another one at each call, so what it selects is gathered."""
+        return t
+
     def number(self, f: Callable[[], Any]) -> Any:
         """A live number; as an array it is a slot that each replay fills."""
         return LiveNumber(Once(f))

@@ -28,6 +28,10 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 class _Look:
     """Refuses a look at a value by the user's code."""
 
+    def follows(self, buffer: Buffer) -> bool:
+        """An index may be another one at the next call."""
+        return True
+
     def looked_at(self, buffer: Buffer) -> None:
         """Raise FunctionError unless it is this package's code that looks."""
         frame: Any = sys._getframe(1)
@@ -40,7 +44,8 @@ class _Look:
         raise FunctionError(
             f"{frame.f_code.co_filename}:{frame.f_lineno}: the value of {buffer.node!r} is read inside a captured "
             "function (tg.function), which would be frozen in its program: use tg.where in place of `if`, tg.fori_loop "
-            "or tg.while_loop in place of a loop on a value, or return the tensor and read it outside"
+            "or tg.while_loop in place of a loop on a value, tg.asarray(a)[i] in place of a[i] of a list or NumPy "
+            "array, or return the tensor and read it outside"
         )
 
     def whole(self, buffer: Buffer) -> Buffer:

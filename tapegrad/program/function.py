@@ -74,6 +74,9 @@ class _Entry:
 class Function(Generic[P, R]):
     """A captured function; see :func:`function`."""
 
+    takes_live_index = True
+    """Loops give it the number of the step as a tensor."""
+
     def __init__(self, f: Callable[P, R], max_signatures: int, budget: int | str | None = None) -> None:
         functools.update_wrapper(self, f)
         self._f = f

@@ -179,3 +179,21 @@ def test_an_index_out_of_range_is_told_when_a_value_is_read() -> None:
     assert f.stats.replays == 3
     with pytest.raises(IndexError, match="index 5 is out of range"):
         wrong.numpy()
+
+
+def test_loops_give_a_captured_body_the_index_as_a_tensor() -> None:
+    def program(function: Callable[..., Any]) -> Any:
+        source, x = data(9, seed=1), data(9)
+        body = function(lambda i, u: (u * 0.5 + source[i]).at[-i].add(1))
+        step = function(lambda u, i: body(i, u))
+        out = []
+        for _ in range(2):
+            with tg.GradientTape() as tape:
+                tape.watch(x)
+                y = tg.sum(tg.checkpointed_loop(step, x, 9, snapshots=2))
+            out += [y, tape.gradient(y, x), tg.fori_loop(2, 9, body, x)]
+        return out
+
+    body, step = alike(program)
+    assert body.stats.replays == 12
+    assert step.stats.replays > 25 and not step.stats.fallbacks

@@ -1216,3 +1216,39 @@ def test_a_loop_over_a_captured_body():
         return out
 
     alike(program)
+
+
+def test_a_captured_body_gets_the_index_as_a_tensor(device):
+    """Else each step had another signature."""
+
+    def program(function):
+        source, x = tg.asarray(data(9, seed=1)), tg.asarray(data(9))
+
+        class Wave:
+            @function
+            def step(self, state, i):
+                u, v = state
+                return (u * 0.9 + source[i] * tg.sin(v)).at[i].add(v[-i - 1]), u
+
+        body = function(lambda i, u: u * 0.5 + source[i])
+        wave, out = Wave(), []
+        for _ in range(2):
+            with tg.GradientTape() as tape:
+                tape.watch(x)
+                y = tg.sum(tg.checkpointed_loop(wave.step, (x, x), 9, snapshots=2)[0])
+            out.append((y, tape.gradient(y, x), tg.fori_loop(2, 9, body, x)))
+        if hasattr(body, "stats"):
+            assert (body.stats.traces, body.stats.replays, body.stats.fallbacks) == (1, 12, {})
+            assert wave.step.stats.replays > 25 and not wave.step.stats.fallbacks
+        return out
+
+    alike(program)
+
+
+def test_an_index_of_a_list_is_a_look():
+    numbers = [1.0, 2.0, 3.0]
+    for sequence in (numbers, np.asarray(numbers)):
+        with pytest.raises(
+            tg.errors.FunctionError, match=r"tg.asarray\(a\)\[i\] in place of a\[i\] of a list or NumPy array"
+        ):
+            tg.fori_loop(0, 3, tg.function(lambda i, x, s=sequence: x * s[i]), tg.ones(2))

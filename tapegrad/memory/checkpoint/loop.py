@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from tapegrad import nest
-from tapegrad.autodiff.loop_states import check_state
+from tapegrad.autodiff.loop_states import check_state, index_for
 from tapegrad.core.protocols import Recorder
 from tapegrad.errors import BudgetError, RecomputeError
 from tapegrad.memory.checkpoint.checkpoint import recorders_of_a_call
@@ -44,7 +44,8 @@ def checkpointed_loop(
     """Run ``state = step(state)`` ``n`` times, or while ``while_(state)`` holds; to a tape this is one record.
 
     ``state``: any nest of tensors.  ``step`` is called as ``step(state, i)`` if it has two positional parameters
-    without defaults, else as ``step(state)``; if it names ``is_recomputing`` it is told.  Captured tensors and
+    without defaults, else as ``step(state)``; if it names ``is_recomputing`` it is told.  ``i`` is a Python number; a
+    captured step (``tg.function``), which is replayed, gets it as a 0-d int64 tensor.  Captured tensors and
     variables get gradients, random numbers repeat, state changes happen once, and gradients are bit-identical to those
     of the plain loop, as under ``recompute_grad``.  What a step makes may reach a later one through the state only.
     Where it assigns to a variable what depends on something watched, and reads it, one value a step is kept besides.
@@ -141,7 +142,8 @@ class Loop(Recompute):
     def step(self, state: Any, i: int, again: bool) -> Any:
         """Step ``i``.  Raises StructureError."""
         before = nest.map_leaves(lambda x: x, state) if self.steady else None  # a step may change containers in place
-        y = super()._run((state, i) if self._indexed else (state,), {}, again)
+        args = (state, index_for(self.__wrapped__, i, state)) if self._indexed else (state,)
+        y = super()._run(args, {}, again)
         if self.steady and not again:
             check_state(self.name, i, before, y)
         return y

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from tapegrad.core.aval import Shape, broadcast_shapes
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import dtypes
@@ -67,8 +69,8 @@ def _item(op: str, item: Any, x: Tensor) -> Any:
     """An item of an index of ``x`` as an int, a slice, None, the Ellipsis or a tensor of integers or bools."""
     if item is None or item is ... or isinstance(item, slice):
         return item
-    if isinstance(item, int) and not isinstance(item, bool):
-        return item
+    if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
+        return int(item)
     if isinstance(item, (float, complex, str)):
         raise IndexingError(f"{op}: {item!r} is no index; use integers, slices, None, ..., arrays of integers or bools")
     try:
@@ -81,7 +83,7 @@ def _item(op: str, item: Any, x: Tensor) -> Any:
         raise IndexingError(f"{op}: an array of {t.dtype} is no index; use integers (astype) or a mask of bools")
     if t.dtype.kind == "b" or t.ndim or any(batch.follows(t._buffer) for batch in thread.batches):
         return t
-    return t.item()
+    return thread.executor.index(t)
 
 
 def _axes_of(item: object) -> int:
