@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tapegrad import nest
+from tapegrad.device import dtypes
 from tapegrad.errors import StructureError
 from tapegrad.ops.create.creation import asarray
 from tapegrad.tensor import Tensor
@@ -25,7 +24,7 @@ def index_for(step: object, i: int, state: object) -> Any:
     if not getattr(step, "takes_live_index", False):
         return i
     devices = (leaf.device for leaf in nest.leaves(state) if isinstance(leaf, Tensor))
-    return asarray(np.int64(i), device=next(devices, None))
+    return asarray(i, dtype=dtypes.int64, device=next(devices, None))
 
 
 def check_structure(name: str, what: str, step: int, before: object, after: object) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
+from numbers import Integral
 from typing import Any
-
-import numpy as np
 
 from tapegrad.core.aval import Shape, broadcast_shapes
 from tapegrad.core.state import thread, unrecorded
@@ -69,7 +68,7 @@ def _item(op: str, item: Any, x: Tensor) -> Any:
     """An item of an index of ``x`` as an int, a slice, None, the Ellipsis or a tensor of integers or bools."""
     if item is None or item is ... or isinstance(item, slice):
         return item
-    if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
+    if isinstance(item, (int, Integral)) and not isinstance(item, bool):
         return int(item)
     if isinstance(item, (float, complex, str)):
         raise IndexingError(f"{op}: {item!r} is no index; use integers, slices, None, ..., arrays of integers or bools")
