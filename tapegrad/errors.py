@@ -102,6 +102,10 @@ class DryRunError(TapegradError, RuntimeError):
     """A value is read that a dry run (``tg.memory.predict_peak``) has not computed."""
 
 
+class RandomnessError(TapegradError, RuntimeError):
+    """Random numbers are drawn inside a ``vmap`` that does not say whether examples share them."""
+
+
 class FunctionError(DryRunError):
     """A captured function (``tg.function``) does something that a program cannot repeat, such as reading a value."""
 

@@ -9,19 +9,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from contextlib import nullcontext
+from typing import Any, Literal, TypeVar
 
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
+from tapegrad.core.cell import shadowed
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import Elementwise, Linearity
 from tapegrad.core.protocols import Call
 from tapegrad.core.state import during, thread
 from tapegrad.device import CPU, is_array
 from tapegrad.engine.evaluate import array_of
-from tapegrad.errors import MOST_TOLD, DryRunError, FailedStack, GradientError, LinAlgError, told
+from tapegrad.errors import MOST_TOLD, DryRunError, FailedStack, GradientError, LinAlgError, RandomnessError, told
 from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.dispatch import barrier, bind, cast, cast_p
 from tapegrad.ops.shape.join import stack
@@ -29,6 +31,8 @@ from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
 from tapegrad.tensor import Tensor, alias, identity_of
 
 T = TypeVar("T")
+Randomness = Literal["same", "different", "error"]
+"""What a draw gives the examples of a batch: one number for all, each its own, or RandomnessError."""
 
 
 class Batches(Pusher):
@@ -37,10 +41,11 @@ class Batches(Pusher):
     Meanwhile the value of one example must not be read: the other examples may have other values.
     """
 
-    def __init__(self, op: str, n: int) -> None:
+    def __init__(self, op: str, n: int, randomness: Randomness = "same") -> None:
         super().__init__()
         self.op = op
         self.n = n
+        self._randomness = randomness
 
     def during(self, f: Callable[..., T], *args: object) -> T:
         """What ``f(*args)`` returns, run on the first example."""
@@ -70,6 +75,19 @@ class Batches(Pusher):
         if companion is not None:
             self.alone(lambda: self._give(new, Tensor(alias(companion._buffer))))
 
+    def draws(self) -> int:
+        """How many draws one draw inside stands for.  Raises RandomnessError."""
+        if self._randomness == "error":
+            raise RandomnessError(
+                f'{self.op}: random numbers are drawn inside; say randomness="different" for numbers of its own for '
+                'each example, or randomness="same" for the same ones for all'
+            )
+        return self.n if self._randomness == "different" else 1
+
+    def joins(self, node: Node) -> bool:
+        """What is drawn differs from example to example, though nothing that it is drawn from does."""
+        return node.prim.draws and self._randomness == "different"
+
     def every(self, y: Tensor) -> Tensor:
         """The value of ``y`` for every example, along a leading axis."""
         return _full(y, self.pushed(y), self.n)
@@ -77,7 +95,8 @@ class Batches(Pusher):
     def _push(
         self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]
     ) -> Tensor | None:
-        return self.alone(batched, node, [Tensor(b) for b in inputs], companions, self.n)
+        how = _drawn if self.joins(node) else batched
+        return self.alone(how, node, [Tensor(b) for b in inputs], companions, self.n)
 
     def _push_call(
         self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
@@ -95,7 +114,12 @@ class Batches(Pusher):
         outputs: Sequence[Buffer],
         companions: list[Tensor | None],
     ) -> list[Tensor | None]:
-        results = [again(_example(inputs, companions, i)) for i in range(self.n)]
+        results = []
+        for i in range(self.n):
+            # What is drawn again is not the numbers of the first run; all examples have the same, or each goes on.
+            back = self._randomness == "same" and i < self.n - 1
+            with shadowed({}) if back else nullcontext():
+                results.append(again(_example(inputs, companions, i)))
         if not results:
             return [zeros_of(b.node.aval, 0) for b in outputs]
         return [stack([row[k] for row in results]) for k in range(len(outputs))]
@@ -176,6 +200,14 @@ def batched(node: Node, operands: list[Tensor], companions: list[Tensor | None],
     return _one_by_one(node, operands, companions, n)
 
 
+def _drawn(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
+    """Of ``node``, which draws, as many numbers for each example: those that follow in the stream."""
+    params = node.params
+    if "shape" in params:
+        params = {**params, "shape": (n, *params["shape"])}
+    return barrier(node.prim, *(_full(x, c, n) for x, c in zip(operands, companions, strict=True)), **params)
+
+
 def _full(x: Tensor, companion: Tensor | None, n: int) -> Tensor:
     return broadcast_to(expand_dims(x, 0), (n, *x.shape)) if companion is None else companion
 
@@ -208,6 +240,9 @@ def _one_by_one(node: Node, operands: list[Tensor], companions: list[Tensor | No
             failed.append((i,))
             if len(failed) == MOST_TOLD:
                 break
+        except Exception as e:
+            e.add_note(f"so it is in example {i} of {n} of a vmap")
+            raise
     if failed:
         again = LinAlgError(f"{error}; so fail examples {told(tuple(failed))} of {n}")
         again.failed = tuple(failed)

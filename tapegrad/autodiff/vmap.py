@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from tapegrad import nest
-from tapegrad.autodiff.batching import Batches, example_of, failure_of
+from tapegrad.autodiff.batching import Batches, Randomness, example_of, failure_of
 from tapegrad.core.aval import normalize_axis
 from tapegrad.core.state import thread
-from tapegrad.errors import LinAlgError, ShapeError
+from tapegrad.errors import DomainError, LinAlgError, ShapeError
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import SCALARS
 from tapegrad.ops.shape.shape import moveaxis
@@ -23,26 +23,33 @@ if TYPE_CHECKING:
 Axes = int | None | Sequence[Any] | dict[Any, Any]
 
 
-def vmap(f: Callable[..., object], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
+def vmap(
+    f: Callable[..., object], in_axes: Axes = 0, out_axes: Axes = 0, *, randomness: Randomness = "same"
+) -> Callable[..., Any]:
     """``f``, a pure function of one example, made a function of a batch of examples.
 
     in_axes: the axis of each argument along which the examples lie (None: the same for all), one for all or one for
     each argument, which may be nested as the argument is; keyword arguments: axis 0.  out_axes: where the results'
     axis goes, alike.  ``f`` runs once, on the first example, and each operation it applies is applied to the whole
     batch, as its declaration says (an operation that declares nothing: example by example).  So ``f`` must not look at
-    values (``if``, ``.item()``): DryRunError.  Random numbers drawn inside are the same for every example.  It nests
-    with itself and with grad, jvp, jacobian, tapes and checkpoints, in any order.  (JAX's ``vmap``.)
+    values (``if``, ``.item()``): DryRunError.  It nests with itself and with grad, jvp, jacobian, tapes and
+    checkpoints, in any order.  (JAX's ``vmap``.)
 
-    Raises ShapeError if the arguments have no batch axis, or batches of different length; LinAlgError, which names the
-    examples, where an operation on matrices fails for some.
+    randomness: of what is drawn inside, ``"same"``: the same numbers for every example; ``"different"``: numbers of its
+    own for each, those of one draw for the whole batch; ``"error"``: RandomnessError.  (PyTorch's words.)
+
+    Raises DomainError for any other word, ShapeError if the arguments have no batch axis, or batches of different
+    length; LinAlgError, which names the examples, where an operation on matrices fails for some.
     """
+    if randomness not in get_args(Randomness):
+        raise DomainError(f"vmap: randomness={randomness!r}; it is one of {', '.join(map(repr, get_args(Randomness)))}")
 
     @functools.wraps(f, updated=())
     def wrapped(*args: object, **kwargs: object) -> Any:
         axes = (_axes("in_axes", args, in_axes), _axes("in_axes", kwargs, 0))
         leaves = [x if a is None else _moved(x, a) for x, a in zip(nest.flatten((args, kwargs)), axes[0] + axes[1])]
         n = _length(f, [x for x, a in zip(leaves, axes[0] + axes[1]) if a is not None])
-        batches = Batches(f"vmap({getattr(f, '__name__', type(f).__name__)})", n)
+        batches = Batches(f"vmap({getattr(f, '__name__', type(f).__name__)})", n, randomness)
         given = iter(example_of(x, batches) if a is not None else x for x, a in zip(leaves, axes[0] + axes[1]))
         inner_args, inner_kwargs = nest.rebuild((args, kwargs), given)
         try:

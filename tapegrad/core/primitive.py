@@ -97,6 +97,7 @@ class Primitive:
     """Whether an array to write is made before it is computed: on an eager device, on a lazy one."""
     view: ClassVar[bool] = False
     """Whether the result is the operand's memory, and owns no bytes."""
+    draws: bool = False  # random numbers: of the stream ``key``, from ``counter`` on
     effect: Effect | None = None
     """What an application does besides yielding a value: other processes take part (see ``Effect``)."""
 
@@ -213,10 +214,10 @@ class Reduction(Barrier):
 class Drawn(Barrier):
     """Random numbers, without operands: on CUDA every kernel that needs them draws them again."""
 
-    impl: Function
-    """``impl(xp, **params) -> array``."""
+    impl: Function  # ``impl(xp, **params) -> array``
     template: str
     """The template of ``kernels/drawn.cuh`` that draws packs."""
+    draws: bool = True
 
     def compute(self, xp: Any, arrays: Sequence[object], params: Params, aval: ShapedArray, out: object) -> Any:
         """By ``impl``."""
@@ -415,14 +416,14 @@ class Fields(TypedDict, total=False):
     copies: bool
     reduce: str
     """The ufunc of a reduction, which needs no ``impl``."""
-    cxx_drawn: str
-    """The template of what is drawn."""
+    cxx_drawn: str  # the template of what is drawn
     into: bool
     cuda: Function | None
     temporaries: Function
     scratch: Function
     dry: Function | None
     flops: Callable[..., int]
+    draws: bool
     effect: Effect
     holomorphic: bool
     lift: Callable[[Params, int], Params] | None

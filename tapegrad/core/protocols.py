@@ -107,6 +107,9 @@ class BatchRecorder(Recorder, Protocol):
     def aliased(self, old: Buffer, new: Buffer) -> None:
         """``new`` is the value of ``old``, hidden from tapes."""
 
+    def draws(self) -> int:
+        """How many draws one draw stands for: the examples if each has its own.  Raises RandomnessError."""
+
 
 class Executor(Protocol):
     """It does works: plainly, counted, within a budget, dry, or postponed."""

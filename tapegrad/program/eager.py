@@ -55,6 +55,10 @@ class _Look:
     def aliased(self, old: Buffer, new: Buffer) -> None:
         """Nothing to note."""
 
+    def draws(self) -> int:
+        """1: what is drawn is drawn once."""
+        return 1
+
 
 _READERS = ("tapegrad.tensor", "tapegrad.variable", "tapegrad.sparse.interop", "tapegrad.ops.interop.sharing", __name__)
 _STORES = Variable._content_of.__code__

@@ -23,6 +23,7 @@ poisson_p = general(
     "random_poisson",
     impl=sampling.poisson,
     infer=infer_drawn,
+    draws=True,
     samples=[
         Sample([0.0, 3.0, 70.0], key=3, counter=0, dtype=dtypes.float64),
         Bad([-1.0], key=3, counter=0, dtype=dtypes.float64, error=DomainError),
@@ -35,6 +36,7 @@ binomial_p = general(
     "random_binomial",
     impl=sampling.binomial,
     infer=infer_drawn,
+    draws=True,
     samples=[
         Sample([0.0, 5.0, 900.0], [0.5, 0.9, 0.3], key=3, counter=0, dtype=dtypes.float64),
         Bad([3.0], [1.5], key=3, counter=0, dtype=dtypes.float64, error=DomainError),
@@ -64,6 +66,7 @@ integers_p = general(
         xp, key=key, counter=counter, shape=shape, low=low, count=count, dtype=dtype
     ),
     infer=lambda *, key, counter, shape, low, count, dtype, device: shaped(shape, dtype, device),
+    draws=True,
     samples=[Sample(key=3, counter=0, shape=(2, 3), low=-2, count=10, dtype=dtypes.int64, device=CPU)],
     doc="Integers, each as likely.",
 )
@@ -72,7 +75,7 @@ integers_p = general(
 def _of(d: Draw, prim: Primitive, *parameters: Tensor) -> Tensor:
     """The numbers that a primitive draws, as floats, so that asking for their gradient raises an error."""
     full = [d.full(p) for p in parameters]
-    key, counter = d.generator.take(sampling.blocks(full[0].size))
+    key, counter = d.generator.draw(full[0].size, sampling.blocks)
     return barrier(prim, *full, key=key, counter=counter, dtype=dtypes.float64)
 
 
@@ -136,7 +139,7 @@ def integers(
     if low >= above or low < dtypes.iinfo(wanted).min or above - 1 > dtypes.iinfo(wanted).max:
         raise DomainError(f"random.integers: no {wanted} lies in [{low}, {above}), or not all of it")
     lengths = lengths_of(shape)
-    key, counter = (generator or default_generator).take(-(-prod(lengths) // 4))
+    key, counter = (generator or default_generator).draw(prod(lengths), lambda size: -(-size // 4))
     return barrier(
         integers_p, key=key, counter=counter, shape=lengths, low=low, count=above - low, dtype=wanted,
         device=home(device),

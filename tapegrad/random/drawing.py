@@ -57,9 +57,8 @@ def lengths_of(shape: int | Sequence[int]) -> Shape:
 def unit(shape: Shape, dtype: DTypeLike, generator: Generator | None, device: Device | str | None = None) -> Tensor:
     """Uniform in [0, 1) on a grid: multiples of 2**-53 (float64), 2**-24 (float32), or the coarser of a short float."""
     drawn, wanted = drawn_dtype(dtype), dtypes.asdtype(dtype)
-    size = prod(shape)
-    words = size if drawn == dtypes.float64 else -(-size // 2)
-    key, counter = (generator or default_generator).take(-(-words // 4))
+    numbers = 4 if drawn == dtypes.float64 else 8  # of a block
+    key, counter = (generator or default_generator).draw(prod(shape), lambda size: -(-size // numbers))
     u = barrier(uniform_p, key=key, counter=counter, shape=shape, dtype=drawn, device=home(device))
     if wanted == drawn:
         return u

@@ -22,6 +22,7 @@ log_gamma_p = general(
     "random_log_gamma",
     impl=sampling.log_gamma,
     infer=infer_drawn,
+    draws=True,
     # The derivative of the logarithm of a gamma number in its shape, at fixed probability.  Differences of draws do
     # not show it, since another attempt may be accepted.
     vjp=[lambda ct, out, a: -ct * tail_ratio(a, out)],
@@ -34,7 +35,7 @@ log_gamma_p = general(
 def _log_gamma(d: Draw, a: Tensor) -> Tensor:
     """Logarithms of gamma numbers of shape ``a``, in the shape of the draw."""
     a = d.full(a)
-    key, counter = d.generator.take(sampling.blocks(a.size))
+    key, counter = d.generator.draw(a.size, sampling.blocks)
     return barrier(log_gamma_p, a, key=key, counter=counter, dtype=d.wide)
 
 

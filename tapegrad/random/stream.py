@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tapegrad.core import locks
 from tapegrad.core.cell import Cell
+from tapegrad.core.state import thread
 from tapegrad.tensor import Tensor
 
 METHODS: dict[str, Callable[..., Tensor]] = {}
@@ -33,6 +34,15 @@ class Generator:
             key, position = self._state.get()
             self._state.set((key, position + blocks))
         return key, position
+
+    def draw(self, size: int, blocks: Callable[[int], int]) -> tuple[int, int]:
+        """The key and the position of the blocks that ``blocks`` counts for ``size`` numbers.
+
+        Inside ``vmap(randomness="different")``: for as many of each example.  Raises RandomnessError.
+        """
+        for batch in thread.batches:
+            size *= batch.draws()
+        return self.take(blocks(size))
 
     @property
     def state(self) -> tuple[int, int]:

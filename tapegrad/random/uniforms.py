@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from tapegrad.device import Device, dtypes
@@ -54,7 +55,7 @@ def bernoulli(
     """
     if bits == 16 and isinstance(p, (int, float)):
         lengths, threshold = lengths_of(shape), round(float(p) * 65536)
-        key, counter = (generator or default_generator).take(blocks16(lengths))
+        key, counter = (generator or default_generator).draw(prod(lengths), blocks16)
         drawn = barrier(bits16_p, key=key, counter=counter, shape=lengths, device=home(device))
         return cast(less(drawn, threshold) if threshold < 65536 else drawn >= 0, dtypes.asdtype(dtype))
     return cast(less(unit(lengths_of(shape), "float32", generator, near(device, p)), p), dtypes.asdtype(dtype))

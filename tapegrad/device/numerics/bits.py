@@ -42,15 +42,15 @@ each word with 4 fields.  Element ``i`` is field ``i % 4`` of word ``i / 1024 % 
 ``i / 4096``, so a thread that walks a tile word by word reads and writes beside its neighbours."""
 
 
-def blocks16(shape: tuple[int, ...]) -> int:
-    """How many Philox blocks :func:`bits16` uses up."""
-    return -(-prod(shape) // (LANES * WORDS * FIELDS)) * LANES
+def blocks16(size: int) -> int:
+    """How many Philox blocks :func:`bits16` uses up for ``size`` numbers."""
+    return -(-size // (LANES * WORDS * FIELDS)) * LANES
 
 
 def bits16(key: int, counter: int, shape: tuple[int, ...]) -> Array:
     """Uniform numbers of 16 bits, four to a word, in the order of ``LANES``."""
     size = prod(shape)
-    words = philox(key, counter, blocks16(shape) * WORDS).reshape(-1, LANES, WORDS)
+    words = philox(key, counter, blocks16(size) * WORDS).reshape(-1, LANES, WORDS)
     fields = np.ascontiguousarray(words.transpose(0, 2, 1)).view("<u2").reshape(-1)
     return fields[:size].reshape(shape)
 

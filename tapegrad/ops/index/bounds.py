@@ -14,7 +14,7 @@ from tapegrad.device import checks, dtypes, phantom, tally
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
-from tapegrad.errors import IndexingError
+from tapegrad.errors import MOST_TOLD, IndexingError, told
 from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.ops.elementwise.arithmetic import clip
 from tapegrad.ops.elementwise.selection import where
@@ -42,17 +42,20 @@ def checked(op: str, indices: TensorLike, n: int, beside: Tensor) -> Tensor:
         return unrecorded(lambda: clip(where(positions < 0, positions + n, positions), 0, n - 1))
     array = array_of(every(positions)._buffer)
     if not phantom.is_phantom(array):
-        _within(array, -n, n - 1, op)
+        _within(array, -n, n - 1, op, array.ndim - positions.ndim)
         return where(positions < 0, positions + n, positions) if int(array.min()) < 0 else positions
     if thread.executor.on_values(lambda array: _within(array, -n, n - 1, op), array):
         return where(positions < 0, positions + n, positions)
     return positions  # taken to be in range, and none negative
 
 
-def _within(array: Array, low: int, high: int, op: str) -> None:
+def _within(array: Array, low: int, high: int, op: str, axes: int = 0) -> None:
+    """Raises IndexingError, which names the examples that have the index, along the first ``axes``."""
     least, most = int(array.min()), int(array.max())
     if least < low or most > high:
-        raise _out_of_range(op, least if least < low else most, high + 1)
+        wrong = least if least < low else most
+        places = zip(*[axis.tolist() for axis in (array == wrong).nonzero()[:axes]])
+        raise _out_of_range(op, wrong, high + 1, tuple(dict.fromkeys(places))[:MOST_TOLD])
 
 
 def every(x: Tensor) -> Tensor:
@@ -63,8 +66,9 @@ def every(x: Tensor) -> Tensor:
     return Tensor(buffer)
 
 
-def _out_of_range(op: str, index: int, n: int) -> IndexingError:
-    return IndexingError(f"{op}: index {index} is out of range for an axis of length {n}")
+def _out_of_range(op: str, index: int, n: int, examples: tuple[tuple[int, ...], ...] = ()) -> IndexingError:
+    where = f", in example{'s' * (len(examples) > 1)} {told(examples)}" if examples else ""
+    return IndexingError(f"{op}: index {index} is out of range for an axis of length {n}{where}")
 
 
 def require(x: Tensor, low: int, high: int, name: Hashable, error: Callable[[int, int, int], Exception]) -> None:
