@@ -275,12 +275,13 @@ def _held(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Variable | Layer):
         yield path, value
         return
+    holder = value  # lives on, as parts made for the asking do not
     if isinstance(getattr(value, "parts", None), tuple):  # a reversible block, a checkpointed sequence
         value = value.parts
     if isinstance(value, list | tuple | dict):
-        if id(value) in seen:
+        if id(holder) in seen:
             return
-        seen.add(id(value))
+        seen.add(id(holder))
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             yield from _held(item, f"{path}.{key}", seen)

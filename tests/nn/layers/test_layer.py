@@ -261,3 +261,23 @@ def test_variables_inside_blocks_made_of_several_layers_are_found() -> None:
     model = Model()
     model(tg.ones((3, 4)))
     assert len(model.trainable_variables) == 2 * 6
+
+
+def test_parts_that_take_the_place_of_others_are_other_parts() -> None:
+    class Block:
+        """Its parts are a new tuple each time, which may lie where those of the block before lay."""
+
+        def __init__(self, names: str) -> None:
+            self.layers = [tg.nn.Dense(1, name=name) for name in names]
+
+        @property
+        def parts(self) -> tuple[tg.nn.Layer, ...]:
+            return tuple(self.layers)
+
+    class Model(tg.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = [Block("ab"), Block("cd"), Block("ef"), Block("gh")]
+            self.again = self.blocks
+
+    assert [layer.name for layer in Model().layers] == list("abcdefgh")
