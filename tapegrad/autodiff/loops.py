@@ -7,13 +7,14 @@ step returns a state of the structure, shapes and dtypes of the one it was given
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 from tapegrad import nest
 from tapegrad.autodiff.loop_states import check_state, check_structure, index_for
 from tapegrad.errors import ShapeError, StructureError
 from tapegrad.ops.create.creation import asarray
-from tapegrad.ops.shape.join import stack
+from tapegrad.ops.shape.join import slices, stack
 
 
 def scan(
@@ -28,16 +29,16 @@ def scan(
     Raises ShapeError if lengths differ or none is given, StructureError if a step changes the structure of the state or
     of ``y``, or a shape or dtype in the state.
     """
-    leaves = [None if leaf is None else asarray(leaf) for leaf in nest.flatten(xs)]  # once: each step takes a view
+    leaves = [None if leaf is None else asarray(leaf) for leaf in nest.flatten(xs)]
     lengths = {x.shape[0] if x.ndim else None for x in leaves if x is not None}
     lengths |= {length} if length is not None else set()
     if len(lengths) != 1 or None in lengths:
         raise ShapeError(f"scan: lengths {sorted(map(str, lengths))}; give xs of one length, or length=")
     steps = range(lengths.pop() or 0)
     state, ys = init, list[Any]()
+    given = [repeat(None) if leaf is None else slices(leaf, backwards=reverse) for leaf in leaves]
     for i in reversed(steps) if reverse else steps:
-        x = nest.rebuild(xs, (None if leaf is None else leaf[i] for leaf in leaves))
-        out = f(state, x)
+        out = f(state, nest.rebuild(xs, iter([next(column) for column in given])))
         if not isinstance(out, (tuple, list)) or len(out) != 2:
             raise StructureError(f"scan: f must return (state, y), step {i} returned {nest.shown(out)}")
         check_state("scan", i, state, out[0])

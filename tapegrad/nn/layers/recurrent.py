@@ -104,8 +104,8 @@ class Recurrent(Layer):
         way = -1 if self.go_backwards else 1
         projected = ops.matmul(x, self.kernel)
         bias = self._input_bias()
-        steps = _steps(projected if bias is None else projected + bias)[::way]
-        kept = [None] * len(steps) if mask is None else _steps(ops.expand_dims(mask, axis=2))[::way]
+        steps = ops.unstack(projected if bias is None else projected + bias, axis=1)[::way]
+        kept = [None] * len(steps) if mask is None else ops.unstack(ops.expand_dims(mask, axis=2), axis=1)[::way]
         outputs = []
         for step, keep in zip(steps, kept):
             new = self.step(step, state)
@@ -266,11 +266,3 @@ class Bidirectional(Layer):
         if self.merge_mode is None:
             return forward, backward
         return (forward + backward) * (0.5 if self.merge_mode == "ave" else 1.0)
-
-
-def _steps(x: Tensor) -> list[Tensor]:
-    """``x[:, i]`` for every i, by halves: then gradients of all of them take log(t) passes over ``x``, not t."""
-    count = x.shape[1]
-    if count < 2:
-        return [x[:, 0]] if count else []
-    return [*_steps(x[:, : count // 2]), *_steps(x[:, count // 2 :])]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from tapegrad.errors import ImmutableError, NotATensorError
+from tapegrad.errors import ImmutableError, NotATensorError, UnsizedError
 from tapegrad.ops.create import creation, mapping, transfer
 from tapegrad.ops.dispatch import SCALARS
 from tapegrad.ops.elementwise import arithmetic, comparison, complex, exponential, selection
@@ -95,6 +95,7 @@ def bind_operators() -> None:
     for name in ("flatten", "ravel"):
         bind_method(name, _flatten)
     bind_method("reshape", _reshape)
+    bind_method("__iter__", _iterate)
     bind_method("transpose", _transpose)
     bind_method("T", property(lambda self: shape.transpose(self), doc="The dimensions in reverse order."))
     bind_method("mT", property(lambda self: shape.matrix_transpose(self), doc="The last two dimensions exchanged."))
@@ -109,6 +110,12 @@ def bind_operators() -> None:
     for method in (_argsort, _compress, _searchsorted):
         bind_method(method.__name__[1:], method)
     assigning.bind_assignments()
+
+
+def _iterate(self: Tensor) -> Iterator[Tensor]:
+    if not self.ndim:
+        raise UnsizedError("iteration over a tensor of no dimensions")
+    return join.slices(self)
 
 
 def _method(f: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
