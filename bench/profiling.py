@@ -2,17 +2,19 @@
 
     python bench/profiling.py [--scale quick|full] [--stacks line|full] [--rounds 15] [--threads 1] [--json]
 
-The demo's training step (forward, backward, AdamW), plain and recorded in turns, as ``tapegrad profile`` records it: a
-session is started before each recorded step and stopped after it, outside the time taken.  The cost is the median of
-the ratios within rounds, by the clock and by the process's CPU time (which leaves out what other processes do).
-Counts, which do not depend on the machine, are given beside: events, and bytes of tensors that recording takes (none:
-the exit code is 1 otherwise, or where a gradient changes by a bit).
+The demo's training step (forward, backward, AdamW), plain and recorded in turns, as ``tapegrad profile`` records it,
+with the journal on disk: a session is started before each recorded step and stopped after it, outside the time taken.
+The cost is the median of the ratios within rounds, by the clock and by the process's CPU time (which leaves out what
+other processes do).  Counts, which do not depend on the machine, are given beside: events, and bytes of tensors that
+recording takes (none: the exit code is 1 otherwise, or where a gradient changes by a bit).
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from typing import Any
@@ -51,16 +53,20 @@ def main() -> int:
     work = demo_train.Demo(demo_text.load(), replace(settings, steps=3, compared=3))
     optimizer, batch = work.optimizer(), work.batch(0)
 
+    journal = os.path.join(tempfile.mkdtemp(prefix="tapegrad-"), "journal")
+
     def step() -> None:
         work._step(optimizer, batch, None)
 
     def recorded(what: Any) -> tuple[Any, Session]:
         session = Session(stacks=args.stacks)
+        session.write_to(journal, {"meta": {}})
         session.start()
         try:
             return what(), session
         finally:
             session.stop()
+            os.unlink(journal)
 
     def gradients() -> list[bytes]:
         return [g.numpy().tobytes() for g in loss_and_gradients(work.model, *batch)[1]]

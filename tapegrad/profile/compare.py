@@ -116,7 +116,8 @@ def outcome(run: Run) -> str:
     if run.finished:
         return ""
     ended = run.meta["outcome"]
-    kinds = {"oom": "out of memory", "exception": "ended by an exception", "running": "still running"}
+    kinds = {"oom": "out of memory", "exception": "ended by an exception", "running": "still running",
+             "killed": "killed"}  # fmt: skip
     message = ended.get("message", "")
     return f"{kinds.get(ended['kind'], ended['kind'])} (code {ended['code']})" + (f": {message}" if message else "")
 

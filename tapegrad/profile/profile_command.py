@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tapegrad.profile.report.writable import try_output
+from tapegrad.profile.runs.file import JOURNAL
 
 if TYPE_CHECKING:
     from tapegrad.profile.ranks.gathering import Ranks
@@ -70,7 +73,8 @@ def profile(ctx: click.Context, program: str, args: tuple[str, ...], **options: 
     """Run a program and record where the bytes of its tensors go.
 
     PROGRAM and its ARGS are run as by python.  The run file is written however the program ends: also on an
-    exception, out of memory, or Ctrl-C; on SIGUSR2 what there is so far is.  Then the peak is printed: what was alive,
+    exception, out of memory, or Ctrl-C; on SIGUSR2 what there is so far is.  Meanwhile RUNFILE.journal holds all that
+    has happened: after SIGKILL `tapegrad report RUNFILE` shows it.  Then the peak is printed: what was alive,
     by category and by line, and what would help.
 
     Started by mpiexec or srun, all ranks are recorded, and rank 0 writes one run file: what each of them held, sent
@@ -111,9 +115,10 @@ class _Profiling:
             self.options = options | {"quiet": True, "live": False, "html": False}
             ending = f".rank{self.rank}.json.gz"
             self.path = self.path.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ending)
-        else:
-            self._check_path()
         self.target = self.path.absolute()  # the program may change its folder
+        self.journal = self.target.with_name(self.target.name + JOURNAL)
+        if not self.rank:
+            self._check_path()
         self.page = self.target.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ".html")
         if self.options["html"]:
             try_output("--html", self.page)
@@ -122,8 +127,15 @@ class _Profiling:
 
     def _check_path(self) -> None:
         try_output("-o", self.path)
-        if self.path.exists() and not self.options["force"]:
+        if self.options["force"]:
+            return
+        if self.path.exists():
             raise click.UsageError(f"{self.path} exists; give another -o, or -f to overwrite it")
+        if self.journal.exists():
+            raise click.UsageError(
+                f"{self.journal} exists: a program that is running, or was killed, wrote it (see tapegrad report "
+                f"{self.path}); give another -o, or -f to overwrite it"
+            )
 
     def run(self) -> int:
         """Run, save, tell; the exit code."""
@@ -141,6 +153,7 @@ class _Profiling:
             if self.ranks is not None:
                 self.facts |= {"rank": self.rank, "ranks": self.ranks.size}
                 self.ranks.begin()
+            self._open_journal()
             self.session.start()
             try:
                 outcome = running.run(self.program)
@@ -152,6 +165,7 @@ class _Profiling:
         if self.ranks is not None and mine:
             return self._end_with(self.ranks, outcome)
         recorded = self._saved(running.outcome_of(outcome)) if mine else None
+        self._remove_journal()
         if outcome.error is not None:
             if recorded is not None:
                 self._explain(recorded)
@@ -177,10 +191,13 @@ class _Profiling:
             status = ranks.delivered(mine, recorded)
             if status is None:
                 self._save(recorded)
+                self._remove_journal()
                 ranks.end(outcome.code, f"rank 0 does not come; what rank {self.rank} has recorded is in {self.path}")
+            self._remove_journal()
             return status or 0
         everyones, status = ranks.gathered(mine, recorded)
         self._save(everyones)
+        self._remove_journal()
         self._explain(everyones)
         self._tell(everyones)
         ranks.dismiss(status)
@@ -219,8 +236,26 @@ class _Profiling:
         lines = None if o["quiet"] or (o["live"] and sys.stderr.isatty()) else Lines(self._say)
         return Session(
             stacks=o["stacks"], steps=o["steps"], warmup=o["warmup"], check=o["check"], gradients=o["gradients"],
-            on_step=lines,
+            on_step=lines, warn=self._say,
         )  # fmt: skip
+
+    def _open_journal(self) -> None:
+        """Have all that is recorded written beside the run file, from the start."""
+        if self.target.exists() and not self.target.is_file():  # a device, a pipe
+            return
+        meta = {**self.facts, "limit_bytes": self.limit or self.budget, "plan": self.plan}
+        head = {"meta": meta, "host": platform.node(), "created": time.time(), "source": not self.options["no_source"]}
+        try:
+            self.session.write_to(self.journal, head)
+        except OSError as error:
+            self._say(f"{self.journal} cannot be written ({error.strerror or error}): of a program that is killed, "
+                      "nothing will be known")  # fmt: skip
+
+    def _remove_journal(self) -> None:
+        """The run file is whole, or is another process's: the journal is needed no more."""
+        if self.session.spool is not None and not self.failed:
+            with suppress(OSError):
+                self.session.spool.remove()
 
     def _show(self) -> list[Beat | Board]:
         from tapegrad.profile.recorder.progress import Beat, Board

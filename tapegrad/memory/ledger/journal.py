@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from itertools import count
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
@@ -22,8 +22,9 @@ from tapegrad.engine.evaluate import array_of
 from tapegrad.memory.ledger.contents import Contents
 from tapegrad.memory.ledger.entries import Entry
 from tapegrad.memory.ledger.figures import Replayed
-from tapegrad.memory.ledger.frames import CHECKPOINT, Call, Frames, caller
-from tapegrad.memory.ledger.phase import BACKWARD, FORWARD, HERE, RECOMPUTE, phase
+from tapegrad.memory.ledger.frames import CHECKPOINT, Call, Frames, caller, instruction_line
+from tapegrad.memory.ledger.phase import FORWARD, HERE, RECOMPUTE, phase
+from tapegrad.memory.ledger.spool import CHANGE, GRADIENT, HELD, REPEATS, WALK, Spool
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -40,6 +41,15 @@ LAST_STEPS = 2
 Row = tuple[int, int, int, str, str, int, int, int, int, int]
 # Its end: seq, ns, holder, last reading in the forward pass, first one in the backward pass.
 End = tuple[int, int, str, int, int]
+
+
+class Value(NamedTuple):
+    """What a journal tells of an aval."""
+
+    shape: str
+    dtype: str
+    nbytes: int
+    device: str
 
 
 class Journal:
@@ -59,6 +69,8 @@ class Journal:
         self._program_numbers: dict[int, int] = {}
         self.before_op: Callable[[], None] | None = None
         """Called before every operation, when all that came before has been told."""
+        self.spool: Spool | None = None
+        """What is written on disk meanwhile."""
         self.avals: list[ShapedArray] = []
         self._aval_numbers: dict[int, int] = {}
         self._tick = count().__next__
@@ -88,20 +100,18 @@ class Journal:
         place, call = self._made[index] = self._made.get(index) or self._where(index)
         self._now = index, now
         seq, ns = self._tick(), perf_counter_ns()
-        self.parts.now.ops.append((seq, ns, node.prim.name, now, call, place))
-        if call >= 0:
-            self._touch(call, seq, ns)
+        row = seq, ns, node.prim.name, now, call, place
+        self.parts.now.ops.append(row)
+        touches = call >= 0 and self._touch(call, seq, ns)
+        if self.spool is not None:
+            self.spool.op(self, row, touches)
         if now <= RECOMPUTE:
-            for b in inputs:
-                if b.array is not None and (entry := of(b.root() if b.keeps else b)) is not None:
-                    self._used(entry, seq, now)
+            entries = [of(b.root() if b.keeps else b) for b in inputs if b.array is not None]
+            self._used(entries, seq, now)
 
     def read(self, entries: Iterable[Entry | None]) -> None:
         """A kernel reads values now that were noted for it before."""
-        seq, now = self._tick(), phase()
-        for entry in entries:
-            if entry is not None:
-                self._used(entry, seq, now)
+        self._used(entries, self._tick(), phase())
 
     def called(self, node: Node) -> None:
         """``node`` is due to this place: a result of a call with a derivative of its own, or one that is postponed."""
@@ -121,15 +131,31 @@ class Journal:
     def left(self, entry: Entry) -> None:
         """A buffer is gone."""
         seq = self._tick()
-        self.parts.now.ends[entry.number] = seq, perf_counter_ns(), entry.holder, entry.read, entry.next
+        self._end(entry.number, (seq, perf_counter_ns(), entry.holder, entry.read, entry.next))
+
+    def _end(self, number: int, end: End) -> None:
+        self.parts.now.ends[number] = end
+        if self.spool is not None:
+            self.spool.end(number, end)
 
     def changed(self, entry: Entry) -> None:
         """Bytes serve as something else."""
-        self.parts.now.changes.append((self._tick(), entry.number, entry.category))
+        seq = self._tick()
+        self.parts.now.changes.append((seq, entry.number, entry.category))
+        if self.spool is not None:
+            self.spool.put(CHANGE, seq, entry.number, self.spool.text(entry.category))
+
+    def held(self, entry: Entry, holder: str) -> None:
+        """Something keeps the bytes of ``entry``."""
+        if self.spool is not None and entry.number >= 0 and holder != entry.holder:
+            self.spool.put(HELD, entry.number, self.spool.text(holder))
+        entry.holder = holder
 
     def walked(self, began_ns: int) -> None:
         """A gradient walk that lies in no other has ended."""
         self.walks.append((began_ns, perf_counter_ns()))
+        if self.spool is not None:
+            self.spool.put(WALK, *self.walks[-1])
 
     def differentiating(self, index: int) -> None:
         """The walk of this thread has come to what was made as node ``index``."""
@@ -143,14 +169,15 @@ class Journal:
         ended = {number for part in self.parts.all for number in part.ends}
         for part in self.parts.all:
             for number in part.rows.keys() - ended - alive:
-                self.parts.now.ends[number] = seq, ns, "", -1, -1
+                self._end(number, (seq, ns, "", -1, -1))
 
-    def gradient(self, buffer: Buffer, name: str) -> None:
-        """``buffer`` holds a gradient that the program has asked for."""
+    def gradient(self, name: str, digest: str) -> None:
+        """A gradient that the program has asked for is there."""
         if self.gradients is not None:
-            value = buffer.node.aval.device.numpy(array_of(buffer))
-            digest = hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
             self.gradients.append((self._tick(), name, digest))
+            if self.spool is not None:
+                seq, *texts = self.gradients[-1]
+                self.spool.put(GRADIENT, seq, *map(self.spool.text, texts))
 
     def now(self) -> int:
         """A seq of its own for this moment."""
@@ -162,12 +189,17 @@ class Journal:
         if number is None:
             number = self._program_numbers[report.number] = len(self.programs)
             self.programs.append(report.contents())
-        self.parts.now.replays.append((self._tick(), perf_counter_ns(), number, -1 if arena is None else arena.number))
+        row = self._tick(), perf_counter_ns(), number, -1 if arena is None else arena.number
+        self.parts.now.replays.append(row)
+        if self.spool is not None:
+            self.spool.replay(self, row)
 
     def mark(self, kind: int, text: str = "", peak: int = 0) -> int:
         """Something worth a mark; the end of a step closes its part.  Returns its seq."""
         seq = self._tick()
         self.marks.append((seq, perf_counter_ns(), kind, text))
+        if self.spool is not None:
+            self.spool.mark(self.marks[-1], peak)
         if kind == STEP:
             self._close(peak)
         return seq
@@ -207,11 +239,11 @@ class Journal:
         entry.read = entry.next = -1
         seq, ns = self._tick(), perf_counter_ns()
         now = self._now[1] if self._now[0] == node.index else phase()
-        self.parts.now.rows[number] = (
-            seq, ns, entry.nbytes, category, entry.primitive, now, place, call, self._aval(node.aval), again,
-        )  # fmt: skip
-        if call >= 0:
-            self._touch(call, seq, ns)
+        row = seq, ns, entry.nbytes, category, entry.primitive, now, place, call, self._aval(node.aval), again
+        self.parts.now.rows[number] = row
+        touches = call >= 0 and self._touch(call, seq, ns)
+        if self.spool is not None:
+            self.spool.row(self, number, row, touches)
 
     def _aval(self, aval: ShapedArray) -> int:
         number = self._aval_numbers.get(id(aval))
@@ -220,11 +252,16 @@ class Journal:
             self.avals.append(aval)
         return number
 
-    def _used(self, entry: Entry, seq: int, now: int) -> None:
-        if now == FORWARD:
-            entry.read, entry.next = seq, -1
-        elif (now == BACKWARD or now == RECOMPUTE) and entry.next < 0:
-            entry.next = seq
+    def _used(self, entries: Iterable[Entry | None], seq: int, now: int) -> None:
+        if now > RECOMPUTE:
+            return
+        read = []
+        for entry in entries:
+            if entry is not None and (now == FORWARD or entry.next < 0):
+                entry.read, entry.next = (seq, -1) if now == FORWARD else (entry.read, seq)
+                read.append(entry.number)
+        if self.spool is not None:
+            self.spool.used(seq, now, read)
 
     def _where(self, index: int) -> tuple[int, int]:
         """Place and call of what is made now: of what is being differentiated, or where the program is."""
@@ -261,6 +298,7 @@ class Journal:
         if here is None or here.first >= 0 or here.phase != RECOMPUTE:
             return
         _, first = self._made.get(index) or self._before[0].get(index) or (-1, -1)
+        number = call
         while here is not None and here.first < 0 and here.phase == RECOMPUTE:
             there = calls[first] if first >= 0 else None
             while there is not None and there.key != here.key:
@@ -269,17 +307,44 @@ class Journal:
             if there is None:
                 return
             here.first = first
-            here = calls[here.parent] if here.parent >= 0 else None
+            if self.spool is not None:
+                self.spool.put(REPEATS, number, first)
+            number = here.parent
+            here = calls[number] if number >= 0 else None
 
     def _call_began(self, call: Call) -> None:
         call.begin_seq, call.begin_ns = self._tick(), perf_counter_ns()
         call.end_seq, call.end_ns = call.begin_seq, call.begin_ns
+        if self.spool is not None:
+            self.spool.call(len(self.frames.calls) - 1, call)
 
-    def _touch(self, call: int, seq: int, ns: int) -> None:
-        if not HERE.walking or HERE.reruns:
-            c = self.frames.calls[call]
-            if c is not None:
-                c.end_seq, c.end_ns = seq, ns
+    def _touch(self, call: int, seq: int, ns: int) -> bool:
+        """Whether ``call`` goes on: what a walk does is not done in the call that it differentiates."""
+        if HERE.walking and not HERE.reruns:
+            return False
+        c = self.frames.calls[call]
+        if c is not None:
+            c.end_seq, c.end_ns = seq, ns
+        return True
+
+    # What others ask -------------------------------------------------------------------------------------------
+
+    def values(self, first: int = 0) -> list[Value]:
+        """Of the avals from the one numbered ``first`` on."""
+        return [Value(str(tuple(map(int, a.shape))), a.dtype.name, a.nbytes, a.device.name) for a in self.avals[first:]]
+
+    def named_places(self, first: int = 0) -> list[tuple[str, int, str, int]]:
+        """Of the places from the one numbered ``first`` on: file, line, function, and the calling place."""
+        return [
+            (code.co_filename, instruction_line(code, at), code.co_qualname, parent)
+            for code, at, parent in self.frames.places[first:]
+        ]
+
+
+def digest_of(buffer: Buffer) -> str:
+    """Of the bytes of a value."""
+    value = buffer.node.aval.device.numpy(array_of(buffer))
+    return hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
 
 
 class Part:

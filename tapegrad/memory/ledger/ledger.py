@@ -66,7 +66,7 @@ from tapegrad.memory.ledger.figures import (
     rounded,
 )
 from tapegrad.memory.ledger.frames import NONE_SEEN, Place, forget_places, known, user_place
-from tapegrad.memory.ledger.journal import Journal
+from tapegrad.memory.ledger.journal import Journal, digest_of
 from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, SPECIAL, STEPS, during, set_differentiated
 from tapegrad.variable import everyone
 
@@ -243,6 +243,8 @@ class Ledger(Account):
         """In a forked child only the forking thread has promises."""
         me = get_ident()
         self._promises = {t: n for t, n in self._promises.items() if t == me}
+        if self.journal is not None and self.journal.spool is not None:
+            self.journal.spool.detach()
         self.mend()
 
     # Measures --------------------------------------------------------------------------------------------------
@@ -504,7 +506,7 @@ class Ledger(Account):
                 own.nbytes = old.nbytes
                 self._events.append(Handed(old, own))
                 if self._at_once:
-                    self._locked(self._drain)
+                    self.locked(self._drain)
                 return
         buffer.told()
 
@@ -544,7 +546,7 @@ class Ledger(Account):
             self._before_op()
         journal = self.journal
         if journal is not None and not (HERE.optimizing and journal.before_op is None):
-            self._locked(journal.applied, node, inputs, self._entries.of)
+            self.locked(journal.applied, node, inputs, self._entries.of)
         if self.detailed:
             if not HERE.restoring:
                 node.place = user_place()
@@ -555,20 +557,21 @@ class Ledger(Account):
             else:
                 cost = cost_of(node, [b.node.aval for b in inputs])
             if len(self._work) >= _MOST_EVENTS:
-                self._locked(self._add_work)
+                self.locked(self._add_work)
             self._work.append(Costs(units(cost), HERE.restoring > 0))
 
     @whole
-    def _locked(self, tell: Callable[..., Any], *args: Any) -> Any:
+    def locked(self, tell: Callable[..., Any], *args: Any) -> Any:
+        """What ``tell(*args)`` returns; nobody else counts meanwhile."""
         return tell(*args)
 
     def deferred(self, buffer: Buffer) -> None:
         """A buffer was made pending here."""
         if self.detailed:
-            self._locked(self._places.__setitem__, buffer, user_place())
+            self.locked(self._places.__setitem__, buffer, user_place())
             self._placed = True
         if buffer.postponed and self.journal is not None:  # it will be applied elsewhere
-            self._locked(self.journal.called, buffer.node)
+            self.locked(self.journal.called, buffer.node)
 
     def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
         """A tape keeps buffers, filled or pending, for the rules of ``node``."""
@@ -618,23 +621,24 @@ class Ledger(Account):
     def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
         """A buffer's bytes serve as ``category``; a more telling category stays."""
         if self._at_once or len(self._events) >= _MOST_EVENTS:
-            self._locked(self._relabel, buffer, category, name)
+            self.locked(self._relabel, buffer, category, name)
         elif (entry := getattr(buffer, "entry", None)) is not None:
             self._events.append([entry, category])
         if category == "gradient" and self.journal is not None:
-            self.journal.gradient(buffer, name)
+            if self.journal.gradients is not None:
+                self.locked(self.journal.gradient, name, digest_of(buffer))
 
     def read(self, buffers: Sequence[Buffer]) -> None:
         """A kernel reads buffers."""
         if self.journal is not None:
-            self._locked(self.journal.read, [self._entries.of(b.root()) for b in buffers])
+            self.locked(self.journal.read, [self._entries.of(b.root()) for b in buffers])
 
     def called(self, recording: Recording, node: Node) -> None:
         """A call with a derivative of its own was made."""
         if self.detailed:
             node.place = user_place()
         if self.journal is not None:
-            self._locked(self.journal.called, node)
+            self.locked(self.journal.called, node)
 
     @property
     def live_bytes(self) -> int:
@@ -817,7 +821,7 @@ class Ledger(Account):
         elif category != entry.category:
             return
         if self.journal is not None:
-            entry.holder = holder
+            self.journal.held(entry, holder)
 
     def _note_sample(self, m: Measure) -> None:
         by = self._entries.totals["category"]
@@ -829,7 +833,7 @@ class Ledger(Account):
         if self._events or self._peaked:
             self._settle()
         if work and self._work:
-            self._locked(self._add_work)
+            self.locked(self._add_work)
 
     @whole
     def _settle(self) -> None:
@@ -865,7 +869,7 @@ class Ledger(Account):
             self._events.append(partial(self._add_replay, report))
         if self.journal is not None:
             arena = report.memory()
-            self._locked(self.journal.replayed, report, None if arena is None else self._entries.of(arena))
+            self.locked(self.journal.replayed, report, None if arena is None else self._entries.of(arena))
 
     def _add_replay(self, report: Replayed) -> None:
         for m in self._open:
@@ -930,7 +934,7 @@ class Ledger(Account):
             return during(f, *args, walking=HERE.walking + 1, source=HERE.source, pulls=pulls)
         finally:
             if self.journal is not None and not HERE.walking:
-                thread.executor.happened(partial(self.journal.walked, began_ns))
+                thread.executor.happened(partial(self.locked, self.journal.walked, began_ns))
             if not (HERE.walking or HERE.reruns or thread.recorders):
                 set_differentiated(thread.executor.in_earnest(lambda: True, HERE.differentiated))
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
 
-from tapegrad.core.aval import ShapedArray
-from tapegrad.memory.ledger.frames import instruction_line
 from tapegrad.memory.ledger.journal import STEP, End, Journal, Row
 from tapegrad.memory.ledger.phase import FORWARD
 from tapegrad.profile.runs.model import CATEGORIES, COST_GRAINS, SLOT_KINDS, Run
@@ -36,7 +34,6 @@ class _Assembly:
         self._steps: list[tuple[int, int]] = []
         self._starts: list[int] = []
         self._call_numbers: dict[int, int] = {}
-        self._texts: dict[int, tuple[int, int]] = {}
 
     def run(self, marks: list[StepMark], samples: list[Sample], began_cpu_ns: int, events: list[Event]) -> Run:
         """The whole run."""
@@ -119,11 +116,8 @@ class _Assembly:
     # Tables ----------------------------------------------------------------------------------------------------
 
     def _places(self) -> None:
-        for code, instruction, parent in self._journal.frames.places:
-            line = instruction_line(code, instruction)
-            frame = self._row(
-                "frames", file=self._text(code.co_filename), line=line, function=self._text(code.co_qualname)
-            )
+        for file, line, function, parent in self._journal.named_places():
+            frame = self._row("frames", file=self._text(file), line=line, function=self._text(function))
             self._row("stacks", frame=frame, parent=parent)
 
     def _add_calls(self) -> None:
@@ -159,18 +153,19 @@ class _Assembly:
             ends.update(part.ends)
         numbers: dict[int, int] = {}
         began, alive = self._journal.began_ns, self._alive
+        values = self._journal.values()
+        texts = [(self._text(v.shape), self._text(v.dtype)) for v in values]
         for number in sorted(rows):
             seq, ns, nbytes, category, op, phase, stack, call, which, again = rows[number]
-            aval = self._journal.avals[which]
+            value, (shape, dtype) = values[which], texts[which]
             end = ends.get(number) or alive.get(number, _ALIVE)
-            shape, dtype = self._aval(aval)
             numbers[number] = self._row(
                 "allocs", begin_seq=seq, end_seq=end[0], begin_ns=max(0, ns - began),
-                end_ns=end[1] - began if end[0] >= 0 else -1, bytes=nbytes, requested=aval.nbytes,
+                end_ns=end[1] - began if end[0] >= 0 else -1, bytes=nbytes, requested=value.nbytes,
                 category=_CATEGORY[category], op=self._text(op), phase=phase, stack=stack, call=self._call(call),
                 shape=shape, dtype=dtype, step=self._step_of(seq), holder=self._text(end[2]),
                 remat_of=numbers.get(again, -1), last_forward_seq=end[3], next_backward_seq=end[4],
-                device=self._text(aval.device.name),
+                device=self._text(value.device),
             )  # fmt: skip
         return numbers
 
@@ -247,13 +242,6 @@ class _Assembly:
     def _since(self, ns: int) -> int:
         """In ns since the run's start; -1: never."""
         return max(0, ns - self._journal.began_ns) if ns >= 0 else -1
-
-    def _aval(self, aval: ShapedArray) -> tuple[int, int]:
-        texts = self._texts.get(id(aval))
-        if texts is None:
-            shape = str(tuple(map(int, aval.shape)))
-            texts = self._texts[id(aval)] = self._text(shape), self._text(aval.dtype.name)
-        return texts
 
     def _text(self, text: str) -> int:
         number = self._strings.get(text)

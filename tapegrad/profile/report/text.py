@@ -44,6 +44,9 @@ def print_summary(
     ``advice``: pairs of what to do and what it would bring.
     """
     out = RunOutput(console, run)
+    if run.meta["outcome"]["kind"] in ("killed", "running"):
+        out.line(run.meta["outcome"].get("message", ""), style="bold red")
+        out.line()
     if seq is None and OOM in run.marks["kind"]:
         print_oom(run, console, path=path)
         out.line()

@@ -20,6 +20,9 @@ from tapegrad.profile.runs.whole import whole
 
 FORMAT = "tapegrad.run"
 VERSION = 3
+JOURNAL = ".journal"
+"""What is added to the name of a run file for that of the journal, which lies beside it until the run file is whole."""
+_JOURNAL_BEGINS = b"tapegrad journal "
 MAX_BYTES = 2 << 30
 """The most a file may unpack to; a small file that unpacks to more is an attack."""
 _CHOICES = {"categories": CATEGORIES, "phases": PHASES, "kinds": KINDS, "marks": MARKS, "slot_kinds": SLOT_KINDS}
@@ -63,8 +66,13 @@ def to_json(run: Run) -> dict[str, Any]:
 
 
 def load(path: str | os.PathLike[str]) -> Run:
-    """Read and check a run file.  Raises RunFileError, with one line that says what is wrong."""
+    """Read and check a run file, or the journal that its program, if it was killed, has left beside it.
+
+    Raises RunFileError, with one line that says what is wrong.
+    """
     name = os.fspath(path)
+    if not name.endswith(JOURNAL) and os.path.exists(name + JOURNAL):
+        name += JOURNAL
     try:
         with open(name, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -77,6 +85,10 @@ def load(path: str | os.PathLike[str]) -> Run:
 
 def parse(data: bytes, name: str) -> Run:
     """The run in the bytes of a file called ``name``.  Raises RunFileError."""
+    if data.startswith(_JOURNAL_BEGINS):
+        from tapegrad.profile.recorder.recovered import recover  # what records is not needed otherwise
+
+        return recover(data, name)
     if data[:2] == b"\x1f\x8b":
         data = _unpacked(data, name)
     if len(data) > MAX_BYTES:
@@ -86,7 +98,7 @@ def parse(data: bytes, name: str) -> Run:
     except (ValueError, RecursionError) as e:
         raise RunFileError(f"{name}: not a run file of tapegrad, or cut off ({first_line(e)[:100]})") from None
     try:
-        return _checked(content)
+        return checked(content)
     except RunFileError as e:
         raise RunFileError(f"{name}: {e}") from None
 
@@ -106,7 +118,8 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no number that a run file may hold")
 
 
-def _checked(data: object) -> Run:
+def checked(data: object) -> Run:
+    """The run that a JSON object describes.  Raises RunFileError."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise RunFileError("not a run file of tapegrad")
     version = data.get("version")

@@ -89,15 +89,20 @@ def _text(value: object) -> str:
 
 
 def _alive(pid: int, said: dict[str, Any] | None) -> bool:
-    """Whether the process that wrote the file still runs: another may have its number by now."""
+    """Whether the process that wrote the file still runs."""
     if os.name == "nt":  # os.kill would end it there
         return said is not None and said["updated"] is not None and time.time() - said["updated"] < 60
+    return runs(pid, None if said is None else said["updated"])
+
+
+def runs(pid: int, seen: float | None) -> bool:
+    """Whether a process runs that did at the time ``seen`` (None: any): another may have its number by now."""
     try:
         os.kill(pid, 0)
     except (OSError, OverflowError):  # gone, or another user's
         return False
     began = _began(pid)
-    return said is None or said["updated"] is None or began is None or began <= said["updated"] + 2
+    return seen is None or began is None or began <= seen + 2
 
 
 def _began(pid: int) -> float | None:

@@ -21,6 +21,7 @@ import tapegrad as tg
 from tapegrad.core import account
 from tapegrad.device.pool import POOL
 from tapegrad.memory.ledger.figures import CATEGORIES, Measure, rounded
+from tapegrad.memory.ledger.journal import Journal
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import HERE
 
@@ -586,14 +587,14 @@ def test_a_journal_begins_with_what_is_alive_by_category() -> None:
     v = tg.Variable(np.zeros(500), name="v")
     found: Counter[str] = Counter()
 
-    class Census:
+    class Census(Journal):
         def census(self, entries: Any) -> None:
             for e in entries:
                 found[e.category] += e.nbytes
 
     journal, m = Census(), Measure(detailed=False)
     LEDGER.open(m)
-    LEDGER.write(journal)  # type: ignore[arg-type]
+    LEDGER.write(journal)
     LEDGER.write(None)
     assert dict(found) == LEDGER.by("category") and found["parameter"] >= v.nbytes
     LEDGER.close(m)
