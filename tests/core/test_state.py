@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-import dis
 import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import pytest
-from core.test_locks import Interrupts, in_finalizer
+from core.test_locks import Interrupts, in_finalizer, instruction
 
 import tapegrad as tg
 from tapegrad.core import state
@@ -92,15 +90,6 @@ def test_the_state_is_changed_for_the_length_of_a_call() -> None:
 # CPython looks for signals where a Python function begins, where a call has returned, and where it jumps back.
 
 
-@cache
-def instructions(code: CodeType) -> dict[int, str]:
-    return {i.offset: i.opname for i in dis.get_instructions(code)}
-
-
-def instruction(frame: FrameType) -> str:
-    return instructions(frame.f_code).get(frame.f_lasti, "")
-
-
 class Calls(Interrupts):
     """Raises KeyboardInterrupt where a function begins, and where a call has returned."""
 
@@ -110,6 +99,8 @@ class Calls(Interrupts):
         if frame.f_code.co_filename not in self.files or frame.f_code.co_flags & inspect.CO_GENERATOR:
             return
         of_call = frame.f_back is not None and instruction(frame.f_back).startswith("CALL")
+        # From Python 3.14 on `with` calls by CALL, too; no look for signals follows where the callee is Python's.
+        of_call = of_call and instruction(frame.f_back, before=2) != "LOAD_SPECIAL"
         if event in ("call", "c_return") or event == "return" and of_call:
             if not self.hit and not in_finalizer(frame):
                 self.pass_by(frame, (event, frame.f_lasti))
