@@ -13,7 +13,11 @@ import sys as _sys
 import types as _types
 import typing as _typing
 
-__version__ = "0.1.0"
+if not getattr(_sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError(
+        "tapegrad is not tested in a Python without the global interpreter lock, and might be silently wrong there: "
+        "start Python with PYTHON_GIL=1 or -X gil=1, or use one that has the lock"
+    )
 
 # Submodules behind whose names the public name is a function, and those that are public themselves.
 _FUNCTIONS = {"device", "explain", "tensor"}
@@ -67,6 +71,15 @@ class _Unloaded(_types.ModuleType):
         _types.ModuleType.__setattr__(self, name, value)  # not super(): a thread may just have changed the class
 
 
+def _version() -> str:
+    """The version that is installed; looked up when somebody asks."""
+    metadata = _importlib.import_module("importlib.metadata")
+    try:
+        return metadata.version(__name__)
+    except metadata.PackageNotFoundError:
+        return "0+unknown"  # the bare files
+
+
 def _load() -> list[str]:
     """Bind every public name here; their list.  Threads that come at once wait for each other at the import."""
     me = _thread.get_ident()
@@ -84,12 +97,15 @@ def _load() -> list[str]:
 
 
 if _typing.TYPE_CHECKING:
+    __version__: str
     from tapegrad._api import *  # noqa: F403
     from tapegrad._api import __all__ as __all__
     from tapegrad.ops import *  # noqa: F403  # mypy does not see into a sum of lists
 else:
 
     def __getattr__(name):
+        if name == "__version__":
+            return globals().setdefault(name, _version())
         if name.isidentifier() and (name in {"__all__", *_PROTOCOL} or not name.startswith("__")):
             # Imports inside the package ask for submodules, also while the public names are loading.
             if name not in _FUNCTIONS and (name not in _MODULES or _thread.get_ident() in _loading):
@@ -102,6 +118,6 @@ else:
         raise AttributeError(message, name=name, obj=_sys.modules[__name__])
 
     def __dir__():
-        return sorted({*_load(), *_PROTOCOL, *(name for name in globals() if name.startswith("__"))})
+        return sorted({*_load(), *_PROTOCOL, "__version__", *(name for name in globals() if name.startswith("__"))})
 
     _sys.modules[__name__].__class__ = _Unloaded

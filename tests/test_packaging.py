@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -21,11 +22,12 @@ SHIPPED = re.compile(
 )
 
 
-def build_wheel(source: Path, out: Path) -> zipfile.ZipFile:
-    """Builds without the network: the build backend is part of the test extra."""
+def build_wheel(source: Path, out: Path, version: str = "1.2.3") -> zipfile.ZipFile:
+    """Builds without the network: the build backend is part of the test extra.  ``version``: as if that was the tag."""
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
         cwd=source,
+        env={**os.environ, "SETUPTOOLS_SCM_PRETEND_VERSION": version} if version else None,
         check=True,
         capture_output=True,
         timeout=120,
@@ -86,12 +88,10 @@ def test_wheel_builds_while_there_is_no_kernel(source: Path, tmp_path: Path) -> 
 
 
 def test_wheel_metadata(source: Path, tmp_path: Path) -> None:
-    import tapegrad as tg
-
     with build_wheel(source, tmp_path / "out") as wheel:
         about = metadata(wheel)
         entry_points = [wheel.read(name).decode() for name in wheel.namelist() if name.endswith("entry_points.txt")]
-    assert about["Version"] == tg.__version__
+    assert about["Version"] == "1.2.3"
     assert about["Requires-Python"] == ">=3.11"
     core = {re.match(r"[\w-]+", line)[0] for line in about.get_all("Requires-Dist") if "extra ==" not in line}
     assert core == {"numpy", "scipy", "ml-dtypes", "threadpoolctl", "click", "rich"}
@@ -100,11 +100,46 @@ def test_wheel_metadata(source: Path, tmp_path: Path) -> None:
     assert ["tapegrad = tapegrad.profile.cli:main" in text for text in entry_points] == [True]
 
 
+def git(folder: Path, *arguments: str) -> None:
+    settings = ("user.name=x", "user.email=x@example.org", "commit.gpgsign=false", "tag.gpgsign=false")
+    options = [option for setting in settings for option in ("-c", setting)]
+    subprocess.run(["git", *options, *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_versions_come_from_tags(source: Path, tmp_path: Path) -> None:
+    """Without a history from a fallback, so that an archive builds; without a tag they count from there."""
+
+    def version(name: str) -> str:
+        with build_wheel(source, tmp_path / name, version="") as wheel:
+            return metadata(wheel)["Version"]
+
+    assert version("archive") == fallback()
+    git(source, "init", "-q"), git(source, "add", "pyproject.toml"), git(source, "commit", "-qm", "one")
+    assert re.fullmatch(rf"{re.escape(fallback())[:-1]}\d+\+g\w+(\.d\d+)?", version("untagged"))
+    git(source, "add", "."), git(source, "commit", "-qm", "two"), git(source, "tag", "v7.8.9")
+    assert version("tagged") == "7.8.9"
+
+
+def fallback() -> str:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return settings["tool"]["hatch"]["version"]["fallback-version"]
+
+
+def test_one_version_is_next() -> None:
+    """The changelog's newest, the one to cite, and the one that untagged files are of."""
+    newest = re.search(r"^## \[(\d[^]]*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert newest is not None and fallback() == f"{newest[1]}.dev0"
+    assert f"\nversion: {newest[1]}\n" in cited and f"\ndate-released: {newest[2]}\n" in cited
+
+
 def test_the_package_works_from_the_wheel_alone(source: Path, tmp_path: Path) -> None:
     with build_wheel(source, tmp_path / "out") as wheel:
         wheel.extractall(tmp_path / "site")
     code = (
-        "import tapegrad; print(tapegrad.__file__, tapegrad.sin(1.0)); from tapegrad.profile.viewer.html import page\n"
+        "import tapegrad; assert tapegrad.__version__ == '1.2.3' and '__version__' in dir(tapegrad)\n"
+        "print(tapegrad.__file__, tapegrad.sin(1.0)); from tapegrad.profile.viewer.html import page\n"
         "from tapegrad.profile.runs.model import Run; from tapegrad.profile.cli import main\n"
         "about = {'device': {'name': 'cpu'}, 'outcome': {'kind': 'finished', 'code': 0}}\n"
         "assert '<html' in page(Run(about | {'tapegrad': '0', 'program': 'x', 'argv': []})); main(['--help'])"
@@ -120,6 +155,14 @@ def test_the_package_works_from_the_wheel_alone(source: Path, tmp_path: Path) ->
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(str(tmp_path / "site"))
     assert "demo" in result.stdout
+
+
+@pytest.mark.parametrize(("lock", "wanted"), [("False", 1), ("True", 0)])
+def test_a_python_without_the_lock_is_refused(lock: str, wanted: int) -> None:
+    code = f"import sys; sys._is_gil_enabled = lambda: {lock}; import tapegrad; print(tapegrad.sin(0.0))"
+    where = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", code], env=where, capture_output=True, text=True, timeout=60)
+    assert result.returncode == wanted and ("PYTHON_GIL=1" in result.stderr) == bool(wanted), result.stderr
 
 
 def test_readme_states_both_ways_to_install() -> None:

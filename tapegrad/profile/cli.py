@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-import tapegrad
 from tapegrad.errors import TapegradError
 
 # What --help says of each command, and the module that defines it: asking for help imports none of them.
@@ -158,7 +157,7 @@ profile ends with the code of the program that it runs."""
 @click.group(
     cls=LazyGroup, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80}
 )
-@click.version_option(tapegrad.__version__, "-V", "--version", prog_name="tapegrad")
+@click.version_option(None, "-V", "--version", package_name="tapegrad", prog_name="tapegrad")
 def main() -> None:
     """Exact gradients for NumPy and CuPy code, inside a byte budget that is kept.
 
