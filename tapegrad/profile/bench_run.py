@@ -38,8 +38,8 @@ class Way:
         return round(statistics.median(self.step_ns))
 
     def times(self, plain: Way) -> float:
-        """How many times as long as a plain step: the median over the rounds."""
-        return statistics.median(mine / theirs for mine, theirs in zip(self.step_ns, plain.step_ns, strict=True))
+        """How many times as long as a plain step: of the medians, which stand beside it."""
+        return self.median_ns / plain.median_ns
 
 
 def measure(work: Workload, rounds: int, on_round: Callable[[int], None]) -> list[Way]:

@@ -6,6 +6,7 @@ import os
 import shlex
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -128,7 +129,7 @@ def _run(quick: bool, png: Path | None, steps: int | None, batch: int | None, se
         with _reporter(out, TITLES[checkpoint], count) as report:
             runs.append(work.train(checkpoint, count, report))
         if checkpoint == "plain":
-            _print_outcome(out, work, runs[0], length=100 if quick else 400)
+            _print_outcome(out, work, runs[0], length=0 if quick else 400)  # after few steps no word is one
     with _reporter(out, "timing all three in turns", settings.rounds) as report:
         work.race(runs, report)
     same = demo_train.identical(runs, settings.compared)
@@ -159,13 +160,20 @@ def _print_heading(out: Console, work: Demo) -> None:
     out.print(f"{characters}, of {work.text.source}", markup=False, soft_wrap=True)
 
 
+def recent(losses: Sequence[float]) -> float:
+    """The mean of the last ten, since batches differ more than steps."""
+    return statistics.fmean(losses[-10:])
+
+
 def _print_outcome(out: Console, work: Demo, run: Run, length: int) -> None:
-    """What the plain run has learned."""
+    """What the plain run has learned, and so many characters that it writes."""
     out.print(
-        f"loss {run.losses[0]:.3f} -> {statistics.fmean(run.losses[-10:]):.3f} nats per character, "
+        f"loss {run.losses[0]:.3f} -> {recent(run.losses):.3f} nats per character, "
         f"{work.held_out_loss():.3f} on text held out",
         soft_wrap=True,
     )
+    if not length:
+        return
     out.print("what it writes now:")
     for line in work.generate("def ", length).rstrip().splitlines():
         out.print(line.rstrip(), markup=False, style="cyan", soft_wrap=True)
@@ -208,7 +216,8 @@ def _print_captured(out: Console, trainings: list[Training], same: bool) -> None
 
 
 def _step_time(run: Run, plain: Run) -> str:
-    return f"{statistics.median(run.seconds) * 1e3:.0f} ms ({run.times(plain):.2f}x)"
+    milliseconds = run.median * 1e3
+    return f"{milliseconds:.{0 if milliseconds >= 100 else 1}f} ms ({run.median / plain.median:.2f}x)"
 
 
 def _print_bits(out: Console, what: str, same: bool, compared: str) -> None:
@@ -221,7 +230,7 @@ class _Lines:
 
     def __init__(self, out: Console, title: str, total: int) -> None:
         self.out, self.title, self.total = out, title, total
-        self.recent: list[float] = []
+        self.losses: list[float] = []
 
     def __enter__(self) -> Self:
         return self
@@ -231,14 +240,13 @@ class _Lines:
 
     def __call__(self, done: int, loss: float | None = None) -> None:
         if loss is not None:
-            self.recent.append(loss)
+            self.losses.append(loss)
         if done == 1 or done == self.total or done % max(1, self.total // 10) == 0:
             self.out.print(f"{self.title}: {done}/{self.total}{self.loss()}", soft_wrap=True)
-            self.recent.clear()
 
     def loss(self) -> str:
-        """The mean of the losses since the last line, since batches differ more than steps."""
-        return f", loss {statistics.fmean(self.recent):.3f}" if self.recent else ""
+        """The loss now."""
+        return f", loss {recent(self.losses):.3f}" if self.losses else ""
 
 
 class _Bar(_Lines):
@@ -262,7 +270,7 @@ class _Bar(_Lines):
 
     def __call__(self, done: int, loss: float | None = None) -> None:
         if loss is not None:
-            self.recent = [*self.recent[-9:], loss]
+            self.losses.append(loss)
         self.bar.update(self.task, completed=done, loss=self.loss().removeprefix(", "))
 
 

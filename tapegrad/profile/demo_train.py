@@ -59,9 +59,10 @@ class Run:
     reruns: int = 0
     samples: list[tuple[float, int, int]] = field(default_factory=list)
 
-    def times(self, other: Run) -> float:
-        """How many times as long as a step of ``other`` this one takes: the median over the rounds."""
-        return statistics.median(mine / others for mine, others in zip(self.seconds, other.seconds, strict=True))
+    @property
+    def median(self) -> float:
+        """The seconds of one step: the median over the rounds."""
+        return statistics.median(self.seconds)
 
     def count(self, m: Measure) -> None:
         """Keep what ``tg.measure()`` saw of one step."""

@@ -188,8 +188,23 @@ def test_the_same_seed_gives_the_same_losses_and_sample() -> None:
         found = invoke("--steps", "3", *arguments).stdout.splitlines()
         return [line.partition(" nats")[0] for line in found if line.startswith(("loss", "def "))]
 
-    assert lines() == lines() == lines("--threads", "1")
+    assert len(lines()) == 1 and lines() == lines() == lines("--threads", "1")
     assert lines() != lines("--seed", "1")
+
+
+@pytest.mark.usefixtures("small")
+def test_the_losses_agree_with_each_other() -> None:
+    lines = invoke("--steps", "30").stdout.splitlines()
+    [outcome] = [line.split() for line in lines if line.startswith("loss")]
+    plain = [line.rpartition(" ")[2] for line in lines if line.startswith("plain: ")]
+    assert outcome[1] == plain[0] and outcome[3] == plain[-1]
+
+
+def test_only_a_long_training_shows_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_train, "FULL", SMALL)
+    monkeypatch.setattr(demo_train, "QUICK", SMALL)
+    long = CliRunner().invoke(main, ["demo", "--steps", "1"]).stdout
+    assert "what it writes now:\ndef " in long and "what it writes" not in invoke("--steps", "1").stdout
 
 
 @pytest.mark.usefixtures("small")
@@ -272,8 +287,12 @@ def test_the_race_takes_turns(text: demo_text.Text) -> None:
     demo.race(runs, rounds.append)
     assert rounds == [1, 2]
     assert all(len(run.seconds) == 2 for run in runs)
-    assert runs[0].times(runs[0]) == 1.0
-    assert Run("blocks", seconds=[3.0, 8.0, 9.0]).times(Run("plain", seconds=[2.0, 4.0, 6.0])) == 1.5
+
+
+def test_a_ratio_is_that_of_the_times_beside_it() -> None:
+    plain, slow = Run("plain", seconds=[0.2, 0.4, 0.6]), Run("blocks", seconds=[0.3, 0.9, 0.8])
+    assert demo_command._step_time(slow, plain) == "800 ms (2.00x)"  # the median of the ratios is 1.5
+    assert demo_command._step_time(Run("plain", seconds=[0.0044]), Run("plain", seconds=[0.0036])) == "4.4 ms (1.22x)"
 
 
 def test_captured_steps_replay_and_take_half_of_the_arena(text: demo_text.Text) -> None:
