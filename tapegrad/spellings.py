@@ -61,7 +61,8 @@ NAMES = {
     "initializers": "tg.nn.initializers",
     "Module": "tg.nn.Layer",
     "SparseTensor": "tg.sparse.coo",
-    "IndexedSlices": "the indices and the updates: v.scatter_add(indices, updates)",
+    "IndexedSlices": "indices and updates, v.scatter_add(indices, updates); gradients are tensors: for those of some "
+    "rows alone, tape.watch(rows := v.sparse_read(indices)) and tape.gradient(loss, rows)",
     "math": "the function itself: tg.exp",
     "cond": "Python's if, or tg.where",
     "case": "tg.select",
@@ -207,6 +208,10 @@ TENSORS = {
     "set_shape": "x.reshape(shape)",
     "register_hook": "tg.custom_gradient",
     "stop_gradient": "tg.stop_gradient(x)",
+    "indices": "tg.nonzero(x); the gradient of a gather is no IndexedSlices: for that of some rows alone, "
+    "tape.watch(rows := v.sparse_read(indices)) and tape.gradient(loss, rows)",
+    "values": "x itself: the gradient of a gather is a tensor, no IndexedSlices",
+    "dense_shape": "x.shape",
 }
 """Attributes of tensors and variables."""
 

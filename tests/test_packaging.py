@@ -167,7 +167,7 @@ def test_a_python_without_the_lock_is_refused(lock: str, wanted: int) -> None:
 
 def test_readme_states_both_ways_to_install() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/tapegrad demo\n" in text
+    assert "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/tapegrad demo --quick\n" in text
     assert "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest\n" in text
 
 

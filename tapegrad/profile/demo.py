@@ -35,7 +35,7 @@ UNDER = {"plain": "nothing", "blocks": "every block", "attention": "attention"}
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw memory over one step to this file.")
 @click.option("--steps", type=click.IntRange(min=1), help="Steps of plain training.")
 @click.option("--batch", type=click.IntRange(min=1), help="Sequences in a batch.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the weights, the batches and the sample.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the weights and the batches.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the fused kernels; the default is all cores.")
 def demo(
     folder: Path | None,
@@ -129,7 +129,7 @@ def _run(quick: bool, png: Path | None, steps: int | None, batch: int | None, se
         with _reporter(out, TITLES[checkpoint], count) as report:
             runs.append(work.train(checkpoint, count, report))
         if checkpoint == "plain":
-            _print_outcome(out, work, runs[0], length=0 if quick else 400)  # after few steps no word is one
+            _print_outcome(out, work, runs[0])
     with _reporter(out, "timing all three in turns", settings.rounds) as report:
         work.race(runs, report)
     same = demo_train.identical(runs, settings.compared)
@@ -165,19 +165,13 @@ def recent(losses: Sequence[float]) -> float:
     return statistics.fmean(losses[-10:])
 
 
-def _print_outcome(out: Console, work: Demo, run: Run, length: int) -> None:
-    """What the plain run has learned, and so many characters that it writes."""
+def _print_outcome(out: Console, work: Demo, run: Run) -> None:
+    """What the plain run has learned."""
     out.print(
         f"loss {run.losses[0]:.3f} -> {recent(run.losses):.3f} nats per character, "
         f"{work.held_out_loss():.3f} on text held out",
         soft_wrap=True,
     )
-    if not length:
-        return
-    out.print("what it writes now:")
-    for line in work.generate("def ", length).rstrip().splitlines():
-        out.print(line.rstrip(), markup=False, style="cyan", soft_wrap=True)
-    out.print()
 
 
 def _print_costs(out: Console, runs: list[Run], same: bool, compared: int) -> None:

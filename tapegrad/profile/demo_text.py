@@ -35,14 +35,6 @@ class Text:
     held_out: tg.Tensor
     source: str
 
-    def decode(self, numbers: list[int]) -> str:
-        """The characters of these numbers."""
-        return "".join(self.vocabulary[n] for n in numbers)
-
-    def encode(self, characters: str) -> list[int]:
-        """The numbers of these characters, all of which must be in the vocabulary."""
-        return [self.vocabulary.index(c) for c in characters]
-
 
 def load(folder: Path | None = None) -> Text:
     """The first million ASCII characters of MODULES in the standard library (or in ``folder``).

@@ -38,7 +38,7 @@ class Settings:
 
 
 FULL = Settings(steps=250, compared=5, rounds=15, batch=16)
-QUICK = Settings(steps=60, compared=3, rounds=5, batch=8)
+QUICK = Settings(steps=60, compared=3, rounds=9, batch=8)
 
 
 @dataclass
@@ -148,16 +148,6 @@ class Demo:
         """Mean loss on text that is never trained on."""
         windows = (self._windows(self.text.held_out, f"held out {i}", self.settings.batch) for i in range(batches))
         return statistics.fmean(float(loss_of(self.model, *window)) for window in windows)
-
-    def generate(self, prompt: str, length: int, temperature: float = 0.6) -> str:
-        """``length`` characters that the model puts after ``prompt``, drawn one by one."""
-        chance = random.Random(self.settings.seed)
-        numbers = self.text.encode(prompt)
-        for _ in range(length):
-            logits = self.model(tg.asarray([numbers[-self.settings.context :]]))[0, -1]
-            shares = tg.softmax(logits / temperature).tolist()
-            numbers += chance.choices(range(len(shares)), shares)
-        return self.text.decode(numbers)
 
     def _rate(self, done: int) -> float:
         """A short linear warm-up, then half a cosine down to a tenth."""

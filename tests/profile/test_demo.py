@@ -183,10 +183,10 @@ def test_the_script_is_plain_python_with_public_names() -> None:
 
 
 @pytest.mark.usefixtures("small", "same_threads_afterwards")
-def test_the_same_seed_gives_the_same_losses_and_sample() -> None:
+def test_the_same_seed_gives_the_same_losses() -> None:
     def lines(*arguments: str) -> list[str]:
         found = invoke("--steps", "3", *arguments).stdout.splitlines()
-        return [line.partition(" nats")[0] for line in found if line.startswith(("loss", "def "))]
+        return [line.partition(" nats")[0] for line in found if line.startswith("loss")]
 
     assert len(lines()) == 1 and lines() == lines() == lines("--threads", "1")
     assert lines() != lines("--seed", "1")
@@ -198,13 +198,6 @@ def test_the_losses_agree_with_each_other() -> None:
     [outcome] = [line.split() for line in lines if line.startswith("loss")]
     plain = [line.rpartition(" ")[2] for line in lines if line.startswith("plain: ")]
     assert outcome[1] == plain[0] and outcome[3] == plain[-1]
-
-
-def test_only_a_long_training_shows_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_train, "FULL", SMALL)
-    monkeypatch.setattr(demo_train, "QUICK", SMALL)
-    long = CliRunner().invoke(main, ["demo", "--steps", "1"]).stdout
-    assert "what it writes now:\ndef " in long and "what it writes" not in invoke("--steps", "1").stdout
 
 
 @pytest.mark.usefixtures("small")
@@ -239,12 +232,14 @@ def test_a_python_without_its_source_is_explained(tmp_path: Path, monkeypatch: p
     assert "Traceback" not in result.output
 
 
+def characters(text: demo_text.Text, numbers: list[int]) -> str:
+    return "".join(text.vocabulary[n] for n in numbers)
+
+
 def test_the_text_is_ascii_and_numbers_are_its_places(text: demo_text.Text) -> None:
     assert text.vocabulary.isascii() and list(text.vocabulary) == sorted(set(text.vocabulary))
     assert set("def self\n()") <= set(text.vocabulary)
-    numbers = text.train[:3000].tolist()
-    assert text.encode(text.decode(numbers)) == numbers
-    assert text.decode(numbers).isascii() and "def " in text.decode(text.train.tolist())
+    assert "def " in characters(text, text.train.tolist())
     assert text.train.size + text.held_out.size == demo_text.LIMIT
     assert 0.9 < text.train.size / demo_text.LIMIT < 1
 
@@ -253,7 +248,7 @@ def test_other_characters_and_missing_modules_are_left_out(tmp_path: Path) -> No
     (tmp_path / "ast.py").write_text("x = 'ä→b'\n" * 20_000, encoding="utf-8")
     text = demo_text.load(tmp_path)
     assert text.vocabulary == "\n '=bx"
-    assert text.decode(text.train[:10].tolist()) == "x = 'b'\nx "
+    assert characters(text, text.train[:10].tolist()) == "x = 'b'\nx "
 
 
 def test_labels_are_the_next_characters(text: demo_text.Text) -> None:

@@ -14,6 +14,7 @@ from tapegrad.core.run import Run
 from tapegrad.memory.ledger.contents import Contents
 from tapegrad.memory.ledger.costs import FLOPS_PER_BYTE, units
 from tapegrad.memory.ledger.frames import by_line
+from tapegrad.memory.sizes import format_bytes
 
 CATEGORIES = (
     "parameter", "optimizer", "gradient", "activation", "rematerialized", "communication", "temporary", "input", "user",
@@ -94,7 +95,13 @@ def late(start: Any, kind: type[Figure] = Figure) -> Any:
     return kind(start)
 
 
-@dataclass
+_COUNTS = {
+    "reruns": "reruns", "evictions": "values dropped", "restored": "values made again", "offloads": "values offloaded",
+    "fetches": "values fetched",
+}  # fmt: skip
+
+
+@dataclass(repr=False)
 class Measure:
     """Figures of one ``measure`` block; read them in the block or after it."""
 
@@ -131,16 +138,16 @@ class Measure:
     prefetches: int = 0
     """Values that were on their way back before they were asked for."""
     live_by_category: dict[str, int] = field(default_factory=dict)
-    peak_parts: dict[str, dict[Any, int]] = field(default_factory=dict, repr=False)
+    peak_parts: dict[str, dict[Any, int]] = field(default_factory=dict)
     samples: list[tuple[float, int, int]] = field(default_factory=list)
     """With ``timeline=True``: (seconds since the start, live bytes, of which kept for rules) after every change."""
     timeline: bool = False
     started: float = field(default_factory=time.perf_counter)
     detailed: bool = True
     """Whether work, and the bytes by category, primitive and line, are counted; without, bytes alone, in less time."""
-    settle: Callable[..., None] | None = field(default=None, repr=False)
+    settle: Callable[..., None] | None = None
     """While the block is open: adds what has happened; ``settle(True)``: the work, too."""
-    now: Callable[[], int] | None = field(default=None, repr=False)
+    now: Callable[[], int] | None = None
     """While the block is open: the bytes alive."""
 
     def __post_init__(self) -> None:
@@ -148,6 +155,17 @@ class Measure:
             self.nodes_run = Counter()
         if self.arena_by_category is None:
             self.arena_by_category = {}
+
+    def __repr__(self) -> str:
+        """The figures in one line: sizes in KiB and MiB, and counts that are not 0."""
+        parts = sorted(self.peak_by_category.items(), key=lambda part: -part[1])
+        held = ", ".join(f"{category} {format_bytes(n)}" for category, n in parts)
+        said = [f"peak {format_bytes(self.peak_bytes)}" + (f" ({held})" if held else "")]
+        said.append(f"live {format_bytes(self.live_bytes)}")
+        if self.detailed:
+            said.append(f"kernels: {self.kernel_runs}, which moved {format_bytes(self.bytes_moved)}")
+        said += [f"{what}: {n}" for name, what in _COUNTS.items() if (n := getattr(self, name))]
+        return f"<Measure: {'; '.join(said)}>"
 
     @property
     def peak_by_category(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -139,6 +140,18 @@ def test_the_compiled_backward_runs_inside_measure(seed: Any, monkeypatch: pytes
     with tg.measure(timeline=True):
         measured(chain, seed)
     assert taken
+
+
+def test_a_printed_measure_is_one_line() -> None:
+    with tg.measure(timeline=True) as m:
+        v = tg.Variable(np.ones(1024, np.float32))
+        tg.grad(lambda x: tg.sum(tg.recompute_grad(tg.tanh)(x)))(v)
+    assert len(m.samples) > 3
+    peak, live = r"<Measure: peak [\d.]+ KiB \(.*\bparameter 4.0 KiB\b.*\)", r"live [\d.]+ KiB"
+    assert re.fullmatch(rf"{peak}; {live}; kernels: \d+, which moved [\d.]+ KiB; reruns: 1>", str(m)), m
+    parts = {"category": {"input": 100, "gradient": 4 << 20}}
+    made = Measure(3 << 20, 5 << 20, peak_parts=parts, evictions=7, detailed=False)
+    assert repr(made) == "<Measure: peak 5.0 MiB (gradient 4.0 MiB, input 100 B); live 3.0 MiB; values dropped: 7>"
 
 
 def test_no_place_is_held_when_nothing_counts() -> None:

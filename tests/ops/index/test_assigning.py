@@ -159,3 +159,20 @@ def test_captured_and_checkpointed(rng: np.random.Generator) -> None:
     vectors = np.array([[0, 1], [2, 0]])
     rows = tg.vmap(lambda q, i: tg.gather_nd(q, i))(tg.stack([x, x]), tg.asarray(np.stack([vectors, vectors[::-1]])))
     same(rows, [values(x)[tuple(vectors.T)], values(x)[tuple(vectors[::-1].T)]])
+
+
+def test_the_gradient_of_rows_alone_is_small_and_updates_as_the_whole_does() -> None:
+    """What the advice for users of TensorFlow's IndexedSlices says."""
+    at, whole = np.array([3, 7, 3]), tg.Variable(np.ones((4096, 8)))
+    with tg.GradientTape() as tape:
+        loss = tg.sum(whole.sparse_read(at) ** 2 * [[1.0], [2.0], [3.0]])
+    whole.assign_sub(0.1 * tape.gradient(loss, whole))
+    table = tg.Variable(np.ones((4096, 8)))
+    with tg.measure() as m:
+        with tg.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(rows := table.sparse_read(at))
+            loss = tg.sum(rows**2 * [[1.0], [2.0], [3.0]])
+        gradient = tape.gradient(loss, rows)
+    assert m.allocated_bytes < table.nbytes / 8
+    table.scatter_sub(at, 0.1 * gradient)
+    np.testing.assert_allclose(table.numpy(), whole.numpy(), rtol=1e-15)
