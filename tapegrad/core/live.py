@@ -8,7 +8,6 @@ number in its place; every other executor hands out the number itself.
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -61,33 +60,6 @@ class LiveNumber:
         )
 
     __float__ = __int__ = __index__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __round__ = _refuse
-
-
-class Once:
-    """What ``f()`` gives, asked for once each time that the live numbers of a program are filled in."""
-
-    __slots__ = ("_f", "_filling", "_value")
-
-    def __init__(self, f: Callable[[], Any]) -> None:
-        self._f = f
-        self._filling: object = None
-        self._value: Any = None
-
-    def __call__(self) -> Any:
-        filling = current.filling
-        if filling is None:
-            return self._f()
-        if self._filling is not filling:
-            self._value, self._filling = self._f(), filling
-        return self._value
-
-
-class _Filling(threading.local):
-    filling: object = None
-    """Another object each time; None: nobody fills numbers in."""
-
-
-current = _Filling()
 
 
 def present(x: Any) -> Any:

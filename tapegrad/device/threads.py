@@ -61,21 +61,21 @@ def _serve(queue: SimpleQueue[Job | None]) -> None:
         del job
 
 
-_crew = _Crew()
-locks.in_child(_crew.forget)
+crew = _Crew()
+locks.in_child(crew.forget)
 
 
 def get_num_threads() -> int:
     """How many threads evaluate tiles, the caller included."""
-    return _crew.count
+    return crew.count
 
 
 def set_num_threads(n: int) -> None:
     """Evaluate tiles with ``n`` threads; no result depends on it.  Raises TapegradError for n < 1."""
     if n < 1:
         raise TapegradError(f"set_num_threads: need at least 1 thread, got {n}")
-    _crew.dismiss()
-    _crew.count = n
+    crew.dismiss()
+    crew.count = n
 
 
 def run(workers: list[Callable[[int], None]], tasks: int) -> None:
@@ -101,13 +101,13 @@ def run(workers: list[Callable[[int], None]], tasks: int) -> None:
     for worker in workers[1:]:
         done = _thread.allocate_lock()
         done.acquire()
-        queue = _crew.hire()
+        queue = crew.hire()
         queue.put(_job(contextvars.copy_context(), loop, worker, done))
         hired.append((queue, done))
     loop(workers[0])
     for queue, done in hired:
         done.acquire()
-        _crew.idle.append(queue)
+        crew.idle.append(queue)
     if failures:
         raise failures[0]
 

@@ -11,14 +11,14 @@ import traceback
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen, lookout, shadowed
-from tapegrad.core.live import LiveInt, LiveNumber, Once, live_int
+from tapegrad.core.live import LiveInt, LiveNumber, live_int
 from tapegrad.core.node import Node, leaf, next_index
 from tapegrad.core.primitive import Opaque
 from tapegrad.core.state import during, executed, thread
@@ -134,6 +134,7 @@ class Capture(Dry):
         """Where all of the program lies."""
         self._devices: dict[str, _Device] = {}
         self._live: dict[Any, Array] = {}
+        self.asked: list[Any] = []
         self.outside: dict[int, Buffer] = {}
         """Values made before that the function uses, by their node's index."""
         self._kernel_cost: float | None = None
@@ -234,8 +235,10 @@ class Capture(Dry):
         return t
 
     def number(self, f: Callable[[], Any]) -> Any:
-        """A live number; as an array it is a slot that each replay fills."""
-        return LiveNumber(Once(f))
+        """A live number, which each replay asks for once; as an array it is a slot that each replay fills."""
+        asked = cache(f)
+        self.asked.append(asked)
+        return LiveNumber(asked)
 
     def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
         """Note a check of values: each replay makes it."""
@@ -444,8 +447,8 @@ class Call:
         streams = list(self.recorder.cells.streams.values())
         outputs = [self.output(x) for x in leaves]
         home = self.recorder.home or CPU
-        return Program(list(self.recorder.steps), result, outputs, writes, list(self.arguments), reads, streams, home,
-                       list(self.recorder.afterwards), name)  # fmt: skip
+        return Program(list(self.recorder.steps), result, outputs, writes, list(self.arguments), reads, streams,
+                       self.recorder.asked, home, list(self.recorder.afterwards), name)  # fmt: skip
 
     def output(self, x: Any) -> Output:
         """A leaf of a result."""

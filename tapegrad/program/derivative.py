@@ -82,7 +82,7 @@ class Whole:
         given = [carrier.whole(s) for s in (*carrier.slots, *(v.slot for v in self.arguments[self.given :]))]
         return (
             pruned(replace(forward, outputs=[*forward.outputs, *carried], name=f"{forward.name}, forward")),
-            pruned(Program(rewritten, self.found, outputs, [], given, [], device=forward.device,
+            pruned(Program(rewritten, self.found, outputs, [], given, [], asked=forward.asked, device=forward.device,
                            name=f"{forward.name}, backward")),  # fmt: skip
             kinds, _dependence(rewritten, outputs, given[count:], count),
         )  # fmt: skip

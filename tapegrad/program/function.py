@@ -133,18 +133,17 @@ class Function(Generic[P, R]):
             return self._f(*args, **named)
         try:
             with self._lock:
-                given, by_name = (
-                    (args, named) if are_tensors(args, named) else nest.map_leaves(as_tensor, (args, named))
-                )
-                return (self._on_a_tape if thread.recorders else self._called)(given, by_name)
+                plain = are_tensors(args, named)
+                given, by_name = (args, named) if plain else nest.map_leaves(as_tensor, (args, named))
+                return (self._on_a_tape if thread.recorders else self._called)(given, by_name, plain)
         except BaseException:
             locks.let_go(self._lock, self)
             raise
 
-    def _called(self, args: tuple[Any, ...], named: dict[str, Any]) -> R:
+    def _called(self, args: tuple[Any, ...], named: dict[str, Any], plain: bool = False) -> R:
         if os.environ.get("TAPEGRAD_FUNCTION") == "0":
             return eager(self._f, args, named)
-        key, held, tensors = signature(args, named)
+        key, held, tensors = signature(args, named, plain)
         entry = self._entries.get(key)
         if entry is None:
             return self._first(_Entry(key, held), args, named)
@@ -293,11 +292,11 @@ class Function(Generic[P, R]):
         entry.verified = True
         return result
 
-    def _on_a_tape(self, args: tuple[Any, ...], named: dict[str, Any]) -> R:
+    def _on_a_tape(self, args: tuple[Any, ...], named: dict[str, Any], plain: bool) -> R:
         """A call that tapes record: one record, whose forward and backward are replayed."""
         if os.environ.get("TAPEGRAD_FUNCTION") == "0":
             return self._f(*args, **named)
-        key, held, tensors = signature(args, named)
+        key, held, tensors = signature(args, named, plain)
         entry = self._taped.get(key)
         if entry is not None and self._limit < entry.limit:
             entry = None

@@ -22,7 +22,7 @@ from typing import Any
 from tapegrad.core import account, threads
 from tapegrad.core.aval import shaped
 from tapegrad.core.cell import Cell, contents_now
-from tapegrad.core.references import elsewhere
+from tapegrad.core.references import most
 from tapegrad.device import cublas, dtypes, tally
 from tapegrad.engine.work import Call
 from tapegrad.errors import GraphError
@@ -102,7 +102,7 @@ class GraphReplay(Replay):
         for piece in self._pieces or ():
             piece()
 
-    def _bind_variables(self) -> None:
+    def _bind(self) -> None:
         """Variables are read where they lie now; where one has moved, graphs are made anew.  Raises RelaidError."""
         now = contents_now(self._cells)
         if now is not None and self._cells and all(map(is_, now, self._held)):
@@ -116,6 +116,7 @@ class GraphReplay(Replay):
         super()._bind_variables()
         if self._moved or before != self._contents:  # graphs hold addresses, also of what is written alone
             self._pieces = self._commits = None
+        self._renew_calls()
         self._cells, self._held = list(self._contents), list(self._contents.values())
 
     def _settle(self, cell: Cell, owner: Any, view: Any) -> None:
@@ -255,7 +256,7 @@ class GraphReplay(Replay):
 
     def _all_ours(self) -> bool:
         """Whether nobody but the cells and this replay holds what the variables held."""
-        return max(elsewhere(self._held)) <= _HOLDERS and not any(map(_KEEPS, self._held))
+        return most(self._held) <= _HOLDERS and not any(map(_KEEPS, self._held))
 
 
 def _one_by_one(calls: Sequence[Call]) -> None:

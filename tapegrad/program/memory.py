@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from tapegrad.core import account
 from tapegrad.core.aval import Shape, ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.live import current as live
 from tapegrad.core.node import leaf
 from tapegrad.device import CPU, Device, cxx, dtypes
 from tapegrad.device.types import Array, DType
@@ -77,8 +76,8 @@ class Memory:
 class Numbers:
     """The live numbers of a program, beside each other, so that one copy brings them to the device."""
 
-    def __init__(self, slots: Sequence[Slot], memory: Memory) -> None:
-        self._device = memory.device
+    def __init__(self, slots: Sequence[Slot], asked: Sequence[Any], memory: Memory) -> None:
+        self._device, self._asked = memory.device, asked
         places: list[int] = []
         end = 0
         for slot in slots:
@@ -94,12 +93,10 @@ class Numbers:
 
     def fill(self) -> None:
         """All numbers are the present ones."""
-        live.filling = object()
-        try:
-            for target, now in self._targets:
-                target[...] = now()
-        finally:
-            live.filling = None
+        for asked in self._asked:
+            asked.cache_clear()
+        for target, now in self._targets:
+            target[...] = now()
         if self._there is not self._host and self._targets:
             self._device.send(self._there, self._host)
 

@@ -145,6 +145,8 @@ class Program:
     """The variables that it reads: cell, owner, and how they lie."""
     streams: list[Any] = field(default_factory=list)
     """The random streams that it draws from."""
+    asked: Sequence[Any] = ()
+    """What its live numbers ask for, each with the answer (``functools.cache``) that a replay begins by dropping."""
     device: Device = CPU
     """Where all of it lies."""
     afterwards: Sequence[Callable[[], object]] = ()

@@ -81,7 +81,7 @@ class Replay:
         self._device = program.device
         align, apart = alignment(program.device), list(self._outside.numbers)
         self._report = report_of(self._given[0], program, memory.arena, apart, memory.layout.nbytes, align)
-        self._numbers = Numbers(self._slots(Kind.NUMBER), memory)
+        self._numbers = Numbers(self._slots(Kind.NUMBER), program.asked, memory)
         used = {id(slot) for slot in self._slots(Kind.ARGUMENT)} - self._outside.numbers.keys()
         given = {id(v.slot): i for i, v in enumerate(program.arguments) if id(v.slot) in used}
         self._arguments = [(i, memory.array(program.arguments[i])) for i in given.values()]
@@ -173,6 +173,9 @@ class Replay:
 
     def _bind(self) -> None:
         self._bind_variables()
+        self._renew_calls()
+
+    def _renew_calls(self) -> None:
         for i in sorted(self._moved):
             self._code.change(self._calls_in_code(i), i)
             self._moved.discard(i)
@@ -258,7 +261,11 @@ class Replay:
             else:
                 if isinstance(array, View):
                     array = self.memory.array(array)
-                leaves.append(output.value if array is None else Tensor(_copied(array, output.aval)))
+                if array is None:
+                    leaves.append(output.value)
+                else:
+                    aval: Any = output.aval
+                    leaves.append(Tensor(account.current.in_room((aval,), ("function",), _copy, array, aval)))
         return leaves
 
     def told(self, tensors: Sequence[Tensor]) -> tuple[list[Any], list[tuple[Write, Any]]]:
@@ -428,12 +435,8 @@ def _is_ours(cell: Cell, contents: dict[Cell, Buffer]) -> bool:
     return elsewhere([contents[cell]]) == [2]
 
 
-def _copied(array: Array, aval: Any) -> Buffer:
-    """A buffer of the caller's own with the value of ``array``."""
-    return account.current.in_room((aval,), ("function",), _copy, array, aval)
-
-
 def _copy(array: Array, aval: Any) -> Buffer:
+    """A buffer of its own with the value of ``array``."""
     if array.nbytes <= SMALL and not aval.device.lazy and array.flags.c_contiguous:
         return Buffer(array.copy(), leaf(aval))
     out = laid_like(array, aval.device)

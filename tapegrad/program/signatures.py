@@ -18,13 +18,16 @@ def are_tensors(args: tuple[Any, ...], named: dict[str, Any]) -> bool:
     return not named and {Tensor}.issuperset(map(type, args))
 
 
-def signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor]]:
-    """What decides on the program; what has to stay alive so that it means the same; and the tensors."""
+def signature(args: Any, named: Any, plain: bool = False) -> tuple[Any, tuple[Any, ...], list[Tensor]]:
+    """What decides on the program; what has to stay alive so that it means the same; and the tensors.
+
+    plain: it is known that all arguments are tensors, given by position.
+    """
+    plain = plain or are_tensors(args, named)
     tensors: list[Tensor] = []
     positions: dict[int, int] = {}
     held: list[Any] = []
     parts: list[Any] = []
-    plain = are_tensors(args, named)
     for x in args if plain else nest.flatten((args, named)):
         if type(x) is Tensor:
             buffer = x._buffer
@@ -38,7 +41,7 @@ def signature(args: Any, named: Any) -> tuple[Any, tuple[Any, ...], list[Tensor]
             parts.append((type(x), id(x)))
             held.append(x)
     shape = len(args) if plain else (nest.structure(args), nest.structure(named))
-    return (shape, tuple(parts), threads.get_num_threads()), tuple(held), tensors
+    return (shape, tuple(parts), threads.crew.count), tuple(held), tensors
 
 
 def advice(entries: dict[Any, Any], key: Any) -> str:

@@ -30,7 +30,7 @@ def test_a_replay_copies_neither_large_arguments_nor_large_results(n: int, monke
     assert entry.replay is not None
     copied: list[int] = []
     monkeypatch.setattr(entry.replay, "_copy", lambda target, array: copied.append(array.nbytes))
-    monkeypatch.setattr(replay, "_copied", lambda array, aval, was=replay._copied: copied.append(1) or was(array, aval))
+    monkeypatch.setattr(replay, "_copy", lambda array, aval, was=replay._copy: copied.append(1) or was(array, aval))
     matrix, _ = f(x, y)
     assert copied == [1]  # the sum
     assert np.array_equal(matrix.numpy(), _step(x, y)[0].numpy())

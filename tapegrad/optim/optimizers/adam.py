@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Unpack
 
 from tapegrad.core.live import present
@@ -41,7 +42,7 @@ class Adam(Optimizer):
         return Adam.update_many(self, [x], [g], [slots], rate, step, None)[0]
 
     def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
-        factor = thread.executor.number(lambda: self._factor(rate, step))
+        factor = thread.executor.number(partial(self._factor, rate, step))
         betas = {"beta_1": self.beta_1, "beta_2": self.beta_2}
         ms, vs = ([own[i] for own in slots] for i in (0, 1))
         return updates.adam(xs, gs, ms, vs, factor=factor, **betas, epsilon=self.epsilon, shrink=shrink)

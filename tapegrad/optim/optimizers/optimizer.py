@@ -278,7 +278,7 @@ class Optimizer:
                 return
         pairs = self._clipped(pairs)
         done = self._number("iterations", self.iterations)
-        rate, step = thread.executor.number(lambda: self._rate_after(present(done))), done + 1
+        rate, step = thread.executor.number(partial(self._rate_after, done)), done + 1
         for group in self.groups([v for _, v in pairs]):
             self._change([pairs[i] for i in group], rate, step, last)
         self._count("iterations", self.iterations, step if last is True else done + last)
@@ -344,7 +344,7 @@ class Optimizer:
 
     def _rate_after(self, steps: int) -> float:
         rate = self.learning_rate
-        current = rate(steps) if callable(rate) else rate
+        current = rate(present(steps)) if callable(rate) else rate
         if type(current) is float and 0.0 <= current < inf:
             return current
         return checks.at_least(self, "learning_rate", float(current), 0.0)
