@@ -68,6 +68,14 @@ NAMES = {
     "case": "tg.select",
     "batch_gather": "tg.gather_nd",
     "TensorSpec": "an array",
+    "switch_case": "Python's if, or tg.select",
+    "batch_jacobian": "tg.vmap(tg.jacobian(f))",
+    "executing_eagerly": "True: all but the inside of a tg.function runs eagerly",
+    "UnconnectedGradients": 'tape.gradient(y, x, unconnected_gradients="zero")',
+    "debugging": "Python's assert",
+    "sequence_mask": "tg.arange(n) < tg.expand_dims(lengths, -1)",
+    "bitcast": "x.numpy().view(dtype)",
+    "unique_with_counts": "tg.unique_counts",
     # PyTorch
     "no_grad": "nothing: only a tape's block is recorded; in it, tape.stop_recording() or tg.stop_gradient(x)",
     "inference_mode": "nothing: only a tape's block is recorded",
@@ -206,6 +214,11 @@ TENSORS = {
     "load": "v.assign(value)",
     "initialized_value": "v.value()",
     "set_shape": "x.reshape(shape)",
+    "is_initialized": "True: a variable always has a value",
+    "initializer": "v.assign(value)",
+    "experimental_ref": "x.ref()",
+    "graph": "nothing: tapes record operations, tensors do not",
+    "op": "nothing: tapes record operations, tensors do not",
     "register_hook": "tg.custom_gradient",
     "stop_gradient": "tg.stop_gradient(x)",
     "indices": "tg.nonzero(x); the gradient of a gather is no IndexedSlices: for that of some rows alone, "
@@ -310,7 +323,8 @@ KEYWORDS = (
     ("learning_rate", "lr"), ("strides", "stride"), ("use_bias", "bias"), ("epsilon", "eps"), ("beta_1", "b1"),
     ("beta_2", "b2"), ("units", "out_features"), ("filters", "out_channels"), ("dilation_rate", "dilation"),
     ("rate", "p"), ("input_dim", "num_embeddings"), ("output_dim", "embedding_dim"),
-    ("pool_size", "kernel_size"), ("num_heads", "heads"), ("weight_decay", "decay"),
+    ("pool_size", "kernel_size"), ("in_axes", "in_dims"), ("out_axes", "out_dims"), ("num_heads", "heads"),
+    ("weight_decay", "decay"),
 )  # fmt: skip
 """Names of one argument; a function has one of each at most."""
 
@@ -322,6 +336,11 @@ OTHER_KEYWORDS = {
     "in_channels": "leave it out: the first input tells",
     "out": "leave it out: results are new tensors",
     "params": "leave it out: opt.apply_gradients takes the variables",
+    "validate_shape": "leave it out: the shape of a variable never changes",
+    "constraint": "leave it out, and assign what the constraint gives: v.assign(tg.clip(v, 0, 1))",
+    "caching_device": "leave it out: a value is read where it lies",
+    "synchronization": "leave it out: see tg.distributed",
+    "aggregation": "leave it out: see tg.distributed",
     "parameters": "leave it out: opt.apply_gradients takes the variables",
 }
 """Arguments that no function here has."""

@@ -134,6 +134,8 @@ def test_attributes(call: Any, says: str) -> None:
             lambda x: tg.Variable(x, requires_grad=True),
             "Variable() got an unexpected keyword argument 'requires_grad'",
         ),
+        (lambda x: tg.Variable(x, validate_shape=False), "'validate_shape'; leave it out"),
+        (lambda x: tg.vmap(tg.sin, in_dims=0)(x), "vmap() got an unexpected keyword argument 'in_dims'; write in_"),
         (lambda x: tg.Variable(x, foo=1), "got an unexpected keyword argument 'foo'"),
         (lambda x: tg.sum(x, foo=1), "sum() got an unexpected keyword argument 'foo'"),
         (lambda x: x.sum(foo=1), "sum() got an unexpected keyword argument 'foo'"),
