@@ -8,7 +8,7 @@ from tapegrad.core.aval import normalize_axis
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import check_square, identity
 from tapegrad.linalg.solving import inv
-from tapegrad.ops.dispatch import own, promote, tensor
+from tapegrad.ops.dispatch import in_float32, own, promote, tensor
 from tapegrad.ops.products import products
 from tapegrad.ops.products.products import matmul, tensordot, vecdot
 from tapegrad.ops.shape import diagonals
@@ -30,6 +30,7 @@ def outer(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     return products.outer(x, y)
 
 
+@in_float32
 def cross(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
     """The cross product of vectors of length 3 along ``axis``; other dimensions broadcast.
 

@@ -13,7 +13,7 @@ from tapegrad.core.state import unrecorded
 from tapegrad.device import CPU, dtypes
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.create.creation import asarray
-from tapegrad.ops.dispatch import cast, own, promote, tensor
+from tapegrad.ops.dispatch import cast, in_float32, own, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import abs, multiply, sqrt, square
 from tapegrad.ops.elementwise.comparison import equal, not_equal
 from tapegrad.ops.elementwise.exponential import power
@@ -42,6 +42,7 @@ def kron(a: TensorLike, b: TensorLike) -> Tensor:
     return reshape(multiply(x, y), tuple(i * j for i, j in zip(p, q, strict=True)))
 
 
+@in_float32
 def cross(
     a: TensorLike, b: TensorLike, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
 ) -> Tensor:
@@ -204,6 +205,7 @@ def _norm(gap: Tensor, p: float, axis: Axis, keepdims: bool = False) -> Tensor:
     return where(zero, 0, sqrt(safe) if p == 2 else power(safe, 1.0 / p))
 
 
+@in_float32
 def cdist(x1: TensorLike, x2: TensorLike, p: float = 2.0) -> Tensor:
     """The distances in p-norm of every row of ``x1`` from every row of ``x2`` (PyTorch's ``cdist``).
 
@@ -216,6 +218,7 @@ def cdist(x1: TensorLike, x2: TensorLike, p: float = 2.0) -> Tensor:
     return _norm(expand_dims(x, -2) - expand_dims(y, -3), p, -1)
 
 
+@in_float32
 def dist(input: TensorLike, other: TensorLike, p: float = 2) -> Tensor:
     """The p-norm of ``input - other``, a number (PyTorch's ``dist``); its gradient is 0 where it is.
 
