@@ -342,7 +342,7 @@ class _Profiling:
             return
         out.print()
         seq = recorded.peak["seq"] if recorded.peak["seq"] >= 0 else None
-        helps = advice(recorded, str(self.path)) if self.plan is None else ()
+        helps = advice(recorded, str(self.path)) if self.plan is None else None
         print_summary(recorded, out, path=str(self.path), seq=seq, advice=helps)
         if self.plan is not None:
             for line in verified(recorded, file.load(self.options["plan_path"])):

@@ -53,7 +53,8 @@ class Builder:
     def stack(self, file: str, line: int, function: str) -> int:
         key = (file, line, function)
         if key not in self._stacks:
-            frame = self._row("frames", file=self.text(file), line=line, function=self.text(function))
+            where = {"file": self.text(file), "line": line, "function": self.text(function)}
+            frame = self._row("frames", **where, end_line=-1, column=-1, end_column=-1)
             self._stacks[key] = self._row("stacks", frame=frame, parent=-1)
             self.run.sources.setdefault(file, {})[str(line)] = f"y = {function}(x)  # line {line}"
         return self._stacks[key]
@@ -69,6 +70,7 @@ class Builder:
             "calls", kind=KINDS.index(kind), name=self.text(name), file=self.text(file), line=line, parent=self.call,
             step=self.step, ordinal=ordinal, phase=PHASES.index(self.phase), begin_seq=self.seq + 1,
             end_seq=self.seq + 1, begin_ns=self.ns, end_ns=self.ns, first=first,
+            site=-1,
         )  # fmt: skip
         return self.call
 

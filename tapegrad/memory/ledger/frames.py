@@ -12,10 +12,11 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
+from itertools import islice
 from os.path import dirname, join
 from sys import _getframe
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tapegrad.core.state import thread
 from tapegrad.memory.ledger.phase import FORWARD, STEPS, phase
@@ -53,6 +54,27 @@ def instruction_line(code: CodeType, at: int) -> int:
     """The line of an instruction."""
     line = next((line for start, end, line in code.co_lines() if start <= at < end), None)
     return line or code.co_firstlineno
+
+
+class NamedPlace(NamedTuple):
+    """A place as a file keeps it: the call's line and columns (in bytes of UTF-8; -1: not known), the calling place."""
+
+    file: str
+    line: int
+    function: str
+    parent: int
+    end_line: int
+    column: int
+    end_column: int
+
+
+def named(code: CodeType, at: int, parent: int) -> NamedPlace:
+    """An instruction as a place of a file."""
+    _, *span = next(islice(code.co_positions(), at // 2, None), (None,) * 4)
+    end_line, column, end_column = (-1 if n is None else n for n in span)
+    return NamedPlace(
+        code.co_filename, instruction_line(code, at), code.co_qualname, parent, end_line, column, end_column
+    )
 
 
 def by_line(places: dict[Place, int]) -> dict[str, int]:
@@ -144,10 +166,14 @@ class Call:
     """One call during which operations ran."""
 
     __slots__ = ("begin_ns", "begin_seq", "code", "end_ns", "end_seq", "file", "first", "kind", "line", "name",
-                 "ordinal", "parent", "phase", "step")  # fmt: skip
+                 "ordinal", "parent", "phase", "site", "step")  # fmt: skip
 
-    def __init__(self, kind: int, name: str, file: str, line: int, parent: int, code: CodeType | None) -> None:
+    def __init__(
+        self, kind: int, name: str, file: str, line: int, parent: int, code: CodeType | None, site: int = -1
+    ) -> None:
         self.kind, self.name, self.file, self.line, self.parent, self.code = kind, name, file, line, parent, code
+        self.site = site
+        """The place of the program's that makes it (-1: another's, or not asked for)."""
         self.begin_seq = self.end_seq = self.begin_ns = self.end_ns = self.ordinal = 0
         self.first = self.step = -1
         self.phase = 0
@@ -231,13 +257,20 @@ class Frames:
         if id(code) in SPECIAL:
             kind, name, inner = SPECIAL[id(code)][1](frame)
             file, line = (inner.co_filename, inner.co_firstlineno) if inner is not None else ("", 0)
-            return self.begin(Call(kind, name, file, line, parent, inner if kind == LAYER else None))
+            return self.begin(Call(kind, name, file, line, parent, inner if kind == LAYER else None, self._site(frame)))
         if code.co_name == "<module>":
             return -1
         outer = self.calls[parent] if parent >= 0 else None
         if code.co_name in _TRANSPARENT or (outer is not None and outer.code is code):
             return parent  # what a layer's ``call`` does is what the layer does
-        return self.begin(Call(FUNCTION, code.co_qualname, code.co_filename, code.co_firstlineno, parent, None))
+        site = self._site(frame)
+        return self.begin(Call(FUNCTION, code.co_qualname, code.co_filename, code.co_firstlineno, parent, None, site))
+
+    def _site(self, frame: FrameType) -> int:
+        outer = frame.f_back
+        return (
+            self._place(outer, -1) if self._lines and outer is not None and is_program(outer.f_code.co_filename) else -1
+        )
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Forget calls, but for those under way and those that they are in."""

@@ -22,7 +22,7 @@ from tapegrad.engine.evaluate import array_of
 from tapegrad.memory.ledger.contents import Contents
 from tapegrad.memory.ledger.entries import Entry
 from tapegrad.memory.ledger.figures import Replayed
-from tapegrad.memory.ledger.frames import CHECKPOINT, Call, Frames, caller, instruction_line
+from tapegrad.memory.ledger.frames import CHECKPOINT, Call, Frames, NamedPlace, caller, named
 from tapegrad.memory.ledger.phase import FORWARD, HERE, RECOMPUTE, phase
 from tapegrad.memory.ledger.spool import CHANGE, GRADIENT, HELD, REPEATS, WALK, Spool
 
@@ -316,7 +316,7 @@ class Journal:
         call.begin_seq, call.begin_ns = self._tick(), perf_counter_ns()
         call.end_seq, call.end_ns = call.begin_seq, call.begin_ns
         if self.spool is not None:
-            self.spool.call(len(self.frames.calls) - 1, call)
+            self.spool.call(self, len(self.frames.calls) - 1, call)
 
     def _touch(self, call: int, seq: int, ns: int) -> bool:
         """Whether ``call`` goes on: what a walk does is not done in the call that it differentiates."""
@@ -333,12 +333,9 @@ class Journal:
         """Of the avals from the one numbered ``first`` on."""
         return [Value(str(tuple(map(int, a.shape))), a.dtype.name, a.nbytes, a.device.name) for a in self.avals[first:]]
 
-    def named_places(self, first: int = 0) -> list[tuple[str, int, str, int]]:
-        """Of the places from the one numbered ``first`` on: file, line, function, and the calling place."""
-        return [
-            (code.co_filename, instruction_line(code, at), code.co_qualname, parent)
-            for code, at, parent in self.frames.places[first:]
-        ]
+    def named_places(self, first: int = 0) -> list[NamedPlace]:
+        """The places from the one numbered ``first`` on."""
+        return [named(*place) for place in self.frames.places[first:]]
 
 
 def digest_of(buffer: Buffer) -> str:

@@ -36,8 +36,8 @@ TURN = 255
 _LAYOUTS = {
     TEXT: "q",  # length; then its bytes
     VALUE: "qqqq",  # shape, dtype, bytes, device
-    PLACE: "qqqq",  # file, line, function, calling place
-    CALL: "qqqqqqqqqq",  # number, kind, name, file, line, parent, ordinal, phase, seq, ns
+    PLACE: "qqqqqqq",  # NamedPlace
+    CALL: "qqqqqqqqqqq",  # number, kind, name, file, line, parent, ordinal, phase, seq, ns, site
     REPEATS: "qq",  # call, call of the first run
     ENDED: "qqq",  # call, seq, ns
     ROW: "qqqqqqqqqqqB",  # number, Row, touches its call
@@ -164,8 +164,8 @@ class Spool:
         self._at = end
 
     def _see_places(self, journal: Journal) -> None:
-        for file, line, function, parent in journal.named_places(self._places):
-            self.put(PLACE, self.text(file), line, self.text(function), parent)
+        for file, line, function, *rest in journal.named_places(self._places):
+            self.put(PLACE, self.text(file), line, self.text(function), *rest)
             self._places += 1
 
     def _see_values(self, journal: Journal) -> None:
@@ -175,10 +175,12 @@ class Spool:
 
     # Events ----------------------------------------------------------------------------------------------------
 
-    def call(self, number: int, call: Call) -> None:
+    def call(self, journal: Journal, number: int, call: Call) -> None:
         """A call begins."""
+        if call.site >= self._places:
+            self._see_places(journal)
         self.put(CALL, number, call.kind, self.text(call.name), self.text(call.file), call.line, call.parent,
-                 call.ordinal, call.phase, call.begin_seq, call.begin_ns)  # fmt: skip
+                 call.ordinal, call.phase, call.begin_seq, call.begin_ns, call.site)  # fmt: skip
 
     def row(self, journal: Journal, number: int, row: Row, touches: bool) -> None:
         """An allocation."""
@@ -234,7 +236,7 @@ class Spool:
             self.mark(mark, 0)
         for number, call in enumerate(journal.frames.calls):
             if call is not None:
-                self.call(number, call)
+                self.call(journal, number, call)
                 self.put(ENDED, number, call.end_seq, call.end_ns)
         for number, call in enumerate(journal.frames.calls):
             if call is not None and call.first >= 0:

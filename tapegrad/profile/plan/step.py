@@ -47,6 +47,11 @@ class Change(NamedTuple):
 
 def lives_with(lives: Mapping[int, Life], changes: Iterable[Change]) -> list[Life]:
     """What lives become with several changes (of calls that are not within each other)."""
+    return [life for those in changed_lives(lives, changes).values() for life in those]
+
+
+def changed_lives(lives: Mapping[int, Life], changes: Iterable[Change]) -> dict[int, list[Life]]:
+    """The same, by allocation."""
     result = {i: [life] for i, life in lives.items()}
     changes = list(changes)
     for change in changes:
@@ -56,7 +61,7 @@ def lives_with(lives: Mapping[int, Life], changes: Iterable[Change]) -> list[Lif
             if i in result:
                 first, *rest = result[i]
                 result[i] = [first._replace(end=max(first.end, key)), *rest]
-    return [life for those in result.values() for life in those]
+    return result
 
 
 class Step:
@@ -100,6 +105,18 @@ class Step:
         read = self._read[bisect_left(self._read, (site.begin, -1)) : bisect_right(self._read, (site.close, _LAST))]
         inputs = {i for seq, i in read if i not in site.made and self._made_from(seq) in site.made}
         return Change(changed, {i: over for i in inputs if self.lives[i].end < over}, kept_bytes)
+
+    def share_of(self, names: frozenset[str], calls: Iterable[int]) -> float:
+        """Of the time between the operations of some calls, the part that goes to operations of these names."""
+        ns, op = self.run.ops["ns"], self.run.ops["name"]
+        whole = part = 0
+        for call in calls:
+            for row in self.sites[call].rows:
+                if row + 1 in self.op_rows:
+                    took = ns[row + 1] - ns[row]
+                    whole += took
+                    part += took if self.run.text(op[row]) in names else 0
+        return part / whole if whole else 0.0
 
     def above(self, call: int) -> list[int]:
         """The sites that a call is in, innermost first."""

@@ -116,9 +116,12 @@ class _Assembly:
     # Tables ----------------------------------------------------------------------------------------------------
 
     def _places(self) -> None:
-        for file, line, function, parent in self._journal.named_places():
-            frame = self._row("frames", file=self._text(file), line=line, function=self._text(function))
-            self._row("stacks", frame=frame, parent=parent)
+        for p in self._journal.named_places():
+            frame = self._row(
+                "frames", file=self._text(p.file), line=p.line, function=self._text(p.function), end_line=p.end_line,
+                column=p.column, end_column=p.end_column,
+            )  # fmt: skip
+            self._row("stacks", frame=frame, parent=p.parent)
 
     def _add_calls(self) -> None:
         calls = self._journal.frames.calls
@@ -139,7 +142,7 @@ class _Assembly:
                 "calls", kind=call.kind, name=self._text(call.name), file=self._text(call.file), line=call.line,
                 parent=self._call(call.parent), step=self._step_of(call.begin_seq), ordinal=call.ordinal,
                 phase=call.phase, begin_seq=call.begin_seq, end_seq=end_seq, begin_ns=call.begin_ns - began,
-                end_ns=end_ns - began, first=self._call(call.first),
+                end_ns=end_ns - began, first=self._call(call.first), site=call.site,
             )  # fmt: skip
 
     def _call(self, number: int) -> int:

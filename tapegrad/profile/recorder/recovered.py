@@ -12,7 +12,7 @@ from typing import Any
 from tapegrad.distributed.watching import Entered
 from tapegrad.memory.ledger import spool as s
 from tapegrad.memory.ledger.contents import Contents, Slot, Work
-from tapegrad.memory.ledger.frames import Call
+from tapegrad.memory.ledger.frames import Call, NamedPlace
 from tapegrad.memory.ledger.journal import STEP, End, Journal, Value
 from tapegrad.memory.ledger.phase import FORWARD
 from tapegrad.profile.recorder.assemble import assemble
@@ -45,12 +45,12 @@ class _Journal(Journal):
     def __init__(self, stacks: str, gradients: bool) -> None:
         super().__init__(stacks, _ALL, gradients)
         self.known_values: list[Value] = []
-        self.known_places: list[tuple[str, int, str, int]] = []
+        self.known_places: list[NamedPlace] = []
 
     def values(self, first: int = 0) -> list[Value]:
         return self.known_values
 
-    def named_places(self, first: int = 0) -> list[tuple[str, int, str, int]]:
+    def named_places(self, first: int = 0) -> list[NamedPlace]:
         return self.known_places
 
 
@@ -151,12 +151,12 @@ class _Recovery:
     def _value(self, shape: int, dtype: int, nbytes: int, device: int) -> None:
         self._journal.known_values.append(Value(self._text(shape), self._text(dtype), nbytes, self._text(device)))
 
-    def _place(self, file: int, line: int, function: int, parent: int) -> None:
-        self._journal.known_places.append((self._text(file), line, self._text(function), parent))
+    def _place(self, file: int, line: int, function: int, *rest: int) -> None:
+        self._journal.known_places.append(NamedPlace(self._text(file), line, self._text(function), *rest))
 
     def _call(self, number: int, kind: int, name: int, file: int, line: int, parent: int, *numbers: int) -> None:
         call = Call(kind, self._text(name), self._text(file), line, parent, None)
-        call.ordinal, call.phase, call.begin_seq, call.begin_ns = numbers
+        call.ordinal, call.phase, call.begin_seq, call.begin_ns, call.site = numbers
         call.end_seq, call.end_ns = call.begin_seq, call.begin_ns
         calls = self._journal.frames.calls
         if not len(calls) <= number < len(calls) + len(self._data):

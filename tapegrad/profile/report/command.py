@@ -113,7 +113,7 @@ def _print(run: Run, path: str, at: str, seq: int, by: str | None, sort: str, ro
     if by is None and sort == "bytes":
         from tapegrad.profile.plan.advice import advice
 
-        helps = advice(run, path) if at == "peak" and run.meta.get("plan") is None else ()
+        helps = advice(run, path) if at == "peak" and run.meta.get("plan") is None else None
         moment = None if at == "peak" else seq
         text.print_summary(run, console, path=path, seq=moment, rows=5 if rows is None else rows, advice=helps)
     else:

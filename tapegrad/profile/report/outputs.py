@@ -57,6 +57,7 @@ class View:
             "ranks": [asdict(row) for row in rank_rows(run)],
             "communication": [asdict(row) for row in line_rows(run)],
             "arenas": [asdict(arena) for arena in arenas(run)],
+            "advice": _advice(run, self.source),
             "recomputed": [asdict(rerun) for rerun in r.reruns(run, self.seq, r.step_of(run, self.seq))],
         }
 
@@ -117,11 +118,17 @@ def write(kind: str, run: Run, view: View, path: Path | None) -> None:
 
 def write_html(run: Run, path: Path, source: bool) -> None:
     """The HTML report, with what would help."""
-    from tapegrad.profile.plan.advice import advice
     from tapegrad.profile.viewer import html
 
-    what_if = [{"change": what, "effect": brings} for what, brings in advice(run)]
-    html.write(run, path, source=source, what_if=what_if)
+    html.write(run, path, source=source, advice=_advice(run, source))
+
+
+def _advice(run: Run, source: bool) -> dict[str, object]:
+    """What would help, where no plan does so already."""
+    from tapegrad.profile.plan.advice import Advice, advice
+
+    found = advice(run) if run.meta.get("plan") is None else Advice()
+    return (found if source else found.without_source()).to_json()
 
 
 def _writer(kind: str) -> Callable[[Run, Path, View], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -18,6 +18,9 @@ from tapegrad.profile.report.units import counted, iec, percent
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.model import MARKS
 from tapegrad.profile.runs.timeline import at as seq_at
+
+if TYPE_CHECKING:
+    from tapegrad.profile.plan.advice import Advice
 
 STYLES = {
     "parameter": "green", "optimizer": "yellow", "gradient": "blue", "activation": "red", "rematerialized": "cyan",
@@ -36,12 +39,12 @@ def print_summary(
     path: str | None,
     seq: int | None = None,
     rows: int = 5,
-    advice: Sequence[tuple[str, str]] = (),
+    advice: Advice | None = None,
 ) -> None:
     """Print the peak (or the moment ``seq``), what was alive then, and what would help; first why memory ran out.
 
     ``path``: of the run file, for the commands that lead on.  ``rows``: lines in the table of the largest (0: all).
-    ``advice``: pairs of what to do and what it would bring.
+    ``advice``: what would help.
     """
     out = RunOutput(console, run)
     if run.meta["outcome"]["kind"] in ("killed", "running"):
@@ -65,7 +68,7 @@ def print_summary(
     _recomputed(run, out, moment)
     print_arenas(run, out, rows, STYLES)
     print_ranks(run, out, rows)
-    if advice:
+    if advice is not None:
         _advise(out, advice)
     if path is not None:
         out.line()
@@ -229,15 +232,20 @@ def _recomputed(run: Run, out: RunOutput, seq: int) -> None:
     out.table(columns, cells)
 
 
-def _advise(out: RunOutput, advice: Sequence[tuple[str, str]]) -> None:
-    """A table, below which stand commands that it has no room for: half a command is of no use."""
-    pairs = [(out.text(what), out.text(brings)) for what, brings in advice]
-    room = min(out.console.width, 120) - 2 - max(len(what) for what, _ in pairs)
-    long = [pair for pair in pairs if len(pair[1]) > room and pair[1].startswith("tapegrad ")]
+def _advise(out: RunOutput, advice: Advice) -> None:
+    """Cards, each with the lines to write; then commands."""
+    if not (advice.cards or advice.commands):
+        return
     out.line()
-    columns = [Column("What would help", flexible=True), Column("", flexible=True)]
-    out.table(columns, [list(pair) for pair in pairs if pair not in long])
-    for what, command in long:
+    out.line("What would help", "bold")
+    arrow = "->" if out.plain else "→"
+    for card in advice.cards:
+        out.line(f"{card.effect.replace('->', arrow)}: {card.what}")
+        for edit in card.edits:
+            where = f"{out.files.get(edit.file, edit.file)}:{edit.line}"
+            above = "" if edit.old else "above it: "
+            out.line(f"  {where}  {above}{edit.new}", "green")
+    for what, command in advice.commands:
         out.line(f"{what}: {command}")
 
 

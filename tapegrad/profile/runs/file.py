@@ -19,7 +19,7 @@ from tapegrad.profile.runs.model import CATEGORIES, COLUMNS, KINDS, MARKS, PHASE
 from tapegrad.profile.runs.whole import whole
 
 FORMAT = "tapegrad.run"
-VERSION = 3
+VERSION = 4
 JOURNAL = ".journal"
 """What is added to the name of a run file for that of the journal, which lies beside it until the run file is whole."""
 _JOURNAL_BEGINS = b"tapegrad journal "

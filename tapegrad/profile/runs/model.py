@@ -30,16 +30,20 @@ MARKS = ("step", "oom", "user", "recording stopped")
 
 # Columns that point somewhere: to strings ("strings"), to a table's rows, or into one of the tuples above.
 COLUMNS: dict[str, dict[str, str | None]] = {
-    # a line of the program
-    "frames": {"file": "strings", "line": None, "function": "strings"},
+    # what a line of the program says: from a column, in bytes of UTF-8, to another one, of a later line, perhaps (-1:
+    # not known)
+    "frames": {
+        "file": "strings", "line": None, "function": "strings", "end_line": None, "column": None, "end_column": None,
+    },
     # where something was made: the innermost frame, and the stack that called it (-1: not recorded)
     "stacks": {"frame": "frames", "parent": "stacks"},
     # a call during which operations ran.  line: of its definition; step: -1 outside steps; ordinal: number among
-    # calls of one kind, name, file and line in its step and phase; first: the call that a rerun repeats (-1: no rerun)
+    # calls of one kind, name, file and line in its step and phase; first: the call that a rerun repeats (-1: no rerun);
+    # site: what of the program makes it (-1: the library, or it is not known)
     "calls": {
         "kind": "kinds", "name": "strings", "file": "strings", "line": None, "parent": "calls", "step": "steps",
         "ordinal": None, "phase": "phases", "begin_seq": None, "end_seq": None, "begin_ns": None, "end_ns": None,
-        "first": "calls",
+        "first": "calls", "site": "stacks",
     },
     # a training step: up to and with the event end_seq
     "steps": {

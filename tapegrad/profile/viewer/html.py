@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from importlib import resources
 
@@ -21,8 +21,8 @@ from tapegrad.profile.viewer.payload import encode
 # Each after those it imports from.
 MODULES = (
     "format", "decode", "axis", "calls", "run", "layout", "raster", "dom", "store", "describe", "filter", "plot",
-    "timeline", "strips", "cursor", "charts", "details", "table", "source", "lineage", "ranks", "arenas", "header",
-    "keys", "main",
+    "timeline", "strips", "cursor", "charts", "details", "table", "cards", "source", "lineage", "ranks", "arenas",
+    "header", "keys", "main",
 )  # fmt: skip
 _IMPORT = re.compile(r"^import\b[^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|class)\b)", re.MULTILINE)
@@ -34,30 +34,26 @@ def write(
     path: str | os.PathLike[str],
     *,
     source: bool = True,
-    what_if: Sequence[Mapping[str, object]] = (),
+    advice: Mapping[str, object] | None = None,
     max_drawn: int = 200_000,
 ) -> None:
     """Write ``run`` as an HTML file to ``path``: all of it, or (on an error) nothing; for the arguments see ``page``.
 
     Raises OSError, and RunFileError for a run with numbers that a browser cannot count exactly.
     """
-    text = page(run, source=source, what_if=what_if, max_drawn=max_drawn)
+    text = page(run, source=source, advice=advice, max_drawn=max_drawn)
     with whole(path) as part:
         part.write_bytes(text.encode())
 
 
-def page(
-    run: Run, *, source: bool = True, what_if: Sequence[Mapping[str, object]] = (), max_drawn: int = 200_000
-) -> str:
+def page(run: Run, *, source: bool = True, advice: Mapping[str, object] | None = None, max_drawn: int = 200_000) -> str:
     """The HTML report of ``run``.
 
-    ``source``: whether the lines of source text in the run go into it.  ``what_if``: rows of the table of what would
-    help, each with ``change`` (text) and any of ``effect`` (text), ``peak_bytes``, ``step_ns`` (integers), ``slowdown``
-    (a fraction) and ``command`` (text).  ``max_drawn``: of more allocations than this the smallest are shown as sums
-    only.
+    ``source``: whether the lines of source text in the run go into it.  ``advice``: what would help, as the JSON object
+    of ``plan/advice.py``.  ``max_drawn``: of more allocations than this the smallest are shown as sums only.
     Raises RunFileError for a run with numbers that a browser cannot count exactly.
     """
-    payload = encode(run, source=source, what_if=what_if, max_drawn=max_drawn)
+    payload = encode(run, source=source, advice=advice, max_drawn=max_drawn)
     parts = {
         "title": escape(f"{visible(str(run.meta['program']))} · memory · tapegrad"),
         "peak": escape(iec(run.peak["bytes"])),

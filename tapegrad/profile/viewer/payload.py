@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from operator import sub
 
@@ -34,7 +34,7 @@ _WHOLE_TABLES = ("frames", "stacks", "calls", "steps", "marks", "samples", "walk
 Columns = dict[str, list[int]]
 
 
-def encode(run: Run, *, source: bool, what_if: Sequence[Mapping[str, object]], max_drawn: int) -> bytes:
+def encode(run: Run, *, source: bool, advice: Mapping[str, object] | None, max_drawn: int) -> bytes:
     """The compressed payload of ``run``; the smallest allocations beyond ``max_drawn`` are folded into sums.
 
     Raises RunFileError if a number in the run, or the sum of its bytes, is beyond 2**53 - 1.
@@ -45,7 +45,7 @@ def encode(run: Run, *, source: bool, what_if: Sequence[Mapping[str, object]], m
     packed = {name: _pack(values) for name, values in columns.items()}
     meta = {key: value for key, value in run.meta.items() if key != "plan"} | {"planned": bool(run.meta.get("plan"))}
     header = {
-        "meta": meta, "peak": run.peak, "checks": run.checks, "strings": run.strings, "what_if": list(what_if),
+        "meta": meta, "peak": run.peak, "checks": run.checks, "strings": run.strings, "advice": advice,
         "sources": run.sources if source else None,
         "ranks": [asdict(row) for row in rank_rows(run)], "communication": [asdict(row) for row in line_rows(run)],
         "arenas": [asdict(arena) for arena in arenas(run)],

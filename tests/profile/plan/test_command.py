@@ -113,11 +113,11 @@ def test_offloaded_calls_are_called_so(here: Path) -> None:
 
 
 def test_advice_names_the_run_and_the_last_resort(here: Path) -> None:
-    assert advice(training(), "my run.json.gz")[-1][1] == "tapegrad plan 'my run.json.gz' --pareto"
-    assert advice(training())[-1][1] == "tapegrad plan RUN --pareto"
+    assert advice(training(), "my run.json.gz").commands[-1][1] == "tapegrad plan 'my run.json.gz' --pareto"
+    assert advice(training()).commands[-1][1] == "tapegrad plan RUN --pareto"
     run = training()
     run.calls["kind"] = [KINDS.index("scope")] * run.count("calls")  # no calls to choose from
-    ((what, command),) = advice(run)
+    ((what, command),) = advice(run).commands
     assert iec(held_bytes(run)) in what and command == "tapegrad profile --budget SIZE PROGRAM"
 
 

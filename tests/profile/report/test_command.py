@@ -121,8 +121,10 @@ def test_a_file_that_is_no_run_is_one_line(run) -> None:
 def test_what_would_help_is_shown(run, monkeypatch: pytest.MonkeyPatch) -> None:
     from tapegrad.profile.plan import advice
 
-    monkeypatch.setattr(advice, "advice", lambda run, *rest: [("checkpoint block()", "peak 1 B")])
-    assert "What would help\ncheckpoint block()  peak 1 B\n" in run("a.json.gz").stdout
+    found = advice.Advice((advice.Card("run block() again", 2, 1),), ())
+    monkeypatch.setattr(advice, "advice", lambda run, *rest: found)
+    assert "What would help\n2 B -> 1 B: run block() again\n" in run("a.json.gz").stdout.replace("→", "->")
+    assert json.loads(run("a.json.gz", "--json").stdout)["advice"]["cards"][0]["after_bytes"] == 1
     assert "What would help" not in run("a.json.gz", "--at", "end").stdout + run("a.json.gz", "--by", "op").stdout
 
 

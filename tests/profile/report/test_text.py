@@ -8,6 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
+from tapegrad.profile.plan.advice import Advice, Card
+from tapegrad.profile.plan.edits import Edit
 from tapegrad.profile.report import rows, text
 from tapegrad.profile.report.table import clip_source
 from tapegrad.profile.report.units import ms, percent
@@ -106,13 +108,13 @@ def test_what_is_known_of_the_device() -> None:
 
 
 def test_advice_and_its_absence() -> None:
-    advice = [("checkpoint block() 6 of 12 calls", "peak 4.84 GiB, step +7.9 %")]
-    assert re.search(r"What would help\ncheckpoint block.* +peak 4", printed(training(), advice=advice))
-    assert "What would help" not in printed(training())
-    command = "tapegrad plan " + "long" * 20 + ".json.gz --pareto"
-    out = printed(training(), advice=[*advice, ("other mixes", command), ("others", "tapegrad plan RUN")])
-    assert f"\nother mixes: {command}\n" in out and re.search("^others {5,}tapegrad plan RUN$", out, re.M)
-    assert r"checkpoint \x1b[2J" in printed(training(), advice=[("checkpoint \x1b[2J", "")])
+    edits = (Edit("a/model.py", 43, "x = block(x)", "x = f(block)(x)\x1b[2J"), Edit("b/other.py", 9, "", "@f"))
+    card = Card("run block() again", 5 << 30, 4 << 30, 1000, 1079, edits, "about")
+    out = printed(training(), advice=Advice((card,), (("other mixes", "tapegrad plan RUN"),)))
+    assert "What would help\n5.00 GiB → about 4.00 GiB, step +7.9 %: run block() again\n" in out
+    assert r"a/model.py:43  x = f(block)(x)\x1b[2J" in out and "b/other.py:9  above it: @f\n" in out
+    assert "\nother mixes: tapegrad plan RUN\n" in out
+    assert "What would help" not in printed(training()) + printed(training(), advice=Advice())
 
 
 def test_why_memory_ran_out() -> None:

@@ -165,29 +165,6 @@ def test_the_ledger_tells_whether_it_agrees_with_the_pool(show: Any) -> None:
     )
 
 
-def test_what_would_help_is_shown_if_it_is_given(show: Any) -> None:
-    run = made_runs.training(steps=1)
-    what_if = [
-        {"change": "checkpoint <b>block()</b>", "peak_bytes": run.peak["bytes"] - made_runs.MIB, "step_ns": 182_000_000,
-         "slowdown": 0.079, "command": "tapegrad plan r.json.gz --budget 5GiB"},
-        {"change": "batch 128", "peak_bytes": 2 * run.peak["bytes"]},
-    ]  # fmt: skip
-    text = show(run, what_if=what_if).inner_text("#what-if")
-    for wanted in (
-        "checkpoint <b>block()</b>",
-        "−1.00 MiB",
-        "182 ms",
-        "7.9 %",
-        "--budget 5GiB",
-        f"+{iec(run.peak['bytes'])}",
-    ):
-        assert wanted in text, wanted
-    assert "effect" not in text
-    assert show(run).locator("#what-if").count() == 0
-    page = show(run, what_if=[{"change": "checkpoint f()", "effect": "peak 2.00 GiB, step +4 %"}])
-    assert page.locator("#what-if td").all_inner_texts() == ["checkpoint f()", "peak 2.00 GiB, step +4 %"]
-
-
 def test_without_source_the_lines_still_have_their_bytes(show: Any) -> None:
     page = show(made_runs.training(steps=1), source=False)
     assert "left out" in page.inner_text("section:has(#source)")

@@ -71,14 +71,14 @@ def test_numbers_of_all_sizes_survive(numbers: list[int]) -> None:
     run = made_runs.empty()
     run.samples["seq"] = numbers
     run.samples["used_bytes"] = [n % 70_000 - 35_000 for n in numbers]
-    _, columns = unpack(encode(run, source=True, what_if=(), max_drawn=10))
+    _, columns = unpack(encode(run, source=True, advice=None, max_drawn=10))
     assert columns["samples.seq"] == numbers
     assert columns["samples.used_bytes"] == run.samples["used_bytes"]
 
 
 def test_the_smallest_allocations_are_folded_and_still_counted() -> None:
     run = made_runs.training(checkpointed=2)
-    header, columns = unpack(encode(run, source=True, what_if=(), max_drawn=20))
+    header, columns = unpack(encode(run, source=True, advice=None, max_drawn=20))
     sizes, kept = run.allocs["bytes"], columns["allocs.number"]
     assert len(kept) == 20 and header["folded"] == {"count": len(sizes) - 20, "bytes": sum(sizes) - 20 * made_runs.MIB}
     assert {sizes[i] for i in kept} == {made_runs.MIB} and kept == sorted(kept)
@@ -92,7 +92,7 @@ def test_what_a_folded_allocation_repeats_is_left_out() -> None:
     run = made_runs.training(checkpointed=2)
     assert run.allocs["remat_of"][42] == 15
     run.allocs["bytes"][15] = 512  # too small to be kept
-    _, columns = unpack(encode(run, source=True, what_if=(), max_drawn=60))
+    _, columns = unpack(encode(run, source=True, advice=None, max_drawn=60))
     kept = columns["allocs.number"]
     expected = [kept.index(old) if (old := run.allocs["remat_of"][i]) in kept else -1 for i in kept]
     assert columns["allocs.remat_of"] == expected
@@ -112,7 +112,9 @@ def test_numbers_that_a_browser_rounds_are_refused() -> None:
 
 
 def test_names_cannot_end_the_script_or_become_markup() -> None:
-    page = html.page(made_runs.hostile(), what_if=[{"change": "</script><script>alert(3)</script>"}])
+    page = html.page(
+        made_runs.hostile(), advice={"cards": [], "commands": [["</script><script>alert(3)</script>", ""]]}
+    )
     assert page.count("<script") == page.count("</script>") == 2
     assert "<title>&lt;/script&gt;&lt;b&gt;x&lt;/b&gt; ☃ [red]markup[/red] · memory · tapegrad</title>" in page
     assert "alert(" not in page

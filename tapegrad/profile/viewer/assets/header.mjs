@@ -104,24 +104,6 @@ export function failurePanel(run, store) {
     h("p.actions", {}, h("button", { type: "button", onclick: () => moveCursor(store, run, event) }, "show what was alive then")));
 }
 
-/** The table of changes that would help, as it was computed when the report was written; null without one. */
-export function whatIfPanel(run) {
-  const rows = run.header.what_if, peak = run.header.peak.bytes;
-  if (!rows.length) return null;
-  const signed = (bytes) => `${bytes < 0 ? "−" : "+"}${formatBytes(Math.abs(bytes))}`;
-  const columns = [
-    ["change", (row) => visible(row.change ?? "")],
-    ["effect", (row) => visible(row.effect ?? "")],
-    ["peak", ({ peak_bytes: n }) => (n == null ? "" : formatBytes(n))],
-    ["change of peak", ({ peak_bytes: n }) => (n == null ? "" : signed(n - peak))],
-    ["step", ({ step_ns: n }) => (n == null ? "" : formatTime(n))],
-    ["slowdown", ({ slowdown: share }) => (share == null ? "" : `${(100 * share).toFixed(1)} %`)],
-    ["command", (row) => visible(row.command ?? "")],
-  ].filter(([, of]) => rows.some((row) => of(row) !== ""));
-  return h("section.panel", { id: "what-if", "aria-labelledby": "what-if-title" }, h("h2", { id: "what-if-title" }, "What would help"),
-    table("Predicted from this run", columns.map(([head]) => head), rows.map((row) => columns.map(([head, of]) => (head === "command" ? h("code", {}, of(row)) : of(row))))));
-}
-
 export function footer(run) {
   const { meta } = run.header;
   const known = [["tapegrad", meta.tapegrad], ["Python", meta.python], ["NumPy", meta.numpy], ["CuPy", meta.cupy], ["platform", meta.platform], ["pool", meta.device.pool],
