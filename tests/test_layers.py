@@ -34,6 +34,7 @@ LIBRARIES = {
     "rich": {"profile", "training"},
     "matplotlib": {"profile"},
     "mpi4py": {"distributed"},
+    "pytest": {"testing"},
 }
 # Heavy or optional, so imported inside the function that needs them.
 LAZY = {"cupy", "cupyx", "pynvml", "safetensors", "matplotlib", "scipy", "threadpoolctl", "mpi4py"}
