@@ -240,11 +240,14 @@ def _advise(out: RunOutput, advice: Advice) -> None:
     out.line("What would help", "bold")
     arrow = "->" if out.plain else "→"
     for card in advice.cards:
-        out.line(f"{card.effect.replace('->', arrow)}: {card.what}")
+        out.line(card.effect.replace("->", arrow))
+        out.line(f"  {card.what}")
         for edit in card.edits:
             where = f"{out.files.get(edit.file, edit.file)}:{edit.line}"
-            above = "" if edit.old else "above it: "
-            out.line(f"  {where}  {above}{edit.new}", "green")
+            above = "" if edit.old else "above "
+            out.line(f"  {above}{where}")
+            if edit.new:
+                out.line(f"    {edit.new}", "green")
     for what, command in advice.commands:
         out.line(f"{what}: {command}")
 

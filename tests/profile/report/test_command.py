@@ -123,7 +123,7 @@ def test_what_would_help_is_shown(run, monkeypatch: pytest.MonkeyPatch) -> None:
 
     found = advice.Advice((advice.Card("run block() again", 2, 1),), ())
     monkeypatch.setattr(advice, "advice", lambda run, *rest: found)
-    assert "What would help\n2 B -> 1 B: run block() again\n" in run("a.json.gz").stdout.replace("→", "->")
+    assert "What would help\n2 B -> 1 B\n  run block() again\n" in run("a.json.gz").stdout.replace("→", "->")
     assert json.loads(run("a.json.gz", "--json").stdout)["advice"]["cards"][0]["after_bytes"] == 1
     assert "What would help" not in run("a.json.gz", "--at", "end").stdout + run("a.json.gz", "--by", "op").stdout
 
