@@ -21,8 +21,8 @@ from tapegrad.profile.viewer.payload import encode
 # Each after those it imports from.
 MODULES = (
     "format", "decode", "axis", "calls", "run", "layout", "raster", "dom", "store", "describe", "filter", "plot",
-    "timeline", "strips", "cursor", "charts", "details", "table", "cards", "source", "lineage", "ranks", "arenas",
-    "header", "keys", "main",
+    "timeline", "strips", "cursor", "charts", "details", "table", "flame", "cards", "source", "lineage", "ranks",
+    "arenas", "header", "keys", "main",
 )  # fmt: skip
 _IMPORT = re.compile(r"^import\b[^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|class)\b)", re.MULTILINE)

@@ -7,6 +7,7 @@ import { readPayload } from "./decode.mjs";
 import { detailsPanel } from "./details.mjs";
 import { byId, h } from "./dom.mjs";
 import { cardsPanel } from "./cards.mjs";
+import { flamePanel } from "./flame.mjs";
 import { failurePanel, footer, header } from "./header.mjs";
 import { helpDialog, listenToKeys } from "./keys.mjs";
 import { lineagePanel } from "./lineage.mjs";
@@ -70,7 +71,7 @@ function build(run, store) {
   const pictures = h("section.panel", { "aria-labelledby": "pictures-title" }, h("h2", { id: "pictures-title" }, "Memory over the run"),
     toolbar(run, store, actions), cursorPanel(run, store), charts.timeline.element,
     h("h3", { title: "a rectangle is as wide as a life and as high as its bytes; how far up it lies means nothing" }, "Allocations"), charts.strips.element, charts.mini.element);
-  const parts = [header(run, tools), failurePanel(run, store), cardsPanel(run, store), pictures, ranksPanel(run, store), arenasPanel(run, store),
+  const parts = [header(run, tools), failurePanel(run, store), cardsPanel(run, store), pictures, flamePanel(run, store), ranksPanel(run, store), arenasPanel(run, store),
     h("div.columns", {}, tablePanel(run, store), h("div.side", {}, detailsPanel(run, store), sourcePanel(run, store))),
     lineagePanel(run, store), footer(run), charts.card, helpDialog()];
   byId("page").append(...parts.filter(Boolean));
@@ -91,7 +92,7 @@ async function start() {
   performance.mark("tapegrad-read");
   const store = new Store({
     axis: "time", range: null, cursor: run.peakEvent, query: "", chosen: new Set(), only: null, group: "allocation", sort: { by: "bytes", direction: -1 },
-    rows: 200, selected: -1, hovered: -1, file: "", line: 0, size: 0, theme: "",
+    rows: 200, selected: -1, hovered: -1, file: "", line: 0, flame: "", size: 0, theme: "",
   });
   const charts = build(run, store);
   store.drawAll();
