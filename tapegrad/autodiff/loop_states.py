@@ -8,6 +8,7 @@ from tapegrad import nest
 from tapegrad.device import dtypes
 from tapegrad.errors import StructureError
 from tapegrad.ops.create.creation import asarray
+from tapegrad.ops.shape.join import stack
 from tapegrad.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -49,6 +50,25 @@ def check_state(name: str, step: int, before: object, after: object) -> None:
             "return a state of the shapes and dtypes of the one it was given: cast or reshape what it returns, or "
             "begin with such a state"
         )
+
+
+def check_output(name: str, step: int, before: object, after: object) -> None:
+    """Raise StructureError unless the output that ``step`` has returned has the form of those before it."""
+    check_structure(name, "the output", step, before, after)
+    if _leaves(before) != _leaves(after):
+        raise StructureError(
+            f"{name}: step {step} returned the output {_text(after)}, the steps before it {_text(before)}; outputs are "
+            "stacked: return the same shapes and dtypes at each step"
+        )
+
+
+def stacked(outputs: list[object]) -> Any:
+    """The outputs of all steps along a new leading axis, in the structure of one; None where that is None."""
+    if not outputs:
+        return None
+    columns = zip(*(nest.flatten(y) for y in outputs), strict=True)
+    whole = [None if column[0] is None else stack([asarray(y) for y in column]) for column in columns]
+    return nest.rebuild(outputs[0], iter(whole))
 
 
 def _leaves(state: object) -> list[object]:

@@ -11,10 +11,10 @@ from itertools import repeat
 from typing import Any
 
 from tapegrad import nest
-from tapegrad.autodiff.loop_states import check_state, check_structure, index_for
+from tapegrad.autodiff.loop_states import check_state, check_structure, index_for, stacked
 from tapegrad.errors import ShapeError, StructureError
 from tapegrad.ops.create.creation import asarray
-from tapegrad.ops.shape.join import slices, stack
+from tapegrad.ops.shape.join import slices
 
 
 def scan(
@@ -48,15 +48,7 @@ def scan(
         ys.append(out[1])
     if reverse:
         ys.reverse()
-    return state, _stacked(ys)
-
-
-def _stacked(ys: list[object]) -> Any:
-    if not ys:
-        return None
-    columns = zip(*(nest.flatten(y) for y in ys), strict=True)
-    whole = [None if column[0] is None else stack([asarray(y) for y in column]) for column in columns]
-    return nest.rebuild(ys[0], iter(whole))
+    return state, stacked(ys)
 
 
 def fori_loop(lower: int, upper: int, body: Callable[..., object], init: object) -> Any:

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from tapegrad import nest
-from tapegrad.autodiff.loop_states import check_state, index_for
+from tapegrad.autodiff.loop_states import check_output, check_state, index_for, stacked
 from tapegrad.core.protocols import Recorder
-from tapegrad.errors import BudgetError, RecomputeError
+from tapegrad.errors import BudgetError, RecomputeError, StructureError
 from tapegrad.memory.checkpoint.checkpoint import recorders_of_a_call
 from tapegrad.memory.checkpoint.loop_bytes import states_in
 from tapegrad.memory.checkpoint.loop_call import LoopCall
@@ -40,6 +40,7 @@ def checkpointed_loop(
     disk: int = 0,
     directory: str | os.PathLike[str] | None = None,
     while_: Callable[[Any], Any] | None = None,
+    outputs: bool = False,
 ) -> Any:
     """Run ``state = step(state)`` ``n`` times, or while ``while_(state)`` holds; to a tape this is one record.
 
@@ -65,6 +66,10 @@ def checkpointed_loop(
     ``disk``: so many more states lie in files of ``directory``; with ``"revolve"`` those read least often.  With
     ``while_`` the length need not be known (Stumm and Walther 2010, Wang et al. 2009).
 
+    ``outputs``: each step returns ``(state, y)``, and the loop ``(state, ys)`` with the ``y`` of all steps along a new
+    leading axis (None where ``y`` is None, and for no steps at all), as ``tg.scan`` does.  Reruns make them again only
+    as far as their gradients need it; they take their bytes besides ``bytes``.
+
     Inside a memory budget stored states are dropped before there is an error, and steps run again instead.
 
     Raises RecomputeError (ValueError) for arguments that do not fit, for ``bytes`` that are too few (it says how many
@@ -84,7 +89,7 @@ def checkpointed_loop(
     if disk < 0 or (disk and while_ is not None):
         raise RecomputeError("checkpointed_loop: disk is a number of states, and goes with n")
     name = f"checkpointed_loop({getattr(step, '__name__', type(step).__name__)})"
-    loop = Loop(step, name, n, while_, directory)
+    loop = Loop(step, name, n, while_, directory, bool(outputs))
     if bytes is not None:
         room, tapes = parse_bytes(bytes), recorders_of_a_call()[0]
         if tapes and n != 0 and not callable(schedule):
@@ -129,8 +134,11 @@ class Loop(Recompute):
         n: int | None,
         more: Callable[[Any], Any] | None = None,
         directory: str | os.PathLike[str] | None = None,
+        outputs: bool = False,
     ) -> None:
         super().__init__(step, None)
+        self.outputs = outputs
+        self._first_output: object = None
         self.name, self.n, self.more, self.directory = name, n, more, directory
         self.schedule: Schedule = partial(revolve, c=1)
         self.online: Callable[[], Online] | None = None
@@ -139,14 +147,24 @@ class Loop(Recompute):
         self.steady = True
         """Whether each step must return a state of the form of the one it was given."""
 
-    def step(self, state: Any, i: int, again: bool) -> Any:
-        """Step ``i``.  Raises StructureError."""
+    def step(self, state: Any, i: int, again: bool) -> tuple[Any, Any]:
+        """Step ``i``: the state and the output (of a loop without outputs an empty tuple).  Raises StructureError."""
         before = nest.map_leaves(lambda x: x, state) if self.steady else None  # a step may change containers in place
         args = (state, index_for(self.__wrapped__, i, state)) if self._indexed else (state,)
         y = super()._run(args, {}, again)
+        y, output = self._parted(y, i) if self.outputs else (y, ())
         if self.steady and not again:
             check_state(self.name, i, before, y)
-        return y
+            self._first_output = output if i == 0 else self._first_output
+            check_output(self.name, i, self._first_output, output)
+        return y, output
+
+    def _parted(self, y: Any, i: int) -> tuple[Any, Any]:
+        if isinstance(y, (tuple, list)) and len(y) == 2:
+            return y[0], y[1]
+        raise StructureError(
+            f"{self.name}: with outputs=True each step returns (state, output), step {i} returned {nest.shown(y)}"
+        )
 
     @property
     def where(self) -> str:
@@ -171,11 +189,12 @@ class Loop(Recompute):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> Any:
         """The plain loop."""
         (state,) = args
-        i = 0
+        i, outputs = 0, list[object]()
         while self.more(state) if self.n is None else i < self.n:  # type: ignore[misc]
-            state = self.step(state, i, again)
+            state, output = self.step(state, i, again)
+            outputs.append(output)
             i += 1
-        return state
+        return (state, stacked(outputs)) if self.outputs else state
 
 
 def _takes_index(step: Callable[..., Any]) -> bool:

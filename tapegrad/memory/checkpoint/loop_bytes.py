@@ -131,7 +131,7 @@ class _Trial:
     """The first steps of a loop as a loop of their own; it sees what a state has that the first one has not."""
 
     def __init__(self, loop: Loop, first: list[Buffer]) -> None:
-        self._step, self._first = loop.step, _storages(first).keys()
+        self._step, self._outputs, self._first = loop.step, loop.outputs, _storages(first).keys()
         self.state_bytes = 0
         self._steps = min(STEPS, loop.n or STEPS)
         asked = iter(range(STEPS))
@@ -140,16 +140,17 @@ class _Trial:
             return next(asked, None) is not None  # the loop's own condition may use something up
 
         known = loop.n is not None
-        self.loop = type(loop)(self._run, loop.name, self._steps if known else None, None if known else more)
+        steps, more_of = (self._steps, None) if known else (None, more)
+        self.loop = type(loop)(self._run, loop.name, steps, more_of, outputs=loop.outputs)
         self.loop.steady = loop.steady
         self.loop.schedule, self.loop.online = partial(revolve, c=1), partial(Online, 1)
 
     def _run(self, state: Any, i: int) -> Any:
-        y = self._step(state, i, True)
+        y, output = self._step(state, i, True)
         buffers = [x._buffer for x in _tensors(y) if isinstance(x, Tensor)]
         fill(buffers)
         self.state_bytes = max(self.state_bytes, sum(n for i, n in _storages(buffers).items() if i not in self._first))
-        return y
+        return (y, output) if self._outputs else y
 
     def tape_bytes(self, state: Any, followed: list[Buffer], outer: list[Recorder]) -> int:
         """Bytes that a tape keeps of the last of the steps."""
@@ -160,7 +161,7 @@ class _Trial:
     def _last_step(self, state: Any, m: Measure) -> int:
         for i in range(self._steps):
             live = m.live_bytes
-            state = self._step(state, i, True)
+            state, _ = self._step(state, i, True)
             fill([x._buffer for x in _tensors(state) if isinstance(x, Tensor)])
         return m.live_bytes - live
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.effects import told
+from tapegrad.autodiff.loop_states import stacked
 from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import account
@@ -77,7 +78,7 @@ class Taped:
     indices: list[int]
     """The indices of their nodes."""
     outs: list[int | None]
-    """The indices of the nodes of the leaves that came out."""
+    """The indices of the nodes of the leaves that came out: of the state, then of the output."""
 
 
 @dataclass
@@ -93,6 +94,8 @@ class Walk:
     """By position among the call's inputs: the cotangents that have come for them."""
     state: Cotangents = field(default_factory=list)
     """Cotangents of the leaves of the state after the step to be reversed next."""
+    stacked: Cotangents = field(default_factory=list)
+    """Cotangents of the leaves of the outputs of all steps."""
 
 
 class LoopDraws(HostDraws):
@@ -149,6 +152,8 @@ class FirstRun:
     def __init__(self, call: LoopCall, state: Any, watch: Lookout, seen: Seen) -> None:
         self._call, self._watch, self._seen = call, watch, seen
         self._tracker = Tracker(watch)
+        self.outputs: list[object] = []
+        self.output_avals: list[ShapedArray | None] = []
         self.walk = Walk(Position(state))
         self._enter(state, [Tensor(x._cell.get()) if isinstance(x, Variable) else x for x in nest.flatten(state)])
 
@@ -213,10 +218,14 @@ class FirstRun:
                 marks[number] = len(known), known[-1] is owners[number].get()
         self._call.mark(marks)
         made_after = next_index()
-        y = self._call._owner.step(self.walk.here.state, i, False)
-        results = results_of(y, self._watch)
-        y = settled(y, results, made_after)
-        self._enter(y, results)
+        state, output = self._call._owner.step(self.walk.here.state, i, False)
+        results = results_of((state, output), self._watch)
+        count = len(results) - len(nest.flatten(output))
+        state = settled(state, results[:count], made_after)
+        self._enter(state, results[:count])
+        fill([r._buffer for r in results[count:] if isinstance(r, Tensor)])
+        self.output_avals = avals_of(results[count:])
+        self.outputs.append(nest.rebuild(output, (alone(r, made_after) for r in results[count:])))
         return results
 
     def _tape(self, step: int) -> None:
@@ -234,8 +243,12 @@ class FirstRun:
 
 def form_of(state: Any, results: list[object]) -> Form:
     """The form of a state, whose leaves with variables read are ``results``."""
-    avals = [r._buffer.node.aval if isinstance(r, Tensor) else None for r in results]
-    return Form(nest.structure(state), avals, [])
+    return Form(nest.structure(state), avals_of(results), [])
+
+
+def avals_of(results: list[object]) -> list[ShapedArray | None]:
+    """What the tensors among ``results`` look like."""
+    return [r._buffer.node.aval if isinstance(r, Tensor) else None for r in results]
 
 
 def indices_of(results: list[object]) -> list[int | None]:
@@ -264,6 +277,9 @@ class LoopCall(CheckpointedCall):
         self._disk: Disk | None = None
         self._first_kept: Snapshot | None = None
         self._left: list[tuple[Walk, Iterator[Action]]] = []
+        self._stacks: list[bool] = []
+        """Which leaves of the output are stacked; others are None."""
+        self._output_avals: list[ShapedArray | None] = []
 
     # The first run ---------------------------------------------------------------------------------------------
 
@@ -275,7 +291,12 @@ class LoopCall(CheckpointedCall):
         self._left.append((first.walk, rest))
         self._owners = {owner.construction_number: cell for cell, (_, owner) in seen.items() if owner is not None}
         y, first.walk.here = first.walk.here.state, Position()
-        return y
+        if not self._owner.outputs:
+            return y
+        outputs = stacked(first.outputs)
+        self._output_avals = first.output_avals
+        self._stacks = [isinstance(ys, Tensor) for ys in nest.flatten(outputs)]
+        return y, outputs
 
     def _actions(self) -> Iterator[Action]:
         return iter(self._owner.schedule(self._owner.n))
@@ -356,6 +377,7 @@ class LoopCall(CheckpointedCall):
         walk.sums.update(come_for(self._nodes, needed, come))
         upstream = iter(cts)
         walk.state = [None if aval is None else next(upstream) for aval in self._forms[-1].avals]
+        walk.stacked = [next(upstream) if stacks else None for stacks in self._stacks]
         for action in actions:
             match action:
                 case Advance(start, stop):
@@ -417,7 +439,7 @@ class LoopCall(CheckpointedCall):
 
     def _repeat_one(self, walk: Walk, step: int, watch: Lookout) -> None:
         made_after = next_index()
-        y = self._owner.step(walk.here.state, step, True)
+        y, _ = self._owner.step(walk.here.state, step, True)
         results = results_of(y, watch)
         self._compare_form(step, y, results)
         self._draws.compare(step)
@@ -451,10 +473,13 @@ class LoopCall(CheckpointedCall):
                 cell: Cell = self._owners[number]
                 trace.resume(number, count, cell.get().node.index if current else None)
             y, results = trace.during(account.current.rerun, run, others=(look,))
-        self._compare_form(step, y, results)
+        state, output = y
+        count = len(results) - len(nest.flatten(output))
+        self._compare_form(step, state, results[:count])
+        self._compare_output(step, results[count:])
         self.note_step(walk, look, seen)
         walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))
-        walk.here.state = y
+        walk.here.state = state
 
     def _compare_form(self, step: int, y: Any, results: list[object]) -> None:
         form, wanted = form_of(y, results), self._forms[step + 1]
@@ -462,6 +487,14 @@ class LoopCall(CheckpointedCall):
             raise RecomputeError(
                 f"{self.name}: the rerun of step {step} returned {form.structure} of {form.avals}, its first run "
                 f"{wanted.structure} of {wanted.avals}"
+            )
+
+    def _compare_output(self, step: int, results: list[object]) -> None:
+        avals = avals_of(results)
+        if avals != self._output_avals:
+            raise RecomputeError(
+                f"{self.name}: the rerun of step {step} returned an output of {avals}, its first run of "
+                f"{self._output_avals}"
             )
 
     def _reverse(self, walk: Walk, step: int, needed: frozenset[int], lead: int | None) -> None:
@@ -472,7 +505,8 @@ class LoopCall(CheckpointedCall):
         if isinstance(trace, StepTrace):  # of the first run, when the inputs were not known yet
             trace.become([n.index for n in self._nodes] + taped.indices)
         seeds: dict[int, Tensor] = {trace.source(i): g for i, g in walk.sums.items()}
-        for index, ct in zip(taped.outs, walk.state, strict=True):
+        own_row = lambda ct: ct if ct is None else ct[step] if lead is None else ct[:, step]
+        for index, ct in zip(taped.outs, chain(walk.state, map(own_row, walk.stacked)), strict=True):
             if ct is not None and index is not None:
                 seeds[index] = seeds[index] + ct if index in seeds else ct
         walk.sums, walk.state = {}, []
