@@ -74,6 +74,9 @@ class _Listing:
     def whole(self, buffer: Any) -> Any:
         return buffer
 
+    def draws(self) -> int:
+        return 1
+
 
 def kernels(found: Case) -> str:
     """How the forward run goes on a GPU."""

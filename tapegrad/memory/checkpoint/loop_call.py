@@ -31,7 +31,7 @@ from tapegrad.core.state import during, thread
 from tapegrad.device.numerics import bits
 from tapegrad.engine.evaluate import fill
 from tapegrad.errors import RecomputeError
-from tapegrad.memory.checkpoint.checkpoint import HostDraws
+from tapegrad.memory.checkpoint.loop_draws import LoopDraws
 from tapegrad.memory.checkpoint.recompute import CheckpointedCall
 from tapegrad.memory.checkpoint.rerun import (
     Cotangents,
@@ -96,54 +96,6 @@ class Walk:
     """Cotangents of the leaves of the state after the step to be reversed next."""
     stacked: Cotangents = field(default_factory=list)
     """Cotangents of the leaves of the outputs of all steps."""
-
-
-class LoopDraws(HostDraws):
-    """What the steps of a loop draw from the host's generators.  Of the state before each step a hash is kept."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self._hashes: list[tuple[int, ...]] = []
-        self._last: tuple[int, ...] = ()
-        self._python = True
-
-    def next_step(self) -> None:
-        """The first run comes to a step, or to the end.
-
-        Python's generator costs much to look at, so that is done only in loops whose first step draws from it.
-        """
-        step = len(self._hashes)
-        if step < 2 or self._python:
-            self._hashes.append(self._hash())
-            self._python = step < 1 or self._python and self._hashes[0][1] != self._hashes[1][1]
-        else:
-            self._hashes.append((hash(bits.words_mark()),))
-
-    def _hash(self) -> tuple[int, ...]:
-        return hash(bits.words_mark()), hash(bits.python_mark())
-
-    @contextmanager
-    def resumed(self, here: Position) -> Iterator[None]:
-        """Steps rerun from ``here``, which moves on; afterwards the generators are as they were."""
-        if not self.moved:
-            with self.repeated():
-                yield
-            return
-        now = bits.set_host_state(here.random or self._begun, self.moved)
-        try:
-            self._last = self._hash()
-            yield
-            here.random = bits.host_state()
-        finally:
-            bits.set_host_state(now, self.moved)
-
-    def compare(self, step: int) -> None:
-        """A step has been rerun.  Raises RecomputeError unless it has drawn what it drew first, or nothing."""
-        if self.moved:
-            before, self._last, wanted = self._last, self._hash(), self._hashes[step + 1]
-            wrong = [i for i in self.moved if i < len(wanted) and self._last[i] not in (before[i], wanted[i])]
-            if wrong:
-                raise self.another(tuple(wrong), f"the rerun of step {step}")
 
 
 class FirstRun:

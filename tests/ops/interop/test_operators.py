@@ -147,7 +147,7 @@ INNER = {
     "ops.index.getitem": {"getitem"}, "ops.index.assigning": {"bind_assignments"},
     "ops.index.index_vectors": {"nd_index"},
     "ops.interop.info": {"check_version", "namespace_info"}, "ops.interop.einops_backend": {"offer_backend"},
-    "ops.shape.join": {"padded"}, "ops.elementwise.exponential": {"below", "pow_operator"},
+    "ops.shape.join": {"padded", "slices"}, "ops.elementwise.exponential": {"below", "pow_operator"},
     "ops.products.convolution": {"conv", "conv_transpose", "fitted"},
     "ops.shape.patches": {"fold_windows", "unfold_windows"},
     "ops.rows.pooling": {
