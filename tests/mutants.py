@@ -21,7 +21,6 @@ import os
 import queue
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -191,6 +190,8 @@ def pytest(copy: Path, arguments: list[str], seconds: float | None, **variables:
         "OMP_NUM_THREADS": "1", **variables,
     }  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-p", "mutants_plugin"]
+    import resource  # Windows has none
+
     limit = functools.partial(resource.setrlimit, resource.RLIMIT_DATA, (LARGEST, LARGEST))
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(

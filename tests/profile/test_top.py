@@ -157,6 +157,7 @@ assert [one["pid"] for one in processes.published()] == [os.getpid()]"""
     assert list(runtime.iterdir()) == []
 
 
+@pytest.mark.skipif(os.name != "posix", reason="users and permissions of POSIX systems")
 def test_a_folder_that_is_not_ours_is_refused(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(why: str) -> None:
         publisher = Publisher()
@@ -191,6 +192,7 @@ def test_where_nothing_can_be_written_the_program_goes_on(tmp_path: Path, monkey
     assert isinstance(publisher.error, OSError)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="numbers of users")
 def test_the_folder_without_a_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish.tempfile, "gettempdir", lambda: str(tmp_path))
     for value in ("", "relative", str(tmp_path / "missing")):
@@ -232,6 +234,7 @@ def test_other_files_are_passed_over(content: bytes, runtime: Path) -> None:
     assert "no program runs under tapegrad profile" in top("-1")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="named pipes")
 def test_links_pipes_and_folders_are_passed_over(runtime: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(json.dumps(FIGURES | {"pid": os.getpid(), "updated": time.time()}))
     runtime.mkdir(mode=0o700)

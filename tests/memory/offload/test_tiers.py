@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import resource
 import threading
 import warnings
 
@@ -224,6 +223,7 @@ def test_what_was_written_does_not_count_as_our_memory(disk):
 
 def test_a_full_disk(disk, tmp_path):
     """A limit on the size of files is what a test can have of a full disk; writing through a mapping would be fatal."""
+    resource = pytest.importorskip("resource", reason="has no limits of files")
     kept = disk.put(filled(np.arange(500.0)))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))

@@ -253,11 +253,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+needs_signals = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX systems")
+
+
 def profiled(*args: str) -> int:
     command = [sys.executable, "-m", "tapegrad", "profile", *args]
     return subprocess.run(command, capture_output=True, timeout=120).returncode
 
 
+@needs_signals
 def test_after_sigkill_report_shows_everything(folder: Path) -> None:
     assert profiled("-o", "whole.json", "train.py", "whole") == 0
     assert profiled("-o", "killed.json", "train.py", "killed") == -signal.SIGKILL
@@ -281,6 +285,7 @@ def test_after_sigkill_report_shows_everything(folder: Path) -> None:
     assert page.exit_code == 0 and Path("killed.html").stat().st_size > 10_000
 
 
+@needs_signals
 def test_a_journal_of_another_run_is_not_overwritten(folder: Path) -> None:
     assert profiled("-o", "run.json", "train.py", "killed") == -signal.SIGKILL
     found = CliRunner().invoke(main, ["profile", "-o", "run.json", "train.py", "whole"])
@@ -289,6 +294,7 @@ def test_a_journal_of_another_run_is_not_overwritten(folder: Path) -> None:
     assert sorted(os.listdir()) == ["run.json", "train.py"] and load("run.json").finished
 
 
+@needs_signals
 def test_without_source_nothing_of_it_is_shown(folder: Path) -> None:
     assert profiled("--no-source", "-o", "run.json", "train.py", "killed") == -signal.SIGKILL
     assert load("run.json").sources == {}
