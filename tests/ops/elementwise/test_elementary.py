@@ -80,7 +80,7 @@ def test_replacements():
 def test_parts_of_floats(rng):
     same("ldexp", rng.normal(size=(3, 4)), rng.integers(-5, 5, 4))
     same("ldexp", np.float32(1.5), 3)
-    same("fix", ODD)
+    np.testing.assert_array_equal(tg.fix(ODD).numpy(), np.trunc(ODD))  # np.fix is deprecated from NumPy 2.5 on
     same("float_power", np.array([1, 2], "i1"), np.array([3, -1]))
     x = rng.normal(size=5) * 100
     mantissa, exponent = tg.frexp(x)
