@@ -7,8 +7,10 @@ import inspect
 import multiprocessing
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import joblib
 import ml_dtypes
 import numpy as np
 import pytest
@@ -201,6 +203,19 @@ def test_a_worker_that_was_spawned() -> None:
     np.testing.assert_array_equal(loss.numpy(), wanted[0].numpy())
     np.testing.assert_array_equal(gradient.numpy(), wanted[1].numpy())
     np.testing.assert_array_equal(twin(x).numpy(), model(x).numpy())
+
+
+def test_joblib_computes_in_workers_keeps_and_compares(tmp_path: Path) -> None:
+    x, v, model = tg.ones((2, 3)), tg.Variable(2.0), nn.Sequential([nn.Dense(2, activation="gelu")])
+    wanted = elsewhere((x, v, model, tg.tanh))[1].numpy()
+    jobs = [joblib.delayed(elsewhere)((x, v, model, f)) for f in (tg.tanh, lambda z: tg.tanh(z))]
+    for _, gradient, twin in joblib.Parallel(n_jobs=2)(jobs):
+        np.testing.assert_array_equal(gradient.numpy(), wanted)
+        np.testing.assert_array_equal(twin(x).numpy(), model(x).numpy())
+    joblib.dump([model, x], tmp_path / "kept")
+    again, y = joblib.load(tmp_path / "kept")
+    np.testing.assert_array_equal(again(y).numpy(), model(x).numpy())
+    assert joblib.hash(x) == joblib.hash(tg.ones((2, 3))) != joblib.hash(x * 2)
 
 
 def test_a_device_that_is_missing_is_replaced_by_the_default() -> None:
