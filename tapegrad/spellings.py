@@ -336,6 +336,7 @@ OTHER_KEYWORDS = {
     "in_channels": "leave it out: the first input tells",
     "out": "leave it out: results are new tensors",
     "params": "leave it out: opt.apply_gradients takes the variables",
+    "data_format": "leave it out: channels come first, (n, c, h, w); tg.permute_dims(x, (0, 3, 1, 2)) puts them there",
     "validate_shape": "leave it out: the shape of a variable never changes",
     "constraint": "leave it out, and assign what the constraint gives: v.assign(tg.clip(v, 0, 1))",
     "caching_device": "leave it out: a value is read where it lies",

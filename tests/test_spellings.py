@@ -121,6 +121,7 @@ def test_attributes(call: Any, says: str) -> None:
             lambda x: tg.nn.Conv2D(3, 3, stride=2),
             "Conv2D() got an unexpected keyword argument 'stride'; write",
         ),
+        (lambda x: tg.nn.Conv2D(3, 3, data_format="channels_last"), "'data_format'; leave it out: channels come first"),
         (lambda x: tg.nn.Dense(3, bias=False), "'bias'; write use_bias="),
         (lambda x: tg.nn.Dense(in_features=3, units=2), "'in_features'; leave it out: the first input tells"),
         (lambda x: tg.nn.LayerNormalization(eps=1e-5), "'eps'; write epsilon="),

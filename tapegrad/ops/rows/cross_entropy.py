@@ -89,8 +89,9 @@ cross_entropy_p = general(
 def cross_entropy(logits: TensorLike, labels: TensorLike, /) -> Tensor:
     """The loss ``logsumexp(row) - row[label]`` of each row, never making the probabilities.
 
-    logits: ``(..., classes)``; labels: integers ``(...)``.  Raises ShapeError, DTypeError for labels that are not
-    integers, IndexingError for one out of range.
+    logits: ``(..., classes)``; labels: integers ``(...)``, the shape of the result.  (TensorFlow's
+    ``sparse_softmax_cross_entropy_with_logits``; PyTorch's mean is ``tg.nn.functional.cross_entropy``.)  Raises
+    ShapeError, DTypeError for labels that are not integers, IndexingError for one out of range.
     """
     (logits,) = promote("cross_entropy", (logits,), in_float)
     return barrier(cross_entropy_p, logits, tensor("cross_entropy", labels, logits))
