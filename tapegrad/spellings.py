@@ -314,6 +314,9 @@ OPTIMIZERS = {
     "param_groups": "opt.learning_rate = value",
     "lr": "opt.learning_rate",
     "init": "opt.build(variables)",
+    "save": 'tg.distributed.save(folder, {"model": model, "optimizer": opt})',
+    "load": 'tg.distributed.load(folder, {"model": model, "optimizer": opt})',
+    "get_weights": "[v.numpy() for v in opt.variables]",
 }
 """Attributes of optimizers."""
 

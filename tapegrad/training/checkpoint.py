@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import tapegrad.random as random
-from tapegrad.distributed.saving import load, save
+from tapegrad.distributed.saving import load, require_writable, save
 from tapegrad.errors import TapegradError
 from tapegrad.training.fit import Callback, Run
 
@@ -22,7 +22,7 @@ class Checkpoint(Callback):
     unless ``resume`` is false; a model must have its variables by then.  On several ranks each calls ``fit`` alike.
 
     Give it as the last callback, so that it saves what the others have done.  Raises TapegradError for two of them, and
-    what ``tg.distributed.save`` and ``load`` raise.
+    what ``tg.distributed.save`` and ``load`` raise: of a folder that cannot be written before the first step.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Checkpoint(Callback):
         if self.resume and os.path.isdir(self.dir):
             found = load(self.dir, self._whole(run, ""), strict=True)
             run.load_state_dict(json.loads(found["run"]))
+        require_writable(self.dir)  # not after the first epoch
 
     def on_step_end(self, run: Run) -> None:
         if self.every_steps is not None and run.step % self.every_steps == 0:

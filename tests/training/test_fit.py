@@ -11,7 +11,7 @@ import pytest
 
 import tapegrad as tg
 from tapegrad import nn, optim, training
-from tapegrad.errors import SaveError, TapegradError
+from tapegrad.errors import SaveError, SaveExistsError, SaveMissingError, TapegradError
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(22, 3)).astype(np.float32)
@@ -243,3 +243,19 @@ def test_wrong_use() -> None:
         training.fit(lambda b: 1.0, once, 2)
     with pytest.raises(TapegradError, match="positive integer for epochs"):
         training.fit(lambda b: 1.0, [0], 0)
+
+
+@pytest.mark.parametrize(
+    ("inside", "kind"), [("missing/c", SaveMissingError), ("a file/c", OSError), ("full", SaveExistsError)]
+)
+def test_a_folder_that_cannot_be_written_is_known_before_the_first_step(
+    tmp_path: Path, inside: str, kind: type
+) -> None:
+    (tmp_path / "a file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "diary").write_text("")
+    done: list[Any] = []
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(kind):
+        training.fit(done.append, [0], callbacks=[training.Checkpoint(tmp_path / inside, {"x": 1}, resume=False)])
+    assert not done and sorted(tmp_path.rglob("*")) == before

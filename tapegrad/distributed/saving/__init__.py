@@ -4,7 +4,7 @@
 folder appear at once or not at all, ``together`` makes an error of one rank an error of all.
 """
 
-from tapegrad.distributed.saving.checkpoint import load, save
+from tapegrad.distributed.saving.checkpoint import load, require_writable, save
 from tapegrad.distributed.saving.tree import Sharded
 
-__all__ = ["Sharded", "load", "save"]
+__all__ = ["Sharded", "load", "require_writable", "save"]

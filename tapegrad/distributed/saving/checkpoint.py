@@ -71,6 +71,15 @@ def save(dir: Path, tree: Any, *, overwrite: bool = False, group: Group | None =
         raise
 
 
+def require_writable(dir: Path, *, group: Group | None = None) -> None:
+    """Raise, on every rank, what ``save(dir, tree, overwrite=True)`` would of ``dir``: before a work of hours, say.
+
+    Raises SaveError, SaveFileError.
+    """
+    path = os.fspath(dir)
+    on_first_rank(of(group), "save", path, lambda: folder.discard(folder.begin(path, overwrite=True)))
+
+
 def _write(made: str, found: Contents, planned: Plan, group: Group) -> Rounds[Written]:
     """Write this rank's file, and make checksums of what it has and another rank writes."""
     mine = [name for name, slices in planned.items() if any(s.writer == group.rank for s in slices)]
