@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+import tapegrad
 from tapegrad.errors import TapegradError
 
 # What --help says of each command, and the module that defines it: asking for help imports none of them.
@@ -144,6 +145,12 @@ def _one_line(error: TapegradError | OSError) -> click.ClickException:
     return kind(shown(text))
 
 
+def _print_version(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(f"tapegrad, version {tapegrad.__version__}")  # looked up when asked for, also where it is not installed
+        context.exit()
+
+
 EXIT_CODES = """\b
 Exit codes:
   0    fine
@@ -157,7 +164,10 @@ profile ends with the code of the program that it runs."""
 @click.group(
     cls=LazyGroup, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80}
 )
-@click.version_option(None, "-V", "--version", package_name="tapegrad", prog_name="tapegrad")
+@click.option(
+    "-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+    help="Show the version and exit.",
+)  # fmt: skip
 def main() -> None:
     """Exact gradients for NumPy and CuPy code, inside a byte budget that is kept.
 

@@ -48,6 +48,18 @@ def test_version() -> None:
     assert result.output == f"tapegrad, version {tapegrad.__version__}\n"
 
 
+def test_files_that_are_not_installed_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(vars(tapegrad), "__version__", raising=False)
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    assert CliRunner().invoke(main, ["--version"]).output == "tapegrad, version 0+unknown\n"
+    monkeypatch.undo()
+    vars(tapegrad).pop("__version__", None)
+
+
 def test_help_lists_every_command_in_its_section() -> None:
     assert sorted(COMMANDS) == sorted(NAMES)
     for arguments in (["--help"], ["-h"]):
