@@ -147,7 +147,7 @@ def _one_line(error: TapegradError | OSError) -> click.ClickException:
 
 def _print_version(context: click.Context, option: click.Parameter, asked: bool) -> None:
     if asked:
-        click.echo(f"tapegrad, version {tapegrad.__version__}")  # looked up when asked for, also where it is not installed
+        click.echo(f"tapegrad, version {tapegrad.__version__}")  # looked up now
         context.exit()
 
 
