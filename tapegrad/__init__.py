@@ -96,6 +96,11 @@ def _load() -> list[str]:
     return api.__all__
 
 
+def load_ipython_extension(shell: _typing.Any) -> None:
+    """``%load_ext tapegrad`` in a notebook: a cell that begins with ``%%tapegrad`` is profiled."""
+    _importlib.import_module("tapegrad.profile.notebook").load(shell)
+
+
 if _typing.TYPE_CHECKING:
     __version__: str
     from tapegrad._api import *  # noqa: F403

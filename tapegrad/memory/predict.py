@@ -24,6 +24,7 @@ from tapegrad.device import asdevice, current_device, dtypes, is_array, phantom
 from tapegrad.device.numerics import bits
 from tapegrad.engine.dry_run import Dry
 from tapegrad.errors import BudgetError, DryRunError
+from tapegrad.memory import html
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.ledger.figures import GRAIN, Measure
 from tapegrad.memory.ledger.ledger import LEDGER
@@ -157,6 +158,19 @@ class Prediction:
         if self.as_function is not None:
             lines.append(f"as a tg.function: {format_bytes(self.as_function.peak_bytes)}{_least_of(self.as_function)}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        first, *lines = str(self).split("\n")
+        said = [first, *(line for line in lines if line.startswith(("least", "captured", "as a")))]
+        rows = [
+            (format_bytes(p.budget_bytes), format_bytes(p.peak_bytes), str(p.evictions), str(p.restored),
+             f"{p.extra_ratio:.1%}") if p.feasible
+            else (format_bytes(p.budget_bytes), f"too small: some operation needs {format_bytes(p.needed_bytes)}")
+            for p in self.curve
+        ]  # fmt: skip
+        heads = ("budget", "peak", "evictions", "made again", "extra work")
+        return "".join(map(html.paragraph, said)) + html.table(heads, rows)
 
 
 def _least_of(c: Captured) -> str:

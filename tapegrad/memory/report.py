@@ -6,7 +6,6 @@ for each operation), and of what lives while a budget is in force.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from os.path import basename
 from typing import Any
@@ -19,6 +18,7 @@ from tapegrad.core.node import Node
 from tapegrad.core.primitive import LEAF
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import NotATensorError
+from tapegrad.memory import html
 from tapegrad.memory.budget.recipes import Kept, Residuals, roots
 from tapegrad.memory.checkpoint.checkpoint import Checkpoint
 from tapegrad.memory.ledger.figures import rounded
@@ -77,7 +77,17 @@ class Rows:
         """What the tape keeps in all: the ledger's category "activation", if nothing else is recorded."""
         return sum(r.kept_bytes for r in self.rows)
 
-    def _table(self, title: str, heads: tuple[str, ...], cells: Iterator[tuple[str, ...]]) -> str:
+    def _told(self) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
+        """Title, heads and rows of the table."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        title, heads, cells = self._told()
+        return html.paragraph(title) + html.table(heads, cells)
+
+    def __str__(self) -> str:
+        title, heads, cells = self._told()
         table = [heads, *cells]
         widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
         lines = [title, *("  ".join(c.rjust(w) if i == 0 else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths)))
@@ -91,26 +101,28 @@ class Rows:
 class Report(Rows):
     """All values that a tape knows how to get at in its backward walk."""
 
-    def __str__(self) -> str:
+    def _told(self) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
         counts: dict[str, int] = {}
         for r in self.rows:
             counts[r.state] = counts.get(r.state, 0) + 1
         parts = ", ".join(f"{n} {state}" for state, n in counts.items())
-        cells = (
+        cells: list[tuple[str, ...]] = [
             (_size(r), f"%{r.index}", r.value, r.op, r.state, str(r.times or ""), _short(r.line), _from(r))
             for r in self.rows
-        )
+        ]
         heads = ("kept", "", "value", "made by", "state", "again", "line", "")
-        return self._table(f"the tape keeps {format_bytes(self.kept_bytes)}: {parts or 'nothing'}", heads, cells)
+        return f"the tape keeps {format_bytes(self.kept_bytes)}: {parts or 'nothing'}", heads, cells
 
 
 class Saved(Rows):
     """What is saved for the backward walk."""
 
-    def __str__(self) -> str:
-        cells = ((_size(r), f"%{r.index}", r.value, r.op, _short(r.line), _from(r)) for r in self.rows)
+    def _told(self) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
+        cells: list[tuple[str, ...]] = [
+            (_size(r), f"%{r.index}", r.value, r.op, _short(r.line), _from(r)) for r in self.rows
+        ]
         heads = ("bytes", "", "value", "made by", "line", "")
-        return self._table(f"saved: {format_bytes(self.kept_bytes)}", heads, cells)
+        return f"saved: {format_bytes(self.kept_bytes)}", heads, cells
 
 
 def report(tape: Recording) -> Report:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.run import Run
+from tapegrad.memory import html
 from tapegrad.memory.ledger.contents import Contents
 from tapegrad.memory.ledger.costs import FLOPS_PER_BYTE, units
 from tapegrad.memory.ledger.frames import by_line
@@ -20,6 +21,7 @@ CATEGORIES = (
     "parameter", "optimizer", "gradient", "activation", "rematerialized", "communication", "temporary", "input", "user",
 )  # fmt: skip
 GRAIN = 512
+_MOST_LINES = 10
 
 
 def rounded(nbytes: int) -> int:
@@ -167,6 +169,16 @@ class Measure:
         said += [f"{what}: {n}" for name, what in _COUNTS.items() if (n := getattr(self, name))]
         return f"<Measure: {'; '.join(said)}>"
 
+    def _repr_html_(self) -> str:
+        """The figures as tables, for notebooks: sizes, and bytes."""
+        lines = list(self.peak_by_line.items())[:_MOST_LINES]
+        return "".join([
+            html.paragraph(f"peak {format_bytes(self.peak_bytes)} ({self.peak_bytes} bytes), live "
+                           f"{format_bytes(self.live_bytes)} ({self.live_bytes} bytes)"),
+            html.table(("at the peak", "size", "bytes"), _sizes(sorted(self.peak_by_category.items(), key=_by_bytes))),
+            html.table(("line", "size", "bytes"), _sizes(lines)),
+        ])  # fmt: skip
+
     @property
     def peak_by_category(self) -> dict[str, int]:
         """What was alive, by category, when the peak was reached."""
@@ -186,6 +198,14 @@ class Measure:
         if self.settle is not None:
             self.settle()
         return {key: n for key, n in self.peak_parts.get(what, {}).items() if n}
+
+
+def _by_bytes(part: tuple[str, int]) -> int:
+    return -part[1]
+
+
+def _sizes(parts: Iterable[tuple[str, int]]) -> list[tuple[str, str, str]]:
+    return [(name, format_bytes(n), str(n)) for name, n in parts]
 
 
 class Done(Protocol):
