@@ -13,6 +13,8 @@ from tapegrad.profile.plan.step import Step
 from tapegrad.profile.runs.model import Run
 
 _MOST_LINES = 3
+_NOT_PYTHON = SyntaxError, ValueError, RecursionError, MemoryError
+"""What ``ast`` raises for the text of a file that may come from anywhere."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Sites:
         line = text[0].decode().strip()
         try:
             statement = ast.parse(line).body[0]
-        except (SyntaxError, IndexError):
+        except (*_NOT_PYTHON, IndexError):
             return None
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             return None
@@ -109,7 +111,7 @@ def _called(call: str) -> str | None:
     """What the text of a call calls."""
     try:
         parsed = ast.parse(call, mode="eval").body
-    except (SyntaxError, ValueError):
+    except _NOT_PYTHON:
         return None
     if not isinstance(parsed, ast.Call):
         return None

@@ -241,3 +241,18 @@ def test_advice_as_json_has_the_figures() -> None:
             "effect": "4.00 KiB -> about 1.00 KiB, step +20.0 %",
         }], "commands": [["other mixes", "tapegrad plan"]],
     }  # fmt: skip
+
+
+HOSTILE = ["(" * 5000 + ")" * 5000, "x = f(\0)", "", "x = f(" + "-" * 50_000 + "1)", "é" * 20, "x = f(x"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_text_that_is_no_python_gives_no_code(text: str, tmp_path: Path) -> None:
+    run = profiled(tmp_path, RELAX)
+    frames = run.frames
+    for name, lines in run.sources.items():
+        run.sources[name] = dict.fromkeys(lines, text)
+    frames["column"][:] = [0] * run.count("frames")
+    frames["end_column"][:] = [max(1, len(text.encode()))] * run.count("frames")
+    for card in advice(run).cards:
+        assert [edit.new for edit in card.edits] == ["@tg.recompute_grad"]
