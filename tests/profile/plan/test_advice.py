@@ -254,5 +254,6 @@ def test_text_that_is_no_python_gives_no_code(text: str, tmp_path: Path) -> None
         run.sources[name] = dict.fromkeys(lines, text)
     frames["column"][:] = [0] * run.count("frames")
     frames["end_column"][:] = [max(1, len(text.encode()))] * run.count("frames")
-    for card in advice(run).cards:
+    assert (cards := advice(run).cards)
+    for card in cards:
         assert [edit.new for edit in card.edits] == ["@tg.recompute_grad"]
