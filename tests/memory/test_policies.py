@@ -85,8 +85,8 @@ def wrapping(policy: Any) -> Any:
         (None, 0, 6, 3),
         (policies.save_nothing, 0, 6, 3),
         (policies.save_matmuls, 6, 0, 3),
-        (save_names("h"), 3, 6, 0),
-        (save_names("other", "h"), 3, 6, 0),
+        (save_names("h"), 3, 3, 0),
+        (save_names("other", "h"), 3, 3, 0),
         (save_names("other"), 0, 6, 3),
         (any_of(save_names("h"), policies.save_matmuls), 9, 0, 0),
         (offload_names("h"), 0, 6, 0),
@@ -94,7 +94,7 @@ def wrapping(policy: Any) -> Any:
     ],
 )
 def test_saved_is_what_the_policy_says(weights, x, policy, saved, matmuls, tanhs) -> None:
-    """Bytes kept, and nodes run again, against a checkpoint without a policy."""
+    """Bytes kept, and nodes run again, against a checkpoint alone; nobody reads the product below a saved h."""
     plain, _, back = gradients(lambda f: f, weights, x)
     bare, inputs, _ = gradients(wrapping(None), weights, x)
     got, kept, again = gradients(wrapping(policy), weights, x)

@@ -19,6 +19,7 @@ from tapegrad.engine.above import Above
 from tapegrad.engine.evaluate import array_of, fill
 from tapegrad.errors import OffloadError, RecomputeError
 from tapegrad.memory.budget.manager import MANAGER
+from tapegrad.memory.checkpoint.rerun import Lookout, Postponing
 from tapegrad.memory.offload.offload import AHEAD, Moved, move
 from tapegrad.memory.policies import RECOMPUTE, SAVE, Policy, asked
 
@@ -95,17 +96,17 @@ class Noting(Above):
         self.saved[self._places[node.index]] = (node, buffer if moved is None else moved)
 
 
-class Taking(Above):
-    """Gives, in a rerun, the values that the first run has saved, in place of computing them."""
+class Taking(Postponing):
+    """Gives, in a rerun, the values that the first run has saved; the others are postponed."""
 
-    def __init__(self, name: str, first: Noting, watch: Recorder | None) -> None:
-        super().__init__()
+    def __init__(self, name: str, first: Noting, watch: Lookout) -> None:
+        super().__init__(watch)
         self._name = name
         self._saved, self._expected = first.saved, first.count
-        self._watch = watch
         self._count = 0
         values = [first.saved[index][1] for index in sorted(first.saved)]
         self._away = deque([v for v in values if isinstance(v, Moved)])
+        self._alone = self._alone and not self._away  # what comes back takes room, so all before it is done by then
 
     def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """The value of the node: the one saved at its index, or a new one.  Raises RecomputeError."""
