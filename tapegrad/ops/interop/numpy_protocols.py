@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tapegrad import nest
@@ -63,7 +64,7 @@ def array_ufunc(self: Any, ufunc: Any, method: str, *inputs: TensorLike, **kwarg
         )
     if method in ("reduce", "accumulate"):
         options["axis"] = kwargs.get("axis", 0)
-    if method in ("reduce", "accumulate") and dtype is not None and "dtype" in inspect.signature(f).parameters:
+    if method in ("reduce", "accumulate") and dtype is not None and "dtype" in _parameters(f):
         options["dtype"], dtype = dtype, None
     if all(loop[-1] in "?O" for loop in ufunc.types):  # the dtype is that of the results, not of the operands
         dtype = None
@@ -122,12 +123,12 @@ def array_function(self: Any, func: Any, types: Any, args: tuple[Any, ...], kwar
             f"{func.__module__}.{func.__name__} does not take tensors: use a function of tapegrad, or convert with "
             "t.numpy() (which has no gradient)"
         )
-    ours = inspect.signature(f).parameters
+    ours = _parameters(f)
     variadic = any(p.kind is p.VAR_POSITIONAL for p in ours.values())
     positional = [p for p in ours.values() if p.kind is not p.KEYWORD_ONLY]
     args, kwargs = _placed(func, positional, args, kwargs)
     if len(args) > len(positional) and not variadic:  # sum(t, 0): tapegrad takes axis by name only
-        names, more = list(_signature(func))[len(positional) :], args[len(positional) :]
+        names, more = list(_defaults(func))[len(positional) :], args[len(positional) :]
         if len(more) > len(names):
             raise TypeError(f"{func.__name__}: tapegrad takes {len(positional)} positional arguments, got {len(args)}")
         kwargs = {**dict(zip(names, more, strict=False)), **kwargs}
@@ -154,14 +155,21 @@ def _placed(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments under NumPy's names, moved to the positions of those that have another name, or none, with us."""
     left = dict(kwargs)
-    for name, p in list(zip(_signature(func), positional, strict=False))[len(args) :]:
+    for name, p in list(zip(_defaults(func), positional, strict=False))[len(args) :]:
         if name not in left or (p.name == name and p.kind is not p.POSITIONAL_ONLY):
             break
         args = (*args, left.pop(name))
     return args, left
 
 
-def _signature(func: Any) -> dict[str, Any]:
+@functools.cache
+def _parameters(f: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    """Of a function of ours; to ask takes longer than to call it, so each is asked once."""
+    return inspect.signature(f).parameters
+
+
+@functools.cache
+def _defaults(func: Any) -> dict[str, Any]:
     """NumPy's parameters and their defaults; none for a function without a signature."""
     try:
         return {n: p.default for n, p in inspect.signature(func).parameters.items()}
@@ -173,7 +181,7 @@ def _asked(func: Any, ours: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments without those that we do not have and that only repeat NumPy's default."""
     if any(p.kind is p.VAR_KEYWORD for p in ours.values()):
         return kwargs
-    defaults = _signature(func)
+    defaults = _defaults(func)
     idle = {n for n, v in kwargs.items() if n not in ours and (v is None or v is defaults.get(n, ...))}
     strange = kwargs.keys() - ours.keys() - idle
     if strange:
