@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from tapegrad.device.types import Params
 
 
+__all__ = [
+    "OFFLOAD", "RECOMPUTE", "SAVE", "Answer", "Decision", "Offload", "Policy", "Value", "any_of", "offload_names",
+    "save_collectives", "save_everything", "save_matmuls", "save_names", "save_nothing",
+]  # fmt: skip
+
+
 class Decision(Enum):
     """What becomes of a value between its making and the backward walk."""
 

@@ -15,6 +15,11 @@ from typing import TypeAlias
 
 from tapegrad.errors import TapegradError
 
+__all__ = [
+    "Constant", "CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay", "JoinedSchedules",
+    "LinearWarmup", "PiecewiseConstantDecay", "PolynomialDecay", "Schedule",
+]  # fmt: skip
+
 Schedule: TypeAlias = Callable[[int], float]
 
 
