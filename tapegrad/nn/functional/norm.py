@@ -24,8 +24,8 @@ def _channels(op: str, x: Tensor, **parameters: Any) -> None:
     if x.ndim < 2:
         raise ShapeError(f"{op}: wanted input (n, channels, ...), got {x.shape}; add the missing axes")
     for name, value in parameters.items():
-        if value is not None and tuple(value.shape) != (x.shape[1],):
-            raise ShapeError(f"{op}: wanted {name} ({x.shape[1]},) for {x.shape}, got {tuple(value.shape)}")
+        if value is not None and shape_of(value) != (x.shape[1],):
+            raise ShapeError(f"{op}: wanted {name} ({x.shape[1]},) for {x.shape}, got {shape_of(value)}")
 
 
 @functools.partial(in_float32, beside=("running_mean", "running_var"))
@@ -52,6 +52,11 @@ def batch_norm(
     follow(running_mean, mean, momentum)
     follow(running_var, variance * (count / max(1, count - 1)), momentum)
     return normalized(x, mean, variance, weight, bias, eps)
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of a tensor, a variable (which is not read for it), an array or a nested sequence."""
+    return tuple(value.shape) if hasattr(value, "shape") else ops.asarray(value).shape
 
 
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import tapegrad.linalg as linalg
 from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError
-from tapegrad.nn.functional.norm import batch_statistics, column, follow, normalized
+from tapegrad.nn.functional.norm import batch_statistics, column, follow, normalized, shape_of
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -19,8 +19,8 @@ __all__ = [
 
 def _checked(op: str, x: TensorLike, *parameters: Any) -> Tensor:
     x = ops.asarray(x)
-    if x.ndim < 2 or any(p is not None and tuple(p.shape) != x.shape[1:2] for p in parameters):
-        shapes = [None if p is None else tuple(p.shape) for p in parameters]
+    shapes = [None if p is None else shape_of(p) for p in parameters]
+    if x.ndim < 2 or any(s not in (None, x.shape[1:2]) for s in shapes):
         raise ShapeError(f"{op}: wanted x (n, channels, ...) and all others (channels,), got {x.shape} and {shapes}")
     return x
 

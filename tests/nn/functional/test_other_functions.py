@@ -241,3 +241,23 @@ def test_what_does_not_fit_is_named() -> None:
     for call, message in bad:
         with pytest.raises(TapegradError, match=message):
             call()
+
+
+NORMS: dict[str, tuple[tuple[int, ...], Any]] = {
+    "batch_norm": ((4, 2), lambda x, p: F.batch_norm(x, p, p, p, p)),
+    "batch_norm of training": ((4, 2), lambda x, p: F.batch_norm(x, p, p, p, p, training=True)),
+    "instance_norm": ((4, 2, 3), lambda x, p: F.instance_norm(x, p, p, p, p, use_input_stats=False)),
+    "group_norm": ((4, 2, 3), lambda x, p: F.group_norm(x, 2, p, p)),
+    "batch_renormalization": ((4, 2), lambda x, p: F.batch_renormalization(x, p, p, 3.0, 5.0, 2e-5, p, p)),
+    "fixed_batch_normalization": ((4, 2), lambda x, p: F.fixed_batch_normalization(x, p, p, p, p)),
+    "fixed_batch_renormalization": ((4, 2), lambda x, p: F.fixed_batch_renormalization(x, p, p, p, p)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_take_sequences_as_they_take_tensors(name: str) -> None:
+    shape, norm = NORMS[name]
+    x = tg.asarray(np.random.default_rng(3).normal(size=shape).astype(np.float32))
+    np.testing.assert_array_equal(norm(x, [1.5, 0.5]).numpy(), norm(x, tg.asarray([1.5, 0.5])).numpy())
+    with pytest.raises(ShapeError, match="wanted"):
+        norm(x, [1.5, 0.5, 0.25])
