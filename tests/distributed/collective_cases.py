@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -333,6 +334,31 @@ def case_loop_within_budgets(group: Group) -> None:
         found, within = gradient()
     same(found, plain)
     assert everyone(group, within) == [count] * group.size, (count, within)
+
+
+def case_loop_too_large_for_a_budget(group: Group) -> None:
+    """The stored states of such a loop are not dropped: the error says how many fit, and these do."""
+    n = 4000
+    x, w = tg.asarray(data(group, n)), tg.asarray(np.ones(n))
+    step = lambda u: tg.tanh(u * x + dist.all_reduce(tg.sum(u)) * 1e-3)
+
+    def gradient(snapshots: int, budget: str) -> np.ndarray:
+        with tg.memory_budget(budget), tg.GradientTape() as tape:
+            tape.watch(w)
+            loss = tg.sum(tg.checkpointed_loop(step, w, 12, snapshots=snapshots))
+            return np.asarray(tape.gradient(loss, w))
+
+    plain, snapshots, found = gradient(12, "1MiB"), 12, None
+    while found is None:  # a run backward has room for fewer than the run before it
+        try:
+            found = gradient(snapshots, "320KiB")
+        except tg.errors.BudgetError as e:
+            fit = re.search(r"beside stored states: \d+; (\d+) would fit here: write snapshots=\1 or fewer;", str(e))
+            assert fit and 0 < int(fit[1]) < snapshots, str(e)
+            snapshots = int(fit[1])
+    assert everyone(group, snapshots) == [snapshots] * group.size
+    assert 0 < snapshots < 12
+    same(found, plain)
 
 
 def gradient_of_loop(step: Callable[[tg.Tensor], tg.Tensor], n: int) -> tg.Tensor:

@@ -13,9 +13,10 @@ from tapegrad import nest
 from tapegrad.autodiff.loop_states import check_output, check_state, index_for, stacked
 from tapegrad.core.protocols import Recorder
 from tapegrad.errors import BudgetError, RecomputeError, StructureError
+from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.checkpoint.checkpoint import recorders_of_a_call
 from tapegrad.memory.checkpoint.loop_bytes import states_in
-from tapegrad.memory.checkpoint.loop_call import LoopCall
+from tapegrad.memory.checkpoint.loop_call import LoopCall, Walk
 from tapegrad.memory.checkpoint.recompute import CheckpointedCall, Recompute
 from tapegrad.memory.ledger.frames import line_of, user_place
 from tapegrad.memory.schedules.actions import Action, count
@@ -172,16 +173,32 @@ class Loop(Recompute):
         return f"{self.name} at {line_of(self._place)}"
 
     @contextmanager
-    def named(self) -> Iterator[None]:
-        """Errors of a budget that arise in the block name the loop."""
+    def named(self, walk: Walk | None) -> Iterator[None]:
+        """Errors of a budget that arise in the block name the loop, and say how many of its snapshots fit.
+
+        ``walk``: where the run is; None: the loop is run and recorded as a whole.
+        """
         try:
             yield
         except BudgetError as e:
-            raise BudgetError(
-                f"{self.where}: no room for one state and the record of one step, though every stored state but the "
-                f"first can be dropped: let each step keep less (recompute_grad inside it), or raise the budget.\n{e}",
-                e.needed_bytes,
-            ) from e
+            if e.needed_bytes <= MANAGER.limit:  # that of a budget inside a step
+                raise
+            if walk is None:
+                lacks = (
+                    "no room to run and record the loop as a whole, as a gradient that is differentiated again needs"
+                )
+            else:
+                lacks = self._lacks(walk, e.needed_bytes - int(MANAGER.limit))
+            raise BudgetError(f"{self.where}: {lacks}; or raise the budget.\n{e}", e.needed_bytes) from e
+
+    def _lacks(self, walk: Walk, nbytes: int) -> str:
+        """What there is no room for, where so many bytes are missing, and what would fit."""
+        stored = [size for x in walk.kept.values() if (size := sum(b.node.aval.nbytes for b in x.buffers()))]
+        fit = len(stored) - -(-nbytes // max(stored, default=1))
+        lacks = f"no room for one state and the record of one step beside stored states: {len(stored)}"
+        if fit > 0:  # the budget may not drop them, for other processes take part in the steps
+            return f"{lacks}; {fit} would fit here: write snapshots={fit} or fewer"
+        return f"{lacks}; no number of snapshots fits: let each step keep less (recompute_grad inside it)"
 
     def _new_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: list[Recorder]) -> CheckpointedCall:
         return LoopCall(self, self.name, args, kwargs, hidden)

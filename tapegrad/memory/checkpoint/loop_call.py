@@ -238,7 +238,7 @@ class LoopCall(CheckpointedCall):
     def _run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Lookout, seen: Seen) -> Any:
         first = FirstRun(self, args[0], watch, seen)
         self.effects = watch.effects
-        with self._owner.named():
+        with self._owner.named(first.walk):
             rest = first.run(self._owner.online() if self._owner.n is None else self._actions())
         self._left.append((first.walk, rest))
         self._owners = {owner.construction_number: cell for cell, (_, owner) in seen.items() if owner is not None}
@@ -316,16 +316,25 @@ class LoopCall(CheckpointedCall):
 
     def pullback(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         """Follow the schedule, or rerun everything under the recorders that follow the inputs."""
-        with self._owner.named():
-            if self._differentiated() or not self._owner.n:
+        if self._differentiated() or not self._owner.n:
+            with self._owner.named(None):
                 return self._pull_plain(cts, needed, lead, come)
-            return self._pull_by_schedule(cts, needed, lead, come)
-
-    def _pull_by_schedule(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         try:
             walk, actions = self._left.pop()  # of several threads, one finds what the first run has kept
         except IndexError:
             walk, actions = Walk(self._beginning()), self._actions()
+        with self._owner.named(walk):
+            return self._pull_by_schedule(walk, actions, cts, needed, lead, come)
+
+    def _pull_by_schedule(
+        self,
+        walk: Walk,
+        actions: Iterator[Action],
+        cts: Cotangents,
+        needed: frozenset[int],
+        lead: int | None,
+        come: Sums,
+    ) -> Cotangents:
         walk.sums.update(come_for(self._nodes, needed, come))
         upstream = iter(cts)
         walk.state = [None if aval is None else next(upstream) for aval in self._forms[-1].avals]
@@ -381,13 +390,11 @@ class LoopCall(CheckpointedCall):
             here.cells = {cell: x for cell, old in cells.items() if (x := cell.get()) is not old}
 
     def _advance(self, walk: Walk, start: int, stop: int) -> None:
-        watch = Lookout(())
-        with self._replaying(walk.here):  # told of it, a budget learns how states are made
-            during(self._repeat, walk, range(start, stop), watch, recorders=(*thread.recorders, watch))
-
-    def _repeat(self, walk: Walk, steps: range, watch: Lookout) -> None:
-        for i in steps:
-            account.current.rerun(self._repeat_one, walk, i, watch)
+        with self._replaying(walk.here):
+            for step in range(start, stop):
+                watch = Lookout(())  # told of it, a budget learns how states are made; it keeps what the step uses
+                recorders = (*thread.recorders, watch)
+                during(account.current.rerun, self._repeat_one, walk, step, watch, recorders=recorders)
 
     def _repeat_one(self, walk: Walk, step: int, watch: Lookout) -> None:
         made_after = next_index()
@@ -399,14 +406,12 @@ class LoopCall(CheckpointedCall):
 
     def _restore(self, walk: Walk, step: int) -> None:
         """Be at a stored step; if a budget has dropped what was stored, run on from the one before, and store it."""
-        for start in sorted((i for i in walk.kept if i <= step), reverse=True):
-            here = walk.kept[start].position()
-            if here is not None:
-                walk.here = here
-                if start < step:
-                    self._advance(walk, start, step)
-                    self.keep(walk, Store(step), walk.here)
-                return
+        earlier = sorted((i for i in walk.kept if i <= step), reverse=True)
+        places = ((i, here) for i in earlier if (here := walk.kept[i].position()) is not None)
+        start, walk.here = next(places, None) or (0, self._beginning())  # a schedule may store no initial state
+        if start < step:
+            self._advance(walk, start, step)
+            self.keep(walk, Store(step), walk.here)
 
     def _tape(self, walk: Walk, step: int) -> None:
         """Run a step and keep its record."""

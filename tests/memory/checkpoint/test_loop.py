@@ -486,12 +486,53 @@ def alive() -> int:
         return m.live_bytes
 
 
-def test_a_budget_too_small_for_a_step_names_the_loop() -> None:
+def test_inside_a_budget_any_schedule_takes_as_little_as_one_state() -> None:
+    plain, taken = wave_gradient(20, snapshots=1)
+    limit = alive() + taken + 3 * 48 * 48 * 8  # the arguments, which are there before
+    for options in ({"snapshots": 1}, {"snapshots": 2}, {"snapshots": 10}):
+        assert bits_equal([wave_gradient(20, limit=limit, **options)[0]], [plain]), options
+
+
+def test_inside_a_budget_a_loop_that_stores_no_initial_state_runs_from_its_beginning() -> None:
+    plain, taken = wave_gradient(20, snapshots=20)
+    limit = alive() + taken // 2
+    assert bits_equal([wave_gradient(20, limit=limit, snapshots=20, schedule="mixed")[0]], [plain])
+
+
+def test_a_budget_too_small_for_a_step_names_the_loop_and_says_what_fits() -> None:
     limit = alive() + 5 * 48 * 48 * 8
+    says = (
+        r"checkpointed_loop\(step\) at .*test_loop.py:\d+: no room .* beside stored states: 1; no number of snapshots"
+    )
     for options in ({"snapshots": 3}, {"bytes": 10_000_000}):
-        with pytest.raises(errors.BudgetError, match=r"checkpointed_loop\(step\) at .*test_loop.py:\d+: no room") as e:
+        with pytest.raises(errors.BudgetError, match=says) as e:
             wave_gradient(20, limit=limit, **options)
-        assert e.value.needed_bytes > limit
+        assert e.value.needed_bytes > limit and "or raise the budget" in str(e.value)
+
+
+def test_a_budget_too_small_for_second_derivatives_says_that_the_loop_runs_as_a_whole() -> None:
+    x = c64(np.ones(20_000))
+    with memory_budget(alive() + 6 * x.size * 8), tg.GradientTape() as outer:
+        outer.watch(x)
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = checkpointed_loop(lambda u: tg.tanh(tg.sin(u) * x), x, 60, snapshots=2)
+        with pytest.raises(
+            errors.BudgetError, match=r"test_loop.py:\d+: no room to run and record the loop as a whole"
+        ):
+            tape.gradient(y, x)
+
+
+def test_a_budget_inside_a_step_speaks_for_itself() -> None:
+    def step(u: tg.Tensor) -> tg.Tensor:
+        with memory_budget(alive() + u.size * 8):
+            return tg.tanh(u @ u @ u @ u)
+
+    x = c64(np.ones((200, 200)))
+    with tg.GradientTape() as tape, pytest.raises(errors.BudgetError) as e:
+        tape.watch(x)
+        checkpointed_loop(step, x, 3, snapshots=1)
+    assert "checkpointed_loop" not in str(e.value)
 
 
 # Errors
