@@ -213,3 +213,9 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+def __dir__() -> list[str]:
+    """The exceptions and warnings."""
+    kinds = [name for name, x in globals().items() if isinstance(x, type) and issubclass(x, BaseException)]
+    return sorted([*kinds, *(name for name in globals() if name.startswith("__"))])

@@ -75,6 +75,11 @@ NAMES = {
     "debugging": "Python's assert",
     "sequence_mask": "tg.arange(n) < tg.expand_dims(lengths, -1)",
     "bitcast": "x.numpy().view(dtype)",
+    "metrics": "tg.training",
+    "callbacks": "tg.training",
+    "data": "tg.training.DataLoader",
+    "layers": "tg.nn",
+    "optimizers": "tg.optim",
     "unique_with_counts": "tg.unique_counts",
     # PyTorch
     "no_grad": "nothing: only a tape's block is recorded; in it, tape.stop_recording() or tg.stop_gradient(x)",
@@ -123,6 +128,8 @@ NAMES = {
     "ge": "tg.greater_equal",
     "detach": "tg.stop_gradient",
     "compile": "tg.function",
+    "autocast": 'x.astype("bfloat16"), and tg.nn.Dense(units, dtype="bfloat16")',
+    "amp": 'x.astype("bfloat16"), and tg.nn.Dense(units, dtype="bfloat16")',
     "Linear": "tg.nn.Dense",
     "Size": "a tuple",
     "save": "model.save(path), or tg.distributed.save(folder, tree)",
@@ -246,6 +253,33 @@ MODULES = {
         "BatchNorm2d": "tg.nn.BatchNormalization",
         "LayerNorm": "tg.nn.LayerNormalization",
         "MultiheadAttention": "tg.nn.MultiHeadAttention",
+        "MaxPooling1D": "tg.nn.MaxPool1D",
+        "MaxPooling2D": "tg.nn.MaxPool2D",
+        "MaxPooling3D": "tg.nn.MaxPool3D",
+        "AvgPool1d": "tg.nn.AveragePooling1D",
+        "AvgPool3d": "tg.nn.AveragePooling3D",
+        "GlobalMaxPool1D": "tg.nn.GlobalMaxPooling1D",
+        "GlobalMaxPool2D": "tg.nn.GlobalMaxPooling2D",
+        "GlobalAvgPool1D": "tg.nn.GlobalAveragePooling1D",
+        "GlobalAvgPool2D": "tg.nn.GlobalAveragePooling2D",
+        "AdaptiveAvgPool2d": "tg.nn.GlobalAveragePooling2D, or tg.nn.functional.adaptive_avg_pool2d",
+        "BatchNorm": "tg.nn.BatchNormalization",
+        "BatchNorm3d": "tg.nn.BatchNormalization",
+        "GroupNorm": "tg.nn.GroupNormalization",
+        "InstanceNorm2d": "tg.nn.functional.instance_norm",
+        "RNN": "tg.nn.SimpleRNN",
+        "Sigmoid": 'tg.nn.Activation("sigmoid")',
+        "Tanh": 'tg.nn.Activation("tanh")',
+        "GELU": 'tg.nn.Activation("gelu")',
+        "SiLU": 'tg.nn.Activation("silu")',
+        "Identity": "tg.nn.Lambda(lambda x: x)",
+        "Concatenate": "tg.concat",
+        "ZeroPadding2D": "tg.pad",
+        "Upsample": "tg.nn.functional.interpolate",
+        "UpSampling2D": "tg.nn.functional.interpolate",
+        "ConvTranspose2d": "tg.nn.functional.conv_transpose2d",
+        "Conv2DTranspose": "tg.nn.functional.conv_transpose2d",
+        "DepthwiseConv2D": "tg.nn.Conv2D(filters, size, groups=channels)",
         "CrossEntropyLoss": "tg.nn.functional.cross_entropy",
         "MSELoss": "tg.nn.functional.mse_loss",
         "L1Loss": "tg.nn.functional.l1_loss",
@@ -278,8 +312,63 @@ MODULES = {
         "sgd": "tg.optim.SGD",
         "adam": "tg.optim.Adam",
         "adamw": "tg.optim.AdamW",
+        "rmsprop": "tg.optim.RMSprop",
+        "adagrad": "tg.optim.Adagrad",
+        "lion": "tg.optim.Lion",
+        "lamb": "tg.optim.LAMB",
+        "lbfgs": "tg.optim.LBFGS",
+        "ema": "tg.optim.EMA",
+        "incremental_update": "tg.optim.EMA",
+        "ExponentialMovingAverage": "tg.optim.EMA",
+        "swa_utils": "tg.optim.EMA",
+        "global_norm": "tg.optim.clip_by_global_norm, which gives the norm, too",
+        "clip": "tg.optim.clip_by_value",
+        "MultiSteps": "gradient_accumulation_steps=, which every optimizer takes",
+        "chain": "what is to be done to gradients as arguments of the optimizer: clipnorm=, weight_decay=",
+        "LossScaleOptimizer": "a loss times a number, and gradients divided by it; bfloat16 needs none",
+        "constant_schedule": "tg.optim.schedules.Constant",
+        "cosine_decay_schedule": "tg.optim.schedules.CosineDecay",
+        "exponential_decay": "tg.optim.schedules.ExponentialDecay",
+        "piecewise_constant_schedule": "tg.optim.schedules.PiecewiseConstantDecay",
+        "polynomial_schedule": "tg.optim.schedules.PolynomialDecay",
+        "linear_schedule": "tg.optim.schedules.PolynomialDecay",
+        "sgdr_schedule": "tg.optim.schedules.CosineDecayRestarts",
+        "join_schedules": "tg.optim.schedules.JoinedSchedules",
+        "warmup_constant_schedule": "tg.optim.schedules.LinearWarmup",
+        "warmup_cosine_decay_schedule": "tg.optim.schedules.CosineDecay, with warmup_target= and warmup_steps=",
         "lr_scheduler": "tg.optim.schedules",
         "apply_updates": "opt.apply_gradients(zip(gradients, variables))",
+    },
+    "optim.schedules": {
+        "CosineAnnealingLR": "tg.optim.schedules.CosineDecay",
+        "CosineAnnealingWarmRestarts": "tg.optim.schedules.CosineDecayRestarts",
+        "ConstantLR": "tg.optim.schedules.Constant",
+        "ExponentialLR": "tg.optim.schedules.ExponentialDecay",
+        "LinearLR": "tg.optim.schedules.LinearWarmup, or PolynomialDecay",
+        "MultiStepLR": "tg.optim.schedules.PiecewiseConstantDecay",
+        "PolynomialLR": "tg.optim.schedules.PolynomialDecay",
+        "SequentialLR": "tg.optim.schedules.JoinedSchedules",
+        "StepLR": "tg.optim.schedules.ExponentialDecay(rate, step_size, gamma, staircase=True)",
+        "LambdaLR": "learning_rate=f: any function of the number of steps is a schedule",
+        "ReduceLROnPlateau": "opt.learning_rate = value in a tg.training.Callback",
+        "LearningRateSchedule": "a function of the number of steps",
+    },
+    "training": {
+        "ModelCheckpoint": "tg.training.Checkpoint",
+        "BackupAndRestore": "tg.training.Checkpoint",
+        "LearningRateScheduler": "learning_rate=tg.optim.schedules.CosineDecay(...), say",
+        "ReduceLROnPlateau": "opt.learning_rate = value in a tg.training.Callback",
+        "LambdaCallback": "a subclass of tg.training.Callback",
+        "ProgbarLogger": "tg.training.ProgressBar",
+        "TensorBoard": "tg.training.CSVLogger",
+        "Dataset": "any class with __len__ and __getitem__",
+        "TensorDataset": "tg.training.DataLoader((x, y))",
+        "random_split": "tg.random.permutation, and x[indices]",
+        "Precision": "the diagonal of a tg.training.ConfusionMatrix, divided by its sums over axis 0",
+        "Recall": "the diagonal of a tg.training.ConfusionMatrix, divided by its sums over axis 1",
+        "F1Score": "tg.training.ConfusionMatrix",
+        "AUROC": "tg.training.AUC",
+        "MulticlassAccuracy": "tg.training.SparseCategoricalAccuracy",
     },
 }
 """Attributes of public modules."""
@@ -301,7 +390,9 @@ LAYERS = {
     "get_weights": "[v.numpy() for v in model.variables]",
     "apply": "model(x)",
     "init": "model(x), which makes the weights",
-    "fit": "a loop: tape.gradient, then optimizer.apply_gradients",
+    "fit": "tg.training.fit(step, data, epochs), where step takes a batch: tape.gradient, then opt.apply_gradients",
+    "evaluate": "tg.training.Mean and other metrics over the batches",
+    "predict": "model(x)",
     "compile": "tg.function around the training step",
     "named_parameters": "{v.name: v for v in model.trainable_variables}",
 }
@@ -327,7 +418,8 @@ KEYWORDS = (
     ("beta_2", "b2"), ("units", "out_features"), ("filters", "out_channels"), ("dilation_rate", "dilation"),
     ("rate", "p"), ("input_dim", "num_embeddings"), ("output_dim", "embedding_dim"),
     ("pool_size", "kernel_size"), ("in_axes", "in_dims"), ("out_axes", "out_dims"), ("num_heads", "heads"),
-    ("weight_decay", "decay"),
+    ("weight_decay", "decay"), ("workers", "num_workers"), ("collate", "collate_fn"), ("prefetch", "prefetch_factor"),
+    ("validate", "validation_data"),
 )  # fmt: skip
 """Names of one argument; a function has one of each at most."""
 
@@ -346,6 +438,9 @@ OTHER_KEYWORDS = {
     "synchronization": "leave it out: see tg.distributed",
     "aggregation": "leave it out: see tg.distributed",
     "parameters": "leave it out: opt.apply_gradients takes the variables",
+    "pin_memory": "leave it out: batches are sent ahead to device=",
+    "persistent_workers": "leave it out: workers live for an epoch",
+    "sampler": "data whose [i] gives the example that is to come at i",
 }
 """Arguments that no function here has."""
 
@@ -425,12 +520,18 @@ def _public(*home: str) -> Any:
     return owner
 
 
+def open_to_users(namespace: dict[str, Any], module: str) -> None:
+    """Let a module list its public names alone (``dir``), and explain names that it lacks."""
+    namespace.setdefault("__getattr__", functools.partial(_missing_from_module, module))
+    namespace["__dir__"] = lambda: sorted({*namespace["__all__"], *(name for name in namespace if name[:2] == "__")})
+
+
 def explain(namespace: dict[str, Any], module: str) -> None:
-    """Let a module explain names that it lacks, and its public functions, known to pickle as ``module``'s, arguments.
+    """The same, and let its public functions, known to pickle as ``module``'s, explain their arguments.
 
     What users call is meant: modules of the package import from each other what is not wrapped.
     """
-    namespace.setdefault("__getattr__", functools.partial(_missing_from_module, module))
+    open_to_users(namespace, module)
     known: dict[object, object] = {}
     for name in sorted(namespace["__all__"], key=lambda name: name != getattr(namespace[name], "__name__", "")):
         f = namespace[name]  # aliases come last

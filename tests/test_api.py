@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 import pickle
 import pkgutil
 import subprocess
@@ -75,6 +76,18 @@ def test_dir_lists_public_names_alone() -> None:
     assert tg.__all__.count("tensor") == 1 and len(tg.__all__) == len(set(tg.__all__))
     shown = fresh("import tapegrad\nprint('sin' in dir(tapegrad), 'buffer' in dir(tapegrad), 'cell' in dir(tapegrad))")
     assert shown == "True False False"
+
+
+@pytest.mark.parametrize(
+    "name", sorted(tg._MODULES | {"errors", "policies", "nn.functional", "nn.initializers", "optim.schedules"})
+)
+def test_dir_of_a_module_lists_public_names_alone(name: str) -> None:
+    module = operator.attrgetter(name)(tg)
+    shown = {name for name in dir(module) if not name.startswith("_")}
+    if name != "errors":
+        assert shown == set(module.__all__)
+    assert shown and all(hasattr(module, name) for name in dir(module))
+    assert not shown & {"Any", "Callable", "annotations", "explain", "open_to_users", "layer", "ledger", "loader"}
 
 
 def test_tensor_is_a_function_and_a_module() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import pickle
 import re
 from typing import Any
@@ -21,7 +22,7 @@ OWNERS: dict[str, tuple[dict[str, str], Any]] = {
     "variable": (spellings.TENSORS, tg.Variable([1.0, 2.0])),
     "layer": (spellings.LAYERS, tg.nn.Dense(2)),
     "optimizer": (spellings.OPTIMIZERS, tg.optim.SGD()),
-    **{home: (table, getattr(tg, home)) for home, table in spellings.MODULES.items()},
+    **{home: (table, operator.attrgetter(home)(tg)) for home, table in spellings.MODULES.items()},
 }
 OF_PARTS = {"assign", "assign_add", "assign_sub"}
 """Variables have them, and of tensors the parts of variables (``v[index]``)."""
@@ -71,6 +72,10 @@ def test_advice_names_only_what_is_there(table: str) -> None:
         (lambda x: tg.fft.stack([x]), "has no attribute 'stack'; write tg.stack"),
         (lambda x: tg.nn.functional.nonsense, "module 'tapegrad.nn.functional' has no attribute 'nonsense'"),
         (lambda x: tg.optim.__wrapped__, "module 'tapegrad.optim' has no attribute '__wrapped__'"),
+        (lambda x: tg.optim.warmup_cosine_decay_schedule, "CosineDecay, with warmup_target= and warmup_steps="),
+        (lambda x: tg.training.Adam, "module 'tapegrad.training' has no attribute 'Adam'; write tg.optim.Adam"),
+        (lambda x: tg.sparse.tanh, "module 'tapegrad.sparse' has no attribute 'tanh'; write tg.tanh"),
+        (lambda x: tg.memory.nonsense, "module 'tapegrad.memory' has no attribute 'nonsense'"),
         (lambda x: tg.nonsense, "module 'tapegrad' has no attribute 'nonsense'"),
         (lambda x: x.exp(), "'Tensor' object has no attribute 'exp'; write tg.exp(x)"),
         (lambda x: tg.Variable(x).tanh(), "'Variable' object has no attribute 'tanh'; write tg.tanh(x)"),
@@ -141,6 +146,9 @@ def test_attributes(call: Any, says: str) -> None:
         (lambda x: tg.sum(x, foo=1), "sum() got an unexpected keyword argument 'foo'"),
         (lambda x: x.sum(foo=1), "sum() got an unexpected keyword argument 'foo'"),
         (lambda x: tg.nn.Dense(3, foo=1), "got an unexpected keyword argument 'foo'"),
+        (lambda x: tg.training.DataLoader(x, num_workers=2), "'num_workers'; write workers="),
+        (lambda x: tg.training.DataLoader(x, pin_memory=True), "'pin_memory'; leave it out: batches are sent ahead"),
+        (lambda x: tg.training.DataLoader(x, foo=1), "got an unexpected keyword argument 'foo'"),
         (lambda x: tg.sum(object(), axis=0), "object"),
     ],
 )

@@ -20,6 +20,7 @@ from tapegrad.distributed.grids import Grid, gather_field, halo_exchange, interi
 from tapegrad.distributed.group import Group, barrier, init, world
 from tapegrad.distributed.saving import Sharded, load, save
 from tapegrad.distributed.sharding import ShardedGradient, shard
+from tapegrad.spellings import open_to_users
 
 __all__ = [
     "GradientTape", "Grid", "Group", "Sharded", "ShardedGradient", "all_gather", "all_reduce", "all_to_all", "barrier",
@@ -27,3 +28,4 @@ __all__ = [
     "load", "mean", "once", "part", "recv", "reduce", "reduce_scatter", "save", "scatter", "scatter_field", "send",
     "shard", "shift", "world",
 ]  # fmt: skip
+open_to_users(globals(), __name__)

@@ -14,6 +14,7 @@ from tapegrad.memory.offload import tiers
 from tapegrad.memory.plan import use_plan
 from tapegrad.memory.predict import Point, Prediction, ShapeDtype, predict_peak
 from tapegrad.memory.report import Report, Row, Saved, report, saved
+from tapegrad.spellings import open_to_users
 
 __all__ = [
     "CATEGORIES", "LEDGER", "CheckpointedSequence", "Measure", "Point", "Prediction", "Report", "Row", "Saved",
@@ -21,3 +22,4 @@ __all__ = [
     "policy", "predict_peak", "recompute_grad", "report", "reversible", "saved", "scope", "step",
     "tiers", "use_plan",
 ]  # fmt: skip
+open_to_users(globals(), __name__)

@@ -28,6 +28,7 @@ from tapegrad.core.node import Node
 from tapegrad.core.primitive import LEAF, Barrier
 from tapegrad.errors import PolicyError
 from tapegrad.memory.offload.tiers import Tier
+from tapegrad.spellings import open_to_users
 
 if TYPE_CHECKING:
     from tapegrad.device.types import Params
@@ -182,3 +183,6 @@ def asked(policy: Policy | None, node: Node, names: tuple[str, ...]) -> Answer:
         return RECOMPUTE
     product = isinstance(prim, Barrier) and prim.flops is not None
     return decide(policy, Value(prim.name, node.params, node.aval, names, product, prim.effect is not None))
+
+
+open_to_users(globals(), __name__)

@@ -15,6 +15,7 @@ import tapegrad.linalg as linalg
 import tapegrad.random as random
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.spellings import open_to_users
 from tapegrad.tensor import DTypeLike, Tensor
 
 __all__ = ["get", "glorot_uniform", "he_uniform", "lecun_uniform", "normal", "ones", "orthogonal", "uniform", "zeros"]
@@ -113,3 +114,6 @@ def get(initializer: str | Initializer) -> Initializer:
     if maker is None:
         raise TapegradError(f"initializer: wanted a function or one of {', '.join(_BY_NAME)}; got {initializer!r}")
     return maker
+
+
+open_to_users(globals(), __name__)

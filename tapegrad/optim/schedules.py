@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tapegrad.errors import TapegradError
+from tapegrad.spellings import open_to_users
 
 __all__ = [
     "Constant", "CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay", "JoinedSchedules",
@@ -287,3 +288,6 @@ def _positive(who: object, **values: float) -> None:
 def _increasing(who: object, boundaries: Sequence[int]) -> None:
     if any(b <= a for a, b in zip(boundaries, boundaries[1:])) or any(b < 0 for b in boundaries):
         raise TapegradError(f"{_name(who)}: wanted boundaries that increase from 0 on, got {list(boundaries)}")
+
+
+open_to_users(globals(), __name__)

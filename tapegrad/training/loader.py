@@ -6,16 +6,18 @@ The order of an epoch is a function of the seed and the epoch's number alone, so
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 import tapegrad.random as random
 from tapegrad import nest, ops
 from tapegrad.device import CPU, Device, asdevice, current_device
 from tapegrad.errors import NotATensorError, ShapeError, TapegradError
 from tapegrad.nn import checks
+from tapegrad.spellings import refuse_in
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
@@ -27,7 +29,8 @@ class DataLoader:
     """Batches of examples, epoch after epoch: ``for x, y in loader`` is one epoch.
 
     data: arrays with the examples on their first axis, in a tuple, list or dict, say; or any object with ``len()``
-    whose ``data[i]`` is an example: numbers and arrays, in a structure.  A batch has that structure, of tensors.
+    whose ``data[i]`` is an example: numbers and arrays, in a structure.  A list of tuples, dicts or
+    numbers is one of examples, too.  A batch has that structure, of tensors.
 
     ``shuffle``: in another order each epoch, which ``seed`` and the epoch's number determine.  ``drop_last``: leave out
     the last examples if they do not fill a batch, so that all batches have one shape (``tg.function`` makes a program
@@ -45,6 +48,11 @@ class DataLoader:
     Raises TapegradError for arguments out of range, ShapeError for arrays of different lengths, NotATensorError for
     data without length.
     """
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """A loader to be initialized.  Raises TypeError for arguments under another library's names."""
+        refuse_in(cls, kwargs)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -137,13 +145,22 @@ class DataLoader:
         asked: deque[Future[Any]] = deque()
         try:
             for indices in wanted:
-                asked.append(pool.submit(work, indices))
+                asked.append(self._asked(pool, work, indices))
                 if len(asked) > self.prefetch:
                     yield asked.popleft().result()
             while asked:
                 yield asked.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def _asked(self, pool: Executor, work: Callable[[Any], Any], indices: Any) -> Future[Any]:
+        try:
+            return pool.submit(work, indices)
+        except (pickle.PicklingError, AttributeError, TypeError) as e:  # the first batch starts the workers
+            raise TapegradError(
+                f"DataLoader: workers are processes, to which data and collate= are sent as pickles, and these have "
+                f"none: {e}; define their functions and classes at the top of a module, or leave out workers="
+            ) from e
 
     def _pool(self) -> tuple[Executor, Callable[[Any], Any]]:
         if not self.workers:
@@ -185,7 +202,7 @@ class _Examples:
 
 
 def _source(data: Any, collate: Callable[[list[Any]], Any] | None) -> _Arrays | _Examples:
-    if collate is None and all(hasattr(x, "shape") for x in nest.flatten(data)):
+    if collate is None and not _lists_examples(data) and all(hasattr(x, "shape") for x in nest.flatten(data)):
         return _Arrays(data)
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise NotATensorError(
@@ -193,6 +210,11 @@ def _source(data: Any, collate: Callable[[list[Any]], Any] | None) -> _Arrays | 
             "an iterator has no order to shuffle: make a list of it"
         )
     return _Examples(data, collate)
+
+
+def _lists_examples(data: Any) -> bool:
+    """Whether ``data`` is a list of examples, and no structure of arrays with the examples on their first axes."""
+    return isinstance(data, list) and all(isinstance(x, (tuple, dict)) or not getattr(x, "ndim", 0) for x in data)
 
 
 def _array(x: Any) -> Any:

@@ -41,6 +41,21 @@ class Made(Rows):
         return {"x": np.full(3, i, np.float32), "y": i, "z": i / 2}
 
 
+def test_a_list_of_examples_is_no_structure_of_arrays() -> None:
+    squares = [(np.full((3, 3), i), np.full((3, 3), -i)) for i in range(5)]  # an image and its mask
+    image, mask = next(iter(DataLoader(squares, 4)))
+    assert image.shape == mask.shape == (4, 3, 3) and mask.numpy()[:, 0, 0].tolist() == [0, -1, -2, -3]
+    assert next(iter(DataLoader(list(zip(X, Y)), 2)))[1].tolist() == [0, 1]
+    assert next(iter(DataLoader([{"x": X[i]} for i in range(4)], 3)))["x"].shape == (3, 2)
+    assert next(iter(DataLoader([5, 6, 7], 2))).tolist() == next(iter(DataLoader(list(np.arange(5, 8)), 2))).tolist()
+    assert [x.shape for x in next(iter(DataLoader([X, Y], 4)))] == [(4, 2), (4,)]
+
+
+def test_what_workers_cannot_be_sent_is_told() -> None:
+    with pytest.raises(TapegradError, match="workers are processes.*local object.*top of a module"):
+        next(iter(DataLoader(Made(), 2, workers=1, collate=lambda examples: examples)))
+
+
 def rows(of: Any) -> list[list[int]]:
     return [y.tolist() for _, y in of]
 
