@@ -136,14 +136,21 @@ def _along_axis(x: Tensor, axis: int, before: int, after: int, grid: Grid, fill:
         _refuse_short(n, axis, max(before, after), grid)
     parts = [x]
     if before:
-        ghost = shift(_cut(x, axis, n - before, n), 1, periodic=periodic, group=line)
+        ghost = _shifted(_cut(x, axis, n - before, n), 1, periodic, line)
         open_end = neighbour(line, -1, periodic) is None
         parts.insert(0, _beyond(ghost, x, axis, -1, before, fill) if open_end else ghost)
     if after:
-        ghost = shift(_cut(x, axis, 0, after), -1, periodic=periodic, group=line)
+        ghost = _shifted(_cut(x, axis, 0, after), -1, periodic, line)
         open_end = neighbour(line, 1, periodic) is None
         parts.append(_beyond(ghost, x, axis, 1, after, fill) if open_end else ghost)
     return parts[0] if len(parts) == 1 else concat(parts, axis=axis)
+
+
+def _shifted(border: Tensor, offset: int, periodic: bool, line: Group) -> Tensor:
+    """The neighbour's border.  A rank alone in its line asks nobody, so steps of one process can be captured."""
+    if line.size > 1:
+        return shift(border, offset, periodic=periodic, group=line)
+    return border if periodic else zeros(border.shape, dtype=border.dtype, device=border.device)
 
 
 def _cut(x: Tensor, axis: int, start: int, stop: int) -> Tensor:

@@ -14,18 +14,17 @@ from math import prod
 from typing import Any, TypeVar
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes
-from tapegrad.core.primitive import Primitive, general
+from tapegrad.core.primitive import Primitive, Sample, general
 from tapegrad.core.rule import with_parameters
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import blas_threads
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import MOST_TOLD, FailedStack, LinAlgError, ShapeError, told
 from tapegrad.ops.create.creation import arange, eye
-from tapegrad.ops.dispatch import promote
+from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.elementwise.comparison import equal, logical_or
 from tapegrad.ops.elementwise.complex import conj
 from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.shape.arrange import tril, triu
 from tapegrad.ops.shape.shape import broadcast_to, matrix_transpose, reshape
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -98,16 +97,6 @@ def row(x: Tensor) -> Tensor:
     return reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
 
 
-def half_lower(x: Tensor) -> Tensor:
-    """The lower triangle, with half of the diagonal."""
-    return (tril(x) + tril(x, k=-1)) * 0.5
-
-
-def half_upper(x: Tensor) -> Tensor:
-    """The upper triangle, with half of the diagonal."""
-    return (triu(x) + triu(x, k=1)) * 0.5
-
-
 def identity(x: Tensor) -> Tensor:
     """The unit matrix like the square matrices ``x``."""
     return eye(x.shape[-1], dtype=x.dtype, device=x.device)
@@ -173,6 +162,52 @@ def declare(
         flops=lambda x, *others, **params: int(flops * x.size * min(x.shape[-2:], default=0)),
         **fields,
     )
+
+
+def _run_triangle(xp: Namespace, x: Array, *, lower: bool, k: int, half: bool) -> Array:
+    out = xp.tril(x, k) if lower else xp.triu(x, k)
+    if half:
+        at = xp.arange(min(x.shape[-2:]))
+        out[..., at, at] *= 0.5
+    return out
+
+
+triangle_p: Primitive = declare(
+    "triangle",
+    _run_triangle,
+    infer_last,
+    vjp=[lambda ct, *, lower, k, half: _triangle(ct, lower, k, half)],
+    jvp=[lambda t, *, lower, k, half: _triangle(t, lower, k, half)],
+    samples=[
+        Sample(TALL, lower=True, k=0, half=False), Sample(WIDE, lower=True, k=0, half=True),
+        Sample([TALL, TALL], lower=False, k=1, half=False), Sample((0, 2, 2), lower=False, k=0, half=True),
+    ],
+    doc="A triangle of each matrix, zeros elsewhere.  One work: rules of factorizations take many of them.",
+)  # fmt: skip
+
+
+def _triangle(x: Tensor, lower: bool, k: int, half: bool) -> Tensor:
+    return barrier(triangle_p, x, lower=lower, k=k, half=half)
+
+
+def lower_part(x: Tensor, k: int = 0) -> Tensor:
+    """The elements on and below diagonal ``k``, zeros above: ``tril`` in one work."""
+    return _triangle(x, True, k, False)
+
+
+def upper_part(x: Tensor, k: int = 0) -> Tensor:
+    """The elements on and above diagonal ``k``, zeros below: ``triu`` in one work."""
+    return _triangle(x, False, k, False)
+
+
+def half_lower(x: Tensor) -> Tensor:
+    """The lower triangle, with half of the diagonal."""
+    return _triangle(x, True, 0, True)
+
+
+def half_upper(x: Tensor) -> Tensor:
+    """The upper triangle, with half of the diagonal."""
+    return _triangle(x, False, 0, True)
 
 
 def _failure(name: str, reason: str, arrays: list[Array], failing: Callable[[list[Array]], Failed]) -> LinAlgError:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample
-from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
@@ -26,13 +25,14 @@ from tapegrad.linalg._common import (
     half_lower,
     half_upper,
     infer_last,
+    lower_part,
     on_diagonal,
     over,
     row,
     square,
 )
 from tapegrad.linalg.solving import solve_triangular, triangular
-from tapegrad.ops import abs, concat, less_equal, max, real, tril, where
+from tapegrad.ops import concat, real, where
 from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.ops.shape.diagonals import diagonal
 from tapegrad.tensor import Tensor, TensorLike
@@ -49,12 +49,23 @@ def whole(x: Tensor) -> Tensor:
     """``x``, or the mean of both triangles, so that both get a gradient, if it is Hermitian up to rounding."""
     if not x.size:
         return x
-    return where(unrecorded(_is_nearly_hermitian, x), 0.5 * x + 0.5 * H(x), x)
+    return where(barrier(nearly_hermitian_p, x), 0.5 * x + 0.5 * H(x), x)
 
 
-def _is_nearly_hermitian(x: Tensor) -> Tensor:
-    off = max(abs(x - H(x)), axis=(-2, -1), keepdims=True)
-    return less_equal(off, _NEARLY * max(abs(x), axis=(-2, -1), keepdims=True))
+def _run_nearly(xp: Namespace, x: Array) -> Array:
+    other = xp.conj(x.swapaxes(-1, -2)) if x.dtype.kind == "c" else x.swapaxes(-1, -2)
+    if xp.__name__ == "numpy" and (x == other).all():  # most are; this takes a fifth of the time
+        return xp.ones((*x.shape[:-2], 1, 1), bool)
+    off = xp.abs(x - other).max(axis=(-2, -1), keepdims=True)
+    return off <= _NEARLY * xp.abs(x).max(axis=(-2, -1), keepdims=True)
+
+
+nearly_hermitian_p: Primitive = declare(
+    "is_nearly_hermitian",
+    _run_nearly,
+    lambda x: x.with_shape((*x.shape[:-2], 1, 1)).with_dtype(dtypes.bool_),
+    samples=[Sample(_A), Sample(_STACK)],
+)
 
 
 def mirrored(x: Tensor, upper: bool) -> Tensor:
@@ -88,7 +99,7 @@ def _push_cholesky(t: Tensor, out: Tensor, *, upper: bool) -> Tensor:
 
 def _pull_cholesky(ct: Tensor, out: Tensor, *, upper: bool) -> Tensor:
     factor, g = (H(out), H(ct)) if upper else (out, ct)
-    inner = half_lower(H(factor) @ tril(g))
+    inner = half_lower(H(factor) @ lower_part(g))
     back = H(factor)
     inner = triangular(back, H(triangular(back, H(inner), lower=False)), lower=False)
     return folded(0.5 * (inner + H(inner)), upper)

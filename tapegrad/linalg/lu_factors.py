@@ -12,7 +12,7 @@ from tapegrad.device import dtypes
 from tapegrad.device.numerics import scipy
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.linalg._common import TALL, WIDE, H, declare, floating, matrix, one_by_one
+from tapegrad.linalg._common import TALL, WIDE, H, declare, floating, lower_part, matrix, one_by_one, upper_part
 from tapegrad.linalg.solving import solve_triangular, triangular
 from tapegrad.ops.create.creation import arange, eye, zeros
 from tapegrad.ops.dispatch import barrier, cast, tensor
@@ -20,7 +20,6 @@ from tapegrad.ops.elementwise.comparison import equal
 from tapegrad.ops.elementwise.complex import real
 from tapegrad.ops.index.indexing import take_along_axis
 from tapegrad.ops.index.sort import argsort
-from tapegrad.ops.shape.arrange import tril, triu
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, reshape, squeeze
 from tapegrad.tensor import Tensor, TensorLike
@@ -71,11 +70,11 @@ def _padded(factors: Tensor, m: int, n: int) -> tuple[Tensor, Tensor]:
     def blank(rows: int, columns: int) -> Tensor:
         return zeros((*batch, rows, columns), dtype=factors.dtype, device=factors.device)
 
-    lower = tril(factors[..., :k], k=-1)
+    lower = lower_part(factors[..., :k], -1)
     lower = (concat([lower, blank(m, m - k)], axis=-1) if m > k else lower) + eye(
         m, dtype=factors.dtype, device=factors.device
     )
-    upper = triu(factors[..., :k, :])
+    upper = upper_part(factors[..., :k, :])
     if n > k:
         below = eye(n - k, n, k=k, dtype=factors.dtype, device=factors.device)
         upper = concat([upper, broadcast_to(below, (*batch, n - k, n))], axis=-2)
@@ -100,7 +99,7 @@ def _pull_lu(ct: Tensor, out: Tensor, x_aval: ShapedArray) -> Tensor:
     factors, order, _ = _lu_parts(out, m, n)
     lower, upper = _padded(factors, m, n)
     g = ct[..., :m, :n]
-    inner = tril(H(lower) @ g, k=-1) + triu(g @ H(upper))
+    inner = lower_part(H(lower) @ g, -1) + upper_part(g @ H(upper))
     inner = triangular(H(lower), inner, lower=False, unit=True)
     return _rows(H(triangular(upper, H(inner), lower=False)), argsort(order, axis=-1))
 
@@ -111,7 +110,7 @@ def _push_lu(t: Tensor, out: Tensor) -> Tensor:
     lower, upper = _padded(factors, m, n)
     inner = triangular(lower, _rows(t, order), lower=True, unit=True)
     inner = H(triangular(H(upper), H(inner), lower=True))
-    return _wide(lower @ tril(inner, k=-1) + triu(inner) @ upper, m, n)
+    return _wide(lower @ lower_part(inner, -1) + upper_part(inner) @ upper, m, n)
 
 
 lu_p: Primitive = declare(
@@ -153,8 +152,8 @@ def lu(a: TensorLike, permute_l: bool = False, p_indices: bool = False) -> tuple
     m, n = a.shape[-2:]
     k = min(m, n)
     factors, order, _ = _factored(a)
-    lower = tril(factors[..., :k], k=-1) + eye(m, k, dtype=a.dtype, device=a.device)
-    upper = triu(factors[..., :k, :])
+    lower = lower_part(factors[..., :k], -1) + eye(m, k, dtype=a.dtype, device=a.device)
+    upper = upper_part(factors[..., :k, :])
     back = argsort(order, axis=-1)
     if permute_l:
         return _rows(lower, back), upper

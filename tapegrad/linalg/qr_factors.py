@@ -12,9 +12,9 @@ from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.linalg._common import TALL, WIDE, H, declare, floating, half_upper, matrix
+from tapegrad.linalg._common import TALL, WIDE, H, declare, floating, half_upper, matrix, upper_part
 from tapegrad.linalg.solving import triangular
-from tapegrad.ops import concat, triu
+from tapegrad.ops import concat
 from tapegrad.ops.dispatch import barrier
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -52,7 +52,7 @@ def _over_right(x: Tensor, r: Tensor) -> Tensor:
 
 
 def _pull_tall(gq: Tensor, gr: Tensor, q: Tensor, r: Tensor) -> Tensor:
-    middle = half_upper(triu(gr) @ H(r) - H(q) @ gq)
+    middle = half_upper(upper_part(gr) @ H(r) - H(q) @ gq)
     return H(triangular(r, H(gq + q @ (middle + H(middle))), lower=False))
 
 

@@ -14,8 +14,20 @@ from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.device.numerics import scipy
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.linalg._common import H, check_square, column, declare, floating, infer_last, one_by_one, square, stacked
-from tapegrad.ops import conj, matrix_transpose, permute_dims, reshape, squeeze, tril, triu
+from tapegrad.linalg._common import (
+    H,
+    check_square,
+    column,
+    declare,
+    floating,
+    infer_last,
+    lower_part,
+    one_by_one,
+    square,
+    stacked,
+    upper_part,
+)
+from tapegrad.ops import conj, matrix_transpose, permute_dims, reshape, squeeze
 from tapegrad.ops.dispatch import barrier, promote, tensor
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -109,7 +121,7 @@ def _run_triangular(xp: Namespace, a: Array, b: Array, *, lower: bool, unit: boo
 
 def _triangle(x: Tensor, lower: bool, unit: bool) -> Tensor:
     """The part of the operand that is read."""
-    return tril(x, k=-int(unit)) if lower else triu(x, k=int(unit))
+    return lower_part(x, -int(unit)) if lower else upper_part(x, int(unit))
 
 
 triangular_p: Primitive = declare(
