@@ -24,10 +24,12 @@ class UnsizedError(ShapeError, TypeError):
 class LinAlgError(TapegradError, ValueError):
     """A matrix has no inverse, is not positive definite, or an iteration on it does not converge.
 
-    ``failed``: which matrices of a stack, or which examples of a ``vmap``, by their indices (at most ten).
+    ``failed``: which matrices of a stack, or if ``by_example`` which examples of a ``vmap``, by their indices (at most
+    ten).
     """
 
     failed: tuple[tuple[int, ...], ...] = ()
+    by_example: bool = False
     stack: FailedStack | None = None
 
 
@@ -38,8 +40,8 @@ class FailedStack:
     name: str
     reason: str
     operands: list[Any]
-    failing: Callable[[list[Any]], tuple[tuple[int, ...], ...]]
-    """The indices of the matrices that fail among given stacks of operands."""
+    failing: Callable[[list[Any], int], tuple[tuple[int, ...], ...]]
+    """The indices of the matrices that fail among given stacks of operands, at most so many."""
 
 
 MOST_TOLD = 10
@@ -47,8 +49,8 @@ MOST_TOLD = 10
 
 def told(indices: tuple[tuple[int, ...], ...]) -> str:
     """Indices as a message lists them: ``3, 5`` or ``(0, 1), (2, 1)``; a list of ten may be incomplete."""
-    listed = ", ".join(str(i[0]) if len(i) == 1 else str(i) for i in indices)
-    return listed + (" and perhaps more" if len(indices) == MOST_TOLD else "")
+    listed = ", ".join(str(i[0]) if len(i) == 1 else str(i) for i in indices[:MOST_TOLD])
+    return listed + (" and perhaps more" if len(indices) >= MOST_TOLD else "")
 
 
 class AxisError(ShapeError, IndexError):

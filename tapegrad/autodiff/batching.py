@@ -41,10 +41,12 @@ class Batches(Pusher):
     Meanwhile the value of one example must not be read: the other examples may have other values.
     """
 
-    def __init__(self, op: str, n: int, randomness: Randomness = "same") -> None:
+    def __init__(self, op: str, n: int, randomness: Randomness = "same", most_failures: int = MOST_TOLD) -> None:
         super().__init__()
         self.op = op
         self.n = n
+        self.most_failures = most_failures
+        """How many examples on which an operation on matrices fails an error names."""
         self._randomness = randomness
 
     def during(self, f: Callable[..., T], *args: object) -> T:
@@ -95,8 +97,10 @@ class Batches(Pusher):
     def _push(
         self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]
     ) -> Tensor | None:
-        how = _drawn if self.joins(node) else batched
-        return self.alone(how, node, [Tensor(b) for b in inputs], companions, self.n)
+        operands = [Tensor(b) for b in inputs]
+        if self.joins(node):
+            return self.alone(_drawn, node, operands, companions, self.n)
+        return self.alone(batched, node, operands, companions, self.n, self.most_failures)
 
     def _push_call(
         self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
@@ -142,7 +146,7 @@ def failure_of(error: LinAlgError, batches: Batches) -> LinAlgError:
         operands = stack.operands
     else:
         return error
-    failed = stack.failing(operands)
+    failed = stack.failing(operands, batches.most_failures)
     lengths = operands[0].shape[:-2]
     count = str(lengths[0]) if len(lengths) == 1 else str(lengths)
     shapes = " and ".join(str(a.shape[len(lengths) :]) for a in operands)
@@ -150,7 +154,8 @@ def failure_of(error: LinAlgError, batches: Batches) -> LinAlgError:
     failure = LinAlgError(
         f"{batches.op}: {what} {told(failed)} of {count}: {stack.name}: {stack.reason} (of shape {shapes})"
     )
-    failure.failed, failure.stack = failed, FailedStack(stack.name, stack.reason, operands, stack.failing)
+    failure.by_example, failure.failed = True, failed
+    failure.stack = FailedStack(stack.name, stack.reason, operands, stack.failing)
     return failure
 
 
@@ -181,7 +186,9 @@ def _example(inputs: Sequence[Buffer], companions: Sequence[Tensor | None], i: i
     return [Tensor(b) if c is None else c[i] for b, c in zip(inputs, companions, strict=True)]
 
 
-def batched(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
+def batched(
+    node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int, most_failures: int = MOST_TOLD
+) -> Tensor:
     """The values of ``node`` for ``n`` examples: ``companions`` where an operand has one, else the operand itself."""
     prim = node.prim
     if isinstance(prim, Elementwise):
@@ -197,7 +204,7 @@ def batched(node: Node, operands: list[Tensor], companions: list[Tensor | None],
         first = companions[0]
         if prim.linearity is Linearity.FIRST and first is not None and all(c is None for c in companions[1:]):
             return barrier(prim, first, *operands[1:], **prim.lift(node.params, n))
-    return _one_by_one(node, operands, companions, n)
+    return _one_by_one(node, operands, companions, n, most_failures)
 
 
 def _drawn(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
@@ -226,7 +233,9 @@ def _elementwise(
     return bind(prim, *aligned)
 
 
-def _one_by_one(node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int) -> Tensor:
+def _one_by_one(
+    node: Node, operands: list[Tensor], companions: list[Tensor | None], n: int, most_failures: int
+) -> Tensor:
     prim = node.prim
     if not n:
         return zeros_of(node.aval, 0)
@@ -238,13 +247,13 @@ def _one_by_one(node: Node, operands: list[Tensor], companions: list[Tensor | No
         except LinAlgError as e:
             error = e
             failed.append((i,))
-            if len(failed) == MOST_TOLD:
+            if len(failed) == most_failures:
                 break
         except Exception as e:
             e.add_note(f"so it is in example {i} of {n} of a vmap")
             raise
     if failed:
         again = LinAlgError(f"{error}; so fail examples {told(tuple(failed))} of {n}")
-        again.failed = tuple(failed)
+        again.failed, again.by_example = tuple(failed), not thread.batches  # or of one example of another vmap
         raise again from None
     return stack(results)

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+import sys
+from collections.abc import Callable, Collection, Sequence
+from math import nan
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from tapegrad import nest
 from tapegrad.autodiff.batching import Batches, Randomness, example_of, failure_of
+from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.core.aval import normalize_axis
+from tapegrad.core.cell import Cell, shadowed
 from tapegrad.core.state import thread
-from tapegrad.errors import DomainError, LinAlgError, ShapeError
-from tapegrad.ops.create.creation import asarray
+from tapegrad.device.dtypes import is_inexact
+from tapegrad.errors import MOST_TOLD, DomainError, DTypeError, LinAlgError, ShapeError
+from tapegrad.ops.create.creation import asarray, eye, ones
 from tapegrad.ops.dispatch import SCALARS
-from tapegrad.ops.shape.shape import moveaxis
+from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.shape.shape import moveaxis, reshape
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
 if TYPE_CHECKING:
     from tapegrad.tensor import TensorLike
 
+Failures = Literal["raise", "nan"]
+"""What examples give on which an operation on matrices fails: LinAlgError for all of them, or NaN for each of these."""
+T = TypeVar("T")
 Axes = int | None | Sequence[Any] | dict[Any, Any]
 
 
 def vmap(
-    f: Callable[..., object], in_axes: Axes = 0, out_axes: Axes = 0, *, randomness: Randomness = "same"
+    f: Callable[..., object],
+    in_axes: Axes = 0,
+    out_axes: Axes = 0,
+    *,
+    randomness: Randomness = "same",
+    failures: Failures = "raise",
 ) -> Callable[..., Any]:
     """``f``, a pure function of one example, made a function of a batch of examples.
 
@@ -38,26 +52,38 @@ def vmap(
     randomness: of what is drawn inside, ``"same"``: the same numbers for every example; ``"different"``: numbers of its
     own for each, those of one draw for the whole batch; ``"error"``: RandomnessError.  (PyTorch's words.)
 
+    failures: where an operation on matrices fails for some examples, ``"raise"``: LinAlgError, which names them;
+    ``"nan"``: all results of these examples are NaN, and nothing has a gradient through them; those of the others are
+    what they are without them.  ``f`` then runs again, with other numbers in place of theirs.  (Of nested ones, the
+    outermost may say it.)
+
     Raises DomainError for any other word, ShapeError if the arguments have no batch axis, or batches of different
-    length; LinAlgError, which names the examples, where an operation on matrices fails for some.
+    length; DTypeError for a result that must be NaN, and is of integers.
     """
-    if randomness not in get_args(Randomness):
-        raise DomainError(f"vmap: randomness={randomness!r}; it is one of {', '.join(map(repr, get_args(Randomness)))}")
+    for name, word, words in (("randomness", randomness, Randomness), ("failures", failures, Failures)):
+        if word not in get_args(words):
+            raise DomainError(f"vmap: {name}={word!r}; it is one of {', '.join(map(repr, get_args(words)))}")
+
+    most = MOST_TOLD if failures == "raise" else sys.maxsize
 
     @functools.wraps(f, updated=())
     def wrapped(*args: object, **kwargs: object) -> Any:
-        axes = (_axes("in_axes", args, in_axes), _axes("in_axes", kwargs, 0))
-        leaves = [x if a is None else _moved(x, a) for x, a in zip(nest.flatten((args, kwargs)), axes[0] + axes[1])]
-        n = _length(f, [x for x, a in zip(leaves, axes[0] + axes[1]) if a is not None])
-        batches = Batches(f"vmap({getattr(f, '__name__', type(f).__name__)})", n, randomness)
-        given = iter(example_of(x, batches) if a is not None else x for x, a in zip(leaves, axes[0] + axes[1]))
-        inner_args, inner_kwargs = nest.rebuild((args, kwargs), given)
-        try:
-            y = batches.during(functools.partial(f, *inner_args, **inner_kwargs))
-        except LinAlgError as e:
-            raise _told_by_example(e, batches) from None
-        results = [_result(leaf, batches, a) for leaf, a in zip(nest.flatten(y), _axes("out_axes", y, out_axes))]
-        return nest.rebuild(y, iter(results))
+        axes = [*_axes("in_axes", args, in_axes), *_axes("in_axes", kwargs, 0)]
+        leaves = [x if a is None else _moved(x, a) for x, a in zip(nest.flatten((args, kwargs)), axes)]
+        n = _length(f, [x for x, a in zip(leaves, axes) if a is not None])
+
+        def run(leaves: list[Any], failed: Collection[int]) -> Any:
+            batches = Batches(f"vmap({getattr(f, '__name__', type(f).__name__)})", n, randomness, most)
+            given = iter([example_of(x, batches) if a is not None else x for x, a in zip(leaves, axes)])
+            inner_args, inner_kwargs = nest.rebuild((args, kwargs), given)
+            try:
+                y = batches.during(functools.partial(f, *inner_args, **inner_kwargs))
+            except LinAlgError as e:
+                raise _told_by_example(e, batches) from None
+            to = _axes("out_axes", y, out_axes)
+            return nest.rebuild(y, iter([_result(leaf, batches, a, failed) for leaf, a in zip(nest.flatten(y), to)]))
+
+        return run(leaves, ()) if failures == "raise" else _sparing(run, leaves, axes)
 
     return wrapped
 
@@ -67,6 +93,48 @@ def _told_by_example(error: LinAlgError, batches: Batches) -> LinAlgError:
     if not thread.batches:  # no vmap outside has more examples; do not keep the operands
         failure.stack = None
     return failure
+
+
+def _sparing(run: Callable[[list[Any], Collection[int]], T], leaves: list[Any], axes: list[int | None]) -> T:
+    """What ``run`` gives while examples that fail have other numbers.  Raises LinAlgError if these fail, too."""
+    if thread.batches:
+        raise DomainError('vmap: failures="nan" is for the outermost vmap to say: each of its examples is one of many')
+    failed: set[int] = set()
+    while True:
+        writes: dict[Cell, Any] = {}  # each run draws the same numbers
+        given = [x if a is None else _replaced(x, failed) for x, a in zip(leaves, axes)]
+        try:
+            with shadowed(writes):
+                y = run(given, failed)
+        except LinAlgError as e:
+            more = {i[0] for i in e.failed} - failed
+            if not e.by_example or not more:
+                raise
+            failed |= more
+            continue
+        for cell, content in writes.items():
+            cell.set(content)
+        return y
+
+
+def _replaced(x: Tensor, failed: Collection[int]) -> Tensor:
+    """``x`` with the numbers of an example that has not failed, or if all have, with ones, for those that have."""
+    if not failed:
+        return x
+    good = next((i for i in range(len(x)) if i not in failed), None)
+    if good is not None:
+        other = stop_gradient(x[good])
+    elif x.ndim > 2 and x.shape[-1] == x.shape[-2]:
+        other = eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    else:
+        other = ones((), dtype=x.dtype, device=x.device)
+    return where(_mask(x, failed), other, x)
+
+
+def _mask(x: Tensor, failed: Collection[int]) -> Tensor:
+    """True for the failed examples along the leading axis of ``x``."""
+    mask = [i in failed for i in range(len(x))]
+    return reshape(asarray(mask, device=x.device), (-1, *(1,) * (x.ndim - 1)))
 
 
 def _axes(what: str, tree: Any, axes: Axes) -> list[int | None]:
@@ -104,7 +172,7 @@ def _length(f: Callable[..., object], batched: list[Tensor]) -> int:
     return lengths.pop()
 
 
-def _result(leaf: object, batches: Batches, axis: int | None) -> Any:
+def _result(leaf: object, batches: Batches, axis: int | None, failed: Collection[int]) -> Any:
     if isinstance(leaf, (Variable, *SCALARS)) or hasattr(leaf, "__array__"):
         leaf = asarray(leaf)
     if not isinstance(leaf, Tensor):
@@ -114,4 +182,8 @@ def _result(leaf: object, batches: Batches, axis: int | None) -> Any:
             raise ShapeError("vmap: out_axes is None for a result that differs from example to example")
         return leaf
     whole = batches.every(leaf)
+    if failed:
+        if not is_inexact(leaf.dtype):
+            raise DTypeError(f'vmap: failures="nan", but a result is of {leaf.dtype}, which has no NaN; use tg.astype')
+        whole = where(_mask(whole, failed), nan, whole)
     return moveaxis(whole, 0, axis) if axis else whole

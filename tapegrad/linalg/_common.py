@@ -210,11 +210,11 @@ def half_upper(x: Tensor) -> Tensor:
     return _triangle(x, False, 0, True)
 
 
-def _failure(name: str, reason: str, arrays: list[Array], failing: Callable[[list[Array]], Failed]) -> LinAlgError:
+def _failure(name: str, reason: str, arrays: list[Array], failing: Callable[[list[Array], int], Failed]) -> LinAlgError:
     """The error, which names the matrices of a stack that fail."""
     shapes = " and ".join(str(a.shape) for a in arrays)
     batch = arrays[0].shape[:-2]
-    failed = failing(arrays) if batch else ()
+    failed = failing(arrays, MOST_TOLD) if batch else ()
     which = f"; of the stack {batch} these fail: {told(failed)}" if failed else ""
     error = LinAlgError(f"{name}: {reason} (of shape {shapes}){which}")
     error.failed = failed
@@ -222,15 +222,15 @@ def _failure(name: str, reason: str, arrays: list[Array], failing: Callable[[lis
     return error
 
 
-def _failing(one: Callable[..., Array], complaint: type[Exception], arrays: list[Array]) -> Failed:
-    """The indices of the first matrices on which ``one`` fails."""
+def _failing(one: Callable[..., Array], complaint: type[Exception], arrays: list[Array], most: int) -> Failed:
+    """The indices of the first matrices on which ``one`` fails, at most so many."""
     batch, failed = arrays[0].shape[:-2], list[tuple[int, ...]]()
     for index in product(*map(range, batch)):
         try:
             one(*(a[index] if a.shape[: len(batch)] == batch else a for a in arrays))
         except complaint:
             failed.append(index)
-            if len(failed) == MOST_TOLD:
+            if len(failed) == most:
                 break
     return tuple(failed)
 

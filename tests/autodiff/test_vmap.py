@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.errors import DryRunError, LinAlgError, ShapeError
+from tapegrad.errors import DomainError, DryRunError, DTypeError, LinAlgError, ShapeError
 from tapegrad.testing import check_grads
 
 RNG = np.random.default_rng(0)
@@ -77,6 +77,8 @@ def test_stop_gradient_is_that_of_each_example():
     f = lambda x: tg.sum((tg.stop_gradient(tg.sum(x**2)) * x) ** 2)
     np.testing.assert_allclose(tg.vmap(tg.grad(f))(X).numpy(), loop(tg.grad(f)), rtol=1e-12)
     np.testing.assert_allclose(tg.grad(lambda x: tg.sum(tg.vmap(f)(x)))(X).numpy(), loop(tg.grad(f)), rtol=1e-12)
+    y = tg.vmap(tg.linalg.inv, failures="nan")(np.stack([np.zeros((2, 2))] * 25 + [np.eye(2)]))
+    assert np.isnan(y.numpy()[:25]).all() and (y.numpy()[25] == np.eye(2)).all()
     nested = tg.vmap(tg.vmap(tg.stop_gradient))(np.stack([X, 2 * X]))
     np.testing.assert_array_equal(nested.numpy(), np.stack([X, 2 * X]))
 
@@ -211,6 +213,75 @@ def test_what_fails_without_a_batch_is_told_as_it_is() -> None:
         tg.linalg.inv(np.zeros((50, 2, 2)))
     with pytest.raises(LinAlgError, match="examples 0, 1 of 2: solve"):
         tg.vmap(lambda b: tg.linalg.solve(np.zeros((3, 3)), b))(np.ones((2, 3)))
+
+
+@pytest.mark.parametrize("name", CAN_FAIL)
+@pytest.mark.parametrize("places", [(), (2, 4), (0,), (0, 5), (0, 1, 2, 3, 4, 5)])
+def test_examples_that_fail_are_nan_on_request(name: str, places: tuple[int, ...]) -> None:
+    stack = np.stack([BAD[name] if i in places else GOOD * (i + 1) for i in range(6)])
+    others = set(range(6)) - set(places)
+    y = tg.vmap(CAN_FAIL[name], failures="nan")(stack).numpy()
+    assert np.isnan(y[list(places)]).all()
+    for i in others:
+        np.testing.assert_array_equal(y[i], CAN_FAIL[name](stack[i]).numpy())
+    moved = tg.vmap(CAN_FAIL[name], in_axes=-1, out_axes=-1, failures="nan")(np.moveaxis(stack, 0, -1))
+    np.testing.assert_array_equal(np.moveaxis(moved.numpy(), -1, 0), y)
+
+
+def test_more_examples_fail_than_a_message_names() -> None:
+    stack = np.stack([np.eye(2) * (i % 2) for i in range(60)])
+    y = tg.vmap(lambda a: tg.sum(tg.linalg.inv(a)), failures="nan")(stack)
+    np.testing.assert_array_equal(y.numpy(), np.tile([np.nan, 2.0], 30))
+    y = tg.vmap(tg.linalg.inv, failures="nan")(np.stack([np.zeros((2, 2))] * 25 + [np.eye(2)]))
+    assert np.isnan(y.numpy()[:25]).all() and (y.numpy()[25] == np.eye(2)).all()
+    nested = tg.vmap(tg.vmap(tg.linalg.inv), failures="nan")(stack.reshape(20, 3, 2, 2))
+    assert np.isnan(nested.numpy()).all()  # each example of the outer one has a matrix that fails
+
+
+def test_what_runs_example_by_example_is_nan_on_request() -> None:
+    def solve(diagonal: Any) -> tg.Tensor:
+        return tg.linalg.solve_banded((0, 0), tg.expand_dims(diagonal, 0), np.ones(2))
+
+    diagonals = np.ones((2, 13, 2))
+    diagonals[1, :12] = 0.0
+    np.testing.assert_array_equal(
+        tg.vmap(solve, failures="nan")(diagonals[1]).numpy(),
+        np.concatenate([np.full((12, 2), np.nan), np.ones((1, 2))]),
+    )
+    with pytest.raises(LinAlgError, match="so fail examples 0, 1, 2"):  # which of the inner one's: that is not known
+        tg.vmap(tg.vmap(solve), failures="nan")(diagonals)
+
+
+def test_the_gradient_of_examples_that_fail_is_zero() -> None:
+    stack, f = np.stack([GOOD, -GOOD, 4 * GOOD]), lambda a: tg.sum(tg.linalg.cholesky(a))
+    g = tg.grad(lambda a: tg.nansum(tg.vmap(f, failures="nan")(a)))(stack).numpy()
+    assert not g[1].any()
+    np.testing.assert_array_equal(g[[0, 2]], np.stack([tg.grad(f)(stack[i]).numpy() for i in (0, 2)]))
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_examples_draw_what_they_draw_where_none_fails(randomness: Any) -> None:
+    def f(a: Any) -> tg.Tensor:
+        return tg.linalg.cholesky(a)[0, 0] + tg.random.normal(())
+
+    def drawn(stack: np.ndarray) -> tuple[list[float], float]:
+        tg.random.seed(3)
+        return tg.vmap(f, randomness=randomness, failures="nan")(stack).tolist(), tg.random.normal(()).item()
+
+    (good, after), (spared, then) = drawn(np.stack([GOOD] * 3)), drawn(np.stack([GOOD, -GOOD, GOOD]))
+    assert np.isnan(spared[1]) and [good[0], good[2]] == [spared[0], spared[2]] and after == then
+
+
+def test_failures_that_cannot_be_nan() -> None:
+    stack = np.stack([GOOD, np.zeros((3, 3))])
+    with pytest.raises(DomainError, match="failures='NaN'; it is one of 'raise', 'nan'"):
+        tg.vmap(tg.sin, failures="NaN")  # type: ignore[arg-type]
+    with pytest.raises(DTypeError, match="a result is of int64, which has no NaN"):
+        tg.vmap(lambda a: tg.argmax(tg.linalg.inv(a)), failures="nan")(stack)
+    with pytest.raises(DomainError, match="for the outermost vmap to say"):
+        tg.vmap(tg.vmap(tg.linalg.inv, failures="nan"))(stack[None])
+    with pytest.raises(LinAlgError, match=r"of the stack \(2,\) these fail: 1"):  # no example's, but all examples'
+        tg.vmap(lambda x: x + tg.linalg.inv(stack), failures="nan")(np.ones(4))
 
 
 def test_the_example_of_an_empty_batch_is_in_the_domain_of_most_functions():
