@@ -95,13 +95,13 @@ class Tensor:
         The memory counts as held as long as the array, or a view of it, is alive.  With ``copy=True`` the array is the
         caller's own, and can be written to.  Raises ValueError for ``copy=False`` where it takes a copy.
         """
+        if self.device.kind == "cpu":
+            return self._read().copy() if copy else self._lent()
+        if copy is False:
+            raise ValueError(f"a tensor on {self.device} has no NumPy array without a copy; leave out copy=False")
         found = self._read()
-        if self.device.kind != "cpu":
-            if copy is False:
-                raise ValueError(f"a tensor on {self.device} has no NumPy array without a copy; leave out copy=False")
-            found.flags.writeable = bool(copy)
-            return found
-        return found.copy() if copy else self._lent()
+        found.flags.writeable = bool(copy)
+        return found
 
     def _read(self) -> Array:
         """The value as a NumPy array, to be read at once: it may be the tensor's memory, which nothing else holds."""

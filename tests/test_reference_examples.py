@@ -6,8 +6,10 @@ import contextlib
 import doctest
 import importlib
 import importlib.util
+import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -107,12 +109,14 @@ def failures(text: str) -> str:
 @contextlib.contextmanager
 def state_kept() -> Iterator[None]:
     """On the CPU, with the random numbers of seed 0; all that a session may change is as before."""
-    devices, group = (importlib.import_module(f"tapegrad.{name}") for name in ("device", "distributed.group"))
+    modules = ("device", "distributed.group", "nn.layers.layer")
+    devices, group, layer = (importlib.import_module(f"tapegrad.{name}") for name in modules)
     generator = tg.random.default_generator
     threads, numbers = tg.get_num_threads(), generator.state
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(devices, "_default", [])
         changed.setattr(group, "_world", None)
+        changed.setattr(layer, "_serial", defaultdict(itertools.count))
         changed.setattr(STEPS, "_kind", BY_GRADIENT)
         tg.set_default_device("cpu")
         tg.random.seed(0)
@@ -174,10 +178,12 @@ def test_close_outputs(want: str, got: str, same: bool) -> None:
 
 
 def test_an_example_changes_nothing_for_the_next_one() -> None:
-    threads, state = tg.get_num_threads(), tg.random.default_generator.state
+    threads, state, steps = tg.get_num_threads(), tg.random.default_generator.state, STEPS._kind
     text = "[tapegrad.x]\n>>> tg.set_num_threads(N)\n>>> tg.memory.step()\n>>> _ = tg.random.normal(3)\n"
-    assert failures(text.replace("N", str(threads + 1))) == ""
-    assert (tg.get_num_threads(), tg.random.default_generator.state, STEPS._kind) == (threads, state, BY_GRADIENT)
+    text += ">>> tg.nn.Conv2D(3, 1).name\n'conv2d'\n"
+    for _ in range(2):
+        assert failures(text.replace("N", str(threads + 1))) == ""
+    assert (tg.get_num_threads(), tg.random.default_generator.state, STEPS._kind) == (threads, state, steps)
 
 
 def test_files_begin_with_a_name_and_tell_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

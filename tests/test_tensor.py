@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 from typing import Any
 
@@ -67,6 +68,19 @@ def test_it_is_no_key_and_no_copy_is_needed() -> None:
     assert x.ref() == x.ref() and x.ref() != (x * 1.0).ref() and {x.ref(): 1}[x.ref()] == 1 and x.ref().deref() is x
     assert copy.deepcopy(x) is x
     assert x.to_device("cpu").device is x.device and x.to_device("cpu") is not x
+
+
+def test_numpy_takes_a_tensor_in_few_calls() -> None:
+    """Of Python, and two more for attributes that NumPy asks for first."""
+    x, calls = tg.asarray(np.ones(3)), list[str]()
+    np.asarray(x)
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        np.asarray(x)
+    finally:
+        sys.setprofile(before)
+    assert calls.count("__getattr__") == 2 and calls.count("look") == 1 and len(calls) <= 17, calls
 
 
 def test_numpy_reads_but_does_not_write() -> None:

@@ -320,8 +320,8 @@ def takes_training(cls: type[Layer]) -> bool:
 
 
 def _unique_name(cls: type) -> str:
-    """``LayerNormalization`` -> ``layer_normalization``, then ``layer_normalization_1``, as Keras counts."""
-    base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower().strip("_")
+    """``MaxPool2D`` -> ``max_pool2d``, then ``max_pool2d_1``, as Keras counts."""
+    base = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower().strip("_")
     number = next(_serial[base])
     return f"{base}_{number}" if number else base
 
