@@ -195,9 +195,13 @@ class Loop(Recompute):
         """What there is no room for, where so many bytes are missing, and what would fit."""
         stored = [size for x in walk.kept.values() if (size := sum(b.node.aval.nbytes for b in x.buffers()))]
         fit = len(stored) - -(-nbytes // max(stored, default=1))
-        lacks = f"no room for one state and the record of one step beside stored states: {len(stored)}"
+        steps = len(walk.taped) + 1
+        records = f"the records of {steps} steps" if steps > 1 else "the record of one step"
+        lacks = f"no room for one state and {records} beside stored states: {len(stored)}"
         if fit > 0:  # the budget may not drop them, for other processes take part in the steps
             return f"{lacks}; {fit} would fit here: write snapshots={fit} or fewer"
+        if steps > 1:
+            return f'{lacks}; write schedule="revolve", which records one step at a time'
         return f"{lacks}; no number of snapshots fits: let each step keep less (recompute_grad inside it)"
 
     def _new_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: list[Recorder]) -> CheckpointedCall:

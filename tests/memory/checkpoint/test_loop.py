@@ -510,6 +510,23 @@ def test_a_budget_too_small_for_a_step_names_the_loop_and_says_what_fits() -> No
         assert e.value.needed_bytes > limit and "or raise the budget" in str(e.value)
 
 
+@pytest.mark.parametrize("schedule", ["sqrt", "mixed"])
+def test_a_budget_too_small_for_several_records_says_what_makes_one_at_a_time(schedule: str) -> None:
+    u, v = c64(np.linspace(-1.0, 1.0, 4000)), var64(np.linspace(0.5, 1.0, 4000))
+
+    def gradient(limit: int, **options: Any) -> Any:
+        with memory_budget(limit), tg.GradientTape() as tape:
+            y = checkpointed_loop(lambda s: (s[0] * 0.9 + s[1] * v, tg.sin(s[0])), (u, u * 0.5), 23, **options)
+            return tape.gradient(y, v)
+
+    limit = alive() + 14 * u.size * 8
+    with pytest.raises(
+        errors.BudgetError, match=r'the records of \d+ steps beside .*; write schedule="revolve", which'
+    ):
+        gradient(limit, schedule=schedule, snapshots=2 if schedule == "sqrt" else 9)
+    assert bits_equal([gradient(limit, snapshots=2)], [gradient(2**40, snapshots=2)])
+
+
 def test_a_budget_too_small_for_second_derivatives_says_that_the_loop_runs_as_a_whole() -> None:
     x = c64(np.ones(20_000))
     with memory_budget(alive() + 6 * x.size * 8), tg.GradientTape() as outer:
