@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
@@ -75,6 +76,17 @@ NAMES = {
     "debugging": "Python's assert",
     "sequence_mask": "tg.arange(n) < tg.expand_dims(lengths, -1)",
     "bitcast": "x.numpy().view(dtype)",
+    "foldr": "tg.scan(f, init, xs, reverse=True)",
+    "realdiv": "tg.divide",
+    "parallel_stack": "tg.stack",
+    "dynamic_partition": "x[mask]",
+    "histogram_fixed_width": "tg.histogram",
+    "ensure_shape": "assert x.shape == shape",
+    "TensorShape": "a tuple",
+    "DType": "x.dtype, which is NumPy's",
+    "as_dtype": "x.dtype, which is NumPy's",
+    "control_dependencies": "nothing: operations run in the order of the program",
+    "no_gradient": "tg.stop_gradient",
     "metrics": "tg.training",
     "callbacks": "tg.training",
     "data": "tg.training.DataLoader",
@@ -136,6 +148,26 @@ NAMES = {
     "utils": "tg.recompute_grad for utils.checkpoint",
     "load": "model.load(path), or tg.distributed.load(folder, tree)",
     "view": "tg.reshape",
+    "as_tensor": "tg.asarray",
+    "clone": "x.copy()",
+    "movedim": "tg.moveaxis",
+    "narrow": "x[start:stop]",
+    "unbind": "tg.unstack",
+    "tensor_split": "tg.array_split",
+    "repeat_interleave": "tg.repeat",
+    "take_along_dim": "tg.take_along_axis",
+    "bucketize": "tg.searchsorted",
+    "trapz": "tg.trapezoid",
+    "pinverse": "tg.linalg.pinv",
+    "ger": "tg.outer",
+    "addmm": "b + x @ y",
+    "baddbmm": "b + x @ y",
+    "rand_like": "tg.random.uniform(tg.shape(x))",
+    "randn_like": "tg.random.normal(tg.shape(x))",
+    "set_default_dtype": "dtype= where a value is made: Python's floats become float32",
+    "get_default_dtype": "tg.float32: what Python's floats become",
+    "is_grad_enabled": "nothing: only a tape's block is recorded",
+    "profiler": "tapegrad profile program.py in a shell",
     "flatten": "x.flatten()",
     # JAX, NumPy, CuPy
     "jit": "tg.function",
@@ -147,6 +179,14 @@ NAMES = {
     "custom_vjp": "tg.custom_gradient",
     "custom_jvp": "tg.primitive, and its defjvp",
     "pmap": "tg.distributed",
+    "tree": "nothing: tapes, grad and vmap take nested structures",
+    "tree_util": "nothing: tapes, grad and vmap take nested structures",
+    "tree_map": "a comprehension: tapes, grad and vmap take nested structures",
+    "named_scope": "tg.memory.scope",
+    "disable_jit": "TAPEGRAD_FUNCTION=0 in the environment",
+    "enable_x64": 'dtype="float64" where a value is made',
+    "scipy": "tg.linalg, tg.special, tg.stats, tg.signal, tg.integrate, tg.sparse",
+    "linear_transpose": "tg.vjp",
     "device_put": "x.to_device(device)",
     "device_get": "x.numpy()",
     "make_jaxpr": "tg.explain",
@@ -242,17 +282,10 @@ MODULES = {
         "Model": "tg.nn.Layer",
         "Parameter": "tg.Variable",
         "ModuleList": "a list in an attribute of a layer",
-        "Conv1d": "tg.nn.Conv1D",
-        "Conv2d": "tg.nn.Conv2D",
-        "Conv3d": "tg.nn.Conv3D",
-        "MaxPool1d": "tg.nn.MaxPool1D",
-        "MaxPool2d": "tg.nn.MaxPool2D",
-        "MaxPool3d": "tg.nn.MaxPool3D",
         "AvgPool2d": "tg.nn.AveragePooling2D",
         "BatchNorm1d": "tg.nn.BatchNormalization",
         "BatchNorm2d": "tg.nn.BatchNormalization",
         "LayerNorm": "tg.nn.LayerNormalization",
-        "MultiheadAttention": "tg.nn.MultiHeadAttention",
         "MaxPooling1D": "tg.nn.MaxPool1D",
         "MaxPooling2D": "tg.nn.MaxPool2D",
         "MaxPooling3D": "tg.nn.MaxPool3D",
@@ -266,7 +299,6 @@ MODULES = {
         "BatchNorm": "tg.nn.BatchNormalization",
         "BatchNorm3d": "tg.nn.BatchNormalization",
         "GroupNorm": "tg.nn.GroupNormalization",
-        "InstanceNorm2d": "tg.nn.functional.instance_norm",
         "RNN": "tg.nn.SimpleRNN",
         "Sigmoid": 'tg.nn.Activation("sigmoid")',
         "Tanh": 'tg.nn.Activation("tanh")',
@@ -277,12 +309,24 @@ MODULES = {
         "ZeroPadding2D": "tg.pad",
         "Upsample": "tg.nn.functional.interpolate",
         "UpSampling2D": "tg.nn.functional.interpolate",
-        "ConvTranspose2d": "tg.nn.functional.conv_transpose2d",
         "Conv2DTranspose": "tg.nn.functional.conv_transpose2d",
+        "AvgPool1D": "tg.nn.AveragePooling1D",
+        "AvgPool2D": "tg.nn.AveragePooling2D",
+        "AvgPool3D": "tg.nn.AveragePooling3D",
+        "LSTMCell": "tg.nn.LSTM",
+        "GRUCell": "tg.nn.GRU",
+        "RNNCell": "tg.nn.SimpleRNN",
+        "Swish": 'tg.nn.Activation("silu")',
+        "Attention": "tg.nn.functional.scaled_dot_product_attention",
+        "BCELoss": "tg.nn.functional.binary_cross_entropy",
+        "KLDivLoss": "tg.nn.functional.kl_div",
+        "Add": "x + y",
+        "Multiply": "x * y",
+        "Input": "nothing: the first input tells layers their shapes",
+        "ModuleDict": "a dict in an attribute of a layer",
+        "GaussianNoise": "x + tg.random.normal(tg.shape(x))",
         "DepthwiseConv2D": "tg.nn.Conv2D(filters, size, groups=channels)",
         "CrossEntropyLoss": "tg.nn.functional.cross_entropy",
-        "MSELoss": "tg.nn.functional.mse_loss",
-        "L1Loss": "tg.nn.functional.l1_loss",
         "BCEWithLogitsLoss": "tg.nn.functional.binary_cross_entropy_with_logits",
         "softmax_cross_entropy_with_logits": "tg.cross_entropy",
         "sparse_softmax_cross_entropy_with_logits": "tg.cross_entropy",
@@ -309,20 +353,15 @@ MODULES = {
         "split": "tg.random.Generator, which goes on by itself",
     },
     "optim": {
-        "sgd": "tg.optim.SGD",
-        "adam": "tg.optim.Adam",
-        "adamw": "tg.optim.AdamW",
-        "rmsprop": "tg.optim.RMSprop",
-        "adagrad": "tg.optim.Adagrad",
-        "lion": "tg.optim.Lion",
-        "lamb": "tg.optim.LAMB",
-        "lbfgs": "tg.optim.LBFGS",
-        "ema": "tg.optim.EMA",
         "incremental_update": "tg.optim.EMA",
         "ExponentialMovingAverage": "tg.optim.EMA",
         "swa_utils": "tg.optim.EMA",
         "global_norm": "tg.optim.clip_by_global_norm, which gives the norm, too",
         "clip": "tg.optim.clip_by_value",
+        **dict.fromkeys(
+            ("Adadelta", "Adafactor", "Adamax", "Ftrl", "Muon", "Nadam", "RAdam", "Rprop"),
+            "tg.optim.Adam, or a subclass of tg.optim.Optimizer",
+        ),
         "MultiSteps": "gradient_accumulation_steps=, which every optimizer takes",
         "chain": "what is to be done to gradients as arguments of the optimizer: clipnorm=, weight_decay=",
         "LossScaleOptimizer": "a loss times a number, and gradients divided by it; bfloat16 needs none",
@@ -462,7 +501,7 @@ def _missing_from_module(module: str, name: str) -> NoReturn:
     home, message = module.partition(".")[2], f"module {module!r} has no attribute {name!r}"
     if not name.startswith("_"):
         top = f"tg.{name}" if name in _all_of(_public()) else ""
-        advice = MODULES.get(home, {}).get(name) or top or _elsewhere(name) or NAMES.get(name)
+        advice = MODULES.get(home, {}).get(name) or top or _elsewhere(name) or _alike(home, name) or NAMES.get(name)
         message = f"{message}; write {advice}" if advice else message
     raise AttributeError(message, name=name, obj=sys.modules[module])
 
@@ -473,6 +512,18 @@ def _elsewhere(name: str) -> str:
         return ""
     home = next((home for home in _HOMES if name in _all_of(_public(*home.split(".")))), None)
     return "" if home is None else f"tg.{home}.{name}"
+
+
+def _alike(home: str, name: str) -> str:
+    """A name of the module that differs in capitals and underscores alone; for a layer also that of a function."""
+    plain = name.replace("_", "").lower()
+    homes = (home, "nn.functional") if home == "nn" else (home,)
+    for wanted in dict.fromkeys((plain, re.sub(r"[123]d$", "", plain))):
+        for where in homes:
+            for known in _all_of(_public(*where.split("."))):
+                if known.replace("_", "").lower() == wanted:
+                    return f"tg.{where}.{known}"
+    return ""
 
 
 def _all_of(module: Any) -> Collection[str]:
