@@ -15,7 +15,7 @@ from tapegrad.training.fit import Callback, Run
 class Checkpoint(Callback):
     """Save everything that the training needs to go on into one folder, and go on from it where there is one.
 
-    tree: what changes: ``{"model": model, "optimizer": optimizer, "ema": ema.variables}``, say (see
+    tree: what changes: ``{"model": model, "optimizer": optimizer, "ema": ema}``, say (see
     ``tg.distributed.save``).  Saved besides: the global random stream, where the loader is, the means of the epoch so
     far, the history, and the state of the other callbacks.  The folder is replaced after every ``every_epochs`` epochs,
     and after every ``every_steps`` steps; it appears whole or not at all.  ``fit`` begins from it if it is there,

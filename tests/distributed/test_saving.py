@@ -73,6 +73,28 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path, make: Any) ->
     assert bits(loaded) == wanted
 
 
+def test_averages_and_metrics_are_saved_as_their_variables(tmp_path: Path) -> None:
+    def made(value: float, times: int) -> dict[str, Any]:
+        v, mean = tg.Variable([value, 2.0]), tg.training.Mean()
+        ema = optim.EMA([v], 0.5, debias=True)
+        for i in range(times):
+            v.assign_add([1.0, i])
+            ema.update()
+            mean.update_state(v)
+        return {"v": v, "ema": ema, "mean": mean}
+
+    tree, other = made(1.0, 3), made(5.0, 1)
+    average, mean = tree["ema"].average(tree["v"]).numpy(), tree["mean"].result().numpy()
+    D.save(tmp_path / "s", tree)
+    loaded = D.load(tmp_path / "s", other)
+    assert loaded["ema"] is other["ema"] and loaded["mean"] is other["mean"]
+    np.testing.assert_array_equal(other["ema"].average(other["v"]).numpy(), average)
+    assert other["mean"].result().numpy() == mean
+    third = made(7.0, 1)
+    D.load(tmp_path / "s", {**third, "ema": third["ema"].variables})  # a list of them has the same names
+    np.testing.assert_array_equal(third["ema"].average(third["v"]).numpy(), average)
+
+
 def test_an_optimizer_without_steps_gets_its_state(tmp_path: Path) -> None:
     tree = training(1, optim.Adam)
     train(tree, 2)
@@ -214,6 +236,10 @@ def test_safetensors_reads_the_files(tmp_path: Path) -> None:
     ("tree", "says"),
     [
         ({"f": print}, "f: cannot save a builtin_function_or_method; a tree holds"),
+        (
+            {"t": tg.GradientTape()},
+            "t: cannot save a GradientTape; a tree holds layers, optimizers, optim.EMA",
+        ),
         ({"x": np.ones(2, "longdouble")}, "x: safetensors cannot hold longdouble|x: safetensors cannot hold float128"),
         ({"x": np.array(["a"])}, "x: safetensors cannot hold str"),
         ({1: 2, "1": 3}, "two values of the tree have the name '1'"),

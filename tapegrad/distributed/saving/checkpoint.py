@@ -27,9 +27,10 @@ Path = str | os.PathLike[str]
 def save(dir: Path, tree: Any, *, overwrite: bool = False, group: Group | None = None) -> None:
     """Write the values of ``tree`` to a new folder ``dir``; every rank calls it, with a tree of the same names.
 
-    ``tree``: dicts, lists and tuples of layers, optimizers, variables, tensors, arrays, numbers, strings, None and
-    ``random.Generator``; of a :class:`Sharded` value each rank writes its slice, of all others one rank.  Numbers and
-    streams may differ between ranks, arrays may not.  The folder holds safetensors files and ``index.json``.
+    ``tree``: dicts, lists and tuples of layers, optimizers, averages (``optim.EMA``), metrics, variables, tensors,
+    arrays, numbers, strings, None and ``random.Generator``; of a :class:`Sharded` value each rank writes its slice, of
+    all others one rank.  Numbers and streams may differ between ranks, arrays may not.  The folder holds safetensors
+    files and ``index.json``.
 
     It appears only when all ranks have written everything to the disk.  ``overwrite``: replace a folder that ``save``
     wrote; if the process is killed meanwhile, ``load`` finds the old folder or the new one.  An optimizer's

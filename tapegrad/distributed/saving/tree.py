@@ -166,10 +166,15 @@ class Contents:
             self.add(name, _slice(leaf))
         elif leaf is None or type(leaf) in (bool, int, float, complex, str):
             self.add(name, NamedText(as_json(leaf), put))
+        elif isinstance(state := getattr(leaf, "variables", None), list) and all(
+            isinstance(v, Variable) for v in state
+        ):
+            for i, variable in enumerate(state):  # averages, a metric: named as the list is
+                self._add_variable(f"{name}/{i}", variable)
         else:
             raise SaveError(
-                f"{name}: cannot save a {type(leaf).__name__}; a tree holds layers, optimizers, variables, tensors, "
-                "arrays, numbers, strings, None and random.Generator"
+                f"{name}: cannot save a {type(leaf).__name__}; a tree holds layers, optimizers, optim.EMA, "
+                "metrics, variables, tensors, arrays, numbers, strings, None and random.Generator"
             )
 
     def _add_variable(self, name: str, variable: Variable) -> None:
