@@ -15,7 +15,7 @@ from tapegrad.core.aval import normalize_axis
 from tapegrad.core.cell import Cell, shadowed
 from tapegrad.core.state import thread
 from tapegrad.device.dtypes import is_inexact
-from tapegrad.errors import MOST_TOLD, DomainError, DTypeError, LinAlgError, ShapeError
+from tapegrad.errors import MOST_TOLD, DomainError, DTypeError, FunctionError, LinAlgError, ShapeError
 from tapegrad.ops.create.creation import asarray, eye, ones
 from tapegrad.ops.dispatch import SCALARS
 from tapegrad.ops.elementwise.selection import where
@@ -55,7 +55,7 @@ def vmap(
     failures: where an operation on matrices fails for some examples, ``"raise"``: LinAlgError, which names them;
     ``"nan"``: all results of these examples are NaN, and nothing has a gradient through them; those of the others are
     what they are without them.  ``f`` then runs again, with other numbers in place of theirs.  (Of nested ones, the
-    outermost may say it.)
+    outermost may say it; inside ``tg.function`` it is a FunctionError.)
 
     Raises DomainError for any other word, ShapeError if the arguments have no batch axis, or batches of different
     length; DTypeError for a result that must be NaN, and is of integers.
@@ -97,6 +97,11 @@ def _told_by_example(error: LinAlgError, batches: Batches) -> LinAlgError:
 
 def _sparing(run: Callable[[list[Any], Collection[int]], T], leaves: list[Any], axes: list[int | None]) -> T:
     """What ``run`` gives while examples that fail have other numbers.  Raises LinAlgError if these fail, too."""
+    if any(not isinstance(b, Batches) for b in thread.batches):
+        raise FunctionError(
+            'vmap: failures="nan" inside a captured function (tg.function), whose program cannot run again without the '
+            "examples that fail: leave the vmap outside, or leave out tg.function"
+        )
     if thread.batches:
         raise DomainError('vmap: failures="nan" is for the outermost vmap to say: each of its examples is one of many')
     failed: set[int] = set()

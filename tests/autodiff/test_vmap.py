@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.errors import DomainError, DryRunError, DTypeError, LinAlgError, ShapeError
+from tapegrad.errors import DomainError, DryRunError, DTypeError, FunctionError, LinAlgError, ShapeError
 from tapegrad.testing import check_grads
 
 RNG = np.random.default_rng(0)
@@ -273,6 +273,7 @@ def test_examples_draw_what_they_draw_where_none_fails(randomness: Any) -> None:
 
 
 def test_failures_that_cannot_be_nan() -> None:
+    captured = tg.function(tg.vmap(tg.linalg.inv, failures="nan"))
     stack = np.stack([GOOD, np.zeros((3, 3))])
     with pytest.raises(DomainError, match="failures='NaN'; it is one of 'raise', 'nan'"):
         tg.vmap(tg.sin, failures="NaN")  # type: ignore[arg-type]
@@ -280,6 +281,9 @@ def test_failures_that_cannot_be_nan() -> None:
         tg.vmap(lambda a: tg.argmax(tg.linalg.inv(a)), failures="nan")(stack)
     with pytest.raises(DomainError, match="for the outermost vmap to say"):
         tg.vmap(tg.vmap(tg.linalg.inv, failures="nan"))(stack[None])
+    for _ in range(3):
+        with pytest.raises(FunctionError, match="leave the vmap outside, or leave out tg.function"):
+            captured(stack)
     with pytest.raises(LinAlgError, match=r"of the stack \(2,\) these fail: 1"):  # no example's, but all examples'
         tg.vmap(lambda x: x + tg.linalg.inv(stack), failures="nan")(np.ones(4))
 
