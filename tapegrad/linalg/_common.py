@@ -145,10 +145,10 @@ def declare(
         try:
             with blas_threads.for_matrices(arrays):
                 return run(xp, *[_computable(a) for a in arrays], **params)
-        except xp.linalg.LinAlgError as e:
+        except ValueError as e:  # NumPy's LinAlgError is one, and what SciPy says of infinities and NaN
             reason = str(e)
         one = lambda *operands: run(xp, *[_computable(a) for a in operands], **params)
-        raise _failure(name, reason, list(arrays), partial(_failing, one, xp.linalg.LinAlgError)) from None
+        raise _failure(name, reason, list(arrays), partial(_failing, one)) from None
 
     return general(
         name,
@@ -222,13 +222,13 @@ def _failure(name: str, reason: str, arrays: list[Array], failing: Callable[[lis
     return error
 
 
-def _failing(one: Callable[..., Array], complaint: type[Exception], arrays: list[Array], most: int) -> Failed:
+def _failing(one: Callable[..., Array], arrays: list[Array], most: int) -> Failed:
     """The indices of the first matrices on which ``one`` fails, at most so many."""
     batch, failed = arrays[0].shape[:-2], list[tuple[int, ...]]()
     for index in product(*map(range, batch)):
         try:
             one(*(a[index] if a.shape[: len(batch)] == batch else a for a in arrays))
-        except complaint:
+        except ValueError:
             failed.append(index)
             if len(failed) == most:
                 break

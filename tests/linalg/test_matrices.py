@@ -125,6 +125,16 @@ def test_expm_frechet(rng):
     check_parts(la.expm_frechet, a, e, order=1)
 
 
+def test_nan_is_an_error_of_the_matrix_that_has_it():
+    good, bad = np.eye(2), np.full((2, 2), np.nan)
+    with pytest.raises(LinAlgError, match=r"logm: array must not contain infs or NaNs \(of shape \(2, 2\)\)"):
+        la.logm(bad)
+    with pytest.raises(LinAlgError, match="solve_sylvester: array must not contain infs or NaNs"):
+        la.solve_sylvester(bad, good, good)
+    with pytest.raises(LinAlgError, match="example 1 of 2: logm"):
+        tg.vmap(la.logm)(np.stack([good, bad]))
+
+
 @pytest.mark.parametrize("f", ["sqrtm", "logm"])
 def test_roots_and_logarithms(rng, f):
     ours, theirs = getattr(la, f), getattr(sl, f)
