@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import time
 from collections.abc import Iterator
 
 import hypothesis
@@ -57,6 +58,20 @@ def old_objects() -> None:
     gc.freeze()
     buffer.uncounted.clear()
     LEDGER.forget(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_threads() -> Iterator[None]:
+    """No module leaves threads that have used tensors: later tests ask whether they are alone."""
+    from tapegrad.core.threads import unshared
+
+    yield
+    for _ in range(50):  # of a thread that ends
+        if unshared(lambda: True, lambda: None):
+            return
+        gc.collect()
+        time.sleep(0.1)
+    raise AssertionError("threads that have used tensors go on after these tests")
 
 
 @pytest.fixture(autouse=True)

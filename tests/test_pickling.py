@@ -209,9 +209,12 @@ def test_joblib_computes_in_workers_keeps_and_compares(tmp_path: Path) -> None:
     x, v, model = tg.ones((2, 3)), tg.Variable(2.0), nn.Sequential([nn.Dense(2, activation="gelu")])
     wanted = elsewhere((x, v, model, tg.tanh))[1].numpy()
     jobs = [joblib.delayed(elsewhere)((x, v, model, f)) for f in (tg.tanh, lambda z: tg.tanh(z))]
-    for _, gradient, twin in joblib.Parallel(n_jobs=2)(jobs):
-        np.testing.assert_array_equal(gradient.numpy(), wanted)
-        np.testing.assert_array_equal(twin(x).numpy(), model(x).numpy())
+    try:
+        for _, gradient, twin in joblib.Parallel(n_jobs=2)(jobs):
+            np.testing.assert_array_equal(gradient.numpy(), wanted)
+            np.testing.assert_array_equal(twin(x).numpy(), model(x).numpy())
+    finally:
+        joblib.externals.loky.get_reusable_executor().shutdown(wait=True)  # its threads have used tensors
     joblib.dump([model, x], tmp_path / "kept")
     again, y = joblib.load(tmp_path / "kept")
     np.testing.assert_array_equal(again(y).numpy(), model(x).numpy())

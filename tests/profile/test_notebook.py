@@ -49,7 +49,7 @@ def test_a_cell_is_profiled_and_does_what_it_does(shell: Any, capsys: pytest.Cap
     result = shell.run_cell("%%tapegrad\n" + CELL, store_history=True)
     assert result.success and shell.user_ns["gradients"][0].shape == (128, 128)
     shown = capsys.readouterr().out
-    found = shell.user_ns["_"]
+    found = shell.user_ns["Out"][2]
     assert "Out[2]: 6\n" in shown and str(found) in shown  # the value of the last line, then the summary
     assert isinstance(found, Profiled) and found.run.peak["bytes"] > 6 * 256 * 128 * 4
     assert LEDGER.journal is None
