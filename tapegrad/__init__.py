@@ -1,6 +1,6 @@
 """tapegrad: a tape autodiff engine on arrays, inside a memory you choose.
 
-A node is a recipe; a buffer is a cache of what the recipe yields.  See ``README.md`` for a tour.
+A node is a recipe; a buffer is a cache of what the recipe yields.  ``docs/`` tells the rest.
 
 The public names are those of ``_api.py``.  All of them are loaded when the first is used, so that what needs none of
 them (``tapegrad --help``) does not wait for NumPy.

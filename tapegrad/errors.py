@@ -217,7 +217,9 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
+__all__ = [name for name, thing in globals().items() if isinstance(thing, type) and issubclass(thing, Exception)]
+
+
 def __dir__() -> list[str]:
     """The exceptions and warnings."""
-    kinds = [name for name, x in globals().items() if isinstance(x, type) and issubclass(x, BaseException)]
-    return sorted([*kinds, *(name for name in globals() if name.startswith("__"))])
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -174,7 +174,7 @@ def files_of(part: str) -> list[str]:
 
 def copy_project(folder: Path) -> Path:
     """A copy of what the tests need."""
-    for name in ("tapegrad", "kernels", "tests", "bench", "pyproject.toml", "README.md"):
+    for name in ("tapegrad", "kernels", "tests", "bench", "docs", "pyproject.toml", "README.md"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -12,8 +12,8 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import code_blocks
 import pytest
-import readme_blocks
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = re.compile(
@@ -95,7 +95,7 @@ def test_wheel_metadata(source: Path, tmp_path: Path) -> None:
     assert about["Requires-Python"] == ">=3.11"
     core = {re.match(r"[\w-]+", line)[0] for line in about.get_all("Requires-Dist") if "extra ==" not in line}
     assert core == {"numpy", "scipy", "ml-dtypes", "threadpoolctl", "click", "rich"}
-    extras = "cuda12 cuda13 plot io kernels mpi nccl12 nccl13 test dev"
+    extras = "cuda12 cuda13 plot io kernels mpi nccl12 nccl13 test docs dev"
     assert set(about.get_all("Provides-Extra")) == set(extras.split())
     assert ["tapegrad = tapegrad.profile.cli:main" in text for text in entry_points] == [True]
 
@@ -171,13 +171,13 @@ def test_readme_states_both_ways_to_install() -> None:
     assert "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest\n" in text
 
 
-def test_readme_blocks_run_in_one_session_and_point_at_their_lines(
+def test_code_blocks_run_in_one_session_and_point_at_their_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"
     blocks = ["python\nx = 2", "bash\nexit 1", "python\n>>> x + 1\n3\n>>> y = 5", "python\nassert y == 5"]
     page.write_text("# Page\n" + "".join(f"\n```{block}\n```\n" for block in blocks))
-    assert readme_blocks.run(page) == 0
+    assert code_blocks.run(page) == 0
     assert [line.split(" (")[0] for line in capsys.readouterr().out.splitlines()] == [
         f"{page}:{n}: ok" for n in (4, 12, 18)
     ]
@@ -196,7 +196,7 @@ def test_a_failing_readme_block_is_found(
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"# Page\n\n```python\n{block}\n```\n")
-    assert readme_blocks.run(page) == 1
+    assert code_blocks.run(page) == 1
     captured = capsys.readouterr()
     assert message in captured.err
     assert f"{page}:4: FAILED" in captured.out
@@ -205,4 +205,4 @@ def test_a_failing_readme_block_is_found(
 def test_a_readme_without_code_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n```bash\nls\n```\n")
-    assert readme_blocks.run(page) == 1
+    assert code_blocks.run(page) == 1

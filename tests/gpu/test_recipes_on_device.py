@@ -1,4 +1,4 @@
-"""README's examples with CuPy kernels, as they stand there."""
+"""The documentation's examples with CuPy kernels, as they stand there."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 import tapegrad as tg
 
-README = Path(__file__).parent.parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "guides" / "primitives.md"
 
 
 def block(word: str) -> str:
     """The only block fenced as ``py`` in which ``word`` occurs."""
     (found,) = [
-        b for b in re.findall(r"^```py\n(.*?)^```$", README.read_text(encoding="utf-8"), re.M | re.S) if word in b
+        b for b in re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S) if word in b
     ]
     return found
 
@@ -26,7 +26,7 @@ def test_a_kernel_of_cupys_is_an_operation():
     import cupy
 
     names = {"cupy": cupy, "np": np, "tg": tg}
-    exec(compile(block("RawKernel"), "README.md", "exec"), names)
+    exec(compile(block("RawKernel"), PAGE.name, "exec"), names)
     x = np.linspace(-1, 2, 1000)
     with tg.device("cuda"):
         t = tg.asarray(x)
@@ -38,7 +38,7 @@ def test_a_kernel_of_cupys_is_an_operation():
 def test_a_function_of_pytorchs_is_an_operation():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     names = {"torch": torch, "tg": tg}
-    exec(compile(block("from_torch"), "README.md", "exec"), names)
+    exec(compile(block("from_torch"), PAGE.name, "exec"), names)
     x = np.linspace(-2, 2, 9)
     found = tg.grad(lambda x: tg.sum(names["softshrink"](x) ** 2))(tg.asarray(x, device="cpu"))
     np.testing.assert_allclose(found.numpy(), 2 * np.sign(x) * np.maximum(np.abs(x) - 0.5, 0))

@@ -1,17 +1,22 @@
-"""Runs the Python code of a Markdown file, so that what a reader pastes is known to work.
+"""Runs the Python code of Markdown files, so that what a reader pastes is known to work.
 
-Blocks fenced as ``python`` run in order in one namespace, as in one session, with warnings as errors.  A block with
-``>>>`` prompts is checked against the output it shows.  Use: ``python tests/readme_blocks.py [README.md]``
+Blocks fenced as ``python`` run in order in one namespace for each file, as in one session, with warnings as errors.  A
+block with ``>>>`` prompts is checked against the output it shows.  Each file runs in a process of its own.
+
+Use: ``python tests/code_blocks.py [README.md docs]``: of a folder all files with blocks, but those of its gallery,
+whose blocks are parts of scripts.
 """
 
 from __future__ import annotations
 
 import doctest
 import re
+import subprocess
 import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 FENCE = re.compile(r"^```python[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
@@ -58,6 +63,24 @@ def run(path: Path) -> int:
     return failed
 
 
+def pages(paths: list[Path]) -> Iterator[Path]:
+    """The files named, and of folders those with blocks."""
+    for path in paths:
+        if path.is_dir():
+            found = sorted(p for p in path.rglob("*.md") if "gallery" not in p.relative_to(path).parts)
+            yield from (p for p in found if python_blocks(p.read_text(encoding="utf-8")))
+        else:
+            yield path
+
+
+def main(names: list[str]) -> int:
+    """The command: how many files failed."""
+    root = Path(__file__).resolve().parent.parent
+    found = list(pages([Path(name) for name in names] or [root / "README.md", root / "docs"]))
+    if len(found) == 1:
+        return run(found[0])
+    return sum(subprocess.run([sys.executable, __file__, str(page)]).returncode != 0 for page in found)
+
+
 if __name__ == "__main__":
-    default = Path(__file__).parent.parent / "README.md"
-    sys.exit(run(Path(sys.argv[1]) if len(sys.argv) > 1 else default))
+    sys.exit(min(main(sys.argv[1:]), 1))
