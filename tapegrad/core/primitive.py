@@ -278,8 +278,7 @@ class Leaf(Primitive):
 
 
 LEAF = Leaf(name="leaf", operands=(), infer=_no_recipe, doc="A value that no operation has made.")
-ARENA = Leaf(name="arena", operands=(), infer=_no_recipe, doc="The memory of a captured function, which it keeps.")
-"""The only leaves; they are in no registry."""
+"""The only leaf; it is in no registry."""
 
 
 class Site:

@@ -43,7 +43,7 @@ from tapegrad.core.account import Account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.locks import section, whole
 from tapegrad.core.node import Node
-from tapegrad.core.primitive import ARENA, LEAF
+from tapegrad.core.primitive import LEAF
 from tapegrad.core.protocols import Recording
 from tapegrad.core.run import Run
 from tapegrad.core.state import thread
@@ -946,8 +946,7 @@ class Ledger(Account):
 
 def _old(buffer: Buffer | None) -> tuple[str, Place]:
     """Category and place of what was there before anybody counted."""
-    prim = None if buffer is None else buffer.node.prim
-    return "input" if prim is LEAF else "activation" if prim is ARENA else "user", _BEFORE
+    return ("input" if buffer is not None and buffer.node.prim is LEAF else "user"), _BEFORE
 
 
 LEDGER = Ledger()
