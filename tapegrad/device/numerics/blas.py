@@ -17,9 +17,16 @@ import numpy as np
 from tapegrad.core import locks
 from tapegrad.device import gemm, threads
 from tapegrad.device.dtypes import accumulator
-from tapegrad.device.types import Array, Namespace
+from tapegrad.device.types import Array, DType, Namespace
 
 _NAMES = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}")
+_PRODUCTS = (
+    ("scipy_cblas_{}gemm64_", ctypes.c_int64),
+    ("scipy_cblas_{}gemm", ctypes.c_int),
+    ("cblas_{}gemm64_", ctypes.c_int64),
+    ("cblas_{}gemm", ctypes.c_int),
+)
+_BY_ROWS, _AS_IT_IS, _TURNED = 101, 111, 112  # CBLAS's words
 
 
 def _find() -> tuple[Callable[[], int], Callable[[int], None]] | None:
@@ -36,7 +43,26 @@ def _find() -> tuple[Callable[[], int], Callable[[int], None]] | None:
     return None
 
 
+def _find_adding() -> dict[DType, Callable[..., None]]:
+    """The library's products that add to what is there, by dtype (empty: another library)."""
+    if _controls is None:
+        return {}
+    library = ctypes.CDLL(np._core._multiarray_umath.__file__)  # type: ignore[attr-defined]
+    found = {}
+    for letter, real, dtype in (("s", ctypes.c_float, "f4"), ("d", ctypes.c_double, "f8")):
+        for name, size in _PRODUCTS:
+            product = getattr(library, name.format(letter), None)
+            if product is not None:
+                pointer, word = ctypes.c_void_p, ctypes.c_int
+                product.argtypes = [*[word] * 3, *[size] * 3, real, *[pointer, size] * 2, real, pointer, size]
+                product.restype = None
+                found[np.dtype(dtype)] = product
+                break
+    return found
+
+
 _controls = _find()
+_adding = _find_adding()
 _lock = locks.lock()
 _users = 0
 _before = 1
@@ -102,6 +128,24 @@ def matmul(xp: Namespace, x: Array, y: Array, out: Array) -> None:
             np.matmul(x, y, out=out)
     else:
         _batch(x, y, out, each * many)
+
+
+def adds(dtype: DType) -> bool:
+    """Whether :func:`add_product` serves for a dtype: whether NumPy's library is one whose functions are known."""
+    return dtype in _adding
+
+
+def add_product(
+    dtype: DType, m: int, n: int, k: int, x: tuple[int, int], y: tuple[int, int], out: tuple[int, int],
+    more: bool = False, x_turned: bool = False, y_turned: bool = False,
+) -> None:  # fmt: skip
+    """``out (m, n) = x (m, k) @ y (k, n)``, or with ``more`` that besides what is there; :func:`adds` must be true.
+
+    A matrix is given by the address of its first element, and how many elements it is from row to row.  Turned,
+    x is given as ``(k, m)``, y as ``(n, k)``.
+    """
+    turns = _TURNED if x_turned else _AS_IT_IS, _TURNED if y_turned else _AS_IT_IS
+    _adding[dtype](_BY_ROWS, *turns, m, n, k, 1.0, *x, *y, float(more), *out)
 
 
 def _one(x: Array, y: Array, out: Array, work: int) -> None:

@@ -1,4 +1,4 @@
-"""Convolutions as matrix products, for NumPy and CuPy alike.
+"""Convolutions as matrix products of columns, for CuPy; ``conv_cpu`` has NumPy's.
 
 The windows of a block of positions are copied into columns, and the kernel multiplies those: never the columns of a
 whole batch at once, but of as many positions as fit a bounded scratch.  Blocks, their order and the parts of a long sum
@@ -22,7 +22,8 @@ import numpy as np
 
 from tapegrad.device import gemm, threads
 from tapegrad.device.dtypes import accumulator
-from tapegrad.device.numerics import blas
+from tapegrad.device.numerics import blas, conv_cpu
+from tapegrad.device.numerics.conv_cpu import Prepared
 from tapegrad.device.numerics.windows import Moves, taps
 from tapegrad.device.types import Array, DType, Namespace
 
@@ -44,13 +45,6 @@ class Unmade:
     def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
         self.shape, self.dtype, self.size = shape, dtype, prod(shape)
         self.nbytes = self.size * dtype.itemsize
-
-
-class Prepared(NamedTuple):
-    """A convolution to be computed by ``run()``, which takes at most so many bytes for itself."""
-
-    nbytes: int
-    run: Callable[[], None]
 
 
 class _Block(NamedTuple):
@@ -199,6 +193,8 @@ def _blocks(groups: list[slice], images: list[slice], rows: list[slice]) -> Iter
 
 def forward(xp: Namespace, x: Array, w: Array, out: Array, moves: Moves) -> Prepared:
     """``x``: (n, channels, ...), ``w``: (outputs, channels / groups, ...), ``out``: (n, outputs, positions ...)."""
+    if xp is np:
+        return conv_cpu.forward(x, w, out, moves)
     if not out.size or not w.size:
         return Prepared(0, lambda: out.fill(0))
     run, groups = _Run(xp, x.shape, w.shape, out.dtype, moves), moves.groups
@@ -228,6 +224,8 @@ def forward(xp: Namespace, x: Array, w: Array, out: Array, moves: Moves) -> Prep
 
 def in_image(xp: Namespace, ct: Array, w: Array, out: Array, moves: Moves) -> Prepared:
     """The transpose in the image: ``ct``: (n, outputs, positions ...), ``out``: (n, channels, ...)."""
+    if xp is np:
+        return conv_cpu.in_image(ct, w, out, moves)
     if not out.size or not ct.size:
         return Prepared(0, lambda: out.fill(0))
     run, groups = _Run(xp, out.shape, w.shape, out.dtype, moves), moves.groups
@@ -270,6 +268,8 @@ def in_image(xp: Namespace, ct: Array, w: Array, out: Array, moves: Moves) -> Pr
 
 def in_kernel(xp: Namespace, x: Array, ct: Array, out: Array, moves: Moves) -> Prepared:
     """The transpose in the kernel: ``x``: (n, channels, ...), ``ct``: (n, outputs, positions ...)."""
+    if xp is np:
+        return conv_cpu.in_kernel(x, ct, out, moves)
     if not x.size or not ct.size:
         return Prepared(0, lambda: out.fill(0))
     run, groups = _Run(xp, x.shape, out.shape, out.dtype, moves), moves.groups

@@ -12,6 +12,7 @@ import pytest
 
 import tapegrad as tg
 from tapegrad.device import threads
+from tapegrad.device.numerics import conv_cpu, conv_products
 from tapegrad.device.numerics.windows import Moves
 from tapegrad.errors import BudgetError, ShapeError, TapegradError
 from tapegrad.nn import functional as F
@@ -33,7 +34,7 @@ CASES = {
     "kernel meets padding only": ((1, 1, 2), (1, 1, 2), Moves((1,), ((3, 3),), (4,), 1)),
 }
 TINY = [(64, 1, 500), (8, 3, 50), (300, 10, 10**9)]
-"""Sizes of columns, least positions, and multiply-adds of a task, such that even small cases take several blocks."""
+"""Sizes of a block, least positions, and multiply-adds of a task, such that even small cases take several blocks."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +44,10 @@ def settings() -> Iterator[None]:
     threads.set_num_threads(count)
 
 
-def blocks(monkeypatch: pytest.MonkeyPatch, columns: int, least: int, piece: int) -> None:
-    monkeypatch.setattr(device_conv, "_COLUMNS_CPU", columns)
-    monkeypatch.setattr(device_conv, "_LEAST", least)
-    monkeypatch.setattr(device_conv, "_PIECE", piece)
+def blocks(monkeypatch: pytest.MonkeyPatch, block: int, least: int, piece: int) -> None:
+    monkeypatch.setattr(conv_cpu, "_BLOCK", block)
+    monkeypatch.setattr(conv_products, "LEAST", least)
+    monkeypatch.setattr(conv_cpu, "_PIECE", piece)
 
 
 def by_loops(x: np.ndarray, w: np.ndarray, moves: Moves) -> np.ndarray:
