@@ -38,6 +38,9 @@ typedef tg_complex<float> tg_complex64;
 typedef tg_complex<double> tg_complex128;
 
 // ---- half floats
+//
+// Rounded to nearest even by the device's own instructions, also two at a time.  NaN becomes the one that they make,
+// 0x7fff, here and on the host.
 
 __device__ __forceinline__ float tg_half_to_float(unsigned short bits) {
 #ifdef TG_HOST
@@ -51,22 +54,49 @@ __device__ __forceinline__ float tg_half_to_float(unsigned short bits) {
 #endif
 }
 
-__device__ __forceinline__ unsigned short tg_float_to_half(float f) {
+template <typename F>
+__device__ __forceinline__ unsigned short tg_to_half(F f) {
     unsigned short bits;
 #ifdef TG_HOST
     _Float16 h = static_cast<_Float16>(f);
     __builtin_memcpy(&bits, &h, 2);
+    if (f != f) bits = 0x7fff;
 #else
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f));
+    if constexpr (sizeof(F) == 8) {  // rounded once, not to float first
+        asm("cvt.rn.f16.f64 %0, %1;" : "=h"(bits) : "d"(f));
+    } else {
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f));
+    }
 #endif
     return bits;
 }
 
-__device__ __forceinline__ unsigned short tg_float_to_bfloat(float f) {
-    unsigned int u = __float_as_uint(f);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<unsigned short>((u >> 16) | 0x40u);  // NaN stays NaN
-    u += 0x7fffu + ((u >> 16) & 1u);
-    return static_cast<unsigned short>(u >> 16);
+// Of a processor before sm_80, which has no instruction for it, and of the host.
+__device__ __forceinline__ unsigned int tg_bfloat_by_hand(unsigned int u) {
+    if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+    return (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+}
+
+__device__ __forceinline__ unsigned short tg_to_bfloat(float f) {
+#if !defined(TG_HOST) && __CUDA_ARCH__ >= 800
+    unsigned short bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(f));  // two neighbours become one instruction
+    return bits;
+#else
+    return static_cast<unsigned short>(tg_bfloat_by_hand(__float_as_uint(f)));
+#endif
+}
+
+// The float nearest to f among those of bfloat16.  A pair of it and 0 is that float, bit by bit, in one instruction; of
+// a number alone the conversion runs at a quarter of the rate (F2F), and its bits would have to be shifted.
+__device__ __forceinline__ float tg_round_to_bfloat(float f) {
+#if !defined(TG_HOST) && __CUDA_ARCH__ >= 800
+    unsigned int pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(f), "f"(0.0f));
+    return __uint_as_float(pair);
+#else
+    return __uint_as_float(tg_bfloat_by_hand(__float_as_uint(f)) << 16);
+#endif
 }
 
 // ---- compute types: tg_wide<T>::type, tg_load(T) and tg_store<T>(value)
@@ -105,17 +135,12 @@ struct tg_storing<tg_float16> {
     template <typename U>
     static __device__ __forceinline__ tg_float16 from(U x) {
         tg_float16 h;
-        h.bits = tg_float_to_half(static_cast<float>(x));
+        h.bits = tg_to_half(static_cast<float>(x));
         return h;
     }
-    static __device__ __forceinline__ tg_float16 from(double x) {  // rounded once, not to float first
+    static __device__ __forceinline__ tg_float16 from(double x) {
         tg_float16 h;
-#ifdef TG_HOST
-        _Float16 half = static_cast<_Float16>(x);
-        __builtin_memcpy(&h.bits, &half, 2);
-#else
-        asm("cvt.rn.f16.f64 %0, %1;" : "=h"(h.bits) : "d"(x));
-#endif
+        h.bits = tg_to_half(x);
         return h;
     }
 };
@@ -124,7 +149,7 @@ struct tg_storing<tg_bfloat16> {
     template <typename U>
     static __device__ __forceinline__ tg_bfloat16 from(U x) {
         tg_bfloat16 h;
-        h.bits = tg_float_to_bfloat(static_cast<float>(x));
+        h.bits = tg_to_bfloat(static_cast<float>(x));
         return h;
     }
 };
@@ -135,9 +160,23 @@ __device__ __forceinline__ T tg_store(U x) {
 }
 
 // A value as it would be after lying in memory as T, in T's compute type.
+template <typename T>
+struct tg_rounding {
+    template <typename U>
+    static __device__ __forceinline__ typename tg_wide<T>::type from(U x) {
+        return tg_load(tg_store<T>(x));
+    }
+};
+template <>
+struct tg_rounding<tg_bfloat16> {
+    template <typename U>
+    static __device__ __forceinline__ float from(U x) {
+        return tg_round_to_bfloat(static_cast<float>(x));
+    }
+};
 template <typename T, typename U>
 __device__ __forceinline__ typename tg_wide<T>::type tg_round_to(U x) {
-    return tg_load(tg_store<T>(x));
+    return tg_rounding<T>::from(x);
 }
 
 // Casts between compute types as NumPy's astype does them: a float becomes bool by != 0, a real a complex number.

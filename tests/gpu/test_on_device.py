@@ -262,6 +262,18 @@ def trained(device: Any, steps: int, checkpoint: str = "plain") -> tuple[list[An
         return [float(loss) for loss in losses], [g.numpy() for g in gradients]
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_halves_are_rounded_to_nearest_even(name, cuda, rng):
+    """By the device's own instructions, which no test without a device runs."""
+    dtype = tg.asarray(0.0).astype(name).dtype
+    x = (rng.normal(size=N) * 2.0 ** rng.integers(-10, 10, N)).astype(np.float32)
+    bits = x.view(np.uint32)
+    bits[: N // 2] = bits[: N // 2] & ~np.uint32(0xFFF if name == "float16" else 0x7FFF)  # half way between two of them
+    with tg.device("cuda"):
+        found = (tg.asarray(x) * tg.asarray(1.0)).astype(dtype).numpy()
+    np.testing.assert_array_equal(found.view(np.uint16), x.astype(found.dtype).view(np.uint16))
+
+
 def test_training_follows_the_cpu(cuda):
     (losses, gradients), (wanted, on_cpu) = trained(cuda, 3), trained(CPU, 3)
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)

@@ -218,8 +218,30 @@ def test_where(emulated, name):
     x = _values(name)
     condition, y = np.arange(x.size) % 3 == 0, x[::-1].copy()
     text = '#include "scalar.cuh"\n' + _kernel(REGISTRY["where"], [condition.dtype, x.dtype, y.dtype], x.dtype)
-    found = _run(emulated, text, "k_where", [condition, x, y], x.dtype)
-    np.testing.assert_array_equal(found.view(np.uint8), np.where(condition, x, y).view(np.uint8))
+    found, expected = _run(emulated, text, "k_where", [condition, x, y], x.dtype), np.where(condition, x, y)
+    if name in HALVES:
+        expected.view(np.uint16)[np.isnan(expected.astype(np.float32))] = 0x7FFF  # the NaN of every conversion
+    np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_rounding_is_to_nearest_even(emulated, name):
+    """Every half float, and float32 half way between two of them and right beside that."""
+    every = np.arange(2**16, dtype=np.uint16).view(_dtype(name)).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        every = np.sort(every[np.isfinite(every)])
+        middle = every[:-1] / 2 + every[1:] / 2
+    beside = [np.nextafter(middle, np.float32(side)) for side in (-np.inf, np.inf)]
+    edge = [65519, 65520, 3.4e38, np.nan, -np.nan, np.inf, -np.inf]
+    x = np.concatenate([every, middle, *beside, edge]).astype(np.float32)
+    text = '#include "scalar.cuh"\n' + _kernel(REGISTRY["cast"], [x.dtype], _dtype(name))
+    body = f"const float rounded = tg_round_to<{cxx.storage(_dtype(name))}>(v_x); out[i] ="
+    for source in (text, text.replace("out[i] =", body).replace("(result)", "(rounded)")):
+        found = _run(emulated, source, "k_cast", [x], _dtype(name)).view(np.uint16)
+        with np.errstate(over="ignore"):
+            expected = x.astype(_dtype(name)).view(np.uint16)
+        expected[np.isnan(x)] = 0x7FFF
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_comparisons_give_bools():
