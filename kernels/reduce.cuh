@@ -96,3 +96,34 @@ __device__ __forceinline__ A tg_block_reduce(A value, A* shared) {
     }
     return value;
 }
+
+// ---- the last of some blocks
+
+// Whether this block is the last of `blocks` that come here with the same `arrived`; every thread must come here.  What
+// the others wrote before is then there to be read.  Which one is the last differs from run to run: the order in which it
+// reads what they wrote must not.
+//
+// `arrived` is memory of this launch alone and may hold anything: a count is told by its upper 40 bits, which as numbers
+// are a NaN or far below zero.  The last one wipes it out, so that no later launch takes it for a count of its own.
+constexpr tg_uint64 TG_COUNTING = 0xfffa5c39e1ull << 24;
+
+__device__ __forceinline__ bool tg_is_last_block(tg_uint64* arrived, unsigned int blocks) {
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        tg_uint64 seen = atomicAdd(arrived, 0ull), before, count;
+        do {
+            before = seen;
+            count = (before >> 24 == TG_COUNTING >> 24 ? before : TG_COUNTING) + 1;
+            seen = atomicCAS(arrived, before, count);
+        } while (seen != before);
+        is_last = count == TG_COUNTING + blocks;
+        if (is_last) {
+            atomicExch(arrived, 0ull);
+            __threadfence();
+        }
+    }
+    __syncthreads();
+    return is_last;
+}

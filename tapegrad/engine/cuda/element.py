@@ -217,10 +217,6 @@ class Element:
         """(type, name) of the outputs of the reductions and of what follows them."""
         return [(f"{cxx.storage(b.node.aval.dtype)}* __restrict__", f"r{i}") for i, b in enumerate(self.results)]
 
-    def late_params(self) -> list[tuple[str, str]]:
-        """(type, name) of the leaves in ``late``."""
-        return [(_reading(self.region.leaves[i].node.aval.dtype, self.kinds[i]), f"x{i}") for i in self.late]
-
     def _draw(self, i: int) -> str:
         if i in self.tiled:
             return f"static_cast<tg_uint16>(word{i} >> (16 * ((i + j) & 3)))"

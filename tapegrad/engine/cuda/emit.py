@@ -36,7 +36,7 @@ class Form:
 
 
 def text_of(region: Region, stages: Stages, targets: list[Buffer], kinds: list[str], loop: Loop, form: Form) -> str:
-    """The kernel ``tg_fused`` that evaluates ``targets``, and of a split reduction ``tg_finish``."""
+    """The kernel ``tg_fused`` that evaluates ``targets``."""
     return _Writer(Element(region, stages, targets, kinds, loop), loop, form).text()
 
 
@@ -55,17 +55,14 @@ class _Writer:
         if self.element.drawn:
             parts.append('#include "drawn.cuh"')
         index = "long long" if self.loop.wide else "int"
-        parts += [f"typedef {index} tg_index;", "", self.element.text(), "", self._kernel(), ""]
-        if self.form.split:
-            parts += [self._finishing(), ""]
-        return "\n".join(parts)
+        return "\n".join([*parts, f"typedef {index} tg_index;", "", self.element.text(), "", self._kernel(), ""])
 
     def _kernel(self) -> str:
         params = [f"{kind} {name}" for kind, name in self._params()]
         if self.form.split:
             params += [f"{cxx.compute(r.wide)}* __restrict__ part{i}" for i, r in enumerate(self.reductions)]
-        else:
-            params += [f"{kind} {name}" for kind, name in self.element.result_params()]
+            params.append("tg_uint64* __restrict__ arrived")
+        params += [f"{kind} {name}" for kind, name in self.element.result_params()]
         if self.reductions:
             params += ["const tg_index kept", "const tg_index reduced", "const tg_index chunk"]
             params += [f"const tg_index g{d}" for d in range(1, len(self.loop.kept))]
@@ -75,7 +72,7 @@ class _Writer:
         else:
             params.append("const tg_index size")
         body = {None: self._flat, ROW: self._rows, COLUMN: self._columns}[self.form.walk]()
-        body = self._keys() + body
+        body = self._keys() + body + (self._joining() if self.form.split else [])
         head = 'extern "C" __global__ void __launch_bounds__(256) tg_fused('
         return "\n".join([head, "    " + ",\n    ".join(params) + ") {", *(f"    {line}" for line in body), "}"])
 
@@ -263,33 +260,31 @@ class _Writer:
         lines += [f"        {line}" for line in self._out("blockIdx.y * kept + k + j", "k + j")]
         return [*lines, "    }", "}"]
 
-    def _finishing(self) -> str:
-        """The kernel ``tg_finish`` that joins the parts of split reductions, in order.
+    def _joining(self) -> list[str]:
+        """The last block of those that have parts of the same results joins them, in order.
 
         Parts lie result by result where rows were reduced, else part by part.  A warp joins those of a result; where
         many columns lie beside each other, a thread.
         """
         columns, by_thread = self.form.walk == COLUMN, self.form.walk == COLUMN and self.form.lanes == 32
-        params = [f"{kind} {name}" for kind, name in self.element.late_params()]
-        params += [f"const {cxx.compute(r.wide)}* __restrict__ part{i}" for i, r in enumerate(self.reductions)]
-        params += [f"{kind} {name}" for kind, name in self.element.result_params()]
-        params += ["const tg_index kept", "const tg_index parts"]
-        if by_thread:
-            body = ["const tg_index k = tg_index(blockIdx.x) * 256 + threadIdx.x;"]
-        else:
-            body = ["const int lane = threadIdx.x % 32;"]
-            body.append("const tg_index k = tg_index(blockIdx.x) * 8 + threadIdx.x / 32;")
-        body.append("if (k >= kept) return;")
+        beside = self.form.lanes * self.loop.vec if columns else 256 // self.form.lanes
+        first, step, lanes = ("threadIdx.x", 256, 1) if by_thread else ("threadIdx.x / 32", 8, 32)
+        lines = [
+            "if (!tg_is_last_block(arrived + blockIdx.x, gridDim.y)) return;",
+            f"for (int r = {first}; r < {beside}; r += {step}) {{",
+            f"    const tg_index k = tg_index(blockIdx.x) * {beside} + r;",
+            "    if (k >= kept) break;",
+        ]
         for i, r in enumerate(self.reductions):
             wide, op = cxx.compute(r.wide), f"tg_{r.ufunc}<{cxx.compute(r.wide)}>"
-            from_, step = ("0", "1") if by_thread else ("lane", "32")
-            place = "c * kept + k" if columns else "k * parts + c"
-            body.append(f"{wide} t{i} = {op}::identity();")
-            body.append(
-                f"for (tg_index c = {from_}; c < parts; c += {step}) t{i} = {op}::join(t{i}, part{i}[{place}]);"
-            )
-            body.append(f"const {wide} z{i} = {f't{i}' if by_thread else f'tg_warp_reduce<{op}>(t{i})'};")
+            place = "c * kept + k" if columns else "k * gridDim.y + c"
+            start = "0" if by_thread else "threadIdx.x % 32"
+            lines += [
+                f"    {wide} j{i} = {op}::identity();",
+                f"    for (tg_index c = {start}; c < gridDim.y; c += {lanes}) j{i} = {op}::join(j{i}, part{i}[{place}]);",
+                f"    const {wide} z{i} = {f'j{i}' if by_thread else f'tg_warp_reduce<{op}>(j{i})'};",
+            ]
         deliver = self.element.delivered("k")
-        body += deliver if by_thread else ["if (lane == 0) {", *(f"    {line}" for line in deliver), "}"]
-        head = 'extern "C" __global__ void __launch_bounds__(256) tg_finish('
-        return "\n".join([head, "    " + ",\n    ".join(params) + ") {", *(f"    {line}" for line in body), "}"])
+        if not by_thread:
+            deliver = ["if (threadIdx.x % 32 == 0) {", *(f"    {line}" for line in deliver), "}"]
+        return [*lines, *(f"    {line}" for line in deliver), "}"]

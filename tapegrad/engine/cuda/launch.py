@@ -16,6 +16,7 @@ from tapegrad.core.aval import Shape
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import Drawn
 from tapegrad.device import CPU, Device, cxx
+from tapegrad.device.dtypes import uint64
 from tapegrad.device.kernel import options
 from tapegrad.device.phantom import Phantom, unread
 from tapegrad.device.types import Array
@@ -34,7 +35,7 @@ _THREADS = 256
 _MOST_BLOCKS = 16384  # of a kernel without reductions; beyond, threads take several packs
 
 # A row up to this length is a warp's, a shorter one that of fewer lanes, each with a pack of four.  Few rows, or few
-# columns, are cut into parts so that every processor has work; a part is long enough to pay for the second kernel.
+# columns, are cut into parts so that every processor has work; a part is long enough to pay for joining it.
 _WARP_ROW = 1024
 _ENOUGH_BLOCKS = 1024
 _ROW_PART, _COLUMN_PART = 8192, 32
@@ -43,11 +44,10 @@ _MOST_PARTS_BY_THREAD = 64  # where a thread joins the parts of a column, one af
 
 @dataclass
 class Kernel:
-    """A compiled region: its text, its function and (of a split reduction) the one that joins the parts."""
+    """A compiled region: its text and its function."""
 
     text: str
     function: Any
-    finish: Any
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Ready:
     ``kernel``: None before the first run; ``form_key``: the loop, how leaves are read, how the kernel walks; ``empty``:
     whether nothing is to be computed; ``by_value``: which leaves are numbers; ``full``, ``results``: which targets are
     of full size, and which come of reductions; ``places``: lengths and strides of leaves; ``sizes``: the arguments
-    after the outputs; ``parts``: of a split reduction, shapes and dtypes of the arrays in between; ``late``: leaves
-    that joining them reads; ``drawn``: which nodes draw.
+    after the outputs; ``parts``: of a split reduction, shapes and dtypes of the arrays in between, and of the counts of
+    blocks that have come; ``drawn``: which nodes draw.
     """
 
     names: tuple[str, ...]
@@ -127,17 +127,14 @@ class Ready:
     sizes: tuple[Any, ...]
     grid: tuple[int, ...]
     parts: list[Lies]
-    late: list[int]
     drawn: list[int]
-    last_sizes: tuple[Any, ...]
-    last_grid: tuple[int, ...]
 
 
 _ready: dict[Any, Ready] = {}
 
 
 class Launch(Work):
-    """One evaluation of ``targets`` over ``shape``, reducing ``axes``, as one CUDA kernel (a split reduction: two).
+    """One evaluation of ``targets`` over ``shape``, reducing ``axes``, as one CUDA kernel.
 
     ``held``: whether the keys of random numbers are read from memory (see ``keys``).
     """
@@ -177,8 +174,8 @@ class Launch(Work):
         if ready.empty:
             return []
         full, results = map(outputs.__getitem__, ready.full), list(map(outputs.__getitem__, ready.results))
-        first = (self.reads, [*full, *(temporaries or results)])
-        return [first, (temporaries, results)] if temporaries else [first]
+        parts = temporaries[:-1]
+        return [([*self.reads, *parts], [*full, *parts, *results])]
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Evaluate into ``outputs``."""
@@ -210,7 +207,7 @@ class Launch(Work):
             ready.kernel = _compiled(self._region, self._targets, *ready.form_key, self.device)
 
     def _launches(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
-        """The kernel, and the one that joins the parts of a split reduction."""
+        """The kernel."""
         ready, device, count = self._ready, self.device, len(self.reads)
         if ready.kernel is None:
             return []
@@ -223,14 +220,8 @@ class Launch(Work):
             else:
                 args += cxx.key(params["key"], params["counter"])
         full, results = map(outputs.__getitem__, ready.full), list(map(outputs.__getitem__, ready.results))
-        sizes = (*ready.places, *(temporaries or results), *ready.sizes)
-        launches: list[Call] = [
-            (device.launch, (ready.kernel.function, ready.grid, (_THREADS,), (*args, *full, *sizes)))
-        ]
-        if temporaries:
-            last = (*[args[i] for i in ready.late], *temporaries, *results, *ready.last_sizes)
-            launches.append((device.launch, (ready.kernel.finish, ready.last_grid, (_THREADS,), last)))
-        return launches
+        sizes = (*ready.places, *temporaries, *results, *ready.sizes)
+        return [(device.launch, (ready.kernel.function, ready.grid, (_THREADS,), (*args, *full, *sizes)))]
 
     def text(self) -> str:
         """The kernel's text; empty where nothing is to be computed."""
@@ -272,8 +263,8 @@ def _prepare(
     ready = Ready(
         names, None, (loop, kinds, form), empty, [i for i, kind in enumerate(kinds) if kind == VALUE],
         [number[id(b)] for b in full], [number[id(b)] for b in results],
-        tuple(cxx.index(n, loop.wide) for n in places), (), (), [], element.late_of(region, stages),
-        [i for i, b in enumerate(region.order) if isinstance(b.node.prim, Drawn)], (), (),
+        tuple(cxx.index(n, loop.wide) for n in places), (), (), [],
+        [i for i, b in enumerate(region.order) if isinstance(b.node.prim, Drawn)],
     )  # fmt: skip
     if empty:
         return ready
@@ -288,16 +279,16 @@ def _prepare(
 
 def _prepare_reduction(ready: Ready, stages: Stages, loop: Loop, form: Form) -> None:
     split = split_of(loop)
-    if form.split:
-        ready.parts = [((split.parts * loop.writes,), r.wide) for r in element.reductions_of(stages.totals)]
     numbers = [loop.writes, loop.reads, split.part]
     numbers += [n for n, _ in loop.kept[1:]] + [s for _, s in loop.kept]
     numbers += [n for n, _ in loop.reduced[1:]] + [s for _, s in loop.reduced]
     ready.sizes = tuple(cxx.index(n, loop.wide) for n in numbers)
     per_block = form.lanes * loop.vec if form.walk == COLUMN else _THREADS // form.lanes
-    ready.grid = (-(-loop.writes // per_block), split.parts)
-    ready.last_sizes = (cxx.index(loop.writes, loop.wide), cxx.index(split.parts, loop.wide))
-    ready.last_grid = (-(-loop.writes // (_THREADS if form.walk == COLUMN and form.lanes == 32 else 8)),)
+    groups = -(-loop.writes // per_block)
+    ready.grid = (groups, split.parts)
+    if form.split:
+        ready.parts = [((split.parts * loop.writes,), r.wide) for r in element.reductions_of(stages.totals)]
+        ready.parts.append(((groups,), uint64))
 
 
 def _compiled(
@@ -312,8 +303,7 @@ def _compiled(
             if len(_kernels) >= _MOST:
                 _kernels.clear()
             function = device.compile(text, "tg_fused", options())
-            finish = device.compile(text, "tg_finish", options()) if form.split else None
-            kernel = _kernels[key] = Kernel(text, function, finish)
+            kernel = _kernels[key] = Kernel(text, function)
     return kernel
 
 
