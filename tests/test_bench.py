@@ -14,7 +14,7 @@ from shim.host import why_no_compiler
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 SCRIPTS = sorted(path.stem for path in BENCH.glob("gpu_*.py") if "__main__" in path.read_text())
-SCRIPTS.remove("gpu_counts")  # which never asks for a device (see test_counts)
+SCRIPTS.remove("gpu_counts")  # which never asks for a device (see test_gpu_counts)
 
 pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
 

@@ -281,7 +281,8 @@ class _Writer:
             start = "0" if by_thread else "threadIdx.x % 32"
             lines += [
                 f"    {wide} j{i} = {op}::identity();",
-                f"    for (tg_index c = {start}; c < gridDim.y; c += {lanes}) j{i} = {op}::join(j{i}, part{i}[{place}]);",
+                f"    for (tg_index c = {start}; c < gridDim.y; c += {lanes})",
+                f"        j{i} = {op}::join(j{i}, part{i}[{place}]);",
                 f"    const {wide} z{i} = {f'j{i}' if by_thread else f'tg_warp_reduce<{op}>(j{i})'};",
             ]
         deliver = self.element.delivered("k")

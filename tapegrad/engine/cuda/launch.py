@@ -174,8 +174,9 @@ class Launch(Work):
         if ready.empty:
             return []
         full, results = map(outputs.__getitem__, ready.full), list(map(outputs.__getitem__, ready.results))
-        parts = temporaries[:-1]
-        return [([*self.reads, *parts], [*full, *parts, *results])]
+        return [
+            (self.reads, [*full, *temporaries, *results])
+        ]  # parts are read again in the same kernel, from the cache
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Evaluate into ``outputs``."""
