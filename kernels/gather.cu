@@ -1,4 +1,4 @@
-// Elements at integer positions along one axis, and the transpose of that.
+// Elements at integer positions along one axis, the transpose of that, and rows written in place.
 //
 // Arrays are (before, n, width) with the axis in the middle; positions are int64 and in range.  A block's 256 threads
 // are 2**lanes_log2 lanes along the width by as many rows as that leaves.  Macros T: the storage type; SUM: that of sums.
@@ -156,4 +156,27 @@ extern "C" __global__ void __launch_bounds__(256)
     tg_last_place(const long long* __restrict__ indices, long long* __restrict__ found, long long count) {
     const long long k = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
     if (k < count) atomicMax(found + indices[k], k);
+}
+
+// out[rows[k]] = x[k], both of `width` columns; a row of -1 is none, others occur once.
+extern "C" __global__ void __launch_bounds__(256)
+    tg_put_rows(const T* __restrict__ x, const long long* __restrict__ rows, T* __restrict__ out, long long count,
+                long long width, int lanes_log2) {
+    const int lanes = 1 << lanes_log2, lane = threadIdx.x & (lanes - 1), together = 256 >> lanes_log2;
+    const bool packed = tg_packed(x) && tg_packed(out);
+    const long long step = static_cast<long long>(gridDim.x) * together;
+    for (long long r = static_cast<long long>(blockIdx.x) * together + (threadIdx.x >> lanes_log2); r < count;
+         r += step) {
+        if (rows[r] < 0) continue;
+        const T* from = x + r * width;
+        T* to = out + rows[r] * width;
+        for (long long j = static_cast<long long>(lane) * PACK; j < width; j += lanes * PACK) {
+            if (packed) {
+                tg_store_pack<PACK>(to + j, tg_load_pack<PACK>(from + j));
+            } else {
+#pragma unroll
+                for (int i = 0; i < PACK; ++i) to[j + i] = from[j + i];
+            }
+        }
+    }
 }

@@ -64,6 +64,7 @@ from tapegrad.ops import *  # noqa: F403
 from tapegrad.ops.create.creation import tensor_of as tensor  # a module is called tensor, too
 from tapegrad.ops.elementwise.complex_parts import complex_of as complex  # in ops it would hide Python's own
 from tapegrad.ops.elementwise.predicates import ndim, shape, size  # a folder of ops is called shape
+from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.ops.interop.info import API_VERSION as __array_api_version__  # noqa: F401
 from tapegrad.ops.interop.info import namespace_info as __array_namespace_info__  # noqa: F401
 from tapegrad.polynomial import *  # noqa: F403
@@ -91,6 +92,7 @@ __all__ = [
 ]  # fmt: skip
 __all__ += [
     "ForwardAccumulator",
+    "IndexedSlices",
     "OwnPrimitive",
     "distributed",
     "fft",

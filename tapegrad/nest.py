@@ -1,4 +1,7 @@
-"""Nested structures of tuples (named ones too), lists and dicts (in the order of sorted keys); all else is a leaf."""
+"""Nested structures of tuples (named ones too), lists and dicts (in the order of sorted keys); all else is a leaf.
+
+But for what is composed of parts (:class:`Composite`), which are its items.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,29 @@ from typing import Any
 
 from tapegrad.errors import StructureError
 
-_CONTAINERS = dict, list, tuple
+
+class Composite:
+    """A value that consists of several, and that stands for one array."""
+
+    __slots__ = ()
+    fields: tuple[str, ...] = ()
+    """Names of the parts."""
+
+    def form(self) -> Any:
+        """What it is besides its parts: equal for those whose parts may be exchanged."""
+
+    def rebuilt(self, parts: list[Any]) -> Any:
+        """The same with other parts."""
+
+    def whole(self) -> Any:
+        """The array."""
+
+    def parts(self) -> list[Any]:
+        """What it consists of."""
+        return [getattr(self, name) for name in self.fields]
+
+
+_CONTAINERS = dict, list, tuple, Composite
 
 
 def _keys(tree: dict[str, object]) -> list[Any]:
@@ -29,6 +54,9 @@ def leaves(tree: object) -> Iterator[Any]:
             if isinstance(item, (list, tuple)):
                 stack.append(iter(item))
                 break
+            if isinstance(item, Composite):
+                stack.append(iter(item.parts()))
+                break
             yield item
         else:
             stack.pop()
@@ -44,11 +72,41 @@ def flatten(tree: Any) -> list[Any]:
 
 
 def _gather(tree: Any, found: list[Any]) -> None:
-    for item in [tree[key] for key in _keys(tree)] if isinstance(tree, dict) else tree:
+    for item in _items(tree):
         if isinstance(item, _CONTAINERS):
             _gather(item, found)
         else:
             found.append(item)
+
+
+def _items(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return [tree[key] for key in _keys(tree)]
+    return tree.parts() if isinstance(tree, Composite) else tree
+
+
+def whole(tree: Any) -> Any:
+    """``tree`` with the arrays in place of the composite values for which they stand; itself if there are none."""
+    if isinstance(tree, Composite):
+        return tree.whole()
+    if not isinstance(tree, _CONTAINERS):
+        return tree
+    items = [whole(item) for item in _items(tree)]
+    return tree if all(a is b for a, b in zip(items, _items(tree))) else _with_items(tree, items)
+
+
+def _with_items(tree: Any, items: list[Any]) -> Any:
+    """A container like ``tree``, of a dict in the order of sorted keys."""
+    if isinstance(tree, dict):
+        found = dict(zip(_keys(tree), items))
+        like = {} if type(tree) is dict else copy.copy(tree)  # a subclass may hold more than its items
+        like.update((key, found[key]) for key in tree)
+        return like
+    if isinstance(tree, Composite):
+        return tree.rebuilt(items)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*items)
+    return _subclass(type(tree), items)
 
 
 def named(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -57,6 +115,8 @@ def named(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
         items = [(key, tree[key]) for key in _keys(tree)]
     elif isinstance(tree, (list, tuple)):
         items = list(zip(getattr(tree, "_fields", range(len(tree))), tree))
+    elif isinstance(tree, Composite):
+        items = list(zip(tree.fields, tree.parts()))
     else:
         yield name, tree
         return
@@ -70,15 +130,8 @@ def rebuild(tree: object, values: Iterator[object]) -> Any:
     if kind is tuple or kind is list:  # most often
         items = [rebuild(x, values) if isinstance(x, _CONTAINERS) else next(values) for x in tree]  # type: ignore[attr-defined]
         return items if kind is list else tuple(items)
-    if isinstance(tree, dict):
-        found = {key: rebuild(tree[key], values) for key in _keys(tree)}
-        like = {} if type(tree) is dict else copy.copy(tree)  # a subclass may hold more than its items
-        like.update((key, found[key]) for key in tree)
-        return like
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(rebuild(item, values) for item in tree))
-    if isinstance(tree, (list, tuple)):
-        return _subclass(kind, [rebuild(x, values) for x in tree])
+    if isinstance(tree, _CONTAINERS):
+        return _with_items(tree, [rebuild(x, values) for x in _items(tree)])
     return next(values)
 
 
@@ -102,6 +155,8 @@ def structure(tree: object) -> Any:
         return "*"
     if isinstance(tree, dict):
         return (type(tree), tuple((k, structure(tree[k])) for k in _keys(tree)))
+    if isinstance(tree, Composite):
+        return type(tree), tree.form(), tuple(map(structure, tree.parts()))
     return type(tree), tuple([structure(x) if isinstance(x, _CONTAINERS) else "*" for x in tree])
 
 
@@ -121,6 +176,8 @@ def _shown(tree: object) -> str:
             return f"[{items}]"
         inside = f"({items},)" if len(tree) == 1 else f"({items})"
         return inside if type(tree) is tuple else f"{type(tree).__name__}{inside}"
+    if isinstance(tree, Composite):
+        return f"{type(tree).__name__}({', '.join(map(_shown, tree.parts()))})"
     return "*"
 
 
@@ -128,8 +185,10 @@ def alike(a: object, b: object) -> bool:
     """Whether values for the leaves of one may be given in the structure of the other: plain lists pass for tuples."""
     if isinstance(a, dict) and isinstance(b, dict):
         return type(a) is type(b) and a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
+    if isinstance(a, Composite) and isinstance(b, Composite):
+        return type(a) is type(b) and a.form() == b.form() and all(map(alike, a.parts(), b.parts()))
     if not (isinstance(a, (list, tuple)) and isinstance(b, (list, tuple))):
-        return not isinstance(a, (list, tuple, dict)) and not isinstance(b, (list, tuple, dict))
+        return not isinstance(a, _CONTAINERS) and not isinstance(b, _CONTAINERS)
     plain = {type(a), type(b)} <= {list, tuple}
     return (plain or type(a) is type(b)) and len(a) == len(b) and all(map(alike, a, b))
 

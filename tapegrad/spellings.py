@@ -64,8 +64,6 @@ NAMES = {
     "initializers": "tg.nn.initializers",
     "Module": "tg.nn.Layer",
     "SparseTensor": "tg.sparse.coo",
-    "IndexedSlices": "indices and updates, v.scatter_add(indices, updates); gradients are tensors: for those of some "
-    "rows alone, tape.watch(rows := v.sparse_read(indices)) and tape.gradient(loss, rows)",
     "math": "the function itself: tg.exp",
     "cond": "Python's if, or tg.where",
     "case": "tg.select",
@@ -270,9 +268,10 @@ TENSORS = {
     "op": "nothing: tapes record operations, tensors do not",
     "register_hook": "tg.custom_gradient",
     "stop_gradient": "tg.stop_gradient(x)",
-    "indices": "tg.nonzero(x); the gradient of a gather is no IndexedSlices: for that of some rows alone, "
-    "tape.watch(rows := v.sparse_read(indices)) and tape.gradient(loss, rows)",
-    "values": "x itself: the gradient of a gather is a tensor, no IndexedSlices",
+    "indices": "tg.nonzero(x); the gradient of a gather is a tg.IndexedSlices where it is asked for: "
+    "tg.take(x, indices, axis=0, sparse_grad=True), nn.Embedding(..., sparse=True), v.sparse_read(indices)",
+    "values": "x itself; the gradient of a gather is a tg.IndexedSlices where it is asked for: "
+    "tg.take(x, indices, axis=0, sparse_grad=True), nn.Embedding(..., sparse=True), v.sparse_read(indices)",
     "dense_shape": "x.shape",
 }
 """Attributes of tensors and variables."""
@@ -364,6 +363,7 @@ MODULES = {
             ("Adadelta", "Adafactor", "Adamax", "Ftrl", "Muon", "Nadam", "RAdam", "Rprop"),
             "tg.optim.Adam, or a subclass of tg.optim.Optimizer",
         ),
+        "SparseAdam": "tg.optim.LazyAdam",
         "MultiSteps": "gradient_accumulation_steps=, which every optimizer takes",
         "chain": "what is to be done to gradients as arguments of the optimizer: clipnorm=, weight_decay=",
         "LossScaleOptimizer": "a loss times a number, and gradients divided by it; bfloat16 needs none",

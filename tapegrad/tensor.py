@@ -314,12 +314,25 @@ class _Reader(Protocol):
 
 
 _readers: tuple[type[_Reader], ...] = ()
+_handles: tuple[type, ...] = (Tensor,)
 
 
 def add_reader(cls: type[_Reader]) -> None:
     """Register a class of handles on a value; operators bound later are given to it, too."""
     global _readers
     _readers = (*_readers, cls)
+    add_value(cls)
+
+
+def add_value(cls: type[_Reader]) -> None:
+    """Register a class that operations take as the tensor it stands for; its operators are its own."""
+    global _handles
+    _handles = (*_handles, cls)
+
+
+def is_handle(x: object) -> bool:
+    """Whether ``x`` is a tensor, or stands for one, and so lies on a device of its own."""
+    return isinstance(x, _handles)
 
 
 def _reading(function: Callable[..., object] | property) -> Callable[..., Any] | property:
@@ -388,8 +401,9 @@ def convert(x: object, dtype: object = None) -> Tensor:
     """
     if isinstance(x, Tensor):
         return x
-    if isinstance(x, _readers):
-        return x._content()
+    if isinstance(x, _handles):
+        content: Tensor = x._content()  # type: ignore[attr-defined]
+        return content
     return upload(x, device_of(x), dtype)
 
 

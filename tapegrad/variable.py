@@ -17,7 +17,19 @@ from tapegrad.device import Device, dtypes
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import DeviceError, DTypeError, ImmutableError, ShapeError
 from tapegrad.spellings import TENSORS, missing, refuse_in
-from tapegrad.tensor import DTypeLike, Ref, Tensor, TensorLike, add_reader, alias, device_of, identity_of, upload
+from tapegrad.tensor import (
+    DTypeLike,
+    Ref,
+    Tensor,
+    TensorLike,
+    add_reader,
+    alias,
+    convert,
+    device_of,
+    identity_of,
+    is_handle,
+    upload,
+)
 
 _number = itertools.count().__next__
 
@@ -191,6 +203,8 @@ class Variable:
 
     def _fitting(self, how: str, x: TensorLike) -> Buffer:
         """``x`` as a buffer of the variable's dtype."""
+        if is_handle(x) and not isinstance(x, Variable):
+            x = convert(x)
         if isinstance(x, (Tensor, Variable)):
             if x.dtype != self.dtype:
                 raise DTypeError(f"{how}: variable {self.name!r} is {self.dtype}, not {x.dtype}; use tg.astype")

@@ -23,19 +23,21 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import Elementwise
 from tapegrad.core.protocols import Steps
-from tapegrad.core.rule import Params, Plan, Rule
+from tapegrad.core.rule import Params, Plan, Rule, Sliced
 from tapegrad.core.state import during, thread
 from tapegrad.engine.evaluate import fill
 from tapegrad.errors import GradientError, NoGradientError
 from tapegrad.ops.dispatch import cast
 from tapegrad.ops.elementwise.arithmetic import add
 from tapegrad.ops.elementwise.complex import conj, real
+from tapegrad.ops.index.slices import IndexedSlices, from_rule
 from tapegrad.ops.shape.shape import sum_to
-from tapegrad.tensor import Tensor, from_array
+from tapegrad.tensor import Tensor, from_array, identity_p
 
 _aval, _buffer = attrgetter("aval"), attrgetter("_buffer")
 Cotangents = dict[int, Any]
-"""Cotangents by node index: tensors; of small values buffers, arrays that may become buffers, or plain arrays."""
+"""Cotangents by node index: tensors, or where rules return some rows of them alone IndexedSlices; of small values
+buffers, arrays that may become buffers, or plain arrays."""
 _MOST_SUMS = 1024
 
 
@@ -49,16 +51,18 @@ def backward(
     lead: int | None = None,
     also: Iterable[Buffer] = (),
     forced: AbstractSet[int] = frozenset(),
-) -> dict[int, Tensor]:
+    slices: bool = False,
+) -> dict[int, Any]:
     """Walk ``records`` backwards from ``cts``; the cotangents of the values in ``keep``.
 
     ``consume``: records are dropped as they are used, so each residual is freed at its last use.  ``path``: the values
     that depend on the sources; only these are followed (None: all).  ``also``: what to evaluate along with the result.
     ``forced``: results of operations in which other processes take part, and which are pulled in any case.
+    ``slices``: a cotangent of which some rows are known, the others being zeros, may come as IndexedSlices.
     """
     walk = account.current.walk
     return during(
-        walk, _walk, records, cts, keep, consume, path, lead, also, forced, deferring=[], walks=thread.walks + 1
+        walk, _walk, records, cts, keep, consume, path, lead, also, forced, slices, deferring=[], walks=thread.walks + 1
     )
 
 
@@ -71,7 +75,8 @@ def _walk(
     lead: int | None,
     also: Iterable[Buffer],
     forced: AbstractSet[int],
-) -> dict[int, Tensor]:
+    slices: bool,
+) -> dict[int, Any]:
     who = account.current
     unseen = lead is None and not thread.recorders
     pull = thread.executor.pull
@@ -90,6 +95,13 @@ def _walk(
             ct = zeros_of(record.node.aval, lead)
         elif index in keep:
             cts[index] = ct
+        if type(ct) is IndexedSlices:
+            if record.node.prim is identity_p:  # a variable's reading, say
+                source = record.inputs[0].index
+                if path is None or source in path:
+                    accumulate(cts, source, ct)
+                continue
+            ct = ct.to_dense()
         if unseen and record.plan.quick and _pull_small(record, pull, ct, cts, path):
             del record, ct
             continue
@@ -100,9 +112,16 @@ def _walk(
     for i in keep:
         if i in cts:
             ct = cts[i]
-            found[i] = ct if type(ct) is Tensor else tensor_of(ct, None)
-    fill([*map(_buffer, found.values()), *also])
+            if type(ct) is IndexedSlices and not slices:
+                ct = cts[i] = ct.to_dense()
+            found[i] = sum_of(ct, None)
+    fill([*(_buffer(g.values if type(g) is IndexedSlices else g) for g in found.values()), *also])
     return found
+
+
+def sum_of(ct: object, aval: ShapedArray | None) -> Any:
+    """A cotangent as a tensor, or as IndexedSlices if it is one."""
+    return ct if type(ct) is IndexedSlices else tensor_of(ct, aval)
 
 
 def tensor_of(ct: object, aval: ShapedArray | None) -> Tensor:
@@ -111,6 +130,8 @@ def tensor_of(ct: object, aval: ShapedArray | None) -> Tensor:
         return Tensor(ct)
     if type(ct) is Cotangent:
         return Tensor(ct.buffer())
+    if type(ct) is IndexedSlices:
+        return ct.to_dense()
     return ct if type(ct) is Tensor else from_array(ct, None if aval is None else aval.device)
 
 
@@ -178,7 +199,10 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
         if path is not None and target.index not in path:
             continue
         if lead is None:
-            g = ct if rule.constant == 1 else apply_rule(node, rule, i, ct, values, plain, node.params)
+            g: Any = ct if rule.constant == 1 else apply_rule(node, rule, i, ct, values, plain, node.params)
+            if type(g) is Sliced:
+                accumulate(cts, target.index, from_rule(g))
+                continue
             if g._buffer.node.aval is not target.aval:
                 g = fit(g, target.aval)
             if target.index not in cts:  # most often: the first cotangent of a value
@@ -241,10 +265,15 @@ def lifted(aval: ShapedArray, lead: int) -> ShapedArray:
     return shaped((lead, *aval.shape), aval.dtype, aval.device)
 
 
-def accumulate(cts: Cotangents, index: int, g: Tensor) -> None:
+def accumulate(cts: Cotangents, index: int, g: Tensor | IndexedSlices) -> None:
     """Add to the cotangent of a value."""
     have = cts.get(index)
-    cts[index] = g if have is None else add(tensor_of(have, g._buffer.node.aval), g)
+    if have is None:
+        cts[index] = g
+    elif isinstance(g, IndexedSlices):
+        cts[index] = have + g if type(have) is IndexedSlices else tensor_of(have, None) + g.to_dense()
+    else:
+        cts[index] = add(tensor_of(have, g._buffer.node.aval), g)
 
 
 def _pull_call(
@@ -274,4 +303,4 @@ def _pull_call(
                 f"{call.name}: the gradient of input {i} has shape {g.shape}, the input {aval.shape}; "
                 "sum or reshape it in the gradient function"
             )
-        accumulate(cts, source.index, g if g.dtype == aval.dtype else cast(g, aval.dtype))
+        accumulate(cts, source.index, g if g.dtype == aval.dtype else g.astype(aval.dtype))

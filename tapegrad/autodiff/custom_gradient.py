@@ -243,6 +243,7 @@ class _Call:
                 f"{self.name}: {len(of_variables)} variable gradients for {len(self._variables)} variables; return one "
                 "(or None) for each of 'variables'"
             )
+        grads = nest.whole(grads)
         self._require_structure(grads)
         flat = nest.flatten(grads)
         if len(flat) == self._count - len(self._optional):  # objects that are no tensors need no gradient

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from tapegrad.autodiff.backward import backward
 from tapegrad.autodiff.effects import agreed, effects_of
@@ -189,16 +190,20 @@ class Trace(Recording):
         lead: int | None = None,
         needed: Iterable[int] | None = None,
         consume: bool = True,
-    ) -> list[Tensor | None]:
-        """The cotangent of each source (of those at ``needed`` positions); ``consume``: the recording is used up."""
+        slices: bool = False,
+    ) -> list[Any]:
+        """The cotangent of each source (of those at ``needed`` positions); ``consume``: the recording is used up.
+
+        ``slices``: cotangents may come as IndexedSlices.
+        """
         wanted = set(self._indices if needed is None else (self._indices[i] for i in needed))
         records = self._records
         if consume:
             self._records = []
+        walk = partial(backward, records, cts, wanted, consume=consume, lead=lead, slices=slices)
         if self._peers is not None:
             joint = agreed(self._peers, records, cts, wanted)
-            grads = backward(records, cts, wanted, consume=consume, path=joint.path, lead=lead, forced=joint.forced)
+            grads = walk(path=joint.path, forced=joint.forced)
         else:
-            path = None if len(wanted) == len(set(self._indices)) else reachable(records, wanted)
-            grads = backward(records, cts, wanted, consume=consume, path=path, lead=lead)
+            grads = walk(path=None if len(wanted) == len(set(self._indices)) else reachable(records, wanted))
         return [grads.get(i) for i in self._indices]

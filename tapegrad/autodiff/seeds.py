@@ -11,6 +11,7 @@ from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, ShapeError, StructureError
 from tapegrad.ops.create.creation import asarray, ones
 from tapegrad.ops.dispatch import cast
+from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import Tensor, identity_of
 from tapegrad.variable import Variable
@@ -32,10 +33,12 @@ def apart(given: Iterable[object] = ()) -> Callable[[Any], Any]:
     known = {id(t._buffer): t for t in given if isinstance(t, Tensor)}
 
     def of(x: object) -> Any:
-        if isinstance(x, Tensor):
-            if id(x._buffer) in known:
-                x = identity_of(x)
-            known[id(x._buffer)] = x
+        t = x.values if isinstance(x, IndexedSlices) else x
+        if isinstance(t, Tensor):
+            if id(t._buffer) in known:
+                t = identity_of(t)
+                x = x.with_values(t) if isinstance(x, IndexedSlices) else t
+            known[id(t._buffer)] = t
         return x
 
     return of
@@ -45,6 +48,7 @@ def weights_of(tree: object, targets: list[Any], given: object) -> list[Tensor]:
     """A cotangent for each of the targets, which are the leaves of ``tree``; given in its structure, or listed."""
     if given is None:
         return [_ones(t) for t in targets]
+    given = nest.whole(given)
     weights = nest.flatten(given)
     if not any(nest.alike(x, y) for x in (given, [given]) for y in (targets, tree)):
         raise StructureError(

@@ -35,6 +35,7 @@ from tapegrad.errors import (
     TapeStateError,
 )
 from tapegrad.ops.create.creation import zeros
+from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
@@ -45,6 +46,9 @@ class GradientTape(Recording):
     ``persistent``: :meth:`gradient` may be called more than once.  ``watch_accessed_variables``: trainable variables
     are watched when they are read.  Recording belongs to the thread that entered the tape.
     """
+
+    _slices = True
+    """Whether a gradient may come as IndexedSlices."""
 
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
         super().__init__()
@@ -164,7 +168,8 @@ class GradientTape(Recording):
         ``target``, ``sources``: tensors and variables, nested at will; the result has the structure of ``sources``.
         ``output_gradients``: weights in the structure of ``target``, or listed, of their targets' shapes and dtypes
         (None or a missing argument: ones; a number or 0-d tensor weighs all elements).  A source that no target depends
-        on gets None, or zeros with ``unconnected_gradients="zero"``.  Raises TapeError (RuntimeError) on a used tape,
+        on gets None, or zeros with ``unconnected_gradients="zero"``; one of which rows alone were read, with
+        ``sparse=True`` (see ``tg.take``), an ``IndexedSlices``.  Raises TapeError (RuntimeError) on a used tape,
         GradientError (ValueError), ShapeError, DTypeError and NotATensorError for arguments that do not fit.
         """
         zero = wants_zeros(unconnected_gradients)
@@ -254,7 +259,8 @@ class GradientTape(Recording):
                 records.clear()
             return {}
         path, forced = self._followed(records, cts, keep, targets)
-        walk = partial(backward, path=path, lead=lead, also=also, forced=forced)
+        slices = self._slices and lead is None
+        walk = partial(backward, path=path, lead=lead, also=also, forced=forced, slices=slices)
         grads = self._pulled(walk, records, cts, keep, sought, consume)
         if consume:
             self._tracked, self._watched = set(), set()
@@ -304,7 +310,7 @@ class GradientTape(Recording):
             return zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
         if total is not None:
             name = f"gradient of {source.name if isinstance(source, Variable) else 'a tensor'}"
-            b = total._buffer
+            b = (total.values if isinstance(total, IndexedSlices) else total)._buffer
             account.current.labelled(b.root() if b.keeps else b, "gradient", name)
         return total
 

@@ -77,7 +77,7 @@ def vmap(
             given = iter([example_of(x, batches) if a is not None else x for x, a in zip(leaves, axes)])
             inner_args, inner_kwargs = nest.rebuild((args, kwargs), given)
             try:
-                y = batches.during(functools.partial(f, *inner_args, **inner_kwargs))
+                y = batches.during(lambda: nest.whole(f(*inner_args, **inner_kwargs)))
             except LinAlgError as e:
                 raise _told_by_example(e, batches) from None
             to = _axes("out_axes", y, out_axes)

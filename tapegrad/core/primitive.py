@@ -242,8 +242,8 @@ class Opaque(Barrier):
     dry: Function | None = None
     """``dry(*arrays, out=, **params) -> array``: what a dry run on a lazy device calls in place of ``impl``: it tells
     of the passes of ``impl`` and gives the phantom ``out``, or what ``impl`` would give (``device/phantom.py``)."""
-    calls_user: bool = False
-    """Whether ``impl`` calls a function of the user's, which may have effects."""
+    calls_user: bool = False  # whether impl calls a function of the user's, which may have effects
+    gathers: bool = False  # whether it reads of its first operand no more than it writes
 
     @property
     def at_once(self) -> bool:
@@ -414,8 +414,8 @@ class Fields(TypedDict, total=False):
 
     view: bool
     copies: bool
-    reduce: str
-    """The ufunc of a reduction, which needs no ``impl``."""
+    reduce: str  # the ufunc of a reduction, which needs no impl
+    gathers: bool
     cxx_drawn: str  # the template of what is drawn
     into: bool
     cuda: Function | None

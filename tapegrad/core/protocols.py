@@ -142,6 +142,13 @@ class Executor(Protocol):
     def values(self, work: Any) -> list[Buffer]:
         """Values without a recipe, which ``work`` yields."""
 
+    @property
+    def changes(self) -> bool:
+        """Whether arrays may be changed in place."""
+
+    def change(self, work: Any) -> None:
+        """Do ``work``, which writes into arrays that there are."""
+
     def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
         """Cotangents of what ``node`` read, by the steps of its rules: arrays or buffers; None: they do not apply."""
 

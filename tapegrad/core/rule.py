@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from tapegrad.core.aval import ShapedArray
 
@@ -18,6 +18,17 @@ Params: TypeAlias = dict[str, Any]
 """Parameters of one application of a primitive, by name."""
 OUT = -1
 """The slot number of the result among a rule's residuals; operands have their positions."""
+
+
+class Sliced(NamedTuple):
+    """What a transpose may return in place of a cotangent whose other rows are zeros: some of its rows."""
+
+    values: Any
+    """A tensor ``(n, ...)``."""
+    indices: Any
+    """Where they belong along the first axis, integers ``(n,)``; rows named twice add up."""
+    shape: tuple[int, ...]
+    """The shape of the cotangent."""
 
 
 def with_parameters(f: F, parameters: Sequence[inspect.Parameter]) -> F:

@@ -61,8 +61,12 @@ class GradientTape(Tape):
 
     ``bucket_bytes``: of gradients that travel together.  ``exact=False``: sums in the order that MPI or NCCL takes.
 
+    A gradient of some rows alone (``sparse=True``) is summed, and comes, as the whole array.
+
     Raises DistributedError on every rank if their variables differ.
     """
+
+    _slices = False  # ranks name different rows, of which no rank knows how many
 
     def __init__(
         self, persistent: bool = False, watch_accessed_variables: bool = True, *, group: Group | None = None,

@@ -79,6 +79,15 @@ class Above:
         """Values without a recipe, which ``work`` yields."""
         return self.below.values(work)
 
+    @property
+    def changes(self) -> bool:
+        """Whether arrays may be changed in place."""
+        return self.below.changes
+
+    def change(self, work: Any) -> None:
+        """Do ``work``, which writes into arrays that there are."""
+        self.below.change(work)
+
     def device(self, device: Device) -> Device:
         """What stands for ``device``."""
         return self.below.device(device)

@@ -241,7 +241,7 @@ class Executor:
         who = account.current
         passes = tally.taken() if tally.said.passes else ()
         out = Buffer(array, node) if into is None else _filled(array, node, into)
-        who.ran(work.names, [(arrays, (array,))])
+        who.ran(work.names, work.moves([array], []))
         if passes:
             who.passed(passes)
         return out
@@ -251,6 +251,17 @@ class Executor:
         if not work.is_kernel and sum(a.nbytes for a in work.avals) < _LEAST_CREATED:
             return self._values(work)  # there is room, or it is made when the bytes are counted
         return account.current.in_room(work.avals, work.names, self._values, work)
+
+    @property
+    def changes(self) -> bool:
+        """Whether arrays may be changed in place (:meth:`change`)."""
+        return True
+
+    def change(self, work: make.Change) -> None:
+        """Do ``work``, which writes into arrays that there are."""
+        self.do(work)
+        account.current.ran(work.names, work.moves([], []))
+        account.current.passed(tally.taken())
 
     def _values(self, work: make.Function) -> list[Buffer]:
         arrays, passes = self.do(work), tally.taken()

@@ -13,7 +13,7 @@ from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.live import LiveInt
 from tapegrad.core.primitive import Elementwise, Opaque, Primitive, Reduction, View
-from tapegrad.device import dtypes, phantom
+from tapegrad.device import Device, dtypes, phantom
 from tapegrad.device.dry import dry
 from tapegrad.device.types import Array, Params
 from tapegrad.engine import region
@@ -101,6 +101,11 @@ class Application(Work):
         if type(result) is not device.xp.ndarray or result.dtype != aval.dtype:
             result = device.xp.asarray(result, dtype=aval.dtype)
         return result
+
+    def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
+        """What it reads, of an operand of which it takes some elements as much as it writes."""
+        some = isinstance(self.prim, Opaque) and self.prim.gathers and outputs[0].nbytes < self.reads[0].nbytes
+        return [((outputs[0], *self.reads[1:]) if some else self.reads, outputs)]
 
     def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
         """The primitive itself where it writes into an array; else a copy of what it returns."""
@@ -197,3 +202,32 @@ class Function(Work):
 def copy_of(array: Array, aval: ShapedArray) -> Work:
     """A copy of ``array``, whose aval is ``aval``, in memory of its own."""
     return Function("copy", [aval], lambda out, x: aval.device.xp.copyto(out, x), [array])
+
+
+class Change(Work):
+    """A function that writes into some elements of arrays that there are: ``call(*targets, *reads)``.
+
+    ``like``: as many bytes as it writes; nothing else may refer to the targets' values.
+    """
+
+    writes = ()
+
+    def __init__(
+        self, name: str, device: Device, call: Callable[..., Any], targets: Sequence[Array], reads: Sequence[Array],
+        like: Sequence[Array],
+    ) -> None:  # fmt: skip
+        self.device, self.names, self.reads = device, (name,), reads
+        self._call, self._targets, self._like = call, targets, like
+
+    def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
+        """Call the function, on its device."""
+        self.device.call(self._call, *self._targets, *self.reads)
+        return []
+
+    def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
+        """What it reads, and as much as it writes."""
+        return [(self.reads, self._like)]
+
+    def phantoms(self) -> list[Array]:
+        """None: nothing is made."""
+        return []

@@ -24,7 +24,7 @@ from tapegrad.ops.apply import barrier, bind, elementwise_on, infer_same, on_one
 from tapegrad.ops.apply import infer_bool as infer_bool  # for files that declare primitives
 from tapegrad.ops.apply import infer_real as infer_real
 from tapegrad.ops.shape.blocks import concat_p, reshaped
-from tapegrad.tensor import DTypeLike, Tensor, TensorLike, convert, device_of, identity_of, upload
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike, convert, device_of, identity_of, is_handle, upload
 from tapegrad.variable import Variable
 
 Unary = Callable[[TensorLike], Tensor]
@@ -60,7 +60,7 @@ def tensor(op: str, x: TensorLike | Sequence[TensorLike], beside: Tensor | None 
     try:
         if isinstance(x, (list, tuple)):
             return _sequence(x, beside)
-        if beside is not None and not _is_lasting(x) and cuda_index(x) is None:
+        if beside is not None and not is_handle(x) and cuda_index(x) is None:
             return upload(x, beside.device)
         return convert(x)
     except NotATensorError as e:
@@ -203,22 +203,17 @@ def _in_full(x: TensorLike | Sequence[TensorLike], t: Tensor) -> Tensor:
 
 def _beside(xs: tuple[TensorLike, ...], strong: list[Strong]) -> list[Tensor]:
     """The tensors of ``strong``; NumPy numbers among them move to the device of the others."""
-    home = next((t.device for x, t in zip(xs, strong) if isinstance(t, Tensor) and _is_lasting(x)), None)
+    home = next((t.device for x, t in zip(xs, strong) if isinstance(t, Tensor) and is_handle(x)), None)
     if home is not None:
         for i, (x, t) in enumerate(zip(xs, strong)):
-            if isinstance(t, Tensor) and not _is_lasting(x) and not t.ndim:
+            if isinstance(t, Tensor) and not is_handle(x) and not t.ndim:
                 strong[i] = upload(x, home)
     return [t for t in strong if isinstance(t, Tensor)]
 
 
 def _holds_tensor(x: object) -> bool:
     """Whether a tensor or a variable is among the leaves of ``x``."""
-    return any(_is_lasting(item) for item in nest.leaves(x))
-
-
-def _is_lasting(x: object) -> bool:
-    """Whether ``x`` lies on a device of its own: a tensor or a variable."""
-    return isinstance(x, Tensor) or hasattr(x, "ref")
+    return any(is_handle(item) for item in nest.leaves(x))
 
 
 def several(op: str, xs: Iterable[TensorLike]) -> tuple[Tensor, ...]:
@@ -256,7 +251,7 @@ def asarray(
     wanted = None if dtype is None else dtypes.asdtype(dtype)
     if copy is False:
         _check_shareable(x, wanted, device)
-    if isinstance(x, (Tensor, Variable)):
+    if is_handle(x):
         source = out = convert(x)
         if device is not None and asdevice(device) is not out.device:
             out = out.to_device(device)
@@ -289,8 +284,8 @@ def _check_shareable(x: TensorLike | Sequence[TensorLike], dtype: DType | None, 
     elif dtype is not None and has != dtype:
         why = f"it is of dtype {has}, not {dtype}"
     else:
-        ours = isinstance(x, (Tensor, Variable))
-        lies = x.device if isinstance(x, (Tensor, Variable)) else _home(x)
+        ours = is_handle(x)
+        lies = convert(x).device if ours else _home(x)
         target = asdevice(device) if device is not None else lies if ours else current_device()
         why = "" if target is lies or (device is None and lies is not CPU) else f"it lies on {lies}, not on {target}"
     if why:

@@ -9,7 +9,20 @@ from __future__ import annotations
 from tapegrad.optim import schedules
 from tapegrad.optim.averages import EMA
 from tapegrad.optim.clipping import clip_by_global_norm, clip_by_norm, clip_by_value
-from tapegrad.optim.optimizers import LAMB, LBFGS, SGD, Adagrad, Adam, AdamW, Lion, Optimizer, RMSprop
+from tapegrad.optim.optimizers import (
+    LAMB,
+    LBFGS,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    LazyAdam,
+    LazyAdamW,
+    LazySGD,
+    Lion,
+    Optimizer,
+    RMSprop,
+)
 from tapegrad.optim.with_scipy import minimize, scipy_objective
 from tapegrad.spellings import explain
 
@@ -21,6 +34,9 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "LazyAdam",
+    "LazyAdamW",
+    "LazySGD",
     "Lion",
     "Optimizer",
     "RMSprop",

@@ -1,4 +1,8 @@
-"""Clipping of gradients: number by number, gradient by gradient, or all together, under TensorFlow's names."""
+"""Clipping of gradients: number by number, gradient by gradient, or all together, under TensorFlow's names.
+
+``tg.IndexedSlices`` stay such.  Rows that are named twice count by their sums, as in the array for which they stand;
+TensorFlow takes each for itself, and so limits another norm.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +12,27 @@ from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import DTypeError, ShapeError, TapegradError
+from tapegrad.ops.index.slices import IndexedSlices, summed
 from tapegrad.tensor import Tensor, TensorLike
 
 
-def clip_by_value(t: TensorLike, clip_value_min: TensorLike, clip_value_max: TensorLike) -> Tensor:
+def clip_by_value(t: TensorLike | IndexedSlices, clip_value_min: TensorLike, clip_value_max: TensorLike) -> Any:
     """Every number of ``t`` that is outside of [clip_value_min, clip_value_max] replaced by the nearer limit.
 
     The limits are numbers, or broadcast to the shape of ``t``.  What is not a number stays so; the gradient is 0
-    where a limit was taken.  Raises TapegradError for limits that are numbers in the wrong order.
+    where a limit was taken.  IndexedSlices are coalesced first, and become a tensor where 0 is outside of the limits,
+    or these are arrays.  Raises TapegradError for limits that are numbers in the wrong order.
     """
     if isinstance(clip_value_min, (int, float)) and isinstance(clip_value_max, (int, float)):
         if not clip_value_min <= clip_value_max:
             raise TapegradError(f"clip_by_value: the limits {clip_value_min} and {clip_value_max} are in wrong order")
+        if isinstance(t, IndexedSlices) and clip_value_min <= 0 <= clip_value_max:
+            t = t.coalesce()
+            return t.with_values(ops.clip(t.values, clip_value_min, clip_value_max))
     return ops.clip(t, clip_value_min, clip_value_max)
 
 
-def clip_by_norm(t: TensorLike, clip_norm: float, axes: int | Sequence[int] | None = None) -> Tensor:
+def clip_by_norm(t: TensorLike | IndexedSlices, clip_norm: float, axes: int | Sequence[int] | None = None) -> Any:
     """``t`` times ``clip_norm / max(norm, clip_norm)``, where ``norm`` is its Euclidean norm, or that along ``axes``.
 
     A norm that is infinite or not a number makes all that it scales not a number.  Half types are squared and added
@@ -31,11 +40,11 @@ def clip_by_norm(t: TensorLike, clip_norm: float, axes: int | Sequence[int] | No
     AxisError.
     """
     _positive("clip_by_norm", clip_norm)
-    t = ops.asarray(t)
+    t = t if isinstance(t, IndexedSlices) and axes is None else ops.asarray(t)
     if "float" not in str(t.dtype):
         raise DTypeError(f"clip_by_norm: wanted real floats, got {t.dtype}")
     axis = tuple(axes) if isinstance(axes, Sequence) else axes
-    norm = ops.sqrt(sum_of_squares(t, axis=axis, keepdims=axes is not None))
+    norm = ops.sqrt(sum_of_squares(_with_sums(t), axis=axis, keepdims=axes is not None))
     return t * ops.astype(_scale(norm, clip_norm), t.dtype)
 
 
@@ -51,7 +60,9 @@ def each_by_norm(
 
 
 def clip_by_global_norm(
-    grads: Sequence[TensorLike | None], clip_norm: float, total: Callable[[Tensor], Tensor] | None = None
+    grads: Sequence[TensorLike | IndexedSlices | None],
+    clip_norm: float,
+    total: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[list[Any], Tensor]:
     """All gradients times ``clip_norm / max(norm, clip_norm)``, and ``norm``, the root of the sum of all squares.
 
@@ -62,14 +73,19 @@ def clip_by_global_norm(
     Raises ShapeError if there is no gradient, TapegradError unless ``clip_norm`` is positive.
     """
     _positive("clip_by_global_norm", clip_norm)
-    tensors = [None if g is None else ops.asarray(g) for g in grads]
-    squares = [ops.sum(t * t) for t in tensors if t is not None]
+    tensors: list[Any] = [g if g is None or isinstance(g, IndexedSlices) else ops.asarray(g) for g in grads]
+    squares = [ops.sum(t * t) for t in map(_with_sums, tensors) if t is not None]
     if not squares:
         raise ShapeError("clip_by_global_norm: there is no gradient")
     square = ops.sum(ops.stack(squares))
     norm = ops.sqrt(square if total is None else total(square))
     scale = _scale(norm, clip_norm)
     return [None if t is None else t * ops.astype(scale, t.dtype) for t in tensors], norm
+
+
+def _with_sums(t: Any) -> Any:
+    """Of slices the values, those of one row added; anything else is itself."""
+    return summed(t)[0] if isinstance(t, IndexedSlices) else t
 
 
 def sum_of_squares(t: Tensor, **options: Any) -> Tensor:

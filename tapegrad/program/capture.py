@@ -226,6 +226,11 @@ class Capture(Dry):
         """Each replay tells of it."""
         self.afterwards.append(f)
 
+    @property
+    def changes(self) -> bool:
+        """A program's works write values of their own, since each may be done again."""
+        return False
+
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
         """No program can repeat it."""
         raise UncapturableError(f"what is done in {_told(users_line())} depends on values")

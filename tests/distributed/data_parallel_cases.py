@@ -93,6 +93,27 @@ def case_bits_of_one_process(group: Group) -> None:
         assert by_ranks(group, optimizer, budget=200_000, bucket_bytes=300) == plain, name
 
 
+def case_gradients_of_rows_are_summed_as_arrays(group: Group) -> None:
+    """Ranks name other rows, and one names none; the optimizer's state stays the same on all."""
+    table, plain = (tg.Variable(np.linspace(-1, 1, 40 * 16, dtype=np.float32).reshape(40, 16)) for _ in range(2))
+    one, other = tg.optim.LazyAdam(0.1), tg.optim.LazyAdam(0.1)
+    for step in range(3):
+        found = []
+        for v, sparse in ((table, True), (plain, False)):
+            with dist.GradientTape() as tape:
+                rows = tg.take(v, [step, group.rank, 5][: 3 * (group.rank != 1)], axis=0, sparse_grad=sparse)
+                loss = tg.sum(rows**2)
+            found.append(tape.gradient(loss, v))
+        assert type(found[0]) is tg.Tensor and found[0].numpy().tobytes() == found[1].numpy().tobytes()
+        one.apply([found[0]], [table])
+        other.apply([found[1]], [plain])
+    assert digest([table, *one.variables]) == digest([plain, *other.variables])
+    dist.check_replicas([table])
+    with dist.GradientTape() as tape, tape.no_sync():
+        loss = tg.sum(tg.take(table, [1], axis=0, sparse_grad=True))
+        assert tape.gradient(loss, table).shape == (40, 16)
+
+
 def by_one(ranks: int, optimizer: Any) -> str:
     """One process, which adds the gradients of all micro-batches in their order."""
     model, opt = Model(), optimizer()

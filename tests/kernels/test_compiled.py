@@ -77,6 +77,7 @@ def asked_of(dtype):
             prim.cuda(recorder, *xs, out=recorder.empty(aval.shape, aval.dtype), **sample.params)
     many = recorder.empty((300, 8), dtype)  # to one place: more than a thread adds up
     _cuda_index.scatter_add(recorder, many, np.zeros(300, np.int64), axis=0, n=2, out=recorder.empty((2, 8), dtype))
+    _cuda_index.put_rows(recorder, many, np.zeros(2, np.int64), recorder.empty((2, 8), dtype))
     for kernel in DECLARED:
         if kernel.file == "check.cu":
             for integers in ("int64", "int32", "uint64", "uint8"):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tapegrad.errors import IndexingError
+from tapegrad.ops.index import _cuda_index
 from tapegrad.ops.index.indexing import last_place_p, scatter_add_p, take_p
 
 DTYPES = [np.float32, np.float16, np.int16, np.complex128, np.bool_]
@@ -76,6 +77,31 @@ def test_last_place(emulated, count):
     np.testing.assert_array_equal(out, last_place_p.impl(np, indices, n=301))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7, 33), (9, 4, 8), (40,), (5, 2100), (6, 1)])
+def test_put_rows(emulated, dtype, shape):
+    """A row of -1 is none."""
+    rows = np.array([4, -1, 0, -1, 2])
+    table, new = _values(shape, dtype), _values((5, *shape[1:]), dtype, 1)
+    expected = table.copy()
+    expected[[4, 0, 2]] = new[[0, 2, 4]]
+    for target, source in ((table, new), (_misaligned(table), new), (table.copy(), _misaligned(new))):
+        target = target.copy() if target is table else target
+        _cuda_index.put_rows(emulated, target, rows, source)
+        np.testing.assert_array_equal(target, expected)
+        assert np.array_equal(target[1], table[1])
+    strided = np.repeat(new, 2, axis=0)[::2]
+    _cuda_index.put_rows(emulated, table, rows, strided)
+    np.testing.assert_array_equal(table, expected)
+
+
+def test_put_rows_of_nothing(emulated):
+    table = _values((3, 4), np.float32)
+    _cuda_index.put_rows(emulated, table, np.zeros(0, np.int64), np.zeros((0, 4), np.float32))
+    _cuda_index.put_rows(emulated, np.zeros((3, 0), np.float32), np.array([1]), np.zeros((1, 0), np.float32))
+    np.testing.assert_array_equal(table, _values((3, 4), np.float32))
+
+
 def test_the_samples_of_the_primitives(emulated):
     for sample in scatter_add_p.samples:
         x, indices = _values(sample.operands[0], np.float64), np.asarray(sample.operands[1])
@@ -92,6 +118,10 @@ def test_watched(watched):
         expected = np.zeros((6, 12), np.float32)
         np.add.at(expected, indices, x[:3])
         np.testing.assert_array_equal(_scatter(watched, operand[:3], indices, 0, 6), expected)
+        table = watched.empty((6, 12), np.float32)
+        table[...] = 0
+        _cuda_index.put_rows(watched, table, np.array([5, -1, 0]), operand[:3])
+        np.testing.assert_array_equal(table[[5, 0]], x[[0, 2]])
 
 
 def test_ml_dtypes(emulated):

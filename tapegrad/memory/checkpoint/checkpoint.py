@@ -273,7 +273,7 @@ class Checkpoint:
             if ct is not None:
                 seeds[index] = seeds[index] + ct if index in seeds else ct
         del upstream
-        grads = trace.pull(seeds, lead, needed)
+        grads = trace.pull(seeds, lead, needed, slices=lead is None)
         return [
             zeros_of(n.aval, lead) if g is None and i in needed else g
             for i, (g, n) in enumerate(zip(grads, self._nodes, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from tapegrad import nest
-from tapegrad.autodiff.backward import tensor_of
+from tapegrad.autodiff.backward import sum_of
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.records import Applied
@@ -261,7 +261,7 @@ class Postponing(Above):
         return super().value(node, inputs)
 
 
-def come_for(nodes: Sequence[Node], needed: Iterable[int], come: Sums) -> dict[int, Tensor]:
+def come_for(nodes: Sequence[Node], needed: Iterable[int], come: Sums) -> dict[int, Any]:
     """What a walk has summed for a call's inputs, taken out, by position.
 
     The call adds to it, so that sums have the order, and the bits, of the plain function's.
@@ -270,7 +270,7 @@ def come_for(nodes: Sequence[Node], needed: Iterable[int], come: Sums) -> dict[i
     for i in needed:
         g = come.pop(nodes[i].index, None)
         if g is not None:
-            cts[i] = tensor_of(g, nodes[i].aval)
+            cts[i] = sum_of(g, nodes[i].aval)
     return cts
 
 

@@ -34,16 +34,18 @@ def bilinear(input1: TensorLike, input2: TensorLike, weight: TensorLike, bias: T
 
 def embedding(
     input: TensorLike, weight: TensorLike, padding_idx: int | None = None, *, max_norm: float | None = None,
-    norm_type: float = 2.0, scale_grad_by_freq: bool = False,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:  # fmt: skip
     """Rows of ``weight``; input: integers (...), weight: (n, k), result: (..., k).
 
     The row ``padding_idx`` gets no gradient.  ``max_norm``: rows with a larger norm count as shortened to it; unlike
-    PyTorch, which writes this into the weight, the table stays as it is.  Raises IndexingError, DTypeError.
+    PyTorch, which writes this into the weight, the table stays as it is.  ``sparse``: the gradient of the weight that
+    ``tape.gradient`` gives is a ``tg.IndexedSlices`` of the rows read (see ``tg.take``).  Raises IndexingError,
+    DTypeError.
     """
     indices, table = ops.asarray(input), ops.asarray(weight)
     checks.integers("embedding", "input", indices)
-    rows = ops.take(table, indices, axis=0)
+    rows = ops.take(table, indices, axis=0, sparse_grad=sparse)
     if padding_idx is not None:
         padding = indices == _row("embedding", padding_idx, table.shape[0])
         rows = ops.where(ops.expand_dims(padding, axis=-1), stop_gradient(rows), rows)
@@ -76,14 +78,16 @@ def _shortening(rows: Tensor, most: float, p: float) -> Tensor:
 
 def embedding_bag(
     input: TensorLike, weight: TensorLike, offsets: TensorLike | None = None, max_norm: float | None = None,
-    norm_type: float = 2, scale_grad_by_freq: bool = False, mode: str = "mean", *,
-    per_sample_weights: TensorLike | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
+    norm_type: float = 2, scale_grad_by_freq: bool = False, mode: str = "mean",
+    sparse: bool = False, *, per_sample_weights: TensorLike | None = None, include_last_offset: bool = False,
+    padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Sums, means or maxima of bags of rows of ``weight``; an empty bag gives zeros.
 
     input: integers (bags, m), or (m,) with ``offsets`` (bags,), where each bag begins; weight: (n, k); result: (bags,
     k).  ``per_sample_weights``: shaped as input, for sums only.  Entries ``padding_idx`` do not count.  A maximum's
-    gradient goes to the first of equal ones.  Raises ShapeError, DTypeError, IndexingError, TapegradError.
+    gradient goes to the first of equal ones.  ``sparse``: as of :func:`embedding`.  Raises ShapeError,
+    DTypeError, IndexingError, TapegradError.
     """
     op, indices = "embedding_bag", ops.asarray(input)
     checks.integers(op, "input", indices)
@@ -95,8 +99,9 @@ def embedding_bag(
         raise TapegradError(f'{op}: per_sample_weights are for mode "sum", not {mode!r}')
     table = ops.asarray(weight)
     rows = embedding(
-        indices, table, None, max_norm=max_norm, norm_type=norm_type, scale_grad_by_freq=scale_grad_by_freq
-    )
+        indices, table, None, max_norm=max_norm, norm_type=norm_type, scale_grad_by_freq=scale_grad_by_freq,
+        sparse=sparse,
+    )  # fmt: skip
     counted = ops.ones(indices.shape, dtype="bool", device=rows.device)
     if padding_idx is not None:
         counted = indices != _row(op, padding_idx, table.shape[0])

@@ -111,6 +111,8 @@ class Embedding(Layer):
     """Row ``i`` of a table for every integer ``i``.
 
     inputs: integers (...), in ``[0, input_dim)``; embeddings: (input_dim, output_dim); result: (..., output_dim).
+    ``sparse`` (PyTorch's name): ``tape.gradient`` gives a ``tg.IndexedSlices`` of the rows read, and of the rows alone
+    ``optim.SGD``, ``Adagrad`` and ``LazyAdam`` take a step; see ``tg.take``.
 
     Raises DTypeError for inputs that are not integers, IndexingError for one outside the table (also a negative one).
     """
@@ -121,6 +123,7 @@ class Embedding(Layer):
         output_dim: int,
         *,
         embeddings_initializer: str | initializers.Initializer = "uniform",
+        sparse: bool = False,
         name: str | None = None,
         dtype: DTypeLike = "float32",
     ) -> None:
@@ -128,6 +131,7 @@ class Embedding(Layer):
         self.input_dim = checks.positive(self, "input_dim", input_dim)
         self.output_dim = checks.positive(self, "output_dim", output_dim)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
+        self.sparse = sparse
 
     def build(self, input_shape: object = None) -> None:
         shape = (self.input_dim, self.output_dim)
@@ -137,7 +141,7 @@ class Embedding(Layer):
         indices = ops.asarray(inputs)
         checks.integers(self, "inputs", indices)
         checks.within(self, "integers", indices, self.input_dim)
-        return ops.take(self.embeddings, indices, axis=0)
+        return ops.take(self.embeddings, indices, axis=0, sparse_grad=self.sparse)
 
 
 class LayerNormalization(Normalization):

@@ -19,6 +19,7 @@ _scatter_add = Kernel("gather.cu", "tg_scatter_add")
 _count_pieces = Kernel("gather.cu", "tg_count_pieces")
 _scatter_pieces = Kernel("gather.cu", "tg_scatter_pieces")
 _last_place = Kernel("gather.cu", "tg_last_place")
+_put_rows = Kernel("gather.cu", "tg_put_rows")
 
 _within = Kernel("check.cu", "tg_within")
 
@@ -87,6 +88,14 @@ def scatter_add(device: CudaDevice, x: Array, indices: Array, *, axis: int, n: i
         piece_args = (x, order, starts, firsts, parts, *sizes, cxx.long(most))
         _run(device, _scatter_pieces, before * most, width, x.dtype, *piece_args, sums=parts.dtype)
         x, order, starts, count, later = parts, xp.arange(most), firsts, most, True
+
+
+def put_rows(device: CudaDevice, table: Array, rows: Array, new: Array) -> None:
+    """Write ``new[k]`` over row ``rows[k]`` of ``table``; -1 is no row, others occur once."""
+    if new.size:
+        new, rows = contiguous(device.xp, new), contiguous(device.xp, rows)
+        count, width = rows.size, prod(table.shape[1:])
+        _run(device, _put_rows, count, width, table.dtype, new, rows, table, cxx.long(count))
 
 
 def last_place(device: CudaDevice, indices: Array, *, n: int, out: Array) -> None:

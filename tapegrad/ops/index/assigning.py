@@ -1,6 +1,6 @@
 """Assignments to some elements of a variable: the ``scatter`` methods, and ``v[index].assign``.
 
-TensorFlow's names and results.  TensorFlow's ``scatter_*`` take one IndexedSlices; here they take what that holds, an
+TensorFlow's names and results.  The ``scatter_*`` take one IndexedSlices, as TensorFlow's do, or what that holds, an
 index of ``v[...]`` (integers in an array of any shape, slices, masks) and the updates, which broadcast.  Of an element
 named twice every change counts; of those that replace, the last.  No gradient passes through an assignment.
 """
@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tapegrad.core.state import unrecorded
-from tapegrad.errors import ImmutableError, IndexingError
+from tapegrad.errors import ImmutableError, IndexingError, NotATensorError
 from tapegrad.ops.index.getitem import At, getitem
 from tapegrad.ops.index.index_vectors import gather_nd, nd_index
 from tapegrad.ops.index.indexing import take
+from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.ops.shape.shape import expand_dims
 from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
@@ -44,18 +45,21 @@ def _scatter(change: str) -> Callable[..., Any]:
     method, words = METHODS[change]
 
     def scatter(
-        self: Variable, indices: Any, updates: TensorLike, use_locking: bool = False, name: str | None = None,
-        read_value: bool = True,
+        self: Variable, indices: Any, updates: TensorLike | None = None, use_locking: bool = False,
+        name: str | None = None, read_value: bool = True,
     ) -> Any:  # fmt: skip
+        if isinstance(indices, IndexedSlices) and updates is None:
+            indices, updates = indices.indices, indices.values
+        if updates is None:
+            raise NotATensorError(f"{scatter.__name__}: wanted indices and updates, or IndexedSlices, which hold both")
         return _changed(scatter.__name__, self, method, lambda op, x: indices, updates, read_value)
 
     scatter.__name__ = scatter.__qualname__ = f"scatter_{change}"
     scatter.__doc__ = f"""Assign the variable with ``updates`` {words} the elements ``v[indices]``.
 
-    ``updates``: of the variable's dtype; they broadcast to the shape of ``v[indices]``.  TensorFlow takes both as one
-    IndexedSlices: write ``v.scatter_{change}(d.indices, d.values)``.  ``use_locking``, ``name``: ignored, as in
-    TensorFlow's eager mode.  Returns the variable (None without ``read_value``).  Raises IndexingError, ShapeError,
-    DTypeError.
+    ``updates``: of the variable's dtype; they broadcast to the shape of ``v[indices]``.  Or one IndexedSlices, which
+    holds both.  ``use_locking``, ``name``: ignored, as in TensorFlow's eager mode.  Returns the variable (None without
+    ``read_value``).  Raises IndexingError, ShapeError, DTypeError, NotATensorError.
     """
     return scatter
 
@@ -103,8 +107,11 @@ def _batch_scatter_update(
 
 
 def _sparse_read(self: Variable, indices: TensorLike, name: str | None = None) -> Tensor:
-    """The slices along the first axis at ``indices``, with gradients: ``tg.take(v, indices, axis=0)``."""
-    return take(self._content(), indices, axis=0)
+    """The slices along the first axis at ``indices``: ``tg.take(v, indices, axis=0, sparse_grad=True)``.
+
+    So the gradient of the variable that ``tape.gradient`` gives is an IndexedSlices, as TensorFlow's.
+    """
+    return take(self._content(), indices, axis=0, sparse_grad=True)
 
 
 def _gather_nd(self: Variable, indices: TensorLike, name: str | None = None) -> Tensor:

@@ -7,15 +7,17 @@ indices, so its bits are fixed by indices and shapes alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 from tapegrad.core.aval import Shape, ShapedArray, normalize_axis, shaped
 from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
+from tapegrad.core.rule import Sliced
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import gather
 from tapegrad.device.types import Array, Namespace, Params
-from tapegrad.errors import IndexingError, ShapeError
+from tapegrad.errors import AxisError, IndexingError, ShapeError
 from tapegrad.ops._batched import Companions, for_all
 from tapegrad.ops.apply import lift_axis
 from tapegrad.ops.create.creation import arange, zeros
@@ -68,14 +70,16 @@ def _infer_take(x: ShapedArray, indices: ShapedArray, *, axis: int) -> ShapedArr
     return x.with_shape(x.shape[:axis] + indices.shape + x.shape[axis + 1 :])
 
 
-def _batch_take(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor:
-    """``batch`` of ``take``: rows of all examples lie one after the other."""
+def _batch_take(
+    operands: list[Tensor], companions: Companions, n: int, params: Params, prim: Primitive | None = None
+) -> Tensor:
+    """``batch`` of ``take``: rows of all examples lie one after the other; ``prim``: of one that all share."""
     axis = params["axis"]
     (x, places), (many, wheres) = operands, companions
     if wheres is None:
         return barrier(take_p, for_all(x, many, n), places, axis=axis + 1)
     if many is None:
-        return moveaxis(barrier(take_p, x, wheres, axis=axis), axis, 0)
+        return moveaxis(barrier(prim or take_p, x, wheres, axis=axis), axis, 0)
     m = x.shape[axis]
     rows = moveaxis(many, axis + 1, 1)
     rows = reshape(rows, (n * m, *rows.shape[2:]))
@@ -108,6 +112,7 @@ take_p: Primitive = linear(
     "take",
     impl=_run_take,
     cuda=_cuda_index.take,
+    gathers=True,
     infer=_infer_take,
     transpose=lambda ct, x, indices, *, axis: barrier(scatter_add_p, ct, indices, axis=axis, n=x.shape[axis]),
     into=True,
@@ -118,6 +123,28 @@ take_p: Primitive = linear(
         Bad((4,), [0.5], axis=0, error=IndexingError),
     ],
 )  # fmt: skip
+
+
+def _pull_rows(ct: Tensor, x: ShapedArray, indices: Tensor, *, axis: int) -> Tensor | Sliced:
+    if axis:  # one of several cotangents that are pulled together
+        return barrier(scatter_add_p, ct, indices, axis=axis, n=x.shape[axis])
+    flat = reshape(ct, (indices.size, *x.shape[1:]))
+    return Sliced(flat, reshape(indices, (indices.size,)), x.shape)
+
+
+take_rows_p: Primitive = linear(
+    "take_rows",
+    impl=_run_take,
+    cuda=_cuda_index.take,
+    gathers=True,
+    infer=_infer_take,
+    transpose=_pull_rows,
+    into=True,
+    lift=lift_axis,
+    samples=[Sample((5, 3), [[0, 2], [2, 2]], axis=0), Sample((4,), 2, axis=0)],
+    doc="``take`` whose gradient is the rows taken, not the whole array.",
+)
+take_rows_p.batch = partial(_batch_take, prim=take_rows_p)
 
 _WIDE = 256
 """Elements from which a row is worth a call of its own.  Measured, 8192 rows of 512 float32: 11 ms, sorting 25 ms."""
@@ -183,17 +210,23 @@ last_place_p = general(
 )
 
 
-def take(x: TensorLike, indices: TensorLike, /, axis: int | None = None, *, mode: str = "raise") -> Tensor:
+def take(
+    x: TensorLike, indices: TensorLike, /, axis: int | None = None, *, mode: str = "raise", sparse_grad: bool = False
+) -> Tensor:
     """Slices of ``x`` along ``axis`` (None: of the flattened ``x``) at integer ``indices`` of any shape.
 
     mode: indices out of range are an error, or ``clip`` (to the ends, negative ones, too) or ``wrap``.  The gradient of
-    repeated indices accumulates.  Raises AxisError, IndexingError.
+    repeated indices accumulates.  ``sparse_grad`` (PyTorch's name), for axis 0: ``tape.gradient`` gives for ``x`` an
+    :class:`IndexedSlices` of the slices taken, as TensorFlow's does for ``tf.gather``, not an array of its shape.
+    Raises AxisError, IndexingError.
     """
     x = tensor("take", x)
     x, a = flat_or_along("take", x, axis)
     if mode != "raise":
         indices = _brought_in(tensor("take", indices, x), x.shape[a], mode)
-    return barrier(take_p, x, checked("take", indices, x.shape[a], x), axis=a)
+    if sparse_grad and a:
+        raise AxisError(f"take: sparse_grad is for slices along axis 0, not along axis {a} of {x.shape}")
+    return barrier(take_rows_p if sparse_grad else take_p, x, checked("take", indices, x.shape[a], x), axis=a)
 
 
 def _brought_in(places: Tensor, n: int, mode: str) -> Tensor:

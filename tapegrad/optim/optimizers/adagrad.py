@@ -37,6 +37,11 @@ class Adagrad(Optimizer):
     def initial(self, slot: str) -> float:
         return self.initial_accumulator_value if slot == "accumulator" else 0.0
 
+    @property
+    def rows_alone(self) -> bool:  # type: ignore[override]
+        """Without decay: then a row without a gradient, and its sum of squares, stay as they are anyway."""
+        return not self.weight_decay
+
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
         return Adagrad.update_many(self, [x], [g], [slots], rate, step, None)[0]
 

@@ -19,7 +19,8 @@ from tapegrad.errors import DTypeError, GradientError, NotATensorError, Tapegrad
 from tapegrad.memory.ledger.phase import BY_OPTIMIZER, STEPS, optimizing
 from tapegrad.nn.layers import saving, state_dicts
 from tapegrad.nn.layers.state_dicts import Differences, State
-from tapegrad.ops import updates
+from tapegrad.ops import row_updates, updates
+from tapegrad.ops.index.slices import IndexedSlices, summed
 from tapegrad.optim import clipping
 from tapegrad.optim.optimizers import checks
 from tapegrad.spellings import OPTIMIZERS, missing, refuse_in, taken_by
@@ -27,7 +28,7 @@ from tapegrad.tensor import Tensor, TensorLike, materialize
 from tapegrad.variable import Variable
 
 Schedule: TypeAlias = Callable[[int], float]
-Gradient: TypeAlias = "TensorLike | None"
+Gradient: TypeAlias = "TensorLike | IndexedSlices | None"
 Row: TypeAlias = Sequence[Tensor]
 Rows: TypeAlias = Sequence[tuple[Tensor, ...]]
 
@@ -77,10 +78,17 @@ class Optimizer:
     k calls; clipping sees that mean, and ``iterations`` counts changes.  A gradient that is skipped counts as zeros.
     Within a captured step (``tg.function``) every call does the work of a change, and all but the k-th drop it.
 
+    A gradient may be a ``tg.IndexedSlices``; rows named twice are added first.  Where :attr:`rows_alone` says so, rows
+    that it names are all that a step reads and writes of the variable and of its state, which within a captured step
+    are copied as well.  Else it counts as the whole array that it stands for, so that rows of zeros, too, take part in
+    momentum, decay and accumulation; as does one for a part of a variable (``tg.distributed.shard``).
+
     Raises TapegradError for hyperparameters out of range, and where gradients are clipped in two ways.
     """
 
     slot_names: tuple[str, ...] = ()
+    rows_alone: bool = False
+    """Whether a step by IndexedSlices changes the rows that they name, and no others."""
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         """An optimizer to be initialized.  Raises TypeError for arguments under another library's names."""
@@ -279,13 +287,26 @@ class Optimizer:
         pairs = self._clipped(pairs)
         done = self._number("iterations", self.iterations)
         rate, step = thread.executor.number(partial(self._rate_after, done)), done + 1
-        for group in self.groups([v for _, v in pairs]):
-            self._change([pairs[i] for i in group], rate, step, last)
+        dense = [(g, v) for g, v in pairs if isinstance(g, Tensor)]
+        for group in self.groups([v for _, v in dense]):
+            self._change([dense[i] for i in group], rate, step, last)
+        for g, v in pairs:
+            if isinstance(g, IndexedSlices):
+                self._change_rows(g, v, rate, step)
         self._count("iterations", self.iterations, step if last is True else done + last)
 
     def groups(self, variables: Sequence[Variable]) -> list[list[int]]:
         """Positions in ``variables``: those of each group are updated together."""
         return updates.groups(variables)
+
+    def _change_rows(self, g: IndexedSlices, v: Variable, rate: float, step: int) -> None:
+        """Change the rows of a variable, and of its slots, that ``g`` names, each once, or by -1 for none."""
+        tables = v, *self._slots[id(v)][1]
+        x, *state = (row_updates.read_rows(t, g.indices) for t in tables)
+        shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
+        (new,) = self.update_many([x], [g.values], [tuple(state)], rate, step, shrink)
+        for table, rows in zip(tables, new, strict=True):
+            row_updates.write_rows(table, g.indices, rows)
 
     def _change(self, pairs: list[tuple[Tensor, Variable]], rate: float, step: int, last: Any) -> None:
         """Assign new values to some variables and to their slots; the old ones are freed on return.
@@ -373,8 +394,8 @@ class Optimizer:
 
     def _checked_pairs(
         self, grads: list[Gradient], variables: list[Variable], skip: bool
-    ) -> list[tuple[Tensor, Variable]]:
-        """The gradients to apply, as tensors in their variables' dtypes."""
+    ) -> list[tuple[Any, Variable]]:
+        """The gradients to apply, in their variables' dtypes: tensors, or where rows alone change, slices."""
         if len(grads) != len(variables):
             raise GradientError(f"{self}: wanted one gradient per variable, got {len(grads)} for {len(variables)}")
         self.build(variables)
@@ -394,8 +415,9 @@ class Optimizer:
             pairs += [(ops.zeros(self._shape(v), v.dtype, device=v.device), v) for v in missing]
         return pairs
 
-    def _clipped(self, pairs: list[tuple[Tensor, Variable]]) -> list[tuple[Tensor, Variable]]:
-        gs: Sequence[Tensor] = [g for g, _ in pairs]
+    def _clipped(self, pairs: list[tuple[Any, Variable]]) -> list[tuple[Any, Variable]]:
+        """Of slices the values: rows are named once, and all others are zeros."""
+        gs: Sequence[Tensor] = [g.values if isinstance(g, IndexedSlices) else g for g, _ in pairs]
         total = None if self.parts is None else self.parts.total
         if self.clipvalue is not None:
             gs = [clipping.clip_by_value(g, -self.clipvalue, self.clipvalue) for g in gs]
@@ -403,16 +425,22 @@ class Optimizer:
             gs = clipping.each_by_norm(gs, self.clipnorm, total)
         elif self.global_clipnorm is not None:
             gs, _ = clipping.clip_by_global_norm(gs, self.global_clipnorm, total)
-        return [(g, v) for g, (_, v) in zip(gs, pairs)]
+        return [(old.with_values(g) if isinstance(old, IndexedSlices) else g, v) for g, (old, v) in zip(gs, pairs)]
 
-    def _checked(self, gradient: TensorLike, variable: Variable) -> Tensor:
+    def _checked(self, gradient: TensorLike | IndexedSlices, variable: Variable) -> Any:
+        g: Any = gradient if isinstance(gradient, IndexedSlices) else None
+        if g is not None and not (self.rows_alone and self.parts is None and self._calls is None):
+            gradient, g = g.to_dense(), None
         if self.parts is not None:
             return self.parts.gradient(gradient, variable)
-        g = ops.asarray(gradient)
+        if g is None:
+            g = ops.asarray(gradient)
         if g.shape != variable.shape:
             raise GradientError(f"{self}: wanted a gradient {variable.shape} for {_name(variable)}, got {g.shape}")
         if "complex" in str(g.dtype):
             raise DTypeError(f"{self}: wanted a real gradient for {_name(variable)}, got {g.dtype}")
+        if isinstance(g, IndexedSlices):
+            return IndexedSlices.of(*summed(g.astype(variable.dtype)), g.dense_shape)
         return g if g.dtype == variable.dtype else ops.astype(g, variable.dtype)
 
 

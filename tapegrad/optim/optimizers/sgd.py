@@ -31,6 +31,11 @@ class SGD(Optimizer):
         if momentum:
             self.slot_names = ("momentum",)
 
+    @property
+    def rows_alone(self) -> bool:  # type: ignore[override]
+        """Without momentum and decay: then a row without a gradient stays as it is anyway."""
+        return not (self.momentum or self.weight_decay)
+
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
         return SGD.update_many(self, [x], [g], [slots], rate, step, None)[0]
 

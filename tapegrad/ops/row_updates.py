@@ -1,0 +1,106 @@
+"""Writing some rows of a variable: in its own memory if nobody else can see its value, else in a copy.
+
+A value never changes while anything refers to it: a tensor, an array lent to the user, a tape's record, a node that
+waits, a snapshot for a rerun.  So a table of which optimizers change two rows moves two rows; the first time, or while
+such a reference lives, it is copied, and the copy is changed from then on.
+
+Another thread that reads the variable in the very moment of a step may find some rows new and others old, where
+otherwise it finds the one value or the other: let threads that share a table take a lock.
+"""
+
+from __future__ import annotations
+
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.cell import Cell
+from tapegrad.core.node import SHARED
+from tapegrad.core.references import elsewhere
+from tapegrad.core.state import thread
+from tapegrad.device import Device, phantom
+from tapegrad.device.types import Array
+from tapegrad.engine.evaluate import array_of
+from tapegrad.engine.make import Change, Function
+from tapegrad.ops.dispatch import barrier
+from tapegrad.ops.elementwise.arithmetic import maximum
+from tapegrad.ops.index import _cuda_index
+from tapegrad.ops.index.indexing import take_p
+from tapegrad.tensor import Tensor, materialize
+from tapegrad.variable import Variable
+
+_LEAST = 512
+"""Bytes.  The memory of smaller values may be lent without a reference (``Tensor.numpy``)."""
+
+
+def read_rows(v: Variable, rows: Tensor) -> Tensor:
+    """Rows of a variable's value; of the number -1, which stands for none, any."""
+    return barrier(take_p, Tensor(v._cell.get(v)), maximum(rows, 0), axis=0)
+
+
+def write_rows(v: Variable, rows: Tensor, new: Tensor) -> None:
+    """Assign ``v`` its value with ``new[k]`` in place of row ``rows[k]``; a row of -1 is none, others occur once."""
+    materialize(rows, new)
+    reads = [array_of(rows._buffer), array_of(new._buffer)]
+    device, aval = v.device, v._cell.get(v).node.aval
+    owner = _owner(v._cell) if thread.executor.changes else None
+    if owner is not None:
+        write = lambda table, rows, new: _write(device, table, rows, new)
+        thread.executor.change(Change("rows_update", device, write, [owner.array], reads, reads[1:]))
+        v.assign(Tensor(owner))
+        return
+
+    def copied(out: Array, table: Array, rows: Array, new: Array) -> None:
+        device.xp.copyto(out, table)
+        _write(device, out, rows, new)
+
+    table = array_of(v._cell.get(v))
+    v.assign(Tensor(thread.executor.values(Function("rows_update", [aval], copied, [table, *reads]))[0]))
+
+
+def _write(device: Device, table: Array, rows: Array, new: Array) -> None:
+    if device.kind == "cuda":
+        _cuda_index.put_rows(thread.executor.device(device), table, rows, new)
+        return
+    there = rows >= 0
+    table[rows[there]] = new[there]
+
+
+def _owner(cell: Cell) -> Buffer | None:
+    """The buffer that owns the bytes of a cell's content, if nothing but the cell refers to them."""
+    if not _is_whole(cell.get()) or _references(cell) != _ALONE:
+        return None
+    owner: Buffer = cell.get().keeps[0]
+    return owner
+
+
+def _is_whole(content: Buffer) -> bool:
+    """Whether a variable's content is all of the memory of an array of the engine's own."""
+    if content.array is None or len(content.keeps) != 1:
+        return False
+    root, array, aval = content.keeps[0], content.array, content.node.aval
+    if root.array is not array or root.keeps or root.node.params is SHARED or aval.nbytes <= _LEAST:
+        return False
+    if not array.flags.c_contiguous or phantom.is_phantom(array) or aval.device.kind != "cpu":
+        return bool(array.flags.c_contiguous)
+    return bool(array.flags.writeable) and not hasattr(array.base, "shape")  # no part of another array
+
+
+def _references(cell: Cell) -> list[int]:
+    """How often the content of a cell, the owner of its bytes and the array are referred to."""
+    content = cell.get()
+    root = content.keeps[0]
+    return elsewhere((content, root, root.array))
+
+
+class _Stand:
+    """As buffers look."""
+
+    def __init__(self, array: object, keeps: tuple[object, ...]) -> None:
+        self.array, self.keeps = array, keeps
+
+
+def _held_once() -> Cell:
+    array = object()
+    return Cell(_Stand(array, (_Stand(array, ()),)))
+
+
+_ALONE = _references(_held_once())
+"""The same of a content to which only its cell refers."""

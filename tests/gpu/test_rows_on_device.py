@@ -1,0 +1,137 @@
+"""Gradients of some rows alone on a device: the CPU's bits, as few bytes, no waiting, and no value held changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad import nn, optim
+from tapegrad.device import asdevice
+
+pytestmark = pytest.mark.gpu
+
+OPTIMIZERS: dict[str, Callable[[], optim.Optimizer]] = {
+    "sgd": lambda: optim.SGD(0.1),
+    "adagrad": lambda: optim.Adagrad(0.1),
+    "adam": lambda: optim.LazyAdam(0.1, global_clipnorm=3.0),
+    "adamw": lambda: optim.LazyAdamW(0.1, 0.5),
+    "momentum": lambda: optim.LazySGD(0.1, 0.9),
+}
+ROWS = [[3, 1, 3], [0], [], [5, 5, 5, 2]]
+
+
+@pytest.fixture
+def cuda() -> Iterator[Any]:
+    """The first CUDA device; the default is the CPU's, so that what runs on the device was asked to."""
+    with tg.device("cpu"):
+        yield asdevice("cuda")
+
+
+def table(device: Any, shape: tuple[int, ...], dtype: str) -> tg.Variable:
+    x = np.random.default_rng(5).normal(size=shape).astype("float32")
+    return tg.Variable(tg.astype(tg.asarray(x, device=device), dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(40, 16), (40, 33), (600,)], ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_are_those_of_the_cpu(cuda: Any, name: str, shape: tuple[int, ...], dtype: str) -> None:
+    """To the bit, but for clipping, whose norm is a sum in another order."""
+    found = []
+    for device in ("cpu", cuda):
+        v, optimizer = table(device, shape, dtype), OPTIMIZERS[name]()
+        for at in ROWS:
+            with tg.GradientTape() as tape:
+                rows = tg.take(v, tg.asarray(np.array(at, np.int64), device=device), axis=0, sparse_grad=True)
+                loss = tg.sum(rows * rows * rows)
+            g = tape.gradient(loss, v)
+            assert type(g) is tg.IndexedSlices and g.device is v.device
+            optimizer.apply([g], [v])
+        found.append([x.numpy() for x in (v, *optimizer.variables)])
+    for a, b in zip(*found, strict=True):
+        if name == "adam":
+            np.testing.assert_allclose(a.astype("f8"), b.astype("f8"), rtol=1e-5 if dtype[-2:] != "16" else 3e-2)
+        else:
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_two_rows_cost_two_rows(cuda: Any, name: str) -> None:
+    v, optimizer = table(cuda, (20_000, 64), "float32"), OPTIMIZERS[name]()
+
+    def step() -> None:
+        with tg.GradientTape() as tape:
+            at = tg.asarray([3, 7], device=cuda)
+            loss = tg.sum(tg.take(v, at, axis=0, sparse_grad=True) ** 2)
+        optimizer.apply([tape.gradient(loss, v)], [v])
+
+    step()
+    with tg.measure() as m:
+        before = m.live_bytes
+        step()
+    assert m.peak_bytes - before < 60 * 512 < v.nbytes / 100
+    assert m.bytes_moved < 80 * 2 * 64 * 4
+
+
+def test_a_value_that_is_held_does_not_change(cuda: Any) -> None:
+    v = table(cuda, (400, 16), "float32")
+    g = tg.IndexedSlices(
+        tg.asarray(np.ones((2, 16), np.float32), device=cuda), tg.asarray([1, 3], device=cuda), v.shape
+    )
+    for hold in (lambda: v.value(), lambda: v[1:4], lambda: v * 2.0, lambda: tg.Variable(v)):
+        optim.SGD(0.5).apply([g], [v])
+        before, wanted = v.numpy(), hold().numpy()
+        held = hold()
+        optim.SGD(0.5).apply([g], [v])
+        np.testing.assert_array_equal(held.numpy(), wanted)
+        np.testing.assert_array_equal(v.numpy()[[1, 3]], before[[1, 3]] - 0.5)
+        del held
+
+
+def test_a_step_never_waits_for_the_device(cuda: Any) -> None:
+    cupyx = pytest.importorskip("cupyx")
+    with tg.device(cuda):
+        layer, optimizer = nn.Embedding(500, 16, sparse=True), optim.LazyAdam(0.1, global_clipnorm=10.0)
+        at = tg.asarray(np.arange(64) % 7)
+
+        def step() -> None:
+            with tg.GradientTape() as tape:
+                loss = tg.sum(layer(at) ** 2)
+            optimizer.apply([tape.gradient(loss, layer.embeddings)], [layer.embeddings])
+
+        step()
+        with cupyx.allow_synchronize(False):
+            for _ in range(3):
+                step()
+
+
+def test_captured_steps_have_the_same_bits(cuda: Any) -> None:
+    """By turns with eager ones, which write in place where the program has written."""
+    with tg.device(cuda):
+
+        def run(captured: bool) -> list[Any]:
+            v, optimizer = table(cuda, (600, 16), "float32"), optim.LazyAdam(0.1)
+
+            def train(at: Any) -> Any:
+                with tg.GradientTape() as tape:
+                    loss = tg.sum(tg.take(v, at, axis=0, sparse_grad=True) ** 2)
+                optimizer.apply([tape.gradient(loss, v)], [v])
+                return loss
+
+            f = tg.function(train) if captured else train
+            found = []
+            for k in range(10):
+                at, held = tg.asarray(np.array([k, 7, 7, k + 3])), v.value()
+                before = v.numpy()
+                found.append((train if k % 4 == 3 else f)(at).numpy())
+                np.testing.assert_array_equal(held.numpy(), before)
+                del held
+            assert not captured or f.stats.replays >= 3
+            return [*found, *(x.numpy() for x in (v, *optimizer.variables))]
+
+        for a, b in zip(run(False), run(True), strict=True):
+            np.testing.assert_array_equal(a, b)
