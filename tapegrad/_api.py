@@ -67,6 +67,7 @@ from tapegrad.ops.elementwise.predicates import ndim, shape, size  # a folder of
 from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.ops.interop.info import API_VERSION as __array_api_version__  # noqa: F401
 from tapegrad.ops.interop.info import namespace_info as __array_namespace_info__  # noqa: F401
+from tapegrad.ops.precision import autocast
 from tapegrad.polynomial import *  # noqa: F403
 from tapegrad.polynomial import __all__ as _polynomial
 from tapegrad.program.function import function
@@ -94,6 +95,7 @@ __all__ += [
     "ForwardAccumulator",
     "IndexedSlices",
     "OwnPrimitive",
+    "autocast",
     "distributed",
     "fft",
     "fori_loop",

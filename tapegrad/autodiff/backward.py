@@ -59,11 +59,13 @@ def backward(
     that depend on the sources; only these are followed (None: all).  ``also``: what to evaluate along with the result.
     ``forced``: results of operations in which other processes take part, and which are pulled in any case.
     ``slices``: a cotangent of which some rows are known, the others being zeros, may come as IndexedSlices.
+    Rules have the dtypes of what was recorded: no autocast is in force.
     """
     walk = account.current.walk
     return during(
-        walk, _walk, records, cts, keep, consume, path, lead, also, forced, slices, deferring=[], walks=thread.walks + 1
-    )
+        walk, _walk, records, cts, keep, consume, path, lead, also, forced, slices, deferring=[],
+        walks=thread.walks + 1, autocasts=(),
+    )  # fmt: skip
 
 
 def _walk(

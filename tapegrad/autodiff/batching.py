@@ -24,8 +24,9 @@ from tapegrad.core.state import during, thread
 from tapegrad.device import CPU, is_array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.errors import MOST_TOLD, DryRunError, FailedStack, GradientError, LinAlgError, RandomnessError, told
+from tapegrad.ops.casting import cast_p
 from tapegrad.ops.create.creation import zeros
-from tapegrad.ops.dispatch import barrier, bind, cast, cast_p
+from tapegrad.ops.dispatch import barrier, bind, cast
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
 from tapegrad.tensor import Tensor, alias, identity_of
@@ -99,8 +100,8 @@ class Batches(Pusher):
     ) -> Tensor | None:
         operands = [Tensor(b) for b in inputs]
         if self.joins(node):
-            return self.alone(_drawn, node, operands, companions, self.n)
-        return self.alone(batched, node, operands, companions, self.n, self.most_failures)
+            return during(self.alone, _drawn, node, operands, companions, self.n, autocasts=())
+        return during(self.alone, batched, node, operands, companions, self.n, self.most_failures, autocasts=())
 
     def _push_call(
         self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]

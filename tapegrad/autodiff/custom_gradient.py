@@ -201,7 +201,7 @@ class _Call:
         outputs: list[Tensor],
     ) -> None:
         self.name = name
-        self._grad_fn = grad_fn
+        self._grad_fn = functools.partial(during, grad_fn, autocasts=thread.autocasts) if thread.autocasts else grad_fn
         self._forms = forms
         self._count, self._positional = len(inputs), positional
         self._optional = {i for i, x in enumerate(inputs) if not isinstance(x, (Tensor, Variable, *SCALARS, str))}

@@ -11,6 +11,7 @@ from tapegrad.core.node import Node
 from tapegrad.core.primitive import Elementwise, Linearity
 from tapegrad.core.protocols import Call
 from tapegrad.core.rule import OUT, Rule
+from tapegrad.core.state import during
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.errors import NoGradientError
 from tapegrad.ops.dispatch import barrier, cast
@@ -29,7 +30,7 @@ class Tangents(Pusher):
             if is_inexact(node.aval.dtype):
                 raise NoGradientError(f"{prim.name}: has no forward-mode derivative")
             return None
-        return self.outside(_push, node, inputs, out, companions)
+        return during(self.outside, _push, node, inputs, out, companions, autocasts=())
 
     def joins(self, node: Node) -> bool:
         """Others push the tangents that they have through it, and wait for this process."""
@@ -39,7 +40,7 @@ class Tangents(Pusher):
         self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...], companions: list[Tensor | None]
     ) -> list[Tensor | None]:
         assert call.pushforward is not None
-        return self.outside(call.pushforward, companions)
+        return during(self.outside, call.pushforward, companions, autocasts=())
 
 
 def _push(node: Node, inputs: tuple[Buffer, ...], out: Buffer, tangents: list[Tensor | None]) -> Tensor | None:

@@ -6,7 +6,8 @@ lies between the call and the statement that puts the state back, so nothing can
 one does: an ``__exit__`` written in Python may be interrupted at its first instruction, and a generator of
 ``contextlib``'s ends whenever its traceback is dropped.
 
-Only what the user enters by ``with`` (a tape) takes the pair :func:`tell`, :func:`tell_no_more`.
+Only what the user enters by ``with`` takes a pair: a tape :func:`tell`, :func:`tell_no_more`, an autocast
+:func:`cast_from_now`, :func:`cast_no_more`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tapegrad.core.threads import Local
 if TYPE_CHECKING:
     from tapegrad.core.buffer import Buffer
     from tapegrad.core.protocols import BatchRecorder, Executor, Recorder
+    from tapegrad.device.types import DType
 
 T = TypeVar("T")
 
@@ -37,6 +39,9 @@ class _Thread(Local):
     """While a gradient walk runs: the reductions that wait to share a kernel."""
     batches: tuple[BatchRecorder, ...] = ()
     """The recorders for which a value is one example of many: asked before one is read."""
+    autocasts: tuple[DType | None, ...] = ()
+    """The half dtypes of the autocasts that have been entered, outermost first (None: a disabled one); the last is in
+    force.  ``ops/casting.py`` asks it where it makes operands of what a user passes, and nobody else does."""
     executor: Executor
     """What does works: the executor of the process (see :func:`install`), or this thread's own."""
 
@@ -52,6 +57,7 @@ class Changes(TypedDict, total=False):
     walks: int
     deferring: list[Buffer] | None
     batches: tuple[BatchRecorder, ...]
+    autocasts: tuple[DType | None, ...]
 
 
 def during(f: Callable[..., T], *args: object, **changes: Unpack[Changes]) -> T:
@@ -118,3 +124,13 @@ def tell_no_more(recorder: Recorder) -> None:
     if recorder in recorders:
         position = recorders.index(recorder)
         thread.recorders = recorders[:position] + recorders[position + 1 :]
+
+
+def cast_from_now(dtype: DType | None) -> None:
+    """An autocast to ``dtype`` (None: a disabled one) begins."""
+    thread.autocasts = (*thread.autocasts, dtype)
+
+
+def cast_no_more() -> None:
+    """The innermost autocast ends."""
+    thread.autocasts = thread.autocasts[:-1]

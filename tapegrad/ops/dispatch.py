@@ -14,15 +14,17 @@ from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import NO_PARAMS, Node, leaf
-from tapegrad.core.primitive import Elementwise, Primitive, Site, elementwise
-from tapegrad.core.state import thread
+from tapegrad.core.primitive import Elementwise, Primitive, elementwise
+from tapegrad.core.state import during, thread
 from tapegrad.device import CPU, Device, asdevice, cuda_index, current_device, dtypes
 from tapegrad.device.types import DType
-from tapegrad.engine.region import runs_at_once
 from tapegrad.errors import DTypeError, NotATensorError, ShapeError
-from tapegrad.ops.apply import barrier, bind, elementwise_on, infer_same, on_one_device, resolve
-from tapegrad.ops.apply import infer_bool as infer_bool  # for files that declare primitives
+from tapegrad.ops.apply import barrier, elementwise_on, infer_same, on_one_device, resolve
+from tapegrad.ops.apply import bind as bind  # for files that declare primitives
+from tapegrad.ops.apply import infer_bool as infer_bool
 from tapegrad.ops.apply import infer_real as infer_real
+from tapegrad.ops.casting import by_policy, cast, in_float32_by_policy
+from tapegrad.ops.precision import NAMED
 from tapegrad.ops.shape.blocks import concat_p, reshaped
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike, convert, device_of, identity_of, is_handle, upload
 from tapegrad.variable import Variable
@@ -55,8 +57,11 @@ def constant(value: complex, dtype: DType, device: Device) -> Buffer:
 
 def tensor(op: str, x: TensorLike | Sequence[TensorLike], beside: Tensor | None = None) -> Tensor:
     """``x`` as a tensor, on the device of ``beside`` if it has none.  Raises NotATensorError naming ``op``."""
-    if type(x) is Tensor:
-        return x
+    t = x if type(x) is Tensor else _converted(op, x, beside)
+    return by_policy(op, (t,))[0] if thread.autocasts else t
+
+
+def _converted(op: str, x: TensorLike | Sequence[TensorLike], beside: Tensor | None = None) -> Tensor:
     try:
         if isinstance(x, (list, tuple)):
             return _sequence(x, beside)
@@ -85,52 +90,6 @@ def _sequence(x: Sequence[TensorLike], beside: Tensor | None) -> Tensor:
     return _in_full(x, values) if beside.dtype in _LONG else values
 
 
-def _cast_rule(ct: Tensor, x_aval: ShapedArray) -> Tensor:
-    if ct.dtype.kind == "c" and x_aval.dtype.kind != "c":
-        ct = bind(real_p, ct)
-    return cast(ct, x_aval.dtype)
-
-
-cast_p = elementwise(
-    "cast",
-    widens=False,
-    infer=infer_same,  # of the shape; the front end gives the dtype
-    impl=lambda xp, out, x: xp.copyto(out, x, casting="unsafe"),
-    partials=[_cast_rule],
-    jvp=[lambda t, out_aval: cast(t, out_aval.dtype)],
-    converts=True,
-    cxx="tg_cast<{out_type}>({x})",
-    doc="The value in another dtype.",
-)
-
-
-real_p: Elementwise = elementwise(
-    "real",
-    widens=False,
-    infer=lambda x: x.with_dtype(dtypes.real_of(x.dtype)),
-    impl=lambda xp, out, x: xp.copyto(out, x.real),
-    partials=[lambda ct, x_aval: cast(ct, x_aval.dtype)],
-    jvp=[lambda t: bind(real_p, t)],
-    operands=("x",),
-    cxx="tg_real({x})",
-    doc="Real part.",
-)
-
-
-def cast(x: Tensor, dtype: DType) -> Tensor:
-    """``x`` in ``dtype`` (the tensor itself if it has it); the cotangent is cast back."""
-    aval = x._buffer.node.aval
-    if aval.dtype == dtype:
-        return x
-    if aval.dtype.kind == "c" and dtype.kind != "c":
-        raise DTypeError(f"astype: a cast from {aval.dtype} to {dtype} drops the imaginary part; use tg.real first")
-    site = cast_p.memo.get((aval, dtype))
-    if site is None:
-        wanted = aval.with_dtype(dtype)
-        site = cast_p.memo[aval, dtype] = Site(cast_p, (aval,), wanted, runs_at_once(wanted))
-    return Tensor(elementwise_on(cast_p, (x._buffer,), site))
-
-
 def own(result: Tensor, *operands: object) -> Tensor:
     """``result``; if it is one of the ``operands`` (there was nothing to do), a new tensor of its value."""
     for x in operands:
@@ -148,6 +107,8 @@ def promote(
 
     Raises NotATensorError, DTypeError and DeviceError, naming ``op``.
     """
+    if thread.autocasts and op in NAMED:
+        xs = by_policy(op, [x if isinstance(x, SCALARS) else _converted(op, x) for x in xs])
     strong: list[Strong] = []
     tensors: list[Tensor] = []
     alike = True
@@ -159,7 +120,7 @@ def promote(
             alike = False
             continue
         else:
-            t = tensor(op, x)
+            t = _converted(op, x)
         aval = t._buffer.node.aval
         if tensors:
             first = tensors[0]._buffer.node.aval
@@ -311,8 +272,11 @@ def unary(
     the function is public.
     """
     memo, name = prim.memo, prim.name
+    named_by_policy = name in NAMED
 
     def op(x: TensorLike, /) -> Tensor:
+        if named_by_policy and thread.autocasts:
+            x = tensor(name, x)
         if type(x) is Tensor:
             buffer = x._buffer
             site = memo.get(buffer.node.aval)
@@ -356,8 +320,11 @@ def binary(prim: Elementwise, to: ToDType | None = None) -> Binary:
 
 def _binary(prim: Elementwise, to: ToDType | None, polite: bool) -> Callable[[Any, Any], Any]:
     memo, name = prim.memo, prim.name
+    named_by_policy = name in NAMED
 
     def op(x: TensorLike, y: TensorLike, /) -> Any:
+        if named_by_policy and thread.autocasts:
+            x, y = by_policy(name, (x, y))
         if type(x) is Tensor:
             bx = x._buffer
             if type(y) is Tensor:
@@ -448,8 +415,9 @@ def named(op: Callable[..., object], prim: Primitive, arguments: str, module: st
 def in_float32(f: Callable[..., Tensor], beside: tuple[str, ...] = ()) -> Callable[..., Tensor]:
     """``f``, a function known by one name that is made of several operations; of half types it computes in float32.
 
-    Its result is rounded once, and so is each derivative, since rules of float32 apply inside.  ``beside``: names of
-    arguments that are passed unchanged and do not affect the result's dtype.
+    Its result is rounded once, and so is each derivative, since rules of float32 apply inside; where an autocast says
+    that it gives float32 (see ``precision.py``), it is not rounded.  ``beside``: names of arguments that are passed
+    unchanged and do not affect the result's dtype.
     """
     signature = inspect.signature(f) if beside else None
 
@@ -461,7 +429,8 @@ def in_float32(f: Callable[..., Tensor], beside: tuple[str, ...] = ()) -> Callab
             args, apart = (), {name: kwargs.pop(name) for name in beside if name in kwargs}
         typed = [x for x in (*args, *kwargs.values()) if hasattr(x, "dtype")]
         kinds = {x.dtype for x in typed if dtypes.is_inexact(x.dtype)}
-        if not any(dtypes.accumulator(kind) != kind for kind in kinds):
+        wide_result = in_float32_by_policy(f.__name__)
+        if not wide_result and not any(dtypes.accumulator(kind) != kind for kind in kinds):
             return f(*args, **kwargs, **apart)
 
         def wide(x: TensorLike) -> TensorLike:
@@ -470,7 +439,10 @@ def in_float32(f: Callable[..., Tensor], beside: tuple[str, ...] = ()) -> Callab
                 return x
             return cast(tensor(f.__name__, x), dtypes.float32)
 
-        result = f(*map(wide, args), **{name: wide(x) for name, x in kwargs.items()}, **apart)
+        wider = functools.partial(f, *map(wide, args), **{name: wide(x) for name, x in kwargs.items()}, **apart)
+        if wide_result:
+            return during(wider, autocasts=())
+        result = wider()
         return cast(result, kinds.pop()) if len(kinds) == 1 else result
 
     return op

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from tapegrad.autodiff.companions import Pusher
@@ -61,7 +62,7 @@ def renamed(results: Sequence[Any], pushers: Iterable[Pusher]) -> list[Any]:
 
 
 class Setting:
-    """What a function finds around it when it runs: device, contents of cells, generators of the host.
+    """What a function finds around it when it runs: device, autocasts, contents of cells, generators of the host.
 
     :meth:`noting` makes the first run, :meth:`repeated` a rerun.  ``name``: of the call, for errors.
     """
@@ -71,6 +72,7 @@ class Setting:
         self.cells: dict[Any, Any] = {}
         self.draws = HostDraws(name)
         self._device = current_device()
+        self.autocasts = thread.autocasts
 
     def noting(
         self, outer: Sequence[Recorder], pushers: tuple[Any, ...], f: Callable[[Lookout, Seen], T]
@@ -103,7 +105,8 @@ class Setting:
         return results, watch, seen
 
     def _counted(self, f: Callable[[Lookout], T], watch: Lookout) -> T:
-        return account.current.rerun(f, watch, shift=self.began - next_index())
+        rerun = partial(account.current.rerun, f, watch, shift=self.began - next_index())
+        return during(rerun, autocasts=self.autocasts)
 
     def refuse_exchanged(self) -> None:
         """Raise RecomputeError if another thread has assigned to a variable in the middle of the first run."""

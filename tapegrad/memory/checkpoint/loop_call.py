@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -394,7 +395,8 @@ class LoopCall(CheckpointedCall):
             for step in range(start, stop):
                 watch = Lookout(())  # told of it, a budget learns how states are made; it keeps what the step uses
                 recorders = (*thread.recorders, watch)
-                during(account.current.rerun, self._repeat_one, walk, step, watch, recorders=recorders)
+                again = partial(during, self._repeat_one, walk, step, watch, autocasts=self.setting.autocasts)
+                during(account.current.rerun, again, recorders=recorders)
 
     def _repeat_one(self, walk: Walk, step: int, watch: Lookout) -> None:
         made_after = next_index()
@@ -429,7 +431,8 @@ class LoopCall(CheckpointedCall):
             for number, (count, current) in self._marks[step].items():
                 cell: Cell = self._owners[number]
                 trace.resume(number, count, cell.get().node.index if current else None)
-            y, results = trace.during(account.current.rerun, run, others=(look,))
+            again = partial(during, run, autocasts=self.setting.autocasts)
+            y, results = trace.during(account.current.rerun, again, others=(look,))
         state, output = y
         count = len(results) - len(nest.flatten(output))
         self._compare_form(step, state, results[:count])

@@ -11,6 +11,7 @@ from typing import Any
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn.functional._variants import in_dims
+from tapegrad.ops.casting import by_policy
 from tapegrad.ops.products.convolution import Moves, Window, conv, conv_transpose
 from tapegrad.ops.shape.patches import unfold_windows
 from tapegrad.tensor import Tensor, TensorLike
@@ -85,7 +86,7 @@ def convolve(
     padding: Padding, dilation: Lengths, groups: int,
 ) -> Tensor:  # fmt: skip
     """What conv1d, conv2d and conv3d do; ``op`` opens the messages."""
-    w = ops.asarray(weight)
+    input, w, bias = by_policy("conv", (input, ops.asarray(weight), bias))
     if w.ndim != dims + 2:
         raise ShapeError(f"{op}: wanted weight (outputs, channels / groups, {dims} sizes), got {w.shape}")
     strides, spaced = lengths(op, "stride", stride, dims), lengths(op, "dilation", dilation, dims)
@@ -126,7 +127,7 @@ def _transposed(
     strides, spaced = lengths(op, "stride", stride, dims), lengths(op, "dilation", dilation, dims)
     around, more = lengths(op, "padding", padding, dims, 0), lengths(op, "output_padding", output_padding, dims, 0)
     (count,) = lengths(op, "groups", groups, 1)
-    w = ops.asarray(weight)
+    input, w, bias = by_policy("conv", (input, ops.asarray(weight), bias))
     if any(m >= max(s, d) for m, s, d in zip(more, strides, spaced)):
         raise ShapeError(f"{op}: output_padding {more} must be smaller than the stride {strides} or dilation {spaced}")
 

@@ -6,6 +6,7 @@ from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import DTypeError, ShapeError, TapegradError
 from tapegrad.nn import checks
+from tapegrad.ops.casting import by_policy
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["bilinear", "embedding", "embedding_bag", "linear", "one_hot"]
@@ -13,11 +14,11 @@ __all__ = ["bilinear", "embedding", "embedding_bag", "linear", "one_hot"]
 
 def linear(input: TensorLike, weight: TensorLike, bias: TensorLike | None = None) -> Tensor:
     """``x @ weight.T + bias``; input: (..., k), weight: (units, k) or (k,), bias: (units,).  Raises ShapeError."""
-    weight = ops.asarray(weight)
-    if weight.ndim not in (1, 2):
-        raise ShapeError(f"linear: wanted a weight (units, k), got {weight.shape}")
-    y = ops.matmul(input, weight.mT if weight.ndim == 2 else weight)
-    return y if bias is None else y + bias
+    x, w, b = by_policy("linear", (input, ops.asarray(weight), bias))
+    if w.ndim not in (1, 2):
+        raise ShapeError(f"linear: wanted a weight (units, k), got {w.shape}")
+    y = ops.matmul(x, w.mT if w.ndim == 2 else w)
+    return y if b is None else y + b
 
 
 def bilinear(input1: TensorLike, input2: TensorLike, weight: TensorLike, bias: TensorLike | None = None) -> Tensor:
@@ -25,7 +26,7 @@ def bilinear(input1: TensorLike, input2: TensorLike, weight: TensorLike, bias: T
 
     input1: (..., k), input2: (..., m), weight: (units, k, m), bias: (units,), result: (..., units).  Raises ShapeError.
     """
-    x, y, w = ops.asarray(input1), ops.asarray(input2), ops.asarray(weight)
+    x, y, w, bias = by_policy("bilinear", (ops.asarray(input1), ops.asarray(input2), ops.asarray(weight), bias))
     if w.ndim != 3 or x.shape[:-1] != y.shape[:-1] or (*x.shape[-1:], *y.shape[-1:]) != w.shape[1:]:
         raise ShapeError(f"bilinear: wanted (..., k), (..., m), (units, k, m), got {x.shape}, {y.shape}, {w.shape}")
     z = ops.einsum("...i,uij,...j->...u", x, w, y)

@@ -9,6 +9,7 @@ from typing import Any
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.ops.casting import by_policy
 from tapegrad.ops.dispatch import in_float32
 from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
@@ -175,7 +176,7 @@ def rms_norm(
     ``eps`` is by default the dtype's own, as in PyTorch.  Raises ShapeError unless the trailing axes have the sizes
     ``normalized_shape``.
     """
-    x = ops.asarray(input)
+    (x,) = by_policy("rms_norm", (ops.asarray(input),))
     shape = _trailing("rms_norm", x, normalized_shape)
     least = _EPS.get(str(x.dtype), 2.0**-23) if eps is None else eps
     return _over_root_mean_square(x, tuple(range(-len(shape), 0)), weight, least)

@@ -67,12 +67,10 @@ class _Conv(Affine):
         self._add_bias(self.filters)
 
     def call(self, inputs: TensorLike) -> Tensor:
-        x = self._as_own_dtype(inputs)
+        x, kernel, bias = self._operands("conv", inputs, self.kernel, self.bias)
         if x.ndim != self.dims + 2:
             raise ShapeError(f"{self}: wanted inputs of {self.dims + 2} axes, for which it was built, got {x.shape}")
-        y = conv.convolve(
-            self, self.dims, x, self.kernel, self.bias, self.strides, self.padding, self.dilation_rate, self.groups
-        )
+        y = conv.convolve(self, self.dims, x, kernel, bias, self.strides, self.padding, self.dilation_rate, self.groups)
         return self.activation(y)
 
 

@@ -92,18 +92,18 @@ class Dense(Affine):
 
         The product is viewed in that order, and adding the bias writes it in that order, so no copy is needed later.
         """
-        x = self._as_own_dtype(inputs)
+        x, kernel, bias = self._operands("linear", inputs, self.kernel, self.bias)
         k = self.kernel.shape[0]
         if not x.shape or x.shape[-1] != k:
             raise ShapeError(
                 f"{self}: wanted inputs (..., {k}), for which it was built, got {x.shape}; kernel {(k, self.units)}"
             )
-        y = ops.matmul(x, self.kernel)
+        y = ops.matmul(x, kernel)
         apart = None if heads is None else (heads, self.units // heads)
         if apart is not None:
             y = ops.moveaxis(ops.reshape(y, (*y.shape[:-1], *apart)), -2, -3)
-        if self.bias is not None:
-            y = y + (self.bias if apart is None else ops.reshape(self.bias, (apart[0], 1, apart[1])))
+        if bias is not None:
+            y = y + (bias if apart is None else ops.reshape(bias, (apart[0], 1, apart[1])))
         return self.activation(y)
 
 

@@ -19,6 +19,7 @@ from tapegrad.nn import initializers
 from tapegrad.nn.layers import saving, state_dicts, summary
 from tapegrad.nn.layers.state_dicts import Differences, State
 from tapegrad.nn.layers.summary import Summary
+from tapegrad.ops.casting import by_policy
 from tapegrad.spellings import LAYERS, missing, refuse_in
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 from tapegrad.variable import Variable
@@ -201,6 +202,12 @@ class Layer:
         if "complex" in str(x.dtype) and "complex" not in str(self.dtype):
             raise DTypeError(f"{self}: wanted real input, got {x.dtype}; take the real part, or give dtype={x.dtype}")
         return ops.astype(x, self.dtype)
+
+    def _operands(self, op: str, inputs: TensorLike, *weights: Variable | None) -> Any:
+        """``inputs`` in the layer's dtype, and the weights; or all as an autocast in force gives them to ``op``."""
+        x, *others = by_policy(op, (inputs, *weights))
+        dtype = others[0].dtype
+        return (x if isinstance(x, Tensor) and x.dtype == dtype else self._as_own_dtype(x), *others)
 
     def _refuse_lost_training(self) -> None:
         waiting = [self]

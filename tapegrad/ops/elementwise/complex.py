@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
+from tapegrad.ops.casting import real_p
 from tapegrad.ops.create.creation import zeros_like
-from tapegrad.ops.dispatch import bind, cast, infer_same, real_p, tensor
+from tapegrad.ops.dispatch import bind, cast, infer_same, tensor
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.tensor import Tensor, TensorLike, identity_of
 

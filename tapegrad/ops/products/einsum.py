@@ -13,6 +13,7 @@ from typing import Any
 
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.primitive import Primitive, Sample, linear
+from tapegrad.core.state import during
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import barrier, promote
@@ -101,6 +102,11 @@ def einsum(subscripts: object, /, *operands: TensorLike, optimize: object = True
     if not isinstance(subscripts, str):
         subscripts, operands = _spelled((subscripts, *operands))
     xs = promote("einsum", operands) if operands else ()
+    return during(_in_pairs, subscripts, xs, autocasts=())
+
+
+def _in_pairs(subscripts: str, xs: tuple[Tensor, ...]) -> Tensor:
+    """The sum of products of operands of one dtype, in that dtype."""
     labels, result = _parse(subscripts, [x.ndim for x in xs])
     lengths = _lengths(subscripts, labels, [x.shape for x in xs])
     terms = [_prepared(x, named, lengths) for x, named in zip(xs, labels)]
