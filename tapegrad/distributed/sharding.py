@@ -22,6 +22,7 @@ from tapegrad.ops.apply import barrier
 from tapegrad.ops.create.creation import asarray, astype, zeros
 from tapegrad.ops.shape.blocks import reshaped
 from tapegrad.ops.shape.join import concat
+from tapegrad.ops.updates import wide
 from tapegrad.optim import Optimizer
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
@@ -93,7 +94,7 @@ class Pieces:
             if whole.shape != _held(variable):
                 raise GradientError(f"variable {variable.name!r} is {_held(variable)}, its gradient {whole.shape}")
             found = whole if piece is None else part(whole, piece)
-        return astype(found, variable.dtype)
+        return astype(found, wide(variable.dtype))
 
     def value(self, variable: Variable) -> Tensor:
         """The piece of the present value."""

@@ -24,6 +24,7 @@ from tapegrad.ops.apply import bind as bind  # for files that declare primitives
 from tapegrad.ops.apply import infer_bool as infer_bool
 from tapegrad.ops.apply import infer_real as infer_real
 from tapegrad.ops.casting import by_policy, cast, in_float32_by_policy
+from tapegrad.ops.casting import cast_p as cast_p
 from tapegrad.ops.precision import NAMED
 from tapegrad.ops.shape.blocks import concat_p, reshaped
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike, convert, device_of, identity_of, is_handle, upload

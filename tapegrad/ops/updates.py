@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 from tapegrad.core.live import LiveNumber
 from tapegrad.core.state import thread
 from tapegrad.device import many, tally
+from tapegrad.device.dtypes import accumulator
 from tapegrad.device.kernel import Kernel
-from tapegrad.device.types import Array
+from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import array_of
 from tapegrad.engine.make import Function
 from tapegrad.engine.region import runs_at_once
@@ -252,6 +253,14 @@ def groups(xs: Sequence[Tensor | Variable]) -> list[list[int]]:
         group.append(i)
         filling[x.device, x.dtype] = group, held + x.nbytes
     return batches
+
+
+def wide(dtype: DType) -> DType:
+    """The dtype in which a variable of ``dtype`` is updated, and its state kept: at least float32.
+
+    A small update of a half value would be rounded away each time.
+    """
+    return accumulator(dtype)
 
 
 def decayed(x: Tensor, shrink: float | None) -> Tensor:

@@ -186,10 +186,10 @@ class Contents:
         variables = list(self._variables.values())
         gone: list[Variable] = []
         new: list[Variable] = []
-        if optimizer.state_names and f"{name}/iterations" in saved:
+        if f"{name}/iterations" in saved:
             for path, v in variables:
-                has = bool(optimizer.slots_of(v))
-                if (f"{name}/{optimizer.state_names[0]}/{path}" in saved) != has:
+                has, names = bool(optimizer.slots_of(v)), optimizer.names_of(v)
+                if names and (f"{name}/{names[0]}/{path}" in saved) != has:
                     (gone if has else new).append(v)
             self.built.append((optimizer, new))
             optimizer.build(new)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from tapegrad import ops
 from tapegrad.autodiff.tape import GradientTape
 from tapegrad.core.state import unrecorded
-from tapegrad.errors import GradientError, TapegradError
+from tapegrad.errors import DTypeError, GradientError, TapegradError
 from tapegrad.memory.ledger.phase import BY_OPTIMIZER, STEPS, optimizing
+from tapegrad.ops import updates
 from tapegrad.optim.optimizers import checks
 from tapegrad.optim.optimizers.optimizer import Optimizer, Schedule
 from tapegrad.tensor import Tensor, materialize
@@ -85,6 +86,17 @@ class LBFGS(Optimizer):
     def counters(self) -> dict[str, Variable]:
         """``iterations``, and ``pairs``: how many have been kept; by name."""
         return {"iterations": self.iterations, "pairs": self._pairs}
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Make the state of these variables.  Raises NotATensorError, and DTypeError, also for a half dtype."""
+        variables = list(variables)
+        for v in variables:
+            if isinstance(v, Variable) and updates.wide(v.dtype) != v.dtype:
+                raise DTypeError(
+                    f"{self}: a search along lines needs more digits than {v.dtype} has; let variable "
+                    f'"{v.name}" {v.shape} be float32, and compute the loss under tg.autocast'
+                )
+        super().build(variables)
 
     def forget(self, variables: Any) -> None:
         """Drop the state of these variables and the order of all pairs: the next search begins without history."""

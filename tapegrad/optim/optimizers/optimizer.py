@@ -3,6 +3,10 @@
 An update is written in tensors, so it becomes one kernel per variable; most optimizers take one kernel for many
 variables on CUDA (``tapegrad.ops.updates``).  Nothing is assigned before all of it is checked.  The state lives in
 variables of the ledger's category "optimizer", saved by ``model.save(path, optimizer)``.  No step waits for a device.
+
+A variable of a half dtype is updated in float32: its state is of float32, and one slot more, ``master``, holds its
+value with all digits.  The variable tells what it is, the master the digits beyond: where the two do not round to the
+same (somebody has assigned to the variable) the master is that value anew.
 """
 
 from __future__ import annotations
@@ -187,6 +191,10 @@ class Optimizer:
         return {"iterations": self.iterations} if self._calls is None else {
             "iterations": self.iterations, "calls": self._calls}  # fmt: skip
 
+    def names_of(self, variable: Variable) -> tuple[str, ...]:
+        """The names of what is kept for ``variable``: a half one has a ``master`` besides."""
+        return (*self.state_names, "master") if _narrow(variable) else self.state_names
+
     def build(self, variables: Iterable[Variable]) -> None:
         """Make the state of these variables.  The first ``apply`` does it for its variables.
 
@@ -199,9 +207,12 @@ class Optimizer:
                 raise DTypeError(f"{self}: cannot train {_name(v)} of dtype {v.dtype}; wanted a real float")
             if id(v) not in self._slots:
                 slots = []
-                for slot in self.state_names:
-                    name = f"{self.name}/{slot}/{v.name}"
-                    x = ops.full(self._shape(v), self.initial(slot), dtype=v.dtype, device=v.device)
+                for slot in self.names_of(v):
+                    name, dtype = f"{self.name}/{slot}/{v.name}", updates.wide(v.dtype)
+                    if slot == "master":
+                        x = unrecorded(ops.astype, self._value(v), dtype)
+                    else:
+                        x = ops.full(self._shape(v), self.initial(slot), dtype=dtype, device=v.device)
                     slots.append(Variable(x, trainable=False, name=name, category="optimizer"))
                     if self.parts is not None:
                         self.parts.made(v, slots[-1])
@@ -224,7 +235,7 @@ class Optimizer:
     def slots_of(self, variable: Variable) -> dict[str, Variable]:
         """The state kept for one variable, by slot name; empty if there is none yet."""
         _, slots = self._slots.get(id(variable), (variable, ()))
-        return dict(zip(self.state_names, slots))
+        return dict(zip(self.names_of(variable), slots))
 
     def state_dict(self, of: Any = None) -> State:
         """The counters and the slots, as tensors by name: ``iterations``, ``m/<path>``; later steps do not change them.
@@ -301,11 +312,14 @@ class Optimizer:
 
     def _change_rows(self, g: IndexedSlices, v: Variable, rate: float, step: int) -> None:
         """Change the rows of a variable, and of its slots, that ``g`` names, each once, or by -1 for none."""
-        tables = v, *self._slots[id(v)][1]
+        tables, narrow = (v, *self._slots[id(v)][1]), _narrow(v)
         x, *state = (row_updates.read_rows(t, g.indices) for t in tables)
+        if narrow:
+            x = _digits(v, x, state.pop())
         shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
         (new,) = self.update_many([x], [g.values], [tuple(state)], rate, step, shrink)
-        for table, rows in zip(tables, new, strict=True):
+        changed = (_as(v, new[0]), *new[1:], new[0]) if narrow else new
+        for table, rows in zip(tables, changed, strict=True):
             row_updates.write_rows(table, g.indices, rows)
 
     def _change(self, pairs: list[tuple[Tensor, Variable]], rate: float, step: int, last: Any) -> None:
@@ -315,7 +329,7 @@ class Optimizer:
         """
         variables = [v for _, v in pairs]
         slots = [self._slots[id(v)][1][: len(self.slot_names)] for v in variables]
-        xs = [v._content() if self.parts is None else self.parts.value(v) for v in variables]
+        xs = [self._in_full(v) for v in variables]
         state = [tuple(s._content() for s in own) for own in slots]
         shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
         new = self.update_many(xs, [g for g, _ in pairs], state, rate, step, shrink)
@@ -324,10 +338,23 @@ class Optimizer:
         for v, own, (value, *others) in zip(variables, slots, new):
             for target, changed in zip(own, others):
                 target.assign(changed)
+            if _narrow(v):
+                self._slots[id(v)][1][-1].assign(value)
             if self.parts is None:
-                v.assign(value)
+                v.assign(_as(v, value))
         if self.parts is not None:
-            self.parts.assign(variables, [value for value, *_ in new])
+            self.parts.assign(variables, [_as(v, value) for v, (value, *_) in zip(variables, new)])
+
+    def _value(self, variable: Variable) -> Tensor:
+        """The present value, or this process's part of it."""
+        return variable._content() if self.parts is None else self.parts.value(variable)
+
+    def _in_full(self, variable: Variable) -> Tensor:
+        """The value to update: a half one with the digits that its master has beyond it."""
+        value = self._value(variable)
+        if not _narrow(variable):
+            return value
+        return _digits(variable, value, self._slots[id(variable)][1][-1]._content())
 
     def _accumulated(
         self, pairs: list[tuple[Tensor, Variable]], calls: Variable
@@ -343,7 +370,7 @@ class Optimizer:
         means: list[Any] = [None] * len(pairs)
         for group in updates.groups([v for _, v in pairs]):
             gs = [pairs[i][0] for i in group]
-            sums = [self._slots[id(pairs[i][1])][1][-1] for i in group]
+            sums = [self._slots[id(pairs[i][1])][1][len(self.slot_names)] for i in group]
             kept = [s._content() for s in sums]
             if captured or last:
                 for i, (mean,) in zip(group, updates.sgd(kept, gs, rate=-1.0 / k, shrink=1.0 / k)):
@@ -395,7 +422,7 @@ class Optimizer:
     def _checked_pairs(
         self, grads: list[Gradient], variables: list[Variable], skip: bool
     ) -> list[tuple[Any, Variable]]:
-        """The gradients to apply, in their variables' dtypes: tensors, or where rows alone change, slices."""
+        """The gradients to apply, in the dtypes in which variables are updated: tensors, or slices of rows alone."""
         if len(grads) != len(variables):
             raise GradientError(f"{self}: wanted one gradient per variable, got {len(grads)} for {len(variables)}")
         self.build(variables)
@@ -412,7 +439,7 @@ class Optimizer:
         if not pairs:
             raise GradientError(f"{self}: there is no gradient to apply")
         if missing and self._calls is not None:  # the sum of a call before, if any, is applied
-            pairs += [(ops.zeros(self._shape(v), v.dtype, device=v.device), v) for v in missing]
+            pairs += [(ops.zeros(self._shape(v), updates.wide(v.dtype), device=v.device), v) for v in missing]
         return pairs
 
     def _clipped(self, pairs: list[tuple[Any, Variable]]) -> list[tuple[Any, Variable]]:
@@ -439,13 +466,29 @@ class Optimizer:
             raise GradientError(f"{self}: wanted a gradient {variable.shape} for {_name(variable)}, got {g.shape}")
         if "complex" in str(g.dtype):
             raise DTypeError(f"{self}: wanted a real gradient for {_name(variable)}, got {g.dtype}")
+        wide = updates.wide(variable.dtype)
         if isinstance(g, IndexedSlices):
-            return IndexedSlices.of(*summed(g.astype(variable.dtype)), g.dense_shape)
-        return g if g.dtype == variable.dtype else ops.astype(g, variable.dtype)
+            return IndexedSlices.of(*summed(g.astype(wide)), g.dense_shape)
+        return g if g.dtype == wide else ops.astype(g, wide)
 
 
 def _name(variable: Variable) -> str:
     return f'variable "{variable.name}" {variable.shape}'
+
+
+def _narrow(variable: Variable) -> bool:
+    """Whether a variable is of a half dtype, and so has a master."""
+    return updates.wide(variable.dtype) != variable.dtype
+
+
+def _digits(variable: Variable, value: Tensor, master: Tensor) -> Tensor:
+    """The ``value`` of a half variable, or some rows of it, with the digits that the master has beyond it."""
+    return ops.where(_as(variable, master) == value, master, ops.astype(value, master.dtype))
+
+
+def _as(variable: Variable, value: Tensor) -> Tensor:
+    """``value`` in the dtype of ``variable``."""
+    return ops.astype(value, variable.dtype) if value.dtype != variable.dtype else value
 
 
 def _content(variable: Variable) -> Any:
