@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import log
 from typing import Any, NamedTuple, TypeVar
 
 from tapegrad.core.live import LiveNumber
@@ -21,9 +22,10 @@ from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import array_of
 from tapegrad.engine.make import Function
 from tapegrad.engine.region import runs_at_once
-from tapegrad.ops.create.creation import asarray
+from tapegrad.ops.create.creation import asarray, full
 from tapegrad.ops.dispatch import promote
 from tapegrad.ops.elementwise.arithmetic import maximum, sign, sqrt
+from tapegrad.ops.elementwise.exponential import expm1
 from tapegrad.tensor import Tensor, materialize
 from tapegrad.variable import Variable
 
@@ -265,14 +267,23 @@ def wide(dtype: DType) -> DType:
 
 def decayed(x: Tensor, shrink: float | None) -> Tensor:
     """``x`` times ``shrink``, a number that changes from step to step; None: as it is."""
-    return x if shrink is None else x * _scalar(shrink, x)
+    return x if shrink is None else x * scalar(shrink, x)
 
 
-def _number(value: float) -> float:
-    return value if isinstance(value, LiveNumber) else float(value)
+def weight_of(beta: float, step: Tensor) -> Tensor:
+    """``1 - beta ** step``, precise for ``beta`` near 1: the weights of a moving average that began with zeros, summed.
+
+    step: 0-d, float64.
+    """
+    return -expm1(step * log(beta)) if beta else step * 0.0 + 1.0
 
 
-def _scalar(value: float, like: Tensor) -> Tensor:
+def _number(value: Any) -> Any:
+    return value if isinstance(value, (LiveNumber, Tensor)) else float(value)
+
+
+def scalar(value: Any, like: Tensor) -> Tensor:
+    """A number, a live one or a 0-d tensor as a tensor of the dtype of ``like``."""
     # As a Python number each one would stay among the shared constants, and make a float64 of a bfloat16.
     return asarray(value, dtype=like.dtype, device=like.device)
 
@@ -301,7 +312,7 @@ def _update(
         scalars = shared.get((first.device, first.dtype))
         if scalars is None:
             wanted = numbers if shrink is None else (*numbers, shrink)
-            scalars = shared[first.device, first.dtype] = [_scalar(number, first) for number in wanted]
+            scalars = shared[first.device, first.dtype] = [scalar(number, first) for number in wanted]
         for i in group:
             new[i] = _on_cpu(name, len(renewed), formula, scalars[: len(numbers)], scalars[len(numbers) :], rows[i])
     return new
@@ -342,8 +353,15 @@ def _by_kernel(
     with device.active():
         read = [tuple(tally.contiguous(device.xp, array_of(t._buffer)) for t in row) for row in rows]
     live: list[Array] = []
-    if LiveNumber in map(type, numbers):  # then no float may be an argument
-        live = [device.array(_live(x), rows[0][0].dtype) for x in numbers if not isinstance(x, int)]
+    kinds = set(map(type, numbers))
+    if LiveNumber in kinds:  # then no float may be an argument
+        numbers = [x if isinstance(x, (int, Tensor)) else _live(x) for x in numbers]
+    elif Tensor in kinds:  # nor then; while a step is captured they are live numbers, which take no kernels
+        number = thread.executor.number
+        numbers = [number(partial(float, x)) if isinstance(x, float) else x for x in numbers]
+    if LiveNumber in kinds or Tensor in kinds:
+        with device.active():
+            live = [_on(device, x, rows[0][0]) for x in numbers if not isinstance(x, int)]
     count, width, written = len(renewed), len(rows[0]), len(rows) * len(renewed)
 
     def launch(*arrays: Array) -> None:
@@ -356,6 +374,14 @@ def _by_kernel(
     avals = [row[i]._buffer.node.aval for row in rows for i in renewed]
     values = thread.executor.values(Function(name, avals, launch, [*(a for row in read for a in row), *live]))
     return [tuple(Tensor(b) for b in values[k * count : (k + 1) * count]) for k in range(len(rows))]
+
+
+def _on(device: Any, x: Any, like: Tensor) -> Array:
+    """A number as an array of one element."""
+    if isinstance(x, LiveNumber):
+        return device.array(x, like.dtype)
+    t = scalar(x, like) if isinstance(x, Tensor) else full((1,), x, dtype=like.dtype, device=like.device)
+    return array_of(t._buffer)
 
 
 def _live(x: Any) -> LiveNumber:

@@ -23,6 +23,7 @@ from tapegrad.optim.optimizers import (
     Optimizer,
     RMSprop,
 )
+from tapegrad.optim.scaling import LossScaler
 from tapegrad.optim.with_scipy import minimize, scipy_objective
 from tapegrad.spellings import explain
 
@@ -38,6 +39,7 @@ __all__ = [
     "LazyAdamW",
     "LazySGD",
     "Lion",
+    "LossScaler",
     "Optimizer",
     "RMSprop",
     "clip_by_global_norm",

@@ -110,7 +110,8 @@ def matmul(xp: Namespace, x: Array, y: Array, out: Array) -> None:
     if wide != out.dtype:
         product = np.empty(out.shape, wide)
         matmul(xp, x.astype(wide), y.astype(wide), product)
-        np.copyto(out, product, casting="same_kind")
+        with np.errstate(over="ignore"):  # silent, as on a GPU: a loss scaler looks for what has become infinite
+            np.copyto(out, product, casting="same_kind")
         return
     batch, each = out.shape[:-2], out.shape[-2] * out.shape[-1] * x.shape[-1]
     many = prod(batch)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
+from tapegrad import ops
 from tapegrad.core.live import present
 from tapegrad.core.state import thread
 from tapegrad.ops import updates
@@ -42,10 +43,17 @@ class Adam(Optimizer):
         return Adam.update_many(self, [x], [g], [slots], rate, step, None)[0]
 
     def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
-        factor = thread.executor.number(partial(self._factor, rate, step))
+        if isinstance(step, Tensor):
+            factor = self._factor_on_device(rate, step)
+        else:
+            factor = thread.executor.number(partial(self._factor, rate, step))
         betas = {"beta_1": self.beta_1, "beta_2": self.beta_2}
         ms, vs = ([own[i] for own in slots] for i in (0, 1))
         return updates.adam(xs, gs, ms, vs, factor=factor, **betas, epsilon=self.epsilon, shrink=shrink)
+
+    def _factor_on_device(self, rate: Any, step: Tensor) -> Any:
+        first, second = (updates.weight_of(beta, step) for beta in (self.beta_1, self.beta_2))
+        return updates.scalar(rate, step) * ops.sqrt(second) / first
 
     def _factor(self, rate: float, step: int) -> float:
         rate, step = present(rate), present(step)

@@ -51,8 +51,12 @@ class LAMB(Optimizer):
         return LAMB.update_many(self, [x], [g], [slots], rate, step, None)[0]
 
     def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
-        number = thread.executor.number
-        scales = [number(partial(_unbiased, beta, step)) for beta in (self.beta_1, self.beta_2)]
+        betas = self.beta_1, self.beta_2
+        scales: list[Any]
+        if isinstance(step, Tensor):
+            scales = [1.0 / updates.weight_of(beta, step) for beta in betas]
+        else:
+            scales = [thread.executor.number(partial(_unbiased, beta, step)) for beta in betas]
         ms, vs = ([own[i] for own in slots] for i in (0, 1))
         made = updates.lamb(
             xs, gs, ms, vs, scale_m=scales[0], scale_v=scales[1],

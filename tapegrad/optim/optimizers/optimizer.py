@@ -69,6 +69,16 @@ class Parts(Protocol):
         """Give the variables the values whose parts are ``new``."""
 
 
+class Scaler(Protocol):
+    """Who has scaled the loss (:class:`tapegrad.optim.LossScaler`)."""
+
+    def taken(self, gradients: Sequence[Tensor]) -> tuple[list[Any], Tensor]:
+        """The gradients to apply, zeros where they are not to be, and whether they are, on the device."""
+
+    def steps(self, iterations: Any) -> Tensor:
+        """Which real change the one after ``iterations`` calls is, from 1, in float64 on the device."""
+
+
 class Optimizer:
     """Changes variables by their gradients.  Subclasses name their slots and define ``update``.
 
@@ -165,7 +175,10 @@ class Optimizer:
         return f"{type(self).__name__}({', '.join(told)})"
 
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
-        """The new value of a variable and of its slots, all shaped as the variable; ``step`` counts from 1."""
+        """The new value of a variable and of its slots, all shaped as the variable; ``step`` counts from 1.
+
+        Under a ``LossScaler`` ``step`` is a tensor, 0-d, of float64.
+        """
         raise TapegradError(f"{self}: the class {type(self).__name__} defines no update")
 
     def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
@@ -270,11 +283,16 @@ class Optimizer:
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]], *, skip_none: bool = False) -> None:
         """``apply`` for pairs, as Keras wants them: ``apply_gradients(zip(grads, variables))``."""
+        pairs = self.checked(grads_and_vars)
+        self.apply([g for g, _ in pairs], [v for _, v in pairs], skip_none=skip_none)
+
+    def checked(self, grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> list[tuple[Gradient, Variable]]:
+        """A list of pairs.  Raises GradientError for what is no pair."""
         pairs = list(grads_and_vars)
         for pair in pairs:
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise GradientError(f"{self}: wanted pairs (gradient, variable), got {type(pair).__name__}")
-        self.apply([g for g, _ in pairs], [v for _, v in pairs], skip_none=skip_none)
+        return pairs
 
     def apply(self, grads: Sequence[Gradient], variables: Sequence[Variable], *, skip_none: bool = False) -> None:
         """One step: change every variable by its gradient, which has its shape.
@@ -288,23 +306,35 @@ class Optimizer:
             unrecorded(self._apply, list(grads), list(variables), skip_none)
         STEPS.mark(BY_OPTIMIZER)
 
-    def _apply(self, grads: list[Gradient], variables: list[Variable], skip_none: bool) -> None:
+    def _apply(
+        self, grads: list[Gradient], variables: list[Variable], skip_none: bool, scaler: Scaler | None = None
+    ) -> Any:
+        """One step, or with ``scaler`` one if all gradients are finite; whether they are, on the device."""
         pairs = self._checked_pairs(grads, variables, skip_none)
         last: Any = True
+        changes: Any = True
+        if scaler is not None:
+            gs, changes = scaler.taken([g for g, _ in pairs])
+            pairs = [(g, v) for g, (_, v) in zip(gs, pairs)]
         if self._calls is not None:
             pairs, last = self._accumulated(pairs, self._calls)
             if last is False:
-                return
+                return changes
         pairs = self._clipped(pairs)
         done = self._number("iterations", self.iterations)
         rate, step = thread.executor.number(partial(self._rate_after, done)), done + 1
+        number: Any = step
+        flag = last
+        if scaler is not None and self._calls is None:
+            number, flag = scaler.steps(done), changes
         dense = [(g, v) for g, v in pairs if isinstance(g, Tensor)]
         for group in self.groups([v for _, v in dense]):
-            self._change([dense[i] for i in group], rate, step, last)
+            self._change([dense[i] for i in group], rate, number, flag)
         for g, v in pairs:
             if isinstance(g, IndexedSlices):
-                self._change_rows(g, v, rate, step)
+                self._change_rows(g, v, rate, number)
         self._count("iterations", self.iterations, step if last is True else done + last)
+        return changes
 
     def groups(self, variables: Sequence[Variable]) -> list[list[int]]:
         """Positions in ``variables``: those of each group are updated together."""
@@ -325,7 +355,7 @@ class Optimizer:
     def _change(self, pairs: list[tuple[Tensor, Variable]], rate: float, step: int, last: Any) -> None:
         """Assign new values to some variables and to their slots; the old ones are freed on return.
 
-        last: a live number that tells whether they change, or True.
+        last: a live number or a tensor that tells whether they change, or True; with a tensor ``step`` is one, too.
         """
         variables = [v for _, v in pairs]
         slots = [self._slots[id(v)][1][: len(self.slot_names)] for v in variables]
@@ -496,8 +526,13 @@ def _content(variable: Variable) -> Any:
     return variable._cell.get(variable)
 
 
+def _on(flag: Any, x: Tensor) -> Tensor:
+    """``flag`` as a bool on the device of ``x``."""
+    return ops.asarray(flag, dtype="bool", device=x.device)
+
+
 def _where(flag: Any, new: Sequence[Tensor], old: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Each of ``new`` if ``flag``, a live number, is true, else of ``old``."""
-    chosen = tuple(ops.where(ops.asarray(flag, dtype="bool", device=x.device), x, y) for x, y in zip(new, old))
+    """Each of ``new`` if ``flag``, a live number or a tensor, is true, else of ``old``."""
+    chosen = tuple(ops.where(_on(flag, x), x, y) for x, y in zip(new, old))
     materialize(*chosen)
     return chosen
