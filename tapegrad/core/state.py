@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from tapegrad.core.threads import Local
 
 if TYPE_CHECKING:
     from tapegrad.core.buffer import Buffer
     from tapegrad.core.protocols import BatchRecorder, Executor, Recorder
-    from tapegrad.device.types import DType
 
 T = TypeVar("T")
 
@@ -39,7 +38,7 @@ class _Thread(Local):
     """While a gradient walk runs: the reductions that wait to share a kernel."""
     batches: tuple[BatchRecorder, ...] = ()
     """The recorders for which a value is one example of many: asked before one is read."""
-    autocasts: tuple[DType | None, ...] = ()
+    autocasts: tuple[Any, ...] = ()
     """The half dtypes of the autocasts that have been entered, outermost first (None: a disabled one); the last is in
     force.  ``ops/casting.py`` asks it where it makes operands of what a user passes, and nobody else does."""
     executor: Executor
@@ -57,7 +56,7 @@ class Changes(TypedDict, total=False):
     walks: int
     deferring: list[Buffer] | None
     batches: tuple[BatchRecorder, ...]
-    autocasts: tuple[DType | None, ...]
+    autocasts: tuple[Any, ...]
 
 
 def during(f: Callable[..., T], *args: object, **changes: Unpack[Changes]) -> T:
@@ -126,7 +125,7 @@ def tell_no_more(recorder: Recorder) -> None:
         thread.recorders = recorders[:position] + recorders[position + 1 :]
 
 
-def cast_from_now(dtype: DType | None) -> None:
+def cast_from_now(dtype: Any) -> None:
     """An autocast to ``dtype`` (None: a disabled one) begins."""
     thread.autocasts = (*thread.autocasts, dtype)
 

@@ -42,6 +42,7 @@ class LossScaler:
     ``GradScaler``.)  Steps that were left out are no steps of Adam's and LAMB's corrections for the beginning;
     ``optimizer.iterations``, by which learning rates change, counts them.  Under ``gradient_accumulation_steps`` a call
     whose gradients are not finite adds zeros.  Over ranks all leave a step out, or none.
+    On a CPU NumPy warns of overflows, as ever (``np.errstate``).
 
     Raises TapegradError for numbers out of range, and for ``LBFGS``, which reads its loss.
     """

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Any, NoReturn, Protocol, Self, TypeAlias, TypedDict
+from typing import Any, NoReturn, Self, TypeAlias, TypedDict
 
 from tapegrad import ops
 from tapegrad.core.live import LiveNumber, present
@@ -27,6 +27,7 @@ from tapegrad.ops import row_updates, updates
 from tapegrad.ops.index.slices import IndexedSlices, summed
 from tapegrad.optim import clipping
 from tapegrad.optim.optimizers import checks
+from tapegrad.optim.optimizers.helpers import Parts, Scaler
 from tapegrad.spellings import OPTIMIZERS, missing, refuse_in, taken_by
 from tapegrad.tensor import Tensor, TensorLike, materialize
 from tapegrad.variable import Variable
@@ -45,38 +46,6 @@ class Options(TypedDict, total=False):
     global_clipnorm: float | None
     gradient_accumulation_steps: int
     name: str | None
-
-
-class Parts(Protocol):
-    """Of each variable, the part that this process updates; others update the rest (``tg.distributed.shard``)."""
-
-    def shape(self, variable: Variable) -> tuple[int, ...]:
-        """Of the part, and of its slots."""
-
-    def made(self, variable: Variable, slot: Variable) -> None:
-        """``slot``, of the part's shape, was made for ``variable``."""
-
-    def gradient(self, g: Any, variable: Variable) -> Tensor:
-        """The part of a gradient."""
-
-    def value(self, variable: Variable) -> Tensor:
-        """The part of the present value."""
-
-    def total(self, squares: Tensor) -> Tensor:
-        """The sum of what all processes give."""
-
-    def assign(self, variables: Sequence[Variable], new: Sequence[Tensor]) -> None:
-        """Give the variables the values whose parts are ``new``."""
-
-
-class Scaler(Protocol):
-    """Who has scaled the loss (:class:`tapegrad.optim.LossScaler`)."""
-
-    def taken(self, gradients: Sequence[Tensor]) -> tuple[list[Any], Tensor]:
-        """The gradients to apply, zeros where they are not to be, and whether they are, on the device."""
-
-    def steps(self, iterations: Any) -> Tensor:
-        """Which real change the one after ``iterations`` calls is, from 1, in float64 on the device."""
 
 
 class Optimizer:
