@@ -146,7 +146,7 @@ class LossScaler:
         self._update(self.optimizer._apply(grads, variables, skip_none, self))
 
     def taken(self, gradients: Sequence[Any]) -> tuple[list[Any], Tensor]:
-        """For the optimizer: gradients unscaled, or zeros (slices: of no row), and whether all are finite, on all ranks."""
+        """For the optimizer: gradients unscaled, or what changes nothing; and whether all are finite, on all ranks."""
         home = self._scale.device
         each = [ops.all(ops.isfinite(_numbers(g))).to_device(home) for g in self._unscaled(gradients)]
         finite = ops.all(ops.stack(each))

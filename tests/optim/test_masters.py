@@ -113,3 +113,15 @@ def test_lbfgs_refuses_them() -> None:
     v = tg.Variable(tg.ones(3, dtype="bfloat16"), name="v")
     with pytest.raises(errors.DTypeError, match=r'needs more digits than bfloat16 has; let variable "v" \(3,\)'):
         optim.LBFGS().minimize(lambda: tg.sum(v * v), [v])
+
+
+def test_rows_alone_have_masters_too() -> None:
+    v, w = tg.Variable(tg.ones((5, 2), dtype="bfloat16")), tg.Variable(tg.ones((5, 2)))
+    one, other = optim.LazyAdam(1e-4), optim.LazyAdam(1e-4)
+    for _ in range(30):
+        g = tg.IndexedSlices(tg.ones((3, 2)), tg.asarray([1, 3, 1]), (5, 2))
+        one.apply([g], [v])
+        other.apply([g], [w])
+    np.testing.assert_array_equal(one.slots_of(v)["master"].numpy(), w.numpy())
+    np.testing.assert_array_equal(v.numpy(), tg.astype(w, "bfloat16").numpy())
+    assert v.numpy()[1, 0] != 1.0 and v.numpy()[0, 0] == 1.0

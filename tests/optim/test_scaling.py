@@ -183,3 +183,28 @@ def test_what_it_cannot_scale_for() -> None:
         with pytest.raises(errors.TapegradError, match="wanted an optimizer other than LBFGS"):
             optim.LossScaler(other)
     assert repr(optim.LossScaler(optim.SGD(0.5))) == "LossScaler(SGD(learning_rate=0.5), growth_interval=2000)"
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tg.function])
+@pytest.mark.parametrize("make", [optim.Adam, optim.LazyAdam])
+def test_slices_are_left_out_as_well(make: Callable[[], Any], wrap: Any) -> None:
+    v, w = tg.Variable(tg.ones((5, 2))), tg.Variable(tg.ones((5, 2)))
+    scaler, plain = optim.LossScaler(make(), 16.0), make()
+
+    @wrap
+    def step(values: tg.Tensor) -> None:
+        g = tg.IndexedSlices(values * scaler.current_scale, tg.asarray([1, 3]), (5, 2))
+        scaler.apply_gradients([(g, v)])
+
+    for k in range(5):
+        values = np.full((2, 2), k + 1.0, "f4")
+        if k in (0, 2):
+            before = v.numpy().copy()
+            step(tg.asarray(np.asarray([[1, np.inf], [1, 1]], "f4")))
+            np.testing.assert_array_equal(v.numpy(), before)
+        step(tg.asarray(values))
+        plain.apply([tg.IndexedSlices(values, [1, 3], (5, 2))], [w])
+    np.testing.assert_allclose(v.numpy(), w.numpy(), rtol=1e-6)
+    assert scaler.skipped.item() == 2
+    (g,) = scaler.unscale([tg.IndexedSlices(tg.ones((1, 2)), [0], (5, 2))])
+    assert g.values.numpy().tolist() == [[0.25, 0.25]]

@@ -3,10 +3,7 @@
 An update is written in tensors, so it becomes one kernel per variable; most optimizers take one kernel for many
 variables on CUDA (``tapegrad.ops.updates``).  Nothing is assigned before all of it is checked.  The state lives in
 variables of the ledger's category "optimizer", saved by ``model.save(path, optimizer)``.  No step waits for a device.
-
-A variable of a half dtype is updated in float32: its state is of float32, and one slot more, ``master``, holds its
-value with all digits.  The variable tells what it is, the master the digits beyond: where the two do not round to the
-same (somebody has assigned to the variable) the master is that value anew.
+A variable of a half dtype is updated in float32 (``masters.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from tapegrad.nn.layers.state_dicts import Differences, State
 from tapegrad.ops import row_updates, updates
 from tapegrad.ops.index.slices import IndexedSlices, summed
 from tapegrad.optim import clipping
-from tapegrad.optim.optimizers import checks
+from tapegrad.optim.optimizers import checks, masters
 from tapegrad.optim.optimizers.helpers import Parts, Scaler
 from tapegrad.spellings import OPTIMIZERS, missing, refuse_in, taken_by
 from tapegrad.tensor import Tensor, TensorLike, materialize
@@ -175,7 +172,7 @@ class Optimizer:
 
     def names_of(self, variable: Variable) -> tuple[str, ...]:
         """The names of what is kept for ``variable``: a half one has a ``master`` besides."""
-        return (*self.state_names, "master") if _narrow(variable) else self.state_names
+        return (*self.state_names, "master") if masters.narrow(variable) else self.state_names
 
     def build(self, variables: Iterable[Variable]) -> None:
         """Make the state of these variables.  The first ``apply`` does it for its variables.
@@ -311,13 +308,13 @@ class Optimizer:
 
     def _change_rows(self, g: IndexedSlices, v: Variable, rate: float, step: int) -> None:
         """Change the rows of a variable, and of its slots, that ``g`` names, each once, or by -1 for none."""
-        tables, narrow = (v, *self._slots[id(v)][1]), _narrow(v)
+        tables, narrow = (v, *self._slots[id(v)][1]), masters.narrow(v)
         x, *state = (row_updates.read_rows(t, g.indices) for t in tables)
         if narrow:
-            x = _digits(v, x, state.pop())
+            x = masters.digits(v, x, state.pop())
         shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
         (new,) = self.update_many([x], [g.values], [tuple(state)], rate, step, shrink)
-        changed = (_as(v, new[0]), *new[1:], new[0]) if narrow else new
+        changed = (masters.rounded(v, new[0]), *new[1:], new[0]) if narrow else new
         for table, rows in zip(tables, changed, strict=True):
             row_updates.write_rows(table, g.indices, rows)
 
@@ -337,12 +334,12 @@ class Optimizer:
         for v, own, (value, *others) in zip(variables, slots, new):
             for target, changed in zip(own, others):
                 target.assign(changed)
-            if _narrow(v):
+            if masters.narrow(v):
                 self._slots[id(v)][1][-1].assign(value)
             if self.parts is None:
-                v.assign(_as(v, value))
+                v.assign(masters.rounded(v, value))
         if self.parts is not None:
-            self.parts.assign(variables, [_as(v, value) for v, (value, *_) in zip(variables, new)])
+            self.parts.assign(variables, [masters.rounded(v, value) for v, (value, *_) in zip(variables, new)])
 
     def _value(self, variable: Variable) -> Tensor:
         """The present value, or this process's part of it."""
@@ -351,9 +348,9 @@ class Optimizer:
     def _in_full(self, variable: Variable) -> Tensor:
         """The value to update: a half one with the digits that its master has beyond it."""
         value = self._value(variable)
-        if not _narrow(variable):
+        if not masters.narrow(variable):
             return value
-        return _digits(variable, value, self._slots[id(variable)][1][-1]._content())
+        return masters.digits(variable, value, self._slots[id(variable)][1][-1]._content())
 
     def _accumulated(
         self, pairs: list[tuple[Tensor, Variable]], calls: Variable
@@ -467,27 +464,13 @@ class Optimizer:
             raise DTypeError(f"{self}: wanted a real gradient for {_name(variable)}, got {g.dtype}")
         wide = updates.wide(variable.dtype)
         if isinstance(g, IndexedSlices):
-            return IndexedSlices.of(*summed(g.astype(wide)), g.dense_shape)
+            values, indices = summed(g)
+            return IndexedSlices.of(ops.astype(values, wide), indices, g.dense_shape)
         return g if g.dtype == wide else ops.astype(g, wide)
 
 
 def _name(variable: Variable) -> str:
     return f'variable "{variable.name}" {variable.shape}'
-
-
-def _narrow(variable: Variable) -> bool:
-    """Whether a variable is of a half dtype, and so has a master."""
-    return updates.wide(variable.dtype) != variable.dtype
-
-
-def _digits(variable: Variable, value: Tensor, master: Tensor) -> Tensor:
-    """The ``value`` of a half variable, or some rows of it, with the digits that the master has beyond it."""
-    return ops.where(_as(variable, master) == value, master, ops.astype(value, master.dtype))
-
-
-def _as(variable: Variable, value: Tensor) -> Tensor:
-    """``value`` in the dtype of ``variable``."""
-    return ops.astype(value, variable.dtype) if value.dtype != variable.dtype else value
 
 
 def _content(variable: Variable) -> Any:
