@@ -24,7 +24,9 @@ from tapegrad.device import CPU, asdevice
 from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.kernel import DECLARED, folder, options
 from tapegrad.device.many import CHUNK, MANY
+from tapegrad.device.numerics.windows import Moves
 from tapegrad.ops.index import _cuda_index
+from tapegrad.ops.products import _cuda_conv
 from tapegrad.tensor import from_array
 
 ARCHES = (80, 90)
@@ -78,6 +80,13 @@ def asked_of(dtype):
     many = recorder.empty((300, 8), dtype)  # to one place: more than a thread adds up
     _cuda_index.scatter_add(recorder, many, np.zeros(300, np.int64), axis=0, n=2, out=recorder.empty((2, 8), dtype))
     _cuda_index.put_rows(recorder, many, np.zeros(2, np.int64), recorder.empty((2, 8), dtype))
+    for outputs in (20, 40):  # tiles of more rows than the samples need
+        x, w, y = (recorder.empty(s, dtype) for s in ((1, 8, 6, 6), (outputs, 8, 3, 3), (1, outputs, 4, 4)))
+        moves = Moves((1, 1), ((0, 0), (0, 0)), (1, 1), 1)
+        _cuda_conv.forward(recorder, x, w, y, moves).run()
+        _cuda_conv.in_kernel(recorder, x, y, w, moves).run()
+        wide, image = (recorder.empty((n, outputs, 3 + k, 3 + k), dtype) for n, k in ((outputs, 0), (1, 3)))
+        _cuda_conv.in_image(recorder, y, wide, image, moves).run()
     for kernel in DECLARED:
         if kernel.file == "check.cu":
             for integers in ("int64", "int32", "uint64", "uint8"):

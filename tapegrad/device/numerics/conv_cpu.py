@@ -26,6 +26,7 @@ from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics import blas, conv_grid
 from tapegrad.device.numerics import conv_products as products
 from tapegrad.device.numerics.conv_grid import Grid, Job, Sizes
+from tapegrad.device.numerics.conv_lead import Prepared
 from tapegrad.device.numerics.conv_products import Scratch, Way
 from tapegrad.device.numerics.windows import Moves
 from tapegrad.device.types import Array, DType
@@ -36,13 +37,6 @@ _PIECES = 16  # tasks into which one long sum is cut at most
 _PIECE = 2**22  # multiply-adds that are worth a task
 _PARTS = 2**20  # elements that the parts of a sum over images may take
 _GRAINS = 8 * 512  # what a pool adds to round the arrays of a block
-
-
-class Prepared(NamedTuple):
-    """A convolution to be computed by ``run()``, which takes at most so many bytes for itself."""
-
-    nbytes: int
-    run: Callable[[], None]
 
 
 class _Block(NamedTuple):

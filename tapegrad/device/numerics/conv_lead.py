@@ -9,40 +9,62 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from tapegrad.device.numerics import conv
-from tapegrad.device.numerics.conv import Prepared, Unmade
 from tapegrad.device.numerics.windows import Moves
-from tapegrad.device.types import Array, Namespace
+from tapegrad.device.types import Array, DType, Namespace
 
 IMAGE, KERNEL, RESULT = "ngc", "goc", "ngo"
 Operand: TypeAlias = tuple[Array, str]
 """An array, and the names of its axes before the sizes."""
 
 
-def forward(xp: Namespace, x: Array, w: Array, out: Array, moves: Moves) -> Prepared:
-    """As ``conv.forward``; x, w and out may have more axes in front, which broadcast."""
-    return _prepared(conv.forward, xp, (x, IMAGE), (w, KERNEL), (out, RESULT), moves)
+class Prepared(NamedTuple):
+    """A convolution to be computed by ``run()``, which takes at most so many bytes for itself.
+
+    ``parts``: bytes of them that are written and read by a kernel more.
+    """
+
+    nbytes: int
+    run: Callable[[], None]
+    parts: int = 0
 
 
-def in_image(xp: Namespace, ct: Array, w: Array, out: Array, moves: Moves) -> Prepared:
-    """As ``conv.in_image``; ct, w and out may have more axes in front, which broadcast."""
-    return _prepared(conv.in_image, xp, (ct, RESULT), (w, KERNEL), (out, IMAGE), moves)
+class Unmade:
+    """A C-contiguous array yet to be made, as far as preparing a convolution asks for one."""
+
+    class flags:
+        c_contiguous = True
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
+        self.shape, self.dtype, self.size = shape, dtype, prod(shape)
+        self.nbytes = self.size * dtype.itemsize
 
 
-def in_kernel(xp: Namespace, x: Array, ct: Array, out: Array, moves: Moves) -> Prepared:
-    """As ``conv.in_kernel``; x, ct and out may have more axes in front, which broadcast."""
-    return _prepared(conv.in_kernel, xp, (x, IMAGE), (ct, RESULT), (out, KERNEL), moves)
+Body: TypeAlias = Callable[[Array, Array, Array, Moves], Prepared]
+"""What prepares a convolution of two arrays without axes in front, into a third."""
 
 
-def _prepared(
-    body: Callable[..., Prepared], xp: Namespace, first: Operand, second: Operand, result: Operand, moves: Moves
-) -> Prepared:
+def forward(body: Body, xp: Namespace, x: Array, w: Array, out: Array, moves: Moves) -> Prepared:
+    """``body`` of an image and a kernel; x, w and out may have more axes in front, which broadcast."""
+    return _prepared(body, xp, (x, IMAGE), (w, KERNEL), (out, RESULT), moves)
+
+
+def in_image(body: Body, xp: Namespace, ct: Array, w: Array, out: Array, moves: Moves) -> Prepared:
+    """``body`` of a cotangent and a kernel; ct, w and out may have more axes in front, which broadcast."""
+    return _prepared(body, xp, (ct, RESULT), (w, KERNEL), (out, IMAGE), moves)
+
+
+def in_kernel(body: Body, xp: Namespace, x: Array, ct: Array, out: Array, moves: Moves) -> Prepared:
+    """``body`` of an image and a cotangent; x, ct and out may have more axes in front, which broadcast."""
+    return _prepared(body, xp, (x, IMAGE), (ct, RESULT), (out, KERNEL), moves)
+
+
+def _prepared(body: Body, xp: Namespace, first: Operand, second: Operand, result: Operand, moves: Moves) -> Prepared:
     own = len(moves.strides) + 2
     out, lead = result[0], result[0].shape[:-own]
     if not lead or not out.size:
-        return body(xp, first[0], second[0], out, moves)
+        return body(first[0], second[0], out, moves)
     count = prod(lead)
     alone = [prod(a.shape[:-own]) == 1 for a, _ in (first, second)]
     # Which axis takes those in front: of the two arrays that have them, the one the third array lacks.
@@ -57,21 +79,22 @@ def _prepared(
     copies = sum(a.nbytes for a, copy in zip(joined, copied) if copy)
 
     def run() -> None:
-        arrays = [
+        one, other = [
             _join(xp, xp.broadcast_to(a, (*lead, *a.shape[-own:])), len(lead), kind, axis, moves.groups)
             if join else a.reshape(a.shape[-own:])
             for (a, kind), join in zip((first, second), joins)
         ]  # fmt: skip
         kind, flat = result[1], joined[2].shape
         if not copied[2]:
-            body(xp, *arrays, out.reshape(flat), inner).run()
+            body(one, other, out.reshape(flat), inner).run()
             return
         found = xp.empty(flat, out.dtype)
-        body(xp, *arrays, found, inner).run()
+        body(one, other, found, inner).run()
         shape, at = _apart(out.shape[len(lead) :], kind, moves.groups), kind.index(axis)
         out[...] = xp.moveaxis(found.reshape(*shape[:at], count, *shape[at:]), at, 0).reshape(out.shape)
 
-    return Prepared(copies + body(xp, *joined, inner).nbytes, run)
+    inside = body(joined[0], joined[1], joined[2], inner)
+    return Prepared(copies + inside.nbytes, run, inside.parts)
 
 
 def _apart(shape: tuple[int, ...], kind: str, groups: int) -> tuple[int, ...]:

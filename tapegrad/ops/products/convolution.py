@@ -6,19 +6,25 @@ Operands may have more axes in front, which broadcast: rows of a Jacobian, or th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
+from tapegrad.device import Device
 from tapegrad.device.dtypes import in_float
-from tapegrad.device.numerics import conv_lead
-from tapegrad.device.numerics.conv import Prepared, Unmade
+from tapegrad.device.numerics import conv_cpu, conv_lead
+from tapegrad.device.numerics.conv_lead import Prepared, Unmade
 from tapegrad.device.numerics.windows import Moves, Window
+from tapegrad.device.tally import passed
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops.apply import same_params
 from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.ops.products import _cuda_conv
 from tapegrad.tensor import Tensor, TensorLike
 
 
@@ -83,25 +89,57 @@ def _check(op: str, wanted: ShapedArray, g: ShapedArray) -> None:
         raise ShapeError(f"{op}: the cotangent has shape {g.shape}, but the convolution's result {wanted.shape}")
 
 
+class _Kind:
+    """One of the three on each device: :mod:`conv_cpu` and :mod:`_cuda_conv` have a function of its ``name``."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.lead = name, getattr(conv_lead, name)
+
+    def on_cpu(self, xp: Namespace, x: Array, y: Array, out: Array, moves: Moves) -> None:
+        self.lead(getattr(conv_cpu, self.name), np, x, y, out, moves).run()
+
+    def on_cuda(self, device: Device, x: Array, y: Array, *, out: Array, moves: Moves, **sizes: Shape) -> None:
+        """By the kernels of ``kernels/conv.cu``, or cuBLAS."""
+        prepared = self._prepared(device, x, y, out, moves)
+        prepared.run()
+        self._tell(prepared)
+
+    def dry(self, x: Array, y: Array, *, out: Array, moves: Moves, **sizes: Shape) -> Array:
+        """What :meth:`on_cuda` tells of its passes."""
+        self._tell(self._prepared(None, x, y, out, moves))
+        return out
+
+    def scratch(self, aval: ShapedArray, x: Array, y: Array, *, moves: Moves, **sizes: Shape) -> int:
+        """The bytes that it takes for itself."""
+        out = Unmade(aval.shape, aval.dtype)
+        if aval.device.lazy:
+            return self._prepared(aval.device, x, y, out, moves).nbytes
+        prepared: Prepared = self.lead(getattr(conv_cpu, self.name), np, x, y, out, moves)
+        return prepared.nbytes
+
+    def _prepared(self, device: Device | None, x: Array, y: Array, out: Any, moves: Moves) -> Prepared:
+        body, xp = partial(getattr(_cuda_conv, self.name), device), None if device is None else device.xp
+        prepared: Prepared = self.lead(body, xp, x, y, out, moves)
+        return prepared
+
+    def _tell(self, prepared: Prepared) -> None:
+        if prepared.parts:
+            passed(prepared.parts, prepared.parts)
+
+
+_FORWARD, _IN_IMAGE, _IN_KERNEL = _Kind("forward"), _Kind("in_image"), _Kind("in_kernel")
+
+
 def _run_conv(xp: Namespace, x: Array, w: Array, *, out: Array, moves: Moves) -> None:
-    conv_lead.forward(xp, x, w, out, moves).run()
+    _FORWARD.on_cpu(xp, x, w, out, moves)
 
 
 def _run_in_x(xp: Namespace, g: Array, w: Array, *, out: Array, moves: Moves, size: Shape) -> None:
-    conv_lead.in_image(xp, g, w, out, moves).run()
+    _IN_IMAGE.on_cpu(xp, g, w, out, moves)
 
 
 def _run_in_w(xp: Namespace, x: Array, g: Array, *, out: Array, moves: Moves, kernel: Shape) -> None:
-    conv_lead.in_kernel(xp, x, g, out, moves).run()
-
-
-def _scratch(prepared: Callable[..., Prepared]) -> Callable[..., int]:
-    """The bytes that a convolution takes for itself."""
-
-    def scratch(aval: ShapedArray, x: Array, y: Array, *, moves: Moves, **sizes: Shape) -> int:
-        return prepared(aval.device.xp, x, y, Unmade(aval.shape, aval.dtype), moves).nbytes
-
-    return scratch
+    _IN_KERNEL.on_cpu(xp, x, g, out, moves)
 
 
 def _flops(x: Shape, w: Shape, positions: Shape, weight: Shape) -> int:
@@ -136,7 +174,9 @@ _SOLID = Moves((1, 2, 1), ((1, 0), (0, 1), (0, 0)), (1, 1, 1), 1)
 conv_p: Primitive = bilinear(
     "conv",
     impl=_run_conv,
-    scratch=_scratch(conv_lead.forward),
+    cuda=_FORWARD.on_cuda,
+    scratch=_FORWARD.scratch,
+    dry=_FORWARD.dry,
     infer=_infer_conv,
     transposes=[
         lambda ct, w, x_aval, *, moves: _in_x(ct, w, moves, _sizes(x_aval, moves)),
@@ -165,7 +205,9 @@ conv_p: Primitive = bilinear(
 conv_in_x_p: Primitive = bilinear(
     "conv_in_x",
     impl=_run_in_x,
-    scratch=_scratch(conv_lead.in_image),
+    cuda=_IN_IMAGE.on_cuda,
+    scratch=_IN_IMAGE.scratch,
+    dry=_IN_IMAGE.dry,
     infer=_infer_in_x,
     transposes=[
         lambda ct, w, *, moves, size: _conv(ct, w, moves),
@@ -190,7 +232,9 @@ conv_in_x_p: Primitive = bilinear(
 conv_in_w_p: Primitive = bilinear(
     "conv_in_w",
     impl=_run_in_w,
-    scratch=_scratch(conv_lead.in_kernel),
+    cuda=_IN_KERNEL.on_cuda,
+    scratch=_IN_KERNEL.scratch,
+    dry=_IN_KERNEL.dry,
     infer=_infer_in_w,
     transposes=[
         lambda ct, g, x_aval, *, moves, kernel: _in_x(g, ct, moves, _sizes(x_aval, moves)),

@@ -1,0 +1,179 @@
+"""Launching the CUDA kernels of convolutions (``kernels/conv.cuh`` says how they work).
+
+A kernel of one tap that meets each element once is a product of cuBLAS; a result of few channels in each group has
+kernels of its own; all else is one product of tiles.  Operands are read where they lie, with any strides.  The sum over
+images and positions of a kernel's cotangent is cut into parts, by shapes alone, which a second launch adds up in order.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tapegrad.core.aval import Shape
+from tapegrad.device import cxx, gemm
+from tapegrad.device.dtypes import accumulator
+from tapegrad.device.kernel import Kernel
+from tapegrad.device.numerics import blas
+from tapegrad.device.numerics.conv_lead import Prepared
+from tapegrad.device.numerics.windows import Moves, Window
+from tapegrad.device.types import Array, DType
+
+if TYPE_CHECKING:
+    from tapegrad.device.cuda import CudaDevice
+
+_conv = Kernel("conv.cu", "tg_conv")
+_conv_in_w = Kernel("conv_in_w.cu", "tg_conv_in_w")
+_conv_few = Kernel("conv.cu", "tg_conv_few")
+_conv_few_in_w = Kernel("conv_in_w.cu", "tg_conv_few_in_w")
+_conv_join = Kernel("conv_in_w.cu", "tg_conv_join")
+
+_BLOCK, _TILE, _PLANE = 256, 128, 1024
+"""Threads; columns of a tile; elements of a plane that a block computes where there are few channels."""
+_FEW = 4
+"""Products of channels and outputs of a group: up to so many, each element of a result is one thread's."""
+_BLOCKS = 512
+"""Blocks that a sum over positions is cut into: some for each multiprocessor of the largest GPUs."""
+_SHARE = 128
+"""Positions that are worth a part."""
+
+
+class _Geometry(NamedTuple):
+    """What kernels are told; strides of operands are in elements."""
+
+    images: int
+    groups: int
+    inner: int
+    outer: int
+    source: Shape
+    target: Shape
+    window: Window
+    x: tuple[int, ...]
+    """Steps of the source: from image to image, channel to channel, and along its sizes."""
+    y: tuple[int, ...]
+    """Steps of the other operand: from group to group, row to row, along what is summed, and along its sizes."""
+
+    def args(self) -> tuple[Any, ...]:
+        """In the order of ``TG_GEOMETRY``."""
+        window = self.window
+        lows = tuple(low for low, _ in window.padding)
+        axes = [(self.source, 1), (self.target, 1), (window.kernel, 1), (window.strides, 1), (lows, 0),
+                (window.dilation, 1)]  # fmt: skip
+        sizes = [n for values, rest in axes for n in (rest,) * (3 - len(values)) + tuple(values)]
+        missing = (0,) * (3 - len(self.source))
+        steps = [*self.x[:2], *missing, *self.x[2:], *self.y[:3], *missing, *self.y[3:]]
+        counts = (self.images, self.groups, self.inner, self.outer, *sizes)
+        return (*(np.int32(n) for n in counts), *(cxx.long(n) for n in steps))
+
+
+def _steps(x: Array) -> tuple[int, ...]:
+    return tuple(stride // x.itemsize for stride in x.strides)
+
+
+def _readable(device: CudaDevice, x: Array) -> Array:
+    """``x``, or a copy where its elements do not lie whole elements apart."""
+    return device.xp.ascontiguousarray(x) if any(stride % x.itemsize for stride in x.strides) else x
+
+
+def _copied(*arrays: Array) -> int:
+    """Bytes that :func:`_readable` takes, at most."""
+    return sum(x.nbytes for x in arrays if any(stride % x.itemsize for stride in getattr(x, "strides", ())))
+
+
+def _rows(dtype: DType, outer: int) -> int:
+    """Rows of a tile for each thread: as many as there are, and as registers hold."""
+    wide = accumulator(dtype)
+    most = 8 * 4 // wide.itemsize // (2 if wide.kind == "c" else 1)
+    return min(most, 2 if outer <= 16 else 4 if outer <= 32 else 8)
+
+
+def forward(device: CudaDevice, x: Array, w: Array, out: Array, moves: Moves) -> Prepared:
+    """``x``: (n, channels, ...), ``w``: (outputs, channels / groups, ...), ``out``: (n, outputs, positions ...)."""
+    return _applied(device, x, w, out, moves.over(x.shape[2:], w.shape[2:]), moves.groups, turned=False)
+
+
+def in_image(device: CudaDevice, ct: Array, w: Array, out: Array, moves: Moves) -> Prepared:
+    """The transpose in the image: ``ct``: (n, outputs, positions ...), ``out``: (n, channels, ...)."""
+    return _applied(device, ct, w, out, moves.over(out.shape[2:], w.shape[2:]), moves.groups, turned=True)
+
+
+def _applied(device: CudaDevice, x: Array, w: Array, out: Array, window: Window, groups: int, turned: bool) -> Prepared:
+    if not out.size or not x.size or not w.size:
+        return Prepared(0, lambda: out.fill(0))
+    if _is_product(x, w, out, groups):
+        return Prepared(0, partial(_product, device, x, w, out, turned))
+    inner, outer = x.shape[1] // groups, out.shape[1] // groups
+    rows = _rows(out.dtype, outer)
+
+    def run() -> None:
+        image, kernel = _readable(device, x), _readable(device, w)
+        o, c, *taps = _steps(kernel)
+        y = (inner * o, c, o, *taps) if turned else (outer * o, o, c, *taps)
+        shape = _Geometry(x.shape[0], groups, inner, outer, x.shape[2:], out.shape[2:], window, _steps(image), y)
+        if inner * outer <= _FEW:
+            tiles = -(-prod(out.shape[2:]) // _PLANE)
+            grid = tiles * out.shape[0] * out.shape[1]
+            args = (image, kernel, out, cxx.long(tiles), *shape.args())
+            _conv_few(device, grid, _BLOCK, args, T=out.dtype, ROWS=rows, TURNED=int(turned))
+            return
+        strides = window.strides if turned else ()
+        phase = [-(-n // s) for n, s in zip(out.shape[2:], strides)] if turned else out.shape[2:]
+        tiles = -(-x.shape[0] * prod(phase) // _TILE)
+        grid = tiles * -(-outer // (8 * rows)) * groups * prod(strides)
+        args = (image, kernel, out, cxx.long(tiles), *shape.args())
+        _conv(device, grid, _BLOCK, args, T=out.dtype, ROWS=rows, TURNED=int(turned))
+
+    return Prepared(_copied(x, w), run)
+
+
+def _is_product(x: Array, w: Array, out: Array, groups: int) -> bool:
+    """Whether a kernel has one tap, which meets each element once, and cuBLAS can read the operands."""
+    once = groups == prod(w.shape[2:]) == 1 and x.shape[2:] == out.shape[2:]
+    return once and out.dtype in gemm.KINDS and x.flags.c_contiguous and w.flags.c_contiguous
+
+
+def _product(device: CudaDevice, x: Array, w: Array, out: Array, turned: bool) -> None:
+    kernel = w.reshape(1, *w.shape[:2])
+    places = prod(out.shape[2:])
+    flat = out.reshape(*out.shape[:2], places)
+    blas.matmul(device.xp, kernel.swapaxes(1, 2) if turned else kernel, x.reshape(*x.shape[:2], places), flat)
+
+
+def in_kernel(device: CudaDevice, x: Array, ct: Array, out: Array, moves: Moves) -> Prepared:
+    """The transpose in the kernel: ``x``: (n, channels, ...), ``ct``: (n, outputs, positions ...)."""
+    if not x.size or not ct.size or not out.size:
+        return Prepared(0, lambda: out.fill(0))
+    groups, taps, wide = moves.groups, prod(out.shape[2:]), accumulator(out.dtype)
+    inner, outer = x.shape[1] // groups, ct.shape[1] // groups
+    few, rows = inner * outer <= _FEW, _rows(out.dtype, outer)
+    tiles = out.size if few else -(-outer // (8 * rows)) * -(-taps * inner // _TILE) * groups
+    many = _many(tiles, ct.shape[0] * prod(ct.shape[2:]), (x.nbytes + ct.nbytes) // (out.size * wide.itemsize))
+
+    def run() -> None:
+        image, given = _readable(device, x), _readable(device, ct)
+        n, o, *sizes = _steps(given)
+        window = moves.over(x.shape[2:], out.shape[2:])
+        y = (outer * o, o, n, *sizes)
+        shape = _Geometry(x.shape[0], groups, inner, outer, x.shape[2:], ct.shape[2:], window, _steps(image), y)
+        parts = device.empty((many, out.size), wide)
+        args = (image, given, parts, cxx.long(many), *shape.args())
+        if few:
+            _conv_few_in_w(device, tiles * many, _BLOCK, args, T=out.dtype, ROWS=rows)
+        else:
+            _conv_in_w(device, tiles * many, _BLOCK, args, T=out.dtype, ROWS=rows)
+        last = (parts, out, cxx.long(many), cxx.long(out.size), np.int32(inner), np.int32(taps))
+        _conv_join(device, -(-out.size // _BLOCK), _BLOCK, last, T=out.dtype, ROWS=rows)
+
+    nbytes = many * out.size * wide.itemsize
+    return Prepared(_copied(x, ct) + nbytes, run, nbytes)
+
+
+def _many(tiles: int, positions: int, worth: int) -> int:
+    """Into how many parts a sum over positions is cut of which a part has so many tiles.
+
+    ``worth``: as many parts have the operands' bytes; those that are written and read are a quarter of that at most.
+    """
+    return max(1, min(-(-_BLOCKS // tiles), positions // _SHARE, worth // 8))
