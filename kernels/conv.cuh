@@ -27,9 +27,14 @@ typedef tg_wide<T>::type W;
 
 constexpr int THREADS = 256, TILE_ROWS = 8 * ROWS, COLUMNS = 4, TILE = TG_WARP * COLUMNS;
 constexpr int DEPTH = sizeof(W) > 8 ? 8 : 16, EACH = DEPTH / 2;
-constexpr int WIDTH = TILE + 4, HEIGHT = TILE_ROWS + 4;  // so that a slice's columns begin in different banks
+constexpr int GAP = sizeof(W) > 4 ? 4 : 16 / sizeof(W);  // so that lines of a slice begin in different banks
+constexpr int WIDTH = TILE + GAP, HEIGHT = TILE_ROWS + GAP;
 
 // --fmad=false forbids the compiler to contract; here a product and a sum are one operation wherever they are made.
+template <typename A>
+TG_INLINE A tg_fused(A a, A b, A c) {
+    return tg_plus(tg_times(a, b), c);
+}
 TG_INLINE float tg_fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 TG_INLINE double tg_fused(double a, double b, double c) { return __fma_rn(a, b, c); }
 template <typename R>
