@@ -11,8 +11,6 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from tapegrad.core.aval import Shape
 from tapegrad.device import cxx, gemm
 from tapegrad.device.dtypes import accumulator
@@ -66,7 +64,7 @@ class _Geometry(NamedTuple):
         missing = (0,) * (3 - len(self.source))
         steps = [*self.x[:2], *missing, *self.x[2:], *self.y[:3], *missing, *self.y[3:]]
         counts = (self.images, self.groups, self.inner, self.outer, *sizes)
-        return (*(np.int32(n) for n in counts), *(cxx.long(n) for n in steps))
+        return (*(cxx.index(n, wide=False) for n in counts), *(cxx.long(n) for n in steps))
 
 
 def _steps(x: Array) -> tuple[int, ...]:
@@ -164,7 +162,14 @@ def in_kernel(device: CudaDevice, x: Array, ct: Array, out: Array, moves: Moves)
             _conv_few_in_w(device, tiles * many, _BLOCK, args, T=out.dtype, ROWS=rows)
         else:
             _conv_in_w(device, tiles * many, _BLOCK, args, T=out.dtype, ROWS=rows)
-        last = (parts, out, cxx.long(many), cxx.long(out.size), np.int32(inner), np.int32(taps))
+        last = (
+            parts,
+            out,
+            cxx.long(many),
+            cxx.long(out.size),
+            cxx.index(inner, wide=False),
+            cxx.index(taps, wide=False),
+        )
         _conv_join(device, -(-out.size // _BLOCK), _BLOCK, last, T=out.dtype, ROWS=rows)
 
     nbytes = many * out.size * wide.itemsize

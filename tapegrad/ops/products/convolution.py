@@ -10,8 +10,6 @@ from functools import partial
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.device import Device
@@ -96,7 +94,7 @@ class _Kind:
         self.name, self.lead = name, getattr(conv_lead, name)
 
     def on_cpu(self, xp: Namespace, x: Array, y: Array, out: Array, moves: Moves) -> None:
-        self.lead(getattr(conv_cpu, self.name), np, x, y, out, moves).run()
+        self.lead(getattr(conv_cpu, self.name), xp, x, y, out, moves).run()
 
     def on_cuda(self, device: Device, x: Array, y: Array, *, out: Array, moves: Moves, **sizes: Shape) -> None:
         """By the kernels of ``kernels/conv.cu``, or cuBLAS."""
@@ -114,7 +112,7 @@ class _Kind:
         out = Unmade(aval.shape, aval.dtype)
         if aval.device.lazy:
             return self._prepared(aval.device, x, y, out, moves).nbytes
-        prepared: Prepared = self.lead(getattr(conv_cpu, self.name), np, x, y, out, moves)
+        prepared: Prepared = self.lead(getattr(conv_cpu, self.name), aval.device.xp, x, y, out, moves)
         return prepared.nbytes
 
     def _prepared(self, device: Device | None, x: Array, y: Array, out: Any, moves: Moves) -> Prepared:
