@@ -175,13 +175,27 @@ class HostFunction:
         return f", at {known[1]}" if known else ""
 
 
+_registered: list[tuple[int, int]] = []
+
+
+def registered() -> list[tuple[int, int]]:
+    """The bytes that kernels may touch: where each piece begins, and how long it is."""
+    return list(_registered)
+
+
 def register(address: int, nbytes: int) -> None:
     """Tells the checks that kernels may touch these bytes."""
+    _registered.append((address, nbytes))
     load_runtime().tg_register(ctypes.c_uint64(address), ctypes.c_uint64(nbytes))
 
 
 def unregister(address: int) -> None:
     """Tells the checks that the bytes registered at this address are gone."""
+    # From the end: what a launch registered goes before what an allocator registered at the same address.
+    for i in range(len(_registered) - 1, -1, -1):
+        if _registered[i][0] == address:
+            del _registered[i]
+            break
     load_runtime().tg_unregister(ctypes.c_uint64(address))
 
 

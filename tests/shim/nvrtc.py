@@ -76,6 +76,20 @@ def compile(text: str, options: tuple[str, ...], arch: int) -> Compiled:
     return Compiled(cubin.raw, _usage(log))
 
 
+def ptx(text: str, options: tuple[str, ...], arch: int) -> str:
+    """The PTX of CUDA C++ for ``compute_arch``, by the options that CuPy adds.  Raises AssertionError with the log."""
+    nvrtc = library()
+    program = ctypes.c_void_p()
+    assert not nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+    flags = [*options, f"-arch=compute_{arch}", "--device-as-default-execution-space", "-ftz=true"]
+    array = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
+    failed = nvrtc.nvrtcCompileProgram(program, len(flags), array)
+    assert not failed, _text(nvrtc, program, "ProgramLog")
+    found = _text(nvrtc, program, "PTX")
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return found
+
+
 def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> str:
     size = ctypes.c_size_t()
     getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
