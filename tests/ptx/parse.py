@@ -128,7 +128,7 @@ class Module:
 
 SIZES = {"pred": 1, **{f"{kind}{bits}": bits for kind in "bsuf" for bits in (8, 16, 32, 64, 128)}, "f16x2": 32,
          "bf16": 16, "bf16x2": 32, "tf32": 32}  # fmt: skip
-_DIRECTIVES = re.compile(r"^\s*\.(version|target|address_size)\b[^\n]*$", re.MULTILINE)
+_DIRECTIVES = re.compile(r"^[ \t]*\.(version|target|address_size)\b[^\n]*$", re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _LABEL = re.compile(r"([$\w%.]+)\s*:(?!:)")
 _VARIABLE = re.compile(

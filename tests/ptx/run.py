@@ -43,6 +43,7 @@ class Program:
     """A text's functions, each made ready when it is first wanted, and the memory that they declare."""
 
     def __init__(self, text: str) -> None:
+        self.text = text
         self.module: Module = parse(text)
         self._ready: dict[str, Code] = {}
         self.places: dict[str, tuple[str, int]] = {}
@@ -118,6 +119,8 @@ class Code:
             step.members = self.scope.read(ins.operands[0], "b32")
         elif first == "call":
             step.kind, step.target = CALL, ins
+            if self._called(ins) not in self.program.module.functions:
+                raise PTXError("no such function is known")
         elif first in HANDLERS:
             step.run = HANDLERS[first](self.scope, ins)
             if first in warps.MEMBERS:
@@ -126,6 +129,10 @@ class Code:
                 step.kind, step.members = WARP, lambda f: np.full(f.threads, 0xFFFFFFFF, np.uint32)
         else:
             raise PTXError("no such instruction is known")
+
+    @staticmethod
+    def _called(ins: Instruction) -> str:
+        return next(one.name for one in ins.operands if isinstance(one, Symbol))
 
     def _label(self, operand: Any) -> int:
         if not isinstance(operand, Symbol) or operand.name not in self.function.labels:
@@ -339,7 +346,7 @@ class _Runner:
         """A function of the text, run by these threads before anything else happens."""
         frame, ins = self.frame, step.target
         operands = list(ins.operands)
-        name = next(one.name for one in operands if isinstance(one, Symbol))
+        name = frame.code._called(ins)
         before = operands[: operands.index(Symbol(name))]
         after = operands[operands.index(Symbol(name)) + 1 :]
         code = frame.code.program.code(name)

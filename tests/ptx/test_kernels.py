@@ -24,6 +24,7 @@ from tapegrad.device import CPU
 from tapegrad.device.checks import kind as kind_of_check
 from tapegrad.device.kernel import DECLARED
 from tapegrad.errors import IndexingError
+from tapegrad.ops.index import _cuda_index
 
 from . import bounds
 from .twin import Record, Watch, watching
@@ -109,7 +110,7 @@ def along_rows(device: Told, dtype: np.dtype, widths: tuple[int, ...]) -> None:
 
 
 def gathering(device: Told, dtype: np.dtype) -> None:
-    """Elements at places, sums to places: few and many to one."""
+    """Elements at places, sums to places, few and many to one; rows put into a table."""
     x, to = gather._values((2, 6, 8), dtype), np.array([[3, 0, 3], [5, 3, 0]])
     gather._take(device, x, to, 1)
     gather._take(device, gather._misaligned(gather._values((5, 3), dtype)), to % 5, 0)
@@ -117,6 +118,9 @@ def gathering(device: Told, dtype: np.dtype) -> None:
         many = gather._values((600, width), dtype, 1)
         gather._scatter(device, many, np.repeat([0, 2, 2], 200), 0, 4)
     gather._scatter(device, x, to.reshape(-1) % 6, 1, 7)
+    for width in (8, 3):
+        table, new = gather._values((5, width), dtype), gather._values((3, width), dtype, 1)
+        _cuda_index.put_rows(device, table, np.array([4, -1, 0]), new)
     device.forget()
 
 
