@@ -51,14 +51,19 @@ def arguments(
         table["first"][i] = blocks
         blocks += -(-size // CHUNK)
     table["count"] = len(rows)
+    return (table, *scalars(numbers, dtype)), blocks
+
+
+def scalars(numbers: Sequence[object], dtype: DType) -> list[object]:
+    """Numbers as a kernel's arguments: floats as an array of ``dtype`` would hold them, flags; an array is itself."""
     wide = np.float64 if dtype == np.float64 else np.float32
-    scalars: list[object] = []
+    found: list[object] = []
     for number in numbers:
         if isinstance(number, float):
-            scalars.append(np.asarray(number, dtype).astype(wide)[()])
+            found.append(np.asarray(number, dtype).astype(wide)[()])
         else:
-            scalars.append(np.int32(number) if isinstance(number, int) else number)
-    return (table, *scalars), blocks
+            found.append(np.int32(number) if isinstance(number, int) else number)
+    return found
 
 
 @cache

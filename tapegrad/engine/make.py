@@ -207,17 +207,17 @@ def copy_of(array: Array, aval: ShapedArray) -> Work:
 class Change(Work):
     """A function that writes into some elements of arrays that there are: ``call(*targets, *reads)``.
 
-    ``like``: as many bytes as it writes; nothing else may refer to the targets' values.
+    ``moved``: arrays of as many bytes as it reads, and as it writes; nothing else may refer to the targets' values.
     """
 
     writes = ()
 
     def __init__(
         self, name: str, device: Device, call: Callable[..., Any], targets: Sequence[Array], reads: Sequence[Array],
-        like: Sequence[Array],
+        moved: tuple[Sequence[Array], Sequence[Array]],
     ) -> None:  # fmt: skip
         self.device, self.names, self.reads = device, (name,), reads
-        self._call, self._targets, self._like = call, targets, like
+        self._call, self._targets, self._moved = call, targets, moved
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Call the function, on its device."""
@@ -225,8 +225,8 @@ class Change(Work):
         return []
 
     def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
-        """What it reads, and as much as it writes."""
-        return [(self.reads, self._like)]
+        """As much as it reads, and as it writes."""
+        return [self._moved]
 
     def phantoms(self) -> list[Array]:
         """None: nothing is made."""

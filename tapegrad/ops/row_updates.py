@@ -10,12 +10,15 @@ otherwise it finds the one value or the other: let threads that share a table ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell
 from tapegrad.core.node import SHARED
 from tapegrad.core.references import elsewhere
 from tapegrad.core.state import thread
-from tapegrad.device import Device, phantom
+from tapegrad.device import Device, cxx, many, phantom, tally
 from tapegrad.device.types import Array
 from tapegrad.engine.evaluate import array_of
 from tapegrad.engine.make import Change, Function
@@ -23,11 +26,69 @@ from tapegrad.ops.dispatch import barrier
 from tapegrad.ops.elementwise.arithmetic import maximum
 from tapegrad.ops.index import _cuda_index
 from tapegrad.ops.index.indexing import take_p
+from tapegrad.ops.updates import Formula, of_tensors, with_decay
 from tapegrad.tensor import Tensor, materialize
 from tapegrad.variable import Variable
 
 _LEAST = 512
 """Bytes.  The memory of smaller values may be lent without a reference (``Tensor.numpy``)."""
+
+
+def update_rows(
+    formula: Formula, tables: Sequence[Variable], rows: Tensor, gradient: Tensor, shrink: float | None
+) -> None:
+    """Give rows of a variable and of its slots, ``tables``, new values: ``gradient[k]`` is that of row ``rows[k]``.
+
+    A row of -1 is none, others occur once.  On CUDA one kernel reads and writes these rows alone; else they are read,
+    updated as a tensor, and written.
+    """
+    if not _by_kernel(formula, tables, rows, gradient, shrink):
+        x, *state = (read_rows(t, rows) for t in tables)
+        for table, new in zip(tables, of_tensors(formula, (x, gradient, *state), shrink), strict=True):
+            write_rows(table, rows, new)
+
+
+def _by_kernel(
+    formula: Formula, tables: Sequence[Variable], rows: Tensor, gradient: Tensor, shrink: float | None
+) -> bool:
+    """The same in one launch; False: it is not for these tables."""
+    here, kernel, numbers = tables[0].device, formula.of_rows, with_decay(formula.numbers, shrink)
+    if kernel is None or here.kind != "cuda" or not thread.executor.changes:
+        return False
+    if not all(isinstance(x, (int, float)) for x in numbers):  # some come from the device
+        return False
+    if any(t.nbytes <= _LEAST or t.dtype != gradient.dtype for t in tables) or not gradient.size:
+        return False
+    materialize(rows, gradient)
+    owners = [owner for t in tables if (owner := _owner(t._cell) or _copied(t)) is not None]
+    if len(owners) < len(tables):
+        return False
+    given = [tally.contiguous(here.xp, array_of(x._buffer)) for x in (gradient, rows)]
+    count, width, dtype = rows.size, prod(tables[0].shape[1:]), gradient.dtype
+
+    def launch(*arrays: Array) -> None:
+        args = (*arrays, *many.scalars(numbers, dtype), cxx.long(count))
+        _cuda_index.run(thread.executor.device(here), kernel, count, width, dtype, *args)
+
+    g, own = given[0], [owner.array for owner in owners]
+    moved = [*given, *(g[...] for _ in own)], [g] * len(own)  # of each table as many bytes as of the gradient
+    thread.executor.change(Change(formula.name, here, launch, own, given, moved))
+    for table, owner in zip(tables, owners, strict=True):
+        table.assign(Tensor(owner))
+    return True
+
+
+def _copied(v: Variable) -> Buffer | None:
+    """The owner of the bytes of a variable, which has a copy of its value from now on."""
+
+    def made() -> Tensor:
+        content = v._cell.get(v)
+        call = lambda out, x: v.device.xp.copyto(out, x)
+        copy = Function("copy", [content.node.aval], call, [array_of(content)])
+        return Tensor(thread.executor.values(copy)[0])
+
+    v.assign(made())
+    return _owner(v._cell)
 
 
 def read_rows(v: Variable, rows: Tensor) -> Tensor:
@@ -43,7 +104,7 @@ def write_rows(v: Variable, rows: Tensor, new: Tensor) -> None:
     owner = _owner(v._cell) if thread.executor.changes else None
     if owner is not None:
         write = lambda table, rows, new: _write(device, table, rows, new)
-        thread.executor.change(Change("rows_update", device, write, [owner.array], reads, reads[1:]))
+        thread.executor.change(Change("rows_update", device, write, [owner.array], reads, (reads, reads[1:])))
         v.assign(Tensor(owner))
         return
 

@@ -49,6 +49,22 @@ class Functions(NamedTuple):
 
 _OF_TENSORS = Functions(sqrt, maximum, sign)
 
+
+class Formula(NamedTuple):
+    """An update: of which ``operands`` (x, gradient, slots) those at the positions ``renewed`` get new values.
+
+    ``compute(functions, numbers, *operands)`` gives these; ``kernel``: the same on CUDA for many tensors, ``of_rows``
+    for rows of tables, in place (None: there is none).  The kernels are given the numbers after decay.
+    """
+
+    name: str
+    kernel: Kernel
+    renewed: tuple[int, ...]
+    compute: Callable[..., tuple[Any, ...]]
+    numbers: tuple[float, ...]
+    of_rows: Kernel | None = None
+
+
 _ADAM = Kernel("optim.cu", "tg_adam")
 _SGD = Kernel("optim.cu", "tg_sgd")
 _MOMENTUM = Kernel("optim.cu", "tg_momentum")
@@ -59,6 +75,10 @@ _CENTERED_MOMENTUM = Kernel("optim.cu", "tg_rmsprop_centered_momentum")
 _ADAGRAD = Kernel("optim.cu", "tg_adagrad")
 _LION = Kernel("optim.cu", "tg_lion")
 _LAMB = Kernel("optim.cu", "tg_lamb")
+_ADAM_ROWS = Kernel("optim_rows.cu", "tg_adam_rows")
+_SGD_ROWS = Kernel("optim_rows.cu", "tg_sgd_rows")
+_MOMENTUM_ROWS = Kernel("optim_rows.cu", "tg_momentum_rows")
+_ADAGRAD_ROWS = Kernel("optim_rows.cu", "tg_adagrad_rows")
 
 
 def adam(
@@ -78,23 +98,33 @@ def adam(
     ``m = beta_1 m + (1 - beta_1) g``, ``v = beta_2 v + (1 - beta_2) g^2``, ``x -= factor m / (sqrt(v) + epsilon)``.
     Raises DeviceError.
     """
+    return _update(adam_formula(factor, beta_1, beta_2, epsilon), (xs, gs, ms, vs), shrink)
+
+
+def adam_formula(factor: float, beta_1: float, beta_2: float, epsilon: float) -> Formula:
+    """That of :func:`adam`."""
     numbers = (_number(factor), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2, float(epsilon))
 
-    def formula(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value, v: Value) -> tuple[Value, ...]:
+    def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value, v: Value) -> tuple[Value, ...]:
         scale, keep_m, add_m, keep_v, add_v, more = numbers
         m = keep_m * m + add_m * g
         v = keep_v * v + add_v * (g * g)
         return x - scale * m / (f.sqrt(v) + more), m, v
 
-    return _update("adam_update", _ADAM, (xs, gs, ms, vs), (0, 2, 3), formula, shrink, numbers)
+    return Formula("adam_update", _ADAM, (0, 2, 3), compute, numbers, _ADAM_ROWS)
 
 
 def sgd(
     xs: Sequence[Tensor], gs: Sequence[Tensor], *, rate: float, shrink: float | None = None
 ) -> list[tuple[Tensor, ...]]:
     """For each ``x`` with gradient ``g``: the new one, ``x shrink - rate g``.  Raises DeviceError."""
-    formula = lambda f, numbers, x, g: (x - numbers[0] * g,)
-    return _update("sgd_update", _SGD, (xs, gs), (0,), formula, shrink, (_number(rate),))
+    return _update(sgd_formula(rate), (xs, gs), shrink)
+
+
+def sgd_formula(rate: float) -> Formula:
+    """That of :func:`sgd`."""
+    compute = lambda f, numbers, x, g: (x - numbers[0] * g,)
+    return Formula("sgd_update", _SGD, (0,), compute, (_number(rate),), _SGD_ROWS)
 
 
 def momentum(
@@ -112,14 +142,19 @@ def momentum(
     ``v = momentum v - rate g``; ``x = x shrink + v``, or with ``nesterov`` ``x shrink + momentum v - rate g``.
     Raises DeviceError.
     """
+    return _update(momentum_formula(rate, momentum, nesterov), (xs, gs, vs), shrink)
 
-    def formula(f: Functions, numbers: Sequence[Value], x: Value, g: Value, v: Value) -> tuple[Value, ...]:
+
+def momentum_formula(rate: float, momentum: float, nesterov: bool = False) -> Formula:
+    """That of :func:`momentum`."""
+
+    def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, v: Value) -> tuple[Value, ...]:
         down, keep = numbers[0] * g, numbers[1]
         v = keep * v - down
         return (x + keep * v - down if nesterov else x + v), v
 
     numbers = (_number(rate), float(momentum), int(bool(nesterov)))
-    return _update("momentum_update", _MOMENTUM, (xs, gs, vs), (0, 2), formula, shrink, numbers)
+    return Formula("momentum_update", _MOMENTUM, (0, 2), compute, numbers, _MOMENTUM_ROWS)
 
 
 def rmsprop(
@@ -162,7 +197,7 @@ def rmsprop(
     kernel = (_CENTERED_MOMENTUM if moved else _CENTERED) if centered else _RMSPROP_MOMENTUM if moved else _RMSPROP
     numbers = (_number(rate), float(rho), 1.0 - rho, float(epsilon), float(momentum))
     operands = tuple(column for column in (xs, gs, squares, means, vs) if column is not None)
-    return _update("rmsprop_update", kernel, operands, (0, *range(2, len(operands))), formula, shrink, numbers)
+    return _update(Formula("rmsprop_update", kernel, (0, *range(2, len(operands))), formula, numbers), operands, shrink)
 
 
 def adagrad(
@@ -178,13 +213,18 @@ def adagrad(
 
     ``s = s + g^2``, ``x = x shrink - rate g / sqrt(s + epsilon)``.  Raises DeviceError.
     """
+    return _update(adagrad_formula(rate, epsilon), (xs, gs, sums), shrink)
 
-    def formula(f: Functions, numbers: Sequence[Value], x: Value, g: Value, s: Value) -> tuple[Value, ...]:
+
+def adagrad_formula(rate: float, epsilon: float) -> Formula:
+    """That of :func:`adagrad`."""
+
+    def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, s: Value) -> tuple[Value, ...]:
         s = s + g * g
         return x - numbers[0] * g / f.sqrt(s + numbers[1]), s
 
     numbers = (_number(rate), float(epsilon))
-    return _update("adagrad_update", _ADAGRAD, (xs, gs, sums), (0, 2), formula, shrink, numbers)
+    return Formula("adagrad_update", _ADAGRAD, (0, 2), compute, numbers, _ADAGRAD_ROWS)
 
 
 def lion(
@@ -207,7 +247,7 @@ def lion(
         return x - scale * f.sign(keep_1 * m + add_1 * g), keep_2 * m + add_2 * g
 
     numbers = (_number(rate), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2)
-    return _update("lion_update", _LION, (xs, gs, ms), (0, 2), formula, shrink, numbers)
+    return _update(Formula("lion_update", _LION, (0, 2), formula, numbers), (xs, gs, ms), shrink)
 
 
 def lamb(
@@ -236,7 +276,7 @@ def lamb(
 
     numbers = (_number(scale_m), _number(scale_v), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2,
                float(epsilon), float(decay))  # fmt: skip
-    return _update("lamb_update", _LAMB, (xs, gs, ms, vs), (0, 2, 3), formula, None, numbers)
+    return _update(Formula("lamb_update", _LAMB, (0, 2, 3), formula, numbers), (xs, gs, ms, vs), None)
 
 
 def groups(xs: Sequence[Tensor | Variable]) -> list[list[int]]:
@@ -288,24 +328,16 @@ def scalar(value: Any, like: Tensor) -> Tensor:
     return asarray(value, dtype=like.dtype, device=like.device)
 
 
-def _update(
-    name: str,
-    kernel: Kernel,
-    operands: tuple[Sequence[Tensor], ...],
-    renewed: tuple[int, ...],
-    formula: Callable[..., tuple[Tensor, ...]],
-    shrink: float | None,
-    numbers: tuple[float, ...],
-) -> list[tuple[Tensor, ...]]:
-    """New values of the operands at positions ``renewed``, for each tensor."""
+def _update(formula: Formula, operands: tuple[Sequence[Tensor], ...], shrink: float | None) -> list[tuple[Tensor, ...]]:
+    """New values of the operands that the formula renews, for each tensor; x is first multiplied by ``shrink``."""
+    name, kernel, renewed, compute, numbers, _ = formula
     rows = [promote(name, row) for row in zip(*operands, strict=True)]
     new: list[tuple[Tensor, ...]] = [()] * len(rows)
     shared: dict[object, list[Tensor]] = {}
     for group in groups([row[0] for row in rows]):
         first = rows[group[0]][0]
         if first.device.kind == "cuda":
-            decay = (1.0, 0) if shrink is None else (_number(shrink), 1)
-            made = _by_kernel(name, kernel, [rows[i] for i in group], renewed, (*decay, *numbers))
+            made = _by_kernel(name, kernel, [rows[i] for i in group], renewed, with_decay(numbers, shrink))
             for i, values in zip(group, made, strict=True):
                 new[i] = values
             continue
@@ -314,8 +346,18 @@ def _update(
             wanted = numbers if shrink is None else (*numbers, shrink)
             scalars = shared[first.device, first.dtype] = [scalar(number, first) for number in wanted]
         for i in group:
-            new[i] = _on_cpu(name, len(renewed), formula, scalars[: len(numbers)], scalars[len(numbers) :], rows[i])
+            new[i] = _on_cpu(name, len(renewed), compute, scalars[: len(numbers)], scalars[len(numbers) :], rows[i])
     return new
+
+
+def with_decay(numbers: tuple[float, ...], shrink: float | None) -> tuple[float, ...]:
+    """What kernels are given: a factor of x, whether it counts, and the numbers of a formula."""
+    return (1.0, 0, *numbers) if shrink is None else (_number(shrink), 1, *numbers)
+
+
+def of_tensors(formula: Formula, operands: Sequence[Tensor], shrink: float | None) -> tuple[Tensor, ...]:
+    """New values of the operands of one update."""
+    return _update(formula, tuple([x] for x in operands), shrink)[0]
 
 
 def _on_cpu(

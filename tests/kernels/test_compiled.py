@@ -94,6 +94,9 @@ def asked_of(dtype):
         if kernel.file == "optim.cu":
             macros = {"T": np.dtype(dtype), "TG_MANY": MANY, "TG_CHUNK": CHUNK}
             recorder.asked.add((kernel.name, kernel.text(), kernel.options(macros)))
+        if kernel.file == "optim_rows.cu":
+            macros = {"T": np.dtype(dtype), "PACK": 16 // np.dtype(dtype).itemsize}
+            recorder.asked.add((kernel.name, kernel.text(), kernel.options(macros)))
     return recorder.asked
 
 

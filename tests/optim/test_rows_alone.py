@@ -371,5 +371,20 @@ def test_the_lazy_ones_are_what_they_are_made_of() -> None:
     assert [o.rows_alone for o in (optim.SGD(), optim.SGD(0.1, 0.9), optim.Adam(), optim.LazyAdam())] == [
         True, False, False, True,
     ]  # fmt: skip
+
+    class Other(optim.SGD):  # whose formula may need all rows
+        def update(self, x: Any, g: Any, slots: Any, rate: float, step: int) -> Any:
+            return (x - 2 * rate * tg.sign(g),)
+
+    class Rows(Other):
+        rows_alone = True
+
+    for make, changed in ((Other, False), (Rows, True)):
+        v, optimizer = table(), make(0.25)
+        before = v.numpy(copy=True)
+        assert optimizer.rows_alone is changed
+        step(v, optimizer)
+        before[[1, 3]] -= 0.5
+        np.testing.assert_array_equal(v, before)
     with pytest.raises(AttributeError, match="LazyAdam"):
         optim.SparseAdam  # noqa: B018

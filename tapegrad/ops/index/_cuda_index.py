@@ -29,7 +29,7 @@ _SEGMENT = 256
 """Rows that one thread adds up in a round of a scatter-add (SEGMENT in ``gather.cu``)."""
 
 
-def _run(
+def run(
     device: CudaDevice, kernel: Kernel, rows: int, width: int, dtype: DType, *args: object, sums: DType | None = None
 ) -> None:
     """Run a kernel over ``rows`` results of ``width`` elements; its last parameters are the width and the lanes.
@@ -53,7 +53,7 @@ def take(device: CudaDevice, x: Array, indices: Array, *, axis: int, out: Array)
     x, indices = contiguous(device.xp, x), contiguous(device.xp, indices)
     before, n, width = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     sizes = cxx.long(before), cxx.long(n), cxx.long(indices.size)
-    _run(device, _take, before * indices.size, width, x.dtype, x, indices, out, *sizes)
+    run(device, _take, before * indices.size, width, x.dtype, x, indices, out, *sizes)
 
 
 def scatter_add(device: CudaDevice, x: Array, indices: Array, *, axis: int, n: int, out: Array) -> None:
@@ -77,7 +77,7 @@ def scatter_add(device: CudaDevice, x: Array, indices: Array, *, axis: int, n: i
     while True:
         sizes = cxx.long(before), cxx.long(n), cxx.long(count)
         args = (x, order, starts, out, *sizes, cxx.index(later, False))
-        _run(device, _scatter_add, before * n, width, x.dtype, *args, sums=out.dtype)
+        run(device, _scatter_add, before * n, width, x.dtype, *args, sums=out.dtype)
         if count <= _SEGMENT:
             return
         most = count // _SEGMENT + count // (_SEGMENT + 1)  # pieces of indices that have more rows than a segment
@@ -86,7 +86,7 @@ def scatter_add(device: CudaDevice, x: Array, indices: Array, *, axis: int, n: i
         firsts = xp.cumsum(pieces)
         parts = device.empty((before, most, width), dtypes.accumulator(x.dtype))
         piece_args = (x, order, starts, firsts, parts, *sizes, cxx.long(most))
-        _run(device, _scatter_pieces, before * most, width, x.dtype, *piece_args, sums=parts.dtype)
+        run(device, _scatter_pieces, before * most, width, x.dtype, *piece_args, sums=parts.dtype)
         x, order, starts, count, later = parts, xp.arange(most), firsts, most, True
 
 
@@ -95,7 +95,7 @@ def put_rows(device: CudaDevice, table: Array, rows: Array, new: Array) -> None:
     if new.size:
         new, rows = contiguous(device.xp, new), contiguous(device.xp, rows)
         count, width = rows.size, prod(table.shape[1:])
-        _run(device, _put_rows, count, width, table.dtype, new, rows, table, cxx.long(count))
+        run(device, _put_rows, count, width, table.dtype, new, rows, table, cxx.long(count))
 
 
 def last_place(device: CudaDevice, indices: Array, *, n: int, out: Array) -> None:

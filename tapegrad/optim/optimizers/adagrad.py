@@ -45,5 +45,8 @@ class Adagrad(Optimizer):
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
         return Adagrad.update_many(self, [x], [g], [slots], rate, step, None)[0]
 
+    def formula(self, rate: float, step: int) -> updates.Formula:
+        return updates.adagrad_formula(rate, self.epsilon)
+
     def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
         return updates.adagrad(xs, gs, [s for (s,) in slots], rate=rate, epsilon=self.epsilon, shrink=shrink)

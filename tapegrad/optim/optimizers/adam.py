@@ -42,14 +42,18 @@ class Adam(Optimizer):
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
         return Adam.update_many(self, [x], [g], [slots], rate, step, None)[0]
 
+    def formula(self, rate: float, step: int) -> updates.Formula:
+        return updates.adam_formula(self._factor_of(rate, step), self.beta_1, self.beta_2, self.epsilon)
+
     def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
-        if isinstance(step, Tensor):
-            factor = self._factor_on_device(rate, step)
-        else:
-            factor = thread.executor.number(partial(self._factor, rate, step))
-        betas = {"beta_1": self.beta_1, "beta_2": self.beta_2}
+        factor, betas = self._factor_of(rate, step), {"beta_1": self.beta_1, "beta_2": self.beta_2}
         ms, vs = ([own[i] for own in slots] for i in (0, 1))
         return updates.adam(xs, gs, ms, vs, factor=factor, **betas, epsilon=self.epsilon, shrink=shrink)
+
+    def _factor_of(self, rate: float, step: int) -> Any:
+        if isinstance(step, Tensor):
+            return self._factor_on_device(rate, step)
+        return thread.executor.number(partial(self._factor, rate, step))
 
     def _factor_on_device(self, rate: Any, step: Tensor) -> Any:
         first, second = (updates.weight_of(beta, step) for beta in (self.beta_1, self.beta_2))

@@ -124,6 +124,9 @@ class Optimizer:
         super().__init_subclass__(**kwargs)
         if "update" in cls.__dict__ and "update_many" not in cls.__dict__:
             cls.update_many = Optimizer.update_many  # type: ignore[method-assign]  # an inherited one has other formulas
+        if not {"update", "update_many"}.isdisjoint(cls.__dict__):
+            for name in {"formula", "rows_alone"} - cls.__dict__.keys():
+                setattr(cls, name, getattr(Optimizer, name))
 
     def __str__(self) -> str:
         return f'optimizer "{self.name}"'
@@ -154,6 +157,10 @@ class Optimizer:
             new.append(self.update(updates.decayed(x, shrink), g, own, rate, step))
             materialize(*new[-1])  # in one kernel
         return new
+
+    def formula(self, rate: float, step: int) -> updates.Formula | None:
+        """What ``update`` does, where there is a kernel for it; else None."""
+        return None
 
     def initial(self, slot: str) -> float:
         """The number that a slot holds everywhere at first; 0 unless a subclass says otherwise."""
@@ -309,10 +316,12 @@ class Optimizer:
     def _change_rows(self, g: IndexedSlices, v: Variable, rate: float, step: int) -> None:
         """Change the rows of a variable, and of its slots, that ``g`` names, each once, or by -1 for none."""
         tables, narrow = (v, *self._slots[id(v)][1]), masters.narrow(v)
+        shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
+        if not narrow and (formula := self.formula(rate, step)) is not None:
+            return row_updates.update_rows(formula, tables, g.indices, g.values, shrink)
         x, *state = (row_updates.read_rows(t, g.indices) for t in tables)
         if narrow:
             x = masters.digits(v, x, state.pop())
-        shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
         (new,) = self.update_many([x], [g.values], [tuple(state)], rate, step, shrink)
         changed = (masters.rounded(v, new[0]), *new[1:], new[0]) if narrow else new
         for table, rows in zip(tables, changed, strict=True):

@@ -39,6 +39,11 @@ class SGD(Optimizer):
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
         return SGD.update_many(self, [x], [g], [slots], rate, step, None)[0]
 
+    def formula(self, rate: float, step: int) -> updates.Formula:
+        if self.slot_names:
+            return updates.momentum_formula(rate, self.momentum, self.nesterov)
+        return updates.sgd_formula(rate)
+
     def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
         if not self.slot_names:
             return updates.sgd(xs, gs, rate=rate, shrink=shrink)
