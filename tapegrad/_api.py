@@ -67,7 +67,7 @@ from tapegrad.ops.elementwise.predicates import ndim, shape, size  # a folder of
 from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.ops.interop.info import API_VERSION as __array_api_version__  # noqa: F401
 from tapegrad.ops.interop.info import namespace_info as __array_namespace_info__  # noqa: F401
-from tapegrad.ops.precision import autocast
+from tapegrad.ops.precision import autocast, get_float32_matmul_precision, set_float32_matmul_precision
 from tapegrad.polynomial import *  # noqa: F403
 from tapegrad.polynomial import __all__ as _polynomial
 from tapegrad.program.function import function
@@ -100,6 +100,7 @@ __all__ += [
     "fft",
     "fori_loop",
     "function",
+    "get_float32_matmul_precision",
     "grad_pass_through",
     "integrate",
     "jacfwd",
@@ -107,6 +108,7 @@ __all__ += [
     "linearize",
     "primitive",
     "scan",
+    "set_float32_matmul_precision",
     "signal",
     "sparse",
     "special",

@@ -12,6 +12,7 @@ Only what the user enters by ``with`` takes a pair: a tape :func:`tell`, :func:`
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
@@ -41,6 +42,8 @@ class _Thread(Local):
     autocasts: tuple[Any, ...] = ()
     """The half dtypes of the autocasts that have been entered, outermost first (None: a disabled one); the last is in
     force.  ``ops/casting.py`` asks it where it makes operands of what a user passes, and nobody else does."""
+    precision: str | None = None
+    """The precision of float32 products in a rerun, which repeats that of its first run; None: the process's."""
     executor: Executor
     """What does works: the executor of the process (see :func:`install`), or this thread's own."""
 
@@ -57,6 +60,7 @@ class Changes(TypedDict, total=False):
     deferring: list[Buffer] | None
     batches: tuple[BatchRecorder, ...]
     autocasts: tuple[Any, ...]
+    precision: str | None
 
 
 def during(f: Callable[..., T], *args: object, **changes: Unpack[Changes]) -> T:
@@ -123,6 +127,33 @@ def tell_no_more(recorder: Recorder) -> None:
     if recorder in recorders:
         position = recorders.index(recorder)
         thread.recorders = recorders[:position] + recorders[position + 1 :]
+
+
+PRECISIONS = ("highest", "high")
+
+
+def default_precision() -> str:
+    """The precision of float32 products before one is chosen: what ``CUPY_TF32`` says."""
+    return PRECISIONS[os.environ.get("CUPY_TF32") == "1"]
+
+
+chosen = [default_precision()]
+"""The precision of float32 products in every thread that no rerun says otherwise of."""
+
+
+def choose_precision(precision: str) -> None:
+    """Float32 products have this precision from now on, in every thread that no rerun says otherwise of."""
+    chosen[:] = [precision]
+
+
+def chosen_precision() -> str:
+    """What was chosen last."""
+    return chosen[0]
+
+
+def precision() -> str:
+    """The precision of float32 products that begin now in this thread."""
+    return thread.precision or chosen[0]
 
 
 def cast_from_now(dtype: Any) -> None:

@@ -17,7 +17,6 @@ The dtypes that are not in ``KINDS`` (integers, bool) go to CuPy's ``matmul``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
@@ -49,13 +48,6 @@ _MOST_PRODUCTS = 4096  # of which is known how they are made
 
 _numbers = {t: (np.ones((), t), np.zeros((), t)) for t in (np.float32, np.float64, np.complex64, np.complex128)}
 _one_and_zero: dict[Any, Any] = {t: tuple(x.ctypes.data for x in pair) for t, pair in _numbers.items()}
-_tf32: bool | None = None
-
-
-def allow_tf32(allow: bool | None = True) -> None:
-    """Let float32 products round their operands to 10 bits of fraction, several times as fast; None: ask CUPY_TF32."""
-    global _tf32
-    _tf32 = allow
 
 
 def temporaries(aval: ShapedArray, x: Any, y: Any) -> Sequence[tuple[Shape, DType]]:
@@ -67,11 +59,12 @@ def temporaries(aval: ShapedArray, x: Any, y: Any) -> Sequence[tuple[Shape, DTyp
     return [(shape, dtype) for shape in product.copies] if product.copies else ()
 
 
-def matmul(xp: Any, x: Any, y: Any, out: Any, temporaries: Sequence[Any] = ()) -> None:
+def matmul(xp: Any, x: Any, y: Any, out: Any, temporaries: Sequence[Any] = (), tf32: bool = False) -> None:
     """``x @ y`` into C-contiguous ``out``: stacks of matrices, of which leading dimensions broadcast.
 
     ``xp``: CuPy; None: nothing is multiplied, but the copies that it would take are told of (see ``tally``).
-    ``temporaries``: the arrays to copy into; none: they are made.
+    ``temporaries``: the arrays to copy into; none: they are made.  ``tf32``: float32 operands may be rounded to 10 bits
+    of fraction, for tensor cores.
 
     Raises KernelError where cuBLAS is not installed.
     """
@@ -87,10 +80,10 @@ def matmul(xp: Any, x: Any, y: Any, out: Any, temporaries: Sequence[Any] = ()) -
             _copied(xp, x, product.a.copies, ())
             _copied(xp, y, product.b.copies, ())
         elif out.device.id == xp.cuda.runtime.getDevice():
-            _multiply(xp, product, x, y, out, temporaries)
+            _multiply(xp, product, x, y, out, temporaries, tf32)
         else:
             with out.device:
-                _multiply(xp, product, x, y, out, temporaries)
+                _multiply(xp, product, x, y, out, temporaries, tf32)
 
 
 class _Stack(NamedTuple):
@@ -155,11 +148,11 @@ def _copied(xp: Any, x: Any, copies: tuple[Shape, ...], temporaries: Sequence[An
     return x
 
 
-def _multiply(xp: Any, product: _Product, x: Any, y: Any, out: Any, temporaries: Sequence[Any]) -> None:
+def _multiply(xp: Any, product: _Product, x: Any, y: Any, out: Any, temporaries: Sequence[Any], tf32: bool) -> None:
     """Make the copies and the calls."""
     dtype, device = out.dtype, out.device
     width, (kind, compute, factors) = dtype.itemsize, KINDS[dtype]
-    if dtype == float32 and (os.environ.get("CUPY_TF32") == "1" if _tf32 is None else _tf32):
+    if tf32 and dtype == float32:
         compute = cublas.COMPUTE_32F_FAST_TF32
     own = cublas.mine.handles.get(device.id)
     if own is None:

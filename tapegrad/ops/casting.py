@@ -1,9 +1,9 @@
 """Casts: the one that a user asks for, and those that promotion or an autocast makes of operands.
 
-Here, and nowhere else, is it asked whether an autocast is in force (``tg.autocast``): an operation names itself and
-passes its operands, and gets them in the dtype that ``precision.py`` says.  What is cast is an ordinary node, so that
-derivatives, fusion, budgets and captured steps see it like any other; the backward walk has the dtypes of the forward
-pass, and no autocast of its own.
+Here, and nowhere else, is it asked whether an autocast is in force (``tg.autocast``), and how float32 products are
+made (``tg.set_float32_matmul_precision``): an operation names itself and passes its operands, and gets them in the
+dtype that ``precision.py`` says.  What is cast is an ordinary node, so that derivatives, fusion, budgets and captured
+steps see it like any other; the backward walk has the dtypes of the forward pass, and no autocast of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tapegrad.core import state
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Elementwise, Site, elementwise
 from tapegrad.core.state import thread
@@ -83,6 +84,11 @@ def by_policy(op: str, xs: Sequence[Any]) -> tuple[Any, ...]:
     if wanted is None:
         return tuple(tensors)
     return tuple(cast(x, wanted) if isinstance(x, Tensor) and x.dtype in precision.NARROW else x for x in tensors)
+
+
+def rounds_products(dtype: DType) -> bool:
+    """Whether products of ``dtype`` round their operands (see ``set_float32_matmul_precision``)."""
+    return (thread.precision or state.chosen[0]) == "high" and dtype == dtypes.float32
 
 
 def in_float32_by_policy(op: str) -> bool:

@@ -58,8 +58,9 @@ def constant(value: complex, dtype: DType, device: Device) -> Buffer:
 
 def tensor(op: str, x: TensorLike | Sequence[TensorLike], beside: Tensor | None = None) -> Tensor:
     """``x`` as a tensor, on the device of ``beside`` if it has none.  Raises NotATensorError naming ``op``."""
-    t = x if type(x) is Tensor else _converted(op, x, beside)
-    return by_policy(op, (t,))[0] if thread.autocasts else t
+    if thread.autocasts and op in NAMED:
+        return by_policy(op, (x if type(x) is Tensor else _converted(op, x, beside),))[0]
+    return x if type(x) is Tensor else _converted(op, x, beside)
 
 
 def _converted(op: str, x: TensorLike | Sequence[TensorLike], beside: Tensor | None = None) -> Tensor:
@@ -430,7 +431,7 @@ def in_float32(f: Callable[..., Tensor], beside: tuple[str, ...] = ()) -> Callab
             args, apart = (), {name: kwargs.pop(name) for name in beside if name in kwargs}
         typed = [x for x in (*args, *kwargs.values()) if hasattr(x, "dtype")]
         kinds = {x.dtype for x in typed if dtypes.is_inexact(x.dtype)}
-        wide_result = in_float32_by_policy(f.__name__)
+        wide_result = bool(thread.autocasts) and in_float32_by_policy(f.__name__)
         if not wide_result and not any(dtypes.accumulator(kind) != kind for kind in kinds):
             return f(*args, **kwargs, **apart)
 

@@ -1,4 +1,5 @@
-"""``autocast``, and its policy: which operations compute in half precision, and which in float32.
+"""``autocast`` and its policy: which operations compute in half precision, and which in float32; and the precision of
+float32 products.
 
 The tables follow PyTorch's lists for CUDA in meaning (its "Automatic Mixed Precision package"): products, which tensor
 cores make fast and which sum in float32, take half operands; what adds up many numbers, or leaves the range of
@@ -17,7 +18,7 @@ from tapegrad.core import state
 from tapegrad.core.state import during
 from tapegrad.device import dtypes
 from tapegrad.device.types import DType
-from tapegrad.errors import DTypeError
+from tapegrad.errors import DomainError, DTypeError
 from tapegrad.tensor import DTypeLike
 
 P = ParamSpec("P")
@@ -70,6 +71,30 @@ def wanted(op: str, half: DType, have: Iterable[DType]) -> DType | None:
     if op not in HALF or any(dtypes.is_inexact(d) and d not in NARROW for d in have):
         return None
     return half
+
+
+def set_float32_matmul_precision(precision: str) -> None:
+    """Say how float32 matrix products are computed from now on, in every thread.
+
+    ``"highest"``, the default: in float32.  ``"high"``: their operands are rounded to 10 bits of fraction (TF32), for
+    which GPUs have tensor cores; sums are in float32.  A CPU rounds them to nearest, to show what it does to results,
+    and is slower.  ``matmul`` and what is made of it follow it, convolutions and factorizations do not.  A derivative
+    has the precision of what it is of, and so has a rerun.  (PyTorch's function; its ``"medium"`` is
+    ``tg.autocast("bfloat16")``.  With ``CUPY_TF32=1`` in the environment it begins with ``"high"``.)
+
+    Raises DomainError for another word.
+    """
+    if precision not in state.PRECISIONS:
+        raise DomainError(
+            f'set_float32_matmul_precision: wanted "highest" or "high", got {precision!r}; for products in bfloat16 '
+            "use tg.autocast"
+        )
+    state.choose_precision(precision)
+
+
+def get_float32_matmul_precision() -> str:
+    """What :func:`set_float32_matmul_precision` has set: ``"highest"`` or ``"high"``."""
+    return state.chosen_precision()
 
 
 class autocast:

@@ -39,7 +39,7 @@ _LEAST = 2
 _HOLDERS = 2
 """Who holds what a variable holds beside the list that is looked at: its cell, and the replay by cells."""
 _KEEPS = attrgetter("keeps")
-_PRODUCTS = frozenset({"matmul"})
+_PRODUCTS = frozenset({"matmul", "matmul_tf32"})
 _MOST_SCRATCH = 2**28
 """Bytes that one work may take for itself inside a graph."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tapegrad import nest
-from tapegrad.core.state import thread
+from tapegrad.core.state import precision, thread
 from tapegrad.device import CPU, threads
 from tapegrad.program.eager import PLAIN
 from tapegrad.tensor import Tensor
@@ -42,7 +42,7 @@ def signature(args: Any, named: Any, plain: bool = False) -> tuple[Any, tuple[An
             parts.append((type(x), id(x)))
             held.append(x)
     shape = len(args) if plain else (nest.structure(args), nest.structure(named))
-    return (shape, tuple(parts), threads.crew.count, thread.autocasts[-1:]), tuple(held), tensors
+    return (shape, tuple(parts), threads.crew.count, thread.autocasts[-1:], precision()), tuple(held), tensors
 
 
 def advice(entries: dict[Any, Any], key: Any) -> str:
@@ -57,7 +57,8 @@ def _differences(a: Any, b: Any) -> list[str]:
     pairs = zip(a[1], b[1], strict=True)
     found = [f"argument {i}: {_shown(x)} and {_shown(y)}" for i, (x, y) in enumerate(pairs) if x != y]
     found += ["the number of threads"] if a[2] != b[2] else []
-    return found + (["the autocast in force"] if a[3] != b[3] else [])
+    found += ["the autocast in force"] if a[3] != b[3] else []
+    return found + (["the precision of float32 products"] if a[4] != b[4] else [])
 
 
 def _shown(part: Any) -> str:

@@ -203,7 +203,8 @@ def test_gradients(dtype, cuda):
         y = on_cpu(prim, sample, xs, failures)
         if y is None or not dtypes.is_inexact(y.dtype) or not any(dtypes.is_inexact(x.dtype) for x in xs):
             continue
-        ct = np.random.default_rng(1).uniform(0.5, 1.0, y.shape).astype(y.dtype)
+        ct = np.random.default_rng(1).uniform(0.5, 1.0, y.shape)
+        ct = (np.round(ct * 256) / 256).astype(y.dtype)  # of few bits, which products that round operands keep
         try:
             with np.errstate(all="ignore"):
                 own = pulled(prim, sample, [from_array(x) for x in xs], ct, CPU)

@@ -171,12 +171,12 @@ def values(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Any:
     return host.astype(dtype)
 
 
-def product(xp: Namespace, x: Any, y: Any) -> Any:
+def product(xp: Namespace, x: Any, y: Any, tf32: bool = False) -> Any:
     """``x @ y`` by the wrapper, compared with NumPy's in double precision; the calls it took."""
     shape = (*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1])
     out = np.full(shape, -7, x.dtype)
     before = len(xp.calls)
-    gemm.matmul(xp, Array(xp, x), Array(xp, y), Array(xp, out))
+    gemm.matmul(xp, Array(xp, x), Array(xp, y), Array(xp, out), tf32=tf32)
     wide = np.complex128 if x.dtype.kind == "c" else np.float64
     eps = 4 * float(ml_dtypes.finfo(x.dtype).eps) * max(1, x.shape[-1])
     np.testing.assert_allclose(out.astype(wide), x.astype(wide) @ y.astype(wide), rtol=eps, atol=eps)
@@ -229,21 +229,14 @@ def test_compute_types(xp) -> None:
 
 
 def test_tf32_only_where_asked_and_only_for_float32(xp, monkeypatch) -> None:
-    def compute(dtype: Any) -> int:
-        (call,) = product(xp, values((2, 2), dtype), values((2, 2), dtype))
+    def compute(dtype: Any, tf32: bool) -> int:
+        (call,) = product(xp, values((2, 2), dtype), values((2, 2), dtype), tf32)
         return call.compute
 
-    monkeypatch.setattr(gemm, "_tf32", None)
-    assert compute(np.float32) == 68
-    monkeypatch.setenv("CUPY_TF32", "1")
-    assert [compute(d) for d in (np.float32, np.float64, np.float16, np.complex64)] == [77, 70, 68, 68]
-    gemm.allow_tf32(False)
-    assert compute(np.float32) == 68
-    monkeypatch.delenv("CUPY_TF32")
-    gemm.allow_tf32()
-    assert compute(np.float32) == 77
-    gemm.allow_tf32(None)
-    assert compute(np.float32) == 68
+    monkeypatch.setenv("CUPY_TF32", "1")  # who makes the product has asked it
+    dtypes = (np.float32, np.float64, np.float16, np.complex64)
+    assert [compute(d, False) for d in dtypes] == [68, 70, 68, 68]
+    assert [compute(d, True) for d in dtypes] == [77, 70, 68, 68]
 
 
 def test_parts_of_larger_matrices_are_not_copied(xp, monkeypatch) -> None:

@@ -253,3 +253,50 @@ def case_what_a_piece_tells(group: Group) -> None:
             assert "tg.distributed.save" in str(e)
         else:
             raise AssertionError("a file of pieces was written")
+
+
+def case_steps_that_overflow_on_one_rank(group: Group) -> None:
+    """All ranks leave a step out where one alone has a gradient that is not finite, and go on with the same values."""
+    for half in (False, True):
+        found = []
+        for cut in (False, True):
+            v = tg.Variable(tg.astype(np.arange(1.0, 8.0, dtype="f4"), "bfloat16" if half else "float32"))
+            opt = tg.optim.Adam(0.1)
+            if cut:
+                dist.shard([v], opt, stage=1)
+            scaler = tg.optim.LossScaler(opt, 16.0)
+            step = tg.function(lambda g, scaler=scaler, v=v: scaler.apply_gradients([(g * scaler.current_scale, v)]))
+            for k in range(5):
+                g = np.ones(7, "f4")
+                if k in (0, 3):
+                    g[-1 if k else 0] = np.inf  # in the piece of one rank
+                step(tg.asarray(g))
+            assert scaler.skipped.item() == 2 and scaler.current_scale.item() == 4.0, (cut, half)
+            found.append(whole(v).astype("f4"))
+        np.testing.assert_array_equal(*found)
+        assert (found[0] < np.arange(1.0, 8.0)).all()
+
+
+def case_gradients_under_autocast(group: Group) -> None:
+    """They are float32, near those without it, the same on all ranks, and those of a rerun."""
+    x, y = batches(group.size)[0][group.rank]
+    total = np.float32(sum(len(a) for a, _ in batches(group.size)[0]))
+
+    def grads(enabled: bool, recompute: bool) -> list[Any]:
+        model = Model()
+        with dist.GradientTape(bucket_bytes=300) as tape:
+            with tg.autocast(enabled=enabled):
+                loss = model.loss(tg.asarray(x, dtype="float32"), tg.asarray(y), group.rank, 1, recompute) / total
+        found = tape.gradient(loss, model.variables)
+        return [None if g is None else g.numpy() for g in found]
+
+    plain, half, again = grads(False, False), grads(True, False), grads(True, True)
+    for p, h, a in zip(plain, half, again, strict=True):
+        if p is None:
+            continue
+        assert h.dtype == p.dtype
+        np.testing.assert_array_equal(h, a)
+        np.testing.assert_allclose(h, p, atol=0.05 * np.abs(p).max())
+        first = dist.broadcast(tg.asarray(h), 0, group=group).numpy()
+        np.testing.assert_array_equal(h, first)
+    assert any(np.any(p != h) for p, h in zip(plain, half, strict=True) if p is not None)

@@ -97,15 +97,18 @@ _LEAST_BATCH, _TASK = 2**24, 2**21
 _LIBRARY = 2**19  # below, OpenBLAS stays on one thread by itself
 
 
-def matmul(xp: Namespace, x: Array, y: Array, out: Array) -> None:
+def matmul(xp: Namespace, x: Array, y: Array, out: Array, tf32: bool = False) -> None:
     """``x @ y`` into ``out``: stacks of matrices, of which leading dimensions broadcast.
 
     Half types are multiplied in float32 and rounded once: by cuBLAS itself, and here, where NumPy would multiply them
-    element by element, through copies.
+    element by element, through copies.  ``tf32``: float32 operands are rounded to 10 bits of fraction, as tensor cores
+    take them.
     """
     if xp is not np:
-        gemm.matmul(xp, x, y, out)
+        gemm.matmul(xp, x, y, out, tf32=tf32)
         return
+    if tf32 and out.dtype == np.float32:
+        x, y = _in_tf32(x), _in_tf32(y)
     wide = accumulator(out.dtype)
     if wide != out.dtype:
         product = np.empty(out.shape, wide)
@@ -147,6 +150,14 @@ def add_product(
     """
     turns = _TURNED if x_turned else _AS_IT_IS, _TURNED if y_turned else _AS_IT_IS
     _adding[dtype](_BY_ROWS, *turns, m, n, k, 1.0, *x, *y, float(more), *out)
+
+
+def _in_tf32(x: Array) -> Array:
+    """A float32 array rounded to 10 bits of fraction, ties to even; what is not finite stays as it is."""
+    bits = np.array(x, np.float32).view(np.uint32)
+    rounded = (bits + (0xFFF + (bits >> 13 & 1)).astype(np.uint32)) & np.uint32(0xFFFFE000)
+    special = (bits & 0x7F800000) == 0x7F800000
+    return np.where(special, bits, rounded).view(np.float32)
 
 
 def _one(x: Array, y: Array, out: Array, work: int) -> None:

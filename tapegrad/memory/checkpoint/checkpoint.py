@@ -26,7 +26,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Seen, lookout, overlay
 from tapegrad.core.node import Node, next_index
 from tapegrad.core.protocols import Recorder
-from tapegrad.core.state import during, thread
+from tapegrad.core.state import during, precision, thread
 from tapegrad.device import current_device, device
 from tapegrad.device.numerics import bits
 from tapegrad.device.threads import NAME as HELPER
@@ -72,7 +72,7 @@ class Setting:
         self.cells: dict[Any, Any] = {}
         self.draws = HostDraws(name)
         self._device = current_device()
-        self.autocasts = thread.autocasts
+        self.surroundings: dict[str, Any] = {"autocasts": thread.autocasts, "precision": precision()}
 
     def noting(
         self, outer: Sequence[Recorder], pushers: tuple[Any, ...], f: Callable[[Lookout, Seen], T]
@@ -106,7 +106,7 @@ class Setting:
 
     def _counted(self, f: Callable[[Lookout], T], watch: Lookout) -> T:
         rerun = partial(account.current.rerun, f, watch, shift=self.began - next_index())
-        return during(rerun, autocasts=self.autocasts)
+        return during(rerun, **self.surroundings)
 
     def refuse_exchanged(self) -> None:
         """Raise RecomputeError if another thread has assigned to a variable in the middle of the first run."""

@@ -395,7 +395,7 @@ class LoopCall(CheckpointedCall):
             for step in range(start, stop):
                 watch = Lookout(())  # told of it, a budget learns how states are made; it keeps what the step uses
                 recorders = (*thread.recorders, watch)
-                again = partial(during, self._repeat_one, walk, step, watch, autocasts=self.setting.autocasts)
+                again = partial(during, self._repeat_one, walk, step, watch, **self.setting.surroundings)
                 during(account.current.rerun, again, recorders=recorders)
 
     def _repeat_one(self, walk: Walk, step: int, watch: Lookout) -> None:
@@ -431,7 +431,7 @@ class LoopCall(CheckpointedCall):
             for number, (count, current) in self._marks[step].items():
                 cell: Cell = self._owners[number]
                 trace.resume(number, count, cell.get().node.index if current else None)
-            again = partial(during, run, autocasts=self.setting.autocasts)
+            again = partial(during, run, **self.setting.surroundings)
             y, results = trace.during(account.current.rerun, again, others=(look,))
         state, output = y
         count = len(results) - len(nest.flatten(output))

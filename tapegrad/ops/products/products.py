@@ -15,6 +15,7 @@ from tapegrad.device.types import Array, Params
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import Companions, widened
 from tapegrad.ops.apply import same_params
+from tapegrad.ops.casting import rounds_products
 from tapegrad.ops.dispatch import barrier, cast, promote
 from tapegrad.ops.elementwise.complex import conj
 from tapegrad.ops.reduce.reductions import sum
@@ -29,36 +30,50 @@ def _infer_matmul(x: ShapedArray, y: ShapedArray) -> ShapedArray:
     return shaped((*batch, x.shape[-2], y.shape[-1]), x.dtype, x.device)
 
 
-def _matmul_on_cuda(device: Device, x: Array, y: Array, *, out: Array, temporaries: Sequence[Array] = ()) -> None:
-    gemm.matmul(device.xp, x, y, out, temporaries)
+def _declared(name: str, tf32: bool, samples: Sequence[Sample]) -> Primitive:
+    """A product of matrices, and its derivatives of the same kind; ``tf32``: float32 operands are rounded."""
+
+    def batched(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor:
+        """Leading axes are broadcast, so one matrix for all examples is not repeated."""
+        ndim = max(x.ndim for x in operands)
+        pairs = zip(operands, companions, strict=True)
+        return barrier(prim, *(x if c is None else widened(x, c, ndim) for x, c in pairs))
+
+    def on_cuda(device: Device, x: Array, y: Array, *, out: Array, temporaries: Sequence[Array] = ()) -> None:
+        gemm.matmul(device.xp, x, y, out, temporaries, tf32)
+
+    prim = bilinear(
+        name,
+        impl=lambda xp, x, y, *, out: blas.matmul(xp, x, y, out, tf32),
+        infer=_infer_matmul,
+        transposes=[
+            lambda ct, y: _product(prim, ct, y.mT),  # (m,n) (k,n)' -> (m,k)
+            lambda ct, x: _product(prim, x.mT, ct),  # (m,k)' (m,n) -> (k,n)
+        ],
+        into=True,
+        cuda=on_cuda,
+        temporaries=gemm.temporaries,
+        flops=_flops,
+        lift=same_params,
+        batch=batched,
+        samples=samples,
+    )
+    return prim
 
 
-def _batch_matmul(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor:
-    """``batch`` of ``matmul``: leading axes are broadcast, so one matrix for all examples is not repeated."""
-    ndim = max(x.ndim for x in operands)
-    pairs = zip(operands, companions, strict=True)
-    return barrier(matmul_p, *(x if c is None else widened(x, c, ndim) for x, c in pairs))
+def _flops(x: ShapedArray, y: ShapedArray) -> int:
+    return 2 * prod(broadcast_shapes("matmul", x.shape[:-1], (*y.shape[:-2], 1))) * prod(y.shape[-2:])
 
 
-matmul_p: Primitive = bilinear(
+matmul_p = _declared(
     "matmul",
-    impl=lambda xp, x, y, *, out: blas.matmul(xp, x, y, out),
-    infer=_infer_matmul,
-    transposes=[
-        lambda ct, y: matmul(ct, y.mT),  # (m,n) (k,n)' -> (m,k)
-        lambda ct, x: matmul(x.mT, ct),  # (m,k)' (m,n) -> (k,n)
-    ],
-    into=True,
-    cuda=_matmul_on_cuda,
-    temporaries=gemm.temporaries,
-    flops=lambda x, y: 2 * prod(broadcast_shapes("matmul", x.shape[:-1], (*y.shape[:-2], 1))) * prod(y.shape[-2:]),
-    lift=same_params,
-    batch=_batch_matmul,
-    samples=[
+    False,
+    [
         Sample((3, 4), (4, 2)), Sample((5, 3, 4), (4, 2)), Sample((2, 1, 3, 4), (5, 4, 2)), Sample((0, 4), (4, 2)),
         Sample((3, 0), (0, 2)), Bad((3, 4), (3, 2), error=ShapeError), Bad((2, 3, 4), (3, 4, 2), error=ShapeError),
     ],
 )  # fmt: skip
+matmul_tf32_p = _declared("matmul_tf32", True, [Sample([[1.0, 2.5], [-3.0, 0.5]], [[0.25, 4.0], [1.5, -2.0]])])
 
 
 def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
@@ -67,19 +82,23 @@ def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     x1: ``(..., m, k)`` or ``(k,)``; x2: ``(..., k, n)`` or ``(k,)``.  Raises ShapeError.
     """
     x, y = promote("matmul", (x1, x2))
+    return _product(matmul_tf32_p if rounds_products(x.dtype) else matmul_p, x, y)
+
+
+def _product(prim: Primitive, x: Tensor, y: Tensor) -> Tensor:
     left, right = x._buffer.node.aval.shape, y._buffer.node.aval.shape
     if not left or not right:
         raise ShapeError(f"matmul: operands of shape {left} and {right}; multiply scalars with *")
     if left[-1] != right[-2 if len(right) > 1 else 0]:
         raise ShapeError(f"matmul: inner sizes differ: {left} @ {right}")
     if len(left) == 1:
-        return squeeze(matmul(expand_dims(x, 0), y), -2 if len(right) > 1 else 0)
+        return squeeze(_product(prim, expand_dims(x, 0), y), -2 if len(right) > 1 else 0)
     if len(right) == 1:
-        return squeeze(matmul(x, expand_dims(y, 1)), -1)
+        return squeeze(_product(prim, x, expand_dims(y, 1)), -1)
     if len(left) > 2 and len(right) == 2:  # one product of tall matrices, and no batch of gradients to sum
-        flat = barrier(matmul_p, reshape(x, (prod(left[:-1]), left[-1])), y)
+        flat = barrier(prim, reshape(x, (prod(left[:-1]), left[-1])), y)
         return reshape(flat, (*left[:-1], right[-1]))
-    return barrier(matmul_p, x, y)
+    return barrier(prim, x, y)
 
 
 def tensordot(x1: TensorLike, x2: TensorLike, /, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:

@@ -107,6 +107,8 @@ class Optimizer:
         self.parts: Parts | None = None
         # By identity (a Variable has no hash); the variable is kept, so its id is not used again.
         self._slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
+        # Of half variables, by identity.
+        self._masters: dict[int, Variable] = {}
         # By name, what a counter held when it was last read, and its number: reading would wait for the device.
         self._counted: dict[str, tuple[object, Any]] = {}
 
@@ -114,11 +116,12 @@ class Optimizer:
         return Variable(0, trainable=False, name=f"{self.name}/{name}", dtype="int64", category="optimizer")
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_slots": list(self._slots.values()), "_counted": {}}
+        return {**self.__dict__, "_slots": list(self._slots.values()), "_masters": {}, "_counted": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Keys are the ids of the variables that came along: the model's, if they were pickled or copied together.
         self.__dict__.update(state, _slots={id(v): (v, slots) for v, slots in state["_slots"]})
+        self._masters = {id(v): slots[-1] for v, slots in state["_slots"] if masters.narrow(v)}
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -196,13 +199,15 @@ class Optimizer:
                 for slot in self.names_of(v):
                     name, dtype = f"{self.name}/{slot}/{v.name}", updates.wide(v.dtype)
                     if slot == "master":
-                        x = unrecorded(ops.astype, self._value(v), dtype)
+                        x = unrecorded(ops.astype, v._content() if self.parts is None else self.parts.value(v), dtype)
                     else:
                         x = ops.full(self._shape(v), self.initial(slot), dtype=dtype, device=v.device)
                     slots.append(Variable(x, trainable=False, name=name, category="optimizer"))
                     if self.parts is not None:
                         self.parts.made(v, slots[-1])
                 self._slots[id(v)] = v, tuple(slots)
+                if masters.narrow(v):
+                    self._masters[id(v)] = slots[-1]
 
     def _shape(self, variable: Variable) -> tuple[int, ...]:
         """Of what is kept for a variable."""
@@ -212,6 +217,7 @@ class Optimizer:
         """Drop the state of these variables; the next ``apply`` begins with zeros."""
         for v in variables:
             self._slots.pop(id(v), None)
+            self._masters.pop(id(v), None)
 
     @property
     def variables(self) -> list[Variable]:
@@ -247,8 +253,7 @@ class Optimizer:
             own = saving.state_of(self, variables, "what load_state_dict was given")
             return state_dicts.put(str(self), own, state, strict)
         except BaseException:
-            for v in new:
-                del self._slots[id(v)]
+            self.forget(new)
             raise
 
     def _named(self, of: Any) -> saving.Named:
@@ -315,7 +320,7 @@ class Optimizer:
 
     def _change_rows(self, g: IndexedSlices, v: Variable, rate: float, step: int) -> None:
         """Change the rows of a variable, and of its slots, that ``g`` names, each once, or by -1 for none."""
-        tables, narrow = (v, *self._slots[id(v)][1]), masters.narrow(v)
+        tables, narrow = (v, *self._slots[id(v)][1]), id(v) in self._masters
         shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
         if not narrow and (formula := self.formula(rate, step)) is not None:
             return row_updates.update_rows(formula, tables, g.indices, g.values, shrink)
@@ -334,32 +339,27 @@ class Optimizer:
         """
         variables = [v for _, v in pairs]
         slots = [self._slots[id(v)][1][: len(self.slot_names)] for v in variables]
-        xs = [self._in_full(v) for v in variables]
+        xs = [v._content() if self.parts is None else self.parts.value(v) for v in variables]
+        if self._masters:
+            full = [self._masters.get(id(v)) for v in variables]
+            xs = [x if m is None else masters.digits(v, x, m._content()) for v, x, m in zip(variables, xs, full)]
         state = [tuple(s._content() for s in own) for own in slots]
         shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
         new = self.update_many(xs, [g for g, _ in pairs], state, rate, step, shrink)
         if last is not True:
             new = [_where(last, made, (x, *own)) for made, x, own in zip(new, xs, state)]
+        values = []
         for v, own, (value, *others) in zip(variables, slots, new):
             for target, changed in zip(own, others):
                 target.assign(changed)
-            if masters.narrow(v):
-                self._slots[id(v)][1][-1].assign(value)
+            if id(v) in self._masters:
+                self._masters[id(v)].assign(value)
+                value = masters.rounded(v, value)
             if self.parts is None:
-                v.assign(masters.rounded(v, value))
+                v.assign(value)
+            values.append(value)
         if self.parts is not None:
-            self.parts.assign(variables, [masters.rounded(v, value) for v, (value, *_) in zip(variables, new)])
-
-    def _value(self, variable: Variable) -> Tensor:
-        """The present value, or this process's part of it."""
-        return variable._content() if self.parts is None else self.parts.value(variable)
-
-    def _in_full(self, variable: Variable) -> Tensor:
-        """The value to update: a half one with the digits that its master has beyond it."""
-        value = self._value(variable)
-        if not masters.narrow(variable):
-            return value
-        return masters.digits(variable, value, self._slots[id(variable)][1][-1]._content())
+            self.parts.assign(variables, values)
 
     def _accumulated(
         self, pairs: list[tuple[Tensor, Variable]], calls: Variable
@@ -471,7 +471,8 @@ class Optimizer:
             raise GradientError(f"{self}: wanted a gradient {variable.shape} for {_name(variable)}, got {g.shape}")
         if "complex" in str(g.dtype):
             raise DTypeError(f"{self}: wanted a real gradient for {_name(variable)}, got {g.dtype}")
-        wide = updates.wide(variable.dtype)
+        master = self._masters.get(id(variable))
+        wide = (variable if master is None else master).dtype
         if isinstance(g, IndexedSlices):
             values, indices = summed(g)
             return IndexedSlices.of(ops.astype(values, wide), indices, g.dense_shape)
@@ -487,13 +488,8 @@ def _content(variable: Variable) -> Any:
     return variable._cell.get(variable)
 
 
-def _on(flag: Any, x: Tensor) -> Tensor:
-    """``flag`` as a bool on the device of ``x``."""
-    return ops.asarray(flag, dtype="bool", device=x.device)
-
-
 def _where(flag: Any, new: Sequence[Tensor], old: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Each of ``new`` if ``flag``, a live number or a tensor, is true, else of ``old``."""
-    chosen = tuple(ops.where(_on(flag, x), x, y) for x, y in zip(new, old))
+    chosen = tuple(ops.where(ops.asarray(flag, dtype="bool", device=x.device), x, y) for x, y in zip(new, old))
     materialize(*chosen)
     return chosen
