@@ -23,7 +23,6 @@ from tapegrad.core.protocols import Retained, Steps
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.core.state import during, thread
 from tapegrad.device import Device, dtypes, phantom, tally
-from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array
 from tapegrad.engine import make, region
@@ -327,28 +326,28 @@ class Counted(Executor):
         """
         site: Any = node.site
         recorders = thread.recorders
-        out = None
         if not site.small or account.one_by_one:
             out = super().run_elementwise(node, inputs)
         else:  # not a function of its own: its call would cost as much as the counting
-            ufunc, same = site.direct, False
-            a = inputs[0].array
-            count = len(inputs)
-            if ufunc is None or a is None or count > 2 or type(a) is HostScalar:
+            ufunc, same = site.direct, False  # of a device whose numbers are arrays
+            a, count = inputs[0].array, len(inputs)
+            if ufunc is None or a is None or count > 2:
                 own, same, array = self._told_of(site, inputs)
             elif count == 1:
                 own, array = a.base is None, ufunc(a)
             else:
                 b = inputs[1].array
-                if b is None or type(b) is HostScalar:
+                if b is None:
                     b = array_of(inputs[1])
                 own, same, array = a.base is None and b.base is None, a is b, ufunc(a, b)
             if own:
                 out = _new(Buffer)  # `__init__` would tell the account
-                out.array, out.node, out.keeps, out.span, out.loop = array, node, NOTHING, None, None
-                if not account.current.evaluated((site.runs or runs_of(site))[same], out, recorders):
-                    out = None
-            if out is None:
+                out.array = array
+                out.node = node
+                out.keeps = NOTHING
+                out.span = out.loop = None
+                own = account.current.evaluated((site.runs or runs_of(site))[same], out, recorders)
+            if not own:
                 who = account.current
                 who.applied(node, inputs)
                 out = self._ran_small(node, arrays_of(inputs), array, None, who)

@@ -38,7 +38,7 @@ _PASSED_FOR = 32
 """Where so many values have been found held, they are looked at again only after so many rounds of eviction."""
 
 
-def _no_session() -> None:
+def _none() -> None:
     return None
 
 
@@ -80,8 +80,8 @@ class Manager(Account):
         """The smallest of the budgets that are in force; infinite, if there are policies alone."""
         self._asked = False  # somebody is making room: who needs some waits
         self._storages = Storages()
-        self._graph: Any = None
-        self._session: Callable[[], Session | None] = _no_session
+        self._graph: Callable[[], Graph | None] = _none
+        self._session: Callable[[], Session | None] = _none
         """That of the graph, if something records."""
         self._here = 0
         self._passed: list[tuple[weakref.ref[Recipe], weakref.ref[Graph]]] = []
@@ -159,7 +159,7 @@ class Manager(Account):
         Who watches goes on: a plan that is in force is so in the block, too.
         """
         before, promises = dict(self.__dict__), LEDGER.promises_apart({})
-        self._storages, self._graph, self._session = Storages(), None, _no_session
+        self._storages, self._graph, self._session = Storages(), _none, _none
         self._here, self._passed, self._asked, self.last_resorts = 0, [], False, weakref.WeakSet()
         self._decide([b for b in self._budgets if b.limit == inf and b.policy is None])
         try:
@@ -217,7 +217,7 @@ class Manager(Account):
         return found
 
     def _present(self) -> Graph | None:
-        return None if self._graph is None else self._graph()
+        return self._graph()
 
     def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """A node was applied where something records."""
@@ -250,7 +250,7 @@ class Manager(Account):
 
     def keep(self, buffers: tuple[Buffer, ...]) -> Retained:
         """A record wants ``buffers``; those with a recipe may be dropped later."""
-        graph = (None if self._graph is None else self._graph()) or self._new_graph()
+        graph = self._graph() or self._new_graph()
         keep = self._storages.keep
         if len(buffers) == 1:  # most often
             only = keep(graph, buffers[0])
@@ -271,7 +271,13 @@ class Manager(Account):
         if residuals:
             if recording.graph is None:  # it began before the budget did
                 recording.graph = self.graph()
-            kept = self.keep(residuals)
+            graph = self._graph()
+            if graph is not None and len(residuals) == 1:  # most often
+                only = self._storages.keep(graph, residuals[0])
+                if type(only) is Kept:
+                    kept = only if len(thread.recorders) < 2 else self.keep(residuals)
+            else:
+                kept = self.keep(residuals)
         if LEDGER.detailed or LEDGER.journal is not None:
             LEDGER.recorded(recording, node, residuals)
         return kept
@@ -433,23 +439,23 @@ class Manager(Account):
 
     # Making values again ---------------------------------------------------------------------------------------
 
-    def restore(self, kept: list[Kept]) -> list[Any]:
+    def restore(self, kept: tuple[Kept, ...]) -> tuple[Any, ...]:
         """The buffers of kept values; what is missing is made again."""
-        if len(kept) == 1 and not thread.recorders and not self._storages.offloads.any:  # most often
+        if len(kept) == 1 and not self._storages.offloads.any and not thread.recorders:  # most often
             (only,) = kept
             if only.buffer is not None:
                 self._here = only.recipe.node.index
-                return [only.buffer]
+                return (only.buffer,)
         here, present = 0, []
         for k in kept:
             here = max(here, k.recipe.node.index)
             present.append(k.buffer)
         self._here = here
         if None not in present and not thread.recorders and not self._storages.offloads.any:
-            return present
-        return [*map(self._restored(kept).__getitem__, map(id, kept))]
+            return tuple(present)
+        return tuple(map(self._restored(kept).__getitem__, map(id, kept)))
 
-    def _restored(self, kept: list[Kept]) -> dict[int, Buffer]:
+    def _restored(self, kept: tuple[Kept, ...]) -> dict[int, Buffer]:
         """By the ids of kept values; with companions, and what a tier will be asked for next."""
         found: dict[int, Any] = {id(k): k.buffer for k in kept}
         missing = [k.recipe for k in kept if found[id(k)] is None]

@@ -12,6 +12,7 @@ needs goes at once, and a value's history when nothing records.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -110,7 +111,7 @@ class Kept:
 
     def restored(self) -> tuple[Buffer, ...]:
         """The buffer, made again if need be: a record may hold one kept value in place of residuals."""
-        return tuple(self.graph.restore([self]))
+        return self.graph.restore((self,))
 
     def there(self) -> tuple[Buffer, ...]:
         """The buffer, if it has not been dropped."""
@@ -136,7 +137,7 @@ class Residuals:
     def restored(self) -> tuple[Buffer, ...]:
         """The buffers, made again if need be."""
         kept = [k for k in self.things if type(k) is Kept]
-        made = iter(kept[0].graph.restore(kept))
+        made = iter(kept[0].graph.restore(tuple(kept)))
         return tuple([next(made) if type(k) is Kept else k for k in self.things])
 
     def there(self) -> tuple[Buffer, ...]:
@@ -216,11 +217,12 @@ class Graph:
     Who holds a recipe: a kept value, a recipe that is made from it, and, while something records, its value.
     """
 
-    def __init__(self, restore: Callable[[list[Kept]], list[Buffer]]) -> None:
+    def __init__(self, restore: Callable[[tuple[Kept, ...]], tuple[Buffer, ...]]) -> None:
         self.recipes = Index()
         self.restore = restore
         self._session: weakref.ref[Session] | None = None
-        self._number = 0
+        self.number = 0
+        """Of the session, which no other graph has."""
         self._sums: weakref.WeakKeyDictionary[Buffer, bytes] = weakref.WeakKeyDictionary()  # of memory of the user's
         self._live: list[weakref.ref[Buffer]] = []
         """Values that hold their recipes; those that are gone are forgotten when it has doubled."""
@@ -231,7 +233,7 @@ class Graph:
         session = self.present()
         if session is None:
             session = Session(self)
-            self._number += 1
+            self.number = next(_numbers)
             self._session = weakref.ref(session)
         return session
 
@@ -246,28 +248,44 @@ class Graph:
         """
         if node.prim.effect is not None:
             return
-        refs, session = self.recipes.refs, self._number
+        session = self.number
         sources: list[Recipe | Buffer] = []
         for b in inputs:
-            ref = refs.get(b.node.index)
-            source = None if ref is None else ref()
-            if source is None:
-                sources.append(b)
-                if b.array is not None and (b.keeps or b.node.params is SHARED):
-                    self._note_shared(b)
-            else:
+            try:  # most often it was made in this session, or has no recipe
+                source = b.recipe
+                known = source.session
+            except AttributeError:
+                known = -1
+            if known == session:
                 sources.append(source)
-                if source.session != session:
-                    self._carry(source, b)
+            else:
+                sources.append(b if known == NEVER else self._source(b))
         out.recipe = recipe = _new(Recipe)  # without the call of `__init__`: this is on the way of every operation
-        recipe.node, recipe.inputs, recipe.buffer, recipe.session = node, tuple(sources), weakref.ref(out), session
-        refs[node.index] = weakref.ref(recipe)
+        recipe.node = node
+        recipe.inputs = tuple(sources)
+        recipe.buffer = own = getattr(out, "entry", None) or weakref.ref(out)  # an entry refers to it, too
+        recipe.session = session
+        self.recipes.refs[node.index] = weakref.ref(recipe)
         live = self._live
-        live.append(recipe.buffer)
+        live.append(own)
         if len(live) >= self._prune_at:
             live[:] = [b for b in live if b() is not None]
             self._prune_at = max(_FIRST_PRUNING, 2 * len(live))
             self.recipes.clear_gone()
+
+    def _source(self, buffer: Buffer) -> Recipe | Buffer:
+        """What is noted of an operand: its recipe, or itself if it has none."""
+        recipe = self.recipes.get(buffer.node.index)
+        if recipe is None:
+            if buffer.array is not None:
+                if buffer.keeps or buffer.node.params is SHARED:
+                    self._note_shared(buffer)
+                elif not hasattr(buffer, "recipe"):
+                    buffer.recipe = _NO_RECIPE  # and never will have one
+            return buffer
+        if recipe.session != self.number:
+            self._carry(recipe, buffer)
+        return recipe
 
     def _note_shared(self, buffer: Buffer) -> None:
         """Note what memory of the user's holds when it is read."""
@@ -289,7 +307,7 @@ class Graph:
 
     def _carry(self, recipe: Recipe, buffer: Buffer) -> None:
         """A value of an earlier session is used: keep it for good if that has fewer bytes than its history."""
-        recipe.session = self._number
+        recipe.session = self.number
         if recipe.pinned is None and recipe.value() is buffer and buffer.array is not None:
             if bytes_held_for(recipe) >= buffer.node.aval.nbytes:
                 self.pin(recipe, buffer)
@@ -361,6 +379,11 @@ def bytes_held_for(recipe: Recipe) -> int:
 
 
 _new = Recipe.__new__
+_numbers = itertools.count(1)
+NEVER = 0
+"""The session of what stands for no recipe."""
+_NO_RECIPE = _new(Recipe)
+_NO_RECIPE.session = NEVER
 _MOST_WALKED = 64
 _FIRST_PRUNING = 4096
 

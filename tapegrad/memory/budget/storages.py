@@ -16,12 +16,13 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.errors import OffloadError
 from tapegrad.memory.budget.eviction import Candidates
 from tapegrad.memory.budget.guard import Guard, guarded
-from tapegrad.memory.budget.recipes import Graph, Kept, Recipe, Storage, Watch, bytes_held_for, releasable, roots
+from tapegrad.memory.budget.recipes import NEVER, Graph, Kept, Recipe, Storage, Watch, bytes_held_for, releasable, roots
 from tapegrad.memory.ledger.costs import cost_of, transfer_of
 from tapegrad.memory.ledger.figures import rounded
 from tapegrad.memory.offload.offload import Offloads, move
 from tapegrad.memory.policies import RECOMPUTE, SAVE, Answer, Policy, asked
 
+_new = Kept.__new__
 _MOST_WALKED = 256
 """Nodes looked at to find the storages next to one; further ones are not counted as neighbours."""
 _MOST_NEW = 4096
@@ -110,14 +111,21 @@ class Storages:
 
     def keep(self, graph: Graph, buffer: Buffer) -> Kept | Buffer:
         """What a record is to hold of ``buffer``, as :meth:`kept` says; most often without the guard."""
-        ref = graph.recipes.refs.get(buffer.node.index)
-        recipe = None if ref is None else ref()
-        if recipe is None:
-            return buffer
+        try:
+            recipe = buffer.recipe  # most often of this session, or none
+            session = recipe.session
+        except AttributeError:
+            session = -1
+        if session != graph.number:
+            recipe = None if session == NEVER else graph.recipes.get(buffer.node.index)
+            if recipe is None:
+                return buffer
         known = recipe.kept
-        kept = None if known is None else known()
-        if kept is None and recipe.storage is None and self.policy is None:
-            kept = Kept(recipe, graph, buffer)
+        if (known is None or known() is None) and recipe.storage is None and self.policy is None:
+            kept = _new(Kept)  # without the call of `__init__`: this is on the way of every operation
+            kept.recipe = recipe
+            kept.graph = graph
+            kept.buffer = buffer
             own = weakref.ref(kept)
             if recipe.kept is known:  # no other thread runs until the next statement has
                 recipe.kept = own
@@ -125,8 +133,8 @@ class Storages:
                 if len(self._new) >= _MOST_NEW:
                     self.guard.run(self.register_new)
                 return kept
-            kept = None
-        return self.guard.run(self.kept, graph, buffer) if kept is None or kept.buffer is None else kept
+        there = recipe.keeping()
+        return self.guard.run(self.kept, graph, buffer) if there is None or there.buffer is None else there
 
     @guarded
     def spare(self, recipes: Iterable[Recipe]) -> None:

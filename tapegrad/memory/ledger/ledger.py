@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
+from operator import attrgetter
 from sys import _getframe
 from threading import get_ident
 from typing import Any, TypeVar
@@ -52,7 +53,7 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.executor import COUNTED
 from tapegrad.memory.ledger.costs import cost_of, moved_by, units
-from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Handed, Sums, Wanted, at_top
+from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Handed, Rise, Sums, Wanted
 from tapegrad.memory.ledger.figures import (
     GRAIN,
     Change,
@@ -72,6 +73,7 @@ from tapegrad.variable import everyone
 
 T = TypeVar("T")
 _ASIDE = locks.lock()
+_top = attrgetter("top")
 _BEFORE, _JOURNAL_KNOWS, _SMALL = "(before the measurement)", "(in the journal)", "(small values)"
 _MOST_EVENTS = 4096
 """So many wait at most, and what one operation adds."""
@@ -101,6 +103,8 @@ class Ledger(Account):
         more often."""
         self._at_once = self._watched = False
         """Whether events are added as they happen: where they are written down with the time."""
+        self._labels = False
+        """Whether events tell that a tape keeps a value: where categories are counted, and not at once."""
         self._open: list[Measure] = []
         self.journal: Journal | None = None
         """Written while a program is profiled."""
@@ -112,6 +116,8 @@ class Ledger(Account):
         self._of_code = NONE_SEEN
         """The instructions of the code that made the last small value: most often it makes the next one, too."""
         self._peaked: list[Measure] = []
+        self._rises = False
+        """Whether a new peak is likely: counting has begun, or there was one that had not been likely."""
         self._epoch = 0
         """How often all measures were closed; categories are facts of one epoch."""
         self._labelled = -1
@@ -266,6 +272,7 @@ class Ledger(Account):
         measure.peak_bytes = live
         if measure.detailed:
             self._peaked.append(measure)
+            self._rises = True
 
     @whole
     def close(self, measure: Measure) -> None:
@@ -276,10 +283,10 @@ class Ledger(Account):
             measure.live_by_category = self.by("category")
         measure.live_bytes, measure.settle, measure.now = self._entries.live_bytes, None, None
         self._open = [m for m in self._open if m is not measure]
-        self._update_at_once()
         if self.detailed and not any(m.detailed for m in self._open):
             self._entries.sum_up(False)
             self.detailed = False
+        self._update_at_once()
         if not self._open:
             account.count_with(None)
             self._epoch += 1
@@ -305,6 +312,7 @@ class Ledger(Account):
         """Events are added as they happen where a journal is written, or a timeline."""
         self._at_once = self._watched or self.journal is not None or any(m.timeline for m in self._open)
         account.tell_one_by_one(self._at_once)
+        self._labels = self.detailed and not self._at_once
         self._gone = self._events.append
         if self._at_once:
             self._gone = self._left
@@ -575,7 +583,7 @@ class Ledger(Account):
 
     def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
         """A tape keeps buffers, filled or pending, for the rules of ``node``."""
-        if self.detailed and not self._at_once:
+        if self._labels:
             for b in residuals:
                 try:
                     entry = b.entry
@@ -746,8 +754,9 @@ class Ledger(Account):
 
         What comes and goes in between matters to a peak alone: so a peak divides the batch.
         """
-        start = self._entries.live_bytes
-        sums = Sums(batch, start)
+        entries = self._entries
+        start = entries.live_bytes
+        sums: Sums | Rise = Rise(batch, start) if self._rises else Sums(batch, start)
         top, changes = sums.top, sums.changes
         higher = [m for m in self._open if top > m.__dict__["peak_bytes"]] if top > start else []
         if not all(any(m is known for known in higher) for m in self._peaked):
@@ -758,16 +767,17 @@ class Ledger(Account):
             self._add_work()
         for m in higher:
             m.__dict__["peak_bytes"] = top
-        self._entries.live_bytes = sums.live
+        entries.live_bytes = sums.live
         if self._limit != inf:
-            freed = sum([change.top for change in changes]) + start - sums.live
-            self.room += freed
+            self.room += sum(map(_top, changes)) + start - sums.live
         self._peaked = [m for m in higher if m.detailed]
+        self._rises = type(sums) is Sums and bool(self._peaked)
         if not self._peaked:
-            self._follow(sums)
+            self._follow(sums if type(sums) is Sums else Sums(batch))
             return
-        at = at_top(batch, start, top)
-        inside = batch[at][0].inside
+        rise = sums if type(sums) is Rise else Rise(batch, start)
+        at = [*map(id, batch)].index(id(rise.event))
+        inside = rise.event[0].inside
         self._follow(Sums(batch[: at + (inside is None)]))
         if at < len(batch) - 1 or inside is not None:
             self._note_peak(batch[at])

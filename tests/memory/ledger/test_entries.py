@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tapegrad.core.run import Evaluated, Run
-from tapegrad.memory.ledger.entries import Entries, Entry, Handed, Sums, at_top
+from tapegrad.memory.ledger.entries import Entries, Entry, Handed, Rise, Sums
 from tapegrad.memory.ledger.figures import new_of_run, of_bytes
 
 
@@ -69,7 +69,10 @@ def test_a_batch_may_be_divided_anywhere(gone: int, cuts: tuple[int, int]) -> No
     entries.sum_up(True)
     Sums(events)  # looked at as a whole, to find the peak, and then in parts
     for begin, end in pairwise((0, *cuts, len(events))):
-        Sums(events[begin:end])
+        rise = Rise(events[begin:end], entries.live_bytes)
+        sums = Sums(events[begin:end], entries.live_bytes)
+        assert (rise.top, rise.live, rise.changes) == (sums.top, sums.live, sums.changes)
+        assert Rise(events[begin:end], entries.live_bytes).live == sums.live, "also when they have been looked at"
         follow(entries, events[begin:end])
     by = {"activation": 1024, "temporary": 512, "gradient": 512}
     for category in ("temporary", "gradient")[:gone]:
@@ -84,7 +87,10 @@ def test_the_top_is_found_where_it_is_reached() -> None:
     told = Told(3)
     events = told.events[:]
     sums = Sums(events, 100)
-    assert sums.top == 100 + 512 + 1536 and at_top(events, 100, sums.top) == 1 and sums.live == 100 + 1024
+    assert sums.top == 100 + 512 + 1536 and sums.live == 100 + 1024
+    rise = Rise(events, 100)
+    assert rise.event is events[1] and (rise.top, rise.live) == (sums.top, sums.live)
+    assert Rise(events[2:], 4096).event is None
     assert len(sums.changes) == 2 and not sums.left and not sums.handed
 
 
