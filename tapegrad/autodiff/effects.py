@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from tapegrad.autodiff.records import Applied, Called, Record
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import Node
-from tapegrad.core.primitive import LEAF
+from tapegrad.core.node import LEAF, Node
 from tapegrad.core.protocols import Effect
 from tapegrad.core.state import thread
 from tapegrad.device.numerics import bits

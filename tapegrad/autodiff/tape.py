@@ -22,8 +22,7 @@ from tapegrad.autodiff.records import Record, reachable
 from tapegrad.autodiff.seeds import apart, handles, wants_zeros, weights_of
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import Node, next_index
-from tapegrad.core.primitive import LEAF
+from tapegrad.core.node import LEAF, Node, next_index
 from tapegrad.core.state import tell, tell_no_more, thread
 from tapegrad.device import dtypes
 from tapegrad.errors import (

@@ -13,7 +13,7 @@ Only what may still need a recipe's inputs refers to them:
 
 Corner cases, one answer each.  An index grows with every node, so index order is a topological order, and sorting
 replaces every search.  A view is a node whose buffer owns no bytes and keeps its base's buffer.  A constant, an input
-and a variable's value are nodes without a primitive.  Nothing here is ever changed after it is made.
+and a variable's value are leaves: nodes without a recipe.  Nothing here is ever changed after it is made.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from tapegrad.core.primitive import LEAF
+from tapegrad.core.primitive import Primitive
 
 if TYPE_CHECKING:
     from tapegrad.core.aval import ShapedArray
-    from tapegrad.core.primitive import Primitive, Site
+    from tapegrad.core.primitive import Site
     from tapegrad.core.rule import Params
 
 next_index = itertools.count(1).__next__
@@ -52,6 +52,17 @@ class Node:
         return f"%{self.index}:{self.aval!r} = {self.prim.name}"
 
 
+def _no_recipe(*avals: ShapedArray, **params: object) -> ShapedArray:
+    raise TypeError("a leaf has no recipe")
+
+
+class Leaf(Primitive):
+    """The primitive of what no operation has made."""
+
+
+LEAF = Leaf(name="leaf", operands=(), infer=_no_recipe, doc="An input, a constant, or the content of a variable.")
+ARENA = Leaf(name="arena", operands=(), infer=_no_recipe, doc="The memory of a captured function, which it keeps.")
+"""The only leaves; they are in no registry."""
 NO_PARAMS: Params = {}
 
 

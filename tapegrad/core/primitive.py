@@ -269,18 +269,6 @@ class Opaque(Barrier):
         return out
 
 
-def _no_recipe(*avals: ShapedArray, **params: object) -> ShapedArray:
-    raise TypeError("a leaf has no recipe")
-
-
-class Leaf(Primitive):
-    """The primitive of inputs, constants and contents of variables."""
-
-
-LEAF = Leaf(name="leaf", operands=(), infer=_no_recipe, doc="A value that no operation has made.")
-"""The only leaf; it is in no registry."""
-
-
 class Site:
     """An elementwise primitive with operands of certain avals.
 

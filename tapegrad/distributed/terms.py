@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from tapegrad.autodiff.records import Applied, Record
-from tapegrad.core.node import Node
-from tapegrad.core.primitive import LEAF
+from tapegrad.core.node import LEAF, Node
 from tapegrad.errors import ReplicatedTargetWarning, warn
 
 _SUMS = frozenset({"add", "subtract"})

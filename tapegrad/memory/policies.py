@@ -24,8 +24,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import ShapedArray
-from tapegrad.core.node import Node
-from tapegrad.core.primitive import LEAF, Barrier
+from tapegrad.core.node import LEAF, Node
+from tapegrad.core.primitive import Barrier
 from tapegrad.errors import PolicyError
 from tapegrad.memory.offload.tiers import Tier
 from tapegrad.spellings import open_to_users

@@ -14,8 +14,7 @@ from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.records import Called, Record
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import Node
-from tapegrad.core.primitive import LEAF
+from tapegrad.core.node import LEAF, Node
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import NotATensorError
 from tapegrad.memory import html

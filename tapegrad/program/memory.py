@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tapegrad.core import account
 from tapegrad.core.aval import Shape, ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import leaf
+from tapegrad.core.node import ARENA, NO_PARAMS, Node, leaf
 from tapegrad.device import CPU, Device, cxx, dtypes
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import array_of
@@ -40,7 +40,7 @@ class Memory:
         align = alignment(device)
         self.layout = plan(program, align, outside)
         aval = shaped((self.layout.nbytes + align,), _BYTE, device)
-        self.arena: Buffer = account.current.in_room((aval,), ("function",), fresh, aval)
+        self.arena: Buffer = account.current.in_room((aval,), ("function",), _arena, aval)
         account.current.labelled(self.arena, "activation", "the arena of a captured function")
         memory: Array = self.arena.array
         at = cxx.address(memory)
@@ -105,6 +105,10 @@ def _on(device: Device, memory: Array, offset: int, view: View) -> Array:
     if 0 in view.shape:
         return device.empty(view.shape, view.dtype)
     return device.placed(memory, offset, view.shape, view.dtype, view.strides)
+
+
+def _arena(aval: ShapedArray) -> Buffer:
+    return Buffer(aval.device.empty(aval.shape, aval.dtype), Node(ARENA, NO_PARAMS, aval))
 
 
 def fresh(aval: ShapedArray) -> Buffer:

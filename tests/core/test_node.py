@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tapegrad.core.aval import shaped
-from tapegrad.core.node import SHARED, leaf
-from tapegrad.core.primitive import LEAF, REGISTRY
+from tapegrad.core.node import LEAF, SHARED, leaf
+from tapegrad.core.primitive import REGISTRY
 from tapegrad.device import CPU
 
 

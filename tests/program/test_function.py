@@ -1252,3 +1252,22 @@ def test_an_index_of_a_list_is_a_look():
             tg.errors.FunctionError, match=r"tg.asarray\(a\)\[i\] in place of a\[i\] of a list or NumPy array"
         ):
             tg.fori_loop(0, 3, tg.function(lambda i, x, s=sequence: x * s[i]), tg.ones(2))
+
+
+def test_who_counts_later_knows_what_an_arena_is() -> None:
+    """Also where nobody counted when it was made."""
+    gc.collect()
+    with tg.measure():
+        others = tg.memory.LEDGER.by("primitive").get("arena", 0)
+    w = tg.Variable(np.ones((64, 64)))
+    step = tg.function(lambda x: tg.sum(tg.tanh(tg.tanh(x @ w) @ w)))
+    x = tg.ones((512, 64), dtype="float64")
+    for _ in range(3):
+        step(x)
+    nbytes = step.plan(x).arena_bytes
+    with tg.measure() as m:
+        assert nbytes <= tg.memory.LEDGER.by("primitive")["arena"] - others <= nbytes + 1024 and m.live_bytes > nbytes
+        assert tg.memory.LEDGER.by("category")["activation"] >= nbytes
+    with pytest.raises(tg.errors.BudgetError, match=r"KiB  arena\n"), tg.memory_budget("1KiB"):
+        pass
+    step.release()

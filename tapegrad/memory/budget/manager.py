@@ -15,8 +15,7 @@ from tapegrad.core.account import Account
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.locks import whole
-from tapegrad.core.node import Node
-from tapegrad.core.primitive import LEAF
+from tapegrad.core.node import LEAF, Node
 from tapegrad.core.protocols import Recorder, Recording, Retained
 from tapegrad.core.state import thread
 from tapegrad.device import in_use, pressure
@@ -296,25 +295,22 @@ class Manager(Account):
 
     def in_room(self, avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: Any) -> T:
         """What ``make(*args)`` returns, which makes buffers of values like these.  Raises BudgetError."""
+        nbytes = 0
+        for a in avals:
+            nbytes += -(-a.nbytes // GRAIN) * GRAIN
         before = LEDGER.promised()
         try:
             try:
-                self._reserve(avals, names)
+                if not LEDGER.promise(nbytes):
+                    if self.limit == inf:
+                        self._offload()
+                    self._with_room(nbytes, names, LEDGER.promise_made, nbytes)
                 return make(*args)
             finally:
                 LEDGER.settle_promise(before)
         except BaseException:
             LEDGER.settle_promise(before)  # once more, for an interrupt in the line above
             raise
-
-    def _reserve(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> None:
-        nbytes = 0
-        for a in avals:
-            nbytes += -(-a.nbytes // GRAIN) * GRAIN
-        if not LEDGER.promise(nbytes):
-            if self.limit == inf:
-                self._offload()
-            self._with_room(nbytes, names, LEDGER.promise_made, nbytes)
 
     def allocated(self, weak: weakref.ref[Buffer]) -> None:
         """Count a buffer's bytes: those that :meth:`in_room` made room for, or others (a small value, an array)."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.primitive import LEAF
+from tapegrad.core.node import LEAF
 from tapegrad.engine.evaluate import again, array_of
 from tapegrad.memory.budget.recipes import Graph, Recipe
 from tapegrad.memory.ledger.ledger import LEDGER

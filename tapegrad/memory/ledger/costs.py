@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tapegrad.core.aval import ShapedArray
-from tapegrad.core.node import Node
-from tapegrad.core.primitive import LEAF, Barrier, Elementwise, Primitive
+from tapegrad.core.node import LEAF, Node
+from tapegrad.core.primitive import Barrier, Elementwise, Primitive
 from tapegrad.device import cxx
 from tapegrad.device.types import Array, Params
 

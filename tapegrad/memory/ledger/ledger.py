@@ -43,8 +43,7 @@ from tapegrad.core import buffer as _buffer
 from tapegrad.core.account import Account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.locks import section, whole
-from tapegrad.core.node import Node
-from tapegrad.core.primitive import LEAF
+from tapegrad.core.node import ARENA, LEAF, Leaf, Node
 from tapegrad.core.protocols import Recording
 from tapegrad.core.run import Run
 from tapegrad.core.state import thread
@@ -705,8 +704,9 @@ class Ledger(Account):
     # Entries ---------------------------------------------------------------------------------------------------
 
     def _category_of(self, buffer: Buffer) -> str:
-        if buffer.node.prim is LEAF:
-            return "temporary" if HERE.optimizing else "input"
+        prim = buffer.node.prim
+        if type(prim) is Leaf:
+            return "activation" if prim is ARENA else "temporary" if HERE.optimizing else "input"
         if HERE.reruns:
             return "rematerialized"
         if self._wanted.found and self._wanted.take(buffer):
@@ -956,7 +956,8 @@ class Ledger(Account):
 
 def _old(buffer: Buffer | None) -> tuple[str, Place]:
     """Category and place of what was there before anybody counted."""
-    return ("input" if buffer is not None and buffer.node.prim is LEAF else "user"), _BEFORE
+    prim = None if buffer is None else buffer.node.prim
+    return "input" if prim is LEAF else "activation" if prim is ARENA else "user", _BEFORE
 
 
 LEDGER = Ledger()

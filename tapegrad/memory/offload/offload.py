@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapegrad.core import account, locks
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import Node
-from tapegrad.core.primitive import LEAF
+from tapegrad.core.node import LEAF, Node
 from tapegrad.core.state import thread
 from tapegrad.device import Device, phantom
 from tapegrad.device.host_scalar import HostScalar

@@ -13,8 +13,7 @@ from checks import c64
 import tapegrad as tg
 from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import NO_PARAMS, Node
-from tapegrad.core.primitive import LEAF
+from tapegrad.core.node import LEAF, NO_PARAMS, Node
 from tapegrad.device import asdevice
 from tapegrad.engine import region
 from tapegrad.memory.budget.eviction import Candidates, Part
