@@ -10,7 +10,7 @@ jumps as well: so two threads may draw from one generator of random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
@@ -114,9 +114,9 @@ def seen_by_overlays() -> bool:
 
 
 @contextmanager
-def lookout() -> Iterator[Seen]:
+def lookout(kind: Callable[[tuple[object, ...]], Seen] = Seen) -> Iterator[Seen]:
     """Note each cell used in the block, in this thread, with its content before its first use."""
-    seen = Seen(_cells.overlays)
+    seen = kind(_cells.overlays)
     before = _cells.lookouts
     _cells.lookouts = (*before, seen)
     try:

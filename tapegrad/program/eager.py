@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 from tapegrad import nest
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.cell import Cell, lookout, shadowed
+from tapegrad.core.cell import Cell, Seen, lookout, shadowed
 from tapegrad.core.state import during
 from tapegrad.engine.evaluate import fill
 from tapegrad.errors import FunctionError
-from tapegrad.memory.budget.budget import memory_budget
+from tapegrad.memory.budget.budget import yielding
 from tapegrad.program.capture import PACKAGE
 from tapegrad.program.memory import Bits, bits_of
 from tapegrad.program.program import Write
@@ -66,6 +67,21 @@ _STORES = Variable._content_of.__code__
 _LOOK: Any = _Look()
 
 
+class _Reads(Seen):
+    """Cells that were used; the bytes of each variable are the less room."""
+
+    def __init__(self, room: yielding | None, overlays: tuple[object, ...]) -> None:
+        super().__init__(overlays)
+        self._room = room
+
+    def got(self, cell: Cell, content: object, owner: object) -> None:
+        """This thread has read ``content``."""
+        new = self._room is not None and cell not in self and cell not in self.made
+        super().got(cell, content, owner)
+        if new and isinstance(owner, Variable) and self._room is not None:
+            self._room.has_read(owner.nbytes)
+
+
 def called(f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any]) -> R:
     """What ``f`` returns for copies of lists and dicts: it may change them."""
     own, by_name = nest.map_leaves(lambda x: x, (args, named))
@@ -74,7 +90,7 @@ def called(f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any]) ->
 
 def eager(
     f: Callable[..., R], args: tuple[Any, ...], named: dict[str, Any], then: Callable[[R], None] | None = None,
-    room: memory_budget | None = None,
+    room: yielding | None = None,
 ) -> R:  # fmt: skip
     """What ``f`` returns.  If it and ``then``, which gets the result, succeed, variables get what ``f`` writes.
 
@@ -82,7 +98,7 @@ def eager(
     """
     writes: dict[Cell, Any] = {}
     with shadowed(writes):
-        with lookout() as seen, nullcontext() if room is None else room:
+        with lookout(partial(_Reads, room)) as seen, nullcontext() if room is None else room:
             result = during(called, f, args, named, batches=(_LOOK,))
             if room is not None:
                 fill([x._buffer for x in nest.flatten(result) if type(x) is Tensor])

@@ -197,10 +197,13 @@ class Function(Generic[P, R]):
             return self._f(*args, **named)
 
     def _room(self, own: int) -> yielding | None:
-        """The budget for an eager call, to which ``own`` of the bytes alive count; None: there is none."""
+        """The budget for an eager call, to which ``own`` of the bytes alive count; None: there is none.
+
+        If they exceed it, most are of others: then those of what the call reads count, as soon as it does.
+        """
         if self._budget == inf:
             return None
-        return yielding(max(0, int(self._budget) - (own if own < self._budget else 0)))
+        return yielding(int(self._budget), own if own < self._budget else 0)
 
     def _note_excess(self, room: yielding | None, entry: _Entry) -> None:
         if room is not None and entry.plain is not None:

@@ -491,6 +491,13 @@ def test_the_first_two_calls_keep_the_budget(make):
     assert f.stats.over_budget <= constants
 
 
+@pytest.mark.parametrize("make", [dropping, wave], ids=lambda f: f.__name__)
+def test_the_first_two_calls_keep_the_budget_whatever_else_is_alive(make):
+    others = [tg.Variable(np.ones(4096, np.float32)) for _ in range(32)]
+    assert sum(v.nbytes for v in others) > middle(make())[0]
+    test_the_first_two_calls_keep_the_budget(make)
+
+
 def test_a_training_step_keeps_the_budget_from_its_first_call():
     x, y = normal(256, 64), normal(256, 64, seed=1)
 

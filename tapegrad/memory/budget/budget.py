@@ -85,10 +85,14 @@ class memory_budget:
 
 
 class yielding(memory_budget):
-    """Room for ``more`` bytes than are alive when it is entered; where these are not enough, for what is needed."""
+    """Room for ``more`` bytes than are alive when it is entered; where these are not enough, for what is needed.
 
-    def __init__(self, more: int) -> None:
-        self._begin(more, None, yields=True)
+    ``read``: bytes of what is alive then that count, too; what is read beyond these leaves less room.
+    """
+
+    def __init__(self, more: int, read: int = 0) -> None:
+        self._begin(more - read, None, yields=True)
+        self._unread = read
         self._measure = Measure()
         self._before = 0
 
@@ -99,6 +103,13 @@ class yielding(memory_budget):
     def _bytes(self) -> float:
         self._before = LEDGER.live_bytes
         return self._before + self._limit
+
+    def has_read(self, nbytes: int) -> None:
+        """So many bytes of what was alive before are read."""
+        beyond = max(0, nbytes - self._unread)
+        self._unread -= nbytes - beyond
+        if beyond:
+            MANAGER.lessen(self._measure, beyond)
 
     @property
     def taken(self) -> int:

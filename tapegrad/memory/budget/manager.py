@@ -115,6 +115,11 @@ class Manager(Account):
         """One budget less; a second call does nothing."""
         self._decide([b for b in self._budgets if b.measure is not measure])
 
+    @whole
+    def lessen(self, measure: object, nbytes: int) -> None:
+        """The limit of ``measure`` is so many bytes less; who needs room next makes it."""
+        self._decide([replace(b, limit=max(0, b.limit - nbytes)) if b.measure is measure else b for b in self._budgets])
+
     def _decide(self, budgets: list[_Budget]) -> None:
         """The smallest limit and the last policy, the innermost, are in force."""
         self._set(budgets)
