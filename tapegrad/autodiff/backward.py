@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -196,6 +196,9 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
         if path is None or inputs[i].index in path:
             raise NoGradientError(f"{node.prim.name}: has no gradient in operand {i} ({inputs[i].aval!r})")
     plain = [*map(_aval, inputs), node.aval]
+    if plan.pulls and plan.pulls[0][1].joint:
+        _pull_jointly(record, ct, values, plain, cts, path, lead)
+        return
     for i, rule in plan.pulls:
         target = inputs[i]
         if path is not None and target.index not in path:
@@ -217,6 +220,37 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
         else:
             g = mapped("jacobian", _rule_of(node, rule, i, values, plain, target.aval), ct)
         accumulate(cts, target.index, g)
+
+
+def _pull_jointly(
+    record: Applied,
+    ct: Tensor,
+    values: dict[int, Tensor],
+    avals: list[ShapedArray],
+    cts: Cotangents,
+    path: set[int] | None,
+    lead: int | None,
+) -> None:
+    """The same by one rule for all operands; rows of a Jacobian by a batch of calls."""
+    node, inputs = record.node, record.inputs
+    rule = record.plan.pulls[0][1]
+    wanted = tuple([i for i in record.plan.positions if path is None or inputs[i].index in path])
+
+    def pull(ct: Tensor, wanted: tuple[int, ...]) -> list[Tensor]:
+        if node.aval.dtype.kind != "c" or not node.prim.holomorphic:
+            found: list[Tensor] = rule(ct, values, avals, node.params, wanted)
+            return found
+        return [conj(g) for g in rule(conj(ct), values, avals, node.params, wanted)]  # as in apply_rule
+
+    def one(i: int, ct: Tensor) -> Tensor:
+        return fit(pull(ct, (i,))[0], avals[i])
+
+    if lead is None:
+        gs = pull(ct, wanted) if wanted else []
+    else:
+        gs = [mapped("jacobian", partial(one, i), ct) for i in wanted]
+    for i, g in zip(wanted, gs, strict=True):
+        accumulate(cts, inputs[i].index, fit(g, avals[i]) if lead is None else g)
 
 
 def apply_rule(

@@ -12,8 +12,9 @@ Its class says how it runs: :class:`Elementwise`, :class:`View`, or a :class:`Ba
 Rules are written in tensors, so higher order is free.  **A rule's parameter names declare what it reads**: ``ct`` or
 ``t`` (cotangent, tangent), ``out`` (the result), an operand's name (its value), ``NAME_aval`` or ``out_aval`` (an aval,
 which retains nothing), ``xs_aval``/``i`` (avals of all operands and the operand's position, for variadic operations),
-``*rest`` (the values of all operands after the first), or a parameter of the operation.  What no rule names cannot be
-retained.  Inside a ``linear`` transpose an operand's own name is its aval: a linear rule *cannot* retain its input.
+``*rest`` (the values of all operands after the first), or a parameter of the operation.  A rule that names ``wanted``,
+positions, serves all operands: it yields a list.  What no rule names cannot be retained.  Inside a ``linear`` transpose
+an operand's own name is its aval: a linear rule *cannot* retain its input.
 """
 
 from __future__ import annotations
@@ -126,11 +127,7 @@ class Primitive:
         if found is None:
             tracked = [i for i in range(count) if mask >> i & 1]
             pulls = [(i, rule) for i in tracked if (rule := self.rule(i)) is not None]
-            slots: list[int] = []
-            for _, rule in pulls:
-                for slot in rule.slots_of(count):
-                    if slot not in slots:
-                        slots.append(slot)
+            slots = dict.fromkeys(slot for _, rule in pulls for slot in rule.slots_of(count))
             lacking = tuple(i for i in tracked if self.rule(i) is None)
             found = self.plans[mask, count] = Plan(tuple(slots), tuple(pulls), lacking)
         return found
@@ -237,6 +234,7 @@ class Opaque(Barrier):
     temporaries: Function | None = None
     """``temporaries(aval, *arrays, **params)``: shapes and dtypes of the arrays that ``cuda`` is lent, as
     ``temporaries=``, for a result of ``aval``; ``impl`` of a primitive with an effect is lent them, too."""
+    parts: bool = False  # whether the kernel that writes the result writes and reads the temporaries, and no other
     scratch: Function | None = None
     """``scratch(aval, *arrays, **params)``: bytes that ``impl`` takes for itself at most, and gives back."""
     dry: Function | None = None
@@ -408,6 +406,7 @@ class Fields(TypedDict, total=False):
     into: bool
     cuda: Function | None
     temporaries: Function
+    parts: bool
     scratch: Function
     dry: Function | None
     flops: Callable[..., int]
@@ -478,11 +477,12 @@ def general(
     *,
     infer: Callable[..., ShapedArray],
     impl: Function | None = None,
-    vjp: Sequence[Function | None] = (),
+    vjp: Sequence[Function | None] | Function = (),
     jvp: Sequence[Function | None] | None = None,
     **fields: Unpack[Fields],
 ) -> Primitive:
     """Declare any other function: a VJP rule with ``ct`` and a JVP rule with ``t`` for each operand (or None)."""
     operands = _operands_of(impl)
     push = None if jvp is None else _rules(jvp, operands)
-    return _declared(fields, impl=impl, name=name, operands=operands, infer=infer, vjp=_rules(vjp, operands), jvp=push)
+    pull = Rule(vjp, operands) if callable(vjp) else _rules(vjp, operands)
+    return _declared(fields, impl=impl, name=name, operands=operands, infer=infer, vjp=pull, jvp=push)

@@ -38,9 +38,12 @@ def with_parameters(f: F, parameters: Sequence[inspect.Parameter]) -> F:
 
 
 class Rule:
-    """A derivative rule: a function in tensors, and what its parameter names say it reads."""
+    """A derivative rule: a function in tensors, and what its parameter names say it reads.
 
-    __slots__ = ("arguments", "constant", "fn", "seeded", "slots")
+    One that takes ``wanted``, positions of operands, is ``joint``: it gives a list of their cotangents.
+    """
+
+    __slots__ = ("arguments", "constant", "fn", "joint", "seeded", "slots")
 
     def __init__(self, fn: Function | float, operands: Sequence[str], retaining: bool = True) -> None:
         self.fn: Any = fn
@@ -50,7 +53,7 @@ class Rule:
         for name, parameter in parameters.items():
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 self.arguments.append(("rest", None))
-            elif name in ("ct", "t", "i", "xs_aval"):
+            elif name in ("ct", "t", "i", "wanted", "xs_aval"):
                 self.arguments.append((name, None))
             elif name == "out" or (name in operands and retaining):
                 self.arguments.append(("value", OUT if name == "out" else operands.index(name)))
@@ -61,6 +64,7 @@ class Rule:
             else:
                 self.arguments.append(("param", name))
         self.slots = tuple(where for kind, where in self.arguments if kind == "value")
+        self.joint = "wanted" in parameters
         self.seeded = any(kind in ("ct", "t") for kind, _ in self.arguments)
 
     def slots_of(self, count: int) -> tuple[int, ...]:
@@ -73,9 +77,10 @@ class Rule:
         values: Any,
         avals: Sequence[ShapedArray],
         params: Params,
-        position: int,
+        position: int | tuple[int, ...],
     ) -> Any:
-        """Apply the rule: ``seed`` is the (co)tangent, ``values[slot]`` the residuals as tensors.
+        """Apply the rule: ``seed`` is the (co)tangent, ``values[slot]`` the residuals as tensors, ``position``
+        the operand's, or of a joint rule those of all that are wanted.
 
         ``avals``: those of the operands, then that of the result.
         """
@@ -91,7 +96,7 @@ class Rule:
             elif kind == "aval":
                 given.append(avals[where])
             else:
-                given.append(seed if kind in ("ct", "t") else position if kind == "i" else avals[:-1])
+                given.append(seed if kind in ("ct", "t") else position if kind in ("i", "wanted") else avals[:-1])
         return self.fn(*given, **named)
 
 

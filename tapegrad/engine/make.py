@@ -103,9 +103,16 @@ class Application(Work):
         return result
 
     def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
-        """What it reads, of an operand of which it takes some elements as much as it writes."""
-        some = isinstance(self.prim, Opaque) and self.prim.gathers and outputs[0].nbytes < self.reads[0].nbytes
-        return [((outputs[0], *self.reads[1:]) if some else self.reads, outputs)]
+        """What it reads, of an operand of which it takes some elements as much as it writes.
+
+        Parts are read again by the kernel that writes them, from the cache.
+        """
+        prim = self.prim
+        if not isinstance(prim, Opaque):
+            return [(self.reads, outputs)]
+        some = prim.gathers and outputs[0].nbytes < self.reads[0].nbytes
+        parts = [phantom.empty(*lies) for lies in self.temporaries] if prim.parts else []
+        return [((outputs[0], *self.reads[1:]) if some else self.reads, [*outputs, *parts])]
 
     def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
         """The primitive itself where it writes into an array; else a copy of what it returns."""

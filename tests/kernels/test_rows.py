@@ -10,7 +10,7 @@ from tapegrad.device import cxx
 from tapegrad.device.kernel import options
 from tapegrad.errors import IndexingError
 from tapegrad.ops.rows.cross_entropy import cross_entropy_p, cross_entropy_vjp_p
-from tapegrad.ops.rows.normalization import layer_norm_p, layer_norm_vjp_gamma_p, layer_norm_vjp_x_p
+from tapegrad.ops.rows.normalization import layer_norm_p, layer_norm_vjp_gamma_p, layer_norm_vjp_p, layer_norm_vjp_x_p
 from tapegrad.ops.rows.softmax import log_softmax_p, log_softmax_vjp_p, softmax_p, softmax_vjp_p
 
 WIDTHS = [1, 2, 3, 31, 32, 33, 1023, 1024, 1025, 5000, 5001, 9000]
@@ -51,6 +51,7 @@ def _cases(rows, width, dtype, leads=()):
     yield log_softmax_vjp_p, (log_y, g), g.shape, {}
     yield layer_norm_vjp_x_p, (x, gamma, g), g.shape, {"eps": EPS}
     yield layer_norm_vjp_gamma_p, (x, g), (*leads, width), {"eps": EPS}
+    yield layer_norm_vjp_p, (x, gamma, g), (*leads, x.size + 2 * width), {"eps": EPS}
     if width:
         yield cross_entropy_vjp_p, (x, labels, g[..., 0]), g.shape, {}
 
@@ -155,6 +156,46 @@ def test_many_rows_of_gamma(emulated):
     x, g = _draw(1, (700, 9), np.float32), _draw(2, (700, 9), np.float32)
     found = _run(emulated, layer_norm_vjp_gamma_p, (x, g), (9,), {"eps": EPS})
     _compare(layer_norm_vjp_gamma_p, found, _expected(layer_norm_vjp_gamma_p, (x, g), (9,), {"eps": EPS}), (x,))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(700, 9), (1300, 8), (650, 600), (45, 5000)])
+@pytest.mark.parametrize("order", ["forward", "reverse", "shuffle:3"])
+def test_columns_of_many_rows_are_summed_in_one_order(rows, width, order, emulated):
+    """By several blocks, also by several groups of them, whatever was in their memory."""
+    x, gamma, g = (_draw(i, shape, np.float32) for i, shape in enumerate(((rows, width), (width,), (rows, width))))
+    (parts, arrived) = layer_norm_vjp_p.temporaries(None, x, gamma, g, eps=EPS)
+    assert parts[0][1] > 1 and (arrived[0][1] > 2) == (rows > 512)
+    found = []
+    for rubbish in (0xA5, 0x00):
+        given = [
+            np.full(np.prod(shape) * dtype.itemsize, rubbish, np.uint8).view(dtype) for shape, dtype in (parts, arrived)
+        ]
+        out = np.empty(rows * width + 2 * width, np.float32)
+        device = Ordered(emulated, order)
+        layer_norm_vjp_p.cuda(device, x, gamma, g, out=out, eps=EPS, temporaries=given)
+        assert not given[1][arrived[0][1] == 2 :].any()  # of one group there is nothing to count
+        found.append(out)
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], _run(emulated, layer_norm_vjp_p, (x, gamma, g), out.shape, {"eps": EPS}))
+    _compare(layer_norm_vjp_p, out, _expected(layer_norm_vjp_p, (x, gamma, g), out.shape, {"eps": EPS}), (x,))
+
+
+class Ordered:
+    """A device whose blocks run in another order."""
+
+    def __init__(self, device, order):
+        self.xp, self.compile, self.empty, self.order = device.xp, device.compile, device.empty, order
+
+    def launch(self, function, grid, block, args, shared=0):
+        function(grid, block, args, order=self.order)
+
+
+def test_the_cotangent_of_rows_alone_has_the_same_bits(emulated):
+    for dtype, width in ((np.float32, 40), (np.float32, 5000), (ml_dtypes.bfloat16, 1024)):
+        x, gamma, g = _draw(1, (9, width), dtype), _draw(2, (width,), dtype), _draw(3, (9, width), dtype)
+        alone = _run(emulated, layer_norm_vjp_x_p, (x, gamma, g), x.shape, {"eps": EPS})
+        both = _run(emulated, layer_norm_vjp_p, (x, gamma, g), (x.size + 2 * width,), {"eps": EPS})
+        np.testing.assert_array_equal(both[: x.size].view(np.uint8), alone.reshape(-1).view(np.uint8))
 
 
 @pytest.mark.parametrize("width", [5, 40, 600])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from tapegrad.core.aval import Shape
+from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.device import checks, cxx
-from tapegrad.device.dtypes import accumulator
+from tapegrad.device.dtypes import accumulator, uint64
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.tally import contiguous, passed
 from tapegrad.device.types import Array, DType
@@ -24,6 +24,7 @@ _log_softmax = Kernel("softmax.cu", "tg_log_softmax")
 _log_softmax_vjp = Kernel("softmax.cu", "tg_log_softmax_vjp")
 _layer_norm = Kernel("layer_norm.cu", "tg_layer_norm")
 _layer_norm_vjp_x = Kernel("layer_norm.cu", "tg_layer_norm_vjp_x")
+_layer_norm_vjp = Kernel("layer_norm.cu", "tg_layer_norm_vjp")
 _layer_norm_moments = Kernel("layer_norm.cu", "tg_layer_norm_moments")
 _layer_norm_vjp_gamma = Kernel("layer_norm.cu", "tg_layer_norm_vjp_gamma")
 _layer_norm_vjp_gamma_sum = Kernel("layer_norm.cu", "tg_layer_norm_vjp_gamma_sum")
@@ -124,6 +125,48 @@ def layer_norm_vjp_x(device: CudaDevice, x: Array, gamma: Array, g: Array, *, ou
     if out.size:
         x, gamma, g = _contiguous(device, x, gamma, g)
         _rows(x, 2).run(device, _layer_norm_vjp_x, x, gamma, g, out, cxx.real(eps, x.dtype), _leads(x, out))
+
+
+_GROUP = 16
+"""As in the kernel: so many blocks' sums are joined by one of them."""
+_BLOCK_ROWS, _MOST_SUMMING = {_WARP: 4, _BLOCK: 16, _LONG: 16}, 256
+"""Rows that a block's warps, or the block, take at least, by threads of a row, and blocks at most: each has sums of its
+own, which are to be few beside the rows."""
+
+
+def _summing_blocks(rows: _Rows) -> int:
+    """Blocks that share the rows where columns are summed: by the shape alone, since they decide the order."""
+    threads = rows.macros["ROW_THREADS"]
+    return max(1, min(_MOST_SUMMING, -(-rows.grid // _BLOCK_ROWS[threads])))
+
+
+def layer_norm_vjp_temporaries(
+    aval: ShapedArray, x: Array, gamma: Array, g: Array, *, eps: float
+) -> list[tuple[Shape, DType]]:
+    """Sums of each block, and counts of the blocks that have come."""
+    return _summing(x, g) if x.size and g.size else []
+
+
+def _summing(x: Array, g: Array) -> list[tuple[Shape, DType]]:
+    blocks, leads = _summing_blocks(_rows(x, 2)), g.size // x.size
+    wide = accumulator(x.dtype)
+    return [((leads, blocks, 2, x.shape[-1]), wide), ((leads, -(-blocks // _GROUP) + 1), uint64)]
+
+
+def layer_norm_vjp(
+    device: CudaDevice, x: Array, gamma: Array, g: Array, *, out: Array, eps: float, temporaries: Sequence[Array] = ()
+) -> None:
+    """The cotangents of the rows, and of ``gamma`` and ``beta``, one after the other."""
+    if not x.size or not g.size:
+        if out.size:
+            out.fill(0)
+        return
+    x, gamma, g = _contiguous(device, x, gamma, g)
+    rows, leads = _rows(x, 2), g.size // x.size
+    parts, arrived = temporaries or [device.empty(*lies) for lies in _summing(x, g)]
+    args = (x, gamma, g, out, parts, arrived, cxx.real(eps, x.dtype), cxx.long(leads), *rows.sizes)
+    grid = (_summing_blocks(rows), min(leads, _MOST_LEADS))
+    _layer_norm_vjp(device, grid, rows.block, args, **rows.macros)
 
 
 _CHUNK, _MOST_CHUNKS = 64, 256

@@ -6,12 +6,14 @@ means and variances are computed again in backward rather than stored.  The deri
 
 from __future__ import annotations
 
+from math import prod
+
 from tapegrad.core.aval import ShapedArray
-from tapegrad.core.primitive import Bad, Primitive, Sample, general
+from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
 from tapegrad.device.dtypes import accumulator, in_float
-from tapegrad.device.types import Array, Namespace
+from tapegrad.device.types import Array, Namespace, Params
 from tapegrad.errors import ShapeError
-from tapegrad.ops._batched import all_but
+from tapegrad.ops._batched import Companions, all_but, for_all
 from tapegrad.ops.apply import same_params
 from tapegrad.ops.create.creation import full, zeros_like
 from tapegrad.ops.dispatch import barrier, promote
@@ -19,6 +21,8 @@ from tapegrad.ops.elementwise.arithmetic import reciprocal, sqrt, square
 from tapegrad.ops.reduce.reductions import mean
 from tapegrad.ops.rows import _cuda_rows
 from tapegrad.ops.rows._rows import by_blocks, matrices, matrix, row_dots, row_sums, rows_per_block
+from tapegrad.ops.shape.blocks import slice_p, whole
+from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, reshape, sum_to
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -63,16 +67,25 @@ def _run_layer_norm(xp: Namespace, x: Array, gamma: Array, beta: Array, *, out: 
     by_blocks(xp, x, (wide, wide), body)
 
 
+def _pull_layer_norm(
+    ct: Tensor, x: Tensor, gamma: Tensor, beta_aval: ShapedArray, wanted: tuple[int, ...], *, eps: float
+) -> list[Tensor]:
+    """All cotangents in one pass over the rows; that of x alone has the same bits without the others."""
+    if wanted == (0,):
+        return [barrier(layer_norm_vjp_x_p, x, gamma, ct, eps=eps)]
+    if 0 not in wanted:
+        of = {1: lambda: barrier(layer_norm_vjp_gamma_p, x, ct, eps=eps), 2: lambda: _sum_rows(ct, beta_aval)}
+        return [of[i]() for i in wanted]
+    parts = _parts(barrier(layer_norm_vjp_p, x, gamma, ct, eps=eps), x)
+    return [parts[i] for i in wanted]
+
+
 layer_norm_p = general(
     "layer_norm",
     impl=_run_layer_norm,
     cuda=_cuda_rows.layer_norm,
     infer=_infer_layer_norm,
-    vjp=[
-        lambda ct, x, gamma, *, eps: barrier(layer_norm_vjp_x_p, x, gamma, ct, eps=eps),
-        lambda ct, x, *, eps: barrier(layer_norm_vjp_gamma_p, x, ct, eps=eps),
-        lambda ct, beta_aval: _sum_rows(ct, beta_aval),
-    ],
+    vjp=_pull_layer_norm,
     jvp=[
         lambda t, x, gamma, *, eps: gamma * _derivative(x, t, eps),
         lambda t, x, *, eps: _scaled(x, t, eps),
@@ -110,19 +123,27 @@ def _scaled(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 def _run_in_x(xp: Namespace, x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> None:
     gs, results, wide = matrices(xp, g, x.ndim), matrices(xp, out, x.ndim), accumulator(out.dtype)
-    x, width = matrix(xp, x), x.shape[-1]
+    x = matrix(xp, x)
 
     def body(number: int, rows: slice, h: Array, d: Array, spare: Array) -> None:
         rstd = _normalize(xp, x[rows], eps, h, spare)
         for g, result in zip(gs, results):
-            xp.multiply(g[rows], gamma, out=d, dtype=wide)
-            along = row_dots(xp, d, h, spare) / width
-            xp.subtract(d, row_sums(xp, d, wide) / width, out=d)
-            xp.multiply(h, along, out=spare)
-            xp.subtract(d, spare, out=d)
-            xp.multiply(d, rstd, out=result[rows], casting="same_kind")
+            _pull_rows(xp, h, g[rows], gamma, rstd, d, spare, result[rows])
 
     by_blocks(xp, x, (wide, wide, wide), body)
+
+
+def _pull_rows(
+    xp: Namespace, h: Array, g: Array, gamma: Array, rstd: Array, d: Array, spare: Array, result: Array
+) -> None:
+    """The cotangent of some rows, of which ``h`` are the normalized ones; d and spare: scratch."""
+    width = h.shape[-1]
+    xp.multiply(g, gamma, out=d, dtype=d.dtype)
+    along = row_dots(xp, d, h, spare) / width
+    xp.subtract(d, row_sums(xp, d, d.dtype) / width, out=d)
+    xp.multiply(h, along, out=spare)
+    xp.subtract(d, spare, out=d)
+    xp.multiply(d, rstd, out=result, casting="same_kind")
 
 
 def _second(x: Tensor, d: Tensor, other: Tensor, eps: float) -> Tensor:
@@ -139,6 +160,13 @@ def _second(x: Tensor, d: Tensor, other: Tensor, eps: float) -> Tensor:
     o = other - mean(other, axis=-1, keepdims=True)
     hd, ho, do = (mean(p, axis=-1, keepdims=True) for p in (h * d, h * o, d * o))
     return square(r) * (h * (3 * hd * ho - do) - o * hd - d * ho)
+
+
+def _batch_in_x(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor | None:
+    x, gamma, g = companions
+    if x is None and gamma is None and g is not None and operands[0].ndim == operands[2].ndim:
+        return barrier(layer_norm_vjp_x_p, operands[0], operands[1], g, **params)  # rows of a Jacobian share x
+    return all_but("layer_norm_vjp_x", 1)(operands, companions, n, params)
 
 
 layer_norm_vjp_x_p: Primitive = general(
@@ -158,7 +186,7 @@ layer_norm_vjp_x_p: Primitive = general(
     ],
     into=True,
     lift=same_params,
-    batch=all_but("layer_norm_vjp_x", 1),
+    batch=_batch_in_x,
     samples=[
         Sample((3, 4), (4,), (3, 4), eps=1e-5), Sample((2, 3, 5), (5,), (2, 3, 5), eps=0.1),
         Sample((0, 3), (3,), (0, 3), eps=0.1), Sample((3, 4), (4,), (2, 3, 4), eps=0.1),
@@ -224,4 +252,127 @@ layer_norm_vjp_gamma_p: Primitive = general(
         Sample((3, 4), (2, 3, 4), eps=0.1),
     ],
     doc="The cotangent of layer_norm's ``gamma`` for the result's cotangent ``g``: summed over rows.",
+)  # fmt: skip
+
+
+# The three cotangents in one pass over the rows, one after the other in one array.
+
+
+def _parts(packed: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What belongs to x, gamma and beta of a packed array, or of each of several."""
+    leads, size, width = packed.shape[:-1], x.size, x.shape[-1]
+    part = lambda t, start, n: barrier(slice_p, t, index=(*whole(leads), (start, n, 1)))
+    vectors = barrier(copied_p, packed, start=size)
+    return (
+        reshape(part(packed, 0, size), (*leads, *x.shape)), part(vectors, 0, width), part(vectors, width, width),
+    )  # fmt: skip
+
+
+def _run_copied(xp: Namespace, x: Array, *, start: int, out: Array) -> None:
+    xp.copyto(out, x[..., start:])
+
+
+def _place_copied(ct: Tensor, *, start: int) -> Tensor:
+    return concat([full((*ct.shape[:-1], start), 0, dtype=ct.dtype, device=ct.device), ct], axis=-1)
+
+
+copied_p: Primitive = linear(
+    "copied",
+    impl=_run_copied,
+    infer=lambda x, *, start: x.with_shape((*x.shape[:-1], x.shape[-1] - start)),
+    transpose=_place_copied,
+    into=True,
+    gathers=True,
+    lift=same_params,
+    samples=[Sample((5,), start=3), Sample((2, 3), start=0), Sample((0, 4), start=4)],
+    doc="The elements from ``start`` on, of the last axis, in memory of their own: a view would keep the others, too.",
+)
+
+
+def _packed(of_x: Tensor, of_gamma: Tensor, of_beta: Tensor) -> Tensor:
+    """The inverse of ``_parts``."""
+    leads = of_gamma.shape[:-1]
+    return concat([reshape(of_x, (*leads, of_x.size // max(1, prod(leads)))), of_gamma, of_beta], axis=-1)
+
+
+def _run_vjp(xp: Namespace, x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> None:
+    gs, wide, size = matrices(xp, g, x.ndim), accumulator(out.dtype), x.size
+    packed = xp.reshape(out, (len(gs), out.shape[-1]))
+    x, width = matrix(xp, x), x.shape[-1]
+    results = xp.reshape(packed[:, :size], gs.shape)
+    sums = xp.zeros((-(-len(x) // rows_per_block(width)), len(gs), 2, width), wide)
+
+    def body(number: int, rows: slice, h: Array, d: Array, spare: Array) -> None:
+        rstd = _normalize(xp, x[rows], eps, h, spare)
+        for g, result, part in zip(gs, results, sums[number]):
+            xp.multiply(h, g[rows], out=spare)
+            xp.add.reduce(spare, axis=0, out=part[0])
+            xp.add.reduce(g[rows], axis=0, out=part[1], dtype=wide)
+            _pull_rows(xp, h, g[rows], gamma, rstd, d, spare, result[rows])
+
+    by_blocks(xp, x, (wide, wide, wide), body)
+    xp.copyto(packed[:, size:], xp.reshape(xp.add.reduce(sums, axis=0), (len(gs), 2 * width)), casting="unsafe")
+
+
+def _infer_vjp(x: ShapedArray, gamma: ShapedArray, g: ShapedArray, *, eps: float) -> ShapedArray:
+    _check("layer_norm", x, gamma)
+    return x.with_shape((*g.shape[: g.ndim - x.ndim], x.size + 2 * x.shape[-1]))
+
+
+def _vjp_pull_x(ct: Tensor, x: Tensor, gamma: Tensor, g: Tensor, *, eps: float) -> Tensor:
+    of_x, of_gamma, _ = _parts(ct, x)
+    return _second(x, gamma * g, of_x, eps) + _in_gamma_pull_x(of_gamma, x, g, eps=eps)
+
+
+def _vjp_pull_gamma(ct: Tensor, x: Tensor, gamma_aval: ShapedArray, g: Tensor, *, eps: float) -> Tensor:
+    return _sum_rows(g * _derivative(x, _parts(ct, x)[0], eps), gamma_aval)
+
+
+def _vjp_pull_g(ct: Tensor, x: Tensor, gamma: Tensor, *, eps: float) -> Tensor:
+    of_x, of_gamma, of_beta = _parts(ct, x)
+    of_beta = of_beta if of_beta.ndim == 1 else _as_rows(of_beta, x)
+    return gamma * _derivative(x, of_x, eps) + _in_gamma_pull_g(of_gamma, x, eps=eps) + of_beta
+
+
+def _vjp_push_x(t: Tensor, x: Tensor, gamma: Tensor, g: Tensor, *, eps: float) -> Tensor:
+    along = g * _derivative(x, t, eps)
+    leads = along.shape[: along.ndim - x.ndim]
+    of_gamma = sum_to(along, (*leads, x.shape[-1]), len(leads))
+    return _packed(_second(x, gamma * g, t, eps), of_gamma, zeros_like(of_gamma))
+
+
+def _vjp_push_gamma(t: Tensor, x: Tensor, g: Tensor, *, eps: float) -> Tensor:
+    nothing = full((*g.shape[: g.ndim - x.ndim], x.shape[-1]), 0, dtype=x.dtype, device=x.device)
+    return _packed(barrier(layer_norm_vjp_x_p, x, t, g, eps=eps), nothing, nothing)
+
+
+def _batch_vjp(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor | None:
+    """For all examples at once: the packed array of each, of which the sums are made one by one."""
+    if companions[1] is not None or operands[0].ndim != operands[2].ndim:
+        return None
+    gamma, eps = operands[1], params["eps"]
+    x, g = (for_all(operands[i], companions[i], n) for i in (0, 2))
+    along = g * _scaled(x, _ones(x), eps)
+    of_gamma, of_beta = (reshape(sum_to(v, (n, *(1,) * (v.ndim - 2), v.shape[-1])), (n, -1)) for v in (along, g))
+    return _packed(barrier(layer_norm_vjp_x_p, x, gamma, g, eps=eps), of_gamma, of_beta)
+
+
+layer_norm_vjp_p: Primitive = general(
+    "layer_norm_vjp",
+    impl=_run_vjp,
+    cuda=_cuda_rows.layer_norm_vjp,
+    temporaries=_cuda_rows.layer_norm_vjp_temporaries,
+    parts=True,
+    infer=_infer_vjp,
+    vjp=[_vjp_pull_x, _vjp_pull_gamma, _vjp_pull_g],
+    jvp=[_vjp_push_x, _vjp_push_gamma, lambda t, x, gamma, *, eps: barrier(layer_norm_vjp_p, x, gamma, t, eps=eps)],
+    into=True,
+    lift=same_params,
+    batch=_batch_vjp,
+    samples=[
+        Sample((3, 4), (4,), (3, 4), eps=1e-5), Sample((2, 3, 5), (5,), (2, 3, 5), eps=0.1),
+        Sample((0, 3), (3,), (0, 3), eps=0.1), Sample((3, 4), (4,), (2, 3, 4), eps=0.1),
+        Sample((4,), (4,), (4,), eps=0.1),
+    ],
+    doc="The cotangents of layer_norm's ``x``, ``gamma`` and ``beta`` for the result's cotangent ``g``, packed.",
 )  # fmt: skip

@@ -106,6 +106,57 @@ def test_backward_makes_nothing_of_full_size_but_the_gradient(rng):
     assert m.peak_bytes < 4.1 * x.nbytes  # the operand, the result, the cotangent, the gradient
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_cotangents_come_from_one_pass_over_the_rows(dtype, rng):
+    x, gamma, beta, ct = (rng.normal(size=s).astype(dtype) for s in ((60, 40), (40,), (40,), (60, 40)))
+    passes = {
+        (0,): ["layer_norm_vjp_x"], (1,): ["layer_norm_vjp_gamma"], (2,): ["sum"],
+        (1, 2): ["layer_norm_vjp_gamma", "sum"], (0, 1): ["layer_norm_vjp"], (0, 1, 2): ["layer_norm_vjp"],
+    }  # fmt: skip
+    found = {}
+    for wanted, names in passes.items():
+        operands = [tg.asarray(a) for a in (x, gamma, beta)]
+        with tg.GradientTape() as tape:
+            tape.watch([operands[i] for i in wanted])
+            y = tg.layer_norm(*operands)
+        with tg.measure() as m:
+            found[wanted] = tape.gradient(y, [operands[i] for i in wanted], output_gradients=tg.asarray(ct))
+            found[wanted] = [g.numpy() for g in found[wanted]]
+        assert [name for name in m.nodes_run if name in {*sum(passes.values(), [])}] == names
+    np.testing.assert_array_equal(found[0,][0], found[0, 1, 2][0])
+    np.testing.assert_array_equal(found[0, 1][1], found[0, 1, 2][1])
+    wide = [v.astype("float64") for v in (x, gamma, beta, ct)]
+    wanted = tg.vjp(tg.layer_norm, *wide[:3])[1](wide[3])
+    tolerance = {"float16": 4e-3, "float32": 3e-5, "float64": 1e-12}[dtype]
+    for got, want in zip((*found[0, 1, 2], *found[1, 2]), (*wanted, *wanted[1:]), strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=tolerance, atol=10 * tolerance)
+
+
+def test_gradients_of_vectors_do_not_keep_that_of_the_rows(rng):
+    x = tg.asarray(rng.normal(size=(500, 400)).astype("float32"))
+    gamma, beta = tg.ones(400), tg.zeros(400)
+    with tg.measure() as m:
+        with tg.GradientTape() as tape:
+            tape.watch([x, gamma, beta])
+            y = tg.layer_norm(x, gamma, beta)
+        gs = tape.gradient(y, [x, gamma, beta], output_gradients=tg.ones(x.shape))
+        del y, tape
+        assert m.live_bytes > 2 * x.nbytes
+        del gs[0]
+        assert m.live_bytes < x.nbytes + 20 * gamma.nbytes
+
+
+def test_examples_of_a_batch_have_the_same_gradients(rng):
+    x, gamma, beta = (rng.normal(size=s) for s in ((5, 3, 4), (4,), (4,)))
+    f = lambda x, gamma, beta: tg.sum(tg.sin(tg.layer_norm(x, gamma, beta)))
+    for argnums in ((0, 1, 2), (0,), (1, 2)):
+        gradients = tg.grad(f, argnums=argnums)
+        together = tg.vmap(gradients, in_axes=(0, None, None))(x, gamma, beta)
+        for i, example in enumerate(x):
+            for got, wanted in zip(together, gradients(example, gamma, beta), strict=True):
+                np.testing.assert_allclose(got.numpy()[i], wanted.numpy(), rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize(
     ("x", "gamma", "beta"), [((3, 4), (3,), (4,)), ((3, 4), (4,), (3, 4)), ((), (1,), (1,)), ((3, 4), (1,), (4,))]
 )
