@@ -15,6 +15,7 @@ the shapes alone, so no bit depends on the number of threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -48,22 +49,34 @@ class _Block(NamedTuple):
 
 
 class _Run:
-    """One convolution: how it is cut into blocks, and what they take."""
+    """A kind of convolution: how it is cut into blocks, and what they take."""
 
-    def __init__(self, job: Job, size: Sizes, positions: Sizes, shape: tuple[int, ...], dtype: DType) -> None:
-        """``shape``: images, groups, and the channels of the sources and of the targets of a group."""
+    def __init__(
+        self, job: Job, size: Sizes, positions: Sizes, shape: tuple[int, ...], dtype: DType, block: int, least: int
+    ) -> None:
+        """``shape``: images, groups, and the channels of the sources and of the targets of a group.
+
+        ``block``, ``least``: elements and least positions of a block.
+        """
         self.job, self.dtype = job, accumulator(dtype)
         self.images, self.groups, self.inner, self.outer = shape
         self.sources = tuple(conv_grid.lengths(slices, size) for slices in job.sources)
         self.targets = tuple(conv_grid.lengths(target.slices, positions) for target in job.targets)
         self.lines = max(target[0] for target in self.targets)
         self.rows = sum(map(len, job.moves)) * self.inner + self.outer
-        self.cut = self._cut()
+        self.cut = self._cut(block, least)
+        groups, images, lines = self.cut
+        grids = [self.grid(images, (i, min(i + lines, self.lines))) for i in range(0, self.lines, lines)]
+        copies = sum(map(len, job.moves)) * self.inner
+        self.longest = max(grid.length for grid in grids)
+        self.taken = groups * max(copies * g.row + self.outer * images * prod(g.sizes) for g in grids)
+        """Elements of a block's rows."""
+        self._blocks: dict[tuple[int, range], list[_Block]] = {}
 
-    def _cut(self) -> tuple[int, int, int]:
+    def _cut(self, block: int, least: int) -> tuple[int, int, int]:
         """Groups, images and lines of a block: lines of one image, else images of one group, else several groups."""
         whole = prod(self.grid(1, (0, self.lines)).sizes)
-        width = max(products.LEAST, _BLOCK // self.rows)
+        width = max(least, block // self.rows)
         together = width // whole
         if together:
             groups = min(self.groups, max(1, together // self.images))
@@ -75,9 +88,14 @@ class _Run:
 
     def blocks(self, groups: int, images: range) -> list[_Block]:
         """The blocks of some images, in order."""
+        known = self._blocks.get((groups, images))
+        if known is not None:
+            return known
         lines = [(i, min(i + self.cut[2], self.lines)) for i in range(0, self.lines, self.cut[2])]
         several = [slice(i, min(i + self.cut[1], images.stop)) for i in range(images.start, images.stop, self.cut[1])]
-        return [_Block(*each) for each in product(_slices(self.groups, groups), several, lines)]
+        blocks = [_Block(*each) for each in product(_slices(self.groups, groups), several, lines)]
+        self._blocks[groups, images] = blocks
+        return blocks
 
     def on_grid(self, scratch: Scratch, phases: Sequence[Array], block: _Block, grid: Grid) -> list[Array]:
         """Of each source, whose phases are (groups, channels, images, sizes ...), (groups, copies, channels, row)."""
@@ -92,17 +110,14 @@ class _Run:
             found.append(rows)
         return found
 
-    def grids(self, images: int) -> list[Grid]:
-        """Those of the blocks of an image, for so many images."""
-        lines = self.cut[2]
-        return [self.grid(images, (i, min(i + lines, self.lines))) for i in range(0, self.lines, lines)]
-
     def block_bytes(self, more: int) -> int:
         """Bytes of a block's rows, and of ``more`` elements."""
-        groups, images, _ = self.cut
-        copies = sum(map(len, self.job.moves)) * self.inner
-        rows = max(copies * grid.row + self.outer * images * prod(grid.sizes) for grid in self.grids(images))
-        return _GRAINS + (groups * rows + more) * self.dtype.itemsize
+        return _GRAINS + (self.taken + more) * self.dtype.itemsize
+
+
+@lru_cache(maxsize=1024)
+def _known_run(job: Job, size: Sizes, positions: Sizes, shape: tuple[int, ...], dtype: DType, *limits: int) -> _Run:
+    return _Run(job, size, positions, shape, dtype, *limits)
 
 
 def _slices(count: int, step: int) -> list[slice]:
@@ -148,7 +163,7 @@ def _applied(
     job = job_of(moves.over(image[2:], w.shape[2:]), way is Way.COPIED)
     if not any(target.groups for target in job.targets):
         return Prepared(0, lambda: out.fill(0))
-    run = _Run(job, x.shape[2:], out.shape[2:], shape, out.dtype)
+    run = _known_run(job, x.shape[2:], out.shape[2:], shape, out.dtype, _BLOCK, products.LEAST)
     blocks = run.blocks(run.cut[0], range(x.shape[0]))
 
     def worker(matrices: list[list[Array]], given: Array, result: Array) -> Callable[[int], None]:
@@ -197,9 +212,8 @@ def _slice_size(run: _Run, way: Way, exact: bool = False) -> int:
     if way is not Way.STACKED and not exact:
         return 0
     taps = max(sum(len(group.taps) for group in target.groups) for target in run.job.targets)
-    groups, images, lines = run.cut
-    whole = max(grid.length for grid in run.grids(images))
-    return groups * taps * run.inner * min(whole, products.slice_step(groups * taps * run.inner, exact))
+    groups = run.cut[0]
+    return groups * taps * run.inner * min(run.longest, products.slice_step(groups * taps * run.inner, exact))
 
 
 def _pointwise(x: Array, w: Array, out: Array, groups: int, turned: bool) -> Prepared:
@@ -230,7 +244,7 @@ def in_kernel(x: Array, ct: Array, out: Array, moves: Moves) -> Prepared:
     if not target.groups:
         return Prepared(0, lambda: out.fill(0))
     met = [tap for group in target.groups for tap in group.taps]
-    run = _Run(job, x.shape[2:], ct.shape[2:], shape, out.dtype)
+    run = _known_run(job, x.shape[2:], ct.shape[2:], shape, out.dtype, _BLOCK, products.LEAST)
     sums = _ranges(x.shape[0], _pieces(ct.size * run.inner * taps, out.size))
     tasks = list(product(range(len(sums)), _slices(groups, run.cut[0])))
 

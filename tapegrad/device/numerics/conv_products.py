@@ -105,15 +105,21 @@ def matrices_of(w: Array, number: int, groups: Sequence[Group], way: Way, dtype:
     taps = [group.taps for group in groups]
     if way is Way.STACKED:
         taps = [tuple(tap for each in taps for tap in each)]
-    matrices = []
-    for each in taps:
-        some = slice(each[0], each[0] + 1) if len(each) == 1 else list(each)
-        part = kernel[:, some] if turned else kernel[:, :, some]
-        matrix = np.empty(part.shape, dtype)
-        matrix[...] = part
-        matrices.append(matrix.reshape(number, -1, w.shape[1]).swapaxes(1, 2) if turned else
-                        matrix.reshape(number, part.shape[1], -1))  # fmt: skip
-    return matrices
+    outputs, channels = w.shape[0] // number, w.shape[1]
+    shapes = ((len(each), outputs) if turned else (outputs, len(each)) for each in taps)
+    whole = [np.empty((number, *shape, channels), dtype) for shape in shapes]
+    step = max(1, _STACKED // max(1, number * channels * kernel.shape[1 if turned else 2]))
+    for low in range(0, outputs, step):  # so many that what one tap has fetched is in the cache for the others
+        part = slice(low, low + step)
+        for matrix, each in zip(whole, taps):
+            for i, tap in enumerate(each):
+                if turned:
+                    matrix[:, i, part] = kernel[:, tap, part]
+                else:
+                    matrix[:, part, i] = kernel[:, part, tap]
+    if turned:
+        return [matrix.reshape(number, -1, channels).swapaxes(1, 2) for matrix in whole]
+    return [matrix.reshape(number, outputs, -1) for matrix in whole]
 
 
 def by_products(reads: list[Read], kernel: list[Array], turned: bool, found: Array, length: int) -> None:
