@@ -240,7 +240,7 @@ class Executor:
         who = account.current
         passes = tally.taken() if tally.said.passes else ()
         out = Buffer(array, node) if into is None else _filled(array, node, into)
-        who.ran(work.names, work.moves([array], []))
+        who.ran(work.names, work.moves([array], []) if getattr(node.prim, "gathers", False) else [(arrays, (array,))])
         if passes:
             who.passed(passes)
         return out
