@@ -113,8 +113,7 @@ def test_what_is_taken_is_never_told_as_less_while_promised_bytes_become_live() 
     def fill() -> None:
         try:
             for _ in range(400):
-                MANAGER._reserve((aval,), ("a test",))
-                held.append(data(0))
+                MANAGER.in_room((aval,), ("a test",), lambda: held.append(data(0)))
         finally:
             over.set()
 
