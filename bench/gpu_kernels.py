@@ -27,6 +27,8 @@ def computations(tg: Any) -> dict[str, Callable[[Any, Any], Any]]:
         "softmax": lambda x, w: tg.softmax(x) * w,
         "log_softmax": lambda x, w: tg.log_softmax(x) * w,
         "layer_norm": lambda x, w: tg.layer_norm(x, w, w, eps=1e-3),
+        "layer_norm, rows alone": lambda x, w: tg.layer_norm(x, tg.stop_gradient(w), tg.stop_gradient(w)) * w,
+        "layer_norm, vectors alone": lambda x, w: tg.layer_norm(tg.stop_gradient(x), w, w) * x,
         "cross_entropy": lambda x, w: tg.cross_entropy(x * w, tg.arange(x.shape[0]) % x.shape[1]),
         "take": lambda x, w: tg.take(x * w, tg.asarray([1, 0, 1]), axis=0),
         "take of columns": lambda x, w: tg.take(x * w, tg.asarray([1, 0, 1]), axis=1),
@@ -81,6 +83,42 @@ def optimizers(tg: Any, np: Any) -> None:
         common.must_agree("optimizers", "a parameter", got, want, 1e-5)
 
 
+def convolutions(tg: Any, np: Any) -> None:
+    """Results and gradients: many channels, few in each group, and so large a result that the kernel's is joined."""
+    rng = np.random.default_rng(0)
+    for shape, weights, groups in (((2, 24, 9, 9), (24, 24, 3, 3), 1), ((2, 6, 40, 40), (6, 1, 3, 3), 6)):
+        x, w = (rng.normal(size=s).astype("float32") for s in (shape, weights))
+        found = []
+        for device in ("cuda", "cpu"):
+            with tg.device(device):
+                f = lambda x, w, n=groups: tg.sum(tg.nn.functional.conv2d(x, w, padding=1, groups=n) ** 2)
+                found.append([g.numpy() for g in tg.grad(f, argnums=(0, 1))(tg.asarray(x), tg.asarray(w))])
+        for got, want in zip(*found, strict=True):
+            common.must_agree("convolutions", f"a gradient, groups {groups}", got, want, 1e-4)
+
+
+def rows_alone(tg: Any, np: Any) -> None:
+    """Steps of some rows of a table, by each kind of rule: of a large one by one kernel, of a small one by several."""
+    optim = tg.optim
+    makers = (
+        partial(optim.SGD, 0.1), partial(optim.LazySGD, 0.1, momentum=0.9), partial(optim.LazyAdam, 0.1),
+        partial(optim.Adagrad, 0.1),
+    )  # fmt: skip
+    found: dict[str, list[Any]] = {"cuda": [], "cpu": []}
+    for device, results in found.items():
+        with tg.device(device):
+            for make, n in itertools.product(makers, (60, 6)):
+                optimizer = make()
+                table = tg.Variable(np.linspace(0, 1, 5 * n, dtype="float32").reshape(n, 5))
+                for _ in range(2):
+                    with tg.GradientTape() as tape:
+                        loss = tg.sum(tg.sin(tg.take(table, tg.asarray([3, n - 1, 3]), axis=0, sparse_grad=True)))
+                    optimizer.apply(tape.gradient(loss, [table]), [table])
+                results.append(table.numpy())
+    for got, want in zip(found["cuda"], found["cpu"], strict=True):
+        common.must_agree("rows alone", "a table", got, want, 1e-5)
+
+
 def main() -> None:
     options = gpu_common.parser(__doc__, seconds=120, rounds=1).parse_args()
     options.peers = ""  # nothing but our own kernels is to be checked
@@ -93,7 +131,9 @@ def main() -> None:
     dtypes = ("float32",) if options.dry_run else tuple(TOLERANCE)
     left = 0
     optimizers(run.tg, np)
-    print("optimizers")
+    convolutions(run.tg, np)
+    rows_alone(run.tg, np)
+    print("optimizers, convolutions")
     for dtype, width in itertools.product(dtypes, widths):  # the first round runs every kernel already
         for name, f in computations(run.tg).items():
             if run.late():

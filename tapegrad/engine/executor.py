@@ -240,7 +240,8 @@ class Executor:
         who = account.current
         passes = tally.taken() if tally.said.passes else ()
         out = Buffer(array, node) if into is None else _filled(array, node, into)
-        who.ran(work.names, work.moves([array], []) if getattr(node.prim, "gathers", False) else [(arrays, (array,))])
+        told = work.temporaries or getattr(node.prim, "gathers", False)
+        who.ran(work.names, work.moves([array], []) if told else [(arrays, (array,))])
         if passes:
             who.passed(passes)
         return out
