@@ -4,6 +4,7 @@ small sizes, which take every way through the kernels: rows held and not, packs 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,10 +22,11 @@ from kernels import test_optim_kernel as optim
 from kernels import test_rows as rows
 from tapegrad.core.aval import shaped
 from tapegrad.core.primitive import REGISTRY, Opaque
-from tapegrad.device import CPU
+from tapegrad.device import CPU, many
 from tapegrad.device.checks import kind as kind_of_check
 from tapegrad.device.kernel import DECLARED
 from tapegrad.errors import IndexingError
+from tapegrad.ops import updates
 from tapegrad.ops.index import _cuda_index
 
 from . import bounds
@@ -144,6 +146,17 @@ def optimizers(device: Told, dtype: np.dtype) -> None:
         device.forget()
 
 
+def rows_of_tables(device: Told, dtype: np.dtype) -> None:
+    """Updates of some rows of tables, in place: in packs and one by one."""
+    formulas = (updates.adam_formula(0.01, 0.9, 0.99, 1e-3), updates.sgd_formula(0.1),
+                updates.momentum_formula(0.1, 0.9, True), updates.adagrad_formula(0.1, 1e-3))  # fmt: skip
+    for formula, width in itertools.product(formulas, (8, 3)):
+        tables = [np.abs(gather._values((5, width), dtype, i)) for i in range(len(formula.renewed))]
+        g, places = gather._values((3, width), dtype, 9), np.array([4, -1, 0])
+        numbers = many.scalars(updates.with_decay(formula.numbers, 0.97), dtype)
+        _cuda_index.run(device, formula.of_rows, 3, width, dtype, *tables, g, places, *numbers, np.int64(3))
+
+
 def checks(device: Told, dtype: np.dtype) -> None:
     """Numbers within bounds, and one that is not."""
     kernel = next(one for one in DECLARED if one.name == "tg_within")
@@ -163,7 +176,7 @@ def checks(device: Told, dtype: np.dtype) -> None:
 def test_every_kernel_is_run(dtype, arch, told):
     with compared(arch) as record:
         primitives(told, dtype, (dtype.name, arch) == ("float32", 80))
-        for part in (gathering, optimizers, checks):
+        for part in (gathering, optimizers, rows_of_tables, checks):
             part(told, dtype)
         along_rows(told, dtype, WIDTHS[dtype.name] if arch == 80 else (32,))
     assert record.names == {kernel.name for kernel in DECLARED}
