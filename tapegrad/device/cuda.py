@@ -35,6 +35,10 @@ from tapegrad.errors import DeviceError, GraphError, KernelError
 T = TypeVar("T")
 
 
+_PLAIN_SHARED = 48 * 1024
+"""Bytes of shared memory that a block may have without being asked for."""
+
+
 class CudaDevice(Device):
     """One GPU: CuPy's functions, memory from CuPy's pool."""
 
@@ -335,6 +339,8 @@ class CudaDevice(Device):
     ) -> None:
         """Run a compiled function on the current stream.  Errors of the driver are CuPy's."""
         busy = self._busy
+        if shared > _PLAIN_SHARED and function.max_dynamic_shared_size_bytes < shared:
+            function.max_dynamic_shared_size_bytes = shared
         try:
             if len(busy) == 1 and self._runtime.getDevice() == self.index and self._stream_of().ptr in busy:
                 function(grid, block, args, shared_mem=shared)  # nothing to wait for, and the stream is marked

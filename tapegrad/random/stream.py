@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tapegrad.core import locks
 from tapegrad.core.cell import Cell
 from tapegrad.core.state import thread
+from tapegrad.device.numerics.bits import blocks16
 from tapegrad.tensor import Tensor
 
 METHODS: dict[str, Callable[..., Tensor]] = {}
@@ -43,6 +44,10 @@ class Generator:
         for batch in thread.batches:
             size *= batch.draws()
         return self.take(blocks(size))
+
+    def draw16(self, size: int) -> tuple[int, int]:
+        """The key and the position of the blocks for ``size`` numbers of 16 bits.  Raises RandomnessError."""
+        return self.draw(size, blocks16)
 
     @property
     def state(self) -> tuple[int, int]:

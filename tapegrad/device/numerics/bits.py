@@ -55,6 +55,13 @@ def bits16(key: int, counter: int, shape: tuple[int, ...]) -> Array:
     return fields[:size].reshape(shape)
 
 
+def bits16_between(key: int, counter: int, start: int, stop: int) -> Array:
+    """Numbers ``start`` to ``stop`` of those that :func:`bits16` gives, by the tiles in which they lie."""
+    tile = LANES * WORDS * FIELDS
+    first, last = start // tile, -(-stop // tile)
+    return bits16(key, counter + first * LANES, ((last - first) * tile,))[start - first * tile : stop - first * tile]
+
+
 HOSTS = ("NumPy's global generator (np.random)", "Python's generator (random)")
 """The generators of the host, which all threads share."""
 

@@ -6,10 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+import tapegrad.random as random
 from tapegrad import ops
 from tapegrad.errors import ShapeError
+from tapegrad.nn import checks
 from tapegrad.nn.functional.dropouts import dropout
 from tapegrad.nn.functional.linear_maps import linear
+from tapegrad.ops.products.attention import attention
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["multi_head_attention_forward", "scaled_dot_product_attention"]
@@ -35,17 +40,37 @@ def attention_weights(
     return ops.softmax(scores, axis=-1)
 
 
+def attended(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, is_causal: bool = False,
+    scale: float | None = None, p: float = 0.0, blind: str = "mean",
+) -> Tensor:  # fmt: skip
+    """Values in the weights of :func:`attention_weights`, of which a share ``p`` is dropped, without storing them.
+
+    (..., h, t, k), (..., g, s, k), (..., g, s, w) -> (..., h, t, w).  ``blind``: what a query gets that may look
+    nowhere, ``"zero"`` or the ``"mean"`` of all values.
+    """
+    checks.rate("dropout", p)
+    stream = (0, 0)
+    if p:
+        lead = [x.shape[:-3] for x in (query, key, value)] + ([] if mask is None else [mask.shape[:-3]])
+        shape = (*np.broadcast_shapes(*lead), query.shape[-3], query.shape[-2], key.shape[-2])
+        stream = random.default_generator.draw16(math.prod(shape))
+    return attention(query, key, value, mask, scale=scale, causal=is_causal, blind=blind, p=p, stream=stream)
+
+
 def scaled_dot_product_attention(
     query: TensorLike, key: TensorLike, value: TensorLike, attn_mask: TensorLike | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """``softmax(query @ key.mT * scale) @ value``; (..., t, k), (..., s, k), (..., s, v) -> (..., t, v).
 
-    A query that a boolean mask lets look nowhere gets 0.  ``dropout_p`` applies whenever it is not 0, as in PyTorch.
+    Nothing of size t x s is stored, not for the derivative either (Dao et al., arXiv 2205.14135), except for complex
+    numbers and in derivatives of second order.  ``attn_mask``: true where a query may look, or numbers to add to the
+    scores; a query that may look nowhere gets 0.  ``dropout_p`` applies whenever it is not 0, as in PyTorch.
     ``enable_gqa``: each of key's and value's heads, the axis before the last two, serves as many of the query's as it
     has more.
 
-    Raises ShapeError where the three do not fit together.
+    Raises ShapeError where the three do not fit together, TapegradError for ``dropout_p`` outside [0, 1].
     """
     q, k, v = ops.asarray(query), ops.asarray(key), ops.asarray(value)
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
@@ -53,15 +78,40 @@ def scaled_dot_product_attention(
             "scaled_dot_product_attention: wanted (..., t, k), (..., s, k), (..., s, v); "
             f"got {q.shape}, {k.shape}, {v.shape}"
         )
-    if enable_gqa:
-        if min(q.ndim, k.ndim, v.ndim) < 3 or any(not a.shape[-3] or q.shape[-3] % a.shape[-3] for a in (k, v)):
-            raise ShapeError(f"scaled_dot_product_attention: heads do not divide: {q.shape}, {k.shape}, {v.shape}")
-        k, v = (ops.repeat(a, q.shape[-3] // a.shape[-3], axis=-3) for a in (k, v))
+    grouped = min(q.ndim, k.ndim, v.ndim) > 2 and all(a.shape[-3] and not q.shape[-3] % a.shape[-3] for a in (k, v))
+    if enable_gqa and not grouped:
+        raise ShapeError(f"scaled_dot_product_attention: heads do not divide: {q.shape}, {k.shape}, {v.shape}")
     mask = None if attn_mask is None else ops.asarray(attn_mask)
+    if any(a.dtype.kind == "c" for a in (q, k, v)):
+        return _composite(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa)
+    return _with_heads(q, k, v, mask, enable_gqa, is_causal=is_causal, scale=scale, p=dropout_p, blind="zero")
+
+
+def _with_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool, **how: Any) -> Tensor:
+    """:func:`attended` of operands that may lack an axis of heads, or share one of length 1."""
+    parts = [q, k, v] if mask is None else [q, k, v, mask]
+    lead = np.broadcast_shapes(*(a.shape[:-3] if gqa else a.shape[:-2] for a in parts))
+    if gqa or len(lead) == 0:
+        q, k, v = (a if gqa else ops.expand_dims(a, axis=0) for a in (q, k, v))
+        y = attended(q, k, v, mask, **how)
+        return y if gqa else y[0]
+    q, k, v = (a if a.ndim > 2 else ops.expand_dims(a, axis=0) for a in (q, k, v))
+    heads = lead[-1]
+    if q.shape[-3] != heads:
+        q = ops.broadcast_to(q, (*q.shape[:-3], heads, *q.shape[-2:]))
+    return attended(q, k, v, mask, **how)
+
+
+def _composite(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, is_causal: bool, scale: float | None, gqa: bool
+) -> Tensor:
+    """Of complex numbers: with all weights stored."""
+    if gqa:
+        k, v = (ops.repeat(a, q.shape[-3] // a.shape[-3], axis=-3) for a in (k, v))
     weights = attention_weights(q, k, mask, is_causal=is_causal, scale=scale)
     if mask is not None and str(mask.dtype) == "bool":
         weights = ops.where(ops.any(mask, axis=-1, keepdims=True), weights, 0.0)
-    return ops.matmul(dropout(weights, dropout_p), v)
+    return ops.matmul(dropout(weights, p), v)
 
 
 def multi_head_attention_forward(
@@ -106,10 +156,14 @@ def multi_head_attention_forward(
         k, v = (ops.pad(a, ((0, 0), (0, 0), (0, 1), (0, 0))) for a in (k, v))
         more += 1
     mask = _added(op, attn_mask, key_padding_mask, is_causal, (n, num_heads, t, s), more, q)
-    shares = attention_weights(q, k, mask)
-    y = ops.matmul(dropout(shares, dropout_p if training else 0.0), v)
+    shown, p = None, dropout_p if training else 0.0
+    if need_weights:
+        shares = attention_weights(q, k, mask)
+        y = ops.matmul(dropout(shares, p), v)
+        shown = ops.mean(shares, axis=1) if average_attn_weights else shares
+    else:
+        y = attended(q, k, v, mask, p=p)
     y = linear(ops.reshape(ops.permute_dims(y, (2, 0, 1, 3)), (t, n, e)), out_proj_weight, out_proj_bias)
-    shown = (ops.mean(shares, axis=1) if average_attn_weights else shares) if need_weights else None
     if alone:
         y, shown = y[:, 0], None if shown is None else shown[0]
     return y, shown

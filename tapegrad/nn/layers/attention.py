@@ -7,6 +7,7 @@ from typing import Any
 from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks, functional, initializers
+from tapegrad.nn.functional.attention import attended
 from tapegrad.nn.layers.core import Dense
 from tapegrad.nn.layers.layer import Layer
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
@@ -73,9 +74,13 @@ class MultiHeadAttention(Layer):
         q = self.query_dense(query, heads=self.num_heads)
         k, v = self.key_dense(key, heads=self.num_heads), self.value_dense(value, heads=self.num_heads)
         mask = None if attention_mask is None else self._mask(attention_mask, query, key)
-        weights = functional.attention_weights(q, k, mask, is_causal=use_causal_mask)
-        dropped = functional.dropout(weights, self.dropout, training=training)
-        heads = ops.permute_dims(ops.matmul(dropped, v), (0, 2, 1, 3))
+        rate, weights = self.dropout if training else 0.0, None
+        if return_attention_scores:
+            weights = functional.attention_weights(q, k, mask, is_causal=use_causal_mask)
+            y = ops.matmul(functional.dropout(weights, rate), v)
+        else:
+            y = attended(q, k, v, mask, is_causal=use_causal_mask, p=rate)
+        heads = ops.permute_dims(y, (0, 2, 1, 3))
         b, t = query.shape[:2]
         assert self.output_dense is not None  # build has made it
         result = self.output_dense(ops.reshape(heads, (b, t, self.num_heads * self.value_dim)))

@@ -1,0 +1,442 @@
+"""Attention on the CPU, block by block: the scores of some queries with all keys they may see lie in a core's cache.
+
+Nothing of size queries x keys is ever stored: the derivatives compute the scores of a block again (Dao et al., arXiv
+2205.14135).  Other than there a block holds whole rows, so that no running maximum is needed.  The cut depends on
+shapes alone, and sums over blocks have a fixed order, so no bit depends on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tapegrad.core.aval import Shape
+from tapegrad.device import threads
+from tapegrad.device.dtypes import accumulator
+from tapegrad.device.numerics import bits, blas
+from tapegrad.device.types import Array
+
+_BLOCK = 65536
+"""Scores of a block: 256 KiB of float32."""
+_LEAST_ROWS = 64
+"""Queries of a block at least, however long the rows are: products of fewer are slower by a third."""
+
+
+class Rule(NamedTuple):
+    """Which keys a query sees, and how.
+
+    ``scale`` is multiplied with the scores.  ``causal``: query i sees keys 0 to i.  ``masked``: ``"none"``, ``"see"``
+    (true where a query may look) or ``"add"`` (numbers to add to the scores).  ``blind``: what a query gets that may
+    look nowhere: ``"zero"``, or the ``"mean"`` of all values.  ``p``: the share of weights that become 0.
+    """
+
+    scale: float
+    causal: bool
+    masked: str
+    blind: str
+    p: float
+
+    @property
+    def threshold(self) -> int:
+        """A weight is kept if its 16 random bits are below this."""
+        return round((1.0 - self.p) * 65536)
+
+    @property
+    def inflation(self) -> float:
+        """By what the weights that are kept are multiplied."""
+        return 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
+
+
+class Part(NamedTuple):
+    """A block: examples, groups of heads that share keys, heads of a group, queries; and how many keys they see."""
+
+    n: slice
+    g: slice
+    r: slice
+    t: slice
+    seen: int
+
+
+def _lengths(part: Part) -> tuple[int, int, int, int]:
+    a, b, c, d = (s.stop - s.start for s in part[:4])
+    return a, b, c, d
+
+
+def _steps(length: int, step: int) -> list[slice]:
+    return [slice(i, min(i + step, length)) for i in range(0, length, step)]
+
+
+class Heads:
+    """The operands as matrices of heads: q (n, g, r, t, k), k (n, g, s, k), v (n, g, s, w), mask (n, g, r, t, s)."""
+
+    def __init__(self, q: Array, k: Array, v: Array, mask: Array, rule: Rule) -> None:
+        self.rule = rule
+        self.wide = accumulator(q.dtype)
+        self.groups = k.shape[-2]
+        self.q = self.by_queries(q)
+        self.k, self.v = self.by_keys(k), self.by_keys(v)
+        n, g, r, t, _ = self.q.shape
+        self.shape = (n, g, r, t, self.k.shape[2])
+        self.mask = None if rule.masked == "none" else self.masks(mask, q.shape[:-3])
+        self.hidden = ~self.mask if self.mask is not None and rule.masked == "see" else None
+
+    def by_queries(self, x: Array, heads: int | None = None) -> Array:
+        """(..., t, heads, k) as (n, groups, heads of a group, t, k): a view where the axes in front join."""
+        *lead, t, h, k = x.shape
+        return x.reshape(prod(lead), t, self.groups, h // self.groups, k).transpose(0, 2, 3, 1, 4)
+
+    def by_keys(self, x: Array) -> Array:
+        """(..., s, groups, k) as (n, groups, s, k), in the dtype to compute in."""
+        *lead, s, g, k = x.shape
+        return x.reshape(prod(lead), s, g, k).transpose(0, 2, 1, 3).astype(self.wide, copy=False)
+
+    def masks(self, mask: Array, lead: Shape) -> Array:
+        """(..., h or 1, t or 1, s or 1) in five axes, of which those of length 1 broadcast."""
+        *own, h, t, s = shape = _spread(mask.shape, lead)
+        heads = (1, 1) if h == 1 else (self.groups, h // self.groups)
+        whole = mask if mask.shape == shape else np.broadcast_to(mask, shape)
+        return whole.reshape(prod(own), *heads, t, s)
+
+    def families(self) -> list[tuple[slice, slice]]:
+        """Examples and groups whose keys nobody else reads: what one task of a derivative deals with."""
+        n, g, r, t, s = self.shape
+        each = max(1, r * t * s)
+        if g * each <= _BLOCK:
+            return [(a, slice(0, g)) for a in _steps(n, max(1, _BLOCK // (g * each)))]
+        return [(slice(i, i + 1), b) for i in range(n) for b in _steps(g, max(1, _BLOCK // each))]
+
+    def parts(self, family: tuple[slice, slice]) -> list[Part]:
+        """The blocks of a family, in the order in which their sums are taken."""
+        _, _, r, t, s = self.shape
+        each = max(1, t * s)
+        heads = _steps(r, max(1, _BLOCK // each))
+        cut = self.rule.causal and not (self.rule.masked != "none" and self.rule.blind == "mean")
+        rows = _steps(t, t if each <= _BLOCK and not cut else max(_LEAST_ROWS, min(_BLOCK // s, t // 4 if cut else t)))
+        return [Part(*family, c, d, min(s, d.stop) if cut else s) for c in heads for d in rows]
+
+
+class Scratch:
+    """What one thread computes in; arrays of a block are views of it."""
+
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
+        self._memory: dict[str, Array] = {}
+        self._family: dict[str, tuple[slice, slice]] = {}
+
+    def array(self, name: str, shape: Shape) -> Array:
+        """An uninitialised array; the one of that name from before is gone."""
+        size = prod(shape)
+        memory = self._memory.get(name)
+        if memory is None or memory.size < size:
+            memory = self._memory[name] = np.empty(size, self._heads.wide)
+        return memory[:size].reshape(shape)
+
+    def copied(self, name: str, x: Array, part: Part, factor: float | None = None) -> Array:
+        """The rows of ``x`` (n, g, r, t, k) in a block, times ``factor``: (n, g, rows, k)."""
+        block = x[part[:4]]
+        a, b, c, d, k = block.shape
+        copy = self.array(name, (a, b, c, d, k))
+        if factor is None:
+            np.copyto(copy, block, casting="same_kind")
+        else:
+            np.multiply(block, copy.dtype.type(factor), out=copy)
+        return copy.reshape(a, b, c * d, k)
+
+    def turned(self, name: str, x: Array, part: Part) -> Array:
+        """The keys that a block sees of ``x`` (n, g, s, k), as columns (n, g, k, s) that lie in order.
+
+        Products with them are faster.  They are copied once for all blocks of a family in a row.
+        """
+        block = x[part.n, part.g].swapaxes(-1, -2)
+        copy = self.array(name, block.shape)
+        if self._family.get(name) != part[:2]:
+            np.copyto(copy, block)
+            self._family[name] = part[:2]
+        return copy[..., : part.seen]
+
+    def weights(self, q: Array, part: Part) -> tuple[Array, Array, Array | None]:
+        """Of a block: ``exp(score - largest)`` (n, g, rows, s), 1 over the sum of each row, and the blind rows.
+
+        ``q``: the queries of the block, scaled.
+        """
+        heads = self._heads
+        rule, (a, b, c, d) = heads.rule, _lengths(part)
+        x = self.array("scores", (a, b, c * d, part.seen))
+        np.matmul(q, self.turned("keys", heads.k, part), out=x)
+        self._hide(x.reshape(a, b, c, d, part.seen), part)
+        rows = x.reshape(-1, part.seen)
+        most = rows[np.arange(len(rows)), np.argmax(rows, axis=-1)][
+            :, None
+        ]  # on short rows a third of a reduction's time
+        blind = np.isneginf(most[:, 0])
+        if blind.any():
+            most[blind] = 0
+            if rule.blind == "mean":
+                rows[blind] = 0
+        with np.errstate(invalid="ignore"):  # of infinite scores
+            np.subtract(rows, most, out=rows)
+        np.exp(rows, out=rows)
+        total = np.einsum("ij->i", rows) if part.seen <= 4096 else np.add.reduce(rows, axis=-1)
+        if not blind.any():
+            return x, (1 / total).reshape(a, b, c * d, 1), None
+        total[total == 0] = 1
+        return x, (1 / total).reshape(a, b, c * d, 1), blind
+
+    def _hide(self, x: Array, part: Part) -> None:
+        """Make the scores of a block (n, g, r, t, s) -inf where a query must not look, or add the mask's numbers."""
+        heads = self._heads
+        if heads.hidden is not None:
+            np.copyto(x, -np.inf, where=self._of_part(heads.hidden, part))
+        elif heads.mask is not None:
+            np.add(x, self._of_part(heads.mask, part), out=x, casting="same_kind")
+        if heads.rule.causal and part.seen > part.t.start + 1:
+            rows, columns = np.arange(part.t.start, part.t.stop), np.arange(part.t.start, part.seen)
+            np.copyto(x[..., part.t.start :], -np.inf, where=columns > rows[:, None])
+
+    @staticmethod
+    def _of_part(mask: Array, part: Part) -> Array:
+        """The part of a mask, whose axes of length 1 are for all."""
+        index: list[Any] = [slice(None) if n == 1 else s for n, s in zip(mask.shape[:4], part)]
+        return mask[(*index, slice(None) if mask.shape[-1] == 1 else slice(part.seen))]
+
+    def kept(self, part: Part, key: int, counter: int) -> Array:
+        """Which weights of a block are kept (n, g, rows, s): as in the mask that nn.functional.dropout would draw."""
+        (_, g, r, t, s), (a, b, c, d) = self._heads.shape, _lengths(part)
+        drawn = np.empty((a, b, c, d, s), np.uint16)
+        first = ((part.n.start * g + part.g.start) * r + part.r.start) * t + part.t.start
+        if d == t:  # of several heads or examples a block has all that lies between them
+            drawn[...] = self._bits(key, counter, first * s, drawn.shape)
+        else:
+            for i, j, k in np.ndindex(a, b, c):
+                start = first + ((i * g + j) * r + k) * t
+                drawn[i, j, k] = self._bits(key, counter, start * s, (d, s))
+        return (drawn < self._heads.rule.threshold).reshape(a, b, c * d, s)[..., : part.seen]
+
+    @staticmethod
+    def _bits(key: int, counter: int, start: int, shape: Shape) -> Array:
+        return bits.bits16_between(key, counter, start, start + prod(shape)).reshape(shape)
+
+
+def _each(heads: Heads, tasks: Sequence[Any], body: Callable[[Scratch, Any], None], together: bool = True) -> None:
+    """``body(scratch, task)`` for each task, spread over threads; not ``together``: one after the other."""
+    count = min(threads.get_num_threads(), len(tasks)) if together else min(1, len(tasks))
+
+    def worker() -> Callable[[int], None]:
+        scratch = Scratch(heads)
+        return lambda number: body(scratch, tasks[number])
+
+    with blas.one_thread():
+        threads.run([worker() for _ in range(count)], len(tasks)) if count else None
+
+
+def forward(q: Array, k: Array, v: Array, mask: Array, out: Array, rule: Rule, key: int, counter: int) -> None:
+    """``softmax(q k' scale) v`` of each head; (..., t, h, k), (..., s, g, k), (..., s, g, w) -> (..., t, h, w)."""
+    if not out.size:
+        return
+    if not k.shape[-3]:
+        out.fill(0)
+        return
+    heads = Heads(q, k, v, mask, rule)
+    result = heads.by_queries(out)
+
+    def body(scratch: Scratch, part: Part) -> None:
+        x, inverse, _ = scratch.weights(scratch.copied("q", heads.q, part, rule.scale), part)
+        if rule.p:
+            np.multiply(x, scratch.kept(part, key, counter), out=x)
+            inverse *= inverse.dtype.type(rule.inflation)
+        _deliver(scratch, x, heads.v, inverse, part, result)
+
+    _each(heads, [p for family in heads.families() for p in heads.parts(family)], body)
+
+
+def _deliver(scratch: Scratch, x: Array, v: Array, factor: Array, part: Part, result: Array) -> None:
+    """``x @ v * factor`` of a block into the result (n, g, r, t, w)."""
+    a, b, c, d = _lengths(part)
+    y = scratch.array("result", (a, b, c * d, v.shape[-1]))
+    np.matmul(x, v[part.n, part.g, : part.seen], out=y)
+    shape = (a, b, c, d)
+    np.multiply(y.reshape(*shape, -1), factor.reshape(*shape, -1), out=result[part[:4]], casting="same_kind")
+
+
+def tangent(
+    q: Array, k: Array, v: Array, mask: Array, t: Array, out: Array, rule: Rule, key: int, counter: int, of: int
+) -> None:
+    """The derivative of :func:`forward` along ``t``, a tangent of operand number ``of``: 0 q, 1 k, 3 mask."""
+    if not out.size:
+        return
+    out.fill(0)
+    if not k.shape[-3]:
+        return
+    heads = Heads(q, k, v, mask, rule)
+    result = heads.by_queries(out)
+    along = heads.by_queries(t) if of == 0 else heads.by_keys(t) if of == 1 else heads.masks(t, q.shape[:-3])
+
+    def body(scratch: Scratch, part: Part) -> None:
+        queries = scratch.copied("q", heads.q, part, rule.scale)
+        x, inverse, blind = scratch.weights(queries, part)
+        np.multiply(x, inverse, out=x)
+        y = scratch.array("tangents", x.shape)
+        if of == 3:
+            five = (*_lengths(part), part.seen)
+            np.copyto(y.reshape(five), scratch._of_part(along, part), casting="same_kind")
+        elif of == 1:
+            np.matmul(queries, along[part.n, part.g, : part.seen].swapaxes(-1, -2), out=y)
+        else:
+            tangents = scratch.copied("t", along, part, rule.scale)
+            np.matmul(tangents, heads.k[part.n, part.g, : part.seen].swapaxes(-1, -2), out=y)
+        np.subtract(y, _row_dots(x, y)[..., None], out=y)
+        np.multiply(x, y, out=x)
+        if blind is not None:
+            x.reshape(-1, part.seen)[blind] = 0
+        if rule.p:
+            np.multiply(x, scratch.kept(part, key, counter), out=x)
+        factor = np.full((*x.shape[:-1], 1), rule.inflation if rule.p else 1, heads.wide)
+        _deliver(scratch, x, heads.v, factor, part, result)
+
+    _each(heads, [p for family in heads.families() for p in heads.parts(family)], body)
+
+
+def pieces(shapes: Sequence[Shape], wanted: Sequence[int], out: Array) -> dict[int, Array]:
+    """The cotangents of the operands ``wanted``, which lie one after the other in ``out``, each in its shape."""
+    found, start = {}, 0
+    for i in wanted:
+        size = prod(shapes[i])
+        found[i] = out[start : start + size].reshape(shapes[i])
+        start += size
+    return found
+
+
+def backward(
+    q: Array, k: Array, v: Array, mask: Array, g: Array, out: Array, rule: Rule, key: int, counter: int,
+    wanted: Sequence[int],
+) -> None:  # fmt: skip
+    """The cotangents of the operands ``wanted`` (0 q, 1 k, 2 v, 3 mask) for the result's cotangent ``g``.
+
+    They lie one after the other in ``out``.
+    """
+    out.fill(0)
+    if not g.size or not k.shape[-3]:
+        return
+    heads = Heads(q, k, v, mask, rule)
+    found = pieces([a.shape for a in (q, k, v, mask)], wanted, out)
+    if heads.wide != out.dtype:
+        sums = {i: np.zeros(a.shape, heads.wide) for i, a in found.items() if i}
+    else:
+        sums = {i: a for i, a in found.items() if i}
+    task = _Back(heads, heads.by_queries(g), key, counter)
+    task.q = heads.by_queries(found[0]) if 0 in found else None
+    task.k, task.v = (heads.by_keys(sums[i]) if i in sums else None for i in (1, 2))
+    spread = np.zeros(_spread(mask.shape, q.shape[:-3]), heads.wide) if 3 in sums else None
+    task.mask = None if spread is None else heads.masks(spread, q.shape[:-3])
+    # A mask that broadcasts gathers sums of several families, in order.
+    _each(heads, heads.families(), task.family, together=task.mask is None)
+    if spread is not None:
+        axes = tuple(i for i, (n, m) in enumerate(zip(spread.shape, mask.shape)) if n != m)
+        np.add.reduce(spread, axis=axes, keepdims=True, out=sums[3])
+    for i, total in sums.items():
+        if total is not found[i]:
+            np.copyto(found[i], total, casting="same_kind")
+
+
+def _spread(mask: Shape, lead: Shape) -> Shape:
+    """The shape of a mask with all axes in front, unless all of them have length 1."""
+    return mask if all(n == 1 for n in mask[:-3]) else (*lead, *mask[-3:])
+
+
+class _Back:
+    """Cotangents of families of heads; ``q``, ``k``, ``v``, ``mask``: where they go, None: nobody asks."""
+
+    q: Array | None
+    k: Array | None
+    v: Array | None
+    mask: Array | None
+
+    def __init__(self, heads: Heads, g: Array, key: int, counter: int) -> None:
+        self._heads, self._g, self._key, self._counter = heads, g, key, counter
+
+    def family(self, scratch: Scratch, family: tuple[slice, slice]) -> None:
+        """Those of one family, block by block."""
+        parts = self._heads.parts(family)
+        for part in parts:
+            self._part(scratch, part, alone=len(parts) == 1)
+
+    def _part(self, scratch: Scratch, part: Part, alone: bool) -> None:
+        heads, rule = self._heads, self._heads.rule
+        queries = scratch.copied("q", heads.q, part, rule.scale)
+        g = scratch.copied("g", self._g, part)
+        x, inverse, blind = scratch.weights(queries, part)
+        np.multiply(g, inverse, out=g)  # in place of the weights, which are wider
+        kept = scratch.kept(part, self._key, self._counter) if rule.p else None
+        y = scratch.array("tangents", x.shape)
+        if self.v is not None:
+            self._add(scratch, self.v, _dropped(x, kept, rule, y), g, part, alone)
+        if self.q is None and self.k is None and self.mask is None:
+            return
+        np.matmul(g, scratch.turned("values", heads.v, part), out=y)
+        _dropped(y, kept, rule, y)
+        np.subtract(y, _row_dots(x, y)[..., None] * inverse, out=y)
+        np.multiply(x, y, out=y)
+        if blind is not None:
+            y.reshape(-1, part.seen)[blind] = 0
+        if self.q is not None:
+            factor = np.full((*y.shape[:-1], 1), rule.scale, heads.wide)
+            _deliver(scratch, y, heads.k, factor, part, self.q)
+        if self.k is not None:
+            self._add(scratch, self.k, y, queries, part, alone)
+        if self.mask is not None:
+            self._gather(y.reshape(*_lengths(part), part.seen), part)
+
+    @staticmethod
+    def _add(scratch: Scratch, total: Array, x: Array, rows: Array, part: Part, alone: bool) -> None:
+        """Add ``x' rows`` to the sums of the keys that the block sees."""
+        to = total[part.n, part.g, : part.seen]
+        if alone:
+            np.matmul(x.swapaxes(-1, -2), rows, out=to)
+        else:
+            more = scratch.array("sum", to.shape)
+            np.matmul(x.swapaxes(-1, -2), rows, out=more)
+            np.add(to, more, out=to)
+
+    def _gather(self, x: Array, part: Part) -> None:
+        """Add the cotangents of scores (n, g, r, t, s) to those of the mask's numbers."""
+        assert self.mask is not None
+        to = Scratch._of_part(self.mask, part)
+        axes = tuple(i for i, n in enumerate(to.shape) if n == 1)
+        np.add(to, np.add.reduce(x, axis=axes, keepdims=True) if axes else x, out=to)
+
+
+def _row_dots(x: Array, y: Array) -> Array:
+    """The inner products of the rows of two C-contiguous arrays."""
+    flat = (-1, x.shape[-1]) if x.size else (prod(x.shape[:-1]), x.shape[-1])
+    return np.einsum("ij,ij->i", x.reshape(flat), y.reshape(flat)).reshape(x.shape[:-1])
+
+
+def _dropped(x: Array, kept: Array | None, rule: Rule, out: Array) -> Array:
+    """``x`` with the weights that are not kept 0, and the others multiplied."""
+    if kept is None:
+        return x
+    np.multiply(x, kept, out=out)
+    return np.multiply(out, out.dtype.type(rule.inflation), out=out)
+
+
+def elements(shapes: Sequence[Shape], wanted: Sequence[int]) -> int:
+    """How many numbers the cotangents of the operands ``wanted`` have together."""
+    return sum(prod(shapes[i]) for i in wanted)
+
+
+def scratch_bytes(q: Shape, k: Shape, v: Shape, itemsize: int, backward: bool) -> int:
+    """What the blocks of all threads take, at most."""
+    *lead, t, h, width = q
+    s, g = k[-3], k[-2]
+    each = t * (h // g if g else 1) * s
+    rows = t * (h // g if g else 1)
+    if each > _BLOCK:
+        rows = t if t * s <= _BLOCK else min(t, max(_LEAST_ROWS, _BLOCK // max(1, s)))
+    elif rows:
+        rows *= max(1, _BLOCK // max(1, each))
+    block = rows * (s * (2 if backward else 1) + 2 * (width + v[-1]))
+    more = s * max(width, v[-1]) if backward else 0
+    return threads.get_num_threads() * itemsize * (block + more)

@@ -1,0 +1,353 @@
+"""Attention as one primitive: ``softmax(q k' scale) v`` of each head (Vaswani et al., 2017).
+
+Neither it nor its derivatives of first order store anything of size queries x keys (Dao et al., arXiv 2205.14135): the
+derivatives compute the scores of a block again.  Derivatives of second order are composites, which do store them.
+
+Heads are the axis before the last: q (..., t, h, k), k (..., s, g, k), v (..., s, g, w), result (..., t, h, w), where
+g divides h and each of k's and v's heads serves h / g of q's.  The mask is (..., h or 1, t or 1, s or 1); without one
+it is anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
+from tapegrad.core.primitive import Bad, Primitive, Sample, general
+from tapegrad.device.dtypes import accumulator, bool_, in_float
+from tapegrad.device.numerics import attention as blocks
+from tapegrad.device.numerics.attention import Rule
+from tapegrad.device.types import Array, Namespace, Params
+from tapegrad.errors import ShapeError
+from tapegrad.ops.dispatch import barrier, cast, constant, promote
+from tapegrad.ops.dispatch import tensor as ops_tensor
+from tapegrad.ops.products import _cuda_attention
+from tapegrad.ops.products import attention_curvature as curvature
+from tapegrad.ops.shape.join import concat
+from tapegrad.ops.shape.shape import broadcast_to, expand_dims, moveaxis, reshape
+from tapegrad.tensor import Tensor, TensorLike
+
+Q, K, V, MASK = range(4)
+Companions: TypeAlias = list[Tensor | None]
+Batch: TypeAlias = Callable[[list[Tensor], Companions, int, Params], Tensor | None]
+
+
+def _infer(
+    q: ShapedArray, k: ShapedArray, v: ShapedArray, mask: ShapedArray, *, rule: Rule, **of: object
+) -> ShapedArray:
+    told = (
+        f"attention: wanted q (..., t, h, k), k (..., s, g, k), v (..., s, g, w), got {q.shape}, {k.shape}, {v.shape}"
+    )
+    lead = q.shape[:-3]
+    if not q.ndim == k.ndim == v.ndim >= 3 or not k.shape[:-3] == v.shape[:-3] == lead:
+        raise ShapeError(told)
+    (t, h, width), (s, g, features) = q.shape[-3:], k.shape[-3:]
+    if v.shape[-3:-1] != (s, g) or width != features or (h % g if g else h):
+        raise ShapeError(f"{told}; k must be as wide as q, and its heads must divide q's")
+    if rule.masked != "none":
+        whole = (*lead, h, t, s)
+        if mask.ndim != len(whole) or any(n not in (1, m) for n, m in zip(mask.shape, whole)):
+            raise ShapeError(f"attention: a mask of shape {mask.shape} does not broadcast to {whole}")
+    return q.with_shape((*lead, t, h, v.shape[-1]))
+
+
+def _shapes(*operands: Any) -> list[Shape]:
+    return [x.shape for x in operands]
+
+
+def _scratch(back: bool) -> Callable[..., int]:
+    """The bytes of the blocks, and of copies of half types in float32."""
+
+    def scratch(aval: ShapedArray, q: Array, k: Array, v: Array, *rest: Array, **params: object) -> int:
+        size = accumulator(q.dtype).itemsize
+        copies = (k.size + v.size) * size * (2 if back else 1) if size != q.dtype.itemsize else 0
+        return copies + blocks.scratch_bytes(q.shape, k.shape, v.shape, size, back)
+
+    return scratch
+
+
+def _flops(q: ShapedArray, k: ShapedArray, v: ShapedArray, products: int) -> int:
+    """Of ``products`` matrix products of queries x keys x features."""
+    return 2 * products * prod(q.shape[:-1]) * k.shape[-3] * max(q.shape[-1], v.shape[-1])
+
+
+# ---- the declarations' functions
+
+
+def _run(
+    xp: Namespace, q: Array, k: Array, v: Array, mask: Array, *, out: Array, rule: Rule, key: int, counter: int
+) -> None:
+    blocks.forward(q, k, v, mask, out, rule, key, counter)
+
+
+def _run_vjp(
+    xp: Namespace, q: Array, k: Array, v: Array, mask: Array, g: Array, *, out: Array, rule: Rule,
+    key: int, counter: int, pulled: tuple[int, ...],
+) -> None:  # fmt: skip
+    blocks.backward(q, k, v, mask, g, out, rule, key, counter, pulled)
+
+
+def _run_jvp(
+    xp: Namespace, q: Array, k: Array, v: Array, mask: Array, u: Array, *, out: Array, rule: Rule,
+    key: int, counter: int, of: int,
+) -> None:  # fmt: skip
+    blocks.tangent(q, k, v, mask, u, out, rule, key, counter, of)
+
+
+def _pull(
+    ct: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, wanted: tuple[int, ...], *, rule: Rule, key: int,
+    counter: int,
+) -> list[Tensor]:  # fmt: skip
+    """The cotangents of the operands ``wanted``, from one run."""
+    packed = barrier(attention_vjp_p, q, k, v, mask, ct, rule=rule, key=key, counter=counter, pulled=wanted)
+    return _unpacked(packed, _shapes(q, k, v, mask), wanted)
+
+
+def _unpacked(packed: Tensor, shapes: Sequence[Shape], which: tuple[int, ...]) -> list[Tensor]:
+    parts, start = [], 0
+    for i in which:
+        size = prod(shapes[i])
+        parts.append(reshape(packed[start : start + size], shapes[i]))
+        start += size
+    return parts
+
+
+def _packed(parts: Sequence[Tensor]) -> Tensor:
+    return concat([reshape(x, (x.size,)) for x in parts], axis=0)
+
+
+def _push(operands: Sequence[Tensor], tangents: dict[int, Tensor], rule: Rule, key: int, counter: int) -> Tensor:
+    """The derivative along tangents of operands."""
+    q, k, v, mask = operands
+    same: dict[str, Any] = {"rule": rule, "key": key, "counter": counter}
+    total = None
+    for of, t in tangents.items():
+        term = (
+            barrier(attention_p, q, k, t, mask, **same)
+            if of == V
+            else barrier(attention_jvp_p, q, k, v, mask, t, of=of, **same)
+        )
+        total = term if total is None else total + term
+    assert total is not None
+    return total
+
+
+def _pushed(of: int) -> Callable[..., Tensor]:
+    """The JVP rule of operand ``of``."""
+
+    def jvp(t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, rule: Rule, key: int, counter: int) -> Tensor:
+        return _push((q, k, v, mask), {of: t}, rule, key, counter)
+
+    return jvp
+
+
+def _full(operands: list[Tensor], companions: Companions, n: int) -> list[Tensor]:
+    pairs = zip(operands, companions, strict=True)
+    return [broadcast_to(expand_dims(x, 0), (n, *x.shape)) if c is None else c for x, c in pairs]
+
+
+def _batch(prim: Callable[[], Primitive]) -> Batch:
+    """``batch`` by one more axis in front; of what draws, example by example, since all draw the same."""
+
+    def batch(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor | None:
+        return None if params["rule"].p else barrier(prim(), *_full(operands, companions, n), **params)
+
+    return batch
+
+
+def _batch_vjp(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor | None:
+    if params["rule"].p:
+        return None
+    full = _full(operands, companions, n)
+    parts = _unpacked(barrier(attention_vjp_p, *full, **params), _shapes(*full), params["pulled"])
+    return concat([reshape(x, (n, x.size // n)) for x in parts], axis=1) if n else None
+
+
+# ---- second order
+
+
+def _pull_vjp(
+    ct: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, g: Tensor, wanted: tuple[int, ...], *, rule: Rule,
+    key: int, counter: int, pulled: tuple[int, ...],
+) -> list[Tensor]:  # fmt: skip
+    """The gradient of ``<ct, J' g>``, which is ``<g, J ct>``."""
+    operands = (q, k, v, mask)
+    tangents = dict(zip(pulled, _unpacked(ct, _shapes(*operands), pulled), strict=True))
+    found = curvature.gradient(operands, g, tangents, tuple(i for i in wanted if i <= MASK), rule, key, counter)
+    return [found[i] if i in found else _push(operands, tangents, rule, key, counter) for i in wanted]
+
+
+def _pushed_vjp(of: int) -> Callable[..., Tensor]:
+    """The JVP rule of operand ``of`` of the VJP: along t the gradient of ``<g, J t>``."""
+
+    def jvp(
+        t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, g: Tensor, *, rule: Rule, key: int, counter: int,
+        pulled: tuple[int, ...],
+    ) -> Tensor:  # fmt: skip
+        found = curvature.gradient((q, k, v, mask), g, {of: t}, pulled, rule, key, counter)
+        return _packed([found[i] for i in pulled])
+
+    return jvp
+
+
+def _pull_jvp(
+    ct: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, u: Tensor, wanted: tuple[int, ...], *, rule: Rule,
+    key: int, counter: int, of: int,
+) -> list[Tensor]:  # fmt: skip
+    """The gradient of ``<ct, J u>``."""
+    operands = (q, k, v, mask)
+    found = curvature.gradient(operands, ct, {of: u}, tuple(i for i in wanted if i <= MASK), rule, key, counter)
+    back = lambda: _pull(ct, *operands, (of,), rule=rule, key=key, counter=counter)[0]
+    return [found[i] if i in found else back() for i in wanted]
+
+
+def _pushed_jvp(i: int) -> Callable[..., Tensor]:
+    """The JVP rule of operand ``i`` of the JVP."""
+
+    def jvp(
+        t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, u: Tensor, *, rule: Rule, key: int, counter: int,
+        of: int,
+    ) -> Tensor:  # fmt: skip
+        return curvature.along((q, k, v, mask), {of: u}, {i: t}, rule, key, counter)
+
+    return jvp
+
+
+# ---- the declarations
+
+_PLAIN = Rule(0.5, False, "none", "zero", 0.0)
+_CAUSAL = Rule(0.7, True, "none", "zero", 0.0)
+_ADDED = Rule(0.5, False, "add", "zero", 0.0)
+_BOTH = Rule(0.5, True, "add", "mean", 0.0)
+_DROPPED: Params = {"rule": Rule(0.5, False, "none", "zero", 0.5), "key": 3, "counter": 1}
+_FIXED: Params = {"key": 0, "counter": 0}
+_QKV = ((2, 3, 2, 4), (2, 5, 2, 4), (2, 5, 2, 3))
+_GROUPED = ((3, 4, 2), (3, 2, 2), (3, 2, 3))
+_MASK, _MASKS = (1, 2, 1, 5), (2, 1, 3, 5)
+
+attention_p: Primitive = general(
+    "attention",
+    impl=_run,
+    cuda=_cuda_attention.forward,
+    infer=_infer,
+    vjp=_pull,
+    jvp=[_pushed(i) for i in range(4)],
+    into=True,
+    draws=True,
+    scratch=_scratch(False),
+    flops=lambda q, k, v, mask, **params: _flops(q, k, v, 2),
+    batch=_batch(lambda: attention_p),
+    samples=[
+        Sample(*_QKV, False, rule=_PLAIN, **_FIXED), Sample(*_GROUPED, False, rule=_CAUSAL, **_FIXED),
+        Sample(*_QKV, _MASK, rule=_ADDED, **_FIXED), Sample(*_QKV, _MASKS, rule=_BOTH, **_FIXED),
+        Sample((2, 0, 2, 4), *_QKV[1:], False, rule=_PLAIN, **_FIXED), Sample(*_QKV, False, **_DROPPED),
+        Sample((0, 3, 2, 4), (0, 5, 2, 4), (0, 5, 2, 3), False, rule=_PLAIN, **_FIXED),
+        Sample((3, 2, 4), (0, 2, 4), (0, 2, 3), False, rule=_PLAIN, **_FIXED),
+        Bad((3, 4, 2), (3, 3, 2), (3, 3, 2), False, error=ShapeError, rule=_PLAIN, **_FIXED),
+        Bad((3, 4, 2), (3, 2, 3), (3, 2, 2), False, error=ShapeError, rule=_PLAIN, **_FIXED),
+        Bad((3, 4, 2), (3, 2, 2), (4, 2, 2), False, error=ShapeError, rule=_PLAIN, **_FIXED),
+        Bad(*_QKV, (1, 1, 3, 4), error=ShapeError, rule=_ADDED, **_FIXED),
+    ],
+    doc="``softmax(q k' scale + mask) v`` of each head, some weights dropped.",
+)  # fmt: skip
+
+attention_vjp_p: Primitive = general(
+    "attention_vjp",
+    impl=_run_vjp,
+    cuda=_cuda_attention.backward,
+    temporaries=_cuda_attention.temporaries,
+    infer=lambda q, k, v, mask, g, *, pulled, **params: q.with_shape(
+        (blocks.elements(_shapes(q, k, v, mask), pulled),)
+    ),
+    vjp=_pull_vjp,
+    jvp=[
+        *(_pushed_vjp(i) for i in range(4)),
+        lambda t, q, k, v, mask, *, rule, key, counter, pulled: barrier(
+            attention_vjp_p, q, k, v, mask, t, rule=rule, key=key, counter=counter, pulled=pulled
+        ),
+    ],
+    into=True,
+    draws=True,
+    scratch=_scratch(True),
+    flops=lambda q, k, v, mask, g, **params: _flops(q, k, v, 5),
+    batch=_batch_vjp,
+    samples=[
+        Sample(*_QKV, False, (2, 3, 2, 3), rule=_PLAIN, **_FIXED, pulled=(0, 1, 2)),
+        Sample(*_GROUPED, False, (3, 4, 3), rule=_CAUSAL, **_FIXED, pulled=(0, 1, 2)),
+        Sample(*_QKV, _MASK, (2, 3, 2, 3), rule=_ADDED, **_FIXED, pulled=(1, 3)),
+        Sample(*_QKV, _MASKS, (2, 3, 2, 3), rule=_BOTH, **_FIXED, pulled=(0, 1, 2, 3)),
+        Sample(*_QKV, False, (2, 3, 2, 3), **_DROPPED, pulled=(0, 1, 2)),
+    ],
+    doc="The cotangents of attention's operands for the result's ``g``, packed one after the other.",
+)
+
+attention_jvp_p: Primitive = general(
+    "attention_jvp",
+    impl=_run_jvp,
+    cuda=_cuda_attention.tangent,
+    infer=lambda q, k, v, mask, u, *, of, **params: _infer(q, k, v, mask, **params),
+    vjp=_pull_jvp,
+    jvp=[
+        *(_pushed_jvp(i) for i in range(4)),
+        lambda t, q, k, v, mask, *, rule, key, counter, of: barrier(
+            attention_jvp_p, q, k, v, mask, t, rule=rule, key=key, counter=counter, of=of
+        ),
+    ],
+    into=True,
+    draws=True,
+    scratch=_scratch(False),
+    flops=lambda q, k, v, mask, u, **params: _flops(q, k, v, 3),
+    batch=_batch(lambda: attention_jvp_p),
+    samples=[
+        Sample(*_QKV, False, _QKV[0], rule=_PLAIN, **_FIXED, of=0),
+        Sample(*_GROUPED, False, _GROUPED[1], rule=_CAUSAL, **_FIXED, of=1),
+        Sample(*_QKV, _MASKS, _MASKS, rule=_BOTH, **_FIXED, of=3), Sample(*_QKV, False, _QKV[0], **_DROPPED, of=0),
+    ],
+    doc="The tangent of attention's result for the tangent ``u`` of its operand number ``of``.",
+)  # fmt: skip
+
+
+def attention(
+    query: TensorLike, key: TensorLike, value: TensorLike, mask: TensorLike | None = None, *,
+    scale: float | None = None, causal: bool = False, blind: str = "zero", p: float = 0.0,
+    stream: tuple[int, int] = (0, 0),
+) -> Tensor:  # fmt: skip
+    """``softmax(query @ key.mT * scale) @ value``; (..., h, t, k), (..., g, s, k), (..., g, s, w) -> (..., h, t, w).
+
+    Each of g heads of keys serves h / g of the queries'; the axes in front broadcast.  ``mask``: broadcasts to (..., h,
+    t, s); booleans say where a query may look, other numbers are added.  ``scale``: by default 1 / sqrt(k).
+    ``causal``, ``blind``, ``p``: see ``device.numerics.attention.Rule``; ``stream``: key and position of the 16-bit
+    numbers, one for each element of (..., h, t, s), that decide which weights are dropped.  On CUDA heads wider than
+    256 do not fit into a block's shared memory: then the weights are stored.  Raises ShapeError, DTypeError.
+    """
+    q, k, v = promote("attention", (query, key, value), in_float)
+    m = None if mask is None else ops_tensor("attention", mask, q)
+    if min(q.ndim, k.ndim, v.ndim) < 3:
+        raise ShapeError(f"attention: wanted (..., h, t, k), (..., g, s, k), (..., g, s, w), got {_shapes(q, k, v)}")
+    fronts = [x.shape[:-3] for x in (q, k, v)]
+    heads = max(k.shape[-3], v.shape[-3]) if 1 in (k.shape[-3], v.shape[-3]) else k.shape[-3]
+    if m is not None:
+        m = reshape(m, ((1,) * (3 - m.ndim) + m.shape)) if m.ndim < 3 else m
+        fronts.append(m.shape[:-3])
+    front = broadcast_shapes("attention", *fronts)
+    q, k, v = (_in_front(x, (*front, n)) for x, n in ((q, q.shape[-3]), (k, heads), (v, heads)))
+    masked = "none" if m is None else "see" if m.dtype == bool_ else "add"
+    if m is None:
+        m = Tensor(constant(False, bool_, q.device))
+    else:
+        own = (*(1,) * (q.ndim - m.ndim), *m.shape[:-3])
+        m = cast(reshape(m, (*own, *m.shape[-3:])), bool_ if masked == "see" else q.dtype)
+        m = m if own == front or all(n == 1 for n in own) else _in_front(m, (*front, m.shape[-3]))
+    rule = Rule(float(1 / math.sqrt(q.shape[-1] or 1) if scale is None else scale), causal, masked, blind, float(p))
+    q, k, v = (moveaxis(x, -3, -2) for x in (q, k, v))
+    if q.device.lazy and max(q.shape[-1], v.shape[-1]) > _cuda_attention.WIDEST:
+        return moveaxis(curvature.value((q, k, v, m), rule, *stream), -2, -3)
+    return moveaxis(barrier(attention_p, q, k, v, m, rule=rule, key=stream[0], counter=stream[1]), -2, -3)
+
+
+def _in_front(x: Tensor, front: Shape) -> Tensor:
+    shape = (*front, *x.shape[-2:])
+    return x if x.shape == shape else broadcast_to(x, shape)
