@@ -231,26 +231,30 @@ def _pull_jointly(
     path: set[int] | None,
     lead: int | None,
 ) -> None:
-    """The same by one rule for all operands; rows of a Jacobian by a batch of calls."""
+    """The same by one rule for all operands (None: none); rows of a Jacobian by a batch of calls."""
     node, inputs = record.node, record.inputs
     rule = record.plan.pulls[0][1]
     wanted = tuple([i for i in record.plan.positions if path is None or inputs[i].index in path])
 
-    def pull(ct: Tensor, wanted: tuple[int, ...]) -> list[Tensor]:
+    def pull(ct: Tensor, wanted: tuple[int, ...]) -> list[Tensor | None]:
         if node.aval.dtype.kind != "c" or not node.prim.holomorphic:
-            found: list[Tensor] = rule(ct, values, avals, node.params, wanted)
+            found: list[Tensor | None] = rule(ct, values, avals, node.params, wanted)
             return found
-        return [conj(g) for g in rule(conj(ct), values, avals, node.params, wanted)]  # as in apply_rule
+        back = rule(conj(ct), values, avals, node.params, wanted)  # as in apply_rule
+        return [None if g is None else conj(g) for g in back]
 
     def one(i: int, ct: Tensor) -> Tensor:
-        return fit(pull(ct, (i,))[0], avals[i])
+        (g,) = pull(ct, (i,))
+        return zeros_of(avals[i]) if g is None else fit(g, avals[i])
 
+    gs: list[Tensor | None]
     if lead is None:
         gs = pull(ct, wanted) if wanted else []
     else:
         gs = [mapped("jacobian", partial(one, i), ct) for i in wanted]
     for i, g in zip(wanted, gs, strict=True):
-        accumulate(cts, inputs[i].index, fit(g, avals[i]) if lead is None else g)
+        if g is not None:
+            accumulate(cts, inputs[i].index, fit(g, avals[i]) if lead is None else g)
 
 
 def apply_rule(

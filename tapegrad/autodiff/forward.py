@@ -54,6 +54,7 @@ def _push(node: Node, inputs: tuple[Buffer, ...], out: Buffer, tangents: list[Te
     if prim.is_linear:
         return _push_linear(node, inputs, tangents)
     total: Tensor | None = None
+    term: Tensor | None
     for i, t in enumerate(tangents):
         if t is None:
             continue
@@ -66,18 +67,23 @@ def _push(node: Node, inputs: tuple[Buffer, ...], out: Buffer, tangents: list[Te
             if rule is None:
                 raise NoGradientError(f"{prim.name}: has no forward-mode derivative in operand {i}")
             term = _along(rule, t, values, avals, node, i)
+            if term is None:
+                continue
         total = term if total is None else total + term
     if total is not None and total.shape != node.aval.shape:
         total = broadcast_to(total, node.aval.shape)
     return total
 
 
-def _along(rule: Rule, t: Tensor, values: dict[int, Tensor], avals: list[ShapedArray], node: Node, i: int) -> Tensor:
+def _along(
+    rule: Rule, t: Tensor, values: dict[int, Tensor], avals: list[ShapedArray], node: Node, i: int
+) -> Tensor | None:
     if rule.constant is not None:
         if rule.constant == 0:
             return zeros_of(node.aval)
         return t if rule.constant == 1 else -t
-    return cast(derivative.apply(node.prim, rule, i, t, values, avals, node.params), node.aval.dtype)
+    term = derivative.apply(node.prim, rule, i, t, values, avals, node.params)
+    return None if term is None else cast(term, node.aval.dtype)
 
 
 def _push_linear(node: Node, inputs: tuple[Buffer, ...], tangents: list[Tensor | None]) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from math import prod
 from typing import Any
@@ -86,6 +87,11 @@ def key(number: int, counter: int) -> list[np.generic]:
 def offset(counter: int) -> np.generic:
     """How far a position is from that of its stream at the begin of a captured step, as a kernel's argument."""
     return np.uint64(getattr(counter, "offset", 0))
+
+
+def structure(fields: Sequence[tuple[str, str] | tuple[str, str, int]]) -> Any:
+    """A struct full of zeros that a kernel gets by value; ``fields``: name, dtype, and how many of it."""
+    return np.zeros((), np.dtype(list(fields), align=True))
 
 
 def extent(x: Any) -> int:

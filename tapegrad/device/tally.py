@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
+
 from tapegrad.device import phantom
 from tapegrad.device.cxx import extent
 from tapegrad.device.types import Namespace
@@ -33,6 +35,11 @@ def taken() -> list[tuple[int, int]]:
     if passes:
         said.passes = []
     return passes
+
+
+def spread(xp: Namespace, x: Any, shape: tuple[int, ...]) -> Any:
+    """``x`` broadcast to ``shape``: a view."""
+    return (np if xp is None else xp).broadcast_to(x, shape)
 
 
 def contiguous(xp: Namespace, x: Any, into: Any = None) -> Any:

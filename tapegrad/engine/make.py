@@ -120,6 +120,8 @@ class Application(Work):
         live = {name: number for name, number in params.items() if isinstance(number, LiveInt)}
         if self.device.lazy:
             return self._on_device(live, reads, outputs, temporaries)
+        if live and self.writes:
+            return [(lambda: prim.compute(xp, reads, self._present(live), self.aval, out), ())]
         if live:
             return [(lambda: xp.copyto(out, prim.compute(xp, reads, self._present(live), self.aval, None)), ())]
         if isinstance(prim, Opaque) and prim.into:

@@ -25,10 +25,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PRODUCTS = (
-    "bilinear", "conv", "conv_in_x", "einsum", "inner", "linear", "matmul", "matvec", "tensordot", "vecdot",
-    "vecmat",
+    "attention", "bilinear", "conv", "conv_in_x", "einsum", "inner", "linear", "matmul", "matvec", "tensordot",
+    "vecdot", "vecmat",
 )  # fmt: skip
-"""Sums of products, and what is made of them (attention is made of ``matmul`` and ``softmax``)."""
+"""Sums of products, and what is made of them."""
 ELEMENTWISE = (
     "acos", "asin", "cosh", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "logaddexp", "power",
     "reciprocal", "sinh", "softplus", "square", "tan",

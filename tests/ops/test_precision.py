@@ -30,6 +30,7 @@ def ones(*shape: int, dtype: str = "float32") -> tg.Tensor:
 # The policy -------------------------------------------------------------------------------------------------------
 
 PRODUCTS: dict[str, Callable[[Any], Any]] = {
+    "attention": lambda x: F.scaled_dot_product_attention(x(2, 3, 4), x(2, 5, 4), x(2, 5, 6), x(3, 5)),
     "bilinear": lambda x: F.bilinear(x(2, 3), x(2, 4), x(5, 3, 4), x(5)),
     "conv": lambda x: F.conv2d(x(1, 2, 4, 4), x(3, 2, 2, 2), x(3)),
     "conv_in_x": lambda x: F.conv_transpose2d(x(1, 2, 4, 4), x(2, 3, 2, 2), x(3)),

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 import tapegrad.random as random
 from tapegrad import ops
 from tapegrad.errors import ShapeError
@@ -53,7 +51,7 @@ def attended(
     stream = (0, 0)
     if p:
         lead = [x.shape[:-3] for x in (query, key, value)] + ([] if mask is None else [mask.shape[:-3]])
-        shape = (*np.broadcast_shapes(*lead), query.shape[-3], query.shape[-2], key.shape[-2])
+        shape = (*ops.broadcast_shapes(*lead), query.shape[-3], query.shape[-2], key.shape[-2])
         stream = random.default_generator.draw16(math.prod(shape))
     return attention(query, key, value, mask, scale=scale, causal=is_causal, blind=blind, p=p, stream=stream)
 
@@ -90,7 +88,7 @@ def scaled_dot_product_attention(
 def _with_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool, **how: Any) -> Tensor:
     """:func:`attended` of operands that may lack an axis of heads, or share one of length 1."""
     parts = [q, k, v] if mask is None else [q, k, v, mask]
-    lead = np.broadcast_shapes(*(a.shape[:-3] if gqa else a.shape[:-2] for a in parts))
+    lead = ops.broadcast_shapes(*(a.shape[:-3] if gqa else a.shape[:-2] for a in parts))
     if gqa or len(lead) == 0:
         q, k, v = (a if gqa else ops.expand_dims(a, axis=0) for a in (q, k, v))
         y = attended(q, k, v, mask, **how)

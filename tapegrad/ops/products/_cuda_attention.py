@@ -7,13 +7,12 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from tapegrad.core.aval import Shape
+from tapegrad.device import cxx
 from tapegrad.device.dtypes import accumulator, bool_
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.numerics.attention import Rule
-from tapegrad.device.tally import contiguous, passed
+from tapegrad.device.tally import contiguous, passed, spread
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import ShapeError
 
@@ -32,16 +31,11 @@ _THREADS, _X = 128, 16
 _MOST_SHARED = 99 * 1024
 """Bytes of shared memory that a block may ask for on every device from compute capability 8.0 on."""
 
-_LIES = np.dtype(
-    [
-        ("q", np.int64, 3), ("k", np.int64, 3), ("v", np.int64, 3), ("g", np.int64, 3), ("u", np.int64, 4),
-        ("mask", np.int64, 4), ("n", np.int64), ("t", np.int32), ("s", np.int32), ("heads", np.int32),
-        ("groups", np.int32), ("width", np.int32), ("features", np.int32), ("places", np.int64, 4),
-        ("key", np.uint64, 2), ("counter", np.uint64), ("scale", np.float64), ("inflation", np.float64),
-        ("threshold", np.int64), ("causal", np.int32), ("masked", np.int32), ("mean", np.int32), ("of", np.int32),
-        ("pulled", np.int32),
-    ],
-    align=True,
+_LIES = (
+    ("q", "i8", 3), ("k", "i8", 3), ("v", "i8", 3), ("g", "i8", 3), ("u", "i8", 4), ("mask", "i8", 4), ("n", "i8"),
+    ("t", "i4"), ("s", "i4"), ("heads", "i4"), ("groups", "i4"), ("width", "i4"), ("features", "i4"),
+    ("places", "i8", 4), ("key", "u8", 2), ("counter", "u8"), ("scale", "f8"), ("inflation", "f8"), ("threshold", "i8"),
+    ("causal", "i4"), ("masked", "i4"), ("mean", "i4"), ("of", "i4"), ("pulled", "i4"),
 )  # fmt: skip
 """``tg_lies``: steps are in elements."""
 
@@ -103,7 +97,7 @@ class _Call:
         self.lead: Shape = tuple(lead)
         if max(width, features) > WIDEST:
             raise ShapeError(f"attention: on CUDA heads are at most {WIDEST} wide, got {width} and {features}")
-        self.lies: Any = np.zeros((), _LIES)
+        self.lies: Any = cxx.structure(_LIES)
         numbers = {
             "n": prod(lead), "t": t, "s": s, "heads": heads, "groups": groups, "width": width, "features": features,
             "scale": rule.scale, "inflation": rule.inflation, "threshold": rule.threshold, "causal": rule.causal,
@@ -132,7 +126,7 @@ class _Call:
     def numbers(self, name: str, x: Array) -> Array:
         """A mask (..., h or 1, t or 1, s or 1) with its steps noted, 0 where it broadcasts."""
         if self.mixed(x):
-            x = (self.device.xp or np).broadcast_to(x, (*self.lead, *x.shape[-3:]))
+            x = spread(self.device.xp, x, (*self.lead, *x.shape[-3:]))
         steps = _steps(x, 3)
         if steps is None:
             x = contiguous(self.device.xp, x)

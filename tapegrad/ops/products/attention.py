@@ -22,7 +22,7 @@ from tapegrad.device.numerics import attention as blocks
 from tapegrad.device.numerics.attention import Rule
 from tapegrad.device.types import Array, Namespace, Params
 from tapegrad.errors import ShapeError
-from tapegrad.ops.dispatch import barrier, cast, constant, promote
+from tapegrad.ops.dispatch import barrier, cast, promote
 from tapegrad.ops.dispatch import tensor as ops_tensor
 from tapegrad.ops.products import _cuda_attention
 from tapegrad.ops.products import attention_curvature as curvature
@@ -100,10 +100,12 @@ def _run_jvp(
 def _pull(
     ct: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, wanted: tuple[int, ...], *, rule: Rule, key: int,
     counter: int,
-) -> list[Tensor]:  # fmt: skip
-    """The cotangents of the operands ``wanted``, from one run."""
-    packed = barrier(attention_vjp_p, q, k, v, mask, ct, rule=rule, key=key, counter=counter, pulled=wanted)
-    return _unpacked(packed, _shapes(q, k, v, mask), wanted)
+) -> list[Tensor | None]:  # fmt: skip
+    """The cotangents of the operands ``wanted``, from one run; None for a mask that adds nothing."""
+    pulled = tuple([i for i in wanted if i != MASK or rule.masked == "add"])
+    packed = barrier(attention_vjp_p, q, k, v, mask, ct, rule=rule, key=key, counter=counter, pulled=pulled)
+    found = dict(zip(pulled, _unpacked(packed, _shapes(q, k, v, mask), pulled), strict=True))
+    return [found.get(i) for i in wanted]
 
 
 def _unpacked(packed: Tensor, shapes: Sequence[Shape], which: tuple[int, ...]) -> list[Tensor]:
@@ -135,10 +137,14 @@ def _push(operands: Sequence[Tensor], tangents: dict[int, Tensor], rule: Rule, k
     return total
 
 
-def _pushed(of: int) -> Callable[..., Tensor]:
-    """The JVP rule of operand ``of``."""
+def _pushed(of: int) -> Callable[..., Tensor | None]:
+    """The JVP rule of operand ``of``; None for a mask that adds nothing."""
 
-    def jvp(t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, rule: Rule, key: int, counter: int) -> Tensor:
+    def jvp(
+        t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, rule: Rule, key: int, counter: int
+    ) -> Tensor | None:
+        if of == MASK and rule.masked != "add":
+            return None
         return _push((q, k, v, mask), {of: t}, rule, key, counter)
 
     return jvp
@@ -169,24 +175,31 @@ def _batch_vjp(operands: list[Tensor], companions: Companions, n: int, params: P
 # ---- second order
 
 
+def _of_operands(wanted: tuple[int, ...], rule: Rule) -> tuple[int, ...]:
+    """Those of the positions ``wanted`` that are operands of attention itself and that it depends on."""
+    return tuple([i for i in wanted if i < MASK or i == MASK and rule.masked == "add"])
+
+
 def _pull_vjp(
     ct: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, g: Tensor, wanted: tuple[int, ...], *, rule: Rule,
     key: int, counter: int, pulled: tuple[int, ...],
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor | None]:  # fmt: skip
     """The gradient of ``<ct, J' g>``, which is ``<g, J ct>``."""
     operands = (q, k, v, mask)
     tangents = dict(zip(pulled, _unpacked(ct, _shapes(*operands), pulled), strict=True))
-    found = curvature.gradient(operands, g, tangents, tuple(i for i in wanted if i <= MASK), rule, key, counter)
-    return [found[i] if i in found else _push(operands, tangents, rule, key, counter) for i in wanted]
+    found = curvature.gradient(operands, g, tangents, _of_operands(wanted, rule), rule, key, counter)
+    return [found.get(i) if i <= MASK else _push(operands, tangents, rule, key, counter) for i in wanted]
 
 
-def _pushed_vjp(of: int) -> Callable[..., Tensor]:
+def _pushed_vjp(of: int) -> Callable[..., Tensor | None]:
     """The JVP rule of operand ``of`` of the VJP: along t the gradient of ``<g, J t>``."""
 
     def jvp(
         t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, g: Tensor, *, rule: Rule, key: int, counter: int,
         pulled: tuple[int, ...],
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor | None:  # fmt: skip
+        if of == MASK and rule.masked != "add":
+            return None
         found = curvature.gradient((q, k, v, mask), g, {of: t}, pulled, rule, key, counter)
         return _packed([found[i] for i in pulled])
 
@@ -196,21 +209,23 @@ def _pushed_vjp(of: int) -> Callable[..., Tensor]:
 def _pull_jvp(
     ct: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, u: Tensor, wanted: tuple[int, ...], *, rule: Rule,
     key: int, counter: int, of: int,
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor | None]:  # fmt: skip
     """The gradient of ``<ct, J u>``."""
     operands = (q, k, v, mask)
-    found = curvature.gradient(operands, ct, {of: u}, tuple(i for i in wanted if i <= MASK), rule, key, counter)
+    found = curvature.gradient(operands, ct, {of: u}, _of_operands(wanted, rule), rule, key, counter)
     back = lambda: _pull(ct, *operands, (of,), rule=rule, key=key, counter=counter)[0]
-    return [found[i] if i in found else back() for i in wanted]
+    return [found.get(i) if i <= MASK else back() for i in wanted]
 
 
-def _pushed_jvp(i: int) -> Callable[..., Tensor]:
+def _pushed_jvp(i: int) -> Callable[..., Tensor | None]:
     """The JVP rule of operand ``i`` of the JVP."""
 
     def jvp(
         t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, u: Tensor, *, rule: Rule, key: int, counter: int,
         of: int,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor | None:  # fmt: skip
+        if i == MASK and rule.masked != "add":
+            return None
         return curvature.along((q, k, v, mask), {of: u}, {i: t}, rule, key, counter)
 
     return jvp
@@ -336,7 +351,7 @@ def attention(
     q, k, v = (_in_front(x, (*front, n)) for x, n in ((q, q.shape[-3]), (k, heads), (v, heads)))
     masked = "none" if m is None else "see" if m.dtype == bool_ else "add"
     if m is None:
-        m = Tensor(constant(False, bool_, q.device))
+        m = v  # nobody reads it
     else:
         own = (*(1,) * (q.ndim - m.ndim), *m.shape[:-3])
         m = cast(reshape(m, (*own, *m.shape[-3:])), bool_ if masked == "see" else q.dtype)
