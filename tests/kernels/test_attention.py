@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tapegrad.device.numerics import attention as blocks
-from tapegrad.device.numerics.attention import Rule
+from tapegrad.device.numerics.attention import Weighting
 from tapegrad.ops.products import _cuda_attention as cuda
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
@@ -26,7 +26,7 @@ SHAPES = [
     ((1,), 10, 1, 20, 1, 256, 256),
 ]
 RULES = [
-    Rule(0.3, causal, masked, blind, p)
+    Weighting(0.3, causal, masked, blind, p)
     for causal, masked, blind, p in [
         (False, "none", "zero", 0.0), (True, "none", "zero", 0.0), (False, "see", "zero", 0.0),
         (True, "see", "mean", 0.0), (False, "add", "mean", 0.0), (True, "add", "zero", 0.25),
@@ -35,7 +35,7 @@ RULES = [
 ]  # fmt: skip
 
 
-def draw(shape, rule, number, dtype):
+def draw(shape, how, number, dtype):
     """Operands with the heads where they lie, and the mask."""
     lead, t, h, s, g, k, w = shape
     rng = np.random.default_rng(number)
@@ -43,10 +43,10 @@ def draw(shape, rule, number, dtype):
     own = ([1, h][number % 2], [t, 1][number // 2 % 2], s)
     front = lead if number % 3 else (1,) * len(lead)
     mask = np.zeros((), bool)
-    if rule.masked == "see":
+    if how.masked == "see":
         mask = rng.random((*front, *own)) < 0.6
         mask[..., 0, :] = False
-    elif rule.masked == "add":
+    elif how.masked == "add":
         mask = rng.normal(size=(*front, *own)).astype(dtype)
         mask[..., :2] = -np.inf
     return made[:3], mask, made[3]
@@ -66,38 +66,38 @@ def compare(found, expected, dtype, what):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: np.dtype(d).name)
 def test_values_and_derivatives(emulated, dtype):
-    for number, (shape, rule) in CASES if dtype is np.float32 else [CASES[8], CASES[12], CASES[17]]:
-        (q, k, v), mask, g = draw(shape, rule, number, dtype)
+    for number, (shape, how) in CASES if dtype is np.float32 else [CASES[8], CASES[12], CASES[17]]:
+        (q, k, v), mask, g = draw(shape, how, number, dtype)
         wide = [x.astype(np.float64) for x in (q, k, v)]
-        mask_64 = mask.astype(np.float64) if rule.masked == "add" else mask
-        given, params = (q, k, v, mask), {"rule": rule, "key": STREAM[0], "counter": STREAM[1]}
+        mask_64 = mask.astype(np.float64) if how.masked == "add" else mask
+        given, params = (q, k, v, mask), {"how": how, "key": STREAM[0], "counter": STREAM[1]}
         out, expected = emulated.empty(g.shape, g.dtype), np.empty(g.shape)
         cuda.forward(emulated, *given, out=out, **params)
-        blocks.forward(*wide, mask_64, expected, rule, *STREAM)
-        compare(out, expected, dtype, f"forward of {shape}, {rule}")
-        pulled = (0, 1, 2, 3) if rule.masked == "add" else [(0, 1, 2), (1,), (0, 2)][number % 3]
+        blocks.forward(*wide, mask_64, expected, how, *STREAM)
+        compare(out, expected, dtype, f"forward of {shape}, {how}")
+        pulled = (0, 1, 2, 3) if how.masked == "add" else [(0, 1, 2), (1,), (0, 2)][number % 3]
         size = blocks.elements([x.shape for x in given], pulled)
         out, expected = emulated.empty((size,), g.dtype), np.empty(size)
         cuda.backward(emulated, *given, g, out=out, pulled=pulled, **params)
-        blocks.backward(*wide, mask_64, g.astype(np.float64), expected, rule, *STREAM, pulled)
-        compare(out, expected, dtype, f"backward of {shape}, {rule}, {pulled}")
-        for of in (0, 1, 3) if rule.masked == "add" else (0, 1):
+        blocks.backward(*wide, mask_64, g.astype(np.float64), expected, how, *STREAM, pulled)
+        compare(out, expected, dtype, f"backward of {shape}, {how}, {pulled}")
+        for of in (0, 1, 3) if how.masked == "add" else (0, 1):
             u = np.random.default_rng(number).normal(size=given[of].shape).astype(dtype)
             out, expected = emulated.empty(g.shape, g.dtype), np.empty(g.shape)
             cuda.tangent(emulated, *given, u, out=out, of=of, **params)
-            blocks.tangent(*wide, mask_64, u.astype(np.float64), expected, rule, *STREAM, of)
-            compare(out, expected, dtype, f"tangent {of} of {shape}, {rule}")
+            blocks.tangent(*wide, mask_64, u.astype(np.float64), expected, how, *STREAM, of)
+            compare(out, expected, dtype, f"tangent {of} of {shape}, {how}")
 
 
 def test_operands_as_they_lie(emulated):
     """Heads that were split by a view, and examples that broadcast, are read where they are."""
-    rule, rng = Rule(0.5, True, "none", "zero", 0.0), np.random.default_rng(0)
+    how, rng = Weighting(0.5, True, "none", "zero", 0.0), np.random.default_rng(0)
     whole = rng.normal(size=(2, 12, 3 * 4 * 8)).astype(np.float32)
     q, k, v = (part.reshape(2, 12, 4, 8) for part in np.split(whole, 3, axis=-1))
     k = np.broadcast_to(k[:1], k.shape)
     for views in ((q, k, v), (q[:, ::-1], k[..., ::2], v.swapaxes(1, 2).copy().swapaxes(1, 2)[..., ::-1])):
         q1, k1, v1 = views if views[1].shape[-1] == views[0].shape[-1] else (views[0][..., :4], views[1], views[2])
         out, expected = emulated.empty(v1.shape, v1.dtype), np.empty(v1.shape)
-        cuda.forward(emulated, q1, k1, v1, np.zeros((), bool), out=out, rule=rule, key=0, counter=0)
-        blocks.forward(*(x.astype(np.float64) for x in (q1, k1, v1)), np.zeros(()), expected, rule, 0, 0)
+        cuda.forward(emulated, q1, k1, v1, np.zeros((), bool), out=out, how=how, key=0, counter=0)
+        blocks.forward(*(x.astype(np.float64) for x in (q1, k1, v1)), np.zeros(()), expected, how, 0, 0)
         compare(out, expected, np.float32, "views")

@@ -25,7 +25,7 @@ _LEAST_ROWS = 64
 """Queries of a block at least, however long the rows are: products of fewer are slower by a third."""
 
 
-class Rule(NamedTuple):
+class Weighting(NamedTuple):
     """Which keys a query sees, and how.
 
     ``scale`` is multiplied with the scores.  ``causal``: query i sees keys 0 to i.  ``masked``: ``"none"``, ``"see"``
@@ -72,16 +72,16 @@ def _steps(length: int, step: int) -> list[slice]:
 class Heads:
     """The operands as matrices of heads: q (n, g, r, t, k), k (n, g, s, k), v (n, g, s, w), mask (n, g, r, t, s)."""
 
-    def __init__(self, q: Array, k: Array, v: Array, mask: Array, rule: Rule) -> None:
-        self.rule = rule
+    def __init__(self, q: Array, k: Array, v: Array, mask: Array, how: Weighting) -> None:
+        self.how = how
         self.wide = accumulator(q.dtype)
         self.groups = k.shape[-2]
         self.q = self.by_queries(q)
         self.k, self.v = self.by_keys(k), self.by_keys(v)
         n, g, r, t, _ = self.q.shape
         self.shape = (n, g, r, t, self.k.shape[2])
-        self.mask = None if rule.masked == "none" else self.masks(mask, q.shape[:-3])
-        self.hidden = ~self.mask if self.mask is not None and rule.masked == "see" else None
+        self.mask = None if how.masked == "none" else self.masks(mask, q.shape[:-3])
+        self.hidden = ~self.mask if self.mask is not None and how.masked == "see" else None
 
     def by_queries(self, x: Array, heads: int | None = None) -> Array:
         """(..., t, heads, k) as (n, groups, heads of a group, t, k): a view where the axes in front join."""
@@ -113,7 +113,7 @@ class Heads:
         _, _, r, t, s = self.shape
         each = max(1, t * s)
         heads = _steps(r, max(1, _BLOCK // each))
-        cut = self.rule.causal and not (self.rule.masked != "none" and self.rule.blind == "mean")
+        cut = self.how.causal and not (self.how.masked != "none" and self.how.blind == "mean")
         rows = _steps(t, t if each <= _BLOCK and not cut else max(_LEAST_ROWS, min(_BLOCK // s, t // 4 if cut else t)))
         return [Part(*family, c, d, min(s, d.stop) if cut else s) for c in heads for d in rows]
 
@@ -163,7 +163,7 @@ class Scratch:
         ``q``: the queries of the block, scaled.
         """
         heads = self._heads
-        rule, (a, b, c, d) = heads.rule, _lengths(part)
+        how, (a, b, c, d) = heads.how, _lengths(part)
         x = self.array("scores", (a, b, c * d, part.seen))
         np.matmul(q, self.turned("keys", heads.k, part), out=x)
         self._hide(x.reshape(a, b, c, d, part.seen), part)
@@ -174,7 +174,7 @@ class Scratch:
         blind = np.isneginf(most[:, 0])
         if blind.any():
             most[blind] = 0
-            if rule.blind == "mean":
+            if how.blind == "mean":
                 rows[blind] = 0
         with np.errstate(invalid="ignore"):  # of infinite scores
             np.subtract(rows, most, out=rows)
@@ -192,7 +192,7 @@ class Scratch:
             np.copyto(x, -np.inf, where=self._of_part(heads.hidden, part))
         elif heads.mask is not None:
             np.add(x, self._of_part(heads.mask, part), out=x, casting="same_kind")
-        if heads.rule.causal and part.seen > part.t.start + 1:
+        if heads.how.causal and part.seen > part.t.start + 1:
             rows, columns = np.arange(part.t.start, part.t.stop), np.arange(part.t.start, part.seen)
             np.copyto(x[..., part.t.start :], -np.inf, where=columns > rows[:, None])
 
@@ -213,7 +213,7 @@ class Scratch:
             for i, j, k in np.ndindex(a, b, c):
                 start = first + ((i * g + j) * r + k) * t
                 drawn[i, j, k] = self._bits(key, counter, start * s, (d, s))
-        return (drawn < self._heads.rule.threshold).reshape(a, b, c * d, s)[..., : part.seen]
+        return (drawn < self._heads.how.threshold).reshape(a, b, c * d, s)[..., : part.seen]
 
     @staticmethod
     def _bits(key: int, counter: int, start: int, shape: Shape) -> Array:
@@ -232,21 +232,21 @@ def _each(heads: Heads, tasks: Sequence[Any], body: Callable[[Scratch, Any], Non
         threads.run([worker() for _ in range(count)], len(tasks)) if count else None
 
 
-def forward(q: Array, k: Array, v: Array, mask: Array, out: Array, rule: Rule, key: int, counter: int) -> None:
+def forward(q: Array, k: Array, v: Array, mask: Array, out: Array, how: Weighting, key: int, counter: int) -> None:
     """``softmax(q k' scale) v`` of each head; (..., t, h, k), (..., s, g, k), (..., s, g, w) -> (..., t, h, w)."""
     if not out.size:
         return
     if not k.shape[-3]:
         out.fill(0)
         return
-    heads = Heads(q, k, v, mask, rule)
+    heads = Heads(q, k, v, mask, how)
     result = heads.by_queries(out)
 
     def body(scratch: Scratch, part: Part) -> None:
-        x, inverse, _ = scratch.weights(scratch.copied("q", heads.q, part, rule.scale), part)
-        if rule.p:
+        x, inverse, _ = scratch.weights(scratch.copied("q", heads.q, part, how.scale), part)
+        if how.p:
             np.multiply(x, scratch.kept(part, key, counter), out=x)
-            inverse *= inverse.dtype.type(rule.inflation)
+            inverse *= inverse.dtype.type(how.inflation)
         _deliver(scratch, x, heads.v, inverse, part, result)
 
     _each(heads, [p for family in heads.families() for p in heads.parts(family)], body)
@@ -262,7 +262,7 @@ def _deliver(scratch: Scratch, x: Array, v: Array, factor: Array, part: Part, re
 
 
 def tangent(
-    q: Array, k: Array, v: Array, mask: Array, t: Array, out: Array, rule: Rule, key: int, counter: int, of: int
+    q: Array, k: Array, v: Array, mask: Array, t: Array, out: Array, how: Weighting, key: int, counter: int, of: int
 ) -> None:
     """The derivative of :func:`forward` along ``t``, a tangent of operand number ``of``: 0 q, 1 k, 3 mask."""
     if not out.size:
@@ -270,12 +270,12 @@ def tangent(
     out.fill(0)
     if not k.shape[-3]:
         return
-    heads = Heads(q, k, v, mask, rule)
+    heads = Heads(q, k, v, mask, how)
     result = heads.by_queries(out)
     along = heads.by_queries(t) if of == 0 else heads.by_keys(t) if of == 1 else heads.masks(t, q.shape[:-3])
 
     def body(scratch: Scratch, part: Part) -> None:
-        queries = scratch.copied("q", heads.q, part, rule.scale)
+        queries = scratch.copied("q", heads.q, part, how.scale)
         x, inverse, blind = scratch.weights(queries, part)
         np.multiply(x, inverse, out=x)
         y = scratch.array("tangents", x.shape)
@@ -285,15 +285,15 @@ def tangent(
         elif of == 1:
             np.matmul(queries, along[part.n, part.g, : part.seen].swapaxes(-1, -2), out=y)
         else:
-            tangents = scratch.copied("t", along, part, rule.scale)
+            tangents = scratch.copied("t", along, part, how.scale)
             np.matmul(tangents, heads.k[part.n, part.g, : part.seen].swapaxes(-1, -2), out=y)
         np.subtract(y, _row_dots(x, y)[..., None], out=y)
         np.multiply(x, y, out=x)
         if blind is not None:
             x.reshape(-1, part.seen)[blind] = 0
-        if rule.p:
+        if how.p:
             np.multiply(x, scratch.kept(part, key, counter), out=x)
-        factor = np.full((*x.shape[:-1], 1), rule.inflation if rule.p else 1, heads.wide)
+        factor = np.full((*x.shape[:-1], 1), how.inflation if how.p else 1, heads.wide)
         _deliver(scratch, x, heads.v, factor, part, result)
 
     _each(heads, [p for family in heads.families() for p in heads.parts(family)], body)
@@ -310,7 +310,7 @@ def pieces(shapes: Sequence[Shape], wanted: Sequence[int], out: Array) -> dict[i
 
 
 def backward(
-    q: Array, k: Array, v: Array, mask: Array, g: Array, out: Array, rule: Rule, key: int, counter: int,
+    q: Array, k: Array, v: Array, mask: Array, g: Array, out: Array, how: Weighting, key: int, counter: int,
     wanted: Sequence[int],
 ) -> None:  # fmt: skip
     """The cotangents of the operands ``wanted`` (0 q, 1 k, 2 v, 3 mask) for the result's cotangent ``g``.
@@ -320,7 +320,7 @@ def backward(
     out.fill(0)
     if not g.size or not k.shape[-3]:
         return
-    heads = Heads(q, k, v, mask, rule)
+    heads = Heads(q, k, v, mask, how)
     found = pieces([a.shape for a in (q, k, v, mask)], wanted, out)
     if heads.wide != out.dtype:
         sums = {i: np.zeros(a.shape, heads.wide) for i, a in found.items() if i}
@@ -364,25 +364,25 @@ class _Back:
             self._part(scratch, part, alone=len(parts) == 1)
 
     def _part(self, scratch: Scratch, part: Part, alone: bool) -> None:
-        heads, rule = self._heads, self._heads.rule
-        queries = scratch.copied("q", heads.q, part, rule.scale)
+        heads, how = self._heads, self._heads.how
+        queries = scratch.copied("q", heads.q, part, how.scale)
         g = scratch.copied("g", self._g, part)
         x, inverse, blind = scratch.weights(queries, part)
         np.multiply(g, inverse, out=g)  # in place of the weights, which are wider
-        kept = scratch.kept(part, self._key, self._counter) if rule.p else None
+        kept = scratch.kept(part, self._key, self._counter) if how.p else None
         y = scratch.array("tangents", x.shape)
         if self.v is not None:
-            self._add(scratch, self.v, _dropped(x, kept, rule, y), g, part, alone)
+            self._add(scratch, self.v, _dropped(x, kept, how, y), g, part, alone)
         if self.q is None and self.k is None and self.mask is None:
             return
         np.matmul(g, scratch.turned("values", heads.v, part), out=y)
-        _dropped(y, kept, rule, y)
+        _dropped(y, kept, how, y)
         np.subtract(y, _row_dots(x, y)[..., None] * inverse, out=y)
         np.multiply(x, y, out=y)
         if blind is not None:
             y.reshape(-1, part.seen)[blind] = 0
         if self.q is not None:
-            factor = np.full((*y.shape[:-1], 1), rule.scale, heads.wide)
+            factor = np.full((*y.shape[:-1], 1), how.scale, heads.wide)
             _deliver(scratch, y, heads.k, factor, part, self.q)
         if self.k is not None:
             self._add(scratch, self.k, y, queries, part, alone)
@@ -414,12 +414,12 @@ def _row_dots(x: Array, y: Array) -> Array:
     return np.einsum("ij,ij->i", x.reshape(flat), y.reshape(flat)).reshape(x.shape[:-1])
 
 
-def _dropped(x: Array, kept: Array | None, rule: Rule, out: Array) -> Array:
+def _dropped(x: Array, kept: Array | None, how: Weighting, out: Array) -> Array:
     """``x`` with the weights that are not kept 0, and the others multiplied."""
     if kept is None:
         return x
     np.multiply(x, kept, out=out)
-    return np.multiply(out, out.dtype.type(rule.inflation), out=out)
+    return np.multiply(out, out.dtype.type(how.inflation), out=out)
 
 
 def elements(shapes: Sequence[Shape], wanted: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ from tapegrad.core.aval import Shape
 from tapegrad.device import cxx
 from tapegrad.device.dtypes import accumulator, bool_
 from tapegrad.device.kernel import Kernel
-from tapegrad.device.numerics.attention import Rule
+from tapegrad.device.numerics.attention import Weighting
 from tapegrad.device.tally import contiguous, passed, spread
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import ShapeError
@@ -90,8 +90,8 @@ def _steps(x: Array, own: int) -> list[int] | None:
 class _Call:
     """One application: its operands as a kernel reads them, and what all its kernels are told."""
 
-    def __init__(self, device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, rule: Rule) -> None:
-        self.device, self.rule = device, rule
+    def __init__(self, device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, how: Weighting) -> None:
+        self.device, self.how = device, how
         *lead, t, heads, width = q.shape
         s, groups, features = v.shape[-3:]
         self.lead: Shape = tuple(lead)
@@ -100,15 +100,15 @@ class _Call:
         self.lies: Any = cxx.structure(_LIES)
         numbers = {
             "n": prod(lead), "t": t, "s": s, "heads": heads, "groups": groups, "width": width, "features": features,
-            "scale": rule.scale, "inflation": rule.inflation, "threshold": rule.threshold, "causal": rule.causal,
-            "mean": rule.blind == "mean", "masked": ("none", "see", "add").index(rule.masked),
+            "scale": how.scale, "inflation": how.inflation, "threshold": how.threshold, "causal": how.causal,
+            "mean": how.blind == "mean", "masked": ("none", "see", "add").index(how.masked),
         }  # fmt: skip
         for name, number in numbers.items():
             self.lies[name] = number
         self.q, self.k, self.v = (self.matrices(n, x) for n, x in (("q", q), ("k", k), ("v", v)))
-        self.mask = self.q if rule.masked == "none" else self.numbers("mask", mask)
+        self.mask = self.q if how.masked == "none" else self.numbers("mask", mask)
         self.macros = {
-            "T": q.dtype, "M": mask.dtype if rule.masked == "add" else bool_, "DROP": int(rule.p > 0),
+            "T": q.dtype, "M": mask.dtype if how.masked == "add" else bool_, "DROP": int(how.p > 0),
             "KD": _padded(width), "WD": _padded(features),
         }  # fmt: skip
         self.itemsize = accumulator(q.dtype).itemsize
@@ -147,7 +147,7 @@ class _Call:
     def run(self, kernel: Kernel, blocks: Callable[[_Tile], int], *args: Any) -> None:
         """Launch a kernel on as many blocks as ``blocks`` says for its tile."""
         lies = self.lies
-        tile = _tile(kernel, int(lies["width"]), int(lies["features"]), self.itemsize, self.rule.p > 0)
+        tile = _tile(kernel, int(lies["width"]), int(lies["features"]), self.itemsize, self.how.p > 0)
         count = blocks(tile)
         if count:
             named = {**self.macros, "ROWS": tile.rows, "COLS": tile.cols}
@@ -163,7 +163,7 @@ class _Call:
 
 
 def forward(
-    device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, *, out: Array, rule: Rule, key: int, counter: int
+    device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, *, out: Array, how: Weighting, key: int, counter: int
 ) -> None:
     """``softmax(q k' scale) v`` of each head."""
     if not out.size:
@@ -171,13 +171,13 @@ def forward(
     if not k.shape[-3]:
         out.fill(0)
         return
-    call = _Call(device, q, k, v, mask, rule)
+    call = _Call(device, q, k, v, mask, how)
     call.draws(key, counter)
     call.run(_forward, call.of_queries, call.q, call.k, call.v, call.mask, out)
 
 
 def tangent(
-    device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, u: Array, *, out: Array, rule: Rule, key: int,
+    device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, u: Array, *, out: Array, how: Weighting, key: int,
     counter: int, of: int,
 ) -> None:  # fmt: skip
     """The derivative along the tangent ``u`` of operand number ``of``."""
@@ -186,7 +186,7 @@ def tangent(
     if not k.shape[-3]:
         out.fill(0)
         return
-    call = _Call(device, q, k, v, mask, rule)
+    call = _Call(device, q, k, v, mask, how)
     call.draws(key, counter)
     call.lies["of"] = of
     if of == 3:
@@ -203,7 +203,7 @@ def temporaries(aval: Any, q: Array, *rest: Array, **params: object) -> Sequence
 
 
 def backward(
-    device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, g: Array, *, out: Array, rule: Rule, key: int,
+    device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, g: Array, *, out: Array, how: Weighting, key: int,
     counter: int, pulled: tuple[int, ...], temporaries: Sequence[Array] = (),
 ) -> None:  # fmt: skip
     """The cotangents of the operands ``pulled``, one after the other in ``out``."""
@@ -212,7 +212,7 @@ def backward(
     if not g.size or not k.shape[-3]:
         out.fill(0)
         return
-    call = _Call(device, q, k, v, mask, rule)
+    call = _Call(device, q, k, v, mask, how)
     call.draws(key, counter)
     g = call.matrices("g", g)
     sizes = [x.size for x in (q, k, v, mask)]

@@ -19,7 +19,7 @@ from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
 from tapegrad.device.dtypes import accumulator, bool_, in_float
 from tapegrad.device.numerics import attention as blocks
-from tapegrad.device.numerics.attention import Rule
+from tapegrad.device.numerics.attention import Weighting
 from tapegrad.device.types import Array, Namespace, Params
 from tapegrad.errors import ShapeError
 from tapegrad.ops.dispatch import barrier, cast, promote
@@ -36,7 +36,7 @@ Batch: TypeAlias = Callable[[list[Tensor], Companions, int, Params], Tensor | No
 
 
 def _infer(
-    q: ShapedArray, k: ShapedArray, v: ShapedArray, mask: ShapedArray, *, rule: Rule, **of: object
+    q: ShapedArray, k: ShapedArray, v: ShapedArray, mask: ShapedArray, *, how: Weighting, **of: object
 ) -> ShapedArray:
     told = (
         f"attention: wanted q (..., t, h, k), k (..., s, g, k), v (..., s, g, w), got {q.shape}, {k.shape}, {v.shape}"
@@ -47,7 +47,7 @@ def _infer(
     (t, h, width), (s, g, features) = q.shape[-3:], k.shape[-3:]
     if v.shape[-3:-1] != (s, g) or width != features or (h % g if g else h):
         raise ShapeError(f"{told}; k must be as wide as q, and its heads must divide q's")
-    if rule.masked != "none":
+    if how.masked != "none":
         whole = (*lead, h, t, s)
         if mask.ndim != len(whole) or any(n not in (1, m) for n, m in zip(mask.shape, whole)):
             raise ShapeError(f"attention: a mask of shape {mask.shape} does not broadcast to {whole}")
@@ -78,32 +78,32 @@ def _flops(q: ShapedArray, k: ShapedArray, v: ShapedArray, products: int) -> int
 
 
 def _run(
-    xp: Namespace, q: Array, k: Array, v: Array, mask: Array, *, out: Array, rule: Rule, key: int, counter: int
+    xp: Namespace, q: Array, k: Array, v: Array, mask: Array, *, out: Array, how: Weighting, key: int, counter: int
 ) -> None:
-    blocks.forward(q, k, v, mask, out, rule, key, counter)
+    blocks.forward(q, k, v, mask, out, how, key, counter)
 
 
 def _run_vjp(
-    xp: Namespace, q: Array, k: Array, v: Array, mask: Array, g: Array, *, out: Array, rule: Rule,
+    xp: Namespace, q: Array, k: Array, v: Array, mask: Array, g: Array, *, out: Array, how: Weighting,
     key: int, counter: int, pulled: tuple[int, ...],
 ) -> None:  # fmt: skip
-    blocks.backward(q, k, v, mask, g, out, rule, key, counter, pulled)
+    blocks.backward(q, k, v, mask, g, out, how, key, counter, pulled)
 
 
 def _run_jvp(
-    xp: Namespace, q: Array, k: Array, v: Array, mask: Array, u: Array, *, out: Array, rule: Rule,
+    xp: Namespace, q: Array, k: Array, v: Array, mask: Array, u: Array, *, out: Array, how: Weighting,
     key: int, counter: int, of: int,
 ) -> None:  # fmt: skip
-    blocks.tangent(q, k, v, mask, u, out, rule, key, counter, of)
+    blocks.tangent(q, k, v, mask, u, out, how, key, counter, of)
 
 
 def _pull(
-    ct: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, wanted: tuple[int, ...], *, rule: Rule, key: int,
+    ct: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, wanted: tuple[int, ...], *, how: Weighting, key: int,
     counter: int,
 ) -> list[Tensor | None]:  # fmt: skip
     """The cotangents of the operands ``wanted``, from one run; None for a mask that adds nothing."""
-    pulled = tuple([i for i in wanted if i != MASK or rule.masked == "add"])
-    packed = barrier(attention_vjp_p, q, k, v, mask, ct, rule=rule, key=key, counter=counter, pulled=pulled)
+    pulled = tuple([i for i in wanted if i != MASK or how.masked == "add"])
+    packed = barrier(attention_vjp_p, q, k, v, mask, ct, how=how, key=key, counter=counter, pulled=pulled)
     found = dict(zip(pulled, _unpacked(packed, _shapes(q, k, v, mask), pulled), strict=True))
     return [found.get(i) for i in wanted]
 
@@ -121,10 +121,10 @@ def _packed(parts: Sequence[Tensor]) -> Tensor:
     return concat([reshape(x, (x.size,)) for x in parts], axis=0)
 
 
-def _push(operands: Sequence[Tensor], tangents: dict[int, Tensor], rule: Rule, key: int, counter: int) -> Tensor:
+def _push(operands: Sequence[Tensor], tangents: dict[int, Tensor], how: Weighting, key: int, counter: int) -> Tensor:
     """The derivative along tangents of operands."""
     q, k, v, mask = operands
-    same: dict[str, Any] = {"rule": rule, "key": key, "counter": counter}
+    same: dict[str, Any] = {"how": how, "key": key, "counter": counter}
     total = None
     for of, t in tangents.items():
         term = (
@@ -141,11 +141,11 @@ def _pushed(of: int) -> Callable[..., Tensor | None]:
     """The JVP rule of operand ``of``; None for a mask that adds nothing."""
 
     def jvp(
-        t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, rule: Rule, key: int, counter: int
+        t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, how: Weighting, key: int, counter: int
     ) -> Tensor | None:
-        if of == MASK and rule.masked != "add":
+        if of == MASK and how.masked != "add":
             return None
-        return _push((q, k, v, mask), {of: t}, rule, key, counter)
+        return _push((q, k, v, mask), {of: t}, how, key, counter)
 
     return jvp
 
@@ -159,13 +159,13 @@ def _batch(prim: Callable[[], Primitive]) -> Batch:
     """``batch`` by one more axis in front; of what draws, example by example, since all draw the same."""
 
     def batch(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor | None:
-        return None if params["rule"].p else barrier(prim(), *_full(operands, companions, n), **params)
+        return None if params["how"].p else barrier(prim(), *_full(operands, companions, n), **params)
 
     return batch
 
 
 def _batch_vjp(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor | None:
-    if params["rule"].p:
+    if params["how"].p:
         return None
     full = _full(operands, companions, n)
     parts = _unpacked(barrier(attention_vjp_p, *full, **params), _shapes(*full), params["pulled"])
@@ -175,45 +175,45 @@ def _batch_vjp(operands: list[Tensor], companions: Companions, n: int, params: P
 # ---- second order
 
 
-def _of_operands(wanted: tuple[int, ...], rule: Rule) -> tuple[int, ...]:
+def _of_operands(wanted: tuple[int, ...], how: Weighting) -> tuple[int, ...]:
     """Those of the positions ``wanted`` that are operands of attention itself and that it depends on."""
-    return tuple([i for i in wanted if i < MASK or i == MASK and rule.masked == "add"])
+    return tuple([i for i in wanted if i < MASK or i == MASK and how.masked == "add"])
 
 
 def _pull_vjp(
-    ct: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, g: Tensor, wanted: tuple[int, ...], *, rule: Rule,
+    ct: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, g: Tensor, wanted: tuple[int, ...], *, how: Weighting,
     key: int, counter: int, pulled: tuple[int, ...],
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradient of ``<ct, J' g>``, which is ``<g, J ct>``."""
     operands = (q, k, v, mask)
     tangents = dict(zip(pulled, _unpacked(ct, _shapes(*operands), pulled), strict=True))
-    found = curvature.gradient(operands, g, tangents, _of_operands(wanted, rule), rule, key, counter)
-    return [found.get(i) if i <= MASK else _push(operands, tangents, rule, key, counter) for i in wanted]
+    found = curvature.gradient(operands, g, tangents, _of_operands(wanted, how), how, key, counter)
+    return [found.get(i) if i <= MASK else _push(operands, tangents, how, key, counter) for i in wanted]
 
 
 def _pushed_vjp(of: int) -> Callable[..., Tensor | None]:
     """The JVP rule of operand ``of`` of the VJP: along t the gradient of ``<g, J t>``."""
 
     def jvp(
-        t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, g: Tensor, *, rule: Rule, key: int, counter: int,
+        t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, g: Tensor, *, how: Weighting, key: int, counter: int,
         pulled: tuple[int, ...],
     ) -> Tensor | None:  # fmt: skip
-        if of == MASK and rule.masked != "add":
+        if of == MASK and how.masked != "add":
             return None
-        found = curvature.gradient((q, k, v, mask), g, {of: t}, pulled, rule, key, counter)
+        found = curvature.gradient((q, k, v, mask), g, {of: t}, pulled, how, key, counter)
         return _packed([found[i] for i in pulled])
 
     return jvp
 
 
 def _pull_jvp(
-    ct: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, u: Tensor, wanted: tuple[int, ...], *, rule: Rule,
+    ct: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, u: Tensor, wanted: tuple[int, ...], *, how: Weighting,
     key: int, counter: int, of: int,
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradient of ``<ct, J u>``."""
     operands = (q, k, v, mask)
-    found = curvature.gradient(operands, ct, {of: u}, _of_operands(wanted, rule), rule, key, counter)
-    back = lambda: _pull(ct, *operands, (of,), rule=rule, key=key, counter=counter)[0]
+    found = curvature.gradient(operands, ct, {of: u}, _of_operands(wanted, how), how, key, counter)
+    back = lambda: _pull(ct, *operands, (of,), how=how, key=key, counter=counter)[0]
     return [found.get(i) if i <= MASK else back() for i in wanted]
 
 
@@ -221,23 +221,23 @@ def _pushed_jvp(i: int) -> Callable[..., Tensor | None]:
     """The JVP rule of operand ``i`` of the JVP."""
 
     def jvp(
-        t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, u: Tensor, *, rule: Rule, key: int, counter: int,
+        t: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, u: Tensor, *, how: Weighting, key: int, counter: int,
         of: int,
     ) -> Tensor | None:  # fmt: skip
-        if i == MASK and rule.masked != "add":
+        if i == MASK and how.masked != "add":
             return None
-        return curvature.along((q, k, v, mask), {of: u}, {i: t}, rule, key, counter)
+        return curvature.along((q, k, v, mask), {of: u}, {i: t}, how, key, counter)
 
     return jvp
 
 
 # ---- the declarations
 
-_PLAIN = Rule(0.5, False, "none", "zero", 0.0)
-_CAUSAL = Rule(0.7, True, "none", "zero", 0.0)
-_ADDED = Rule(0.5, False, "add", "zero", 0.0)
-_BOTH = Rule(0.5, True, "add", "mean", 0.0)
-_DROPPED: Params = {"rule": Rule(0.5, False, "none", "zero", 0.5), "key": 3, "counter": 1}
+_PLAIN = Weighting(0.5, False, "none", "zero", 0.0)
+_CAUSAL = Weighting(0.7, True, "none", "zero", 0.0)
+_ADDED = Weighting(0.5, False, "add", "zero", 0.0)
+_BOTH = Weighting(0.5, True, "add", "mean", 0.0)
+_DROPPED: Params = {"how": Weighting(0.5, False, "none", "zero", 0.5), "key": 3, "counter": 1}
 _FIXED: Params = {"key": 0, "counter": 0}
 _QKV = ((2, 3, 2, 4), (2, 5, 2, 4), (2, 5, 2, 3))
 _GROUPED = ((3, 4, 2), (3, 2, 2), (3, 2, 3))
@@ -256,15 +256,15 @@ attention_p: Primitive = general(
     flops=lambda q, k, v, mask, **params: _flops(q, k, v, 2),
     batch=_batch(lambda: attention_p),
     samples=[
-        Sample(*_QKV, False, rule=_PLAIN, **_FIXED), Sample(*_GROUPED, False, rule=_CAUSAL, **_FIXED),
-        Sample(*_QKV, _MASK, rule=_ADDED, **_FIXED), Sample(*_QKV, _MASKS, rule=_BOTH, **_FIXED),
-        Sample((2, 0, 2, 4), *_QKV[1:], False, rule=_PLAIN, **_FIXED), Sample(*_QKV, False, **_DROPPED),
-        Sample((0, 3, 2, 4), (0, 5, 2, 4), (0, 5, 2, 3), False, rule=_PLAIN, **_FIXED),
-        Sample((3, 2, 4), (0, 2, 4), (0, 2, 3), False, rule=_PLAIN, **_FIXED),
-        Bad((3, 4, 2), (3, 3, 2), (3, 3, 2), False, error=ShapeError, rule=_PLAIN, **_FIXED),
-        Bad((3, 4, 2), (3, 2, 3), (3, 2, 2), False, error=ShapeError, rule=_PLAIN, **_FIXED),
-        Bad((3, 4, 2), (3, 2, 2), (4, 2, 2), False, error=ShapeError, rule=_PLAIN, **_FIXED),
-        Bad(*_QKV, (1, 1, 3, 4), error=ShapeError, rule=_ADDED, **_FIXED),
+        Sample(*_QKV, False, how=_PLAIN, **_FIXED), Sample(*_GROUPED, False, how=_CAUSAL, **_FIXED),
+        Sample(*_QKV, _MASK, how=_ADDED, **_FIXED), Sample(*_QKV, _MASKS, how=_BOTH, **_FIXED),
+        Sample((2, 0, 2, 4), *_QKV[1:], False, how=_PLAIN, **_FIXED), Sample(*_QKV, False, **_DROPPED),
+        Sample((0, 3, 2, 4), (0, 5, 2, 4), (0, 5, 2, 3), False, how=_PLAIN, **_FIXED),
+        Sample((3, 2, 4), (0, 2, 4), (0, 2, 3), False, how=_PLAIN, **_FIXED),
+        Bad((3, 4, 2), (3, 3, 2), (3, 3, 2), False, error=ShapeError, how=_PLAIN, **_FIXED),
+        Bad((3, 4, 2), (3, 2, 3), (3, 2, 2), False, error=ShapeError, how=_PLAIN, **_FIXED),
+        Bad((3, 4, 2), (3, 2, 2), (4, 2, 2), False, error=ShapeError, how=_PLAIN, **_FIXED),
+        Bad(*_QKV, (1, 1, 3, 4), error=ShapeError, how=_ADDED, **_FIXED),
     ],
     doc="``softmax(q k' scale + mask) v`` of each head, some weights dropped.",
 )  # fmt: skip
@@ -280,8 +280,8 @@ attention_vjp_p: Primitive = general(
     vjp=_pull_vjp,
     jvp=[
         *(_pushed_vjp(i) for i in range(4)),
-        lambda t, q, k, v, mask, *, rule, key, counter, pulled: barrier(
-            attention_vjp_p, q, k, v, mask, t, rule=rule, key=key, counter=counter, pulled=pulled
+        lambda t, q, k, v, mask, *, how, key, counter, pulled: barrier(
+            attention_vjp_p, q, k, v, mask, t, how=how, key=key, counter=counter, pulled=pulled
         ),
     ],
     into=True,
@@ -290,10 +290,10 @@ attention_vjp_p: Primitive = general(
     flops=lambda q, k, v, mask, g, **params: _flops(q, k, v, 5),
     batch=_batch_vjp,
     samples=[
-        Sample(*_QKV, False, (2, 3, 2, 3), rule=_PLAIN, **_FIXED, pulled=(0, 1, 2)),
-        Sample(*_GROUPED, False, (3, 4, 3), rule=_CAUSAL, **_FIXED, pulled=(0, 1, 2)),
-        Sample(*_QKV, _MASK, (2, 3, 2, 3), rule=_ADDED, **_FIXED, pulled=(1, 3)),
-        Sample(*_QKV, _MASKS, (2, 3, 2, 3), rule=_BOTH, **_FIXED, pulled=(0, 1, 2, 3)),
+        Sample(*_QKV, False, (2, 3, 2, 3), how=_PLAIN, **_FIXED, pulled=(0, 1, 2)),
+        Sample(*_GROUPED, False, (3, 4, 3), how=_CAUSAL, **_FIXED, pulled=(0, 1, 2)),
+        Sample(*_QKV, _MASK, (2, 3, 2, 3), how=_ADDED, **_FIXED, pulled=(1, 3)),
+        Sample(*_QKV, _MASKS, (2, 3, 2, 3), how=_BOTH, **_FIXED, pulled=(0, 1, 2, 3)),
         Sample(*_QKV, False, (2, 3, 2, 3), **_DROPPED, pulled=(0, 1, 2)),
     ],
     doc="The cotangents of attention's operands for the result's ``g``, packed one after the other.",
@@ -307,8 +307,8 @@ attention_jvp_p: Primitive = general(
     vjp=_pull_jvp,
     jvp=[
         *(_pushed_jvp(i) for i in range(4)),
-        lambda t, q, k, v, mask, *, rule, key, counter, of: barrier(
-            attention_jvp_p, q, k, v, mask, t, rule=rule, key=key, counter=counter, of=of
+        lambda t, q, k, v, mask, *, how, key, counter, of: barrier(
+            attention_jvp_p, q, k, v, mask, t, how=how, key=key, counter=counter, of=of
         ),
     ],
     into=True,
@@ -317,9 +317,9 @@ attention_jvp_p: Primitive = general(
     flops=lambda q, k, v, mask, u, **params: _flops(q, k, v, 3),
     batch=_batch(lambda: attention_jvp_p),
     samples=[
-        Sample(*_QKV, False, _QKV[0], rule=_PLAIN, **_FIXED, of=0),
-        Sample(*_GROUPED, False, _GROUPED[1], rule=_CAUSAL, **_FIXED, of=1),
-        Sample(*_QKV, _MASKS, _MASKS, rule=_BOTH, **_FIXED, of=3), Sample(*_QKV, False, _QKV[0], **_DROPPED, of=0),
+        Sample(*_QKV, False, _QKV[0], how=_PLAIN, **_FIXED, of=0),
+        Sample(*_GROUPED, False, _GROUPED[1], how=_CAUSAL, **_FIXED, of=1),
+        Sample(*_QKV, _MASKS, _MASKS, how=_BOTH, **_FIXED, of=3), Sample(*_QKV, False, _QKV[0], **_DROPPED, of=0),
     ],
     doc="The tangent of attention's result for the tangent ``u`` of its operand number ``of``.",
 )  # fmt: skip
@@ -334,9 +334,9 @@ def attention(
 
     Each of g heads of keys serves h / g of the queries'; the axes in front broadcast.  ``mask``: broadcasts to (..., h,
     t, s); booleans say where a query may look, other numbers are added.  ``scale``: by default 1 / sqrt(k).
-    ``causal``, ``blind``, ``p``: see ``device.numerics.attention.Rule``; ``stream``: key and position of the 16-bit
-    numbers, one for each element of (..., h, t, s), that decide which weights are dropped.  On CUDA heads wider than
-    256 do not fit into a block's shared memory: then the weights are stored.  Raises ShapeError, DTypeError.
+    ``causal``, ``blind``, ``p``: see ``device.numerics.attention.Weighting``; ``stream``: key and position of the
+    16-bit numbers, one for each element of (..., h, t, s), that decide which weights are dropped.  On CUDA heads wider
+    than 256 do not fit into a block's shared memory: then the weights are stored.  Raises ShapeError, DTypeError.
     """
     q, k, v = promote("attention", (query, key, value), in_float)
     m = None if mask is None else ops_tensor("attention", mask, q)
@@ -345,22 +345,25 @@ def attention(
     fronts = [x.shape[:-3] for x in (q, k, v)]
     heads = max(k.shape[-3], v.shape[-3]) if 1 in (k.shape[-3], v.shape[-3]) else k.shape[-3]
     if m is not None:
-        m = reshape(m, ((1,) * (3 - m.ndim) + m.shape)) if m.ndim < 3 else m
+        m = reshape(m, ((1,) * (3 - m.ndim) + m.shape))
         fronts.append(m.shape[:-3])
     front = broadcast_shapes("attention", *fronts)
     q, k, v = (_in_front(x, (*front, n)) for x, n in ((q, q.shape[-3]), (k, heads), (v, heads)))
     masked = "none" if m is None else "see" if m.dtype == bool_ else "add"
-    if m is None:
-        m = v  # nobody reads it
-    else:
-        own = (*(1,) * (q.ndim - m.ndim), *m.shape[:-3])
-        m = cast(reshape(m, (*own, *m.shape[-3:])), bool_ if masked == "see" else q.dtype)
-        m = m if own == front or all(n == 1 for n in own) else _in_front(m, (*front, m.shape[-3]))
-    rule = Rule(float(1 / math.sqrt(q.shape[-1] or 1) if scale is None else scale), causal, masked, blind, float(p))
+    m = v if m is None else _mask(m, q, front)  # of values in its place nobody reads anything
+    how = Weighting(float(1 / math.sqrt(q.shape[-1] or 1) if scale is None else scale), causal, masked, blind, float(p))
     q, k, v = (moveaxis(x, -3, -2) for x in (q, k, v))
     if q.device.lazy and max(q.shape[-1], v.shape[-1]) > _cuda_attention.WIDEST:
-        return moveaxis(curvature.value((q, k, v, m), rule, *stream), -2, -3)
-    return moveaxis(barrier(attention_p, q, k, v, m, rule=rule, key=stream[0], counter=stream[1]), -2, -3)
+        return moveaxis(curvature.value((q, k, v, m), how, *stream), -2, -3)
+    return moveaxis(barrier(attention_p, q, k, v, m, how=how, key=stream[0], counter=stream[1]), -2, -3)
+
+
+def _mask(m: Tensor, q: Tensor, front: Shape) -> Tensor:
+    """A mask with as many axes as ``q``: those in front all of length 1, or all as they are in ``front``."""
+    own = (*(1,) * (q.ndim - m.ndim), *m.shape[:-3])
+    m = reshape(m, (*own, *m.shape[-3:]))
+    m = m if m.dtype == bool_ else cast(m, q.dtype)
+    return m if own == front or all(n == 1 for n in own) else _in_front(m, (*front, m.shape[-3]))
 
 
 def _in_front(x: Tensor, front: Shape) -> Tensor:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from tapegrad.core.primitive import REGISTRY
 from tapegrad.device.dtypes import accumulator
-from tapegrad.device.numerics.attention import Rule
+from tapegrad.device.numerics.attention import Weighting
 from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.ops.elementwise.arithmetic import maximum
@@ -33,8 +33,8 @@ _LEAST = -1e30
 class _Whole:
     """Attention with all scores there: (..., g, r, t, s), where each of g heads of keys serves r of queries."""
 
-    def __init__(self, operands: Sequence[Tensor], rule: Rule, key: int, counter: int) -> None:
-        self.operands, self.rule, self.stream = operands, rule, (key, counter)
+    def __init__(self, operands: Sequence[Tensor], how: Weighting, key: int, counter: int) -> None:
+        self.operands, self.how, self.stream = operands, how, (key, counter)
         self.wide = accumulator(operands[Q].dtype)
         self.groups = operands[K].shape[-2]
         self.q, self.k, self.v = (self.heads(i, operands[i]) for i in (Q, K, V))
@@ -63,9 +63,9 @@ class _Whole:
     @cached_property
     def weights(self) -> tuple[Tensor, Tensor]:
         """P and A."""
-        x = matmul(self.q * self.rule.scale, self.k.mT)
+        x = matmul(self.q * self.how.scale, self.k.mT)
         seen = self._seen(x)
-        if self.rule.masked == "add":
+        if self.how.masked == "add":
             added = self.heads(MASK, self.operands[MASK])
             x = x + maximum(added, _LEAST)
             alone = greater(added, _LEAST)
@@ -75,16 +75,16 @@ class _Whole:
             return p, p
         p = softmax(where(seen, x, _LEAST), axis=-1)
         some = where(any_(broadcast_to(seen, x.shape), axis=-1, keepdims=True), p, 0)
-        return (some if self.rule.blind == "zero" else p), some
+        return (some if self.how.blind == "zero" else p), some
 
     def _seen(self, x: Tensor) -> Tensor | None:
         """Which keys a query may see, numbers to add aside; None: all."""
         t, s = x.shape[-2:]
         seen = None
-        if self.rule.causal:
+        if self.how.causal:
             places = arange(max(t, s), device=x.device)
             seen = greater_equal(expand_dims(places[:t], axis=1), places[:s])
-        if self.rule.masked == "see":
+        if self.how.masked == "see":
             mask = self.operands[MASK]
             heads = (1, 1) if mask.shape[-3] == 1 else (self.groups, mask.shape[-3] // self.groups)
             mask = reshape(mask, (*mask.shape[:-3], *heads, *mask.shape[-2:]))
@@ -93,23 +93,23 @@ class _Whole:
 
     def dropped(self, x: Tensor) -> Tensor:
         """``D x``: the weights that dropout leaves, multiplied."""
-        rule = self.rule
-        if not rule.p:
+        how = self.how
+        if not how.p:
             return x
         key, counter = self.stream
         shape = (*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])
         drawn = barrier(REGISTRY["random_bits16"], key=key, counter=counter, shape=shape, device=x.device)
-        if rule.threshold >= 65536:
-            return x * rule.inflation
-        return where(reshape(less(drawn, rule.threshold), x.shape), x * rule.inflation, 0)
+        if how.threshold >= 65536:
+            return x * how.inflation
+        return where(reshape(less(drawn, how.threshold), x.shape), x * how.inflation, 0)
 
     def scores(self, tangents: Mapping[int, Tensor]) -> Tensor:
         """The scores' tangent."""
         terms = []
         if Q in tangents:
-            terms.append(matmul(self.heads(Q, tangents[Q]) * self.rule.scale, self.k.mT))
+            terms.append(matmul(self.heads(Q, tangents[Q]) * self.how.scale, self.k.mT))
         if K in tangents:
-            terms.append(matmul(self.q * self.rule.scale, self.heads(K, tangents[K]).mT))
+            terms.append(matmul(self.q * self.how.scale, self.heads(K, tangents[K]).mT))
         if MASK in tangents:
             terms.append(self.heads(MASK, tangents[MASK]))
         total = self.weights[1] * 0 if not terms else terms[0]
@@ -122,20 +122,20 @@ def _row_sums(x: Tensor) -> Tensor:
     return sum(x, axis=-1, keepdims=True)
 
 
-def value(operands: Sequence[Tensor], rule: Rule, key: int, counter: int) -> Tensor:
+def value(operands: Sequence[Tensor], how: Weighting, key: int, counter: int) -> Tensor:
     """Attention itself."""
-    whole = _Whole(operands, rule, key, counter)
+    whole = _Whole(operands, how, key, counter)
     return whole.back(Q, matmul(whole.dropped(whole.weights[0]), whole.v))
 
 
 def gradient(
-    operands: Sequence[Tensor], g: Tensor, tangents: Mapping[int, Tensor], wanted: Sequence[int], rule: Rule, key: int,
-    counter: int,
+    operands: Sequence[Tensor], g: Tensor, tangents: Mapping[int, Tensor], wanted: Sequence[int], how: Weighting,
+    key: int, counter: int,
 ) -> dict[int, Tensor]:  # fmt: skip
     """The gradient in the operands ``wanted`` of ``<g, J a>``, with J the derivative and a the ``tangents``."""
     if not wanted:
         return {}
-    whole = _Whole(operands, rule, key, counter)
+    whole = _Whole(operands, how, key, counter)
     _, a = whole.weights
     ct = whole.heads(Q, g)
     s = whole.scores(tangents)
@@ -147,7 +147,7 @@ def gradient(
         x = x + whole.dropped(matmul(ct, whole.heads(V, tangents[V]).mT))
     in_scores = a * (x - _row_sums(a * x))
     in_tangent = a * (back - total)
-    scale, found = rule.scale, {}
+    scale, found = how.scale, {}
     for i in wanted:
         if i == V:
             d = matmul(whole.dropped(a * centred).mT, ct)
@@ -164,10 +164,10 @@ def gradient(
 
 
 def along(
-    operands: Sequence[Tensor], a: Mapping[int, Tensor], b: Mapping[int, Tensor], rule: Rule, key: int, counter: int
+    operands: Sequence[Tensor], a: Mapping[int, Tensor], b: Mapping[int, Tensor], how: Weighting, key: int, counter: int
 ) -> Tensor:
     """The second derivative along the tangents ``a`` and ``b`` of operands."""
-    whole = _Whole(operands, rule, key, counter)
+    whole = _Whole(operands, how, key, counter)
     _, weights = whole.weights
     of_a, of_b = whole.scores(a), whole.scores(b)
     centred = of_a - _row_sums(weights * of_a)
@@ -175,7 +175,7 @@ def along(
     both = by_b * centred - weights * _row_sums(by_b * of_a)
     for x, y in ((a, b), (b, a)):
         if Q in x and K in y:
-            s = matmul(whole.heads(Q, x[Q]) * rule.scale, whole.heads(K, y[K]).mT)
+            s = matmul(whole.heads(Q, x[Q]) * how.scale, whole.heads(K, y[K]).mT)
             both = both + weights * (s - _row_sums(weights * s))
     result = matmul(whole.dropped(both), whole.v)
     for moved, values in ((by_a, b), (by_b, a)):
