@@ -28,8 +28,8 @@ its inputs once and writes each of its outputs once.  ``STRETCHES`` lists both, 
 2. A gradient of a bias is a second output of the stretch that makes the cotangent it sums.
 3. Layer norm's backward is one barrier, which reads x and the cotangent once and writes all three gradients.
 4. Masks of dropout are drawn in registers, forward and backward; numbers and statistics of rows are not counted.
-5. Products read operands in any layout of which rows or columns are contiguous, heads of (b, t, h * d) included; what a
-   product writes is contiguous.  So heads are joined by a stretch of their own ("layout").
+5. Products read operands in any layout of which rows or columns are contiguous, and attention, one barrier each way,
+   heads of (b, t, h * d); what it writes lies likewise, so heads are neither split nor joined by copies.
 6. The interior of a stretch is recomputed in backward from the inputs; results of barriers and stretches that forward
    wrote are read again.  Nothing stays in a cache from one kernel to the next.
 
@@ -68,8 +68,7 @@ class Sizes:
     def elements(self) -> dict[str, int]:
         """Of the arrays named in ``STRETCHES``."""
         x = self.batch * self.context * self.width
-        scores = self.batch * self.heads * self.context**2
-        return {"x": x, "wide": 4 * x, "scores": scores, "w": self.width, "4w": 4 * self.width,
+        return {"x": x, "wide": 4 * x, "w": self.width, "4w": 4 * self.width,
                 "W": self.width**2, "4W": 4 * self.width**2}  # fmt: skip
 
 
@@ -79,13 +78,8 @@ QUICK = Sizes(4, 64, 128, 4)
 STRETCHES: list[tuple[str, str, str, str]] = [
     ("barrier", "layer norm 1", "x w w", "x"),
     *[("barrier", f"{part} product", "x W", "x") for part in ("query", "key", "value")],
-    ("stretch", "query bias and scale", "x w", "x"),
-    *[("stretch", f"{part} bias", "x w", "x") for part in ("key", "value")],
-    ("barrier", "query @ key", "x x", "scores"),
-    ("barrier", "softmax", "scores", "scores"),
-    ("stretch", "dropout of weights", "scores", "scores"),
-    ("barrier", "weights @ value", "scores x", "x"),
-    ("layout", "heads joined", "x", "x"),
+    *[("stretch", f"{part} bias", "x w", "x") for part in ("query", "key", "value")],
+    ("barrier", "attention", "x x x", "x"),
     ("barrier", "output product", "x W", "x"),
     ("stretch", "bias, dropout, residual", "x w x", "x"),
     ("barrier", "layer norm 2", "x w w", "x"),
@@ -104,14 +98,8 @@ STRETCHES: list[tuple[str, str, str, str]] = [
     ("stretch", "residual', dropout', output bias'", "x x", "x x w"),
     ("barrier", "output kernel'", "x x", "W"),
     ("barrier", "output input'", "x W", "x"),
-    ("barrier", "weights'", "x x", "scores"),
-    ("barrier", "value'", "scores x", "x"),
-    ("stretch", "dropout of weights'", "scores", "scores"),
-    ("barrier", "softmax'", "scores scores", "scores"),
-    ("barrier", "query'", "scores x", "x"),
-    ("barrier", "key'", "scores x", "x"),
-    ("stretch", "scale', heads joined, query bias'", "x", "x w"),
-    *[("stretch", f"heads joined, {part} bias'", "x", "x w") for part in ("key", "value")],
+    ("barrier", "attention'", "x x x x", "x x x"),
+    *[("stretch", f"{part} bias'", "x", "w") for part in ("query", "key", "value")],
     *[("barrier", f"{part} kernel'", "x x", "W") for part in ("query", "key", "value")],
     *[("barrier", f"{part} input'", "x W", "x") for part in ("query", "key", "value")],
     ("stretch", "sum of the three", "x x x", "x"),
@@ -134,13 +122,13 @@ class Count:
     """Per kernel: what ran in it, bytes read, bytes written."""
 
 
-def lower_bound(sizes: Sizes, layout: bool = True) -> Count:
-    """The bound of the module's text; without ``layout``, products write heads joined, too."""
+def lower_bound(sizes: Sizes) -> Count:
+    """The bound of the module's text."""
     n = sizes.elements()
     rows = [
         (f"{kind}: {what}", *(sum(4 * n[name] for name in names.split()) for names in (reads, writes)))
-        for kind, what, reads, writes in STRETCHES if layout or kind != "layout"
-    ]  # fmt: skip
+        for kind, what, reads, writes in STRETCHES
+    ]
     return Count(len(rows), sum(read + written for _, read, written in rows), rows)
 
 
@@ -296,8 +284,7 @@ def print_all(sizes: Sizes, counts: dict[str, Count], saved: Any, notes: list[st
     facts = common.about(1)
     title = "one block, forward and gradient: " + ", ".join(f"{name} {n}" for name, n in asdict(sizes).items())
     common.show(title, ["", "kernels", "bytes", "of the bound"], cells, facts)
-    bare = lower_bound(sizes, layout=False).bytes
-    print(f"\ngoal: at most {GOAL} times the bound; without its stretch of layout the bound is {bare:,d} bytes")
+    print(f"\ngoal: at most {GOAL} times the bound")
     lengths = [str(k) for k in next(iter(saved.values()))]
     cells = [(who, *found.values()) for who, found in saved.items()]
     common.show("arrays saved by k times sin(y) * exp(y), k =", ["", *lengths], cells, facts)

@@ -97,6 +97,21 @@ def convolutions(tg: Any, np: Any) -> None:
             common.must_agree("convolutions", f"a gradient, groups {groups}", got, want, 1e-4)
 
 
+def attention(tg: Any, np: Any) -> None:
+    """Results, gradients of all operands and tangents, with numbers added to the scores."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=s).astype("float32") for s in ((2, 4, 70, 24), (2, 2, 90, 24), (2, 2, 90, 16), (70, 90))]
+    f = lambda q, k, v, m: tg.nn.functional.scaled_dot_product_attention(q, k, v, m, is_causal=True, enable_gqa=True)
+    found = []
+    for device in ("cuda", "cpu"):
+        with tg.device(device):
+            xs = [tg.asarray(x) for x in arrays]
+            gradients = tg.grad(lambda *ys: tg.sum(f(*ys) ** 2), argnums=(0, 1, 2, 3))(*xs)
+            found.append([x.numpy() for x in (*gradients, tg.jvp(f, xs, xs)[1])])
+    for got, want in zip(*found, strict=True):
+        common.must_agree("attention", "a derivative", got, want, 1e-4)
+
+
 def rows_alone(tg: Any, np: Any) -> None:
     """Steps of some rows of a table, by each kind of rule: of a large one by one kernel, of a small one by several."""
     optim = tg.optim
@@ -132,8 +147,9 @@ def main() -> None:
     left = 0
     optimizers(run.tg, np)
     convolutions(run.tg, np)
+    attention(run.tg, np)
     rows_alone(run.tg, np)
-    print("optimizers, convolutions")
+    print("optimizers, convolutions, attention")
     for dtype, width in itertools.product(dtypes, widths):  # the first round runs every kernel already
         for name, f in computations(run.tg).items():
             if run.late():

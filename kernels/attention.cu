@@ -49,7 +49,6 @@ struct tg_lies {
     long long q[3], k[3], v[3], g[3], u[4], mask[4];
     long long n;
     int t, s, heads, groups, width, features;
-    long long places[4];  // where the cotangents of q, k, v and the mask begin
     unsigned long long key[2], counter;
     double scale, inflation;
     long long threshold;
@@ -431,7 +430,7 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
         tg_rows_times<KD>(tiles.weights, tiles.keys, result);
     }
     const long long step = static_cast<long long>(lies.heads) * lies.width;
-    tg_deliver<ROWS, KD>(out + lies.places[0] + at.n * lies.t * step + at.head * lies.width, step, at.first, lies.t, lies.width, result,
+    tg_deliver<ROWS, KD>(out + at.n * lies.t * step + at.head * lies.width, step, at.first, lies.t, lies.width, result,
                          static_cast<W>(lies.scale));
 }
 
@@ -464,7 +463,7 @@ TG_INLINE void tg_back(const tg_tiles& tiles, const M* mask, const W* rows, cons
 extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
     tg_attention_vjp_kv(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                         const M* __restrict__ mask, const T* __restrict__ g, const W* __restrict__ rows,
-                        T* __restrict__ out, const tg_lies lies) {
+                        T* __restrict__ out_k, T* __restrict__ out_v, const tg_lies lies) {
     TG_DYNAMIC_SHARED(W, memory);
     tg_tiles tiles(memory);
     const int x = threadIdx.x % TG_X, y = threadIdx.x / TG_X;
@@ -495,12 +494,12 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
     }
     if (lies.pulled & 2) {
         const long long step = static_cast<long long>(lies.groups) * lies.width;
-        tg_deliver<COLS, KD>(out + lies.places[1] + at.n * lies.s * step + at.head * lies.width, step, at.first, lies.s, lies.width,
+        tg_deliver<COLS, KD>(out_k + at.n * lies.s * step + at.head * lies.width, step, at.first, lies.s, lies.width,
                              result_k, W(1));
     }
     if (lies.pulled & 4) {
         const long long step = static_cast<long long>(lies.groups) * lies.features;
-        tg_deliver<COLS, WD>(out + lies.places[2] + at.n * lies.s * step + at.head * lies.features, step, at.first, lies.s, lies.features,
+        tg_deliver<COLS, WD>(out_v + at.n * lies.s * step + at.head * lies.features, step, at.first, lies.s, lies.features,
                              result_v, W(1));
     }
 }
@@ -552,7 +551,7 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
         for (int i = r; i < (all_rows ? ROWS : r + 1); ++i)
             for (int j = c; j < (all_columns ? COLS : c + 1); ++j) sum += tiles.weights[i * TG_PP + j];
         if (own_row + r < (all_rows ? 1 : lies.t) && own_column + c < (all_columns ? 1 : lies.s)) {
-            out[lies.places[3] + own_n * lies.u[0] + own_head * lies.u[1] + (own_row + r) * lies.u[2] + (own_column + c) * lies.u[3]] =
+            out[own_n * lies.u[0] + own_head * lies.u[1] + (own_row + r) * lies.u[2] + (own_column + c) * lies.u[3]] =
                 tg_store<T>(sum);
         }
     }

@@ -52,7 +52,7 @@ def batches(text: Any, count: int, batch: int, context: int) -> list[tuple[Any, 
 
 def main() -> None:
     options = example.parser(__doc__).parse_args()
-    context, width, blocks, batch, steps = (48, 32, 2, 8, 30) if options.small else (128, 128, 4, 8, 200)
+    context, width, blocks, batch, steps = (48, 32, 4, 8, 30) if options.small else (128, 128, 4, 8, 200)
     text = demo_text.load()
     size = len(text.vocabulary)
     data = batches(text, steps, batch, context)

@@ -429,14 +429,18 @@ def elements(shapes: Sequence[Shape], wanted: Sequence[int]) -> int:
 
 def scratch_bytes(q: Shape, k: Shape, v: Shape, itemsize: int, backward: bool) -> int:
     """What the blocks of all threads take, at most."""
-    *lead, t, h, width = q
-    s, g = k[-3], k[-2]
-    each = t * (h // g if g else 1) * s
-    rows = t * (h // g if g else 1)
-    if each > _BLOCK:
-        rows = t if t * s <= _BLOCK else min(t, max(_LEAST_ROWS, _BLOCK // max(1, s)))
-    elif rows:
-        rows *= max(1, _BLOCK // max(1, each))
-    block = rows * (s * (2 if backward else 1) + 2 * (width + v[-1]))
-    more = s * max(width, v[-1]) if backward else 0
-    return threads.get_num_threads() * itemsize * (block + more)
+    (*lead, t, h, width), (s, g, features) = q, v[-3:]
+    n, r = prod(lead), h // g if g else 0
+    if not n * g * r * t * s:
+        return 0
+    rows, keys, tasks = t, 1, n * g  # of a block: queries, and the heads whose keys are turned; blocks, or families
+    if r * t * s <= _BLOCK:
+        keys = min(n * g, max(1, _BLOCK // (r * t * s)))
+        rows, tasks = keys * r * t, -(-n * g // keys)
+    elif t * s > _BLOCK:
+        rows = min(t, max(_LEAST_ROWS, _BLOCK // s))
+    else:
+        rows = t * min(r, _BLOCK // (t * s))
+    block = rows * (s * (2 if backward else 1) + width + max(width, features))
+    turned = keys * s * (width + features + max(width, features) if backward else width)
+    return min(threads.get_num_threads(), tasks if backward else tasks * r * t) * itemsize * (block + turned)

@@ -34,7 +34,7 @@ _MOST_SHARED = 99 * 1024
 _LIES = (
     ("q", "i8", 3), ("k", "i8", 3), ("v", "i8", 3), ("g", "i8", 3), ("u", "i8", 4), ("mask", "i8", 4), ("n", "i8"),
     ("t", "i4"), ("s", "i4"), ("heads", "i4"), ("groups", "i4"), ("width", "i4"), ("features", "i4"),
-    ("places", "i8", 4), ("key", "u8", 2), ("counter", "u8"), ("scale", "f8"), ("inflation", "f8"), ("threshold", "i8"),
+    ("key", "u8", 2), ("counter", "u8"), ("scale", "f8"), ("inflation", "f8"), ("threshold", "i8"),
     ("causal", "i4"), ("masked", "i4"), ("mean", "i4"), ("of", "i4"), ("pulled", "i4"),
 )  # fmt: skip
 """``tg_lies``: steps are in elements."""
@@ -215,22 +215,24 @@ def backward(
     call = _Call(device, q, k, v, mask, how)
     call.draws(key, counter)
     g = call.matrices("g", g)
-    sizes = [x.size for x in (q, k, v, mask)]
     call.lies["pulled"] = sum(1 << i for i in pulled)
-    place = 0
+    parts, place = [out[:0]] * 4, 0
     for i in pulled:
-        call.lies["places"][i] = place
-        place += sizes[i]
+        size = (q, k, v, mask)[i].size
+        parts[i] = out[place : place + size]
+        place += size
     rows = temporaries[0] if temporaries else device.empty((prod(q.shape[:-1]), 3), accumulator(q.dtype))
     operands = (call.q, call.k, call.v, call.mask, g)
-    call.run(_vjp_q, call.of_queries, *operands, out, rows)
+    call.run(_vjp_q, call.of_queries, *operands, parts[0], rows)
     read = sum(x.nbytes for x in (call.q, call.k, call.v, g)) + rows.nbytes
+    written = rows.nbytes  # by the first kernel
     if 1 in pulled or 2 in pulled:
-        passed(read, 0)
-        call.run(_vjp_kv, call.of_keys, *operands, rows, out)
+        passed(read, written)
+        written = 0
+        call.run(_vjp_kv, call.of_keys, *operands, rows, parts[1], parts[2])
     if 3 in pulled:
-        passed(read, 0)
-        _pull_mask(call, mask, operands, rows, out)
+        passed(read, written)
+        _pull_mask(call, mask, operands, rows, parts[3])
 
 
 def _pull_mask(call: _Call, mask: Array, operands: tuple[Array, ...], rows: Array, out: Array) -> None:
@@ -244,14 +246,12 @@ def _pull_mask(call: _Call, mask: Array, operands: tuple[Array, ...], rows: Arra
     def blocks(tile: _Tile) -> int:
         return n * h * (1 if t == 1 else -(-t // tile.rows)) * (1 if s == 1 else -(-s // tile.cols))
 
-    place = int(lies["places"][3])
     if not mixed:
         call.run(_vjp_mask, blocks, *operands, rows, out)
         return
     whole = call.device.empty((*call.lead, h, t, s), out.dtype)
-    lies["places"][3] = 0
     call.run(_vjp_mask, blocks, *operands, rows, whole)
     axes = tuple(i for i, (a, b) in enumerate(zip(mask.shape, whole.shape)) if a != b)
     if call.device.xp is not None:
         total = call.device.xp.sum(whole, axis=axes, dtype=rows.dtype)
-        call.device.xp.copyto(out[place : place + mask.size], total.reshape(-1), casting="same_kind")
+        call.device.xp.copyto(out, total.reshape(-1), casting="same_kind")

@@ -350,9 +350,10 @@ def attention(
     front = broadcast_shapes("attention", *fronts)
     q, k, v = (_in_front(x, (*front, n)) for x, n in ((q, q.shape[-3]), (k, heads), (v, heads)))
     masked = "none" if m is None else "see" if m.dtype == bool_ else "add"
-    m = v if m is None else _mask(m, q, front)  # of values in its place nobody reads anything
+    m = None if m is None else _mask(m, q, front)
     how = Weighting(float(1 / math.sqrt(q.shape[-1] or 1) if scale is None else scale), causal, masked, blind, float(p))
     q, k, v = (moveaxis(x, -3, -2) for x in (q, k, v))
+    m = v if m is None else m  # of values in its place nobody reads anything
     if q.device.lazy and max(q.shape[-1], v.shape[-1]) > _cuda_attention.WIDEST:
         return moveaxis(curvature.value((q, k, v, m), how, *stream), -2, -3)
     return moveaxis(barrier(attention_p, q, k, v, m, how=how, key=stream[0], counter=stream[1]), -2, -3)
