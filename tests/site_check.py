@@ -94,11 +94,12 @@ def found(page: Any, address: str, text: str, title: str) -> bool:
     page.goto(address, wait_until="networkidle")
     page.locator("input[data-md-component='search-query']").click()
     page.keyboard.type(text)
+    shown = "title => document.querySelector('.md-search-result__list').innerText.includes(title)"
     try:
-        page.wait_for_selector(".md-search-result__item", timeout=10_000)
+        page.wait_for_function(shown, arg=title, timeout=10_000)  # results come while one types
     except Exception:
         return False
-    return title in page.inner_text(".md-search-result__list")
+    return True
 
 
 if __name__ == "__main__":
