@@ -170,7 +170,9 @@ def _mma(scope: Scope, ins: Instruction) -> Run:
             left[f.warp, row[f.lane], column[f.lane]] = x
         for (row, column), x in zip(at_b, _elements(b, f, kind)):
             right[f.warp, row[f.lane], column[f.lane]] = x
-        product = left @ right
+        product = np.zeros((f.warps, 16, 8))
+        for k in range(depth):  # in order, as the host does it
+            product += left[:, :, k, None] * right[:, k, None, :]
         for (row, column), read, write in zip(at_c, c, writes):
             total = product[f.warp, row[f.lane], column[f.lane]] + np.broadcast_to(read(f), f.threads).view(F32)
             write(f, total.astype(F32).view(U32), lanes)

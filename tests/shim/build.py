@@ -19,7 +19,7 @@ from .source import split_options
 
 HERE = Path(__file__).parent
 HEADERS = ("cuda_host.h", "cuda_math.h", "cuda_vector.h", "runtime.h")
-RUNTIME = ("launch.cpp", "scheduler.cpp", "signals.cpp", "extents.cpp", "checks.cpp", "sanitizer.cpp")
+RUNTIME = ("launch.cpp", "scheduler.cpp", "mma.cpp", "signals.cpp", "extents.cpp", "checks.cpp", "sanitizer.cpp")
 
 # -fno-gnu-unique: a static of an inline function must not be shared between the libraries of different kernels.
 FLAGS = (

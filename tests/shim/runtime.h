@@ -13,7 +13,7 @@ struct TgKernel {
     const char *kinds;  // p pointer, i integer, f floating point, s anything else
 };
 
-enum TgWarpKind { TGH_SYNCWARP, TGH_SHUFFLE, TGH_BALLOT, TGH_MATCH };
+enum TgWarpKind { TGH_SYNCWARP, TGH_SHUFFLE, TGH_BALLOT, TGH_MATCH, TGH_PRODUCT };
 enum TgVote { TGH_VOTE_NONE, TGH_VOTE_AND, TGH_VOTE_OR, TGH_VOTE_COUNT };
 
 extern "C" {
@@ -23,5 +23,7 @@ void tgh_atomic(const volatile void *address, unsigned size, const char *file, i
 void tgh_fence();
 void tgh_watch(const void *address, size_t size, int write);
 unsigned tgh_lane();
+// A warp's product of matrices; kind of their elements: 0 float16, 1 bfloat16, 2 TF32.
+void tgh_mma(int kind, const unsigned (&a)[4], const unsigned (&b)[2], float (&sums)[4], const char *file, int line);
 [[noreturn]] void tgh_trap(const char *what, const char *file, int line);
 }

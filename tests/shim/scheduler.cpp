@@ -171,6 +171,9 @@ extern "C" void tgh_trap(const char *what, const char *file, int line) {
     tg_fault(0, "%s, at %s:%d", what, file, line);
 }
 
+// By TgWarpKind.
+static const char *const waits[] = {"__syncwarp", "a shuffle", "a warp vote", "a warp vote", "a product of matrices"};
+
 static void describe_wait(char *text, size_t size, const TgThread &thread) {
     int used = append(text, size, 0, "thread (%u,%u,%u) ", thread.at.x, thread.at.y, thread.at.z);
     if (thread.status == TG_EXITED) append(text, size, used, "has exited");
@@ -178,8 +181,7 @@ static void describe_wait(char *text, size_t size, const TgThread &thread) {
         append(text, size, used, "waits in __syncthreads at %s:%d", thread.file, thread.line);
     else
         append(text, size, used, "waits in %s with mask 0x%08x at %s:%d",
-               thread.kind == TGH_SYNCWARP ? "__syncwarp" : thread.kind == TGH_SHUFFLE ? "a shuffle" : "a warp vote",
-               thread.mask, thread.file, thread.line);
+               waits[thread.kind], thread.mask, thread.file, thread.line);
 }
 
 // Nobody can go on: say who waits for whom.
@@ -290,6 +292,7 @@ extern "C" uint64_t tgh_warp(int kind, unsigned mask, uint64_t value, unsigned s
         if (i != lane) wake(first + i);
     }
     if (kind == TGH_SYNCWARP) tg_check_syncwarp(first, mask);
+    if (kind == TGH_PRODUCT) tg_multiply(given);
     return self.value;
 }
 

@@ -84,6 +84,8 @@ void tg_block_fault(const char *format, ...) __attribute__((format(printf, 1, 2)
 [[noreturn]] void tg_abandon();
 [[noreturn]] void tg_fault(uint64_t pc, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+void tg_multiply(const uint64_t (&given)[TG_WARP]);  // by what all lanes of a warp have brought
+
 void tg_run_block();
 void tg_reset_fibres();  // what a fault left standing is gone
 
