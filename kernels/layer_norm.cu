@@ -22,7 +22,29 @@ extern "C" __global__ void __launch_bounds__(TG_BLOCK, TG_BLOCKS)
     }
 }
 
-// With h the normalized row and d = g * gamma:  rstd * (d - mean(d) - h * mean(d * h))
+// With h the normalized row and d = g * gamma:  rstd * (d - mean(d) - h * mean(d * h)).  `sums`: of d and of d * h;
+// `along`: d where it is held, else g.
+TG_INLINE void tg_cotangent_of_row(const tg_row& row, tg_row& along, const tg_moments& m, const T* gamma,
+                                   bool aligned_gamma, const tg_complex<W>& sums, T* out, bool whole) {
+    const W count = static_cast<W>(row.width), mean = sums.re / count, slope = sums.im / count;
+    along.each([&](int k, long long first, W(&d)[PACK]) {
+        W v[PACK];
+        row.pack(k, first, v);
+        if constexpr (HELD == 0) {
+            W scale[PACK];
+            tg_read(gamma, aligned_gamma, first, scale);
+#pragma unroll
+            for (int i = 0; i < PACK; ++i) d[i] *= scale[i];
+        }
+#pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            v[i] = (d[i] - mean - (v[i] - m.mean) * m.rstd * slope) * m.rstd;
+        }
+        tg_write(out, whole, first, v);
+    });
+}
+
+// The cotangent of x alone.
 extern "C" __global__ void __launch_bounds__(TG_BLOCK, TG_ROOMY_BLOCKS)
     tg_layer_norm_vjp_x(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ g,
                         T* __restrict__ out, W eps, long long leads, long long rows, long long width) {
@@ -31,7 +53,6 @@ extern "C" __global__ void __launch_bounds__(TG_BLOCK, TG_ROOMY_BLOCKS)
     __shared__ W pairs[2 * TG_PARTIALS];
     const bool whole = tg_aligned(out), aligned = tg_aligned(x);
     const bool aligned_gamma = tg_aligned(gamma), aligned_g = tg_aligned(g);
-    const W count = static_cast<W>(width);
     for (long long r = tg_first_row(); r < rows; r += tg_row_step()) {
         tg_row row(x + r * width, width, aligned);
         const tg_moments m = tg_row_moments(row, eps, shared);
@@ -52,22 +73,7 @@ extern "C" __global__ void __launch_bounds__(TG_BLOCK, TG_ROOMY_BLOCKS)
                 }
             });
             sums = tg_row_reduce<tg_add<tg_complex<W>>>(sums, reinterpret_cast<tg_complex<W>*>(pairs));
-            const W mean = sums.re / count, slope = sums.im / count;
-            along.each([&](int k, long long first, W(&d)[PACK]) {
-                W v[PACK];
-                row.pack(k, first, v);
-                if constexpr (HELD == 0) {
-                    W scale[PACK];
-                    tg_read(gamma, aligned_gamma, first, scale);
-#pragma unroll
-                    for (int i = 0; i < PACK; ++i) d[i] *= scale[i];
-                }
-#pragma unroll
-                for (int i = 0; i < PACK; ++i) {
-                    v[i] = (d[i] - mean - (v[i] - m.mean) * m.rstd * slope) * m.rstd;
-                }
-                tg_write(out + start, whole, first, v);
-            });
+            tg_cotangent_of_row(row, along, m, gamma, aligned_gamma, sums, out + start, whole);
         }
     }
 }
@@ -165,7 +171,6 @@ extern "C" __global__ void __launch_bounds__(TG_BLOCK, TG_ROOMY_BLOCKS)
     __shared__ W pairs[2 * TG_PARTIALS];
     const bool whole = tg_aligned(out), aligned = tg_aligned(x);
     const bool aligned_gamma = tg_aligned(gamma), aligned_g = tg_aligned(g);
-    const W count = static_cast<W>(width);
     const long long size = 2 * width, blocks = gridDim.x, groups = (blocks + TG_GROUP - 1) / TG_GROUP;
     for (long long lead = blockIdx.y; lead < leads; lead += gridDim.y) {
         T* const result = out + lead * (rows * width + size);
@@ -192,22 +197,7 @@ extern "C" __global__ void __launch_bounds__(TG_BLOCK, TG_ROOMY_BLOCKS)
                 columns.add(0, k, first, v);
             });
             sums = tg_row_reduce<tg_add<tg_complex<W>>>(sums, reinterpret_cast<tg_complex<W>*>(pairs));
-            const W mean = sums.re / count, slope = sums.im / count;
-            along.each([&](int k, long long first, W(&d)[PACK]) {
-                W v[PACK];
-                row.pack(k, first, v);
-                if constexpr (HELD == 0) {
-                    W scale[PACK];
-                    tg_read(gamma, aligned_gamma, first, scale);
-#pragma unroll
-                    for (int i = 0; i < PACK; ++i) d[i] *= scale[i];
-                }
-#pragma unroll
-                for (int i = 0; i < PACK; ++i) {
-                    v[i] = (d[i] - mean - (v[i] - m.mean) * m.rstd * slope) * m.rstd;
-                }
-                tg_write(result + r * width, whole, first, v);
-            });
+            tg_cotangent_of_row(row, along, m, gamma, aligned_gamma, sums, result + r * width, whole);
         }
         columns.settle();
         const long long group = blockIdx.x / TG_GROUP, first = group * TG_GROUP;
