@@ -92,16 +92,25 @@ def test_same_bits_for_any_number_of_threads(dtype, rng):
         np.testing.assert_array_equal(got, tg.layer_norm(np.ascontiguousarray(view), ones, ones).numpy())
 
 
+def of_ones(rng, shape):
+    """Rows, and the vectors that leave them as they are."""
+    return [tg.asarray(rng.normal(size=shape).astype("float32")), tg.ones(shape[-1]), tg.zeros(shape[-1])]
+
+
+def recorded(operands, watched):
+    """The result, and the tape that has recorded it."""
+    with tg.GradientTape() as tape:
+        tape.watch(watched)
+        y = tg.layer_norm(*operands)
+    return y, tape
+
+
 def test_backward_makes_nothing_of_full_size_but_the_gradient(rng):
-    x = tg.asarray(rng.normal(size=(1000, 1000)).astype("float32"))
-    gamma, beta = tg.ones(1000), tg.zeros(1000)
+    operands = x, _, _ = of_ones(rng, (1000, 1000))
     with tg.measure() as m:
-        with tg.GradientTape() as tape:
-            tape.watch([x, gamma, beta])
-            y = tg.layer_norm(x, gamma, beta)
+        y, tape = recorded(operands, operands)
         assert m.peak_bytes < 2.1 * x.nbytes
-        ct = tg.ones((1000, 1000))
-        gs = tape.gradient(y, [x, gamma, beta], output_gradients=ct)
+        gs = tape.gradient(y, operands, output_gradients=tg.ones(x.shape))
         assert gs[0].shape == x.shape
     assert m.peak_bytes < 4.1 * x.nbytes  # the operand, the result, the cotangent, the gradient
 
@@ -116,12 +125,10 @@ def test_cotangents_come_from_one_pass_over_the_rows(dtype, rng):
     found = {}
     for wanted, names in passes.items():
         operands = [tg.asarray(a) for a in (x, gamma, beta)]
-        with tg.GradientTape() as tape:
-            tape.watch([operands[i] for i in wanted])
-            y = tg.layer_norm(*operands)
+        watched = [operands[i] for i in wanted]
+        y, tape = recorded(operands, watched)
         with tg.measure() as m:
-            found[wanted] = tape.gradient(y, [operands[i] for i in wanted], output_gradients=tg.asarray(ct))
-            found[wanted] = [g.numpy() for g in found[wanted]]
+            found[wanted] = [g.numpy() for g in tape.gradient(y, watched, output_gradients=tg.asarray(ct))]
         assert [name for name in m.nodes_run if name in {*sum(passes.values(), [])}] == names
     np.testing.assert_array_equal(found[0,][0], found[0, 1, 2][0])
     np.testing.assert_array_equal(found[0, 1][1], found[0, 1, 2][1])
@@ -133,13 +140,10 @@ def test_cotangents_come_from_one_pass_over_the_rows(dtype, rng):
 
 
 def test_gradients_of_vectors_do_not_keep_that_of_the_rows(rng):
-    x = tg.asarray(rng.normal(size=(500, 400)).astype("float32"))
-    gamma, beta = tg.ones(400), tg.zeros(400)
+    operands = x, gamma, _ = of_ones(rng, (500, 400))
     with tg.measure() as m:
-        with tg.GradientTape() as tape:
-            tape.watch([x, gamma, beta])
-            y = tg.layer_norm(x, gamma, beta)
-        gs = tape.gradient(y, [x, gamma, beta], output_gradients=tg.ones(x.shape))
+        y, tape = recorded(operands, operands)
+        gs = tape.gradient(y, operands, output_gradients=tg.ones(x.shape))
         del y, tape
         assert m.live_bytes > 2 * x.nbytes
         del gs[0]
