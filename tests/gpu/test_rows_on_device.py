@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rows_cases import captured_by_turns, training
 
 import tapegrad as tg
 from tapegrad import nn, optim
@@ -62,18 +63,12 @@ def test_steps_are_those_of_the_cpu(cuda: Any, name: str, shape: tuple[int, ...]
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_two_rows_cost_two_rows(cuda: Any, name: str) -> None:
-    v, optimizer = table(cuda, (20_000, 64), "float32"), OPTIMIZERS[name]()
-
-    def step() -> None:
-        with tg.GradientTape() as tape:
-            at = tg.asarray([3, 7], device=cuda)
-            loss = tg.sum(tg.take(v, at, axis=0, sparse_grad=True) ** 2)
-        optimizer.apply([tape.gradient(loss, v)], [v])
-
-    step()
+    v, at = table(cuda, (20_000, 64), "float32"), tg.asarray([3, 7], device=cuda)
+    step = training(v, OPTIMIZERS[name]())
+    step(at)
     with tg.measure() as m:
         before = m.live_bytes
-        step()
+        step(at)
     assert m.peak_bytes - before < 60 * 512 < v.nbytes / 100
     assert m.bytes_moved < 40 * 2 * 64 * 4
 
@@ -136,26 +131,6 @@ def test_a_step_never_waits_for_the_device(cuda: Any) -> None:
 def test_captured_steps_have_the_same_bits(cuda: Any) -> None:
     """By turns with eager ones, which write in place where the program has written."""
     with tg.device(cuda):
-
-        def run(captured: bool) -> list[Any]:
-            v, optimizer = table(cuda, (600, 16), "float32"), optim.LazyAdam(0.1)
-
-            def train(at: Any) -> Any:
-                with tg.GradientTape() as tape:
-                    loss = tg.sum(tg.take(v, at, axis=0, sparse_grad=True) ** 2)
-                optimizer.apply([tape.gradient(loss, v)], [v])
-                return loss
-
-            f = tg.function(train) if captured else train
-            found = []
-            for k in range(10):
-                at, held = tg.asarray(np.array([k, 7, 7, k + 3])), v.value()
-                before = v.numpy()
-                found.append((train if k % 4 == 3 else f)(at).numpy())
-                np.testing.assert_array_equal(held.numpy(), before)
-                del held
-            assert not captured or f.stats.replays >= 3
-            return [*found, *(x.numpy() for x in (v, *optimizer.variables))]
-
+        run = lambda captured: captured_by_turns(table(cuda, (600, 16), "float32"), optim.LazyAdam(0.1), captured)
         for a, b in zip(run(False), run(True), strict=True):
             np.testing.assert_array_equal(a, b)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from checks import bits_equal
+from rows_cases import captured_by_turns, training
 
 import tapegrad as tg
 from tapegrad import nn, optim
@@ -135,17 +137,11 @@ def test_it_is_what_torch_does(name: str) -> None:
 
 def cost_of_a_step(make: Callable[[], optim.Optimizer], v: tg.Variable) -> tuple[int, int]:
     """Bytes alive at once above those before, and bytes moved, of gradient and step; the state is there before."""
-    optimizer = make()
-
-    def step() -> None:
-        with tg.GradientTape() as tape:
-            loss = tg.sum(tg.take(v, [3, 77_777], axis=0, sparse_grad=True) ** 2)
-        optimizer.apply([tape.gradient(loss, v)], [v])
-
-    step()
+    step, at = training(v, make()), [3, 77_777]
+    step(at)
     with tg.measure() as m:
         before = m.live_bytes
-        step()
+        step(at)
     return m.peak_bytes - before, m.bytes_moved
 
 
@@ -160,13 +156,8 @@ def test_two_rows_cost_two_rows() -> None:
 
 
 def test_a_prediction_knows_it() -> None:
-    v, optimizer = table((10_000, 64)), optim.LazyAdam(0.1)
-
-    def step() -> None:
-        with tg.GradientTape() as tape:
-            loss = tg.sum(tg.take(v, [3, 7], axis=0, sparse_grad=True) ** 2)
-        optimizer.apply([tape.gradient(loss, v)], [v])
-
+    v = table((10_000, 64))
+    step = partial(training(v, optim.LazyAdam(0.1)), [3, 7])
     step()
     predicted = tg.memory.predict_peak(step)
     with tg.measure() as m:
@@ -299,27 +290,7 @@ def test_accumulated_gradients_are_whole_arrays() -> None:
 @pytest.mark.parametrize("name", [*ALL, "adam"])
 def test_captured_steps(name: str) -> None:
     """Also by turns with steps that are not captured, which write where the program has written."""
-
-    def run(captured: bool) -> list[Any]:
-        v, optimizer = table((600, 16)), (ALL | DENSE)[name]()
-
-        def train(at: Any) -> Any:
-            with tg.GradientTape() as tape:
-                loss = tg.sum(tg.take(v, at, axis=0, sparse_grad=True) ** 2)
-            optimizer.apply([tape.gradient(loss, v)], [v])
-            return loss
-
-        f = tg.function(train) if captured else train
-        found = []
-        for k in range(8):
-            at = np.array([k, 7, 7, k + 3])
-            held = v.value()
-            before = v.numpy(copy=True)
-            found.append((train if k % 4 == 3 else f)(at).numpy(copy=True))
-            np.testing.assert_array_equal(held, before)
-        assert not captured or (f.stats.replays >= 3 and not f.stats.fallbacks)
-        return [*found, v.numpy(copy=True), *state(optimizer)]
-
+    run = lambda captured: captured_by_turns(table((600, 16)), (ALL | DENSE)[name](), captured)
     for a, b in zip(run(False), run(True), strict=True):
         np.testing.assert_array_equal(a, b)
 
