@@ -11,7 +11,7 @@ from tapegrad import distributed as dist
 
 NAME = "full_waveform_inversion"
 EXAMPLE = ranks.HERE.parent.parent / "docs" / "gallery" / NAME / f"{NAME}.py"
-SMALL = ("--size", "16", "--steps", "40", "--iterations", "2")
+SMALL = ("--size", "16", "--steps", "20", "--iterations", "2")
 
 
 def told(size: int) -> list[str]:
