@@ -165,8 +165,7 @@ def operations(tg: Any, asked: list[Any]) -> Iterator[Row]:
             if not kernels:
                 continue
             yield row("operations", f"{name}, {part}: kernels", kernels)
-            if "convolution" not in name:  # whose views the log counts with what lies between their elements
-                yield row("operations", f"{name}, {part}: bytes / least", nbytes)
+            yield row("operations", f"{name}, {part}: bytes / least", nbytes)
     yield from adam(tg, full)
 
 

@@ -38,13 +38,18 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     tg_conv(const T* __restrict__ x, const T* __restrict__ kernel, T* __restrict__ result, long long tiles,
             TG_GEOMETRY) {
     __shared__ __align__(16) tg_slices slices;
+    __shared__ tg_axis axes[3];
     const int row_tiles = (outer - 1) / TILE_ROWS + 1;
     const tg_split split = tg_divide(blockIdx.x, row_tiles), other = tg_divide(split.before, static_cast<int>(tiles));
     const tg_place phase = tg_placed(other.before, TURNED ? stride0 : 1, TURNED ? stride1 : 1, TURNED ? stride2 : 1);
     const int group = static_cast<int>(phase.before), first_row = static_cast<int>(split.at) * TILE_ROWS;
-    const tg_axis a0 = tg_axis_of(phase.q0, target0, taps0, stride0, pad0, space0),
-                  a1 = tg_axis_of(phase.q1, target1, taps1, stride1, pad1, space1),
-                  a2 = tg_axis_of(phase.q2, target2, taps2, stride2, pad2, space2);
+    if (threadIdx.x == 0) {  // in shared memory, since registers are for the tile
+        axes[0] = tg_axis_of(phase.q0, target0, taps0, stride0, pad0, space0);
+        axes[1] = tg_axis_of(phase.q1, target1, taps1, stride1, pad1, space1);
+        axes[2] = tg_axis_of(phase.q2, target2, taps2, stride2, pad2, space2);
+    }
+    __syncthreads();
+    const tg_axis &a0 = axes[0], &a1 = axes[1], &a2 = axes[2];
     const long long columns = static_cast<long long>(images) * a0.positions * a1.positions * a2.positions;
     const long long first_column = other.at * TILE;
     if (first_column >= columns) return;

@@ -26,7 +26,7 @@
 typedef tg_wide<T>::type W;
 
 constexpr int THREADS = 256, TILE_ROWS = 8 * ROWS, COLUMNS = 4, TILE = TG_WARP * COLUMNS;
-constexpr int DEPTH = sizeof(W) > 8 ? 8 : 16, EACH = DEPTH / 2;
+constexpr int DEPTH = sizeof(W) > 4 ? 8 : 16, EACH = DEPTH / 2;  // of doubles half, lest a slice on its way be spilled
 constexpr int GAP = sizeof(W) > 4 ? 4 : 16 / sizeof(W);  // so that lines of a slice begin in different banks
 constexpr int WIDTH = TILE + GAP, HEIGHT = TILE_ROWS + GAP;
 

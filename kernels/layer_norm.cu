@@ -83,6 +83,7 @@ extern "C" __global__ void __launch_bounds__(TG_BLOCK, TG_ROOMY_BLOCKS)
 // Of long rows (HELD 0) a block adds to memory of its own instead.  parts: (blocks, 2, width).
 constexpr int TG_GROUP = 16;
 constexpr int TG_JOINED = PACK > 1 ? 16 / sizeof(W) : 1;
+constexpr int TG_IN_FLIGHT = sizeof(W) == 8 ? 2 : 8;  // parts on their way at a time: more doubles would be spilled
 
 // The sum of `count` parts, each `size` numbers and `step` from the one before, by all threads: deliver(place, numbers).
 template <class F>
@@ -91,7 +92,7 @@ TG_INLINE void tg_join_parts(const W* parts, int count, long long step, long lon
         W total[TG_JOINED];
 #pragma unroll
         for (int i = 0; i < TG_JOINED; ++i) total[i] = W(0);
-#pragma unroll 8
+#pragma unroll TG_IN_FLIGHT
         for (int c = 0; c < count; ++c) {
             const tg_pack<W, TG_JOINED> part = tg_load_pack<TG_JOINED>(parts + c * step + j);
 #pragma unroll
