@@ -1,12 +1,13 @@
-// Convolutions, and with TURNED 1 their transposes in the image (conv.cuh says how they are cut).
+// Convolutions, and with TRANSPOSED 1 their transposes in the image (conv.cuh says how they are
+// cut).
 //
 // Of an element at place q s + r with 0 <= r < s (a phase) the transpose sums those taps t for which (r + pad - t d) is a
 // multiple of s: every so many-th tap from a first one, and they read places that are evenly spaced.  So each block takes
 // elements of one phase, and both directions walk along taps that step evenly through the source.
 #include "conv.cuh"
 
-#ifndef TURNED
-#define TURNED 0
+#ifndef TRANSPOSED
+#define TRANSPOSED 0
 #endif
 
 // The taps along an axis that a phase sums: number j is tap first + j * step, and reads place start + q + j * delta (each
@@ -15,7 +16,7 @@ struct tg_axis {
     int first, step, count, start, delta, pace, positions;
 };
 TG_INLINE tg_axis tg_axis_of(int phase, int target, int taps, int stride, int pad, int space) {
-    if (!TURNED) return tg_axis{0, 1, taps, -pad, space, stride, target};
+    if (!TRANSPOSED) return tg_axis{0, 1, taps, -pad, space, stride, target};
     tg_axis axis{0, 1, 0, 0, 0, 1, phase < target ? (target - phase - 1) / stride + 1 : 0};
     while (axis.first < taps && axis.first < stride && (phase + pad - axis.first * space) % stride) ++axis.first;
     while (axis.step * space % stride) ++axis.step;
@@ -41,7 +42,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     __shared__ tg_axis axes[3];
     const int row_tiles = (outer - 1) / TILE_ROWS + 1;
     const tg_split split = tg_divide(blockIdx.x, row_tiles), other = tg_divide(split.before, static_cast<int>(tiles));
-    const tg_place phase = tg_placed(other.before, TURNED ? stride0 : 1, TURNED ? stride1 : 1, TURNED ? stride2 : 1);
+    const tg_place phase =
+        tg_placed(other.before, TRANSPOSED ? stride0 : 1, TRANSPOSED ? stride1 : 1, TRANSPOSED ? stride2 : 1);
     const int group = static_cast<int>(phase.before), first_row = static_cast<int>(split.at) * TILE_ROWS;
     if (threadIdx.x == 0) {  // in shared memory, since registers are for the tile
         axes[0] = tg_axis_of(phase.q0, target0, taps0, stride0, pad0, space0);
@@ -84,13 +86,14 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     };
     if (depth > 0) skip(half * EACH);
 
-    W windows[EACH], weights[EACH], sums[ROWS][COLUMNS];
+    tg_pack<S, EACH> windows, weights;
+    tg_sums sums = {};
     const auto load = [&](long long step) {
         const long long left = depth - step * DEPTH - half * EACH;
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            windows[i] = i < left && at.meets ? tg_load(*at.x) : W(0);
-            weights[i] = i < left && has_row ? tg_load(*at.y) : W(0);
+            windows.at[i] = i < left && at.meets ? tg_sliced(*at.x) : S{};
+            weights.at[i] = i < left && has_row ? tg_sliced(*at.y) : S{};
             if (at.channel + 1 < inner) {
                 ++at.channel;
                 at.x += x_channel;
@@ -102,32 +105,32 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         if (left > DEPTH) skip(EACH);
     };
     const auto store = [&](int which) {
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            slices.columns[which][half * EACH + i][lane] = windows[i];
-            if (lane < TILE_ROWS) slices.rows[which][half * EACH + i][lane] = weights[i];
-        }
+        slices.columns[which].put_run(half * EACH, lane, windows);
+        if (lane < TILE_ROWS) slices.rows[which].put_run(half * EACH, lane, weights);
     };
-    tg_clear(sums);
     tg_walk(slices, (depth + DEPTH - 1) / DEPTH, sums, load, store);
 
     const long long places = static_cast<long long>(target0) * target1 * target2;
-    const int from_row = first_row + threadIdx.x / TG_WARP * ROWS;
-    const long long from = first_column + threadIdx.x % TG_WARP * COLUMNS;
-    tg_place place = tg_placed(from < columns ? from : 0, a0.positions, a1.positions, a2.positions);
+    tg_place place{};
 #pragma unroll
-    for (int j = 0; j < COLUMNS; ++j) {
-        if (from + j >= columns) break;
-        const int t0 = TURNED ? place.q0 * stride0 + phase.q0 : place.q0,
-                  t1 = TURNED ? place.q1 * stride1 + phase.q1 : place.q1,
-                  t2 = TURNED ? place.q2 * stride2 + phase.q2 : place.q2;
-        T* to = result + ((place.before * groups + group) * outer + from_row) * places +
+    for (int j = 0; j < HELD_COLUMNS; ++j) {
+        const long long column = first_column + tg_held_column(j);
+        if (column >= columns) break;
+        if (j % RUN == 0) {
+            place = tg_placed(column, a0.positions, a1.positions, a2.positions);
+        } else {
+            tg_next(place, a0.positions, a1.positions, a2.positions);
+        }
+        const int t0 = TRANSPOSED ? place.q0 * stride0 + phase.q0 : place.q0,
+                  t1 = TRANSPOSED ? place.q1 * stride1 + phase.q1 : place.q1,
+                  t2 = TRANSPOSED ? place.q2 * stride2 + phase.q2 : place.q2;
+        T* to = result + ((place.before * groups + group) * outer + first_row) * places +
                 (static_cast<long long>(t0) * target1 + t1) * target2 + t2;
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            if (from_row + i < outer) to[i * places] = tg_store<T>(sums[i][j]);
+        for (int i = 0; i < HELD_ROWS; ++i) {
+            const int row = tg_held_row(i);
+            if (first_row + row < outer) to[row * places] = tg_store<T>(sums.get(i, j));
         }
-        tg_next(place, a0.positions, a1.positions, a2.positions);
     }
 }
 
@@ -136,7 +139,7 @@ constexpr int FEW = 4 * THREADS;
 
 // The place in the source that a tap reads, or -1.
 TG_INLINE int tg_read_at(int q, int tap, int source, int stride, int pad, int space) {
-    if (!TURNED) {
+    if (!TRANSPOSED) {
         const int i = q * stride - pad + tap * space;
         return i < source ? i : -1;
     }

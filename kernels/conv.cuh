@@ -11,9 +11,11 @@
 // one slice, the next is on its way from memory into registers.  Operands may lie as they like; results are C-contiguous.
 // Sums have an order that shapes alone fix.
 //
-// Macros: T, the storage type; ROWS, the rows of a tile that a thread computes.
+// Macros: T, the storage type; ROWS, an eighth of the rows of a tile; TENSOR, 1 where tensor cores multiply: numbers of
+// 16 bits, or of float32 10 bits of the fraction.  Processors before sm_80 multiply those otherwise, too.
 #pragma once
 
+#include "mma.cuh"
 #include "reduce.cuh"
 
 #ifndef T
@@ -22,13 +24,17 @@
 #ifndef ROWS
 #define ROWS 8
 #endif
+#ifndef TENSOR
+#define TENSOR 0
+#endif
+#if TENSOR && (defined(TG_HOST) || __CUDA_ARCH__ >= 800)
+#define TG_TENSOR_CORES
+#endif
 
 typedef tg_wide<T>::type W;
 
-constexpr int THREADS = 256, TILE_ROWS = 8 * ROWS, COLUMNS = 4, TILE = TG_WARP * COLUMNS;
+constexpr int THREADS = 256, TILE_ROWS = 8 * ROWS, TILE = 128;
 constexpr int DEPTH = sizeof(W) > 4 ? 8 : 16, EACH = DEPTH / 2;  // of doubles half, lest a slice on its way be spilled
-constexpr int GAP = sizeof(W) > 4 ? 4 : 16 / sizeof(W);  // so that lines of a slice begin in different banks
-constexpr int WIDTH = TILE + GAP, HEIGHT = TILE_ROWS + GAP;
 
 // --fmad=false forbids the compiler to contract; here a product and a sum are one operation wherever they are made.
 template <typename A>
@@ -84,36 +90,111 @@ TG_INLINE void tg_next(tg_place& place, int length0, int length1, int length2) {
 }
 
 // ---- the products of a tile
+//
+// S: what slices hold.  A thread has HELD_ROWS x HELD_COLUMNS sums, whose places are tg_held_row(i), tg_held_column(j);
+// so many as RUN of them are neighbours.
+
+#ifdef TG_TENSOR_CORES
+template <typename A>
+struct tg_element {
+    typedef A type;
+};
+template <>
+struct tg_element<float> {
+    typedef tg_tf32 type;
+};
+typedef tg_element<T>::type S;
+TG_INLINE S tg_sliced(T x) { return tg_operand<S>::from(x); }
+
+// Warps share the tile: each has MINE_ROWS x MINE_COLUMNS of it, as HIGH x WIDE sums of 16 x 8.
+constexpr int MINE_ROWS = ROWS == 8 ? 32 : 16, MINE_COLUMNS = TILE * TILE_ROWS / MINE_ROWS / (THREADS / TG_WARP);
+constexpr int HIGH = MINE_ROWS / 16, WIDE = MINE_COLUMNS / 8;
+constexpr int HELD_ROWS = 2 * HIGH, HELD_COLUMNS = 2 * WIDE, RUN = 2;
+constexpr int PITCH = DEPTH + 16 / sizeof(S);  // see mma.cuh
+
+template <int LINES>
+struct tg_slice {
+    S at[LINES][PITCH];
+
+    TG_INLINE void put(int k, int line, S value) { at[line][k] = value; }
+    TG_INLINE void put_run(int k, int line, const tg_pack<S, EACH>& values) { tg_store_pack(&at[line][k], values); }
+};
+struct tg_sums {
+    float at[HIGH][WIDE][4];
+
+    TG_INLINE float get(int i, int j) const { return at[i / 2][j / 2][i % 2 * 2 + j % 2]; }
+};
+TG_INLINE int tg_mine_row() { return threadIdx.x / TG_WARP % (TILE_ROWS / MINE_ROWS) * MINE_ROWS; }
+TG_INLINE int tg_mine_column() { return threadIdx.x / TG_WARP / (TILE_ROWS / MINE_ROWS) * MINE_COLUMNS; }
+TG_INLINE int tg_held_row(int i) { return tg_mine_row() + i / 2 * 16 + tg_sum_row(tg_lane(), i % 2 * 2); }
+TG_INLINE int tg_held_column(int j) { return tg_mine_column() + j / 2 * 8 + tg_sum_column(tg_lane(), j % 2); }
+
+#else
+typedef W S;
+TG_INLINE S tg_sliced(T x) { return tg_load(x); }
+
+constexpr int HELD_ROWS = ROWS, HELD_COLUMNS = TILE / TG_WARP, RUN = HELD_COLUMNS;
+constexpr int GAP = sizeof(S) > 4 ? 4 : 16 / sizeof(S);  // so that lines of a slice begin in different banks
+
+template <int LINES>
+struct tg_slice {
+    S at[DEPTH][LINES + GAP];
+
+    TG_INLINE void put(int k, int line, S value) { at[k][line] = value; }
+    TG_INLINE void put_run(int k, int line, const tg_pack<S, EACH>& values) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) at[k + i][line] = values.at[i];
+    }
+};
+struct tg_sums {
+    S at[HELD_ROWS][HELD_COLUMNS];
+
+    TG_INLINE S get(int i, int j) const { return at[i][j]; }
+};
+TG_INLINE int tg_held_row(int i) { return threadIdx.x / TG_WARP * HELD_ROWS + i; }
+TG_INLINE int tg_held_column(int j) { return threadIdx.x % TG_WARP * HELD_COLUMNS + j; }
+#endif
 
 struct tg_slices {
-    W rows[2][DEPTH][HEIGHT], columns[2][DEPTH][WIDTH];
+    tg_slice<TILE_ROWS> rows[2];
+    tg_slice<TILE> columns[2];
 };
 
-TG_INLINE void tg_multiply_slice(const tg_slices& slices, int which, W (&sums)[ROWS][COLUMNS]) {
-    const int row = threadIdx.x / TG_WARP * ROWS, column = threadIdx.x % TG_WARP * COLUMNS;
+TG_INLINE void tg_multiply_slice(const tg_slices& slices, int which, tg_sums& sums) {
+#ifdef TG_TENSOR_CORES
 #pragma unroll
-    for (int k = 0; k < DEPTH; ++k) {
-        const tg_pack<W, ROWS> a = tg_load_pack<ROWS>(&slices.rows[which][k][row]);
-        const tg_pack<W, COLUMNS> b = tg_load_pack<COLUMNS>(&slices.columns[which][k][column]);
+    for (int k = 0; k < DEPTH; k += tg_fragment<S>::DEPTH) {
+        unsigned int a[HIGH][4], b[WIDE / 2][2][2];
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
+        for (int i = 0; i < HIGH; ++i) tg_load_a(a[i], &slices.rows[which].at[tg_mine_row() + i * 16][k], PITCH);
 #pragma unroll
-            for (int j = 0; j < COLUMNS; ++j) sums[i][j] = tg_fused(a.at[i], b.at[j], sums[i][j]);
+        for (int j = 0; j < WIDE / 2; ++j) {
+            tg_load_b(b[j], &slices.columns[which].at[tg_mine_column() + j * 16][k], PITCH);
+        }
+#pragma unroll
+        for (int i = 0; i < HIGH; ++i) {
+#pragma unroll
+            for (int j = 0; j < WIDE; ++j) tg_mma<S>(sums.at[i][j], a[i], b[j / 2][j % 2]);
         }
     }
-}
-
-TG_INLINE void tg_clear(W (&sums)[ROWS][COLUMNS]) {
+#else
+    const int row = tg_held_row(0), column = tg_held_column(0);
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
+    for (int k = 0; k < DEPTH; ++k) {
+        const tg_pack<S, HELD_ROWS> a = tg_load_pack<HELD_ROWS>(&slices.rows[which].at[k][row]);
+        const tg_pack<S, HELD_COLUMNS> b = tg_load_pack<HELD_COLUMNS>(&slices.columns[which].at[k][column]);
 #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) sums[i][j] = W(0);
+        for (int i = 0; i < HELD_ROWS; ++i) {
+#pragma unroll
+            for (int j = 0; j < HELD_COLUMNS; ++j) sums.at[i][j] = tg_fused(a.at[i], b.at[j], sums.at[i][j]);
+        }
     }
+#endif
 }
 
 // load(step) brings a slice into registers, store(which) puts it into shared memory.
 template <class Load, class Store>
-TG_INLINE void tg_walk(const tg_slices& slices, long long steps, W (&sums)[ROWS][COLUMNS], Load load, Store store) {
+TG_INLINE void tg_walk(const tg_slices& slices, long long steps, tg_sums& sums, Load load, Store store) {
     if (steps == 0) return;
     load(0);
     store(0);

@@ -37,7 +37,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     constexpr int LINES = THREADS / DEPTH, LOADS = TILE / LINES, ROW_LOADS = (TILE_ROWS + LINES - 1) / LINES;
     const int k = threadIdx.x % DEPTH, line = threadIdx.x / DEPTH;
     tg_place at = tg_placed(begin + k < positions ? begin + k : 0, target0, target1, target2);
-    W windows[LOADS], weights[ROW_LOADS], sums[ROWS][COLUMNS];
+    S windows[LOADS], weights[ROW_LOADS];
+    tg_sums sums = {};
     const auto load = [&](long long step) {
         const bool live = begin + step * DEPTH + k < end;
         const int i0 = at.q0 * stride0, i1 = at.q1 * stride1, i2 = at.q2 * stride2;
@@ -47,12 +48,12 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         for (int i = 0; i < LOADS; ++i) {
             const int c = line + i * LINES, k0 = i0 + moves[0][c], k1 = i1 + moves[1][c], k2 = i2 + moves[2][c];
             const bool meets = live && k0 >= 0 && k0 < source0 && k1 >= 0 && k1 < source1 && k2 >= 0 && k2 < source2;
-            windows[i] = meets ? tg_load(image[offsets[c]]) : W(0);
+            windows[i] = meets ? tg_sliced(image[offsets[c]]) : S{};
         }
 #pragma unroll
         for (int i = 0; i < ROW_LOADS; ++i) {
             const int row = first_row + line + i * LINES;
-            weights[i] = live && line + i * LINES < TILE_ROWS && row < outer ? tg_load(from[row * y_row]) : W(0);
+            weights[i] = live && line + i * LINES < TILE_ROWS && row < outer ? tg_sliced(from[row * y_row]) : S{};
         }
         at.q2 += DEPTH;
         while (at.q2 >= target2) {
@@ -66,23 +67,21 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     };
     const auto store = [&](int which) {
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i) slices.columns[which][k][line + i * LINES] = windows[i];
+        for (int i = 0; i < LOADS; ++i) slices.columns[which].put(k, line + i * LINES, windows[i]);
 #pragma unroll
         for (int i = 0; i < ROW_LOADS; ++i) {
-            if (line + i * LINES < TILE_ROWS) slices.rows[which][k][line + i * LINES] = weights[i];
+            if (line + i * LINES < TILE_ROWS) slices.rows[which].put(k, line + i * LINES, weights[i]);
         }
     };
-    tg_clear(sums);
     tg_walk(slices, end > begin ? (end - begin + DEPTH - 1) / DEPTH : 0, sums, load, store);
 
-    const int from_row = first_row + threadIdx.x / TG_WARP * ROWS;
-    const long long from = first_column + threadIdx.x % TG_WARP * COLUMNS;
-    W* to = parts + ((part.at * groups + group) * outer + from_row) * columns + from;
+    W* const to = parts + ((part.at * groups + group) * outer + first_row) * columns + first_column;
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
+    for (int i = 0; i < HELD_ROWS; ++i) {
 #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) {
-            if (from_row + i < outer && from + j < columns) to[i * columns + j] = sums[i][j];
+        for (int j = 0; j < HELD_COLUMNS; ++j) {
+            const int row = tg_held_row(i), column = tg_held_column(j);
+            if (first_row + row < outer && first_column + column < columns) to[row * columns + column] = sums.get(i, j);
         }
     }
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from functools import cache
+from itertools import product
 
 import ml_dtypes
 import numpy as np
@@ -82,9 +83,9 @@ def asked_of(dtype):
     many = recorder.empty((300, 8), dtype)  # to one place: more than a thread adds up
     _cuda_index.scatter_add(recorder, many, np.zeros(300, np.int64), axis=0, n=2, out=recorder.empty((2, 8), dtype))
     _cuda_index.put_rows(recorder, many, np.zeros(2, np.int64), recorder.empty((2, 8), dtype))
-    for outputs in (20, 40):  # tiles of more rows than the samples need
+    for outputs, tf32 in product((8, 20, 40), {False, dtype == "float32"}):  # tiles of more rows than the samples need
         x, w, y = (recorder.empty(s, dtype) for s in ((1, 8, 6, 6), (outputs, 8, 3, 3), (1, outputs, 4, 4)))
-        moves = Moves((1, 1), ((0, 0), (0, 0)), (1, 1), 1)
+        moves = Moves((1, 1), ((0, 0), (0, 0)), (1, 1), 1, tf32)
         _cuda_conv.forward(recorder, x, w, y, moves).run()
         _cuda_conv.in_kernel(recorder, x, y, w, moves).run()
         wide, image = (recorder.empty((n, outputs, 3 + k, 3 + k), dtype) for n, k in ((outputs, 0), (1, 3)))
@@ -230,6 +231,19 @@ def test_products_and_sums_are_not_contracted(dtype, product, total, both):
     contracted = tuple(flag for flag in options() if flag != "--fmad=false")
     freely = both in nvrtc.sass(compiled(text, contracted, 90))
     assert freely == (dtype != "float16")  # of which every product is rounded to 16 bits anyway
+
+
+@pytest.mark.parametrize(("dtype", "instruction"), [("float16", "HMMA.16816.F32 "), ("bfloat16", "HMMA.16816.F32.BF16"),
+                                                    ("float32", "HMMA.1688.F32.TF32")])  # fmt: skip
+@pytest.mark.parametrize("name", ["tg_conv", "tg_conv_in_w"])
+def test_convolutions_multiply_by_tensor_cores(name, dtype, instruction):
+    kernel = next(kernel for kernel in DECLARED if kernel.name == name)
+    macros = {"T": dtype if dtype != "bfloat16" else BFLOAT, "ROWS": 8}
+    macros["T"] = np.dtype(macros["T"])
+    for arch in ARCHES:
+        code = nvrtc.sass(compiled(kernel.text(), kernel.options({**macros, "TENSOR": 1}), arch))
+        assert instruction in code and "FFMA" not in code.split(f".text.{name}:")[1].split(".text.")[0]
+    assert "HMMA" not in nvrtc.sass(compiled(kernel.text(), kernel.options({**macros, "TENSOR": 0}), 90))
 
 
 def test_a_kernel_that_spills_is_found():

@@ -10,6 +10,7 @@ import pytest
 
 from tapegrad.device import tally
 from tapegrad.device.dtypes import accumulator
+from tapegrad.device.numerics import blas
 from tapegrad.device.numerics.windows import Moves
 from tapegrad.ops.products import _cuda_conv
 from tapegrad.ops.products.convolution import conv_in_w_p, conv_in_x_p, conv_p
@@ -30,6 +31,8 @@ CASES = {
     "kernel meets padding only": ((1, 3, 2), (2, 3, 2), Moves((1,), ((3, 3),), (4,), 1)),
     "one channel": ((2, 1, 7, 7), (1, 1, 3, 3), Moves((1, 1), ((0, 0), (0, 0)), (1, 1), 1)),
 }
+FEW = ("one channel", "depthwise", "depthwise, strided")
+"""Cases with kernels of their own."""
 
 
 def drawn(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
@@ -38,9 +41,10 @@ def drawn(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
     return (values + 1j * draw.normal(size=shape) if np.dtype(dtype).kind == "c" else values).astype(dtype)
 
 
-def three(case: str, dtype: Any, lay: Any = lambda x: x) -> list[tuple[Any, ...]]:
+def three(case: str, dtype: Any, lay: Any = lambda x: x, tf32: bool = False) -> list[tuple[Any, ...]]:
     """Each primitive, its operands, the shape of its result, and its parameters."""
     image, kernel, moves = CASES[case]
+    moves = moves._replace(tf32=tf32)
     result = image[0], kernel[0], *moves.over(image[2:], kernel[2:]).positions
     x, w, g = (lay(drawn(s, dtype, i)) for i, s in enumerate((image, kernel, result)))
     return [
@@ -58,15 +62,18 @@ def found(device: Any, prim: Any, operands: Any, shape: Any, params: Any) -> np.
 
 def wanted(prim: Any, operands: Any, shape: Any, params: Any) -> np.ndarray:
     wide = np.complex128 if operands[0].dtype.kind == "c" else np.float64
+    if params["moves"].tf32 and operands[0].dtype == np.float32:
+        operands = [blas.in_tf32(x) for x in operands]
     out = np.empty(shape, wide)
-    prim.impl(np, *(x.astype(wide) for x in operands), out=out, **params)
+    plain = {**params, "moves": params["moves"]._replace(tf32=False)}
+    prim.impl(np, *(x.astype(wide) for x in operands), out=out, **plain)
     return out
 
 
-def close(got: np.ndarray, expected: np.ndarray, case: str) -> None:
+def close(got: np.ndarray, expected: np.ndarray, case: str, slack: float = 1.0) -> None:
     wide = expected.dtype
-    size = np.abs(expected).max(initial=1.0)
-    np.testing.assert_allclose(got.astype(wide), expected, rtol=0, atol=TOLERANCES[got.dtype.name] * size, err_msg=case)
+    most = slack * TOLERANCES[got.dtype.name] * np.abs(expected).max(initial=1.0)
+    np.testing.assert_allclose(got.astype(wide), expected, rtol=0, atol=most, err_msg=case)
 
 
 OTHERS = ["float64", "float16", ml_dtypes.bfloat16, "complex64"]
@@ -80,6 +87,22 @@ OTHERS = ["float64", "float16", ml_dtypes.bfloat16, "complex64"]
 def test_like_the_cpu(case, dtype, emulated):
     for prim, *rest in three(case, dtype):
         close(found(emulated, prim, *rest), wanted(prim, *rest), f"{case}: {prim.name}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", ml_dtypes.bfloat16], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in FEW])
+def test_tensor_cores_multiply_what_is_rounded(case, dtype, emulated):
+    """Float32 rounded to 10 bits of fraction, as the CPU rounds it but for ties; numbers of 16 bits as they are."""
+    for prim, *rest in three(case, dtype, tf32=True):
+        close(found(emulated, prim, *rest), wanted(prim, *rest), f"{case}: {prim.name}", slack=10)
+
+
+def test_float32_is_rounded_where_that_is_chosen(emulated):
+    prim, *rest = three("many rows", "float32")[0]
+    _, *chosen = three("many rows", "float32", tf32=True)[0]
+    plain, rounded, exact = found(emulated, prim, *rest), found(emulated, prim, *chosen), wanted(prim, *rest)
+    error = np.abs(rounded - exact).max()
+    assert np.abs(plain - exact).max() * 50 < error < 5e-3 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("case", ["all at once", "depthwise, strided", "solid"])

@@ -17,6 +17,7 @@ from shim import host, nvrtc
 from test_primitives import good_samples, operands
 
 from kernels import test_compiled as compiled
+from kernels import test_conv_kernels as conv
 from kernels import test_gather as gather
 from kernels import test_optim_kernel as optim
 from kernels import test_rows as rows
@@ -157,6 +158,13 @@ def rows_of_tables(device: Told, dtype: np.dtype) -> None:
         _cuda_index.run(device, formula.of_rows, 3, width, dtype, *tables, g, places, *numbers, np.int64(3))
 
 
+def convolutions(device: Told, dtype: np.dtype) -> None:
+    """The highest tiles, multiplied by tensor cores where they may."""
+    for prim, xs, shape, params in conv.three("many rows", dtype, tf32=True):
+        conv.found(device, prim, xs, shape, params)
+        device.forget()
+
+
 def checks(device: Told, dtype: np.dtype) -> None:
     """Numbers within bounds, and one that is not."""
     kernel = next(one for one in DECLARED if one.name == "tg_within")
@@ -176,7 +184,7 @@ def checks(device: Told, dtype: np.dtype) -> None:
 def test_every_kernel_is_run(dtype, arch, told):
     with compared(arch) as record:
         primitives(told, dtype, (dtype.name, arch) == ("float32", 80))
-        for part in (gathering, optimizers, rows_of_tables, checks):
+        for part in (gathering, convolutions, optimizers, rows_of_tables, checks):
             part(told, dtype)
         along_rows(told, dtype, WIDTHS[dtype.name] if arch == 80 else (32,))
     assert record.names == {kernel.name for kernel in DECLARED}

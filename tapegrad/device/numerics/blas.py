@@ -108,7 +108,7 @@ def matmul(xp: Namespace, x: Array, y: Array, out: Array, tf32: bool = False) ->
         gemm.matmul(xp, x, y, out, tf32=tf32)
         return
     if tf32 and out.dtype == np.float32:
-        x, y = _in_tf32(x), _in_tf32(y)
+        x, y = in_tf32(x), in_tf32(y)
     wide = accumulator(out.dtype)
     if wide != out.dtype:
         product = np.empty(out.shape, wide)
@@ -152,7 +152,7 @@ def add_product(
     _adding[dtype](_BY_ROWS, *turns, m, n, k, 1.0, *x, *y, float(more), *out)
 
 
-def _in_tf32(x: Array) -> Array:
+def in_tf32(x: Array) -> Array:
     """A float32 array rounded to 10 bits of fraction, ties to even; what is not finite stays as it is."""
     bits = np.array(x, np.float32).view(np.uint32)
     rounded = (bits + (0xFFF + (bits >> 13 & 1)).astype(np.uint32)) & np.uint32(0xFFFFE000)

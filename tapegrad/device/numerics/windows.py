@@ -26,12 +26,16 @@ class Window(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """What a convolution is told beside its operands."""
+    """What a convolution is told beside its operands.
+
+    ``tf32``: its products may round float32 operands to 10 bits of fraction, as tensor cores do.
+    """
 
     strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
     dilation: tuple[int, ...]
     groups: int
+    tf32: bool = False
 
     def over(self, size: tuple[int, ...], kernel: tuple[int, ...]) -> Window:
         """The window of a kernel of that size over an image of that size."""

@@ -1,8 +1,9 @@
 """Launching the CUDA kernels of convolutions (``kernels/conv.cuh`` says how they work).
 
 A kernel of one tap that meets each element once is a product of cuBLAS; a result of few channels in each group has
-kernels of its own; all else is one product of tiles.  Operands are read where they lie, with any strides.  The sum over
-images and positions of a kernel's cotangent is cut into parts, by shapes alone, which a second launch adds up in order.
+kernels of its own; all else is one product of tiles, which tensor cores compute of numbers of 16 bits, and of float32
+where that is allowed.  Operands are read where they lie, with any strides.  The sum over images and positions of a
+kernel's cotangent is cut into parts, by shapes alone, which a second launch adds up in order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tapegrad.core.aval import Shape
 from tapegrad.device import cxx, gemm
-from tapegrad.device.dtypes import accumulator
+from tapegrad.device.dtypes import accumulator, float32
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.numerics import blas
 from tapegrad.device.numerics.conv_lead import Prepared
@@ -81,30 +82,33 @@ def _copied(*arrays: Array) -> int:
     return sum(x.nbytes for x in arrays if any(stride % x.itemsize for stride in getattr(x, "strides", ())))
 
 
-def _rows(dtype: DType, outer: int) -> int:
-    """Rows of a tile for each thread: as many as there are, and as registers hold."""
+def _macros(dtype: DType, inner: int, outer: int, tf32: bool) -> dict[str, Any]:
+    """``ROWS``: as many as there are, and as registers hold; ``TENSOR``: whether tensor cores multiply."""
     wide = accumulator(dtype)
     most = 8 * 4 // wide.itemsize // (2 if wide.kind == "c" else 1)
-    return min(most, 2 if outer <= 16 else 4 if outer <= 32 else 8)
+    rows = min(most, 2 if outer <= 16 else 4 if outer <= 32 else 8)
+    tensor = inner * outer > _FEW and (dtype.itemsize == 2 or tf32 and dtype == float32)
+    return {"T": dtype, "ROWS": rows, "TENSOR": int(tensor)}
 
 
 def forward(device: CudaDevice, x: Array, w: Array, out: Array, moves: Moves) -> Prepared:
     """``x``: (n, channels, ...), ``w``: (outputs, channels / groups, ...), ``out``: (n, outputs, positions ...)."""
-    return _applied(device, x, w, out, moves.over(x.shape[2:], w.shape[2:]), moves.groups, turned=False)
+    return _applied(device, x, w, out, moves, turned=False)
 
 
 def in_image(device: CudaDevice, ct: Array, w: Array, out: Array, moves: Moves) -> Prepared:
     """The transpose in the image: ``ct``: (n, outputs, positions ...), ``out``: (n, channels, ...)."""
-    return _applied(device, ct, w, out, moves.over(out.shape[2:], w.shape[2:]), moves.groups, turned=True)
+    return _applied(device, ct, w, out, moves, turned=True)
 
 
-def _applied(device: CudaDevice, x: Array, w: Array, out: Array, window: Window, groups: int, turned: bool) -> Prepared:
+def _applied(device: CudaDevice, x: Array, w: Array, out: Array, moves: Moves, turned: bool) -> Prepared:
+    window, groups = moves.over((out if turned else x).shape[2:], w.shape[2:]), moves.groups
     if not out.size or not x.size or not w.size:
         return Prepared(0, lambda: out.fill(0))
     if _is_product(x, w, out, groups):
-        return Prepared(0, partial(_product, device, x, w, out, turned))
+        return Prepared(0, partial(_product, device, x, w, out, turned, moves.tf32))
     inner, outer = x.shape[1] // groups, out.shape[1] // groups
-    rows = _rows(out.dtype, outer)
+    macros = {**_macros(out.dtype, inner, outer, moves.tf32), "TRANSPOSED": int(turned)}
 
     def run() -> None:
         image, kernel = _readable(device, x), _readable(device, w)
@@ -115,14 +119,14 @@ def _applied(device: CudaDevice, x: Array, w: Array, out: Array, window: Window,
             tiles = -(-prod(out.shape[2:]) // _PLANE)
             grid = tiles * out.shape[0] * out.shape[1]
             args = (image, kernel, out, cxx.long(tiles), *shape.args())
-            _conv_few(device, grid, _BLOCK, args, T=out.dtype, ROWS=rows, TURNED=int(turned))
+            _conv_few(device, grid, _BLOCK, args, **macros)
             return
         strides = window.strides if turned else ()
         phase = [-(-n // s) for n, s in zip(out.shape[2:], strides)] if turned else out.shape[2:]
         tiles = -(-x.shape[0] * prod(phase) // _TILE)
-        grid = tiles * -(-outer // (8 * rows)) * groups * prod(strides)
+        grid = tiles * -(-outer // (8 * macros["ROWS"])) * groups * prod(strides)
         args = (image, kernel, out, cxx.long(tiles), *shape.args())
-        _conv(device, grid, _BLOCK, args, T=out.dtype, ROWS=rows, TURNED=int(turned))
+        _conv(device, grid, _BLOCK, args, **macros)
 
     return Prepared(_copied(x, w), run)
 
@@ -133,11 +137,11 @@ def _is_product(x: Array, w: Array, out: Array, groups: int) -> bool:
     return once and out.dtype in gemm.KINDS and x.flags.c_contiguous and w.flags.c_contiguous
 
 
-def _product(device: CudaDevice, x: Array, w: Array, out: Array, turned: bool) -> None:
+def _product(device: CudaDevice, x: Array, w: Array, out: Array, turned: bool, tf32: bool) -> None:
     kernel = w.reshape(1, *w.shape[:2])
     places = prod(out.shape[2:])
     flat = out.reshape(*out.shape[:2], places)
-    blas.matmul(device.xp, kernel.swapaxes(1, 2) if turned else kernel, x.reshape(*x.shape[:2], places), flat)
+    blas.matmul(device.xp, kernel.swapaxes(1, 2) if turned else kernel, x.reshape(*x.shape[:2], places), flat, tf32)
 
 
 def in_kernel(device: CudaDevice, x: Array, ct: Array, out: Array, moves: Moves) -> Prepared:
@@ -146,8 +150,8 @@ def in_kernel(device: CudaDevice, x: Array, ct: Array, out: Array, moves: Moves)
         return Prepared(0, lambda: out.fill(0))
     groups, taps, wide = moves.groups, prod(out.shape[2:]), accumulator(out.dtype)
     inner, outer = x.shape[1] // groups, ct.shape[1] // groups
-    few, rows = inner * outer <= _FEW, _rows(out.dtype, outer)
-    tiles = out.size if few else -(-outer // (8 * rows)) * -(-taps * inner // _TILE) * groups
+    few, macros = inner * outer <= _FEW, _macros(out.dtype, inner, outer, moves.tf32)
+    tiles = out.size if few else -(-outer // (8 * macros["ROWS"])) * -(-taps * inner // _TILE) * groups
     many = _many(tiles, ct.shape[0] * prod(ct.shape[2:]), (x.nbytes + ct.nbytes) // (out.size * wide.itemsize))
 
     def run() -> None:
@@ -159,9 +163,9 @@ def in_kernel(device: CudaDevice, x: Array, ct: Array, out: Array, moves: Moves)
         parts = device.empty((many, out.size), wide)
         args = (image, given, parts, cxx.long(many), *shape.args())
         if few:
-            _conv_few_in_w(device, tiles * many, _BLOCK, args, T=out.dtype, ROWS=rows)
+            _conv_few_in_w(device, tiles * many, _BLOCK, args, **macros)
         else:
-            _conv_in_w(device, tiles * many, _BLOCK, args, T=out.dtype, ROWS=rows)
+            _conv_in_w(device, tiles * many, _BLOCK, args, **macros)
         last = (
             parts,
             out,
@@ -170,7 +174,7 @@ def in_kernel(device: CudaDevice, x: Array, ct: Array, out: Array, moves: Moves)
             cxx.index(inner, wide=False),
             cxx.index(taps, wide=False),
         )
-        _conv_join(device, -(-out.size // _BLOCK), _BLOCK, last, T=out.dtype, ROWS=rows)
+        _conv_join(device, -(-out.size // _BLOCK), _BLOCK, last, **macros)
 
     nbytes = many * out.size * wide.itemsize
     return Prepared(_copied(x, ct) + nbytes, run, nbytes)

@@ -14,13 +14,14 @@ from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.device import Device
 from tapegrad.device.dtypes import in_float
-from tapegrad.device.numerics import conv_cpu, conv_lead
+from tapegrad.device.numerics import blas, conv_cpu, conv_lead
 from tapegrad.device.numerics.conv_lead import Prepared, Unmade
 from tapegrad.device.numerics.windows import Moves, Window
 from tapegrad.device.tally import passed
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops.apply import same_params
+from tapegrad.ops.casting import rounds_products
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.products import _cuda_conv
 from tapegrad.tensor import Tensor, TensorLike
@@ -87,6 +88,10 @@ def _check(op: str, wanted: ShapedArray, g: ShapedArray) -> None:
         raise ShapeError(f"{op}: the cotangent has shape {g.shape}, but the convolution's result {wanted.shape}")
 
 
+_ROUNDING = 4
+"""Copies of an operand that rounding it to 10 bits of fraction takes on a CPU, at most."""
+
+
 class _Kind:
     """One of the three on each device: :mod:`conv_cpu` and :mod:`_cuda_conv` have a function of its ``name``."""
 
@@ -94,6 +99,7 @@ class _Kind:
         self.name, self.lead = name, getattr(conv_lead, name)
 
     def on_cpu(self, xp: Namespace, x: Array, y: Array, out: Array, moves: Moves) -> None:
+        x, y = (blas.in_tf32(a) if moves.tf32 else a for a in (x, y))
         self.lead(getattr(conv_cpu, self.name), xp, x, y, out, moves).run()
 
     def on_cuda(self, device: Device, x: Array, y: Array, *, out: Array, moves: Moves, **sizes: Shape) -> None:
@@ -113,7 +119,7 @@ class _Kind:
         if aval.device.lazy:
             return self._prepared(aval.device, x, y, out, moves).nbytes
         prepared: Prepared = self.lead(getattr(conv_cpu, self.name), aval.device.xp, x, y, out, moves)
-        return prepared.nbytes
+        return prepared.nbytes + (_ROUNDING * max(x.nbytes, y.nbytes) + x.nbytes + y.nbytes if moves.tf32 else 0)
 
     def _prepared(self, device: Device | None, x: Array, y: Array, out: Any, moves: Moves) -> Prepared:
         body, xp = partial(getattr(_cuda_conv, self.name), device), None if device is None else device.xp
@@ -266,7 +272,8 @@ def conv(x: TensorLike, w: TensorLike, /, *, moves: Moves) -> Tensor:
     x: ``(n, channels, *size)``; w: ``(outputs, channels / groups, *kernel)``; result: ``(n, outputs, *positions)``.
     Raises ShapeError.
     """
-    return barrier(conv_p, *promote("conv", (x, w), in_float), moves=moves)
+    x, w = promote("conv", (x, w), in_float)
+    return _conv(x, w, _as_chosen(moves, x))
 
 
 def conv_transpose(x: TensorLike, w: TensorLike, /, *, moves: Moves, size: Shape) -> Tensor:
@@ -275,4 +282,10 @@ def conv_transpose(x: TensorLike, w: TensorLike, /, *, moves: Moves, size: Shape
     x: ``(n, outputs, *positions)``; w: ``(outputs, channels / groups, *kernel)``; result: ``(n, channels, *size)``.
     Raises ShapeError.
     """
-    return barrier(conv_in_x_p, *promote("conv_in_x", (x, w), in_float), moves=moves, size=size)
+    g, w = promote("conv_in_x", (x, w), in_float)
+    return _in_x(g, w, _as_chosen(moves, g), size)
+
+
+def _as_chosen(moves: Moves, x: Tensor) -> Moves:
+    """``moves`` with the precision that is in force for products."""
+    return moves._replace(tf32=rounds_products(x.dtype))
