@@ -6,6 +6,8 @@ Nothing is timed and nothing is computed: the engine runs on the stand-in for Cu
 for and do nothing, so that everything has its full size.  Counted are
 
 - *instructions*: of the loop over packs of 16 bytes, by NVRTC and nvdisasm for sm_90, and registers;
+- *tensor cores*: of kernels that multiply there, causal attention of heads 64 wide: instructions that do, registers,
+  and bytes that are spilled;
 - *operations*: kernels and bytes moved, over the least: inputs once and outputs once, forward and backward apart;
 - *step*: of a training step of the demo's transformer (batch 16, context 128, width 128, 6 blocks), run eagerly: our
   launches, products, functions of CuPy's, what goes to the host and back, and Python calls for each launch;
@@ -33,7 +35,7 @@ import common
 import fusion
 from gpu_counts_held import HELD
 
-PARTS = ("instructions", "operations", "step", "block")
+PARTS = ("instructions", "tensor cores", "operations", "step", "block")
 DTYPES = ("float32", "float16", "bfloat16")
 STEP = SimpleNamespace(batch=16, context=128, width=128, heads=4, blocks=6, vocabulary=96)
 
@@ -135,6 +137,29 @@ def instructions(tg: Any, asked: list[Any]) -> Iterator[Row]:
             yield row("instructions", f"{name}, {dtype}, registers", compiled.usage["tg_fused"][0])
 
 
+# Tensor cores ------------------------------------------------------------------------------------------------------
+
+
+def tensor_cores(tg: Any, asked: list[Any]) -> Iterator[Row]:
+    """Attention in bfloat16, and in float32 with TF32, forward and backward."""
+    from shim import nvrtc
+
+    attention = lambda q, k, v: tg.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    for dtype, precision in (("bfloat16", "highest"), ("float32", "high")):
+        asked.clear()
+        tg.set_float32_matmul_precision(precision)
+        try:
+            both_ways(tg, attention, [(1, 2, 2048, 64)] * 3, dtype)
+        finally:
+            tg.set_float32_matmul_precision("highest")
+        for code, options in dict.fromkeys((one.code, one.options) for one in asked if "attention" in one.code):
+            compiled = nvrtc.compile(code, options, 90)
+            ((name, (registers, spilled, _)),) = compiled.usage.items()
+            yield row("tensor cores", f"{name}, {dtype}: HMMA", nvrtc.sass(compiled).count("HMMA"))
+            yield row("tensor cores", f"{name}, {dtype}: registers", registers)
+            yield row("tensor cores", f"{name}, {dtype}: bytes spilled", spilled)
+
+
 # Operations --------------------------------------------------------------------------------------------------------
 
 
@@ -169,9 +194,9 @@ def operations(tg: Any, asked: list[Any]) -> Iterator[Row]:
     yield from adam(tg, full)
 
 
-def both_ways(tg: Any, function: Callable, shapes: list[Any]) -> dict[str, tuple[int, float]]:
+def both_ways(tg: Any, function: Callable, shapes: list[Any], dtype: str = "float32") -> dict[str, tuple[int, float]]:
     """Kernels and bytes over the least of one operation and of its gradient in all inputs, the second time."""
-    xs = [tg.zeros(shape, dtype="float32") for shape in shapes]
+    xs = [tg.zeros(shape, dtype=dtype) for shape in shapes]
     for x in xs:
         x._array  # noqa: B018
     inputs = sum(x.nbytes for x in xs)
@@ -181,7 +206,7 @@ def both_ways(tg: Any, function: Callable, shapes: list[Any]) -> dict[str, tuple
             with device_log() as forward:
                 y = function(*xs)
                 y._array  # noqa: B018
-        ct = tg.zeros(y.shape, dtype="float32")
+        ct = tg.zeros(y.shape, dtype=dtype)
         ct._array  # noqa: B018
         with device_log() as backward:
             for g in tape.gradient(y, xs, output_gradients=ct):
@@ -280,7 +305,7 @@ def block(tg: Any, asked: list[Any]) -> Iterator[Row]:
 
 def rows_of(parts: tuple[str, ...]) -> list[Row]:
     """All rows of some of ``PARTS``."""
-    counts = dict(zip(PARTS, (instructions, operations, step, block), strict=True))
+    counts = dict(zip(PARTS, (instructions, tensor_cores, operations, step, block), strict=True))
     with nothing_computed() as asked:
         import tapegrad as tg
 

@@ -12,19 +12,20 @@ from tapegrad.device.numerics import attention as blocks
 from tapegrad.device.numerics.attention import Weighting
 from tapegrad.ops.products import _cuda_attention as cuda
 
-FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
-TOLERANCE = {"float32": 5e-5, "float64": 1e-11, "float16": 4e-3, "bfloat16": 3e-2}
+KINDS = {
+    "float32": np.dtype("float32"), "tf32": np.dtype("float32"), "float16": np.dtype("float16"),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16), "float64": np.dtype("float64"),
+}  # fmt: skip
+TOLERANCE = {"float32": 5e-5, "float64": 1e-11, "float16": 4e-3, "tf32": 4e-3, "bfloat16": 3e-2}
 STREAM = (2**70 + 5, 3)
 
-# lead, queries, heads, keys, groups, width of keys, of values
-SHAPES = [
+# lead, queries, heads, keys, groups, width of keys, of values; each set of widths in whole fragments is a compilation
+NARROW = [
     ((2,), 5, 4, 7, 2, 3, 6),
     ((), 70, 2, 40, 1, 8, 16),
-    ((3,), 33, 2, 65, 2, 16, 20),
-    ((1, 2), 9, 1, 130, 1, 40, 33),
-    ((1,), 3, 2, 5, 1, 130, 100),
-    ((1,), 10, 1, 20, 1, 256, 256),
+    ((3,), 33, 2, 65, 2, 16, 12),
 ]
+WIDE = [((1,), 9, 1, 130, 1, 40, 33), ((1,), 3, 2, 37, 1, 130, 100), ((1,), 10, 1, 20, 1, 256, 256)]
 RULES = [
     Weighting(0.3, causal, masked, blind, p)
     for causal, masked, blind, p in [
@@ -33,10 +34,18 @@ RULES = [
         (False, "none", "zero", 0.5),
     ]
 ]  # fmt: skip
+CASES = list(enumerate(itertools.product(NARROW, RULES)))
+OF_KIND = {
+    "float32": [*CASES, (21, (WIDE[0], RULES[1])), (22, (WIDE[2], RULES[0]))],
+    "float16": [*CASES, (23, (WIDE[1], RULES[1])), (24, (WIDE[2], RULES[0]))],
+    "tf32": [*(CASES[i] for i in (0, 8, 9, 11, 17)), (25, (WIDE[0], RULES[1]))],
+    "bfloat16": [CASES[i] for i in (8, 12, 17)],
+    "float64": [CASES[i] for i in (8, 12, 17)],
+}
 
 
 def draw(shape, how, number, dtype):
-    """Operands with the heads where they lie, and the mask."""
+    """Operands with the heads where they lie, the mask, and the result's cotangent."""
     lead, t, h, s, g, k, w = shape
     rng = np.random.default_rng(number)
     made = [rng.normal(size=(*lead, *own)).astype(dtype) for own in ((t, h, k), (s, g, k), (s, g, w), (t, h, w))]
@@ -52,41 +61,45 @@ def draw(shape, how, number, dtype):
     return made[:3], mask, made[3]
 
 
-CASES = list(enumerate([*itertools.product(SHAPES[:3], RULES), *itertools.product(SHAPES[3:], RULES[:2])]))
-"""Each set of widths, dtypes and draws is a compilation: wide heads are tried by two rules."""
-
-
-def compare(found, expected, dtype, what):
-    expected = np.asarray(expected, np.float64)
+def close(found, expected, kind, what):
     size = max(1.0, np.abs(expected).max(initial=0))
-    np.testing.assert_allclose(
-        np.asarray(found, np.float64), expected, rtol=0, atol=TOLERANCE[np.dtype(dtype).name] * size, err_msg=what
-    )
+    found = np.asarray(found, np.float64)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[kind] * size, err_msg=what)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: np.dtype(d).name)
-def test_values_and_derivatives(emulated, dtype):
-    for number, (shape, how) in CASES if dtype is np.float32 else [CASES[8], CASES[12], CASES[17]]:
-        (q, k, v), mask, g = draw(shape, how, number, dtype)
-        wide = [x.astype(np.float64) for x in (q, k, v)]
-        mask_64 = mask.astype(np.float64) if how.masked == "add" else mask
-        given, params = (q, k, v, mask), {"how": how, "key": STREAM[0], "counter": STREAM[1]}
-        out, expected = emulated.empty(g.shape, g.dtype), np.empty(g.shape)
-        cuda.forward(emulated, *given, out=out, **params)
-        blocks.forward(*wide, mask_64, expected, how, *STREAM)
-        compare(out, expected, dtype, f"forward of {shape}, {how}")
-        pulled = (0, 1, 2, 3) if how.masked == "add" else [(0, 1, 2), (1,), (0, 2)][number % 3]
-        size = blocks.elements([x.shape for x in given], pulled)
-        out, expected = emulated.empty((size,), g.dtype), np.empty(size)
-        cuda.backward(emulated, *given, g, out=out, pulled=pulled, **params)
-        blocks.backward(*wide, mask_64, g.astype(np.float64), expected, how, *STREAM, pulled)
-        compare(out, expected, dtype, f"backward of {shape}, {how}, {pulled}")
-        for of in (0, 1, 3) if how.masked == "add" else (0, 1):
-            u = np.random.default_rng(number).normal(size=given[of].shape).astype(dtype)
-            out, expected = emulated.empty(g.shape, g.dtype), np.empty(g.shape)
-            cuda.tangent(emulated, *given, u, out=out, of=of, **params)
-            blocks.tangent(*wide, mask_64, u.astype(np.float64), expected, how, *STREAM, of)
-            compare(out, expected, dtype, f"tangent {of} of {shape}, {how}")
+def compared(device, kind, number, shape, how, forward_mode=True):
+    """Values, cotangents and tangents by the kernels and by the blocks of the CPU in float64."""
+    dtype, how = KINDS[kind], how._replace(tf32=kind == "tf32")
+    (q, k, v), mask, g = draw(shape, how, number, dtype)
+    given, params = (q, k, v, mask), {"how": how, "key": STREAM[0], "counter": STREAM[1]}
+    exact = [x.astype(np.float64) if x.dtype.kind != "b" else x for x in given]
+    plain = how._replace(tf32=False), *STREAM
+
+    def both(what, kernels, reference, size, more, options, **named):
+        out, expected = device.empty(size, dtype), np.empty(size)
+        kernels(device, *given, *more, out=out, **params, **named)
+        reference(*exact, *(x.astype(np.float64) for x in more), expected, *plain, *options)
+        close(out, expected, kind, f"{what} of {shape}, {how}")
+
+    both("values", cuda.forward, blocks.forward, g.shape, (), ())
+    pulled = (0, 1, 2, 3) if how.masked == "add" else [(0, 1, 2), (1,), (0, 2)][number % 3]
+    size = (blocks.elements([x.shape for x in given], pulled),)
+    both(f"cotangents {pulled}", cuda.backward, blocks.backward, size, (g,), (pulled,), pulled=pulled)
+    for of in () if not forward_mode else (0, 1, 3) if how.masked == "add" else (0, 1):
+        u = np.random.default_rng(number).normal(size=given[of].shape).astype(dtype)
+        both(f"tangent {of}", cuda.tangent, blocks.tangent, g.shape, (u,), (of,), of=of)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_derivatives(kind, emulated):
+    for number, (shape, how) in OF_KIND[kind]:
+        compared(emulated, kind, number, shape, how)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_no_access_is_forbidden(kind, watched):
+    """Several tiles, the last of which are cut: every access in its array, none that a barrier should be between."""
+    compared(watched, kind, 0, NARROW[1], RULES[3])
 
 
 def test_operands_as_they_lie(emulated):
@@ -97,7 +110,20 @@ def test_operands_as_they_lie(emulated):
     k = np.broadcast_to(k[:1], k.shape)
     for views in ((q, k, v), (q[:, ::-1], k[..., ::2], v.swapaxes(1, 2).copy().swapaxes(1, 2)[..., ::-1])):
         q1, k1, v1 = views if views[1].shape[-1] == views[0].shape[-1] else (views[0][..., :4], views[1], views[2])
-        out, expected = emulated.empty(v1.shape, v1.dtype), np.empty(v1.shape)
-        cuda.forward(emulated, q1, k1, v1, np.zeros((), bool), out=out, how=how, key=0, counter=0)
-        blocks.forward(*(x.astype(np.float64) for x in (q1, k1, v1)), np.zeros(()), expected, how, 0, 0)
-        compare(out, expected, np.float32, "views")
+        for kind in ("float32", "float16"):
+            given = [x if kind == "float32" else _as_it_lies(x, np.float16) for x in (q1, k1, v1)]
+            out, expected = emulated.empty(v1.shape, KINDS[kind]), np.empty(v1.shape)
+            cuda.forward(emulated, *given, np.zeros((), bool), out=out, how=how, key=0, counter=0)
+            blocks.forward(*(x.astype(np.float64) for x in given), np.zeros(()), expected, how, 0, 0)
+            close(out, expected, kind, "views")
+
+
+def _as_it_lies(x, dtype):
+    """``x`` in another dtype with steps of as many elements."""
+    whole = x.base
+    while whole.base is not None:
+        whole = whole.base
+    start = (x.ctypes.data - whole.ctypes.data) // x.itemsize
+    flat = whole.reshape(-1).astype(dtype)
+    steps = [step // x.itemsize * flat.itemsize for step in x.strides]
+    return np.lib.stride_tricks.as_strided(flat[start:], x.shape, steps)

@@ -30,7 +30,8 @@ class Weighting(NamedTuple):
 
     ``scale`` is multiplied with the scores.  ``causal``: query i sees keys 0 to i.  ``masked``: ``"none"``, ``"see"``
     (true where a query may look) or ``"add"`` (numbers to add to the scores).  ``blind``: what a query gets that may
-    look nowhere: ``"zero"``, or the ``"mean"`` of all values.  ``p``: the share of weights that become 0.
+    look nowhere: ``"zero"``, or the ``"mean"`` of all values.  ``p``: the share of weights that become 0.  ``tf32``:
+    whether products round float32 operands to 10 bits of fraction.
     """
 
     scale: float
@@ -38,6 +39,7 @@ class Weighting(NamedTuple):
     masked: str
     blind: str
     p: float
+    tf32: bool = False
 
     @property
     def threshold(self) -> int:
@@ -299,13 +301,12 @@ def tangent(
     _each(heads, [p for family in heads.families() for p in heads.parts(family)], body)
 
 
-def pieces(shapes: Sequence[Shape], wanted: Sequence[int], out: Array) -> dict[int, Array]:
-    """The cotangents of the operands ``wanted``, which lie one after the other in ``out``, each in its shape."""
+def slices(shapes: Sequence[Shape], wanted: Sequence[int]) -> dict[int, slice]:
+    """Where the cotangents of the operands ``wanted`` lie, one after the other, in one array."""
     found, start = {}, 0
     for i in wanted:
-        size = prod(shapes[i])
-        found[i] = out[start : start + size].reshape(shapes[i])
-        start += size
+        found[i] = slice(start, start + prod(shapes[i]))
+        start = found[i].stop
     return found
 
 
@@ -321,7 +322,8 @@ def backward(
     if not g.size or not k.shape[-3]:
         return
     heads = Heads(q, k, v, mask, how)
-    found = pieces([a.shape for a in (q, k, v, mask)], wanted, out)
+    shapes = [a.shape for a in (q, k, v, mask)]
+    found = {i: out[where].reshape(shapes[i]) for i, where in slices(shapes, wanted).items()}
     if heads.wide != out.dtype:
         sums = {i: np.zeros(a.shape, heads.wide) for i, a in found.items() if i}
     else:

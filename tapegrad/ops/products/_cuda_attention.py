@@ -1,35 +1,33 @@
-"""Launching the CUDA kernels of attention (``kernels/attention.cu`` says how a block goes about it)."""
+"""Launching the CUDA kernels of attention (``kernels/attention.cuh`` says how their blocks go about it)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import Shape
 from tapegrad.device import cxx
-from tapegrad.device.dtypes import accumulator, bool_
+from tapegrad.device.dtypes import accumulator, bool_, float32
 from tapegrad.device.kernel import Kernel
-from tapegrad.device.numerics.attention import Weighting
+from tapegrad.device.numerics.attention import Weighting, slices
 from tapegrad.device.tally import contiguous, passed, spread
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import ShapeError
+from tapegrad.ops.products._attention_tiles import LEFT, THREADS, Numbers, Plan, padded, tile
 
 if TYPE_CHECKING:
     from tapegrad.device.cuda import CudaDevice
 
 _forward = Kernel("attention.cu", "tg_attention")
-_jvp = Kernel("attention.cu", "tg_attention_jvp")
-_vjp_q = Kernel("attention.cu", "tg_attention_vjp_q")
-_vjp_kv = Kernel("attention.cu", "tg_attention_vjp_kv")
-_vjp_mask = Kernel("attention.cu", "tg_attention_vjp_mask")
+_jvp = Kernel("attention_jvp.cu", "tg_attention_jvp")
+_vjp_q = Kernel("attention_vjp_q.cu", "tg_attention_vjp_q")
+_vjp_kv = Kernel("attention_vjp_kv.cu", "tg_attention_vjp_kv")
+_vjp_mask = Kernel("attention_vjp_mask.cu", "tg_attention_vjp_mask")
 
 WIDEST = 256
 """The width of heads that a block's shared memory holds."""
-_THREADS, _X = 128, 16
-_MOST_SHARED = 99 * 1024
-"""Bytes of shared memory that a block may ask for on every device from compute capability 8.0 on."""
 
 _LIES = (
     ("q", "i8", 3), ("k", "i8", 3), ("v", "i8", 3), ("g", "i8", 3), ("u", "i8", 4), ("mask", "i8", 4), ("n", "i8"),
@@ -38,41 +36,6 @@ _LIES = (
     ("causal", "i4"), ("masked", "i4"), ("mean", "i4"), ("of", "i4"), ("pulled", "i4"),
 )  # fmt: skip
 """``tg_lies``: steps are in elements."""
-
-
-class _Tile(NamedTuple):
-    """Queries and keys of a block, and its bytes of shared memory."""
-
-    rows: int
-    cols: int
-    shared: int
-
-
-def _padded(n: int) -> int:
-    return max(_X, -(-n // _X) * _X)
-
-
-def _tile(kernel: Kernel, width: int, features: int, itemsize: int, drop: bool) -> _Tile:
-    """The largest tile whose sums stay in registers and whose operands fit into shared memory."""
-    pad = 16 // itemsize
-    k, w = _padded(width) + pad, _padded(features) + pad
-    sums = 4096 * 4 // itemsize  # 32 float32 of each thread
-    for rows, cols in ((64, 32), (32, 32), (32, 16), (16, 16), (8, 16)):
-        if kernel is _forward:
-            elements, held = rows * k + cols * max(k, w) + rows * (cols + 1), rows * _padded(features)
-        elif kernel is _jvp:
-            elements = (rows + max(rows, cols)) * k + cols * max(k, w) + 2 * rows * (cols + 1)
-            held = 2 * rows * _padded(features)
-        else:
-            elements = (rows + cols) * (k + w) + 2 * rows * (cols + 1)
-            both = cols * (_padded(width) + _padded(features)) // 2
-            held = max(rows * _padded(width), both if itemsize == 4 or rows > 8 else 0)
-        most = 64 if itemsize == 4 and kernel in (_forward, _vjp_kv) else 16 if itemsize == 8 and drop else 32
-        if rows > most:
-            continue
-        if held <= sums and elements * itemsize <= _MOST_SHARED:
-            break
-    return _Tile(rows, cols, elements * itemsize)
 
 
 def _steps(x: Array, own: int) -> list[int] | None:
@@ -90,90 +53,99 @@ def _steps(x: Array, own: int) -> list[int] | None:
 class _Call:
     """One application: its operands as a kernel reads them, and what all its kernels are told."""
 
-    def __init__(self, device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, how: Weighting) -> None:
-        self.device, self.how = device, how
+    def __init__(
+        self, device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, how: Weighting, key: int, counter: int
+    ) -> None:
+        self.device = device
         *lead, t, heads, width = q.shape
         s, groups, features = v.shape[-3:]
         self.lead: Shape = tuple(lead)
-        if max(width, features) > WIDEST:
+        widest = max(width, features)
+        if widest > WIDEST:
             raise ShapeError(f"attention: on CUDA heads are at most {WIDEST} wide, got {width} and {features}")
         self.lies: Any = cxx.structure(_LIES)
-        numbers = {
+        told = {
             "n": prod(lead), "t": t, "s": s, "heads": heads, "groups": groups, "width": width, "features": features,
             "scale": how.scale, "inflation": how.inflation, "threshold": how.threshold, "causal": how.causal,
             "mean": how.blind == "mean", "masked": ("none", "see", "add").index(how.masked),
+            "key": (key % 2**64, key >> 64), "counter": counter,
         }  # fmt: skip
-        for name, number in numbers.items():
+        for name, number in told.items():
             self.lies[name] = number
         self.q, self.k, self.v = (self.matrices(n, x) for n, x in (("q", q), ("k", k), ("v", v)))
-        self.mask = self.q if how.masked == "none" else self.numbers("mask", mask)
+        self.mask = self.q if how.masked == "none" else self.added("mask", mask)
+        wide = accumulator(q.dtype)
+        tensor = q.dtype.itemsize == 2 or how.tf32 and q.dtype == float32
+        self.numbers = Numbers(tensor, q.dtype.itemsize if tensor else wide.itemsize, wide.itemsize, how.p > 0)
+        self.widths = padded(width, widest), padded(features, widest)
         self.macros = {
             "T": q.dtype, "M": mask.dtype if how.masked == "add" else bool_, "DROP": int(how.p > 0),
-            "KD": _padded(width), "WD": _padded(features),
+            "KD": self.widths[0], "WD": self.widths[1], "TENSOR": int(tensor),
         }  # fmt: skip
-        self.itemsize = accumulator(q.dtype).itemsize
 
     def matrices(self, name: str, x: Array) -> Array:
         """(..., t, h, k) with its steps noted; copied if axes in front do not join or rows do not lie in order."""
-        steps = _steps(x, 3)
-        if steps is None:
-            x = contiguous(self.device.xp, x)
-            steps = _steps(x, 3)
-            assert steps is not None
-        self.lies[name] = steps[:3]
+        x, steps = self._stepped(x)
+        self.lies[name] = (steps[:3] + [0])[: self.lies[name].size]
         return x
 
-    def numbers(self, name: str, x: Array) -> Array:
+    def added(self, name: str, x: Array) -> Array:
         """A mask (..., h or 1, t or 1, s or 1) with its steps noted, 0 where it broadcasts."""
         if self.mixed(x):
             x = spread(self.device.xp, x, (*self.lead, *x.shape[-3:]))
+        x, steps = self._stepped(x)
+        axes = (prod(x.shape[:-3]), *x.shape[-3:])
+        self.lies[name] = [0 if n == 1 else step for n, step in zip(axes, steps, strict=True)]
+        return x
+
+    def _stepped(self, x: Array) -> tuple[Array, list[int]]:
         steps = _steps(x, 3)
         if steps is None:
             x = contiguous(self.device.xp, x)
             steps = _steps(x, 3)
             assert steps is not None
-        axes = (prod(x.shape[:-3]), *x.shape[-3:])
-        self.lies[name] = [0 if n == 1 else step for n, step in zip(axes, steps, strict=True)]
-        return x
+        return x, steps
 
     def mixed(self, x: Array) -> bool:
         """Whether some, but not all axes in front of a mask broadcast."""
         return x.shape[:-3] != self.lead and any(n != 1 for n in x.shape[:-3])
 
-    def draws(self, key: int, counter: int) -> None:
-        """Where the random numbers come from."""
-        self.lies["key"], self.lies["counter"] = (key % 2**64, key >> 64), counter
-
-    def run(self, kernel: Kernel, blocks: Callable[[_Tile], int], *args: Any) -> None:
-        """Launch a kernel on as many blocks as ``blocks`` says for its tile."""
-        lies = self.lies
-        tile = _tile(kernel, int(lies["width"]), int(lies["features"]), self.itemsize, self.how.p > 0)
-        count = blocks(tile)
+    def run(self, kernel: Kernel, plan: Plan, blocks: Callable[[int, int], int], *args: Any) -> None:
+        """Launch a kernel on as many blocks as ``blocks`` says for the rows and columns of its tile."""
+        of = tile(plan, self.numbers, lambda rows: blocks(rows, 1))
+        count = blocks(of.rows, of.cols)
         if count:
-            named = {**self.macros, "ROWS": tile.rows, "COLS": tile.cols}
-            kernel(self.device, count, _THREADS, (*args, lies), shared=tile.shared, **named)
+            named = {**self.macros, "ROWS": of.rows, "COLS": of.cols, "SPLIT": of.split}
+            kernel(self.device, count, THREADS, (*args, self.lies), shared=of.shared, **named)
 
-    def of_queries(self, tile: _Tile) -> int:
+    def of_queries(self, rows: int, cols: int) -> int:
         """Blocks for tiles of queries."""
-        return int(self.lies["n"] * self.lies["heads"]) * -(-int(self.lies["t"]) // tile.rows)
+        return int(self.lies["n"] * self.lies["heads"]) * -(-int(self.lies["t"]) // rows)
 
-    def of_keys(self, tile: _Tile) -> int:
+    def of_keys(self, rows: int, cols: int) -> int:
         """Blocks for tiles of keys."""
-        return int(self.lies["n"] * self.lies["groups"]) * -(-int(self.lies["s"]) // tile.cols)
+        return int(self.lies["n"] * self.lies["groups"]) * -(-int(self.lies["s"]) // rows)
+
+
+def _nothing(out: Array, k: Array, *more: Array) -> bool:
+    """Whether there is nothing to sum: no result, no keys, or no cotangent.  ``out`` is 0 then."""
+    if out.size and k.shape[-3] and all(x.size for x in more):
+        return False
+    if out.size:
+        out.fill(0)
+    return True
 
 
 def forward(
     device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, *, out: Array, how: Weighting, key: int, counter: int
 ) -> None:
     """``softmax(q k' scale) v`` of each head."""
-    if not out.size:
+    if _nothing(out, k):
         return
-    if not k.shape[-3]:
-        out.fill(0)
-        return
-    call = _Call(device, q, k, v, mask, how)
-    call.draws(key, counter)
-    call.run(_forward, call.of_queries, call.q, call.k, call.v, call.mask, out)
+    call = _Call(device, q, k, v, mask, how, key, counter)
+    width, features = call.widths
+    plan = Plan([width], [width, features], [features], 1)
+    call.run(_forward, plan, call.of_queries, call.q, call.k, call.v, call.mask, out)
 
 
 def tangent(
@@ -181,25 +153,20 @@ def tangent(
     counter: int, of: int,
 ) -> None:  # fmt: skip
     """The derivative along the tangent ``u`` of operand number ``of``."""
-    if not out.size:
+    if _nothing(out, k):
         return
-    if not k.shape[-3]:
-        out.fill(0)
-        return
-    call = _Call(device, q, k, v, mask, how)
-    call.draws(key, counter)
+    call = _Call(device, q, k, v, mask, how, key, counter)
     call.lies["of"] = of
-    if of == 3:
-        u = call.numbers("u", u)
-    else:
-        u = call.matrices("g", u)
-        call.lies["u"][:3] = call.lies["g"]
-    call.run(_jvp, call.of_queries, call.q, call.k, call.v, call.mask, u, out)
+    u = call.added("u", u) if of == 3 else call.matrices("u", u)
+    width, features = call.widths
+    own, other = ([width], [width, features, width]) if of == 1 else ([width, width], [width, features])
+    plan = Plan(own, other, [features, features], 6)  # both sums change at once, which takes some more
+    call.run(_jvp, plan, call.of_queries, call.q, call.k, call.v, call.mask, u, out)
 
 
 def temporaries(aval: Any, q: Array, *rest: Array, **params: object) -> Sequence[tuple[Shape, DType]]:
-    """What the derivative keeps of each row: its largest score, 1 over its sum, the mean of its cotangents."""
-    return [((prod(q.shape[:-1]), 3), accumulator(q.dtype))]
+    """What the derivative leaves of each query."""
+    return [((prod(q.shape[:-1]), LEFT), accumulator(q.dtype))]
 
 
 def backward(
@@ -207,35 +174,30 @@ def backward(
     counter: int, pulled: tuple[int, ...], temporaries: Sequence[Array] = (),
 ) -> None:  # fmt: skip
     """The cotangents of the operands ``pulled``, one after the other in ``out``."""
-    if not out.size:
+    if _nothing(out, k, g):
         return
-    if not g.size or not k.shape[-3]:
-        out.fill(0)
-        return
-    call = _Call(device, q, k, v, mask, how)
-    call.draws(key, counter)
+    call = _Call(device, q, k, v, mask, how, key, counter)
     g = call.matrices("g", g)
     call.lies["pulled"] = sum(1 << i for i in pulled)
-    parts, place = [out[:0]] * 4, 0
-    for i in pulled:
-        size = (q, k, v, mask)[i].size
-        parts[i] = out[place : place + size]
-        place += size
-    rows = temporaries[0] if temporaries else device.empty((prod(q.shape[:-1]), 3), accumulator(q.dtype))
+    places = slices([x.shape for x in (q, k, v, mask)], pulled)
+    parts = [out[places.get(i, slice(0))] for i in range(4)]
+    left = temporaries[0] if temporaries else device.empty((prod(q.shape[:-1]), LEFT), accumulator(q.dtype))
     operands = (call.q, call.k, call.v, call.mask, g)
-    call.run(_vjp_q, call.of_queries, *operands, parts[0], rows)
-    read = sum(x.nbytes for x in (call.q, call.k, call.v, g)) + rows.nbytes
-    written = rows.nbytes  # by the first kernel
+    both = call.widths
+    call.run(_vjp_q, Plan(both, both, both[:1], 2, "own"), call.of_queries, *operands, parts[0], left)
+    read = sum(x.nbytes for x in (call.q, call.k, call.v, g)) + left.nbytes
+    written = left.nbytes  # by the first kernel
     if 1 in pulled or 2 in pulled:
         passed(read, written)
         written = 0
-        call.run(_vjp_kv, call.of_keys, *operands, rows, parts[1], parts[2])
+        plan = Plan(both, both, both, 2, "other")
+        call.run(_vjp_kv, plan, call.of_keys, *operands, left, parts[1], parts[2])
     if 3 in pulled:
         passed(read, written)
-        _pull_mask(call, mask, operands, rows, parts[3])
+        _pull_mask(call, mask, operands, left, parts[3])
 
 
-def _pull_mask(call: _Call, mask: Array, operands: tuple[Array, ...], rows: Array, out: Array) -> None:
+def _pull_mask(call: _Call, mask: Array, operands: tuple[Array, ...], left: Array, out: Array) -> None:
     """The cotangent of the numbers that were added to scores."""
     lies, (h, t, s) = call.lies, mask.shape[-3:]
     mixed = call.mixed(mask)
@@ -243,15 +205,13 @@ def _pull_mask(call: _Call, mask: Array, operands: tuple[Array, ...], rows: Arra
     steps = [h * t * s, t * s, s, 1]
     lies["u"] = [0 if m == 1 else step for m, step in zip((n, h, t, s), steps, strict=True)]
 
-    def blocks(tile: _Tile) -> int:
-        return n * h * (1 if t == 1 else -(-t // tile.rows)) * (1 if s == 1 else -(-s // tile.cols))
+    def blocks(rows: int, cols: int) -> int:
+        return n * h * (1 if t == 1 else -(-t // rows)) * (1 if s == 1 else -(-s // cols))
 
-    if not mixed:
-        call.run(_vjp_mask, blocks, *operands, rows, out)
-        return
-    whole = call.device.empty((*call.lead, h, t, s), out.dtype)
-    call.run(_vjp_mask, blocks, *operands, rows, whole)
-    axes = tuple(i for i, (a, b) in enumerate(zip(mask.shape, whole.shape)) if a != b)
-    if call.device.xp is not None:
-        total = call.device.xp.sum(whole, axis=axes, dtype=rows.dtype)
+    plan = Plan(call.widths, call.widths, [], 3, "own")
+    whole = call.device.empty((*call.lead, h, t, s), out.dtype) if mixed else out
+    call.run(_vjp_mask, plan, blocks, *operands, left, whole)
+    if mixed and call.device.xp is not None:
+        axes = tuple(i for i, (a, b) in enumerate(zip(mask.shape, whole.shape)) if a != b)
+        total = call.device.xp.sum(whole, axis=axes, dtype=left.dtype)
         call.device.xp.copyto(out, total.reshape(-1), casting="same_kind")

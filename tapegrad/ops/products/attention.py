@@ -22,6 +22,7 @@ from tapegrad.device.numerics import attention as blocks
 from tapegrad.device.numerics.attention import Weighting
 from tapegrad.device.types import Array, Namespace, Params
 from tapegrad.errors import ShapeError
+from tapegrad.ops.casting import rounds_products
 from tapegrad.ops.dispatch import barrier, cast, promote
 from tapegrad.ops.dispatch import tensor as ops_tensor
 from tapegrad.ops.products import _cuda_attention
@@ -109,12 +110,8 @@ def _pull(
 
 
 def _unpacked(packed: Tensor, shapes: Sequence[Shape], which: tuple[int, ...]) -> list[Tensor]:
-    parts, start = [], 0
-    for i in which:
-        size = prod(shapes[i])
-        parts.append(reshape(packed[start : start + size], shapes[i]))
-        start += size
-    return parts
+    places = blocks.slices(shapes, which)
+    return [reshape(packed[where], shapes[i]) for i, where in places.items()]
 
 
 def _packed(parts: Sequence[Tensor]) -> Tensor:
@@ -351,7 +348,8 @@ def attention(
     q, k, v = (_in_front(x, (*front, n)) for x, n in ((q, q.shape[-3]), (k, heads), (v, heads)))
     masked = "none" if m is None else "see" if m.dtype == bool_ else "add"
     m = None if m is None else _mask(m, q, front)
-    how = Weighting(float(1 / math.sqrt(q.shape[-1] or 1) if scale is None else scale), causal, masked, blind, float(p))
+    scale = float(1 / math.sqrt(q.shape[-1] or 1) if scale is None else scale)
+    how = Weighting(scale, causal, masked, blind, float(p), rounds_products(q.dtype))
     q, k, v = (moveaxis(x, -3, -2) for x in (q, k, v))
     m = v if m is None else m  # of values in its place nobody reads anything
     if q.device.lazy and max(q.shape[-1], v.shape[-1]) > _cuda_attention.WIDEST:

@@ -1,0 +1,249 @@
+// What the kernels of attention share: softmax(scale q k' + mask) v of each head, and its derivatives, over tiles of
+// scores (the running maximum of Milakov and Gimelshein, arXiv 1805.02867; the tiling of Dao et al., arXiv 2205.14135).
+// Nothing of size queries x keys is stored: the derivatives compute scores again.
+//
+// A block has ROWS queries of one head against tiles of COLS keys, or (TURNED) ROWS keys against tiles of COLS queries.
+// Sums are taken in an order that the shape alone fixes.
+//
+// Macros beside those of attention_tiles.cuh: M, the type of the mask; KD and WD, the widths of keys and values rounded
+// up to whole fragments; DROP: whether weights are dropped.
+#pragma once
+
+#include "attention_tiles.cuh"
+#include "drawn.cuh"
+
+#ifndef M
+#define M tg_bool
+#endif
+#ifndef KD
+#define KD 64
+#endif
+#ifndef WD
+#define WD 64
+#endif
+#ifndef DROP
+#define DROP 0
+#endif
+
+// Blocks that a multiprocessor must have room for: without the hint the compiler aims at more, and spills.
+constexpr int TG_LEAST_BLOCKS = sizeof(W) == 8 || DROP || TENSOR ? 2 : 3;
+
+// How the operands lie: steps in elements along examples, positions and heads; their lengths; what weights are made
+// with.
+struct tg_lies {
+    long long q[3], k[3], v[3], g[3], u[4], mask[4];
+    long long n;
+    int t, s, heads, groups, width, features;
+    unsigned long long key[2], counter;
+    double scale, inflation;
+    long long threshold;
+    int causal, masked, mean;  // masked: 0 no, 1 true where a query may look, 2 numbers to add; mean: what a query gets
+                               // that may look nowhere: the mean of all values, or 0
+    int of;                    // the operand of the tangent: 0 q, 1 k, 3 mask
+    int pulled;                // bit i: operand i's cotangent is asked for
+
+    // Whether keys behind a tile's last query need no look.
+    TG_INLINE bool cut() const { return causal && !(masked && mean); }
+};
+
+// Where a block is: an example, a head of queries, its group, and the first position of its tile.
+struct tg_place {
+    long long n;
+    int head, group, first;
+    // Blocks of the last tiles begin first: causal ones have most to do.
+    TG_INLINE tg_place(const tg_lies& lies, int length, int heads) {
+        const int tiles = (length + ROWS - 1) / ROWS, b = static_cast<int>(blockIdx.x);
+        first = (tiles - 1 - b % tiles) * ROWS;
+        head = b / tiles % heads;
+        n = b / tiles / heads;
+        group = heads == lies.groups ? head : head / (lies.heads / lies.groups);
+    }
+};
+
+template <class A>
+TG_INLINE A* tg_head(A* x, const long long (&steps)[3], long long n, int head) {
+    return x + n * steps[0] + head * steps[2];
+}
+
+// Queries and their cotangents, or keys and values: two tiles of the same rows.
+template <int LENGTH>
+struct tg_both {
+    E *k, *w;  // of width KD and WD
+    TG_INLINE explicit tg_both(tg_room& room) : k(room.tile(LENGTH, KD)), w(room.tile(LENGTH, WD)) {}
+    TG_INLINE void fetch(const T* of_k, long long step_k, const T* of_w, long long step_w, const tg_lies& lies, int first,
+                         int rows) const {
+        tg_fetch<LENGTH, KD>(k, of_k, step_k, first, rows, lies.width);
+        tg_fetch<LENGTH, WD>(w, of_w, step_w, first, rows, lies.features);
+    }
+    TG_INLINE void keys(const T* of_k, const T* of_v, const tg_lies& lies, const tg_place& at, int first) const {
+        fetch(tg_head(of_k, lies.k, at.n, at.group), lies.k[1], tg_head(of_v, lies.v, at.n, at.group), lies.v[1], lies,
+              first, lies.s);
+    }
+    TG_INLINE void queries(const T* of_q, const T* of_g, const tg_lies& lies, const tg_place& at, int first) const {
+        fetch(tg_head(of_q, lies.q, at.n, at.head), lies.q[1], tg_head(of_g, lies.g, at.n, at.head), lies.g[1], lies,
+              first, lies.t);
+    }
+};
+
+// ---- scores
+
+// Below every score of a key that a query may see; a row's maximum begins at it, so that exp(-inf - maximum) is 0.
+TG_INLINE W tg_least() { return sizeof(W) == 4 ? W(-3.4028234663852886e38f) : W(-1.7976931348623157e308); }
+// The score of a key that a query must not see: where such a query gets a mean, all are alike.
+TG_INLINE W tg_hidden(const tg_lies& lies) { return lies.mean ? W(-1e30f) : W(-INFINITY); }
+TG_INLINE bool tg_blind(const tg_lies& lies, W most) { return lies.mean && most <= W(-1e30f); }
+
+// Element (query, key) of a mask, or of its tangent.
+template <class A>
+TG_INLINE W tg_added(const A* mask, const long long (&step)[4], const tg_place& at, int query, int key) {
+    return static_cast<W>(tg_load(mask[at.n * step[0] + at.head * step[1] + query * step[2] + key * step[3]]));
+}
+
+// The score of a query and a key, which may be hidden from it.
+TG_INLINE W tg_score(W x, const M* mask, const tg_lies& lies, const tg_place& at, int query, int key) {
+    if (query >= lies.t || key >= lies.s) return W(-INFINITY);
+    if (lies.causal && key > query) return tg_hidden(lies);
+    if (lies.masked) {
+        const W value = tg_added(mask, lies.mask, at, query, key);
+        if (lies.masked == 1) return value != W(0) ? x : tg_hidden(lies);
+        x += value;
+        if (lies.mean && x < tg_hidden(lies)) x = tg_hidden(lies);
+    }
+    return x;
+}
+
+// The scores of a tile from its first query and key on; most tiles have no keys that are hidden.
+template <bool TURNED>
+TG_INLINE void tg_scores(const E* own, const E* other, const M* mask, const tg_lies& lies, const tg_place& at, int query,
+                         int key, W (&scores)[TG_I][TG_J]) {
+    tg_dots<KD>(own, other, scores);
+    const W scale = static_cast<W>(lies.scale);
+#pragma unroll
+    for (int i = 0; i < TG_I; ++i)
+#pragma unroll
+        for (int j = 0; j < TG_J; ++j) scores[i][j] *= scale;
+    constexpr int QUERIES = TURNED ? COLS : ROWS, KEYS = TURNED ? ROWS : COLS;
+    const bool inside = query + QUERIES <= lies.t && key + KEYS <= lies.s;
+    if (inside && !lies.masked && !(lies.causal && key + KEYS > query + 1)) return;
+#pragma unroll
+    for (int i = 0; i < TG_I; ++i)
+#pragma unroll
+        for (int j = 0; j < TG_J; ++j) {
+            const int row = tg_row(i), column = tg_column(j);
+            scores[i][j] = tg_score(scores[i][j], mask, lies, at, query + (TURNED ? column : row),
+                                    key + (TURNED ? row : column));
+        }
+}
+
+// Behind the last key that the ROWS queries from `first` on may see.
+TG_INLINE int tg_end(const tg_lies& lies, int first) {
+    return lies.cut() && first + ROWS < lies.s ? first + ROWS : lies.s;
+}
+
+// ---- dropout
+
+// Which weights of a tile are kept: the 16 bits that nn.functional.dropout would draw for each decide.  They are drawn
+// one after the other: all at once would take more registers than there are.
+template <bool TURNED>
+struct tg_kept {
+    unsigned long long bits;
+    W inflation;
+    TG_INLINE tg_kept(const tg_lies& lies, const tg_place& at, int query, int key) {
+        static_assert(!DROP || TG_I * TG_J <= 64, "a bit for each");
+        if (!DROP) return;
+        bits = 0;
+        inflation = static_cast<W>(lies.inflation);
+#pragma unroll 1
+        for (int b = 0; b < TG_I * TG_J; ++b) {
+            const int row = tg_row(b / TG_J), column = tg_column(b % TG_J);
+            const long long of_row = (at.n * lies.heads + at.head) * lies.t + query + (TURNED ? column : row);
+            const unsigned long long e = of_row * lies.s + key + (TURNED ? row : column);
+            const tg_bits16_tile tile(lies.key[0], lies.key[1], lies.counter, e);
+            const unsigned long long word = tg_word(tile.block, static_cast<int>(e >> 10 & 3));
+            const long long drawn = static_cast<long long>(word >> (16 * (e & 3)) & 0xffff);
+            bits |= static_cast<unsigned long long>(drawn < lies.threshold) << b;
+        }
+    }
+    // What a weight is multiplied with.
+    TG_INLINE W share(int i, int j) const {
+        if (!DROP) return W(1);
+        return bits >> (i * TG_J + j) & 1 ? inflation : W(0);
+    }
+};
+
+// ---- the softmax of rows that come tile by tile
+
+struct tg_running {
+    W most[TG_I], total[TG_I];  // a row's largest score so far; its lane's part of the sum of exp(score - most)
+    TG_INLINE tg_running() {
+#pragma unroll
+        for (int i = 0; i < TG_I; ++i) most[i] = tg_least(), total[i] = W(0);
+    }
+    // Scores become exp(score - most); `factor`: what the sums of earlier tiles are multiplied with.
+    TG_INLINE void take(W (&scores)[TG_I][TG_J], W (&factor)[TG_I]) {
+#pragma unroll
+        for (int i = 0; i < TG_I; ++i) {
+            W next = most[i];
+#pragma unroll
+            for (int j = 0; j < TG_J; ++j) next = tg_max(next, scores[i][j]);
+            next = tg_row_maximum(next);
+            factor[i] = exp(most[i] - next);
+            most[i] = next;
+            total[i] *= factor[i];
+#pragma unroll
+            for (int j = 0; j < TG_J; ++j) {
+                scores[i][j] = exp(scores[i][j] - next);
+                total[i] += scores[i][j];
+            }
+        }
+    }
+    // 1 over the whole sum, 0 for a query that sees no key.
+    TG_INLINE void inverse(W (&of)[TG_I]) const {
+#pragma unroll
+        for (int i = 0; i < TG_I; ++i) {
+            const W sum = tg_row_sum(total[i]);
+            of[i] = sum == W(0) ? W(0) : W(1) / sum;
+        }
+    }
+};
+
+template <int N>
+TG_INLINE void tg_shrink(W (&sums)[TG_I][N], const W (&factor)[TG_I]) {
+#pragma unroll
+    for (int i = 0; i < TG_I; ++i)
+#pragma unroll
+        for (int j = 0; j < N; ++j) sums[i][j] *= factor[i];
+}
+
+// ---- the derivative of a tile of scores
+
+// What tg_attention_vjp_q leaves of each query: its largest score, the inverse of its sum, the mean of its weights'
+// cotangents.
+constexpr int TG_LEFT = 3;
+
+// `count` queries' from `first` on, into shared memory.
+TG_INLINE void tg_fetch_left(W* to, const W* left, const tg_lies& lies, const tg_place& at, int first, int count) {
+    const W* from = left + ((at.n * lies.heads + at.head) * lies.t + first) * TG_LEFT;
+    const int there = (first + count < lies.t ? count : lies.t - first) * TG_LEFT;
+    for (int i = threadIdx.x; i < count * TG_LEFT; i += TG_THREADS) to[i] = i < there ? from[i] : W(0);
+}
+
+// The weights of a tile as far as they are kept, and the cotangents of its scores; `left`: of its queries.
+template <bool TURNED, int A, int B>
+TG_INLINE void tg_back(const tg_both<A>& own, const tg_both<B>& other, const W* left, const M* mask, const tg_lies& lies,
+                       const tg_place& at, int query, int key, W (&weights)[TG_I][TG_J], W (&back)[TG_I][TG_J]) {
+    tg_scores<TURNED>(own.k, other.k, mask, lies, at, query, key, weights);
+    tg_dots<WD>(own.w, other.w, back);
+    const tg_kept<TURNED> kept(lies, at, query, key);
+#pragma unroll
+    for (int i = 0; i < TG_I; ++i)
+#pragma unroll
+        for (int j = 0; j < TG_J; ++j) {
+            const int place = TURNED ? tg_column(j) : tg_row(i);
+            const W most = left[place * TG_LEFT], inverse = left[place * TG_LEFT + 1], mean = left[place * TG_LEFT + 2];
+            const W weight = query + place < lies.t ? exp(weights[i][j] - most) * inverse : W(0);
+            const W share = kept.share(i, j);
+            back[i][j] = tg_blind(lies, most) ? W(0) : weight * (back[i][j] * share - mean);
+            weights[i][j] = weight * share;
+        }
+}
