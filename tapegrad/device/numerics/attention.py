@@ -8,6 +8,7 @@ shapes alone, and sums over blocks have a fixed order, so no bit depends on the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -52,6 +53,44 @@ class Weighting(NamedTuple):
         return 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
 
 
+class Cut(NamedTuple):
+    """How blocks are cut: the examples and groups of a family, the heads of a group and queries of a block, at most.
+
+    A family are examples and groups whose keys nobody else reads: what one task of a derivative deals with.
+    """
+
+    n: int
+    g: int
+    r: int
+    t: int
+    causal: bool
+
+    @classmethod
+    def of(cls, shape: Shape, how: Weighting) -> Cut:
+        """Of (examples, groups, heads of a group, queries, keys)."""
+        n, g, r, t, s = shape
+        causal = how.causal and not (how.masked != "none" and how.blind == "mean")
+        scores = max(1, r * t * s)
+        if g * scores <= _BLOCK:
+            n, g = min(n, _BLOCK // (g * scores) if g else 1), g
+        else:
+            n, g = min(n, 1), min(g, max(1, _BLOCK // scores))
+        rows = t
+        if t * s > _BLOCK or causal:
+            rows = max(_LEAST_ROWS, min(_BLOCK // max(1, s), t // 4 if causal else t))
+        return cls(max(1, n), max(1, g), max(1, min(r, _BLOCK // max(1, t * s))), max(1, min(t, rows)), causal)
+
+    def families(self, shape: Shape) -> list[tuple[slice, slice]]:
+        """Examples and groups of each."""
+        return [(a, b) for a in _steps(shape[0], self.n) for b in _steps(shape[1], self.g)]
+
+    def parts(self, shape: Shape, family: tuple[slice, slice]) -> list[Part]:
+        """The blocks of a family, in the order in which their sums are taken."""
+        _, _, r, t, s = shape
+        pairs = [(c, d) for c in _steps(r, self.r) for d in _steps(t, self.t)]
+        return [Part(*family, c, d, min(s, d.stop) if self.causal else s) for c, d in pairs]
+
+
 class Part(NamedTuple):
     """A block: examples, groups of heads that share keys, heads of a group, queries; and how many keys they see."""
 
@@ -65,6 +104,12 @@ class Part(NamedTuple):
 def _lengths(part: Part) -> tuple[int, int, int, int]:
     a, b, c, d = (s.stop - s.start for s in part[:4])
     return a, b, c, d
+
+
+def of_part(mask: Array, part: Part) -> Array:
+    """The part of a mask (n, g, r, t, s), whose axes of length 1 are for all."""
+    index: list[Any] = [slice(None) if n == 1 else s for n, s in zip(mask.shape[:4], part)]
+    return mask[(*index, slice(None) if mask.shape[-1] == 1 else slice(part.seen))]
 
 
 def _steps(length: int, step: int) -> list[slice]:
@@ -82,10 +127,11 @@ class Heads:
         self.k, self.v = self.by_keys(k), self.by_keys(v)
         n, g, r, t, _ = self.q.shape
         self.shape = (n, g, r, t, self.k.shape[2])
+        self._cut = Cut.of(self.shape, how)
         self.mask = None if how.masked == "none" else self.masks(mask, q.shape[:-3])
         self.hidden = ~self.mask if self.mask is not None and how.masked == "see" else None
 
-    def by_queries(self, x: Array, heads: int | None = None) -> Array:
+    def by_queries(self, x: Array) -> Array:
         """(..., t, heads, k) as (n, groups, heads of a group, t, k): a view where the axes in front join."""
         *lead, t, h, k = x.shape
         return x.reshape(prod(lead), t, self.groups, h // self.groups, k).transpose(0, 2, 3, 1, 4)
@@ -103,21 +149,16 @@ class Heads:
         return whole.reshape(prod(own), *heads, t, s)
 
     def families(self) -> list[tuple[slice, slice]]:
-        """Examples and groups whose keys nobody else reads: what one task of a derivative deals with."""
-        n, g, r, t, s = self.shape
-        each = max(1, r * t * s)
-        if g * each <= _BLOCK:
-            return [(a, slice(0, g)) for a in _steps(n, max(1, _BLOCK // (g * each)))]
-        return [(slice(i, i + 1), b) for i in range(n) for b in _steps(g, max(1, _BLOCK // each))]
+        """Examples and groups of each family."""
+        return self._cut.families(self.shape)
 
     def parts(self, family: tuple[slice, slice]) -> list[Part]:
         """The blocks of a family, in the order in which their sums are taken."""
-        _, _, r, t, s = self.shape
-        each = max(1, t * s)
-        heads = _steps(r, max(1, _BLOCK // each))
-        cut = self.how.causal and not (self.how.masked != "none" and self.how.blind == "mean")
-        rows = _steps(t, t if each <= _BLOCK and not cut else max(_LEAST_ROWS, min(_BLOCK // s, t // 4 if cut else t)))
-        return [Part(*family, c, d, min(s, d.stop) if cut else s) for c in heads for d in rows]
+        return self._cut.parts(self.shape, family)
+
+    def blocks(self) -> list[Part]:
+        """Those of all families."""
+        return [part for family in self.families() for part in self.parts(family)]
 
 
 class Scratch:
@@ -170,9 +211,8 @@ class Scratch:
         np.matmul(q, self.turned("keys", heads.k, part), out=x)
         self._hide(x.reshape(a, b, c, d, part.seen), part)
         rows = x.reshape(-1, part.seen)
-        most = rows[np.arange(len(rows)), np.argmax(rows, axis=-1)][
-            :, None
-        ]  # on short rows a third of a reduction's time
+        # On short rows this takes a third of a reduction's time.
+        most = np.take_along_axis(rows, np.argmax(rows, axis=-1)[:, None], axis=-1)
         blind = np.isneginf(most[:, 0])
         if blind.any():
             most[blind] = 0
@@ -191,18 +231,12 @@ class Scratch:
         """Make the scores of a block (n, g, r, t, s) -inf where a query must not look, or add the mask's numbers."""
         heads = self._heads
         if heads.hidden is not None:
-            np.copyto(x, -np.inf, where=self._of_part(heads.hidden, part))
+            np.copyto(x, -np.inf, where=of_part(heads.hidden, part))
         elif heads.mask is not None:
-            np.add(x, self._of_part(heads.mask, part), out=x, casting="same_kind")
+            np.add(x, of_part(heads.mask, part), out=x, casting="same_kind")
         if heads.how.causal and part.seen > part.t.start + 1:
             rows, columns = np.arange(part.t.start, part.t.stop), np.arange(part.t.start, part.seen)
             np.copyto(x[..., part.t.start :], -np.inf, where=columns > rows[:, None])
-
-    @staticmethod
-    def _of_part(mask: Array, part: Part) -> Array:
-        """The part of a mask, whose axes of length 1 are for all."""
-        index: list[Any] = [slice(None) if n == 1 else s for n, s in zip(mask.shape[:4], part)]
-        return mask[(*index, slice(None) if mask.shape[-1] == 1 else slice(part.seen))]
 
     def kept(self, part: Part, key: int, counter: int) -> Array:
         """Which weights of a block are kept (n, g, rows, s): as in the mask that nn.functional.dropout would draw."""
@@ -230,16 +264,23 @@ def _each(heads: Heads, tasks: Sequence[Any], body: Callable[[Scratch, Any], Non
         scratch = Scratch(heads)
         return lambda number: body(scratch, tasks[number])
 
-    with blas.one_thread():
-        threads.run([worker() for _ in range(count)], len(tasks)) if count else None
+    if count:
+        with blas.one_thread():
+            threads.run([worker() for _ in range(count)], len(tasks))
+
+
+def nothing(out: Array, k: Array, *more: Array) -> bool:
+    """Whether there is nothing to sum: no result, no keys, or no cotangent.  ``out`` is 0 then."""
+    if out.size and k.shape[-3] and all(x.size for x in more):
+        return False
+    if out.size:
+        out.fill(0)
+    return True
 
 
 def forward(q: Array, k: Array, v: Array, mask: Array, out: Array, how: Weighting, key: int, counter: int) -> None:
     """``softmax(q k' scale) v`` of each head; (..., t, h, k), (..., s, g, k), (..., s, g, w) -> (..., t, h, w)."""
-    if not out.size:
-        return
-    if not k.shape[-3]:
-        out.fill(0)
+    if nothing(out, k):
         return
     heads = Heads(q, k, v, mask, how)
     result = heads.by_queries(out)
@@ -251,7 +292,7 @@ def forward(q: Array, k: Array, v: Array, mask: Array, out: Array, how: Weightin
             inverse *= inverse.dtype.type(how.inflation)
         _deliver(scratch, x, heads.v, inverse, part, result)
 
-    _each(heads, [p for family in heads.families() for p in heads.parts(family)], body)
+    _each(heads, heads.blocks(), body)
 
 
 def _deliver(scratch: Scratch, x: Array, v: Array, factor: Array, part: Part, result: Array) -> None:
@@ -267,10 +308,7 @@ def tangent(
     q: Array, k: Array, v: Array, mask: Array, t: Array, out: Array, how: Weighting, key: int, counter: int, of: int
 ) -> None:
     """The derivative of :func:`forward` along ``t``, a tangent of operand number ``of``: 0 q, 1 k, 3 mask."""
-    if not out.size:
-        return
-    out.fill(0)
-    if not k.shape[-3]:
+    if nothing(out, k):
         return
     heads = Heads(q, k, v, mask, how)
     result = heads.by_queries(out)
@@ -283,7 +321,7 @@ def tangent(
         y = scratch.array("tangents", x.shape)
         if of == 3:
             five = (*_lengths(part), part.seen)
-            np.copyto(y.reshape(five), scratch._of_part(along, part), casting="same_kind")
+            np.copyto(y.reshape(five), of_part(along, part), casting="same_kind")
         elif of == 1:
             np.matmul(queries, along[part.n, part.g, : part.seen].swapaxes(-1, -2), out=y)
         else:
@@ -298,7 +336,7 @@ def tangent(
         factor = np.full((*x.shape[:-1], 1), how.inflation if how.p else 1, heads.wide)
         _deliver(scratch, x, heads.v, factor, part, result)
 
-    _each(heads, [p for family in heads.families() for p in heads.parts(family)], body)
+    _each(heads, heads.blocks(), body)
 
 
 def slices(shapes: Sequence[Shape], wanted: Sequence[int]) -> dict[int, slice]:
@@ -318,9 +356,9 @@ def backward(
 
     They lie one after the other in ``out``.
     """
-    out.fill(0)
-    if not g.size or not k.shape[-3]:
+    if nothing(out, k, g):
         return
+    out.fill(0)  # where sums are taken
     heads = Heads(q, k, v, mask, how)
     shapes = [a.shape for a in (q, k, v, mask)]
     found = {i: out[where].reshape(shapes[i]) for i, where in slices(shapes, wanted).items()}
@@ -328,11 +366,11 @@ def backward(
         sums = {i: np.zeros(a.shape, heads.wide) for i, a in found.items() if i}
     else:
         sums = {i: a for i, a in found.items() if i}
-    task = _Back(heads, heads.by_queries(g), key, counter)
-    task.q = heads.by_queries(found[0]) if 0 in found else None
-    task.k, task.v = (heads.by_keys(sums[i]) if i in sums else None for i in (1, 2))
     spread = np.zeros(_spread(mask.shape, q.shape[:-3]), heads.wide) if 3 in sums else None
-    task.mask = None if spread is None else heads.masks(spread, q.shape[:-3])
+    to_k, to_v = (heads.by_keys(sums[i]) if i in sums else None for i in (1, 2))
+    to_mask = None if spread is None else heads.masks(spread, q.shape[:-3])
+    to_q = heads.by_queries(found[0]) if 0 in found else None
+    task = _Back(heads, heads.by_queries(g), (key, counter), to_q, to_k, to_v, to_mask)
     # A mask that broadcasts gathers sums of several families, in order.
     _each(heads, heads.families(), task.family, together=task.mask is None)
     if spread is not None:
@@ -348,30 +386,31 @@ def _spread(mask: Shape, lead: Shape) -> Shape:
     return mask if all(n == 1 for n in mask[:-3]) else (*lead, *mask[-3:])
 
 
+@dataclass(frozen=True)
 class _Back:
     """Cotangents of families of heads; ``q``, ``k``, ``v``, ``mask``: where they go, None: nobody asks."""
 
+    heads: Heads
+    g: Array
+    stream: tuple[int, int]
     q: Array | None
     k: Array | None
     v: Array | None
     mask: Array | None
 
-    def __init__(self, heads: Heads, g: Array, key: int, counter: int) -> None:
-        self._heads, self._g, self._key, self._counter = heads, g, key, counter
-
     def family(self, scratch: Scratch, family: tuple[slice, slice]) -> None:
         """Those of one family, block by block."""
-        parts = self._heads.parts(family)
+        parts = self.heads.parts(family)
         for part in parts:
             self._part(scratch, part, alone=len(parts) == 1)
 
     def _part(self, scratch: Scratch, part: Part, alone: bool) -> None:
-        heads, how = self._heads, self._heads.how
+        heads, how = self.heads, self.heads.how
         queries = scratch.copied("q", heads.q, part, how.scale)
-        g = scratch.copied("g", self._g, part)
+        g = scratch.copied("g", self.g, part)
         x, inverse, blind = scratch.weights(queries, part)
         np.multiply(g, inverse, out=g)  # in place of the weights, which are wider
-        kept = scratch.kept(part, self._key, self._counter) if how.p else None
+        kept = scratch.kept(part, *self.stream) if how.p else None
         y = scratch.array("tangents", x.shape)
         if self.v is not None:
             self._add(scratch, self.v, _dropped(x, kept, how, y), g, part, alone)
@@ -405,7 +444,7 @@ class _Back:
     def _gather(self, x: Array, part: Part) -> None:
         """Add the cotangents of scores (n, g, r, t, s) to those of the mask's numbers."""
         assert self.mask is not None
-        to = Scratch._of_part(self.mask, part)
+        to = of_part(self.mask, part)
         axes = tuple(i for i, n in enumerate(to.shape) if n == 1)
         np.add(to, np.add.reduce(x, axis=axes, keepdims=True) if axes else x, out=to)
 
@@ -429,20 +468,26 @@ def elements(shapes: Sequence[Shape], wanted: Sequence[int]) -> int:
     return sum(prod(shapes[i]) for i in wanted)
 
 
-def scratch_bytes(q: Shape, k: Shape, v: Shape, itemsize: int, backward: bool) -> int:
-    """What the blocks of all threads take, at most."""
+_ARRAYS = {
+    "forward": (1, (1, 1), (1, 0)),
+    "tangent": (2, (2, 1), (1, 0)),
+    "backward": (2, (2, 1), (1, 1)),
+}
+"""What a thread computes in: of a block, arrays of scores, of rows as wide as keys and values; of a family, keys and
+values as columns.  (Sums of keys or values, as wide as the wider, in the derivative alone.)"""
+
+
+def scratch_bytes(q: Shape, k: Shape, v: Shape, itemsize: int, how: Weighting, work: str) -> int:
+    """What the blocks of all threads take, at most, in the ``"forward"``, ``"tangent"`` or ``"backward"`` work."""
     (*lead, t, h, width), (s, g, features) = q, v[-3:]
-    n, r = prod(lead), h // g if g else 0
-    if not n * g * r * t * s:
+    shape = (prod(lead), g, h // g if g else 0, t, s)
+    if not prod(shape):
         return 0
-    rows, keys, tasks = t, 1, n * g  # of a block: queries, and the heads whose keys are turned; blocks, or families
-    if r * t * s <= _BLOCK:
-        keys = min(n * g, max(1, _BLOCK // (r * t * s)))
-        rows, tasks = keys * r * t, -(-n * g // keys)
-    elif t * s > _BLOCK:
-        rows = min(t, max(_LEAST_ROWS, _BLOCK // s))
-    else:
-        rows = t * min(r, _BLOCK // (t * s))
-    block = rows * (s * (2 if backward else 1) + width + max(width, features))
-    turned = keys * s * (width + features + max(width, features) if backward else width)
-    return min(threads.get_num_threads(), tasks if backward else tasks * r * t) * itemsize * (block + turned)
+    cut = Cut.of(shape, how)
+    scores, (as_keys, as_values), (keys, values) = _ARRAYS[work]
+    seen = min(s, t) if cut.causal else s
+    block = cut.n * cut.g * cut.r * cut.t * (scores * seen + as_keys * width + as_values * features)
+    columns = keys * width + values * features + (max(width, features) if work == "backward" else 0)
+    families = -(-shape[0] // cut.n) * -(-g // cut.g)
+    tasks = families if work == "backward" else families * -(-shape[2] // cut.r) * -(-t // cut.t)
+    return min(threads.get_num_threads(), tasks) * itemsize * (block + cut.n * cut.g * s * columns)

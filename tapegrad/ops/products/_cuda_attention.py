@@ -11,7 +11,7 @@ from tapegrad.core.aval import Shape
 from tapegrad.device import cxx
 from tapegrad.device.dtypes import accumulator, bool_, float32
 from tapegrad.device.kernel import Kernel
-from tapegrad.device.numerics.attention import Weighting, slices
+from tapegrad.device.numerics.attention import Weighting, nothing, slices
 from tapegrad.device.tally import contiguous, passed, spread
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import ShapeError
@@ -127,20 +127,11 @@ class _Call:
         return int(self.lies["n"] * self.lies["groups"]) * -(-int(self.lies["s"]) // rows)
 
 
-def _nothing(out: Array, k: Array, *more: Array) -> bool:
-    """Whether there is nothing to sum: no result, no keys, or no cotangent.  ``out`` is 0 then."""
-    if out.size and k.shape[-3] and all(x.size for x in more):
-        return False
-    if out.size:
-        out.fill(0)
-    return True
-
-
 def forward(
     device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, *, out: Array, how: Weighting, key: int, counter: int
 ) -> None:
     """``softmax(q k' scale) v`` of each head."""
-    if _nothing(out, k):
+    if nothing(out, k):
         return
     call = _Call(device, q, k, v, mask, how, key, counter)
     width, features = call.widths
@@ -153,7 +144,7 @@ def tangent(
     counter: int, of: int,
 ) -> None:  # fmt: skip
     """The derivative along the tangent ``u`` of operand number ``of``."""
-    if _nothing(out, k):
+    if nothing(out, k):
         return
     call = _Call(device, q, k, v, mask, how, key, counter)
     call.lies["of"] = of
@@ -174,7 +165,7 @@ def backward(
     counter: int, pulled: tuple[int, ...], temporaries: Sequence[Array] = (),
 ) -> None:  # fmt: skip
     """The cotangents of the operands ``pulled``, one after the other in ``out``."""
-    if _nothing(out, k, g):
+    if nothing(out, k, g):
         return
     call = _Call(device, q, k, v, mask, how, key, counter)
     g = call.matrices("g", g)

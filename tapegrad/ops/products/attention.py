@@ -59,20 +59,22 @@ def _shapes(*operands: Any) -> list[Shape]:
     return [x.shape for x in operands]
 
 
-def _scratch(back: bool) -> Callable[..., int]:
+def _scratch(work: str) -> Callable[..., int]:
     """The bytes of the blocks, and of copies of half types in float32."""
 
-    def scratch(aval: ShapedArray, q: Array, k: Array, v: Array, *rest: Array, **params: object) -> int:
+    def scratch(aval: ShapedArray, q: Array, k: Array, v: Array, *rest: Array, how: Weighting, **of: object) -> int:
         size = accumulator(q.dtype).itemsize
-        copies = (k.size + v.size) * size * (2 if back else 1) if size != q.dtype.itemsize else 0
-        return copies + blocks.scratch_bytes(q.shape, k.shape, v.shape, size, back)
+        copies = (k.size + v.size) * size * (2 if work == "backward" else 1) if size != q.dtype.itemsize else 0
+        return copies + blocks.scratch_bytes(q.shape, k.shape, v.shape, size, how, work)
 
     return scratch
 
 
-def _flops(q: ShapedArray, k: ShapedArray, v: ShapedArray, products: int) -> int:
+def _flops(products: int) -> Callable[..., int]:
     """Of ``products`` matrix products of queries x keys x features."""
-    return 2 * products * prod(q.shape[:-1]) * k.shape[-3] * max(q.shape[-1], v.shape[-1])
+    return lambda q, k, v, *rest, **params: (
+        2 * products * prod(q.shape[:-1]) * k.shape[-3] * max(q.shape[-1], v.shape[-1])
+    )
 
 
 # ---- the declarations' functions
@@ -240,17 +242,19 @@ _QKV = ((2, 3, 2, 4), (2, 5, 2, 4), (2, 5, 2, 3))
 _GROUPED = ((3, 4, 2), (3, 2, 2), (3, 2, 3))
 _MASK, _MASKS = (1, 2, 1, 5), (2, 1, 3, 5)
 
-attention_p: Primitive = general(
-    "attention",
+
+def _declared(name: str, work: str, products: int, **of: Any) -> Primitive:
+    """One of the three: it writes into its result, and draws which weights are dropped."""
+    return general(name, into=True, draws=True, scratch=_scratch(work), flops=_flops(products), **of)
+
+
+attention_p: Primitive = _declared(
+    "attention", "forward", 2,
     impl=_run,
     cuda=_cuda_attention.forward,
     infer=_infer,
     vjp=_pull,
     jvp=[_pushed(i) for i in range(4)],
-    into=True,
-    draws=True,
-    scratch=_scratch(False),
-    flops=lambda q, k, v, mask, **params: _flops(q, k, v, 2),
     batch=_batch(lambda: attention_p),
     samples=[
         Sample(*_QKV, False, how=_PLAIN, **_FIXED), Sample(*_GROUPED, False, how=_CAUSAL, **_FIXED),
@@ -266,8 +270,8 @@ attention_p: Primitive = general(
     doc="``softmax(q k' scale + mask) v`` of each head, some weights dropped.",
 )  # fmt: skip
 
-attention_vjp_p: Primitive = general(
-    "attention_vjp",
+attention_vjp_p: Primitive = _declared(
+    "attention_vjp", "backward", 5,
     impl=_run_vjp,
     cuda=_cuda_attention.backward,
     temporaries=_cuda_attention.temporaries,
@@ -281,10 +285,6 @@ attention_vjp_p: Primitive = general(
             attention_vjp_p, q, k, v, mask, t, how=how, key=key, counter=counter, pulled=pulled
         ),
     ],
-    into=True,
-    draws=True,
-    scratch=_scratch(True),
-    flops=lambda q, k, v, mask, g, **params: _flops(q, k, v, 5),
     batch=_batch_vjp,
     samples=[
         Sample(*_QKV, False, (2, 3, 2, 3), how=_PLAIN, **_FIXED, pulled=(0, 1, 2)),
@@ -294,10 +294,10 @@ attention_vjp_p: Primitive = general(
         Sample(*_QKV, False, (2, 3, 2, 3), **_DROPPED, pulled=(0, 1, 2)),
     ],
     doc="The cotangents of attention's operands for the result's ``g``, packed one after the other.",
-)
+)  # fmt: skip
 
-attention_jvp_p: Primitive = general(
-    "attention_jvp",
+attention_jvp_p: Primitive = _declared(
+    "attention_jvp", "tangent", 3,
     impl=_run_jvp,
     cuda=_cuda_attention.tangent,
     infer=lambda q, k, v, mask, u, *, of, **params: _infer(q, k, v, mask, **params),
@@ -308,10 +308,6 @@ attention_jvp_p: Primitive = general(
             attention_jvp_p, q, k, v, mask, t, how=how, key=key, counter=counter, of=of
         ),
     ],
-    into=True,
-    draws=True,
-    scratch=_scratch(False),
-    flops=lambda q, k, v, mask, u, **params: _flops(q, k, v, 3),
     batch=_batch(lambda: attention_jvp_p),
     samples=[
         Sample(*_QKV, False, _QKV[0], how=_PLAIN, **_FIXED, of=0),
@@ -340,7 +336,7 @@ def attention(
     if min(q.ndim, k.ndim, v.ndim) < 3:
         raise ShapeError(f"attention: wanted (..., h, t, k), (..., g, s, k), (..., g, s, w), got {_shapes(q, k, v)}")
     fronts = [x.shape[:-3] for x in (q, k, v)]
-    heads = max(k.shape[-3], v.shape[-3]) if 1 in (k.shape[-3], v.shape[-3]) else k.shape[-3]
+    (heads,) = broadcast_shapes("attention", k.shape[-3:-2], v.shape[-3:-2])
     if m is not None:
         m = reshape(m, ((1,) * (3 - m.ndim) + m.shape))
         fronts.append(m.shape[:-3])

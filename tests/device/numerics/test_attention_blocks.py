@@ -1,0 +1,69 @@
+"""What the blocks of attention compute in: as many bytes as they say, and whole coverage of all scores."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tapegrad.device import threads
+from tapegrad.device.numerics import attention as blocks
+from tapegrad.device.numerics.attention import Weighting
+
+# lead, queries, heads, keys, groups, width of keys, of values
+SHAPES = [
+    ((2,), 5, 4, 7, 2, 3, 6), ((), 300, 4, 500, 2, 8, 16), ((3,), 700, 1, 65, 1, 16, 12), ((40,), 9, 2, 11, 1, 4, 4),
+]  # fmt: skip
+CAUSAL = [Weighting(0.3, causal, "none", "zero", 0.0) for causal in (False, True)]
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """The arrays that one thread has for itself, by name, in elements."""
+    found: list[dict[str, int]] = []
+
+    class Noting(blocks.Scratch):
+        def __init__(self, heads):
+            super().__init__(heads)
+            self.sizes: dict[str, int] = {}
+            found.append(self.sizes)
+
+        def array(self, name, shape):
+            made = super().array(name, shape)
+            self.sizes[name] = max(self.sizes.get(name, 0), made.size)
+            return made
+
+    monkeypatch.setattr(blocks, "Scratch", Noting)
+    before = threads.get_num_threads()
+    threads.set_num_threads(1)
+    yield found
+    threads.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("shape", "how"), list(itertools.product(SHAPES, CAUSAL)))
+def test_scratch_is_what_it_is_said_to_be(shape, how, noted):
+    lead, t, h, s, g, k, w = shape
+    rng = np.random.default_rng(0)
+    operands = [rng.normal(size=(*lead, *own)) for own in ((t, h, k), (s, g, k), (s, g, w))]
+    mask, ct, out = np.zeros((), bool), rng.normal(size=(*lead, t, h, w)), np.empty((*lead, t, h, w))
+    packed, stream = np.empty(sum(x.size for x in operands)), (0, 0)
+    blocks.forward(*operands, mask, out, how, *stream)
+    blocks.tangent(*operands, mask, operands[0], out, how, *stream, 0)
+    blocks.backward(*operands, mask, ct, packed, how, *stream, (0, 1, 2))
+    for sizes, work in zip(noted, ("forward", "tangent", "backward"), strict=True):
+        said = blocks.scratch_bytes(*(x.shape for x in operands), 8, how, work)
+        took = 8 * sum(sizes.values())
+        assert took <= said <= 1.5 * took + 1000, f"{work} of {shape}: {took}"
+
+
+@pytest.mark.parametrize(("shape", "how"), list(itertools.product(SHAPES, CAUSAL)))
+def test_blocks_cover_each_query_once(shape, how):
+    lead, t, h, s, g, _, _ = shape
+    whole = (int(np.prod(lead)), g, h // g, t, s)
+    cut, times = blocks.Cut.of(whole, how), np.zeros(whole[:4], int)
+    for family in cut.families(whole):
+        for part in cut.parts(whole, family):
+            times[part[:4]] += 1
+            assert part.seen == (min(s, part.t.stop) if how.causal else s)
+    assert (times == 1).all()
