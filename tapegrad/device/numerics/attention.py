@@ -200,6 +200,12 @@ class Scratch:
             self._family[name] = part[:2]
         return copy[..., : part.seen]
 
+    def multiply(self, x: Array, y: Array, out: Array) -> None:
+        """``x @ y``, of which tensor cores would round the operands if TF32 is allowed."""
+        if self._heads.how.tf32 and out.dtype == np.float32:
+            x, y = blas.in_tf32(x), blas.in_tf32(y)
+        np.matmul(x, y, out=out)
+
     def weights(self, q: Array, part: Part) -> tuple[Array, Array, Array | None]:
         """Of a block: ``exp(score - largest)`` (n, g, rows, s), 1 over the sum of each row, and the blind rows.
 
@@ -208,7 +214,7 @@ class Scratch:
         heads = self._heads
         how, (a, b, c, d) = heads.how, _lengths(part)
         x = self.array("scores", (a, b, c * d, part.seen))
-        np.matmul(q, self.turned("keys", heads.k, part), out=x)
+        self.multiply(q, self.turned("keys", heads.k, part), x)
         self._hide(x.reshape(a, b, c, d, part.seen), part)
         rows = x.reshape(-1, part.seen)
         # On short rows this takes a third of a reduction's time.
@@ -299,7 +305,7 @@ def _deliver(scratch: Scratch, x: Array, v: Array, factor: Array, part: Part, re
     """``x @ v * factor`` of a block into the result (n, g, r, t, w)."""
     a, b, c, d = _lengths(part)
     y = scratch.array("result", (a, b, c * d, v.shape[-1]))
-    np.matmul(x, v[part.n, part.g, : part.seen], out=y)
+    scratch.multiply(x, v[part.n, part.g, : part.seen], y)
     shape = (a, b, c, d)
     np.multiply(y.reshape(*shape, -1), factor.reshape(*shape, -1), out=result[part[:4]], casting="same_kind")
 
@@ -323,10 +329,10 @@ def tangent(
             five = (*_lengths(part), part.seen)
             np.copyto(y.reshape(five), of_part(along, part), casting="same_kind")
         elif of == 1:
-            np.matmul(queries, along[part.n, part.g, : part.seen].swapaxes(-1, -2), out=y)
+            scratch.multiply(queries, along[part.n, part.g, : part.seen].swapaxes(-1, -2), y)
         else:
             tangents = scratch.copied("t", along, part, how.scale)
-            np.matmul(tangents, heads.k[part.n, part.g, : part.seen].swapaxes(-1, -2), out=y)
+            scratch.multiply(tangents, heads.k[part.n, part.g, : part.seen].swapaxes(-1, -2), y)
         np.subtract(y, _row_dots(x, y)[..., None], out=y)
         np.multiply(x, y, out=x)
         if blind is not None:
@@ -416,7 +422,7 @@ class _Back:
             self._add(scratch, self.v, _dropped(x, kept, how, y), g, part, alone)
         if self.q is None and self.k is None and self.mask is None:
             return
-        np.matmul(g, scratch.turned("values", heads.v, part), out=y)
+        scratch.multiply(g, scratch.turned("values", heads.v, part), y)
         _dropped(y, kept, how, y)
         np.subtract(y, _row_dots(x, y)[..., None] * inverse, out=y)
         np.multiply(x, y, out=y)
@@ -435,10 +441,10 @@ class _Back:
         """Add ``x' rows`` to the sums of the keys that the block sees."""
         to = total[part.n, part.g, : part.seen]
         if alone:
-            np.matmul(x.swapaxes(-1, -2), rows, out=to)
+            scratch.multiply(x.swapaxes(-1, -2), rows, to)
         else:
             more = scratch.array("sum", to.shape)
-            np.matmul(x.swapaxes(-1, -2), rows, out=more)
+            scratch.multiply(x.swapaxes(-1, -2), rows, more)
             np.add(to, more, out=to)
 
     def _gather(self, x: Array, part: Part) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
+from tapegrad.core import state
 from tapegrad.nn import functional as F
 
 rng = np.random.default_rng(4)
@@ -162,3 +163,26 @@ def test_not_a_number_spreads_to_its_query_alone() -> None:
     y = F.scaled_dot_product_attention(q, draw(1, 5, 3), draw(1, 5, 2)).numpy()
     assert np.isnan(y[0, 2]).all()
     assert np.isfinite(np.delete(y, 2, axis=1)).all()
+
+
+def test_allowed_to_it_rounds_its_products_and_keeps_that_precision(monkeypatch: Any) -> None:
+    """Values, derivatives and reruns."""
+    monkeypatch.setattr(state, "chosen", ["highest"])
+    q, k, v = (draw(2, 3, 40, 16, dtype="float32") for _ in range(3))
+
+    def attention(x: tg.Tensor) -> tg.Tensor:
+        return tg.sum(tg.nn.functional.scaled_dot_product_attention(x, k, v, is_causal=True) ** 2)
+
+    def gradient(forward: str, backward: str, f: Any = attention) -> np.ndarray:
+        tg.set_float32_matmul_precision(forward)
+        with tg.GradientTape() as tape:
+            tape.watch(q)
+            y = f(q)
+        tg.set_float32_matmul_precision(backward)
+        return tape.gradient(y, q).numpy()
+
+    exact, rounded = gradient("highest", "highest"), gradient("high", "high")
+    assert 1e-5 < np.abs(rounded - exact).max() / np.abs(exact).max() < 5e-3
+    for f in (attention, tg.recompute_grad(attention)):
+        assert gradient("high", "highest", f).tobytes() == rounded.tobytes()
+        assert gradient("highest", "high", f).tobytes() == exact.tobytes()
