@@ -10,6 +10,7 @@ import pytest
 
 from tapegrad.device.numerics import attention as blocks
 from tapegrad.device.numerics.attention import Weighting
+from tapegrad.ops.products import _attention_tiles
 from tapegrad.ops.products import _cuda_attention as cuda
 
 KINDS = {
@@ -94,6 +95,18 @@ def compared(device, kind, number, shape, how, forward_mode=True):
 def test_values_and_derivatives(kind, emulated):
     for number, (shape, how) in OF_KIND[kind]:
         compared(emulated, kind, number, shape, how)
+
+
+def test_more_rows_of_many_blocks_change_no_bit(emulated, monkeypatch):
+    """Where there are blocks enough, each has 128 rows instead of 64."""
+    how, found = RULES[3], []
+    (q, k, v), mask, g = draw(((), 140, 2, 70, 1, 8, 16), how, 0, np.dtype("float16"))
+    for many in (10**9, 1):
+        monkeypatch.setattr(_attention_tiles, "_MANY", many)
+        found.append(np.empty_like(g))
+        cuda.forward(emulated, q, k, v, mask, out=found[-1], how=how, key=0, counter=0)
+    assert found[0].tobytes() == found[1].tobytes()
+    compared(emulated, "float16", 0, ((), 140, 2, 70, 1, 8, 16), how, forward_mode=False)
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])
