@@ -165,10 +165,13 @@ def tensor_cores(tg: Any, asked: list[Any]) -> Iterator[Row]:
 
 def operations(tg: Any, asked: list[Any]) -> Iterator[Row]:
     """Kernels and bytes over the least, forward and backward."""
+    from tapegrad.nn.functional.conv import convolve
+
     f, full = tg.nn.functional, (4096, 1024)
     attention = lambda q, k, v: f.scaled_dot_product_attention(q, k, v, is_causal=True)
     conv = lambda x, w: f.conv2d(x, w, padding=w.shape[-1] // 2)
     depthwise = lambda x, w: f.conv2d(x, w, padding=1, groups=64)
+    with_relu = lambda x, w, b: convolve("conv2d", 2, x, w, b, 1, 1, 1, 1, clips=True)
     image = (4, 64, 56, 56)
     labels = tg.zeros(full[0], dtype="int64")
     labels._array  # noqa: B018
@@ -182,6 +185,7 @@ def operations(tg: Any, asked: list[Any]) -> Iterator[Row]:
         "attention, 128 long": (attention, [(16, 4, 128, 32)] * 3),
         "attention, 2048 long": (attention, [(1, 2, 2048, 64)] * 3),
         "convolution 3x3": (conv, [image, (64, 64, 3, 3)]),
+        "convolution 3x3, bias and relu": (with_relu, [image, (64, 64, 3, 3), (64,)]),
         "convolution 1x1": (conv, [image, (64, 64, 1, 1)]),
         "convolution 3x3, depthwise": (depthwise, [image, (64, 1, 3, 3)]),
     }

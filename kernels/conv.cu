@@ -9,6 +9,21 @@
 #ifndef TRANSPOSED
 #define TRANSPOSED 0
 #endif
+#ifndef EPILOGUE
+#define EPILOGUE 0
+#endif
+
+// What is stored of a sum.  EPILOGUE 0: itself; 1: with the bias of its row; 2: of that what is above 0.  It is rounded
+// after each of these, as if they were kernels of their own.
+TG_INLINE T tg_finished(W sum, const T* bias, long long row) {
+#if EPILOGUE == 0
+    return tg_store<T>(sum);
+#elif EPILOGUE == 1
+    return tg_store<T>(tg_plus(tg_round_to<T>(sum), tg_load(bias[row])));
+#else
+    return tg_store<T>(tg_max(tg_round_to<T>(tg_plus(tg_round_to<T>(sum), tg_load(bias[row]))), W(0)));
+#endif
+}
 
 // The taps along an axis that a phase sums: number j is tap first + j * step, and reads place start + q + j * delta (each
 // step of q being `pace` places) for the q-th of its `positions` elements.
@@ -34,10 +49,10 @@ struct tg_walker {
     const T *x, *y;
 };
 
-// ---- result[image, group, row, place] = sum of kernel * windows; blocks: row tiles, then tiles of places, then phases
+// ---- result[image, group, row, place] = sum of kernel * windows, finished; bias: (group, row), or anything; blocks: row tiles, then tiles of places, then phases
 extern "C" __global__ void __launch_bounds__(256, 2)
-    tg_conv(const T* __restrict__ x, const T* __restrict__ kernel, T* __restrict__ result, long long tiles,
-            TG_GEOMETRY) {
+    tg_conv(const T* __restrict__ x, const T* __restrict__ kernel, const T* __restrict__ bias, T* __restrict__ result,
+            long long tiles, TG_GEOMETRY) {
     __shared__ __align__(16) tg_slices slices;
     __shared__ tg_axis axes[3];
     const int row_tiles = (outer - 1) / TILE_ROWS + 1;
@@ -129,7 +144,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 #pragma unroll
         for (int i = 0; i < HELD_ROWS; ++i) {
             const int row = tg_held_row(i);
-            if (first_row + row < outer) to[row * places] = tg_store<T>(sums.get(i, j));
+            if (first_row + row >= outer) continue;
+            to[row * places] = tg_finished(sums.get(i, j), bias, group * outer + first_row + row);
         }
     }
 }
@@ -148,8 +164,8 @@ TG_INLINE int tg_read_at(int q, int tap, int source, int stride, int pad, int sp
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
-    tg_conv_few(const T* __restrict__ x, const T* __restrict__ kernel, T* __restrict__ result, long long tiles,
-                TG_GEOMETRY) {
+    tg_conv_few(const T* __restrict__ x, const T* __restrict__ kernel, const T* __restrict__ bias,
+                T* __restrict__ result, long long tiles, TG_GEOMETRY) {
     const long long places = static_cast<long long>(target0) * target1 * target2;
     const tg_split tile = tg_divide(blockIdx.x, static_cast<int>(tiles)), row = tg_divide(tile.before, outer),
                    group = tg_divide(row.before, groups);
@@ -176,6 +192,6 @@ extern "C" __global__ void __launch_bounds__(256, 4)
                 }
             }
         }
-        result[tile.before * places + at] = tg_store<T>(sum);
+        result[tile.before * places + at] = tg_finished(sum, bias, group.at * outer + row.at);
     }
 }

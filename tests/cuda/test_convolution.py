@@ -83,3 +83,46 @@ def test_every_way_to_run_gives_the_same_bits(cuda):
     for way in ways:
         for got, wanted in zip(way, plain, strict=True):
             same_bits(got, wanted)
+
+
+def with_relu(cuda: Any, *shape: int, **options: Any) -> Any:
+    """An image, a layer that ends in relu, and what it says, one operation after the other."""
+    rng = np.random.default_rng(1)
+    x = tg.asarray(rng.normal(size=shape).astype("float32"), device=cuda)
+    with tg.device(cuda):
+        layer = tg.nn.Conv2D(6, 3, padding=1, activation="relu", **options)
+        layer(x)
+        layer.bias.assign(tg.asarray(rng.normal(size=6).astype("float32")))
+    apart = lambda x: tg.relu(F.conv2d(x, layer.kernel, padding=1, **options) + tg.reshape(layer.bias, (6, 1, 1)))
+    return x, layer, apart
+
+
+def test_bias_and_relu_are_written_with_the_product(cuda):
+    x, layer, apart = with_relu(cuda, 8, 4, 16, 16)
+    y = 8 * 6 * 16 * 16 * 4
+    least = x.nbytes + layer.kernel.nbytes + layer.bias.nbytes + y
+    alone = counted(lambda: layer(x))
+    assert (alone.kernel_runs, alone.bytes_moved) == (1, least)
+    fused, plain = (counted(lambda f=f: F.max_pool2d(f(x), 2)) for f in (layer, apart))
+    assert plain.kernel_runs - fused.kernel_runs == 1
+    assert plain.bytes_moved - fused.bytes_moved == 2 * y
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 2}])
+def test_bias_and_relu_give_the_bits_of_operations_of_their_own(cuda, options):
+    x, layer, apart = with_relu(cuda, 2, 4, 9, 8, **options)
+
+    def run(f: Any) -> list[Any]:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            loss = tg.sum(f(x) * tg.sin(x[:, :1]))
+        return [loss, *tape.gradient(loss, [x, layer.kernel, layer.bias])]
+
+    wanted = run(apart)
+    for f in (layer, tg.recompute_grad(layer), tg.function(layer)):
+        for one, other in zip(run(f), wanted, strict=True):
+            same_bits(one, other)
+    along = lambda f: tg.jvp(f, [x], [tg.cos(x)])[1]
+    same_bits(along(layer), along(apart))
+    rows = lambda f: tg.vmap(lambda one: f(tg.stack([one, one])))(x)
+    np.testing.assert_allclose(rows(layer).numpy(), rows(apart).numpy(), rtol=1e-5, atol=1e-5)

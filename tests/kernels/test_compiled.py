@@ -88,6 +88,7 @@ def asked_of(dtype):
         x, w, y = (recorder.empty(s, dtype) for s in ((1, 8, 6, 6), (outputs, 8, 3, 3), (1, outputs, 4, 4)))
         moves = Moves((1, 1), ((0, 0), (0, 0)), (1, 1), 1, tf32)
         _cuda_conv.forward(recorder, x, w, y, moves).run()
+        _cuda_conv.forward(recorder, x, w, y, moves, recorder.empty((outputs,), dtype), True).run()
         _cuda_conv.in_kernel(recorder, x, y, w, moves).run()
         wide, image = (recorder.empty((n, outputs, 3 + k, 3 + k), dtype) for n, k in ((outputs, 0), (1, 3)))
         _cuda_conv.in_image(recorder, y, wide, image, moves).run()

@@ -14,6 +14,7 @@ from tapegrad.device.numerics import blas
 from tapegrad.device.numerics.windows import Moves
 from tapegrad.ops.products import _cuda_conv
 from tapegrad.ops.products.convolution import conv_in_w_p, conv_in_x_p, conv_p
+from tapegrad.ops.products.convolution_bias import conv_bias_p, conv_bias_relu_p
 
 TOLERANCES = {"float32": 2e-6, "float64": 1e-13, "float16": 2e-3, "bfloat16": 1.6e-2, "complex64": 3e-6}
 CASES = {
@@ -125,6 +126,17 @@ def test_bits_do_not_depend_on_how_operands_lie(case, lay, emulated):
     for prim, operands, *rest in three(case, "float32", LAYS[lay]):
         plain = [np.ascontiguousarray(x) for x in operands]
         np.testing.assert_array_equal(found(emulated, prim, operands, *rest), found(emulated, prim, plain, *rest))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", ml_dtypes.bfloat16, "float64"], ids=str)
+@pytest.mark.parametrize("case", ["all at once", "depthwise", "many rows", "1x1 strided"])
+def test_what_follows_a_product_gives_the_bits_of_operations_of_their_own(case, dtype, emulated):
+    _, (x, w), shape, params = three(case, dtype)[0]
+    b = drawn(shape[1:2], dtype, 7)
+    y = found(emulated, conv_p, (x, w), shape, params) + b.reshape(-1, *(1,) * (len(shape) - 2))
+    np.testing.assert_array_equal(found(emulated, conv_bias_p, (x, w, b), shape, params), y)
+    np.testing.assert_array_equal(found(emulated, conv_bias_relu_p, (x, w, b), shape, params), np.maximum(y, 0))
+    assert (y < 0).any() and (y > 0).any()
 
 
 def test_a_sum_in_parts_is_the_sum(emulated, monkeypatch):

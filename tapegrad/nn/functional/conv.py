@@ -13,6 +13,7 @@ from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn.functional._variants import in_dims
 from tapegrad.ops.casting import by_policy
 from tapegrad.ops.products.convolution import Moves, Window, conv, conv_transpose
+from tapegrad.ops.products.convolution_bias import conv_bias, is_one_kernel
 from tapegrad.ops.shape.patches import unfold_windows
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -83,9 +84,9 @@ def _bias(op: object, y: Tensor, bias: TensorLike | None) -> Tensor:
 
 def convolve(
     op: object, dims: int, input: TensorLike, weight: TensorLike, bias: TensorLike | None, stride: Lengths,
-    padding: Padding, dilation: Lengths, groups: int,
+    padding: Padding, dilation: Lengths, groups: int, clips: bool = False,
 ) -> Tensor:  # fmt: skip
-    """What conv1d, conv2d and conv3d do; ``op`` opens the messages."""
+    """What conv1d, conv2d and conv3d do; ``op`` opens the messages; ``clips``: ``relu`` of that."""
     input, w, bias = by_policy("conv", (input, ops.asarray(weight), bias))
     if w.ndim != dims + 2:
         raise ShapeError(f"{op}: wanted weight (outputs, channels / groups, {dims} sizes), got {w.shape}")
@@ -94,7 +95,11 @@ def convolve(
 
     def body(x: Tensor) -> Tensor:
         around = pads(op, padding, x.shape[2:], w.shape[2:], strides, spaced)
-        return _bias(op, conv(x, w, moves=Moves(strides, around, spaced, count)), bias)
+        moves = Moves(strides, around, spaced, count)
+        if bias is not None and (b := ops.asarray(bias)).shape == w.shape[:1] and is_one_kernel(x, w, b, moves):
+            return conv_bias(x, w, b, moves, clips)
+        y = _bias(op, conv(x, w, moves=moves), bias)
+        return ops.relu(y) if clips else y
 
     return by_image(op, input, dims, body)
 

@@ -70,8 +70,11 @@ class _Conv(Affine):
         x, kernel, bias = self._operands("conv", inputs, self.kernel, self.bias)
         if x.ndim != self.dims + 2:
             raise ShapeError(f"{self}: wanted inputs of {self.dims + 2} axes, for which it was built, got {x.shape}")
-        y = conv.convolve(self, self.dims, x, kernel, bias, self.strides, self.padding, self.dilation_rate, self.groups)
-        return self.activation(y)
+        clips = self.activation is ops.relu  # which the convolution's kernel can do
+        y = conv.convolve(
+            self, self.dims, x, kernel, bias, self.strides, self.padding, self.dilation_rate, self.groups, clips
+        )
+        return y if clips else self.activation(y)
 
 
 class Conv1D(_Conv):

@@ -91,44 +91,61 @@ def _macros(dtype: DType, inner: int, outer: int, tf32: bool) -> dict[str, Any]:
     return {"T": dtype, "ROWS": rows, "TENSOR": int(tensor)}
 
 
-def forward(device: CudaDevice, x: Array, w: Array, out: Array, moves: Moves) -> Prepared:
-    """``x``: (n, channels, ...), ``w``: (outputs, channels / groups, ...), ``out``: (n, outputs, positions ...)."""
-    return _applied(device, x, w, out, moves, turned=False)
+def forward(
+    device: CudaDevice, x: Array, w: Array, out: Array, moves: Moves, bias: Array | None = None, clips: bool = False
+) -> Prepared:
+    """``x``: (n, channels, ...), ``w``: (outputs, channels / groups, ...), ``out``: (n, outputs, positions ...).
+
+    ``bias``: (outputs,), which is added; ``clips``: with one, the result is what is above 0 of that.
+    """
+    return _applied(device, x, w, out, moves, False, bias, clips)
 
 
 def in_image(device: CudaDevice, ct: Array, w: Array, out: Array, moves: Moves) -> Prepared:
     """The transpose in the image: ``ct``: (n, outputs, positions ...), ``out``: (n, channels, ...)."""
-    return _applied(device, ct, w, out, moves, turned=True)
+    return _applied(device, ct, w, out, moves, True)
 
 
-def _applied(device: CudaDevice, x: Array, w: Array, out: Array, moves: Moves, turned: bool) -> Prepared:
+def _applied(
+    device: CudaDevice, x: Array, w: Array, out: Array, moves: Moves, turned: bool, bias: Array | None = None,
+    clips: bool = False,
+) -> Prepared:  # fmt: skip
     window, groups = moves.over((out if turned else x).shape[2:], w.shape[2:]), moves.groups
     if not out.size or not x.size or not w.size:
-        return Prepared(0, lambda: out.fill(0))
-    if _is_product(x, w, out, groups):
+        return Prepared(0, partial(_of_nothing, device, out, bias, clips))
+    if bias is None and _is_product(x, w, out, groups):
         return Prepared(0, partial(_product, device, x, w, out, turned, moves.tf32))
     inner, outer = x.shape[1] // groups, out.shape[1] // groups
     macros = {**_macros(out.dtype, inner, outer, moves.tf32), "TRANSPOSED": int(turned)}
+    macros["EPILOGUE"] = 0 if bias is None else 1 + clips
 
     def run() -> None:
         image, kernel = _readable(device, x), _readable(device, w)
+        added = kernel if bias is None else device.xp.ascontiguousarray(bias)
         o, c, *taps = _steps(kernel)
         y = (inner * o, c, o, *taps) if turned else (outer * o, o, c, *taps)
         shape = _Geometry(x.shape[0], groups, inner, outer, x.shape[2:], out.shape[2:], window, _steps(image), y)
         if inner * outer <= _FEW:
             tiles = -(-prod(out.shape[2:]) // _PLANE)
             grid = tiles * out.shape[0] * out.shape[1]
-            args = (image, kernel, out, cxx.long(tiles), *shape.args())
+            args = (image, kernel, added, out, cxx.long(tiles), *shape.args())
             _conv_few(device, grid, _BLOCK, args, **macros)
             return
         strides = window.strides if turned else ()
         phase = [-(-n // s) for n, s in zip(out.shape[2:], strides)] if turned else out.shape[2:]
         tiles = -(-x.shape[0] * prod(phase) // _TILE)
         grid = tiles * -(-outer // (8 * macros["ROWS"])) * groups * prod(strides)
-        args = (image, kernel, out, cxx.long(tiles), *shape.args())
+        args = (image, kernel, added, out, cxx.long(tiles), *shape.args())
         _conv(device, grid, _BLOCK, args, **macros)
 
-    return Prepared(_copied(x, w), run)
+    return Prepared(_copied(x, w) + (0 if bias is None else bias.nbytes), run)
+
+
+def _of_nothing(device: CudaDevice, out: Array, bias: Array | None, clips: bool) -> None:
+    """Sums of no products: 0, or the bias."""
+    out[...] = 0 if bias is None else bias.reshape(*bias.shape, *(1,) * (out.ndim - 2))
+    if clips:
+        device.xp.maximum(out, 0, out=out)
 
 
 def _is_product(x: Array, w: Array, out: Array, groups: int) -> bool:

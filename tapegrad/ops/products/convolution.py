@@ -131,11 +131,11 @@ class _Kind:
             passed(prepared.parts, prepared.parts)
 
 
-_FORWARD, _IN_IMAGE, _IN_KERNEL = _Kind("forward"), _Kind("in_image"), _Kind("in_kernel")
+FORWARD, _IN_IMAGE, _IN_KERNEL = _Kind("forward"), _Kind("in_image"), _Kind("in_kernel")
 
 
 def _run_conv(xp: Namespace, x: Array, w: Array, *, out: Array, moves: Moves) -> None:
-    _FORWARD.on_cpu(xp, x, w, out, moves)
+    FORWARD.on_cpu(xp, x, w, out, moves)
 
 
 def _run_in_x(xp: Namespace, g: Array, w: Array, *, out: Array, moves: Moves, size: Shape) -> None:
@@ -153,20 +153,29 @@ def _flops(x: Shape, w: Shape, positions: Shape, weight: Shape) -> int:
     return 2 * images * prod(positions) * prod(weight)
 
 
+def flops(x: ShapedArray, w: ShapedArray, *, moves: Moves) -> int:
+    """Arithmetic of a convolution."""
+    positions = moves.over(_sizes(x, moves), _sizes(w, moves)).positions
+    return _flops(x.shape, w.shape, positions, w.shape[-len(moves.strides) - 2 :])
+
+
 def _sizes(x: ShapedArray, moves: Moves) -> Shape:
     """The spatial sizes: of an image, a kernel or a result."""
     return x.shape[-len(moves.strides) :]
 
 
-def _conv(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
+def of(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
+    """The convolution."""
     return barrier(conv_p, x, w, moves=moves)
 
 
-def _in_x(g: Tensor, w: Tensor, moves: Moves, size: Shape) -> Tensor:
+def in_x(g: Tensor, w: Tensor, moves: Moves, size: Shape) -> Tensor:
+    """The cotangent of its image, of spatial shape ``size``."""
     return barrier(conv_in_x_p, g, w, moves=moves, size=size)
 
 
-def _in_w(x: Tensor, g: Tensor, moves: Moves, kernel: Shape) -> Tensor:
+def in_w(x: Tensor, g: Tensor, moves: Moves, kernel: Shape) -> Tensor:
+    """The cotangent of its kernel, of spatial shape ``kernel``."""
     return barrier(conv_in_w_p, x, g, moves=moves, kernel=kernel)
 
 
@@ -178,18 +187,16 @@ _SOLID = Moves((1, 2, 1), ((1, 0), (0, 1), (0, 0)), (1, 1, 1), 1)
 conv_p: Primitive = bilinear(
     "conv",
     impl=_run_conv,
-    cuda=_FORWARD.on_cuda,
-    scratch=_FORWARD.scratch,
-    dry=_FORWARD.dry,
+    cuda=FORWARD.on_cuda,
+    scratch=FORWARD.scratch,
+    dry=FORWARD.dry,
     infer=_infer_conv,
     transposes=[
-        lambda ct, w, x_aval, *, moves: _in_x(ct, w, moves, _sizes(x_aval, moves)),
-        lambda ct, x, w_aval, *, moves: _in_w(x, ct, moves, _sizes(w_aval, moves)),
+        lambda ct, w, x_aval, *, moves: in_x(ct, w, moves, _sizes(x_aval, moves)),
+        lambda ct, x, w_aval, *, moves: in_w(x, ct, moves, _sizes(w_aval, moves)),
     ],
     into=True,
-    flops=lambda x, w, *, moves: _flops(
-        x.shape, w.shape, moves.over(_sizes(x, moves), _sizes(w, moves)).positions, w.shape[-len(moves.strides) - 2 :]
-    ),
+    flops=flops,
     lift=same_params,
     samples=[
         Sample((2, 3, 5, 4), (2, 3, 3, 2), moves=_PLAIN), Sample((2, 4, 5, 5), (2, 2, 3, 2), moves=_MIXED),
@@ -214,8 +221,8 @@ conv_in_x_p: Primitive = bilinear(
     dry=_IN_IMAGE.dry,
     infer=_infer_in_x,
     transposes=[
-        lambda ct, w, *, moves, size: _conv(ct, w, moves),
-        lambda ct, g, w_aval, *, moves, size: _in_w(ct, g, moves, _sizes(w_aval, moves)),
+        lambda ct, w, *, moves, size: of(ct, w, moves),
+        lambda ct, g, w_aval, *, moves, size: in_w(ct, g, moves, _sizes(w_aval, moves)),
     ],
     into=True,
     flops=lambda g, w, *, moves, size: _flops(g.shape, w.shape, _sizes(g, moves), w.shape[-len(size) - 2 :]),
@@ -241,8 +248,8 @@ conv_in_w_p: Primitive = bilinear(
     dry=_IN_KERNEL.dry,
     infer=_infer_in_w,
     transposes=[
-        lambda ct, g, x_aval, *, moves, kernel: _in_x(g, ct, moves, _sizes(x_aval, moves)),
-        lambda ct, x, *, moves, kernel: _conv(x, ct, moves),
+        lambda ct, g, x_aval, *, moves, kernel: in_x(g, ct, moves, _sizes(x_aval, moves)),
+        lambda ct, x, *, moves, kernel: of(x, ct, moves),
     ],
     into=True,
     flops=lambda x, g, *, moves, kernel: _flops(
@@ -273,7 +280,7 @@ def conv(x: TensorLike, w: TensorLike, /, *, moves: Moves) -> Tensor:
     Raises ShapeError.
     """
     x, w = promote("conv", (x, w), in_float)
-    return _conv(x, w, _as_chosen(moves, x))
+    return of(x, w, as_chosen(moves, x))
 
 
 def conv_transpose(x: TensorLike, w: TensorLike, /, *, moves: Moves, size: Shape) -> Tensor:
@@ -283,9 +290,9 @@ def conv_transpose(x: TensorLike, w: TensorLike, /, *, moves: Moves, size: Shape
     Raises ShapeError.
     """
     g, w = promote("conv_in_x", (x, w), in_float)
-    return _in_x(g, w, _as_chosen(moves, g), size)
+    return in_x(g, w, as_chosen(moves, g), size)
 
 
-def _as_chosen(moves: Moves, x: Tensor) -> Moves:
+def as_chosen(moves: Moves, x: Tensor) -> Moves:
     """``moves`` with the precision that is in force for products."""
     return moves._replace(tf32=rounds_products(x.dtype))

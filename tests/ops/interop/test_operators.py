@@ -154,7 +154,8 @@ INNER = {
     "ops.index.index_vectors": {"nd_index"},
     "ops.interop.info": {"check_version", "namespace_info"}, "ops.interop.einops_backend": {"offer_backend"},
     "ops.shape.join": {"padded", "slices"}, "ops.elementwise.exponential": {"below", "pow_operator"},
-    "ops.products.convolution": {"conv", "conv_transpose", "fitted"},
+    "ops.products.convolution": {"as_chosen", "conv", "conv_transpose", "fitted", "flops", "in_w", "in_x", "of"},
+    "ops.products.convolution_bias": {"conv_bias", "is_one_kernel"},
     "ops.shape.patches": {"fold_windows", "unfold_windows"},
     "ops.rows.pooling": {
         "add_taps", "by_planes", "every_tap", "leading", "max_pool", "max_pool_places", "spread_pool", "sum_pool",
