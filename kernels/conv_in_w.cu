@@ -99,28 +99,52 @@ extern "C" __global__ void __launch_bounds__(256)
     result[at] = tg_store<T>(sum);
 }
 
-// One element of parts by a block: (tap, channel) fastest, then rows and groups, then parts.
-extern "C" __global__ void __launch_bounds__(256, 4)
+// Few channels in a group: a block takes one of them and one row, and sums for MOST taps at a time, so that it reads the
+// cotangent once for all of these.  Blocks: channels, then rows, then groups, then parts.
+constexpr int MOST = sizeof(W) > 8 ? 3 : 9;
+
+extern "C" __global__ void __launch_bounds__(256, 2)
     tg_conv_few_in_w(const T* __restrict__ x, const T* __restrict__ y, W* __restrict__ parts, long long many,
                      TG_GEOMETRY) {
     __shared__ W shared[THREADS / TG_WARP];
-    const tg_split channel = tg_divide(blockIdx.x, inner);
-    const tg_place tap = tg_placed(channel.before, taps0, taps1, taps2);
-    const tg_split row = tg_divide(tap.before, outer), group = tg_divide(row.before, groups);
+    __shared__ tg_place moves[MOST];  // where each tap reads, from its position on; before: the same in memory
+    const tg_split channel = tg_divide(blockIdx.x, inner), row = tg_divide(channel.before, outer),
+                   group = tg_divide(row.before, groups);
+    const int taps = taps0 * taps1 * taps2;
     const long long positions = static_cast<long long>(images) * target0 * target1 * target2;
     const long long share = (positions + many - 1) / many, begin = group.before * share;
     const long long end = begin + share < positions ? begin + share : positions;
     const T* const image = x + (group.at * inner + channel.at) * x_channel;
     const T* const from = y + group.at * y_group + row.at * y_row;
-    W sum = W(0);
-    for (long long at = begin + threadIdx.x; at < end; at += THREADS) {
-        const tg_place p = tg_placed(at, target0, target1, target2);
-        const int k0 = p.q0 * stride0 - pad0 + tap.q0 * space0, k1 = p.q1 * stride1 - pad1 + tap.q1 * space1,
-                  k2 = p.q2 * stride2 - pad2 + tap.q2 * space2;
-        if (k0 < 0 || k0 >= source0 || k1 < 0 || k1 >= source1 || k2 < 0 || k2 >= source2) continue;
-        const W a = tg_load(from[p.before * y_inner + p.q0 * y0 + p.q1 * y1 + p.q2 * y2]);
-        sum = tg_fused(a, tg_load(image[p.before * x_image + k0 * x0 + k1 * x1 + k2 * x2]), sum);
+    for (int first = 0; first < taps; first += MOST) {
+        if (threadIdx.x < MOST) {
+            const tg_place tap = tg_placed(first + threadIdx.x, taps0, taps1, taps2);
+            const int m0 = tap.q0 * space0 - pad0, m1 = tap.q1 * space1 - pad1, m2 = tap.q2 * space2 - pad2;
+            const bool is_tap = first + static_cast<int>(threadIdx.x) < taps;
+            moves[threadIdx.x] = tg_place{m0 * x0 + m1 * x1 + m2 * x2, is_tap ? m0 : -0x40000000, m1, m2};
+        }
+        __syncthreads();
+        W sums[MOST];
+#pragma unroll
+        for (int t = 0; t < MOST; ++t) sums[t] = W(0);
+        for (long long at = begin + threadIdx.x; at < end; at += THREADS) {
+            const tg_place p = tg_placed(at, target0, target1, target2);
+            const int i0 = p.q0 * stride0, i1 = p.q1 * stride1, i2 = p.q2 * stride2;
+            const W a = tg_load(from[p.before * y_inner + p.q0 * y0 + p.q1 * y1 + p.q2 * y2]);
+            const T* const place = image + p.before * x_image + i0 * x0 + i1 * x1 + i2 * x2;
+#pragma unroll
+            for (int t = 0; t < MOST; ++t) {
+                const int k0 = i0 + moves[t].q0, k1 = i1 + moves[t].q1, k2 = i2 + moves[t].q2;
+                if (k0 < 0 || k0 >= source0 || k1 < 0 || k1 >= source1 || k2 < 0 || k2 >= source2) continue;
+                sums[t] = tg_fused(a, tg_load(place[moves[t].before]), sums[t]);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < MOST; ++t) {
+            const W sum = tg_block_reduce<tg_add<W>, THREADS>(sums[t], shared);
+            if (threadIdx.x == 0 && first + t < taps) {
+                parts[(channel.before * taps + first + t) * inner + channel.at] = sum;
+            }
+        }
     }
-    sum = tg_block_reduce<tg_add<W>, THREADS>(sum, shared);
-    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }

@@ -26,13 +26,14 @@ CASES = {
     "some rows": ((1, 20, 6, 6), (24, 20, 2, 2), Moves((1, 1), ((0, 0), (0, 0)), (1, 1), 1)),
     "depthwise": ((3, 6, 6, 5), (12, 1, 3, 3), Moves((1, 1), ((1, 1), (1, 1)), (1, 1), 6)),
     "depthwise, strided": ((2, 4, 9, 7), (4, 1, 3, 2), Moves((2, 3), ((1, 1), (0, 1)), (2, 1), 4)),
+    "depthwise, 5x5": ((2, 3, 9, 8), (6, 1, 5, 5), Moves((1, 2), ((2, 2), (3, 1)), (1, 1), 3)),
     "solid": ((1, 4, 5, 6, 4), (3, 4, 2, 3, 2), Moves((1, 2, 1), ((1, 0), (0, 1), (2, 2)), (1, 1, 2), 1)),
     "line": ((3, 4, 150), (5, 4, 5), Moves((1,), ((2, 2),), (1,), 1)),
     "1x1 strided": ((3, 4, 5, 4), (5, 4, 1, 1), Moves((2, 2), ((0, 0), (0, 0)), (1, 1), 1)),
     "kernel meets padding only": ((1, 3, 2), (2, 3, 2), Moves((1,), ((3, 3),), (4,), 1)),
     "one channel": ((2, 1, 7, 7), (1, 1, 3, 3), Moves((1, 1), ((0, 0), (0, 0)), (1, 1), 1)),
 }
-FEW = ("one channel", "depthwise", "depthwise, strided")
+FEW = ("one channel", "depthwise", "depthwise, strided", "depthwise, 5x5")
 """Cases with kernels of their own."""
 
 

@@ -168,7 +168,7 @@ def in_kernel(device: CudaDevice, x: Array, ct: Array, out: Array, moves: Moves)
     groups, taps, wide = moves.groups, prod(out.shape[2:]), accumulator(out.dtype)
     inner, outer = x.shape[1] // groups, ct.shape[1] // groups
     few, macros = inner * outer <= _FEW, _macros(out.dtype, inner, outer, moves.tf32)
-    tiles = out.size if few else -(-outer // (8 * macros["ROWS"])) * -(-taps * inner // _TILE) * groups
+    tiles = out.size // taps if few else -(-outer // (8 * macros["ROWS"])) * -(-taps * inner // _TILE) * groups
     many = _many(tiles, ct.shape[0] * prod(ct.shape[2:]), (x.nbytes + ct.nbytes) // (out.size * wide.itemsize))
 
     def run() -> None:
