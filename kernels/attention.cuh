@@ -70,8 +70,8 @@ template <int LENGTH>
 struct tg_both {
     E *k, *w;  // of width KD and WD
     TG_INLINE explicit tg_both(tg_room& room) : k(room.tile(LENGTH, KD)), w(room.tile(LENGTH, WD)) {}
-    TG_INLINE void fetch(const T* of_k, long long step_k, const T* of_w, long long step_w, const tg_lies& lies, int first,
-                         int rows) const {
+    TG_INLINE void fetch(const T* of_k, long long step_k, const T* of_w, long long step_w, const tg_lies& lies,
+                         int first, int rows) const {
         tg_fetch<LENGTH, KD>(k, of_k, step_k, first, rows, lies.width);
         tg_fetch<LENGTH, WD>(w, of_w, step_w, first, rows, lies.features);
     }
@@ -114,8 +114,8 @@ TG_INLINE W tg_score(W x, const M* mask, const tg_lies& lies, const tg_place& at
 
 // The scores of a tile from its first query and key on; most tiles have no keys that are hidden.
 template <bool TURNED>
-TG_INLINE void tg_scores(const E* own, const E* other, const M* mask, const tg_lies& lies, const tg_place& at, int query,
-                         int key, W (&scores)[TG_I][TG_J]) {
+TG_INLINE void tg_scores(const E* own, const E* other, const M* mask, const tg_lies& lies, const tg_place& at,
+                         int query, int key, W (&scores)[TG_I][TG_J]) {
     tg_dots<KD>(own, other, scores);
     const W scale = static_cast<W>(lies.scale);
 #pragma unroll
@@ -142,8 +142,9 @@ TG_INLINE int tg_end(const tg_lies& lies, int first) {
 
 // ---- dropout
 
-// Which weights of a tile are kept: the 16 bits that nn.functional.dropout would draw for each decide.  They are drawn
-// one after the other: all at once would take more registers than there are.
+// Which weights of a tile are kept: the 16 bits that nn.functional.dropout would draw for each decide.  A word of them
+// is for four neighbouring keys: where each row of weights begins with a word, lanes share the words that they draw.
+// They are drawn one after the other: all at once would take more registers than there are.
 template <bool TURNED>
 struct tg_kept {
     unsigned long long bits;
@@ -153,21 +154,67 @@ struct tg_kept {
         if (!DROP) return;
         bits = 0;
         inflation = static_cast<W>(lies.inflation);
+        if (SHARED && lies.s % 4 == 0) {
+            share_words(lies, at, query, key);
+            return;
+        }
 #pragma unroll 1
         for (int b = 0; b < TG_I * TG_J; ++b) {
             const int row = tg_row(b / TG_J), column = tg_column(b % TG_J);
-            const long long of_row = (at.n * lies.heads + at.head) * lies.t + query + (TURNED ? column : row);
-            const unsigned long long e = of_row * lies.s + key + (TURNED ? row : column);
-            const tg_bits16_tile tile(lies.key[0], lies.key[1], lies.counter, e);
-            const unsigned long long word = tg_word(tile.block, static_cast<int>(e >> 10 & 3));
-            const long long drawn = static_cast<long long>(word >> (16 * (e & 3)) & 0xffff);
-            bits |= static_cast<unsigned long long>(drawn < lies.threshold) << b;
+            const unsigned long long e = number(lies, at, query, key, row, column);
+            bits |= static_cast<unsigned long long>(kept(lies, word(lies, e), static_cast<int>(e & 3))) << b;
         }
     }
     // What a weight is multiplied with.
     TG_INLINE W share(int i, int j) const {
         if (!DROP) return W(1);
         return bits >> (i * TG_J + j) & 1 ? inflation : W(0);
+    }
+
+  private:
+    // TURNED, the four keys of a word are rows: those of a thread's neighbours on tensor cores, of other warps else.
+    static constexpr bool SHARED = TENSOR || !TURNED;
+
+    static TG_INLINE unsigned long long number(const tg_lies& lies, const tg_place& at, int query, int key, int row,
+                                               int column) {
+        query += TURNED ? column : row;
+        return ((at.n * lies.heads + at.head) * lies.t + query) * lies.s + key + (TURNED ? row : column);
+    }
+    static TG_INLINE unsigned long long word(const tg_lies& lies, unsigned long long e) {
+        const tg_bits16_tile tile(lies.key[0], lies.key[1], lies.counter, e);
+        return tg_word(tile.block, static_cast<int>(e >> 10 & 3));
+    }
+    static TG_INLINE bool kept(const tg_lies& lies, unsigned long long word, int which) {
+        return static_cast<long long>(word >> (16 * which) & 0xffff) < lies.threshold;
+    }
+
+    // Draw d of a lane is of a word that WIDTH lanes need; of it remain four bits.
+    static constexpr int WIDTH = TURNED ? 32 : TG_LANES, DRAWS = (TG_I * TG_J + 3) / 4;
+    TG_INLINE void share_words(const tg_lies& lies, const tg_place& at, int query, int key) {
+        const int lane = tg_lane() % WIDTH;
+        unsigned long long drawn = 0;
+#pragma unroll 1
+        for (int d = 0; d < DRAWS; ++d) {
+            int row, column;
+            if (TURNED) {  // for four columns j and each half of a band's 8 rows
+                row = tg_row(d / (TG_J / 4)) - tg_lane() / 4 + lane / 4 % 2 * 4;
+                column = tg_column(d % (TG_J / 4) * 4 + lane / 8);
+            } else {
+                const int n = d * WIDTH + lane;
+                row = tg_row(n / (COLS / 4));
+                column = n % (COLS / 4) * 4;
+            }
+            const unsigned long long found = word(lies, number(lies, at, query, key, row, column));
+            for (int k = 0; k < 4; ++k) drawn |= static_cast<unsigned long long>(kept(lies, found, k)) << (4 * d + k);
+        }
+#pragma unroll 1
+        for (int b = 0; b < TG_I * TG_J; ++b) {
+            const int i = b / TG_J, j = b % TG_J;
+            const int n = i * (COLS / 4) + tg_column(j) / 4;  // not TURNED: the number of the word
+            const int from = TURNED ? j % 4 * 8 + lane / 16 * 4 + lane % 4 : n % WIDTH;
+            const int bit = TURNED ? 4 * (b / 4) + lane / 4 % 4 : 4 * (n / WIDTH) + tg_column(j) % 4;
+            bits |= (__shfl_sync(TG_ALL_LANES, drawn, from, WIDTH) >> bit & 1) << b;
+        }
     }
 };
 
@@ -230,8 +277,9 @@ TG_INLINE void tg_fetch_left(W* to, const W* left, const tg_lies& lies, const tg
 
 // The weights of a tile as far as they are kept, and the cotangents of its scores; `left`: of its queries.
 template <bool TURNED, int A, int B>
-TG_INLINE void tg_back(const tg_both<A>& own, const tg_both<B>& other, const W* left, const M* mask, const tg_lies& lies,
-                       const tg_place& at, int query, int key, W (&weights)[TG_I][TG_J], W (&back)[TG_I][TG_J]) {
+TG_INLINE void tg_back(const tg_both<A>& own, const tg_both<B>& other, const W* left, const M* mask,
+                       const tg_lies& lies, const tg_place& at, int query, int key, W (&weights)[TG_I][TG_J],
+                       W (&back)[TG_I][TG_J]) {
     tg_scores<TURNED>(own.k, other.k, mask, lies, at, query, key, weights);
     tg_dots<WD>(own.w, other.w, back);
     const tg_kept<TURNED> kept(lies, at, query, key);

@@ -17,8 +17,8 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, 2)
         tg_fetch<ROWS, KD>(tangents, tg_head(u, of_u, at.n, at.head), lies.u[1], at.first, lies.t, lies.width);
     }
     tg_running rows;
-    // The scores' tangents are taken from their mean so far, `shift`: rounded weights times what all tangents of a row have
-    // in common would not cancel.
+    // The scores' tangents are taken from their mean so far, `shift`: rounded weights times what all tangents of a row
+    // have in common would not cancel.
     W mean[TG_I], shift[TG_I], factor[TG_I], result[TG_I][TG_SUMS<WD>], by[TG_I][TG_SUMS<WD>];
     tg_clear(result);
     tg_clear(by);
@@ -53,7 +53,8 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, 2)
                 }
                 mean[i] += scores[i][j] * along[i][j];
             }
-            const W weight = tg_row_sum(rows.total[i]), sum = tg_row_sum(mean[i]), next = weight == W(0) ? W(0) : sum / weight;
+            const W weight = tg_row_sum(rows.total[i]), sum = tg_row_sum(mean[i]);
+            const W next = weight == W(0) ? W(0) : sum / weight;
 #pragma unroll
             for (int j = 0; j < TG_SUMS<WD>; ++j) result[i][j] -= (next - shift[i]) * by[i][j];
             shift[i] = next;

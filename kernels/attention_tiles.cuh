@@ -1,7 +1,8 @@
 // Tiles of attention: matrices in shared memory, and how the threads of a block share a tile of scores and the sums of
 // its products with rows.  Two layouts have the same functions:
 //
-// * TENSOR 0: thread (y, x) of 8 x 16 has rows y, y + 8, ... and columns x, x + 16, ..., and multiplies number by number;
+// * TENSOR 0: thread (y, x) of 8 x 16 has rows y, y + 8, ... and columns x, x + 16, ..., and multiplies number by
+//   number;
 // * TENSOR 1: each warp has bands of 16 rows, its lanes the places of mma.cuh's sums; SPLIT warps have the same
 //   rows, and each of them its part of the columns of a product with rows, for more columns than one has registers.
 //
@@ -154,7 +155,9 @@ TG_INLINE void tg_times(const W (&p)[TG_I][TG_J], const E* b, W*, W (&out)[TG_I]
         for (int m = 0; m < TG_BANDS; ++m) {
             float sums[EACH][4];
 #pragma unroll
-            for (int e = 0; e < 4 * EACH; ++e) sums[e / 4][e % 4] = p[2 * m + e % 4 / 2][2 * (k * EACH + e / 4) + e % 2];
+            for (int e = 0; e < 4 * EACH; ++e) {
+                sums[e / 4][e % 4] = p[2 * m + e % 4 / 2][2 * (k * EACH + e / 4) + e % 2];
+            }
             tg_sums_as_a<E>(left[m], sums);
         }
 #pragma unroll

@@ -1,4 +1,5 @@
-// The cotangents of keys and values: each block has ROWS keys of one head of keys, which several heads of queries share.
+// The cotangents of keys and values: each block has ROWS keys of one head of keys, which several heads of queries may
+// share.
 #include "attention.cuh"
 
 extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
@@ -33,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
 #pragma unroll
         for (int i = 0; i < TG_I; ++i) factor[i] = static_cast<W>(lies.scale);
         const long long step = static_cast<long long>(lies.groups) * lies.width;
-        tg_deliver<KD>(out_k + at.n * lies.s * step + at.group * lies.width, step, at.first, lies.s, lies.width, result_k,
-                       factor);
+        tg_deliver<KD>(out_k + at.n * lies.s * step + at.group * lies.width, step, at.first, lies.s, lies.width,
+                       result_k, factor);
     }
     if (lies.pulled & 4) {
 #pragma unroll

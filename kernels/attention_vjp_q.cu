@@ -63,5 +63,6 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
 #pragma unroll
     for (int i = 0; i < TG_I; ++i) scale[i] = static_cast<W>(lies.scale);
     const long long step = static_cast<long long>(lies.heads) * lies.width;
-    tg_deliver<KD>(out + at.n * lies.t * step + at.head * lies.width, step, at.first, lies.t, lies.width, result, scale);
+    tg_deliver<KD>(out + at.n * lies.t * step + at.head * lies.width, step, at.first, lies.t, lies.width, result,
+                   scale);
 }

@@ -74,12 +74,12 @@ def wanted(op: str, half: DType, have: Iterable[DType]) -> DType | None:
 
 
 def set_float32_matmul_precision(precision: str) -> None:
-    """Say how float32 matrix products and convolutions are computed from now on, in every thread.
+    """Say how float32 matrix products, attention and convolutions are computed from now on, in every thread.
 
     ``"highest"``, the default: in float32.  ``"high"``: their operands are rounded to 10 bits of fraction (TF32), for
     which GPUs have tensor cores; sums are in float32.  A CPU rounds them to nearest, to show what it does to results,
-    and is slower.  ``matmul``, convolutions and what is made of them follow it, factorizations do not.  A derivative
-    has the precision of what it is of, and so has a rerun.  (PyTorch's function; its ``"medium"`` is
+    and is slower.  ``matmul``, attention, convolutions and what is made of them follow it, factorizations do not.  A
+    derivative has the precision of what it is of, and so has a rerun.  (PyTorch's function; its ``"medium"`` is
     ``tg.autocast("bfloat16")``.  With ``CUPY_TF32=1`` in the environment it begins with ``"high"``.)
 
     Raises DomainError for another word.
