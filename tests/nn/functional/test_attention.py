@@ -85,9 +85,18 @@ def test_one_run_gives_all_gradients() -> None:
     assert m.kernel_runs < 10  # of which one is attention's; each cotangent by itself would be three
 
 
-@pytest.mark.parametrize("p", [0.0, 0.25])
-def test_every_way_to_run_gives_the_same_bits(p: float) -> None:
-    q, k, v = (draw(2, 3, 33, 8, dtype="float32") for _ in range(3))
+@pytest.mark.parametrize(
+    ("p", "dtype", "precision"),
+    [
+        (0.0, "float32", "highest"),
+        (0.25, "float32", "highest"),
+        (0.25, "float32", "high"),
+        (0.25, "float16", "highest"),
+    ],
+)
+def test_every_way_to_run_gives_the_same_bits(p: float, dtype: str, precision: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(state, "chosen", [precision])
+    q, k, v = (draw(2, 3, 36, 8, dtype=dtype) for _ in range(3))
 
     def loss(x: tg.Tensor) -> tg.Tensor:
         return tg.sum(F.scaled_dot_product_attention(x, k * x, v, dropout_p=p, is_causal=True) ** 2)
