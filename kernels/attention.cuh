@@ -264,20 +264,21 @@ TG_INLINE void tg_shrink(W (&sums)[TG_I][N], const W (&factor)[TG_I]) {
 
 // ---- the derivative of a tile of scores
 
-// What tg_attention_vjp_q leaves of each query: its largest score, the inverse of its sum, the mean of its weights'
-// cotangents.
-constexpr int TG_LEFT = 3;
+// Statistics of a query, which tg_attention_vjp_q takes: its largest score, the inverse of its sum, the mean of its
+// weights' cotangents.
+constexpr int TG_STATS = 3;
 
-// `count` queries' from `first` on, into shared memory.
-TG_INLINE void tg_fetch_left(W* to, const W* left, const tg_lies& lies, const tg_place& at, int first, int count) {
-    const W* from = left + ((at.n * lies.heads + at.head) * lies.t + first) * TG_LEFT;
-    const int there = (first + count < lies.t ? count : lies.t - first) * TG_LEFT;
-    for (int i = threadIdx.x; i < count * TG_LEFT; i += TG_THREADS) to[i] = i < there ? from[i] : W(0);
+// Those of `count` queries from `first` on, into shared memory.
+TG_INLINE void tg_fetch_stats(W* to, const W* stats, const tg_lies& lies, const tg_place& at, int first,
+                              int count) {
+    const W* from = stats + ((at.n * lies.heads + at.head) * lies.t + first) * TG_STATS;
+    const int there = (first + count < lies.t ? count : lies.t - first) * TG_STATS;
+    for (int i = threadIdx.x; i < count * TG_STATS; i += TG_THREADS) to[i] = i < there ? from[i] : W(0);
 }
 
-// The weights of a tile as far as they are kept, and the cotangents of its scores; `left`: of its queries.
+// The weights of a tile as far as they are kept, and the cotangents of its scores; `stats`: of its queries.
 template <bool TURNED, int A, int B>
-TG_INLINE void tg_back(const tg_both<A>& own, const tg_both<B>& other, const W* left, const M* mask,
+TG_INLINE void tg_back(const tg_both<A>& own, const tg_both<B>& other, const W* stats, const M* mask,
                        const tg_lies& lies, const tg_place& at, int query, int key, W (&weights)[TG_I][TG_J],
                        W (&back)[TG_I][TG_J]) {
     tg_scores<TURNED>(own.k, other.k, mask, lies, at, query, key, weights);
@@ -288,7 +289,8 @@ TG_INLINE void tg_back(const tg_both<A>& own, const tg_both<B>& other, const W* 
 #pragma unroll
         for (int j = 0; j < TG_J; ++j) {
             const int place = TURNED ? tg_column(j) : tg_row(i);
-            const W most = left[place * TG_LEFT], inverse = left[place * TG_LEFT + 1], mean = left[place * TG_LEFT + 2];
+            const W* of = stats + place * TG_STATS;
+            const W most = of[0], inverse = of[1], mean = of[2];
             const W weight = query + place < lies.t ? exp(weights[i][j] - most) * inverse : W(0);
             const W share = kept.share(i, j);
             back[i][j] = tg_blind(lies, most) ? W(0) : weight * (back[i][j] * share - mean);

@@ -4,13 +4,13 @@
 
 extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
     tg_attention_vjp_kv(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
-                        const M* __restrict__ mask, const T* __restrict__ g, const W* __restrict__ left,
+                        const M* __restrict__ mask, const T* __restrict__ g, const W* __restrict__ stats,
                         T* __restrict__ out_k, T* __restrict__ out_v, const tg_lies lies) {
     TG_DYNAMIC_SHARED(unsigned char, memory);
     tg_room room{memory};
     const tg_both<ROWS> own(room);
     const tg_both<COLS> other(room);
-    W *scratch = tg_scratch(room), *other_left = room.take<W>(COLS * TG_LEFT);
+    W *scratch = tg_scratch(room), *other_stats = room.take<W>(COLS * TG_STATS);
     tg_place at(lies, lies.s, lies.groups);
     own.keys(k, v, lies, at, at.first);
     W result_k[TG_I][TG_SUMS<KD>], result_v[TG_I][TG_SUMS<WD>];
@@ -21,10 +21,10 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
         for (int first = lies.cut() ? at.first / COLS * COLS : 0; first < lies.t; first += COLS) {
             __syncthreads();
             other.queries(q, g, lies, at, first);
-            tg_fetch_left(other_left, left, lies, at, first, COLS);
+            tg_fetch_stats(other_stats, stats, lies, at, first, COLS);
             __syncthreads();
             W weights[TG_I][TG_J], back[TG_I][TG_J];
-            tg_back<true>(own, other, other_left, mask, lies, at, first, at.first, weights, back);
+            tg_back<true>(own, other, other_stats, mask, lies, at, first, at.first, weights, back);
             if (lies.pulled & 4) tg_times<WD>(weights, other.w, scratch, result_v);
             if (lies.pulled & 2) tg_times<KD>(back, other.k, scratch, result_k);
         }

@@ -3,13 +3,13 @@
 
 extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
     tg_attention_vjp_mask(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
-                          const M* __restrict__ mask, const T* __restrict__ g, const W* __restrict__ left,
+                          const M* __restrict__ mask, const T* __restrict__ g, const W* __restrict__ stats,
                           T* __restrict__ out, const tg_lies lies) {
     TG_DYNAMIC_SHARED(unsigned char, memory);
     tg_room room{memory};
     const tg_both<ROWS> own(room);
     const tg_both<COLS> other(room);
-    W *total = room.take<W>(ROWS * (COLS + 1)), *own_left = room.take<W>(ROWS * TG_LEFT);
+    W *total = room.take<W>(ROWS * (COLS + 1)), *own_stats = room.take<W>(ROWS * TG_STATS);
     const bool all_n = !lies.u[0], all_heads = !lies.u[1], all_rows = !lies.u[2], all_columns = !lies.u[3];
     long long b = blockIdx.x;
     const int down = all_rows ? 1 : (lies.t + ROWS - 1) / ROWS, across = all_columns ? 1 : (lies.s + COLS - 1) / COLS;
@@ -28,10 +28,10 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
                     __syncthreads();
                     own.queries(q, g, lies, at, row);
                     other.keys(k, v, lies, at, column);
-                    tg_fetch_left(own_left, left, lies, at, row, ROWS);
+                    tg_fetch_stats(own_stats, stats, lies, at, row, ROWS);
                     __syncthreads();
                     W weights[TG_I][TG_J], back[TG_I][TG_J];
-                    tg_back<false>(own, other, own_left, mask, lies, at, row, column, weights, back);
+                    tg_back<false>(own, other, own_stats, mask, lies, at, row, column, weights, back);
 #pragma unroll
                     for (int i = 0; i < TG_I; ++i)
 #pragma unroll

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 THREADS = 128
-LEFT = 3
-"""Numbers that the derivative leaves of each query: its largest score, 1 over its sum, the mean of its cotangents."""
+STATS = 3
+"""Statistics of a query in the derivative: its largest score, 1 over its sum, the mean of its weights' cotangents."""
 _MOST_SHARED = 99 * 1024
 """Bytes of shared memory that a block may ask for on every device from compute capability 8.0 on."""
 _MOST_SUMS = 32
@@ -26,15 +26,14 @@ _BY_NUMBERS = ((64, 32, 1), (32, 32, 1), (32, 16, 1), (16, 16, 1), (8, 16, 1))
 
 class Plan(NamedTuple):
     """What a block holds: widths of the matrices of its own rows, of those of the others, and of its sums of products
-    with rows; registers beside sums, in tiles of scores; of whom it has what the derivative has left, ``"own"`` or
-    ``"other"``.
+    with rows; registers beside sums, in tiles of scores; whose row statistics it has, ``"own"`` or ``"other"``.
     """
 
     own: Sequence[int]
     other: Sequence[int]
     sums: Sequence[int]
     scores: int
-    left: str = ""
+    stats: str = ""
 
 
 class Numbers(NamedTuple):
@@ -92,5 +91,5 @@ def _shared(plan: Plan, numbers: Numbers, rows: int, cols: int) -> int:
     parts += [numbers.element * cols * (width + pad) for width in plan.other]
     if not numbers.tensor or not plan.sums:  # weights on their way from thread to thread, or sums of scores
         parts.append(numbers.sum * rows * (cols + 1))
-    parts.append(numbers.sum * LEFT * {"own": rows, "other": cols, "": 0}[plan.left])
+    parts.append(numbers.sum * STATS * {"own": rows, "other": cols, "": 0}[plan.stats])
     return sum(-(-part // 16) * 16 for part in parts)

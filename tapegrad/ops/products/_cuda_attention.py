@@ -15,7 +15,7 @@ from tapegrad.device.numerics.attention import Weighting, nothing, slices
 from tapegrad.device.tally import contiguous, passed, spread
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import ShapeError
-from tapegrad.ops.products._attention_tiles import LEFT, THREADS, Numbers, Plan, padded, tile
+from tapegrad.ops.products._attention_tiles import STATS, THREADS, Numbers, Plan, padded, tile
 
 if TYPE_CHECKING:
     from tapegrad.device.cuda import CudaDevice
@@ -156,8 +156,8 @@ def tangent(
 
 
 def temporaries(aval: Any, q: Array, *rest: Array, **params: object) -> Sequence[tuple[Shape, DType]]:
-    """What the derivative leaves of each query."""
-    return [((prod(q.shape[:-1]), LEFT), accumulator(q.dtype))]
+    """The statistics of each query."""
+    return [((prod(q.shape[:-1]), STATS), accumulator(q.dtype))]
 
 
 def backward(
@@ -172,23 +172,23 @@ def backward(
     call.lies["pulled"] = sum(1 << i for i in pulled)
     places = slices([x.shape for x in (q, k, v, mask)], pulled)
     parts = [out[places.get(i, slice(0))] for i in range(4)]
-    left = temporaries[0] if temporaries else device.empty((prod(q.shape[:-1]), LEFT), accumulator(q.dtype))
+    stats = temporaries[0] if temporaries else device.empty((prod(q.shape[:-1]), STATS), accumulator(q.dtype))
     operands = (call.q, call.k, call.v, call.mask, g)
     both = call.widths
-    call.run(_vjp_q, Plan(both, both, both[:1], 2, "own"), call.of_queries, *operands, parts[0], left)
-    read = sum(x.nbytes for x in (call.q, call.k, call.v, g)) + left.nbytes
-    written = left.nbytes  # by the first kernel
+    call.run(_vjp_q, Plan(both, both, both[:1], 2, "own"), call.of_queries, *operands, parts[0], stats)
+    read = sum(x.nbytes for x in (call.q, call.k, call.v, g)) + stats.nbytes
+    written = stats.nbytes  # by the first kernel
     if 1 in pulled or 2 in pulled:
         passed(read, written)
         written = 0
         plan = Plan(both, both, both, 2, "other")
-        call.run(_vjp_kv, plan, call.of_keys, *operands, left, parts[1], parts[2])
+        call.run(_vjp_kv, plan, call.of_keys, *operands, stats, parts[1], parts[2])
     if 3 in pulled:
         passed(read, written)
-        _pull_mask(call, mask, operands, left, parts[3])
+        _pull_mask(call, mask, operands, stats, parts[3])
 
 
-def _pull_mask(call: _Call, mask: Array, operands: tuple[Array, ...], left: Array, out: Array) -> None:
+def _pull_mask(call: _Call, mask: Array, operands: tuple[Array, ...], stats: Array, out: Array) -> None:
     """The cotangent of the numbers that were added to scores."""
     lies, (h, t, s) = call.lies, mask.shape[-3:]
     mixed = call.mixed(mask)
@@ -201,8 +201,8 @@ def _pull_mask(call: _Call, mask: Array, operands: tuple[Array, ...], left: Arra
 
     plan = Plan(call.widths, call.widths, [], 3, "own")
     whole = call.device.empty((*call.lead, h, t, s), out.dtype) if mixed else out
-    call.run(_vjp_mask, plan, blocks, *operands, left, whole)
+    call.run(_vjp_mask, plan, blocks, *operands, stats, whole)
     if mixed and call.device.xp is not None:
         axes = tuple(i for i, (a, b) in enumerate(zip(mask.shape, whole.shape)) if a != b)
-        total = call.device.xp.sum(whole, axis=axes, dtype=left.dtype)
+        total = call.device.xp.sum(whole, axis=axes, dtype=stats.dtype)
         call.device.xp.copyto(out, total.reshape(-1), casting="same_kind")
