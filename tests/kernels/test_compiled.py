@@ -7,6 +7,7 @@ up: emitted kernels of float32 take at most 64 registers, those of other dtypes 
 from __future__ import annotations
 
 import io
+import os
 from functools import cache
 from itertools import product
 
@@ -31,7 +32,8 @@ from tapegrad.ops.index import _cuda_index
 from tapegrad.ops.products import _cuda_attention, _cuda_conv
 from tapegrad.tensor import from_array
 
-ARCHES = (80, 90)
+ARCHES = tuple(map(int, os.environ.get("TAPEGRAD_ARCHES", "80 90").split()))
+"""What kernels are compiled for."""
 BFLOAT = np.dtype(ml_dtypes.bfloat16)
 REAL = ("float32", "float16", "bfloat16", "float64")
 DTYPES = (*REAL, "complex64", "int32")
