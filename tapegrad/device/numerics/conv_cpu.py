@@ -29,7 +29,7 @@ from tapegrad.device.numerics import conv_products as products
 from tapegrad.device.numerics.conv_grid import Grid, Job, Sizes
 from tapegrad.device.numerics.conv_lead import Prepared
 from tapegrad.device.numerics.conv_products import Scratch, Way
-from tapegrad.device.numerics.windows import Moves
+from tapegrad.device.numerics.windows import Moves, Window
 from tapegrad.device.types import Array, DType
 
 _BLOCK = 2**18  # elements on the grid: 1 MiB of float32 stays in a core's second cache
@@ -141,26 +141,25 @@ def _apart(x: Array, groups: int) -> Array:
 
 def forward(x: Array, w: Array, out: Array, moves: Moves) -> Prepared:
     """``x``: (n, channels, ...), ``w``: (outputs, channels / groups, ...), ``out``: (n, outputs, positions ...)."""
-    return _applied(conv_grid.forward, x, w, out, moves, out.shape, turned=False)
+    return _applied(conv_grid.forward, x, w, out, moves, turned=False)
 
 
 def in_image(ct: Array, w: Array, out: Array, moves: Moves) -> Prepared:
     """The transpose in the image: ``ct``: (n, outputs, positions ...), ``out``: (n, channels, ...)."""
-    return _applied(conv_grid.transposed, ct, w, out, moves, ct.shape, turned=True)
+    return _applied(conv_grid.transposed, ct, w, out, moves, turned=True)
 
 
-def _applied(
-    job_of: Callable[..., Job], x: Array, w: Array, out: Array, moves: Moves, result: Sizes, turned: bool
-) -> Prepared:
-    """The targets of the job, phases of ``out``, from its sources, phases of ``x``; ``result``: the convolution's."""
+def _applied(job_of: Callable[..., Job], x: Array, w: Array, out: Array, moves: Moves, turned: bool) -> Prepared:
+    """The targets of the job, phases of ``out``, from its sources, phases of ``x``."""
     if not out.size or not x.size or not w.size:
         return Prepared(0, lambda: out.fill(0))
     groups, image = moves.groups, out.shape if turned else x.shape
-    if _is_pointwise(image, w.shape, result) and x.dtype == accumulator(x.dtype):
+    window = moves.over(image[2:], w.shape[2:])
+    if _is_pointwise(window) and x.dtype == accumulator(x.dtype):
         return _pointwise(x, w, out, groups, turned)
     shape = x.shape[0], groups, x.shape[1] // groups, out.shape[1] // groups
     way = products.way_of(shape[2], shape[3], w.shape[2:], accumulator(out.dtype))
-    job = job_of(moves.over(image[2:], w.shape[2:]), way is Way.COPIED)
+    job = job_of(window, way is Way.COPIED)
     if not any(target.groups for target in job.targets):
         return Prepared(0, lambda: out.fill(0))
     run = _known_run(job, x.shape[2:], out.shape[2:], shape, out.dtype, _BLOCK, products.LEAST)
@@ -202,9 +201,9 @@ def _applied(
     return Prepared(2 * w.size * wide + _workers(len(blocks)) * run.block_bytes(_slice_size(run, way)), work)
 
 
-def _is_pointwise(image: Sizes, kernel: Sizes, result: Sizes) -> bool:
-    """Whether the kernel has one tap, and meets each element once; of few elements it pays to take images together."""
-    return prod(kernel[2:]) == 1 and image[2:] == result[2:] and prod(image[2:]) >= _WHOLE
+def _is_pointwise(window: Window) -> bool:
+    """Whether a product of each image will do; of few elements it pays to take images together."""
+    return window.is_pointwise and prod(window.size) >= _WHOLE
 
 
 def _slice_size(run: _Run, way: Way, exact: bool = False) -> int:
@@ -236,10 +235,11 @@ def in_kernel(x: Array, ct: Array, out: Array, moves: Moves) -> Prepared:
     groups, taps = moves.groups, prod(out.shape[2:])
     shape = x.shape[0], groups, x.shape[1] // groups, ct.shape[1] // groups
     wide = accumulator(out.dtype)
-    if _is_pointwise(x.shape, out.shape, ct.shape) and wide == out.dtype and blas.adds(wide):
+    window = moves.over(x.shape[2:], out.shape[2:])
+    if _is_pointwise(window) and wide == out.dtype and blas.adds(wide):
         return _pointwise_in_kernel(x, ct, out, groups)
     way = products.way_of(shape[2], shape[3], out.shape[2:], wide)
-    job = conv_grid.forward(moves.over(x.shape[2:], out.shape[2:]), way is Way.COPIED)
+    job = conv_grid.forward(window, way is Way.COPIED)
     (target,) = job.targets
     if not target.groups:
         return Prepared(0, lambda: out.fill(0))

@@ -24,6 +24,11 @@ class Window(NamedTuple):
             for n, k, s, (low, high), d in zip(self.size, self.kernel, self.strides, self.padding, self.dilation)
         )
 
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether the kernel has one tap, which meets each element once, in order and nothing else."""
+        return set(self.kernel) == {1} and self.positions == self.size and not any(map(any, self.padding))
+
 
 class Moves(NamedTuple):
     """What a convolution is told beside its operands.

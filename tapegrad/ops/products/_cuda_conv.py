@@ -113,7 +113,7 @@ def _applied(
     window, groups = moves.over((out if turned else x).shape[2:], w.shape[2:]), moves.groups
     if not out.size or not x.size or not w.size:
         return Prepared(0, partial(_of_nothing, device, out, bias, clips))
-    if bias is None and _is_product(x, w, out, groups):
+    if bias is None and groups == 1 and window.is_pointwise and _readable_by_cublas(x, w, out):
         return Prepared(0, partial(_product, device, x, w, out, turned, moves.tf32))
     inner, outer = x.shape[1] // groups, out.shape[1] // groups
     macros = {**_macros(out.dtype, inner, outer, moves.tf32), "TRANSPOSED": int(turned)}
@@ -148,10 +148,8 @@ def _of_nothing(device: CudaDevice, out: Array, bias: Array | None, clips: bool)
         device.xp.maximum(out, 0, out=out)
 
 
-def _is_product(x: Array, w: Array, out: Array, groups: int) -> bool:
-    """Whether a kernel has one tap, which meets each element once, and cuBLAS can read the operands."""
-    once = groups == prod(w.shape[2:]) == 1 and x.shape[2:] == out.shape[2:]
-    return once and out.dtype in gemm.KINDS and x.flags.c_contiguous and w.flags.c_contiguous
+def _readable_by_cublas(x: Array, w: Array, out: Array) -> bool:
+    return out.dtype in gemm.KINDS and x.flags.c_contiguous and w.flags.c_contiguous
 
 
 def _product(device: CudaDevice, x: Array, w: Array, out: Array, turned: bool, tf32: bool) -> None:
