@@ -233,15 +233,19 @@ def device_log() -> Iterator[list[int]]:
 
 
 def adam(tg: Any, shape: tuple[int, ...]) -> Iterator[Row]:
-    """One step on one parameter."""
-    variable, optimizer = tg.Variable(tg.zeros(shape, dtype="float32")), tg.optim.Adam(1e-3)
-    g = tg.zeros(shape, dtype="float32")
-    g._array  # noqa: B018
-    for _ in range(2):
-        with tg.measure() as measured:
-            optimizer.apply([g], [variable])
-    yield row("operations", "Adam: kernels", measured.kernel_runs)
-    yield row("operations", "Adam: bytes / least", measured.bytes_moved / (7 * g.nbytes))
+    """One step on two parameters: of float32, and of bfloat16, whose gradients are so, too, with masters and state."""
+    for dtype, each in (("float32", 7 * 4), ("bfloat16", 3 * 2 + 6 * 4)):
+        variables = [tg.Variable(tg.zeros(shape, dtype=dtype)) for _ in range(2)]
+        optimizer, gradients = tg.optim.Adam(1e-3), [tg.zeros(shape, dtype=dtype) for _ in variables]
+        for g in gradients:
+            g._array  # noqa: B018
+        for _ in range(2):
+            with tg.measure() as measured:
+                optimizer.apply(gradients, variables)
+        name = "Adam" if dtype == "float32" else f"Adam, {dtype}"
+        yield row("operations", f"{name}: kernels", measured.kernel_runs)
+        least = each * sum(g.size for g in gradients)
+        yield row("operations", f"{name}: bytes / least", measured.bytes_moved / least)
 
 
 # The demo's step -----------------------------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ HELD: dict[str, tuple[float | None, float | None, float | None]] = {
     "operations: convolution 3x3, depthwise, backward: bytes / least": (1.337, None, 1.5),
     "operations: Adam: kernels": (1, 1, 1),
     "operations: Adam: bytes / least": (1.0, 1.01, None),
+    "operations: Adam, bfloat16: kernels": (1, None, 1),
+    "operations: Adam, bfloat16: bytes / least": (1.0, None, None),
     "step: launches": (145, 261, 150),
     "step: of these layer norm": (26, 65, 39),
     "step: products": (111, 147, None),

@@ -3,8 +3,21 @@
 // A launch takes a table by value: for each tensor its arrays' addresses and where its chunks begin among the blocks,
 // so nothing is uploaded.  One block makes one chunk of TG_CHUNK elements of one tensor; chunks begin at multiples of
 // 16 bytes within an array, so aligned arrays are moved by 16 bytes at a time, and others element by element.
+//
+// GRADIENT: the dtype of the gradients, if it is not T.  VALUE: that of the variables, if they are of a half dtype and
+// x is their master of T, which has the digits beyond (tapegrad/optim/optimizers/masters.py): then behind the arrays
+// that are read comes the variable, and behind those that are written its new value.
 #include "optim.cuh"
 
+#ifndef GRADIENT
+#define GRADIENT T
+#endif
+#ifdef VALUE
+constexpr int TG_VALUES = 1;
+#else
+#define VALUE T
+constexpr int TG_VALUES = 0;
+#endif
 #ifndef TG_MANY
 #define TG_MANY 48
 #endif
@@ -14,7 +27,7 @@
 
 template <int ARRAYS>
 struct tg_table {
-    T* at[TG_MANY][ARRAYS];
+    void* at[TG_MANY][ARRAYS + 2 * TG_VALUES];
     long long size[TG_MANY];
     int first[TG_MANY];  // block; none is without elements
     int count;
@@ -23,10 +36,57 @@ struct tg_table {
 static_assert(sizeof(tg_table<7>) <= 4096 - 80, "the table is too large for a kernel's parameters");
 static_assert(sizeof(tg_table<9>) <= 4096 - 56, "the table is too large for a kernel's parameters");
 
+// The arrays of a chunk.
+template <int READS, int WRITES>
+struct tg_chunk {
+    void* const* at;
+    long long begin;
+
+    template <typename U>
+    TG_INLINE U* array(int i) const {
+        return static_cast<U*>(at[i]) + begin;
+    }
+    TG_INLINE bool aligned() const {
+        unsigned long long bits = 0;
+#pragma unroll
+        for (int i = 0; i < READS + WRITES + 2 * TG_VALUES; ++i) bits |= reinterpret_cast<unsigned long long>(at[i]);
+        return bits % 16 == 0;
+    }
+    // Give `step` the N elements at j.
+    template <int N, class Step>
+    TG_INLINE void update(int j, const Step& step) const {
+        tg_pack<T, N> in[READS], out[WRITES];
+        tg_pack<VALUE, N> value;
+        const tg_pack<GRADIENT, N> g = tg_load_pack<N>(array<GRADIENT>(1) + j);
+#pragma unroll
+        for (int i = 0; i < READS; ++i) {
+            if (i != 1) in[i] = tg_load_pack<N>(array<T>(i) + j);
+        }
+        if constexpr (TG_VALUES) value = tg_load_pack<N>(array<VALUE>(READS) + j);
+#pragma unroll
+        for (int p = 0; p < N; ++p) {
+            tg_w from[READS], to[WRITES];
+#pragma unroll
+            for (int i = 0; i < READS; ++i) from[i] = i == 1 ? tg_w(tg_load(g.at[p])) : tg_load(in[i].at[p]);
+            if constexpr (TG_VALUES) {  // the master counts where it is the variable's value, but for rounding
+                const tg_w now = tg_load(value.at[p]);
+                from[0] = tg_load(tg_store<VALUE>(from[0])) == now ? from[0] : now;
+            }
+            step(from, to);
+#pragma unroll
+            for (int i = 0; i < WRITES; ++i) out[i].at[p] = tg_store<T>(to[i]);
+            if constexpr (TG_VALUES) value.at[p] = tg_store<VALUE>(tg_load(out[0].at[p]));
+        }
+#pragma unroll
+        for (int i = 0; i < WRITES; ++i) tg_store_pack<N>(array<T>(READS + TG_VALUES + i) + j, out[i]);
+        if constexpr (TG_VALUES) tg_store_pack<N>(array<VALUE>(READS + TG_VALUES + WRITES) + j, value);
+    }
+};
+
 // Give `step` every element of this block's chunk: READS arrays' values in, the others' out.
 template <int READS, int ARRAYS, class Step>
 TG_INLINE void tg_update(const tg_table<ARRAYS>& table, const Step& step) {
-    constexpr int WRITES = ARRAYS - READS, PACK = 16 / sizeof(T);
+    constexpr int PACK = 16 / sizeof(T);
     static_assert(TG_CHUNK % PACK == 0, "a chunk must begin at a multiple of 16 bytes");
     const int block = static_cast<int>(blockIdx.x);
     int which = 0, beyond = table.count;
@@ -40,41 +100,17 @@ TG_INLINE void tg_update(const tg_table<ARRAYS>& table, const Step& step) {
     const long long begin = static_cast<long long>(block - table.first[which]) * TG_CHUNK;
     const long long left = table.size[which] - begin;
     const int n = left < TG_CHUNK ? static_cast<int>(left) : TG_CHUNK;
-    T* at[ARRAYS];
-    unsigned long long bits = 0;
-#pragma unroll
-    for (int i = 0; i < ARRAYS; ++i) {
-        at[i] = table.at[which][i] + begin;
-        bits |= reinterpret_cast<unsigned long long>(at[i]);
-    }
+    const tg_chunk<READS, ARRAYS - READS> chunk{table.at[which], begin};
     int done = 0;
-    if (bits % 16 == 0) {
+    if (chunk.aligned()) {
         done = n / PACK * PACK;
         for (int j = static_cast<int>(threadIdx.x) * PACK; j < done; j += static_cast<int>(blockDim.x) * PACK) {
-            tg_pack<T, PACK> in[READS], out[WRITES];
-#pragma unroll
-            for (int i = 0; i < READS; ++i) in[i] = tg_load_pack<PACK>(at[i] + j);
-#pragma unroll
-            for (int p = 0; p < PACK; ++p) {
-                tg_w from[READS], to[WRITES];
-#pragma unroll
-                for (int i = 0; i < READS; ++i) from[i] = tg_load(in[i].at[p]);
-                step(from, to);
-#pragma unroll
-                for (int i = 0; i < WRITES; ++i) out[i].at[p] = tg_store<T>(to[i]);
-            }
-#pragma unroll
-            for (int i = 0; i < WRITES; ++i) tg_store_pack<PACK>(at[READS + i] + j, out[i]);
+            chunk.template update<PACK>(j, step);
         }
     }
 #pragma unroll 1
     for (int j = done + static_cast<int>(threadIdx.x); j < n; j += static_cast<int>(blockDim.x)) {
-        tg_w from[READS], to[WRITES];
-#pragma unroll
-        for (int i = 0; i < READS; ++i) from[i] = tg_load(at[i][j]);
-        step(from, to);
-#pragma unroll
-        for (int i = 0; i < WRITES; ++i) at[READS + i][j] = tg_store<T>(to[i]);
+        chunk.template update<1>(j, step);
     }
 }
 
@@ -165,8 +201,8 @@ TG_RMSPROP(tg_rmsprop_centered, 1, 0)
 TG_RMSPROP(tg_rmsprop_momentum, 0, 1)
 TG_RMSPROP(tg_rmsprop_centered_momentum, 1, 1)
 
-// Arrays: x, g, sum of squares, then the new x and sum.
-extern "C" __global__ void __launch_bounds__(256)
+// Arrays: x, g, sum of squares, then the new x and sum.  Three blocks at once as above: NVRTC 12.1 would spill.
+extern "C" __global__ void __launch_bounds__(256, 3)
     tg_adagrad(const tg_table<5> table, tg_number shrink, int decays, tg_number rate, tg_number epsilon) {
     tg_update<3>(table, tg_adagrad_step{{tg_value(shrink), decays}, tg_value(rate), tg_value(epsilon)});
 }

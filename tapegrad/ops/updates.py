@@ -2,7 +2,7 @@
 
 On the CPU each tensor's update is one region, or, if it is small, runs at once.  On CUDA, where launching costs more
 than most tensors take, all tensors of one dtype are updated by few launches (``kernels/optim.cu``), whose results have
-the bits of the formulas here.
+the bits of the formulas here.  Those of half variables read and write the variables beside their masters.
 Nothing is recorded on CUDA: an update has no derivative.
 """
 
@@ -22,10 +22,13 @@ from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import array_of
 from tapegrad.engine.make import Function
 from tapegrad.engine.region import runs_at_once
+from tapegrad.ops.apply import on_one_device
+from tapegrad.ops.casting import cast
 from tapegrad.ops.create.creation import asarray, full
 from tapegrad.ops.dispatch import promote
 from tapegrad.ops.elementwise.arithmetic import maximum, sign, sqrt
 from tapegrad.ops.elementwise.exponential import expm1
+from tapegrad.ops.elementwise.selection import where
 from tapegrad.tensor import Tensor, materialize
 from tapegrad.variable import Variable
 
@@ -81,28 +84,11 @@ _MOMENTUM_ROWS = Kernel("optim_rows.cu", "tg_momentum_rows")
 _ADAGRAD_ROWS = Kernel("optim_rows.cu", "tg_adagrad_rows")
 
 
-def adam(
-    xs: Sequence[Tensor],
-    gs: Sequence[Tensor],
-    ms: Sequence[Tensor],
-    vs: Sequence[Tensor],
-    *,
-    factor: float,
-    beta_1: float,
-    beta_2: float,
-    epsilon: float,
-    shrink: float | None = None,
-) -> list[tuple[Tensor, ...]]:
-    """For each ``x`` with gradient ``g``: the new ``x``, ``m`` and ``v``; ``x`` is first multiplied by ``shrink``.
+def adam_formula(factor: float, beta_1: float, beta_2: float, epsilon: float) -> Formula:
+    """Adam's, of ``x``, ``g``, ``m`` and ``v``.
 
     ``m = beta_1 m + (1 - beta_1) g``, ``v = beta_2 v + (1 - beta_2) g^2``, ``x -= factor m / (sqrt(v) + epsilon)``.
-    Raises DeviceError.
     """
-    return _update(adam_formula(factor, beta_1, beta_2, epsilon), (xs, gs, ms, vs), shrink)
-
-
-def adam_formula(factor: float, beta_1: float, beta_2: float, epsilon: float) -> Formula:
-    """That of :func:`adam`."""
     numbers = (_number(factor), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2, float(epsilon))
 
     def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value, v: Value) -> tuple[Value, ...]:
@@ -114,39 +100,14 @@ def adam_formula(factor: float, beta_1: float, beta_2: float, epsilon: float) ->
     return Formula("adam_update", _ADAM, (0, 2, 3), compute, numbers, _ADAM_ROWS)
 
 
-def sgd(
-    xs: Sequence[Tensor], gs: Sequence[Tensor], *, rate: float, shrink: float | None = None
-) -> list[tuple[Tensor, ...]]:
-    """For each ``x`` with gradient ``g``: the new one, ``x shrink - rate g``.  Raises DeviceError."""
-    return _update(sgd_formula(rate), (xs, gs), shrink)
-
-
 def sgd_formula(rate: float) -> Formula:
-    """That of :func:`sgd`."""
+    """``x - rate g``."""
     compute = lambda f, numbers, x, g: (x - numbers[0] * g,)
     return Formula("sgd_update", _SGD, (0,), compute, (_number(rate),), _SGD_ROWS)
 
 
-def momentum(
-    xs: Sequence[Tensor],
-    gs: Sequence[Tensor],
-    vs: Sequence[Tensor],
-    *,
-    rate: float,
-    momentum: float,
-    nesterov: bool = False,
-    shrink: float | None = None,
-) -> list[tuple[Tensor, ...]]:
-    """For each ``x`` with gradient ``g`` and velocity ``v``: the new ``x`` and ``v``.
-
-    ``v = momentum v - rate g``; ``x = x shrink + v``, or with ``nesterov`` ``x shrink + momentum v - rate g``.
-    Raises DeviceError.
-    """
-    return _update(momentum_formula(rate, momentum, nesterov), (xs, gs, vs), shrink)
-
-
 def momentum_formula(rate: float, momentum: float, nesterov: bool = False) -> Formula:
-    """That of :func:`momentum`."""
+    """``v = momentum v - rate g``; ``x + v``, or with ``nesterov`` ``x + momentum v - rate g``."""
 
     def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, v: Value) -> tuple[Value, ...]:
         down, keep = numbers[0] * g, numbers[1]
@@ -157,27 +118,16 @@ def momentum_formula(rate: float, momentum: float, nesterov: bool = False) -> Fo
     return Formula("momentum_update", _MOMENTUM, (0, 2), compute, numbers, _MOMENTUM_ROWS)
 
 
-def rmsprop(
-    xs: Sequence[Tensor],
-    gs: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    means: Sequence[Tensor] | None = None,
-    vs: Sequence[Tensor] | None = None,
-    *,
-    rate: float,
-    rho: float,
-    momentum: float,
-    epsilon: float,
-    shrink: float | None = None,
-) -> list[tuple[Tensor, ...]]:
-    """For each ``x`` with gradient ``g``: the new ``x`` and mean square ``s``, and those of the means and ``vs`` given.
+def rmsprop_formula(
+    rate: float, rho: float, momentum: float, epsilon: float, centered: bool = False, moved: bool = False
+) -> Formula:
+    """RMSprop's, of ``x``, ``g``, mean square ``s``, if ``centered`` the mean ``a``, if ``moved`` the velocity ``v``.
 
-    ``s = rho s + (1 - rho) g^2``; of means ``a = rho a + (1 - rho) g``; ``down = rate g / sqrt(s - a^2 + epsilon)``;
-    of vs ``v = momentum v + down``; ``x = x shrink - down`` or ``x shrink - v``.  Raises DeviceError.
+    ``s = rho s + (1 - rho) g^2``; ``a = rho a + (1 - rho) g``; ``down = rate g / sqrt(s - a^2 + epsilon)``;
+    ``v = momentum v + down``; ``x - down`` or ``x - v``.
     """
-    centered, moved = means is not None, vs is not None
 
-    def formula(
+    def compute(
         f: Functions, numbers: Sequence[Value], x: Value, g: Value, s: Value, *others: Value
     ) -> tuple[Value, ...]:
         scale, keep, add, more, keep_v = numbers
@@ -196,28 +146,11 @@ def rmsprop(
 
     kernel = (_CENTERED_MOMENTUM if moved else _CENTERED) if centered else _RMSPROP_MOMENTUM if moved else _RMSPROP
     numbers = (_number(rate), float(rho), 1.0 - rho, float(epsilon), float(momentum))
-    operands = tuple(column for column in (xs, gs, squares, means, vs) if column is not None)
-    return _update(Formula("rmsprop_update", kernel, (0, *range(2, len(operands))), formula, numbers), operands, shrink)
-
-
-def adagrad(
-    xs: Sequence[Tensor],
-    gs: Sequence[Tensor],
-    sums: Sequence[Tensor],
-    *,
-    rate: float,
-    epsilon: float,
-    shrink: float | None = None,
-) -> list[tuple[Tensor, ...]]:
-    """For each ``x`` with gradient ``g``: the new ``x`` and sum of squares ``s``.
-
-    ``s = s + g^2``, ``x = x shrink - rate g / sqrt(s + epsilon)``.  Raises DeviceError.
-    """
-    return _update(adagrad_formula(rate, epsilon), (xs, gs, sums), shrink)
+    return Formula("rmsprop_update", kernel, (0, *range(2, 3 + centered + moved)), compute, numbers)
 
 
 def adagrad_formula(rate: float, epsilon: float) -> Formula:
-    """That of :func:`adagrad`."""
+    """``s = s + g^2``, ``x - rate g / sqrt(s + epsilon)``."""
 
     def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, s: Value) -> tuple[Value, ...]:
         s = s + g * g
@@ -227,48 +160,24 @@ def adagrad_formula(rate: float, epsilon: float) -> Formula:
     return Formula("adagrad_update", _ADAGRAD, (0, 2), compute, numbers, _ADAGRAD_ROWS)
 
 
-def lion(
-    xs: Sequence[Tensor],
-    gs: Sequence[Tensor],
-    ms: Sequence[Tensor],
-    *,
-    rate: float,
-    beta_1: float,
-    beta_2: float,
-    shrink: float | None = None,
-) -> list[tuple[Tensor, ...]]:
-    """For each ``x`` with gradient ``g``: the new ``x`` and ``m``.
+def lion_formula(rate: float, beta_1: float, beta_2: float) -> Formula:
+    """``x - rate sign(beta_1 m + (1 - beta_1) g)``, ``m = beta_2 m + (1 - beta_2) g``."""
 
-    ``x = x shrink - rate sign(beta_1 m + (1 - beta_1) g)``, ``m = beta_2 m + (1 - beta_2) g``.  Raises DeviceError.
-    """
-
-    def formula(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value) -> tuple[Value, ...]:
+    def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value) -> tuple[Value, ...]:
         scale, keep_1, add_1, keep_2, add_2 = numbers
         return x - scale * f.sign(keep_1 * m + add_1 * g), keep_2 * m + add_2 * g
 
     numbers = (_number(rate), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2)
-    return _update(Formula("lion_update", _LION, (0, 2), formula, numbers), (xs, gs, ms), shrink)
+    return Formula("lion_update", _LION, (0, 2), compute, numbers)
 
 
-def lamb(
-    xs: Sequence[Tensor],
-    gs: Sequence[Tensor],
-    ms: Sequence[Tensor],
-    vs: Sequence[Tensor],
-    *,
-    scale_m: float,
-    scale_v: float,
-    beta_1: float,
-    beta_2: float,
-    epsilon: float,
-    decay: float,
-) -> list[tuple[Tensor, ...]]:
-    """For each ``x`` with gradient ``g``: the direction ``u`` against which it is to go, and the new ``m`` and ``v``.
+def lamb_formula(scale_m: float, scale_v: float, beta_1: float, beta_2: float, epsilon: float, decay: float) -> Formula:
+    """The direction ``u`` against which ``x`` is to go, and the new ``m`` and ``v``.
 
-    ``m`` and ``v`` as in :func:`adam`, ``u = scale_m m / (sqrt(scale_v v) + epsilon) + decay x``.  Raises DeviceError.
+    ``m`` and ``v`` as of :func:`adam_formula`, ``u = scale_m m / (sqrt(scale_v v) + epsilon) + decay x``.
     """
 
-    def formula(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value, v: Value) -> tuple[Value, ...]:
+    def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value, v: Value) -> tuple[Value, ...]:
         by_m, by_v, keep_m, add_m, keep_v, add_v, more, part = numbers
         m = keep_m * m + add_m * g
         v = keep_v * v + add_v * (g * g)
@@ -276,24 +185,30 @@ def lamb(
 
     numbers = (_number(scale_m), _number(scale_v), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2,
                float(epsilon), float(decay))  # fmt: skip
-    return _update(Formula("lamb_update", _LAMB, (0, 2, 3), formula, numbers), (xs, gs, ms, vs), None)
+    return Formula("lamb_update", _LAMB, (0, 2, 3), compute, numbers)
 
 
-def groups(xs: Sequence[Tensor | Variable]) -> list[list[int]]:
-    """Groups of positions in ``xs`` (tensors or variables) that are updated together."""
+def groups(xs: Sequence[Tensor | Variable], kinds: Sequence[object] = ()) -> list[list[int]]:
+    """Groups of positions in ``xs`` (tensors or variables) that are updated together; ``kinds``: of whom else alike."""
     batches: list[list[int]] = []
     filling: dict[object, tuple[list[int], int]] = {}
+    widened: dict[DType, int] = {}
     for i, x in enumerate(xs):
-        on_gpu = x.device.kind == "cuda"
-        if not on_gpu and x.nbytes > SMALL:
+        device, dtype = x.device, x.dtype
+        if dtype not in widened:
+            widened[dtype] = wide(dtype).itemsize // dtype.itemsize
+        on_gpu, nbytes = device.kind == "cuda", x.nbytes * widened[dtype]
+        most = many.MANY if widened[dtype] == 1 else many.MANY_OF_HALVES
+        if not on_gpu and nbytes > SMALL:
             batches.append([i])
             continue
-        group, held = filling.get((x.device, x.dtype), ([], 0))
-        if not group or len(group) == many.MANY or held + x.nbytes > (AT_ONCE if on_gpu else SMALL):
+        key = device, dtype, kinds[i] if kinds else None
+        group, held = filling.get(key, ([], 0))
+        if not group or len(group) == most or held + nbytes > (AT_ONCE if on_gpu else SMALL):
             group, held = [], 0
             batches.append(group)
         group.append(i)
-        filling[x.device, x.dtype] = group, held + x.nbytes
+        filling[key] = group, held + nbytes
     return batches
 
 
@@ -328,26 +243,67 @@ def scalar(value: Any, like: Tensor) -> Tensor:
     return asarray(value, dtype=like.dtype, device=like.device)
 
 
-def _update(formula: Formula, operands: tuple[Sequence[Tensor], ...], shrink: float | None) -> list[tuple[Tensor, ...]]:
-    """New values of the operands that the formula renews, for each tensor; x is first multiplied by ``shrink``."""
-    name, kernel, renewed, compute, numbers, _ = formula
-    rows = [promote(name, row) for row in zip(*operands, strict=True)]
+def of_many(formula: Formula, operands: Sequence[Sequence[Tensor]], shrink: float | None) -> list[tuple[Tensor, ...]]:
+    """For each tensor, new values of the operands that the formula renews; x is first multiplied by ``shrink``.
+
+    ``operands``: for each operand of the formula as many tensors as are updated.  Raises DeviceError.
+    """
+    numbers = formula.numbers
+    rows = [promote(formula.name, row) for row in zip(*operands, strict=True)]
     new: list[tuple[Tensor, ...]] = [()] * len(rows)
     shared: dict[object, list[Tensor]] = {}
     for group in groups([row[0] for row in rows]):
         first = rows[group[0]][0]
         if first.device.kind == "cuda":
-            made = _by_kernel(name, kernel, [rows[i] for i in group], renewed, with_decay(numbers, shrink))
-            for i, values in zip(group, made, strict=True):
-                new[i] = values
+            for i, made in zip(group, _by_kernel(formula, [rows[i] for i in group], shrink), strict=True):
+                new[i] = made
             continue
         scalars = shared.get((first.device, first.dtype))
         if scalars is None:
             wanted = numbers if shrink is None else (*numbers, shrink)
             scalars = shared[first.device, first.dtype] = [scalar(number, first) for number in wanted]
         for i in group:
-            new[i] = _on_cpu(name, len(renewed), compute, scalars[: len(numbers)], scalars[len(numbers) :], rows[i])
+            new[i] = _on_cpu(formula, scalars[: len(numbers)], scalars[len(numbers) :], rows[i])
     return new
+
+
+def of_halves(
+    formula: Formula, values: Sequence[Tensor], operands: Sequence[Sequence[Tensor]], shrink: float | None
+) -> list[tuple[Tensor, ...]]:
+    """As :func:`of_many`, of variables of half dtypes, which have the ``values``; x are their masters.
+
+    The masters have the digits beyond the values (:func:`digits`).  What is renewed comes with the new value behind it.
+    Gradients may be of the half dtype.  On CUDA all of it is one kernel.
+    """
+    rows = list(zip(*operands, values, strict=True))
+    for row in rows:
+        on_one_device(formula.name, tuple(t._buffer for t in row))
+    new: list[tuple[Tensor, ...]] = [()] * len(rows)
+    for group in groups(values, [g.dtype for g in operands[1]]):
+        some = [rows[i] for i in group]
+        made = (_by_kernel if values[group[0]].device.kind == "cuda" else _halves_on_cpu)(formula, some, shrink)
+        for i, renewed in zip(group, made, strict=True):
+            new[i] = renewed
+    return new
+
+
+def _halves_on_cpu(formula: Formula, rows: list[tuple[Tensor, ...]], shrink: float | None) -> list[tuple[Tensor, ...]]:
+    full = [(digits(value, x), *others) for x, *others, value in rows]
+    made = of_many(formula, list(zip(*full, strict=True)), shrink)
+    return [(*new, rounded(new[0], row[-1].dtype)) for new, row in zip(made, rows, strict=True)]
+
+
+def digits(value: Tensor, master: Tensor) -> Tensor:
+    """The ``value`` of a half variable, or of some rows of it, with the digits that its master has beyond it.
+
+    Where the two do not round to the same, somebody has assigned the value: it counts.
+    """
+    return where(rounded(master, value.dtype) == value, master, cast(value, master.dtype))
+
+
+def rounded(x: Tensor, dtype: DType) -> Tensor:
+    """``x`` in ``dtype``."""
+    return x if x.dtype == dtype else cast(x, dtype)
 
 
 def with_decay(numbers: tuple[float, ...], shrink: float | None) -> tuple[float, ...]:
@@ -357,21 +313,16 @@ def with_decay(numbers: tuple[float, ...], shrink: float | None) -> tuple[float,
 
 def of_tensors(formula: Formula, operands: Sequence[Tensor], shrink: float | None) -> tuple[Tensor, ...]:
     """New values of the operands of one update."""
-    return _update(formula, tuple([x] for x in operands), shrink)[0]
+    return of_many(formula, [[x] for x in operands], shrink)[0]
 
 
 def _on_cpu(
-    name: str,
-    count: int,
-    formula: Callable[..., tuple[Any, ...]],
-    numbers: list[Tensor],
-    shrink: list[Tensor],
-    row: tuple[Tensor, ...],
+    formula: Formula, numbers: list[Tensor], shrink: list[Tensor], row: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
     """One tensor's update: the formula in tensors, or, if small and nobody records, in their arrays: the same bits."""
     xp, aval = row[0].device.xp, row[0]._buffer.node.aval
     if thread.recorders or aval.dtype.kind != "f" or not runs_at_once(aval):
-        made = formula(_OF_TENSORS, numbers, row[0] * shrink[0] if shrink else row[0], *row[1:])
+        made = formula.compute(_OF_TENSORS, numbers, row[0] * shrink[0] if shrink else row[0], *row[1:])
         materialize(*made)  # in one kernel
         return made
     plain, decay, (x, *others) = ([array_of(t._buffer) for t in part] for part in (numbers, shrink, row))
@@ -379,16 +330,21 @@ def _on_cpu(
 
     def call(*arrays: Array) -> list[Array]:
         plain, decay, (x, *others) = arrays[:scalars], arrays[scalars : -len(row)], arrays[-len(row) :]
-        return [xp.asarray(a) for a in formula(functions, plain, x * decay[0] if decay else x, *others)]
+        return [xp.asarray(a) for a in formula.compute(functions, plain, x * decay[0] if decay else x, *others)]
 
-    update = Function(name, [aval] * count, call, [*plain, *decay, x, *others], given=False)
+    update = Function(formula.name, [aval] * len(formula.renewed), call, [*plain, *decay, x, *others], given=False)
     return tuple(map(Tensor, thread.executor.values(update)))
 
 
-def _by_kernel(
-    name: str, kernel: Kernel, rows: list[tuple[Tensor, ...]], renewed: tuple[int, ...], numbers: Sequence[object]
-) -> list[tuple[Tensor, ...]]:
-    """The same of tensors on one CUDA device, of one dtype, in one launch."""
+def _by_kernel(formula: Formula, rows: list[tuple[Tensor, ...]], shrink: float | None) -> list[tuple[Tensor, ...]]:
+    """New values of tensors on one CUDA device, of one dtype, in one launch.
+
+    An operand beyond the formula's is the value of a half variable, whose new value comes last.
+    """
+    name, kernel, width = formula.name, formula.kernel, len(rows[0])
+    operands = max(1, *formula.renewed) + 1
+    renewed = (*formula.renewed, *range(operands, width))
+    numbers: Sequence[object] = with_decay(formula.numbers, shrink)
     here = rows[0][0].device
     device = thread.executor.device(here)
     materialize(*(t for row in rows for t in row))  # gradients that are still pending share kernels
@@ -404,7 +360,7 @@ def _by_kernel(
     if LiveNumber in kinds or Tensor in kinds:
         with device.active():
             live = [_on(device, x, rows[0][0]) for x in numbers if not isinstance(x, int)]
-    count, width, written = len(renewed), len(rows[0]), len(rows) * len(renewed)
+    count, written = len(renewed), len(rows) * len(renewed)
 
     def launch(*arrays: Array) -> None:
         made, reads, held = arrays[:written], arrays[written:], arrays[written + width * len(rows) :]

@@ -63,7 +63,8 @@ class EMA:
             averages = [self._averages[i] for i in group]
             values = [_own(self._variables[i]) for i in group]
             # SGD's kernel: decay * average - -(1 - decay) * value.
-            new = updates.sgd([_own(a) for a in averages], values, rate=self.decay - 1.0, shrink=self.decay)
+            formula, old = updates.sgd_formula(self.decay - 1.0), [_own(a) for a in averages]
+            new = updates.of_many(formula, (old, values), self.decay)
             for average, (x,) in zip(averages, new):
                 average.assign(x)
         self.updates.assign_add(1)

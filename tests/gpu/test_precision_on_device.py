@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad import nn
+from tapegrad import nn, optim
 from tapegrad.device import CPU, asdevice
 
 pytestmark = pytest.mark.gpu
@@ -81,3 +81,25 @@ def test_a_scaled_step_never_waits_for_the_device(cuda):
             for _ in range(5):
                 step()
         assert scaler.skipped.item() > 0
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@pytest.mark.parametrize("make", [optim.SGD, optim.AdamW, optim.RMSprop, optim.Lion], ids=lambda make: make.__name__)
+def test_steps_of_half_variables_are_those_of_the_cpu(cuda: Any, make: Callable[[float], Any], half: str) -> None:
+    """To the bit, eager and captured; gradients are half, and somebody assigns a value between the steps."""
+
+    def run(device: Any, wrap: Callable[[Any], Any]) -> list[Any]:
+        with tg.device(device):
+            rng, optimizer = np.random.default_rng(0), make(0.01)
+            variables = [tg.Variable(tg.astype(rng.normal(size=n).astype("f4"), half)) for n in (7, 3000)]
+            step = wrap(lambda *gs: optimizer.apply(gs, variables))
+            for k in range(6):
+                step(*(tg.astype(rng.normal(size=v.size).astype("f4"), half) for v in variables))
+                if k == 3:
+                    variables[0].assign(tg.ones(7, dtype=half))
+            return [x.numpy() for x in (*variables, *optimizer.variables)]
+
+    wanted = run(CPU, lambda f: f)
+    for wrap in (lambda f: f, tg.function):
+        for a, b in zip(run(cuda, wrap), wanted, strict=True):
+            np.testing.assert_array_equal(a, b)

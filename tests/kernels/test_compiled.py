@@ -22,10 +22,9 @@ import tapegrad as tg
 from tapegrad.core.aval import shaped
 from tapegrad.core.primitive import REGISTRY, Opaque
 from tapegrad.core.state import during
-from tapegrad.device import CPU, asdevice
+from tapegrad.device import CPU, asdevice, many
 from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.kernel import DECLARED, folder, options
-from tapegrad.device.many import CHUNK, MANY
 from tapegrad.device.numerics.attention import Weighting
 from tapegrad.device.numerics.windows import Moves
 from tapegrad.ops.index import _cuda_index
@@ -83,9 +82,9 @@ def asked_of(dtype):
             xs = [x.astype(dtype) if x.dtype.kind == "f" else x for x in operands(prim, sample, "float32")]
             aval = prim.infer(*(shaped(x.shape, x.dtype, CPU) for x in xs), **sample.params)
             prim.cuda(recorder, *xs, out=recorder.empty(aval.shape, aval.dtype), **sample.params)
-    many = recorder.empty((300, 8), dtype)  # to one place: more than a thread adds up
-    _cuda_index.scatter_add(recorder, many, np.zeros(300, np.int64), axis=0, n=2, out=recorder.empty((2, 8), dtype))
-    _cuda_index.put_rows(recorder, many, np.zeros(2, np.int64), recorder.empty((2, 8), dtype))
+    long = recorder.empty((300, 8), dtype)  # to one place: more than a thread adds up
+    _cuda_index.scatter_add(recorder, long, np.zeros(300, np.int64), axis=0, n=2, out=recorder.empty((2, 8), dtype))
+    _cuda_index.put_rows(recorder, long, np.zeros(2, np.int64), recorder.empty((2, 8), dtype))
     for outputs, tf32 in product((8, 20, 40), {False, dtype == "float32"}):  # tiles of more rows than the samples need
         x, w, y = (recorder.empty(s, dtype) for s in ((1, 8, 6, 6), (outputs, 8, 3, 3), (1, outputs, 4, 4)))
         moves = Moves((1, 1), ((0, 0), (0, 0)), (1, 1), 1, tf32)
@@ -99,8 +98,12 @@ def asked_of(dtype):
             for integers in ("int64", "int32", "uint64", "uint8"):
                 recorder.compile(kernel.text(), kernel.name, kernel.options({"T": np.dtype(integers)}))
         if kernel.file == "optim.cu":
-            macros = {"T": np.dtype(dtype), "TG_MANY": MANY, "TG_CHUNK": CHUNK}
-            recorder.asked.add((kernel.name, kernel.text(), kernel.options(macros)))
+            dtypes = [(dtype, dtype, dtype)]
+            if np.dtype(dtype).itemsize == 2:  # also of variables with masters
+                dtypes += [("float32", gradient, dtype) for gradient in ("float32", dtype)]
+            for types in dtypes:
+                macros = many.macros(*map(np.dtype, types))
+                recorder.asked.add((kernel.name, kernel.text(), kernel.options(macros)))
         if kernel.file == "optim_rows.cu":
             macros = {"T": np.dtype(dtype), "PACK": 16 // np.dtype(dtype).itemsize}
             recorder.asked.add((kernel.name, kernel.text(), kernel.options(macros)))

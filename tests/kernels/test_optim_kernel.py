@@ -90,80 +90,110 @@ def shifted(x: Any, by: int = 1) -> Any:
     return room[start : start + x.size]
 
 
-def update(kind: str, arrays: list[list[Any]], device: Device, **options: Any) -> list[Any]:
-    """The update called ``kind`` of arrays on a device, as one list of arrays."""
-    tensors = {n: [from_array(a, device) for a in column] for n, column in zip(COLUMNS[kind], arrays, strict=True)}
-    return [t.numpy() for row in getattr(updates, kind.split("_")[0])(**tensors, **options) for t in row]
+def update(case: str, arrays: list[list[Any]], device: Device) -> list[Any]:
+    """The update called ``case`` of arrays on a device, as one list of arrays; a column more are half values."""
+    _, formula, shrink = CASES[case]
+    tensors = [[from_array(a, device) for a in column] for column in arrays]
+    if len(tensors) > _width(formula):
+        *tensors, halves = tensors
+        return [t.numpy() for row in updates.of_halves(formula, halves, tensors, shrink) for t in row]
+    return [t.numpy() for row in updates.of_many(formula, tensors, shrink) for t in row]
+
+
+def _width(formula: updates.Formula) -> int:
+    return max(1, *formula.renewed) + 1
 
 
 def assert_same(found: list[Any], wanted: list[Any]) -> None:
     assert len(found) == len(wanted)
     for a, b in zip(found, wanted, strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        assert a.dtype == b.dtype and a.shape == b.shape and plain(a).tobytes() == plain(b).tobytes()
 
 
-RMSPROP = {"rate": 0.1, "rho": 0.9, "epsilon": 1e-3}
-CASES = {
-    "adam": ("adam", {"factor": 0.013, "beta_1": 0.9, "beta_2": 0.99, "epsilon": 1e-3}),
-    "adamw": ("adam", {"factor": 1e-3, "beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-7, "shrink": 0.97}),
-    "sgd": ("sgd", {"rate": 0.1}),
-    "sgd decayed": ("sgd", {"rate": 0.1, "shrink": 0.9}),
-    "momentum": ("momentum", {"rate": 0.1, "momentum": 0.9}),
-    "nesterov": ("momentum", {"rate": 0.1, "momentum": 0.9, "nesterov": True, "shrink": 0.99}),
-    "rmsprop": ("rmsprop", {**RMSPROP, "momentum": 0.0}),
-    "rmsprop centered": ("rmsprop_centered", {**RMSPROP, "momentum": 0.0, "shrink": 0.9}),
-    "rmsprop with momentum": ("rmsprop_momentum", {**RMSPROP, "momentum": 0.7}),
-    "rmsprop with all": ("rmsprop_centered_momentum", {**RMSPROP, "momentum": 0.7, "shrink": 0.97}),
-    "adagrad": ("adagrad", {"rate": 0.1, "epsilon": 1e-3, "shrink": 0.97}),
-    "lion": ("lion", {"rate": 0.1, "beta_1": 0.9, "beta_2": 0.99, "shrink": 0.97}),
-    "lamb": ("lamb", {"scale_m": 1.7, "scale_v": 3.1, "beta_1": 0.9, "beta_2": 0.99, "epsilon": 1e-3, "decay": 0.1}),
+def plain(x: Any) -> Any:
+    """The array with NaN of one kind: CUDA makes another one of them than NumPy does when it rounds."""
+    return x if x.dtype.kind == "i" else np.where(np.isnan(x), np.array(np.nan, x.dtype), x)
+
+
+CASES: dict[str, tuple[str, updates.Formula, float | None]] = {
+    "adam": ("adam", updates.adam_formula(0.013, 0.9, 0.99, 1e-3), None),
+    "adamw": ("adam", updates.adam_formula(1e-3, 0.8, 0.95, 1e-7), 0.97),
+    "sgd": ("sgd", updates.sgd_formula(0.1), None),
+    "sgd decayed": ("sgd", updates.sgd_formula(0.1), 0.9),
+    "momentum": ("momentum", updates.momentum_formula(0.1, 0.9), None),
+    "nesterov": ("momentum", updates.momentum_formula(0.1, 0.9, True), 0.99),
+    "rmsprop": ("rmsprop", updates.rmsprop_formula(0.1, 0.9, 0.0, 1e-3), None),
+    "rmsprop centered": ("rmsprop_centered", updates.rmsprop_formula(0.1, 0.9, 0.0, 1e-3, True), 0.9),
+    "rmsprop with momentum": ("rmsprop_momentum", updates.rmsprop_formula(0.1, 0.9, 0.7, 1e-3, False, True), None),
+    "rmsprop with all": ("rmsprop_centered_momentum", updates.rmsprop_formula(0.1, 0.9, 0.7, 1e-3, True, True), 0.97),
+    "adagrad": ("adagrad", updates.adagrad_formula(0.1, 1e-3), 0.97),
+    "lion": ("lion", updates.lion_formula(0.1, 0.9, 0.99), 0.97),
+    "lamb": ("lamb", updates.lamb_formula(1.7, 3.1, 0.9, 0.99, 1e-3, 0.1), None),
 }
-COLUMNS = {
-    "adam": ("xs", "gs", "ms", "vs"),
-    "sgd": ("xs", "gs"),
-    "momentum": ("xs", "gs", "vs"),
-    "rmsprop": ("xs", "gs", "squares"),
-    "rmsprop_centered": ("xs", "gs", "squares", "means"),
-    "rmsprop_momentum": ("xs", "gs", "squares", "vs"),
-    "rmsprop_centered_momentum": ("xs", "gs", "squares", "means", "vs"),
-    "adagrad": ("xs", "gs", "sums"),
-    "lion": ("xs", "gs", "ms"),
-    "lamb": ("xs", "gs", "ms", "vs"),
-}
-POSITIVE = {("adam", "vs"), ("lamb", "vs"), ("adagrad", "sums")}
+"""By name: the kernel, the formula, and the decay."""
+POSITIVE = {
+    "adam": (3,), "lamb": (3,), "adagrad": (2,),
+    **dict.fromkeys(("rmsprop", "rmsprop_centered", "rmsprop_momentum", "rmsprop_centered_momentum"), (2,)),
+}  # fmt: skip
+"""By kernel: the operands that have no negative numbers."""
 
 
-def operands(kind: str, sizes: list[int], dtype: Any) -> list[list[Any]]:
-    positive = [name == "squares" or (kind, name) in POSITIVE for name in COLUMNS[kind]]
-    return [values(sizes, dtype, seed, positive[seed]) for seed in range(len(positive))]
+def operands(case: str, sizes: list[int], dtype: Any) -> list[list[Any]]:
+    kind, formula, _ = CASES[case]
+    return [values(sizes, dtype, seed, seed in POSITIVE.get(kind, ())) for seed in range(_width(formula))]
+
+
+def with_halves(case: str, sizes: list[int], half: Any, gradient: Any) -> list[list[Any]]:
+    """Masters, gradients, state, and half variables, of which somebody has assigned some elements since."""
+    columns = operands(case, sizes, np.float32)
+    columns[1] = [g.astype(gradient) for g in columns[1]]
+    halves = [x.astype(half) for x in columns[0]]
+    for x in halves:
+        x[1::3] += half(1.5)
+        x[5:6] = np.nan
+    return [*columns, halves]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_every_bit_is_that_of_array_operations(gpu, case, dtype) -> None:
-    kind, options = CASES[case]
-    arrays = operands(kind, SIZES, dtype)
-    assert_same(update(kind, arrays, gpu, **options), update(kind, arrays, CPU, **options))
-    assert gpu.launches == [("tg_" + kind, (11,))]  # blocks: one for each chunk, none for empty tensors
+    arrays = operands(case, SIZES, dtype)
+    assert_same(update(case, arrays, gpu), update(case, arrays, CPU))
+    assert gpu.launches == [("tg_" + CASES[case][0], (11,))]  # blocks: one for each chunk, none for empty tensors
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_arrays_that_are_not_aligned(gpu, case, dtype) -> None:
-    kind, options = CASES[case]
-    arrays = operands(kind, SIZES, dtype)
+    arrays = operands(case, SIZES, dtype)
     odd = [list(map(shifted, column)) if i != 1 else column for i, column in enumerate(arrays)]
     assert odd[0][4].ctypes.data % 16
-    assert_same(update(kind, odd, gpu, **options), update(kind, arrays, CPU, **options))
+    assert_same(update(case, odd, gpu), update(case, arrays, CPU))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("gradient", [None, np.float32], ids=["half gradients", "float32 gradients"])
+@pytest.mark.parametrize("half", DTYPES[2:])
+@pytest.mark.parametrize("case", CASES)
+def test_half_variables_take_one_launch_of_the_same_bits(gpu, case, half, gradient) -> None:
+    """Master, state and rounded value of tensors of all sizes, one of which is not aligned."""
+    arrays = with_halves(case, SIZES, half, gradient or half)
+    odd = [list(column) for column in arrays]
+    for column in (odd[0], odd[1], odd[-1]):
+        column[4] = shifted(column[4])
+    with np.errstate(invalid="ignore"):
+        assert_same(update(case, odd, gpu), update(case, arrays, CPU))
+    assert gpu.launches == [("tg_" + CASES[case][0], (11,))]
+
+
+@pytest.mark.parametrize("make", [
+    lambda case, sizes: operands(case, sizes, np.float32), lambda case, sizes: operands(case, sizes, np.float16),
+    lambda case, sizes: with_halves(case, sizes, np.float16, np.float16),
+], ids=["float32", "float16", "float16 with masters"])  # fmt: skip
 @pytest.mark.parametrize("case", ["adam", "sgd", "momentum", "rmsprop with all", "adagrad", "lion", "lamb"])
-def test_nothing_else_is_touched(watched, case, dtype) -> None:
+def test_nothing_else_is_touched(watched, case, make) -> None:
     """With every access checked: a kernel may read and write the arrays named in its table, and no byte beside them."""
-    kind, options = CASES[case]
     gpu = Emulated(watched)
-    arrays = operands(kind, [5, 16, 0, 33], dtype)
+    arrays = make(case, [5, 16, 0, 33])
     arrays[0][1] = shifted(arrays[0][1])
     made: list[Any] = []
 
@@ -177,39 +207,53 @@ def test_nothing_else_is_touched(watched, case, dtype) -> None:
     try:
         for a in given:
             host.register(a.ctypes.data, a.nbytes)
-        found = update(kind, arrays, gpu, **options)
+        found = update(case, arrays, gpu)
     finally:
         Emulated.empty = kept  # type: ignore[method-assign]
         for a in (*given, *(a for a in made if a.size)):
             host.unregister(a.ctypes.data)
-    assert_same(found, update(kind, arrays, CPU, **options))
+    assert_same(found, update(case, arrays, CPU))
 
 
 def test_views_are_put_in_order_first(gpu) -> None:
     x, g = values([12, 12], np.float32, 0)
     strided, broadcast = np.repeat(g, 2)[::2], np.broadcast_to(np.float32(2), (12,))
-    assert_same(update("sgd", [[x], [strided]], gpu, rate=0.5), [x - np.float32(0.5) * g])
-    assert_same(update("sgd", [[x], [broadcast]], gpu, rate=0.5), [x - np.float32(1)])
+    rate = np.float32(0.1)
+    assert_same(update("sgd", [[x], [strided]], gpu), [x - rate * g])
+    assert_same(update("sgd", [[x], [broadcast]], gpu), [x - rate * np.float32(2)])
     matrix, turned = x.reshape(3, 4), g.reshape(4, 3).T
-    assert_same(update("sgd", [[matrix], [turned]], gpu, rate=0.5), [matrix - np.float32(0.5) * turned])
+    assert_same(update("sgd", [[matrix], [turned]], gpu), [matrix - rate * turned])
 
 
 def test_more_tensors_than_a_table_holds(gpu) -> None:
     sizes = [i % 7 for i in range(2 * many.MANY + 3)]
     arrays = operands("sgd", sizes, np.float32)
     with tg.measure() as m:
-        found = update("sgd", arrays, gpu, rate=0.1)
+        found = update("sgd", arrays, gpu)
     assert [name for name, _ in gpu.launches] == ["tg_sgd"] * 3
     assert m.nodes_run["sgd_update"] == 3 and m.bytes_moved == 3 * 4 * sum(sizes)
-    assert_same(found, update("sgd", arrays, CPU, rate=0.1))
-    assert update("sgd", [[], []], gpu, rate=0.1) == []
-    assert update("sgd", operands("sgd", [0, 0], np.float32), gpu, rate=0.1)[1].shape == (0,)
+    assert_same(found, update("sgd", arrays, CPU))
+    assert update("sgd", [[], []], gpu) == []
+    assert update("sgd", operands("sgd", [0, 0], np.float32), gpu)[1].shape == (0,)
     assert len(gpu.launches) == 3  # nothing to do, nothing launched
 
 
+def test_more_half_variables_than_a_table_holds(gpu) -> None:
+    sizes = [1 + i % 7 for i in range(2 * many.MANY_OF_HALVES + 3)]
+    arrays = with_halves("adam", sizes, np.float16, np.float16)
+    arrays[1][3] = arrays[1][3].astype(np.float32)  # of another dtype, so in a launch of its own
+    with tg.measure() as m, np.errstate(invalid="ignore"):
+        found = update("adam", arrays, gpu)
+    assert [name for name, _ in gpu.launches] == ["tg_adam"] * 4
+    assert m.bytes_moved == 30 * sum(sizes) + 2 * sizes[3]
+    with np.errstate(invalid="ignore"):
+        assert_same(found, update("adam", arrays, CPU))
+
+
 def test_a_table_fits_into_a_kernel_s_parameters() -> None:
-    assert many._table(7).itemsize + 10 * 8 <= 4096  # LAMB's
-    assert many._table(9).itemsize + 7 * 8 <= 4096  # RMSprop's with all
+    for more, most in ((0, many.MANY), (2, many.MANY_OF_HALVES)):
+        assert many._table(7 + more, most).itemsize + 10 * 8 <= 4096  # LAMB's
+        assert many._table(9 + more, most).itemsize + 7 * 8 <= 4096  # RMSprop's with all
 
 
 def test_groups_are_of_one_dtype_and_not_too_large(gpu, monkeypatch) -> None:
@@ -226,8 +270,9 @@ def test_groups_are_of_one_dtype_and_not_too_large(gpu, monkeypatch) -> None:
 
 def test_operands_on_two_devices_are_refused(gpu) -> None:
     x, g = (from_array(np.ones(2), d) for d in (gpu, CPU))
-    with pytest.raises(DeviceError, match="sgd_update: operands on cuda:7 and cpu"):
-        updates.sgd([x], [g], rate=0.1)
+    for make in (updates.of_many, lambda *given: updates.of_halves(given[0], [x], *given[1:])):
+        with pytest.raises(DeviceError, match="sgd_update: operands on cuda:7 and cpu"):
+            make(updates.sgd_formula(0.1), ([x], [g]), None)
 
 
 MAKERS = {
@@ -247,6 +292,8 @@ def trained(device: Device, maker: str, steps: int = 4) -> tuple[list[Any], list
     with tg.device(device):
         variables = [tg.Variable(np.full(s, 0.5, np.float32)) for s in shapes]
         variables.append(tg.Variable(np.full((7,), 0.25)))  # another dtype, another launch
+        for half in DTYPES[2:]:  # and two more
+            variables += [tg.Variable(np.full(s, 0.5, half)) for s in shapes]
         for step in range(steps):
             rng = np.random.default_rng(step)
             grads = [rng.normal(size=v.shape).astype(v.dtype) for v in variables]
@@ -258,7 +305,7 @@ def trained(device: Device, maker: str, steps: int = 4) -> tuple[list[Any], list
 def test_optimizers_end_up_the_same_on_both_devices(gpu, maker) -> None:
     for found, wanted in zip(trained(gpu, maker), trained(CPU, maker), strict=True):
         assert_same([v.numpy() for v in found], [v.numpy() for v in wanted])
-    assert len(gpu.launches) == 2 * 4
+    assert len(gpu.launches) == 4 * 4
 
 
 def test_no_step_waits_for_the_device(gpu, monkeypatch) -> None:
@@ -305,7 +352,8 @@ def test_on_the_stand_in_for_cupy_a_step_is_one_launch_and_waits_for_nothing(emu
         with cupyx.allow_synchronize(False):
             found = trained(device, "adamw")
         launches = [launch.name for launch in standin.launches]
-        assert launches.count("tg_adam") == 2 * 4 and set(launches) <= {"tg_adam", "tg_probe"}
+        assert launches.count("tg_adam") == 4 * 4 and set(launches) <= {"tg_adam", "tg_probe", "tg_fused"}
+        assert launches.count("tg_fused") == 2 * 4  # the first values of masters
         for ours, wanted in zip(found, trained(CPU, "adamw"), strict=True):
             assert_same([v.numpy() for v in ours], [v.numpy() for v in wanted])
     finally:

@@ -129,7 +129,7 @@ def test_a_schedule_that_a_captured_step_asks_itself_is_refused() -> None:
     def step(x: Any) -> Any:
         optimizer.apply([x], [v])
         optimizer.learning_rate = s.Constant(0.1)
-        return x * s.ExponentialDecay(0.1, 5, 0.5)(optimizer._counted["iterations"][1])
+        return x * s.ExponentialDecay(0.1, 5, 0.5)(optimizer._counts._known["iterations"][1])
 
     with pytest.raises(FunctionError, match="makes a Python number"):
         for _ in range(3):

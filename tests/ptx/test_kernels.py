@@ -136,15 +136,17 @@ def gathering(device: Told, dtype: np.dtype) -> None:
 
 def optimizers(device: Told, dtype: np.dtype) -> None:
     """Every update, of tensors of all sizes, some that begin at odd places."""
-    gpu = Updating(device)
+    gpu, sizes, half = Updating(device), [1, 0, 3, 8, 301], dtype.itemsize == 2
     for case in PATTERNS:
-        kind, options = optim.CASES[case]
-        arrays = optim.operands(kind, [1, 0, 3, 8, 301], dtype)
-        arrays[0][3] = optim.shifted(arrays[0][3])
-        for x in (x for column in arrays for x in column):
-            device.told(x)
-        optim.update(kind, arrays, gpu, **options)
-        device.forget()
+        columns = [optim.operands(case, sizes, dtype)]
+        if half:  # with masters, and gradients of either dtype
+            columns += [optim.with_halves(case, sizes, dtype.type, gradient) for gradient in (dtype, np.float32)]
+        for arrays in columns:
+            arrays[0][3] = optim.shifted(arrays[0][3])
+            for x in (x for column in arrays for x in column):
+                device.told(x)
+            optim.update(case, arrays, gpu)
+            device.forget()
 
 
 def rows_of_tables(device: Told, dtype: np.dtype) -> None:

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from tapegrad.ops import updates
 from tapegrad.optim.optimizers import checks
-from tapegrad.optim.optimizers.optimizer import Optimizer, Options, Row, Rows, Schedule
+from tapegrad.optim.optimizers.optimizer import Optimizer, Options, Schedule
 from tapegrad.tensor import Tensor
 
 
@@ -43,10 +43,7 @@ class Adagrad(Optimizer):
         return not self.weight_decay
 
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
-        return Adagrad.update_many(self, [x], [g], [slots], rate, step, None)[0]
+        return updates.of_tensors(Adagrad.formula(self, rate, step), (x, g, *slots), None)
 
     def formula(self, rate: float, step: int) -> updates.Formula:
         return updates.adagrad_formula(rate, self.epsilon)
-
-    def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
-        return updates.adagrad(xs, gs, [s for (s,) in slots], rate=rate, epsilon=self.epsilon, shrink=shrink)

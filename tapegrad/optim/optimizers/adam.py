@@ -11,7 +11,7 @@ from tapegrad.core.live import present
 from tapegrad.core.state import thread
 from tapegrad.ops import updates
 from tapegrad.optim.optimizers import checks
-from tapegrad.optim.optimizers.optimizer import Optimizer, Options, Row, Rows, Schedule
+from tapegrad.optim.optimizers.optimizer import Optimizer, Options, Schedule
 from tapegrad.tensor import Tensor
 
 
@@ -40,15 +40,10 @@ class Adam(Optimizer):
         self.epsilon = checks.at_least(self, "epsilon", epsilon, 0.0)
 
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
-        return Adam.update_many(self, [x], [g], [slots], rate, step, None)[0]
+        return updates.of_tensors(Adam.formula(self, rate, step), (x, g, *slots), None)
 
     def formula(self, rate: float, step: int) -> updates.Formula:
         return updates.adam_formula(self._factor_of(rate, step), self.beta_1, self.beta_2, self.epsilon)
-
-    def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
-        factor, betas = self._factor_of(rate, step), {"beta_1": self.beta_1, "beta_2": self.beta_2}
-        ms, vs = ([own[i] for own in slots] for i in (0, 1))
-        return updates.adam(xs, gs, ms, vs, factor=factor, **betas, epsilon=self.epsilon, shrink=shrink)
 
     def _factor_of(self, rate: float, step: int) -> Any:
         if isinstance(step, Tensor):

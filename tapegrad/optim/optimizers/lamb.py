@@ -58,10 +58,9 @@ class LAMB(Optimizer):
         else:
             scales = [thread.executor.number(partial(_unbiased, beta, step)) for beta in betas]
         ms, vs = ([own[i] for own in slots] for i in (0, 1))
-        made = updates.lamb(
-            xs, gs, ms, vs, scale_m=scales[0], scale_v=scales[1],
-            beta_1=self.beta_1, beta_2=self.beta_2, epsilon=self.epsilon, decay=self.weight_decay,
-        )  # fmt: skip
+        scale_m, scale_v = scales
+        formula = updates.lamb_formula(scale_m, scale_v, self.beta_1, self.beta_2, self.epsilon, self.weight_decay)
+        made = updates.of_many(formula, (xs, gs, ms, vs), None)
         new = []
         for x, (u, m, v), lengths in zip(xs, made, self._lengths(xs, [u for u, _, _ in made])):
             new.append((self._moved(x, u, lengths, rate), m, v))

@@ -101,7 +101,7 @@ class LBFGS(Optimizer):
     def forget(self, variables: Any) -> None:
         """Drop the state of these variables and the order of all pairs: the next search begins without history."""
         super().forget(variables)
-        self._count("pairs", self._pairs, 0)
+        self._counts.put("pairs", self._pairs, 0)
 
     def apply(self, grads: Any, variables: Any, *, skip_none: bool = False) -> NoReturn:
         """Raises TapegradError: there is ``minimize``."""
@@ -146,14 +146,14 @@ class _Search:
                 raise
             self._move(_along(starts, alpha, direction))
             if alpha == 0:
-                if not by._number_now("pairs", by._pairs):
+                if not by._counts.now("pairs", by._pairs):
                     return Minimum(now.loss, now.largest, done, self.evaluations, False, "no step makes the loss less")
-                by._count("pairs", by._pairs, 0)  # once more, down the gradient
+                by._counts.put("pairs", by._pairs, 0)  # once more, down the gradient
                 continue
             with optimizing():
                 self._keep(alpha, direction, before.gradient, now.gradient)
             done += 1
-            by._count("iterations", by.iterations, by._steps_done() + 1)
+            by._counts.put("iterations", by.iterations, by._steps_done() + 1)
             STEPS.mark(BY_OPTIMIZER)
             stop = self._why_stop(before.loss, now, alpha * longest)
         reached = "max_iter" if done >= by.max_iter else "max_eval"
@@ -182,7 +182,7 @@ class _Search:
     def _direction(self, gradient: list[Tensor]) -> tuple[list[Tensor], float, float]:
         """Where to go, the slope there, and the largest entry; down the gradient where history leads up."""
         rate = self.by.current_learning_rate()
-        kept = self.by._number_now("pairs", self.by._pairs)
+        kept = self.by._counts.now("pairs", self.by._pairs)
         with optimizing():
             for pairs in dict.fromkeys((kept, 0)):
                 direction = [_scaled(d, rate) for d in self._two_loops(gradient, pairs)]
@@ -190,7 +190,7 @@ class _Search:
                 slope, longest = _numbers(_dot(gradient, direction), _largest(direction))
                 if slope < 0:
                     break
-                self.by._count("pairs", self.by._pairs, 0)
+                self.by._counts.put("pairs", self.by._pairs, 0)
         return direction, slope, longest
 
     def _two_loops(self, gradient: list[Tensor], pairs: int) -> list[Tensor]:
@@ -223,13 +223,13 @@ class _Search:
         product *= alpha
         if not product > _LEAST_CURVATURE * square:
             return
-        root, pairs = math.sqrt(product), self.by._number_now("pairs", self.by._pairs)
+        root, pairs = math.sqrt(product), self.by._counts.now("pairs", self.by._pairs)
         at = 2 * (pairs % self.by.history_size)
         for v, d, y in zip(self.variables, direction, change):
             slots = self.by._slots[id(v)][1]
             slots[at].assign(_scaled(d, alpha / root))
             slots[at + 1].assign(_scaled(y, 1 / root))
-        self.by._count("pairs", self.by._pairs, pairs + 1)
+        self.by._counts.put("pairs", self.by._pairs, pairs + 1)
 
     def _step(self, now: _Point, starts: list[Tensor], direction: list[Tensor], slope: float) -> tuple[float, _Point]:
         """How far to go, and what is there; 0 if no length that was tried makes the loss less."""

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from tapegrad.ops import updates
 from tapegrad.optim.optimizers import checks
-from tapegrad.optim.optimizers.optimizer import Optimizer, Options, Row, Rows, Schedule
+from tapegrad.optim.optimizers.optimizer import Optimizer, Options, Schedule
 from tapegrad.tensor import Tensor
 
 
@@ -33,8 +33,7 @@ class Lion(Optimizer):
         self.beta_2 = checks.share(self, "beta_2", beta_2)
 
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
-        return Lion.update_many(self, [x], [g], [slots], rate, step, None)[0]
+        return updates.of_tensors(Lion.formula(self, rate, step), (x, g, *slots), None)
 
-    def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
-        ms, betas = [m for (m,) in slots], {"beta_1": self.beta_1, "beta_2": self.beta_2}
-        return updates.lion(xs, gs, ms, rate=rate, **betas, shrink=shrink)
+    def formula(self, rate: float, step: int) -> updates.Formula:
+        return updates.lion_formula(rate, self.beta_1, self.beta_2)

@@ -8,22 +8,10 @@ anew.
 
 from __future__ import annotations
 
-from tapegrad import ops
 from tapegrad.ops import updates
-from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
 
 def narrow(variable: Variable) -> bool:
     """Whether a variable is of a half dtype, and so has a master."""
     return updates.wide(variable.dtype) != variable.dtype
-
-
-def digits(variable: Variable, value: Tensor, master: Tensor) -> Tensor:
-    """The ``value`` of a half variable, or some rows of it, with the digits that the master has beyond it."""
-    return ops.where(rounded(variable, master) == value, master, ops.astype(value, master.dtype))
-
-
-def rounded(variable: Variable, value: Tensor) -> Tensor:
-    """``value`` in the dtype of ``variable``."""
-    return ops.astype(value, variable.dtype) if value.dtype != variable.dtype else value

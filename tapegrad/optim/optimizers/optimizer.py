@@ -24,6 +24,7 @@ from tapegrad.ops import row_updates, updates
 from tapegrad.ops.index.slices import IndexedSlices, summed
 from tapegrad.optim import clipping
 from tapegrad.optim.optimizers import checks, masters
+from tapegrad.optim.optimizers.counts import Counts
 from tapegrad.optim.optimizers.helpers import Parts, Scaler
 from tapegrad.spellings import OPTIMIZERS, missing, refuse_in, taken_by
 from tapegrad.tensor import Tensor, TensorLike, materialize
@@ -109,14 +110,13 @@ class Optimizer:
         self._slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
         # Of half variables, by identity.
         self._masters: dict[int, Variable] = {}
-        # By name, what a counter held when it was last read, and its number: reading would wait for the device.
-        self._counted: dict[str, tuple[object, Any]] = {}
+        self._counts = Counts()
 
     def _zero(self, name: str) -> Variable:
         return Variable(0, trainable=False, name=f"{self.name}/{name}", dtype="int64", category="optimizer")
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_slots": list(self._slots.values()), "_masters": {}, "_counted": {}}
+        return {**self.__dict__, "_slots": list(self._slots.values()), "_masters": {}, "_counts": Counts()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Keys are the ids of the variables that came along: the model's, if they were pickled or copied together.
@@ -155,6 +155,8 @@ class Optimizer:
 
     def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
         """``update`` for several variables, each first multiplied by ``shrink`` unless that is None."""
+        if (formula := self.formula(rate, step)) is not None:
+            return updates.of_many(formula, (xs, gs, *zip(*slots, strict=True)), shrink)
         new = []
         for x, g, own in zip(xs, gs, slots):
             new.append(self.update(updates.decayed(x, shrink), g, own, rate, step))
@@ -299,7 +301,7 @@ class Optimizer:
             if last is False:
                 return changes
         pairs = self._clipped(pairs)
-        done = self._number("iterations", self.iterations)
+        done = self._counts.number("iterations", self.iterations)
         rate, step = thread.executor.number(partial(self._rate_after, done)), done + 1
         number: Any = step
         flag = last
@@ -311,7 +313,7 @@ class Optimizer:
         for g, v in pairs:
             if isinstance(g, IndexedSlices):
                 self._change_rows(g, v, rate, number)
-        self._count("iterations", self.iterations, step if last is True else done + last)
+        self._counts.put("iterations", self.iterations, step if last is True else done + last)
         return changes
 
     def groups(self, variables: Sequence[Variable]) -> list[list[int]]:
@@ -326,9 +328,9 @@ class Optimizer:
             return row_updates.update_rows(formula, tables, g.indices, g.values, shrink)
         x, *state = (row_updates.read_rows(t, g.indices) for t in tables)
         if narrow:
-            x = masters.digits(v, x, state.pop())
+            x = updates.digits(x, state.pop())
         (new,) = self.update_many([x], [g.values], [tuple(state)], rate, step, shrink)
-        changed = (masters.rounded(v, new[0]), *new[1:], new[0]) if narrow else new
+        changed = (updates.rounded(new[0], v.dtype), *new[1:], new[0]) if narrow else new
         for table, rows in zip(tables, changed, strict=True):
             row_updates.write_rows(table, g.indices, rows)
 
@@ -339,27 +341,47 @@ class Optimizer:
         """
         variables = [v for _, v in pairs]
         slots = [self._slots[id(v)][1][: len(self.slot_names)] for v in variables]
-        xs = [v._content() if self.parts is None else self.parts.value(v) for v in variables]
-        if self._masters:
-            full = [self._masters.get(id(v)) for v in variables]
-            xs = [x if m is None else masters.digits(v, x, m._content()) for v, x, m in zip(variables, xs, full)]
-        state = [tuple(s._content() for s in own) for own in slots]
-        shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
-        new = self.update_many(xs, [g for g, _ in pairs], state, rate, step, shrink)
-        if last is not True:
-            new = [_where(last, made, (x, *own)) for made, x, own in zip(new, xs, state)]
         values = []
-        for v, own, (value, *others) in zip(variables, slots, new):
+        for v, own, (x, *others, value) in zip(variables, slots, self._renewed(pairs, slots, rate, step, last)):
             for target, changed in zip(own, others):
                 target.assign(changed)
-            if id(v) in self._masters:
-                self._masters[id(v)].assign(value)
-                value = masters.rounded(v, value)
+            if (master := self._masters.get(id(v))) is not None:
+                master.assign(x)
             if self.parts is None:
                 v.assign(value)
             values.append(value)
         if self.parts is not None:
             self.parts.assign(variables, values)
+
+    def _renewed(
+        self,
+        pairs: list[tuple[Tensor, Variable]],
+        slots: Sequence[Sequence[Variable]],
+        rate: float,
+        step: int,
+        last: Any,
+    ) -> Rows:
+        """What becomes of some variables: x, which is the master's value if there is one, the slots, the value."""
+        gs, variables = [g for g, _ in pairs], [v for _, v in pairs]
+        values = [v._content() if self.parts is None else self.parts.value(v) for v in variables]
+        full = [self._masters[id(v)]._content() if id(v) in self._masters else None for v in variables]
+        state = [tuple(s._content() for s in own) for own in slots]
+        shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
+        known = [m for m in full if m is not None]
+        formula = self.formula(rate, step) if len(known) == len(full) else None
+        if formula is not None:
+            new: Rows = updates.of_halves(formula, values, (known, gs, *zip(*state, strict=True)), shrink)
+            if last is not True:
+                old = [(updates.digits(x, m), *own, x) for x, m, own in zip(values, known, state)]
+                new = [_where(last, *both) for both in zip(new, old)]
+            return new
+        xs = [x if m is None else updates.digits(x, m) for x, m in zip(values, full)]
+        if known:
+            gs = [updates.rounded(g, x.dtype) for g, x in zip(gs, xs)]
+        new = self.update_many(xs, gs, state, rate, step, shrink)
+        if last is not True:
+            new = [_where(last, made, (x, *own)) for made, x, own in zip(new, xs, state)]
+        return [(*x, x[0] if m is None else updates.rounded(x[0], old.dtype)) for x, m, old in zip(new, full, values)]
 
     def _accumulated(
         self, pairs: list[tuple[Tensor, Variable]], calls: Variable
@@ -369,7 +391,7 @@ class Optimizer:
         The sum begins anew with the first call of k, so the last one need not write zeros.
         """
         k, number = self.gradient_accumulation_steps, thread.executor.number
-        before = self._number("calls", calls)
+        before = self._counts.number("calls", calls)
         first, last = number(lambda: present(before) == 0), number(lambda: present(before) == k - 1)
         captured = isinstance(last, LiveNumber)
         means: list[Any] = [None] * len(pairs)
@@ -378,17 +400,17 @@ class Optimizer:
             sums = [self._slots[id(pairs[i][1])][1][len(self.slot_names)] for i in group]
             kept = [s._content() for s in sums]
             if captured or last:
-                for i, (mean,) in zip(group, updates.sgd(kept, gs, rate=-1.0 / k, shrink=1.0 / k)):
+                for i, (mean,) in zip(group, updates.of_many(updates.sgd_formula(-1.0 / k), (kept, gs), 1.0 / k)):
                     means[i] = mean
             if captured:
                 added = [_where(first, (g,), (s + g,))[0] for s, g in zip(kept, gs)]
                 for s, old, x in zip(sums, kept, added):
                     s.assign(_where(last, (old,), (x,))[0])
             elif not last:
-                new = gs if first else [x for (x,) in updates.sgd(kept, gs, rate=-1.0)]
+                new = gs if first else [x for (x,) in updates.of_many(updates.sgd_formula(-1.0), (kept, gs), None)]
                 for s, x in zip(sums, new):
                     s.assign(x)
-        self._count("calls", calls, (before + 1) % k)
+        self._counts.put("calls", calls, (before + 1) % k)
         return [(mean, v) for mean, (_, v) in zip(means, pairs)], last
 
     def current_learning_rate(self) -> float:
@@ -403,26 +425,7 @@ class Optimizer:
         return checks.at_least(self, "learning_rate", float(current), 0.0)
 
     def _steps_done(self) -> int:
-        return self._number_now("iterations", self.iterations)
-
-    def _number(self, name: str, counter: Variable) -> Any:
-        """What a counter holds; while a step is captured a live number."""
-        held, number = self._counted.get(name, (None, 0))
-        if held is _content(counter):
-            return number
-        return thread.executor.number(partial(self._number_now, name, counter))
-
-    def _number_now(self, name: str, counter: Variable) -> int:
-        held = counter._cell.get(counter)
-        if held is not self._counted.get(name, (None, 0))[0]:
-            array = held.array
-            number = getattr(array, "value", array)  # on the host, whatever its device is
-            self._counted[name] = held, int(counter.numpy() if array is None else number)
-        return self._counted[name][1]
-
-    def _count(self, name: str, counter: Variable, number: Any) -> None:
-        counter.assign(number)
-        self._counted[name] = _content(counter), number
+        return self._counts.now("iterations", self.iterations)
 
     def _checked_pairs(
         self, grads: list[Gradient], variables: list[Variable], skip: bool
@@ -476,16 +479,17 @@ class Optimizer:
         if isinstance(g, IndexedSlices):
             values, indices = summed(g)
             return IndexedSlices.of(ops.astype(values, wide), indices, g.dense_shape)
-        return g if g.dtype == wide else ops.astype(g, wide)
+        return g if g.dtype == wide or (g.dtype == variable.dtype and self._takes_halves) else ops.astype(g, wide)
+
+    @property
+    def _takes_halves(self) -> bool:
+        """Whether gradients of half variables need not be of the wider dtype: nothing but the update reads them."""
+        limits = self.clipvalue, self.clipnorm, self.global_clipnorm
+        return self._calls is None and limits == (None, None, None)
 
 
 def _name(variable: Variable) -> str:
     return f'variable "{variable.name}" {variable.shape}'
-
-
-def _content(variable: Variable) -> Any:
-    """What a variable holds: a new object after every assignment."""
-    return variable._cell.get(variable)
 
 
 def _where(flag: Any, new: Sequence[Tensor], old: Sequence[Tensor]) -> tuple[Tensor, ...]:

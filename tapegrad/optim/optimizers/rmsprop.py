@@ -6,7 +6,7 @@ from typing import Unpack
 
 from tapegrad.ops import updates
 from tapegrad.optim.optimizers import checks
-from tapegrad.optim.optimizers.optimizer import Optimizer, Options, Row, Rows, Schedule
+from tapegrad.optim.optimizers.optimizer import Optimizer, Options, Schedule
 from tapegrad.tensor import Tensor
 
 
@@ -37,11 +37,8 @@ class RMSprop(Optimizer):
         self.slot_names = ("mean_square", *("mean_gradient",) * bool(centered), *("momentum",) * bool(momentum))
 
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
-        return RMSprop.update_many(self, [x], [g], [slots], rate, step, None)[0]
+        return updates.of_tensors(RMSprop.formula(self, rate, step), (x, g, *slots), None)
 
-    def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
-        of = {name: [own[i] for own in slots] for i, name in enumerate(self.slot_names)}
-        return updates.rmsprop(
-            xs, gs, of["mean_square"], of.get("mean_gradient"), of.get("momentum"),
-            rate=rate, rho=self.rho, momentum=self.momentum, epsilon=self.epsilon, shrink=shrink,
-        )  # fmt: skip
+    def formula(self, rate: float, step: int) -> updates.Formula:
+        centered, moved = bool(self.centered), bool(self.momentum)
+        return updates.rmsprop_formula(rate, self.rho, self.momentum, self.epsilon, centered, moved)

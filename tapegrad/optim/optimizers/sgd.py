@@ -6,7 +6,7 @@ from typing import Unpack
 
 from tapegrad.ops import updates
 from tapegrad.optim.optimizers import checks
-from tapegrad.optim.optimizers.optimizer import Optimizer, Options, Row, Rows, Schedule
+from tapegrad.optim.optimizers.optimizer import Optimizer, Options, Schedule
 from tapegrad.tensor import Tensor
 
 
@@ -37,15 +37,9 @@ class SGD(Optimizer):
         return not (self.momentum or self.weight_decay)
 
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
-        return SGD.update_many(self, [x], [g], [slots], rate, step, None)[0]
+        return updates.of_tensors(SGD.formula(self, rate, step), (x, g, *slots), None)
 
     def formula(self, rate: float, step: int) -> updates.Formula:
         if self.slot_names:
             return updates.momentum_formula(rate, self.momentum, self.nesterov)
         return updates.sgd_formula(rate)
-
-    def update_many(self, xs: Row, gs: Row, slots: Rows, rate: float, step: int, shrink: float | None) -> Rows:
-        if not self.slot_names:
-            return updates.sgd(xs, gs, rate=rate, shrink=shrink)
-        vs = [v for (v,) in slots]
-        return updates.momentum(xs, gs, vs, rate=rate, momentum=self.momentum, nesterov=self.nesterov, shrink=shrink)

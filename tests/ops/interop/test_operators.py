@@ -146,8 +146,9 @@ INNER = {
     "ops.elementwise.sigmoid": {"logistic", "run_sigmoid", "sigmoid_slope"},
     "ops.index.bounds": {"checked", "every", "require"},
     "ops.updates": {
-        "adagrad", "adagrad_formula", "adam", "adam_formula", "decayed", "groups", "lamb", "lion", "momentum",
-        "momentum_formula", "of_tensors", "rmsprop", "scalar", "sgd", "sgd_formula", "weight_of", "wide", "with_decay",
+        "adagrad_formula", "adam_formula", "decayed", "digits", "groups", "lamb_formula", "lion_formula",
+        "momentum_formula", "of_halves", "of_many", "of_tensors", "rmsprop_formula", "rounded", "scalar",
+        "sgd_formula", "weight_of", "wide", "with_decay",
     }, "ops.row_updates": {"read_rows", "update_rows", "write_rows"},
     "ops.precision": {"get_float32_matmul_precision", "set_float32_matmul_precision", "wanted"},
     "ops.index.getitem": {"getitem"}, "ops.index.assigning": {"bind_assignments"},
