@@ -172,6 +172,8 @@ class Function(Work):
 
     ``call(*outputs, *reads)`` writes them; where ``given`` is False, ``call(*reads)`` returns them as a list.
     ``is_kernel``: whether it counts among the kernels run; creation does not.
+    ``over``: where the one result is the first array read, but for some elements, ``over(*reads[1:])`` gives a function
+    that writes these into an array; itself it takes no memory.
     """
 
     def __init__(
@@ -182,9 +184,10 @@ class Function(Work):
         reads: Sequence[Array] = (),
         given: bool = True,
         is_kernel: bool = True,
+        over: Callable[..., Callable[[Array], object]] | None = None,
     ) -> None:
         self.device, self.names, self.reads, self.avals = avals[0].device, (name,), reads, avals
-        self._call, self.is_kernel = call, is_kernel
+        self._call, self.is_kernel, self.over = call, is_kernel, over
         self.writes = [(a.shape, a.dtype) for a in avals] if given else ()
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:

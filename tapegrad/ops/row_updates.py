@@ -10,7 +10,8 @@ otherwise it finds the one value or the other: let threads that share a table ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 from tapegrad.core.buffer import Buffer
@@ -102,26 +103,32 @@ def write_rows(v: Variable, rows: Tensor, new: Tensor) -> None:
     reads = [array_of(rows._buffer), array_of(new._buffer)]
     device, aval = v.device, v._cell.get(v).node.aval
     owner = _owner(v._cell) if thread.executor.changes else None
+    over = partial(_writing, device)
     if owner is not None:
-        write = lambda table, rows, new: _write(device, table, rows, new)
+        write = lambda table, rows, new: over(rows, new)(table)
         thread.executor.change(Change("rows_update", device, write, [owner.array], reads, (reads, reads[1:])))
         v.assign(Tensor(owner))
         return
 
     def copied(out: Array, table: Array, rows: Array, new: Array) -> None:
         device.xp.copyto(out, table)
-        _write(device, out, rows, new)
+        over(rows, new)(out)
 
-    table = array_of(v._cell.get(v))
-    v.assign(Tensor(thread.executor.values(Function("rows_update", [aval], copied, [table, *reads]))[0]))
+    work = Function("rows_update", [aval], copied, [array_of(v._cell.get(v)), *reads], over=over)
+    v.assign(Tensor(thread.executor.values(work)[0]))
 
 
-def _write(device: Device, table: Array, rows: Array, new: Array) -> None:
+def _writing(device: Device, rows: Array, new: Array) -> Callable[[Array], object]:
+    """What writes rows into a table."""
     if device.kind == "cuda":
-        _cuda_index.put_rows(thread.executor.device(device), table, rows, new)
-        return
+        return lambda table: _cuda_index.put_rows(thread.executor.device(device), table, rows, new)
     there = rows >= 0
-    table[rows[there]] = new[there]
+    places, values = rows[there], new[there]
+
+    def write(table: Array) -> None:
+        table[places] = values
+
+    return write
 
 
 def _owner(cell: Cell) -> Buffer | None:

@@ -38,7 +38,7 @@ from tapegrad.memory.ledger.costs import moved_by
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import BACKWARD, FORWARD, HERE, OPTIMIZER
 from tapegrad.program import costs
-from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, Write, pruned
+from tapegrad.program.program import Kind, Layouts, Output, Program, Slot, Step, View, Write, in_place, pruned
 from tapegrad.tensor import Tensor
 
 T = TypeVar("T")
@@ -213,6 +213,7 @@ class Capture(Dry):
             joint = isinstance(work, make.Application) and work.prim.effect is not None
             self._note(work.names, reads, outputs, temporaries, kept.calls, cost, effect=joint, made=made, once=once)
             self.steps[-1].moves = self._moves(work, outputs, temporaries)
+            self.steps[-1].over = work.over if isinstance(work, make.Function) else None
             self.steps[-1].asks_host = once or (not kept.keys and _has_live_numbers(work))
         return outputs
 
@@ -382,7 +383,7 @@ def capture(
 
     Raises UncapturableError, and whatever ``f`` raises.
     """
-    return pruned(in_a_dry_run(lambda call: call.program(call.result(f, args, named), name_of(f)), layouts))
+    return pruned(in_place(in_a_dry_run(lambda call: call.program(call.result(f, args, named), name_of(f)), layouts)))
 
 
 def name_of(f: Callable[..., Any]) -> str:

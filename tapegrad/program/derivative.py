@@ -59,8 +59,8 @@ class Whole:
         at = next(i for i, step in enumerate(program.steps) if step.number == _BETWEEN)
         between = program.steps[at]
         taken = iter(between.reads)
-        outputs = [o if o.view is None else o._replace(view=next(taken)) for o in self.forward.outputs]
-        writes = [w if w.view is None else w._replace(view=next(taken)) for w in self.forward.writes]
+        outputs = [o.moved(lambda _: next(taken)) for o in self.forward.outputs]
+        writes = [w.moved(lambda _: next(taken)) for w in self.forward.writes]
         forward = replace(
             self.forward, steps=program.steps[:at], outputs=outputs, writes=writes, arguments=program.arguments
         )
@@ -208,7 +208,7 @@ class _Carrier:
         """A gradient, in the backward's slots."""
         if output.argument is not None and output.argument < self._arguments:  # it is an argument of the forward
             output = Output(self._whole.arguments[output.argument], self._whole.avals[output.argument])
-        return output if output.view is None else output._replace(view=self._view(output.view))
+        return output.moved(self._view)
 
     def placed(self, output: Output) -> Output:
         """A gradient that is a cotangent itself, by its position among what the backward takes."""

@@ -212,24 +212,27 @@ class GraphReplay(Replay):
         return cublas.workspace(device.index, memory)
 
     def _captured_commit(self) -> Callable[[], object] | None:
-        """One graph that copies new values over the old ones of all large variables."""
-        pairs, self._others, self._steady = [], [], []
+        """One graph that writes new values over the old ones of all large variables."""
+        calls: list[Callable[[], object]] = []
+        self._others, self._steady = [], []
         for write, bound in zip(self.program.writes, self._written, strict=True):
             if bound is not None and self._is_steady(write):
-                pairs.append((self._contents[write.cell].array, self._now(bound)))
+                calls.append(self._overwriting(write, self._now(bound)))
                 self._steady.append((write, bound))
             else:
                 self._others.append((write, bound))
-        if not pairs:
+        if not calls:
             return None
 
         def make() -> None:
-            for old, new in pairs:
-                self._copy(old, new)
+            for call in calls:
+                call()
 
         try:
+            for write in (write for write, _ in self._steady if write.over is not None):
+                self._putting(write, self._contents[write.cell].array)  # compiles what no work has launched
             graph = self._gpu.graph(make)
-        except GraphError:
+        except (GraphError, MemoryError):
             return None
         return partial(self._device.call, graph.launch)
 

@@ -73,8 +73,8 @@ class _Lowering:
         arguments = [self._view(v) if id(v.slot) in self._slots else self._new(v) for v in program.arguments]
         for step in program.steps:
             self._add(step)
-        outputs = [o if o.view is None else o._replace(view=self._view(o.view)) for o in program.outputs]
-        writes = [w if w.view is None else w._replace(view=self._view(w.view)) for w in program.writes]
+        outputs = [o.moved(self._view) for o in program.outputs]
+        writes = [w.moved(self._view) for w in program.writes]
         return replace(program, steps=self._steps, outputs=outputs, writes=writes, arguments=arguments)
 
     def _view(self, v: View) -> View:
@@ -201,8 +201,8 @@ def _without_repeats(program: Program, most: float, alignment: int, outside: Col
                     continue
             known[key] = write.slot
         steps.append(replace(step, reads=reads))
-    outputs = [o if o.view is None else o._replace(view=now(o.view)) for o in program.outputs]
-    writes = [w if w.view is None else w._replace(view=now(w.view)) for w in program.writes]
+    outputs = [o.moved(now) for o in program.outputs]
+    writes = [w.moved(now) for w in program.writes]
     return pruned(replace(program, steps=steps, outputs=outputs, writes=writes))
 
 

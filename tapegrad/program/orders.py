@@ -138,8 +138,8 @@ class Graph:
             reads = [now(v) for v in step.reads]
             writes, own = [new(v) for v in step.writes], [new(v) for v in step.temporaries]
             steps.append(replace(step, reads=reads, writes=writes, temporaries=own, again=again))
-        outputs = [o if o.view is None else o._replace(view=now(o.view)) for o in program.outputs]
-        cells = [w if w.view is None else w._replace(view=now(w.view)) for w in program.writes]
+        outputs = [o.moved(now) for o in program.outputs]
+        cells = [w.moved(now) for w in program.writes]
         return pruned(replace(program, steps=steps, outputs=outputs, writes=cells, arguments=arguments))
 
 

@@ -20,10 +20,8 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.work import Call
 from tapegrad.errors import DryRunError
-from tapegrad.program.program import Kind, Program, Slot, Step, View, results
+from tapegrad.program.program import SMALL, Kind, Program, Slot, Step, View, results
 
-SMALL = 32 * 1024
-"""Bytes of a variable, an argument or a result that is copied for each replay."""
 _FREE = (Primitive, ShapedArray, Device, ModuleType, type, CPU.xp.ufunc, type(CPU.xp.copyto))
 """Classes of what has no arrays inside."""
 

@@ -6,6 +6,7 @@ made.  A *view* is a part of a slot.  Views that share bytes name one slot: nobo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,6 +18,9 @@ from tapegrad.core.cell import Cell
 from tapegrad.device import CPU, Device
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.work import Call, Work
+
+SMALL = 32 * 1024
+"""Bytes: arguments, results and variables of at most so many are copied for each replay."""
 
 
 class Kind(Enum):
@@ -105,6 +109,8 @@ class Step:
     """Of each kernel, as the ledger counts them: the bytes that it reads and writes."""
     phase: int = 0
     """What the captured call was doing (``memory/ledger/phase.py``)."""
+    over: Callable[..., Callable[[Array], object]] | None = None
+    """Where the result is the first array read, but for some elements: see ``Function`` (``engine/make.py``)."""
     asks_host: bool = False
     """Whether its calls ask the host for something each time: they are no part of a CUDA graph."""
 
@@ -121,15 +127,46 @@ class Output(NamedTuple):
     value: Any = None
     argument: int | None = None
 
+    def moved(self, now: Callable[[View], View]) -> Output:
+        """The same, of what ``now`` tells of its view."""
+        return self if self.view is None else self._replace(view=now(self.view))
+
+
+class Over(NamedTuple):
+    """Some elements of a variable that are new: ``call`` on ``reads`` gives what writes them into its memory.
+
+    The new elements are read last.
+    """
+
+    names: tuple[str, ...]
+    call: Callable[..., Callable[[Array], object]]
+    reads: tuple[View, ...]
+
 
 class Write(NamedTuple):
-    """What the call leaves in a cell: a variable's new value, or a random stream's key and position."""
+    """What the call leaves in a cell: a variable's new value, or a random stream's key and position.
+
+    ``over``: the value is that of ``view``, the variable's old one, but for some elements.
+    """
 
     cell: Cell
     owner: Any
     view: View | None
     aval: ShapedArray | None
     content: Any = None
+    over: Over | None = None
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What it reads of the program."""
+        given = () if self.view is None else (self.view,)
+        return given if self.over is None else (*given, *self.over.reads)
+
+    def moved(self, now: Callable[[View], View]) -> Write:
+        """The same, of what ``now`` tells of each of ``views``, in their order."""
+        view = None if self.view is None else now(self.view)
+        over = None if self.over is None else self.over._replace(reads=tuple(map(now, self.over.reads)))
+        return self._replace(view=view, over=over)
 
 
 @dataclass(eq=False)
@@ -176,10 +213,30 @@ def pruned(program: Program) -> Program:
     return program
 
 
+def in_place(program: Program) -> Program:
+    """The program that writes some elements of large variables, where it would write a copy with them.
+
+    They are written with all else, when the works are done; so nobody else may read the copy.
+    """
+    uses = Counter(id(v.slot) for step in program.steps for v in step.reads)
+    uses.update(id(v.slot) for v in results(program))
+    makers = {id(step.writes[0].slot): step for step in program.steps if step.over is not None}
+    for i, write in enumerate(program.writes):
+        step = None if write.view is None or not write.view.is_whole else makers.get(id(write.view.slot))
+        if step is None or uses[id(step.writes[0].slot)] > 1:
+            continue
+        table, *others = step.reads
+        call: Any = step.over
+        if table.slot.kind is Kind.VARIABLE and table.slot.source is write.cell and table.slot.nbytes > SMALL:
+            program.writes[i] = write._replace(view=table, over=Over(step.names, call, tuple(others)))
+    return program
+
+
 def results(program: Program) -> Iterable[View]:
     """What is copied out of the program: leaves of the result, and new values of variables."""
     yield from (o.view for o in program.outputs if o.view is not None)
-    yield from (w.view for w in program.writes if w.view is not None)
+    for write in program.writes:
+        yield from write.views
 
 
 def _find_lifetimes(program: Program) -> None:

@@ -3,7 +3,7 @@
 Nothing is decided in a replay: each line calls a function on arrays that lie where the plan has put them.  Small
 arguments and variables are copied to places of their own, large ones are read where they lie; only when a variable has
 got other memory, the calls that read it are made anew.  Large results are written where the caller gets them.  What the
-program writes to variables comes last.
+program writes to variables comes last: over the old values where nobody else has them, of tables some rows alone.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from tapegrad.program.memory import (
     laid_like,
     same_bits,
 )
-from tapegrad.program.outside import SMALL, Outside, Place, places
-from tapegrad.program.program import Kind, Layouts, Program, Slot, View, Write, results
+from tapegrad.program.outside import Outside, Place, places
+from tapegrad.program.program import SMALL, Kind, Layouts, Program, Slot, View, Write, results
 from tapegrad.program.report import report_of
 from tapegrad.tensor import Tensor
 
@@ -269,7 +269,7 @@ class Replay:
         return leaves
 
     def told(self, tensors: Sequence[Tensor]) -> tuple[list[Any], list[tuple[Write, Any]]]:
-        """The bits of the results, as ``bits_of`` tells, and of what is to be written to each cell; no copy is made."""
+        """The bits of the results, as ``bits_of`` tells, and of what is to be written to each cell."""
         fresh, self._fresh = self._fresh, {}
         leaves: list[Any] = []
         for i, (output, array) in enumerate(zip(self.program.outputs, self._outputs, strict=True)):
@@ -279,10 +279,12 @@ class Replay:
                 leaves.append(bits_of(fresh[i]))
             else:
                 leaves.append(bits_of(output.value) if array is None else bits(self._now(array), output.aval))
-        return leaves, [(w, bits(x, w.aval) if is_array(x) else x) for w, x in self.writes()]
+        return leaves, [(w, bits(self._renewed(w, x), w.aval) if is_array(x) else x) for w, x in self.writes()]
 
     def writes(self, some: Iterable[tuple[Write, Any]] | None = None) -> list[tuple[Write, Any]]:
-        """What is to be written to each cell: an array of the arena, or a random stream's key and position.
+        """What is to be written to each cell: an array, or a random stream's key and position.
+
+        Of a variable of which some elements are new it is the old array (``Write.over``).
 
         ``some``: of these alone, each with what is bound for it.
         """
@@ -320,19 +322,43 @@ class Replay:
     def _overwrite(self, over: list[tuple[Write, Any]]) -> None:
         """Copy new values over the old ones; if another thread might read those meanwhile, put new arrays there."""
         copies: list[Callable[[], object]] = [over.clear]
-        copies += [partial(self._copy, self._contents[w.cell].array, value) for w, value in over]
+        copies += [self._overwriting(*pair) for pair in over]
         ours = lambda: all(self._is_overwritten(write) for write, _ in over)
         if over and not threads.unshared(ours, lambda: do_all(copies)):
             do_all([over.clear, *(self._putting(*pair) for pair in over)])
 
+    def _overwriting(self, write: Write, value: Any) -> Callable[[], object]:
+        """What makes the old value of a large variable the new one."""
+        old = self._contents[write.cell].array
+        return partial(self._copy, old, value) if write.over is None else self._elements(write, old)
+
+    def _elements(self, write: Write, into: Array) -> Callable[[], object]:
+        """What writes new elements into a value of a variable."""
+        over: Any = write.over
+        return partial(self._device.call, over.call(*map(self.memory.array, over.reads)), into)
+
+    def _renewed(self, write: Write, value: Array) -> Array:
+        """The new value: where some elements are new, a copy with these."""
+        if write.over is None:
+            return value
+        aval: Any = write.aval
+        return account.current.in_room((aval,), ("function",), self._copied, write, value).array
+
+    def _copied(self, write: Write, value: Array) -> Buffer:
+        """A buffer of its own with the new value."""
+        buffer = _copy(value, write.aval)
+        if write.over is not None:
+            self._elements(write, buffer.array)()
+        return buffer
+
     def _putting(self, write: Write, value: Any) -> Callable[[], object]:
-        """What puts a copy of ``value`` into the cell."""
+        """What puts a copy of the new value into the cell."""
         cell = write.cell
         if write.view is None:
             return partial(cell.set, value)
         aval: Any = write.aval
         owner = write.owner
-        fresh = account.current.in_room((aval,), ("function",), _copy, value, aval)
+        fresh = account.current.in_room((aval,), ("function",), self._copied, write, value)
 
         def put() -> None:
             cell.set(fresh, owner)
@@ -349,7 +375,9 @@ class Replay:
     def _may_overwrite(self, write: Write) -> bool:
         """Whether a variable's new value lies as the old one does, and is not a variable's old value itself."""
         view, old = write.view, self._large[write.cell][1]
-        return view is not None and view.slot.kind is not Kind.VARIABLE and view.order == old.order
+        if view is None or write.over is not None:
+            return view is not None
+        return view.slot.kind is not Kind.VARIABLE and view.order == old.order
 
 
 def do_all(todo: list[Callable[[], object]]) -> None:

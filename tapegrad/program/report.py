@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from functools import partial
 from itertools import count
+from math import prod
 from typing import Any
 from weakref import ref
 
@@ -37,6 +38,11 @@ def report_of(
             kernels += len(step.moves)
             moved += sum(read + written for read, written in step.moves)
             again += step.again
+    for over in (write.over for write in program.writes if write.over is not None):  # of which there are no steps
+        given = [prod(v.shape) * v.dtype.itemsize for v in over.reads]
+        nodes.update(over.names)
+        kernels += 1
+        moved += sum(given) + given[-1]
     plain = program if program.plain is None else program.plain
     contents = partial(contents_of, replayed, align, None if plain is replayed else plain, outside, nbytes)
     return Replayed(kernels, moved, nodes, again, at_the_peak(program), next(_numbers), ref(memory), contents)

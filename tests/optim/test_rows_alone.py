@@ -155,6 +155,22 @@ def test_two_rows_cost_two_rows() -> None:
     assert peak >= v.nbytes and moved > 6 * v.nbytes  # a pass over table, m and v
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_two_rows_of_a_captured_step_cost_two_rows(name: str) -> None:
+    """Once nobody else holds what the variables hold: rows are written over the old ones when all works are done."""
+    v, at = table((100_000, 64)), tg.asarray(np.array([3, 77_777]))
+    eager, _ = cost_of_a_step(ALL[name], v)
+    f = tg.function(training(v, ALL[name]()))
+    for _ in range(5):
+        f(at)
+    with tg.measure() as m:
+        before = m.live_bytes
+        f(at)
+    assert f.stats.replays >= 3 and not f.stats.fallbacks
+    assert m.peak_bytes - before < 40 * 2 * 64 * 4 and m.bytes_moved < 80 * 2 * 64 * 4
+    assert f.plan(at).arena_bytes < 40 * 2 * 64 * 4 < v.nbytes / 100
+
+
 def test_a_prediction_knows_it() -> None:
     v = table((10_000, 64))
     step = partial(training(v, optim.LazyAdam(0.1)), [3, 7])

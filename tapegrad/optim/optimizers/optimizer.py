@@ -60,8 +60,8 @@ class Optimizer:
     Within a captured step (``tg.function``) every call does the work of a change, and all but the k-th drop it.
 
     A gradient may be a ``tg.IndexedSlices``; rows named twice are added first.  Where :attr:`rows_alone` says so, rows
-    that it names are all that a step reads and writes of the variable and of its state, which within a captured step
-    are copied as well.  Else it counts as the whole array that it stands for, so that rows of zeros, too, take part in
+    that it names are all that a step reads and writes of the variable and of its state, also within a captured step.
+    Else it counts as the whole array that it stands for, so that rows of zeros, too, take part in
     momentum, decay and accumulation; as does one for a part of a variable (``tg.distributed.shard``).
 
     Raises TapegradError for hyperparameters out of range, and where gradients are clipped in two ways.
