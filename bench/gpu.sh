@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything worth doing on a machine with a CUDA device, in under nine minutes:   bench/gpu.sh [--dry-run]
 #
-# Each part has its time and is stopped after it, so that a part that hangs costs the others nothing; a part that fails
+# Each part has its time (all together nine minutes) and is stopped after it, so that a part that hangs costs the others nothing; a part that fails
 # does not stop the others either, and the last table says which did.  Parts that write figures put them, as JSON with
 # device, driver, versions and commit, into bench/results/ (a dry run puts nothing there).
 #
@@ -56,12 +56,12 @@ PY
 
 export -f environment
 export python
-part environment 30 bash -c environment
+part environment 15 bash -c environment
 if [ ${#dry[@]} = 0 ]; then
-    part "tests" 130 "$python" -m pytest -q -m gpu -p no:cacheprovider
+    part "tests" 125 "$python" -m pytest -q -m gpu -p no:cacheprovider
     if command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck; do
-            part "$tool" 60 compute-sanitizer --tool $tool --error-exitcode 1 --print-limit 20 \
+            part "$tool" 40 compute-sanitizer --tool $tool --error-exitcode 1 --print-limit 20 \
                 "$python" bench/gpu_kernels.py --seconds 30
         done
     else
@@ -72,12 +72,13 @@ else
     skipped memcheck "dry run"
     skipped racecheck "dry run"
 fi
-part "whole kernels" 40 "$python" bench/gpu_kernels.py --seconds 25 "${dry[@]}"
-part "speed" 130 "$python" bench/gpu_speed.py --seconds 110 "${dry[@]}"
-part "host and recompute_grad" 40 "$python" bench/gpu_host.py "${dry[@]}"
+part "whole kernels" 30 "$python" bench/gpu_kernels.py --seconds 20 "${dry[@]}"
+part "speed" 105 "$python" bench/gpu_speed.py --seconds 85 "${dry[@]}"
+part "rates" 80 "$python" bench/gpu_rates.py --seconds 60 "${dry[@]}"
+part "host and recompute_grad" 30 "$python" bench/gpu_host.py "${dry[@]}"
 part "training step" 40 "$python" bench/gpu_step.py "${dry[@]}"
 if [ ${#dry[@]} = 0 ]; then
-    part "profile" 60 "$python" -m tapegrad profile --check -f -o "${TMPDIR:-/tmp}/tapegrad-gpu.json.gz" -m tapegrad demo --quick
+    part "profile" 35 "$python" -m tapegrad profile --check -f -o "${TMPDIR:-/tmp}/tapegrad-gpu.json.gz" -m tapegrad demo --quick
 else
     skipped profile "dry run"
 fi

@@ -29,6 +29,12 @@ class Case:
     """CuPy's gradient, which CuPy does not derive."""
     compared: bool = True
     tolerance: float = 2e-5
+    dtype: str = "float32"
+    """In which floats are computed; NumPy's arrays are of float32."""
+    floor: float = 0.0
+    """Differences count relative to this part of the largest result at least."""
+    compiled: bool = True
+    """Whether torch.compile is a peer."""
 
     def makers(self, run: gpu_common.Run) -> dict[str, Callable[[], Callable[[], list[Any]]]]:
         """By library: a function that uploads the inputs and gives the call to time."""
@@ -40,14 +46,17 @@ class Case:
             wanted = run.options.peers.split(",")
             if "torch" in wanted:
                 found["torch"] = lambda: self._torch(run, arrays, False)
-            if "compile" in wanted:
+            if "compile" in wanted and self.compiled:
                 found["compile"] = lambda: self._torch(run, arrays, True)
         if run.jax is not None and "jax" in self.forward:
             found["jax"] = lambda: self._jax(run.jax, arrays)
         return found
 
     def _tapegrad(self, tg: Any, arrays: list[Any]) -> Callable:
-        forward, inputs = self.forward["tapegrad"], [tg.asarray(a) for a in arrays]
+        forward = self.forward["tapegrad"]
+        inputs = [tg.asarray(a) if a.dtype.kind == "i" else tg.asarray(a, dtype=self.dtype) for a in arrays]
+        for x in inputs:
+            x._array  # noqa: B018
 
         def call() -> list[Any]:
             if not self.backward:
@@ -72,6 +81,7 @@ class Case:
     def _torch(self, run: gpu_common.Run, arrays: list[Any], compiled: bool) -> Callable:
         torch = run.torch
         inputs = [torch.tensor(a, device=run.where) for a in arrays]
+        inputs = [x.to(getattr(torch, self.dtype)) if x.is_floating_point() else x for x in inputs]
         forward = self.forward["torch"]
         f = lambda *xs: forward(torch, *xs)
         if compiled:
@@ -83,7 +93,7 @@ class Case:
         return lambda: list(torch.autograd.grad(f(*leaves), leaves, inputs[-1]))
 
     def _jax(self, jax: Any, arrays: list[Any]) -> Callable:
-        inputs = [jax.numpy.asarray(a) for a in arrays]
+        inputs = [jax.numpy.asarray(a, None if a.dtype.kind == "i" else self.dtype) for a in arrays]
         forward = self.forward["jax"]
         f = lambda *xs: forward(jax, *xs)
         if self.backward:

@@ -132,6 +132,7 @@ def host(x: Any) -> Any:
 
     if hasattr(x, "detach"):
         x = x.detach().cpu()
+        x = x.float() if x.is_floating_point() and x.element_size() == 2 else x  # NumPy has no bfloat16 of its own
     for method in ("numpy", "get"):
         if hasattr(x, method):
             return np.asarray(getattr(x, method)())
@@ -145,6 +146,8 @@ def about(run: Run) -> dict[str, Any]:
     name = properties["name"]
     facts = common.about(1)
     facts["versions"]["cupy"] = run.cupy.__version__
+    if run.torch is not None and run.torch.backends.cudnn.is_available():
+        facts["versions"]["cudnn"] = str(run.torch.backends.cudnn.version())
     return {
         "measured": not run.dry,
         "device": name.decode() if isinstance(name, bytes) else name,

@@ -51,8 +51,9 @@ def compare(run: gpu_common.Run, case: gpu_cases.Case) -> dict[str, Any]:
         if [shape for shape, _ in got] != [shape for shape, _ in want]:
             raise SystemExit(f"{case.name}: {who}'s results have other shapes")
         if case.compared:
+            floor = case.floor and case.floor * max(float(abs(w).max()) for _, w in want)
             worst[who] = max(
-                common.must_agree(who, f"{case.name}, result {i}", g, w, case.tolerance)
+                common.must_agree(who, f"{case.name}, result {i}", g, w, case.tolerance, floor)
                 for i, ((_, g), (_, w)) in enumerate(zip(got, want, strict=True))
             )
         calls[who] = call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,14 @@ def test_what_a_broken_budget_is_told(monkeypatch):
     assert "other gradients" in budget.failures([row(3, 3, equal=False)])[0]
     assert "smaller budget" in budget.failures([row(3, 3, least=False)])[0]
     assert "2 bytes peak at 2, 3 at 1" in budget.failures([row(3, 1), row(2, 2)])[0]
+
+
+def test_all_parts_of_the_runbook_end_within_nine_minutes():
+    """By their limits; compute-sanitizer runs two tools."""
+    text = (BENCH / "gpu.sh").read_text()
+    parts = re.findall(r'^ *part ("[^"]+"|\w+) (\d+) ', text, re.MULTILINE)
+    assert len(parts) == 9 and all(f"bench/{name}.py" in text for name in SCRIPTS)
+    assert sum(int(seconds) * (2 if name == '"$tool"' else 1) for name, seconds in parts) <= 9 * 60
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a bash script")
