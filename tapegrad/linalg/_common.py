@@ -17,7 +17,7 @@ from tapegrad.core.aval import ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Primitive, Sample, general
 from tapegrad.core.rule import with_parameters
 from tapegrad.device import dtypes
-from tapegrad.device.numerics import blas_threads
+from tapegrad.device.numerics import blas_threads, triangles
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import MOST_TOLD, FailedStack, LinAlgError, ShapeError, told
 from tapegrad.ops.create.creation import arange, eye
@@ -124,30 +124,40 @@ def infer_last(*avals: ShapedArray, **params: object) -> ShapedArray:
 
 def declare(
     name: str,
-    run: Callable[..., Array],
+    run: Callable[..., Any],
     infer: Callable[..., ShapedArray],
     *,
     vjp: Sequence[Callable[..., Tensor] | None] = (),
     jvp: Sequence[Callable[..., Tensor] | None] | None = None,
     flops: float = 0.0,
     stacks: bool = True,
+    into: bool = False,
+    calls_lapack: bool = True,
     **fields: Any,
 ) -> Primitive:
     """A primitive on matrices: ``run(xp, *arrays, **params)`` is given what LAPACK takes.
 
-    ``stacks``: whether it, and its rules, take stacks of them.  ``flops``: operations on the first operand over
-    ``m * n * min(m, n)``.  Errors of LAPACK become LinAlgError.
+    ``stacks``: whether it, and its rules, take stacks of them.  ``into``: whether ``run`` writes into ``out``.
+    ``flops``: operations on the first operand over ``m * n * min(m, n)``.  Errors of LAPACK become LinAlgError; what
+    does not call it takes no look at its threads.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     operands = [p.name for p in inspect.signature(run).parameters.values() if p.kind is kind][1:]
 
-    def impl(xp: Namespace, *arrays: Array, **params: object) -> Array:
+    def impl(xp: Namespace, *arrays: Array, **params: Any) -> Array:
+        if not calls_lapack:
+            return run(xp, *[_computable(a) for a in arrays], **params)
         try:
             with blas_threads.for_matrices(arrays):
                 return run(xp, *[_computable(a) for a in arrays], **params)
         except ValueError as e:  # NumPy's LinAlgError is one, and what SciPy says of infinities and NaN
             reason = str(e)
-        one = lambda *operands: run(xp, *[_computable(a) for a in operands], **params)
+
+        def one(*operands: Array) -> Array:
+            if into:
+                params["out"] = xp.empty(operands[-1].shape, params["out"].dtype)
+            return run(xp, *[_computable(a) for a in operands], **params)
+
         raise _failure(name, reason, list(arrays), partial(_failing, one)) from None
 
     return general(
@@ -160,16 +170,13 @@ def declare(
         lift=(lambda params, n: params) if stacks else None,
         batch="all" if stacks else None,
         flops=lambda x, *others, **params: int(flops * x.size * min(x.shape[-2:], default=0)),
+        into=into,
         **fields,
     )
 
 
-def _run_triangle(xp: Namespace, x: Array, *, lower: bool, k: int, half: bool) -> Array:
-    out = xp.tril(x, k) if lower else xp.triu(x, k)
-    if half:
-        at = xp.arange(min(x.shape[-2:]))
-        out[..., at, at] *= 0.5
-    return out
+def _run_triangle(xp: Namespace, x: Array, *, lower: bool, k: int, half: bool, out: Array) -> None:
+    triangles.put(xp, x, out, lower, k, half)
 
 
 triangle_p: Primitive = declare(
@@ -182,6 +189,8 @@ triangle_p: Primitive = declare(
         Sample(TALL, lower=True, k=0, half=False), Sample(WIDE, lower=True, k=0, half=True),
         Sample([TALL, TALL], lower=False, k=1, half=False), Sample((0, 2, 2), lower=False, k=0, half=True),
     ],
+    into=True,
+    calls_lapack=False,
     doc="A triangle of each matrix, zeros elsewhere.  One work: rules of factorizations take many of them.",
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample
 from tapegrad.device import dtypes
+from tapegrad.device.numerics import triangles
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import (
@@ -30,9 +31,10 @@ from tapegrad.linalg._common import (
     over,
     row,
     square,
+    stacked,
 )
 from tapegrad.linalg.solving import solve_triangular, triangular
-from tapegrad.ops import concat, real, where
+from tapegrad.ops import concat, real
 from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.ops.shape.diagonals import diagonal
 from tapegrad.tensor import Tensor, TensorLike
@@ -42,6 +44,7 @@ __all__ = ["EighResult", "cho_factor", "cho_solve", "cholesky", "eigh", "eigvals
 _NEARLY = 1e-3
 _A = [[4.0, 1.0, 0.5], [1.0, 3.0, -1.0], [0.5, -1.0, 2.0]]
 _STACK = [_A, [[2.0, 0.5, 0.25], [0.5, 5.0, 1.0], [0.25, 1.0, 3.0]]]
+_FACTOR = [[2.0, 0.0, 0.0], [0.5, 1.5, 0.0], [0.25, -0.5, 1.0]]
 _SAMPLES = [(_A, False), (_STACK, True), ((0, 0), False), ((0, 2, 2), True)]
 
 
@@ -49,7 +52,19 @@ def whole(x: Tensor) -> Tensor:
     """``x``, or the mean of both triangles, so that both get a gradient, if it is Hermitian up to rounding."""
     if not x.size:
         return x
-    return where(barrier(nearly_hermitian_p, x), 0.5 * x + 0.5 * H(x), x)
+    return _mean_of_triangles(x, barrier(nearly_hermitian_p, x))
+
+
+def _mean_of_triangles(x: Tensor, mixed: Tensor) -> Tensor:
+    return barrier(hermitian_mean_p, x, mixed)
+
+
+def _run_mean(xp: Namespace, x: Array, mixed: Array, *, out: Array) -> None:
+    half = x * 0.5
+    other = half.swapaxes(-1, -2)
+    xp.add(half, xp.conj(other) if x.dtype.kind == "c" else other, out=out, casting="same_kind")
+    if xp.__name__ != "numpy" or not mixed.all():
+        xp.copyto(out, x, where=mixed == 0, casting="same_kind")
 
 
 def _run_nearly(xp: Namespace, x: Array) -> Array:
@@ -64,7 +79,25 @@ nearly_hermitian_p: Primitive = declare(
     "is_nearly_hermitian",
     _run_nearly,
     lambda x: x.with_shape((*x.shape[:-2], 1, 1)).with_dtype(dtypes.bool_),
+    calls_lapack=False,
     samples=[Sample(_A), Sample(_STACK)],
+)
+
+
+hermitian_mean_p: Primitive = declare(
+    "hermitian_mean",
+    _run_mean,
+    lambda x, mixed: infer_last(x),
+    vjp=[lambda ct, mixed: _mean_of_triangles(ct, mixed), None],
+    jvp=[lambda t, mixed: _mean_of_triangles(t, mixed), None],
+    into=True,
+    calls_lapack=False,
+    samples=[
+        Sample(_A, [[True]]),
+        Sample(_STACK, [[[True]], [[False]]]),
+        Sample((0, 0), [[True]]),
+    ],
+    doc="``(x + x.mH) / 2`` of each matrix where ``mixed``, (..., 1, 1), is true; else the matrix itself.",
 )
 
 
@@ -98,11 +131,12 @@ def _push_cholesky(t: Tensor, out: Tensor, *, upper: bool) -> Tensor:
 
 
 def _pull_cholesky(ct: Tensor, out: Tensor, *, upper: bool) -> Tensor:
-    factor, g = (H(out), H(ct)) if upper else (out, ct)
-    inner = half_lower(H(factor) @ lower_part(g))
-    back = H(factor)
-    inner = triangular(back, H(triangular(back, H(inner), lower=False)), lower=False)
-    return folded(0.5 * (inner + H(inner)), upper)
+    return H(_of_factor(H(ct), H(out))) if upper else _of_factor(ct, out)
+
+
+def _of_factor(ct: Tensor, factor: Tensor) -> Tensor:
+    """The cotangent of ``x`` for that of its lower factor."""
+    return barrier(cholesky_vjp_p, *stacked("cholesky", ct, factor))
 
 
 cholesky_p: Primitive = declare(
@@ -113,6 +147,36 @@ cholesky_p: Primitive = declare(
     jvp=[_push_cholesky],
     flops=0.35,
     samples=[Sample(a, upper=upper) for a, upper in _SAMPLES],
+)
+
+
+def _run_cholesky_vjp(xp: Namespace, g: Array, factor: Array, *, out: Array) -> None:
+    triangles.of_cholesky(xp, g, factor, out)
+
+
+def _vjp_pull_factor(ct: Tensor, g: Tensor, factor: Tensor, out: Tensor) -> Tensor:
+    both = mirrored(ct, False)
+    left = triangular(factor, both, lower=True)
+    inner = half_lower(H(triangular(factor, H(left), lower=True)))
+    return lower_part(lower_part(g) @ H(inner) - (out + H(out)) @ H(left))
+
+
+def _vjp_push_factor(t: Tensor, g: Tensor, factor: Tensor, out: Tensor) -> Tensor:
+    back, t = H(factor), lower_part(t)
+    inner = H(triangular(back, H(half_lower(H(t) @ lower_part(g))), lower=False)) - H(t) @ (out + H(out))
+    return folded(triangular(back, inner, lower=False), False)
+
+
+cholesky_vjp_p: Primitive = declare(
+    "cholesky_vjp",
+    _run_cholesky_vjp,
+    infer_last,
+    vjp=[lambda ct, factor: _push_cholesky(ct, lower_part(factor), upper=False), _vjp_pull_factor],
+    jvp=[lambda t, factor: _of_factor(t, factor), _vjp_push_factor],
+    into=True,
+    flops=3.0,
+    samples=[Sample((3, 3), _FACTOR), Sample((2, 3, 3), [_FACTOR, _FACTOR]), Sample((0, 2, 2), (0, 2, 2))],
+    doc="The cotangent of ``x`` for the cotangent of its lower Cholesky factor.",
 )
 
 

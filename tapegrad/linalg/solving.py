@@ -11,7 +11,7 @@ from math import prod
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.core.primitive import Primitive, Sample
-from tapegrad.device.numerics import scipy
+from tapegrad.device.numerics import triangles
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import (
@@ -22,7 +22,6 @@ from tapegrad.linalg._common import (
     floating,
     infer_last,
     lower_part,
-    one_by_one,
     square,
     stacked,
     upper_part,
@@ -106,17 +105,8 @@ def inv(x: TensorLike, /) -> Tensor:
     return barrier(inv_p, square("inv", x))
 
 
-def _run_triangular(xp: Namespace, a: Array, b: Array, *, lower: bool, unit: bool) -> Array:
-    run = scipy.linalg(xp).solve_triangular
-    if xp.__name__ == "cupy" and b.size:  # CuPy's takes stacks, SciPy's does so since 1.17
-        return run(a, b, lower=lower, unit_diagonal=unit)
-    return one_by_one(
-        xp,
-        lambda one, right: run(one, right, lower=lower, unit_diagonal=unit, check_finite=False),
-        (a, b),
-        b.shape[-2:],
-        b.dtype,
-    )
+def _run_triangular(xp: Namespace, a: Array, b: Array, *, lower: bool, unit: bool, out: Array) -> None:
+    triangles.solve(xp, a, b, lower, unit, out)
 
 
 def _triangle(x: Tensor, lower: bool, unit: bool) -> Tensor:
@@ -138,6 +128,7 @@ triangular_p: Primitive = declare(
         lambda t, a, out, *, lower, unit: -triangular(a, _triangle(t, lower, unit) @ out, lower, unit),
         lambda t, a, *, lower, unit: triangular(a, t, lower, unit),
     ],
+    into=True,
     flops=1.0,
     samples=[
         Sample(_A, (3, 2), lower=True, unit=False), Sample(_STACK, (2, 3, 1), lower=False, unit=False),
