@@ -325,8 +325,11 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS), help="of these parts (%(default)s)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows there")
     options = parser.parse_args()
+    parts = tuple(options.only.split(","))
+    if unknown := [part for part in parts if part not in PARTS]:
+        parser.error(f"--only: no part is called {', '.join(map(repr, unknown))}; there are {', '.join(PARTS)}")
     sys.path.insert(0, str(common.HERE.parent))
-    rows = rows_of(tuple(options.only.split(",")))
+    rows = rows_of(parts)
     show = lambda x: "" if x is None else f"{x:g}"
     cells = [(f"{r.part}: {r.what}", *map(show, (r.count, r.held, r.audit, r.goal))) for r in rows]
     facts = common.about(1)
