@@ -153,9 +153,12 @@ def add_product(
 
 
 def in_tf32(x: Array) -> Array:
-    """A float32 array rounded to 10 bits of fraction, ties to even; what is not finite stays as it is."""
+    """A float32 array rounded to 10 bits of fraction, ties away from zero, as the kernels round (``cvt.rna.tf32``).
+
+    What is not finite stays as it is.
+    """
     bits = np.array(x, np.float32).view(np.uint32)
-    rounded = (bits + (0xFFF + (bits >> 13 & 1)).astype(np.uint32)) & np.uint32(0xFFFFE000)
+    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
     special = (bits & 0x7F800000) == 0x7F800000
     return np.where(special, bits, rounded).view(np.float32)
 
