@@ -342,14 +342,9 @@ class Replay:
         if write.over is None:
             return value
         aval: Any = write.aval
-        return account.current.in_room((aval,), ("function",), self._copied, write, value).array
-
-    def _copied(self, write: Write, value: Array) -> Buffer:
-        """A buffer of its own with the new value."""
-        buffer = _copy(value, write.aval)
-        if write.over is not None:
-            self._elements(write, buffer.array)()
-        return buffer
+        array: Array = account.current.in_room((aval,), ("function",), _copy, value, aval).array
+        self._elements(write, array)()
+        return array
 
     def _putting(self, write: Write, value: Any) -> Callable[[], object]:
         """What puts a copy of the new value into the cell."""
@@ -358,7 +353,9 @@ class Replay:
             return partial(cell.set, value)
         aval: Any = write.aval
         owner = write.owner
-        fresh = account.current.in_room((aval,), ("function",), self._copied, write, value)
+        fresh = account.current.in_room((aval,), ("function",), _copy, value, aval)
+        if write.over is not None:
+            self._elements(write, fresh.array)()
 
         def put() -> None:
             cell.set(fresh, owner)

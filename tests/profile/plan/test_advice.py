@@ -139,6 +139,18 @@ def profiled(folder: Path, text: str, name: str = "run.json") -> Run:
     return load(folder / name)
 
 
+def at_a_steady_pace(run: Run) -> Run:
+    """The run, of which every event took a microsecond: what is advised of measured times depends on the machine."""
+    for table, seq, ns in (
+        (run.ops, "seq", "ns"),
+        (run.calls, "begin_seq", "begin_ns"),
+        (run.steps, "begin_seq", "begin_ns"),
+        (run.steps, "end_seq", "end_ns"),
+    ):
+        table[ns][:] = [1000 * at for at in table[seq]]
+    return run
+
+
 def rewritten(text: str, card: Card) -> str:
     """The program with what a card says written at its lines; a loop takes the place of the one around it."""
     lines = text.split("\n")
@@ -172,7 +184,7 @@ def rewritten(text: str, card: Card) -> str:
 def test_the_advised_code_takes_what_its_card_promises(
     text: str, wanted: list[str], within: float, tmp_path: Path
 ) -> None:
-    run = profiled(tmp_path, text)
+    run = at_a_steady_pace(profiled(tmp_path, text))
     found = advice(run, "run.json")
     told = [edit.new for card in found.cards for edit in card.edits]
     assert all(any(part in new for new in told) for part in wanted), told
