@@ -34,7 +34,7 @@ SERVES = {
 }  # fmt: skip
 VARIABLES = (
     "TAPEGRAD_DEVICE", "TAPEGRAD_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_PATH", "CUPY_CACHE_DIR",
-    "CUPY_GPU_MEMORY_LIMIT", "CUPY_TF32", "TAPEGRAD_TIMEOUT",
+    "CUPY_GPU_MEMORY_LIMIT", "CUPY_TF32", "TAPEGRAD_TIMEOUT", "TAPEGRAD_ONEDNN",
 )  # fmt: skip
 _TRIAL = '#include "scalar.cuh"\nextern "C" __global__ void tg_doctor(int* x) { *x = 7; }'
 
@@ -252,11 +252,17 @@ def _checks(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _cpu() -> dict[str, object]:
-    from tapegrad.device import CPU
+    from tapegrad.device import CPU, onednn
     from tapegrad.device.threads import get_num_threads
 
     blas = CPU.xp.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return {"cores": os.cpu_count(), "threads": get_num_threads(), "BLAS": f"{blas['name']} {blas['version']}"}
+    library = onednn.library()
+    return {
+        "cores": os.cpu_count(),
+        "threads": get_num_threads(),
+        "BLAS": f"{blas['name']} {blas['version']}",
+        "oneDNN": f"none; {onednn.HOW}" if library is None else f"{library.version} for convolutions",
+    }
 
 
 def _several() -> dict[str, str]:

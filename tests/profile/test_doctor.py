@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from cuda_cases import FAULTS, broken, installed
 
 import tapegrad as tg
-from tapegrad.device import CPU, _default, cuda
+from tapegrad.device import CPU, _default, cuda, onednn
 from tapegrad.profile import doctor, doctor_check, doctor_mpi
 from tapegrad.profile.cli import main
 
@@ -64,6 +64,7 @@ def test_a_sound_installation(cupy):
         assert device["compute capability"] == "9.0" and device["total bytes"] == 8 << 30
     assert found["kernels"]["files"] > 5 and "used bytes" in found["memory"]["pool of cuda:1"]
     assert found["CPU"]["threads"] == tg.get_num_threads() and "blas" in found["CPU"]["BLAS"].lower()
+    assert ("none; pip install 'tapegrad[onednn]'" in found["CPU"]["oneDNN"]) == (onednn.library() is None)
     shown = run()
     of_device = "free 8.00 GiB, total 8.00 GiB, tapegrad's kernels run yes"
     for part in ("default device\n", "  name  cuda:0\n", of_device, "host pool"):

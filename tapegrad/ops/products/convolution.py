@@ -14,7 +14,7 @@ from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.device import Device
 from tapegrad.device.dtypes import in_float
-from tapegrad.device.numerics import blas, conv_cpu, conv_lead
+from tapegrad.device.numerics import blas, conv_cpu, conv_lead, conv_onednn
 from tapegrad.device.numerics.conv_lead import Prepared, Unmade
 from tapegrad.device.numerics.windows import Moves, Window
 from tapegrad.device.tally import passed
@@ -93,14 +93,22 @@ _ROUNDING = 4
 
 
 class _Kind:
-    """One of the three on each device: :mod:`conv_cpu` and :mod:`_cuda_conv` have a function of its ``name``."""
+    """One of the three on each device.
+
+    :mod:`conv_onednn`, :mod:`conv_cpu` and :mod:`_cuda_conv` have a function of its ``name``.
+    """
 
     def __init__(self, name: str) -> None:
         self.name, self.lead = name, getattr(conv_lead, name)
 
     def on_cpu(self, xp: Namespace, x: Array, y: Array, out: Array, moves: Moves) -> None:
         x, y = (blas.in_tf32(a) if moves.tf32 else a for a in (x, y))
-        self.lead(getattr(conv_cpu, self.name), xp, x, y, out, moves).run()
+        self.lead(self._body, xp, x, y, out, moves).run()
+
+    def _body(self, x: Array, y: Array, out: Array, moves: Moves) -> Prepared:
+        """On a CPU: by oneDNN, where it is installed and has something for the operands; else by products."""
+        first: Prepared | None = getattr(conv_onednn, self.name)(x, y, out, moves)
+        return first or getattr(conv_cpu, self.name)(x, y, out, moves)
 
     def on_cuda(self, device: Device, x: Array, y: Array, *, out: Array, moves: Moves, **sizes: Shape) -> None:
         """By the kernels of ``kernels/conv.cu``, or cuBLAS."""
@@ -118,7 +126,7 @@ class _Kind:
         out = Unmade(aval.shape, aval.dtype)
         if aval.device.lazy:
             return self._prepared(aval.device, x, y, out, moves).nbytes
-        prepared: Prepared = self.lead(getattr(conv_cpu, self.name), aval.device.xp, x, y, out, moves)
+        prepared: Prepared = self.lead(self._body, aval.device.xp, x, y, out, moves)
         return prepared.nbytes + (_ROUNDING * max(x.nbytes, y.nbytes) + x.nbytes + y.nbytes if moves.tf32 else 0)
 
     def _prepared(self, device: Device | None, x: Array, y: Array, out: Any, moves: Moves) -> Prepared:

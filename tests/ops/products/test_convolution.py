@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.device import threads
+from tapegrad.device import onednn, threads
 from tapegrad.device.numerics import conv_cpu, conv_products
 from tapegrad.device.numerics.windows import Moves
 from tapegrad.errors import BudgetError, ShapeError, TapegradError
@@ -33,6 +33,12 @@ CASES = {
 }
 TINY = [(64, 1, 500), (8, 3, 50), (300, 10, 10**9)]
 """Sizes of a block, least positions, and multiply-adds of a task, such that even small cases take several blocks."""
+
+
+@pytest.fixture(autouse=True)
+def products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without oneDNN, which has tests of its own."""
+    monkeypatch.setattr(onednn, "library", lambda: None)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
+from tapegrad.device import onednn
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics import blas, conv_cpu, conv_products
 from tapegrad.device.numerics.windows import Moves
@@ -19,6 +20,12 @@ WAYS = {"stacked": (10**9, 0), "copied": (0, 10**9), "direct": (0, 0)}
 """From how many rows on slices are not stacked, and below how many channels copies are made."""
 CUTS = [None, (64, 1, 60, 40), (400, 20, 900, 2000)]
 """Elements of a block, least positions, multiply-adds of a product, elements of slices."""
+
+
+@pytest.fixture(autouse=True)
+def products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without oneDNN, which has tests of its own."""
+    monkeypatch.setattr(onednn, "library", lambda: None)
 
 
 def forced(monkeypatch: pytest.MonkeyPatch, way: str, cut: tuple[int, ...] | None) -> None:
