@@ -31,6 +31,8 @@ class Recording:
 
     strict = False
     """Whether a value that it follows must not silently become an array (see ``Tensor.__array__``)."""
+    retains = True
+    """That it keeps what the rules of an operation on values that it follows read."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []

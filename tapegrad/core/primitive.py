@@ -32,6 +32,7 @@ from tapegrad.core.rule import Function, Params, Plan, Rule
 from tapegrad.core.run import Run
 from tapegrad.device.dtypes import accumulator
 
+T = TypeVar("T")
 REGISTRY: dict[str, Primitive] = {}
 
 
@@ -99,6 +100,9 @@ class Primitive:
     view: ClassVar[bool] = False
     """Whether the result is the operand's memory, and owns no bytes."""
     draws: bool = False  # random numbers: of the stream ``key``, from ``counter`` on
+    beside: Primitive | None = None
+    """Its by-product: a primitive of some of the same operands, without rules, whose value ``impl`` and ``cuda`` have
+    at hand, and write into ``beside=`` where they are given it (``ops/apply.py``, ``by_product``)."""
     effect: Effect | None = None
     """What an application does besides yielding a value: other processes take part (see ``Effect``)."""
 
@@ -114,6 +118,11 @@ class Primitive:
     def is_linear(self) -> bool:
         """Whether the primitive itself pushes tangents forward: linear in its first operand, or in all together."""
         return self.linearity in (Linearity.FIRST, Linearity.ALL)
+
+    def apart(self, inputs: tuple[T, ...]) -> tuple[tuple[T, ...], T | None]:
+        """The operands, and its by-product if that is given as one more."""
+        count = len(self.operands)
+        return (inputs, None) if self.beside is None or len(inputs) == count else (inputs[:count], inputs[count])
 
     def rule(self, position: int) -> Rule | None:
         """The VJP rule of an operand (for elementwise: its partial or diagonal rule)."""
@@ -273,7 +282,7 @@ class Site:
     ``aval``: the result's; ``ufunc``: what to call at once (None: the primitive has no ufunc of its own, or the result
     is big enough to be deferred); ``pooled``: whether it is worth a block of the device's pool;
     ``direct``: the ufunc if what it returns is the result, and nothing more is to be done; ``plans``: by mask of
-    tracked operands (None: nothing to differentiate); ``runs``: see ``engine.executor.runs_of``.
+    tracked operands (None: nothing to differentiate); ``runs``: see ``core.run.runs_of``.
     """
 
     __slots__ = ("aval", "avals", "direct", "plans", "pooled", "prim", "runs", "small", "ufunc")
@@ -411,6 +420,7 @@ class Fields(TypedDict, total=False):
     dry: Function | None
     flops: Callable[..., int]
     draws: bool
+    beside: Primitive
     effect: Effect
     holomorphic: bool
     lift: Callable[[Params, int], Params] | None

@@ -14,6 +14,7 @@ from tapegrad.core import buffer as buffers
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer, Postponed
 from tapegrad.core.node import Node
+from tapegrad.core.primitive import Primitive
 from tapegrad.core.state import during, thread
 from tapegrad.device import phantom
 from tapegrad.device.float_errors import errors_now, treating_errors
@@ -52,6 +53,26 @@ def postponed(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
     return out
 
 
+def by_product(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+    """A buffer for a by-product (see ``Primitive.beside``), which the operation that gets it as its last operand fills.
+
+    It is a constant where derivatives are taken: nobody is told of it but who recomputes, and who has more examples.
+    """
+    out = postponed(node, inputs)
+    if thread.recorders:
+        account.current.made(node, inputs, out)
+        for recorder in thread.recorders:
+            if recorder in thread.batches:
+                recorder.record(node, inputs, out)
+    return out
+
+
+def apart(prim: Primitive, inputs: tuple[Buffer, ...]) -> tuple[tuple[Buffer, ...], Postponed | None]:
+    """The operands, and the by-product that is to be written: one that is there already stays as it is."""
+    operands, beside = prim.apart(inputs)
+    return operands, beside if isinstance(beside, Postponed) and beside.postponed else None
+
+
 @locks.section
 def catch_up(targets: Iterable[Buffer]) -> None:
     """Apply the postponed nodes among ``targets``, and those that they need, in order; elementwise ones then pend."""
@@ -64,6 +85,10 @@ def catch_up(targets: Iterable[Buffer]) -> None:
                 if b.node.index not in todo:
                     todo[b.node.index] = b
                     stack += [k for k in b.keeps if k.postponed]
+            for b in list(todo.values()):
+                beside = b.node.prim.apart(b.keeps)[1]
+                if beside is not None:
+                    todo.pop(beside.node.index, None)  # it is filled along
             during(_apply_all, todo, recorders=(), deferring=None)
     except BaseException:
         locks.let_go(_lock)

@@ -16,17 +16,17 @@ from typing import Any, TypeVar
 from tapegrad.core import account, state
 from tapegrad.core.account import Account
 from tapegrad.core.aval import ShapedArray, shaped
-from tapegrad.core.buffer import NOTHING, Buffer
+from tapegrad.core.buffer import NOTHING, Buffer, Postponed
 from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Retained, Steps
-from tapegrad.core.run import Evaluated, Run
+from tapegrad.core.run import runs_of
 from tapegrad.core.state import during, thread
 from tapegrad.device import Device, dtypes, phantom, tally
 from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array
 from tapegrad.engine import make, region
-from tapegrad.engine.evaluate import announce, array_of, arrays_of, fill, same
+from tapegrad.engine.evaluate import announce, apart, array_of, arrays_of, fill, same
 from tapegrad.engine.work import Work
 
 T = TypeVar("T")
@@ -177,6 +177,7 @@ class Executor:
     def run_barrier(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """A buffer for the value of a barrier or view."""
         prim, aval = node.prim, node.aval
+        inputs, beside = (inputs, None) if prim.beside is None else apart(prim, inputs)
         who = account.current
         who.applied(node, inputs)
         if isinstance(prim, Drawn) and aval.device.lazy:
@@ -193,17 +194,27 @@ class Executor:
         arrays = arrays_of(inputs)
         if isinstance(prim, View) and not (prim.copies and not arrays[0].flags.c_contiguous):
             return self._barrier(node, inputs, arrays, into)
-        return who.in_room((aval,), (prim.name,), self._barrier, node, inputs, arrays, into)
+        if beside is None:
+            return who.in_room((aval,), (prim.name,), self._barrier, node, inputs, arrays, into)
+        avals, names = (aval, beside.node.aval), (prim.name, beside.node.prim.name)
+        return who.in_room(avals, names, self._barrier, node, inputs, arrays, into, beside)
 
-    def _barrier(self, node: Node, inputs: tuple[Buffer, ...], arrays: list[Array], into: Buffer | None) -> Buffer:
+    def _barrier(
+        self, node: Node, inputs: tuple[Buffer, ...], arrays: list[Array], into: Buffer | None,
+        beside: Postponed | None = None,
+    ) -> Buffer:  # fmt: skip
         prim, aval = node.prim, node.aval
-        work = make.Application(prim, arrays, node.params, aval)
+        work = make.Application(prim, arrays, node.params, aval, None if beside is None else beside.node.aval)
         do = self.do if not work.scratch_bytes else self._do_in_room
         try:
-            (array,) = do(work)
+            outputs = do(work)
         except MemoryError as e:
             tally.taken()
-            (array,) = retried(e, aval.device, prim.name, aval.nbytes, lambda: do(work))
+            outputs = retried(e, aval.device, prim.name, aval.nbytes, lambda: do(work))
+        array = outputs[0]
+        if beside is not None:
+            _filled(outputs[1], beside.node, beside)
+            beside.postponed = False
         if prim.view and aval.device.is_view(array, arrays[0]):
             source = inputs[0]
             root = source.root() if source.keeps else source
@@ -213,9 +224,9 @@ class Executor:
                     return Buffer(array, node, (root,))
                 into.array, into.keeps, into.span, into.loop = array, (root,), None, None
                 return into
-            copy = lambda: self._told(work, arrays, self.do(make.copy_of(array, aval))[0], node, into)
+            copy = lambda: self._told(work, arrays, self.do(make.copy_of(array, aval)), node, into)
             return account.current.in_room((aval,), (prim.name,), copy)
-        return self._told(work, arrays, array, node, into)
+        return self._told(work, arrays, outputs, node, into)
 
     def _do_in_room(self, work: make.Application) -> list[Array]:
         """The arrays that ``work`` writes; the budget and the counts include its scratch."""
@@ -235,13 +246,13 @@ class Executor:
             account.current.labelled(buffer, work.category or "", work.names[0])
         return self.do(work, temporaries)
 
-    def _told(self, work: Work, arrays: list[Array], array: Array, node: Node, into: Buffer | None) -> Buffer:
-        """A buffer for what was made of ``arrays``; the account is told of the work."""
+    def _told(self, work: Work, arrays: list[Array], outputs: list[Array], node: Node, into: Buffer | None) -> Buffer:
+        """A buffer for the first of the ``outputs`` made of ``arrays``; the account is told of the work."""
         who = account.current
         passes = tally.taken() if tally.said.passes else ()
-        out = Buffer(array, node) if into is None else _filled(array, node, into)
+        out = Buffer(outputs[0], node) if into is None else _filled(outputs[0], node, into)
         told = work.temporaries or getattr(node.prim, "gathers", False)
-        who.ran(work.names, work.moves([array], []) if told else [(arrays, (array,))])
+        who.ran(work.names, work.moves(outputs, []) if told else [(arrays, outputs)])
         if passes:
             who.passed(passes)
         return out
@@ -397,7 +408,8 @@ class Plain(Executor):
         """A buffer for the value of a barrier or view."""
         if isinstance(node.prim, (Reduction, Drawn)):
             return super().run_barrier(node, inputs, into)
-        return self._barrier(node, inputs, arrays_of(inputs), into)
+        inputs, beside = (inputs, None) if node.prim.beside is None else apart(node.prim, inputs)
+        return self._barrier(node, inputs, arrays_of(inputs), into, beside)
 
     def kernel(self, targets: list[Buffer]) -> None:
         """Evaluate pending buffers of one loop shape in one kernel."""
@@ -405,10 +417,10 @@ class Plain(Executor):
         for b, out in zip(kernel.targets, self.do(kernel.work), strict=True):
             b.fill(out.reshape(b.node.aval.shape))
 
-    def _told(self, work: Work, arrays: list[Array], array: Array, node: Node, into: Buffer | None) -> Buffer:
+    def _told(self, work: Work, arrays: list[Array], outputs: list[Array], node: Node, into: Buffer | None) -> Buffer:
         if tally.said.passes:
             tally.taken()
-        return Buffer(array, node) if into is None else _filled(array, node, into)
+        return Buffer(outputs[0], node) if into is None else _filled(outputs[0], node, into)
 
     def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of an elementwise primitive, recorded: this is the path of every small operation."""
@@ -456,14 +468,6 @@ class Budgeted(Counted):
     def copies_slivers(self) -> bool:
         """True: an array cannot be dropped while a piece of it is held."""
         return True
-
-
-def runs_of(site: Any) -> tuple[Run, Run]:
-    """The run of a small node whose operands own their bytes, and that of one whose operands are the same array."""
-    nbytes = site.aval.nbytes
-    reads = sum([a.nbytes for a in site.avals]), max([a.nbytes for a in site.avals], default=0)
-    found = site.runs = tuple([Run((Evaluated(site.prim.name, nbytes, read + nbytes),)) for read in reads])
-    return found
 
 
 def _filled(array: Array, node: Node, into: Buffer | None) -> Buffer:

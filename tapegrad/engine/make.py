@@ -65,10 +65,16 @@ class Application(Work):
     counted: Sequence[Buffer] = ()
     """Its temporaries, which the ledger counts as long as there is this work."""
 
-    def __init__(self, prim: Primitive, reads: Sequence[Array], params: Params, aval: ShapedArray) -> None:
-        self.prim, self.reads, self.params, self.aval = prim, reads, params, aval
+    def __init__(
+        self, prim: Primitive, reads: Sequence[Array], params: Params, aval: ShapedArray,
+        beside: ShapedArray | None = None,
+    ) -> None:  # fmt: skip
+        """``beside``: of the by-product, which is the second of the arrays written."""
+        self.prim, self.reads, self.params, self.aval, self.beside = prim, reads, params, aval, beside
         self.device, self.names = aval.device, (prim.name,)
         self.writes = ((aval.shape, aval.dtype),) if prim.given[self.device.lazy] else ()
+        if beside is not None:
+            self.writes = (*self.writes, (beside.shape, beside.dtype))
         if isinstance(prim, Opaque):
             if prim.temporaries is not None and (self.device.lazy or prim.effect is not None):
                 self.temporaries = prim.temporaries(aval, *reads, **params)
@@ -83,12 +89,18 @@ class Application(Work):
         prim, device = self.prim, self.device
         if not outputs:
             return [device.call(self._made)]
-        params = {**self.params, "temporaries": temporaries} if temporaries else self.params
+        params = self._given(self.params, outputs, temporaries) if temporaries or outputs[1:] else self.params
         if device.lazy and isinstance(prim, Opaque) and prim.cuda is not None:
             device.call(prim.cuda, device, *self.reads, out=outputs[0], **params)
         else:
             device.call(prim.compute, device.xp, self.reads, params, self.aval, outputs[0])
         return outputs
+
+    @staticmethod
+    def _given(params: Params, outputs: Sequence[Array], temporaries: Sequence[Array] = ()) -> Params:
+        """The parameters, with the arrays beside the result that the primitive is given."""
+        params = {**params, "temporaries": temporaries} if temporaries else params
+        return params if len(outputs) == 1 else {**params, "beside": outputs[1]}
 
     def _made(self) -> Array:
         """A result in memory of the library's choice."""
@@ -116,12 +128,14 @@ class Application(Work):
 
     def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
         """The primitive itself where it writes into an array; else a copy of what it returns."""
-        prim, xp, params, (out,) = self.prim, self.device.xp, self.params, outputs
+        prim, xp, out = self.prim, self.device.xp, outputs[0]
+        params = self._given(self.params, outputs)
         live = {name: number for name, number in params.items() if isinstance(number, LiveInt)}
         if self.device.lazy:
             return self._on_device(live, reads, outputs, temporaries)
         if live and self.writes:
-            return [(lambda: prim.compute(xp, reads, self._present(live), self.aval, out), ())]
+            now = lambda: self._given(self._present(live), outputs)
+            return [(lambda: prim.compute(xp, reads, now(), self.aval, out), ())]
         if live:
             return [(lambda: xp.copyto(out, prim.compute(xp, reads, self._present(live), self.aval, None)), ())]
         if isinstance(prim, Opaque) and prim.into:
@@ -140,13 +154,13 @@ class Application(Work):
         """The work itself on these arrays; with live numbers, one with their present values."""
 
         def run() -> None:
-            work = Application(self.prim, reads, self._present(live), self.aval) if live else again
+            work = Application(self.prim, reads, self._present(live), self.aval, self.beside) if live else again
             if self.writes:
                 work.run(outputs, temporaries)
             else:
                 self.device.call(self.copies, outputs, work.run([], []))
 
-        again = Application(self.prim, reads, self.params, self.aval)
+        again = Application(self.prim, reads, self.params, self.aval, self.beside)
         return [(run, ())]
 
     def _present(self, live: dict[str, LiveInt]) -> dict[str, Any]:
@@ -163,8 +177,12 @@ class Application(Work):
         arrays, device = [phantom.like(x) for x in self.reads], dry(self.device)
         if isinstance(prim, Reduction) and not device.lazy:
             return [phantom.reduced(lambda x: prim.compute(self.device.xp, [x], params, aval, None), arrays[0], aval)]
-        out = phantom.empty(aval.shape, aval.dtype)
-        return [prim.follow(device, arrays, params, out) if isinstance(prim, Opaque) and device.lazy else out]
+        outputs: list[Array] = [phantom.empty(aval.shape, aval.dtype)]
+        if self.beside is not None:
+            outputs.append(phantom.empty(self.beside.shape, self.beside.dtype))
+        if isinstance(prim, Opaque) and device.lazy:
+            outputs[0] = prim.follow(device, arrays, self._given(params, outputs), outputs[0])
+        return outputs
 
 
 class Function(Work):

@@ -12,6 +12,7 @@ from tapegrad.core.primitive import Elementwise, Primitive, Site
 from tapegrad.core.state import thread
 from tapegrad.device import dtypes
 from tapegrad.device.types import Params
+from tapegrad.engine import evaluate
 from tapegrad.engine.region import runs_at_once
 from tapegrad.errors import DeviceError, DTypeError
 from tapegrad.tensor import Tensor
@@ -91,6 +92,26 @@ def bind(prim: Elementwise, *xs: Tensor) -> Tensor:
     buffers = tuple(x._buffer for x in xs)
     on_one_device(prim.name, buffers)
     return Tensor(elementwise_on(prim, buffers, resolve(prim, tuple(b.node.aval for b in buffers))))
+
+
+def retained(*xs: Tensor) -> bool:
+    """Whether a tape keeps what the rules of an operation on these operands read."""
+    for recorder in thread.recorders:
+        if getattr(recorder, "retains", False):
+            for x in xs:
+                if recorder.follows(x._buffer):
+                    return True
+    return False
+
+
+def by_product(prim: Primitive, *xs: Tensor, **params: object) -> Tensor:
+    """The value of ``prim``, which the operation computes along that it is given to as its last operand.
+
+    So a rule can read what a kernel has at hand, in a dtype of its own.  It has a recipe of its own, too: where it is
+    dropped, or read before that operation, ``prim`` is applied.
+    """
+    node = Node(prim, params, prim.infer(*map(_aval_of, xs), **params))
+    return Tensor(evaluate.by_product(node, tuple(map(_buffer_of, xs))))
 
 
 def barrier(prim: Primitive, *xs: Tensor, **params: object) -> Tensor:

@@ -248,6 +248,8 @@ class Graph:
         """
         if node.prim.effect is not None:
             return
+        if node.prim.beside is not None:
+            inputs, _ = node.prim.apart(inputs)  # a value is made again without its by-product
         session = self.number
         sources: list[Recipe | Buffer] = []
         for b in inputs:
