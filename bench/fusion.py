@@ -29,7 +29,8 @@ its inputs once and writes each of its outputs once.  ``STRETCHES`` lists both, 
 3. Layer norm's backward is one barrier, which reads x and the cotangent once and writes all three gradients.
 4. Masks of dropout are drawn in registers, forward and backward; numbers and statistics of rows are not counted.
 5. Products read operands in any layout of which rows or columns are contiguous, and attention, one barrier each way,
-   heads of (b, t, h * d); what it writes lies likewise, so heads are neither split nor joined by copies.
+   heads of (b, t, h * d); what it writes lies likewise, so heads are neither split nor joined by copies.  Its backward
+   reads the result of forward, too, in place of taking the softmax again.
 6. The interior of a stretch is recomputed in backward from the inputs; results of barriers and stretches that forward
    wrote are read again.  Nothing stays in a cache from one kernel to the next.
 
@@ -98,7 +99,7 @@ STRETCHES: list[tuple[str, str, str, str]] = [
     ("stretch", "residual', dropout', output bias'", "x x", "x x w"),
     ("barrier", "output kernel'", "x x", "W"),
     ("barrier", "output input'", "x W", "x"),
-    ("barrier", "attention'", "x x x x", "x x x"),
+    ("barrier", "attention'", "x x x x x", "x x x"),
     *[("stretch", f"{part} bias'", "x", "w") for part in ("query", "key", "value")],
     *[("barrier", f"{part} kernel'", "x x", "W") for part in ("query", "key", "value")],
     *[("barrier", f"{part} input'", "x W", "x") for part in ("query", "key", "value")],

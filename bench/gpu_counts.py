@@ -8,7 +8,8 @@ for and do nothing, so that everything has its full size.  Counted are
 - *instructions*: of the loop over packs of 16 bytes, by NVRTC and nvdisasm for sm_90, and registers;
 - *tensor cores*: of kernels that multiply there, causal attention of heads 64 wide: instructions that do, registers,
   and bytes that are spilled;
-- *operations*: kernels and bytes moved, over the least: inputs once and outputs once, forward and backward apart;
+- *operations*: kernels and bytes moved, over the least: inputs once and outputs once, forward and backward apart; of
+  attention also the statistics of rows, and in backward the result, which take the place of another softmax;
 - *step*: of a training step of the demo's transformer (batch 16, context 128, width 128, 6 blocks), run eagerly: our
   launches, products, functions of CuPy's, what goes to the host and back, and Python calls for each launch;
 - *block*: of the transformer block of ``fusion.py``, kernels, and bytes over its bound.
@@ -27,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,6 +177,8 @@ def operations(tg: Any, asked: list[Any]) -> Iterator[Row]:
     image = (4, 64, 56, 56)
     labels = tg.zeros(full[0], dtype="int64")
     labels._array  # noqa: B018
+    rows = lambda q, *_: 2 * 4 * prod(q[:-1])
+    kept = {"attention, 128 long": rows, "attention, 2048 long": rows}
     cases: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
         "softmax": (tg.softmax, [full]),
         "bias and gelu": (lambda x, b: f.gelu(x + b), [full, full[1:]]),
@@ -190,7 +194,8 @@ def operations(tg: Any, asked: list[Any]) -> Iterator[Row]:
         "convolution 3x3, depthwise": (depthwise, [image, (64, 1, 3, 3)]),
     }
     for name, (function, shapes) in cases.items():
-        for part, (kernels, nbytes) in both_ways(tg, function, shapes).items():
+        of_rows = kept[name](*shapes) if name in kept else None
+        for part, (kernels, nbytes) in both_ways(tg, function, shapes, kept=of_rows).items():
             if not kernels:
                 continue
             yield row("operations", f"{name}, {part}: kernels", kernels)
@@ -198,8 +203,13 @@ def operations(tg: Any, asked: list[Any]) -> Iterator[Row]:
     yield from adam(tg, full)
 
 
-def both_ways(tg: Any, function: Callable, shapes: list[Any], dtype: str = "float32") -> dict[str, tuple[int, float]]:
-    """Kernels and bytes over the least of one operation and of its gradient in all inputs, the second time."""
+def both_ways(
+    tg: Any, function: Callable, shapes: list[Any], dtype: str = "float32", kept: int | None = None
+) -> dict[str, tuple[int, float]]:
+    """Kernels and bytes over the least of one operation and of its gradient in all inputs, the second time.
+
+    ``kept``: bytes of the statistics of rows that forward writes, and backward reads beside the result; None: neither.
+    """
     xs = [tg.zeros(shape, dtype=dtype) for shape in shapes]
     for x in xs:
         x._array  # noqa: B018
@@ -216,6 +226,8 @@ def both_ways(tg: Any, function: Callable, shapes: list[Any], dtype: str = "floa
             for g in tape.gradient(y, xs, output_gradients=ct):
                 g._array  # noqa: B018
     least = {"forward": inputs + y.nbytes, "backward": inputs + y.nbytes + inputs}
+    if kept is not None:
+        least = {"forward": least["forward"] + kept, "backward": least["backward"] + y.nbytes + kept}
     return {part: (len(log), sum(log) / least[part]) for part, log in (("forward", forward), ("backward", backward))}
 
 

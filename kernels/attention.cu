@@ -1,9 +1,18 @@
 // Attention forward: each block has ROWS queries of one head.
+//
+// Macros: RESULT and KEEPS, what is written: the result, the statistics of each query, or both.
 #include "attention.cuh"
+
+#ifndef RESULT
+#define RESULT 1
+#endif
+#ifndef KEEPS
+#define KEEPS 0
+#endif
 
 extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
     tg_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const M* __restrict__ mask,
-                 T* __restrict__ out, const tg_lies lies) {
+                 T* __restrict__ out, W* __restrict__ stats, const tg_lies lies) {
     TG_DYNAMIC_SHARED(unsigned char, memory);
     tg_room room{memory};
     E* queries = room.tile(ROWS, KD);
@@ -17,11 +26,16 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
     const int end = tg_end(lies, at.first);
     for (int first = 0; first < end; first += COLS) {
         __syncthreads();
-        other.keys(k, v, lies, at, first);
+        if (RESULT) {
+            other.keys(k, v, lies, at, first);
+        } else {
+            tg_fetch<COLS, KD>(other.k, tg_head(k, lies.k, at.n, at.group), lies.k[1], first, lies.s, lies.width);
+        }
         __syncthreads();
         W scores[TG_I][TG_J];
         tg_scores<false>(queries, other.k, mask, lies, at, at.first, first, scores);
         rows.take(scores, factor);
+        if (!RESULT) continue;
         tg_shrink(result, factor);
         const tg_kept<false> kept(lies, at, at.first, first);
 #pragma unroll
@@ -31,6 +45,8 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
         tg_times<WD>(scores, other.w, scratch, result);
     }
     rows.inverse(factor);
+    if (KEEPS) tg_keep_stats(stats, rows.most, factor, lies, at);
+    if (!RESULT) return;
     const long long step = static_cast<long long>(lies.heads) * lies.features;
     tg_deliver<WD>(out + at.n * lies.t * step + at.head * lies.features, step, at.first, lies.t, lies.features, result,
                    factor);

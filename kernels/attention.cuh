@@ -262,19 +262,72 @@ TG_INLINE void tg_shrink(W (&sums)[TG_I][N], const W (&factor)[TG_I]) {
         for (int j = 0; j < N; ++j) sums[i][j] *= factor[i];
 }
 
-// ---- the derivative of a tile of scores
+// ---- statistics of queries
 
-// Statistics of a query, which tg_attention_vjp_q takes: its largest score, the inverse of its sum, the mean of its
-// weights' cotangents.
+// What forward keeps of each query, for the derivative: its largest score, and the inverse of its sum.  Both, since of
+// large scores (of a query behind a mask of -1e9, say) the logarithm of their sum rounds to the largest alone.
+constexpr int TG_KEPT = 2;
+// In shared memory those of a tile's queries, and the mean of their weights' cotangents.
 constexpr int TG_STATS = 3;
 
-// Those of `count` queries from `first` on, into shared memory.
-TG_INLINE void tg_fetch_stats(W* to, const W* stats, const tg_lies& lies, const tg_place& at, int first,
-                              int count) {
-    const W* from = stats + ((at.n * lies.heads + at.head) * lies.t + first) * TG_STATS;
-    const int there = (first + count < lies.t ? count : lies.t - first) * TG_STATS;
-    for (int i = threadIdx.x; i < count * TG_STATS; i += TG_THREADS) to[i] = i < there ? from[i] : W(0);
+// The number of a query among those of all heads.
+TG_INLINE long long tg_query(const tg_lies& lies, const tg_place& at, int query) {
+    return (at.n * lies.heads + at.head) * lies.t + query;
 }
+
+TG_INLINE void tg_keep_stats(W* stats, const W (&most)[TG_I], const W (&inverse)[TG_I], const tg_lies& lies,
+                             const tg_place& at) {
+    if (tg_column(0) != 0 || (TENSOR && threadIdx.x / 32 % SPLIT != 0)) return;  // one lane of each row
+#pragma unroll
+    for (int i = 0; i < TG_I; ++i) {
+        const int query = at.first + tg_row(i);
+        if (query >= lies.t) continue;
+        W* to = stats + tg_query(lies, at, query) * TG_KEPT;
+        to[0] = most[i], to[1] = inverse[i];
+    }
+}
+
+// Those of `count` queries from `first` on, into shared memory, without means.
+TG_INLINE void tg_fetch_kept(W* to, const W* stats, const tg_lies& lies, const tg_place& at, int first, int count) {
+    const W* from = stats + tg_query(lies, at, first) * TG_KEPT;
+    const int there = (first + count < lies.t ? count : lies.t - first) * TG_KEPT;
+    for (int i = threadIdx.x; i < count * TG_KEPT; i += TG_THREADS) {
+        to[i / TG_KEPT * TG_STATS + i % TG_KEPT] = i < there ? from[i] : W(0);
+    }
+}
+
+TG_INLINE void tg_fetch_stats(W* to, const W* stats, const W* means, const tg_lies& lies, const tg_place& at, int first,
+                              int count) {
+    tg_fetch_kept(to, stats, lies, at, first, count);
+    for (int i = threadIdx.x; i < count; i += TG_THREADS) {
+        to[i * TG_STATS + 2] = first + i < lies.t ? means[tg_query(lies, at, first + i)] : W(0);
+    }
+}
+
+// The mean of the cotangents of a query's weights is the inner product of its cotangent and its result, which are as
+// wide as values, not as many as keys.  LANES neighbours share a query.
+TG_INLINE void tg_take_means(W* to, W* means, const T* g, const T* result, const tg_lies& lies, const tg_place& at) {
+    constexpr int LANES = 8;
+    const int lane = threadIdx.x % LANES;
+    const T* of_head = tg_head(g, lies.g, at.n, at.head);
+#pragma unroll 1
+    for (int row = threadIdx.x / LANES; row < ROWS; row += TG_THREADS / LANES) {
+        const int query = at.first + row;
+        const T *left = of_head + query * lies.g[1],
+                *right = result + ((at.n * lies.t + query) * lies.heads + at.head) * lies.features;
+        W sum = W(0);
+        if (query < lies.t) {
+#pragma unroll 8
+            for (int c = lane; c < lies.features; c += LANES) sum = fma(tg_load(left[c]), tg_load(right[c]), sum);
+        }
+        sum = tg_warp_reduce<tg_add<W>, LANES>(sum);
+        if (lane != 0) continue;
+        to[row * TG_STATS + 2] = sum;
+        if (query < lies.t) means[tg_query(lies, at, query)] = sum;
+    }
+}
+
+// ---- the derivative of a tile of scores
 
 // The weights of a tile as far as they are kept, and the cotangents of its scores; `stats`: of its queries.
 template <bool TURNED, int A, int B>

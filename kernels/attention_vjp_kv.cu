@@ -5,7 +5,7 @@
 extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
     tg_attention_vjp_kv(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                         const M* __restrict__ mask, const T* __restrict__ g, const W* __restrict__ stats,
-                        T* __restrict__ out_k, T* __restrict__ out_v, const tg_lies lies) {
+                        const W* __restrict__ means, T* __restrict__ out_k, T* __restrict__ out_v, const tg_lies lies) {
     TG_DYNAMIC_SHARED(unsigned char, memory);
     tg_room room{memory};
     const tg_both<ROWS> own(room);
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
         for (int first = lies.cut() ? at.first / COLS * COLS : 0; first < lies.t; first += COLS) {
             __syncthreads();
             other.queries(q, g, lies, at, first);
-            tg_fetch_stats(other_stats, stats, lies, at, first, COLS);
+            tg_fetch_stats(other_stats, stats, means, lies, at, first, COLS);
             __syncthreads();
             W weights[TG_I][TG_J], back[TG_I][TG_J];
             tg_back<true>(own, other, other_stats, mask, lies, at, first, at.first, weights, back);

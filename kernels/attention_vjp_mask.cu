@@ -4,7 +4,7 @@
 extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
     tg_attention_vjp_mask(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                           const M* __restrict__ mask, const T* __restrict__ g, const W* __restrict__ stats,
-                          T* __restrict__ out, const tg_lies lies) {
+                          const W* __restrict__ means, T* __restrict__ out, const tg_lies lies) {
     TG_DYNAMIC_SHARED(unsigned char, memory);
     tg_room room{memory};
     const tg_both<ROWS> own(room);
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(TG_THREADS, TG_LEAST_BLOCKS)
                     __syncthreads();
                     own.queries(q, g, lies, at, row);
                     other.keys(k, v, lies, at, column);
-                    tg_fetch_stats(own_stats, stats, lies, at, row, ROWS);
+                    tg_fetch_stats(own_stats, stats, means, lies, at, row, ROWS);
                     __syncthreads();
                     W weights[TG_I][TG_J], back[TG_I][TG_J];
                     tg_back<false>(own, other, own_stats, mask, lies, at, row, column, weights, back);

@@ -49,7 +49,7 @@ def test_the_bound_by_hand(fusion):
     """Sums of the table: arrays of x's size, of the hidden layer's, of the weights', and vectors."""
     sizes = fusion.Sizes(2, 3, 8, 4)
     n = sizes.elements()
-    wanted = {"x": 79, "wide": 11, "W": 12, "4W": 6, "w": 20, "4w": 3}
+    wanted = {"x": 80, "wide": 11, "W": 12, "4W": 6, "w": 20, "4w": 3}
     counted = dict.fromkeys(wanted, 0)
     for _, _, reads, writes in fusion.STRETCHES:
         for name in (reads + " " + writes).split():

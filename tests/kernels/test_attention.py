@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tapegrad.device.numerics import attention as blocks
-from tapegrad.device.numerics.attention import Weighting
+from tapegrad.device.numerics.attention_cut import Weighting
 from tapegrad.ops.products import _attention_tiles
 from tapegrad.ops.products import _cuda_attention as cuda
 
@@ -81,11 +81,23 @@ def compared(device, kind, number, shape, how, forward_mode=True):
         kernels(device, *given, *more, out=out, **params, **named)
         reference(*exact, *(x.astype(np.float64) for x in more), expected, *plain, *options)
         close(out, expected, kind, f"{what} of {shape}, {how}")
+        return out
 
-    both("values", cuda.forward, blocks.forward, g.shape, (), ())
+    value = both("values", cuda.forward, blocks.forward, g.shape, (), ())
+    wide = np.dtype("float64" if kind == "float64" else "float32")
+    again, stats, alone = (
+        device.empty(g.shape, dtype),
+        *(device.empty((*shape[0], *shape[2:0:-1], 2), wide) for _ in "12"),
+    )
+    cuda.forward(device, *given, out=again, beside=stats, **params)
+    cuda.statistics(device, q, k, mask, out=alone, how=how, features=v.shape[-1])
+    assert again.tobytes() == value.tobytes() and stats.tobytes() == alone.tobytes()
     pulled = (0, 1, 2, 3) if how.masked == "add" else [(0, 1, 2), (1,), (0, 2)][number % 3]
     size = (blocks.elements([x.shape for x in given], pulled),)
-    both(f"cotangents {pulled}", cuda.backward, blocks.backward, size, (g,), (pulled,), pulled=pulled)
+    found = both(f"cotangents {pulled}", cuda.backward, blocks.backward, size, (g,), (pulled,), pulled=pulled)
+    again = device.empty(size, dtype)
+    cuda.backward(device, *given, g, value, stats, out=again, pulled=pulled, **params)
+    assert again.tobytes() == found.tobytes(), "what is known changes no bit"
     for of in () if not forward_mode else (0, 1, 3) if how.masked == "add" else (0, 1):
         u = np.random.default_rng(number).normal(size=given[of].shape).astype(dtype)
         both(f"tangent {of}", cuda.tangent, blocks.tangent, g.shape, (u,), (of,), of=of)

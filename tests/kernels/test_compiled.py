@@ -25,7 +25,7 @@ from tapegrad.core.state import during
 from tapegrad.device import CPU, asdevice, many
 from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.kernel import DECLARED, folder, options
-from tapegrad.device.numerics.attention import Weighting
+from tapegrad.device.numerics.attention_cut import Weighting
 from tapegrad.device.numerics.windows import Moves
 from tapegrad.ops.index import _cuda_index
 from tapegrad.ops.products import _cuda_attention, _cuda_conv

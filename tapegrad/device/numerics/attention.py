@@ -3,6 +3,10 @@
 Nothing of size queries x keys is ever stored: the derivatives compute the scores of a block again (Dao et al., arXiv
 2205.14135).  Other than there a block holds whole rows, so that no running maximum is needed.  The cut depends on
 shapes alone, and sums over blocks have a fixed order, so no bit depends on the number of threads.
+
+The statistics of a row, (..., h, t, 2), are its largest score and 1 over the sum of ``exp(score - largest)``: both,
+since of large scores (of a query behind a mask of -1e9, say) the logarithm of their sum rounds to the largest alone.  A
+query that may look nowhere has -inf, and what each of its weights is: 0, or of a mean 1 over the keys.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,102 +22,8 @@ from tapegrad.core.aval import Shape
 from tapegrad.device import threads
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics import bits, blas
+from tapegrad.device.numerics.attention_cut import Cut, Part, Weighting, lengths, of_part
 from tapegrad.device.types import Array
-
-_BLOCK = 65536
-"""Scores of a block: 256 KiB of float32."""
-_LEAST_ROWS = 64
-"""Queries of a block at least, however long the rows are: products of fewer are slower by a third."""
-
-
-class Weighting(NamedTuple):
-    """Which keys a query sees, and how.
-
-    ``scale`` is multiplied with the scores.  ``causal``: query i sees keys 0 to i.  ``masked``: ``"none"``, ``"see"``
-    (true where a query may look) or ``"add"`` (numbers to add to the scores).  ``blind``: what a query gets that may
-    look nowhere: ``"zero"``, or the ``"mean"`` of all values.  ``p``: the share of weights that become 0.  ``tf32``:
-    whether products round float32 operands to 10 bits of fraction.
-    """
-
-    scale: float
-    causal: bool
-    masked: str
-    blind: str
-    p: float
-    tf32: bool = False
-
-    @property
-    def threshold(self) -> int:
-        """A weight is kept if its 16 random bits are below this."""
-        return round((1.0 - self.p) * 65536)
-
-    @property
-    def inflation(self) -> float:
-        """By what the weights that are kept are multiplied."""
-        return 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
-
-
-class Cut(NamedTuple):
-    """How blocks are cut: the examples and groups of a family, the heads of a group and queries of a block, at most.
-
-    A family are examples and groups whose keys nobody else reads: what one task of a derivative deals with.
-    """
-
-    n: int
-    g: int
-    r: int
-    t: int
-    causal: bool
-
-    @classmethod
-    def of(cls, shape: Shape, how: Weighting) -> Cut:
-        """Of (examples, groups, heads of a group, queries, keys)."""
-        n, g, r, t, s = shape
-        causal = how.causal and not (how.masked != "none" and how.blind == "mean")
-        scores = max(1, r * t * s)
-        if g * scores <= _BLOCK:
-            n, g = min(n, _BLOCK // (g * scores) if g else 1), g
-        else:
-            n, g = min(n, 1), min(g, max(1, _BLOCK // scores))
-        rows = t
-        if t * s > _BLOCK or causal:
-            rows = max(_LEAST_ROWS, min(_BLOCK // max(1, s), t // 4 if causal else t))
-        return cls(max(1, n), max(1, g), max(1, min(r, _BLOCK // max(1, t * s))), max(1, min(t, rows)), causal)
-
-    def families(self, shape: Shape) -> list[tuple[slice, slice]]:
-        """Examples and groups of each."""
-        return [(a, b) for a in _steps(shape[0], self.n) for b in _steps(shape[1], self.g)]
-
-    def parts(self, shape: Shape, family: tuple[slice, slice]) -> list[Part]:
-        """The blocks of a family, in the order in which their sums are taken."""
-        _, _, r, t, s = shape
-        pairs = [(c, d) for c in _steps(r, self.r) for d in _steps(t, self.t)]
-        return [Part(*family, c, d, min(s, d.stop) if self.causal else s) for c, d in pairs]
-
-
-class Part(NamedTuple):
-    """A block: examples, groups of heads that share keys, heads of a group, queries; and how many keys they see."""
-
-    n: slice
-    g: slice
-    r: slice
-    t: slice
-    seen: int
-
-
-def _lengths(part: Part) -> tuple[int, int, int, int]:
-    a, b, c, d = (s.stop - s.start for s in part[:4])
-    return a, b, c, d
-
-
-def of_part(mask: Array, part: Part) -> Array:
-    """The part of a mask (n, g, r, t, s), whose axes of length 1 are for all."""
-    index: list[Any] = [slice(None) if n == 1 else s for n, s in zip(mask.shape[:4], part)]
-    return mask[(*index, slice(None) if mask.shape[-1] == 1 else slice(part.seen))]
-
-
-def _steps(length: int, step: int) -> list[slice]:
-    return [slice(i, min(i + step, length)) for i in range(0, length, step)]
 
 
 class Heads:
@@ -140,6 +50,11 @@ class Heads:
         """(..., s, groups, k) as (n, groups, s, k), in the dtype to compute in."""
         *lead, s, g, k = x.shape
         return x.reshape(prod(lead), s, g, k).transpose(0, 2, 1, 3).astype(self.wide, copy=False)
+
+    def statistics(self, stats: Array) -> Array:
+        """(..., h, t, 2) as (n, groups, heads of a group, t, 2): a view."""
+        *lead, h, t, _ = stats.shape
+        return stats.reshape(prod(lead), self.groups, h // self.groups, t, 2)
 
     def masks(self, mask: Array, lead: Shape) -> Array:
         """(..., h or 1, t or 1, s or 1) in five axes, of which those of length 1 broadcast."""
@@ -206,32 +121,46 @@ class Scratch:
             x, y = blas.in_tf32(x), blas.in_tf32(y)
         np.matmul(x, y, out=out)
 
-    def weights(self, q: Array, part: Part) -> tuple[Array, Array, Array | None]:
+    def weights(
+        self, q: Array, part: Part, stats: Array | None = None, known: bool = False
+    ) -> tuple[Array, Array, Array | None]:
         """Of a block: ``exp(score - largest)`` (n, g, rows, s), 1 over the sum of each row, and the blind rows.
 
-        ``q``: the queries of the block, scaled.
+        ``q``: the queries of the block, scaled.  ``stats`` (n, g, r, t, 2): where statistics of rows lie that are
+        ``known``, or are put.
         """
         heads = self._heads
-        how, (a, b, c, d) = heads.how, _lengths(part)
+        a, b, c, d = lengths(part)
         x = self.array("scores", (a, b, c * d, part.seen))
         self.multiply(q, self.turned("keys", heads.k, part), x)
         self._hide(x.reshape(a, b, c, d, part.seen), part)
         rows = x.reshape(-1, part.seen)
+        if known:
+            assert stats is not None
+            own = stats[part[:4]].reshape(-1, 2)
+            blind = self._exponentials(rows, own[:, :1])
+            return x, own[:, 1].reshape(a, b, c * d, 1), blind
         # On short rows this takes a third of a reduction's time.
         most = np.take_along_axis(rows, np.argmax(rows, axis=-1)[:, None], axis=-1)
-        blind = np.isneginf(most[:, 0])
-        if blind.any():
-            most[blind] = 0
-            if how.blind == "mean":
+        blind = self._exponentials(rows, most)
+        total = np.einsum("ij->i", rows) if part.seen <= 4096 else np.add.reduce(rows, axis=-1)
+        inverse = 1 / total if blind is None else np.divide(1, total, out=np.zeros_like(total), where=total != 0)
+        if stats is not None:
+            stats[part[:4]] = np.stack([most[:, 0], inverse], axis=-1).reshape(a, b, c, d, 2)
+        return x, inverse.reshape(a, b, c * d, 1), blind
+
+    def _exponentials(self, rows: Array, most: Array) -> Array | None:
+        """Make scores ``exp(score - largest)``; ``most``: their largest.  Which rows are blind; None: no row is."""
+        none = np.isneginf(most[:, 0])
+        blind = none if none.any() else None
+        if blind is not None:
+            most = np.where(blind[:, None], most.dtype.type(0), most)
+            if self._heads.how.blind == "mean":
                 rows[blind] = 0
         with np.errstate(invalid="ignore"):  # of infinite scores
             np.subtract(rows, most, out=rows)
         np.exp(rows, out=rows)
-        total = np.einsum("ij->i", rows) if part.seen <= 4096 else np.add.reduce(rows, axis=-1)
-        if not blind.any():
-            return x, (1 / total).reshape(a, b, c * d, 1), None
-        total[total == 0] = 1
-        return x, (1 / total).reshape(a, b, c * d, 1), blind
+        return blind
 
     def _hide(self, x: Array, part: Part) -> None:
         """Make the scores of a block (n, g, r, t, s) -inf where a query must not look, or add the mask's numbers."""
@@ -246,7 +175,7 @@ class Scratch:
 
     def kept(self, part: Part, key: int, counter: int) -> Array:
         """Which weights of a block are kept (n, g, rows, s): as in the mask that nn.functional.dropout would draw."""
-        (_, g, r, t, s), (a, b, c, d) = self._heads.shape, _lengths(part)
+        (_, g, r, t, s), (a, b, c, d) = self._heads.shape, lengths(part)
         drawn = np.empty((a, b, c, d, s), np.uint16)
         first = ((part.n.start * g + part.g.start) * r + part.r.start) * t + part.t.start
         if d == t:  # of several heads or examples a block has all that lies between them
@@ -284,15 +213,23 @@ def nothing(out: Array, k: Array, *more: Array) -> bool:
     return True
 
 
-def forward(q: Array, k: Array, v: Array, mask: Array, out: Array, how: Weighting, key: int, counter: int) -> None:
-    """``softmax(q k' scale) v`` of each head; (..., t, h, k), (..., s, g, k), (..., s, g, w) -> (..., t, h, w)."""
+def forward(
+    q: Array, k: Array, v: Array, mask: Array, out: Array, how: Weighting, key: int, counter: int,
+    stats: Array | None = None,
+) -> None:  # fmt: skip
+    """``softmax(q k' scale) v`` of each head; (..., t, h, k), (..., s, g, k), (..., s, g, w) -> (..., t, h, w).
+
+    ``stats``: where the statistics of rows are put.
+    """
     if nothing(out, k):
+        if stats is not None:
+            statistics(q, k, mask, stats, how)
         return
     heads = Heads(q, k, v, mask, how)
-    result = heads.by_queries(out)
+    result, own = heads.by_queries(out), None if stats is None else heads.statistics(stats)
 
     def body(scratch: Scratch, part: Part) -> None:
-        x, inverse, _ = scratch.weights(scratch.copied("q", heads.q, part, how.scale), part)
+        x, inverse, _ = scratch.weights(scratch.copied("q", heads.q, part, how.scale), part, own)
         if how.p:
             np.multiply(x, scratch.kept(part, key, counter), out=x)
             inverse *= inverse.dtype.type(how.inflation)
@@ -301,9 +238,22 @@ def forward(q: Array, k: Array, v: Array, mask: Array, out: Array, how: Weightin
     _each(heads, heads.blocks(), body)
 
 
+def statistics(q: Array, k: Array, mask: Array, stats: Array, how: Weighting) -> None:
+    """Those of rows alone: the bits that :func:`forward` puts there."""
+    if nothing(stats, k):
+        return
+    heads = Heads(q, k, k, mask, how)
+    own = heads.statistics(stats)
+
+    def body(scratch: Scratch, part: Part) -> None:
+        scratch.weights(scratch.copied("q", heads.q, part, how.scale), part, own)
+
+    _each(heads, heads.blocks(), body)
+
+
 def _deliver(scratch: Scratch, x: Array, v: Array, factor: Array, part: Part, result: Array) -> None:
     """``x @ v * factor`` of a block into the result (n, g, r, t, w)."""
-    a, b, c, d = _lengths(part)
+    a, b, c, d = lengths(part)
     y = scratch.array("result", (a, b, c * d, v.shape[-1]))
     scratch.multiply(x, v[part.n, part.g, : part.seen], y)
     shape = (a, b, c, d)
@@ -326,7 +276,7 @@ def tangent(
         np.multiply(x, inverse, out=x)
         y = scratch.array("tangents", x.shape)
         if of == 3:
-            five = (*_lengths(part), part.seen)
+            five = (*lengths(part), part.seen)
             np.copyto(y.reshape(five), of_part(along, part), casting="same_kind")
         elif of == 1:
             scratch.multiply(queries, along[part.n, part.g, : part.seen].swapaxes(-1, -2), y)
@@ -356,14 +306,17 @@ def slices(shapes: Sequence[Shape], wanted: Sequence[int]) -> dict[int, slice]:
 
 def backward(
     q: Array, k: Array, v: Array, mask: Array, g: Array, out: Array, how: Weighting, key: int, counter: int,
-    wanted: Sequence[int],
+    wanted: Sequence[int], known: tuple[Array, Array] | None = None,
 ) -> None:  # fmt: skip
     """The cotangents of the operands ``wanted`` (0 q, 1 k, 2 v, 3 mask) for the result's cotangent ``g``.
 
-    They lie one after the other in ``out``.
+    They lie one after the other in ``out``.  ``known``: the result and the statistics of rows; None: they are computed.
     """
     if nothing(out, k, g):
         return
+    if known is None:
+        known = np.empty(g.shape, g.dtype), np.empty(statistics_shape(q.shape), accumulator(q.dtype))
+        forward(q, k, v, mask, known[0], how, key, counter, known[1])
     out.fill(0)  # where sums are taken
     heads = Heads(q, k, v, mask, how)
     shapes = [a.shape for a in (q, k, v, mask)]
@@ -376,7 +329,8 @@ def backward(
     to_k, to_v = (heads.by_keys(sums[i]) if i in sums else None for i in (1, 2))
     to_mask = None if spread is None else heads.masks(spread, q.shape[:-3])
     to_q = heads.by_queries(found[0]) if 0 in found else None
-    task = _Back(heads, heads.by_queries(g), (key, counter), to_q, to_k, to_v, to_mask)
+    result, stats = heads.by_queries(known[0]), heads.statistics(known[1])
+    task = _Back(heads, heads.by_queries(g), result, stats, (key, counter), to_q, to_k, to_v, to_mask)
     # A mask that broadcasts gathers sums of several families, in order.
     _each(heads, heads.families(), task.family, together=task.mask is None)
     if spread is not None:
@@ -398,6 +352,8 @@ class _Back:
 
     heads: Heads
     g: Array
+    result: Array
+    stats: Array
     stream: tuple[int, int]
     q: Array | None
     k: Array | None
@@ -414,7 +370,7 @@ class _Back:
         heads, how = self.heads, self.heads.how
         queries = scratch.copied("q", heads.q, part, how.scale)
         g = scratch.copied("g", self.g, part)
-        x, inverse, blind = scratch.weights(queries, part)
+        x, inverse, blind = scratch.weights(queries, part, self.stats, known=True)
         np.multiply(g, inverse, out=g)  # in place of the weights, which are wider
         kept = scratch.kept(part, *self.stream) if how.p else None
         y = scratch.array("tangents", x.shape)
@@ -424,7 +380,7 @@ class _Back:
             return
         scratch.multiply(g, scratch.turned("values", heads.v, part), y)
         _dropped(y, kept, how, y)
-        np.subtract(y, _row_dots(x, y)[..., None] * inverse, out=y)
+        np.subtract(y, self._means(x, y, g, inverse, part), out=y)
         np.multiply(x, y, out=y)
         if blind is not None:
             y.reshape(-1, part.seen)[blind] = 0
@@ -434,7 +390,18 @@ class _Back:
         if self.k is not None:
             self._add(scratch, self.k, y, queries, part, alone)
         if self.mask is not None:
-            self._gather(y.reshape(*_lengths(part), part.seen), part)
+            self._gather(y.reshape(*lengths(part), part.seen), part)
+
+    def _means(self, x: Array, y: Array, g: Array, inverse: Array, part: Part) -> Array:
+        """The mean of the cotangents ``y`` of each row's weights (n, g, rows, 1).
+
+        It is the inner product of ``g`` and the result, which are as wide as values, not as many as keys; but a result
+        in a half type is rounded.
+        """
+        if self.result.dtype != g.dtype:
+            return _row_dots(x, y)[..., None] * inverse
+        rows = self.result[part[:4]]
+        return np.einsum("abcdw,abcdw->abcd", g.reshape(rows.shape), rows).reshape(*g.shape[:-1], 1)
 
     @staticmethod
     def _add(scratch: Scratch, total: Array, x: Array, rows: Array, part: Part, alone: bool) -> None:
@@ -467,6 +434,12 @@ def _dropped(x: Array, kept: Array | None, how: Weighting, out: Array) -> Array:
         return x
     np.multiply(x, kept, out=out)
     return np.multiply(out, out.dtype.type(how.inflation), out=out)
+
+
+def statistics_shape(q: Shape) -> Shape:
+    """(..., h, t, 2), of the statistics of the rows of queries (..., t, h, k)."""
+    *lead, t, h, _ = q
+    return (*lead, h, t, 2)
 
 
 def elements(shapes: Sequence[Shape], wanted: Sequence[int]) -> int:

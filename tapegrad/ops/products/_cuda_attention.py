@@ -11,11 +11,12 @@ from tapegrad.core.aval import Shape
 from tapegrad.device import cxx
 from tapegrad.device.dtypes import accumulator, bool_, float32
 from tapegrad.device.kernel import Kernel
-from tapegrad.device.numerics.attention import Weighting, nothing, slices
+from tapegrad.device.numerics.attention import nothing, slices, statistics_shape
+from tapegrad.device.numerics.attention_cut import Weighting
 from tapegrad.device.tally import contiguous, passed, spread
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import ShapeError
-from tapegrad.ops.products._attention_tiles import STATS, THREADS, Numbers, Plan, padded, tile
+from tapegrad.ops.products._attention_tiles import THREADS, Numbers, Plan, padded, tile
 
 if TYPE_CHECKING:
     from tapegrad.device.cuda import CudaDevice
@@ -38,27 +39,33 @@ _LIES = (
 """``tg_lies``: steps are in elements."""
 
 
-def _steps(x: Array, own: int) -> list[int] | None:
-    """Steps in elements along the axes in front, as one, and along all but the last; None: they do not join."""
+def _steps(x: Array) -> list[int] | None:
+    """Steps in elements along the axes in front, as one, and along the last three; None: they do not join."""
     size = x.itemsize
+    if x.flags.c_contiguous:  # most often: without a look at each stride
+        t, h, n = x.shape[-3:]
+        return [t * h * n, h * n, n, 1]
     if x.shape[-1] > 1 and x.strides[-1] != size or any(step % size or step < 0 for step in x.strides):
         return None
     steps = [step // size for step in x.strides]
-    front = [(n, step) for n, step in zip(x.shape[:-own], steps[:-own], strict=True) if n != 1]
+    front = [(n, step) for n, step in zip(x.shape[:-3], steps[:-3], strict=True) if n != 1]
     if any(outer != n * step for (_, outer), (n, step) in pairwise(front)):
         return None
-    return [front[-1][1] if front else 0, *steps[-own:]]
+    return [front[-1][1] if front else 0, *steps[-3:]]
 
 
 class _Call:
     """One application: its operands as a kernel reads them, and what all its kernels are told."""
 
     def __init__(
-        self, device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, how: Weighting, key: int, counter: int
-    ) -> None:
+        self, device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, how: Weighting, key: int, counter: int,
+        features: int | None = None,
+    ) -> None:  # fmt: skip
+        """``features``: the width of values, if nobody reads ``v``."""
         self.device = device
         *lead, t, heads, width = q.shape
-        s, groups, features = v.shape[-3:]
+        s, groups = v.shape[-3:-1]
+        features = v.shape[-1] if features is None else features
         self.lead: Shape = tuple(lead)
         widest = max(width, features)
         if widest > WIDEST:
@@ -72,7 +79,7 @@ class _Call:
         }  # fmt: skip
         for name, number in told.items():
             self.lies[name] = number
-        self.q, self.k, self.v = (self.matrices(n, x) for n, x in (("q", q), ("k", k), ("v", v)))
+        self.q, self.k, self.v = self.matrices("q", q), self.matrices("k", k), self.matrices("v", v)
         self.mask = self.q if how.masked == "none" else self.added("mask", mask)
         wide = accumulator(q.dtype)
         tensor = q.dtype.itemsize == 2 or how.tf32 and q.dtype == float32
@@ -99,10 +106,10 @@ class _Call:
         return x
 
     def _stepped(self, x: Array) -> tuple[Array, list[int]]:
-        steps = _steps(x, 3)
+        steps = _steps(x)
         if steps is None:
             x = contiguous(self.device.xp, x)
-            steps = _steps(x, 3)
+            steps = _steps(x)
             assert steps is not None
         return x, steps
 
@@ -110,13 +117,23 @@ class _Call:
         """Whether some, but not all axes in front of a mask broadcast."""
         return x.shape[:-3] != self.lead and any(n != 1 for n in x.shape[:-3])
 
-    def run(self, kernel: Kernel, plan: Plan, blocks: Callable[[int, int], int], *args: Any) -> None:
+    def run(self, kernel: Kernel, plan: Plan, blocks: Callable[[int, int], int], *args: Any, **own: int) -> None:
         """Launch a kernel on as many blocks as ``blocks`` says for the rows and columns of its tile."""
         of = tile(plan, self.numbers, lambda rows: blocks(rows, 1))
         count = blocks(of.rows, of.cols)
         if count:
-            named = {**self.macros, "ROWS": of.rows, "COLS": of.cols, "SPLIT": of.split}
+            named = {**self.macros, **own, "ROWS": of.rows, "COLS": of.cols, "SPLIT": of.split}
             kernel(self.device, count, THREADS, (*args, self.lies), shared=of.shared, **named)
+
+    def forward(self, out: Array | None, stats: Array | None) -> None:
+        """The result, the statistics of rows, or both; statistics have the same bits without the result."""
+        width, features = self.widths
+        plan = Plan([width], [width, features], [features], 1)
+        there = stats if out is None else out
+        assert there is not None
+        given = there[..., :0] if out is None else out, there[..., :0] if stats is None else stats
+        own = {"RESULT": int(out is not None), "KEEPS": int(stats is not None)}
+        self.run(_forward, plan, self.of_queries, self.q, self.k, self.v, self.mask, *given, **own)
 
     def of_queries(self, rows: int, cols: int) -> int:
         """Blocks for tiles of queries."""
@@ -128,15 +145,22 @@ class _Call:
 
 
 def forward(
-    device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, *, out: Array, how: Weighting, key: int, counter: int
+    device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, *, out: Array, how: Weighting, key: int,
+    counter: int, beside: Array | None = None,
+) -> None:  # fmt: skip
+    """``softmax(q k' scale) v`` of each head; ``beside``: where the statistics of rows go."""
+    if not nothing(out, k):
+        _Call(device, q, k, v, mask, how, key, counter).forward(out, beside)
+    elif beside is not None:
+        statistics(device, q, k, mask, out=beside, how=how, features=v.shape[-1])
+
+
+def statistics(
+    device: CudaDevice, q: Array, k: Array, mask: Array, *, out: Array, how: Weighting, features: int
 ) -> None:
-    """``softmax(q k' scale) v`` of each head."""
-    if nothing(out, k):
-        return
-    call = _Call(device, q, k, v, mask, how, key, counter)
-    width, features = call.widths
-    plan = Plan([width], [width, features], [features], 1)
-    call.run(_forward, plan, call.of_queries, call.q, call.k, call.v, call.mask, out)
+    """The largest score of each row, and 1 over the sum of its exponentials; ``features``: the width of values."""
+    if not nothing(out, k):
+        _Call(device, q, k, k, mask, how, 0, 0, features).forward(None, out)
 
 
 def tangent(
@@ -155,40 +179,58 @@ def tangent(
     call.run(_jvp, plan, call.of_queries, call.q, call.k, call.v, call.mask, u, out)
 
 
-def temporaries(aval: Any, q: Array, *rest: Array, **params: object) -> Sequence[tuple[Shape, DType]]:
-    """The statistics of each query."""
-    return [((prod(q.shape[:-1]), STATS), accumulator(q.dtype))]
+def temporaries(
+    aval: Any, q: Array, k: Array, v: Array, mask: Array, g: Array, *known: Array, **params: object
+) -> Sequence[tuple[Shape, DType]]:
+    """The means of the cotangents of each query's weights; and the result and the statistics unless they are known."""
+    wide = accumulator(q.dtype)
+    means = ((prod(q.shape[:-1]),), wide)
+    return [means] if known else [means, (g.shape, q.dtype), (statistics_shape(q.shape), wide)]
 
 
 def backward(
-    device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, g: Array, *, out: Array, how: Weighting, key: int,
-    counter: int, pulled: tuple[int, ...], temporaries: Sequence[Array] = (),
+    device: CudaDevice, q: Array, k: Array, v: Array, mask: Array, g: Array, *known: Array, out: Array, how: Weighting,
+    key: int, counter: int, pulled: tuple[int, ...], temporaries: Sequence[Array] = (),
 ) -> None:  # fmt: skip
-    """The cotangents of the operands ``pulled``, one after the other in ``out``."""
+    """The cotangents of the operands ``pulled``, one after the other in ``out``.
+
+    ``known``: attention's result, and the statistics of rows; none: they are computed.
+    """
     if nothing(out, k, g):
         return
     call = _Call(device, q, k, v, mask, how, key, counter)
+    if not temporaries:
+        temporaries = [device.empty(*lies) for lies in _temporaries(out, q, k, v, mask, g, *known)]
+    means, *own = temporaries
+    if not known:
+        call.forward(*own)
+        passed(call.q.nbytes + call.k.nbytes + call.v.nbytes, own[0].nbytes + own[1].nbytes)
+    result, stats = known or own
+    if not (result.flags.c_contiguous and stats.flags.c_contiguous):  # of examples that have it in common
+        result, stats = contiguous(device.xp, result), contiguous(device.xp, stats)
     g = call.matrices("g", g)
     call.lies["pulled"] = sum(1 << i for i in pulled)
     places = slices([x.shape for x in (q, k, v, mask)], pulled)
     parts = [out[places.get(i, slice(0))] for i in range(4)]
-    stats = temporaries[0] if temporaries else device.empty((prod(q.shape[:-1]), STATS), accumulator(q.dtype))
-    operands = (call.q, call.k, call.v, call.mask, g)
+    operands = (call.q, call.k, call.v, call.mask, g, stats)
     both = call.widths
-    call.run(_vjp_q, Plan(both, both, both[:1], 2, "own"), call.of_queries, *operands, parts[0], stats)
-    read = sum(x.nbytes for x in (call.q, call.k, call.v, g)) + stats.nbytes
-    written = stats.nbytes  # by the first kernel
+    call.run(_vjp_q, Plan(both, both, both[:1], 2, "own"), call.of_queries, *operands, result, means, parts[0])
+    read = call.q.nbytes + call.k.nbytes + call.v.nbytes + g.nbytes + stats.nbytes + means.nbytes
+    written = means.nbytes  # by the first kernel
     if 1 in pulled or 2 in pulled:
         passed(read, written)
         written = 0
         plan = Plan(both, both, both, 2, "other")
-        call.run(_vjp_kv, plan, call.of_keys, *operands, stats, parts[1], parts[2])
+        call.run(_vjp_kv, plan, call.of_keys, *operands, means, parts[1], parts[2])
     if 3 in pulled:
         passed(read, written)
-        _pull_mask(call, mask, operands, stats, parts[3])
+        _pull_mask(call, mask, (*operands, means), parts[3])
 
 
-def _pull_mask(call: _Call, mask: Array, operands: tuple[Array, ...], stats: Array, out: Array) -> None:
+_temporaries = temporaries
+
+
+def _pull_mask(call: _Call, mask: Array, operands: tuple[Array, ...], out: Array) -> None:
     """The cotangent of the numbers that were added to scores."""
     lies, (h, t, s) = call.lies, mask.shape[-3:]
     mixed = call.mixed(mask)
@@ -201,8 +243,8 @@ def _pull_mask(call: _Call, mask: Array, operands: tuple[Array, ...], stats: Arr
 
     plan = Plan(call.widths, call.widths, [], 3, "own")
     whole = call.device.empty((*call.lead, h, t, s), out.dtype) if mixed else out
-    call.run(_vjp_mask, plan, blocks, *operands, stats, whole)
+    call.run(_vjp_mask, plan, blocks, *operands, whole)
     if mixed and call.device.xp is not None:
         axes = tuple(i for i, (a, b) in enumerate(zip(mask.shape, whole.shape)) if a != b)
-        total = call.device.xp.sum(whole, axis=axes, dtype=stats.dtype)
+        total = call.device.xp.sum(whole, axis=axes, dtype=operands[-1].dtype)
         call.device.xp.copyto(out, total.reshape(-1), casting="same_kind")

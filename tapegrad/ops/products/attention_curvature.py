@@ -12,7 +12,7 @@ from functools import cached_property
 
 from tapegrad.core.primitive import REGISTRY
 from tapegrad.device.dtypes import accumulator
-from tapegrad.device.numerics.attention import Weighting
+from tapegrad.device.numerics.attention_cut import Weighting
 from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.ops.elementwise.arithmetic import maximum

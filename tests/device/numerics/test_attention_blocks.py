@@ -9,7 +9,7 @@ import pytest
 
 from tapegrad.device import threads
 from tapegrad.device.numerics import attention as blocks
-from tapegrad.device.numerics.attention import Weighting
+from tapegrad.device.numerics.attention_cut import Cut, Weighting
 
 # lead, queries, heads, keys, groups, width of keys, of values
 SHAPES = [
@@ -48,9 +48,10 @@ def test_scratch_is_what_it_is_said_to_be(shape, how, noted):
     operands = [rng.normal(size=(*lead, *own)) for own in ((t, h, k), (s, g, k), (s, g, w))]
     mask, ct, out = np.zeros((), bool), rng.normal(size=(*lead, t, h, w)), np.empty((*lead, t, h, w))
     packed, stream = np.empty(sum(x.size for x in operands)), (0, 0)
-    blocks.forward(*operands, mask, out, how, *stream)
+    stats = np.empty((*lead, h, t, 2))
+    blocks.forward(*operands, mask, out, how, *stream, stats)
     blocks.tangent(*operands, mask, operands[0], out, how, *stream, 0)
-    blocks.backward(*operands, mask, ct, packed, how, *stream, (0, 1, 2))
+    blocks.backward(*operands, mask, ct, packed, how, *stream, (0, 1, 2), (out, stats))
     for sizes, work in zip(noted, ("forward", "tangent", "backward"), strict=True):
         said = blocks.scratch_bytes(*(x.shape for x in operands), 8, how, work)
         took = 8 * sum(sizes.values())
@@ -61,7 +62,7 @@ def test_scratch_is_what_it_is_said_to_be(shape, how, noted):
 def test_blocks_cover_each_query_once(shape, how):
     lead, t, h, s, g, _, _ = shape
     whole = (int(np.prod(lead)), g, h // g, t, s)
-    cut, times = blocks.Cut.of(whole, how), np.zeros(whole[:4], int)
+    cut, times = Cut.of(whole, how), np.zeros(whole[:4], int)
     for family in cut.families(whole):
         for part in cut.parts(whole, family):
             times[part[:4]] += 1
