@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from tapegrad.core import account
+from tapegrad.core import account, cell
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen
@@ -282,6 +283,30 @@ class Variable:
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = _refuse
     __iand__ = __ior__ = __ixor__ = _refuse
+
+
+_cell_of = attrgetter("_cell")
+
+
+def contents(variables: Sequence[Variable]) -> list[Buffer]:
+    """The present values of many variables, for an operation that reads them all."""
+    if thread.recorders:
+        return [v._content()._buffer for v in variables]
+    return cell.contents(map(_cell_of, variables), variables)
+
+
+def held(variables: Sequence[Variable]) -> list[Buffer]:
+    """The same, for what is no operation: tapes do not note the reading."""
+    return cell.contents(map(_cell_of, variables), itertools.repeat(None, len(variables)))
+
+
+def give(variables: Sequence[Variable], values: Sequence[Buffer]) -> None:
+    """Exchange the values of many variables for new ones of their avals, which nothing else refers to or records.
+
+    So, other than an assigned tensor's, they need no node of their own.
+    """
+    cell.exchange(list(map(_cell_of, variables)), values, variables)
+    account.current.labelled_each([(b, v.category, v._name) for b, v in zip(values, variables, strict=True)])
 
 
 def _require_shape(name: str | None, got: Shape, wanted: Sequence[int] | int) -> None:

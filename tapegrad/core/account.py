@@ -14,7 +14,7 @@ from tapegrad.core import buffer as _buffer
 from tapegrad.core import locks, state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from weakref import ref
 
     from tapegrad.core.aval import ShapedArray
@@ -96,6 +96,9 @@ class Account:
 
     def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
         """``buffer``'s bytes serve as ``category`` from now on; ``name``: what the user calls what holds them."""
+
+    def labelled_each(self, labels: Iterable[tuple[Buffer, str, str]]) -> None:
+        """The same of the owners of the bytes of many buffers, each with its category and name."""
 
     def wanted(self, buffer: Buffer, by: str) -> None:
         """A call of the name ``by`` keeps ``buffer``."""

@@ -10,7 +10,7 @@ jumps as well: so two threads may draw from one generator of random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
@@ -103,9 +103,24 @@ class Cell:
 
 def contents_now(cells: Iterable[Cell]) -> list[Any] | None:
     """What cells hold; None where this thread sees others, or its look-outs want to know."""
+    return None if _cells.overlays or _cells.lookouts else list(map(_CONTENT, cells))
+
+
+def contents(cells: Iterable[Cell], owners: Iterable[object]) -> list[Any]:
+    """The contents of many cells, each as :meth:`Cell.get` gives it."""
     if _cells.overlays or _cells.lookouts:
-        return None
+        return [cell.get(owner) for cell, owner in zip(cells, owners, strict=True)]
     return list(map(_CONTENT, cells))
+
+
+def exchange(cells: Sequence[Cell], contents: Sequence[object], owners: Sequence[object]) -> None:
+    """Exchange the contents of many cells, each as :meth:`Cell.set` does it."""
+    if _cells.overlays or _cells.lookouts:
+        for cell, content, owner in zip(cells, contents, owners, strict=True):
+            cell.set(content, owner)
+        return
+    for cell, content in zip(cells, contents, strict=True):
+        cell._content = content
 
 
 def seen_by_overlays() -> bool:

@@ -64,6 +64,11 @@ def address(x: Any) -> int:
     return x.ctypes.data
 
 
+def addresses(xs: Sequence[Any]) -> list[int]:
+    """The same of many arrays."""
+    return [x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr for x in xs]
+
+
 def long(n: int) -> Any:
     """A size as a kernel's argument of type ``long long``."""
     return np.int64(n)

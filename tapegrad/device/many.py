@@ -25,20 +25,20 @@ CHUNK = 8192
 _THREADS = 256
 
 
-def launch(kernel: Kernel, device: object, rows: list[tuple[Any, ...]], numbers: Sequence[object]) -> None:
-    """Run ``kernel`` once, on up to ``MANY`` tensors, or ``MANY_OF_HALVES``.
+def launch(kernel: Kernel, device: object, arrays: Sequence[Any], count: int, numbers: Sequence[object]) -> None:
+    """Run ``kernel`` once, on ``count`` tensors, up to ``MANY``, or ``MANY_OF_HALVES``.
 
-    ``rows``: for each tensor its C-contiguous arrays, of one size and, throughout, of one dtype; but the gradient, the
-    second, may be of another, and so may what comes last, the new value of a half variable with a master.
+    ``arrays``: C-contiguous; the first of each tensor, then the second of each, ...  Those of a tensor have one size,
+    and all have one dtype; but the gradients, the second, may be of another, and so may what comes last, the new values
+    of half variables with masters.
     ``numbers``: what follows the table, first a float; an int or bool is a flag, a float is rounded as an array of that
     dtype would hold it.  Or, in place of every float, an array of one element (``TG_LIVE``).
     """
-    dtype, types = rows[0][0].dtype, macros(*(rows[0][i].dtype for i in (0, 1, -1)))
-    addresses = [([cxx.address(a) for a in row], row[0].size) for row in rows]
-    args, blocks = arguments(addresses, dtype, numbers, types["TG_MANY"])
+    dtype, types = arrays[0].dtype, macros(*(arrays[i].dtype for i in (0, count, -1)))
+    table, blocks = filled(cxx.addresses(arrays), [x.size for x in arrays[:count]], types["TG_MANY"])
     live = {} if isinstance(numbers[0], float) else {"TG_LIVE": 1}
     if blocks:
-        kernel(device, blocks, _THREADS, args, **types, **live)
+        kernel(device, blocks, _THREADS, (table, *scalars(numbers, dtype)), **types, **live)
 
 
 def macros(dtype: DType, gradient: DType, value: DType) -> dict[str, Any]:
@@ -47,20 +47,19 @@ def macros(dtype: DType, gradient: DType, value: DType) -> dict[str, Any]:
     return {"T": dtype, **given, "TG_MANY": MANY_OF_HALVES if "VALUE" in given else MANY, "TG_CHUNK": CHUNK}
 
 
-def arguments(
-    rows: list[tuple[list[int], int]], dtype: DType, numbers: Sequence[object], most: int
-) -> tuple[tuple[object, ...], int]:
-    """The kernel's arguments for rows of addresses and sizes, ``most`` at most, and how many blocks it takes."""
-    rows = [row for row in rows if row[1]]  # a tensor without elements has no block and no row of the table
-    table = np.zeros((), _table(len(rows[0][0]) if rows else 0, most))
-    blocks = 0
-    for i, (addresses, size) in enumerate(rows):
-        table["at"][i] = addresses
-        table["size"][i] = size
-        table["first"][i] = blocks
-        blocks += -(-size // CHUNK)
-    table["count"] = len(rows)
-    return (table, *scalars(numbers, dtype)), blocks
+def filled(addresses: Sequence[int], sizes: Sequence[int], most: int) -> tuple[Any, int]:
+    """The table of tensors of these ``sizes``, ``most`` at most, and how many blocks it takes.
+
+    ``addresses``: as many for each array of a tensor.
+    """
+    at, lengths = np.array(addresses, np.uint64).reshape(-1, len(sizes)), np.array(sizes, np.int64)
+    if not lengths.all():  # a tensor without elements has no block and no row of the table
+        at, lengths = at[:, lengths > 0], lengths[lengths > 0]
+    count, ends = len(lengths), np.cumsum(-(-lengths // CHUNK))
+    table = np.zeros((), _table(len(at), most))
+    table["at"][:count], table["size"][:count], table["count"] = at.T, lengths, count
+    table["first"][1:count] = ends[:-1]
+    return table, int(ends[-1]) if count else 0
 
 
 def scalars(numbers: Sequence[object], dtype: DType) -> list[object]:

@@ -133,17 +133,18 @@ def _writing(device: Device, rows: Array, new: Array) -> Callable[[Array], objec
 
 def _owner(cell: Cell) -> Buffer | None:
     """The buffer that owns the bytes of a cell's content, if nothing but the cell refers to them."""
-    if not _is_whole(cell.get()) or _references(cell) != _ALONE:
+    is_view = bool(cell.get().keeps)
+    if not _is_whole(cell.get()) or _references(cell) != _ALONE[is_view]:
         return None
-    owner: Buffer = cell.get().keeps[0]
+    owner: Buffer = cell.get().root()
     return owner
 
 
 def _is_whole(content: Buffer) -> bool:
     """Whether a variable's content is all of the memory of an array of the engine's own."""
-    if content.array is None or len(content.keeps) != 1:
+    if content.array is None or len(content.keeps) > 1:
         return False
-    root, array, aval = content.keeps[0], content.array, content.node.aval
+    root, array, aval = content.root(), content.array, content.node.aval
     if root.array is not array or root.keeps or root.node.params is SHARED or aval.nbytes <= _LEAST:
         return False
     if not array.flags.c_contiguous or phantom.is_phantom(array) or aval.device.kind != "cpu":
@@ -152,9 +153,9 @@ def _is_whole(content: Buffer) -> bool:
 
 
 def _references(cell: Cell) -> list[int]:
-    """How often the content of a cell, the owner of its bytes and the array are referred to."""
+    """How often the content of a cell, the owner of its bytes, which may be itself, and the array are referred to."""
     content = cell.get()
-    root = content.keeps[0]
+    root = content.keeps[0] if content.keeps else content
     return elsewhere((content, root, root.array))
 
 
@@ -165,10 +166,10 @@ class _Stand:
         self.array, self.keeps = array, keeps
 
 
-def _held_once() -> Cell:
+def _held_once(is_view: bool) -> Cell:
     array = object()
-    return Cell(_Stand(array, (_Stand(array, ()),)))
+    return Cell(_Stand(array, (_Stand(array, ()),) if is_view else ()))
 
 
-_ALONE = _references(_held_once())
-"""The same of a content to which only its cell refers."""
+_ALONE = {is_view: _references(_held_once(is_view)) for is_view in (False, True)}
+"""The same of a content to which only its cell refers: of one that owns its bytes, and of a view of all of another."""

@@ -8,18 +8,22 @@ Nothing is recorded on CUDA: an update has no derivative.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from math import log
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
+from tapegrad.core.aval import ShapedArray
+from tapegrad.core.buffer import Buffer
 from tapegrad.core.live import LiveNumber
 from tapegrad.core.state import thread
 from tapegrad.device import many, tally
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.types import Array, DType
-from tapegrad.engine.evaluate import array_of
+from tapegrad.engine.evaluate import array_of, arrays_of, fill
 from tapegrad.engine.make import Function
 from tapegrad.engine.region import runs_at_once
 from tapegrad.ops.apply import on_one_device
@@ -29,8 +33,8 @@ from tapegrad.ops.dispatch import promote
 from tapegrad.ops.elementwise.arithmetic import maximum, sign, sqrt
 from tapegrad.ops.elementwise.exponential import expm1
 from tapegrad.ops.elementwise.selection import where
-from tapegrad.tensor import Tensor, materialize
-from tapegrad.variable import Variable
+from tapegrad.tensor import Tensor, alias, materialize
+from tapegrad.variable import Variable, contents, give
 
 AT_ONCE = 32 * 2**20
 """Bytes of variables in one group, unless one alone has more: their new values exist beside the old ones for a while,
@@ -38,6 +42,9 @@ and for large tensors fewer launches gain nothing."""
 SMALL = 2**20
 """The same on the CPU: a large tensor gains nothing from a group; small ones share the numbers of the formula."""
 
+Columns = Sequence[Sequence[Buffer]]
+"""For each operand of a formula as many buffers as tensors are updated."""
+_buffer_of: Callable[[Tensor], Buffer] = attrgetter("_buffer")
 Value = TypeVar("Value", Tensor, Array)
 """What a formula computes with: tensors, or on the CPU the arrays of small ones."""
 
@@ -188,16 +195,16 @@ def lamb_formula(scale_m: float, scale_v: float, beta_1: float, beta_2: float, e
     return Formula("lamb_update", _LAMB, (0, 2, 3), compute, numbers)
 
 
-def groups(xs: Sequence[Tensor | Variable], kinds: Sequence[object] = ()) -> list[list[int]]:
-    """Groups of positions in ``xs`` (tensors or variables) that are updated together; ``kinds``: of whom else alike."""
+def groups(avals: Sequence[ShapedArray], kinds: Sequence[object] = ()) -> list[list[int]]:
+    """Groups of positions in ``avals``, of tensors that are updated together; ``kinds``: of whom else alike."""
     batches: list[list[int]] = []
     filling: dict[object, tuple[list[int], int]] = {}
     widened: dict[DType, int] = {}
-    for i, x in enumerate(xs):
-        device, dtype = x.device, x.dtype
+    for i, aval in enumerate(avals):
+        device, dtype = aval.device, aval.dtype
         if dtype not in widened:
             widened[dtype] = wide(dtype).itemsize // dtype.itemsize
-        on_gpu, nbytes = device.kind == "cuda", x.nbytes * widened[dtype]
+        on_gpu, nbytes = device.kind == "cuda", aval.nbytes * widened[dtype]
         most = many.MANY if widened[dtype] == 1 else many.MANY_OF_HALVES
         if not on_gpu and nbytes > SMALL:
             batches.append([i])
@@ -237,10 +244,26 @@ def _number(value: Any) -> Any:
     return value if isinstance(value, (LiveNumber, Tensor)) else float(value)
 
 
-def scalar(value: Any, like: Tensor) -> Tensor:
+def scalar(value: Any, like: Tensor | ShapedArray) -> Tensor:
     """A number, a live one or a 0-d tensor as a tensor of the dtype of ``like``."""
     # As a Python number each one would stay among the shared constants, and make a float64 of a bfloat16.
     return asarray(value, dtype=like.dtype, device=like.device)
+
+
+def renew(
+    formula: Formula, targets: Sequence[Sequence[Variable]], gradients: Sequence[Tensor], shrink: float | None
+) -> None:
+    """Give variables of one group (see :func:`groups`) and their slots the values that a formula makes of them.
+
+    ``targets``: for each operand but the gradient as many variables; of half variables x is the master, and they are
+    the last.  x is first multiplied by ``shrink``.  The old values are freed on return.  Raises DeviceError.
+    """
+    x, *others = map(contents, targets)
+    columns = [x, list(map(_buffer_of, gradients)), *others]
+    _require_one_device(formula, columns)
+    new = (_by_kernel if x[0].node.aval.device.kind == "cuda" else _renewed_on_cpu)(formula, columns, shrink)
+    for position, values in zip(_renewed_by(formula, len(columns)), new, strict=True):
+        give(targets[max(0, position - 1)], values)
 
 
 def of_many(formula: Formula, operands: Sequence[Sequence[Tensor]], shrink: float | None) -> list[tuple[Tensor, ...]]:
@@ -252,10 +275,10 @@ def of_many(formula: Formula, operands: Sequence[Sequence[Tensor]], shrink: floa
     rows = [promote(formula.name, row) for row in zip(*operands, strict=True)]
     new: list[tuple[Tensor, ...]] = [()] * len(rows)
     shared: dict[object, list[Tensor]] = {}
-    for group in groups([row[0] for row in rows]):
+    for group in groups([row[0]._buffer.node.aval for row in rows]):
         first = rows[group[0]][0]
         if first.device.kind == "cuda":
-            for i, made in zip(group, _by_kernel(formula, [rows[i] for i in group], shrink), strict=True):
+            for i, made in zip(group, _rows_by_kernel(formula, [rows[i] for i in group], shrink), strict=True):
                 new[i] = made
             continue
         scalars = shared.get((first.device, first.dtype))
@@ -275,16 +298,36 @@ def of_halves(
     The masters have the digits beyond the values (:func:`digits`).  What is renewed comes with the new value behind it.
     Gradients may be of the half dtype.  On CUDA all of it is one kernel.
     """
+    _require_one_device(formula, [list(map(_buffer_of, column)) for column in (*operands, values)])
     rows = list(zip(*operands, values, strict=True))
-    for row in rows:
-        on_one_device(formula.name, tuple(t._buffer for t in row))
     new: list[tuple[Tensor, ...]] = [()] * len(rows)
-    for group in groups(values, [g.dtype for g in operands[1]]):
+    for group in groups([x._buffer.node.aval for x in values], [g.dtype for g in operands[1]]):
         some = [rows[i] for i in group]
-        made = (_by_kernel if values[group[0]].device.kind == "cuda" else _halves_on_cpu)(formula, some, shrink)
+        made = (_rows_by_kernel if values[group[0]].device.kind == "cuda" else _halves_on_cpu)(formula, some, shrink)
         for i, renewed in zip(group, made, strict=True):
             new[i] = renewed
     return new
+
+
+def _require_one_device(formula: Formula, columns: Columns) -> None:
+    """Raises DeviceError where the operands of a tensor lie on several devices."""
+    if len({b.node.aval.device for column in columns for b in column}) > 1:
+        for row in zip(*columns, strict=True):
+            on_one_device(formula.name, row)
+
+
+def _renewed_by(formula: Formula, width: int) -> tuple[int, ...]:
+    """Which of so many operands get new values: one beyond the formula's is the value of a half variable."""
+    return (*formula.renewed, *range(max(1, *formula.renewed) + 1, width))
+
+
+def _renewed_on_cpu(formula: Formula, columns: Columns, shrink: float | None) -> Columns:
+    tensors = [list(map(Tensor, column)) for column in columns]
+    if len(formula.renewed) == len(_renewed_by(formula, len(columns))):
+        new = of_many(formula, tensors, shrink)
+    else:
+        new = of_halves(formula, tensors[-1], tensors[:-1], shrink)
+    return [[alias(t._buffer) for t in column] for column in zip(*new, strict=True)]
 
 
 def _halves_on_cpu(formula: Formula, rows: list[tuple[Tensor, ...]], shrink: float | None) -> list[tuple[Tensor, ...]]:
@@ -336,20 +379,28 @@ def _on_cpu(
     return tuple(map(Tensor, thread.executor.values(update)))
 
 
-def _by_kernel(formula: Formula, rows: list[tuple[Tensor, ...]], shrink: float | None) -> list[tuple[Tensor, ...]]:
+def _rows_by_kernel(
+    formula: Formula, rows: list[tuple[Tensor, ...]], shrink: float | None
+) -> Iterable[tuple[Tensor, ...]]:
+    columns = [list(map(_buffer_of, column)) for column in zip(*rows, strict=True)]
+    return zip(*(map(Tensor, column) for column in _by_kernel(formula, columns, shrink)), strict=True)
+
+
+def _by_kernel(formula: Formula, columns: Columns, shrink: float | None) -> Columns:
     """New values of tensors on one CUDA device, of one dtype, in one launch.
 
-    An operand beyond the formula's is the value of a half variable, whose new value comes last.
+    ``columns``: for each operand as many buffers as tensors; the result: for each that is renewed.  An operand beyond
+    the formula's is the value of a half variable, whose new value comes last.
     """
-    name, kernel, width = formula.name, formula.kernel, len(rows[0])
-    operands = max(1, *formula.renewed) + 1
-    renewed = (*formula.renewed, *range(operands, width))
+    kernel, count, like = formula.kernel, len(columns[0]), columns[0][0].node.aval
+    renewed = _renewed_by(formula, len(columns))
     numbers: Sequence[object] = with_decay(formula.numbers, shrink)
-    here = rows[0][0].device
+    here = like.device
     device = thread.executor.device(here)
-    materialize(*(t for row in rows for t in row))  # gradients that are still pending share kernels
+    read = list(chain.from_iterable(columns))
+    fill(read)  # gradients that are still pending share kernels
     with device.active():
-        read = [tuple(tally.contiguous(device.xp, array_of(t._buffer)) for t in row) for row in rows]
+        reads = [x if x.flags.c_contiguous else tally.contiguous(device.xp, x) for x in arrays_of(read)]
     live: list[Array] = []
     kinds = set(map(type, numbers))
     if LiveNumber in kinds:  # then no float may be an argument
@@ -359,22 +410,20 @@ def _by_kernel(formula: Formula, rows: list[tuple[Tensor, ...]], shrink: float |
         numbers = [number(partial(float, x)) if isinstance(x, float) else x for x in numbers]
     if LiveNumber in kinds or Tensor in kinds:
         with device.active():
-            live = [_on(device, x, rows[0][0]) for x in numbers if not isinstance(x, int)]
-    count, written = len(renewed), len(rows) * len(renewed)
+            live = [_on(device, x, like) for x in numbers if not isinstance(x, int)]
+    written = count * len(renewed)
 
     def launch(*arrays: Array) -> None:
-        made, reads, held = arrays[:written], arrays[written:], arrays[written + width * len(rows) :]
-        parts = [(*reads[k * width : (k + 1) * width], *made[k * count : (k + 1) * count]) for k in range(len(rows))]
-        given = iter(held)
-        changed = [x if isinstance(x, int) else next(given) for x in numbers] if live else numbers
-        many.launch(kernel, here, parts, changed)
+        held = iter(arrays[written + len(reads) :])
+        changed = [x if isinstance(x, int) else next(held) for x in numbers] if live else numbers
+        many.launch(kernel, here, (*arrays[written : written + len(reads)], *arrays[:written]), count, changed)
 
-    avals = [row[i]._buffer.node.aval for row in rows for i in renewed]
-    values = thread.executor.values(Function(name, avals, launch, [*(a for row in read for a in row), *live]))
-    return [tuple(Tensor(b) for b in values[k * count : (k + 1) * count]) for k in range(len(rows))]
+    avals = [b.node.aval for i in renewed for b in columns[i]]
+    values = thread.executor.values(Function(formula.name, avals, launch, [*reads, *live]))
+    return [values[at : at + count] for at in range(0, written, count)]
 
 
-def _on(device: Any, x: Any, like: Tensor) -> Array:
+def _on(device: Any, x: Any, like: ShapedArray) -> Array:
     """A number as an array of one element."""
     if isinstance(x, LiveNumber):
         return device.array(x, like.dtype)

@@ -59,14 +59,11 @@ class EMA:
         unrecorded(self._update)
 
     def _update(self) -> None:
-        for group in updates.groups(self._variables):
+        for group in updates.groups([v._aval for v in self._variables]):
             averages = [self._averages[i] for i in group]
             values = [_own(self._variables[i]) for i in group]
             # SGD's kernel: decay * average - -(1 - decay) * value.
-            formula, old = updates.sgd_formula(self.decay - 1.0), [_own(a) for a in averages]
-            new = updates.of_many(formula, (old, values), self.decay)
-            for average, (x,) in zip(averages, new):
-                average.assign(x)
+            updates.renew(updates.sgd_formula(self.decay - 1.0), [averages], values, self.decay)
         self.updates.assign_add(1)
 
     def average(self, variable: Variable) -> Tensor:

@@ -14,6 +14,7 @@ from shim import host
 
 import tapegrad as tg
 from tapegrad import optim
+from tapegrad.core.aval import shaped
 from tapegrad.device import CPU, Device, asdevice, cuda, many
 from tapegrad.errors import DeviceError
 from tapegrad.ops import updates
@@ -257,13 +258,12 @@ def test_a_table_fits_into_a_kernel_s_parameters() -> None:
 
 
 def test_groups_are_of_one_dtype_and_not_too_large(gpu, monkeypatch) -> None:
-    xs = [
-        from_array(np.zeros(n, d), gpu) for n, d in [(4, "f4"), (4, "f8"), (4, "f4"), (100, "f4"), (1, "f4"), (1, "f8")]
-    ]
+    kinds = [(4, "f4"), (4, "f8"), (4, "f4"), (100, "f4"), (1, "f4"), (1, "f8")]
+    xs = [shaped((n,), np.dtype(d), gpu) for n, d in kinds]
     assert updates.groups(xs) == [[0, 2, 3, 4], [1, 5]]
     monkeypatch.setattr(updates, "AT_ONCE", 40)
     assert updates.groups(xs) == [[0, 2], [1, 5], [3], [4]]
-    on_cpu = [from_array(np.zeros(n), CPU) for n in (1, 10, 1000, 2)]
+    on_cpu = [shaped((n,), np.dtype("f8"), CPU) for n in (1, 10, 1000, 2)]
     monkeypatch.setattr(updates, "SMALL", 100)
     assert updates.groups(on_cpu) == [[0, 1], [2], [3]]
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -634,6 +634,11 @@ class Ledger(Account):
         if category == "gradient" and self.journal is not None:
             if self.journal.gradients is not None:
                 self.locked(self.journal.gradient, name, digest_of(buffer))
+
+    def labelled_each(self, labels: Iterable[tuple[Buffer, str, str]]) -> None:
+        """The bytes of many buffers serve as categories."""
+        for buffer, category, name in labels:
+            self.labelled(buffer.root(), category, name)
 
     def read(self, buffers: Sequence[Buffer]) -> None:
         """A kernel reads buffers."""

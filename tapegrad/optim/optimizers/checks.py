@@ -1,8 +1,13 @@
-"""Checks of hyperparameters that several optimizers share; ``who`` opens the message."""
+"""Checks of hyperparameters, variables and gradients; ``who``, the optimizer, opens the message."""
 
 from __future__ import annotations
 
-from tapegrad.errors import TapegradError
+from collections.abc import Sequence
+
+from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
+from tapegrad.ops.index.slices import IndexedSlices
+from tapegrad.tensor import Tensor
+from tapegrad.variable import Variable
 
 
 def share(who: object, name: str, value: float) -> float:
@@ -31,3 +36,39 @@ def count(who: object, name: str, value: int, least: int = 1) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise TapegradError(f"{who}: wanted an integer of at least {least} for {name}, got {value!r}")
     return value
+
+
+def named(variable: Variable) -> str:
+    """As messages name a variable."""
+    return f'variable "{variable.name}" {variable.shape}'
+
+
+def trained(who: object, variable: object) -> None:
+    """Raises NotATensorError for what is no Variable, DTypeError for one whose dtype has no derivatives."""
+    if not isinstance(variable, Variable):
+        raise NotATensorError(f"{who}: wanted Variables, got {type(variable).__name__}")
+    if "float" not in str(variable.dtype):
+        raise DTypeError(f"{who}: cannot train {named(variable)} of dtype {variable.dtype}; wanted a real float")
+
+
+def each_once(who: object, variables: Sequence[Variable]) -> None:
+    """Raises GradientError for a variable that is among ``variables`` twice."""
+    if len(set(map(id, variables))) != len(variables):
+        twice = next(v for i, v in enumerate(variables) if any(v is w for w in variables[:i]))
+        raise GradientError(f"{who}: {named(twice)} appears more than once among the variables")
+
+
+def no_gradient(who: object, missing: Sequence[Variable]) -> GradientError:
+    """The error for gradients that are None."""
+    return GradientError(
+        f"{who}: no gradient (None) for {', '.join(map(named, missing))}: the target does not depend on them, or the "
+        "tape did not record how; leave them out, or pass skip_none=True"
+    )
+
+
+def gradient(who: object, g: Tensor | IndexedSlices, variable: Variable) -> None:
+    """Raises GradientError where a gradient has not its variable's shape, DTypeError for complex numbers."""
+    if g.shape != variable.shape:
+        raise GradientError(f"{who}: wanted a gradient {variable.shape} for {named(variable)}, got {g.shape}")
+    if "complex" in str(g.dtype):
+        raise DTypeError(f"{who}: wanted a real gradient for {named(variable)}, got {g.dtype}")

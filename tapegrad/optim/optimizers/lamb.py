@@ -43,9 +43,9 @@ class LAMB(Optimizer):
         self.beta_2 = checks.share(self, "beta_2", beta_2)
         self.epsilon = checks.at_least(self, "epsilon", epsilon, 0.0)
 
-    def groups(self, variables: Sequence[Variable]) -> list[list[int]]:
+    def groups(self, pairs: Sequence[tuple[Tensor, Variable]]) -> list[list[int]]:
         # Ranks that have parts of variables sum norms together: in one collective, however their parts differ in size.
-        return super().groups(variables) if self.parts is None else [list(range(len(variables)))]
+        return super().groups(pairs) if self.parts is None else [list(range(len(pairs)))]
 
     def update(self, x: Tensor, g: Tensor, slots: tuple[Tensor, ...], rate: float, step: int) -> tuple[Tensor, ...]:
         return LAMB.update_many(self, [x], [g], [slots], rate, step, None)[0]

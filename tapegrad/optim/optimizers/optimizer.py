@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Self, TypeAlias, TypedDict
 from tapegrad import ops
 from tapegrad.core.live import LiveNumber, present
 from tapegrad.core.state import thread, unrecorded
-from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
+from tapegrad.errors import GradientError, TapegradError
 from tapegrad.memory.ledger.phase import BY_OPTIMIZER, STEPS, optimizing
 from tapegrad.nn.layers import saving, state_dicts
 from tapegrad.nn.layers.state_dicts import Differences, State
@@ -192,24 +192,22 @@ class Optimizer:
         Raises NotATensorError for what is no Variable, DTypeError for one whose dtype has no derivatives.
         """
         for v in list(variables):
-            if not isinstance(v, Variable):
-                raise NotATensorError(f"{self}: wanted Variables, got {type(v).__name__}")
-            if "float" not in str(v.dtype):
-                raise DTypeError(f"{self}: cannot train {_name(v)} of dtype {v.dtype}; wanted a real float")
-            if id(v) not in self._slots:
-                slots = []
-                for slot in self.names_of(v):
-                    name, dtype = f"{self.name}/{slot}/{v.name}", updates.wide(v.dtype)
-                    if slot == "master":
-                        x = unrecorded(ops.astype, v._content() if self.parts is None else self.parts.value(v), dtype)
-                    else:
-                        x = ops.full(self._shape(v), self.initial(slot), dtype=dtype, device=v.device)
-                    slots.append(Variable(x, trainable=False, name=name, category="optimizer"))
-                    if self.parts is not None:
-                        self.parts.made(v, slots[-1])
-                self._slots[id(v)] = v, tuple(slots)
-                if masters.narrow(v):
-                    self._masters[id(v)] = slots[-1]
+            if id(v) in self._slots:
+                continue
+            checks.trained(self, v)
+            slots = []
+            for slot in self.names_of(v):
+                name, dtype = f"{self.name}/{slot}/{v.name}", updates.wide(v.dtype)
+                if slot == "master":
+                    x = unrecorded(ops.astype, v._content() if self.parts is None else self.parts.value(v), dtype)
+                else:
+                    x = ops.full(self._shape(v), self.initial(slot), dtype=dtype, device=v.device)
+                slots.append(Variable(x, trainable=False, name=name, category="optimizer"))
+                if self.parts is not None:
+                    self.parts.made(v, slots[-1])
+            self._slots[id(v)] = v, tuple(slots)
+            if masters.narrow(v):
+                self._masters[id(v)] = slots[-1]
 
     def _shape(self, variable: Variable) -> tuple[int, ...]:
         """Of what is kept for a variable."""
@@ -308,7 +306,7 @@ class Optimizer:
         if scaler is not None and self._calls is None:
             number, flag = scaler.steps(done), changes
         dense = [(g, v) for g, v in pairs if isinstance(g, Tensor)]
-        for group in self.groups([v for _, v in dense]):
+        for group in self.groups(dense):
             self._change([dense[i] for i in group], rate, number, flag)
         for g, v in pairs:
             if isinstance(g, IndexedSlices):
@@ -316,14 +314,14 @@ class Optimizer:
         self._counts.put("iterations", self.iterations, step if last is True else done + last)
         return changes
 
-    def groups(self, variables: Sequence[Variable]) -> list[list[int]]:
-        """Positions in ``variables``: those of each group are updated together."""
-        return updates.groups(variables)
+    def groups(self, pairs: Sequence[tuple[Tensor, Variable]]) -> list[list[int]]:
+        """Positions in ``pairs``: those of each group are updated together."""
+        return updates.groups([v._aval for _, v in pairs], [g._buffer.node.aval.dtype for g, _ in pairs])
 
     def _change_rows(self, g: IndexedSlices, v: Variable, rate: float, step: int) -> None:
         """Change the rows of a variable, and of its slots, that ``g`` names, each once, or by -1 for none."""
         tables, narrow = (v, *self._slots[id(v)][1]), id(v) in self._masters
-        shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
+        shrink = self._shrink(rate)
         if not narrow and (formula := self.formula(rate, step)) is not None:
             return row_updates.update_rows(formula, tables, g.indices, g.values, shrink)
         x, *state = (row_updates.read_rows(t, g.indices) for t in tables)
@@ -341,6 +339,13 @@ class Optimizer:
         """
         variables = [v for _, v in pairs]
         slots = [self._slots[id(v)][1][: len(self.slot_names)] for v in variables]
+        formula = self.formula(rate, step) if last is True and self.parts is None else None
+        if formula is not None:
+            columns: list[Sequence[Variable]] = [variables, *zip(*slots, strict=True)]
+            if id(variables[0]) in self._masters:
+                columns = [[self._masters[id(v)] for v in variables], *columns[1:], variables]
+            updates.renew(formula, columns, [g for g, _ in pairs], self._shrink(rate))
+            return
         values = []
         for v, own, (x, *others, value) in zip(variables, slots, self._renewed(pairs, slots, rate, step, last)):
             for target, changed in zip(own, others):
@@ -352,6 +357,10 @@ class Optimizer:
             values.append(value)
         if self.parts is not None:
             self.parts.assign(variables, values)
+
+    def _shrink(self, rate: float) -> float | None:
+        """By what decay multiplies a variable; None: there is none."""
+        return 1.0 - rate * self.weight_decay if self.weight_decay else None
 
     def _renewed(
         self,
@@ -366,7 +375,7 @@ class Optimizer:
         values = [v._content() if self.parts is None else self.parts.value(v) for v in variables]
         full = [self._masters[id(v)]._content() if id(v) in self._masters else None for v in variables]
         state = [tuple(s._content() for s in own) for own in slots]
-        shrink = 1.0 - rate * self.weight_decay if self.weight_decay else None
+        shrink = self._shrink(rate)
         known = [m for m in full if m is not None]
         formula = self.formula(rate, step) if len(known) == len(full) else None
         if formula is not None:
@@ -395,7 +404,7 @@ class Optimizer:
         first, last = number(lambda: present(before) == 0), number(lambda: present(before) == k - 1)
         captured = isinstance(last, LiveNumber)
         means: list[Any] = [None] * len(pairs)
-        for group in updates.groups([v for _, v in pairs]):
+        for group in updates.groups([v._aval for _, v in pairs]):
             gs = [pairs[i][0] for i in group]
             sums = [self._slots[id(pairs[i][1])][1][len(self.slot_names)] for i in group]
             kept = [s._content() for s in sums]
@@ -434,16 +443,15 @@ class Optimizer:
         if len(grads) != len(variables):
             raise GradientError(f"{self}: wanted one gradient per variable, got {len(grads)} for {len(variables)}")
         self.build(variables)
-        if len({id(v) for v in variables}) != len(variables):
-            twice = next(v for i, v in enumerate(variables) if any(v is w for w in variables[:i]))
-            raise GradientError(f"{self}: {_name(twice)} appears more than once among the variables")
+        checks.each_once(self, variables)
         missing = [v for g, v in zip(grads, variables) if g is None]
         if missing and not skip:
-            raise GradientError(
-                f"{self}: no gradient (None) for {', '.join(map(_name, missing))}: the target does not depend on "
-                "them, or the tape did not record how; leave them out, or pass skip_none=True"
-            )
-        pairs = [(self._checked(g, v), v) for g, v in zip(grads, variables) if g is not None]
+            raise checks.no_gradient(self, missing)
+        as_it_is = self.parts is None and (self._takes_halves or not self._masters)
+        pairs = [
+            (g if as_it_is and type(g) is Tensor and g._buffer.node.aval is v._aval else self._checked(g, v), v)
+            for g, v in zip(grads, variables) if g is not None
+        ]  # fmt: skip
         if not pairs:
             raise GradientError(f"{self}: there is no gradient to apply")
         if missing and self._calls is not None:  # the sum of a call before, if any, is applied
@@ -470,10 +478,7 @@ class Optimizer:
             return self.parts.gradient(gradient, variable)
         if g is None:
             g = ops.asarray(gradient)
-        if g.shape != variable.shape:
-            raise GradientError(f"{self}: wanted a gradient {variable.shape} for {_name(variable)}, got {g.shape}")
-        if "complex" in str(g.dtype):
-            raise DTypeError(f"{self}: wanted a real gradient for {_name(variable)}, got {g.dtype}")
+        checks.gradient(self, g, variable)
         master = self._masters.get(id(variable))
         wide = (variable if master is None else master).dtype
         if isinstance(g, IndexedSlices):
@@ -486,10 +491,6 @@ class Optimizer:
         """Whether gradients of half variables need not be of the wider dtype: nothing but the update reads them."""
         limits = self.clipvalue, self.clipnorm, self.global_clipnorm
         return self._calls is None and limits == (None, None, None)
-
-
-def _name(variable: Variable) -> str:
-    return f'variable "{variable.name}" {variable.shape}'
 
 
 def _where(flag: Any, new: Sequence[Tensor], old: Sequence[Tensor]) -> tuple[Tensor, ...]:
