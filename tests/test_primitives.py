@@ -16,7 +16,7 @@ import pytest
 from distributed.ranks import TRIED
 
 import tapegrad as tg
-from tapegrad.core.primitive import REGISTRY, Bad, Elementwise, Linearity, Opaque, Primitive, Sample, general
+from tapegrad.core.primitive import REGISTRY, Bad, Elementwise, Linearity, Opaque, Primitive, Sample, View, general
 from tapegrad.core.rule import OUT
 from tapegrad.device import dtypes, threads
 from tapegrad.engine import region
@@ -46,7 +46,7 @@ def operand(prim: Primitive, name: str, spec: Any, dtype: str, rng: np.random.Ge
         found = np.asarray(spec)
         return found.astype(dtype) if found.dtype.kind == "f" else found
     if name == "condition" or dtype == "bool":
-        return rng.uniform(size=spec) > 0.5
+        return np.asarray(rng.uniform(size=spec) > 0.5)
     if dtypes.is_integer(np.dtype(dtype)):
         return rng.integers(1, 5, spec).astype(dtype)
     low, high = sample.domain or prim.domain
@@ -139,6 +139,19 @@ def test_inferred_aval_is_what_comes_out(prim, sample, dtype):
     assert (y._array.shape, y._array.dtype) == (y.shape, y.dtype)
     for x, old in zip(xs, before, strict=True):
         assert same_bits(x, old), f"{prim.name} wrote to its operand"
+
+
+VIEWS = rows("float64", "bfloat16", "complex64", "int8", "bool", only=lambda prim, sample: isinstance(prim, View))
+
+
+@pytest.mark.parametrize(("prim", "sample", "dtype"), VIEWS)
+def test_a_view_lies_in_the_memory_of_its_operand(prim, sample, dtype):
+    """Of one without elements nothing needs to stay alive."""
+    (array,) = operands(prim, sample, dtype)
+    x = from_array(array)
+    y = call(prim, [x], sample.params)
+    assert (y._buffer.root() is x._buffer) == bool(y.size)
+    assert np.may_share_memory(y._array, array) == bool(y.size)
 
 
 @pytest.mark.parametrize(("prim", "sample", "dtype"), rows("float32", only=lambda prim, sample: prim.operands))

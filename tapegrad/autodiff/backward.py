@@ -112,12 +112,12 @@ def _walk(
         del record, ct
     found = {}
     for i in keep:
-        if i in cts:
-            ct = cts[i]
-            if type(ct) is IndexedSlices and not slices:
-                ct = cts[i] = ct.to_dense()
-            found[i] = sum_of(ct, None)
-    fill([*(_buffer(g.values if type(g) is IndexedSlices else g) for g in found.values()), *also])
+        ct = cts.get(i)
+        if type(ct) is IndexedSlices and not slices:
+            ct = cts[i] = ct.to_dense()
+        if ct is not None:
+            found[i] = ct if type(ct) is Tensor else sum_of(ct, None)
+    fill([*[_buffer(g.values if type(g) is IndexedSlices else g) for g in found.values()], *also])
     return found
 
 
@@ -254,7 +254,9 @@ def _pull_jointly(
         gs = [mapped("jacobian", partial(one, i), ct) for i in wanted]
     for i, g in zip(wanted, gs, strict=True):
         if g is not None:
-            accumulate(cts, inputs[i].index, fit(g, avals[i]) if lead is None else g)
+            if lead is None and g._buffer.node.aval is not avals[i]:
+                g = fit(g, avals[i])
+            accumulate(cts, inputs[i].index, g)
 
 
 def apply_rule(
@@ -275,6 +277,9 @@ def apply_rule(
         return zeros_of(ct._buffer.node.aval)
     prim = node.prim
     if node.aval.dtype.kind != "c" or not prim.holomorphic or prim.is_linear:
+        if not isinstance(prim, Elementwise):
+            found: Tensor = rule(ct, values, avals, params, i)
+            return found
         return derivative.apply(prim, rule, i, ct, values, avals, params)
     if isinstance(prim, Elementwise) and not rule.seeded:
         return ct * conj(rule(ct, values, avals, params, i))

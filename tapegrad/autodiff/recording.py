@@ -77,7 +77,7 @@ class Recording:
                 plan = plans[_mask(nodes, tracked)]
         elif node.aval.smooth:
             nodes = tuple(map(_node, inputs))
-            mask = _mask(nodes, tracked)
+            mask = (nodes[0].index in tracked) if len(nodes) == 1 else _mask(nodes, tracked)
             if node.prim.effect is not None:  # elsewhere the operands may be followed
                 mask, self._peers = (1 << len(nodes)) - 1, node.prim.effect
             plan = node.prim.plans.get((mask, len(nodes))) or node.prim.plan(mask, len(nodes))
@@ -96,7 +96,7 @@ class Recording:
             residuals = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots])
         record = Applied()
         record.node, record.inputs, record.plan = node, nodes, plan
-        record.residuals = account.current.recorded(self, node, residuals)
+        record.residuals = account.current.recorded(self, node, residuals) if residuals else NOTHING
         self._records.append(record)
 
     def read(self, variable: Variable, value: Buffer) -> None:

@@ -36,7 +36,7 @@ from tapegrad.errors import (
 from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.tensor import Tensor
-from tapegrad.variable import Variable
+from tapegrad.variable import Variable, held
 
 
 class GradientTape(Recording):
@@ -146,15 +146,15 @@ class GradientTape(Recording):
                 self._tracked.add(node.index)
 
     def _watch_variable(self, variable: Variable, value: Buffer) -> None:
-        number = variable.construction_number
+        number, node = variable._number, value.node
         self._variables[number] = variable
-        if dtypes.is_inexact(variable.dtype):
-            self._values.setdefault(number, set()).add(value.node.index)
-            self._tracked.add(value.node.index)
+        if node.aval.smooth:
+            self._values.setdefault(number, set()).add(node.index)
+            self._tracked.add(node.index)
 
     def read(self, variable: Variable, value: Buffer) -> None:
         """A variable was read (told by the variable)."""
-        if (self._watch_accessed and variable.trainable) or variable.construction_number in self._variables:
+        if (self._watch_accessed and variable._trainable) or variable._number in self._variables:
             self._watch_variable(variable, value)
 
     # Differentiation -------------------------------------------------------------------------------------------
@@ -185,8 +185,7 @@ class GradientTape(Recording):
         # A pending target would keep its inputs; on the CPU only big targets are pending, and they cost a pass.
         also = [t._buffer for t in targets if isinstance(t, Tensor) and t.device.lazy]
         grads = self._walk(records, cts, sought, consume, None, also, targets)
-        own = apart(weights)
-        return nest.rebuild(sources, iter([own(self._result(grads, s, zero)) for s in sought]))
+        return nest.rebuild(sources, map(apart(weights), self._results(grads, sought, zero)))
 
     def jacobian(
         self, target: object, sources: object, unconnected_gradients: object = "none",
@@ -208,7 +207,7 @@ class GradientTape(Recording):
             last = consume and stop == size
             parts.append(self._walk(records, {node.index: seed}, sought, last, lead=stop - start))
         blocks = rows.joined(parts, shape)
-        return nest.rebuild(sources, (self._result(blocks, s, zero, shape) for s in sought))
+        return nest.rebuild(sources, iter(self._results(blocks, sought, zero, shape)))
 
     def batch_jacobian(
         self, target: object, source: Any, unconnected_gradients: object = "none", parallel_iterations: object = None,
@@ -250,9 +249,10 @@ class GradientTape(Recording):
         self, records: list[Record], cts: dict[int, Tensor], sought: list[Tensor | Variable], consume: bool,
         lead: int | None = None, also: Sequence[Buffer] = (), targets: Sequence[Tensor | Variable] = (),
     ) -> dict[int, Tensor]:  # fmt: skip
-        keep: set[int] = set()
-        for source in sought:
-            keep.add(source._buffer.node.index) if type(source) is Tensor else keep.update(self._indices(source))
+        variables = [s for s in sought if isinstance(s, Variable)]
+        keep = {s._buffer.node.index for s in sought if isinstance(s, Tensor)}
+        keep.update(*[self._values.get(v._number, ()) for v in variables])
+        keep.update([b.node.index for b in held(variables)])
         if not keep and self._peers is None:
             if consume:
                 records.clear()
@@ -288,7 +288,7 @@ class GradientTape(Recording):
     def _indices(self, source: Tensor | Variable) -> set[int]:
         """The values that stand for a source: a tensor's own; of a variable, all that was read, and the present one."""
         if isinstance(source, Variable):
-            return self._values.get(source.construction_number, set()) | {source._cell.get().node.index}
+            return self._values.get(source._number, set()) | {source._cell.get().node.index}
         return {source._buffer.node.index}
 
     def _sum(self, grads: dict[int, Tensor], source: Tensor | Variable) -> Tensor | None:
@@ -296,22 +296,25 @@ class GradientTape(Recording):
             node = source._buffer.node
             return grads.get(node.index) if node.aval.smooth else None
         total = None
-        for index in sorted(self._indices(source)) if dtypes.is_inexact(source.dtype) else ():
+        for index in sorted(self._indices(source)) if source._aval.smooth else ():
             if index in grads:
                 total = grads[index] if total is None else total + grads[index]
         return total
 
-    def _result(
-        self, grads: dict[int, Tensor], source: Tensor | Variable, zero: bool, lead: tuple[int, ...] = ()
-    ) -> Tensor | None:
-        total = self._sum(grads, source)
-        if total is None and zero:
-            return zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
-        if total is not None:
-            name = f"gradient of {source.name if isinstance(source, Variable) else 'a tensor'}"
-            b = (total.values if isinstance(total, IndexedSlices) else total)._buffer
-            account.current.labelled(b.root() if b.keeps else b, "gradient", name)
-        return total
+    def _results(
+        self, grads: dict[int, Tensor], sought: Sequence[Tensor | Variable], zero: bool, lead: tuple[int, ...] = ()
+    ) -> list[Any]:
+        """The gradient of each source; of one that nothing depends on None, or if ``zero`` zeros."""
+        totals: list[Any] = [self._sum(grads, source) for source in sought]
+        labels: list[tuple[Buffer, str]] = []
+        for i, (total, source) in enumerate(zip(totals, sought, strict=True)):
+            if isinstance(total, Tensor | IndexedSlices):
+                t = total.values if isinstance(total, IndexedSlices) else total
+                labels.append((t._buffer, source._name if isinstance(source, Variable) else "a tensor"))
+            elif total is None and zero:
+                totals[i] = zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
+        account.current.labelled_each([(b, "gradient", f"gradient of {name}") for b, name in labels])
+        return totals
 
     def _node(self, x: Any) -> Node:
         return (x._cell.get() if isinstance(x, Variable) else x._buffer).node

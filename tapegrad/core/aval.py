@@ -91,6 +91,18 @@ def normalize_axis(op: str, axis: SupportsIndex, ndim: int) -> int:
     return axis + ndim if axis < 0 else axis
 
 
+def counted_axes(op: str, axes: Sequence[SupportsIndex], ndim: int) -> list[int]:
+    """Axes counted from the front, in their order.  Raises AxisError naming ``op``."""
+    if set(map(type, axes)) == _INTEGERS:  # most often
+        numbers: Any = axes
+        if -ndim <= min(numbers) and max(numbers) < ndim:
+            return [a % ndim for a in numbers]
+    return [normalize_axis(op, a, ndim) for a in axes]
+
+
+_INTEGERS = {int}
+
+
 def normalize_axes(op: str, axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """Axes counted from the front, sorted; None means all.  Raises AxisError for repeats and for axes out of range."""
     if axis is None:

@@ -180,12 +180,6 @@ class GradientTape(Tape):
             return found
         return super()._sum(grads, source)
 
-    def _result(
-        self, grads: dict[int, Tensor], source: Tensor | Variable, zero: bool, lead: tuple[int, ...] = ()
-    ) -> Any:  # fmt: skip
-        found = self._sum(grads, source)
-        return found if isinstance(found, ShardedGradient) else super()._result(grads, source, zero, lead)
-
 
 class _Sums:
     """The buckets of one walk."""

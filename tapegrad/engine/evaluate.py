@@ -116,7 +116,7 @@ def array_of(buffer: Buffer) -> Any:
     if buffer.array is None:
         fill((buffer,))
     array = buffer.array
-    return _special(array, buffer) if type(array) in _SPECIAL else array
+    return _special(array, buffer) if type(array) in SPECIAL else array
 
 
 def arrays_of(buffers: Iterable[Buffer]) -> list[Any]:
@@ -124,11 +124,12 @@ def arrays_of(buffers: Iterable[Buffer]) -> list[Any]:
     arrays = []
     for b in buffers:
         array = b.array
-        arrays.append(array_of(b) if array is None or type(array) in _SPECIAL else array)
+        arrays.append(array_of(b) if array is None or type(array) in SPECIAL else array)
     return arrays
 
 
-_SPECIAL = {HostScalar, phantom.Phantom}
+SPECIAL = {HostScalar, phantom.Phantom}
+"""What kernels do not read as it is."""
 
 
 def _special(array: Any, buffer: Buffer) -> Any:

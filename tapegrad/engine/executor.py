@@ -6,6 +6,8 @@ small pieces so that they do not keep the rest.  The account brings its executor
 thread may have one of its own: a dry run (``dry_run.py``), a rerun (``above.py``).
 
 Only elementwise nodes are lazy.  Barriers run when they are recorded; views are made at once and own no bytes.
+
+long because: there is one path of an application, and of a work, of which each executor leaves out or adds a part.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from tapegrad.core import account, state
 from tapegrad.core.account import Account
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import NOTHING, Buffer, Postponed
-from tapegrad.core.node import NO_PARAMS, Node, leaf
+from tapegrad.core.node import LEAF, NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Retained, Steps
 from tapegrad.core.run import runs_of
@@ -26,7 +28,7 @@ from tapegrad.device import Device, dtypes, phantom, tally
 from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array
 from tapegrad.engine import make, region
-from tapegrad.engine.evaluate import announce, apart, array_of, arrays_of, fill, same
+from tapegrad.engine.evaluate import SPECIAL, announce, apart, array_of, arrays_of, fill, same
 from tapegrad.engine.work import Work
 
 T = TypeVar("T")
@@ -34,9 +36,6 @@ _new = Buffer.__new__
 CONSTANTS: dict[Any, Buffer] = {}
 _LEAST_CREATED = 2**20
 """Bytes of a new array for which room is made before it is made; for less it is made when the bytes are counted."""
-_SLIVER = 16
-_LEAST_ROOT = 4096
-"""Bytes.  A copy takes 512 at least, so copies of the rows of a smaller array would soon take more than it does."""
 
 
 class Executor:
@@ -205,12 +204,15 @@ class Executor:
     ) -> Buffer:  # fmt: skip
         prim, aval = node.prim, node.aval
         work = make.Application(prim, arrays, node.params, aval, None if beside is None else beside.node.aval)
-        do = self.do if not work.scratch_bytes else self._do_in_room
-        try:
-            outputs = do(work)
-        except MemoryError as e:
-            tally.taken()
-            outputs = retried(e, aval.device, prim.name, aval.nbytes, lambda: do(work))
+        if isinstance(prim, View) and aval.size and (not prim.copies or arrays[0].flags.c_contiguous):
+            outputs = [self.viewed(work)]
+        else:
+            do = self.do if not work.scratch_bytes else self._do_in_room
+            try:
+                outputs = do(work)
+            except MemoryError as e:
+                tally.taken()
+                outputs = retried(e, aval.device, prim.name, aval.nbytes, lambda: do(work))
         array = outputs[0]
         if beside is not None:
             _filled(outputs[1], beside.node, beside)
@@ -218,8 +220,7 @@ class Executor:
         if prim.view and aval.device.is_view(array, arrays[0]):
             source = inputs[0]
             root = source.root() if source.keeps else source
-            small = _SLIVER * aval.nbytes <= root.node.aval.nbytes
-            if not (small and self.copies_slivers and _is_sliver(array, root)):
+            if not (self.copies_slivers and region.is_sliver(array, aval, root)):
                 if into is None:
                     return Buffer(array, node, (root,))
                 into.array, into.keeps, into.span, into.loop = array, (root,), None, None
@@ -227,6 +228,12 @@ class Executor:
             copy = lambda: self._told(work, arrays, self.do(make.copy_of(array, aval)), node, into)
             return account.current.in_room((aval,), (prim.name,), copy)
         return self._told(work, arrays, outputs, node, into)
+
+    def viewed(self, work: make.Application) -> Array:
+        """The array of a view that takes no copy: nothing is asked of the device, so nothing waits."""
+        prim: Any = work.prim
+        array: Array = prim.impl(work.device.xp, work.reads[0], **work.params)
+        return array
 
     def _do_in_room(self, work: make.Application) -> list[Array]:
         """The arrays that ``work`` writes; the budget and the counts include its scratch."""
@@ -276,7 +283,7 @@ class Executor:
 
     def _values(self, work: make.Function) -> list[Buffer]:
         arrays, passes = self.do(work), tally.taken()
-        results = [Buffer(array, leaf(aval)) for array, aval in zip(arrays, work.avals, strict=True)]
+        results = [Buffer(array, Node(LEAF, NO_PARAMS, aval)) for array, aval in zip(arrays, work.avals, strict=True)]
         if work.is_kernel:
             account.current.ran(work.names, [(work.reads, arrays)])
             account.current.passed(passes)
@@ -399,7 +406,19 @@ class Plain(Executor):
 
     def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of a barrier or view primitive, recorded."""
-        out = self.run_barrier(node, inputs)
+        prim = node.prim
+        if isinstance(prim, View) and node.aval.size:
+            source = inputs[0]
+            array = source.array
+            if array is None or type(array) in SPECIAL:
+                array = array_of(source)
+            if not prim.copies or array.flags.c_contiguous:  # as :meth:`viewed` does it
+                array = prim.impl(node.aval.device.xp, array, **node.params)
+                out = Buffer(array, node, (source.root() if source.keeps else source,))
+            else:
+                out = self._barrier(node, inputs, [array], None)
+        else:
+            out = self.run_barrier(node, inputs)
         for recorder in thread.recorders:
             recorder.record(node, inputs, out)
         return out
@@ -486,11 +505,6 @@ def _pending(node: Node, inputs: tuple[Buffer, ...], span: Any, loop: Any, into:
         into.span, into.loop = span, loop
     account.current.deferred(into)
     return into
-
-
-def _is_sliver(array: Array, root: Buffer) -> bool:
-    """Whether a view that is a small piece of ``root`` is copied; it must lie as its copy would."""
-    return array.flags.c_contiguous and root.node.aval.nbytes >= _LEAST_ROOT
 
 
 COUNTED, BUDGETED, PLAIN = Counted(), Budgeted(), Plain()

@@ -40,6 +40,7 @@ from tapegrad.core import references
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import REGISTRY, Elementwise, Reduction
+from tapegrad.device.types import Array
 
 SMALL = 16384
 MAX_NODES = 96
@@ -47,6 +48,10 @@ MAX_LEAVES = 16
 MAX_EXCLUSIVE = 3
 MAX_TOGETHER = 128
 """Nodes and arrays of targets that share a kernel: their addresses and strides must fit in 4 KiB of arguments."""
+
+_SLIVER = 16
+_LEAST_ROOT = 4096
+"""Bytes.  A copy takes 512 at least, so copies of the rows of a smaller array would soon take more than it does."""
 
 
 def set_small(elements: int) -> None:
@@ -56,6 +61,12 @@ def set_small(elements: int) -> None:
     for prim in REGISTRY.values():
         if isinstance(prim, Elementwise):
             prim.memo.clear()
+
+
+def is_sliver(view: Array, aval: ShapedArray, root: Buffer) -> bool:
+    """Whether a view like ``aval`` is so small a piece of ``root`` that a copy is worth its bytes; it lies as that."""
+    nbytes = root.node.aval.nbytes
+    return _SLIVER * aval.nbytes <= nbytes >= _LEAST_ROOT and bool(view.flags.c_contiguous)
 
 
 def runs_at_once(aval: ShapedArray) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from operator import attrgetter
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes, shaped
@@ -44,6 +45,14 @@ def infer_bool(*avals: ShapedArray, name: str = "comparison") -> ShapedArray:
 def same_params(params: Params, n: int) -> Params:
     """``lift`` of what counts axes from the last, or works element by element."""
     return params
+
+
+def remembered(infer: Callable[..., ShapedArray]) -> Callable[..., ShapedArray]:
+    """``infer``, not called again for what it has been called with: a shape costs as much as the rest of a view.
+
+    For primitives whose parameters are hashable, and few at any one place of a program.
+    """
+    return lru_cache(_MOST)(infer)
 
 
 def lift_axis(params: Params, n: int) -> Params:

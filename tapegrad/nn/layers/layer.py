@@ -7,6 +7,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from tapegrad.optim import Optimizer
 
+_number_of = attrgetter("_number")
 _takes_training: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 _serial: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
 
@@ -121,22 +123,20 @@ class Layer:
     @property
     def variables(self) -> list[Variable]:
         """Every variable of the layer and its sublayers, each once, in the order in which they were constructed."""
-        return sorted((v for _, v in named_variables(self)), key=lambda v: v.construction_number)
+        return sorted([v for _, v in named_variables(self)], key=_number_of)
 
     @property
     def trainable_variables(self) -> list[Variable]:
         """The variables to train: without those made with ``trainable=False`` and those of frozen layers."""
-        pairs = named_variables(self, only_trainable=True)
-        return sorted((v for _, v in pairs), key=lambda v: v.construction_number)
+        return sorted([v for _, v in named_variables(self, only_trainable=True)], key=_number_of)
 
     @property
     def layers(self) -> list[Layer]:
         """The sublayers held directly (in attributes, lists, tuples, dicts), in order of assignment."""
         sublayers: dict[int, Layer] = {}
-        for value in vars(self).values():
-            for _, held in _held(value, "", set()):
-                if isinstance(held, Layer) and held is not self:
-                    sublayers.setdefault(id(held), held)
+        for _, held in _held(self, "", set()):
+            if isinstance(held, Layer) and held is not self:
+                sublayers.setdefault(id(held), held)
         return list(sublayers.values())
 
     def named_variables(self) -> Iterator[tuple[str, Variable]]:
@@ -145,7 +145,7 @@ class Layer:
 
     def own_variables(self) -> list[Variable]:
         """The variables held directly, not those of sublayers, in order of assignment."""
-        held = [x for value in vars(self).values() for _, x in _held(value, "", set()) if isinstance(x, Variable)]
+        held = [x for _, x in _held(self, "", set()) if isinstance(x, Variable)]
         return list({id(v): v for v in held}.values())
 
     def count_params(self) -> int:
@@ -239,12 +239,11 @@ def named_variables(layer: Layer, *, only_trainable: bool = False) -> Iterator[t
             continue
         seen.add(id(held))
         if isinstance(held, Variable):
-            if held.trainable or not only_trainable:
+            if held._trainable or not only_trainable:
                 yield path, held
         elif held.trainable or not only_trainable:
             prefix = f"{path}." if path else ""
-            inside = [pair for key, value in vars(held).items() for pair in _held(value, prefix + key, seen)]
-            waiting.extend(reversed(inside))
+            waiting.extend(reversed(_held(held, prefix, seen)))
 
 
 def named_layers(layer: Layer) -> Iterator[tuple[str, int, Layer]]:
@@ -258,12 +257,7 @@ def named_layers(layer: Layer) -> Iterator[tuple[str, int, Layer]]:
         seen.add(id(held))
         yield path, depth, held
         prefix = f"{path}." if path else ""
-        inside = [
-            (at, depth + 1, x)
-            for key, value in vars(held).items()
-            for at, x in _held(value, prefix + key, seen)
-            if isinstance(x, Layer)
-        ]
+        inside = [(at, depth + 1, x) for at, x in _held(held, prefix, seen) if isinstance(x, Layer)]
         waiting.extend(reversed(inside))
 
 
@@ -276,11 +270,26 @@ def _inputs_of(inputs: Any, dtype: DTypeLike) -> Any:
     return [_inputs_of(x, dtype) for x in inputs] if isinstance(inputs, (list, tuple)) else inputs
 
 
-def _held(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """The variables and layers that an attribute holds, without those inside of its layers."""
+def _held(layer: Layer, prefix: str, seen: set[int]) -> list[tuple[str, Any]]:
+    """The variables and layers that the attributes of a layer hold, without those inside of its layers."""
+    found: list[tuple[str, Any]] = []
+    for key, value in vars(layer).items():
+        if isinstance(value, Variable | Layer):
+            found.append((prefix + key, value))
+        elif type(value) not in _PLAIN:
+            _add_held(found, value, prefix + key, seen)
+    return found
+
+
+_PLAIN = {str, bool, int, float, type(None)}
+"""Of most attributes, which hold nothing."""
+
+
+def _add_held(found: list[tuple[str, Any]], value: Any, path: str, seen: set[int]) -> None:
+    """Add what ``value`` is, or contains."""
     value = unwrapped(value)
     if isinstance(value, Variable | Layer):
-        yield path, value
+        found.append((path, value))
         return
     holder = value  # lives on, as parts made for the asking do not
     if isinstance(getattr(value, "parts", None), tuple):  # a reversible block, a checkpointed sequence
@@ -291,7 +300,7 @@ def _held(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
         seen.add(id(holder))
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
-            yield from _held(item, f"{path}.{key}", seen)
+            _add_held(found, item, f"{path}.{key}", seen)
 
 
 def _described(frame: FrameType) -> tuple[int, str, CodeType | None]:

@@ -14,7 +14,7 @@ from tapegrad.device.numerics import blas
 from tapegrad.device.types import Array, Params
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import Companions, widened
-from tapegrad.ops.apply import same_params
+from tapegrad.ops.apply import remembered, same_params
 from tapegrad.ops.casting import rounds_products
 from tapegrad.ops.dispatch import barrier, cast, promote
 from tapegrad.ops.elementwise.complex import conj
@@ -23,6 +23,7 @@ from tapegrad.ops.shape.shape import expand_dims, moveaxis, permute_dims, reshap
 from tapegrad.tensor import Tensor, TensorLike
 
 
+@remembered
 def _infer_matmul(x: ShapedArray, y: ShapedArray) -> ShapedArray:
     if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-2]:
         raise ShapeError(f"matmul: inner sizes differ: {x.shape} @ {y.shape}")

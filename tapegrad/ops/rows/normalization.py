@@ -14,7 +14,7 @@ from tapegrad.device.dtypes import accumulator, in_float
 from tapegrad.device.types import Array, Namespace, Params
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import Companions, all_but, for_all
-from tapegrad.ops.apply import same_params
+from tapegrad.ops.apply import remembered, same_params
 from tapegrad.ops.create.creation import full, zeros_like
 from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.elementwise.arithmetic import reciprocal, sqrt, square
@@ -33,6 +33,7 @@ def _check(op: str, x: ShapedArray, scale: ShapedArray) -> None:
         raise ShapeError(f"{op}: x of shape {x.shape} wants gamma and beta of shape {wanted}, got {scale.shape}")
 
 
+@remembered
 def _infer_layer_norm(x: ShapedArray, gamma: ShapedArray, beta: ShapedArray, *, eps: float) -> ShapedArray:
     _check("layer_norm", x, gamma)
     _check("layer_norm", x, beta)
@@ -279,7 +280,7 @@ def _place_copied(ct: Tensor, *, start: int) -> Tensor:
 copied_p: Primitive = linear(
     "copied",
     impl=_run_copied,
-    infer=lambda x, *, start: x.with_shape((*x.shape[:-1], x.shape[-1] - start)),
+    infer=remembered(lambda x, *, start: x.with_shape((*x.shape[:-1], x.shape[-1] - start))),
     transpose=_place_copied,
     into=True,
     gathers=True,
@@ -314,6 +315,7 @@ def _run_vjp(xp: Namespace, x: Array, gamma: Array, g: Array, *, out: Array, eps
     xp.copyto(packed[:, size:], xp.reshape(xp.add.reduce(sums, axis=0), (len(gs), 2 * width)), casting="unsafe")
 
 
+@remembered
 def _infer_vjp(x: ShapedArray, gamma: ShapedArray, g: ShapedArray, *, eps: float) -> ShapedArray:
     _check("layer_norm", x, gamma)
     return x.with_shape((*g.shape[: g.ndim - x.ndim], x.size + 2 * x.shape[-1]))

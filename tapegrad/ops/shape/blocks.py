@@ -12,7 +12,7 @@ from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, linear
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
-from tapegrad.ops.apply import barrier, lift_axis, lift_shape
+from tapegrad.ops.apply import barrier, lift_axis, lift_shape, remembered
 from tapegrad.tensor import Tensor
 
 Part = int | tuple[int, int, int]
@@ -21,7 +21,7 @@ Part = int | tuple[int, int, int]
 reshape_p = linear(
     "reshape",
     impl=lambda xp, x, *, shape: xp.reshape(x, shape),
-    infer=lambda x, *, shape: x.with_shape(shape),
+    infer=remembered(lambda x, *, shape: x.with_shape(shape)),
     transpose=lambda ct, x: reshaped(ct, x.shape),
     view=True,
     copies=True,
@@ -61,7 +61,7 @@ def whole(shape: Sequence[int]) -> tuple[Part, ...]:
 slice_p: Primitive = linear(
     "slice",
     impl=lambda xp, x, *, index: x[native_index(index)],
-    infer=lambda x, *, index: x.with_shape(sliced_shape(index)),
+    infer=remembered(lambda x, *, index: x.with_shape(sliced_shape(index))),
     transpose=lambda ct, x, *, index: barrier(unslice_p, ct, shape=x.shape, index=index),
     view=True,
     lift=lambda params, n: {"index": (*whole((n,)), *params["index"])},
@@ -81,7 +81,7 @@ def _run_unslice(xp: Namespace, x: Array, *, shape: Shape, index: tuple[Part, ..
 unslice_p: Primitive = linear(
     "unslice",
     impl=_run_unslice,
-    infer=lambda x, *, shape, index: x.with_shape(shape),
+    infer=remembered(lambda x, *, shape, index: x.with_shape(shape)),
     transpose=lambda ct, x, *, shape, index: barrier(slice_p, ct, index=index),
     into=True,
     lift=lambda params, n: {"shape": (n, *params["shape"]), "index": (*whole((n,)), *params["index"])},

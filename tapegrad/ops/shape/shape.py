@@ -11,11 +11,11 @@ from math import prod
 from operator import index
 from typing import Any
 
-from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, normalize_axes, normalize_axis
+from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, counted_axes, normalize_axes, normalize_axis
 from tapegrad.core.primitive import Sample, linear
 from tapegrad.device.types import Params
 from tapegrad.errors import AxisError, ShapeError
-from tapegrad.ops.apply import lift_shape
+from tapegrad.ops.apply import lift_shape, remembered
 from tapegrad.ops.dispatch import barrier, tensor
 from tapegrad.ops.shape.blocks import reshape_p, reshaped
 from tapegrad.tensor import Tensor, TensorLike, identity_of
@@ -60,7 +60,7 @@ def _lengths(op: str, shape: Any) -> tuple[int, ...]:
 permute_p = linear(
     "permute_dims",
     impl=lambda xp, x, *, axes: xp.transpose(x, axes),
-    infer=lambda x, *, axes: x.with_shape(tuple(map(x.shape.__getitem__, axes))),
+    infer=remembered(lambda x, *, axes: x.with_shape(tuple(map(x.shape.__getitem__, axes)))),
     transpose=lambda ct, x, *, axes: permute_dims(ct, tuple(map(axes.index, range(len(axes))))),
     view=True,
     lift=lambda params, n: {"axes": (0, *(a + 1 for a in params["axes"]))},
@@ -70,18 +70,24 @@ permute_p = linear(
 
 def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
     """The dimensions in the order ``axes``.  Raises AxisError unless it names each dimension once."""
-    x = tensor("permute_dims", x)
-    ndim = x.ndim
-    order = tuple([normalize_axis("permute_dims", a, ndim) for a in axes])
-    if sorted(order) != list(range(ndim)):
-        raise AxisError(f"permute_dims: axes {tuple(axes)} are not an order of the {ndim} dimensions of {x.shape}")
-    return identity_of(x) if order == tuple(range(ndim)) else barrier(permute_p, x, axes=order)
+    x = x if type(x) is Tensor else tensor("permute_dims", x)
+    aval = x._buffer.node.aval
+    order = counted_axes("permute_dims", axes, aval.ndim)
+    if sorted(order) != list(range(aval.ndim)):
+        raise AxisError(
+            f"permute_dims: axes {tuple(axes)} are not an order of the {aval.ndim} dimensions of {aval.shape}"
+        )
+    return _permuted(x, order)
+
+
+def _permuted(x: Tensor, order: list[int]) -> Tensor:
+    return identity_of(x) if order == list(range(len(order))) else barrier(permute_p, x, axes=tuple(order))
 
 
 broadcast_p = linear(
     "broadcast_to",
     impl=lambda xp, x, *, shape: xp.broadcast_to(x, shape),
-    infer=lambda x, *, shape: x.with_shape(shape),
+    infer=remembered(lambda x, *, shape: x.with_shape(shape)),
     transpose=lambda ct, x: sum_to(ct, x.shape),
     view=True,
     lift=lift_shape,
@@ -101,6 +107,7 @@ def broadcast_to(x: TensorLike, /, shape: int | Sequence[int]) -> Tensor:
     return barrier(broadcast_p, reshaped(x, (1,) * (len(wanted) - x.ndim) + x.shape), shape=wanted)
 
 
+@remembered
 def infer_reduction(x: ShapedArray, *, axis: tuple[int, ...], keepdims: bool = False) -> ShapedArray:
     """The axes removed, or kept with length 1."""
     if keepdims:
@@ -188,19 +195,18 @@ def transpose(x: TensorLike, axes: Sequence[int] | None = None) -> Tensor:
 
 def moveaxis(x: TensorLike, source: int | Sequence[int], destination: int | Sequence[int], /) -> Tensor:
     """The dimensions ``source`` moved to the places ``destination``.  Raises AxisError."""
-    x = tensor("moveaxis", x)
+    x = x if type(x) is Tensor else tensor("moveaxis", x)
     sources = source if isinstance(source, (tuple, list)) else (source,)
     places = destination if isinstance(destination, (tuple, list)) else (destination,)
     if len(sources) != len(places):
         raise AxisError(f"moveaxis: {len(sources)} sources for {len(places)} destinations")
-    origin = {
-        normalize_axis("moveaxis", d, x.ndim): normalize_axis("moveaxis", s, x.ndim)
-        for s, d in zip(sources, places, strict=True)
-    }
-    if len(origin) != len(places) or len(set(origin.values())) != len(places):
+    ndim = x._buffer.node.aval.ndim
+    moved = counted_axes("moveaxis", sources, ndim)
+    origin = dict(zip(counted_axes("moveaxis", places, ndim), moved, strict=True))
+    if len(origin) != len(places) or len(set(moved)) != len(places):
         raise AxisError(f"moveaxis: {source} to {destination} names a dimension twice")
-    rest = iter([a for a in range(x.ndim) if a not in origin.values()])
-    return permute_dims(x, tuple(origin[i] if i in origin else next(rest) for i in range(x.ndim)))
+    rest = iter([a for a in range(ndim) if a not in moved])
+    return _permuted(x, [origin[i] if i in origin else next(rest) for i in range(ndim)])
 
 
 def swapaxes(x: TensorLike, axis1: int, axis2: int, /) -> Tensor:

@@ -147,8 +147,8 @@ INNER = {
     "ops.index.bounds": {"checked", "every", "require"},
     "ops.updates": {
         "adagrad_formula", "adam_formula", "decayed", "digits", "groups", "lamb_formula", "lion_formula",
-        "momentum_formula", "of_halves", "of_many", "of_tensors", "rmsprop_formula", "rounded", "scalar",
-        "sgd_formula", "weight_of", "wide", "with_decay",
+        "momentum_formula", "of_halves", "of_many", "of_tensors", "renew", "rmsprop_formula", "rounded",
+        "scalar", "sgd_formula", "weight_of", "wide", "with_decay",
     }, "ops.row_updates": {"read_rows", "update_rows", "write_rows"},
     "ops.precision": {"get_float32_matmul_precision", "set_float32_matmul_precision", "wanted"},
     "ops.index.getitem": {"getitem"}, "ops.index.assigning": {"bind_assignments"},

@@ -39,6 +39,8 @@ ZERO_D = {"allclose", "array_equal", "array_equiv", "count_nonzero"}
 #: These answer with facts about arrays, not with arrays.
 FACTS = {"ndim", "shape", "size", "result_type", "can_cast", "common_type", "isscalar", "iscomplexobj", "isrealobj",
          "may_share_memory", "shares_memory", "isfortran", "min_scalar_type"}  # fmt: skip
+VIEWS = {"transpose": 0, "broadcast_to": 0, "reshape": 0, "einsum": 1}
+"""What looks at an array of any device, whichever is current, and which argument that is."""
 TABLE = Path(__file__).with_name("signatures.txt")
 ARRAY_FIRST = {"a", "x", "m", "arr", "ary", "array"}
 
@@ -138,6 +140,10 @@ def _function(name: str, signature: str) -> Any:
             return target(*(one._host if isinstance(one, ndarray) else one for one in args), **kwargs)
         if first in ARRAY_FIRST and args and isinstance(args[0], (list, tuple, SCALARS)):
             raise TypeError(f"{name} of a {type(args[0]).__name__}: CuPy takes its own arrays only")
+        if name in VIEWS and len(args) > VIEWS[name] and isinstance(array := args[VIEWS[name]], ndarray):
+            view = target(*(one._host if isinstance(one, ndarray) else one for one in args), **kwargs)
+            if np.may_share_memory(view, array._host):
+                return adopt(view, (array,), name)
         out = args[0] if name == "copyto" else kwargs.get("out")
         if isinstance(out, ndarray) and name not in PRODUCTS and capturing.written(call, *args, **kwargs):
             return None if name == "copyto" else out
