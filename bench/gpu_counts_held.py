@@ -95,7 +95,7 @@ HELD: dict[str, tuple[float | None, float | None, float | None]] = {
     "step: copies to the device": (0, None, None),
     "step: copies to the host": (1, 10, 1),
     "step: waits for the device": (1, None, None),
-    "step: Python calls": (21500, 64989, None),
+    "step: Python calls": (19100, 64989, None),
     "step: Python calls for each launch": (None, 249, None),
     "step: MiB moved": (826, None, None),
     "block: kernels": (41, None, None),

@@ -256,7 +256,10 @@ def _pull_jointly(
         if g is not None:
             if lead is None and g._buffer.node.aval is not avals[i]:
                 g = fit(g, avals[i])
-            accumulate(cts, inputs[i].index, g)
+            if inputs[i].index in cts:
+                accumulate(cts, inputs[i].index, g)
+            else:
+                cts[inputs[i].index] = g
 
 
 def apply_rule(

@@ -12,7 +12,7 @@ from typing import TypeAlias, final
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.protocols import Call, Retained
-from tapegrad.core.references import elsewhere, together
+from tapegrad.core.references import ASKED, count, elsewhere
 from tapegrad.core.rule import Plan
 
 Known: TypeAlias = Sequence[bool | None]
@@ -55,10 +55,11 @@ class Applied:
         """Whether anything else refers to the value: a tensor, another record, a pending buffer."""
         position, residuals = self.plan.kept_result, self.residuals
         if position is None:
-            return together((self.node,)) > 1  # the record does
+            return count(self.node) - ASKED > 1  # the record does
         if not isinstance(residuals, tuple):  # kept within a budget
             return True
-        return together((self.node, residuals[position])) > 3  # the record refers to both, and the buffer to the node
+        # The record refers to both, and the buffer to the node.
+        return count(self.node) + count(residuals[position]) - 2 * ASKED > 3
 
 
 @final

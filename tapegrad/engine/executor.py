@@ -414,7 +414,9 @@ class Plain(Executor):
                 array = array_of(source)
             if not prim.copies or array.flags.c_contiguous:  # as :meth:`viewed` does it
                 array = prim.impl(node.aval.device.xp, array, **node.params)
-                out = Buffer(array, node, (source.root() if source.keeps else source,))
+                while source.keeps:
+                    source = source.keeps[0]
+                out = Buffer(array, node, (source,))
             else:
                 out = self._barrier(node, inputs, [array], None)
         else:

@@ -20,7 +20,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def nbytes_of(arrays: Sequence[Lies]) -> int:
     """Bytes of arrays that are yet to be made."""
-    return sum(prod(shape) * dtype.itemsize for shape, dtype in arrays)
+    return sum([prod(shape) * dtype.itemsize for shape, dtype in arrays])
 
 
 def into(f: Callable[..., Any], reads: Sequence[Any], out: Array) -> Call:

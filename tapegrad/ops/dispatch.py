@@ -122,7 +122,7 @@ def promote(
             alike = False
             continue
         else:
-            t = _converted(op, x)
+            t = x._content() if type(x) is Variable else _converted(op, x)
         aval = t._buffer.node.aval
         if tensors:
             first = tensors[0]._buffer.node.aval

@@ -180,13 +180,13 @@ class LayerNormalization(Normalization):
         if sizes != self._shape:
             raise ShapeError(f"{self}: wanted sizes {self._shape} on axes {self.axis}, got {sizes} of inputs {x.shape}")
         size = (math.prod(sizes),)
-        gamma = ops.ones(size, self.dtype, device=x.device) if self.gamma is None else ops.reshape(self.gamma, size)
-        beta = ops.zeros(size, self.dtype, device=x.device) if self.beta is None else ops.reshape(self.beta, size)
+        gamma: TensorLike = ops.ones(size, self.dtype, device=x.device) if self.gamma is None else self.gamma
+        beta: TensorLike = ops.zeros(size, self.dtype, device=x.device) if self.beta is None else self.beta
         if axes == (x.ndim - 1,):
             return ops.layer_norm(x, gamma, beta, eps=self.epsilon)
         # The op works on the last axis: merge the normalized axes there, and undo that afterwards.
         order = (*(a for a in range(x.ndim) if a not in axes), *axes)
-        moved = ops.permute_dims(x, order)
+        gamma, beta, moved = ops.reshape(gamma, size), ops.reshape(beta, size), ops.permute_dims(x, order)
         flat = ops.reshape(moved, (math.prod(moved.shape[: -len(axes)]), *size))
         y = ops.reshape(ops.layer_norm(flat, gamma, beta, eps=self.epsilon), moved.shape)
         return ops.permute_dims(y, tuple(order.index(a) for a in range(x.ndim)))

@@ -287,7 +287,7 @@ _PLAIN = {str, bool, int, float, type(None)}
 
 def _add_held(found: list[tuple[str, Any]], value: Any, path: str, seen: set[int]) -> None:
     """Add what ``value`` is, or contains."""
-    value = unwrapped(value)
+    value = unwrapped(value) if callable(value) else value
     if isinstance(value, Variable | Layer):
         found.append((path, value))
         return
@@ -300,7 +300,8 @@ def _add_held(found: list[tuple[str, Any]], value: Any, path: str, seen: set[int
         seen.add(id(holder))
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
-            _add_held(found, item, f"{path}.{key}", seen)
+            if type(item) not in _PLAIN:
+                _add_held(found, item, f"{path}.{key}", seen)
 
 
 def _described(frame: FrameType) -> tuple[int, str, CodeType | None]:

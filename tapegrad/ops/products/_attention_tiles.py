@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 THREADS = 128
@@ -19,6 +20,9 @@ _MOST_UNROLLED = 8192
 _MANY = 256
 """Blocks of which there must be as many before they get more rows: two for each multiprocessor, about."""
 
+_MOST_CUTS = 256
+"""Of which it is known whether they fit, and what they take: each step of a training asks for the same."""
+
 # Rows of scores, columns, warps that share rows; the best first.
 _ON_TENSOR_CORES = ((64, 64, 1), (64, 32, 1), (64, 16, 1), (32, 32, 2), (32, 16, 2), (16, 16, 4))
 _BY_NUMBERS = ((64, 32, 1), (32, 32, 1), (32, 16, 1), (16, 16, 1), (8, 16, 1))
@@ -29,9 +33,9 @@ class Plan(NamedTuple):
     with rows; registers beside sums, in tiles of scores; whose row statistics it has, ``"own"`` or ``"other"``.
     """
 
-    own: Sequence[int]
-    other: Sequence[int]
-    sums: Sequence[int]
+    own: tuple[int, ...]
+    other: tuple[int, ...]
+    sums: tuple[int, ...]
     scores: int
     stats: str = ""
 
@@ -73,6 +77,7 @@ def tile(plan: Plan, numbers: Numbers, blocks: Callable[[int], int]) -> Tile:
     return Tile(rows, cols, split, _shared(plan, numbers, rows, cols))
 
 
+@lru_cache(_MOST_CUTS)
 def _fits(plan: Plan, numbers: Numbers, rows: int, cols: int, split: int) -> bool:
     sums = rows * sum(plan.sums) // THREADS
     if numbers.tensor:
@@ -84,6 +89,7 @@ def _fits(plan: Plan, numbers: Numbers, rows: int, cols: int, split: int) -> boo
     return in_registers and _shared(plan, numbers, rows, cols) <= _MOST_SHARED
 
 
+@lru_cache(_MOST_CUTS)
 def _shared(plan: Plan, numbers: Numbers, rows: int, cols: int) -> int:
     """Bytes of shared memory of a block: parts that begin at multiples of 16."""
     pad = 16 // numbers.element

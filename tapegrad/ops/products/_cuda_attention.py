@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,9 @@ _vjp_mask = Kernel("attention_vjp_mask.cu", "tg_attention_vjp_mask")
 WIDEST = 256
 """The width of heads that a block's shared memory holds."""
 
+_MOST_LAYOUTS = 256
+"""Of which the steps are known: each step of a training has the same."""
+
 _LIES = (
     ("q", "i8", 3), ("k", "i8", 3), ("v", "i8", 3), ("g", "i8", 3), ("u", "i8", 4), ("mask", "i8", 4), ("n", "i8"),
     ("t", "i4"), ("s", "i4"), ("heads", "i4"), ("groups", "i4"), ("width", "i4"), ("features", "i4"),
@@ -45,10 +49,16 @@ def _steps(x: Array) -> list[int] | None:
     if x.flags.c_contiguous:  # most often: without a look at each stride
         t, h, n = x.shape[-3:]
         return [t * h * n, h * n, n, 1]
-    if x.shape[-1] > 1 and x.strides[-1] != size or any(step % size or step < 0 for step in x.strides):
+    return _joined_steps(x.shape, x.strides, size)
+
+
+@lru_cache(_MOST_LAYOUTS)
+def _joined_steps(shape: Shape, strides: Shape, size: int) -> list[int] | None:
+    """The same of elements of ``size`` bytes that lie so, in a list that is not to be changed."""
+    if shape[-1] > 1 and strides[-1] != size or any(step % size or step < 0 for step in strides):
         return None
-    steps = [step // size for step in x.strides]
-    front = [(n, step) for n, step in zip(x.shape[:-3], steps[:-3], strict=True) if n != 1]
+    steps = [step // size for step in strides]
+    front = [(n, step) for n, step in zip(shape[:-3], steps[:-3], strict=True) if n != 1]
     if any(outer != n * step for (_, outer), (n, step) in pairwise(front)):
         return None
     return [front[-1][1] if front else 0, *steps[-3:]]
@@ -128,7 +138,7 @@ class _Call:
     def forward(self, out: Array | None, stats: Array | None) -> None:
         """The result, the statistics of rows, or both; statistics have the same bits without the result."""
         width, features = self.widths
-        plan = Plan([width], [width, features], [features], 1)
+        plan = Plan((width,), (width, features), (features,), 1)
         there = stats if out is None else out
         assert there is not None
         given = there[..., :0] if out is None else out, there[..., :0] if stats is None else stats
@@ -174,8 +184,8 @@ def tangent(
     call.lies["of"] = of
     u = call.added("u", u) if of == 3 else call.matrices("u", u)
     width, features = call.widths
-    own, other = ([width], [width, features, width]) if of == 1 else ([width, width], [width, features])
-    plan = Plan(own, other, [features, features], 6)  # both sums change at once, which takes some more
+    own, other = ((width,), (width, features, width)) if of == 1 else ((width, width), (width, features))
+    plan = Plan(own, other, (features, features), 6)  # both sums change at once, which takes some more
     call.run(_jvp, plan, call.of_queries, call.q, call.k, call.v, call.mask, u, out)
 
 
@@ -241,7 +251,7 @@ def _pull_mask(call: _Call, mask: Array, operands: tuple[Array, ...], out: Array
     def blocks(rows: int, cols: int) -> int:
         return n * h * (1 if t == 1 else -(-t // rows)) * (1 if s == 1 else -(-s // cols))
 
-    plan = Plan(call.widths, call.widths, [], 3, "own")
+    plan = Plan(call.widths, call.widths, (), 3, "own")
     whole = call.device.empty((*call.lead, h, t, s), out.dtype) if mixed else out
     call.run(_vjp_mask, plan, blocks, *operands, whole)
     if mixed and call.device.xp is not None:

@@ -21,7 +21,7 @@ from tapegrad.ops.elementwise.arithmetic import reciprocal, sqrt, square
 from tapegrad.ops.reduce.reductions import mean
 from tapegrad.ops.rows import _cuda_rows
 from tapegrad.ops.rows._rows import by_blocks, matrices, matrix, row_dots, row_sums, rows_per_block
-from tapegrad.ops.shape.blocks import slice_p, whole
+from tapegrad.ops.shape.blocks import reshaped, slice_p, whole
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, reshape, sum_to
 from tapegrad.tensor import Tensor, TensorLike
@@ -261,12 +261,14 @@ layer_norm_vjp_gamma_p: Primitive = general(
 
 def _parts(packed: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What belongs to x, gamma and beta of a packed array, or of each of several."""
-    leads, size, width = packed.shape[:-1], x.size, x.shape[-1]
-    part = lambda t, start, n: barrier(slice_p, t, index=(*whole(leads), (start, n, 1)))
+    leads, aval = packed._buffer.node.aval.shape[:-1], x._buffer.node.aval
+    lead, size, width = whole(leads), aval.size, aval.shape[-1]
     vectors = barrier(copied_p, packed, start=size)
     return (
-        reshape(part(packed, 0, size), (*leads, *x.shape)), part(vectors, 0, width), part(vectors, width, width),
-    )  # fmt: skip
+        reshaped(barrier(slice_p, packed, index=(*lead, (0, size, 1))), (*leads, *aval.shape)),
+        barrier(slice_p, vectors, index=(*lead, (0, width, 1))),
+        barrier(slice_p, vectors, index=(*lead, (width, width, 1))),
+    )
 
 
 def _run_copied(xp: Namespace, x: Array, *, start: int, out: Array) -> None:

@@ -55,7 +55,7 @@ def sliced_shape(index: tuple[Part, ...]) -> Shape:
 
 def whole(shape: Sequence[int]) -> tuple[Part, ...]:
     """The index of all elements."""
-    return tuple((0, n, 1) for n in shape)
+    return tuple([(0, n, 1) for n in shape])
 
 
 slice_p: Primitive = linear(

@@ -27,7 +27,7 @@ def reshape(x: TensorLike, /, shape: int | Sequence[int], order: str = "C", *, c
     Raises ShapeError if the sizes differ.
     """
     x = x if type(x) is Tensor else tensor("reshape", x)
-    wanted = _lengths("reshape", shape)
+    wanted = shape if type(shape) is tuple and _INTEGERS.issuperset(map(type, shape)) else _lengths("reshape", shape)
     if order != "C":
         if order != "F":
             raise ShapeError(f"reshape: order {order!r} is not C or F")
@@ -41,6 +41,9 @@ def reshape(x: TensorLike, /, shape: int | Sequence[int], order: str = "C", *, c
     if prod(wanted) != aval.size or min(wanted, default=0) < 0:
         raise ShapeError(f"reshape: {aval.shape} has {aval.size} elements, {wanted} has {prod(wanted)}")
     return identity_of(x) if wanted == aval.shape else barrier(reshape_p, x, shape=wanted)
+
+
+_INTEGERS = {int}
 
 
 def flat_or_along(op: str, x: Tensor, axis: int | None) -> tuple[Tensor, int]:
