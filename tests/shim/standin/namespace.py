@@ -140,7 +140,9 @@ def _function(name: str, signature: str) -> Any:
             return target(*(one._host if isinstance(one, ndarray) else one for one in args), **kwargs)
         if first in ARRAY_FIRST and args and isinstance(args[0], (list, tuple, SCALARS)):
             raise TypeError(f"{name} of a {type(args[0]).__name__}: CuPy takes its own arrays only")
-        if name in VIEWS and len(args) > VIEWS[name] and isinstance(array := args[VIEWS[name]], ndarray):
+        product = name == "einsum" and len(args) > 2
+        looks = name in VIEWS and len(args) > VIEWS[name] and not product
+        if looks and isinstance(array := args[VIEWS[name]], ndarray):
             view = target(*(one._host if isinstance(one, ndarray) else one for one in args), **kwargs)
             if np.may_share_memory(view, array._host):
                 return adopt(view, (array,), name)
