@@ -35,7 +35,7 @@ class Account:
     # Operations ------------------------------------------------------------------------------------------------
 
     def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
-        """``node`` is applied to ``inputs``, now or when its value is needed."""
+        """``node`` is applied to ``inputs``, now or when its value is needed; a by-product that it fills comes last."""
 
     def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """``node`` was applied where somebody records; its value is, or will be, in ``out``."""

@@ -178,7 +178,7 @@ class Executor:
         prim, aval = node.prim, node.aval
         inputs, beside = (inputs, None) if prim.beside is None else apart(prim, inputs)
         who = account.current
-        who.applied(node, inputs)
+        who.applied(node, inputs if beside is None else (*inputs, beside))
         if isinstance(prim, Drawn) and aval.device.lazy:
             return _pending(node, (), (1, 0), None, into)  # redrawn by every kernel that needs it, never stored
         if isinstance(prim, Reduction) and not region.runs_at_once(inputs[0].node.aval):

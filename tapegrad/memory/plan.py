@@ -124,6 +124,9 @@ class Applied:
                 MANAGER.release(nodes, read, answer)
         if site is not None:
             local.nodes[node.index] = None
+            inputs, beside = node.prim.apart(inputs)
+            if beside is not None:
+                local.nodes[beside.node.index] = None
             for b in inputs:
                 index = b.node.index
                 if index not in local.nodes and index not in local.inputs:

@@ -133,6 +133,26 @@ def test_what_a_budget_has_dropped_is_made_again(toy: Toy) -> None:
     assert toy.done == ["both", "sum"]
 
 
+def test_a_budget_makes_both_again_at_once(toy: Toy) -> None:
+    x = operand()
+    with tg.memory_budget("1MiB") as budget, tg.GradientTape() as tape:
+        tape.watch(x)
+        y = toy(x)
+        z = tg.sum(y * y)
+        del y
+        graph = MANAGER._present()
+        assert graph is not None
+        for kept in [*graph.kept()]:
+            if kept.recipe.node.prim in (toy.sum, toy.scaled):
+                kept.buffer = None
+        del kept
+        wanted = gradient(lambda x: toy(x) ** 2, x)
+        toy.done.clear()
+        assert tape.gradient(z, x).numpy().tolist() == wanted.tolist()
+    assert toy.done == ["both"]
+    assert budget.restored == 2
+
+
 def test_captured_steps(toy: Toy) -> None:
     step = tg.function(lambda x: gradient_of(toy, x))
     for _ in range(3):

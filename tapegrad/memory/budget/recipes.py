@@ -62,8 +62,9 @@ class Recipe:
     ``buffer``: a weak reference to its present buffer.  ``kept``: one to what tapes keep of it.  ``roots``: of a kept
     view or pending value, the storages it holds (by index).  ``times``: how often it was made again.  ``names``: what
     the user calls it.  ``slot``: its bytes in a tier, once they have been moved there.  ``pinned``: its buffer,
-    if it has been decided to keep that in place of what it was made from.  ``session``: the number of the last one
-    that has used it.  Without ``__slots__``: of most values the defaults stay.
+    if it has been decided to keep that in place of what it was made from.  ``beside``: recipe of the by-product that
+    is written along.  ``session``: the number of the last one that has used it.  Without ``__slots__``: of most
+    values the defaults stay.
     """
 
     kept: weakref.ref[Kept] | None = None
@@ -73,6 +74,7 @@ class Recipe:
     names: tuple[str, ...] = ()
     slot: Any = None
     pinned: Buffer | None = None
+    beside: weakref.ref[Recipe] | None = None
 
     def __init__(self, node: Node, inputs: tuple[Recipe | Buffer, ...], out: Buffer, session: int = 0) -> None:
         self.node = node
@@ -87,6 +89,12 @@ class Recipe:
     def keeping(self) -> Kept | None:
         """What tapes keep of it, if any does."""
         return None if self.kept is None else self.kept()
+
+    def along(self) -> Recipe | None:
+        """The by-product that is made along with the value: one that tapes keep, and that has been dropped."""
+        beside = None if self.beside is None or self.slot is not None else self.beside()
+        gone = beside is not None and beside.slot is None and beside.value() is None
+        return beside if gone and beside is not None and beside.keeping() is not None else None
 
 
 @final
@@ -248,8 +256,7 @@ class Graph:
         """
         if node.prim.effect is not None:
             return
-        if node.prim.beside is not None:
-            inputs, _ = node.prim.apart(inputs)  # a value is made again without its by-product
+        inputs, beside = node.prim.apart(inputs)
         session = self.number
         sources: list[Recipe | Buffer] = []
         for b in inputs:
@@ -267,6 +274,8 @@ class Graph:
         recipe.inputs = tuple(sources)
         recipe.buffer = own = getattr(out, "entry", None) or weakref.ref(out)  # an entry refers to it, too
         recipe.session = session
+        if beside is not None and (written := self.recipes.get(beside.node.index)) is not None:
+            recipe.beside = weakref.ref(written)
         self.recipes.refs[node.index] = weakref.ref(recipe)
         live = self._live
         live.append(own)

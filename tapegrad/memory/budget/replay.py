@@ -6,12 +6,12 @@ What has moved to a tier is brought back from there.  Nobody is told of a value 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import LEAF
-from tapegrad.engine.evaluate import again, array_of
+from tapegrad.engine.evaluate import again, array_of, postponed
 from tapegrad.memory.budget.recipes import Graph, Recipe
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import HERE, during
@@ -59,28 +59,42 @@ def _make_again(
     keeping: Keeping,
 ) -> None:
     """Run ``order``, and put into ``values`` what is used later."""
+    written = {recipe.node.index: by for recipe in order if (by := recipe.along()) is not None}
+    later = {by.node.index for by in written.values()}
     for recipe in order:
-        sources = _sources(recipe)
-        inputs = tuple([_input(graph, i, values, keeping) for i in sources])
-        if recipe.slot is None:
-            out = _made(recipe, inputs)
-            recipe.times += 1
+        if recipe.node.index in later:
+            continue
+        inputs = tuple([_input(graph, i, values, keeping) for i in _sources(recipe)])
+        beside = written.get(recipe.node.index)
+        if recipe.slot is not None:
+            made = [(recipe, _fetched(graph, recipe, keeping))]
+        elif beside is None:
+            made = [(recipe, _made(recipe, inputs))]
         else:
-            out = _fetched(graph, recipe, keeping)
-        graph.alive(recipe, out)
-        values[recipe.node.index] = out
-        kept = recipe.keeping()
-        if kept is not None:
-            kept.fill(out)
-            keeping.registered(graph, recipe, out)
-        del inputs, out, kept
-        for i in sources:
-            index = i.node.index
-            if index in uses:
-                uses[index] -= 1
-                if not uses[index]:
-                    values.pop(index, None)
-        keeping.unspare(graph, there.pop(recipe.node.index, ()))
+            made = [*_both(recipe, beside, inputs)]
+        del inputs
+        while made:
+            one, out = made.pop()
+            graph.alive(one, out)
+            kept = one.keeping()
+            if kept is not None:
+                kept.fill(out)
+                keeping.registered(graph, one, out)
+            if one.node.index in uses:
+                values[one.node.index] = out
+                _read(one, values, uses)
+            del out, kept
+            keeping.unspare(graph, there.pop(one.node.index, ()))
+
+
+def _read(recipe: Recipe, values: dict[int, Buffer], uses: dict[int, int]) -> None:
+    """A value has been made of its sources; those that nothing else reads go."""
+    for i in _sources(recipe):
+        index = i.node.index
+        if index in uses:
+            uses[index] -= 1
+            if not uses[index]:
+                values.pop(index, None)
 
 
 def _there(graph: Graph, order: list[Recipe]) -> dict[int, list[Recipe]]:
@@ -143,7 +157,17 @@ def _fetched(graph: Graph, recipe: Recipe, keeping: Keeping) -> Buffer:
 
 def _made(recipe: Recipe, inputs: tuple[Buffer, ...]) -> Buffer:
     LEDGER.restored()
+    recipe.times += 1
     if recipe.node.prim is LEAF:  # the same bytes under another node
         (source,) = inputs
         return Buffer(array_of(source), recipe.node, (source.root(),))
     return again(recipe.node, inputs)
+
+
+def _both(recipe: Recipe, beside: Recipe, inputs: tuple[Buffer, ...]) -> Iterator[tuple[Recipe, Buffer]]:
+    """A value, and the by-product that its operation writes along."""
+    by_product = postponed(beside.node, inputs)
+    yield recipe, _made(recipe, (*inputs, by_product))
+    LEDGER.restored()
+    beside.times += 1
+    yield beside, by_product

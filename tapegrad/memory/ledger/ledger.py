@@ -562,7 +562,7 @@ class Ledger(Account):
             elif node.site is not None:
                 cost = 1.0 + node.aval.nbytes
             else:
-                cost = cost_of(node, [b.node.aval for b in inputs])
+                cost = cost_of(node, [b.node.aval for b in node.prim.apart(inputs)[0]])
             if len(self._work) >= _MOST_EVENTS:
                 self.locked(self._add_work)
             self._work.append(Costs(units(cost), HERE.restoring > 0))
