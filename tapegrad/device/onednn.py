@@ -1,4 +1,4 @@
-"""oneDNN, called through ctypes: convolutions and products of float32 on a CPU, by machine code made for each shape.
+"""oneDNN, called through ctypes: convolutions of float32 on a CPU, by machine code made for each shape.
 
 The library is that of the extra ``onednn``, where it is installed; ``TAPEGRAD_ONEDNN`` names another file of oneDNN 3,
 or says ``0``: none.  Every call works on the thread that makes it, with scratch memory of ours: whoever calls has cut
@@ -61,10 +61,6 @@ _PARAMETERS = {
     "dnnl_primitive_execute": (_pointer, _pointer, _int, _pointer),
     "dnnl_primitive_destroy": (_pointer,),
     "dnnl_reorder_primitive_desc_create": (_out, *[_pointer] * 5),
-    "dnnl_sgemm": (
-        *[ctypes.c_char] * 2, *[ctypes.c_int64] * 3, ctypes.c_float, *[_pointer, ctypes.c_int64] * 2, ctypes.c_float,
-        _pointer, ctypes.c_int64,
-    ),
     "dnnl_convolution_forward_primitive_desc_create": (
         _out, _pointer, _int, _int, *[_pointer] * 4, *[_dims] * 4, _pointer,
     ),
@@ -201,17 +197,6 @@ class OneDNN:
             yield
         finally:
             tell(before)
-
-    def multiply(
-        self, m: int, n: int, k: int, x: tuple[int, int], y: tuple[int, int], out: tuple[int, int], turns: bytes
-    ) -> None:
-        """``out (m, n) = x (m, k) @ y (k, n)``; a matrix is given by its address and the elements from row to row.
-
-        ``turns``: for x and for y, ``N``, or ``T`` where the matrix is given with rows and columns exchanged.
-        """
-        status = self.library.dnnl_sgemm(turns[:1], turns[1:], m, n, k, 1.0, *x, *y, 0.0, *out)
-        if status:
-            raise TapegradError(f"oneDNN: a product of {m} x {k} by {k} x {n} returned status {status}")
 
     def _layout(self, shape: Sizes, strides: Sizes | None = None) -> Layout:
         library, sizes = self.library, _dims(*shape)

@@ -261,7 +261,7 @@ def _cpu() -> dict[str, object]:
         "cores": os.cpu_count(),
         "threads": get_num_threads(),
         "BLAS": f"{blas['name']} {blas['version']}",
-        "oneDNN": f"none; {onednn.HOW}" if library is None else f"{library.version} for convolutions and products",
+        "oneDNN": f"none; {onednn.HOW}" if library is None else f"{library.version} for convolutions",
     }
 
 

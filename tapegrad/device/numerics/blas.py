@@ -1,7 +1,5 @@
 """Matrix products; on the CPU cut into pieces by shape alone, each made by NumPy's BLAS library on one thread.
 
-Larger products of float32 are made by oneDNN, where it is installed: in about 0.9 of the time.
-
 The pieces are spread over tapegrad's own threads, so that no bit depends on their number.  The library's own threads
 are not used where it can be told so: OpenBLAS lets only one product at a time use them, and they spin while they wait,
 so that one busy core more makes a product take ten times as long.
@@ -17,7 +15,7 @@ from math import prod
 import numpy as np
 
 from tapegrad.core import locks
-from tapegrad.device import gemm, onednn, threads
+from tapegrad.device import gemm, threads
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.types import Array, DType, Namespace
 
@@ -173,54 +171,19 @@ def _one(x: Array, y: Array, out: Array, work: int) -> None:
     if work < _LIBRARY:
         np.matmul(x, y, out=out)
         return
-    multiply = _multiplier(x, y, out)
     if pieces < 2 or step < 16:
         with one_thread():
-            multiply(x, y, out)
+            np.matmul(x, y, out=out)
         return
 
     def run(number: int) -> None:
         part = slice(number * step, (number + 1) * step)
         if rows:
-            multiply(x[part], y, out[part])
+            np.matmul(x[part], y, out=out[part])
         else:
-            multiply(x, y[:, part], out[:, part])
+            np.matmul(x, y[:, part], out=out[:, part])
 
     _spread(run, -(-max(out.shape) // step))
-
-
-def _multiplier(x: Array, y: Array, out: Array) -> Callable[[Array, Array, Array], object]:
-    """What multiplies such matrices on the thread that calls: oneDNN, where it is installed and takes them; or BLAS."""
-    library = onednn.library() if out.dtype == np.float32 else None
-    if library is None or _turn(out) != b"N" or not _turn(x) or not _turn(y):
-        return lambda x, y, out: np.matmul(x, y, out=out)
-
-    def multiply(x: Array, y: Array, out: Array) -> None:
-        turns = _turn(x) + _turn(y)
-        first, second, result = (
-            (address(a), a.strides[turn == _COLUMNS] // a.itemsize) for a, turn in zip((x, y, out), turns + b"N")
-        )
-        with library.one_thread():
-            library.multiply(out.shape[0], out.shape[1], x.shape[1], first, second, result, turns)
-
-    return multiply
-
-
-_COLUMNS = ord("T")
-
-
-def _turn(x: Array) -> bytes:
-    """How a matrix lies: by rows, by columns, or, an empty answer, otherwise."""
-    (rows, columns), size = x.strides, x.itemsize
-    if columns == size and rows >= size * x.shape[1]:
-        return b"N"
-    return b"T" if rows == size and columns >= size * x.shape[0] else b""
-
-
-def address(x: Array) -> int:
-    """Where the first element of an array is."""
-    found: int = x.__array_interface__["data"][0]
-    return found
 
 
 def _batch(x: Array, y: Array, out: Array, work: int) -> None:

@@ -307,9 +307,9 @@ def _pointwise_in_kernel(x: Array, ct: Array, out: Array, groups: int) -> Prepar
             for i, g in product(sums[number], range(groups)):
                 total, image, outputs = totals[number, g], given[i, g], mine[i, g]
                 at = (
-                    (blas.address(outputs), places),
-                    (blas.address(image), places),
-                    (blas.address(total), c),
+                    (products.address(outputs), places),
+                    (products.address(image), places),
+                    (products.address(total), c),
                 )
                 blas.add_product(dtype, o, c, places, *at, True, y_turned=True)
 

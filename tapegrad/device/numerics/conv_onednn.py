@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tapegrad.device import onednn, threads
-from tapegrad.device.numerics.blas import address
 from tapegrad.device.numerics.conv_lead import Prepared
-from tapegrad.device.numerics.conv_products import sliced
+from tapegrad.device.numerics.conv_products import address, sliced
 from tapegrad.device.numerics.windows import Moves, Window
 from tapegrad.device.onednn import Layout, OneDNN, Primitive
 from tapegrad.device.types import Array

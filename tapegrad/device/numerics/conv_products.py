@@ -127,11 +127,9 @@ def by_products(reads: list[Read], kernel: list[Array], turned: bool, found: Arr
     g, o, row = found.shape
     dtype, width = found.dtype, found.dtype.itemsize
     step = _step(o * max(matrix.shape[2] for matrix in kernel))
-    to = blas.address(found)
-    places = [
-        (blas.address(read.rows) + read.at * width, *read.rows.shape[1:], read.rows.strides[0], blas.address(matrix))
-        for read, matrix in zip(reads, kernel)
-    ]
+    to = address(found)
+    places = [(address(read.rows) + read.at * width, *read.rows.shape[1:], read.rows.strides[0], address(matrix))
+              for read, matrix in zip(reads, kernel)]  # fmt: skip
     for i in range(g):
         for low in range(0, length, step):
             n, out, more = min(step, length - low), (to + (i * o * row + low) * width, row), False
@@ -145,6 +143,11 @@ def _step(each: int) -> int:
     """The positions of a product that takes ``each`` multiply-adds for a position."""
     step = _PRODUCT // each
     return step if step >= 2 * LEAST else _LONG
+
+
+def address(x: Array) -> int:
+    address: int = x.__array_interface__["data"][0]
+    return address
 
 
 def _stacked(scratch: Scratch, reads: list[Read], low: int, count: int, gaps: Array | None = None) -> Array:
@@ -177,13 +180,13 @@ def add_products(reads: list[Read], outputs: Array, length: int, total: Array) -
     g, o, row = outputs.shape
     dtype, width = outputs.dtype, outputs.dtype.itemsize
     step = _step(o * max(read.rows.shape[1] for read in reads))
-    to, given = blas.address(total), blas.address(outputs)
+    to, given = address(total), address(outputs)
     for i in range(g):
         for low in range(0, length, step):
             n, y, at = min(step, length - low), (given + (i * o * row + low) * width, row), to + i * total.strides[0]
             for read in reads:
                 k, line = read.rows.shape[1:]
-                x = blas.address(read.rows) + i * read.rows.strides[0] + (read.at + low) * width
+                x = address(read.rows) + i * read.rows.strides[0] + (read.at + low) * width
                 blas.add_product(dtype, k, o, n, (x, line), y, (at, o), True, y_turned=True)
                 at += k * o * width
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -235,3 +237,29 @@ def test_a_product_of_float16_passes_through_no_infinity():
     x = tg.asarray([[300.0, 300.0, 300.0]], dtype="float16")
     y = tg.asarray([[300.0], [-300.0], [1.0]], dtype="float16")
     assert tg.matmul(x, y).item() == 300 and tg.vecdot(x[0], y[:, 0]).item() == 300
+
+
+def laid(x: np.ndarray, how: str) -> np.ndarray:
+    """The same matrix: by rows, by columns, with gaps between rows, with gaps everywhere."""
+    if how == "rows":
+        return x.copy()
+    if how == "columns":
+        return np.asfortranarray(x)
+    step = (2, 1) if how == "gaps" else (2, 3)
+    wide = np.zeros((x.shape[0] * step[0], x.shape[1] * step[1]), x.dtype)
+    view = wide[:: step[0], :: step[1]]
+    view[...] = x
+    return view
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("sizes", [(17, 33, 65), (128, 128, 128), (200, 200, 200), (250, 30, 190), (600, 70, 300)])
+def test_bits_do_not_depend_on_how_matrices_lie(dtype: str, sizes: tuple[int, int, int]) -> None:
+    """A captured step may hold in one piece what eager code reads with gaps, or by columns."""
+    m, n, k = sizes
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
+    wanted = tg.matmul(x, y).numpy()
+    for first, second in itertools.product(("rows", "columns", "gaps", "all gaps"), repeat=2):
+        a, b = (tg.asarray(laid(z, how), copy=False) for z, how in ((x, first), (y, second)))
+        np.testing.assert_array_equal(tg.matmul(a, b).numpy(), wanted, err_msg=f"{first} @ {second}")
