@@ -135,9 +135,10 @@ def _ranges(count: int, most: int) -> list[range]:
     return [range(i, min(i + each, count)) for i in range(0, count, each)]
 
 
-@lru_cache(maxsize=256)
 def _plan(library: OneDNN, make: Callable[..., Primitive], window: Window, channels: _Channels) -> _Plan | None:
     """The plan of a convolution, or of its kernel's gradient, by ``make``; None if oneDNN is not worth it."""
+    if window.is_pointwise:
+        return None
     reach = [(k - 1) * d for k, d in zip(window.kernel, window.dilation)]
     if any(not 0 <= p <= far for pair, far in zip(window.padding, reach) for p in pair):
         return None  # windows in the padding alone
@@ -183,23 +184,18 @@ def forward(x: Array, w: Array, out: Array, moves: Moves) -> Prepared | None:
 
     None where ``conv_cpu`` is to do it.
     """
-    return _applied(x, w, out, moves.over(x.shape[2:], w.shape[2:]), moves.groups, turned=False)
+    return _applied(x, w, out, moves, turned=False)
 
 
 def in_image(ct: Array, w: Array, out: Array, moves: Moves) -> Prepared | None:
     """The transpose in the image: ``ct``: (n, outputs, positions ...), ``out``: (n, channels, ...)."""
-    if set(moves.strides) != {1}:
-        return None
-    reach = [(k - 1) * d for k, d in zip(w.shape[2:], moves.dilation)]
-    around = tuple((far - low, far - high) for far, (low, high) in zip(reach, moves.padding))
-    window = moves._replace(padding=around).over(ct.shape[2:], w.shape[2:])
-    return _applied(ct, w, out, window, moves.groups, turned=True)
+    return _applied(ct, w, out, moves, turned=True)
 
 
-def _applied(x: Array, w: Array, out: Array, window: Window, groups: int, turned: bool) -> Prepared | None:
+def _applied(x: Array, w: Array, out: Array, moves: Moves, turned: bool) -> Prepared | None:
     """The convolution with a kernel, or with the kernel ``turned`` round, of which inputs and outputs change places."""
-    channels = _Channels(x.shape[0], groups, x.shape[1] // groups, out.shape[1] // groups)
-    plan = _planned(OneDNN.convolution, window, channels, (x, w, out))
+    library, groups = _library_for(x, w, out), moves.groups
+    plan = None if library is None else _plan_of_products(library, x.shape, w.shape, out.shape, moves, turned)
     if plan is None:
         return None
     tasks, theirs, ours = len(plan.blocks), plan.copies[0], plan.copies[_RESULT]
@@ -208,6 +204,7 @@ def _applied(x: Array, w: Array, out: Array, window: Window, groups: int, turned
     def work() -> None:
         image, result = np.ascontiguousarray(x), _contiguous(out)
         kernel = np.ascontiguousarray(_turned(w, groups) if turned else w)
+        read, written = address(image), address(result)
         shared = _Memory(plan.scratch, *kernels)
         spare, *rooms = shared.at
         with plan.library.one_thread():
@@ -220,8 +217,9 @@ def _applied(x: Array, w: Array, out: Array, window: Window, groups: int, turned
                 spare, source, target = mine.at
                 block, step = plan.blocks[number]
                 with plan.library.one_thread():
-                    given = step.brought(0, _at(image, block.images, block.rows), source, spare)
-                    step.compute(given, weights[step], _at(result, block.images, block.lines), target, spare)
+                    given = step.brought(0, read + _offset(image, block.images, block.rows), source, spare)
+                    goal = written + _offset(result, block.images, block.lines)
+                    step.compute(given, weights[step], goal, target, spare)
 
             return task
 
@@ -235,9 +233,8 @@ def _applied(x: Array, w: Array, out: Array, window: Window, groups: int, turned
 
 def in_kernel(x: Array, ct: Array, out: Array, moves: Moves) -> Prepared | None:
     """The transpose in the kernel: ``x``: (n, channels, ...), ``ct``: (n, outputs, positions ...)."""
-    groups, window = moves.groups, moves.over(x.shape[2:], out.shape[2:])
-    channels = _Channels(x.shape[0], groups, x.shape[1] // groups, ct.shape[1] // groups)
-    plan = _planned(OneDNN.in_weights, window, channels, (x, ct, out))
+    library = _library_for(x, ct, out)
+    plan = None if library is None else _plan_in_kernel(library, x.shape, ct.shape, out.shape, moves)
     if plan is None:
         return None
     pieces = max(1, min(_PARTS, len(plan.blocks), _PART // out.size))
@@ -246,18 +243,20 @@ def in_kernel(x: Array, ct: Array, out: Array, moves: Moves) -> Prepared | None:
 
     def work() -> None:
         image, cotangent = np.ascontiguousarray(x), np.ascontiguousarray(ct)
+        first, second = address(image), address(cotangent)
         totals = np.zeros((len(parts), out.size), np.float32)
 
         def worker() -> Callable[[int], None]:
             mine, found = _Memory(*sizes), np.empty(out.size, np.float32)
+            written = address(found)
 
             def task(number: int) -> None:
                 spare, *rooms = mine.at
                 for block, step in plan.blocks[parts[number].start : parts[number].stop]:
                     with plan.library.one_thread():
-                        source = step.brought(0, _at(image, block.images, block.rows), rooms[0], spare)
-                        given = step.brought(1, _at(cotangent, block.images, block.lines), rooms[1], spare)
-                        step.compute(source, given, address(found), rooms[_RESULT], spare)
+                        source = step.brought(0, first + _offset(image, block.images, block.rows), rooms[0], spare)
+                        given = step.brought(1, second + _offset(cotangent, block.images, block.lines), rooms[1], spare)
+                        step.compute(source, given, written, rooms[_RESULT], spare)
                     np.add(totals[number], found, out=totals[number])
 
             return task
@@ -269,14 +268,33 @@ def in_kernel(x: Array, ct: Array, out: Array, moves: Moves) -> Prepared | None:
     return Prepared(mine + _workers(len(parts)) * (_room(*sizes) + out.nbytes), work)
 
 
-def _planned(
-    make: Callable[..., Primitive], window: Window, channels: _Channels, operands: Sequence[Array]
-) -> _Plan | None:
-    """The plan, where oneDNN is installed and has something for such operands."""
-    if any(a.dtype != np.float32 or not a.size for a in operands) or window.is_pointwise:
-        return None
-    library = onednn.library()
-    return None if library is None else _plan(library, make, window, channels)
+def _library_for(*operands: Array) -> OneDNN | None:
+    """The library, where it is installed, and has something for such operands."""
+    for a in operands:
+        if a.dtype != np.float32 or not a.size:
+            return None
+    return onednn.library()
+
+
+@lru_cache(maxsize=512)
+def _plan_of_products(library: OneDNN, x: Sizes, w: Sizes, out: Sizes, moves: Moves, turned: bool) -> _Plan | None:
+    """The plan of :func:`_applied` for these shapes."""
+    window = moves.over(x[2:], w[2:])
+    if turned:
+        if set(moves.strides) != {1}:
+            return None
+        reach = [(k - 1) * d for k, d in zip(w[2:], moves.dilation)]
+        around = tuple((far - low, far - high) for far, (low, high) in zip(reach, moves.padding))
+        window = window._replace(padding=around)
+    channels = _Channels(x[0], moves.groups, x[1] // moves.groups, out[1] // moves.groups)
+    return _plan(library, OneDNN.convolution, window, channels)
+
+
+@lru_cache(maxsize=512)
+def _plan_in_kernel(library: OneDNN, x: Sizes, ct: Sizes, out: Sizes, moves: Moves) -> _Plan | None:
+    """The plan of :func:`in_kernel` for these shapes."""
+    channels = _Channels(x[0], moves.groups, x[1] // moves.groups, ct[1] // moves.groups)
+    return _plan(library, OneDNN.in_weights, moves.over(x[2:], out[2:]), channels)
 
 
 def _turned(w: Array, groups: int) -> Array:
@@ -294,6 +312,6 @@ def _copies(*operands: Array) -> int:
     return sum(a.nbytes for a in operands if not a.flags.c_contiguous)
 
 
-def _at(x: Array, images: range, lines: range) -> int:
-    """The address of an image's line."""
-    return address(x) + images.start * x.strides[0] + lines.start * x.strides[2]
+def _offset(x: Array, images: range, lines: range) -> int:
+    """Bytes from the first element of an array to an image's line."""
+    return images.start * x.strides[0] + lines.start * x.strides[2]

@@ -29,8 +29,13 @@ PLAIN = Moves((1, 1), ((1, 1), (1, 1)), (1, 1), 1)
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of so many elements."""
     monkeypatch.setattr(conv_onednn, "_BLOCK", request.param)
-    conv_onednn._plan.cache_clear()
-    request.addfinalizer(conv_onednn._plan.cache_clear)
+
+    def forget() -> None:
+        for plan in (conv_onednn._plan_of_products, conv_onednn._plan_in_kernel):
+            plan.cache_clear()
+
+    forget()
+    request.addfinalizer(forget)
 
 
 def drawn(draw: np.random.Generator) -> tuple[Moves, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]]:
