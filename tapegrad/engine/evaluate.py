@@ -154,6 +154,16 @@ def _finished(f: Callable[[], Any], deferring: list[Buffer]) -> Any:
     return t
 
 
+def waiting_below(node: Node, inputs: tuple[Buffer, ...]) -> Buffer | None:
+    """The reduction that a node shows as a view, while it waits for others to share its kernel: the view waits, too."""
+    while node.prim.view and inputs[0].array is None:
+        below = inputs[0]
+        if not below.postponed:
+            return below if below.loop is not None else None
+        node, inputs = below.node, below.keeps
+    return None
+
+
 @locks.section
 def fill(targets: Iterable[Buffer]) -> None:
     """Give every target its bytes; targets that share work share kernels.
@@ -164,9 +174,15 @@ def fill(targets: Iterable[Buffer]) -> None:
         with _lock:
             pending: list[Buffer] = []
             postponed: list[Buffer] = []
+            waiting: list[Buffer] = []
             for b in targets:
-                if b.array is None:
-                    (postponed if b.postponed else pending).append(b)
+                if b.array is None and not b.postponed:
+                    pending.append(b)
+                elif b.array is None:
+                    below = waiting_below(b.node, b.keeps)
+                    (postponed if below is None else waiting).append(b)
+                    if below is not None:
+                        pending.append(below)
             if postponed:
                 catch_up(postponed)
             todo: dict[int, Buffer] = {}
@@ -185,6 +201,8 @@ def fill(targets: Iterable[Buffer]) -> None:
                     thread.executor.kernel(group)
             for b in views.values():
                 same(b, region.viewed(b))
+            if waiting:
+                catch_up(waiting)
     except BaseException:
         locks.let_go(_lock)
         raise

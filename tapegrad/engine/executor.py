@@ -28,7 +28,7 @@ from tapegrad.device import Device, dtypes, phantom, tally
 from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array
 from tapegrad.engine import make, region
-from tapegrad.engine.evaluate import SPECIAL, announce, apart, array_of, arrays_of, fill, same
+from tapegrad.engine.evaluate import SPECIAL, announce, apart, array_of, arrays_of, fill, postponed, same, waiting_below
 from tapegrad.engine.work import Work
 
 T = TypeVar("T")
@@ -176,6 +176,8 @@ class Executor:
     def run_barrier(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """A buffer for the value of a barrier or view."""
         prim, aval = node.prim, node.aval
+        if into is None and thread.deferring and waiting_below(node, inputs) is not None:
+            return postponed(node, inputs)
         inputs, beside = (inputs, None) if prim.beside is None else apart(prim, inputs)
         who = account.current
         who.applied(node, inputs if beside is None else (*inputs, beside))

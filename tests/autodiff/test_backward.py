@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 
@@ -198,3 +199,30 @@ def test_what_pends_has_its_bytes_before_a_call_takes_memory_for_its_own() -> No
         z = tg.sum(tg.sin(double(x)))
     assert tape.gradient(z, x).numpy()[0] == 2.0 * np.cos(1.0)
     assert filled == [True]
+
+
+def of_channels(x: tg.Tensor, scale: tg.Variable, shift: tg.Variable, *, column: bool) -> tg.Tensor:
+    turned = (lambda v: tg.reshape(tg.reshape(v, (1, -1)), (-1, 1, 1))) if column else (lambda v: v)
+    return tg.relu(x * turned(scale) + turned(shift))
+
+
+@pytest.mark.parametrize("budget", [False, True])
+def test_sums_that_a_reshape_shows_share_the_kernel_of_the_walk(rng: np.random.Generator, budget: bool) -> None:
+    """Scale and shift of channels, whose axis is not the last: both gradients and x's are one kernel, as for rows."""
+    results = []
+    for column in (True, False):
+        data = rng.standard_normal((16, 8, 32, 32) if column else (16, 32, 32, 8)).astype("float32")
+        x, scale, shift = tg.asarray(data), tg.Variable(np.full(8, 0.5, "f")), tg.Variable(np.ones(8, "f"))
+        with tg.memory_budget("1GiB") if budget else contextlib.nullcontext(), tg.GradientTape() as tape:
+            tape.watch(x)
+            y = of_channels(x, scale, shift, column=column)
+            y._array  # noqa: B018
+            with tg.measure() as m:
+                found = tape.gradient(y, [x, scale, shift])
+        results.append((m.kernel_runs, m.nodes_run["relu"] + m.nodes_run["greater"], m.nodes_run["sum"]))
+        positive = data * 0.5 + 1 > 0
+        axes, last = ((0, 2, 3), (8, 1, 1)) if column else ((0, 1, 2), (8,))
+        np.testing.assert_allclose(found[1].numpy(), (positive * data).sum(axes, dtype="d"), rtol=1e-5, atol=1e-3)
+        np.testing.assert_array_equal(found[2].numpy(), positive.sum(axes))
+        np.testing.assert_array_equal(found[0].numpy(), positive * np.full(last, 0.5, "f"))
+    assert results[0] == results[1] and results[0][0] == 1
