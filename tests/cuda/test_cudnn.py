@@ -268,6 +268,17 @@ def test_bias_and_relu_give_the_bits_of_operations_of_their_own(gpu: Any, librar
     assert {"tg_conv_finish"} == {n for launch in standin.launches if (n := launch.name).startswith("tg_conv")}
 
 
+def test_bias_and_relu_are_one_pass_more(gpu: Any, library: Any) -> None:
+    x = drawn(gpu, (2, 4, 9, 8))
+    with tg.device(gpu):
+        layer = tg.nn.Conv2D(6, 3, padding=1, activation="relu")
+        y = layer(x)
+    with tg.measure() as m:
+        layer(x)
+    least = x.nbytes + layer.kernel.nbytes + layer.bias.nbytes + y.nbytes
+    assert (m.kernel_runs, m.bytes_moved) == (2, least + 2 * y.nbytes)
+
+
 def test_work_goes_to_the_current_stream_and_threads_share_a_handle(gpu: Any, library: Any) -> None:
     x, w = drawn(gpu, (2, 3, 6, 6)), drawn(gpu, (4, 3, 3, 3))
     before = len(library.handles)
