@@ -6,7 +6,7 @@
 # device, driver, versions and commit, into bench/results/ (a dry run puts nothing there).
 #
 # Wants tapegrad's test dependencies and cupy-cuda12x or cupy-cuda13x with [ctk] (or a CUDA toolkit); PyTorch and JAX
-# with CUDA are compared where they are installed.  PYTHON=... chooses the interpreter.
+# with CUDA are compared where they are installed, and convolutions by cuDNN (nvidia-cudnn-frontend) with tapegrad's own.  PYTHON=... chooses the interpreter.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec </dev/null
@@ -44,7 +44,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 print("python", platform.python_version(), platform.platform())
 names = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "ml-dtypes", "torch", "triton", "jax", "jaxlib", "jax-cuda12-plugin",
-         "jax-cuda13-plugin", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc", "nvidia-cublas-cu12", "nvidia-cublas")
+         "jax-cuda13-plugin", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc", "nvidia-cublas-cu12", "nvidia-cublas",
+         "nvidia-cudnn-frontend", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 for name in names:
     try:
         print(name, version(name))

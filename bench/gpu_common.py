@@ -148,6 +148,7 @@ def about(run: Run) -> dict[str, Any]:
     facts["versions"]["cupy"] = run.cupy.__version__
     if run.torch is not None and run.torch.backends.cudnn.is_available():
         facts["versions"]["cudnn"] = str(run.torch.backends.cudnn.version())
+    facts["cudnn_of_tapegrad"] = _cudnn()
     return {
         "measured": not run.dry,
         "device": name.decode() if isinstance(name, bytes) else name,
@@ -159,6 +160,13 @@ def about(run: Run) -> dict[str, Any]:
         "cuda_of_runtime": runtime.runtimeGetVersion(),
         **facts,
     }
+
+
+def _cudnn() -> str:
+    """Whether tapegrad convolves by cuDNN, and by which."""
+    from tapegrad.device import asdevice, cudnn
+
+    return cudnn.said(asdevice("cuda"))
 
 
 def driver() -> str | None:

@@ -98,6 +98,16 @@ def convolutions(tg: Any, np: Any) -> None:
             common.must_agree("convolutions", f"a gradient, groups {groups}", got, want, 1e-4)
 
 
+def finished(device: Any, np: Any) -> None:
+    """Bias and relu in place, which follow a convolution by cuDNN."""
+    from tapegrad.ops.products import _cuda_conv
+
+    y, b = (np.random.default_rng(0).normal(size=s).astype("float32") for s in ((3, 5, 9, 11), (5,)))
+    out = device.array(y)
+    device.call(_cuda_conv.finish, device, out, device.array(b), True)
+    common.must_agree("bias and relu", "result", device.numpy(out), np.maximum(y + b.reshape(5, 1, 1), 0), 1e-6)
+
+
 def attention(tg: Any, np: Any) -> None:
     """Results, gradients of all operands and tangents, with numbers added to the scores."""
     rng = np.random.default_rng(0)
@@ -141,13 +151,16 @@ def main() -> None:
     run = gpu_common.begin(options)
     import numpy as np
 
+    from tapegrad.device import asdevice, cudnn
     from tapegrad.device.kernel import DECLARED
 
     widths = WIDTHS[:2] if options.dry_run else WIDTHS
     dtypes = ("float32",) if options.dry_run else tuple(TOLERANCE)
     left = 0
     optimizers(run.tg, np)
-    convolutions(run.tg, np)
+    with cudnn.without(asdevice("cuda")):
+        convolutions(run.tg, np)
+    finished(asdevice("cuda"), np)
     attention(run.tg, np)
     rows_alone(run.tg, np)
     print("optimizers, convolutions, attention")

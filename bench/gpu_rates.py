@@ -5,7 +5,8 @@
 First the device's copy bandwidth is measured (as by ``gpu_speed.py``), and for each dtype its product rate: of a large
 matrix product by cuBLAS, two operations for each product and sum.  Then every case by tapegrad, PyTorch (attention by
 ``scaled_dot_product_attention``, convolutions by cuDNN) and JAX jit, where they are installed with CUDA; the block also
-by torch.compile and by ``tg.function``.  All compute in the same dtype: float32 without TF32.  Results must agree.
+by torch.compile and by ``tg.function``.  Where tapegrad's convolutions go by cuDNN, they are also timed by its own
+kernels (``x own kernels``).  All compute in the same dtype: float32 without TF32.  Results must agree.
 
 ``of copy`` and ``of products``: the least bytes (inputs and outputs once) and the operations that the case needs over
 its time, relative to those rates.  Causal attention needs half of the products; backward two and a half times those of
@@ -40,6 +41,29 @@ class Rated(gpu_cases.Case):
     compiled: bool = False
 
 
+class Convolved(Rated):
+    """A convolution, or its gradient: also without cuDNN, where there is cuDNN."""
+
+    def makers(self, run: gpu_common.Run) -> dict[str, Callable[[], Callable[[], list[Any]]]]:
+        from tapegrad.device import asdevice, cudnn
+
+        found, device = super().makers(run), asdevice("cuda")
+        if device.cudnn is not None:
+            with_cudnn = found["tapegrad"]
+
+            def make() -> Callable[[], list[Any]]:
+                call = with_cudnn()
+
+                def own() -> list[Any]:
+                    with cudnn.without(device):
+                        return call()
+
+                return own
+
+            found["own kernels"] = make
+        return found
+
+
 def product_rate(run: gpu_common.Run, dtype: str, n: int) -> float:
     """Operations per second, the best of some rounds."""
     tg = run.tg
@@ -61,15 +85,15 @@ def drawn(*shapes: tuple[int, ...]) -> Callable[[], list[Any]]:
 
 def both_ways(
     name: str, dtype: str, shapes: list[tuple[int, ...]], result: tuple[int, ...], forward: dict[str, Callable],
-    operations: float, backward: float,
+    operations: float, backward: float, case: type[Rated] = Rated,
 ) -> Iterator[Rated]:  # fmt: skip
     """Forward and the gradient of all inputs; ``backward``: how many times the operations the latter needs."""
     each = 4 if dtype == "float32" else 2
     inputs, outputs = each * sum(map(math.prod, shapes)), each * math.prod(result)
     more = {"tolerance": TOLERANCE[dtype], "dtype": dtype}
-    yield Rated(f"{name}, {dtype}", inputs + outputs, drawn(*shapes), forward, operations=operations, **more)
-    yield Rated(f"{name}, {dtype}, gradient", 2 * inputs + outputs, drawn(*shapes, result), forward, backward=True,
-                operations=(1 + backward) * operations, **more)  # fmt: skip
+    yield case(f"{name}, {dtype}", inputs + outputs, drawn(*shapes), forward, operations=operations, **more)
+    yield case(f"{name}, {dtype}, gradient", 2 * inputs + outputs, drawn(*shapes, result), forward, backward=True,
+               operations=(1 + backward) * operations, **more)  # fmt: skip
 
 
 def attention(length: int, batch: int, heads: int, width: int, dtype: str) -> Iterator[Rated]:
@@ -101,7 +125,7 @@ def convolution(name: str, image: tuple[int, ...], outputs: int, size: int, grou
         ),
     }
     operations = 2 * math.prod(result) * math.prod(weights[1:])
-    return both_ways(f"convolution {name}", dtype, [image, weights], result, forward, operations, 2.0)
+    return both_ways(f"convolution {name}", dtype, [image, weights], result, forward, operations, 2.0, Convolved)
 
 
 class Block(Rated):
@@ -173,7 +197,7 @@ def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
         row["case"],
         *own,
         f"{row['of_products']['tapegrad']:.0%}",
-        *map(faster, ("function", "torch", "compile", "jax")),
+        *map(faster, ("function", "own kernels", "torch", "compile", "jax")),
     )
 
 
@@ -182,6 +206,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     options = parser.parse_args()
     run = gpu_common.begin(options)
+    if run.dry:
+        from shim.standin import libcudnn
+
+        libcudnn.offer()
     same_arithmetic(run)
     bandwidth = gpu_speed.copy_bandwidth(run, 1 << (12 if run.dry else 26))
     rates = {dtype: product_rate(run, dtype, 32 if run.dry else 8192) for dtype in DTYPES}
@@ -198,10 +226,20 @@ def main() -> None:
         row["of_copy"] = {who: case.nbytes / s / bandwidth for who, s in row["seconds"].items()}
         row["of_products"] = {who: case.operations / s / rates[case.dtype] for who, s in row["seconds"].items()}
         rows.append(row)
-        print(f"{case.name}: done in {time.monotonic() - start:.1f} s", flush=True)
+        print(f"{case.name}: done in {time.monotonic() - start:.1f} s by {', '.join(row['seconds'])}", flush=True)
         run.cupy.get_default_memory_pool().free_all_blocks()
     cells = [*map(cells_of, rows), *((name, "not run: no time left") for name in left)]
-    columns = ["", "us", "of copy", "of products", "x tg.function", "x PyTorch", "x torch.compile", "x JAX"]
+    columns = [
+        "",
+        "us",
+        "of copy",
+        "of products",
+        "x tg.function",
+        "x own kernels",
+        "x PyTorch",
+        "x torch.compile",
+        "x JAX",
+    ]
     told = ", ".join(f"{dtype} {rate / 1e12:.1f}" for dtype, rate in rates.items())
     title = f"copy at {bandwidth / 1e9:.0f} GB/s, products at {told} Tflop/s; tapegrad is x faster than"
     if run.dry:

@@ -9,21 +9,6 @@
 #ifndef TRANSPOSED
 #define TRANSPOSED 0
 #endif
-#ifndef EPILOGUE
-#define EPILOGUE 0
-#endif
-
-// What is stored of a sum.  EPILOGUE 0: itself; 1: with the bias of its row; 2: of that what is above 0.  It is rounded
-// after each of these, as if they were kernels of their own.
-TG_INLINE T tg_finished(W sum, const T* bias, long long row) {
-#if EPILOGUE == 0
-    return tg_store<T>(sum);
-#elif EPILOGUE == 1
-    return tg_store<T>(tg_plus(tg_round_to<T>(sum), tg_load(bias[row])));
-#else
-    return tg_store<T>(tg_max(tg_round_to<T>(tg_plus(tg_round_to<T>(sum), tg_load(bias[row]))), W(0)));
-#endif
-}
 
 // The taps along an axis that a phase sums: number j is tap first + j * step, and reads place start + q + j * delta (each
 // step of q being `pace` places) for the q-th of its `positions` elements.

@@ -6,6 +6,7 @@
 //   conv.cu        result (outer, positions) = kernel (outer, taps inner) @ windows (taps inner, positions), and its
 //                  transpose in the image
 //   conv_in_w.cu   kernel's cotangent (outer, taps inner) = cotangent (outer, positions) @ windows', in parts
+//   conv_finish.cu bias and relu, of what a library has multiplied
 //
 // A block of 256 threads makes a tile of 8 ROWS x 128 of the result from slices of DEPTH products; while it multiplies
 // one slice, the next is on its way from memory into registers.  Operands may lie as they like; results are C-contiguous.
@@ -27,6 +28,9 @@
 #ifndef TENSOR
 #define TENSOR 0
 #endif
+#ifndef EPILOGUE
+#define EPILOGUE 0
+#endif
 #if TENSOR && (defined(TG_HOST) || __CUDA_ARCH__ >= 800)
 #define TG_TENSOR_CORES
 #endif
@@ -47,6 +51,18 @@ template <typename R>
 TG_INLINE tg_complex<R> tg_fused(tg_complex<R> a, tg_complex<R> b, tg_complex<R> c) {
     return tg_complex<R>(tg_fused(-a.im, b.im, tg_fused(a.re, b.re, c.re)),
                          tg_fused(a.im, b.re, tg_fused(a.re, b.im, c.im)));
+}
+
+// What is stored of a sum.  EPILOGUE 0: itself; 1: with the bias of its row; 2: of that what is above 0.  It is rounded
+// after each of these, as if they were kernels of their own.
+TG_INLINE T tg_finished(W sum, const T* bias, long long row) {
+#if EPILOGUE == 0
+    return tg_store<T>(sum);
+#elif EPILOGUE == 1
+    return tg_store<T>(tg_plus(tg_round_to<T>(sum), tg_load(bias[row])));
+#else
+    return tg_store<T>(tg_max(tg_round_to<T>(tg_plus(tg_round_to<T>(sum), tg_load(bias[row]))), W(0)));
+#endif
 }
 
 // Sizes of the source (what windows are taken of), of the target, and of the kernel; how it moves; how operands lie.

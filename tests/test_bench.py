@@ -44,6 +44,11 @@ def test_a_gpu_script_runs_dry_and_keeps_nothing(name):
     assert results() == before
 
 
+def test_rates_of_convolutions_are_measured_with_cudnn_and_without():
+    said = run(BENCH / "gpu_rates.py", "--dry-run", "--only", "convolution 3x3, float32")
+    assert len(re.findall("done in .* s by tapegrad, own kernels$", said, re.MULTILINE)) == 2, said
+
+
 def test_fusion_counts(tmp_path):
     said = run(BENCH / "fusion.py", "--quick", "--detail", "--json", tmp_path / "counts.json")
     assert "lower bound" in said and "arrays saved" in said and "gelu', expand bias'" in said

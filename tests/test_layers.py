@@ -27,6 +27,7 @@ LIBRARIES = {
     "scipy": {"device", "optim", "profile"},
     "cupy": {"device"},
     "cupyx": {"device"},
+    "cudnn": {"device"},
     "pynvml": {"device", "profile"},
     "safetensors": {"nn"},
     "threadpoolctl": {"device"},
@@ -37,7 +38,7 @@ LIBRARIES = {
     "pytest": {"testing"},
 }
 # Heavy or optional, so imported inside the function that needs them.
-LAZY = {"cupy", "cupyx", "pynvml", "safetensors", "matplotlib", "scipy", "threadpoolctl", "mpi4py"}
+LAZY = {"cupy", "cupyx", "cudnn", "pynvml", "safetensors", "matplotlib", "scipy", "threadpoolctl", "mpi4py"}
 # What `import tapegrad` must not load.
 NOT_AT_IMPORT = sorted(LIBRARIES.keys() - {"numpy", "ml_dtypes"})
 

@@ -23,9 +23,10 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from tapegrad.core import locks
-from tapegrad.device import cpu, cublas, cxx, foreign, phantom
+from tapegrad.device import cpu, cublas, cudnn, cxx, foreign, phantom
 from tapegrad.device.base import Device
 from tapegrad.device.checks import RECORD, Checks
+from tapegrad.device.cudnn import CuDNN
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.pressure import outside, pool_room, retried
 from tapegrad.device.probe import Probe, look
@@ -42,7 +43,7 @@ _PLAIN_SHARED = 48 * 1024
 class CudaDevice(Device):
     """One GPU: CuPy's functions, memory from CuPy's pool."""
 
-    __slots__ = ("_before", "_busy", "_capturing", "_checks", "_lent", "_lock", "_runtime", "_stream_of")
+    __slots__ = ("_before", "_busy", "_capturing", "_checks", "_cudnn", "_lent", "_lock", "_runtime", "_stream_of")
 
     def __init__(self, index: int, cupy: Namespace) -> None:
         super().__init__(f"cuda:{index}", "cuda", cupy, 0, lazy=True, index=index)
@@ -53,6 +54,7 @@ class CudaDevice(Device):
         self._lock = locks.lock()
         self._checks: Checks | None = None
         self._before: int | None = None
+        self._cudnn: tuple[CuDNN | None] | None = None
         self._lent: deque[tuple[Any, Any]] = deque()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -167,7 +169,8 @@ class CudaDevice(Device):
     def room(self, nbytes: int) -> str:
         """Text for an error: whether memory is full or fragmented, and what would fit."""
         with self.active():
-            return pool_room(self.xp, nbytes, cublas.outside_bytes(self.index))
+            theirs = self._cudnn[0].outside_bytes if self._cudnn and self._cudnn[0] else 0
+            return pool_room(self.xp, nbytes, cublas.outside_bytes(self.index), theirs)
 
     def limit(self, nbytes: int | None, live: object = None) -> None:
         """CuPy's pool holds at most so many bytes here, but not more than the limit it had before."""
@@ -294,7 +297,7 @@ class CudaDevice(Device):
         if len(busy) == 1 and stream.ptr in busy and self._runtime.getDevice() == self.index:
             x.data.copy_from_host_async(host.ctypes.data, host.nbytes, stream)  # as in :meth:`empty`
         else:
-            self.call(_copy_to, x, host, self._stream_of)
+            self.call(lambda: x.data.copy_from_host_async(host.ctypes.data, host.nbytes, self._stream_of()))
 
     @property
     def checks(self) -> Checks:
@@ -306,6 +309,14 @@ class CudaDevice(Device):
                     memory = np.ndarray((RECORD.itemsize,), np.uint8, self.xp.cuda.PinnedMemoryPointer(pinned, 0))
                     self._checks = Checks(memory, self._wait)
         return self._checks
+
+    @property
+    def cudnn(self) -> CuDNN | None:
+        """cuDNN here, at its first use; None where it is not installed, cannot be used or is not wanted."""
+        if self._cudnn is None:
+            with self._lock:
+                self._cudnn = self._cudnn or (cudnn.made(self.xp, self.index),)
+        return self._cudnn[0]
 
     def _wait(self) -> None:
         with self.active():
@@ -385,10 +396,6 @@ class Scratch:
 
 _APART = 512
 """Bytes of which places in scratch memory are multiples, as in CuPy's pool."""
-
-
-def _copy_to(x: Any, host: Array, stream_of: Callable[[], Any]) -> None:
-    x.data.copy_from_host_async(host.ctypes.data, host.nbytes, stream_of())
 
 
 def _refused(nbytes: int) -> NoReturn:

@@ -84,6 +84,11 @@ class DryDevice(Device):
         """Nothing runs."""
 
     @property
+    def cudnn(self) -> Any:
+        """That of the real device: its plans say what passes there are."""
+        return self._device.cudnn  # type: ignore[attr-defined]  # asked of a GPU alone
+
+    @property
     def checks(self) -> DryDevice:
         """What kernels would find wrong: nothing."""
         return self

@@ -88,10 +88,10 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def pool_room(cupy: Namespace, nbytes: int, outside_bytes: int) -> str:
+def pool_room(cupy: Namespace, nbytes: int, outside_bytes: int, cudnn_bytes: int = 0) -> str:
     """Text for an error: the memory there is on CuPy's current device, after a request for ``nbytes`` failed.
 
-    ``outside_bytes``: what cuBLAS holds beside the pool.
+    ``outside_bytes``: what cuBLAS holds beside the pool; ``cudnn_bytes``: what cuDNN's handle does.
     """
     pool, (free, total) = cupy.get_default_memory_pool(), cupy.cuda.runtime.memGetInfo()
     idle, limit = pool.free_bytes(), pool.get_limit()
@@ -99,6 +99,7 @@ def pool_room(cupy: Namespace, nbytes: int, outside_bytes: int) -> str:
     fits = max(0, min(free, limit - pool.total_bytes()) if limit else free)
     within = f", {limit} are allowed to the pool" if limit else ""
     beside = f", {outside_bytes} in cuBLAS's workspaces, outside the pool" if outside_bytes else ""
+    beside += f", {cudnn_bytes} in cuDNN's handle, outside the pool" if cudnn_bytes else ""
     return (
         f"{pool.used_bytes()} bytes are in use, {idle} idle in the pool {state}, {free} of {total} free on the "
         f"device{within}{beside}; {fits} bytes would fit"

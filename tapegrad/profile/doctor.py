@@ -35,6 +35,7 @@ SERVES = {
 VARIABLES = (
     "TAPEGRAD_DEVICE", "TAPEGRAD_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_PATH", "CUPY_CACHE_DIR",
     "CUPY_GPU_MEMORY_LIMIT", "CUPY_TF32", "TAPEGRAD_TIMEOUT", "TAPEGRAD_ONEDNN",
+    "TAPEGRAD_CUDNN",
 )  # fmt: skip
 _TRIAL = '#include "scalar.cuh"\nextern "C" __global__ void tg_doctor(int* x) { *x = 7; }'
 
@@ -182,7 +183,7 @@ def _devices() -> dict[str, object]:
 
 
 def _one_device(index: int) -> dict[str, object]:
-    from tapegrad.device import cuda
+    from tapegrad.device import cuda, cudnn
     from tapegrad.device.dtypes import int32
     from tapegrad.device.kernel import options
 
@@ -199,7 +200,7 @@ def _one_device(index: int) -> dict[str, object]:
     }
     x = device.empty((1,), int32)
     device.launch(device.compile(_TRIAL, "tg_doctor", options()), (1,), (1,), (x,))
-    return {**said, "tapegrad's kernels run": int(device.numpy(x)[0]) == 7}
+    return {**said, "tapegrad's kernels run": int(device.numpy(x)[0]) == 7, "cuDNN": cudnn.said(device)}
 
 
 def _kernels() -> dict[str, object]:

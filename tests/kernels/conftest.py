@@ -35,6 +35,8 @@ class AtOnce(Checks):
 class HostDevice:
     """What launch code needs of a device; fresh memory is full of rubbish."""
 
+    cudnn = None
+
     def __init__(self, check=False):
         self.xp = np
         self.check = check

@@ -56,7 +56,7 @@ def check(text, flags, most, what, names=None):
 class Recorder:
     """A device that compiles nothing and notes what it was asked to compile."""
 
-    xp = np
+    xp, cudnn = np, None
 
     def __init__(self):
         self.asked = set()
@@ -90,6 +90,7 @@ def asked_of(dtype):
         moves = Moves((1, 1), ((0, 0), (0, 0)), (1, 1), 1, tf32)
         _cuda_conv.forward(recorder, x, w, y, moves).run()
         _cuda_conv.forward(recorder, x, w, y, moves, recorder.empty((outputs,), dtype), True).run()
+        _cuda_conv.finish(recorder, y, recorder.empty((outputs,), dtype), True)
         _cuda_conv.in_kernel(recorder, x, y, w, moves).run()
         wide, image = (recorder.empty((n, outputs, 3 + k, 3 + k), dtype) for n, k in ((outputs, 0), (1, 3)))
         _cuda_conv.in_image(recorder, y, wide, image, moves).run()

@@ -61,6 +61,7 @@ def test_a_sound_installation(cupy):
     assert list(found["devices"]) == ["cuda:0", "cuda:1"]
     for device in found["devices"].values():
         assert device["tapegrad's kernels run"] is True and device["name"] == "Stand-in"
+        assert device["cuDNN"] == "none; TAPEGRAD_CUDNN=0"  # the stand-in's
         assert device["compute capability"] == "9.0" and device["total bytes"] == 8 << 30
     assert found["kernels"]["files"] > 5 and "used bytes" in found["memory"]["pool of cuda:1"]
     assert found["CPU"]["threads"] == tg.get_num_threads() and "blas" in found["CPU"]["BLAS"].lower()

@@ -29,6 +29,7 @@ from tapegrad.device.kernel import DECLARED
 from tapegrad.errors import IndexingError
 from tapegrad.ops import updates
 from tapegrad.ops.index import _cuda_index
+from tapegrad.ops.products import _cuda_conv
 
 from . import bounds
 from .twin import Record, Watch, watching
@@ -164,6 +165,9 @@ def convolutions(device: Told, dtype: np.dtype) -> None:
     """The highest tiles, multiplied by tensor cores where they may."""
     for prim, xs, shape, params in conv.three("many rows", dtype, tf32=True):
         conv.found(device, prim, xs, shape, params)
+        device.forget()
+    for clips in (False, True):
+        _cuda_conv.finish(device, *(device.told(conv.drawn(s, dtype, 7)) for s in ((2, 3, 9, 11), (3,))), clips)
         device.forget()
 
 

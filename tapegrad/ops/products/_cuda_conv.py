@@ -1,23 +1,28 @@
-"""Launching the CUDA kernels of convolutions (``kernels/conv.cuh`` says how they work).
+"""Launching the CUDA kernels of convolutions (``kernels/conv.cuh`` says how they work), or cuDNN's.
 
-A kernel of one tap that meets each element once is a product of cuBLAS; a result of few channels in each group has
-kernels of its own; all else is one product of tiles, which tensor cores compute of numbers of 16 bits, and of float32
-where that is allowed.  Operands are read where they lie, with any strides.  The sum over images and positions of a
-kernel's cotangent is cut into parts, by shapes alone, which a second launch adds up in order.
+A kernel of one tap that meets each element once is a product of cuBLAS.  All else is cuDNN's, where it is installed and
+has something for the operands (:mod:`tapegrad.device.cudnn`): operands that are not in C order are copied, so that bits
+depend on shapes alone, and bias and relu follow in a kernel of ours, so that they round as operations of their own.
+
+Otherwise a result of few channels in each group has kernels of its own, and what remains is one product of tiles, which
+tensor cores compute of numbers of 16 bits, and of float32 where that is allowed.  Operands are read where they lie,
+with any strides.  The sum over images and positions of a kernel's cotangent is cut into parts, by shapes alone, which a
+second launch adds up in order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tapegrad.core.aval import Shape
-from tapegrad.device import cxx, gemm
-from tapegrad.device.dtypes import accumulator, float32
+from tapegrad.device import cudnn, cxx, gemm
+from tapegrad.device.dtypes import accumulator, float32, uint8
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.numerics import blas
-from tapegrad.device.numerics.conv_lead import Prepared
+from tapegrad.device.numerics.conv_lead import Prepared, Unmade
 from tapegrad.device.numerics.windows import Moves, Window
 from tapegrad.device.types import Array, DType
 
@@ -29,6 +34,7 @@ _conv_in_w = Kernel("conv_in_w.cu", "tg_conv_in_w")
 _conv_few = Kernel("conv.cu", "tg_conv_few")
 _conv_few_in_w = Kernel("conv_in_w.cu", "tg_conv_few_in_w")
 _conv_join = Kernel("conv_in_w.cu", "tg_conv_join")
+_conv_finish = Kernel("conv_finish.cu", "tg_conv_finish")
 
 _BLOCK, _TILE, _PLANE = 256, 128, 1024
 """Threads; columns of a tile; elements of a plane that a block computes where there are few channels."""
@@ -36,6 +42,8 @@ _FEW = 4
 """Products of channels and outputs of a group: up to so many, each element of a result is one thread's."""
 _BLOCKS = 512
 """Blocks that a sum over positions is cut into: some for each multiprocessor of the largest GPUs."""
+_GRAIN = 512
+"""Bytes of which the pool's blocks are multiples."""
 _SHARE = 128
 """Positions that are worth a part."""
 
@@ -115,6 +123,9 @@ def _applied(
         return Prepared(0, partial(_of_nothing, device, out, bias, clips))
     if bias is None and groups == 1 and window.is_pointwise and _readable_by_cublas(x, w, out):
         return Prepared(0, partial(_product, device, x, w, out, turned, moves.tf32))
+    kind = cudnn.IN_IMAGE if turned else cudnn.FORWARD
+    if (known := _by_cudnn(device, kind, x, w, out, moves, bias, clips)) is not None:
+        return known
     inner, outer = x.shape[1] // groups, out.shape[1] // groups
     macros = {**_macros(out.dtype, inner, outer, moves.tf32), "TRANSPOSED": int(turned)}
     macros["EPILOGUE"] = 0 if bias is None else 1 + clips
@@ -148,6 +159,48 @@ def _of_nothing(device: CudaDevice, out: Array, bias: Array | None, clips: bool)
         device.xp.maximum(out, 0, out=out)
 
 
+def _by_cudnn(
+    device: CudaDevice, kind: str, x: Array, y: Array, out: Array, moves: Moves, bias: Array | None = None,
+    clips: bool = False,
+) -> Prepared | None:  # fmt: skip
+    """The convolution of ``kind`` by cuDNN, then bias and relu in place; None where it is left to us."""
+    library = device.cudnn
+    plan = None if library is None else library.plan(kind, x.shape, y.shape, out.shape, out.dtype, moves)
+    if library is None or plan is None:
+        return None
+
+    def run() -> None:
+        operands = [a if _lies_for_cudnn(a) else device.xp.array(a, order="C") for a in (x, y)]
+        spare = device.empty((plan.workspace,), uint8) if plan.workspace else None
+        stream = device.xp.cuda.get_current_stream().ptr
+        room = 0 if spare is None else cxx.address(spare)
+        library.run(plan, stream, *cxx.addresses([*operands, out]), workspace=room)
+        if bias is not None:
+            finish(device, out, bias, clips)
+
+    taken = [plan.workspace, *(a.nbytes for a in (x, y) if not _lies_for_cudnn(a))]
+    if bias is None:
+        return Prepared(_in_pool(taken), run)
+    return Prepared(_in_pool([*taken, bias.nbytes]), run, out.nbytes)
+
+
+def _in_pool(sizes: Sequence[int]) -> int:
+    """Bytes that allocations of these sizes take, each of which the pool rounds."""
+    return sum(-(-nbytes // _GRAIN) * _GRAIN for nbytes in sizes)
+
+
+def _lies_for_cudnn(x: Array) -> bool:
+    """Whether it is in C order and where vectors of elements can be read; one not yet made will be."""
+    return x.flags.c_contiguous and (isinstance(x, Unmade) or cxx.address(x) % cudnn.ALIGNMENT == 0)
+
+
+def finish(device: CudaDevice, out: Array, bias: Array, clips: bool) -> None:
+    """Add to each output of ``out``: (n, outputs, positions ...) its number of ``bias``, and clip that, in place."""
+    added = device.xp.ascontiguousarray(bias)
+    args = (out, added, cxx.long(out.size), cxx.long(prod(out.shape[2:])), cxx.long(out.shape[1]))
+    _conv_finish(device, -(-out.size // _BLOCK), _BLOCK, args, T=out.dtype, EPILOGUE=1 + clips)
+
+
 def _readable_by_cublas(x: Array, w: Array, out: Array) -> bool:
     return out.dtype in gemm.KINDS and x.flags.c_contiguous and w.flags.c_contiguous
 
@@ -163,6 +216,8 @@ def in_kernel(device: CudaDevice, x: Array, ct: Array, out: Array, moves: Moves)
     """The transpose in the kernel: ``x``: (n, channels, ...), ``ct``: (n, outputs, positions ...)."""
     if not x.size or not ct.size or not out.size:
         return Prepared(0, lambda: out.fill(0))
+    if (known := _by_cudnn(device, cudnn.IN_KERNEL, x, ct, out, moves)) is not None:
+        return known
     groups, taps, wide = moves.groups, prod(out.shape[2:]), accumulator(out.dtype)
     inner, outer = x.shape[1] // groups, ct.shape[1] // groups
     few, macros = inner * outer <= _FEW, _macros(out.dtype, inner, outer, moves.tf32)

@@ -111,15 +111,8 @@ class _Kind:
         return first or getattr(conv_cpu, self.name)(x, y, out, moves)
 
     def on_cuda(self, device: Device, x: Array, y: Array, *, out: Array, moves: Moves, **sizes: Shape) -> None:
-        """By the kernels of ``kernels/conv.cu``, or cuBLAS."""
-        prepared = self._prepared(device, x, y, out, moves)
-        prepared.run()
-        self._tell(prepared)
-
-    def dry(self, x: Array, y: Array, *, out: Array, moves: Moves, **sizes: Shape) -> Array:
-        """What :meth:`on_cuda` tells of its passes."""
-        self._tell(self._prepared(None, x, y, out, moves))
-        return out
+        """By cuDNN, where it is installed and has something for the operands; else by kernels of ours, or cuBLAS."""
+        done(device, self._prepared(device, x, y, out, moves))
 
     def scratch(self, aval: ShapedArray, x: Array, y: Array, *, moves: Moves, **sizes: Shape) -> int:
         """The bytes that it takes for itself."""
@@ -129,14 +122,18 @@ class _Kind:
         prepared: Prepared = self.lead(self._body, aval.device.xp, x, y, out, moves)
         return prepared.nbytes + (_ROUNDING * max(x.nbytes, y.nbytes) + x.nbytes + y.nbytes if moves.tf32 else 0)
 
-    def _prepared(self, device: Device | None, x: Array, y: Array, out: Any, moves: Moves) -> Prepared:
-        body, xp = partial(getattr(_cuda_conv, self.name), device), None if device is None else device.xp
-        prepared: Prepared = self.lead(body, xp, x, y, out, moves)
+    def _prepared(self, device: Device, x: Array, y: Array, out: Any, moves: Moves) -> Prepared:
+        body = partial(getattr(_cuda_conv, self.name), device)
+        prepared: Prepared = self.lead(body, device.xp, x, y, out, moves)
         return prepared
 
-    def _tell(self, prepared: Prepared) -> None:
-        if prepared.parts:
-            passed(prepared.parts, prepared.parts)
+
+def done(device: Device, prepared: Prepared) -> None:
+    """Compute it, unless the device is that of a dry run, and tell of its passes."""
+    if device.xp is not None:
+        prepared.run()
+    if prepared.parts:
+        passed(prepared.parts, prepared.parts)
 
 
 FORWARD, _IN_IMAGE, _IN_KERNEL = _Kind("forward"), _Kind("in_image"), _Kind("in_kernel")
@@ -197,7 +194,6 @@ conv_p: Primitive = bilinear(
     impl=_run_conv,
     cuda=FORWARD.on_cuda,
     scratch=FORWARD.scratch,
-    dry=FORWARD.dry,
     infer=_infer_conv,
     transposes=[
         lambda ct, w, x_aval, *, moves: in_x(ct, w, moves, _sizes(x_aval, moves)),
@@ -226,7 +222,6 @@ conv_in_x_p: Primitive = bilinear(
     impl=_run_in_x,
     cuda=_IN_IMAGE.on_cuda,
     scratch=_IN_IMAGE.scratch,
-    dry=_IN_IMAGE.dry,
     infer=_infer_in_x,
     transposes=[
         lambda ct, w, *, moves, size: of(ct, w, moves),
@@ -253,7 +248,6 @@ conv_in_w_p: Primitive = bilinear(
     impl=_run_in_w,
     cuda=_IN_KERNEL.on_cuda,
     scratch=_IN_KERNEL.scratch,
-    dry=_IN_KERNEL.dry,
     infer=_infer_in_w,
     transposes=[
         lambda ct, g, x_aval, *, moves, kernel: in_x(g, ct, moves, _sizes(x_aval, moves)),

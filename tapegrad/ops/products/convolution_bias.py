@@ -50,7 +50,7 @@ def _along(b: Any, ndim: int) -> tuple[int, ...]:
 
 def _cuda(clips: bool) -> Callable[..., None]:
     def run(device: CudaDevice, x: Array, w: Array, b: Array, *, out: Array, moves: Moves) -> None:
-        _cuda_conv.forward(device, x, w, out, moves, b, clips).run()
+        convolution.done(device, _cuda_conv.forward(device, x, w, out, moves, b, clips))
 
     return run
 
@@ -119,7 +119,6 @@ def _declared(name: str, clips: bool, doc: str, **rules: Any) -> Primitive:
         infer=_inferred(name),
         into=True,
         scratch=_scratch,
-        dry=lambda x, w, b, *, out, moves: out,
         flops=lambda x, w, b, *, moves: convolution.flops(x, w, moves=moves),
         batch=_batch(clips),
         samples=[

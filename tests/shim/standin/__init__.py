@@ -20,6 +20,7 @@ from . import (
     cuda,
     kernels,
     libcublas,
+    libcudnn,
     linalg,
     memory,
     namespace,
@@ -186,6 +187,7 @@ def install() -> types.ModuleType:
     pool.default._pools.clear()
     pool.set_allocator(pool.default.malloc)
     libcublas.offer()
+    libcudnn.forbid()
     return namespace.module
 
 
@@ -197,6 +199,7 @@ def uninstall() -> None:
         sys.modules.update({name: module for name, module in _saved.items() if name})
         _saved.clear()
         libcublas.withdraw()
+        libcudnn.withdraw()
 
 
 _modules = _build()
