@@ -1,8 +1,9 @@
 """What the peers.py of the gallery share: results compared, times taken by turns, memory of processes of their own.
 
 The libraries take turns with one thread each, after a warm-up; the median of the times, and of the ratios within a
-round, is printed (see bench/README.md).  Memory is by how much a process of its own, in which one library does the work
-once, grew at its largest over what it held with everything loaded, built and compiled (JAX compiles ahead); Linux only.
+round, is printed (see bench/README.md); ``--processor-time`` takes the processor's in place of the clock's.  Memory is
+by how much a process of its own, in which one library does the work once, grew at its largest over what it held with
+everything loaded, built and compiled (JAX compiles ahead); Linux only.
 Of tapegrad, which captures functions at their first calls and keeps their arenas, it is what the fourth call takes and
 the first three have kept.
 """
@@ -14,6 +15,7 @@ import gc
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,11 @@ def compare(
     """
     parser = common.parser(doc, threads=1, rounds=rounds)
     parser.add_argument("--memory-of", help="do one work once, and print by how much the process grew")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="of all threads, in place of the clock's, which a busy machine spoils more",
+    )
     options = parser.parse_args()
     common.begin(options.threads)
     import numpy as np
@@ -53,7 +60,8 @@ def compare(
     for who, results in found.items():
         for i, (got, want) in enumerate(zip(results, found[ours], strict=True)):
             common.must_agree(who, f"result {i}", got, want, tolerance)
-    times = common.by_turns(runs, options.rounds, warm_up=warm_up)
+    clock = time.process_time if options.processor_time else time.perf_counter
+    times = common.by_turns(runs, options.rounds, warm_up=warm_up, clock=clock)
     rows = [
         (who, f"{common.median(t) * 1e3:.1f}", f"{common.ratio(times[ours], t):.2f}", in_a_process(who))
         for who, t in times.items()
