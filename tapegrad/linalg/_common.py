@@ -153,9 +153,11 @@ def declare(
         except ValueError as e:  # NumPy's LinAlgError is one, and what SciPy says of infinities and NaN
             reason = str(e)
 
+        out = params.get("out")
+
         def one(*operands: Array) -> Array:
-            if into:
-                params["out"] = xp.empty(operands[-1].shape, params["out"].dtype)
+            if out is not None:
+                params["out"] = xp.empty(out.shape[arrays[0].ndim - 2 :], out.dtype)
             return run(xp, *[_computable(a) for a in operands], **params)
 
         raise _failure(name, reason, list(arrays), partial(_failing, one)) from None
@@ -197,6 +199,38 @@ triangle_p: Primitive = declare(
 
 def _triangle(x: Tensor, lower: bool, k: int, half: bool) -> Tensor:
     return barrier(triangle_p, x, lower=lower, k=k, half=half)
+
+
+def _run_product(xp: Namespace, x: Array, y: Array, *, lower: bool, k: int, out: Array) -> None:
+    triangles.product(xp, x, y, out, lower, k)
+
+
+triangle_product_p: Primitive = declare(
+    "triangle_product",
+    _run_product,
+    lambda x, y, *, lower, k: x.with_shape((*x.shape[:-1], y.shape[-1])),
+    vjp=[
+        lambda ct, y, *, lower, k: _triangle(ct, lower, k, False) @ H(y),
+        lambda ct, x, *, lower, k: H(x) @ _triangle(ct, lower, k, False),
+    ],
+    jvp=[
+        lambda t, y, *, lower, k: triangle_of_product(t, y, lower, k),
+        lambda t, x, *, lower, k: triangle_of_product(x, t, lower, k),
+    ],
+    samples=[
+        Sample(TALL, WIDE, lower=True, k=0), Sample(WIDE, TALL, lower=False, k=1),
+        Sample([TALL, TALL], [WIDE, WIDE], lower=True, k=-1), Sample((0, 2, 1), (0, 1, 2), lower=False, k=0),
+    ],
+    into=True,
+    flops=1.0,
+    calls_lapack=False,
+    doc="A triangle of the product of two matrices, zeros elsewhere: what lies beyond need not be computed.",
+)  # fmt: skip
+
+
+def triangle_of_product(x: Tensor, y: Tensor, lower: bool, k: int = 0) -> Tensor:
+    """The elements of ``x @ y`` on and beyond diagonal ``k``, zeros elsewhere, for stacks of one shape."""
+    return barrier(triangle_product_p, *stacked("matmul", x, y), lower=lower, k=k)
 
 
 def lower_part(x: Tensor, k: int = 0) -> Tensor:
