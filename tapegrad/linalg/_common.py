@@ -146,10 +146,10 @@ def declare(
 
     def impl(xp: Namespace, *arrays: Array, **params: Any) -> Array:
         if not calls_lapack:
-            return run(xp, *[_computable(a) for a in arrays], **params)
+            return run(xp, *map(_computable, arrays), **params)
         try:
             with blas_threads.for_matrices(arrays):
-                return run(xp, *[_computable(a) for a in arrays], **params)
+                return run(xp, *map(_computable, arrays), **params)
         except ValueError as e:  # NumPy's LinAlgError is one, and what SciPy says of infinities and NaN
             reason = str(e)
 
@@ -278,8 +278,13 @@ def _failing(one: Callable[..., Array], arrays: list[Array], most: int) -> Faile
     return tuple(failed)
 
 
+_inners = dict[DType, DType]()
+
+
 def _computable(a: Array) -> Array:
-    inner = _inner(a.dtype)
+    inner = _inners.get(a.dtype)
+    if inner is None:
+        inner = _inners[a.dtype] = _inner(a.dtype)
     return a if a.dtype == inner else a.astype(inner)
 
 

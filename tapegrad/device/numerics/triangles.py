@@ -5,7 +5,7 @@ On NumPy one matrix after the other, by LAPACK and BLAS in place: they read the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -52,25 +52,39 @@ def put(xp: Namespace, x: Array, out: Array, lower: bool = True, k: int = 0, hal
             at = xp.arange(both)
             out[..., at, at] *= 0.5
         return
-    bits = np.dtype(f"i{x.itemsize}") if x.dtype == out.dtype and x.itemsize <= 8 else None
+    bits = _bits(x.dtype) if x.dtype == out.dtype else None
+    if bits is not None and rows * columns <= _MOST_MASKED:
+        np.bitwise_and(x.view(bits), _mask(rows, columns, lower, k, bits), out=out.view(bits))
+    else:
+        _put_by_rows(x, out, lower, k, bits)
+    if half:
+        diagonal = np.einsum("...ii->...i", out[..., :both, :both])  # a view
+        diagonal *= 0.5
+
+
+@lru_cache(16)
+def _bits(dtype: DType) -> DType | None:
+    """Integers of as many bits: with a mask they take a third of the time that ``copyto(where=)`` takes."""
+    return np.dtype(f"i{dtype.itemsize}") if dtype.itemsize in (2, 4, 8) else None
+
+
+def _put_by_rows(x: Array, out: Array, lower: bool, k: int, bits: DType | None) -> None:
+    rows, columns = x.shape[-2:]
     for some, low, high in _crossed(rows, columns, k):
         kept, dropped = (slice(0, low), slice(high, columns)) if lower else (slice(high, columns), slice(0, low))
-        here = (..., some, slice(low, high))
         if low > 0 or high < columns:
             if x is not out:
                 np.copyto(out[..., some, kept], x[..., some, kept], casting="same_kind")
             out[..., some, dropped] = 0
+        crossed = (..., some, slice(low, high))
         shape = some.stop - some.start, high - low, lower, some.start + k - low
-        if bits is not None:  # a third of the time
-            np.bitwise_and(x[here].view(bits), _mask(*shape, bits), out=out[here].view(bits))
+        if bits is not None:
+            np.bitwise_and(x[crossed].view(bits), _mask(*shape, bits), out=out[crossed].view(bits))
         elif x is out:
-            np.copyto(out[here], 0, where=~_mask(*shape, np.dtype(bool)))
+            np.copyto(out[crossed], 0, where=~_mask(*shape, np.dtype(bool)))
         else:
-            out[here] = 0
-            np.copyto(out[here], x[here], where=_mask(*shape, np.dtype(bool)), casting="same_kind")
-    if half:
-        diagonal = np.einsum("...ii->...i", out[..., :both, :both])  # a view
-        diagonal *= 0.5
+            out[crossed] = 0
+            np.copyto(out[crossed], x[crossed], where=_mask(*shape, np.dtype(bool)), casting="same_kind")
 
 
 def product(xp: Namespace, x: Array, y: Array, out: Array, lower: bool, k: int) -> None:
@@ -100,8 +114,13 @@ def solve(xp: Namespace, a: Array, b: Array, lower: bool, unit: bool, out: Array
         xp.copyto(out, scipy.linalg(xp).solve_triangular(a, b, lower=lower, unit_diagonal=unit))
         return
     one = _solve_columns if b.shape[-1] > 1 else _solve_column
-    for place in np.ndindex(*b.shape[:-2]):
+    for place in _places(b):
         one(a[place], b[place], lower, unit, out[place])
+
+
+def _places(x: Array) -> Iterable[tuple[int, ...]]:
+    """The indices of the matrices of a stack."""
+    return np.ndindex(*x.shape[:-2]) if x.ndim > 2 else ((),)
 
 
 @lru_cache(32)
@@ -145,14 +164,8 @@ def _solve_columns(a: Array, b: Array, lower: bool, unit: bool, out: Array) -> N
 
 def is_mirrored(x: Array) -> Array:
     """Whether each matrix is its own conjugate transpose, to the bit: of the matrices of NumPy, (..., 1, 1)."""
-    n, same = x.shape[-1], None
-    for some, low, _ in _crossed(n, n, 0):
-        below = x[..., some, : some.stop], x[..., : some.stop, some].swapaxes(-1, -2)
-        found = (below[0] == (below[1].conj() if x.dtype.kind == "c" else below[1])).all(axis=(-2, -1), keepdims=True)
-        same = found if same is None else same & found
-        if not same.any():
-            break
-    return np.ones((*x.shape[:-2], 1, 1), bool) if same is None else same
+    same = x == (x.swapaxes(-1, -2).conj() if x.dtype.kind == "c" else x.swapaxes(-1, -2))
+    return same.all(axis=(-2, -1), keepdims=True) if x.ndim > 2 else same.all().reshape(1, 1)
 
 
 def mean(xp: Namespace, x: Array, mixed: Array, out: Array) -> None:
@@ -175,7 +188,7 @@ def cholesky(xp: Namespace, x: Array, mixed: Array, upper: bool, out: Array) -> 
     Raises numpy.linalg.LinAlgError for a matrix that is not positive definite (on CUDA nothing).
     """
     if xp is np and x.shape[-1] >= _LEAST_BY_LAPACK:
-        for place in np.ndindex(*x.shape[:-2]):
+        for place in _places(x):
             _one_factor(x[place], mixed[place] == NEARLY, upper, out[place])
         return
     if xp is not np or (mixed == NEARLY).any():
@@ -214,7 +227,7 @@ def of_cholesky(xp: Namespace, g: Array, factor: Array, mixed: Array, out: Array
     the lower triangle with half of the diagonal, or where ``mixed``, (..., 1, 1), is not 0, half of all.
     """
     if xp is np:
-        for place in np.ndindex(*g.shape[:-2]):
+        for place in _places(g):
             _of_one_factor(g[place], factor[place], bool(mixed[place]), out[place])
     elif g.size:
         adjoint = lambda x: xp.conj(x.swapaxes(-1, -2))
@@ -242,12 +255,14 @@ def _both_triangles(g: Array, factor: Array, out: Array) -> None:
     multiply, divide = _functions(factor.dtype, "trmm", "trsm")
     if n <= _LEAST_CUT:
         x, upper = np.empty(g.shape, factor.dtype), np.asfortranarray(factor.T)
+        turned, diagonal = x.T, x.reshape(-1)[:: n + 1]
         put(np, g, x)
-        multiply(1.0, upper, x.T, side=1, trans_a=2, overwrite_b=1)
-        put(np, x, x, half=True)
-        divide(1.0, upper, x.T, side=1, trans_a=2, overwrite_b=1)
-        divide(1.0, upper, x.T, overwrite_b=1)
-        np.add(x, x.T.conj(), out=out)
+        multiply(1.0, upper, turned, side=1, trans_a=2, overwrite_b=1)
+        put(np, x, x)
+        np.multiply(diagonal, 0.5, out=diagonal)
+        divide(1.0, upper, turned, side=1, trans_a=2, overwrite_b=1)
+        divide(1.0, upper, turned, overwrite_b=1)
+        np.add(x, turned.conj() if x.dtype.kind == "c" else turned, out=out)
         return
     k = -(-n // 2)
     first, last = slice(k), slice(k, n)
@@ -256,7 +271,7 @@ def _both_triangles(g: Array, factor: Array, out: Array) -> None:
     w = out[last, last] @ b
     np.subtract(g[last, first], w, out=w)
     divide(1.0, a.T, w.T, overwrite_b=1)
-    adjoint = w.T.conj()
+    adjoint = w.T.conj() if w.dtype.kind == "c" else w.T
     out[last, first], out[first, last] = w, adjoint
     rest = adjoint @ b
     np.subtract(g[first, first], rest, out=rest)
