@@ -93,7 +93,7 @@ def product(xp: Namespace, x: Array, y: Array, out: Array, lower: bool, k: int) 
     Of a large product what lies beyond the triangle is not computed.
     """
     rows, columns = out.shape[-2:]
-    if xp is np:
+    if xp is np and rows * columns > _MOST_MASKED:
         for some, low, high in _crossed(rows, columns, k):
             kept = slice(0, high) if lower else slice(low, columns)
             if kept.start < kept.stop:
@@ -252,30 +252,44 @@ def _both_triangles(g: Array, factor: Array, out: Array) -> None:
     By blocks, backwards through the factorization of two rows of blocks: 5/6 n^3 operations where s takes 3 n^3.
     """
     n = len(factor)
-    multiply, divide = _functions(factor.dtype, "trmm", "trsm")
     if n <= _LEAST_CUT:
-        x, upper = np.empty(g.shape, factor.dtype), np.asfortranarray(factor.T)
-        turned, diagonal = x.T, x.reshape(-1)[:: n + 1]
-        put(np, g, x)
-        multiply(1.0, upper, turned, side=1, trans_a=2, overwrite_b=1)
-        put(np, x, x)
-        np.multiply(diagonal, 0.5, out=diagonal)
-        divide(1.0, upper, turned, side=1, trans_a=2, overwrite_b=1)
-        divide(1.0, upper, turned, overwrite_b=1)
-        np.add(x, turned.conj() if x.dtype.kind == "c" else turned, out=out)
+        _by_rows(np.ascontiguousarray(factor), g, out)
         return
     k = -(-n // 2)
     first, last = slice(k), slice(k, n)
-    a, b = np.ascontiguousarray(factor[first, first]), factor[last, first]
-    _both_triangles(g[last, last], factor[last, last], out[last, last])
-    w = out[last, last] @ b
-    np.subtract(g[last, first], w, out=w)
+    a, b = np.ascontiguousarray(factor[first, first]), np.ascontiguousarray(factor[last, first])
+    add, divide = _functions(factor.dtype, "gemm", "trsm")
+    low, z = out[last, last], np.empty((n - k, n - k), factor.dtype)
+    _both_triangles(g[last, last], factor[last, last], z)
+    low[...] = z
+    w = np.array(g[last, first], factor.dtype, order="C")
+    add(-1.0, b.T, z.T, 1.0, w.T, overwrite_c=1)
     divide(1.0, a.T, w.T, overwrite_b=1)
-    adjoint = w.T.conj() if w.dtype.kind == "c" else w.T
-    out[last, first], out[first, last] = w, adjoint
-    rest = adjoint @ b
-    np.subtract(g[first, first], rest, out=rest)
+    out[last, first], out[first, last] = w, w.T.conj() if w.dtype.kind == "c" else w.T
+    rest = np.array(g[first, first], factor.dtype, order="C")
+    add(-1.0, b.T, w.T, 1.0, rest.T, trans_b=2, overwrite_c=1)
     _both_triangles(rest, a, out[first, first])
+
+
+def _by_rows(factor: Array, g: Array, out: Array) -> None:
+    n, upper = len(factor), factor.T
+    multiply, divide = _functions(factor.dtype, "trmm", "trsm")
+    x = np.empty(g.shape, factor.dtype)
+    turned = x.T
+    put(np, g, x)
+    multiply(1.0, upper, turned, side=1, trans_a=2, overwrite_b=1)
+    np.multiply(x, _halving(n, x.real.dtype), out=x)
+    divide(1.0, upper, turned, side=1, trans_a=2, overwrite_b=1)
+    divide(1.0, upper, turned, overwrite_b=1)
+    np.add(x, turned.conj() if x.dtype.kind == "c" else turned, out=out)
+
+
+@lru_cache(16)
+def _halving(n: int, dtype: DType) -> Array:
+    """Ones in the lower triangle, halves on its diagonal."""
+    found = np.tri(n, dtype=dtype)
+    found.reshape(-1)[:: n + 1] = 0.5
+    return found
 
 
 def _half(xp: Namespace, x: Array) -> Array:
