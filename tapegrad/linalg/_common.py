@@ -278,14 +278,12 @@ def _failing(one: Callable[..., Array], arrays: list[Array], most: int) -> Faile
     return tuple(failed)
 
 
-_inners = dict[DType, DType]()
+_TAKEN = frozenset("fdFD?B")
+"""Characters of the dtypes that LAPACK takes, and of flags beside matrices."""
 
 
 def _computable(a: Array) -> Array:
-    inner = _inners.get(a.dtype)
-    if inner is None:
-        inner = _inners[a.dtype] = _inner(a.dtype)
-    return a if a.dtype == inner else a.astype(inner)
+    return a if a.dtype.char in _TAKEN else a.astype(_inner(a.dtype), copy=False)
 
 
 def one_by_one(

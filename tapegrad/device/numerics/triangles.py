@@ -189,7 +189,7 @@ def cholesky(xp: Namespace, x: Array, mixed: Array, upper: bool, out: Array) -> 
     """
     if xp is np and x.shape[-1] >= _LEAST_BY_LAPACK:
         for place in _places(x):
-            _one_factor(x[place], mixed[place] == NEARLY, upper, out[place])
+            _one_factor(x[place], mixed[place].item() == NEARLY, upper, out[place])
         return
     if xp is not np or (mixed == NEARLY).any():
         both = xp.empty(x.shape, x.dtype)
@@ -228,7 +228,7 @@ def of_cholesky(xp: Namespace, g: Array, factor: Array, mixed: Array, out: Array
     """
     if xp is np:
         for place in _places(g):
-            _of_one_factor(g[place], factor[place], bool(mixed[place]), out[place])
+            _of_one_factor(g[place], factor[place], mixed[place].item() != NO, out[place])
     elif g.size:
         adjoint = lambda x: xp.conj(x.swapaxes(-1, -2))
         back, by_library = adjoint(factor), scipy.linalg(xp).solve_triangular
@@ -253,7 +253,7 @@ def _both_triangles(g: Array, factor: Array, out: Array) -> None:
     """
     n = len(factor)
     if n <= _LEAST_CUT:
-        _by_rows(np.ascontiguousarray(factor), g, out)
+        _whole(np.ascontiguousarray(factor), g, out)
         return
     k = -(-n // 2)
     first, last = slice(k), slice(k, n)
@@ -271,25 +271,31 @@ def _both_triangles(g: Array, factor: Array, out: Array) -> None:
     _both_triangles(rest, a, out[first, first])
 
 
-def _by_rows(factor: Array, g: Array, out: Array) -> None:
-    n, upper = len(factor), factor.T
+def _whole(factor: Array, g: Array, out: Array) -> None:
+    """As :func:`_both_triangles`, of a small matrix at once."""
+    bits, lower, halving = _small(len(factor), factor.dtype)
     multiply, divide = _functions(factor.dtype, "trmm", "trsm")
-    x = np.empty(g.shape, factor.dtype)
+    upper, x = factor.T, np.empty(g.shape, factor.dtype)
     turned = x.T
-    put(np, g, x)
+    if bits is None or g.dtype != factor.dtype:
+        put(np, g, x)
+    else:
+        np.bitwise_and(g.view(bits), lower, out=x.view(bits))
     multiply(1.0, upper, turned, side=1, trans_a=2, overwrite_b=1)
-    np.multiply(x, _halving(n, x.real.dtype), out=x)
+    np.multiply(x, halving, out=x)
     divide(1.0, upper, turned, side=1, trans_a=2, overwrite_b=1)
     divide(1.0, upper, turned, overwrite_b=1)
     np.add(x, turned.conj() if x.dtype.kind == "c" else turned, out=out)
 
 
 @lru_cache(16)
-def _halving(n: int, dtype: DType) -> Array:
-    """Ones in the lower triangle, halves on its diagonal."""
-    found = np.tri(n, dtype=dtype)
-    found.reshape(-1)[:: n + 1] = 0.5
-    return found
+def _small(n: int, dtype: DType) -> tuple[DType | None, Array, Array]:
+    """Masks of the lower triangle: of bits, and as factors, which halve the diagonal."""
+    bits = _bits(dtype)
+    lower = _mask(n, n, True, 0, np.dtype(bool) if bits is None else bits)
+    halving = np.tri(n, dtype=np.zeros(0, dtype).real.dtype)
+    halving.reshape(-1)[:: n + 1] = 0.5
+    return bits, lower, halving
 
 
 def _half(xp: Namespace, x: Array) -> Array:
