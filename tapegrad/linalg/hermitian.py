@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample
 from tapegrad.device import dtypes
@@ -48,7 +46,7 @@ _A = [[4.0, 1.0, 0.5], [1.0, 3.0, -1.0], [0.5, -1.0, 2.0]]
 _STACK = [_A, [[2.0, 0.5, 0.25], [0.5, 5.0, 1.0], [0.25, 1.0, 3.0]]]
 _FACTOR = [[2.0, 0.0, 0.0], [0.5, 1.5, 0.0], [0.25, -0.5, 1.0]]
 _SAMPLES = [(_A, False), (_STACK, True), ((0, 0), False), ((0, 2, 2), True)]
-_YES, _EITHER, _NONE = np.full((1, 1), 1, "u1"), np.array([[[1]], [[0]]], "u1"), np.ones((0, 1, 1), "u1")
+_YES, _EITHER = [[True]], [[[True]], [[False]]]
 
 
 def whole(x: Tensor) -> Tensor:
@@ -151,7 +149,7 @@ cholesky_p: Primitive = declare(
     flops=0.35,
     samples=[
         Sample(_A, _YES, upper=False), Sample(_STACK, _EITHER, upper=True), Sample(_STACK, _EITHER, upper=False),
-        Sample((0, 0), _YES, upper=False), Sample((0, 2, 2), _NONE, upper=True),
+        Sample((0, 0), _YES, upper=False), Sample((0, 2, 2), (0, 1, 1), upper=True),
     ],
     doc="Factors of the means of both triangles where ``mixed``, (..., 1, 1), is ``NEARLY``; else of one triangle.",
 )  # fmt: skip
@@ -187,7 +185,8 @@ cholesky_vjp_p: Primitive = declare(
     into=True,
     flops=1.0,
     samples=[
-        Sample((3, 3), _FACTOR, _YES), Sample((2, 3, 3), [_FACTOR, _FACTOR], _EITHER), Sample((0, 2, 2), (0, 2, 2), _NONE)
+        Sample((3, 3), _FACTOR, _YES), Sample((2, 3, 3), [_FACTOR, _FACTOR], _EITHER),
+        Sample((0, 2, 2), (0, 2, 2), (0, 1, 1)),
     ],
     doc="The cotangent of ``x`` for the cotangent of its lower Cholesky factor: Hermitian where ``mixed`` is not 0.",
 )  # fmt: skip

@@ -57,7 +57,8 @@ class _Pools:
                 self._found = []
             else:
                 pools = ThreadpoolController().select(user_api="blas").lib_controllers
-                self._found = [blas.thread_functions(p.filepath) or (p.get_num_threads, p.set_num_threads) for p in pools]
+                searching = lambda pool: (pool.get_num_threads, pool.set_num_threads)
+                self._found = [blas.thread_functions(pool.filepath) or searching(pool) for pool in pools]
         return self._found
 
 

@@ -20,14 +20,14 @@ crosses)."""
 _LEAST_BY_LAPACK = 32
 """Rows of a matrix whose factor pays for a call of its own: of a stack of smaller ones NumPy calls LAPACK itself."""
 _LEAST_CUT = 64
-"""Rows up to which the cotangent of a matrix is not cut into blocks: OpenBLAS then takes longer for smaller products."""
+"""Rows up to which the cotangent of a matrix is not cut into blocks: smaller products would take longer."""
 
 
 @lru_cache(32)
 def _mask(rows: int, columns: int, lower: bool, k: int, dtype: DType) -> Array:
     """True in the triangle; of integers, all bits are set there and none elsewhere."""
     inside = np.tri(rows, columns, k, bool) if lower else ~np.tri(rows, columns, k - 1, bool)
-    return inside if dtype == bool else -inside.astype(dtype)
+    return inside if dtype.kind == "b" else -inside.astype(dtype)
 
 
 def _crossed(rows: int, columns: int, k: int) -> Iterator[tuple[slice, int, int]]:
@@ -169,7 +169,7 @@ def is_mirrored(x: Array) -> Array:
 
 
 def mean(xp: Namespace, x: Array, mixed: Array, out: Array) -> None:
-    """Write the mean of both triangles of each matrix into ``out`` where ``mixed``, (..., 1, 1), is not 0; else itself."""
+    """Write the mean of both triangles of matrices into ``out`` where ``mixed``, (..., 1, 1), is not 0; else itself."""
     half = x * 0.5
     other = half.swapaxes(-1, -2)
     xp.add(half, xp.conj(other) if x.dtype.kind == "c" else other, out=out, casting="same_kind")
@@ -208,7 +208,7 @@ def _one_factor(x: Array, averaged: bool, upper: bool, out: Array) -> None:
     """NumPy's function takes 1.2 times as long for 100 rows and three times for 500: it sets zeros column by column."""
     factor = out if out.dtype == x.dtype and out.flags.c_contiguous else np.empty(x.shape, x.dtype)
     if averaged:
-        mean(np, x, np.True_, factor)
+        mean(np, x, np.ones((1, 1), bool), factor)
     else:
         np.copyto(factor, x)
     (by_lapack,) = _functions(x.dtype, "potrf")
