@@ -278,8 +278,8 @@ def _failing(one: Callable[..., Array], arrays: list[Array], most: int) -> Faile
     return tuple(failed)
 
 
-_TAKEN = frozenset("fdFD?B")
-"""Characters of the dtypes that LAPACK takes, and of flags beside matrices."""
+_TAKEN = frozenset("fdFD")
+"""Characters of the dtypes that LAPACK takes."""
 
 
 def _computable(a: Array) -> Array:

@@ -99,7 +99,10 @@ def product(xp: Namespace, x: Array, y: Array, out: Array, lower: bool, k: int) 
             if kept.start < kept.stop:
                 blas.matmul(np, x[..., some, :], y[..., kept], out[..., some, kept])
     else:
-        blas.matmul(xp, x, y, out)
+        whole = out if out.dtype == x.dtype else xp.empty(out.shape, x.dtype)  # of half types, which are widened
+        blas.matmul(xp, x, y, whole)
+        put(xp, whole, out, lower, k)
+        return
     put(xp, out, out, lower, k)
 
 
@@ -163,7 +166,7 @@ def _solve_columns(a: Array, b: Array, lower: bool, unit: bool, out: Array) -> N
 
 
 def is_mirrored(x: Array) -> Array:
-    """Whether each matrix is its own conjugate transpose, to the bit: of the matrices of NumPy, (..., 1, 1)."""
+    """Whether each matrix is its own conjugate transpose, to the bit: (..., 1, 1)."""
     same = x == (x.swapaxes(-1, -2).conj() if x.dtype.kind == "c" else x.swapaxes(-1, -2))
     return same.all(axis=(-2, -1), keepdims=True) if x.ndim > 2 else same.all().reshape(1, 1)
 

@@ -176,7 +176,8 @@ def test_unit_matrices_are_written_in_place() -> None:
 
 
 def test_computable_leaves_what_lapack_takes() -> None:
-    for dtype in ("f4", "f8", "c8", "c16", "?", "u1"):
+    for dtype in ("f4", "f8", "c8", "c16"):
         x = np.ones((2, 2), dtype)
         assert _common._computable(x) is x
-    assert _common._computable(np.ones((2, 2), "f2")).dtype == "f4"
+    for dtype, wide in (("f2", "f4"), ("?", "f8"), ("u1", "f8")):
+        assert _common._computable(np.ones((2, 2), dtype)).dtype == wide
